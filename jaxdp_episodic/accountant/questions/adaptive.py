@@ -11,17 +11,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant._engine import (
+    chosen_device,
+    engine_name,
+    in_threads,
+    num_cores,
+)
 from jaxdp_episodic.accountant.describe.menu import Menu, check_kind
 from jaxdp_episodic.accountant.describe.rule_book import RuleBook
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.questions import api, intervals
-from jaxdp_episodic.accountant.questions.adaptive_settings import of_settings
-from jaxdp_episodic.accountant.questions.odometers import (
-    odometer_ends,
-    odometer_with_margin,
-)
 from jaxdp_episodic.accountant.questions.prices import (
     AdaptivityCost,
     adaptivity_cost,
@@ -34,9 +35,16 @@ from jaxdp_episodic.accountant.questions.strategies import (
     ends,
     largest_loss,
     lost_at_once,
+    odometer_ends,
+    odometer_with_margin,
     part_of,
 )
 
+# Of what may be asked for several settings at once.
+_CHECKS = {
+    "delta": _validation.probability_array,
+    "epsilon": _validation.nonnegative_array,
+}
 # The odometer that is found: the filter's epsilon plus a certified margin.
 MARGIN = "margin"
 
@@ -191,7 +199,7 @@ class AdaptiveRun(Menu):
         if same is not None:
             return composed(same, **asked)
         if self.shape:
-            return of_settings(self, question, **asked)
+            return self._of_settings(question, **asked)
         return getattr(self, f"{question}_interval")(**asked)[1]
 
     def epsilon_interval(
@@ -210,7 +218,7 @@ class AdaptiveRun(Menu):
             lower, upper = intervals.epsilon_interval(same, **asked)
             return self._reached(lower), upper
         if self.shape:
-            return of_settings(self, "epsilon_interval", **asked)
+            return self._of_settings("epsilon_interval", **asked)
         width = None
         if max_width is not None:
             checked = _validation.positive_array("max_width", max_width)
@@ -229,7 +237,7 @@ class AdaptiveRun(Menu):
             lower, upper = intervals.delta_interval(same, epsilon=epsilon)
             return self._reached(lower), upper
         if self.shape:
-            return of_settings(self, "delta_interval", epsilon=epsilon)
+            return self._of_settings("delta_interval", epsilon=epsilon)
         targets = _validation.nonnegative_array("epsilon", epsilon)
         return self._each(targets, self._delta_ends)
 
@@ -357,6 +365,35 @@ class AdaptiveRun(Menu):
     def settings(self) -> tuple[AdaptiveRun, ...]:
         """Returns the runs of one setting each, in the order of a flattened array."""
         return self._kept("settings", self._apart)
+
+    def _of_settings(self, question: str, **asked: Any) -> Any:
+        """The answers of all settings, in as many threads as there are cores.
+
+        Args:
+          question: the method that each setting is asked, about one target.
+          asked: its arguments, the first the targets, which broadcast with the shape.
+        """
+        (name, value), *more = asked.items()
+        targets = _CHECKS[name](name, value)
+        shape = _validation.broadcast_shape(
+            options=np.empty(self.shape, np.uint8), **{name: targets}
+        )
+        settings = self.settings()
+        number = np.arange(len(settings)).reshape(self.shape)
+        each = np.broadcast_arrays(number, targets, np.empty(shape))[:2]
+        pairs = list(zip(*(array.ravel().tolist() for array in each), strict=True))
+
+        def answer(pair: tuple[int, float]) -> Any:
+            ask = getattr(settings[pair[0]], question)
+            return ask(**{name: pair[1], **dict(more)})
+
+        workers = max(min(num_cores(), len(pairs)), 1)
+        device = chosen_device() if engine_name() == "jax" else None
+        found = np.array(in_threads(answer, pairs, workers, device=device), np.float64)
+        if not question.endswith("interval"):
+            return found.reshape(shape)
+        lower, upper = found.reshape(len(pairs), 2).T
+        return lower.reshape(shape), upper.reshape(shape)
 
     def _each(
         self, targets: np.ndarray, ends_at: Callable[[float], Ends]

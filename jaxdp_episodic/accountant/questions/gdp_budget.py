@@ -230,7 +230,7 @@ def _mu_of_worst(run: AdaptiveRun, floor: float) -> float:
         profiles = profiles_above(problem, floor)
         if profiles is None:
             return math.inf
-        return max(_mu_of(floor, *one.points()) for one in profiles)
+        return max(_mu_of(floor, *one) for one in profiles)
 
     return float(least_of_theorems(part_of(run), of_path))
 

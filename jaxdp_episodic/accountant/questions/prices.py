@@ -17,17 +17,15 @@ import numpy as np
 
 from jaxdp_episodic.accountant.describe.menu import MOST_BUDGET, Menu
 from jaxdp_episodic.accountant.describe.step import compose
-from jaxdp_episodic.accountant.methods.adaptive.method import Solver
+from jaxdp_episodic.accountant.methods.adaptive.odometer import solver_of
 from jaxdp_episodic.accountant.methods.question import DeltaAt
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
     equivalent,
     game_of,
-    game_of_budgets,
     least_of_theorems,
     part_of,
-    problems_by_theorem,
 )
 
 # Budgets that prices are laid for.
@@ -190,38 +188,21 @@ def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:
         above the largest that there may be.
     """
     assert menu.prices is not None
-    alone = {}
     blocks = menu.blocks or {}
-    for name, price in menu.prices.items():
-        number = number_alone(menu.options[name], epsilon, delta)
-        # One block more than is allowed is too much.
-        alone[name] = price * (number / blocks.get(name, 1) + 1)
+    # One block more than is allowed is too much.
+    alone = [
+        price * (number_alone(menu.options[n], epsilon, delta) / blocks.get(n, 1) + 1)
+        for n, price in menu.prices.items()
+    ]
     # By rules an option may not be taken so often that it alone would be too much.
-    bound = min if menu.rules is None else max
-    most = min(bound(alone.values()), MOST_BUDGET + 1.0)
+    most = min(min(alone) if menu.rules is None else max(alone), MOST_BUDGET + 1.0)
     if most > MOST_BUDGET:
         raise ValueError(
             f"prices must be such that the target is worth at most {MOST_BUDGET:,} "
             f"units, got {dict(menu.prices)}"
         )
     most = max(math.ceil(most), 1)
-    game = game_of(menu, most)
-    if not game.steps:
-        found = 0
-    elif equivalent(game) is not None or menu.rules is not None:
-
-        def fits(budget: int) -> bool:
-            return _delta_above(game_of(menu, budget), epsilon) <= delta
-
-        found = _largest_within(fits, 0, most + 1)
-    else:
-        # The rows of one recursion are the worst strategies of all smaller budgets.
-        every, question = game_of_budgets(menu, most), DeltaAt(np.asarray(epsilon))
-        within = [math.log(delta), _WIDTH, every.budgets]
-        found = max(
-            min(Solver(question, p).largest_budget(*within) for p in problems)
-            for problems, _ in problems_by_theorem(every)
-        )
+    found = _largest_of(menu, most, epsilon, delta)
     if found < min(menu.prices.values()):
         raise ValueError(
             f"epsilon={epsilon:g} and delta={delta:g} allow no option of the menu: the "
@@ -230,18 +211,28 @@ def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:
     return found
 
 
-def _delta_above(game: Game, epsilon: float) -> float:
-    """Certified delta of the worst strategy of a game."""
-    if not game.steps:
-        return 0.0
-    same = equivalent(game)
-    if same is not None:
-        return float(api.delta(same, epsilon=epsilon, method="pld"))
+def _largest_of(menu: Menu, most: int, epsilon: float, delta: float) -> int:
+    """The largest budget up to ``most`` that keeps a target."""
+    every = game_of(menu, most, every=True)
+    if not every.steps:
+        return 0
+    if equivalent(every) is not None:
+
+        def fits(budget: int) -> bool:
+            same = equivalent(game_of(menu, budget))
+            return (
+                same is None or api.delta(same, epsilon=epsilon, method="pld") <= delta
+            )
+
+        return _largest_within(fits, 0, most + 1)
     question = DeltaAt(np.asarray(epsilon))
-    log_delta = least_of_theorems(
-        game, lambda problem: Solver(question, problem).answer(_WIDTH).upper
+    # The rows of one recursion are the worst strategies of all smaller budgets.
+    ends = least_of_theorems(
+        every,
+        lambda problem: solver_of(question, problem, _WIDTH).ends_of(every.budgets),
     )
-    return math.exp(log_delta) * (1 + 1e-15)
+    too_large = np.flatnonzero(ends > math.log(delta))
+    return int(too_large[0]) - 1 if too_large.size else most
 
 
 def adaptivity_cost(

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.menu import Menu, parts_of
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
-from jaxdp_episodic.accountant.methods.adaptive.graph import (
-    Graph,
-    Nested,
-    budget_graph,
-    counts_graph,
-    graph_of_budgets,
-    rule_graph,
-    unfolded,
-    with_pending,
-)
+from jaxdp_episodic.accountant.methods.adaptive.graph import Graph, explored
 from jaxdp_episodic.accountant.methods.adaptive.method import AT_MOST, Solver
+from jaxdp_episodic.accountant.methods.adaptive.odometer import (
+    filter_epsilons,
+    margin,
+    odometer_delta,
+)
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
 from jaxdp_episodic.accountant.methods.question import Question
 from jaxdp_episodic.accountant.methods.run import Run
@@ -35,8 +32,6 @@ from jaxdp_episodic.accountant.questions.worst_path import rounded_up, undominat
 _MOST_PATHS = 8
 # Logarithm of a delta that may be known less well than to a share: 1e-20.
 _LOG_NEGLIGIBLE = -46.0
-# Largest budget whose graph is kept for the next question: some MB.
-_MOST_KEPT = 10_000
 
 
 class Game(NamedTuple):
@@ -46,58 +41,57 @@ class Game(NamedTuple):
       steps: of the options that some strategy can reach, those of nested games among
         them, each a step or a composed run.
       graph: the states; its options are numbered as ``steps``.
-      budgets: of the states between options, their numbers in the menu's own graph;
-        in a game of all budgets that is what is left.
+      budgets: states in which no nested game is under way, and what is left there,
+        where the game has a state for each smaller budget.
     """
 
     steps: tuple[Any, ...]
     graph: Graph
-    budgets: dict[int, int]
+    budgets: Mapping[int, int]
 
 
-def game_of(menu: Menu, budget: int | None = None) -> Game:
-    """The game that a menu with prices, or with rules alone, is.
+class _State(NamedTuple):
+    """Where a strategy is.
 
-    Args:
-      menu: the menu.
-      budget: in place of the menu's own.
+    Attributes:
+      own: of the menu, what is left and the state of the rules, or what is left of
+        quotas.
+      pending: how often each game may be begun that open runs of quotas hold.
+      within: the game that is under way, the number of its part and its state.
     """
-    names = tuple(menu.options)
-    prices = None if menu.prices is None else [menu.prices[n] for n in names]
-    spent = int((menu.budget or 0) if budget is None else budget)
-    if menu.rules is not None:
-        rules = menu.rules
-        graph = rule_graph(names, rules.moves, rules.start, prices, spent)
-    else:
-        assert prices is not None
-        build = _kept_graph if spent <= _MOST_KEPT else budget_graph
-        graph = build(tuple(prices), spent)
-    return _of_graph(menu, graph)
+
+    own: Any
+    pending: tuple[int, ...] = ()
+    within: tuple[int, ...] = ()
 
 
-# Settings of one run have one graph.
-_kept_graph = functools.lru_cache(maxsize=1)(budget_graph)
-
-
-def game_of_budgets(menu: Menu, most: int) -> Game:
-    """The game of prices alone in which each smaller budget has a state as well."""
-    assert menu.prices is not None
-    return _of_graph(menu, graph_of_budgets(list(menu.prices.values()), most))
-
-
-def _of_graph(menu: Menu, graph: Graph) -> Game:
-    """The game of a graph whose options are the menu's, in their order.
+def game_of(menu: Menu, budget: int | None = None, *, every: bool = False) -> Game:
+    """The game that a menu with prices, or with rules alone, is.
 
     What a run of quotas holds may be taken at any time after it began: what is composed
     of it at once, which costs the most (docs/proofs.md, "Runs that adapt"), and each
     game of it whenever no other game is under way.
+
+    Args:
+      menu: the menu.
+      budget: in place of the menu's own.
+      every: whether each smaller budget has a state as well, from 0 on.
     """
-    names, blocks = tuple(menu.options), menu.blocks or {}
-    used = sorted({k for moves in graph.moves for k, _ in moves})
-    number = {k: i for i, k in enumerate(used)}
-    parts, pending = list[Any](), list[tuple[int, Game, int]]()
-    for i, k in enumerate(used):
-        option, times = menu.options[names[k]], blocks.get(names[k], 1)
+    names, rules = tuple(menu.options), menu.rules
+    costs = [0 if menu.prices is None else int(menu.prices[n]) for n in names]
+    most = int((menu.budget or 0) if budget is None else budget)
+    start = None if rules is None else rules.start
+
+    def moves(own: Any) -> Iterable[tuple[int, Any]]:
+        left, rule = own
+        for k, name in enumerate(names):
+            after = None if rules is None else rules.after(rule, name)
+            if costs[k] <= left and (rules is None or after is not None):
+                yield k, (left - costs[k], after)
+
+    parts, left_open = list[Any](), list[Sequence[tuple[Game, int]]]()
+    for name in names:
+        option, times = menu.options[name], (menu.blocks or {}).get(name, 1)
         part, games = part_of(option), []
         if _has_quotas(option) and isinstance(part, Game):
             part, games = _free_within(option)
@@ -107,38 +101,73 @@ def _of_graph(menu: Menu, graph: Graph) -> Game:
                 "theorem here; covered: blocks of steps, releases and composed runs"
             )
         parts.append(part if times == 1 else compose((part, times)))
-        pending += [(i, *each) for each in games]
-    if len(used) < len(names):
-        graph = graph._replace(
-            moves=tuple(tuple((number[k], to) for k, to in own) for own in graph.moves)
-        )
-    if not pending:
-        return _unfolded(parts, graph)
-    added = {
-        i: tuple(n if owner == i else 0 for owner, _, n in pending) for i, *_ in pending
-    }
-    graph, places = with_pending(graph, added)
-    found = _unfolded([*parts, *(game for _, game, _ in pending)], graph)
-    own = {state: i for i, state in enumerate(places)}
-    budgets = {s: own[i] for s, i in found.budgets.items() if i in own}
-    return found._replace(budgets=budgets)
+        left_open.append(games)
+    starts = [(left, start) for left in range(0 if every else most, most + 1)]
+    nothing = (0,) * sum(map(len, left_open))
+    begin = [_State(own, nothing) for own in starts]
+    return _joined(begin, moves, parts, left_open, lambda own: most - own[0])
 
 
-def _unfolded(parts: Sequence[Any], graph: Graph) -> Game:
-    """The game of a graph whose options are steps, or games that are taken whole."""
-    steps, numbers = list[Any](), list[int | Nested]()
-    for part in parts:
-        if isinstance(part, Game):
-            number = range(len(steps), len(steps) + len(part.steps))
-            numbers.append(Nested(part.graph, tuple(number)))
-            steps += part.steps
-        else:
-            numbers.append(len(steps))
-            steps.append(part)
-    if not any(isinstance(part, Game) for part in parts):
-        return Game(tuple(steps), graph, {i: i for i in range(len(graph.moves))})
-    game, places = unfolded(graph, numbers)
-    return Game(tuple(steps), game, {state: i for i, state in enumerate(places)})
+def _joined(
+    begin: Sequence[_State],
+    moves: Callable[[Any], Iterable[tuple[int, Any]]],
+    parts: Sequence[Any],
+    left_open: Sequence[Sequence[tuple[Game, int]]],
+    spent: Callable[[Any], int],
+) -> Game:
+    """The game of a menu's own states, with the games that its options are or hold.
+
+    A game is gone through move by move and paid for in full before it begins. It is
+    never left before its end, as going on costs a strategy nothing (docs/proofs.md,
+    "Runs that adapt").
+
+    Args:
+      begin: where the game may begin; the last is the start.
+      moves: from an own state to pairs of an option and the next own state.
+      parts: for each option a step, a composed run or a game.
+      left_open: for each option games that may be begun at any time after it, and how
+        often.
+      spent: of an own state.
+    """
+    owners = [(k, *each) for k, games in enumerate(left_open) for each in games]
+    added = [[n * (k == o) for o, _, n in owners] for k in range(len(parts))]
+    every = [*parts, *(game for _, game, _ in owners)]
+    steps, first = list[Any](), list[int]()
+    for part in every:
+        first.append(len(steps))
+        steps += part.steps if isinstance(part, Game) else [part]
+
+    def within(i: int, at: int, after: _State) -> Iterator[tuple[int, _State]]:
+        graph = every[i].graph
+        for k, to in graph.moves[at]:
+            yield first[i] + k, after._replace(within=(i, to) * bool(graph.moves[to]))
+
+    def begun(i: int, after: _State) -> Iterable[tuple[int, _State]]:
+        if isinstance(every[i], Game):
+            return within(i, len(every[i].graph.moves) - 1, after)
+        return [(first[i], after)]
+
+    def following(state: _State) -> Iterator[tuple[int, _State]]:
+        own, pending, inner = state
+        if inner:
+            yield from within(*inner, state)
+            return
+        for k, to in moves(own):
+            more = tuple(map(operator.add, pending, added[k]))
+            yield from begun(k, _State(to, more))
+        for j, n in enumerate(pending):
+            if n:
+                fewer = (*pending[:j], n - 1, *pending[j + 1 :])
+                yield from begun(len(parts) + j, _State(own, fewer))
+
+    graph, number = explored(begin, following, lambda state: spent(state.own))
+    used = sorted({k for own in graph.moves for k, _ in own})
+    if len(used) < len(steps):
+        place = {k: i for i, k in enumerate(used)}
+        fewer = (tuple((place[k], to) for k, to in own) for own in graph.moves)
+        graph = graph._replace(moves=tuple(fewer))
+    budgets = {number[state]: i for i, state in enumerate(begin)}
+    return Game(tuple(steps[k] for k in used), graph, budgets)
 
 
 def part_of(option: Any) -> Any:
@@ -163,9 +192,12 @@ def _part_of_quotas(menu: Menu) -> Any:
     composed, games = _free_within(menu)
     if not games:
         return composed
-    first = [composed] if any(np.any(count) for count in composed.counts) else []
-    graph = counts_graph([n for _, n in games], is_preceded=bool(first))
-    return _unfolded([*(game for game, _ in games), *first], graph)
+    is_first = any(np.any(count) for count in composed.counts)
+    numbers = tuple(number for _, number in games)
+    begin = _State(1, (0,) * len(games)) if is_first else _State(0, numbers)
+    return _joined(
+        [begin], lambda own: [(0, 0)] * own, [composed], [games], lambda _: 0
+    )
 
 
 def _has_quotas(option: Any) -> bool:
@@ -228,20 +260,46 @@ def all_runs(step: Any) -> tuple[Run, ...]:
 def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
     """Certified ends of one answer: the supremum over paths, taken last.
 
-    Of several theorems the least end counts, path by path.
-
     Args:
       question: one target inside of its range.
       game: of at least one option.
       width: see `Solver.answer`.
     """
-    by_theorem = [
-        _ends_of_paths(question, *problems, width)
-        for problems in problems_by_theorem(game)
-    ]
-    found = Ends(*map(min, zip(*by_theorem, strict=True)))
+
+    def of_path(problem: Problem, at_least: float) -> Ends:
+        return Solver(question, problem).answer(width, at_least=at_least)
+
+    found = _ends_by_theorem(game, of_path, question)
     _warn_of_width(question, found, max(width or 0.0, AT_MOST))
     return found
+
+
+def _ends_by_theorem(
+    game: Game,
+    of_path: Callable[[Problem, float], Ends],
+    question: Question | None = None,
+) -> Ends:
+    """The least ends of several theorems, of the worst path of each.
+
+    Args:
+      game: of at least one option.
+      of_path: from a problem, and a lower end that is known, to its ends.
+      question: if given, the paths are taken in the order of what it expects of them:
+        the worst first, as most others then need no second look.
+    """
+    found = []
+    for above, below in problems_by_theorem(game):
+        if question is not None and len(above) > 1:
+            above.sort(key=lambda problem: -Solver(question, problem).expected)
+        lower, upper = -math.inf, -math.inf
+        for problem in above:
+            each = of_path(problem, lower)
+            upper = max(upper, each.upper)
+            lower = lower if below else max(lower, each.lower)
+        for problem in below:
+            lower = max(lower, of_path(problem, -math.inf).lower)
+        found.append(Ends(min(lower, upper), upper))
+    return Ends(*map(min, zip(*found, strict=True)))
 
 
 def _warn_of_width(question: Question, found: Ends, width: float) -> None:
@@ -258,25 +316,6 @@ def _warn_of_width(question: Question, found: Ends, width: float) -> None:
         "coarser prices and a smaller budget make it closer",
         stacklevel=2,
     )
-
-
-def _ends_of_paths(
-    question: Question,
-    above: Sequence[Problem],
-    below: Sequence[Problem],
-    width: float | None,
-) -> Ends:
-    lower, upper = question.nothing, question.nothing
-    solvers = [Solver(question, problem) for problem in above]
-    # The worst first: most others then need no second look.
-    for solver in sorted(solvers, key=lambda s: -s.expected):
-        found = solver.answer(width, at_least=lower)
-        upper = max(upper, found.upper)
-        if not below:
-            lower = max(lower, found.lower)
-    for problem in below:
-        lower = max(lower, Solver(question, problem).answer(width).lower)
-    return Ends(min(lower, upper), upper)
 
 
 def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Problem]]]:
@@ -361,3 +400,36 @@ def lost_at_once(game: Game) -> float:
             lost = -math.expm1(-float(game.graph.most(costs)))
         most = max(most, lost)
     return min(most * (1 + 1e-12), 1.0)
+
+
+def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Ends:
+    """Certified ends of the logarithm of the delta with which an odometer holds."""
+    game = game_of(menu)
+    if not game.steps:
+        return Ends(-math.inf, -math.inf)
+    return _ends_by_theorem(game, lambda problem, _: odometer_delta(problem, odometer))
+
+
+def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
+    """The odometer "epsilon of a budget of what is spent, plus c"; 0 of nothing.
+
+    Whatever the function is, c makes it one that holds with delta.
+    """
+    game = game_of(menu)
+    if not game.steps:
+        return np.zeros(int(menu.budget or 0) + 1)
+    budgets = game_of(menu, every=True)
+    epsilons = least_of_theorems(
+        budgets, lambda problem: filter_epsilons(problem, log_delta, budgets.budgets)
+    )
+    if not np.isfinite(epsilons).all():
+        return epsilons
+    # A larger budget's epsilon is no smaller; what was found may be, by rounding.
+    stated = np.maximum.accumulate(epsilons)
+    found = least_of_theorems(
+        game, lambda problem: margin(problem, stated.tolist(), log_delta)
+    )
+    epsilons = stated + float(found)
+    # Of nothing that was released.
+    epsilons[0] = 0.0
+    return epsilons

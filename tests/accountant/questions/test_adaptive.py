@@ -260,12 +260,6 @@ def test_a_target_that_allows_an_option_not_once_says_what_it_needs():
         jde.AdaptiveRun(asked, epsilon=0.5 * least, delta=1e-5)
 
 
-def test_settings_that_share_prices_share_their_graph_and_no_answer():
-    first, second = batch([1.5, 2.0]).settings()
-    assert first._game().graph is second._game().graph
-    assert first.epsilon(delta=1e-5) > second.epsilon(delta=1e-5)
-
-
 @pytest.mark.slow
 def test_the_budget_for_a_target_is_the_largest_that_is_certified():
     options = {"slow": SLOW, "fast": FAST}

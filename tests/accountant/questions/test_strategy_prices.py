@@ -5,7 +5,6 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
-from jaxdp_episodic.accountant.methods.adaptive.finite import Atoms, worst_of_finite
 from jaxdp_episodic.accountant.methods.adaptive.graph import budget_graph
 from jaxdp_episodic.accountant.methods.adaptive.method import profiles_above
 from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
@@ -13,6 +12,7 @@ from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
 from jaxdp_episodic.bounds import Gaussian
 from menus import two_groups
+from oracles import adaptive
 
 FLOOR = 1e-6
 # Where prices are looked at, nats.
@@ -42,15 +42,14 @@ def test_a_profile_is_above_the_truth_everywhere_and_close_to_it():
     runs = [Run((FiniteLoss(one, *columns),), (one,)) for columns in losses]
     found = profiles_above(Problem.of(graph, runs), 1e-6)
     assert found is not None
-    for backward, profile in zip((False, True), found, strict=True):
+    for backward, (epsilons, deltas) in zip((False, True), found, strict=True):
         pairs = [(q, p) if backward else (p, q) for p, q in menu]
-        x = profile.step * np.arange(len(profile.values))
-        exact = worst_of_finite(graph, [Atoms.of_pair(*pair) for pair in pairs], x)
-        assert exact is not None
-        values = profile.values * np.exp(profile.mass_error)
-        # At log g - displaced it is no less than here.
-        assert (values >= exact[0] - exact[1]).all()
-        assert (values <= exact[0] + 2e-4).all()
+        for i in np.linspace(0, len(epsilons) - 1, 9).astype(int):
+            g = np.exp(epsilons[i])
+            exact = adaptive.worst_by_history(
+                pairs, adaptive.by_prices((2, 1)), 6, lambda _, g=g: g
+            )
+            assert exact - 1e-12 <= deltas[i] <= exact + 2e-4
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 An option is one step or several together. Its losses are put on the points ``j h`` of a
 lattice: from above by the chords of the profile, from below by merging outcomes
-(`certified.lattice`, `certified.lower`); several steps are composed on a finer lattice
+(`certified.lattice`, `certified.lower`). Several steps are composed on a finer lattice
 first, as the error of a step is of second order in the spacing.
 """
 
@@ -23,8 +23,7 @@ from jaxdp_episodic.accountant.numerics.lattice_sums import (
     log_sum,
 )
 
-# Logarithm of the mass, over what is asked about, that is left out of a window, and
-# that goes round a circle.
+# Logarithm of the mass, over what is asked about, that is left out of a window.
 _LOG_NEGLIGIBLE = -45.0
 # Losses at which the reach of a step is looked for, nats.
 _REACHES = np.geomspace(1e-9, 1e4, 400)
@@ -39,6 +38,8 @@ _DENSE = 512
 _SUM_ERROR = 4e-15
 # Rounding of an exponential, for each unit of 1 and of its exponent.
 _ROUNDING = 2.3e-16
+# The same of products of masses and of sums of a few of them.
+_FEW = 1e-13
 
 
 class Spacing(NamedTuple):
@@ -82,22 +83,33 @@ class Kernel(NamedTuple):
     p_error: float
     q_error: float
 
+    @classmethod
+    def of(
+        cls, first: int, masses: np.ndarray, infinite: float, step: float, *, up: bool
+    ) -> Kernel:
+        """These masses, with what all P- and Q-masses lack or exceed."""
+        losses = step * (first + np.arange(len(masses)))
+        more = float(masses.sum()) + infinite - 1
+        # From below as much of Q is lost at once as of P.
+        less = 1 - float((masses * np.exp(-losses)).sum()) - infinite * (not up)
+        errors = (max(e if up else -e, 0.0) + _SUM_ERROR for e in (more, less))
+        return cls(first, masses, infinite, *errors)
 
-def on_lattice(
-    first: int, masses: np.ndarray, infinite: float, step: float, *, up: bool
-) -> Kernel:
-    """A kernel of these masses, with what its P- and Q-masses lack or exceed."""
-    losses = step * (first + np.arange(len(masses)))
-    p = float(masses.sum()) + infinite
-    q = float((masses * np.exp(-losses)).sum())
-    more, less = (p - 1, 1 - q) if up else (1 - p, q - 1)
-    errors = max(more, 0.0) + _SUM_ERROR, max(less, 0.0) + _SUM_ERROR
-    return Kernel(first, masses, infinite, *errors)
+    def least(self, step: float) -> float:
+        """The smaller of P's and Q's masses at finite losses."""
+        q = float((self.masses * np.exp(-step * self.index)).sum())
+        return min(float(self.masses.sum()), q)
+
+    @property
+    def index(self) -> np.ndarray:
+        """(m,) lattice numbers."""
+        return self.first + np.arange(len(self.masses))
 
 
 def kernel_of(
     losses: Sequence[Profile],
     counts: Sequence[float],
+    log_kept: float,
     spacing: Spacing,
     *,
     backward: bool,
@@ -108,8 +120,9 @@ def kernel_of(
 
     Args:
       losses: of its steps, scalar fields that kernels can compute with; their pairs
-        given that not everything is lost (see `with_failure`).
+        given that not everything is lost.
       counts: how often each is taken, whole numbers >= 1; none: nothing is lost.
+      log_kept: logarithm of the probability that not everything is lost at once.
       spacing: the lattice.
       backward: whether P and Q are exchanged.
       tilt: masses keep their digits where they are large times ``e^(tilt loss)``.
@@ -117,12 +130,32 @@ def kernel_of(
     """
     number = sum(counts)
     if number == 0:
-        return on_lattice(0, np.ones(1), 0.0, spacing.step, up=up)
-    if number == 1:
-        return _of_one(losses[0], spacing, backward=backward, tilt=tilt, up=up)
+        whole = Kernel.of(0, np.ones(1), 0.0, spacing.step, up=up)
+    elif number == 1:
+        whole = _of_one(losses[0], spacing, backward=backward, tilt=tilt, up=up)
+    else:
+        whole = _of_several(losses, counts, spacing, backward, tilt, up=up)
+    if log_kept == 0:
+        return whole
+    sure = 1 + _FEW if up else 1 - _FEW
+    kept = math.exp(log_kept) * sure
+    infinite = min(-math.expm1(log_kept) * sure + kept * whole.infinite, 1.0)
+    return Kernel.of(whole.first, kept * whole.masses, infinite, spacing.step, up=up)
+
+
+def _of_several(
+    losses: Sequence[Profile],
+    counts: Sequence[float],
+    spacing: Spacing,
+    backward: bool,
+    tilt: float,
+    *,
+    up: bool,
+) -> Kernel:
+    """The kernel of a sum, composed on a finer lattice."""
     # The error of each step is of second order: n of them at h / (4 sqrt n) have a
     # sixteenth of that of one at h.
-    halvings = math.ceil(math.log2(4 * math.sqrt(number)))
+    halvings = math.ceil(math.log2(4 * math.sqrt(sum(counts))))
     while True:
         parts = 2**halvings
         fine = spacing._replace(
@@ -131,26 +164,25 @@ def kernel_of(
         steps = [
             _of_one(loss, fine, backward=backward, tilt=tilt, up=up) for loss in losses
         ]
-        window = _window(steps, counts, fine, tilt)
-        if window[1] <= _MOST_CELLS or halvings == 0:
+        first, size, lost = _window(steps, counts, fine, tilt)
+        if size <= _MOST_CELLS or halvings == 0:
             break
-        halvings = max(halvings - math.ceil(math.log2(window[1] / _MOST_CELLS)), 0)
-    whole = _composed(steps, counts, fine, window, tilt, up=up)
-    if parts == 1:
-        return whole
-    coarser = _coarser_from_above if up else _coarser_from_below
-    return coarser(whole, spacing, parts, tilt)
-
-
-def with_failure(kernel: Kernel, log_kept: float, step: float, *, up: bool) -> Kernel:
-    """The kernel where with some probability everything is lost: see `PrivacyLoss`."""
-    if log_kept == 0:
-        return kernel
-    lost = -math.expm1(log_kept)
-    lost = lost * (1 + 1e-14) if up else lost * (1 - 1e-14)
-    kept = math.exp(log_kept) * (1 + 1e-14 if up else 1 - 1e-14)
-    infinite = min(lost + kept * kernel.infinite, 1.0)
-    return on_lattice(kernel.first, kept * kernel.masses, infinite, step, up=up)
+        halvings = max(halvings - math.ceil(math.log2(size / _MOST_CELLS)), 0)
+    # Each mass by the tilt that knows it better: rounding is relative to the largest.
+    known = [
+        _masses_of_sum(steps, counts, fine.step, (first, size, lost), t, up=up)
+        for t in sorted({0.0, tilt})
+    ]
+    masses = (np.minimum if up else np.maximum).reduce(known)
+    infinite = [kernel.infinite for kernel in steps]
+    if max(infinite) > 0.5:
+        at_once = 1.0
+    else:
+        pairs = zip(counts, infinite, strict=True)
+        at_once = -math.expm1(sum(n * math.log1p(-f) for n, f in pairs))
+    at_once = min(at_once * (1 + _FEW) + lost, 1.0) if up else at_once * (1 - _FEW)
+    whole = Kernel.of(first, masses, at_once, fine.step, up=up)
+    return whole if parts == 1 else _coarser(whole, spacing, parts, tilt, up=up)
 
 
 def _of_one(
@@ -181,14 +213,13 @@ def _of_one(
         found, _ = lower.lower_distribution(points, bins, tilt, may_shift=False)
     masses = np.zeros(int(index[-1] - index[0]) + 1)
     masses[index - index[0]] = found
-    return on_lattice(int(index[0]), masses, infinite, spacing.step, up=up)
+    return Kernel.of(int(index[0]), masses, infinite, spacing.step, up=up)
 
 
 def _points_to(end: int, spacing: Spacing) -> np.ndarray:
     """Lattice numbers from 0 to the end, closer together where losses are small."""
-    dense = _DENSE if spacing.parts > 1 else end
-    parts, at = [np.arange(min(dense, end) + 1)], min(dense, end)
-    width = 2
+    at = min(_DENSE if spacing.parts > 1 else end, end)
+    parts, width = [np.arange(at + 1)], 2
     while at < end:
         width = min(width, spacing.parts)
         last = end if width == spacing.parts else min(2 * at, end)
@@ -224,8 +255,8 @@ _log_tails = float64_boundary(lambda u, loss: loss.log_tails(u))
 
 def _window(
     steps: Sequence[Kernel], counts: Sequence[float], fine: Spacing, tilt: float
-) -> tuple[int, int, float, float]:
-    """First cell and number of cells of the sum; the mass above, and aliased.
+) -> tuple[int, int, float]:
+    """First cell and number of cells of the sum; the mass beyond, or aliased.
 
     By Chernoff's bound of the sum as it is, and of the tilted one, whose mass outside
     of the window goes round the circle.
@@ -234,73 +265,33 @@ def _window(
     log_cut = fine.log_cut - math.log(max(sum(counts), 1.0))
     high = low = 0.0
     for shift in {0.0, tilt}:
-        *moments, base = _log_moments(steps, counts, fine, exponents + shift)
-        # Of the distribution itself the base is no more than 1, but for rounding.
-        ends = (np.array(moments) - base - log_cut) / exponents[:-1]
+        moments = np.zeros(len(exponents))
+        for kernel, count in zip(steps, counts, strict=True):
+            alive = kernel.masses > 0
+            log_mass = np.log(kernel.masses[alive])
+            losses = fine.step * kernel.index[alive]
+            # Row by row: a product of both would be large.
+            found = [log_sum(log_mass + (c + shift) * losses) for c in exponents]
+            moments += count * np.array(found)
+        # Of the distribution itself the last is no more than 0, but for rounding.
+        ends = (moments[:-1] - moments[-1] - log_cut) / exponents[:-1]
         low = min(low, float(ends[: len(_EXPONENTS)].max()))
         high = max(high, float(ends[len(_EXPONENTS) :].min()))
     # No loss of a sum is beyond the sum of the furthest ones.
-    ends = [(k.first, k.first + len(k.masses) - 1) for k in steps]
-    most = sum(n * e for n, (_, e) in zip(counts, ends, strict=True))
-    least = sum(n * s for n, (s, _) in zip(counts, ends, strict=True))
+    pairs = list(zip(counts, steps, strict=True))
+    least = sum(n * k.first for n, k in pairs)
+    most = sum(n * (k.first + len(k.masses) - 1) for n, k in pairs)
     first = int(max(math.floor(low / fine.step), least))
     last = int(min(math.ceil(high / fine.step), most))
     size = 2 ** math.ceil(math.log2(max(last - first + 1, 16)))
     is_whole = first == least and last == most
-    lost = 0.0 if is_whole else 2 * math.exp(log_cut)
-    return first, size, lost, lost
-
-
-def _log_moments(
-    steps: Sequence[Kernel],
-    counts: Sequence[float],
-    fine: Spacing,
-    exponents: np.ndarray,
-) -> np.ndarray:
-    """``log E e^(c L)`` of the sum, of its finite losses."""
-    total = np.zeros(len(exponents))
-    for kernel, count in zip(steps, counts, strict=True):
-        alive = np.flatnonzero(kernel.masses > 0)
-        log_mass = np.log(kernel.masses[alive])
-        losses = fine.step * (kernel.first + alive)
-        # Row by row: a product of both would be large.
-        moments = [log_sum(log_mass + c * losses) for c in exponents]
-        total += count * np.array(moments)
-    return total
-
-
-def _composed(
-    steps: Sequence[Kernel],
-    counts: Sequence[float],
-    fine: Spacing,
-    window: tuple[int, int, float, float],
-    tilt: float,
-    *,
-    up: bool,
-) -> Kernel:
-    """The kernel of the sum, on the fine lattice."""
-    first, size, lost, aliased = window
-    # Each mass by the tilt that knows it better: rounding is relative to the largest.
-    known = [
-        _masses_of_sum(steps, counts, fine, (first, size, aliased), t, up=up)
-        for t in sorted({0.0, tilt})
-    ]
-    masses = (np.minimum if up else np.maximum).reduce(known)
-    infinite = [k.infinite for k in steps]
-    pairs = zip(counts, infinite, strict=True)
-    kept = sum(n * math.log1p(-min(f, 0.5)) for n, f in pairs)
-    at_once = -math.expm1(kept) if max(infinite) <= 0.5 else 1.0
-    if up:
-        at_once = min(at_once * (1 + 1e-13) + lost, 1.0)
-    else:
-        at_once *= 1 - 1e-13
-    return on_lattice(first, masses, at_once, fine.step, up=up)
+    return first, size, 0.0 if is_whole else 2 * math.exp(log_cut)
 
 
 def _masses_of_sum(
     steps: Sequence[Kernel],
     counts: Sequence[float],
-    fine: Spacing,
+    step: float,
     window: tuple[int, int, float],
     tilt: float,
     *,
@@ -310,18 +301,17 @@ def _masses_of_sum(
     first, size, aliased = window
     tilted, log_scale, relative = [], 0.0, 0.0
     for kernel, count in zip(steps, counts, strict=True):
-        index = kernel.first + np.arange(len(kernel.masses))
         alive = kernel.masses > 0
-        exponent = tilt * fine.step * index[alive]
+        exponent = tilt * step * kernel.index[alive]
         log_total = log_sum(np.log(kernel.masses[alive]) + exponent)
-        weights = np.zeros(len(index))
+        weights = np.zeros(len(alive))
         weights[alive] = kernel.masses[alive] * np.exp(exponent - log_total)
-        tilted.append(Summand(index, fine.step * index, weights, count))
+        tilted.append(Summand(kernel.index, step * kernel.index, weights, count))
         log_scale += count * log_total
         relative += count * _ROUNDING * (8 + float(np.abs(exponent - log_total).max()))
     cells, rounding, _ = cells_of_sum(tilted, first, size)
     cells = np.maximum(cells, 0.0)
-    exponent = log_scale - tilt * fine.step * (first + np.arange(size))
+    exponent = log_scale - tilt * step * (first + np.arange(size))
     relative = relative + _ROUNDING * (8 + np.abs(exponent) + abs(log_scale))
     # What goes round the circle adds to its cells.
     error = rounding + relative * cells + (0.0 if up else 2 * aliased)
@@ -330,12 +320,20 @@ def _masses_of_sum(
         return cells * np.exp(exponent)
 
 
-def _coarser_from_above(
-    fine: Kernel, spacing: Spacing, parts: int, tilt: float
+def _coarser(
+    fine: Kernel, spacing: Spacing, parts: int, tilt: float, *, up: bool
 ) -> Kernel:
-    """Each mass split to the two points about it, with its P- and Q-mass."""
-    del tilt
+    """The masses on a coarser lattice."""
     first = fine.first // parts
+    if not up:
+        # Merged until their mean ratios are points of the coarser lattice.
+        last = -(-(fine.first + len(fine.masses)) // parts)
+        points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)
+        losses = spacing.step / parts * fine.index
+        bins = lattice.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
+        masses, _ = lower.lower_distribution(points, bins, tilt, may_shift=False)
+        return Kernel.of(first, masses, fine.infinite, spacing.step, up=False)
+    # Each is split to the two points about it, with its P- and Q-mass.
     before = fine.first - first * parts
     rows = -(-(before + len(fine.masses)) // parts)
     cells = np.zeros(rows * parts)
@@ -346,17 +344,4 @@ def _coarser_from_above(
     masses = np.zeros(rows + 1)
     masses[1:] += cells @ (share * (1 + 1e-15))
     masses[:-1] += cells @ ((1 - share) * (1 + 4e-15))
-    return on_lattice(first, masses, fine.infinite, spacing.step, up=True)
-
-
-def _coarser_from_below(
-    fine: Kernel, spacing: Spacing, parts: int, tilt: float
-) -> Kernel:
-    """Masses merged until their mean ratios are points of the coarser lattice."""
-    first = fine.first // parts
-    last = -(-(fine.first + len(fine.masses)) // parts)
-    points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)
-    losses = spacing.step / parts * (fine.first + np.arange(len(fine.masses)))
-    bins = lattice.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
-    found, _ = lower.lower_distribution(points, bins, tilt, may_shift=False)
-    return on_lattice(first, found, fine.infinite, spacing.step, up=False)
+    return Kernel.of(first, masses, fine.infinite, spacing.step, up=True)

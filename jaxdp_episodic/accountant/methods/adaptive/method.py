@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.methods.adaptive.curve import Curve, View
-from jaxdp_episodic.accountant.methods.adaptive.finite import ends_of_finite
-from jaxdp_episodic.accountant.methods.adaptive.kernel import Spacing
+from jaxdp_episodic.accountant.methods.adaptive.curve import Curve
+from jaxdp_episodic.accountant.methods.adaptive.kernel import Spacing, kernel_of
 from jaxdp_episodic.accountant.methods.adaptive.problem import (
     FURTHEST,
     RDP_ROUNDING,
@@ -18,7 +17,6 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     Filter,
     Problem,
     aligned,
-    atoms_of,
 )
 from jaxdp_episodic.accountant.methods.adaptive.recursion import (
     Pass,
@@ -30,10 +28,6 @@ from jaxdp_episodic.accountant.methods.question import EpsilonAt, Question
 
 # Points of the first, coarse windows.
 _COARSE_POINTS = 800
-# Ratio of two orientations' windows up to which one coarse pass serves both.
-_ALIKE = 3.0
-# Logarithm of deltas that a pass without any tilt resolves.
-_LEAST_LOG_BOTH = -20.0
 # Width of epsilon that is enough if no other is asked for, nats.
 _ENOUGH = 1e-5
 # The same of delta, relative.
@@ -61,11 +55,20 @@ _LEAST_LOG_SIZE = -550.0
 _VISIBLE = 1e-4
 # Factor of a tilt that was too steep.
 _FLATTER = 0.75
-# Variance that a move has too much and too little, over the squared spacing; a guess:
-# a sixth each if all were even within cells, and few strategies take the most moves.
-_SPREAD = 0.04
 # Tilts that are tried, at most.
 _MOST_TRIALS = 6
+# Largest exponent of a weight over the window: float64 ends at 700.
+_MOST_EXPONENT = 300.0
+# Nats that a window has at least on either side of what is asked.
+_LEAST_REACH = 1e-3
+# Share of delta to which values fall at the window's right end.
+_RIGHT_SHARE = 1e-6
+# Value to which they fall at its left end.
+_LEFT_VALUE = 1e-6
+# Nats over which a slope is taken.
+_SLOPE_NATS = 0.05
+# Largest tilt, per nat.
+_MOST_TILT = 100.0
 # Of a whole profile: width of epsilon that the spacing aims at, nats, and its share of
 # a move's squared spacing.
 _WIDTH_OF_PROFILE = 2e-4
@@ -75,6 +78,89 @@ _LEAST_POINTS_OF_PROFILE = 1_000
 _MOST_POINTS_OF_PROFILE = 2**17
 # Points of all transforms of one row of it, at most: some 10 s.
 _MOST_WORK_OF_PROFILE = 2e9
+
+
+class View(NamedTuple):
+    """Where one orientation's curve is looked at.
+
+    Attributes:
+      at, log_size: the answer that is expected, epsilon and log(delta).
+      tilt: how steep log(delta) is there.
+      left, right: nats to the ends of the window, from g = 1.
+    """
+
+    at: float
+    log_size: float
+    tilt: float
+    left: float
+    right: float
+
+    @classmethod
+    def expected(cls, question: Question, of: Filter, other: Filter) -> View:
+        """Where Rényi's filters expect the answer: not finite where there is none."""
+        at = log_size = float(question.target)
+        if question.is_epsilon:
+            at, order = of.epsilon(log_size)
+        else:
+            log_size, order = of.log_delta(at)
+        if not (math.isfinite(at) and math.isfinite(log_size)):
+            return cls(at, log_size, 0.0, 0.0, 0.0)
+        right = max(of.epsilon(log_size + math.log(_RIGHT_SHARE))[0], at)
+        left = other.epsilon(math.log(_LEFT_VALUE))[0]
+        left, right = (min(x + _LEAST_REACH, FURTHEST) for x in (left, right))
+        return cls(at, log_size, min(order - 1, _MOST_TILT), left, right)
+
+    @property
+    def reach(self) -> float:
+        """Nats from end to end."""
+        return self.left + self.right
+
+    def window(self, step: float) -> Window:
+        """The window on a lattice of a spacing; float64 can hold its weights."""
+        first = -math.ceil(self.left / step)
+        size = math.ceil(self.right / step) - first + 3
+        tilt = min(self.tilt, _MOST_EXPONENT / (step * size))
+        return Window(step, first, size, tilt, min(self.at, self.right))
+
+    def seen(self, question: Question, curve: Curve) -> View:
+        """The view that a coarse curve shows."""
+        at = self.at
+        if question.is_epsilon:
+            at = min(curve.epsilon_above(math.exp(self.log_size)), at)
+        log_values = np.log(curve.values + 1e-300)
+        log_size, beside = np.interp([at, at + _SLOPE_NATS], curve.x, log_values)
+        small = np.flatnonzero(log_values <= log_size + math.log(_RIGHT_SHARE))
+        end = int(small[0]) if small.size else len(curve.x) - 1
+        right = float(curve.x[end])
+        # Of a heavy tail less than the slope: tilted, it would be larger than the rest.
+        tilt = (log_size - beside) / _SLOPE_NATS
+        if right > at + _SLOPE_NATS:
+            tilt = min(tilt, (log_size - log_values[end]) / (right - at))
+        right = min(max(right, at) + _LEAST_REACH, FURTHEST)
+        log_size, tilt = min(float(log_size), 0.0), float(np.clip(tilt, 0, _MOST_TILT))
+        return View(at, log_size, tilt, self.left, right)
+
+    def narrowed(self, row: Row, window: Window, share: float) -> View:
+        """The view without what strategies seldom cross, and gain little from beyond.
+
+        To be u nats left of g = 1 a run from the answer has lost u nats more than that,
+        and there the value is v(-u): about v(at + u) v(-u) in all. The same at u nats
+        right of the answer, as losses below -u have about the mass v(-u). An estimate:
+        both ends of the answer hold on every window. At either end ``share`` of the
+        answer may leave the window and come back.
+        """
+        values, zero = np.abs(row.values / window.weights), -window.first
+        at = zero + round(min(self.at / window.step, window.size - 1 - zero))
+        u = np.arange(min(zero, window.size - 1 - at) + 1)
+        # Both fall, but for rounding.
+        left, right = (np.minimum.accumulate(values[i]) for i in (zero - u, at + u))
+        small = left * right <= share * values[at]
+        if not small.any():
+            return self
+        reach = window.step * int(np.argmax(small)) + _LEAST_REACH
+        return self._replace(
+            left=min(self.left, reach), right=min(self.right, self.at + reach)
+        )
 
 
 class Solver:
@@ -94,14 +180,16 @@ class Solver:
         self.question, self.problem = question, problem
         # By how much losses and masses may be off along a path, and what it loses.
         costs = [
-            getattr(side, field)
+            [abs(getattr(option, field)) for option in options]
             for field in ("displaced", "mass_error", "log_kept")
-            for side in (problem.lower, problem.upper)
+            for options in (problem.lower, problem.upper)
         ]
         costs.append([1.0] * len(problem.runs))
-        *errors, _, lost, self.most_moves = problem.graph.most(np.abs(costs).T).tolist()
+        *errors, _, lost, self.most_moves = problem.graph.most(
+            np.array(costs).T
+        ).tolist()
         self.errors = {False: errors[::2], True: errors[1::2]}
-        self.atoms = atoms_of(problem)
+        self.atoms = problem.atoms()
         self.filters = Filter.of(problem)
         self.lower = question.nothing
         self.transforms = sum(len(moves) + 1 for moves in problem.graph.moves)
@@ -111,25 +199,28 @@ class Solver:
         self.share = _ENOUGH
         # Of everything being lost at once, at most.
         self.lost = -math.expm1(-lost) * (1 + RDP_ROUNDING)
-        self.log_lost = math.log(self.lost) if self.lost else -math.inf
-        self.uppers = {
-            b: of.answer(question, self.log_lost) for b, of in self.filters.items()
-        }
-        self.views = {
-            b: View.expected(question, self.filters, b, self.lost) for b in self.filters
-        }
+        log_lost = math.log(self.lost) if self.lost else -math.inf
+        self.uppers, self.views = {}, {}
+        for b, of in self.filters.items():
+            self.uppers[b] = of.answer(question, log_lost)
+            other = self.filters.get(not b, of)
+            self.views[b] = self._tilted(View.expected(question, of, other))
         self.near = dict(self.views)
-        self.known = self._without_passes()
+        self.known = self._without_passes(log_lost)
 
-    def _without_passes(self) -> Ends | None:
+    def _tilted(self, view: View) -> View:
+        """Values that do not fall to the right are not to be multiplied up."""
+        return view._replace(tilt=0.0) if self.lost else view
+
+    def _without_passes(self, log_lost: float) -> Ends | None:
         """The ends where nothing, or everything, may be lost."""
-        asked, problem = self.question, self.problem
-        if not any(problem.upper.losses) and not any(problem.upper.log_kept):
+        asked, upper = self.question, self.problem.upper
+        if not any(option.losses or option.log_kept for option in upper):
             return Ends(asked.nothing, asked.nothing)
         views = self.views.values()
         if not np.isfinite(np.array(list(views))).all():
             return Ends(asked.nothing, asked.everything)
-        if self.question.is_epsilon and self.log_lost >= float(asked.target):
+        if asked.is_epsilon and log_lost >= float(asked.target):
             return Ends(asked.nothing, asked.everything)
         if max(v.log_size for v in views) < _LEAST_LOG_SIZE:
             # Masses behind it would underflow: Rényi's bound stands.
@@ -172,9 +263,6 @@ class Solver:
         """
         if self.known is not None:
             return self.known
-        exact = ends_of_finite(self.question, self.problem)
-        if exact is not None:
-            return exact
         enough = _ENOUGH if self.question.is_epsilon else _ENOUGH_OF_DELTA
         self.share = min(width or enough, _ENOUGH)
         self.begin()
@@ -185,57 +273,39 @@ class Solver:
 
     def begin(self) -> None:
         """Coarse passes, which say where the answer is and how wide the ends are."""
-        if self._are_alike():
-            return self._begin_with_both()
         lead = max(self.views, key=self._expected_at)
         for backward, view in self.views.items():
-            best, rows = math.inf, list[Row]()
-            window = view.window(1.0)
+            best, kept = math.inf, None
             for _ in range(_MOST_TRIALS):
-                tried = self.window(view, view.reach / _COARSE_POINTS)
+                window = self.window(view, view.reach / _COARSE_POINTS)
                 ends = (True, False) if backward == lead else (True,)
-                found = self.rows(backward, tried, *ends)
+                rows = self.rows(backward, window, *ends)
                 # Where the tilt is too steep the largest values are elsewhere.
-                at = np.argmin(np.abs(tried.points - view.at))
-                error = found[0].error / max(found[0].values[at], 1e-300)
-                if rows and not error < best:
+                at = np.argmin(np.abs(window.points - view.at))
+                error = rows[0].error / max(rows[0].values[at], 1e-300)
+                if kept is not None and not error < best:
                     break
-                best, window, rows = error, tried, found
+                best, kept = error, (window, *rows)
                 if error < _VISIBLE or not view.tilt:
                     break
                 view = view._replace(tilt=_FLATTER * view.tilt)
-            self._begun(backward, window, *rows)
+            assert kept is not None
+            window, row, *_ = kept
+            self._found(backward, *kept)
+            # Not a bound: where the curve is, and how steep.
+            curve = Curve.of(row._replace(error=0.0), window, up=True)
+            view = self._tilted(self.views[backward].seen(self.question, curve))
+            self.views[backward] = view
+            self.near[backward] = view.narrowed(row, window, self.share)
 
-    def _are_alike(self) -> bool:
-        """Whether one coarse pass, with no tilt, serves two orientations."""
-        rights = [view.right for view in self.views.values()]
-        least = min(view.log_size for view in self.views.values())
-        is_wide = max(rights) < _ALIKE * min(rights)
-        return len(rights) == 2 and is_wide and least > _LEAST_LOG_BOTH
-
-    def _begin_with_both(self) -> None:
-        """One pass: left of g = 1 a row is the other orientation's, times g."""
-        view = self.views[False]._replace(tilt=0.0, left=self.views[True].right)
-        window = self.window(view, view.reach / _COARSE_POINTS)
-        (row,) = self.rows(False, window, True)
-        self._begun(False, window, row)
-        other = Window(window.step, 1 - window.first - window.size, window.size, -1, 0)
-        self._begun(True, other, row._replace(values=row.values[::-1]))
-
-    def _begun(
-        self, backward: bool, window: Window, row: Row, below: Row | None = None
-    ) -> None:
-        """What coarse rows say, from above and maybe from below."""
-        curve = Curve.of(row, window, up=True)
+    def _found(self, backward: bool, window: Window, above: Row, *below: Row) -> None:
+        """What rows say, from above and maybe from below."""
+        curve = Curve.of(above, window, up=True)
+        self.spacings[backward] = min(window.step, self.spacings[backward])
         self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
-        if below is not None:
-            self.lower = self.lower_end(Curve.of(below, window, up=False), curve)
-        # Not a bound: where the curve is, and how steep.
-        seen = Curve.of(row._replace(error=0.0), window, up=True)
-        view = self.views[backward].seen(self.question, seen, self.lost)
-        self.views[backward] = view
-        self.near[backward] = view.narrowed(row, window, self.share)
-        self.spacings[backward] = window.step
+        for row in below:
+            lower = self.lower_end(Curve.of(row, window, up=False), curve)
+            self.lower = max(self.lower, lower)
 
     def refine(
         self, enough: float, at_most: float = math.inf, usual_work: float = _USUAL_WORK
@@ -248,10 +318,10 @@ class Solver:
           usual_work: points of all transforms of one end.
         """
         for _ in range(_MOST_REFINEMENTS):
-            view, has_lower = self.near[self.lead], self.lower > self.question.nothing
+            lead, view = self.lead, self.near[self.lead]
             if self.width <= enough or self.known is not None:
                 return
-            if view.at > FURTHEST and has_lower:
+            if view.at > FURTHEST and self.lower > self.question.nothing:
                 return
             reach = view.reach * self.transforms
             finer = max(self._spacing_for(enough), reach / usual_work)
@@ -260,71 +330,25 @@ class Solver:
                 view.reach / _MOST_POINTS,
                 reach / max(self.work_left, 1.0),
             )
-            if finer > 0.75 * self.spacings[self.lead]:
+            if finer > 0.75 * self.spacings[lead]:
                 return
             self.work_left -= reach / finer
-            self._look(finer)
+            for backward in sorted(self.uppers, key=lambda b: b != lead):
+                # Each end that may count.
+                if backward == lead or self.uppers[backward] > self.lower:
+                    window = self.window(self.near[backward], finer)
+                    ends = (True, False) if backward == lead else (True,)
+                    self._found(backward, window, *self.rows(backward, window, *ends))
 
     def _spacing_for(self, width: float) -> float:
         """A spacing at which the ends are expected to be so close: an estimate."""
+        if self.width <= width:
+            return self.spacings[self.lead]
         # Both ends' errors are of second order in the spacing.
-        wide, least, spacing = self.width, 0.05, self.spacings[self.lead]
-        if wide <= width:
-            return spacing
-        if self.lower == self.question.nothing:
-            # No lower end yet, and moves that spread losses too much, and too little.
-            tilt, least = self.views[self.lead].tilt, 0.15
-            slope = tilt if self.question.is_epsilon else tilt**2
-            wide = max(slope, 1.0) * _SPREAD * self.most_moves * spacing**2
-        share = math.sqrt(_CLOSER * width / max(wide, width))
-        return max(min(share, 0.7), least) * spacing
-
-    def _look(self, spacing: float) -> None:
-        """One pass for each end that may count, on windows of a spacing."""
-        lead = self.lead
-        for backward in sorted(self.uppers, key=lambda b: b != lead):
-            if backward != lead and self.uppers[backward] <= self.lower:
-                continue
-            window = self.window(self.near[backward], spacing)
-            ends = (True, False) if backward == lead else (True,)
-            above, *below = self.rows(backward, window, *ends)
-            curve = Curve.of(above, window, up=True)
-            self.spacings[backward] = min(window.step, self.spacings[backward])
-            self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
-            for row in below:
-                lower = self.lower_end(Curve.of(row, window, up=False), curve)
-                self.lower = max(self.lower, lower)
-
-    def largest_budget(self, log_delta: float, width: float, of: dict[int, int]) -> int:
-        """The largest budget whose delta, at the question's epsilon, is certified.
-
-        The graph is one of all budgets, ``of`` some states. The first that is too large
-        ends a pass, as delta grows. ``width`` of log(delta) is enough to look with.
-        """
-        most = max(of.values())
-        if self.known is not None:
-            return most * (self.known.upper <= log_delta)
-        self.begin()
-        self.refine(width)
-        within = dict.fromkeys(self.uppers, 0)
-        # Where the end of the largest is within, so are those of all others.
-        for backward in [b for b, end in self.uppers.items() if end > log_delta]:
-            view = self.views[backward]
-            window = self.window(view, min(self.spacing, view.reach))
-
-            def is_too_large(
-                state: int, row: Row, window: Window = window, way: bool = backward
-            ) -> bool:
-                if state not in of:
-                    return False
-                found = self.upper_end(Curve.of(row, window, up=True))
-                if found <= log_delta:
-                    within[way] = of[state]
-                return found > log_delta
-
-            self.rows(backward, window, True, visit=is_too_large)
-            most = min(most, within[backward])
-        return most
+        share = math.sqrt(_CLOSER * width / self.width)
+        # Without a lower end the width says little.
+        least = 0.15 if self.lower == self.question.nothing else 0.05
+        return min(max(share, least), 0.7) * self.spacings[self.lead]
 
     def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
         """The window of a view, on a lattice that has the options' atoms."""
@@ -343,29 +367,52 @@ class Solver:
 
         With an offset the points are ``log g`` plus it.
         """
-        of = self.filters[backward]
+        of, view, step = self.filters[backward], self.views[backward], window.step
         # A loss further than the answer's whole view has too little mass to count.
-        cells = max(
-            2 * window.size, math.ceil(self.views[backward].reach / window.step)
-        )
-        reach = min(cells, int(FURTHEST / window.step))
+        cells = max(2 * window.size, math.ceil(view.reach / step))
         left_out = math.log(_LEFT_OUT * self.share / self.most_moves)
-        spacing = Spacing(window.step, reach, self.views[backward].log_size, left_out)
-        passes = [
-            Pass(
-                (self.problem.upper if up else self.problem.lower).kernels(
-                    spacing, backward=backward, tilt=window.tilt, up=up
-                ),
-                window,
-                up,
-                # No state is worth more than the first, as going on never loses.
-                lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
-                payoff,
+        spacing = Spacing(
+            step, min(cells, int(FURTHEST / step)), view.log_size, left_out
+        )
+        how = {"backward": backward, "tilt": window.tilt}
+        passes = []
+        for up in ends:
+            options = self.problem.upper if up else self.problem.lower
+            kernels = [
+                kernel_of(o.losses, o.counts, o.log_kept, spacing, **how, up=up)
+                for o in options
+            ]
+            # No state is worth more than the first, as going on never loses.
+            passes.append(
+                Pass(
+                    kernels,
+                    window,
+                    up,
+                    lambda x: np.minimum(of.bound(x - offset) + self.lost, 1.0),
+                    payoff,
+                )
             )
-            for up in ends
-        ]
         seen = None if visit is None else lambda state, rows: visit(state, rows[0])
         return solve(self.problem.graph, passes, seen)
+
+    def ends_of(self, states: Mapping[int, int]) -> np.ndarray:
+        """The *upper ends* of some states, to whose places in an array it maps."""
+        found = np.full(len(states), self.question.nothing)
+        if self.known is not None:
+            found[1:] = self.known.upper
+            return found
+        for backward, view in self.views.items():
+            window = self.window(view, min(self.spacing, view.reach))
+
+            def read(state: int, row: Row, window: Window = window) -> bool:
+                place = states.get(state)
+                if place is not None and row.values.any():
+                    end = self.upper_end(Curve.of(row, window, up=True))
+                    found[place] = max(found[place], end)
+                return False
+
+            self.rows(backward, window, True, visit=read)
+        return found
 
     def upper_end(self, curve: Curve) -> float:
         """The upper end that a curve from above says."""
@@ -376,46 +423,23 @@ class Solver:
         return curve.lower_end(above, self.question, *self.errors[False])
 
 
-class Profile(NamedTuple):
-    """*Upper bounds* of ``H_g`` at ``log g = 0, h, 2 h, ...``: what a price rests on.
+def profiles_above(
+    problem: Problem, least: float
+) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    """Of each orientation epsilons and *upper bounds* of delta there.
 
-    Chords in g between them lie above the truth too, which is convex; beyond the last
-    point it is no more than there. The truth at log g is within
-    ``e^mass_error`` times these bounds at ``log g - displaced``.
-
-    Attributes:
-      step: h, nats.
-      values: (n,) falling.
-      displaced: nats.
-      mass_error: of the logarithm.
-    """
-
-    step: float
-    values: np.ndarray
-    displaced: float
-    mass_error: float
-
-    def points(self) -> tuple[np.ndarray, np.ndarray]:
-        """Epsilons and upper bounds of delta there, errors included."""
-        epsilons = self.step * np.arange(len(self.values)) + self.displaced
-        deltas = np.minimum(self.values * math.exp(self.mass_error), 1.0)
-        # Left of g = 1 the divergence is at most 1 - g more than there.
-        first = min(float(deltas[0]) + self.displaced, 1.0)
-        return np.append(0.0, epsilons), np.append(first, deltas)
-
-
-def profiles_above(problem: Problem, least: float) -> list[Profile] | None:
-    """The profile of each orientation; None where so little is never reached.
+    Chords in g between the points lie above the truth too, which is convex; beyond the
+    last point it is no more than there. None where so little is never reached.
 
     Args:
       problem: of one path.
       least: in (0, 1), the divergence to which it is to be known.
     """
     solver = Solver(EpsilonAt(np.asarray(math.log(least))), problem)
-    errors = tuple(solver.errors[True])
     if solver.known is not None:
-        nothing = Profile(1.0, np.zeros(1), *errors)
+        nothing = np.zeros(1), np.zeros(1)
         return None if solver.known.upper > 0 else [nothing]
+    displaced, mass_error = solver.errors[True]
     most = _MOST_WORK_OF_PROFILE / solver.transforms
     most = max(min(_MOST_POINTS_OF_PROFILE, most), _LEAST_POINTS_OF_PROFILE)
     fine = math.sqrt(_WIDTH_OF_PROFILE / (_ERROR_OF_PROFILE * solver.most_moves))
@@ -429,7 +453,11 @@ def profiles_above(problem: Problem, least: float) -> list[Profile] | None:
         for tilt in sorted({0.0, view.tilt}):
             window = solver.window(view._replace(tilt=tilt), spacing)
             (row,) = solver.rows(backward, window, True)
-            curves.append(Curve.of(row, window, up=True).values)
-        values = np.minimum.accumulate(np.minimum.reduce(curves))
-        found.append(Profile(window.step, values, *errors))
+            curves.append(Curve.of(row, window, up=True))
+        values = np.minimum.accumulate(np.minimum.reduce([c.values for c in curves]))
+        deltas = np.minimum(values * math.exp(mass_error), 1.0)
+        # Left of g = 1 the divergence is at most 1 - g more than there.
+        first = min(float(deltas[0]) + displaced, 1.0)
+        epsilons = np.append(0.0, curves[0].x + displaced)
+        found.append((epsilons, np.append(first, deltas)))
     return found

@@ -26,7 +26,7 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     Problem,
 )
 from jaxdp_episodic.accountant.methods.adaptive.recursion import Row, Window
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 
 # Relative width of u that is enough.
 _ENOUGH = 1e-3
@@ -44,6 +44,15 @@ _ROUNDING = 1e-12
 _LOG_NEGLIGIBLE = -100.0
 
 
+def solver_of(question: Question, problem: Problem, width: float) -> Solver:
+    """A solver that knows where to look, and how finely."""
+    solver = Solver(question, problem)
+    if solver.known is None:
+        solver.begin()
+        solver.refine(width, usual_work=_WORK)
+    return solver
+
+
 def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
     """Certified ends of ``log u(0, 1)``, of the larger orientation.
 
@@ -57,7 +66,7 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
     most = max(each.epsilon(_LOG_NEGLIGIBLE)[0] for each in filters)
     is_capped, largest = largest > most, min(largest, most)
     epsilons = np.minimum(epsilons, most).tolist()
-    solver = _solver(DeltaAt(np.asarray(largest)), problem)
+    solver = solver_of(DeltaAt(np.asarray(largest)), problem, _ENOUGH)
     if solver.known is not None:
         # Of a delta that is not computed nothing follows for smaller epsilons.
         asked = solver.question
@@ -65,8 +74,7 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
         return Ends(asked.nothing, asked.nothing if is_nothing else asked.everything)
     lower, upper = -math.inf, -math.inf
     for backward in problem.orientations:
-        window, above = _seen(solver, backward, epsilons, largest)
-        payoff = _payoff(problem, epsilons, largest, window)
+        window, above, payoff = _seen(solver, backward, epsilons, largest)
         (row,) = solver.rows(backward, window, False, payoff=payoff, offset=largest)
         curve = Curve.of(above, window, up=True)
         upper = max(upper, solver.upper_end(curve))
@@ -86,24 +94,8 @@ def filter_epsilons(
 
     *Upper bounds*, inf where the delta is too small; of the states ``budgets``.
     """
-    found = np.zeros(len(budgets))
-    solver = _solver(EpsilonAt(np.asarray(log_delta)), problem)
-    if solver.known is not None:
-        found[1:] = solver.known.upper
-        return found
-    for backward in problem.orientations:
-        view = solver.views[backward]
-        window = solver.window(view, min(solver.spacing, view.reach))
-
-        def read(state: int, row: Row, window: Window = window) -> bool:
-            budget = budgets.get(state)
-            if budget is not None and row.values.any():
-                end = solver.upper_end(Curve.of(row, window, up=True))
-                found[budget] = max(found[budget], end)
-            return False
-
-        solver.rows(backward, window, True, visit=read)
-    return found
+    question = EpsilonAt(np.asarray(log_delta))
+    return solver_of(question, problem, _ENOUGH / 10).ends_of(budgets)
 
 
 def margin(problem: Problem, epsilons: Sequence[float], log_delta: float) -> float:
@@ -112,32 +104,22 @@ def margin(problem: Problem, epsilons: Sequence[float], log_delta: float) -> flo
     As ``(1 - e^(eps + c) g)_+`` is the payoff at ``e^c g``, one recursion says all.
     """
     largest = max(epsilons[spent] for spent in problem.graph.spent)
-    solver = _solver(EpsilonAt(np.asarray(log_delta)), problem)
+    solver = solver_of(EpsilonAt(np.asarray(log_delta)), problem, _ENOUGH / 10)
     if solver.known is not None:
         return 0.0 if solver.known.upper == 0 else math.inf
     found = 0.0
     for backward in problem.orientations:
-        window, row = _seen(solver, backward, epsilons, largest)
+        window, row, _ = _seen(solver, backward, epsilons, largest)
         end = solver.upper_end(Curve.of(row, window, up=True))
         found = max(found, end - largest)
     return found * (1 + _ROUNDING) + _ROUNDING
 
 
-def _solver(question: DeltaAt | EpsilonAt, problem: Problem) -> Solver:
-    """A solver that knows where to look, and how finely."""
-    solver = Solver(question, problem)
-    if solver.known is None:
-        solver.begin()
-        enough = _ENOUGH / 10 if question.is_epsilon else _ENOUGH
-        solver.refine(enough, usual_work=_WORK)
-    return solver
-
-
 def _seen(
     solver: Solver, backward: bool, epsilons: Sequence[float], largest: float
-) -> tuple[Window, Row]:
-    """A window in which the row from above keeps its digits, and that row."""
-    view = solver.views[backward]
+) -> tuple[Window, Row, Callable[[int], np.ndarray]]:
+    """A window in which the row from above keeps its digits, that row, the payoff."""
+    view, spent = solver.views[backward], solver.problem.graph.spent
     right = max(view.right, largest + _LEAST_RIGHT)
     view = view._replace(right=right, at=largest)
     while True:
@@ -146,26 +128,21 @@ def _seen(
         if largest > 0:
             step = largest / math.ceil(largest / step)
         window = solver.window(view, step, is_aligned=True)
-        payoff = _payoff(solver.problem, epsilons, largest, window)
+        x = window.points
+        below = np.where(x < 0, np.exp(np.minimum(x, 0.0)), 0.0)
+
+        def payoff(
+            state: int, x: np.ndarray = x, below: np.ndarray = below
+        ) -> np.ndarray:
+            """Of stopping in a state: ``(1 - e^(x - gap))_+ - (1 - e^x)_+``."""
+            gap = largest - epsilons[spent[state]]
+            inside = (x >= 0) & (x < gap)
+            above = np.where(inside, -np.expm1(np.where(inside, x - gap, -1.0)), 0.0)
+            return above - below * math.expm1(-gap)
+
         (row,) = solver.rows(backward, window, True, payoff=payoff, offset=largest)
         at = np.argmin(np.abs(window.points - largest))
         if row.error < _ENOUGH * row.values[at] or view.tilt < _LEAST_TILT:
-            return window, row
+            return window, row, payoff
         # The largest values are elsewhere: values fall less steeply than tilted.
         view = view._replace(tilt=_FLATTER * view.tilt)
-
-
-def _payoff(
-    problem: Problem, epsilons: Sequence[float], largest: float, window: Window
-) -> Callable[[int], np.ndarray]:
-    """Of stopping in a state: ``(1 - e^(x - gap))_+ - (1 - e^x)_+``."""
-    x = window.points
-    below = np.where(x < 0, np.exp(np.minimum(x, 0.0)), 0.0)
-
-    def of(state: int) -> np.ndarray:
-        gap = largest - epsilons[problem.graph.spent[state]]
-        inside = (x >= 0) & (x < gap)
-        above = np.where(inside, -np.expm1(np.where(inside, x - gap, -1.0)), 0.0)
-        return above - below * math.expm1(-gap)
-
-    return of

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
 from jaxdp_episodic.accountant.methods.adaptive.graph import Graph
-from jaxdp_episodic.accountant.methods.adaptive.kernel import (
-    Kernel,
-    Spacing,
-    kernel_of,
-    with_failure,
-)
 from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.closed_form import one_gaussian, shift_error
 from jaxdp_episodic.accountant.methods.question import Question
@@ -29,8 +23,6 @@ from jaxdp_episodic.accountant.methods.run import Run
 _ORDERS = 1 + np.geomspace(0.05, 500.0, 40)
 # Relative rounding error of Rényi's bound.
 RDP_ROUNDING = 1e-9
-# Rounding of a logarithm, relative to 1 and its size.
-_ROUNDING = 1e-15
 # Heaviest atoms of a loss, for which a lattice is laid.
 _MOST_ATOMS = 4
 # Share of a loss by which the lattice's points are below it.
@@ -41,35 +33,63 @@ FURTHEST = 100.0
 _POINT_ROUNDING = 2.3e-16
 
 
-class Side(NamedTuple):
-    """Options as they are taken for one end: scalar losses and counts, one a step.
+class Ends(NamedTuple):
+    """Certified ends, of epsilon in nats or of log(delta)."""
+
+    lower: float
+    upper: float
+
+
+class Option(NamedTuple):
+    """An option as it is taken for one end.
 
     Attributes:
-      losses, counts: for each option.
-      log_kept: for each option, of everything being lost at once.
-      displaced: for each option, nats by which its losses may be off.
-      mass_error: for each option, error of its ``log H_g``.
+      losses: of its steps, with scalar fields.
+      counts: how often each of them is taken.
+      log_kept: logarithm of the probability that not everything is lost at once.
+      displaced: nats by which its losses may be off.
+      mass_error: error of its ``log H_g``.
     """
 
-    losses: tuple[tuple[Profile, ...], ...]
-    counts: tuple[tuple[float, ...], ...]
-    log_kept: tuple[float, ...]
-    displaced: tuple[float, ...]
-    mass_error: tuple[float, ...]
+    losses: tuple[Profile, ...]
+    counts: tuple[float, ...]
+    log_kept: float
+    displaced: float
+    mass_error: float
 
-    def kernels(
-        self, spacing: Spacing, *, backward: bool, tilt: float, up: bool
-    ) -> list[Kernel]:
-        """Of all options; see `kernel_of`."""
-        which = {"backward": backward, "tilt": tilt, "up": up}
-        return [
-            with_failure(
-                kernel_of(losses, counts, spacing, **which), kept, spacing.step, up=up
-            )
-            for losses, counts, kept in zip(
-                self.losses, self.counts, self.log_kept, strict=True
-            )
-        ]
+    @classmethod
+    def of(cls, run: Run, *, up: bool) -> Option:
+        """The option that a run of one setting is; several Gaussians are one."""
+        reached = run.in_reach() if up else run
+        kept = reached.kept()
+        log_kept = float(reached.log_kept()[0])
+        if not up and run.has_too_little_noise[0]:
+            log_kept = 0.0  # only an upper bound of what is lost at once is known
+        bounding = kept.certified(up=up)
+        pairs = zip(kept.losses, bounding.losses, kept.counts, strict=True)
+        for one, other, count in pairs:
+            if other is not one and count[0] > 0:
+                log_kept += float(count[0] * other.log_kept()[0])
+        mass_error, displaced = (float(e[0]) for e in bounding.certified_error())
+        shift = float(bounding.gaussian_shift()[0])
+        if shift > 0:
+            # The shift is rounded.
+            shift *= 1 + shift_error(bounding) * (1 if up else -1)
+            taken = [(one_gaussian(np.asarray(shift)), 1.0)]
+        else:
+            taken = [
+                (
+                    loss.map(lambda field: np.float64(field[0])).kept_in_range(),
+                    float(count[0]),
+                )
+                for loss, count in zip(bounding.losses, bounding.counts, strict=True)
+                if count[0] > 0 and not loss.loses_nothing[0]
+            ]
+        for loss, n in taken:
+            rounding = _POINT_ROUNDING * FURTHEST
+            displaced += n * (lattice.displacement(loss) + rounding)
+        losses, counts = zip(*taken, strict=True) if taken else ((), ())
+        return cls(losses, counts, log_kept, displaced, mass_error)
 
 
 class Problem(NamedTuple):
@@ -84,8 +104,8 @@ class Problem(NamedTuple):
 
     graph: Graph
     runs: tuple[Run, ...]
-    upper: Side
-    lower: Side
+    upper: tuple[Option, ...]
+    lower: tuple[Option, ...]
     orientations: tuple[bool, ...]
 
     @classmethod
@@ -95,61 +115,22 @@ class Problem(NamedTuple):
             run.refuse("pld")
         flat = tuple(run.flattened((1,)) for run in runs)
         alike = all(run.is_symmetric for run in flat)
-        upper, lower = (_side(flat, up=up) for up in (True, False))
+        upper, lower = (
+            tuple(Option.of(run, up=up) for run in flat) for up in (True, False)
+        )
         return cls(graph, flat, upper, lower, (False,) if alike else (False, True))
 
-
-def _side(runs: Sequence[Run], *, up: bool) -> Side:
-    columns: list[tuple[Any, ...]] = []
-    for run in runs:
-        reached = run.in_reach() if up else run
-        kept = reached.kept()
-        log_kept = float(reached.log_kept()[0])
-        if not up and run.has_too_little_noise[0]:
-            log_kept = 0.0  # only an upper bound of what is lost at once is known
-        bounding = kept.certified(up=up)
-        pairs = zip(kept.losses, bounding.losses, kept.counts, strict=True)
-        for one, other, count in pairs:
-            if other is not one and count[0] > 0:
-                log_kept += float(count[0] * other.log_kept()[0])
-        mass_error, displaced = (float(e[0]) for e in bounding.certified_error())
-        losses, counts = _steps_of(bounding, up=up)
-        displaced += sum(
-            n * (lattice.displacement(loss) + _POINT_ROUNDING * FURTHEST)
-            for loss, n in zip(losses, counts, strict=True)
-        )
-        columns.append((losses, counts, log_kept, displaced, mass_error))
-    return Side(*zip(*columns, strict=True))
-
-
-def _steps_of(run: Run, *, up: bool) -> tuple[tuple[Profile, ...], tuple[float, ...]]:
-    """What loses anything, with scalar fields; several Gaussians as one."""
-    shift = float(run.gaussian_shift()[0])
-    if shift > 0:
-        # The shift is rounded.
-        shift *= 1 + shift_error(run) * (1 if up else -1)
-        return (one_gaussian(np.asarray(shift)),), (1.0,)
-    taken: list[tuple[Any, float]] = [
-        (loss.map(lambda field: np.float64(field[0])), float(count[0]))
-        for loss, count in zip(run.losses, run.counts, strict=True)
-        if count[0] > 0 and not loss.loses_nothing[0]
-    ]
-    losses = tuple(loss.kept_in_range() for loss, _ in taken)
-    return losses, tuple(count for _, count in taken)
-
-
-def atoms_of(problem: Problem) -> np.ndarray:
-    """Sizes of losses that have a probability of their own, the largest first."""
-    sizes: set[float] = set()
-    for loss in (loss for losses in problem.lower.losses for loss in losses):
-        if isinstance(loss, FiniteValues):
-            values, log_masses = loss.values()
-            order = np.argsort(-log_masses)[:_MOST_ATOMS]
-            sizes |= set(np.abs(values[order]).tolist())
-        elif loss.may_have_atoms:
-            sizes |= {float(loss.largest_loss(backward=b)) for b in (False, True)}
-    known = np.array(sorted(x for x in sizes if 0 < x < math.inf))
-    return known[::-1]
+    def atoms(self) -> np.ndarray:
+        """Sizes of losses that have a probability of their own, the largest first."""
+        sizes: set[float] = set()
+        for loss in (loss for option in self.lower for loss in option.losses):
+            if isinstance(loss, FiniteValues):
+                values, log_masses = loss.values()
+                order = np.argsort(-log_masses)[:_MOST_ATOMS]
+                sizes |= set(np.abs(values[order]).tolist())
+            elif loss.may_have_atoms:
+                sizes |= {float(loss.largest_loss(backward=b)) for b in (False, True)}
+        return np.array(sorted((x for x in sizes if 0 < x < math.inf), reverse=True))
 
 
 def aligned(spacing: float, atoms: np.ndarray) -> float:
@@ -196,33 +177,28 @@ class Filter(NamedTuple):
         best = int(np.argmin(found))
         return max(float(found[best]), 0.0), float(a[best])
 
+    def log_deltas(self, epsilon: Sequence[float] | np.ndarray) -> np.ndarray:
+        """``log(delta)`` at epsilons, (n, orders): the same read the other way."""
+        a, x = self.orders, np.asarray(epsilon)[:, None]
+        return (a - 1) * (self.rdp - x + np.log1p(-1 / a)) - np.log(a)
+
     def log_delta(self, epsilon: float) -> tuple[float, float]:
-        """``log(delta)``, and the order: the same read the other way."""
-        a = self.orders
-        found = (a - 1) * (self.rdp - epsilon + np.log1p(-1 / a)) - np.log(a)
+        """``log(delta)``, and the order at which it is found."""
+        (found,) = self.log_deltas([epsilon])
         best = int(np.argmin(found))
-        return min(float(found[best]), 0.0), float(a[best])
+        return min(float(found[best]), 0.0), float(self.orders[best])
 
     def answer(self, question: Question, log_lost: float) -> float:
         """*Upper bound* of one target's answer, with what is lost at once."""
         target = float(question.target)
-        if question.is_epsilon:
-            found = self.epsilon(target)[0]
-            found += RDP_ROUNDING * (1 + abs(found))
-            return found if log_lost == -math.inf else math.inf
-        found = self.log_delta(target)[0]
+        at = self.epsilon if question.is_epsilon else self.log_delta
+        found = at(target)[0]
         found += RDP_ROUNDING * (1 + abs(found))
+        if question.is_epsilon:
+            return found if log_lost == -math.inf else math.inf
         return min(float(np.logaddexp(found, log_lost)), 0.0)
 
     def bound(self, x: np.ndarray) -> np.ndarray:
         """*Upper bounds* of delta at many epsilons."""
-        a = self.orders[:, None]
-        log_delta = (a - 1) * (self.rdp[:, None] - x + np.log1p(-1 / a)) - np.log(a)
-        return np.exp(np.minimum(log_delta.min(axis=0), 0.0)) * (1 + RDP_ROUNDING)
-
-
-class Ends(NamedTuple):
-    """Certified ends, of epsilon in nats or of log(delta)."""
-
-    lower: float
-    upper: float
+        log_delta = np.minimum(self.log_deltas(x).min(axis=-1), 0.0)
+        return np.exp(log_delta) * (1 + RDP_ROUNDING)

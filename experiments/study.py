@@ -1,0 +1,229 @@
+"""The runner of the accuracy studies: train what is missing, then table and picture.
+
+Each study is a script beside this one. Its runs are kept in a CSV file of its name,
+which gets a line as soon as a run is finished:
+
+    python experiments/NAME.py [--repeats N] [--only WORD ...] [--quick] [--out FOLDER]
+
+trains each run until the file has it N times, then writes tables and a picture of all
+that is there into ``--out``. ``--repeats 0`` only writes these. ``--only`` takes the
+runs of which every word is a field, for example ``--only schools`` or ``--only P1 8``.
+``--quick`` trains one short run, which is kept in ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import epsilon as epsilon_of
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.tools.cli import keep_compiled_kernels, use_all_cores
+from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.run_files import LEDGER
+from jaxdp_episodic.trainer.statistics.statistics import Started
+from jaxdp_episodic.training import Evaluation, ProtoNet, TrainingConfig
+
+HERE = Path(__file__).resolve().parent
+CONFIGS = HERE.parent / "configs"
+Run = tuple[Any, ...]
+# As far as rounding and the solver's stated error may lead ledger and run apart.
+SAME_EPSILON = 1e-6
+QUICK_STEPS = 3
+
+
+class Results:
+    """The runs that are finished, by the fields that tell them apart.
+
+    Args:
+      path: of the CSV file.
+      keys: its first columns, which say what was trained; a number is a float.
+    """
+
+    def __init__(self, path: Path, keys: Sequence[str]) -> None:
+        self._path, self._keys = path, keys
+        self.rows: list[dict[str, Any]] = []
+        if path.exists():
+            with path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                self.rows = [{k: _value(v) for k, v in r.items()} for r in reader]
+
+    def of(self, run: Run) -> list[dict[str, Any]]:
+        """Returns the finished runs of these settings."""
+        return [row for row in self.rows if tuple(row[k] for k in self._keys) == run]
+
+    def column(self, name: str, run: Run) -> np.ndarray:
+        """Returns one column of them."""
+        return np.array([row[name] for row in self.of(run)])
+
+    def along(self, name: str, runs: dict[float, Run]) -> dict[float, np.ndarray]:
+        """Returns a column at each place where there is a run."""
+        found = {place: self.column(name, run) for place, run in runs.items()}
+        return {place: values for place, values in found.items() if len(values)}
+
+    def add(self, run: Run, values: dict[str, Any]) -> None:
+        """Adds a line, which is on the disk before this returns."""
+        row = dict(zip(self._keys, run, strict=True)) | values
+        is_new = not self._path.exists()
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(row), lineterminator="\n")
+            if is_new:
+                writer.writeheader()
+            writer.writerow({name: _text(value) for name, value in row.items()})
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows.append(row)
+        print(*(_text(value) for value in row.values()), flush=True)
+
+
+def _value(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _text(value: Any) -> str:
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+class Study:
+    """A study; a script derives from it, and calls `main`.
+
+    Attributes:
+      name: of the script, its results, tables and picture.
+      keys: columns that say what a run is.
+      repeats: of each run, unless the command line says otherwise.
+      rare: fields whose runs are trained only if ``--only`` names them.
+      out: folder of this call.
+      steps: gradient steps of every run; None: as the study has them.
+      options: of this call.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    repeats = 3
+    rare: tuple[str, ...] = ()
+    out: Path
+    steps: int | None = None
+    options: argparse.Namespace
+
+    def runs(self) -> Iterable[Run]:
+        """Returns all runs, those that say most first."""
+        raise NotImplementedError
+
+    def train(self, run: Run, repeat: int) -> dict[str, Any]:
+        """Trains once; returns the values of the other columns."""
+        raise NotImplementedError
+
+    def tables(self, found: Results) -> dict[str, str]:
+        """Returns tables in Markdown, by the name of their file."""
+        raise NotImplementedError
+
+    def draw(self, found: Results, path: Path) -> None:
+        """Draws the picture, if the study has one."""
+
+    def number_of(self, run: Run, repeats: int) -> int:
+        """Returns how often a run is trained."""
+        del run
+        return repeats
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Adds options of the study's own, which are then in ``self.options``."""
+
+    def main(self, doc: str | None) -> None:
+        """Trains what is missing, repeat by repeat; writes tables and picture."""
+        parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+        default = Path("results") / self.name
+        parser.add_argument("--out", type=Path, default=default)
+        parser.add_argument("--repeats", type=int, default=self.repeats)
+        parser.add_argument("--only", nargs="+", default=[], metavar="WORD")
+        parser.add_argument("--quick", action="store_true", help="one short run")
+        self.add_options(parser)
+        self.options = options = parser.parse_args()
+        use_all_cores()
+        keep_compiled_kernels()
+        self.out = options.out.resolve()
+        self.out.mkdir(parents=True, exist_ok=True)
+        found = Results(HERE / f"{self.name}.csv", self.keys)
+        words = {_value(word) for word in options.only}
+        wanted = [
+            run
+            for run in dict.fromkeys(self.runs())
+            if words <= set(run) and not set(self.rare) & (set(run) - words)
+        ]
+        repeats = options.repeats
+        if options.quick:
+            (self.out / "quick.csv").unlink(missing_ok=True)
+            found = Results(self.out / "quick.csv", self.keys)
+            wanted, repeats, self.steps = wanted[:1], 1, QUICK_STEPS
+        for repeat in range(repeats):
+            for run in wanted:
+                is_wanted = repeat < self.number_of(run, repeats)
+                if is_wanted and len(found.of(run)) <= repeat:
+                    found.add(run, self.train(run, repeat))
+        for name, text in self.tables(found).items():
+            (self.out / f"{name}.md").write_text(text, encoding="utf-8")
+            print(text)
+        self.draw(found, self.out / f"{self.name}.png")
+
+
+def trained(
+    config: TrainingConfig, tables: Tables, place: Path, *, projects: bool = True
+) -> tuple[dict[str, float], Any, float]:
+    """Trains a config in the folder ``place``, which is removed.
+
+    Its epsilon is computed again from its ledger, and compared with that of the run.
+
+    With ``projects`` statistics that a run begins with change its features. Returns the
+    score of each split, the trainer, and epsilon (inf without noise).
+    """
+    shutil.rmtree(place, ignore_errors=True)
+    trainer, evaluations, _ = assembled(config, tables)
+    trainer.train(place, checkpoint_every=10**6, log_every=10**6)
+    is_started = config.start is not None and projects
+    learner = Started(trainer.learner) if is_started else trainer.learner
+    scores = {k: one(learner, trainer.params).mean for k, one in evaluations.items()}
+    epsilon = float("inf")
+    if config.epsilon != epsilon:
+        content = read_ledger(place / LEDGER)
+        step, num_steps = content.run_charged()
+        epsilon = float(epsilon_of(step, num_steps=num_steps, delta=content.delta))
+        stated = float(trainer.budget.spent(trainer.num_steps_charged))
+        if not epsilon <= config.epsilon or abs(epsilon / stated - 1) > SAME_EPSILON:
+            raise AssertionError(f"ledger {epsilon!r}, run {stated!r}: {config}")
+    shutil.rmtree(place)
+    return scores, trainer, epsilon
+
+
+def untrained(tables: Tables, split: str, ways: int = 5) -> float:
+    """Returns what the features tell apart by themselves, nothing learned."""
+    learner = ProtoNet(lambda _, inputs: inputs, ways=ways, distance="cosine")
+    return Evaluation(tables.load(split), ways=ways, shots=1, queries=5)(
+        learner, {}
+    ).mean
+
+
+def cpu_seconds(begun: float) -> dict[str, float]:
+    """Returns the column of CPU time since ``begun``, of `time.process_time`."""
+    return {"seconds": round(time.process_time() - begun, 1)}
+
+
+def shown(values: Any, digits: int = 4, *, ends: str = "std") -> str:
+    """Returns the mean, with the spread of the runs, and how many they are."""
+    if not len(values):
+        return ""
+    mean = f"{np.mean(values):.{digits}f}"
+    if ends == "range":
+        return f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    if ends == "none" or len(values) == 1:
+        return f"{mean} ({len(values)})"
+    return f"{mean} ± {np.std(values, ddof=1):.{digits}f} ({len(values)})"

@@ -137,7 +137,7 @@ format: $(VENV)/.stamp
 figures: $(VENV)/.stamp
 	@mkdir -p docs/images docs/tables
 	@for name in $(FIGURES); do \
-	  $(PY) experiments/$$name.py --out results/$$name && \
+	  $(PY) experiments/figures.py $$name && \
 	  cp results/$$name/*.png docs/images/ && \
 	  cp results/$$name/$$name.json docs/tables/ || exit 1; done
 

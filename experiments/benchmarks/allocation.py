@@ -10,11 +10,7 @@ one); without one they are not asked. The former's upper end is the least of its
 ``allocation_epsilon_lower_bound``, which is searched for to 1e-3 only and given for a
 single epoch alone; the latter's ends are refined to its own relative accuracy
 (``gaussian_allocation_epsilon_range``). Each is asked in one process a setting, up to a
-limit, after its imports.
-
-Times are of the processor, of one question each with nothing cached:
-"distribution" is that of one epoch's distribution, both ends. Nothing here fails for
-being slow.
+limit, after its imports. Times are of the processor, nothing cached.
 """
 
 from __future__ import annotations
@@ -24,11 +20,12 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+Setting = tuple[int, float, int, float]
 # Steps in an epoch, noise multiplier, epochs, delta.
-SETTINGS = (
+SETTINGS: tuple[Setting, ...] = (
     (10, 1.0, 1, 1e-6),
     (20, 1.0, 1, 9.8e-5),
     (100, 0.5, 1, 1e-6),
@@ -39,8 +36,8 @@ SETTINGS = (
 )
 
 
-def random_allocation_ends(setting: list[Any]) -> dict[str, float]:
-    """Ends of epsilon and their time; in an environment that has the peer."""
+def random_allocation(setting: Setting) -> Callable[[], tuple[float, float]]:
+    """Ends of epsilon; in an environment that has the peer."""
     from random_allocation.comparisons import structs
     from random_allocation.random_allocation_scheme import (
         allocation_epsilon_combined,
@@ -52,64 +49,46 @@ def random_allocation_ends(setting: list[Any]) -> dict[str, float]:
         sigma=noise, num_steps=steps, num_epochs=epochs, delta=delta
     )
     config = structs.SchemeConfig(allocation_direct_alpha_orders=list(range(2, 61)))
-    start = time.process_time()
-    lower = allocation_epsilon_lower_bound(asked, config) if epochs == 1 else 0.0
-    upper = allocation_epsilon_combined(asked, config)
-    spent = time.process_time() - start
-    return {"lower": float(lower), "upper": float(upper), "seconds": spent}
+
+    def ends() -> tuple[float, float]:
+        lower = allocation_epsilon_lower_bound(asked, config) if epochs == 1 else 0.0
+        return lower, allocation_epsilon_combined(asked, config)
+
+    return ends
 
 
-def pld_accounting_ends(setting: list[Any]) -> dict[str, float]:
-    """Ends of epsilon and their time; in an environment that has the peer."""
+def pld_accounting(setting: Setting) -> Callable[[], tuple[float, float]]:
+    """Ends of epsilon; in an environment that has the peer."""
     from PLD_accounting import gaussian_allocation_epsilon_range  # pyright: ignore[reportMissingImports]
 
     steps, noise, epochs, delta = setting
-    start = time.process_time()
-    upper, lower = gaussian_allocation_epsilon_range(
-        delta=delta, sigma=noise, num_steps=steps, num_epochs=epochs
-    )
-    spent = time.process_time() - start
-    return {"lower": float(lower), "upper": float(upper), "seconds": spent}
+    asked: dict[str, Any] = {"delta": delta, "sigma": noise, "num_steps": steps}
+    return lambda: gaussian_allocation_epsilon_range(num_epochs=epochs, **asked)[::-1]
 
 
-PEERS = {
-    "random-allocation": random_allocation_ends,
-    "pld-accounting": pld_accounting_ends,
-}
-
-
-def our_ends(setting: tuple[int, float, int, float]) -> dict[str, float]:
-    """Our ends of epsilon, the time they take, and those of the distributions alone."""
+def ours(setting: Setting) -> Callable[[], tuple[float, float]]:
+    """Our ends of epsilon."""
     import jaxdp_episodic as jde
-    from jaxdp_episodic.accountant.losses.allocated_bounds import epoch_distribution
-    from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
 
     steps, noise, epochs, delta = setting
     drawn = jde.RandomAllocation("example", steps_per_epoch=steps)
     step = jde.GaussianStep(
         drawn, noise_multiplier=noise, neighboring_relation="add_remove"
     )
-    for cached in (lognormal_sum, epoch_distribution):
-        cached.cache_clear()
-    start = time.process_time()
-    for above in (0.0, 1.0):
-        epoch_distribution(1 / noise, float(steps), float(steps), above)
-    distribution = time.process_time() - start
-    low, high = jde.epsilon_interval(step, delta=delta, num_steps=steps * epochs)
-    spent = time.process_time() - start
-    return {
-        "lower": float(low),
-        "upper": float(high),
-        "distribution_seconds": distribution,
-        "seconds": spent,
-    }
+    asked: dict[str, Any] = {"delta": delta, "num_steps": steps * epochs}
+    return lambda: jde.epsilon_interval(step, **asked)
 
 
-def ask_peer(
-    name: str, python: str, setting: tuple[int, float, int, float], limit: float
-) -> dict[str, float] | str:
-    """A peer's answer, in a process of its own, or why there is none."""
-    command = [python, __file__, "--as-peer", json.dumps([name, setting])]
+SYSTEMS = {
+    "ours": ours,
+    "random-allocation": random_allocation,
+    "pld-accounting": pld_accounting,
+}
+
+
+def asked(name: str, python: str, setting: Setting, limit: float) -> str:
+    """Returns a system's answer, in a process of its own, or why there is none."""
+    command = [python, __file__, "--worker", json.dumps([name, setting])]
     try:
         found = subprocess.run(
             command, capture_output=True, text=True, timeout=limit, check=False
@@ -118,51 +97,36 @@ def ask_peer(
         return f"more than {limit:g} s"
     if found.returncode:
         return (found.stderr.strip().splitlines() or ["failed"])[-1]
-    return json.loads(found.stdout.strip().splitlines()[-1])
+    lower, upper, seconds = json.loads(found.stdout.strip().splitlines()[-1])
+    return (
+        f"[{lower:.6f}, {upper:.6f}] width {upper - lower:.1e}, {seconds:.2f} s of CPU"
+    )
 
 
 def main() -> None:
-    """Prints the table, a line a setting, and writes it."""
+    """Prints a line for each setting and system."""
     parser = argparse.ArgumentParser(description="certified ends of random allocation")
     parser.add_argument("--peer", help="Python of an environment with the peers")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a setting")
-    parser.add_argument("--out", type=Path, help="file to write the results to")
-    parser.add_argument("--as-peer", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.as_peer:
-        name, setting = json.loads(arguments.as_peer)
-        print(json.dumps(PEERS[name](setting)))
+    if arguments.worker:
+        name, setting = json.loads(arguments.worker)
+        ends = SYSTEMS[name](setting)
+        begun = time.process_time()
+        lower, upper = ends()
+        spent = time.process_time() - begun
+        print(json.dumps([float(lower), float(upper), spent]))
         return
-    our_ends(SETTINGS[0])  # what is imported and computed once
-    rows = []
     for setting in SETTINGS:
-        ours = our_ends(setting)
-        peers: dict[str, dict[str, float] | str] = {}
-        if arguments.peer:
-            peers = {
-                name: ask_peer(name, arguments.peer, setting, arguments.limit)
-                for name in PEERS
-            }
-        rows.append({"setting": setting, "ours": ours, "peers": peers})
-        line = (
-            f"t {setting[0]:>6} noise {setting[1]:g} epochs {setting[2]:>3} "
-            f"delta {setting[3]:g}: [{ours['lower']:.6f}, {ours['upper']:.6f}] "
-            f"width {ours['upper'] - ours['lower']:.1e}, distribution "
-            f"{1e3 * ours['distribution_seconds']:.0f} ms, "
-            f"in all {ours['seconds']:.2f} s"
-        )
-        for name, ends in peers.items():
-            if isinstance(ends, str):
-                line += f"; {name}: {ends}"
-                continue
-            line += (
-                f"; {name} [{ends['lower']:.4f}, {ends['upper']:.4f}] "
-                f"width {ends['upper'] - ends['lower']:.1e}, {ends['seconds']:.1f} s"
-            )
-        print(line, flush=True)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
+        steps, noise, epochs, delta = setting
+        print(f"{steps} steps, noise {noise:g}, {epochs} epochs, delta {delta:g}")
+        for name in SYSTEMS:
+            python = sys.executable if name == "ours" else arguments.peer
+            if python:
+                found = asked(name, python, setting, arguments.limit)
+                print(f"  {name:18} {found}", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,8 +4,8 @@
 
 Each row is a process of its own, started several times in turn with the others, so
 that a drift of the machine's speed meets all of them alike; the median is printed. The
-cache folder of the command line is a new one for every "first" row. Peers that are not
-installed are left out by name.
+cache folder of the command line is a new one each time. Peers that are not installed
+are left out by name.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ import os
 import statistics
 import sys
 import tempfile
-import time
-from pathlib import Path
-from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from harness import ROOT, Cost, cost_of, table
 
 DESIGNS = {
     "sampled Gaussian": 'jde.Poisson("example", sampling_probability=0.01)',
     "multistage": (
         'jde.MultistageSampling(jde.Poisson("task", sampling_probability=0.05), '
-        'jde.WithoutReplacement("example", size=8, population=40))'
+        'jde.WithoutReplacement("example", size=8, population=40)), clip_unit="task"'
     ),
     "grouped classes": (
         "jde.GroupedClasses(num_classes=1_623, ways=5, "
@@ -38,34 +35,27 @@ DESIGNS = {
         "population=1_000), num_episodes=8)"
     ),
 }
-CLIP = {"multistage": ', clip_unit="task"'}
 OURS = """
 import jaxdp_episodic as jde
-step = jde.GaussianStep({design}, noise_multiplier=2.0{clip})
+step = jde.GaussianStep({design}, noise_multiplier=2.0)
+asked = dict(num_steps=300, delta=1e-5)
 {question}
 """
-EPSILON = "jde.epsilon(step, num_steps=300, delta=1e-5, method={method!r})"
-OTHERS = {
-    "privacy_report": "jde.privacy_report(step, num_steps=300, delta=1e-5)",
-    "epsilon_interval": "jde.epsilon_interval(step, num_steps=300, delta=1e-5)",
-    "plan_budget": (
-        "from jaxdp_episodic.accountant.questions.budget import plan_budget\n"
-        "plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=300)"
-    ),
+SAMPLED = {
+    "pld epsilon": 'jde.epsilon(step, method="pld", **asked)',
+    "rdp epsilon": 'jde.epsilon(step, method="rdp", **asked)',
+    "privacy_report": "jde.privacy_report(step, **asked)",
+    "epsilon_interval": "jde.epsilon_interval(step, **asked)",
 }
 WARM = """
 import time
-import jaxdp_episodic as jde
-step = jde.GaussianStep({design}, noise_multiplier=2.0)
 for method in ("exact", "pld", "rdp"):
-    ask = lambda: jde.epsilon(step, num_steps=300, delta=1e-5, method=method)
-    ask()
     times = []
-    for _ in range(50):
+    for _ in range(51):
         start = time.perf_counter()
-        ask()
+        jde.epsilon(step, method=method, **asked)
         times.append(time.perf_counter() - start)
-    print(f"{{method}} {{1e3 * sorted(times)[25]:.1f}} ms", end="  ")
+    print(f"{method} {1e3 * sorted(times)[25]:.1f} ms", end="  ")
 print()
 """
 PEERS = {
@@ -76,101 +66,70 @@ event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(
 {module}.{accountant}().compose(event, 300).get_epsilon(1e-5)
 """,
     "opacus": """
-from opacus.accountants import {module} as Accountant
-accountant = Accountant()
+from opacus.accountants import {accountant}
+accountant = {accountant}()
 accountant.history = [(2.0, 0.01, 300)]
 accountant.get_epsilon(1e-5)
 """,
 }
-COMMANDS = {
-    "epsilon omniglot": ["epsilon", "configs/omniglot.toml"],
-    "calibrate omniglot_noise": ["calibrate", "configs/omniglot_noise.toml"],
-    "curve two_phases": ["curve", "configs/two_phases.toml", "--out", "{out}/c.png"],
-    "plan plan_glyphs": ["plan", "configs/plan_glyphs.toml", "--out", "{out}/plan"],
-}
-
-
-class Cost(NamedTuple):
-    """Of one process: seconds, seconds of CPU, mebibytes at the most."""
-
-    wall: float
-    cpu: float
-    memory: float
-
-
-def cost(command: list[str], environment: dict[str, str]) -> Cost:
-    """Runs a command to its end; what it prints is thrown away.
-
-    Raises:
-      RuntimeError: it failed.
-    """
-    start = time.perf_counter()
-    quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-    process = os.posix_spawn(command[0], command, environment, file_actions=quiet)
-    _, status, used = os.wait4(process, 0)
-    wall = time.perf_counter() - start
-    if status:
-        raise RuntimeError(f"exit status {status}: {' '.join(command)}")
-    return Cost(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+ACCOUNTANTS = (
+    ("dp_accounting", "pld", "PLDAccountant"),
+    ("dp_accounting", "rdp", "RdpAccountant"),
+    ("opacus", "", "PRVAccountant"),
+    ("opacus", "", "RDPAccountant"),
+)
+COMMANDS = ("epsilon configs/omniglot.toml", "calibrate configs/omniglot_noise.toml")
+SLOW = (
+    "curve configs/two_phases.toml --out {out}/c.png",
+    "plan configs/plan_glyphs.toml --out {out}/plan",
+)
 
 
 def rows(slow: bool) -> dict[str, list[str]]:
-    """The commands by name."""
-    python = sys.executable
-    table = {}
+    """Returns the commands by name."""
+    codes = {}
     for name, design in DESIGNS.items():
-        question = EPSILON.format(method="exact")
-        code = OURS.format(design=design, clip=CLIP.get(name, ""), question=question)
-        table[f"exact epsilon, {name}"] = [python, "-c", code]
-    design = DESIGNS["sampled Gaussian"]
-    for method in ("pld", "rdp"):
-        code = OURS.format(
-            design=design, clip="", question=EPSILON.format(method=method)
-        )
-        table[f"{method} epsilon, sampled Gaussian"] = [python, "-c", code]
-    for name, question in OTHERS.items():
-        code = OURS.format(design=design, clip="", question=question)
-        table[name] = [python, "-c", code]
-    for name, arguments in COMMANDS.items():
-        if slow or not name.startswith(("curve", "plan")):
-            table[f"$ {name}"] = [python, "-m", "jaxdp_episodic", *arguments]
-    if importlib.util.find_spec("dp_accounting"):
-        for module, accountant in (("pld", "PLDAccountant"), ("rdp", "RdpAccountant")):
-            code = PEERS["dp_accounting"].format(module=module, accountant=accountant)
-            table[f"dp-accounting {module}"] = [python, "-c", code]
-    if importlib.util.find_spec("opacus"):
-        for name in ("PRVAccountant", "RDPAccountant"):
-            code = PEERS["opacus"].format(module=name)
-            table[f"opacus {name}"] = [python, "-c", code]
-    return table
+        question = "jde.epsilon(step, **asked)"
+        codes[f"exact epsilon, {name}"] = OURS.format(design=design, question=question)
+    for name, question in SAMPLED.items():
+        design = DESIGNS["sampled Gaussian"]
+        codes[name] = OURS.format(design=design, question=question)
+    for library, module, accountant in ACCOUNTANTS:
+        if importlib.util.find_spec(library):
+            code = PEERS[library].format(module=module, accountant=accountant)
+            codes[f"{library} {accountant}"] = code
+        else:
+            print(f"{library} {accountant}: not installed here, left out")
+    found = {name: [sys.executable, "-c", code] for name, code in codes.items()}
+    for command in COMMANDS + SLOW * slow:
+        words = [sys.executable, "-m", "jaxdp_episodic", *command.split()]
+        found[f"$ {command}"] = words
+    return found
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the table, and the times of warm calls."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="of each row")
     parser.add_argument("--slow", action="store_true", help="curve and plan as well")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     os.chdir(ROOT)
-    table = rows(arguments.slow)
-    found: dict[str, list[Cost]] = {name: [] for name in table}
-    for _ in range(arguments.runs):
-        for name, command in table.items():
+    commands = rows(options.slow)
+    found: dict[str, list[Cost]] = {name: [] for name in commands}
+    for _ in range(options.runs):
+        for name, command in commands.items():
             with tempfile.TemporaryDirectory() as folder:
-                environment = {**os.environ, "XDG_CACHE_HOME": folder}
                 filled = [part.replace("{out}", folder) for part in command]
-                found[name].append(cost(filled, environment))
-    print(f"median of {arguments.runs} fresh processes, {os.cpu_count()} cores")
-    print(f"{'':36}  wall s   CPU s     MiB")
-    for name, costs in found.items():
-        wall, cpu, memory = (statistics.median(c) for c in zip(*costs, strict=True))
-        print(f"{name:36}  {wall:6.2f}  {cpu:6.2f}  {memory:6.0f}")
-    for name in ("dp_accounting", "opacus"):
-        if not importlib.util.find_spec(name):
-            print(f"{name}: not installed here, left out")
-    print("a warm call in a process: ", end="", flush=True)
-    code = WARM.format(design=DESIGNS["sampled Gaussian"])
-    os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code])
+                found[name].append(cost_of(filled, XDG_CACHE_HOME=folder))
+    print(f"median of {options.runs} fresh processes, {os.cpu_count()} cores")
+    medians = {
+        name: Cost(*(statistics.median(c[i] for c in costs) for i in range(3)), "")
+        for name, costs in found.items()
+    }
+    print(table([{"process": name} | cost.row() for name, cost in medians.items()]))
+    code = OURS.format(design=DESIGNS["sampled Gaussian"], question=WARM)
+    warm = cost_of([sys.executable, "-c", code]).output.strip()
+    print(f"a warm call in a process: {warm}")
 
 
 if __name__ == "__main__":

@@ -39,9 +39,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from clocks import timed
 from flax import nnx
-from presentation import describe_machine
+from harness import Rows, describe_machine, load, spread, table
 
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss
@@ -98,45 +97,35 @@ def main() -> None:
     parser.add_argument("--cores", type=int, choices=(1, 2), default=2)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        serve(json.loads(arguments.worker))
+    options = parser.parse_args()
+    if options.worker:
+        serve(json.loads(options.worker))
         return
-    machine, cores = describe_machine(), arguments.cores
+    machine, cores = describe_machine(), options.cores
+    print(json.dumps(machine), f"{cores} cores are used", flush=True)
     if cores == 1 and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    runs, steps, pairs = (1, 1, 2) if options.quick else (5, 2, 40)
+    report: dict[str, Any] = {"machine": machine, "cores": cores, "runs": runs}
     with tempfile.TemporaryDirectory() as folder:
-        cases = {name: written(name, CASES[name], folder) for name in arguments.cases}
+        cases = {name: written(name, CASES[name], folder) for name in options.cases}
         setting = json.dumps({"threads": cores, "cases": cases})
         workers = {"jax": Worker([__file__, "--worker", setting], cores)}
         if importlib.util.find_spec("torch") is None:
             print("torch: not installed, skipped", file=sys.stderr)
         else:
             workers["torch"] = Worker([str(FOLDER / "torch_peer.py"), setting], cores)
-        runs, steps, pairs = (1, 1, 2) if arguments.quick else (5, 2, 40)
-        results = {
-            name: measured(name, workers, runs, steps, Path(folder))
-            | {"noise": workers["jax"].ask(case=name, pairs=pairs)}
-            for name in cases
-        }
+        for name in cases:
+            rows = measured(name, workers, runs, steps, Path(folder))
+            seconds = workers["jax"].ask(case=name, pairs=pairs)
+            rows += noise_rows(seconds)
+            report[name] = rows
+            print(f"\n{name}: {CASES[name]['episodes']} episodes a step\n{table(rows)}")
         for worker in workers.values():
             worker.close()
-    machine["load_after"] = describe_machine()["load"]
-    report = {
-        "version": 1,
-        "quick": arguments.quick,
-        "runs": runs,
-        "steps_a_run": steps,
-        "cores": cores,
-        "cases": CASES,
-        "machine": machine,
-        "results": results,
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    target = arguments.out / "results.json"
-    target.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(table(report))
-    print(f"\nwritten: {target}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report | {"load after": load()}, indent=1) + "\n"
+    (options.out / "results.json").write_text(text, encoding="utf-8")
 
 
 # --- Both sides, in turn ---
@@ -190,39 +179,40 @@ class Worker:
 
 def measured(
     case: str, workers: dict[str, Worker], runs: int, steps: int, folder: Path
-) -> dict[str, Any]:
-    """Seconds a step of every variant, and how far the two sides' sums are apart."""
-    print(f"measuring: {case} …", file=sys.stderr, flush=True)
-    everything = [
-        (side, variant, worker)
-        for side, worker in workers.items()
-        for variant in worker.variants
-    ]
-    seconds: dict[str, dict[str, Any]] = {side: {} for side in workers}
-    for side, variant, worker in everything:  # compiles, and warms the caches
-        begun = time.perf_counter()
+) -> Rows:
+    """Times every variant in turn; the two sides' sums and the memory stand beside."""
+    sides = [(s, v, worker) for s, worker in workers.items() for v in worker.variants]
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for side, variant, worker in sides:  # compiles, and warms the caches
         worker.ask(case=case, variant=variant, steps=1)
-        first = time.perf_counter() - begun
-        values = worker.ask(case=case, variant=variant, steps=1)
-        seconds[side][variant] = {"first_call": first, "warm_up": values} | {
-            name: [] for name in values
-        }
+        found[side, variant] = [worker.ask(case=case, variant=variant, steps=1)]
     for _ in range(runs):
-        for side, variant, worker in everything:
-            values = seconds[side][variant]
-            fastest = min(v["warm_up"]["seconds"] for v in seconds[side].values())
-            answer = values["warm_up"]
+        for side, variant, worker in sides:
+            values = found[side, variant]
+            fastest = min(v[0]["seconds"] for (s, _), v in found.items() if s == side)
             # What is far behind is not repeated: it is not what is compared.
-            if answer["seconds"] <= 4 * fastest or side == "jax":
-                answer = worker.ask(case=case, variant=variant, steps=steps)
-            for name, value in answer.items():
-                values[name].append(value)
-    for variants in seconds.values():
-        for values in variants.values():
-            values["median"] = statistics.median(values["seconds"])
-            values["processor_median"] = statistics.median(values["cpu_seconds"])
-    memory = workers["jax"].ask(case=case, memory=[8, 256])["temporary_bytes"]
-    result = {"seconds": seconds, "temporary_bytes": memory}
+            if values[0]["seconds"] <= 4 * fastest or side == "jax":
+                values.append(worker.ask(case=case, variant=variant, steps=steps))
+    ours = statistics.median(v["seconds"] for v in found["jax", PRIVATE][1:])
+    rows: Rows = []
+    for (side, variant), values in found.items():
+        wall, cpu = (
+            [v[clock] for v in values[1:] or values]
+            for clock in ("seconds", "cpu_seconds")
+        )
+        median = statistics.median(wall)
+        rows.append(
+            {
+                "step": f"{side}, {variant}",
+                "ms": 1e3 * median,
+                "worst ms": 1e3 * max(wall),
+                "CPU ms": 1e3 * statistics.median(cpu),
+                "times ours": median / ours,
+            }
+        )
+    sizes = workers["jax"].ask(case=case, memory=[8, 256])["temporary_bytes"]
+    words = ", ".join(f"{size / 2**20:.1f} for {number}" for number, size in sizes)
+    rows[0]["MiB for episodes"] = words
     if "torch" in workers:
         sums = []
         for side, variant in (
@@ -232,8 +222,8 @@ def measured(
             file = folder / f"{case}-{side}.npz"
             workers[side].ask(case=case, variant=variant, write=str(file))
             sums.append(dict(np.load(file)))
-        result["sums_apart"] = relative_distance(*sums)
-    return result
+        rows[0]["sums apart"] = relative_distance(*sums)
+    return rows
 
 
 def relative_distance(one: dict[str, Any], two: dict[str, Any]) -> float:
@@ -243,72 +233,31 @@ def relative_distance(one: dict[str, Any], two: dict[str, Any]) -> float:
     return float(np.sqrt(apart / sum(np.sum(np.square(v)) for v in one.values())))
 
 
-def table(report: dict[str, Any]) -> str:
-    """The whole run for a reader."""
-    machine = report["machine"]
-    lines = [
-        f"{machine['processor']}, {report['cores']} cores used, load "
-        f"{machine['load']:.2f} before and {machine['load_after']:.2f} after; "
-        f"medians of {report['runs']} runs"
-    ]
-    for name, result in report["results"].items():
-        spec, seconds = report["cases"][name], result["seconds"]
-        lines += [
-            "",
-            f"{name}: {spec['episodes']} episodes a step, {spec['ways']}-way "
-            f"{spec['shots']}-shot, {spec['queries']} queries a class",
-        ]
-        for side, variants in seconds.items():
-            lines += [
-                f"  {side:<6}{variant:<20}{1e3 * values['median']:8.1f} ms"
-                f"   worst {1e3 * max(values['seconds']):8.1f} ms"
-                f"   of processors {1e3 * values['processor_median']:8.1f} ms"
-                for variant, values in variants.items()
-            ]
-        ours = seconds["jax"][PRIVATE]["median"]
-        plain = seconds["jax"][SIDE_BY_SIDE]["median"]
-        best = min(plain, seconds["jax"][IN_TURN]["median"])
-        lines.append(
-            f"  privacy costs {ours / plain:.2f} times the vmapped step, "
-            f"{ours / best:.2f} times the fastest"
-        )
-        if "torch" in seconds:
-            ratios = {
-                name: min(values[name] for values in seconds["torch"].values())
-                / seconds["jax"][PRIVATE][name]
-                for name in ("median", "processor_median")
-            }
-            lines.append(
-                f"  {ratios['median']:.2f} times PyTorch's speed, "
-                f"{ratios['processor_median']:.2f} by processor time; the sums differ "
-                f"by {result['sums_apart']:.1e}"
-            )
-        lines += noise_lines(result["noise"])
-        memory = result["temporary_bytes"]
-        lines.append(
-            "  working memory: "
-            + ", ".join(f"{m / 2**20:.1f} MiB for {n} episodes" for n, m in memory)
-        )
-    return "\n".join(lines)
-
-
-def noise_lines(seconds: dict[str, dict[str, list[float]]]) -> list[str]:
-    """What discrete noise adds to a step: of the least, the median, and in pairs."""
-    lines = []
-    for clock in ("seconds", "cpu_seconds"):
-        plain, discrete = (np.array(seconds[kind][clock]) for kind in NOISES)
-        ratios = np.min(discrete) / np.min(plain), np.median(discrete / plain)
-        lines.append(
-            f"  discrete noise ({clock}): {1e3 * np.min(discrete):.1f} ms at least, "
-            f"gaussian {1e3 * np.min(plain):.1f}; medians "
-            f"{1e3 * np.median(discrete):.1f} and {1e3 * np.median(plain):.1f}; "
-            f"{100 * (ratios[0] - 1):+.1f} % of the least, "
-            f"{100 * (ratios[1] - 1):+.1f} % in the median pair"
-        )
-    return lines
+def noise_rows(seconds: dict[str, dict[str, list[float]]]) -> Rows:
+    """Returns what discrete noise adds to a step, pair by pair."""
+    rows: Rows = []
+    for kind, clocks in seconds.items():
+        row: dict[str, Any] = {"step": f"jax, {PRIVATE}, {kind} noise in turn"}
+        row["ms"] = 1e3 * statistics.median(clocks["seconds"])
+        row["CPU ms"] = 1e3 * statistics.median(clocks["cpu_seconds"])
+        plain = np.array(seconds[NOISES[0]]["cpu_seconds"])
+        more = np.array(clocks["cpu_seconds"]) / plain - 1
+        rows.append(row | {"more CPU than gaussian, in pairs": spread(more)})
+    return rows
 
 
 # --- Our side ---
+
+
+def timed(step: Callable[[], object], steps: int) -> dict[str, float]:
+    """Seconds of a step, by the clock and of processors, in the mean of some."""
+    by_clock, of_processors = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    return {
+        "seconds": (time.perf_counter() - by_clock) / steps,
+        "cpu_seconds": (time.process_time() - of_processors) / steps,
+    }
 
 
 def serve(setting: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ from jaxdp_episodic.tools.plan.question import (
 )
 from jaxdp_episodic.tools.plan.source import Source
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_features import LEAST_SIDE, WAVELETS
+from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE, WAVELETS
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.data.splits import TRAIN, VALIDATION
 from jaxdp_episodic.trainer.draw.complete import mean_product

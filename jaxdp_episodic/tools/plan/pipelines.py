@@ -28,12 +28,13 @@ from jaxdp_episodic.tools.plan.ratios import (
     ratio_of_statistics,
     ratio_of_steps,
 )
-from jaxdp_episodic.trainer.config.training_features import (
+from jaxdp_episodic.trainer.config.training_parts import (
+    MIXED,
     NUM_WAVELETS,
     ONNX,
+    PLDA,
     WAVELETS,
 )
-from jaxdp_episodic.trainer.config.training_parts import MIXED, PLDA
 from jaxdp_episodic.trainer.config.training_start import MEANS, StartConfig
 
 STEPS = "steps"

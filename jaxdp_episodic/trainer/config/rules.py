@@ -12,12 +12,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.spec import Spec, set_checked, set_whole_numbers
+from jaxdp_episodic.trainer.data.fields import CheckedSpec, Count, Natural, within
 
 _MOST_OPTIONS = 64  # that an untrusted config may name
+
+
+def _name(field: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        shown = _validation.shown(value)
+        raise TypeError(f"{field} must be the name of an option, got {shown}")
+    return value
+
+
+def _names(field: str, values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list | tuple) or not 1 <= len(values) <= _MOST_OPTIONS:
+        raise TypeError(
+            f"{field} must be a list of 1 to {_MOST_OPTIONS} names of options, got "
+            f"{_validation.shown(values)}"
+        )
+    return tuple(_name(field, value) for value in values)
+
+
+Option = Annotated[str, _name]
+Margin = Annotated[float, within(0.0, math.inf, "[)", said="be >= 0 and finite")]
 
 
 class ScoreThen(NamedTuple):
@@ -61,7 +81,7 @@ Rule = Callable[[Released], str | None]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StopWhenStalled(Spec):
+class StopWhenStalled(CheckedSpec):
     """Trains until its steps are taken, or noisy scores no longer improve.
 
     Attributes:
@@ -74,15 +94,11 @@ class StopWhenStalled(Spec):
         standard deviations of the scores' noise.
     """
 
-    train: str = "step"
-    check: str = "check"
-    every: int = 50
-    patience: int = 2
-    margin: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_names(train=self.train, check=self.check)
-        _check_patience(self)
+    train: Option = "step"
+    check: Option = "check"
+    every: Count = 50
+    patience: Count = 2
+    margin: Margin = 0.0
 
     def __call__(self, released: Released) -> str | None:
         """Returns the check where one is due, else a step; None at a stall."""
@@ -92,7 +108,7 @@ class StopWhenStalled(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class NextWhenStalled(Spec):
+class NextWhenStalled(CheckedSpec):
     """Takes one option until noisy scores no longer improve, then the next one.
 
     With options of less and less noise this is "lower the noise when the score stalls".
@@ -107,16 +123,11 @@ class NextWhenStalled(Spec):
       margin: of an improvement.
     """
 
-    options: tuple[str, ...]
-    check: str = "check"
-    every: int = 50
-    patience: int = 1
-    margin: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", _names("options", self.options))
-        _check_names(check=self.check)
-        _check_patience(self)
+    options: Annotated[tuple[str, ...], _names]
+    check: Option = "check"
+    every: Count = 50
+    patience: Count = 1
+    margin: Margin = 0.0
 
     def __call__(self, released: Released) -> str | None:
         """Returns the check where one is due, else the option whose turn it is."""
@@ -126,7 +137,7 @@ class NextWhenStalled(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SpendRest(Spec):
+class SpendRest(CheckedSpec):
     """Takes one option so many times, and spends the rest on another.
 
     Attributes:
@@ -135,13 +146,9 @@ class SpendRest(Spec):
       rest: the option on which all that is left is spent.
     """
 
-    first: str
-    number: int
-    rest: str
-
-    def __post_init__(self) -> None:
-        _check_names(first=self.first, rest=self.rest)
-        set_whole_numbers(self, "number", minimum=0)
+    first: Option
+    number: Natural
+    rest: Option
 
     def __call__(self, released: Released) -> str | None:
         """Returns the option whose turn it is; None where nothing is left for it."""
@@ -194,28 +201,3 @@ def _due(released: Released, rule: Any, options: Sequence[str]) -> str | None:
 def _if_left(released: Released, option: str) -> str | None:
     """The option, unless it is known and used up; an unknown one is asked for."""
     return option if released.left.get(option, 1) else None
-
-
-def _check_names(**names: Any) -> None:
-    for field, value in names.items():
-        if not isinstance(value, str) or not value:
-            shown = _validation.shown(value)
-            raise TypeError(f"{field} must be the name of an option, got {shown}")
-
-
-def _names(field: str, values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list | tuple) or not 1 <= len(values) <= _MOST_OPTIONS:
-        raise TypeError(
-            f"{field} must be a list of 1 to {_MOST_OPTIONS} names of options, got "
-            f"{_validation.shown(values)}"
-        )
-    for value in values:
-        _check_names(**{field: value})
-    return tuple(values)
-
-
-def _check_patience(rule: Any) -> None:
-    set_whole_numbers(rule, "every", "patience")
-    set_checked(rule, _validation.nonnegative_array, "margin", one=True)
-    if not math.isfinite(rule.margin):
-        raise ValueError(f"margin must be finite, got {rule.margin!r}")

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.schemes import Scheme
-from jaxdp_episodic.accountant.describe.spec import (
-    Spec,
-    check_flags,
-    set_positive,
-    set_whole_numbers,
-)
 from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.trainer.config.rules import RULES, options_of
+from jaxdp_episodic.trainer.config.training_start import Share
+from jaxdp_episodic.trainer.data.fields import (
+    CheckedSpec,
+    Count,
+    Flag,
+    Float32,
+    Positive,
+    whole,
+)
 
 CHECK = "check"
 """Name of the option that releases a noisy score."""
@@ -28,80 +31,55 @@ _MOST_CHECKS = 10_000
 _TRAINED_ON = ("train", "all")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class CheckConfig(Spec):
-    """Noisy scores on private held-out tasks; see `PrivateValidation`.
+def _split(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a name, got {value!r}")
+    return value
 
-    Attributes:
-      sampling: how its episodes are drawn from the held-out data, with public sizes;
-        what is clipped, who is protected and under which relation is as in training.
-      number: most scores of the run.
-      split: name of the held-out part.
-      share: of the budget that all of them have together, in (0, 1), where they share
-        it with the training; see `plan_budget`. None: 0.05.
-      apart: held-out data are a part of their own that no protected unit shares with
-        what is trained on: nobody pays for both, and both have the whole budget.
-      fixed: as of `PrivateValidation`, like the next two.
-      error_bound: needed for regression.
-      normalizer: public number of episodes a score.
-    """
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CheckConfig(CheckedSpec):
+    """Noisy scores on private held-out tasks; see `PrivateValidation`."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "sampling": GaussianStep.nested_specs["sampling"]
     }
 
-    sampling: Sampling | Scheme
-    number: int
-    split: str = "validation"
-    share: float | None = None
-    apart: bool = False
-    fixed: bool = False
-    error_bound: float | None = None
-    normalizer: float | None = None
+    sampling: Sampling | Scheme  # of episodes from the held-out data, with public sizes
+    number: Annotated[int, whole(1, _MOST_CHECKS)]  # most scores of the run
+    split: Annotated[str, _split] = "validation"
+    # of the budget, of all scores together, where they share it; None: 0.05
+    share: Share | None = None
+    # no protected unit is held out and trained on: each has the whole budget
+    apart: Flag = False
+    fixed: Flag = False
+    error_bound: Float32 | None = None  # needed for regression
+    normalizer: Float32 | None = None  # public number of episodes a score
 
-    def __post_init__(self) -> None:
-        set_whole_numbers(self, "number", maximum=_MOST_CHECKS)
-        check_flags(self, "apart", "fixed")
-        if not isinstance(self.split, str):
-            raise TypeError(f"split must be a name, got {self.split!r}")
+    def check_values(self) -> None:
+        """Refuses data that are trained on as a part of their own, and its share."""
         if self.apart and self.split in _TRAINED_ON:
             raise ValueError(
                 "apart must be false with the data that are trained on: who is in "
                 f"both parts pays for both, got split={self.split!r}"
             )
-        if self.share is not None:
-            set_positive(self, "share")
-            if self.apart or not self.share < 1:
-                raise ValueError(
-                    "share must lie in (0, 1), and be left out with apart=true, got "
-                    f"{self.share!r}"
-                )
-        for name in ("error_bound", "normalizer"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _validation.float32_number(name, value))
+        if self.apart and self.share is not None:
+            raise ValueError(
+                "share must lie in (0, 1), and be left out with apart=true, got "
+                f"{self.share!r}"
+            )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OptionConfig(Spec):
-    """A kind of step that the run may take.
+class OptionConfig(CheckedSpec):
+    """A kind of step that the run may take."""
 
-    Attributes:
-      noise: factor > 0 of the run's noise multiplier.
-      most: how often at most; None of all: each has a price instead.
-    """
-
-    noise: float = 1.0
-    most: int | None = None
-
-    def __post_init__(self) -> None:
-        set_positive(self, "noise")
-        if self.most is not None:
-            set_whole_numbers(self, "most")
+    noise: Positive = 1.0  # factor of the run's noise multiplier
+    most: Count | None = None  # how often; None of all: each has a price instead
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AdaptiveConfig(Spec):
+class AdaptiveConfig(CheckedSpec):
     """An adaptive budget in place of a plan.
 
     With quotas (``most`` of each option, or ``num_steps`` of the run where no options
@@ -127,10 +105,10 @@ class AdaptiveConfig(Spec):
     rule: Any = None
     options: Mapping[str, OptionConfig] = field(default_factory=dict)
     check: CheckConfig | None = None
-    only_lower: bool = False
+    only_lower: Flag = False
 
-    def __post_init__(self) -> None:
-        check_flags(self, "only_lower")
+    def check_values(self) -> None:
+        """Refuses options that do not fit together; one is there by default."""
         if not isinstance(self.options, Mapping):
             shown = _validation.shown(self.options)
             raise TypeError(f"options must be a table of options, got {shown}")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import checked_sampling
 from jaxdp_episodic.accountant.describe.schemes import PERSON, MultistageSampling
-from jaxdp_episodic.accountant.describe.spec import Spec, set_whole_numbers
+from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
-from jaxdp_episodic.trainer.config.training_evaluation import EvaluationConfig
-from jaxdp_episodic.trainer.config.training_features import FeaturesConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     BAYES,
     CLASSIFIER,
@@ -29,6 +28,8 @@ from jaxdp_episodic.trainer.config.training_parts import (
     PROTONET,
     PROTOTYPES,
     ClippingConfig,
+    EvaluationConfig,
+    FeaturesConfig,
     LearnerConfig,
     ModelConfig,
     OptimizerConfig,
@@ -36,6 +37,15 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.config.training_step import StepConfig
+from jaxdp_episodic.trainer.data.fields import (
+    CheckedSpec,
+    Count,
+    Float32,
+    Natural,
+    one_of,
+    set_fields,
+    within,
+)
 from jaxdp_episodic.trainer.data.people import Truncation, truncated
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource, Stored
 from jaxdp_episodic.trainer.data.splits import TRAIN
@@ -51,7 +61,7 @@ _OPTIONAL = ("evaluation", "start", "model", "people", "clipping", "adaptive")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TrainingConfig(Spec):
+class TrainingConfig(CheckedSpec):
     """A private training run; the dictionary form is what a TOML file holds.
 
     Attributes:
@@ -98,58 +108,41 @@ class TrainingConfig(Spec):
 
     data: DataSource
     step: StepConfig
-    epsilon: float
-    delta: float
+    epsilon: Annotated[float, within(0.0, math.inf, "(]", said="be > 0")]
+    delta: Annotated[float, within(0.0, 1.0, "()")]
     learner: LearnerConfig
     model: ModelConfig | None = None
-    l2_clip_norm: float | None = None
+    l2_clip_norm: Float32 | None = None
     clipping: ClippingConfig | None = None
     start: StartConfig | None = None
     people: PeopleConfig | None = None
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    num_steps: int | None = None
-    normalizer: float | None = None
-    block_size: int | None = None
+    num_steps: Count | None = None
+    normalizer: Float32 | None = None
+    block_size: Count | None = None
     evaluation: EvaluationConfig | None = None
-    checkpoint_every: int = 100
-    noise: str = DISCRETE
-    seed: int | None = None
+    checkpoint_every: Count = 100
+    noise: Annotated[str, one_of(*NOISES)] = DISCRETE
+    seed: Natural | None = None
     adaptive: AdaptiveConfig | None = None
 
-    def __post_init__(self) -> None:
-        _validation.choice("noise", self.noise, NOISES)
-        for name in ("l2_clip_norm", "normalizer"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _validation.float32_number(name, value))
-        set_whole_numbers(self, "checkpoint_every")
-        for name in ("num_steps", "block_size", "seed"):
-            if getattr(self, name) is not None:
-                set_whole_numbers(self, name, minimum=0 if name == "seed" else 1)
-        _validation.single("delta", _validation.open_unit_array("delta", self.delta))
-        target = _validation.real_array("epsilon", self.epsilon)
-        if not _validation.single("epsilon", target) > 0:
-            raise ValueError(f"epsilon must be > 0, got {self.epsilon!r}")
-        self._check_parts()
-        self._check_people()
-        kind = self.learner.kind
-        ways = None if self.evaluation is None else self.evaluation.ways
-        if ways is not None and kind not in PROTOTYPES:
-            raise ValueError(
-                f"evaluation.ways must not be given with learner.kind={kind!r}, whose "
-                f"network has one output for each class of training, got {ways}"
-            )
-        if kind in CLOSED_FORM:
-            self._check_statistics_alone(kind)
-        else:
-            self._check_steps(kind)
-        if kind == CLASSIFIER:
-            self._check_classifier()
-        if self.start is not None:
-            self.start.check_use(kind, self.num_steps)
-        if self.adaptive is not None:
-            self._check_adaptive(self.adaptive)
+    def check_values(self) -> None:
+        """Refuses parts that do not fit together, and fills in what follows."""
+        for name, classes in self.nested_specs.items():
+            part = getattr(self, name)
+            if not (part is None and name in _OPTIONAL or isinstance(part, classes)):
+                names = " or ".join(cls.__name__ for cls in classes)
+                shown = _validation.shown(part)
+                raise TypeError(f"{name} must be a {names}, got {shown}")
+        kind, clipping = self.learner.kind, self.clipping
+        if kind in CLOSED_FORM and self.start is None:
+            set_fields(self, start=StartConfig(kind=kind))
+        if self.l2_clip_norm is None and clipping is not None:
+            if kind not in CLOSED_FORM and clipping.kind == NORMALIZE:
+                set_fields(self, l2_clip_norm=1.0)
+        for mistake in self._mistakes():
+            raise ValueError(mistake)
 
     @property
     def start_shares(self) -> tuple[float, ...]:
@@ -178,54 +171,63 @@ class TrainingConfig(Spec):
             return data, None
         return truncated(data, self.people.bounds, truncate=self.people.truncate)
 
-    def _check_people(self) -> None:
-        """Refuses bounds of people whom nothing protects, or nobody knows."""
-        in_blocks = isinstance(self.step.sampling, PeopleBlocks)
-        protects_people = self.step.privacy_unit == PERSON or in_blocks
-        if not protects_people:
-            if self.people is not None:
-                raise ValueError(
-                    f"people is for step.privacy_unit={PERSON!r}, got "
-                    f"{self.step.privacy_unit!r}"
+    def _mistakes(self) -> Iterator[str]:
+        """What is wrong between the parts, the most basic first."""
+        yield from self._mistakes_of_people()
+        kind, evaluation = self.learner.kind, self.evaluation
+        with_kind = f"with learner.kind={kind!r}"
+        if evaluation is not None and evaluation.ways is not None:
+            if kind not in PROTOTYPES:
+                yield (
+                    f"evaluation.ways must not be given {with_kind}, whose network has "
+                    f"one output for each class of training, got {evaluation.ways}"
                 )
+        if kind in CLOSED_FORM:
+            names = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
+            given = [name for name in names if getattr(self, name) is not None]
+            if self.step.noise_multiplier is not None:
+                given.append("step.noise_multiplier")
+            if given:
+                yield (
+                    f"{given[0]} must not be given {with_kind}, which takes no "
+                    "gradient steps"
+                )
+        else:
+            yield from self._mistakes_of_steps(with_kind)
+        if kind == CLASSIFIER:
+            yield from self._mistakes_of_classifiers(with_kind)
+        if self.start is not None:
+            self.start.check_use(kind, self.num_steps)
+        if self.adaptive is not None:
+            yield from self._mistakes_of_adaptive(self.adaptive)
+
+    def _mistakes_of_people(self) -> Iterator[str]:
+        """Bounds of people whom nothing protects, or nobody knows."""
+        in_blocks = isinstance(self.step.sampling, PeopleBlocks)
+        unit, with_unit = self.step.privacy_unit, f"step.privacy_unit={PERSON!r}"
+        if unit != PERSON and not in_blocks:
+            if self.people is not None:
+                yield f"people is for {with_unit}, got {unit!r}"
             return
         if self.people is None and not in_blocks:
-            raise ValueError(
-                f"people must be given with step.privacy_unit={PERSON!r}: public "
-                "bounds of what one person owns"
+            yield (
+                f"people must be given with {with_unit}: public bounds of what one "
+                "person owns"
             )
-        is_known = isinstance(self.data, Stored) or getattr(self.data, "owner", None)
-        if not is_known:
-            raise ValueError(
-                f"data.owner must be given with step.privacy_unit={PERSON!r}: it says "
-                "whose an example is; got data of type "
-                f"{type(self.data).__name__!r} without"
+        if not isinstance(self.data, Stored) and not getattr(self.data, "owner", None):
+            yield (
+                f"data.owner must be given with {with_unit}: it says whose an example "
+                f"is; got data of type {type(self.data).__name__!r} without"
             )
 
-    def _check_statistics_alone(self, kind: str) -> None:
-        """Refuses what a run of private statistics has no use for."""
-        names = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
-        given = [name for name in names if getattr(self, name) is not None]
-        given += ["step.noise_multiplier"] * (self.step.noise_multiplier is not None)
-        if given:
-            raise ValueError(
-                f"{given[0]} must not be given with learner.kind={kind!r}, which takes "
-                "no gradient steps"
-            )
-        if self.start is None:
-            object.__setattr__(self, "start", StartConfig(kind=kind))
-
-    def _check_steps(self, kind: str) -> None:
-        """Refuses a run of gradient steps without what they need."""
-        kind_of_clipping = None if self.clipping is None else self.clipping.kind
-        if self.l2_clip_norm is None and kind_of_clipping == NORMALIZE:
-            object.__setattr__(self, "l2_clip_norm", 1.0)
+    def _mistakes_of_steps(self, with_kind: str) -> Iterator[str]:
+        """Gradient steps without what they need."""
+        kind = self.learner.kind
         needed = ("l2_clip_norm",) if kind == BAYES else ("model", "l2_clip_norm")
         for name in needed:
             if getattr(self, name) is None:
-                raise ValueError(f"{name} must be given with learner.kind={kind!r}")
-        assert self.l2_clip_norm is not None
-        if self.clipping is not None:
+                yield f"{name} must be given {with_kind}"
+        if self.clipping is not None and self.l2_clip_norm is not None:
             self.clipping.bounds(self.l2_clip_norm)
         fits = {
             PROTONET: EMBEDDINGS,
@@ -235,85 +237,68 @@ class TrainingConfig(Spec):
         fits = (*fits.get(kind, (CONV_CLASSIFIER,)), MLP_KIND)
         if self.model is not None and self.model.kind not in fits:
             # Its outputs are not what the learner takes.
-            raise ValueError(
-                f"model.kind must be one of {fits} with learner.kind={kind!r}, got "
-                f"{self.model.kind!r}"
+            yield (
+                f"model.kind must be one of {fits} {with_kind}, got {self.model.kind!r}"
             )
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
-            given = "neither" if self.num_steps is None else "both"
-            raise ValueError(
+            yield (
                 "give exactly one of num_steps (the noise is calibrated) and "
-                f"step.noise_multiplier (the steps are), got {given}"
+                "step.noise_multiplier (the steps are), got "
+                f"{'neither' if self.num_steps is None else 'both'}"
             )
 
-    def _check_classifier(self) -> None:
-        """Refuses a classifier of classes that are no public list, or of episodes."""
-        design = checked_sampling(self.step.sampling)
-        names = design.level_names
-        unit = self.step.privacy_unit
-        if unit not in (None, names[-1], PERSON):
-            raise ValueError(
-                f"step.privacy_unit must be {names[-1]!r} or {PERSON!r} with "
-                f"learner.kind={CLASSIFIER!r}, whose outputs say which classes there "
-                f"are: their list is public; got {unit!r}"
+    def _mistakes_of_classifiers(self, with_kind: str) -> Iterator[str]:
+        """A classifier of classes that are no public list, or of episodes."""
+        design, step = checked_sampling(self.step.sampling), self.step
+        example = design.level_names[-1]
+        if step.privacy_unit not in (None, example, PERSON):
+            yield (
+                f"step.privacy_unit must be {example!r} or {PERSON!r} {with_kind}, "
+                "whose outputs say which classes there are: their list is public; got "
+                f"{step.privacy_unit!r}"
             )
-        if not isinstance(design, MultistageSampling) or (
-            self.step.clip_unit != names[-1]
-        ):
-            raise ValueError(
-                f"step.clip_unit must be {names[-1]!r}, and step.sampling draw classes "
-                f"and examples, level by level, with learner.kind={CLASSIFIER!r}: "
-                "nothing interacts, and each example is clipped alone; got clip_unit="
-                f"{self.step.clip_unit!r} with {type(design).__name__}"
+        if not isinstance(design, MultistageSampling) or step.clip_unit != example:
+            yield (
+                f"step.clip_unit must be {example!r}, and step.sampling draw classes "
+                f"and examples, level by level, {with_kind}: nothing interacts, and "
+                f"each example is clipped alone; got clip_unit={step.clip_unit!r} with "
+                f"{type(design).__name__}"
             )
-        assert self.model is not None
-        if self.learner.embed == HIDDEN and self.model.kind == LINEAR:
-            raise ValueError(
-                f"learner.embed={HIDDEN!r} needs a model that makes some, got "
-                f"model.kind={LINEAR!r}"
-            )
+        if self.model is not None and self.model.kind == LINEAR:
+            if self.learner.embed == HIDDEN:
+                yield (
+                    f"learner.embed={HIDDEN!r} needs a model that makes some, got "
+                    f"model.kind={LINEAR!r}"
+                )
         if self.evaluation is not None and self.evaluation.ways is None:
-            raise ValueError(
-                f"evaluation.ways must be given with learner.kind={CLASSIFIER!r}, "
-                "which trains on no episodes"
+            yield (
+                f"evaluation.ways must be given {with_kind}, which trains on no "
+                "episodes"
             )
 
-    def _check_adaptive(self, adaptive: AdaptiveConfig) -> None:
-        """Refuses what a run that chooses on the way cannot have, or needs."""
+    def _mistakes_of_adaptive(self, adaptive: AdaptiveConfig) -> Iterator[str]:
+        """What a run that chooses on the way cannot have, or needs."""
         kind, options = self.learner.kind, list(adaptive.options.values())
         if kind in CLOSED_FORM:
-            raise ValueError(
-                f"adaptive is for runs of gradient steps, got learner.kind={kind!r}"
-            )
+            yield f"adaptive is for runs of gradient steps, got learner.kind={kind!r}"
         if self.evaluation is not None and self.evaluation.without_noise:
-            raise ValueError(
+            yield (
                 "evaluation.without_noise must be false with adaptive: without noise "
                 "the run would choose otherwise"
             )
         if adaptive.has_quotas and self.num_steps is None:
-            raise ValueError("num_steps must be given with adaptive quotas, got None")
+            yield "num_steps must be given with adaptive quotas, got None"
         if adaptive.has_quotas and options[0].most is not None:
             most = sum(option.most or 0 for option in options)
             if most != self.num_steps:
-                raise ValueError(
+                yield (
                     f"num_steps must be that of all options together, {most}, got "
                     f"{self.num_steps}"
                 )
         if self.start is not None and self.num_steps is None:
-            raise ValueError("num_steps must be given with start, got None")
-        if not adaptive.has_quotas and self.epsilon == float("inf"):
-            raise ValueError("epsilon must be finite with adaptive prices, got inf")
-
-    def _check_parts(self) -> None:
-        """Refuses a part of the run that is none of its specs, such as a list."""
-        for name, classes in self.nested_specs.items():
-            part = getattr(self, name)
-            if part is None and name in _OPTIONAL:
-                continue
-            if not isinstance(part, classes):
-                names = " or ".join(cls.__name__ for cls in classes)
-                shown = _validation.shown(part)
-                raise TypeError(f"{name} must be a {names}, got {shown}")
+            yield "num_steps must be given with start, got None"
+        if not adaptive.has_quotas and math.isinf(self.epsilon):
+            yield "epsilon must be finite with adaptive prices, got inf"
 
     @classmethod
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:

@@ -1,21 +1,32 @@
-"""The parts of a training config that say what trains: no arrays, no JAX."""
+"""The parts of a training config: no arrays, no JAX.
+
+Each field is checked by the type that it is declared of, see `trainer.data.fields`.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
-from jaxdp_episodic.accountant.describe.spec import (
-    Spec,
-    check_flags,
-    set_positive,
-    set_whole_numbers,
+from jaxdp_episodic.trainer.data.fields import (
+    CheckedSpec,
+    Count,
+    Flag,
+    Natural,
+    Positive,
+    Text,
+    numbers,
+    one_of,
+    set_fields,
+    whole,
+    within,
 )
 
 CROSS_ENTROPY = "cross_entropy"
@@ -57,9 +68,9 @@ MOST_INNER_STEPS = 10_000  # of an episode
 _MOST_LAYERS = 64
 MOST_UNITS = 2**14  # of a layer
 _LARGEST_SEED = 2**31 - 1  # of NNX
-
-_OPTIMIZERS = ("adam", "adamw", "sgd")
-_SCHEDULES = ("constant", "cosine")
+_MOST_EPISODES = 10**7  # of an evaluation
+_MOST_PIXELS = 2048  # of a side
+_MOST_PARTS = 64  # of a side
 
 FIXED = "fixed"
 QUANTILE = "quantile"
@@ -71,34 +82,52 @@ _HIGHEST = 1e3
 # Range of its bounds: within that of any clip norm, rounded to float32 or not.
 _LEAST_NORM = 1e-12
 _MOST_NORM = 1e12
-# Range of the count's noise. Below it, the gradient's noise grows by more than twice;
-# above, there were few of the grid's steps left to count in (60 at the end).
-_LEAST_COUNT_NOISE = 0.3
-_MOST_COUNT_NOISE = 500.0
+
+NONE = "none"
+WAVELETS = "wavelets"
+ONNX = "onnx"
+FEATURES = (NONE, WAVELETS, ONNX)
+# Features of a channel: 16 Gabor filters and the image, 5 x 5 coefficients of each.
+NUM_WAVELETS = 425
+LEAST_SIDE = 8  # pixels of an image that has wavelets
+RGB = "rgb"
+BGR = "bgr"
+GREY = "grey"
+NUM_CHANNELS = {RGB: 3, BGR: 3, GREY: 1}
+MEAN = "mean"
+MAX = "max"
+POOLS = (MEAN, MAX, NONE)
+# What settings of a network are if a config leaves them out; None: see there.
+_OF_NETWORKS: dict[str, Any] = {
+    **{"path": None, "output": None, "size": None, "channels": RGB},
+    **{"channels_last": False, "mean": 0.0, "std": 1.0, "pool": MEAN, "grid": 1},
+}
+
+checked_decay = functools.partial(within(0.0, 1.0, "[)"), "ema")
+"""Returns a decay of an average; a ValueError, unless it lies in [0, 1)."""
+
+Loss = Annotated[str, one_of(*LOSSES)]
+Norm = Annotated[float, within(_LEAST_NORM, _MOST_NORM)]
+Layers = functools.partial(
+    numbers,
+    most=_MOST_LAYERS,
+    check=functools.partial(_validation.integer_array, minimum=1),
+    what="numbers",
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PeopleConfig(Spec):
-    """Public bounds of what one person owns, and what becomes of more.
+class PeopleConfig(CheckedSpec):
+    """Public bounds of what one person owns; see `PersonBounds`."""
 
-    Attributes:
-      examples: as of `PersonBounds`, like the next two.
-      classes: of a person.
-      tasks: of a person.
-      truncate: leave out what people own beyond the bounds; false: it is an error.
-    """
+    examples: Count | None = None
+    classes: Count | None = None
+    tasks: Count | None = None
+    truncate: Flag = True  # leave out more than that; false: it is an error
 
-    examples: int | None = None
-    classes: int | None = None
-    tasks: int | None = None
-    truncate: bool = True
-
-    def __post_init__(self) -> None:
-        check_flags(self, "truncate")
-        for name in BOUNDS:
-            if getattr(self, name) is not None:
-                set_whole_numbers(self, name)
-        _ = self.bounds  # refuses none at all
+    def check_values(self) -> None:
+        """Refuses to bound nothing."""
+        _ = self.bounds
 
     @property
     def bounds(self) -> PersonBounds:
@@ -106,64 +135,41 @@ class PeopleConfig(Spec):
         return PersonBounds(**{name: getattr(self, name) for name in BOUNDS})
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LearnerConfig(Spec):
-    """What an episode teaches, and how.
+def _head(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {value!r}")
+    return value
 
-    Attributes:
-      kind: "protonet", "maml", "anil"; "bayes" (see `BayesianRegression`);
-        "classifier", of the training classes, whose list is public; "plda", "mixed":
-        private statistics alone.
-      shots: support examples, of each class or of the task; of "classifier", which
-        draws no support, in evaluation.
-      distance: of "protonet" and "classifier": "euclidean" or "cosine".
-      embed: of "classifier": what held-out classes are told apart by, its "logits",
-        its "features", which the last layer sees, or "both".
-      temperature: of "protonet": factor of the logits.
-      resplits: of "protonet": train on every example as support.
-      inner_steps: gradient steps on the support set (not for ProtoNet).
-      inner_learning_rate: of these steps.
-      first_order: do not differentiate through the inner steps' gradients.
-      checkpoint: recompute the inner steps in the backward pass: less memory, more
-        time.
-      loss: "cross_entropy" (classification) or "squared_error" (regression).
-      head: of "anil": top-level key of the parameters that are adapted.
-      rank: of "bayes", as the rest: directions in which tasks differ most.
-      prior_scale: first standard deviation of a task's weights.
-      noise_scale: first standard deviation of a target around its task's line.
-    """
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LearnerConfig(CheckedSpec):
+    """What an episode teaches, and how; docs/training.md lists the keys."""
 
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"kind": LEARNERS}
 
-    kind: str
-    shots: int
-    distance: str = EUCLIDEAN
-    embed: str = BOTH
-    temperature: float = 1.0
-    resplits: bool = False
-    inner_steps: int = 3
-    inner_learning_rate: float = 0.1
-    first_order: bool = False
-    checkpoint: bool = False
-    loss: str = CROSS_ENTROPY
-    head: str = "head"
-    rank: int = 3
-    prior_scale: float = 1.0
-    noise_scale: float = 1.0
+    kind: Annotated[str, one_of(*LEARNERS)]
+    shots: Count  # support examples, of each class or of the task
+    # of prototypes, like the next
+    distance: Annotated[str, one_of(*DISTANCES)] = EUCLIDEAN
+    # of "classifier": what other classes are told apart by
+    embed: Annotated[str, one_of(*EMBEDS)] = BOTH
+    temperature: Positive = 1.0
+    resplits: Flag = False  # of prototypes: train on every example as support
+    # of "maml" and "anil", on the support
+    inner_steps: Annotated[int, whole(1, MOST_INNER_STEPS)] = 3
+    inner_learning_rate: Positive = 0.1
+    first_order: Flag = False  # do not differentiate through the inner gradients
+    checkpoint: Flag = False  # recompute inner steps: less memory, more time
+    loss: Loss = CROSS_ENTROPY
+    # of "anil": key of the parameters that are adapted
+    head: Annotated[str, _head] = "head"
+    # of "bayes": directions in which tasks differ most
+    rank: Annotated[int, whole(1, MOST_UNITS)] = 3
+    prior_scale: Positive = 1.0  # first standard deviation of a task's weights
+    noise_scale: Positive = 1.0  # first one of a target around its task's line
 
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, LEARNERS)
-        _validation.choice("loss", self.loss, LOSSES)
-        set_whole_numbers(self, "shots")
-        _validation.choice("distance", self.distance, DISTANCES)
-        _validation.choice("embed", self.embed, EMBEDS)
-        set_whole_numbers(self, "inner_steps", maximum=MOST_INNER_STEPS)
-        set_whole_numbers(self, "rank", maximum=MOST_UNITS)
-        set_positive(self, "inner_learning_rate", "temperature")
-        set_positive(self, "prior_scale", "noise_scale")
-        check_flags(self, "first_order", "checkpoint", "resplits")
-        if not isinstance(self.head, str):
-            raise TypeError(f"head must be a string, got {self.head!r}")
+    def check_values(self) -> None:
+        """Refuses a loss that is not the learner's."""
         loss = _LOSS_OF.get(self.kind, self.loss)
         if self.loss != loss:
             raise ValueError(f"loss must be {loss!r} with kind={self.kind!r}")
@@ -175,47 +181,26 @@ class LearnerConfig(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ModelConfig(Spec):
-    """The network.
-
-    Attributes:
-      kind: "conv_embedding" or "linear" (for ProtoNet), "conv_classifier" or "mlp"; a
-        classifier takes any of the last three.
-      channels: of each convolution (stride 2 each), or units of each hidden layer.
-      embedding: outputs for prototypes, or for the lines of "bayes"; a classifier has
-        one for each class.
-      skip: of "linear" with prototypes: what they are taken of are the inputs, too,
-        beside the outputs, so that nothing is lost where nothing is learned. None:
-        where grouped classes make fewer than 30 episodes a step.
-      seed: of the initial parameters, which are public.
-    """
+class ModelConfig(CheckedSpec):
+    """The network; docs/training.md lists the keys."""
 
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"kind": MODELS}
 
-    kind: str
-    channels: tuple[int, ...] = (16, 32, 32)
-    embedding: int = 32
-    skip: bool | None = None
-    seed: int = 0
+    kind: Annotated[str, one_of(*MODELS)]
+    # of each convolution, of stride 2, or units of each hidden layer
+    channels: Annotated[tuple[int, ...], Layers] = (16, 32, 32)
+    embedding: Count = 32  # outputs; a classifier has one for each class
+    skip: Flag | None = None  # of "linear": inputs beside outputs; None: see `skips`
+    # of the initial parameters, which are public
+    seed: Annotated[int, whole(0, _LARGEST_SEED)] = 0
 
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, MODELS)
-        channels = _validation.integer_array("channels", self.channels, minimum=1)
-        if channels.ndim != 1 or not 1 <= channels.size <= _MOST_LAYERS:
-            raise ValueError(
-                f"channels must be a list of 1 to {_MOST_LAYERS} numbers, got "
-                f"{_validation.shown(self.channels)}"
-            )
-        object.__setattr__(self, "channels", tuple(channels.tolist()))
-        set_whole_numbers(self, "embedding")
-        if self.skip is not None:
-            check_flags(self, "skip")
+    def check_values(self) -> None:
+        """Refuses layers that are too large."""
         if max(*self.channels, self.embedding) > MOST_UNITS:
             raise ValueError(
                 f"channels and embedding must be at most {MOST_UNITS}, got "
                 f"{self.channels} and {self.embedding}"
             )
-        set_whole_numbers(self, "seed", minimum=0, maximum=_LARGEST_SEED)
 
     def skips(self, sampling: Any) -> bool:
         """Returns ``skip``, or what it is by default: of public numbers alone."""
@@ -226,53 +211,33 @@ class ModelConfig(Spec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OptimizerConfig(Spec):
-    """The optimizer of the outer loop, which sees noised gradients only.
+class OptimizerConfig(CheckedSpec):
+    """The optimizer of the outer loop, which sees noised gradients only."""
 
-    Attributes:
-      kind: "adam", "adamw" or "sgd" (with momentum 0.9).
-      learning_rate: its start.
-      schedule: "constant" or "cosine" (down to zero at the last step).
-      warmup_steps: linear warm-up.
-      weight_decay: of "adamw".
-      ema: decay of the average of the parameters that is evaluated and released, in
-        [0, 1); None: the last parameters are. See `averaged`.
-      noise_floor: of "adam": subtracts the noise's variance from the second moments, of
-        which at least this multiple of it remains; None: subtracts nothing. See
-        `noise_corrected_adam`.
-    """
+    # of SGD the momentum is 0.9
+    kind: Annotated[str, one_of("adam", "adamw", "sgd")] = "adam"
+    learning_rate: Positive = 2e-3
+    # cosine: down to zero at the last step
+    schedule: Annotated[str, one_of("constant", "cosine")] = "constant"
+    warmup_steps: Natural = 0  # linear
+    weight_decay: Annotated[  # of "adamw"
+        float, within(0.0, float("inf"), "[)", said="be a finite number >= 0")
+    ] = 1e-4
+    # decay of the average that is released; None: the last parameters are
+    ema: Annotated[float, within(0.0, 1.0, "[)")] | None = None
+    # of "adam": see `noise_corrected_adam`; None: nothing is subtracted
+    noise_floor: Positive | None = None
 
-    kind: str = "adam"
-    learning_rate: float = 2e-3
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    weight_decay: float = 1e-4
-    ema: float | None = None
-    noise_floor: float | None = None
-
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, _OPTIMIZERS)
-        _validation.choice("schedule", self.schedule, _SCHEDULES)
-        set_positive(self, "learning_rate")
-        set_whole_numbers(self, "warmup_steps", minimum=0)
-        decay = _validation.nonnegative_array("weight_decay", self.weight_decay)
-        if decay.ndim or not np.isfinite(decay):
+    def check_values(self) -> None:
+        """Refuses a floor of an optimizer that has none."""
+        if self.noise_floor is not None and self.kind != "adam":
             raise ValueError(
-                f"weight_decay must be a finite number, got {self.weight_decay!r}"
+                f"noise_floor goes with kind='adam' only, got kind={self.kind!r}"
             )
-        object.__setattr__(self, "weight_decay", float(decay))
-        if self.ema is not None:
-            object.__setattr__(self, "ema", checked_decay(self.ema))
-        if self.noise_floor is not None:
-            set_positive(self, "noise_floor")
-            if self.kind != "adam":
-                raise ValueError(
-                    f"noise_floor goes with kind='adam' only, got kind={self.kind!r}"
-                )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ClippingConfig(Spec):
+class ClippingConfig(CheckedSpec):
     """What is made of contributions by the clip norm C, and what C is.
 
     Epsilon is the same for all kinds, under every relation: a contribution is at most C
@@ -288,7 +253,8 @@ class ClippingConfig(Spec):
       rate: > 0, at most 10; how fast C follows.
       count_noise: r: the count has r times the gradient's noise multiplier. Joined to
         it, the gradient needs sqrt(1 + 1 / (4 r^2)) times the noise: 0.12 % more for
-        10. In [0.3, 500].
+        10. In [0.3, 500]: below, the gradient's noise grows by more than twice; above,
+        there were few of the grid's steps left to count in (60 at the end).
       minimum: least C. None: 1/1,000 of the first.
       maximum: greatest C. None: 1,000 times the first.
 
@@ -297,23 +263,12 @@ class ClippingConfig(Spec):
       adaptive clipping. arXiv:1905.03871, Theorem 1.
     """
 
-    kind: str = QUANTILE
-    quantile: float = 0.5
-    rate: float = 0.2
-    count_noise: float = 10.0
-    minimum: float | None = None
-    maximum: float | None = None
-
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, CLIPPINGS)
-        _set_in(self, "quantile", 0.0, 1.0, is_open=True)
-        _set_in(self, "rate", 0.0, 10.0)
-        if not self.rate:
-            raise ValueError(f"rate must be > 0, got {self.rate!r}")
-        _set_in(self, "count_noise", _LEAST_COUNT_NOISE, _MOST_COUNT_NOISE)
-        for name in ("minimum", "maximum"):
-            if getattr(self, name) is not None:
-                _set_in(self, name, _LEAST_NORM, _MOST_NORM)
+    kind: Annotated[str, one_of(*CLIPPINGS)] = QUANTILE
+    quantile: Annotated[float, within(0.0, 1.0, "()")] = 0.5
+    rate: Annotated[float, within(0.0, 10.0, "(]")] = 0.2
+    count_noise: Annotated[float, within(0.3, 500.0)] = 10.0
+    minimum: Norm | None = None
+    maximum: Norm | None = None
 
     @property
     def counts(self) -> bool:
@@ -339,26 +294,98 @@ class ClippingConfig(Spec):
         return low, high
 
 
-def _set_in(
-    spec: Spec, name: str, low: float, high: float, *, is_open: bool = False
-) -> None:
-    """Checks a field of a frozen spec: one number in a range, with its ends or not."""
-    value = getattr(spec, name)
-    number = _validation.single(name, _validation.real_array(name, value))
-    if not low <= number <= high or (is_open and number in (low, high)):
-        ends = f"({low:g}, {high:g})" if is_open else f"[{low:g}, {high:g}]"
-        raise ValueError(f"{name} must lie in {ends}, got {value!r}")
-    object.__setattr__(spec, name, float(number))
+def _splits(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(one, str) for one in value
+    ):
+        shown = _validation.shown(value)
+        raise TypeError(f"{name} must be a list of names, got {shown}")
+    return tuple(value)
 
 
-def checked_decay(decay: Any) -> float:
-    """Returns a decay of an average.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EvaluationConfig(CheckedSpec):
+    """How the model is judged on held-out tasks."""
 
-    Raises:
-      TypeError: no number.
-      ValueError: not one in [0, 1).
-    """
-    value = _validation.probability_array("ema", decay)
-    if value.ndim or not value < 1:
-        raise ValueError(f"ema must lie in [0, 1), got {decay!r}")
-    return float(value)
+    splits: Annotated[tuple[str, ...], _splits] = ("validation",)
+    ways: Count | None = None  # of prototypes only; None: as in training, like shots
+    shots: Count | None = None
+    queries: Count = 5
+    # 600 is the custom of the field
+    num_episodes: Annotated[int, whole(2, _MOST_EPISODES)] = 600
+    # steps between evaluations; None: after the last step alone
+    every: Count | None = None
+    # release the simplest stage within a standard error of the best on "validation",
+    # else on the first split that is not "test"; false: the last one. None: true, but
+    # where people are protected, who may be in both parts.
+    select: Flag | None = None
+    without_noise: Flag = False  # train without noise, too, for the report's picture
+
+
+def _sides(name: str, value: Any) -> tuple[int, int]:
+    """Height and width."""
+    sides = _validation.integer_array(name, value, minimum=1)
+    if sides.shape not in ((), (2,)) or sides.max() > _MOST_PIXELS:
+        raise ValueError(
+            f"{name} must be one number or [height, width], at most {_MOST_PIXELS}, "
+            f"got {_validation.shown(value)}"
+        )
+    height, width = np.broadcast_to(sides, 2).tolist()
+    return height, width
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FeaturesConfig(CheckedSpec):
+    """Fixed features of the examples; docs/backbones.md lists the keys."""
+
+    kind: Annotated[str, one_of(*FEATURES)] = NONE
+    # folder for those of each split, as private as the data; None: the run's
+    cache: Text | None = None
+    path: Text | None = None  # of "onnx", as the rest: the file
+    output: Text | None = None  # name of a value; None: the first output
+    # that images are brought to; None: the file's, or their own
+    size: Annotated[tuple[int, ...], _sides] | None = None
+    channels: Annotated[str, one_of(*NUM_CHANNELS)] | None = None
+    channels_last: Flag | None = None  # axes are (1, H, W, C) in place of (1, C, H, W)
+    # subtracted from pixels in [0, 1], of each channel or all; `std` divides them
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    pool: Annotated[str, one_of(*POOLS)] | None = None  # over positions
+    # parts of each axis that are pooled apart
+    grid: Annotated[int, whole(1, _MOST_PARTS)] | None = None
+
+    def check_values(self) -> None:
+        """Checks the settings of a network, and fills in what is left out."""
+        given = [name for name in _OF_NETWORKS if getattr(self, name) is not None]
+        if self.kind != ONNX:
+            if given:
+                raise ValueError(
+                    f"{given[0]} is for kind={ONNX!r}, got it with kind={self.kind!r}"
+                )
+            return
+        if self.path is None:
+            raise ValueError(f"path must be given with kind={ONNX!r}: an ONNX file")
+        left_out = _OF_NETWORKS.keys() - given
+        set_fields(self, **{name: _OF_NETWORKS[name] for name in left_out})
+        if self.pool == NONE and self.grid != 1:
+            raise ValueError(f"grid is for a pool other than {NONE!r}, got {self.grid}")
+        for name in ("mean", "std"):
+            set_fields(self, **{name: self._of_channels(name)})
+        if self.std is not None and 0 in self.std:
+            raise ValueError(f"std must not be 0, got {self.std}")
+
+    def _of_channels(self, name: str) -> tuple[float, ...]:
+        """One number for each channel, from as many or one."""
+        value, channels = getattr(self, name), NUM_CHANNELS[str(self.channels)]
+        found = _validation.real_array(name, value)
+        if found.shape not in ((), (1,), (channels,)) or np.abs(found).max() > 1e6:
+            raise ValueError(
+                f"{name} must be one number or {channels}, one a channel, in "
+                f"[-1e6, 1e6], got {_validation.shown(value)}"
+            )
+        return tuple(np.broadcast_to(found, channels).tolist())
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """The settings of a network, but for the file's place."""
+        return {n: getattr(self, n) for n in _OF_NETWORKS if n != "path"}

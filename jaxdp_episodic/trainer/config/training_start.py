@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import PersonBounds
@@ -13,13 +15,17 @@ from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
 )
-from jaxdp_episodic.accountant.describe.spec import (
-    Spec,
-    set_positive,
-    set_whole_numbers,
-)
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM, MIXED, PLDA
+from jaxdp_episodic.trainer.data.fields import (
+    CheckedSpec,
+    Count,
+    Positive,
+    numbers,
+    one_of,
+    whole,
+    within,
+)
 
 MEAN = "mean"
 KINDS = (MEAN, PLDA, MIXED)
@@ -38,9 +44,14 @@ MOST_SLOPES = 63  # moments of pairs have the fourth power of their number plus 
 MOST_POWERS = 8
 _MOST_STAGES = 64  # of the covariance within classes
 
+Share = Annotated[float, within(0.0, 1.0, "()")]
+Stages = functools.partial(
+    numbers, most=_MOST_STAGES, check=_validation.positive_array, what="shares"
+)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StartConfig(Spec):
+class StartConfig(CheckedSpec):
     """Private statistics that a run begins with.
 
     Attributes:
@@ -68,51 +79,28 @@ class StartConfig(Spec):
       target_bound: public bound of the targets' size, to which they are cut.
     """
 
-    kind: str = PLDA
-    share: float | None = None
-    mean: float = 0.02
-    within: tuple[float, ...] = (0.05, 0.1, 0.2, 0.35)
-    total: float = 0.28
-    between: str = TOTAL
-    pairs: str = CLASS
-    num_people: int | None = None
-    dimensions: int | None = None
-    pooled: float = 0.5
-    powers: int = 2
-    slopes: int = 1
-    target_bound: float = 1.0
+    kind: Annotated[str, one_of(*KINDS)] = PLDA
+    share: Share | None = None
+    mean: Positive = 0.02
+    within: Annotated[tuple[float, ...], Stages] = (0.05, 0.1, 0.2, 0.35)
+    total: Positive = 0.28
+    between: Annotated[str, one_of(*BETWEEN)] = TOTAL
+    pairs: Annotated[str, one_of(*PAIRS)] = CLASS
+    num_people: Count | None = None
+    dimensions: Annotated[int, whole(1, MOST_FEATURES)] | None = None
+    pooled: Share = 0.5
+    powers: Annotated[int, whole(1, MOST_POWERS)] = 2
+    slopes: Annotated[int, whole(0, MOST_SLOPES)] = 1
+    target_bound: Positive = 1.0
 
-    def __post_init__(self) -> None:
-        _validation.choice("kind", self.kind, KINDS)
-        _validation.choice("between", self.between, BETWEEN)
-        _validation.choice("pairs", self.pairs, PAIRS)
-        if self.num_people is not None:
-            set_whole_numbers(self, "num_people")
-        if self.share is not None:
-            set_positive(self, "share")
-            if not self.share < 1:
-                raise ValueError(f"share must lie in (0, 1), got {self.share!r}")
-        set_positive(self, "mean", "total")
-        within = _validation.positive_array("within", self.within)
-        if within.ndim != 1 or not 1 <= within.size <= _MOST_STAGES:
-            raise ValueError(
-                f"within must be a list of 1 to {_MOST_STAGES} shares, got "
-                f"{_validation.shown(self.within)}"
-            )
-        object.__setattr__(self, "within", tuple(within.tolist()))
+    def check_values(self) -> None:
+        """Refuses shares that are not all of the budget."""
         total = math.fsum((self.mean, *self.within, self.total))
         if abs(total - 1) > 1e-9:
             raise ValueError(
                 "the shares mean, within and total must sum to 1, got "
                 f"{self.mean}, {list(self.within)} and {self.total}: {total:.10g}"
             )
-        if self.dimensions is not None:
-            set_whole_numbers(self, "dimensions", maximum=MOST_FEATURES)
-        set_positive(self, "pooled", "target_bound")
-        if not self.pooled < 1:
-            raise ValueError(f"pooled must lie in (0, 1), got {self.pooled!r}")
-        set_whole_numbers(self, "powers", maximum=MOST_POWERS)
-        set_whole_numbers(self, "slopes", minimum=0, maximum=MOST_SLOPES)
 
     def check_use(self, learner: str, num_steps: int | None) -> None:
         """Refuses statistics that do not fit the kind of learner and its steps."""

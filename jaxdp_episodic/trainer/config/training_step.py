@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
@@ -16,13 +17,15 @@ from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.schemes import Scheme, WithoutReplacement
-from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling
 from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
+from jaxdp_episodic.trainer.data.fields import CheckedSpec, one_of
+
+_noise = functools.partial(_validation.float32_number, zero=True)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StepConfig(Spec):
+class StepConfig(CheckedSpec):
     """A `GaussianStep` without its sizes, which are public bounds or the data's own.
 
     Where every draw without replacement down to the protected unit states its
@@ -47,21 +50,11 @@ class StepConfig(Spec):
     }
 
     sampling: Sampling | Scheme
-    noise_multiplier: float | None = None
+    noise_multiplier: Annotated[float, _noise] | None = None
     clip_unit: str | None = None
     privacy_unit: str | None = None
-    neighboring_relation: str = "add_remove"
+    neighboring_relation: Annotated[str, one_of(*NEIGHBORING_RELATIONS)] = "add_remove"
     small_units: str | None = None
-
-    def __post_init__(self) -> None:
-        _validation.choice(
-            "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
-        )
-        if self.noise_multiplier is not None:
-            noise = _validation.float32_number(
-                "noise_multiplier", self.noise_multiplier, zero=True
-            )
-            object.__setattr__(self, "noise_multiplier", noise)
 
     def step(
         self, population: Population, people: PersonBounds | None = None

@@ -7,7 +7,6 @@ relative to ``base``.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import os
@@ -15,15 +14,25 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.trainer.data.built_in import (
     TYPEFACE,
     load_glyphs,
     load_schools,
     make_sinusoids,
+)
+from jaxdp_episodic.trainer.data.fields import (
+    CheckedSpec,
+    Count,
+    Flag,
+    Names,
+    Text,
+    listed,
+    one_of,
+    text,
+    within,
 )
 from jaxdp_episodic.trainer.data.folders import (
     load_class_folders,
@@ -42,25 +51,26 @@ from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, refuse_unnamed
 
-FileOwner = str  # a regular expression, or a name for one: see `owner_of_name`
-GlyphOwner = str  # what `load_glyphs` takes
-HeldOut = float | str  # a share of the classes, or a path
+
+def _file_owner(name: str, value: Any) -> str:
+    owner_of_name(text(name, value))
+    return value
 
 
-@dataclass(frozen=True, eq=False)
-class _Source(Spec):
-    """What all sources share: fields are checked by the types they are declared of."""
+def _held_out(name: str, value: Any) -> float | str:
+    if isinstance(value, str):
+        return text(name, value)
+    return within(0.0, 1.0, "()")(name, value)
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            kind, may_be_none, _ = str(field.type).partition(" | None")
-            if value is not None or not may_be_none:
-                object.__setattr__(self, field.name, _CHECKS[kind](field.name, value))
+
+Ids = Annotated[tuple[str | int, ...], functools.partial(listed, kinds=(str, int))]
+FileOwner = Annotated[str, _file_owner]  # see `owner_of_name`
+GlyphOwner = Annotated[str, one_of(TYPEFACE)]
+HeldOut = Annotated[float | str, _held_out]  # a share of the classes, or a path
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FileSource(_Source):
+class FileSource(CheckedSpec):
     """What sources share whose held-out data are classes of theirs, or other paths.
 
     Attributes:
@@ -73,13 +83,13 @@ class FileSource(_Source):
 
     also_read: ClassVar[tuple[str, ...]] = ("held_out",)
 
-    path: str
+    path: Text
     validation: HeldOut | None = None
     test: HeldOut | None = None
-    split_salt: str | None = None
+    split_salt: Text | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_values(self) -> None:
+        """Refuses a key of a hash that nothing is split by."""
         if self.class_split is None and self.split_salt is not None:
             raise ValueError(
                 "split_salt is for shares of the classes, got no share as validation "
@@ -119,7 +129,13 @@ class FileSource(_Source):
         paths = {
             name: base / one for name, one in given.items() if isinstance(one, str)
         }
-        refuse_same_paths(paths)
+        for (first, one), (second, other) in itertools.combinations(paths.items(), 2):
+            with contextlib.suppress(FileNotFoundError):  # the loader reports it
+                if os.path.samefile(one, other):
+                    raise ValueError(
+                        f"{second} must be other data than {first}, got {other}, which "
+                        f"is {one}"
+                    )
         if split in paths:
             return paths[split], None
         if split != TRAIN and given[split] is None:
@@ -130,13 +146,22 @@ class FileSource(_Source):
             )
         return paths["path"], self.class_split
 
+    def load(self, split: str, base: Path | None = None) -> ExampleTable:
+        """Returns a split."""
+        path, parts = self.located(split, base)
+        data = self._loaded(path, split, parts)
+        return data if parts is None else parts.part(data, split)
+
+    def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Glyphs(_Source):
+class Glyphs(CheckedSpec):
     """The embedded glyphs; see `load_glyphs`. Splits train, validation, test."""
 
-    size: int = 14
-    small: bool = False
+    size: Count = 14
+    small: Flag = False
     owner: GlyphOwner | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
@@ -145,10 +170,10 @@ class Glyphs(_Source):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Schools(_Source):
+class Schools(CheckedSpec):
     """Pupils of English schools; see `load_schools`. Splits train, validation, test."""
 
-    authorities: bool = False
+    authorities: Flag = False
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
@@ -156,11 +181,11 @@ class Schools(_Source):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Sinusoids(_Source):
+class Sinusoids(CheckedSpec):
     """Made-up tasks; see `make_sinusoids`. Splits train, validation, test."""
 
-    num_tasks: int = 5_000
-    points: int = 40
+    num_tasks: Count = 5_000
+    points: Count = 40
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split; held-out ones have 600 tasks."""
@@ -177,15 +202,12 @@ class Npz(FileSource):
       owner: name of the array of owners; None: not known.
     """
 
-    owner: str | None = None
+    owner: Text | None = None
 
-    def load(self, split: str, base: Path | None = None) -> ExampleTable:
-        """Returns a split."""
-        path, parts = self.located(split, base)
+    def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
         if parts is not None:
             refuse_unnamed(path)
-        data = load_npz(path, owner=self.owner)
-        return data if parts is None else parts.part(data, split)
+        return load_npz(path, owner=self.owner)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -198,8 +220,8 @@ class ClassFolders(FileSource):
       owner: how a file's name says whose it is; None: not known.
     """
 
-    size: int | None = None
-    grey: bool = False
+    size: Count | None = None
+    grey: Flag = False
     owner: FileOwner | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
@@ -226,25 +248,22 @@ class Omniglot(FileSource):
       owner: "drawer", or as of `ClassFolders`; None: not known.
     """
 
-    size: int = 28
-    alphabets: bool = False
+    size: Count = 28
+    alphabets: Flag = False
     owner: FileOwner | None = None
 
-    def load(self, split: str, base: Path | None = None) -> ExampleTable:
-        """Returns a split."""
-        path, parts = self.located(split, base)
-        data = load_omniglot(
+    def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
+        return load_omniglot(
             path, size=self.size, alphabets=self.alphabets, owner=self.owner
         )
-        return data if parts is None else parts.part(data, split)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MiniImageNet(_Source):
-    """Folders ``train``, ``val`` and ``test``; see `load_mini_imagenet`."""
+class MiniImageNet(CheckedSpec):
+    """Folders or lists of ``train``, ``val`` and ``test``; see `load_mini_imagenet`."""
 
-    path: str
-    size: int = 84
+    path: Text
+    size: Count = 84
     owner: FileOwner | None = None
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
@@ -268,18 +287,16 @@ class Table(FileSource):
       owner: column of owners; None: not known.
     """
 
-    groups: tuple[str, ...] | None = None
-    features: tuple[str, ...]
-    target: str | None = None
-    label: str | None = None
-    public_units: tuple[str | int, ...] | None = None
-    owner: str | None = None
+    groups: Names | None = None
+    features: Names
+    target: Text | None = None
+    label: Text | None = None
+    public_units: Ids | None = None
+    owner: Text | None = None
 
-    def load(self, split: str, base: Path | None = None) -> ExampleTable:
-        """Returns a split."""
-        path, parts = self.located(split, base)
+    def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
         is_training_file = parts is not None or split == TRAIN
-        data = load_table(
+        return load_table(
             path,
             groups=self.groups or (),
             features=self.features,
@@ -288,11 +305,10 @@ class Table(FileSource):
             public_units=self.public_units if is_training_file else None,
             owner=self.owner,
         )
-        return data if parts is None else parts.part(data, split)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Stored(_Source):
+class Stored(CheckedSpec):
     """A folder made by `jaxdp-episodic data import`, which stays on the disk.
 
     Attributes:
@@ -300,7 +316,7 @@ class Stored(_Source):
         `load_stored`.
     """
 
-    path: str
+    path: Text
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
         """Returns a split."""
@@ -319,73 +335,3 @@ DataSource = (
     | Stored
 )
 SOURCES: tuple[type, ...] = typing.get_args(DataSource)
-
-
-def refuse_same_paths(paths: Mapping[str, Path]) -> None:
-    """Refuses to hold out what is trained on or held out otherwise, by whatever name.
-
-    Raises:
-      ValueError: one file or folder is there under two of the keys.
-    """
-    for (first, one), (second, other) in itertools.combinations(paths.items(), 2):
-        with contextlib.suppress(FileNotFoundError):  # the loader reports it
-            if os.path.samefile(one, other):
-                raise ValueError(
-                    f"{second} must be other data than {first}, got {other}, which is "
-                    f"{one}"
-                )
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        shown = _validation.shown(value)
-        raise TypeError(f"{name} must be a non-empty string, got {shown}")
-    try:
-        encoded = value.encode()
-    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can hold
-        encoded = b"\0"
-    if b"\0" in encoded:
-        raise ValueError(f"{name} must be text without NUL, got {value!r}")
-    return value
-
-
-def _names(name: str, value: Any, kinds: tuple[type, ...] = (str,)) -> tuple[Any, ...]:
-    fits = isinstance(value, list | tuple) and all(
-        isinstance(one, kinds) and not isinstance(one, bool) for one in value
-    )
-    if not fits or not value:
-        shown = _validation.shown(value)
-        raise TypeError(f"{name} must be a list of names, got {shown}")
-    return tuple(value)
-
-
-def _ids(name: str, value: Any) -> tuple[Any, ...]:
-    return _names(name, value, kinds=(str, int))
-
-
-def _file_owner(name: str, value: Any) -> str:
-    owner_of_name(_text(name, value))
-    return value
-
-
-def _glyph_owner(name: str, value: Any) -> str:
-    return _validation.choice(name, value, (TYPEFACE,))
-
-
-def _held_out(name: str, value: Any) -> float | str:
-    if isinstance(value, str):
-        return _text(name, value)
-    return _validation.single(name, _validation.open_unit_array(name, value))
-
-
-# By how a field is declared, apart from None.
-_CHECKS = {
-    "FileOwner": _file_owner,
-    "GlyphOwner": _glyph_owner,
-    "HeldOut": _held_out,
-    "bool": _validation.flag,
-    "int": _validation.whole_number,
-    "str": _text,
-    "tuple[str, ...]": _names,
-    "tuple[str | int, ...]": _ids,
-}

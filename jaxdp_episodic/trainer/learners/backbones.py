@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp_episodic.files.onnx_file import OnnxNetwork, read_onnx, require_onnx
-from jaxdp_episodic.trainer.config.training_features import (
+from jaxdp_episodic.trainer.config.training_parts import (
     BGR,
     GREY,
     MAX,

@@ -31,7 +31,7 @@ from jaxdp_episodic.files.column_folder import (
     write_manifest,
     write_rows,
 )
-from jaxdp_episodic.trainer.config.training_features import (
+from jaxdp_episodic.trainer.config.training_parts import (
     ONNX,
     WAVELETS,
     FeaturesConfig,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxdp_episodic.trainer.config.training_features import LEAST_SIDE
+from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE
 
 # Wavelengths as shares of the image's side: 4 and 8 pixels of 28.
 _WAVELENGTHS = (1 / 7, 2 / 7)

@@ -21,10 +21,11 @@ from flax import nnx
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import check_plain_file, read_arrays
 from jaxdp_episodic.files.json_file import read_json
-from jaxdp_episodic.trainer.config.training_features import ONNX, WAVELETS
 from jaxdp_episodic.trainer.config.training_parts import (
     MOST_INNER_STEPS,
     MOST_UNITS,
+    ONNX,
+    WAVELETS,
     ModelConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import MOST_POWERS

@@ -130,7 +130,7 @@ def test_without_a_stated_population_the_data_give_it(tiny):
         (
             "[model]",
             '[optimizer]\nkind = "adamw"\nweight_decay = [0.1, 0.2]\n[model]',
-            "weight_decay must be a finite number",
+            "weight_decay must be one number",
         ),
         (
             'kind = "protonet"',

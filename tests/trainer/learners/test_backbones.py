@@ -9,7 +9,7 @@ import pytest
 from jaxdp_episodic.files import onnx_file
 from jaxdp_episodic.files.onnx_file import read_onnx
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_features import FeaturesConfig
+from jaxdp_episodic.trainer.config.training_parts import FeaturesConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.backbones import network_features
 from jaxdp_episodic.trainer.learners.features import FixedFeatures

@@ -9,7 +9,7 @@ import pytest
 
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.config.training_features import NUM_WAVELETS, FeaturesConfig
+from jaxdp_episodic.trainer.config.training_parts import NUM_WAVELETS, FeaturesConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.wavelets import compiled_wavelets, make_filters

@@ -1,0 +1,120 @@
+"""Specs whose fields are checked by the types they are declared of.
+
+A field declared as ``Annotated[type, check]`` is replaced by ``check(name, value)``,
+which raises `TypeError` or `ValueError` with name, value and allowed range; one that is
+declared ``| None`` may be None.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.spec import Spec
+
+Check = Callable[[str, Any], Any]
+
+
+class CheckedSpec(Spec):
+    """Base of specs that are checked by their types; then `check_values` is called."""
+
+    def __post_init__(self) -> None:
+        for name, (check, is_optional) in _checks(type(self)).items():
+            value = getattr(self, name)
+            if value is not None or not is_optional:
+                object.__setattr__(self, name, check(name, value))
+        self.check_values()
+
+
+@functools.cache
+def _checks(cls: type) -> dict[str, tuple[Check, bool]]:
+    """Of each field its check, and whether it may be None."""
+    found = {}
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        options = (hint, *typing.get_args(hint))
+        for one in options:
+            if checks := getattr(one, "__metadata__", ()):
+                found[name] = checks[0], type(None) in options
+                break
+    return found
+
+
+def whole(minimum: int = 1, maximum: int | None = None) -> Check:
+    """Returns the check of whole numbers in a range."""
+    return functools.partial(_validation.whole_number, minimum=minimum, maximum=maximum)
+
+
+def one_of(*options: str) -> Check:
+    """Returns the check of words."""
+    return functools.partial(_validation.choice, allowed=options)
+
+
+def within(
+    low: float, high: float, ends: str = "[]", *, said: str | None = None
+) -> Check:
+    """Returns the check of one number in a range, whose ends are open or closed."""
+    rule = said or f"lie in {ends[0]}{low:g}, {high:g}{ends[1]}"
+
+    def check(name: str, value: Any) -> float:
+        number = _validation.single(name, _validation.real_array(name, value))
+        is_low = number > low or (number == low and ends[0] == "[")
+        if not (is_low and (number < high or (number == high and ends[1] == "]"))):
+            raise ValueError(f"{name} must {rule}, got {_validation.shown(value)}")
+        return float(number)
+
+    return check
+
+
+def text(name: str, value: Any) -> str:
+    """Returns text that is not empty, and that a file can be named by."""
+    if not isinstance(value, str) or not value:
+        shown = _validation.shown(value)
+        raise TypeError(f"{name} must be a non-empty string, got {shown}")
+    if "\0" in value or not value.isascii() and not _is_unicode(value):
+        raise ValueError(f"{name} must be text without NUL, got {value!r}")
+    return value
+
+
+def _is_unicode(value: str) -> bool:
+    try:
+        return bool(value.encode())
+    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can hold
+        return False
+
+
+def listed(name: str, value: Any, kinds: tuple[type, ...] = (str,)) -> tuple[Any, ...]:
+    """Returns a tuple of names, at least one; ``kinds`` says what they may be."""
+    fits = isinstance(value, list | tuple) and all(
+        isinstance(one, kinds) and not isinstance(one, bool) for one in value
+    )
+    if not fits or not value:
+        shown = _validation.shown(value)
+        raise TypeError(f"{name} must be a list of names, got {shown}")
+    return tuple(value)
+
+
+def numbers(name: str, value: Any, *, most: int, check: Any, what: str) -> tuple:
+    """Returns a tuple of 1 to ``most`` numbers that a check of `_validation` takes."""
+    array = check(name, value)
+    if array.ndim != 1 or not 1 <= array.size <= most:
+        shown = _validation.shown(value)
+        raise ValueError(f"{name} must be a list of 1 to {most} {what}, got {shown}")
+    return tuple(array.tolist())
+
+
+def set_fields(spec: Spec, **values: Any) -> None:
+    """Sets fields of a frozen spec that is being made."""
+    for name, value in values.items():
+        object.__setattr__(spec, name, value)
+
+
+Flag = Annotated[bool, _validation.flag]
+Count = Annotated[int, whole()]
+Natural = Annotated[int, whole(0)]
+Text = Annotated[str, text]
+Names = Annotated[tuple[str, ...], listed]
+Positive = Annotated[float, within(0.0, float("inf"), "()", said="be > 0 and finite")]
+Float32 = Annotated[float, _validation.float32_number]

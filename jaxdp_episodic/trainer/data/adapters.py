@@ -6,7 +6,7 @@ Neither is imported: the caller has the data set in hand already.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import scaled_images
 
+# Red, green and blue in grey, in units of 2^-16, of ITU-R BT.601 as Pillow has it.
+_LUMA = (19595, 38470, 7471)
+
 
 def from_huggingface(
     dataset: Any,
@@ -24,6 +27,7 @@ def from_huggingface(
     label: str,
     target: str | None = None,
     owner: str | None = None,
+    grey: bool | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns the table of a Hugging Face data set, read to the end.
@@ -34,6 +38,8 @@ def from_huggingface(
       label: name of the column of class ids; named ones go by their name.
       target: name of the column of numbers to predict; None: the class.
       owner: name of the column of owners, ids of people; None: not known.
+      grey: of images, where some are grey among colour: True makes all grey, False
+        gives all three channels; None leaves them as they are.
       max_bytes: most bytes of all inputs.
 
     Returns:
@@ -41,15 +47,16 @@ def from_huggingface(
 
     Raises:
       TypeError: several splits at once, or values that are no numbers.
-      ValueError: an unknown column, no record, too much data, a class id without a
-        name (-1: not known), inputs of different shapes, or a record without one owner.
+      ValueError: an unknown column, no record, too much data, a class id that is
+        missing or without a name (-1: not known), inputs of different shapes, or a
+        record without one owner. The message names column and record, from 0.
     """
     if isinstance(dataset, Mapping):
         raise TypeError(f"dataset must be one split, got all of {list(dataset)}")
     kinds = getattr(dataset, "features", None) or {}
     names = getattr(kinds.get(label), "names", None)
-    keys = _Keys(features, label, target, owner)
-    return _from_rows(dataset, keys, names, max_bytes)
+    keys = {"features": features, "label": label, "target": target, "owner": owner}
+    return _from_rows(dataset, keys, names, grey, max_bytes)
 
 
 def from_tfds(
@@ -59,6 +66,7 @@ def from_tfds(
     label: str = "label",
     target: str | None = None,
     owner: str | None = None,
+    grey: bool | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
     """Returns the table of a TFDS data set, read to the end.
@@ -70,77 +78,98 @@ def from_tfds(
       label: key of the class ids.
       target: key of the numbers to predict; None: the class.
       owner: key of the owners, ids of people; None: not known.
+      grey: as of `from_huggingface`.
       max_bytes: most bytes of all inputs.
 
     Returns:
       Levels "class" and "example"; images as (R, H, W, channels) in [0, 1].
 
     Raises:
-      TypeError: records that are no dictionaries, or values that are no numbers.
-      ValueError: an unknown key, no record, too much data, inputs of different
-        shapes, or a record without one owner.
+      TypeError, ValueError: as `from_huggingface`; records that are no dictionaries.
     """
     read = getattr(dataset, "as_numpy_iterator", None)
-    keys = _Keys(features, label, target, owner)
-    return _from_rows(dataset if read is None else read(), keys, None, max_bytes)
-
-
-class _Keys(NamedTuple):
-    """What a record has, by the names of the loaders' arguments."""
-
-    features: str
-    label: str
-    target: str | None
-    owner: str | None
+    keys = {"features": features, "label": label, "target": target, "owner": owner}
+    rows = dataset if read is None else read()
+    return _from_rows(rows, keys, None, grey, max_bytes)
 
 
 def _from_rows(
-    rows: Iterable[Any], keys: _Keys, names: list[str] | None, max_bytes: int
+    rows: Iterable[Any],
+    keys: Mapping[str, str | None],
+    names: list[str] | None,
+    grey: bool | None,
+    max_bytes: int,
 ) -> ExampleTable:
     """The table of dictionaries."""
-    features, label, target, owner = keys
-    inputs: list[np.ndarray] = []
-    owners: list[Any] = []
-    labels: list[Any] = []
-    targets: list[float] = []
-    total = 0
+    wanted = {what: key for what, key in keys.items() if key is not None}
+    columns: dict[str, list[Any]] = {what: [] for what in wanted}
+    inputs, total = columns["features"], 0
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise TypeError(f"records must be dictionaries, got {type(row).__name__}")
-        for key in keys:
-            if key is not None and key not in row:
+        for what, key in wanted.items():
+            if key not in row:
                 raise ValueError(f"records must have {key!r}, have {list(row)}")
-        inputs.append(_numbers(row[features], features, number))
+            where = f"{key!r} in record {number}"
+            if what == "features":
+                value = _numbers(_coloured(row[key], grey, where), key, number)
+            elif what == "target":
+                value = _numbers(row[key], key, number)
+                if value.size != 1:
+                    raise ValueError(f"{key!r} must be one number in record {number}")
+                value = float(value.reshape(()))
+            else:
+                value = _id(row[key], names if what == "label" else None, where, what)
+            columns[what].append(value)
         if inputs[-1].shape != inputs[0].shape:
+            mixed = {inputs[0].ndim, inputs[-1].ndim} == {2, 3} and grey is None
+            hint = "give grey=False (or True)" if mixed else "resize them first"
             raise ValueError(
-                f"{features!r} must be of one shape, got {inputs[-1].shape} in record "
-                f"{number} and {inputs[0].shape} in record 0; resize them first"
+                f"{keys['features']!r} must be of one shape, got {inputs[-1].shape} in "
+                f"record {number} and {inputs[0].shape} in record 0; {hint}"
             )
-        labels.append(_id(row[label], names, number))
-        if owner is not None:
-            owners.append(_id(row[owner], None, number, "owners"))
-        if target is not None:
-            value = _numbers(row[target], target, number)
-            if value.size != 1:
-                raise ValueError(f"{target!r} must be one number in record {number}")
-            targets.append(float(value.reshape(())))
         total += inputs[-1].nbytes
         if total > max_bytes:
             raise ValueError(
-                f"{features!r} must take at most max_bytes={max_bytes} bytes, takes "
-                f"more from record {number} on"
+                f"{keys['features']!r} must take at most max_bytes={max_bytes} bytes, "
+                f"takes more from record {number} on"
             )
     if not inputs:
         raise ValueError("dataset must have at least one record, got none")
     values = np.stack(inputs)
     if values.dtype == np.uint8 and values.ndim in (3, 4):
         values = scaled_images(values)
+    owners = columns.get("owner")
     return ExampleTable.from_records(
         values,
-        None if target is None else np.array(targets),
-        units={"class": labels},
-        owners=None if owner is None else Owners.from_ids(owners, name=repr(owner)),
+        np.array(columns["target"]) if "target" in columns else None,
+        units={"class": columns["label"]},
+        owners=None
+        if owners is None
+        else Owners.from_ids(owners, name=repr(keys["owner"])),
     )
+
+
+def _coloured(value: Any, grey: bool | None, where: str) -> Any:
+    """An image with the channels that are asked for."""
+    if grey is None:
+        return value
+    if hasattr(value, "convert"):  # of Pillow
+        pixels = np.asarray(value.convert("L" if grey else "RGB"))
+        return pixels[..., None] if grey else pixels
+    pixels = np.asarray(value)
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
+        raise ValueError(
+            f"grey is for images of 1 or 3 channels, got shape {pixels.shape} as "
+            f"{where}"
+        )
+    if grey and pixels.shape[2] == 3:
+        mixed = pixels.astype(np.float64) @ np.array(_LUMA) / 2**16
+        is_code = pixels.dtype.kind in "iu"
+        mixed = np.floor(mixed + 0.5) if is_code else mixed
+        pixels = mixed.astype(pixels.dtype)[..., None]
+    return pixels if grey else np.broadcast_to(pixels, (*pixels.shape[:2], 3))
 
 
 def _numbers(value: Any, name: str, number: int) -> np.ndarray:
@@ -157,10 +186,9 @@ def _numbers(value: Any, name: str, number: int) -> np.ndarray:
     return array
 
 
-def _id(
-    value: Any, names: list[str] | None, number: int, what: str = "class ids"
-) -> Any:
+def _id(value: Any, names: list[str] | None, where: str, what: str) -> Any:
     """An integer or a string; Hugging Face writes -1 for a class that is not known."""
+    ids = "class ids" if what == "label" else "owners"
     if isinstance(value, np.generic | np.ndarray):
         value = value.item() if value.size == 1 else value.tolist()
     if isinstance(value, bytes):
@@ -168,18 +196,23 @@ def _id(
             return value.decode()
         except UnicodeDecodeError:
             raise ValueError(
-                f"{what} must be UTF-8, got {value[:60]!r} in record {number}"
+                f"{ids} must be UTF-8, got {value[:60]!r} as {where}"
             ) from None
+    if what == "label" and value is None:
+        raise ValueError(
+            f"class ids must be given, got None as {where}; leave records without a "
+            "class out"
+        )
     if names is None:
         return value
     if type(value) is not int:
         raise TypeError(
-            f"class ids must be whole numbers, got {_validation.shown(value)} in "
-            f"record {number}"
+            f"class ids must be whole numbers, got {_validation.shown(value)} as "
+            f"{where}"
         )
     if not 0 <= value < len(names):
         raise ValueError(
-            f"class ids must lie in 0 .. {len(names) - 1}, got {value} in record "
-            f"{number}; leave records without a class out"
+            f"class ids must lie in 0 .. {len(names) - 1}, got {value} as {where}; "
+            "leave records without a class out"
         )
     return names[value]

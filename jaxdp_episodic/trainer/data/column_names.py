@@ -18,13 +18,9 @@ def refuse_numbers_as_names(
 ) -> None:
     """Refuses columns that are named by numbers, but for plain whole ones.
 
-    Those are the names of a data frame without names, of pixels and of years.
-
-    Args:
-      file: for the message.
-      names: of all columns, as they stand in the first line.
-      used: of the columns that are read. Where one is not there, or two columns are
-        named by one number, all columns are looked at.
+    Those are the names of a data frame without names, of pixels and of years. ``names``
+    are all of the first line, ``used`` those that are read; where one of these is not
+    there, or two columns are named by one number, all columns are looked at.
 
     Raises:
       ValueError: a name that is empty, or a number with a sign, a point or an exponent;
@@ -37,9 +33,10 @@ def refuse_numbers_as_names(
     for place, name in enumerate(names):
         if is_there and name not in used:
             continue
-        if _is_number(name) and not _is_plain(name):
+        bare = name.strip()
+        if _is_number(name) and not (bare.isascii() and bare.isdecimal()):
             _refuse(file, place, "is named by a number, as in a record")
-        if is_there and not name.strip():  # what is not used may be a nameless index
+        if is_there and not bare:  # what is not used may be a nameless index
             _refuse(file, place, "has no name")
 
 
@@ -48,12 +45,8 @@ def refuse_ids_as_names(
 ) -> None:
     """Refuses columns of ids whose name is an id in them: it is that of a record.
 
-    Columns that are all named by their places, 0, 1, ..., may be.
-
-    Args:
-      file: for the message.
-      names: of all columns, as they stand in the first line.
-      ids: the cells of columns of ids, by the column's name.
+    ``ids`` are their cells, by name. Columns that are all named by their places, 0, 1,
+    ..., may be.
 
     Raises:
       ValueError: a column that has its own name among its cells.
@@ -79,8 +72,3 @@ def _is_number(name: str) -> bool:
     except ValueError:
         return False
     return "_" not in name  # "2019_2020" is a name, though Python reads it
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a number is written in digits alone."""
-    return name.strip().isascii() and name.strip().isdecimal()

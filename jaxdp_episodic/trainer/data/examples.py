@@ -16,13 +16,13 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.trainer.data.folders import (
-    check_alike,
-    decoded_image,
+    decoded_parts,
     is_image_name,
     listed_classes,
     listed_images,
 )
 from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
+from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, INVERTED, UNIT
 from jaxdp_episodic.trainer.data.user_files import (
     columns_of,
     ids_of,
@@ -72,20 +72,27 @@ def read_examples(
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist")
-    first = paths[0]
-    suffix = first.suffix.lower()
+    first, suffix = paths[0], paths[0].suffix.lower()
     if suffix == ".npz" or suffix in _TABLES:
         if len(paths) > 1:
             raise ValueError(f"{first} must be the only file, got {len(paths)}")
         read = _of_arrays if suffix == ".npz" else _of_table
         return read(first, shape, source)
-    if len(shape) != 3:
+    if len(shape) != 3 or shape[2] not in (1, 3):
         raise ValueError(
             f"examples of shape {shape} come in a file .npz, .csv or .parquet, got "
             f"{first}"
         )
     files, names, units = _images(paths)
-    return Examples(names, _pixels(files, shape, source), units, None)
+    if 4 * len(files) * math.prod(shape) > MAX_BYTES:
+        raise ValueError(
+            f"images must take at most {MAX_BYTES} bytes, got {len(files)}"
+        )
+    size = shape[0] if shape[0] == shape[1] else None
+    named = ((str(file), file) for file in files)
+    codes = np.concatenate(list(decoded_parts(named, size, shape[2] == 1, shape)))
+    values = CODE_VALUES[INVERTED if source.get("inverted") else UNIT]
+    return Examples(names, values[codes], units, None)
 
 
 def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | None]:
@@ -101,42 +108,19 @@ def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | 
         return list(paths), [str(path) for path in paths], None
     if len(paths) > 1:
         raise ValueError(f"{first} must be the only folder, got {len(paths)} paths")
-    inside = [one for one in first.iterdir() if one.name[0] != "." and one.is_dir()]
-    if inside:
+    if any(one.is_dir() and one.name[0] != "." for one in first.iterdir()):
         found = listed_classes(first)
-        there = {path.parent for path in found.paths}
-        empty = sorted(one.name for one in inside if one not in there)
+        units = found.units["class"]
+        empty = sorted(set(found.public_units or ()) - set(units.tolist()))
         if empty:
             shown = _validation.shown(", ".join(empty))
             warnings.warn(f"{first}: no images in {shown}: left out", stacklevel=3)
-        units = found.units["class"]
         pairs = zip(units.tolist(), found.paths, strict=True)
         return found.paths, [f"{unit}/{path.name}" for unit, path in pairs], units
     files = listed_images(first)
     if not files:
         raise ValueError(f"{first} must hold images, or folders of them; it has none")
     return files, [path.name for path in files], None
-
-
-def _pixels(
-    files: Sequence[Path], shape: tuple[int, ...], source: Mapping[str, Any]
-) -> np.ndarray:
-    """(n, H, W, channels) float32 in [0, 1] of image files, brought to the shape."""
-    height, width, channels = shape
-    if channels not in (1, 3):
-        raise ValueError(f"images have 1 or 3 channels, the examples are of {shape}")
-    if 4 * len(files) * math.prod(shape) > MAX_BYTES:
-        raise ValueError(
-            f"images must take at most {MAX_BYTES} bytes, got {len(files)}"
-        )
-    size = height if height == width else None
-    images = np.empty((len(files), *shape), np.float32)
-    for row, path in enumerate(files):
-        image = decoded_image(path, size, channels == 1, path)
-        check_alike(path, image, files[0], shape)
-        images[row] = image
-    images /= 255
-    return 1 - images if source.get("inverted") else images
 
 
 def _of_arrays(
@@ -150,27 +134,22 @@ def _of_arrays(
             f"{path} must hold images or features, one of the two, has {list(arrays)}"
         )
     values = arrays[given[0]]
-    kinds = [shape]
-    if given[0] == "images" and shape[-1:] == (1,):
-        kinds.append(shape[:-1])
-    axes = [n for n in (1, 2) if values.shape[n:] in kinds and values.size]
+    is_grey = given[0] == "images" and shape[-1:] == (1,)
+    kinds = [shape, shape[:-1]] if is_grey else [shape]
+    axes = next((n for n in (1, 2) if values.shape[n:] in kinds and values.size), 0)
     if not axes:
         raise ValueError(
             f"{given[0]} in {path} must be examples of shape {shape}, [record, ...] or "
             f"[class, example, ...], got {values.shape}"
         )
-    grid = values.shape[: axes[0]]
+    grid = values.shape[:axes]
     number = math.prod(grid)
-    values = values.reshape(number, *values.shape[axes[0] :])
+    values = values.reshape(number, *values.shape[axes:])
     if given[0] == "images":
         values = scaled_images(values)
-    units = arrays.get("labels")
-    if len(grid) == 2:
-        numbered = np.arange(grid[0])
-        units = np.repeat(
-            arrays["classes"] if "classes" in arrays else numbered, grid[1]
-        )
-    targets = arrays.get("targets")
+    units, targets = arrays.get("labels"), arrays.get("targets")
+    if axes == 2:
+        units = np.repeat(arrays.get("classes", np.arange(grid[0])), grid[1])
     for name, column in (("labels", units), ("targets", targets)):
         if column is not None and column.size != number:
             raise ValueError(
@@ -196,8 +175,7 @@ def _of_table(
             f"{path}: what was trained on came from no table, so that nobody knows "
             "which columns are meant; give an .npz file"
         )
-    there, unit = names_of_columns(path), str(groups[-1])
-    target = source.get("target")
+    there, unit, target = names_of_columns(path), str(groups[-1]), source.get("target")
     others = [name for name in (unit, target) if name in there]
     columns, first = columns_of(path, [*features, *others], max_bytes=MAX_BYTES)
     numbers = [numbers_of(columns[name], name, path, first) for name in features]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,13 +96,9 @@ class Owners:
                 f"{name} must be one id an example, got {_validation.shown(ids)}"
             )
         is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iufU"
-        if is_array and ids.ndim == 1:
-            values, codes = np.unique(ids, return_inverse=True)
-            nobody = np.isin(codes, _nobodies(values.tolist()))
-            _refuse_missing(name, np.flatnonzero(nobody), len(ids), where)
-        else:
-            cells = list(ids)
-            for place, cell in enumerate(cells):
+        if not is_array or ids.ndim != 1:
+            ids = list(ids)
+            for place, cell in enumerate(ids):
                 if isinstance(cell, _SEVERAL):
                     raise ValueError(
                         f"{name} must be one id an example, got "
@@ -110,14 +106,35 @@ class Owners:
                         "several people can be accounted for, but not trained on, as "
                         "what one of them keeps would depend on the others"
                     )
-            _refuse_missing(name, _nobodies(cells), len(cells), where)
-            values, codes = np.unique(id_array(name, cells), return_inverse=True)
+            is_array = False
+        # Of an array each value is looked at once.
+        cells, codes = ids, np.arange(len(ids))
+        if is_array:
+            values, codes = np.unique(ids, return_inverse=True)
+            cells = values.tolist()
+        nobody = np.array([str(one).strip().lower() in _NOBODY for one in cells], bool)
+        places = np.flatnonzero(nobody[codes]) if len(nobody) else codes
+        if len(places):
+            raise ValueError(
+                f"{name} must be given for every example, {len(places):,} of "
+                f"{len(ids):,} have none, the first is {where(int(places[0]))}"
+            )
+        values, codes = np.unique(
+            ids if is_array else id_array(name, ids), return_inverse=True
+        )
         if values.dtype.kind not in "iuU":
             raise TypeError(
                 f"{name} must be integer or string ids, got an array of {values.dtype}"
             )
-        if values.dtype.kind == "U":
-            _refuse_variants(name, values.tolist())
+        if values.dtype.kind == "U":  # two spellings of one person would count as two
+            seen: dict[str, str] = {}
+            for one in values.tolist():
+                plain = unicodedata.normalize("NFC", one).strip()
+                if (other := seen.setdefault(plain, one)) != one:
+                    raise ValueError(
+                        f"{name} must be spelled alike wherever a person is meant, got "
+                        f"{_validation.shown(other)} and {_validation.shown(one)}"
+                    )
         return cls(codes, values)
 
     def __len__(self) -> int:
@@ -252,37 +269,3 @@ def _pairs(
     width = int(second.max(initial=0)) + 1
     keys, counts = np.unique(first * width + second, return_counts=True)
     return divmod(keys, width), counts
-
-
-def _nobodies(cells: Sequence[Any]) -> np.ndarray:
-    """Places of the cells that name nobody."""
-    return np.array(
-        [
-            place
-            for place, cell in enumerate(cells)
-            if str(cell).strip().lower() in _NOBODY
-        ],
-        np.int64,
-    )
-
-
-def _refuse_missing(
-    name: str, places: np.ndarray, number: int, where: Callable[[int], str]
-) -> None:
-    if len(places):
-        raise ValueError(
-            f"{name} must be given for every example, {len(places):,} of {number:,} "
-            f"have none, the first is {where(int(places[0]))}"
-        )
-
-
-def _refuse_variants(name: str, ids: Sequence[str]) -> None:
-    """Refuses two spellings of what may be one person, who would count as two."""
-    seen: dict[str, str] = {}
-    for one in ids:
-        plain = unicodedata.normalize("NFC", one).strip()
-        if (other := seen.setdefault(plain, one)) != one:
-            raise ValueError(
-                f"{name} must be spelled alike wherever a person is meant, got "
-                f"{_validation.shown(other)} and {_validation.shown(one)}"
-            )

@@ -138,23 +138,14 @@ def fitting_bounds(table: ExampleTable) -> PersonBounds:
 
 
 class _Level(NamedTuple):
-    """A bound of a person's units of one level, within one unit of a level above.
+    """A bound of a person's units of one level, within one unit of a level above."""
 
-    Attributes:
-      name: of the bound.
-      most: the bound.
-      within: (R,) the unit of the level above; zeros: all are one.
-      units: (R,) the unit; each example its own.
-      named: (R,) the unit whose id is hashed: it, or an example's class.
-      id_of: of such a unit.
-    """
-
-    name: str
-    most: int
-    within: np.ndarray
-    units: np.ndarray
-    named: np.ndarray
-    id_of: Callable[[int], int | str]
+    name: str  # of the bound
+    most: int  # the bound
+    within: np.ndarray  # (R,) the unit of the level above; zeros: all are one
+    units: np.ndarray  # (R,) the unit; each example its own
+    named: np.ndarray  # (R,) the unit whose id is hashed: it, or an example's class
+    id_of: Callable[[int], int | str]  # of such a unit
 
 
 def _levels(table: ExampleTable, bounds: PersonBounds) -> list[_Level]:

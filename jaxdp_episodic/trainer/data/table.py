@@ -98,14 +98,10 @@ class ExampleTable:
                 f"records themselves, got {list(units)}"
             )
         columns = {name: id_array(name, ids) for name, ids in units.items()}
-        lengths = {name: len(column) for name, column in columns.items()}
-        lengths["features"] = len(inputs)
-        if values is not None:
-            lengths["targets"] = len(values)
-        if owners is not None:
-            if not isinstance(owners, Owners):
-                owners = Owners.from_ids(owners)
-            lengths["owners"] = len(owners)
+        if owners is not None and not isinstance(owners, Owners):
+            owners = Owners.from_ids(owners)
+        every = {**columns, "features": inputs, "targets": values, "owners": owners}
+        lengths = {name: len(one) for name, one in every.items() if one is not None}
         if len(set(lengths.values())) > 1 or not len(inputs):
             raise ValueError(
                 f"all columns must be equally long and not empty, got {lengths}"
@@ -173,17 +169,10 @@ class ExampleTable:
         """
         if np.any(np.diff(rows) < 0):
             raise ValueError("rows must be in ascending order")
-        tree = self.population
-        *above, last = tree.children_counts
+        *above, last = self.population.children_counts
         sizes = np.bincount(self.class_places[rows], minlength=len(last))
-        ids = None if tree.unit_ids is None else tree.unit_ids[: len(above)]
-        return ExampleTable(
-            self.features[rows],
-            None if self.targets is None else self.targets[rows],
-            Population((*above, sizes), tree.level_names, ids),
-            None if self.owners is None else self.owners.take(rows),
-            self.has_public_units,
-        )
+        ids = (self.population.unit_ids or ())[: len(above)]
+        return self._of_rows(rows, (*above, sizes), ids)
 
     def of_classes(self, kept: np.ndarray) -> ExampleTable:
         """Returns the table of some of the units that examples lie directly in.
@@ -193,14 +182,19 @@ class ExampleTable:
         *above, sizes = self.population.children_counts
         parents = np.repeat(np.arange(len(above[-1])), above[-1])
         above[-1] = np.bincount(parents[kept], minlength=len(above[-1]))
-        ids = self.population.unit_ids
-        if ids is not None:
-            ids = (*ids[: len(above) - 1], ids[len(above) - 1][kept])
+        *higher, last = (self.population.unit_ids or ())[: len(above)] or (None,)
+        ids = () if last is None else (*higher, last[kept])
         rows = np.flatnonzero(kept[self.class_places])
+        return self._of_rows(rows, (*above, sizes[kept]), ids)
+
+    def _of_rows(
+        self, rows: np.ndarray, counts: tuple[np.ndarray, ...], ids: Sequence[Any]
+    ) -> ExampleTable:
+        """The table of some examples in another tree."""
         return ExampleTable(
             self.features[rows],
             None if self.targets is None else self.targets[rows],
-            Population((*above, sizes[kept]), self.level_names, ids),
+            Population(counts, self.level_names, tuple(ids) or None),
             None if self.owners is None else self.owners.take(rows),
             self.has_public_units,
         )
@@ -210,11 +204,9 @@ class ExampleTable:
         """How many own examples, and of how many classes; None without owners."""
         if self.owners is None:
             return None
-        above, classes = len(self.level_names) - 1, None
+        above = len(self.level_names) - 1
         tasks = None if above < 2 else self.places(above - 1)
-        if above:
-            classes = self.class_places
-        return self.owners.statistics(classes, tasks)
+        return self.owners.statistics(self.class_places if above else None, tasks)
 
     def places(self, level: int) -> np.ndarray:
         """Returns (R,) int64: the unit of a level that each example lies in.

@@ -328,22 +328,12 @@ def table_records(
     class_level: bool = False,
     max_bytes: int = 2**63,
 ) -> Records:
-    """Returns the records of a CSV or Parquet file.
+    """Returns the records of a CSV or Parquet file; see `load_table`.
 
-    Args:
-      path: the file.
-      groups: columns of unit ids, top level first.
-      features: columns of numbers, as of `load_table`; or none, and ``images``.
-      images: of Parquet: a column of image files (bytes, or Hugging Face's struct of
-        them), or of lists of as many numbers, of 8 bits where they are pixels.
-      target: column of numbers; None: the last group is the class.
-      public_units: public list of ids of the only group.
-      owner: column of owners, ids of people; None: not known.
-      shape: of an image that is a list.
-      size: side to which image files are brought; None: they are all alike.
-      grey: one channel in place of three, of image files.
-      class_level: the only group's level is called "class".
-      max_bytes: of the columns.
+    In place of features Parquet may have ``images``: a column of image files (bytes, or
+    Hugging Face's struct of them; ``size`` and ``grey`` as of `load_class_folders`), or
+    of lists of as many numbers, which are images of a ``shape``. ``class_level``: the
+    only group's level is called "class".
 
     Raises:
       ImportError: pyarrow is not installed.
@@ -388,15 +378,23 @@ def table_records(
     public = None if not public_units else list(public_units)
     if public and not is_csv and units[next(iter(units))].dtype.kind in "iu":
         public = [int(one) for one in public]
+    owners = None
+    if owner is not None:
+        try:
+            owners = Owners.from_ids(
+                cells[owner],
+                name=repr(owner),
+                where=lambda place: f"record {place + 1} (row {place + first})",
+            )
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{error} (of {path})") from None
     return Records(
         ExampleTable.from_records(
             np.arange(number),
             None if target is None else numbers_of(cells[target], target, path, first),
             units=units,
             public_units=public,
-            owners=None
-            if owner is None
-            else owners_of(cells[owner], owner, path, first),
+            owners=owners,
         ),
         dtype,
         item,
@@ -537,14 +535,9 @@ def numbers_of(
     first: int,
     before: int = 0,
 ) -> np.ndarray:
-    """Returns float64 of the cells of a column.
+    """Returns float64 of the cells of a column, whose name and file messages have.
 
-    Args:
-      cells: of the column.
-      name: of the column, for the message, as the rest.
-      file: that it is in.
-      first: the row of the first record.
-      before: records before that.
+    ``first`` is the row of the first cell, of which ``before`` records are before.
 
     Raises:
       ValueError: one that is no finite float32.
@@ -585,21 +578,5 @@ def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.nd
             )
     try:
         return id_array(name, cells)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{error} (of {file})") from None
-
-
-def owners_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> Owners:
-    """Returns the owners in a column; ``first`` is the row of the first record.
-
-    Raises:
-      TypeError, ValueError: as `Owners.from_ids`.
-    """
-    try:
-        return Owners.from_ids(
-            cells,
-            name=repr(name),
-            where=lambda place: f"record {place + 1} (row {place + first})",
-        )
     except (TypeError, ValueError) as error:
         raise type(error)(f"{error} (of {file})") from None

@@ -123,9 +123,9 @@ def test_hugging_face():
 
 def test_a_class_that_is_not_known_is_no_class():
     """Hugging Face writes -1; Python takes that for the last name."""
-    for label in (-1, 2):
+    for label in (-1, 2, None):
         rows = Dataset([*ROWS, {"image": ROWS[0]["image"], "label": label}])
-        with pytest.raises(ValueError, match=f"must lie in 0 .. 1, got {label} in rec"):
+        with pytest.raises(ValueError, match=f"got {label} as 'label' in record 4"):
             from_huggingface(rows, features="image", label="label")
 
 

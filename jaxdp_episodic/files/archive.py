@@ -43,12 +43,7 @@ Header = tuple[tuple[int, ...], np.dtype, bool]
 
 
 def check_plain_file(path: Path) -> None:
-    """Refuses devices, pipes and folders, which may have no end.
-
-    Raises:
-      OSError: no such file.
-      ValueError: no plain file.
-    """
+    """Refuses devices, pipes and folders, which may have no end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError(f"{path} must be a plain file")
 
@@ -60,11 +55,6 @@ def read_arrays(
 
     ``max_bytes`` bounds what all arrays of the file take, read or not; ``names`` are
     those that are wanted and must be there, None all.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: no npz file, one that holds pickles, structures or too much, whose
-        headers lie, or without one of the names; the message has the path.
     """
     with _opened(path, max_bytes) as (archive, members):
         wanted = list(members) if names is None else names
@@ -188,11 +178,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 def npy_header(stream: Any, name: str, size: int) -> Header:
-    """Returns the header of an ``.npy`` of a size; the stream stands at its data.
-
-    Raises:
-      ValueError: no array, pickled objects, a structure, or another size.
-    """
+    """Returns the header of an ``.npy`` of a size; the stream stands at its data."""
     start = stream.read(8)
     forms = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
     form = forms.get((*start[6:8],)) if start[:6] == b"\x93NUMPY" else None
@@ -247,11 +233,7 @@ def _values(content: bytes | bytearray, kind: np.dtype, name: str) -> np.ndarray
 
 
 def check_items(values: np.ndarray, name: str) -> None:
-    """Refuses bytes that are no value of their type, which NumPy would not notice.
-
-    Raises:
-      ValueError: truth values other than 0 and 1, or text that is not Unicode.
-    """
+    """Refuses bytes that are no value of their type, which NumPy would not notice."""
     flat, kind = values.reshape(-1), values.dtype
     if kind.kind == "b" and flat.size and flat.view(np.uint8).max() > 1:
         raise ValueError(f"{name} holds truth values other than 0 and 1")

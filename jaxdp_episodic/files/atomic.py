@@ -24,16 +24,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 def write_atomically(
     path: Path, content: str | bytes, *, is_private: bool = False
 ) -> None:
-    """Writes a file by a temporary one in the same folder, which is then renamed.
-
-    Args:
-      path: of the file; replaced if it is there.
-      content: text is written as UTF-8.
-      is_private: nobody but its owner may read it.
-
-    Raises:
-      OSError: the disk is full or the folder cannot be written; ``path`` is as it was.
-    """
+    """Writes a file by a temporary one in the same folder, which is then renamed."""
     opener = owner_only if is_private else None
     with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -46,11 +37,7 @@ def owner_only(path: str, flags: int) -> int:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Gives a temporary path, which becomes ``path`` if the body succeeds.
-
-    Raises:
-      OSError: see `write_atomically`.
-    """
+    """Gives a temporary path, which becomes ``path`` if the body succeeds."""
     temporary = path.with_name(path.name + TEMPORARY + secrets.token_hex(6))
     try:
         yield temporary
@@ -70,9 +57,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
     What stood there under other names stays; what stood there under the same is
     replaced, all of it at once.
-
-    Raises:
-      OSError: see `write_atomically`.
     """
     word = secrets.token_hex(6)
     new, old = (
@@ -135,10 +119,6 @@ def locked(folder: Path) -> Iterator[None]:
     """Keeps other processes and threads from a folder, which is made.
 
     The lock goes with the process, however that ends; the file stays, with its number.
-
-    Raises:
-      BlockingIOError: somebody else has it; the message says which process.
-      OSError: a folder that cannot be made or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)

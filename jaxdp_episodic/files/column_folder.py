@@ -144,11 +144,6 @@ def open_split(folder: Path, split: str | None = None) -> StoredSplit:
 
     Types, shapes and sizes are compared with the manifest, and of all columns but the
     features of the chosen split the checksums as well; `check_sums` compares all.
-
-    Raises:
-      OSError: a file that is missing or cannot be read.
-      ValueError: no such split, a folder that was not finished, a manifest that is
-        damaged, or a file that is not as the manifest says; the message has the path.
     """
     manifest = _manifest(folder)
     splits = list(manifest["splits"])
@@ -208,12 +203,7 @@ def write_rows(
     shape: tuple[int, ...],
     parts: Iterable[tuple[np.ndarray, np.ndarray]],
 ) -> None:
-    """Writes a column: of each part the places of its rows, and the rows.
-
-    Raises:
-      OSError: it cannot be written.
-      ValueError: parts of another type or shape, or of another number of rows.
-    """
+    """Writes a column: of each part the places of its rows, and the rows."""
     done, row_bytes = 0, int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
     with path.open("wb", buffering=0) as file:
         write_npy_header(file, dtype, shape)

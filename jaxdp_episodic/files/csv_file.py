@@ -15,21 +15,7 @@ from jaxdp_episodic.files.json_file import MAX_LINE_BYTES, TOO_LONG, repeated
 def csv_lines(
     path: Path, *, errors: str = "strict"
 ) -> Iterator[tuple[int, list[str] | ValueError]]:
-    """Yields the lines of a CSV file, one after another.
-
-    Args:
-      path: the file.
-      errors: what becomes of bytes that are not UTF-8, as of `bytes.decode`.
-
-    Yields:
-      The number of a line, and its cells or what is wrong with it: first the column
-      names, no cells if there are none, then what is not empty.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: no plain file, or a faulty line of column names; not UTF-8, with
-        ``errors="strict"`` alone. The message does not name the file.
-    """
+    """Yields the lines of a CSV file, one after another."""
     check_plain_file(path)
     with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
         source = _Lines(file)
@@ -57,13 +43,7 @@ def csv_lines(
 def read_csv_columns(
     path: Path, names: Sequence[str], *, max_bytes: int
 ) -> dict[str, list[Any]]:
-    """Returns some columns of a CSV file, as text.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: no plain file, too large, not UTF-8, not CSV, two columns of one name
-        or none of a wanted one; the message does not name the file.
-    """
+    """Returns some columns of a CSV file, as text."""
     check_plain_file(path)
     if path.stat().st_size > max_bytes:
         raise ValueError(f"must have at most max_bytes={max_bytes} bytes")
@@ -81,12 +61,7 @@ def read_csv_columns(
 
 
 def column_places(names: Sequence[str], wanted: Iterable[str]) -> list[int]:
-    """Returns where the wanted columns are among those of a file.
-
-    Raises:
-      ValueError: two columns of one name, or none of a wanted name; the message names
-        the nearest.
-    """
+    """Returns where the wanted columns are among those of a file."""
     if (twice := repeated(names)) is not None:
         raise ValueError(f"two columns {twice!r}")
     indices = {name: index for index, name in enumerate(names)}

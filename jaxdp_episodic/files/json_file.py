@@ -19,10 +19,6 @@ def parse_json(text: str | bytes, *, allow_infinity: bool = True) -> Any:
     """Returns the value of a JSON text; of bytes in UTF-8.
 
     NaN and infinities are read too, as Python does beyond the standard, if allowed.
-
-    Raises:
-      ValueError: not UTF-8, not JSON, a key that is there twice, an integer of
-        thousands of digits, or nesting that is too deep; the message says where.
     """
     try:
         return json.loads(
@@ -45,12 +41,7 @@ def parse_json(text: str | bytes, *, allow_infinity: bool = True) -> Any:
 
 
 def read_json(path: Path, *, max_bytes: int) -> Any:
-    """Returns what a file of JSON holds; anybody may have written it.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: no plain file, a larger one, or as `parse_json`.
-    """
+    """Returns what a file of JSON holds; anybody may have written it."""
     check_plain_file(path)
     with path.open("rb") as file:
         # At most max_bytes + 1, and no buffer that is larger than the file.
@@ -65,13 +56,6 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
 
     A line that cannot be read is an error in its place; one that is too long is not
     kept.
-
-    Yields:
-      The line's number, its object or what is wrong with it, and its bytes.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: no plain file.
     """
     check_plain_file(path)
     with path.open("rb") as file:

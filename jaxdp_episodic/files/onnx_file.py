@@ -29,18 +29,7 @@ def require_onnx(module: str) -> Any:
 
 
 def read_onnx(path: Path, output: str | None = None) -> OnnxNetwork:
-    """Returns the network in a file, which anybody may have written.
-
-    Args:
-      path: the file, which holds its weights itself.
-      output: name of any value in the network; None: of its first output.
-
-    Raises:
-      ImportError: without the extra ``[onnx]``.
-      OSError: a file that cannot be read.
-      ValueError: no plain file, one of more than 1 GiB, no ONNX, weights in other
-        files, or an output that is not there.
-    """
+    """Returns the network in a file, which anybody may have written."""
     onnx = require_onnx("onnx")
     check_plain_file(path)
     with path.open("rb") as file:

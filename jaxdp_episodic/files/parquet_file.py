@@ -24,6 +24,7 @@ _BUFFER_BYTES = 2**20  # with a buffer a row group is read bit by bit, not whole
 _BYTES = "bytes"
 # How Arrow's types of numbers begin that become arrays as they are.
 _NUMBERS = ("int", "uint", "half", "float", "double", "bool")
+_AS_OBJECTS = ("decimal", "string", "large_string", "dictionary")  # numbers or not
 
 
 @contextmanager
@@ -51,24 +52,7 @@ def parquet_batches(
     rows: int,
     max_bytes: int | None = None,
 ) -> Iterator[tuple[list[str], list[list[Any]]]]:
-    """Yields the columns of a Parquet file as plain values, some rows at a time.
-
-    Args:
-      path: the file.
-      names: the columns; None: all. They must not be nested.
-      rows: most rows at a time.
-      max_bytes: most bytes that the columns may take, 8 a cell; None: no bound.
-
-    Yields:
-      The columns' names, and their cells; the first with no rows.
-
-    Raises:
-      OSError: no such file.
-      ImportError: pyarrow is not installed.
-      ValueError: no Parquet file, a damaged one, one with two columns of a name, or
-        whose columns are lacking, too large or of a type that is no number or text;
-        the message does not name the file.
-    """
+    """Yields the columns of a Parquet file as plain values, some rows at a time."""
     with _opened(path, names) as (arrow, file):
         schema, meta = file.schema_arrow, file.metadata
         wanted = list(schema.names) if names is None else list(names)
@@ -118,13 +102,7 @@ def _cells(arrow: Any, column: Any) -> list[Any]:
 def record_batches(
     path: Path, names: Sequence[str], rows: int, first: int = 0
 ) -> Iterator[Any]:
-    """Yields Arrow's batches of columns from a row on; none before it is read.
-
-    Raises:
-      OSError: no such file.
-      ImportError: pyarrow is not installed.
-      ValueError: no Parquet file, or no such column; the message has the path.
-    """
+    """Yields Arrow's batches of columns from a row on; none before it is read."""
     try:
         with _opened(path, names) as (_, file):
             before = 0
@@ -148,12 +126,7 @@ def record_batches(
 def parquet_arrays(
     path: Path, names: Sequence[str], *, rows: int, first: int = 0
 ) -> Iterator[list[np.ndarray]]:
-    """Yields columns of numbers or of lists of numbers, (n, ...) each, from a row on.
-
-    Raises:
-      As `record_batches`; ValueError too for a missing cell or lists of several
-      lengths.
-    """
+    """Yields columns of numbers or of lists of them, (n, ...) each, from a row on."""
     before = first
     for batch in record_batches(path, names, rows, first):
         yield [_array(batch.column(name), name, path, before) for name in names]
@@ -177,25 +150,20 @@ def _array(values: Any, name: str, path: Path, first: int) -> np.ndarray:
             int(np.prod(shape[1:])), 1
         )
         raise ValueError(f"{column} has a missing {what} in record {record + 1}")
-    if not str(values.type).startswith(_NUMBERS):
-        try:  # decimals, dictionaries, and numbers that are written as text
-            values = values.cast("double")
-        except (ValueError, NotImplementedError):  # Arrow's, of values and of types
-            raise ValueError(
-                f"{column} must hold numbers, holds {str(values.type)[:60]}"
-            ) from None
-    array = np.asarray(values.to_numpy(zero_copy_only=False))
+    kind = str(values.type)
+    if kind.startswith(_NUMBERS):
+        array = np.asarray(values.to_numpy(zero_copy_only=False))
+    elif kind.startswith(_AS_OBJECTS):
+        array = np.array(values.to_pylist(), object)
+    else:
+        raise ValueError(f"{column} must hold numbers, holds {kind[:60]}")
     return array.reshape(shape)
 
 
 def parquet_files(
     path: Path, name: str, *, rows: int, first: int = 0
 ) -> Iterator[list[bytes]]:
-    """Yields a column of files, from a row on.
-
-    Raises:
-      As `record_batches`; ValueError too for a missing file.
-    """
+    """Yields a column of files, from a row on."""
     for batch in record_batches(path, [name], rows, first):
         column = batch.column(name)
         if hasattr(column, "field"):
@@ -207,11 +175,7 @@ def parquet_files(
 
 
 def holds_files(path: Path, name: str) -> bool:
-    """Returns whether a column holds image files; False: lists of numbers.
-
-    Raises:
-      As `record_batches`; ValueError too for a column of another kind.
-    """
+    """Returns whether a column holds image files; False: lists of numbers."""
     try:
         with _opened(path, [name]) as (arrow, file):
             types, kind = arrow.types, file.schema_arrow.field(name).type

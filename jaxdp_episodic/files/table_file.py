@@ -19,31 +19,14 @@ Writer = Callable[[list[dict[str, Any]]], None]
 
 
 def check_suffix(path: Path) -> None:
-    """Refuses a file whose suffix is none of the three.
-
-    Raises:
-      ValueError: another suffix.
-    """
+    """Refuses a file whose suffix is none of the three."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path.name}: the name must end in {', '.join(SUFFIXES)}")
 
 
 @contextmanager
 def writing(path: Path, columns: Mapping[str, str]) -> Iterator[Writer]:
-    """Opens a table for writing in parts; it is complete or not there.
-
-    Args:
-      path: ``.jsonl``, ``.csv`` or ``.parquet``.
-      columns: name to Arrow type ("int64", "string", "float64").
-
-    Yields:
-      A function that appends rows, mappings with these keys.
-
-    Raises:
-      OSError: a file that cannot be written; an older one is left as it was.
-      ValueError: another suffix.
-      ImportError: Parquet without pyarrow.
-    """
+    """Opens a table for writing in parts; it is complete or not there."""
     check_suffix(path)
     opened = {".jsonl": _jsonl_writer, ".csv": _csv_writer, ".parquet": _arrow_writer}
     with atomic_path(path) as temporary, temporary.open("xb") as file:

@@ -35,12 +35,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Returns the content of a TOML file of at most `MAX_BYTES`.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: no plain file, too large, not UTF-8, not TOML, or nested too deeply.
-    """
+    """Returns the content of a TOML file of at most `MAX_BYTES`."""
     check_plain_file(path)
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)

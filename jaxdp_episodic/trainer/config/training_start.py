@@ -141,16 +141,6 @@ def statistics_steps(
     statistic of pairs, each pair, by a level "pair"; where classes are, each class.
     Where people are, all that one gives is clipped as one, so that a person has one
     "contribution", and is in one pair: bounds of 1, whatever those of the data.
-
-    Args:
-      levels: names of the data's levels, the last two of classes and examples.
-      config: which statistics.
-      privacy_unit: one of the last two levels, or "person".
-      neighboring_relation: as of `GaussianStep`.
-
-    Raises:
-      ValueError: another privacy unit, or a level named "pair"; or ``config.pairs`` or
-        ``config.between`` that is not for this unit.
     """
     *_, class_level, example_level = levels
     units = (class_level, example_level, PERSON)

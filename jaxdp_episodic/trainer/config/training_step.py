@@ -59,12 +59,7 @@ class StepConfig(CheckedSpec):
     def step(
         self, population: Population, people: PersonBounds | None = None
     ) -> GaussianStep:
-        """Returns the step on real data; without a noise multiplier, with one of 1.
-
-        Args:
-          population: of the data.
-          people: bounds of what one person owns, where people are protected.
-        """
+        """Returns the step on real data; without a noise multiplier, with one of 1."""
         if self.neighboring_relation == "zero_out":
             return self._with(None, people)  # slots, not what fills them
         if isinstance(self.sampling, PeopleBlocks):
@@ -82,14 +77,7 @@ class StepConfig(CheckedSpec):
         return step
 
     def check_split(self, level_names: Sequence[str]) -> None:
-        """Refuses data whose classes are split by names that a replacement may change.
-
-        Args:
-          level_names: of the data.
-
-        Raises:
-          NotImplementedError: the protected unit is a class, or one above the classes.
-        """
+        """Refuses data split by names of classes that a replacement may change."""
         unit, relation = str(self.privacy_unit), self.neighboring_relation
         if relation == "replace_one" and unit in level_names[:-1]:
             raise NotImplementedError(

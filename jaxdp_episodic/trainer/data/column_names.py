@@ -21,10 +21,6 @@ def refuse_numbers_as_names(
     Those are the names of a data frame without names, of pixels and of years. ``names``
     are all of the first line, ``used`` those that are read; where one of these is not
     there, or two columns are named by one number, all columns are looked at.
-
-    Raises:
-      ValueError: a name that is empty, or a number with a sign, a point or an exponent;
-        or two columns of one number.
     """
     twice = repeated(names)
     if twice is not None and _is_number(twice):
@@ -47,9 +43,6 @@ def refuse_ids_as_names(
 
     ``ids`` are their cells, by name. Columns that are all named by their places, 0, 1,
     ..., may be.
-
-    Raises:
-      ValueError: a column that has its own name among its cells.
     """
     if sorted(names) == sorted(map(str, range(len(names)))):
         return

@@ -53,20 +53,7 @@ class Examples(NamedTuple):
 def read_examples(
     paths: Sequence[Path], *, shape: tuple[int, ...], source: Mapping[str, Any]
 ) -> Examples:
-    """Returns the examples of a folder of class folders, of images, or of a table.
-
-    Args:
-      paths: a folder of images, or of a folder a class; image files; or one file
-        ``.npz``, ``.csv`` or ``.parquet``.
-      shape: of an example.
-      source: what is known of the files that were trained on: of a table the columns
-        ``groups`` or ``label``, ``features`` and ``target``; ``inverted`` of images
-        whose ink is 1.
-
-    Raises:
-      ImportError, OSError, TypeError, ValueError: as of the loaders; nothing to read,
-        or examples of another shape.
-    """
+    """Returns the examples of a folder of class folders, of images, or of a table."""
     if not paths:
         raise ValueError("there must be at least one file or folder, got none")
     for path in paths:

@@ -165,11 +165,7 @@ def load_mini_imagenet(
 
 
 def split_folders(path: Path) -> dict[str, Path]:
-    """Returns the folders, or lists of files, of the splits in a folder, by split.
-
-    Raises:
-      ValueError: two that are of one split.
-    """
+    """Returns the folders, or lists of files, of the splits in a folder, by split."""
     found = {}
     has_lists = (path / IMAGES).is_dir()
     for split, names in _NAMES_OF_SPLIT.items():
@@ -437,11 +433,7 @@ File = tuple[str, Path | IO[bytes]]
 
 
 def first_decoded(files: Iterable[File], size: int | None, grey: bool) -> np.ndarray:
-    """Returns (H, W, channels) uint8 of the first image; if it is bad, lists all bad.
-
-    Raises:
-      As `decoded_image`.
-    """
+    """Returns (H, W, channels) uint8 of the first image; lists all bad if it is bad."""
     problems: list[str] = []
     for name, file in files:
         try:
@@ -458,11 +450,7 @@ def first_decoded(files: Iterable[File], size: int | None, grey: bool) -> np.nda
 def decoded_parts(
     files: Iterable[File], size: int | None, grey: bool, shape: tuple[int, ...]
 ) -> Iterator[np.ndarray]:
-    """Yields images (n, *shape) uint8, decoded by as many threads as there are cores.
-
-    Raises:
-      ValueError: at the end, with all files that are bad or of another shape.
-    """
+    """Yields images (n, *shape) uint8, decoded in threads; lists all bad at the end."""
     problems: list[str] = []
 
     def pixels(file: File) -> np.ndarray | ValueError:
@@ -490,11 +478,6 @@ def decoded_image(
     """Returns (H, W, channels) uint8 of an image file; see `Images`.
 
     What is transparent lies on white.
-
-    Raises:
-      ImportError: without the extra ``[data]``.
-      ValueError: no readable image, an animation, or white on a clear ground, which
-        white would hide; the message has the name.
     """
     with warnings.catch_warnings(action="ignore"):
         return _decoded(file, size, grey, name)

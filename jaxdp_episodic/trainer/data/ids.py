@@ -13,12 +13,7 @@ MAX_BYTES = 4 * 2**30
 
 
 def id_array(name: str, ids: Any) -> np.ndarray:
-    """Returns ids as an array that keeps apart what differs.
-
-    Raises:
-      ValueError: a string that ends in a NUL, which NumPy would drop; or strings beside
-        numbers, which NumPy would turn into strings.
-    """
+    """Returns ids as an array that keeps apart what differs."""
     if isinstance(ids, list | tuple):
         check_text_size(name, ids)
     try:
@@ -36,11 +31,7 @@ def id_array(name: str, ids: Any) -> np.ndarray:
 
 
 def check_text_size(name: str, ids: Sequence[Any]) -> None:
-    """Refuses ids whose array, in which each has the length of the longest, is large.
-
-    Raises:
-      ValueError: more than 4 GiB.
-    """
+    """Refuses ids whose array, each as long as the longest, takes over 4 GiB."""
     longest = max((len(one) for one in ids if isinstance(one, str)), default=0)
     if 4 * longest * len(ids) > MAX_BYTES:
         raise ValueError(

@@ -18,19 +18,14 @@ STORED = "stored"
 _OF_SUFFIX = {".npz": NPZ, ".parquet": PARQUET, ".csv": CSV}
 _PICKLES = (".pkl", ".pickle", ".pck")
 _CONVERSION = """\
-import pickle, numpy as np; d = pickle.load(open({name!r}, "rb"))
+import numpy as np, pathlib, pickle; d = pickle.loads(pathlib.Path(\
+{name!r}).read_bytes())
 np.savez("data.npz", images=d["image_data"], labels=[k for _, k in sorted(\
 (i, k) for k, rows in d["class_dict"].items() for i in rows)])"""
 
 
 def recognized(source: Path) -> str:
-    """Returns the layout of a file or folder.
-
-    Raises:
-      FileNotFoundError: there is nothing.
-      ValueError: a file of another kind; a folder without folders, or with two of a
-        split.
-    """
+    """Returns the layout of a file or folder."""
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist")
     if not source.is_dir():

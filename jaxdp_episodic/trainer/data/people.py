@@ -106,11 +106,7 @@ def truncated(
 
 
 def owners_of(table: ExampleTable) -> Owners:
-    """Returns the owners of a table.
-
-    Raises:
-      ValueError: they are not known.
-    """
+    """Returns the owners of a table."""
     if table.owners is None:
         raise ValueError(
             "data must say whose the examples are, as the guarantee is for people: "

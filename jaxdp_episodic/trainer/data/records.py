@@ -51,11 +51,7 @@ class Records:
             raise ValueError(f"there must be {len(wanted)} records, {done} came")
 
     def table(self, max_bytes: int | None = None) -> ExampleTable:
-        """Returns the table in memory.
-
-        Raises:
-          ValueError: features of more than ``max_bytes``, or a record that is no good.
-        """
+        """Returns the table in memory."""
         number = self.numbers.num_examples
         dtype = self.dtype if self.encoding is None else np.dtype(np.float32)
         needed = number * math.prod(self.shape) * dtype.itemsize

@@ -11,10 +11,9 @@ import functools
 import itertools
 import os
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.trainer.data.built_in import (
@@ -71,22 +70,12 @@ HeldOut = Annotated[float | str, _held_out]  # a share of the classes, or a path
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FileSource(CheckedSpec):
-    """What sources share whose held-out data are classes of theirs, or other paths.
+    """What sources share whose held-out data are classes of theirs, or other paths."""
 
-    Attributes:
-      path: file or folder of what is trained on.
-      validation: what settings are chosen by: a share of the classes of ``path``, by a
-        hash of their names (`ClassSplit`), or a path of its own; None: nothing.
-      test: what is tested on, likewise.
-      split_salt: key of the hash; None: "".
-    """
-
-    also_read: ClassVar[tuple[str, ...]] = ("held_out",)
-
-    path: Text
-    validation: HeldOut | None = None
-    test: HeldOut | None = None
-    split_salt: Text | None = None
+    path: Text  # of what is trained on
+    validation: HeldOut | None = None  # what settings are chosen by
+    test: HeldOut | None = None  # what is tested on
+    split_salt: Text | None = None  # key of the hash of `ClassSplit`
 
     def check_values(self) -> None:
         """Refuses a key of a hash that nothing is split by."""
@@ -96,20 +85,6 @@ class FileSource(CheckedSpec):
                 "or test"
             )
 
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Returns the source with these fields.
-
-        Raises:
-          ValueError: ``held_out``, which was validation and test at once.
-        """
-        if "held_out" in fields:
-            raise ValueError(
-                "held_out is not read any more, as it was validation and test at once; "
-                "write test and validation, each a path or a share of the classes"
-            )
-        return super().from_fields(fields)
-
     @property
     def class_split(self) -> ClassSplit | None:
         """How the classes of ``path`` are split; None: all are trained on."""
@@ -118,11 +93,7 @@ class FileSource(CheckedSpec):
         return ClassSplit(**shares, salt=self.split_salt or "") if shares else None
 
     def located(self, split: str, base: Path | None) -> tuple[Path, ClassSplit | None]:
-        """Returns where a split lies, and how to part it from others there, if any.
-
-        Raises:
-          ValueError: an unknown split, one that is not given, or two that are one.
-        """
+        """Returns where a split lies, and how to part it from others there, if any."""
         _validation.choice("split", split, SPLITS)
         given = {"path": self.path, VALIDATION: self.validation, TEST: self.test}
         base = base or Path()
@@ -196,13 +167,9 @@ class Sinusoids(CheckedSpec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Npz(FileSource):
-    """A user's arrays; see `load_npz`.
+    """A user's arrays; see `load_npz`."""
 
-    Attributes:
-      owner: name of the array of owners; None: not known.
-    """
-
-    owner: Text | None = None
+    owner: Text | None = None  # name of the array of owners
 
     def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
         if parts is not None:
@@ -212,13 +179,7 @@ class Npz(FileSource):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClassFolders(FileSource):
-    """One folder of images a class; see `load_class_folders`.
-
-    Attributes:
-      size: side to which images are brought; None: they must all be alike.
-      grey: convert to grey.
-      owner: how a file's name says whose it is; None: not known.
-    """
+    """One folder of images a class; see `load_class_folders`."""
 
     size: Count | None = None
     grey: Flag = False
@@ -238,15 +199,7 @@ class ClassFolders(FileSource):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Omniglot(FileSource):
-    """Omniglot's folders; see `load_omniglot`.
-
-    The custom: ``path`` is ``images_background``, ``test`` is ``images_evaluation``.
-
-    Attributes:
-      size: side to which images are brought.
-      alphabets: keep the alphabets as the top level.
-      owner: "drawer", or as of `ClassFolders`; None: not known.
-    """
+    """Omniglot's folders, such as ``images_background``; see `load_omniglot`."""
 
     size: Count = 28
     alphabets: Flag = False
@@ -274,24 +227,13 @@ class MiniImageNet(CheckedSpec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Table(FileSource):
-    """Columns of a CSV or Parquet file; see `load_table`.
-
-    Attributes:
-      groups: columns of unit ids, top level first, which name the levels; the last
-        one's are split.
-      features: columns of numbers.
-      target: column of numbers; None: the last group is the class.
-      label: column of classes, in place of groups: their level is called "class".
-      public_units: public list of ids of the only group of ``path``; those without a
-        record are empty units. None: every unit has one.
-      owner: column of owners; None: not known.
-    """
+    """Columns of a CSV or Parquet file; see `load_table`."""
 
     groups: Names | None = None
     features: Names
     target: Text | None = None
     label: Text | None = None
-    public_units: Ids | None = None
+    public_units: Ids | None = None  # of `path`
     owner: Text | None = None
 
     def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
@@ -309,12 +251,7 @@ class Table(FileSource):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stored(CheckedSpec):
-    """A folder made by `jaxdp-episodic data import`, which stays on the disk.
-
-    Attributes:
-      path: the folder; its splits, and whose the examples are, are as imported. See
-        `load_stored`.
-    """
+    """A folder made by `jaxdp-episodic data import`; see `load_stored`."""
 
     path: Text
 

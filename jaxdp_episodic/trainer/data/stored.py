@@ -86,18 +86,6 @@ def store(
 
     They are written beside it, and it is named last. What a process that was killed
     left there is written anew.
-
-    Args:
-      folder: must be missing or empty.
-      splits: name -> its records.
-      made_from: plain values that say what they were made from, for a reader.
-      on_progress: is told what is done.
-
-    Raises:
-      BlockingIOError: another process is writing there.
-      FileExistsError: it holds something.
-      OSError: the disk is full or fails.
-      ValueError: a record that cannot be read.
     """
     if is_complete(folder):
         raise FileExistsError(

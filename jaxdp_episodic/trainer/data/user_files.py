@@ -170,9 +170,6 @@ def refuse_unnamed(path: Path) -> None:
     """Refuses a file of arrays whose classes are numbered: there is no name to hash.
 
     Where one left, others would get its number, and with it perhaps another part.
-
-    Raises:
-      ValueError: neither ``labels`` nor ``classes``; and as `load_npz`.
     """
     if not {"labels", "classes"} & set(array_headers(path)):
         raise ValueError(
@@ -183,12 +180,7 @@ def refuse_unnamed(path: Path) -> None:
 
 
 def scaled_images(images: np.ndarray) -> np.ndarray:
-    """Returns (R, H, W, channels) images: 8-bit integers become float32 in [0, 1].
-
-    Raises:
-      TypeError: images that are neither 8-bit, Boolean nor floating.
-      ValueError: images that are not [record, H, W] or [record, H, W, channels].
-    """
+    """Returns (R, H, W, channels) images: 8-bit integers become float32 in [0, 1]."""
     if images.dtype == np.uint8:
         images = images.astype(np.float32) / 255
     elif images.dtype.kind not in "bf":
@@ -334,10 +326,6 @@ def table_records(
     Hugging Face's struct of them; ``size`` and ``grey`` as of `load_class_folders`), or
     of lists of as many numbers, which are images of a ``shape``. ``class_level``: the
     only group's level is called "class".
-
-    Raises:
-      ImportError: pyarrow is not installed.
-      TypeError, ValueError: as `load_table`; or both or none of features and images.
     """
     if bool(features) == (images is not None):
         raise ValueError(
@@ -415,14 +403,15 @@ def _number_columns(path: Path, features: Sequence[str]) -> _Column:
     def parts() -> Iterator[np.ndarray]:
         before = 0
         for columns in parquet_arrays(path, features, rows=rows):
+            numbers = []
             for name, column in zip(features, columns, strict=True):
                 if column.ndim > 1:
                     raise ValueError(
                         f"{path}: column {name!r} must hold numbers or text, holds "
                         "lists"
                     )
-                numbers_of(column, name, path, before + 1, before)
-            yield np.stack(columns, axis=1).astype(_FLOAT)
+                numbers.append(numbers_of(column, name, path, before + 1, before))
+            yield np.stack(numbers, axis=1).astype(_FLOAT)
             before += len(columns[0])
 
     next(parquet_arrays(path, features, rows=1), None)  # columns and types, at once
@@ -484,12 +473,7 @@ def _image_column(
 def columns_of(
     file: Path, wanted: Sequence[str], *, max_bytes: int
 ) -> tuple[dict[str, list[Any]], int]:
-    """Returns columns of a CSV or Parquet file, and the row of its first record.
-
-    Raises:
-      ValueError: another kind of file, one whose first line is a record, or as of its
-        reader; the message has the path.
-    """
+    """Returns columns of a CSV or Parquet file, and the row of its first record."""
     suffix = file.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
@@ -512,11 +496,7 @@ def columns_of(
 
 
 def names_of_columns(file: Path) -> list[str]:
-    """Returns the names of the columns of a CSV or Parquet file.
-
-    Raises:
-      OSError, ValueError: as of the readers.
-    """
+    """Returns the names of the columns of a CSV or Parquet file."""
     if file.suffix.lower() == ".csv":
         try:
             _, cells = next(csv_lines(file), (1, []))
@@ -538,9 +518,6 @@ def numbers_of(
     """Returns float64 of the cells of a column, whose name and file messages have.
 
     ``first`` is the row of the first cell, of which ``before`` records are before.
-
-    Raises:
-      ValueError: one that is no finite float32.
     """
     try:
         values = np.asarray(cells, np.float64)
@@ -549,7 +526,7 @@ def numbers_of(
     bad = ~(np.abs(values) <= np.finfo(np.float32).max)
     if bad.any():
         row = int(np.argmax(bad))
-        cell = values[row].item() if isinstance(cells, np.ndarray) else cells[row]
+        cell = cells[row].item() if isinstance(cells[row], np.generic) else cells[row]
         raise ValueError(
             f"{name!r} must be finite numbers, got {_validation.shown(cell)} in "
             f"record {before + row + 1} (row {row + first}) of {file}"
@@ -565,11 +542,7 @@ def _number(cell: Any) -> float:
 
 
 def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.ndarray:
-    """Returns the ids in a column; ``first`` is the row of the first record.
-
-    Raises:
-      TypeError, ValueError: a missing id, or ids of several types.
-    """
+    """Returns the ids in a column; ``first`` is the row of the first record."""
     for row, cell in enumerate(cells):
         if cell is None or cell == "":
             raise ValueError(

@@ -36,17 +36,6 @@ def network_features(
     the images beside it, whatever it contains. Each image runs in one thread of the
     CPU, as many at a time as there are cores, whose number does not change the result.
     Other processors, and other versions of ONNX Runtime, may change its last bits.
-
-    Args:
-      config: of kind "onnx": the file, and how images are put into it.
-      base: folder that its path is relative to.
-
-    Returns:
-      A function (n, H, W, channels) float32 in [0, 1] -> (n, D) float32.
-
-    Raises:
-      ImportError, OSError, ValueError: as `read_onnx`; ValueError too for a network
-        that ONNX Runtime cannot run, or not one of single images.
     """
     path = (base or Path()) / str(config.path)
     network = read_onnx(path, config.output)

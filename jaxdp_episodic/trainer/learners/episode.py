@@ -64,14 +64,9 @@ def make_blocks(
 ) -> list[Block]:
     """Returns the blocks of a draw: at least one, also for an empty draw.
 
-    Args:
-      draw: of a sampler over ``table.population``.
-      table: the data, in the order of that population.
-      block_size: units a block, a multiple of ``num_shards``.
-      num_shards: devices that share a block, each a run of consecutive rows. Units are
-        dealt out in turn, so that every device gets equally many.
-      share: (index, number) of a process: each takes the units whose places leave its
-        index when divided by the number, so that each unit is in one share.
+    ``block_size`` is a multiple of ``num_shards``, the devices that share a block, each
+    with consecutive rows; units are dealt out in turn. Of ``share``, (index, number) of
+    a process, it takes the units whose places leave its index.
     """
     mine = np.arange(len(draw.mask))[share[0] :: share[1]]
     number, blocks = len(mine), []
@@ -281,17 +276,6 @@ def contribution_loss(
     Poisson it is the largest number of children of *any* unit, so one unit's growth
     would move everybody's contribution.) Of a learner that couples nothing
     (`Supervised`) any unit may be clipped, a single example too.
-
-    Args:
-      learner: see `Learner`; hashable. An episode of classes takes two axes of slots
-        (class, example), one of a regression task takes one.
-      slot_shape: of the sampler.
-      shots: support examples, of each class or of the task; 0 without episodes.
-
-    Raises:
-      TypeError: shots of the wrong type.
-      ValueError: a clip unit smaller than an episode, one with no room for a query, or
-        episodes of another number of classes than the learner is for.
     """
     if not getattr(learner, "couples_examples", True):
         if shots != 0:

@@ -258,12 +258,6 @@ class FixedFeatures:
                 raise FileExistsError(
                     f"{folder} must be a cache of features, it has {min(others)!r}"
                 )
-            old = folder.with_name(f"{folder.name}.npz")
-            if old.exists():
-                said = (
-                    f"{old} is an older version's cache, which nothing reads: delete it"
-                )
-                warnings.warn(said, stacklevel=4)
             (folder / MANIFEST).unlink(missing_ok=True)
             self._write(folder / TRAIN / "features.npy", data)
             write_manifest(folder, {TRAIN: (("example",), None)}, made_from=made_from)

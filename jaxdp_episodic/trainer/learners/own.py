@@ -19,16 +19,8 @@ def apply_and_params(
 ) -> tuple[Callable[[Any, Array], Array], Any]:
     """Returns a model of one's own as a pure function, and its initial parameters.
 
-    Args:
-      model: a module of ``flax.nnx``, with its parameters; one of ``flax.linen``, whose
-        parameters are made here; or a pair ``(apply, params)``, of any framework.
-      input_shape: of an example as the model sees it, without a batch axis.
-      seed: of the parameters of a linen module; they are public.
-
-    Raises:
-      TypeError: something else.
-      ValueError: a module with batch statistics or random state; see
-        `refuse_shared_state`.
+    It is a module of ``flax.nnx``; one of ``flax.linen``, whose parameters are made
+    here, by a seed which is public; or a pair ``(apply, params)`` of any framework.
     """
     if isinstance(model, nnx.Module):
         return split_model(model)
@@ -62,16 +54,7 @@ class _LinenApply:
 
 
 def learner_of(learner: Any, apply: Callable[[Any, Array], Array]) -> Any:
-    """Returns a learner of one's own for a model.
-
-    Args:
-      learner: a function of ``apply``, such as ``lambda apply: MAML(apply)``; or a
-        learner, which has its own.
-      apply: of the model.
-
-    Raises:
-      TypeError: what comes of it is no learner.
-    """
+    """Returns a learner of one's own for a model."""
     is_learner = hasattr(learner, "predict") and not isinstance(learner, type)
     made = learner(apply) if callable(learner) and not is_learner else learner
     missing = [

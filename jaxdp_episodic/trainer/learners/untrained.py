@@ -24,10 +24,6 @@ def untrained(learner: Any, ways: int) -> Any:
     """Returns the learner that does nothing but look at the features as they are.
 
     Nearest class mean, by the learner's distance if it has one; of numbers `Ridge`.
-
-    Args:
-      learner: that is trained.
-      ways: classes an episode, where the learner does not say it.
     """
     if isinstance(learner, ProtoNet):
         return dataclasses.replace(learner, apply=as_they_are, resplits=False)

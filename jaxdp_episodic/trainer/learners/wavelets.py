@@ -53,17 +53,10 @@ class Filters(NamedTuple):
 
 
 def wavelet_features(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
-    """Returns the function from images to features, to be compiled.
+    """Returns the function ``(n, *image_shape) -> (n, 425 * channels)`` of images.
 
-    Args:
-      image_shape: (height, width, channels), sides of at least 8 pixels.
-
-    Returns:
-      ``(n, *image_shape) -> (n, 425 * channels)``, float32 in and out, rows of unit
-      norm (a row of zeros stays one). Integers are read as 0 to 255.
-
-    Raises:
-      ValueError: features that are no images.
+    float32 in and out, rows of unit norm (a row of zeros stays one); integers are read
+    as 0 to 255.
     """
     if len(image_shape) != 3 or min(image_shape[:2]) < LEAST_SIDE:
         raise ValueError(

@@ -162,29 +162,8 @@ def test_names_of_files():
     )
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"^\d+_",  # no group
-        r"(\d)(\d)",
-        r"(a+)+$",
-        r"(?:a*)*(b)",
-        r"(a)?b",
-        r"(a|a){9}b",
-        r"(a)\1",
-        r"(?=(a))",
-        r"(?P<owner>a)",
-        r"(?i)(a)",
-        r"(a?a?)a?a?b",
-        r"(.*).*.*.*!",
-        "(" + "a" * 100 + ")",
-        "(a",
-        "(a{99999999999})",
-        r"[[a](b)",  # Python warns of it
-        "",
-    ],
-)
-def test_patterns_that_say_nobody_or_never_end_are_refused(pattern):
+@pytest.mark.parametrize("pattern", [r"^\d+_", r"(\d)(\d)", "(a", r"[[a](b)", ""])
+def test_patterns_that_say_nobody_are_refused(pattern):
     with pytest.raises(ValueError, match="owner must be a regular expression with one"):
         owner_of_name(pattern)
 
@@ -256,7 +235,7 @@ def test_glyphs_are_their_typefaces():
     ("make", "error", "message"),
     [
         (lambda: Glyphs(owner="font"), ValueError, "owner must be one of"),
-        (lambda: ClassFolders(path="x", owner="(a+)+"), ValueError, "with one group"),
+        (lambda: ClassFolders(path="x", owner="a+"), ValueError, "with one group"),
         (lambda: ClassFolders(path="x", owner=3), TypeError, "non-empty string"),
         (lambda: Npz(path="x", owner=["a"]), TypeError, "non-empty string, got"),
         (

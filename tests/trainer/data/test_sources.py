@@ -1,10 +1,12 @@
 """Sources, adapters, and the sets that are not files of the user."""
 
+import functools
 import importlib
 import types
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.files.optional import require
@@ -122,11 +124,31 @@ def test_hugging_face():
 
 
 def test_a_class_that_is_not_known_is_no_class():
-    """Hugging Face writes -1; Python takes that for the last name."""
+    """Hugging Face writes -1, or None; Python takes -1 for the last name."""
     for label in (-1, 2, None):
         rows = Dataset([*ROWS, {"image": ROWS[0]["image"], "label": label}])
         with pytest.raises(ValueError, match=f"got {label} as 'label' in record 4"):
             from_huggingface(rows, features="image", label="label")
+
+
+def test_grey_among_colour_is_converted_by_one_option():
+    colour = np.random.default_rng(0).integers(0, 256, (3, 3, 3), dtype=np.uint8)
+    for made in (np.asarray, Image.fromarray):
+        rows = [
+            {"image": made(colour), "label": 0},
+            {"image": made(colour[..., 0]), "label": 1},
+        ]
+        with pytest.raises(ValueError, match=r"one shape, .* record 1 .*grey=False"):
+            from_huggingface(Dataset(rows), features="image", label="label")
+        read = functools.partial(
+            from_huggingface, Dataset(rows), features="image", label="label"
+        )
+        whole = read(grey=False).features
+        np.testing.assert_allclose(whole[0], colour / 255, rtol=1e-6)
+        np.testing.assert_array_equal(whole[1], np.stack([whole[0, ..., 0]] * 3, -1))
+        grey = np.asarray(Image.fromarray(colour).convert("L")) / np.float32(255)
+        found = read(grey=True).features
+        np.testing.assert_allclose(found[0, ..., 0], grey, rtol=1e-6)
 
 
 def test_tfds():

@@ -251,10 +251,6 @@ def test_images_of_other_classes_are_not_opened(files, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"held_out": "b"},
-            "held_out is not read any more.* write test and validation",
-        ),
         ({"split_salt": "x", "test": "b"}, "split_salt is for shares"),
         ({"validation": 0.0}, r"validation must lie in \(0, 1\)"),
         ({"validation": 0.6, "test": 0.4}, r"validation \+ test must be less than 1"),

@@ -1,7 +1,10 @@
 """Users' own files: read as they say, and hostile ones refused."""
 
+import json
+import pickle
 import shutil
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -282,6 +285,93 @@ def test_links_and_strange_files_are_refused(tmp_path):
         load_class_folders(inside / "a" / "a.png")
     with pytest.raises(FileNotFoundError):
         load_class_folders(tmp_path / "none")
+
+
+def test_all_bad_files_are_listed_at_once(tmp_path):
+    for name in ("a/1.png", "a/2.png", "b/3.tif"):
+        picture(tmp_path / name)
+    assert load_class_folders(tmp_path, grey=True).num_examples == 3
+    (tmp_path / "a" / "notes.txt").write_text("")
+    (tmp_path / "b" / "link.png").symlink_to(tmp_path / "a" / "1.png")
+    with pytest.raises(ValueError, match="^2 files cannot be used:\n") as found:
+        load_class_folders(tmp_path)
+    lines = str(found.value).split("\n")[1:]
+    assert "notes.txt must be an image" in lines[0]
+    assert "link.png must not be a link" in lines[1]
+    (tmp_path / "a" / "notes.txt").unlink()
+    (tmp_path / "b" / "link.png").unlink()
+    for number in range(25):
+        (tmp_path / "a" / f"x{number:02}.png").write_bytes(b"no picture")
+    picture(tmp_path / "b" / "wide.png", size=(9, 6))
+    with pytest.raises(ValueError, match="^26 files cannot be used") as found:
+        load_class_folders(tmp_path)
+    lines = str(found.value).split("\n")[1:]
+    assert len(lines) == 21 and lines[-1] == "  and 6 more"
+    assert all("must be a readable image: " in line for line in lines[:20])
+
+
+def test_lists_of_files_are_folders_of_classes(tmp_path):
+    """As mini-ImageNet comes, and as Hugging Face's image folders do."""
+    rows = [("n1", "c.jpg"), ("n2", "a.jpg"), ("n1", "b.jpg")]
+    for value, (label, name) in enumerate(rows):
+        picture(tmp_path / "folders" / "train" / label / name, 40 * value)
+        picture(tmp_path / "lists" / "images" / name, 40 * value)
+        picture(tmp_path / "hub" / "train" / name, 40 * value)
+    for split in ("val", "test"):
+        picture(tmp_path / "folders" / split / "n3" / "d.jpg")
+        (tmp_path / "lists" / f"{split}.csv").write_text("filename,label\nd.jpg,n3\n")
+    picture(tmp_path / "lists" / "images" / "d.jpg")
+    lines = "".join(f"{name},{label}\n" for label, name in rows)
+    (tmp_path / "lists" / "train.csv").write_text("filename,label\n" + lines)
+    objects = [{"file_name": name, "label": label} for label, name in rows]
+    text = "\n".join(map(json.dumps, objects))
+    listed = tmp_path / "hub" / "train" / "metadata.jsonl"
+    listed.write_text(text)
+    for name in ("folders", "lists"):
+        assert recognized(tmp_path / name) == "mini-imagenet"
+    assert recognized(listed.parent) == "class-folders"
+    wanted = load_mini_imagenet(tmp_path / "folders", "train", size=6)
+    found = load_mini_imagenet(tmp_path / "lists", "train", size=6)
+    assert found.fingerprint == wanted.fingerprint
+    assert load_class_folders(listed.parent, size=6).fingerprint == wanted.fingerprint
+    assert load_mini_imagenet(tmp_path / "lists", "test", size=6).num_examples == 1
+    bad = [{"file_name": "../x.png", "label": "a"}, {"file_name": "b.jpg"}, {}]
+    listed.write_text("\n".join([text, *map(json.dumps, bad), '{"a":']))
+    with pytest.raises(ValueError, match="^4 files cannot be used") as error:
+        load_class_folders(listed.parent)
+    for part in (
+        "must lie in",
+        "line 5: must have file_name and label",
+        "from_records",
+    ):
+        assert part in str(error.value)
+    (tmp_path / "lists" / "train.csv").write_text("file,label\na.jpg,n1\n")
+    with pytest.raises(ValueError, match="list of image files: no column 'filename'"):
+        load_mini_imagenet(tmp_path / "lists")
+
+
+def test_what_is_not_read_says_what_to_do(tmp_path):
+    for name, message in (
+        ("cache-train.pkl", r"is a pickle, which may run any(.|\n)*np\.savez"),
+        ("data.xlsx", "ExampleTable.from_records"),
+    ):
+        (tmp_path / name).touch()
+        with pytest.raises(ValueError, match=message):
+            recognized(tmp_path / name)
+
+
+def test_the_conversion_that_is_advised_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images = RNG.integers(0, 256, (5, 4, 4, 3), dtype=np.uint8)
+    cache = {"image_data": images, "class_dict": {"b": [0, 3], "a": [1, 2, 4]}}
+    with open("x.pkl", "wb") as file:
+        pickle.dump(cache, file)
+    with pytest.raises(ValueError) as found:
+        recognized(Path("x.pkl"))
+    exec(str(found.value).partition("\n\n")[2], {})
+    table = load_npz("data.npz")
+    assert table.unit_column("class").tolist() == ["a"] * 3 + ["b"] * 2
+    np.testing.assert_array_equal(table.features * 255, images[[1, 2, 4, 0, 3]])
 
 
 # --- Tables ---

@@ -146,14 +146,6 @@ def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
             features.table(table(), cache=path)
 
 
-def test_an_older_cache_is_named_once(tmp_path):
-    (tmp_path / "train.npz").touch()
-    features = FixedFeatures(lambda rows: rows + 1, "plus one")
-    with pytest.warns(UserWarning, match=r"train\.npz is an older version's cache"):
-        features.table(table(), cache=tmp_path / "train")
-    features.table(table(), cache=tmp_path / "train")
-
-
 def test_a_folder_of_others_is_no_cache_and_said_before_the_work(tmp_path):
     called = []
     features = FixedFeatures(called.append, name="never called")

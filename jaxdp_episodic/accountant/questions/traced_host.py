@@ -6,8 +6,6 @@ of the settings' shape, which the program's batches lead.
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,19 +20,15 @@ from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
 )
+from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
-from jaxdp_episodic.accountant.questions.derivatives import (
-    COUNT,
+from jaxdp_episodic.accountant.questions.gradients import (
     METHODS,
-    Field,
     difference,
-    is_constant,
+    moved_answers,
     scale_of,
-    slopes,
-    total,
 )
-from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
 
 # Places of the numbers that are no part of the description.
 DELTA = "delta"
@@ -42,10 +36,6 @@ EPSILON = "epsilon"
 NUM_STEPS = "num_steps"
 ORDERS = "orders"
 NOISE = "noise_multiplier"
-# Widths of second differences, as shares of a number: the first ones are known to 1e-9;
-# and of those of curves.
-_SHARE = 1e-3
-_CURVE_SHARES = (1e-3, 1e-5)
 
 
 class Question(NamedTuple):
@@ -92,21 +82,63 @@ class Question(NamedTuple):
         """
         answer = self.answer(*missing)
         whole = [np.broadcast_to(one, answer.shape) for one in missing]
-        by = [i for i, *others in filter(None, words) if not others]
+        found = {(): answer}
         with using_engine("numpy"), np.errstate(all="ignore"):
-            slopes = self._slopes(answer, [self.places[i] for i in by], whole)
-        found = {(): answer, **{(i,): row for i, row in zip(by, slopes, strict=True)}}
-        return [
-            found[w] if w in found else self._second(w[0], w[1], whole) for w in words
-        ]
+            for word in dict.fromkeys(filter(None, words)):
+                i, *further = word
+                if not further:
+                    found[word] = self._slope(i, whole, answer)
+                    continue
 
-    def _second(self, i: int, j: int, missing: Sequence[np.ndarray]) -> np.ndarray:
-        """The derivative by a number of that by another one."""
+                def first(displacement: np.ndarray, i: int = i, j: int = further[0]):
+                    moved = _displaced(whole, j, displacement)
+                    return self._slope(i, moved, self.answer(*moved))
 
-        def first(displacement: np.ndarray) -> np.ndarray:
-            return self.rows([(i,)], *_displaced(missing, j, displacement))[0]
+                scale = _scale(self.places[further[0]], whole[further[0]])
+                found[word] = difference(first, scale)
+        return [found[word] for word in words]
 
-        return difference(first, _SHARE * _scale(self.places[j], missing[j]))
+    def _slope(
+        self, i: int, missing: Sequence[np.ndarray], answer: np.ndarray
+    ) -> np.ndarray:
+        """The derivative by a missing number."""
+        if self.kind == NOISE:
+            # Epsilon stays what it should be.
+            inner = self._replace(kind=EPSILON, places=(*self.places, NOISE))
+            with_noise = (*missing, answer)
+            slope = inner._slope(len(missing), with_noise, answer)
+            if self.places[i] == EPSILON:
+                return 1 / slope
+            return -inner._slope(i, with_noise, answer) / slope
+
+        def moved(displacement: np.ndarray) -> np.ndarray:
+            return self._unchecked(_displaced(missing, i, displacement))
+
+        return difference(moved, _scale(self.places[i], missing[i]))
+
+    def _unchecked(self, missing: Sequence[np.ndarray]) -> np.ndarray:
+        """The answer at real numbers of steps; NaN where only a bound is known."""
+        step, others = self._known(missing)
+        if self.kind == "rdp":
+            return _rdp(step, others[ORDERS], **self.options)
+        times = others.get(NUM_STEPS)
+        times = np.asarray(1.0 if times is None else times, np.float64)
+        parts, base = parts_of(step)
+        asked = (
+            EpsilonAt(np.log(others[DELTA]))
+            if self.kind == EPSILON
+            else DeltaAt(np.asarray(others[EPSILON], np.float64))
+        )
+        shape = np.broadcast_shapes(*(np.shape(one) for one in missing))
+        value = moved_answers(
+            asked,
+            parts,
+            [count * times for count in base],
+            [],
+            np.zeros(shape),
+            method=self.options["method"],
+        )
+        return value if self.kind == EPSILON else np.exp(value)
 
     def refuse_derivatives(self, by: Sequence[int], *, second: bool = False) -> None:
         """Refuses numbers that answers have no derivatives by, and methods without."""
@@ -152,55 +184,6 @@ class Question(NamedTuple):
         known = {name: of_chosen(value) for name, value in self.known.items()}
         return step, {**known, **given}
 
-    def _slopes(
-        self, answer: np.ndarray, by: Sequence[str], missing: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
-        if not by:
-            return []
-        shape, method = answer.shape, self.options.get("method", "")
-        step, others = self._known(missing)
-        if self.kind == "rdp":
-            return [self._rdp_slope(place, missing) for place in by]
-        log_delta = np.log(np.broadcast_to(others.get(DELTA, answer), shape))
-        epsilon = np.broadcast_to(others.get(EPSILON, answer), shape)
-        times = others.get(NUM_STEPS)
-        places = [place for place in by if place not in (DELTA, EPSILON)]
-        if self.kind == NOISE:
-            places = list({*places, NOISE})
-            usable = np.isfinite(answer) & (answer > 0)
-            step = dataclasses.replace(
-                step, noise_multiplier=np.where(usable, answer, 1.0)
-            )
-            asked = {"delta": np.exp(log_delta), "num_steps": times, "method": method}
-            epsilon = np.where(usable, api.epsilon(step, **asked), np.nan)
-        times = np.asarray(1.0 if times is None else times, np.float64)
-        parts, base = parts_of(step)
-        counts = [count * times for count in base]
-        moves = {place: _fields(place, base, times) for place in places}
-        fields = [field for some in moves.values() for field, _ in some]
-        by_epsilon, along = slopes(epsilon, log_delta, parts, counts, fields, method)
-        # What is answered moves such that log(delta) is what it should be.
-        rows = {
-            place: total([along[field] * weight for field, weight in some])
-            for place, some in moves.items()
-        }
-        rows |= {DELTA: -np.exp(-log_delta), EPSILON: -by_epsilon}
-        still = np.zeros(shape, bool)
-        if self.kind == EPSILON:
-            runs = runs_of_parts(parts, counts)
-            still = is_constant(answer, log_delta, runs, method)
-        return [np.where(still, 0.0, rows[place] / -rows[self.kind]) for place in by]
-
-    def _rdp_slope(self, place: str, missing: Sequence[np.ndarray]) -> np.ndarray:
-        """The derivative of a curve, at one order in each setting."""
-        i = self.places.index(place)
-
-        def curve(displacement: np.ndarray) -> np.ndarray:
-            return self.answer(*_displaced(missing, i, displacement))
-
-        scale = _scale(place, missing[i])
-        return difference(curve, *(share * scale for share in _CURVE_SHARES))
-
 
 def _displaced(
     missing: Sequence[np.ndarray], i: int, displacement: np.ndarray
@@ -209,18 +192,6 @@ def _displaced(
     moved = list(missing)
     moved[i] = np.asarray(missing[i], np.float64) + displacement
     return moved
-
-
-def _fields(
-    place: str, base: Sequence[np.ndarray], times: np.ndarray
-) -> list[tuple[Field, np.ndarray | float]]:
-    """The fields of parts that a number moves, and how far each."""
-    if place == NUM_STEPS:
-        return [((i, COUNT), count) for i, count in enumerate(base)]
-    if found := re.fullmatch(r"counts\[(\d+)\]", place):
-        return [((int(found[1]), COUNT), times)]
-    found = re.match(r"steps\[(\d+)\]\.", place)
-    return [((int(found[1]), place[found.end() :]) if found else (0, place), 1.0)]
 
 
 def _normal(rate: np.ndarray) -> np.ndarray:

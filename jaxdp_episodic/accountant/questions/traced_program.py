@@ -22,11 +22,11 @@ from jaxdp_episodic.accountant.methods.engine import on_cpu
 from jaxdp_episodic.accountant.methods.rdp import on_lattice
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import Array
-from jaxdp_episodic.accountant.questions.derivatives import LEAST_FROM_ONE
 from jaxdp_episodic.accountant.questions.dominating_pair import (
     coins_of,
     drawn_by_coins,
 )
+from jaxdp_episodic.accountant.questions.gradients import LEAST_FROM_ONE
 from jaxdp_episodic.accountant.questions.traced_host import (
     DELTA,
     EPSILON,

@@ -1,7 +1,7 @@
 """The command line: questions in files, answers as tables or JSON; training runs.
 
-One module a command: a frozen dataclass, whose fields are the options, with a method
-``run`` that returns the exit code. `jaxdp_episodic.tools.cli.program` lists them.
+A command is a dataclass of its options, derived from `command.Command`, whose method
+``run`` returns the exit code. `program.COMMANDS` lists them.
 """
 
 from jaxdp_episodic.tools.cli.process import keep_compiled_kernels, use_all_cores

@@ -15,7 +15,7 @@ from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
-from jaxdp_episodic.tools.cli.messages import aligned
+from jaxdp_episodic.tools.cli.command import aligned, facts
 from jaxdp_episodic.tools.requests.request import CalibrationRequest, Request, steps_of
 
 
@@ -52,42 +52,39 @@ def answer_table(request: Request, answer: Any, caveats: list[str]) -> str:
     """Returns the answer for a person."""
     varying = {k: v for k, v in _numbers(request) if np.size(v) != 1}
     varying.pop(request.quantity, None)  # of the step, replaced by the answer
-    lines = list(_facts(request, answer if np.ndim(answer) == 0 else None))
+    lines = facts(_facts(request, answer if np.ndim(answer) == 0 else None))
     if np.ndim(answer):
         lines += ["", *_grid(request, answer, varying)]
     lines += [f"warning: {caveat}" for caveat in caveats]
     return "\n".join(lines)
 
 
-def _facts(request: Request, answer: Any) -> list[str]:
-    """One line a fact, the answer first unless it is a grid."""
-    first = next(iter(steps_of(request)), None)
-    clipped = dict.fromkeys(str(step.clip_unit) for step in steps_of(request))
-    facts = {}
+def _facts(request: Request, answer: Any) -> dict[str, str]:
+    """Names and what is said, the answer first unless it is a grid."""
+    steps = steps_of(request)
+    rows = {}
     if answer is not None:
-        facts[_label(request)] = f"{_rounded(request, answer)}   ({request.nature})"
+        rows[_label(request)] = f"{_rounded(request, answer)}   ({request.nature})"
     for name in ("epsilon", "delta", "num_steps"):
         value = getattr(request, name)
         if value is not None and np.ndim(value) == 0:
-            target = " (target)" if isinstance(request, CalibrationRequest) else ""
-            facts[name.replace("_", " ")] = _shown(value) + target * (name == "epsilon")
+            is_target = name == "epsilon" and isinstance(request, CalibrationRequest)
+            rows[name.replace("_", " ")] = _shown(value) + " (target)" * is_target
     if isinstance(request.step, ComposedSteps):
         counts = request.step.counts
-        facts["num steps"] = " + ".join(str(np.asarray(c).tolist()) for c in counts)
+        rows["num steps"] = " + ".join(str(np.asarray(c).tolist()) for c in counts)
     if isinstance(request.step, AdaptiveRun):
-        facts["chosen among"] = ", ".join(request.step.options)
-    alone = len(steps_of(request)) == 1 and request.quantity != "noise_multiplier"
-    if first is not None and alone:
-        noise = first.noise_multiplier
-        facts |= {"noise multiplier": f"{noise:g}"} if np.ndim(noise) == 0 else {}
-    unit = "one unit" if first is None else protected_unit(first)
-    facts["protected"] = f"{unit} ({_relation(request) or 'as claimed'})"
-    units = ["the whole step" if c == STEP else f"each {c}" for c in clipped]
-    if units:
-        facts["clipped"] = ", then ".join(units)
-    facts["method"] = request.method
-    width = max(map(len, facts))
-    return [f"{name:<{width}}  {value}" for name, value in facts.items()]
+        rows["chosen among"] = ", ".join(request.step.options)
+    if len(steps) == 1 and request.quantity != "noise_multiplier":
+        noise = steps[0].noise_multiplier
+        rows |= {"noise multiplier": f"{noise:g}"} if np.ndim(noise) == 0 else {}
+    unit = protected_unit(steps[0]) if steps else "one unit"
+    rows["protected"] = f"{unit} ({_relation(request) or 'as claimed'})"
+    clipped = dict.fromkeys(str(step.clip_unit) for step in steps)
+    if clipped:
+        units = ["the whole step" if c == STEP else f"each {c}" for c in clipped]
+        rows["clipped"] = ", then ".join(units)
+    return rows | {"method": request.method}
 
 
 def _grid(request: Request, answer: np.ndarray, varying: dict[str, Any]) -> list[str]:

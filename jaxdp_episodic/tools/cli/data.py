@@ -8,15 +8,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 import tyro
 from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.files.column_folder import check_sums
-from jaxdp_episodic.tools.cli.messages import Name, Whole, option, reported
-from jaxdp_episodic.tools.cli.process import ended_by_sigterm
+from jaxdp_episodic.tools.cli.command import (
+    Command,
+    Name,
+    Names,
+    Whole,
+    facts,
+    option,
+)
 from jaxdp_episodic.trainer.data.folders import (
     image_records,
     listed_classes,
@@ -54,12 +60,25 @@ from jaxdp_episodic.trainer.data.user_files import (
 )
 
 _Argument = tyro.conf.Positional[Path]
-_Names = tuple[str, ...]
 _HeldOut = Annotated[Union[str, None], option("SHARE|SOURCE")]  # noqa: UP007
+_SPLITTING = (VALIDATION, TEST, "split_salt")
+_PICTURES = ("size", "grey")
+# The options that a layout has, beside "owner".
+_OPTIONS_OF: dict[str, tuple[str, ...]] = {
+    CLASSES: (*_SPLITTING, *_PICTURES),
+    OMNIGLOT: (*_SPLITTING, "size", "alphabets"),
+    MINI_IMAGENET: ("size",),
+    NPZ: _SPLITTING,
+    PARQUET: (
+        *(*_SPLITTING, *_PICTURES, "groups", "features", "images", "shape", "target"),
+        "public_units",
+    ),
+}
+_WIDTH = 9  # of the names of facts
 
 
-@dataclass(frozen=True)
-class Import:
+@dataclass
+class Import(Command):
     """Write images or columns into a folder that is trained on without loading it.
 
     The folder is there whole or not at all. A config then says `type = "Stored"` and
@@ -73,54 +92,58 @@ class Import:
     layout: Literal[
         "auto", "class-folders", "omniglot", "mini-imagenet", "npz", "parquet"
     ] = "auto"
-    """Of SOURCE: one folder a class; alphabet/character; train|val|test/class."""
+    """Layout of SOURCE: one folder a class; alphabet/character; train|val|test/class;
+    a file."""
     validation: _HeldOut = None
-    """What settings are chosen by: a share of the classes in (0, 1), by a hash of
-    their names; or a source of its own, of the same layout."""
+    """Data to choose settings by: a share of the classes in (0, 1), by a hash of their
+    names; or another source of the same layout."""
     test: _HeldOut = None
-    """What is tested on, likewise."""
+    """Data to test on, likewise."""
     split_salt: Annotated[Name, option("TEXT")] = None
     """Key of the hash."""
-    size: Annotated[Whole, option("INT")] = None
-    """Side of images; default: 28 of Omniglot, 84 of mini-ImageNet, else their own."""
+    size: Whole = None
+    """Side of images; default: 28 for Omniglot, 84 for mini-ImageNet, else their own.
+    """
     grey: bool = False
-    """One channel in place of three."""
+    """Store one channel in place of three."""
     alphabets: bool = False
-    """Of Omniglot: keep the alphabets as the top level."""
-    owner: Annotated[Name, option("NAME")] = None
-    """Whose an example is: a column (Parquet), an array (npz), or of files' names a
-    regular expression with one group, or "drawer" for Omniglot's; default: unknown."""
-    groups: Annotated[_Names, option("NAME ...")] = ()
-    """Of Parquet: columns of unit ids, top level first."""
-    features: Annotated[_Names, option("NAME ...")] = ()
-    """Of Parquet: columns of numbers; or, in their place, --images."""
-    images: Annotated[Name, option("NAME")] = None
-    """Of Parquet: a column of image files, or of lists of numbers."""
+    """Omniglot: keep the alphabets as the top level."""
+    owner: Name = None
+    """Whose an example is: a column (Parquet), an array (npz), a regular expression
+    with one group for file names, or "drawer" for Omniglot; default: unknown."""
+    groups: Names = ()
+    """Parquet: columns of unit ids, top level first."""
+    features: Names = ()
+    """Parquet: columns of numbers. Or give --images."""
+    images: Name = None
+    """Parquet: a column of image files, or of lists of numbers."""
     shape: Annotated[tuple[int, ...], option("INT ...")] = ()
-    """Of Parquet: of an image that is a list, such as 32 32 3."""
-    target: Annotated[Name, option("NAME")] = None
-    """Of Parquet: column of numbers to predict; default: none."""
-    public_units: Annotated[_Names, option("ID ...")] = ()
-    """Of Parquet: public list of the only group's ids, those without records too."""
+    """Parquet: shape of an image that is a list, such as 32 32 3."""
+    target: Name = None
+    """Parquet: column of numbers to predict; default: none."""
+    public_units: Annotated[tuple[str, ...], option("ID ...")] = ()
+    """Parquet: public list of the ids of the only group, with those without records."""
 
-    def run(self) -> int:
-        """Imports what is missing; returns the exit code."""
-        left = "; nothing was written"
-        return reported(self.source, self._imported, interrupted=left)
+    def _left(self) -> str:
+        return "; nothing was written"
 
-    def _imported(self) -> list[str]:
+    def _given(self, name: str) -> Any:
+        """The value of an option; None where it was not given."""
+        value = getattr(self, name)
+        return None if value is False or value == () else value
+
+    def _lines(self) -> list[str]:
         layout = self._layout()
         splits = self._splits(layout)
-        settings = {
-            name: Path(value).name if name in (VALIDATION, TEST) else value
-            for name in _OF_LAYOUT[layout]
-            if (value := getattr(self, name)) not in (None, (), False)
-        }
-        made_from = {"layout": layout, "source": self.source.name, **settings}
+        made_from: dict[str, Any] = {"layout": layout, "source": self.source.name}
+        for name in (*_OPTIONS_OF[layout], "owner"):
+            if (value := self._given(name)) is not None:
+                is_source = name in (VALIDATION, TEST)
+                made_from[name] = Path(value).name if is_source else value
         begun = time.perf_counter()
-        with ended_by_sigterm(), _shown() as progress:
+        with _shown() as progress:
             store(self.folder, splits, made_from=made_from, on_progress=progress)
-        lines = [f"layout     {layout}"]
+        lines = facts({"layout": layout}, _WIDTH)
         for split, records in splits.items():
             table = records.numbers
             units = [
@@ -128,25 +151,22 @@ class Import:
                 for index, name in enumerate(table.level_names, 1)
             ]
             kind = f"{records.dtype} {'x'.join(map(str, records.shape))}"
-            lines.append(f"{split:<11}{' / '.join(units)}, {kind} each")
-            lines += _of_people(table)
-        seconds = time.perf_counter() - begun
-        lines += [f"took       {seconds:,.1f} s", f"folder     {self.folder}"]
-        return lines
+            said = {split: f"{' / '.join(units)}, {kind} each"} | _of_people(table)
+            lines += facts(said, _WIDTH)
+        took = f"{time.perf_counter() - begun:,.1f} s"
+        last = {"took": took, "folder": str(self.folder)}
+        return [*lines, *facts(last, _WIDTH)]
 
     def _layout(self) -> str:
         """What SOURCE is; options that it does not have are refused."""
-        layout = self.layout
-        if layout == "auto":
-            layout = recognized(self.source)
-        if layout not in _OF_LAYOUT:
+        layout = recognized(self.source) if self.layout == "auto" else self.layout
+        if layout not in _OPTIONS_OF:
             raise ValueError(
                 f"{self.source} must be a folder of images, an .npz or a .parquet "
                 f"file, got one that is {layout}"
             )
-        for name in sorted(set().union(*_OF_LAYOUT.values())):
-            given = getattr(self, name) not in (None, (), False)
-            if given and name not in _OF_LAYOUT[layout]:
+        for name in sorted(set().union(*_OPTIONS_OF.values())):
+            if self._given(name) is not None and name not in _OPTIONS_OF[layout]:
                 raise ValueError(
                     f"--{name.replace('_', '-')} is for other layouts than {layout}"
                 )
@@ -154,10 +174,8 @@ class Import:
 
     def _splits(self, layout: str) -> dict[str, Records]:
         if layout == MINI_IMAGENET:
-            return {
-                split: self._records(layout, folder)
-                for split, folder in split_folders(self.source).items()
-            }
+            folders = split_folders(self.source).items()
+            return {split: self._records(layout, path) for split, path in folders}
         source = FileSource(
             path=str(self.source),
             validation=_share_or_path(self.validation),
@@ -179,25 +197,23 @@ class Import:
         parts: ClassSplit | None = None,
     ) -> Records:
         """The records of a split: all of a path, or a part of them."""
-        keeps = None if parts is None else functools.partial(parts.mask, split=split)
+        owner, default = self.owner, {OMNIGLOT: 28, MINI_IMAGENET: 84}.get(layout)
+        size = default if self.size is None else self.size
         if layout in (CLASSES, MINI_IMAGENET):
-            size = 84 if self.size is None and layout == MINI_IMAGENET else self.size
-            return image_records(
-                listed_classes(
-                    path, size=size, grey=self.grey, owner=self.owner, keeps=keeps
-                )
+            keeps = functools.partial(parts.mask, split=split) if parts else None
+            images = listed_classes(
+                path, size=size, grey=self.grey, owner=owner, keeps=keeps
             )
+            return image_records(images)
         if layout == OMNIGLOT:
-            size = 28 if self.size is None else self.size
-            found = image_records(
-                listed_omniglot(
-                    path, size=size, alphabets=self.alphabets, owner=self.owner
-                )
+            images = listed_omniglot(
+                path, size=size, alphabets=self.alphabets, owner=owner
             )
+            found = image_records(images)
         elif layout == NPZ:
             if parts is not None:
                 refuse_unnamed(path)
-            found = npz_records(path, owner=self.owner)
+            found = npz_records(path, owner=owner)
         else:
             found = table_records(
                 path,
@@ -206,55 +222,34 @@ class Import:
                 images=self.images,
                 target=self.target,
                 public_units=self.public_units if parts or split == TRAIN else (),
-                owner=self.owner,
+                owner=owner,
                 shape=self.shape,
-                size=self.size,
+                size=size,
                 grey=self.grey,
             )
         return found if parts is None else found.part(parts, split)
 
 
-_HELD_OUT = (VALIDATION, TEST, "split_salt")
-# The options that a layout has.
-_OF_LAYOUT: dict[str, tuple[str, ...]] = {
-    CLASSES: (*_HELD_OUT, "size", "grey", "owner"),
-    OMNIGLOT: (*_HELD_OUT, "size", "alphabets", "owner"),
-    MINI_IMAGENET: ("size", "owner"),
-    NPZ: (*_HELD_OUT, "owner"),
-    PARQUET: (
-        *(*_HELD_OUT, "size", "grey", "groups", "features", "images"),
-        *("shape", "target", "public_units", "owner"),
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Check:
+@dataclass
+class Check(Command):
     """Compare every byte of a folder with the checksums of its manifest."""
 
     folder: Annotated[_Argument, option("FOLDER")]
-    """Made by `data import`."""
+    """The folder made by `data import`."""
 
-    def run(self) -> int:
-        """Checks; returns the exit code."""
-
-        def checked() -> list[str]:
-            with _shown() as progress:
-                size = check_sums(
-                    self.folder, lambda done, of: progress(done, of, "bytes")
-                )
-            lines = [f"as it was made: {size:,} bytes"]
-            for split in stored_splits(self.folder):
-                people = _of_people(load_stored(self.folder, split))
-                lines += [f"{split:<11}{line.lstrip()}" for line in people]
-            return lines
-
-        return reported(self.folder, checked)
+    def _lines(self) -> list[str]:
+        with _shown() as progress:
+            size = check_sums(self.folder, lambda done, of: progress(done, of, "bytes"))
+        lines = [f"as it was made: {size:,} bytes"]
+        for split in stored_splits(self.folder):
+            for said in _of_people(load_stored(self.folder, split)).values():
+                lines += facts({split: said}, _WIDTH)
+        return lines
 
 
-@dataclass(frozen=True)
+@dataclass
 class Data:
-    """Keep data on the disk: import it into a folder to train on, or check one."""
+    """The command ``data``."""
 
     action: tyro.conf.OmitSubcommandPrefixes[
         Annotated[Import, tyro.conf.subcommand("import")]
@@ -274,9 +269,9 @@ def _share_or_path(text: str | None) -> float | str | None:
         return text
 
 
-def _of_people(table: ExampleTable) -> list[str]:
+def _of_people(table: ExampleTable) -> dict[str, str]:
     """What is said of the people who own the examples, if these are known."""
-    return [] if table.people is None else [f"{'':<11}{table.people}"]
+    return {} if table.people is None else {"": str(table.people)}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``jaxdp-episodic explore``: a local page to set designs by hand."""
+"""``jaxdp-episodic explore``: a local page on which designs are changed by hand."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import tempfile
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from jaxdp_episodic.files.atomic import write_atomically
-from jaxdp_episodic.tools.cli.messages import File, option, reported
+from jaxdp_episodic.tools.cli.command import Command, File, option
 from jaxdp_episodic.tools.cli.process import PROGRAM
 from jaxdp_episodic.tools.explore.questions import start
 from jaxdp_episodic.tools.explore.server import serve
@@ -25,22 +25,23 @@ _LEADS = """<!doctype html>
 """
 
 
-@dataclass(frozen=True)
-class Explore:
-    """Open a local page: move designs by hand, see at once what they cost."""
+@dataclass
+class Explore(Command):
+    """The command ``explore``."""
 
     file: Annotated[File, tyro.conf.Positional, option("[FILE.toml]")] = None
     """The first design, a request as for `epsilon`; default: that of the README."""
     port: int = 0
-    """Of 127.0.0.1; default: a free one."""
+    """Port at 127.0.0.1; default: a free one."""
     no_browser: bool = False
-    """Print the address, and open nothing."""
+    """Print the address and open no browser."""
 
-    def run(self) -> int:
-        """Serves the page until Ctrl-C; returns the exit code."""
-        return reported(self.file or Path("explore"), self._served)
+    _has_signals = False  # the server handles them
 
-    def _served(self) -> list[str]:
+    def _subject(self) -> Any:
+        return self.file or "explore"
+
+    def _lines(self) -> list[str]:
         with tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-") as folder:
             page = Path(folder) / "open.html"
 

@@ -5,48 +5,43 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
 
 from jaxdp_episodic.files.table_file import check_suffix, writing
-from jaxdp_episodic.tools.cli.messages import (
+from jaxdp_episodic.tools.cli.command import (
+    Command,
     File,
     aligned,
     option,
     printable,
-    reported,
     waiting,
 )
-from jaxdp_episodic.tools.cli.process import ended_by_sigterm
 from jaxdp_episodic.trainer.data.examples import Examples, read_examples
 
-_SHOWN = 20  # most rows on a terminal
+_MOST_ROWS = 20  # on a terminal
 
 
-@dataclass(frozen=True)
-class Predict:
-    """Say of examples which class they are of, or their values, by a run's release."""
+@dataclass
+class Predict(Command):
+    """The command ``predict``."""
 
     release: Annotated[Path, tyro.conf.Positional, option("RELEASE")]
-    """Folder `release` of a run or a search."""
+    """The folder `release` of a run or a search."""
     support: Annotated[Path, option("PATH")]
-    """What is known: a folder with a folder of images for each class; an .npz, .csv or
-    .parquet file, as the training data had it."""
+    """Labelled examples: a folder with a folder of images for each class, or an .npz,
+    .csv or .parquet file like the training data."""
     queries: Annotated[tuple[str, ...], option("PATH ...")]
-    """What is asked: images, a folder of them, or as --support; where it says the
-    classes, or values, it is said how many are right."""
+    """Examples to predict: images, a folder of them, or as --support. If they have
+    classes or values, the accuracy or the error is printed."""
     network: File = None
-    """The ONNX file of the run's features, if it had one; no release holds it."""
+    """The ONNX file of the run's features, if it had one: no release contains it."""
     out: File = None
-    """Write all of it: .csv, .jsonl or .parquet."""
+    """Write all predictions: .csv, .jsonl or .parquet."""
 
-    def run(self) -> int:
-        """Predicts; returns the exit code."""
-        return reported(self.release, self._predicted, says_warnings=True)
-
-    def _predicted(self) -> list[str]:
+    def _lines(self) -> list[str]:
         if self.out is not None:
             check_suffix(self.out)
         # Imported here: Flax costs a second, which no help should pay.
@@ -56,24 +51,27 @@ class Predict:
         how = {"shape": release.example_shape, "source": release.source}
         support = read_examples([self.support], **how)
         queries = read_examples([Path(name) for name in self.queries], **how)
-        with ended_by_sigterm(), waiting("predicting (new kinds compile first)"):
+        with waiting("predicting (the first prediction compiles)"):
             answer = _values if release.is_regression else _classes
-            answers = answer(release, support, queries)
-        lines = _shown(answers, is_written=self.out is not None)
+            columns, said = answer(release, support, queries)
+        rows = list(zip(*columns.values(), strict=True))
+        lines = _table(columns, rows[:_MOST_ROWS])
+        if more := rows[_MOST_ROWS:]:
+            hint = "" if self.out else "; --out FILE.csv has all"
+            lines.append(f"... and {len(more):,} more{hint}")
+        lines += ["", *said] if said else []
         if self.out is not None:
             self.out.parent.mkdir(parents=True, exist_ok=True)
-            with writing(self.out, answers.types) as write:
-                write(answers.rows)
+            types = {str: "string", int: "int64", float: "float64"}
+            kinds = {name: types[type(cells[0])] for name, cells in columns.items()}
+            with writing(self.out, kinds) as write:
+                write([dict(zip(columns, row, strict=True)) for row in rows])
             lines.append(f"written: {self.out}")
         return lines
 
 
-class _Answers(NamedTuple):
-    """A row for each query, and what is to be said of all."""
-
-    types: dict[str, str]  # column -> Arrow type
-    rows: list[dict[str, Any]]
-    said: list[str]
+# Column -> its cells, one a query; and what is to be said of all.
+_Answers = tuple[dict[str, list[Any]], list[str]]
 
 
 def _classes(release: Any, support: Examples, queries: Examples) -> _Answers:
@@ -84,28 +82,23 @@ def _classes(release: Any, support: Examples, queries: Examples) -> _Answers:
             "an array labels or a column of classes"
         )
     found = release.classify(support.features, support.units, queries.features)
-    kind = "int64" if found.classes.dtype.kind in "iu" else "string"
-    types = {"query": "string", "predicted": kind, "score": "float64"}
-    columns = {
-        "query": queries.names,
-        "predicted": found.labels.tolist(),
-        "score": found.scores.max(axis=1).astype(float).tolist(),
-    }
+    columns: dict[str, list[Any]] = {"query": list(queries.names)}
     said = []
     if queries.units is not None:
-        types = {"query": "string", "class": "string", **types}
-        columns["class"] = queries.units.astype(str).tolist()
-        right = queries.units.astype(str) == found.labels.astype(str)
+        asked = queries.units.astype(str)
+        columns["class"] = asked.tolist()
+        right = asked == found.labels.astype(str)
         said.append(
             f"accuracy  {right.mean():.4f} ({int(right.sum()):,} of {right.size:,})"
         )
-        known = np.isin(queries.units.astype(str), found.classes.astype(str))
-        if not known.all():
+        if unknown := int(np.sum(~np.isin(asked, found.classes.astype(str)))):
             said.append(
-                f"{int((~known).sum()):,} queries are of classes that the support does "
-                "not have: none of them can be right"
+                f"{unknown:,} queries are of classes that the support does not have: "
+                "none of them can be right"
             )
-    return _Answers(types, _rows(types, columns), said)
+    columns["predicted"] = found.labels.tolist()
+    columns["score"] = found.scores.max(axis=1).astype(float).tolist()
+    return columns, said
 
 
 def _values(release: Any, support: Examples, queries: Examples) -> _Answers:
@@ -127,39 +120,22 @@ def _values(release: Any, support: Examples, queries: Examples) -> _Answers:
         values[asked] = release.predict(
             support.features[known], support.targets[known], queries.features[asked]
         )
-    types = {"query": "string", "task": "string", "predicted": "float64"}
-    columns: dict[str, Any] = {
-        "query": queries.names,
+    columns: dict[str, list[Any]] = {
+        "query": list(queries.names),
         "task": queries.units.astype(str).tolist(),
         "predicted": values.astype(float).tolist(),
     }
-    said = []
-    if queries.targets is not None:
-        types["target"] = "float64"
-        columns["target"] = queries.targets.astype(float).tolist()
-        error = math.sqrt(np.mean(np.square(values - queries.targets)))
-        said.append(f"rmse  {error:.4g} ({len(values):,} queries)")
-    return _Answers(types, _rows(types, columns), said)
+    if queries.targets is None:
+        return columns, []
+    columns["target"] = queries.targets.astype(float).tolist()
+    error = math.sqrt(np.mean(np.square(values - queries.targets)))
+    return columns, [f"rmse  {error:.4g} ({len(values):,} queries)"]
 
 
-def _rows(types: dict[str, str], columns: dict[str, Any]) -> list[dict[str, Any]]:
-    cells = zip(*(columns[name] for name in types), strict=True)
-    return [dict(zip(types, row, strict=True)) for row in cells]
-
-
-def _shown(answers: _Answers, *, is_written: bool) -> list[str]:
-    """The first rows as a table, and what is said of all."""
-    rows = [
-        # In names of files and classes there may be ends of lines.
-        tuple(
-            f"{v:.4g}" if isinstance(v, float) else printable(str(v))
-            for v in row.values()
-        )
-        for row in answers.rows[:_SHOWN]
+def _table(columns: dict[str, Any], rows: list[tuple[Any, ...]]) -> list[str]:
+    """Some rows as a table; names of files and classes may hold ends of lines."""
+    cells = [
+        tuple(f"{v:.4g}" if isinstance(v, float) else printable(str(v)) for v in row)
+        for row in rows
     ]
-    lines = aligned([tuple(answers.types), *rows], left=len(answers.types) - 1)
-    more = len(answers.rows) - len(rows)
-    if more:
-        hint = "" if is_written else "; --out FILE.csv has all"
-        lines.append(f"... and {more:,} more{hint}")
-    return [*lines, *([""] if answers.said else []), *answers.said]
+    return aligned([tuple(columns), *cells], left=len(columns) - 1)

@@ -7,35 +7,37 @@ nothing that it does not need.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import io
+import itertools
 import os
-import re
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import tyro
 
-from jaxdp_episodic.tools.cli.messages import (
+from jaxdp_episodic import _validation
+from jaxdp_episodic.tools.cli.command import (
     INTERRUPTED,
-    PROGRAM,
     TERMINATED,
     USER_ERROR,
     complain,
 )
 from jaxdp_episodic.tools.cli.process import (
+    PROGRAM,
     Terminated,
     end_process,
     keep_compiled_kernels,
 )
 
-# Command -> its module, and the first words of its class, for the list of commands.
+# Command -> its module, where a class has its name, and what it does.
 COMMANDS = {
     "epsilon": (
         "answers",
-        "What a run costs in privacy: epsilon at a delta, or delta at an epsilon.",
+        "Compute what a run costs in privacy: epsilon at a delta, or delta at an "
+        "epsilon.",
     ),
     "report": (
         "report",
@@ -43,7 +45,7 @@ COMMANDS = {
     ),
     "calibrate": (
         "answers",
-        "Which noise, number of steps or rate keeps a run within a target epsilon.",
+        "Find the noise, number of steps or rate that keeps a run within a target.",
     ),
     "curve": (
         "pictures",
@@ -51,12 +53,12 @@ COMMANDS = {
     ),
     "explore": (
         "explore",
-        "Open a local page: move designs by hand, see at once what they cost.",
+        "Open a local page on which you change a design and see what it costs.",
     ),
     "sweep": (
         "sweep",
-        "Evaluate a grid of settings into a table and a picture.\n\n"
-        "May be killed at any time: the same command goes on where it was.",
+        "Evaluate a grid of settings into a table and a picture. May be killed at any "
+        "time: the same command goes on where it was.",
     ),
     "plot": (
         "pictures",
@@ -68,13 +70,13 @@ COMMANDS = {
     ),
     "data": (
         "data",
-        "Keep data on the disk: import it into a folder to train on, or check one.",
+        "Import data into a folder on the disk to train on, or check such a folder.",
     ),
     "init": (
         "init",
-        "Read data, and write a commented config for them that runs as it is.\n\n"
-        "What it counts in the data and writes down is marked: private, unless it was "
-        "public\nbefore. Nothing is trained, and nothing released.",
+        "Read data, and write a commented config for them that runs as it is. Nothing "
+        "is trained or released. Numbers counted in the data are marked in the config: "
+        "they are private, unless they were public before.",
     ),
     "train": (
         "train",
@@ -86,7 +88,7 @@ COMMANDS = {
     ),
     "predict": (
         "predict",
-        "Say of examples which class they are of, or their values, by a run's release.",
+        "Predict the class or the value of examples with the release of a run.",
     ),
     "book": (
         "book",
@@ -94,9 +96,16 @@ COMMANDS = {
     ),
     "audit": (
         "audit",
-        "Try to disprove a claimed epsilon by drawing, or by canaries in training.",
+        "Try to disprove a claimed epsilon by simulation, or by canaries in training.",
     ),
 }
+_HELP = f"""usage: {PROGRAM} [--help] [--version] COMMAND ...
+
+Privacy accounting for episodic training, and training itself. Examples of files are
+in configs/; {PROGRAM} COMMAND --help lists the options of a command.
+
+commands:
+"""
 
 
 def main() -> None:
@@ -106,10 +115,9 @@ def main() -> None:
         code = run(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt as end:
-        code = TERMINATED if isinstance(end, Terminated) else INTERRUPTED
         # XLA's threads go on compiling: an interpreter that shuts down beside them
         # ends in a segmentation fault.
-        end_process(code)
+        end_process(TERMINATED if isinstance(end, Terminated) else INTERRUPTED)
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
@@ -125,8 +133,11 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
       0, or 2 after an error that the user can repair: one line on standard error.
     """
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(_HELP + "\n".join(itertools.starmap(_listed, COMMANDS.items())))
+        return 0
     if list(arguments) == ["--version"]:
-        print(f"{PROGRAM} {_version()}")
+        print(PROGRAM, sys.modules["jaxdp_episodic"].__version__)
         return 0
     try:
         command = parsed(arguments)
@@ -141,52 +152,44 @@ def parsed(arguments: Sequence[str]) -> Any:
     Raises:
       SystemExit: help was asked for; or a usage error, which was said in one line.
     """
+    name, *rest = arguments or [""]
+    if name.startswith("--tyro-"):  # completions of a shell
+        every = {name: _class(name) for name in COMMANDS}
+        return tyro.extras.subcommand_cli_from_dict(every, prog=PROGRAM, args=arguments)
+    if name not in COMMANDS:
+        close = _validation.nearest(name, COMMANDS)
+        said = f"unknown command {name!r}{close}" if name else "no command was given"
+        complain(f"{said} (see {PROGRAM} --help)")
+        raise SystemExit(USER_ERROR)
     errors = io.StringIO()
-    chosen: Any = Union[_classes(arguments)]  # noqa: UP007
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                chosen,
-                prog=PROGRAM,
-                description=(
-                    "Privacy accounting for episodic training, and training itself. "
-                    "Examples of files are in configs/; --version prints the version."
-                ),
-                args=list(arguments),
+                _class(name),
+                prog=f"{PROGRAM} {name}",
+                description=COMMANDS[name][1],
+                args=rest,
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except SystemExit as end:
         if end.code:
-            # A box: a title, the message, a rule, hints.
-            lines = [
-                re.sub("[│╭╮╰╯]", " ", line) for line in errors.getvalue().split("\n")
-            ]
-            message = " ".join(lines[1:]).split("───")[0]
-            complain(f"{' '.join(message.split())} (see {PROGRAM} --help)")
+            complain(f"{_message(errors.getvalue())} (see {PROGRAM} {name} --help)")
             raise SystemExit(USER_ERROR) from None
         raise
 
 
-def _classes(arguments: Sequence[str]) -> tuple[type, ...]:
-    """The class of the command that is called; for the others, one to list it."""
-    called = arguments[0] if arguments else ""
-    needs_all = called.startswith("--tyro-")  # completions of a shell
-    classes = []
-    for name, (module, words) in COMMANDS.items():
-        if needs_all or name == called:
-            home = importlib.import_module(f"jaxdp_episodic.tools.cli.{module}")
-            classes.append(getattr(home, name.capitalize()))
-        else:
-            content = {"__doc__": words}
-            classes.append(
-                dataclasses.make_dataclass(name.capitalize(), (), namespace=content)
-            )
-    return tuple(classes)
+def _class(name: str) -> type:
+    home = importlib.import_module(f"jaxdp_episodic.tools.cli.{COMMANDS[name][0]}")
+    return getattr(home, name.capitalize())
 
 
-def _version() -> str:
-    metadata = importlib.import_module("importlib.metadata")  # slow, and rarely needed
-    try:
-        return metadata.version(PROGRAM)
-    except metadata.PackageNotFoundError:
-        return "(run from its sources, not installed)"
+def _listed(name: str, about: tuple[str, str]) -> str:
+    """A command in the list of all."""
+    indents = {"initial_indent": f"  {name:<11}", "subsequent_indent": 13 * " "}
+    return textwrap.fill(about[1], 88, **indents)
+
+
+def _message(box: str) -> str:
+    """The message in a box that tyro draws: below its title, above a rule."""
+    rows = (row.strip("│ ") for row in box.splitlines()[1:])
+    return " ".join(itertools.takewhile(lambda row: row[:1] not in ("─", "╰"), rows))

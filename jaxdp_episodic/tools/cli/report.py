@@ -12,43 +12,32 @@ import numpy as np
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.report import privacy_report, single_run
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.tools.cli.messages import TomlFile, reported, waiting
-from jaxdp_episodic.tools.cli.process import ended_by_sigterm
+from jaxdp_episodic.tools.cli.command import Command, TomlFile, waiting
 from jaxdp_episodic.tools.plan.question import read_plan
 from jaxdp_episodic.tools.requests.request import EpsilonRequest
 from jaxdp_episodic.tools.requests.request_file import read_request
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 
-# Keys by which a file is known that is no request.
-_OF_TRAINING = "learner"
-_OF_PLAN = "episode"
 
-
-@dataclass(frozen=True)
-class Report:
-    """Say in plain words what a run protects, how well, and under which conditions."""
+@dataclass
+class Report(Command):
+    """The command ``report``."""
 
     file: TomlFile
     """A request, as for `epsilon`; or a run, as for `train`, whose data are read; or a
-    plan, as for `plan`, of which the recommended run is meant."""
+    plan, as for `plan`: then the report is on the recommended run."""
 
-    def run(self) -> int:
-        """Prints Markdown; returns the exit code."""
-
-        def said() -> list[str]:
-            keys = read_toml(self.file).keys()
-            with ended_by_sigterm(), waiting("computing (new kinds compile first)"):
-                if _OF_PLAN in keys:
-                    return [_of_plan(self.file)]
-                if _OF_TRAINING in keys:
-                    return [_of_config(read_config(self.file), self.file.parent)]
-                return [_of_request(read_request(self.file, EpsilonRequest))]
-
-        return reported(self.file, said, says_warnings=True)
+    def _lines(self) -> list[str]:
+        keys = read_toml(self.file).keys()
+        with waiting():
+            if "episode" in keys:  # a plan
+                return [_of_plan(self.file)]
+            if "learner" in keys:  # a run
+                return [_of_config(read_config(self.file), self.file.parent)]
+            return [_of_request(read_request(self.file, EpsilonRequest))]
 
 
 def _of_request(request: EpsilonRequest) -> str:
-    """The words of a request."""
     if request.delta is None:
         raise ValueError("a report needs a delta, got a request with an epsilon")
     step: Any = request.planned("report")
@@ -58,9 +47,8 @@ def _of_request(request: EpsilonRequest) -> str:
 
 
 def _of_plan(file: Path) -> str:
-    """The words of the run that a plan recommends."""
     # Imported here: it draws.
-    from jaxdp_episodic.tools.cli.plan import CONFIG, Plan
+    from jaxdp_episodic.tools.cli.plan import CONFIG, planned
 
     description = read_plan(file)
     for table in ("data", "train"):
@@ -69,7 +57,7 @@ def _of_plan(file: Path) -> str:
                 f"a plan without the table {table} recommends no run to report on"
             )
     with tempfile.TemporaryDirectory() as folder:
-        said = Plan(file, Path(folder)).planned(description)
+        said = planned(description, file.parent, Path(folder))
         config = Path(folder, CONFIG)
         if not config.exists():
             why = [line for line in said if line.startswith("no config")]
@@ -93,24 +81,23 @@ def _of_config(config: TrainingConfig, base: Path) -> str:
         report_of_budget,
     )
 
-    is_seeded = config.seed is not None
+    checks: dict[str, Any] = {}
+    trainer: Any = None
     if config.adaptive is not None:
         tables = Tables(config, base, keeps_features=False)
         _, truncation = config.training_data(base)
         budget, checks = adaptive_plan_of(config, tables)
-        fixed = [name for name, check in checks.items() if check.fixed]
-        lines = opening(is_private=budget.is_private, is_seeded=is_seeded)
-        if not budget.is_private:
-            return "\n".join(lines)
-        facts = adaptive_methods(budget, config.noise, fixed, config.clipping)
-        if truncation is not None:
-            facts.append(bounded(truncation, for_release=False))
-        return "\n".join([*lines[2:], adaptive_in_words(budget, facts)])
-    trainer, tables = checked_run(config, base)
-    budget, truncation = trainer.budget, tables.truncation
-    lines = opening(is_private=budget.is_private, is_seeded=is_seeded)
+    else:
+        trainer, tables = checked_run(config, base)
+        budget, truncation = trainer.budget, tables.truncation
+    lines = opening(is_private=budget.is_private, is_seeded=config.seed is not None)
     if not budget.is_private:
         return "\n".join(lines)
+    bounds = [] if truncation is None else [bounded(truncation, for_release=False)]
+    if trainer is None:
+        fixed = [name for name, check in checks.items() if check.fixed]
+        said = adaptive_methods(budget, config.noise, fixed, config.clipping)
+        return "\n".join([*lines[2:], adaptive_in_words(budget, [*said, *bounds])])
     people = people_of(trainer.data, str(budget.step.privacy_unit))
     report, run = report_of_budget(
         budget,
@@ -118,7 +105,5 @@ def _of_config(config: TrainingConfig, base: Path) -> str:
         people,
         has_default_normalizer=config.normalizer is None and budget.takes_steps,
     )
-    words = report_in_words(report, run, people)
-    if truncation is not None:
-        words += f"\n\n{bounded(truncation, for_release=False)}"
+    words = "\n\n".join([report_in_words(report, run, people), *bounds])
     return "\n".join([*lines[2:], words])

@@ -4,164 +4,170 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from jaxdp_episodic.accountant.report.rounding import upward
-from jaxdp_episodic.tools.cli.messages import (
-    USER_ERROR,
+from jaxdp_episodic.tools.cli.command import (
+    Command,
+    Folder,
     Name,
     Number,
     TomlFile,
+    UsageError,
     Whole,
-    complain,
+    facts,
     option,
-    reported,
 )
 from jaxdp_episodic.tools.cli.process import (
     end_process,
-    ended_by_sigterm,
     keep_our_sigterm,
     one_of_several,
     use_all_cores,
 )
 from jaxdp_episodic.trainer.config.training_config import read_config
 
+_Book = Annotated[Name, option("FILE_OR_URL")]
 
-@dataclass(frozen=True)
-class Train:
-    """Train privately on episodes, and stop before the target epsilon is exceeded."""
+
+@dataclass
+class Train(Command):
+    """The command ``train``."""
 
     file: TomlFile
     """The run: data, step, target, learner, model, optimizer."""
-    out: Annotated[Path, option("DIR")]
-    """Folder for checkpoints, log, report and release; made if missing."""
+    out: Folder
+    """Folder for the run, its log, report and release; made if missing."""
     resume: bool = False
     """Go on with the run in DIR."""
-    book: Annotated[Name, option("FILE_OR_URL")] = None
-    """Charge the run to the book of its data set, before its first draw; see `book`."""
+    book: _Book = None
+    """Charge the run to the book of its data set before its first draw; see `book`."""
     floor: Number = None
-    """Of the run, in a book with mu-GDP prices; default: a hundredth of its delta."""
+    """The run's floor, in a book with mu-GDP prices; default: 1 % of its delta."""
     distributed: bool = False
-    """Be one of several processes that train one run, each started by this command; the
-    cluster (Slurm, Open MPI, Kubernetes) or the next three options say which one."""
+    """Be one of several processes that train one run. Start each by this command; the
+    cluster (Slurm, Open MPI, Kubernetes) or the next three options tell them apart."""
     coordinator: Annotated[Name, option("HOST:PORT")] = None
-    """Where process 0 is, and a free port there."""
+    """Host of process 0, and a free port there."""
     num_processes: Whole = None
-    """How many processes there are."""
+    """Number of processes."""
     process_index: Whole = None
-    """Which one this is, from 0; process 0 writes DIR, the others write nothing."""
+    """Index of this process, from 0. Process 0 alone writes into DIR."""
 
-    def run(self) -> int:
-        """Runs a training config; returns the exit code.
+    _has_warnings = False
 
-        Ctrl-C and SIGTERM leave a checkpoint of the last step that was finished.
-        """
+    def _lines(self) -> list[str]:
         given = self.coordinator, self.num_processes, self.process_index
         if not self.distributed and given != (None, None, None):
-            complain(
+            raise UsageError(
                 "--coordinator, --num-processes and --process-index are for a run with "
                 "--distributed"
             )
-            return USER_ERROR
-        if self.floor is not None and self.book is None:
-            complain("--floor is for a run with --book")
-            return USER_ERROR
+        book = _booking(self, "a run")
         use_all_cores()
         if self.distributed:
             keep_our_sigterm()
         # Imported here: Flax costs a second, which no help should pay.
-        from jaxdp_episodic.tools.train.booked import Booking
         from jaxdp_episodic.tools.train.run import run_training
-        from jaxdp_episodic.trainer.gradient.processes import all_processes
+
+        with one_of_several(*given) if self.distributed else nullcontext():
+            result = run_training(
+                read_config(self.file),
+                self.out,
+                resume=self.resume,
+                title=self.file.stem,
+                base=self.file.parent,
+                book=book,
+            )
+            return [str(result)] if _is_first() else []
+
+    def _left(self) -> str:
         from jaxdp_episodic.trainer.run.run_files import files_of_a_run
 
-        several = one_of_several(*given) if self.distributed else nullcontext()
+        if self.distributed and not _is_first():
+            return ""
+        if not files_of_a_run(self.out):
+            return "; nothing was trained yet, start again"
+        return f"; go on with --resume --out {self.out}"
 
-        def trained() -> list[str]:
-            with ended_by_sigterm(), several:
-                result = run_training(
-                    read_config(self.file),
-                    self.out,
-                    resume=self.resume,
-                    title=self.file.stem,
-                    base=self.file.parent,
-                    book=None if self.book is None else Booking(self.book, self.floor),
-                )
-                is_first = all_processes().is_first
-            return [str(result)] if is_first else []
+    def run(self) -> int:
+        """Trains; returns the exit code.
 
-        def interrupted() -> str:
-            if self.distributed and not all_processes().is_first:
-                return ""
-            if not files_of_a_run(self.out):
-                return "; nothing was trained yet, start again"
-            return f"; go on with --resume --out {self.out}"
-
-        code = reported(self.file, trained, interrupted=interrupted)
+        Ctrl-C and SIGTERM keep the last step that was finished.
+        """
+        code = super().run()
         if self.distributed and code:
             end_process(code)
         return code
 
 
-@dataclass(frozen=True)
-class Tune:
-    """Train a random number of times, release the best run, and charge the choice."""
+@dataclass
+class Tune(Command):
+    """The command ``tune``."""
 
     file: TomlFile
     """The search: the target, how many runs are drawn, a run, hyperparameters."""
-    out: Annotated[Path, option("DIR")]
+    out: Folder
     """Folder for the runs and the release; made if missing."""
     resume: bool = False
     """Go on with the search in DIR, with the number of runs that was drawn."""
-    book: Annotated[Name, option("FILE_OR_URL")] = None
-    """Charge the search to the book of its data set, before its first run; see `book`.
+    book: _Book = None
+    """Charge the search to the book of its data set before its first run; see `book`.
     """
     floor: Number = None
-    """Of the search in the book; default: a hundredth of its delta."""
+    """The search's floor in the book; default: 1 % of its delta."""
     cost_only: bool = False
-    """Only say what each run and the search would cost; nothing is drawn."""
+    """Only print what each run and the search would cost; nothing is drawn."""
 
-    def run(self) -> int:
-        """Searches; returns the exit code."""
-        if self.floor is not None and self.book is None:
-            complain("--floor is for a search with --book")
-            return USER_ERROR
+    _has_warnings = False
+
+    def _lines(self) -> list[str]:
+        book = _booking(self, "a search")
         use_all_cores()
         # Imported here: Flax costs a second, which no help should pay.
         from rich.console import Console
 
-        from jaxdp_episodic.tools.train.booked import Booking
         from jaxdp_episodic.tools.train.search import RELEASE, run_search, search_budget
         from jaxdp_episodic.tools.train.search_space import read_search
 
-        base, out = self.file.parent, self.out
+        base, search = self.file.parent, read_search(self.file)
+        if self.cost_only:
+            budget = search_budget(search, base, Console(stderr=True))
+            return facts(
+                {
+                    "each run": f"epsilon {upward(budget.run_epsilon, 5)}",
+                    "the search": f"epsilon {upward(budget.epsilon, 5)} (upper bound)",
+                }
+            )
+        found = run_search(search, self.out, resume=self.resume, base=base, book=book)
+        delta = f"delta {search.settings.delta:g}"
+        rows = {"epsilon": f"{upward(found.epsilon, 5)} (upper bound, {delta})"}
+        if found.chosen is None:
+            rows["release"] = "none: no run was drawn"
+        else:
+            named = found.hyperparameters.items()
+            rows["chosen"] = ", ".join(f"{k} = {v}" for k, v in named)
+            rows["score"] = f"{abs(found.score):.4f} ({search.settings.split})"
+            rows["to release"] = str(self.out / RELEASE)
+        rows["secret"] = f"everything else in {self.out}, the number of runs too"
+        return facts(rows, 10)
 
-        def searched() -> list[str]:
-            search = read_search(self.file)
-            if self.cost_only:
-                budget = search_budget(search, base, Console(stderr=True))
-                return [
-                    f"each run    epsilon {upward(budget.run_epsilon, 5)}",
-                    f"the search  epsilon {upward(budget.epsilon, 5)} (upper bound)",
-                ]
-            with ended_by_sigterm():
-                book = None if self.book is None else Booking(self.book, self.floor)
-                how = {"resume": self.resume, "base": base, "book": book}
-                result = run_search(search, out, **how)
-            delta = f"delta {search.settings.delta:g}"
-            epsilon = f"{upward(result.epsilon, 5)} (upper bound, {delta})"
-            if result.chosen is None:
-                lines = ["no run was drawn: there is nothing to release"]
-            else:
-                named = result.hyperparameters.items()
-                lines = [
-                    f"chosen      {', '.join(f'{k} = {v}' for k, v in named)}",
-                    f"score       {abs(result.score):.4f} ({search.settings.split})",
-                    f"to release  {out / RELEASE}",
-                ]
-            secret = f"everything else in {out}, the number of runs too"
-            return [f"epsilon     {epsilon}", *lines, f"secret      {secret}"]
+    def _left(self) -> str:
+        return f"; go on with --resume --out {self.out}"
 
-        how = f"; go on with --resume --out {out}"
-        return reported(self.file, searched, interrupted=how)
+
+def _booking(command: Any, what: str) -> Any:
+    """The book that a run or a search is charged to, if any."""
+    if command.book is None:
+        if command.floor is not None:
+            raise UsageError(f"--floor is for {what} with --book")
+        return None
+    from jaxdp_episodic.tools.train.booked import Booking
+
+    return Booking(command.book, command.floor)
+
+
+def _is_first() -> bool:
+    """Whether this is the one process that prints and writes."""
+    from jaxdp_episodic.trainer.gradient.processes import all_processes
+
+    return all_processes().is_first

@@ -17,7 +17,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.tools.cli import messages, program
+from jaxdp_episodic.tools.cli import command, program
 from jaxdp_episodic.tools.plan.question import read_plan
 from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.tools.requests.request_file import read_request
@@ -342,7 +342,7 @@ def test_errors_are_one_line(call, content, complaint):
 
 
 def test_long_names_are_shortened_in_errors(capsys):
-    messages.complain(f"level {'n' * 5000!r} must be one that is drawn")
+    command.complain(f"level {'n' * 5000!r} must be one that is drawn")
     err = capsys.readouterr().err
     assert "nnn...nnn" in err and err.endswith("must be one that is drawn\n")
     assert len(err) < 400
@@ -443,18 +443,30 @@ def test_help(arguments, words, capsys):
     assert all(word in out for word in words)
 
 
-def test_the_list_of_commands_says_what_they_say_themselves(capsys):
-    """It is written apart from them, so that none of them is imported for it."""
+def test_every_command_is_listed_and_has_help(capsys):
     assert cli.run(["--help"]) == 0
     listed = capsys.readouterr().out
-    for name, (module, words) in program.COMMANDS.items():
-        home = importlib.import_module(f"jaxdp_episodic.tools.cli.{module}")
-        assert inspect.getdoc(getattr(home, name.capitalize())) == words
-        assert f"• {name} " in listed
+    for name, (_, about) in program.COMMANDS.items():
+        assert f"\n  {name} " in listed
         assert cli.run([name, "--help"]) == 0
         shown = capsys.readouterr().out
         assert shown.startswith(f"usage: jaxdp-episodic {name} ")
-        assert " ".join(words.split()) in " ".join(shown.split())
+        for text in (listed, shown):
+            assert " ".join(about.split()) in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["epsilonn"], "unknown command 'epsilonn'; did you mean 'epsilon'?"),
+        (["trian", "x.toml"], "did you mean 'train'?"),
+        (["frobnicate"], "unknown command 'frobnicate' (see"),
+        ([], "no command was given"),
+    ],
+)
+def test_a_mistyped_command_suggests_the_nearest(arguments, said, capsys):
+    assert cli.run(arguments) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_completions_of_a_shell_know_every_option(capsys):
@@ -624,7 +636,7 @@ def test_waiting_is_seen_on_a_terminal_only(monkeypatch, is_terminal):
     monkeypatch.setenv("FORCE_COLOR", "" if is_terminal else "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1" if is_terminal else "")
     with pytest.raises(ValueError, match="what went wrong"):
-        with messages.waiting("computing") as say:
+        with command.waiting("computing") as say:
             say("2 of 7: [delta]")
             time.sleep(0.3)
             raise ValueError("what went wrong")

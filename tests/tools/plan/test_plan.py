@@ -10,7 +10,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.cli import plan as plan_command
 from jaxdp_episodic.tools.cli.plan import Plan as PlanCommand
-from jaxdp_episodic.tools.cli.plan import _relocated
+from jaxdp_episodic.tools.cli.plan import relocated
 from jaxdp_episodic.tools.plan.designs import possible_designs
 from jaxdp_episodic.tools.plan.plan import (
     _front,
@@ -526,7 +526,7 @@ def test_paths_hold_wherever_the_config_is_written(tmp_path):
         "data": {"type": "Npz", "path": "a.npz", "validation": 0.2, "test": "b.npz"},
         "features": {"kind": "onnx", "path": "c.onnx", "size": 8},
     }
-    moved = _relocated(config, tmp_path / "x" / "..")
+    moved = relocated(config, tmp_path / "x" / "..")
     place = str(tmp_path.resolve())
     assert moved["data"] == config["data"] | {
         "path": f"{place}/a.npz",

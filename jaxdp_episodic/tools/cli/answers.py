@@ -32,8 +32,11 @@ from jaxdp_episodic.tools.cli.ledgers import (
     caveats_on_ledgers,
     is_adaptive,
 )
-from jaxdp_episodic.tools.requests.batch_files import answer_file
-from jaxdp_episodic.tools.requests.per_unit import unit_budgets, write_unit_budgets
+from jaxdp_episodic.tools.requests.batch_files import (
+    answer_file,
+    unit_budgets,
+    write_unit_budgets,
+)
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
     EpsilonRequest,

@@ -1,4 +1,4 @@
 """Questions in files.
 
-Doors: `batch_files`, `per_unit`, `request`, `request_file`.
+Doors: `batch_files`, `request`, `request_file`.
 """

@@ -7,7 +7,8 @@ arrays. A row with a bad value gets an error of its own; it costs the others not
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +27,8 @@ from jaxdp_episodic.tools.requests.request import (
     Request,
 )
 
-POPULATION = "population"
-EPISODES = ("step", "sampling", "num_episodes")
-_ID = "id"
-_VERSION = "version"
+_POPULATION = "population"
+_EPISODES = ("step", "sampling", "num_episodes")
 # What a row may cause; anything else is a defect of the library and is not hidden.
 _ROW_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, OSError)
 _MAX_DEPTH = 32  # levels of a row; the deepest field of a request is at level 8
@@ -50,14 +49,29 @@ class Answer(NamedTuple):
     error: str | None  # why there is no answer, in one line; else None
 
 
-class _Group(NamedTuple):
+@dataclass
+class _Group:
     """Rows that are alike but for their numbers."""
 
-    template: dict[KeyPath, Any]
-    paths: tuple[KeyPath, ...]
-    rows: list[int]
-    numbers: list[tuple[float, ...]]
+    fixed: dict[KeyPath, Any]
+    paths: list[KeyPath]
     tree: Population | None
+    rows: list[int] = field(default_factory=list)
+    numbers: list[list[float]] = field(default_factory=list)
+
+    def request(self, part: Any) -> Request:
+        """The request of some of the rows: scalars for one row, else arrays."""
+        leaves = dict(self.fixed)
+        columns = zip(*(self.numbers[row] for row in part), strict=True)
+        for path, column in zip(self.paths, columns, strict=bool(self.paths)):
+            # Whole numbers stay whole, beyond 2**53 too, where they are refused.
+            kind = np.int64 if all(type(n) is int for n in column) else np.float64
+            leaves[path] = np.array(column, kind) if len(column) > 1 else column[0]
+        mapping = nested(leaves.items())
+        if self.tree is not None:
+            mapping = request_file.with_population(mapping, self.tree)
+        kind = CalibrationRequest if "calibrate" in mapping else EpsilonRequest
+        return kind.from_dict({"type": kind.__name__, **mapping}, where="request")
 
 
 def answer_requests(
@@ -76,8 +90,7 @@ def answer_requests(
 
     Rows of the same kind (the same keys, names, schemes and, if any, population) are
     evaluated by one call, whatever their order, and each gets what it would get alone:
-    the same to rounding for "rdp". What the library warns of is warned of once for
-    all rows of a kind.
+    the same to rounding for "rdp". A warning is given once for all rows of a kind.
 
     Args:
       rows: mappings; an exception in place of one is an error in its row.
@@ -94,8 +107,13 @@ def answer_requests(
     check_method(method)
     answers: list[Answer] = []
     groups: dict[Any, _Group] = {}
+
+    def fail(row: int, error: BaseException) -> None:
+        said = " ".join(str(error).split()) or type(error).__name__
+        answers[row] = answers[row]._replace(error=said)
+
     for index, row in enumerate(rows):
-        label = row.get(_ID) if isinstance(row, Mapping) else None
+        label = row.get("id") if isinstance(row, Mapping) else None
         is_label = isinstance(label, str | int | float | None)
         answers.append(Answer(label if is_label else None, None, None, None, None))
         try:
@@ -104,9 +122,9 @@ def answer_requests(
                 raise TypeError(f"id must be a text or a number, got {wrong}")
             _sort_in(groups, index, row, method, base or Path())
         except _ROW_ERRORS as error:
-            answers[index] = _failure(answers[index], error)
+            fail(index, error)
     for group in groups.values():
-        _answer_group(group, answers)
+        _answer_group(group, answers, fail)
     return answers
 
 
@@ -118,138 +136,101 @@ def _sort_in(
         raise ValueError(str(row)) from row
     if not isinstance(row, Mapping):
         raise TypeError(f"a row must be a table of keys, got {_validation.shown(row)}")
-    leaves: list[tuple[KeyPath, Any]] = []
-    for key, value in row.items():
-        if key != _ID:
-            _flatten((key,), value, leaves)
-    fixed, paths, numbers = [], [], []
-    for path, leaf in sorted(leaves, key=lambda item: item[0]):
-        if type(leaf) is float or type(leaf) is int and path[0] != _VERSION:
-            paths.append(path)
-            numbers.append(leaf)
-        else:
-            fixed.append((path, leaf))
-    key = (tuple(paths), tuple((path, _key(leaf)) for path, leaf in fixed))
+    leaves = dict(_leaves({key: value for key, value in row.items() if key != "id"}))
+    paths = [p for p, v in leaves.items() if type(v) in (int, float)]
+    paths = sorted(p for p in paths if p != ("version",))
+    fixed = {path: leaves[path] for path in sorted(leaves.keys() - set(paths))}
+    key = tuple(paths), tuple((path, _key(leaf)) for path, leaf in fixed.items())
     group = groups.get(key)
     if group is None:
-        template = {(_VERSION,): 1, ("method",): method, **dict(fixed)}
+        fixed = {("version",): 1, ("method",): method} | fixed
         tree = None
-        if (POPULATION,) in template:
-            tree = request_file.read_population(template.pop((POPULATION,)), base)
-        group = groups[key] = _Group(template, tuple(paths), [], [], tree)
+        if (_POPULATION,) in fixed:
+            tree = request_file.read_population(fixed.pop((_POPULATION,)), base)
+        group = groups[key] = _Group(fixed, paths, tree)
     group.rows.append(index)
-    group.numbers.append(tuple(numbers))
+    group.numbers.append([leaves[path] for path in paths])
 
 
-def _flatten(path: KeyPath, value: Any, leaves: list[tuple[KeyPath, Any]]) -> None:
-    """Appends the leaves below a value; populations stay whole."""
-    kind = type(value)
+def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yields the leaves of a row with their places; populations stay whole."""
+    where = ".".join(path)
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None:
         return
-    if kind is float or kind is str or kind is bool:
-        leaves.append((path, value))
-    elif kind is int:
-        if abs(value) > _MAX_INTEGER:
-            raise ValueError(f"{_named(path)} holds an integer of more than 64 bits")
-        leaves.append((path, value))
+    if type(value) in (float, str, bool, int):
+        if type(value) is int and abs(value) > _MAX_INTEGER:
+            raise ValueError(f"{where} holds an integer of more than 64 bits")
+        yield path, value
     elif len(path) > _MAX_DEPTH:
         raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
-    elif isinstance(value, np.generic):
-        _flatten(path, value.item(), leaves)
     elif isinstance(value, Mapping):
-        if not value or (path[-1] == POPULATION):
-            serialization.refuse_hostile(POPULATION, value)
-            leaves.append((path, value))
+        if path and (not value or path[-1] == _POPULATION):
+            serialization.refuse_hostile(_POPULATION, value)
+            yield path, value
             return
         for key, item in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{_named(path)}: keys must be strings, got {key!r}")
-            _flatten((*path, key), item, leaves)
+                raise TypeError(f"{where}: keys must be strings, got {key!r}")
+            yield from _leaves(item, (*path, key))
     elif isinstance(value, list | tuple) and (
         (path[0] == "step" and path[-1] == "counts")
         or any(isinstance(item, Mapping) for item in value)
     ):
         for index, item in enumerate(value):
-            _flatten((*path, str(index)), item, leaves)
+            yield from _leaves(item, (*path, str(index)))
     else:
         raise TypeError(
-            f"{_named(path)} must be a number or a string (a row is one setting), got "
+            f"{where} must be a number or a string (a row is one setting), got "
             f"{_validation.shown(value)}"
         )
 
 
-def _answer_group(group: _Group, answers: list[Answer]) -> None:
+def _key(leaf: Any) -> Any:
+    """A hashable stand-in for what is not a number; True is not 1."""
+    if not isinstance(leaf, Mapping):
+        return type(leaf).__name__, leaf
+    return json.dumps(leaf, sort_keys=True, default=np.ndarray.tolist)
+
+
+def _answer_group(
+    group: _Group, answers: list[Answer], fail: Callable[[int, BaseException], None]
+) -> None:
     """Fills in the answers of the rows of a group."""
-    columns = np.empty((len(group.rows), len(group.paths)), object)
-    for row, numbers in enumerate(group.numbers):
-        columns[row] = numbers
-    everything = np.arange(len(group.rows))
 
     def check(part: np.ndarray) -> None:
-        request = _request(group, columns[part])
-        for one in parts_of(request.step):
+        for one in parts_of(group.request(part).step):
             dominating_pair(one)
 
-    def fail(row: int, error: Exception) -> None:
-        index = group.rows[row]
-        answers[index] = _failure(answers[index], error)
-
     def fill(part: np.ndarray) -> None:
-        request = _request(group, columns[part])
+        request = group.request(part)
         values = np.broadcast_to(np.asarray(request.answer(), np.float64), part.shape)
-        for row, value in zip(part.tolist(), values.tolist(), strict=True):
+        known = {"quantity": request.quantity, "method": request.method}
+        for row, value in zip(part, values.tolist(), strict=True):
             index = group.rows[row]
-            answers[index] = answers[index]._replace(
-                quantity=request.quantity, value=value, method=request.method
-            )
+            answers[index] = answers[index]._replace(value=value, **known)
+
+    def done(act: Callable[[np.ndarray], None], part: np.ndarray) -> np.ndarray:
+        """Acts on as many rows at once as possible, halving what fails."""
+        try:
+            if part.size:
+                act(part)
+            return part
+        except (*_ROW_ERRORS, MemoryError) as error:
+            if part.size == 1:
+                fail(group.rows[part[0]], error)
+                return part[:0]
+        return np.concatenate([done(act, half) for half in np.array_split(part, 2)])
 
     # Checks are cheap and come first, so that the rest is one large call. Settings are
     # evaluated in blocks, and a block takes as long as its longest sum: like to like.
-    good = _without_failures(check, everything, fail)
-    if EPISODES in group.paths:
-        number = columns[good, group.paths.index(EPISODES)]
-        good = good[np.argsort(number.astype(np.float64), kind="stable")]
-    _without_failures(fill, good, fail)
-
-
-def _without_failures(
-    act: Callable[[np.ndarray], None],
-    rows: np.ndarray,
-    fail: Callable[[int, Exception], None],
-) -> np.ndarray:
-    """Acts on as many rows as possible at once; halves what fails.
-
-    Returns the rows that did not fail; ``fail`` is called with each of the others.
-    """
-    good, parts = [rows[:0]], [rows] if rows.size else []
-    while parts:
-        part = parts.pop()
-        try:
-            act(part)
-        except (*_ROW_ERRORS, MemoryError) as error:
-            if part.size == 1:
-                fail(int(part[0]), error)
-            else:
-                parts += [part[part.size // 2 :], part[: part.size // 2]]
-        else:
-            good.append(part)
-    return np.concatenate(good)
-
-
-def _request(group: _Group, columns: np.ndarray) -> Request:
-    """The request of some rows of a group: scalars for one row, else arrays."""
-    leaves = dict(group.template)
-    for path, column in zip(group.paths, columns.T, strict=True):
-        # Whole numbers stay whole, beyond 2**53 too, where they are refused.
-        whole = all(type(number) is int for number in column)
-        values = column.astype(np.int64 if whole else np.float64)
-        leaves[path] = values if len(values) > 1 else column[0]
-    mapping = nested(leaves.items())
-    if group.tree is not None:
-        mapping = request_file.with_population(mapping, group.tree)
-    kind = CalibrationRequest if "calibrate" in mapping else EpsilonRequest
-    mapping.setdefault("type", kind.__name__)
-    return kind.from_dict(mapping, where="request")
+    good = done(check, np.arange(len(group.rows)))
+    if _EPISODES in group.paths:
+        place = group.paths.index(_EPISODES)
+        number = np.array([float(group.numbers[row][place]) for row in good])
+        good = good[np.argsort(number, kind="stable")]
+    done(fill, good)
 
 
 def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
@@ -271,7 +252,7 @@ def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
             continue
         # A column may be a table, to which the others add keys.
         if not all(isinstance(leaf, Mapping) for leaf in whole):
-            raise ValueError(f"{_named(here)!r} is both a value and a table")
+            raise ValueError(f"{'.'.join(here)!r} is both a value and a table")
         parts = [((name,), value) for leaf in whole for name, value in leaf.items()]
         table[key] = nested([*parts, *(pair for pair in below if pair[0])], here)
     if "0" in table and all(key.isdecimal() for key in table):
@@ -279,24 +260,3 @@ def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
         if last < 2 * len(table):  # else one name would make a list of any length
             return [table.get(str(index)) for index in range(last + 1)]
     return table
-
-
-def _key(leaf: Any) -> Any:
-    """A hashable stand-in for what is not a number; True is not 1."""
-    if isinstance(leaf, Mapping):
-        return json.dumps(leaf, sort_keys=True, default=_plain)
-    return type(leaf).__name__, leaf
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    raise TypeError(f"population holds {_validation.shown(value)}")
-
-
-def _failure(answer: Answer, error: BaseException) -> Answer:
-    return answer._replace(error=" ".join(str(error).split()) or type(error).__name__)
-
-
-def _named(path: KeyPath) -> str:
-    return ".".join(path)

@@ -11,18 +11,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.designs import GroupedClasses
 from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
+from jaxdp_episodic.accountant.describe.step import AnyStep, gaussian_parts
+from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.files.csv_file import column_places, csv_lines
 from jaxdp_episodic.files.json_file import json_lines, parse_json
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.files.table_file import check_suffix, writing
 from jaxdp_episodic.tools.requests.batch import Answer, KeyPath, answer_requests, nested
+from jaxdp_episodic.trainer.data.table import unit_labels
 
-_ROWS_AT_ONCE = 20_000  # answered by one call
+_ROWS_AT_ONCE = 20_000  # answered by one call, or made into Python's objects
 _BYTES_AT_ONCE = 2**25  # of text, of which Python makes up to twenty times as much
 _TYPES = ("string", "string", "float64", "string", "string")
 _COLUMNS = {"row": "int64"} | dict(zip(Answer._fields, _TYPES, strict=True))
 _MAX_PARTS = 32  # of a dotted name; the deepest field of a request has 8
+_MAX_UNITS = 10**8  # rows of a table of units: a file of a few GB
 # Never numbers, whatever they look like.
 _TEXTS = frozenset(
     "type name id method calibrate level clip_unit privacy_unit neighboring_relation "
@@ -80,8 +87,7 @@ def answer_file(
         for block in _blocks(rows):
             tables = [row for _, row, _ in block]
             answers = answer_requests(tables, method=method, base=source.parent)
-            numbers = [number for number, _, _ in block]
-            numbered = list(zip(numbers, answers, strict=True))
+            numbered = [(n, a) for (n, _, _), a in zip(block, answers, strict=True)]
             write([{"row": n, **answer._asdict()} for n, answer in numbered])
             errors = [f"row {n}: {a.error}" for n, a in numbered if a.error]
             number += len(block)
@@ -117,9 +123,7 @@ def _csv_rows(path: Path) -> Iterator[Numbered]:
     # What is not UTF-8 becomes lone surrogates, which are found in their own row.
     lines = csv_lines(path, errors="surrogateescape")
     try:
-        header = next(lines)[1]
-        assert isinstance(header, list)  # faulty ones are raised
-        paths = _paths(header)
+        paths = _paths(next(lines)[1])
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
     for number, (line, cells) in enumerate(lines, start=1):
@@ -128,12 +132,8 @@ def _csv_rows(path: Path) -> Iterator[Numbered]:
             continue
         row: Mapping[str, Any] | Exception
         try:
-            values = [
-                (path_, _cell(path_[-1], cell))
-                for path_, cell in zip(paths, cells, strict=True)
-                if cell
-            ]
-            row = nested(values)
+            pairs = zip(paths, cells, strict=True)
+            row = nested([(p, _cell(p[-1], cell)) for p, cell in pairs if cell])
             refuse_hostile("a cell", row)
         except ValueError as error:
             row = ValueError(f"line {line}: {error}")
@@ -158,7 +158,7 @@ def _parquet_rows(path: Path) -> Iterator[Numbered]:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def _paths(names: list[str]) -> list[KeyPath]:
+def _paths(names: Any) -> list[KeyPath]:
     """The parts of the columns' dotted names."""
     if not names:
         raise ValueError("no columns")
@@ -183,3 +183,69 @@ def _cell(name: str, cell: str) -> Any:
         with suppress(ValueError):
             return kind(cell)
     return cell
+
+
+# --- Each protected unit's own epsilon, as a table ---
+
+
+class UnitBudgets(NamedTuple):
+    """One entry a protected unit, in the order of the `Population`."""
+
+    # Level name to (U,) ids of the units on the way to each protected unit, the levels
+    # top to bottom; the index in its level where a level has no ids.
+    units: dict[str, np.ndarray]
+    epsilon: np.ndarray  # (U,) nats, *upper bounds*
+    rate_rounding: float  # rates were rounded up by at most this share; 0 if not at all
+
+
+def unit_budgets(
+    step: AnyStep, *, delta: Any, num_steps: Any = None, method: str = "rdp"
+) -> UnitBudgets:
+    """Returns the epsilon of every protected unit of a real population.
+
+    Under ``add_remove`` the table discloses sizes that are themselves private: it is
+    for those who hold the data.
+
+    Args:
+      step: a step with a `Population`, or a run made by `compose`.
+      delta: in (0, 1), one number.
+      num_steps: whole number >= 0; None for a composed run.
+      method: as of `privacy_report`.
+
+    Raises:
+      ValueError: no population, or more than 10**8 protected units.
+    """
+    steps = gaussian_parts(step, "epsilon_per_unit")
+    # An untrusted file may name 2**53 units in one number.
+    number = max(one.num_protected_units or 0 for one in steps)
+    if number > _MAX_UNITS:
+        raise ValueError(
+            f"population must have at most {_MAX_UNITS:,} protected units to list "
+            f"them, has {number:,}"
+        )
+    report = privacy_report(
+        step, delta=delta, num_steps=num_steps, method=method, per_unit=True
+    )
+    first = next(one for one in steps if one.population is not None)
+    tree, spread = first.population, report.distribution
+    assert tree is not None and spread is not None  # there is a population
+    assert spread.unit_epsilons is not None  # asked for
+    # The episodes of grouped classes are formed, not found in the tree.
+    names = first.level_names_used[int(isinstance(first.design, GroupedClasses)) :]
+    labels = {n: unit_labels(tree, i + 1, len(names)) for i, n in enumerate(names)}
+    return UnitBudgets(labels, spread.unit_epsilons, spread.rate_rounding)
+
+
+def write_unit_budgets(path: Path, budgets: UnitBudgets) -> None:
+    """Writes the table as ``.jsonl``, ``.csv`` or ``.parquet``; whole or not at all."""
+    if "epsilon" in budgets.units:
+        raise ValueError("a level named 'epsilon' has no place beside the column")
+    columns: dict[str, np.ndarray] = budgets.units | {"epsilon": budgets.epsilon}
+    kinds = {"i": "int64", "u": "int64", "f": "float64"}
+    types = {k: kinds.get(v.dtype.kind, "string") for k, v in columns.items()}
+    with writing(path, types) as write:
+        for start in range(0, budgets.epsilon.size, _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            cells = [column[part].tolist() for column in columns.values()]
+            rows = zip(*cells, strict=True)
+            write([dict(zip(columns, row, strict=True)) for row in rows])

@@ -34,6 +34,7 @@ NOISE = "noise_multiplier"
 NUM_STEPS = "num_steps"
 RATE = "rate"
 _SOUGHT = (NOISE, NUM_STEPS, RATE)
+_LARGEST = "largest within the target"
 _WHOLE = functools.partial(_validation.integer_array, minimum=0)
 
 
@@ -60,14 +61,12 @@ class _Request(Spec):
 class EpsilonRequest(_Request):
     """What does a run cost: epsilon at a delta, or delta at an epsilon?
 
-    As every spec it has a dictionary form, which is what a request file holds:
-    ``version = 1``, these fields, and the step as a table. Numbers may be arrays; they
-    broadcast together.
+    A request file holds its dictionary form: ``version = 1``, these fields, and the
+    step as a table. Numbers may be arrays; they broadcast together.
 
     Attributes:
       step: the step, or a composed run, or a run that adapts.
-      num_steps: whole number >= 0; None for a composed run, which has its own counts,
-        and for one that adapts, which has its own end.
+      num_steps: whole number >= 0; None for the last two, which have their own counts.
       delta: in (0, 1), to get epsilon.
       epsilon: >= 0 and finite, to get delta. Exactly one of the two is given.
       method: how the answer is computed; see `jaxdp_episodic.epsilon`.
@@ -126,11 +125,7 @@ class EpsilonRequest(_Request):
         return natures.get(self.method, "upper bound")
 
     def planned(self, what: str) -> AnyStep:
-        """Returns the step of what covers no run that adapts, or refuses that.
-
-        Raises:
-          NotImplementedError: naming ``what``.
-        """
+        """Returns the step; one that adapts is a `NotImplementedError` of ``what``."""
         if isinstance(self.step, AdaptiveRun):
             raise NotImplementedError(
                 f"{what} covers runs that are planned, got an AdaptiveRun"
@@ -145,9 +140,8 @@ class EpsilonRequest(_Request):
         """
         value, info = self.answer_with_info()
         bounds = int(np.sum(info.is_certified_bound))
-        if isinstance(self.step, AdaptiveRun):
-            return value
-        if self.method == "exact" and bounds:
+        is_exact = self.method == "exact" and not isinstance(self.step, AdaptiveRun)
+        if is_exact and bounds:
             warnings.warn(
                 f"{bounds:,} of {np.size(value):,} answers could not be computed "
                 "exactly and are certified upper bounds",
@@ -157,40 +151,32 @@ class EpsilonRequest(_Request):
 
     def answer_with_info(self) -> tuple[np.ndarray | np.float64, PrivacyInfo]:
         """Returns the epsilon or delta asked for, and how well it is known."""
-        run: dict[str, Any] = {"num_steps": self.num_steps, "method": self.method}
-        step = self.step
-        if isinstance(step, AdaptiveRun):
-            same = step.composition()
-            if same is None:
-                return self._of_strategies(step)
+        step, asks_epsilon = self.step, self.epsilon is None
+        if isinstance(step, AdaptiveRun) and (same := step.composition()) is not None:
             step = same
-        if self.epsilon is None:
+        if isinstance(step, AdaptiveRun):  # the upper end of what the worst costs
+            ends = (
+                step.epsilon_interval(delta=self.delta)
+                if asks_epsilon
+                else step.delta_interval(epsilon=self.epsilon)
+            )
+            with np.errstate(invalid="ignore"):  # both infinite
+                width = np.where(ends[1] == ends[0], 0.0, np.subtract(ends[1], ends[0]))
+            is_bound = np.ones(np.shape(ends[1]), bool)
+            return ends[1], PrivacyInfo(width[()], is_bound[()])
+        run: dict[str, Any] = {"num_steps": self.num_steps, "method": self.method}
+        if asks_epsilon:
             return epsilon(step, delta=self.delta, return_info=True, **run)
         return delta(step, epsilon=self.epsilon, return_info=True, **run)
-
-    def _of_strategies(
-        self, run: AdaptiveRun
-    ) -> tuple[np.ndarray | np.float64, PrivacyInfo]:
-        """The upper end of what the worst strategy costs."""
-        if self.epsilon is None:
-            lower, upper = run.epsilon_interval(delta=self.delta)
-        else:
-            lower, upper = run.delta_interval(epsilon=self.epsilon)
-        with np.errstate(invalid="ignore"):  # both infinite
-            width = np.where(upper == lower, 0.0, np.subtract(upper, lower))
-        return upper, PrivacyInfo(width[()], np.ones(np.shape(upper), bool)[()])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CalibrationRequest(_Request):
     """Which noise, number of steps or rate keeps a run within a target epsilon?
 
-    What is sought need not be given: ``num_steps`` must then be left out, and the
-    step's ``noise_multiplier`` may be; the noise or rate that the step has is
-    replaced by the one that is found.
-
     Attributes:
-      step: the step.
+      step: the step. Where its noise or rate is sought, its own is replaced by the one
+        that is found, and ``noise_multiplier`` may be left out.
       calibrate: what is sought: "noise_multiplier" (the smallest), "num_steps" or
         "rate" (the largest).
       epsilon: the target, > 0 and finite.
@@ -216,8 +202,16 @@ class CalibrationRequest(_Request):
         if not isinstance(self.step, GaussianStep):
             raise TypeError(f"step must be a GaussianStep, got {self.step!r}")
         _validation.choice("calibrate", self.calibrate, _SOUGHT)
-        _check_given("num_steps", self.num_steps, self.calibrate != NUM_STEPS, self)
-        _check_given("level", self.level, self.calibrate == RATE, self)
+        needed = {"num_steps": self.calibrate != NUM_STEPS}
+        needed["level"] = self.calibrate == RATE
+        for name, is_needed in needed.items():
+            value = getattr(self, name)
+            if is_needed != (value is not None):
+                rule = "be given" if is_needed else "be left out"
+                raise ValueError(
+                    f"{name} must {rule} with calibrate={self.calibrate!r}, got "
+                    f"{value!r}"
+                )
         if self.level is not None:
             _validation.choice("level", self.level, self.step.design.level_names)
         set_checked(self, _validation.positive_array, "epsilon", optional=True)
@@ -247,29 +241,24 @@ class CalibrationRequest(_Request):
     @property
     def nature(self) -> str:
         """What the answer is among all values that would do, in words."""
-        if self.quantity == NOISE:
-            return "smallest that meets the target"
-        return "largest within the target"
+        is_noise = self.quantity == NOISE
+        return "smallest that meets the target" if is_noise else _LARGEST
 
     def answer(self) -> np.ndarray | np.float64 | np.int64:
-        """Returns what was sought, of the request's shape.
+        """Returns what was sought, of the request's shape; checked to meet the target.
 
-        It was checked to keep epsilon within the target; see
-        `jaxdp_episodic.calibrate_noise_multiplier`, `calibrate_num_steps` and
+        See `jaxdp_episodic.calibrate_noise_multiplier`, `calibrate_num_steps` and
         `calibrate_rate` for what is returned where nothing or everything does.
         """
-        step = self.step
         target: dict[str, Any] = {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "method": self.method,
+            name: getattr(self, name) for name in ("epsilon", "delta", "method")
         }
         if self.calibrate == NUM_STEPS:
-            return calibrate_num_steps(step, **target)
+            return calibrate_num_steps(self.step, **target)
         target["num_steps"] = self.num_steps
         if self.calibrate == RATE:
-            return calibrate_rate(step, level=str(self.level), **target)
-        return calibrate_noise_multiplier(step, **target)
+            return calibrate_rate(self.step, level=str(self.level), **target)
+        return calibrate_noise_multiplier(self.step, **target)
 
 
 Request = EpsilonRequest | CalibrationRequest
@@ -293,14 +282,3 @@ def caveats_on(request: Request) -> list[str]:
             if np.any(clipped)
         ]
     return list(dict.fromkeys(caveats))
-
-
-def _check_given(
-    name: str, value: Any, needed: bool, request: CalibrationRequest
-) -> None:
-    """Refuses a field that is missing, or given where it means nothing."""
-    if needed != (value is not None):
-        rule = "be given" if needed else "be left out"
-        raise ValueError(
-            f"{name} must {rule} with calibrate={request.calibrate!r}, got {value!r}"
-        )

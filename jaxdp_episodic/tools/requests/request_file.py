@@ -7,6 +7,7 @@ every error names the file and the place.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,62 +71,57 @@ def read_request(
 
 
 def read_population(table: Any, folder: Path) -> Population:
-    """The tree that a ``[population]`` table describes."""
-    where = "population"
-    serialization.refuse_hostile(where, table)
+    """Returns the tree that a ``[population]`` table describes."""
+    serialization.refuse_hostile("population", table)
     if not isinstance(table, Mapping):
         shown = _validation.shown(table)
-        raise TypeError(f"{where} must be a table of keys, got {shown}")
+        raise TypeError(f"population must be a table of keys, got {shown}")
     for key in table:
         if key not in _POPULATION_KEYS:
             hint = _validation.nearest(key, _POPULATION_KEYS)
             hint = hint or f"; the keys are {_POPULATION_KEYS}"
-            raise ValueError(f"{where}: unknown key {_validation.shown(key)}{hint}")
+            raise ValueError(f"population: unknown key {_validation.shown(key)}{hint}")
     if ("sizes" in table) == ("file" in table):
         given = "both" if "sizes" in table else "neither"
-        raise ValueError(f"{where}: give exactly one of sizes and file, got {given}")
-    levels = _names(f"{where}.levels", table.get("levels", []))
-    if "sizes" in table:
-        if "row_level" in table:
-            raise ValueError(f"{where}: row_level belongs to a file, not to sizes")
-        try:
-            return Population.from_sizes(table["sizes"], level_names=levels)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{where}.sizes: {error}") from None
-    return _population_from_records(table, levels, folder)
+        raise ValueError(f"population: give exactly one of sizes and file, got {given}")
+    levels = _names("levels", table.get("levels", []))
+    if "file" in table:
+        ids = _ids(table, levels, folder)
+        made, place = partial(Population.from_ids, **ids), f"file {table['file']!r}"
+    elif "row_level" in table:
+        raise ValueError("population: row_level belongs to a file, not to sizes")
+    else:
+        made, place = (
+            partial(Population.from_sizes, table["sizes"], level_names=levels),
+            "sizes",
+        )
+    try:
+        return made()
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"population.{place}: {error}") from None
 
 
-def _population_from_records(
-    table: Mapping[str, Any], levels: list[str], folder: Path
-) -> Population:
-    """The tree of the records in ``table["file"]``."""
+def _ids(table: Mapping[str, Any], levels: list[str], folder: Path) -> dict[str, Any]:
+    """Level to the column of ids of the records in ``table["file"]``."""
     name = table["file"]
     if not isinstance(name, str):
         shown = _validation.shown(name)
         raise TypeError(f"population.file must be a file name, got {shown}")
     if not levels:
         raise ValueError("population: missing key 'levels', the columns, top first")
-    ids: dict[str, Any] = dict(_columns(_inside(folder, name), levels))
-    if "row_level" in table:
-        (row_level,) = _names("population.row_level", [table["row_level"]])
-        if row_level in ids:
-            raise ValueError(f"population.row_level: {row_level!r} is among levels")
-        ids[row_level] = None
-    try:
-        return Population.from_ids(**ids)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"population.file {name!r}: {error}") from None
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """The file of that name below the folder; a request may name no other."""
     path = folder / name
     if "\0" in name or not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(
             "population.file must lie in the request's folder or below it, "
             f"got {name!r}"
         )
-    return path
+    ids: dict[str, Any] = dict(_columns(path, levels))
+    if "row_level" in table:
+        (row_level,) = _names("row_level", [table["row_level"]])
+        if row_level in ids:
+            raise ValueError(f"population.row_level: {row_level!r} is among levels")
+        ids[row_level] = None
+    return ids
 
 
 def _columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
@@ -143,9 +139,10 @@ def _columns(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     raise ValueError(f"population.file must end in .csv or .npz, got {path.name!r}")
 
 
-def _names(where: str, value: Any) -> list[str]:
+def _names(key: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise TypeError(f"{where} must be names, got {_validation.shown(value)}")
+        shown = _validation.shown(value)
+        raise TypeError(f"population.{key} must be names, got {shown}")
     return value
 
 

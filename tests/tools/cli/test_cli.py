@@ -1,8 +1,6 @@
 """The command line: answers, errors in one line, the process around it."""
 
 import contextlib
-import importlib
-import inspect
 import io
 import json
 import os

@@ -7,7 +7,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.tools.requests.batch import answer_requests
-from jaxdp_episodic.tools.requests.per_unit import unit_budgets, write_unit_budgets
+from jaxdp_episodic.tools.requests.batch_files import unit_budgets, write_unit_budgets
 from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
 
 POOL = {

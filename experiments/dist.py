@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13")
 # What an extra brings, and the module of ours that needs it.
 MODULES = {
-    "plot": ("matplotlib.figure", "jaxdp_episodic.tools.plots.drawing"),
+    "plot": ("matplotlib.figure", "jaxdp_episodic.tools.plots.figures"),
     "sweep": ("pyarrow.parquet", "jaxdp_episodic.files.parquet_file"),
     "ray": ("ray", "jaxdp_episodic.tools.sweep.engines"),
     "explore": ("starlette", "jaxdp_episodic.tools.explore.server"),

@@ -1,9 +1,12 @@
-"""What all pictures share: matplotlib when something is drawn, and the file."""
+"""What all pictures share: matplotlib, the file, words for numbers, and scales."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxdp_episodic.files.atomic import atomic_path, owner_only
 from jaxdp_episodic.files.optional import require
@@ -68,3 +71,95 @@ def save(figure: Any, path: Path, *, is_private: bool = False) -> None:
     opener = owner_only if is_private else None
     with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
         figure.savefig(file, format=kind, dpi=_DPI, **metadata)
+
+
+# --- Numbers, and the scales of axes ---
+
+
+def number(value: object) -> str:
+    """Returns a value for a legend or a title."""
+    if isinstance(value, str):
+        return value
+    real = float(value)  # pyright: ignore[reportArgumentType]: a NumPy number
+    if real == round(real) and 1000 <= abs(real) < 1e15:
+        return f"{real:,.0f}"
+    return f"{real:.3g}"
+
+
+def is_logarithmic(points: np.ndarray) -> bool:
+    """Returns whether positive values look even on a logarithmic scale.
+
+    They span a factor of at least five, and their ratios vary less than their steps.
+    """
+    if points.size < 2 or points.min() <= 0 or not np.isfinite(points).all():
+        return False
+    ordered = np.sort(points)
+    if ordered[-1] < 5 * ordered[0]:
+        return False
+    if points.size == 2:
+        return True
+    ratios, steps = np.diff(np.log(ordered)), np.diff(ordered)
+    return bool(_variation(ratios) < _variation(steps))
+
+
+def round_levels(low: float, high: float, most: int = 9) -> list[float]:
+    """Returns round numbers (1, 2, 5 times a power of ten) between two positive ones.
+
+    Where these are too many they are 1 and 3, or powers of ten; where there are too
+    few, evenly spaced numbers take their place.
+    """
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    inside: list[float] = []
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        levels = [float(f"{m}e{e}") for e in exponents for m in digits]
+        inside = [level for level in levels if low < level < high]
+        if len(inside) <= most:
+            break
+    while len(inside) > most:
+        inside = inside[::2]
+    if len(inside) >= 3:
+        return inside
+    step = 10.0 ** math.floor(math.log10((high - low) / 2 or 1.0))
+    even = np.arange(math.ceil(low / step), math.floor(high / step) + 1) * step
+    while even.size > most:
+        even = even[::2]
+    return [float(f"{level:.12g}") for level in even if low < level < high]
+
+
+def _variation(gaps: np.ndarray) -> float:
+    """The coefficient of variation."""
+    return float(np.std(gaps) / np.mean(gaps)) if np.mean(gaps) > 0 else 0.0
+
+
+def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> None:
+    """Makes the axis "x" or "y" logarithmic where that suits the points along it.
+
+    Where ``crowd`` such axes share the room there are fewer numbers.
+    """
+    axis = getattr(axes, f"{which}axis")
+    if is_logarithmic(points):
+        getattr(axes, f"set_{which}scale")("log")
+        plain_ticks(axis, points.min(), points.max(), crowd)
+
+
+def plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
+    """Plain numbers on a logarithmic axis, at 1, 2, 5 unless it is long."""
+    ticker = matplotlib("matplotlib.ticker")
+    # Panels are narrower than a picture of one, but not as much as they are many.
+    decades = np.log10(high / low) * (1 + 0.5 * (crowd - 1))
+    choices = {0.9: (1, 1.5, 2, 3, 4, 5, 7), 2.5: (1, 2, 5), 4.0: (1, 3)}
+    steps = next((s for most, s in choices.items() if decades < most), (1,))
+    axis.set_major_locator(ticker.LogLocator(subs=steps, numticks=20))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def front_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns the points (n,) that no other one beats, where smaller is better in both.
+
+    Their indices, by ascending ``x``; of equal points the first.
+    """
+    order = np.lexsort((y, x))
+    best = np.minimum.accumulate(y[order])
+    first = np.concatenate([[True], best[1:] < best[:-1]])
+    return order[first & np.isfinite(x[order]) & np.isfinite(y[order])]

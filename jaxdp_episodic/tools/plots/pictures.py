@@ -1,34 +1,82 @@
-"""Pictures of a finished sweep: which one, of what, and the files."""
+"""Pictures of a finished sweep: lines, maps, and Pareto fronts.
+
+Readable in greyscale and by the colour-blind: lines differ by dashes and markers, not
+by colour alone; maps use "viridis", which is perceptually even and falls in lightness,
+and carry labelled iso-lines.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.tools.plots import drawing
-from jaxdp_episodic.tools.plots.figures import SUFFIXES, matplotlib, save
-from jaxdp_episodic.tools.plots.labels import ANSWERS, axis_label, number, short_label
-from jaxdp_episodic.tools.plots.pareto import draw_pareto
-from jaxdp_episodic.tools.plots.selection import (
-    SweepTable,
-    evenly_spaced,
-    index_of,
-    number_of,
-    with_quantity,
+from jaxdp_episodic.tools.plots.figures import (
+    STAR,
+    SUFFIXES,
+    front_of,
+    matplotlib,
+    new_figure,
+    note,
+    number,
+    plain,
+    plain_ticks,
+    round_levels,
+    save,
+    scale_axis,
 )
-from jaxdp_episodic.tools.sweep.grid import QUANTITY, Grid
+from jaxdp_episodic.tools.sweep.description import QUANTITIES, described_grid
+from jaxdp_episodic.tools.sweep.folder import SweepFolder, read_manifest
+from jaxdp_episodic.tools.sweep.grid import METHOD, QUANTITY, Grid
+from jaxdp_episodic.tools.sweep.table import read_columns
 
 KINDS = ("contours", "heatmap", "lines", "pareto")
 _MIN_MAP_VALUES = 6  # an axis with fewer values makes lines rather than a map
-_MAX_LINES = 6  # as many as `drawing` has styles
 _MAX_PANELS = 3  # as many as a page is wide
 _MAX_POINTS = 800  # drawn along an axis: about its pixels
-_MAX_SORTED = 100_000  # values of an axis that are put in order, evenly picked
+_MAX_DOTS = 20_000  # settings drawn beside a front, evenly picked
+_MAP = "viridis"
+# Of the lines: no two share their dashes or their marker.
+_STYLES = (
+    ("-", "o"),
+    ((0, (5, 1.5)), "s"),
+    ((0, (1, 1.2)), "^"),
+    ((0, (5, 1.5, 1, 1.5)), "D"),
+    ((0, (8, 2)), "v"),
+    ((0, (3, 1, 1, 1, 1, 1)), "P"),
+)
+_MARKERS_A_LINE = 8  # about; more would hide the dashes
+_LIGHTEST = 0.82  # share of the map from dark to light that is seen on white
+_LABELS = {
+    "noise_multiplier": "noise multiplier (clip norms)",
+    "num_steps": "number of steps",
+    "delta": "delta (probability)",
+    "epsilon": "epsilon (nats)",
+    "num_classes": "classes in the pool (number)",
+    "ways": "ways (classes an episode)",
+    "num_episodes": "episodes a step (number)",
+    "people.examples": "most examples of a person in a class (number)",
+    "people.classes": "most classes of a person (number)",
+    "people.tasks": "most tasks of a person (number)",
+    "num_people": "people in all (number)",
+    "people_per_block": "people in a block (number)",
+}
+_LABELS_OF_A_LEVEL = {
+    "sampling_probability": "sampling probability of each {}",
+    "size": "{}: drawn of each group (number)",
+    "population": "{}: units in a group (number)",
+}
+# Of the answers: they say on which side of the truth they are.
+_ANSWERS = {
+    "epsilon": "epsilon (nats), upper bound",
+    "delta": "delta (probability), upper bound",
+    "noise_multiplier": "smallest noise multiplier (clip norms)",
+    "num_steps": "largest number of steps",
+}
 
 
 def draw(
@@ -48,26 +96,179 @@ def draw(
 
     The arguments are the options of the command ``plot``, see `cli.pictures.Plot`; of
     ``fix`` and ``mark`` fields and their values, as text.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      OSError: no sweep is there.
+      ValueError: an option that does not fit the sweep, or nothing to draw.
     """
     if kind is not None:
         _validation.choice("--kind", kind, KINDS)
     matplotlib()  # or its absence is said before the work
-    table = SweepTable(folder)
-    fixed = with_quantity(table, value, fix or {})
+    sweep = SweepTable(folder)
+    fixed = sweep.with_quantity(value, fix or {})
     if kind == "pareto":
         if by is not None:
             raise ValueError(f"--by has no meaning with a Pareto front, got {by!r}")
-        _refuse_on_lines(levels, mark)
-        figure = draw_pareto(table, x, y, fixed)
+        is_map, made = False, lambda: _pareto(sweep, x, y, fixed)
     else:
-        x, y, by = _chosen(table, kind, x, y, by, fixed)
-        kind = kind or ("lines" if y is None else "contours")
-        figure = _of_axes(table, kind, x, y, by, fixed, levels, mark)
-    return _saved(figure, (folder / str(kind)) if out is None else out)
+        x, y, by = _chosen(sweep, kind, x, y, by, fixed)
+        kind, is_map = kind or ("lines" if y is None else "contours"), y is not None
+        options = {"levels": levels, "mark": mark, "iso_lines": kind == "contours"}
+        made = lambda: _of_axes(sweep, str(x), y, by, fixed, **options)  # noqa: E731
+    for option, given in (("--levels", levels), ("--mark", mark)):
+        if given and not is_map:
+            raise ValueError(f"{option} is for contours and heat maps, got {given}")
+    out = (folder / kind) if out is None else out
+    if out.suffix and out.suffix.lower() not in SUFFIXES:
+        raise ValueError(
+            f"--out must end in .png or .svg, or in neither, got {out.name!r}"
+        )
+    figure, files = made(), [out.with_suffix(suffix) for suffix in SUFFIXES]
+    for file in files:
+        save(figure, file)
+    return files[0], files[1]
+
+
+class SweepTable:
+    """A finished sweep, read as far as it is looked at.
+
+    Attributes:
+      path: of its table.
+      grid: the settings.
+      description: of the sweep.
+      value: name of the answers' column.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        sweep = SweepFolder(folder, read_manifest(folder))
+        if sweep.table is None:
+            raise ValueError("the sweep is not finished: it has no table yet")
+        self.path = sweep.table
+        self.description: dict[str, Any] = sweep.manifest["sweep"]
+        self.grid: Grid = described_grid(self.description)
+        self.value = sweep.columns[0]
+
+    def answers(self, index: np.ndarray) -> np.ndarray:
+        """Returns the answers of settings, in the shape of ``index``."""
+        wanted, back = np.unique(index, return_inverse=True)
+        answers, start = np.empty(wanted.size), 0
+        for block in read_columns(self.path, [self.value], num_rows=self.grid.size):
+            column = block[self.value]
+            low, high = np.searchsorted(wanted, (start, start + column.size))
+            answers[low:high] = column[wanted[low:high] - start]
+            start += column.size
+            if start > wanted[-1]:
+                break
+        return answers[back].reshape(np.shape(index))
+
+    def with_quantity(
+        self, value: str | None, fix: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Returns ``fix`` with the quantity that is to be drawn."""
+        if value is None:
+            return dict(fix)
+        if QUANTITY in self.grid.names:
+            return {**fix, QUANTITY: value}
+        _validation.choice("--value", value, QUANTITIES)
+        if value != self.value:
+            raise ValueError(
+                f"--value: the sweep asked for {self.value!r}, got {value!r}"
+            )
+        return dict(fix)
+
+    def held(
+        self, drawn: Sequence[str], fix: Mapping[str, str]
+    ) -> tuple[dict[int, int], dict[str, Any]]:
+        """Returns where the axes that are not drawn are held, by ``fix`` or by default.
+
+        For each such dimension the index along it, and for each field there its value:
+        of numbers the middle one, of words the first.
+        """
+        held: dict[int, int] = {}
+        moving = {self.grid.dimension_of(field) for field in drawn}
+        for field, text in fix.items():
+            self.check_field("--fix", field)
+            dimension = self.grid.dimension_of(field)
+            if dimension in moving:
+                raise ValueError(f"--fix: {field!r} is drawn, so it is not fixed")
+            index = _index_of("--fix", field, self.grid.points(field), text)
+            if held.setdefault(dimension, index) != index:
+                raise ValueError(f"--fix: {field!r} moves with a field fixed elsewhere")
+        for dimension, fields in enumerate(self.grid.dimensions):
+            if dimension not in moving:
+                middle = self.grid.points(fields[0]).size // 2
+                held.setdefault(dimension, 0 if self.is_words(fields[0]) else middle)
+        values = {
+            field: self.grid.points(field)[index]
+            for dimension, index in sorted(held.items())
+            for field in self.grid.dimensions[dimension]
+        }
+        return held, values
+
+    def is_words(self, field: str) -> bool:
+        """Returns whether an axis has words in place of numbers."""
+        return self.grid.points(field).dtype.kind == "U"
+
+    def check_field(self, option: str, field: str) -> None:
+        """Refuses what is no axis, with the nearest name."""
+        if field not in self.grid.names:
+            hint = _validation.nearest(field, self.grid.names)
+            hint = hint or f"; the axes are {self.grid.names}"
+            raise ValueError(f"{option}: unknown axis {field!r}{hint}")
+
+    def quantity(self, held: Mapping[str, Any]) -> str:
+        """Returns which quantity the answers are, where the axes are held."""
+        return str(held.get(QUANTITY, self.description[QUANTITY]))
+
+    def title(self, held: Mapping[str, Any], drawn: Sequence[str]) -> str:
+        """Returns what holds all over a picture."""
+        facts = {k: number(v) for k, v in held.items() if k != QUANTITY}
+        needed = {"epsilon": ("num_steps", "delta"), "delta": ("num_steps", "epsilon")}
+        targets = needed.get(self.quantity(held), ("num_steps", "epsilon", "delta"))
+        for name in targets:
+            value = self.description.get(name)
+            if value is not None and name not in (*drawn, *facts):
+                facts[name] = number(value)
+        if METHOD not in (*drawn, *facts):
+            facts[METHOD] = self.description[METHOD]
+        return ", ".join(f"{_short(k)} = {v}" for k, v in facts.items())
+
+    def label(self, field: str, num_drawn: int) -> str:
+        """Returns the label of an axis: the fields that move along it, how much."""
+        moving = self.grid.dimensions[self.grid.dimension_of(field)]
+        others = ", ".join(other for other in moving if other != field)
+        size = self.grid.points(field).size
+        return (
+            axis_label(field)
+            + (f"; zipped with {others}" if others else "")
+            + (f"; {num_drawn:,} of {size:,} values" if num_drawn < size else "")
+        )
+
+
+def axis_label(field: str) -> str:
+    """Returns what a field is called in a picture, and its unit."""
+    place, _, name = field.rpartition(".")
+    if field in _LABELS:
+        return _LABELS[field]
+    if name in _LABELS_OF_A_LEVEL and place:
+        *phase, level = place.split(".")
+        return ", ".join([_LABELS_OF_A_LEVEL[name].format(level), *phase])
+    if name in _LABELS:
+        return f"{_LABELS[name]}, {place}"
+    return field.replace("_", " ")
+
+
+def _short(field: str) -> str:
+    """The label of an axis without its unit."""
+    return axis_label(field).partition(" (")[0]
+
+
+# --- What is drawn ---
 
 
 def _chosen(
-    table: SweepTable,
+    sweep: SweepTable,
     kind: str | None,
     x: str | None,
     y: str | None,
@@ -75,29 +276,35 @@ def _chosen(
     fixed: Mapping[str, str],
 ) -> tuple[str, str | None, str | None]:
     """The fields that are drawn: those asked for, else the longest axes first."""
+    grid = sweep.grid
     given = {"--x": x, "--y": y, "--by": by}
     for option, field in (*given.items(), *(("--fix", f) for f in fixed)):
         if field is not None:
-            table.check_field(option, field)
-    taken = [field for field in given.values() if field is not None]
-    used = [table.grid.dimension_of(field) for field in (*taken, *fixed)]
-    if len(set(used)) < len(used):
+            sweep.check_field(option, field)
+    taken = [*(field for field in given.values() if field is not None), *fixed]
+    used = {grid.dimension_of(field) for field in taken}
+    if len(used) < len(taken):
         raise ValueError(
             "--x, --y, --by and --fix must be fields of different axes that do not "
-            f"move together, got {(*taken, *fixed)}"
+            f"move together, got {tuple(taken)}"
         )
-    free = [d for d in range(len(table.grid.shape)) if d not in used]
-    free.sort(key=lambda d: -table.grid.shape[d])
-    numeric = [f for d in free if (f := _numeric_field(table, d)) is not None]
+    free = sorted(set(range(len(grid.shape))) - used, key=lambda d: -grid.shape[d])
+    numeric, words = [], []
+    for dimension in free:
+        field = _numeric_field(sweep, dimension)
+        if field is not None:
+            numeric.append(field)
+        elif grid.shape[dimension] > 1 and grid.dimensions[dimension][0] != QUANTITY:
+            words.append(grid.dimensions[dimension][0])
     if x is None:
         if not numeric:
             raise ValueError("there is no axis of numbers to be drawn across")
         x = numeric.pop(0)
-    if table.grid.points(x).dtype.kind == "U":
+    if sweep.is_words(x):
         raise ValueError(f"--x must be an axis of numbers, got {x!r}")
     wants_map = kind in ("contours", "heatmap")
     if kind is None and numeric:
-        lengths = [table.grid.points(f).size for f in (x, numeric[0])]
+        lengths = [grid.points(f).size for f in (x, numeric[0])]
         wants_map = min(lengths) >= _MIN_MAP_VALUES
     if y is None and wants_map:
         if not numeric:
@@ -105,103 +312,67 @@ def _chosen(
         y = numeric.pop(0)
     if y is not None and kind == "lines":
         raise ValueError(f"--y has no meaning with --kind lines, got {y!r}")
-    if by is None:
-        words = [
-            table.grid.dimensions[d][0]
-            for d in free
-            if _numeric_field(table, d) is None and table.grid.shape[d] > 1
-        ]
-        rest = [*(w for w in words if w != QUANTITY), *numeric]
-        by = rest[0] if rest else None
-    return x, y, by
+    return x, y, by or next(iter([*words, *numeric]), None)
 
 
-def _numeric_field(table: SweepTable, dimension: int) -> str | None:
+def _numeric_field(sweep: SweepTable, dimension: int) -> str | None:
     """The field that stands for a dimension, if it has numbers, more than one."""
-    for field in table.grid.dimensions[dimension]:
-        points = table.grid.points(field)
-        if points.dtype.kind != "U" and points.min() < points.max():
+    for field in sweep.grid.dimensions[dimension]:
+        points = sweep.grid.points(field)
+        if not sweep.is_words(field) and points.min() < points.max():
             return field
     return None
 
 
 def _of_axes(
-    table: SweepTable,
-    kind: str,
+    sweep: SweepTable,
     x: str,
     y: str | None,
     by: str | None,
     fixed: Mapping[str, str],
+    *,
     levels: Sequence[float] | None,
     mark: Mapping[str, str] | None,
+    iso_lines: bool,
 ) -> Any:
     """A figure over one or two axes, and some values of another."""
-    grid = table.grid
-    drawn = [field for field in (x, y, by) if field is not None]
-    held, values = table.held(drawn, fixed)
-    most = _MAX_LINES if y is None else _MAX_PANELS
-    series = np.zeros(1, int)
-    if by is not None:
-        series = evenly_spaced(grid.points(by).size, most)
-        series = series[np.argsort(grid.points(by)[series], kind="stable")]
-    across, points = _ordered(grid.points(x))
-    upward, y_points = (across, points) if y is None else _ordered(grid.points(y))
+    grid, drawn = sweep.grid, [field for field in (x, y, by) if field is not None]
+    held, values = sweep.held(drawn, fixed)
     places: dict[int, Any] = {d: np.asarray(place) for d, place in held.items()}
+    title, value = sweep.title(values, drawn), _ANSWERS[sweep.quantity(values)]
+    across, points = _ordered(grid.points(x))
     places[grid.dimension_of(x)] = across
-    names = (
-        [f"{short_label(by)} = {number(grid.points(by)[s])}" for s in series]
-        if by
-        else [""]
-    )
-    labels = drawing.Labels(
-        x=_axis_label(grid, x, across.size),
-        y="" if y is None else _axis_label(grid, y, upward.size),
-        value=ANSWERS[table.quantity(values)],
-        by="" if by is None else _axis_label(grid, by, series.size),
-        names=names,
-        title=table.facts(values, drawn),
-    )
-    if y is not None and by is not None and series.size < grid.points(by).size:
-        few = f"{series.size} of {grid.points(by).size:,} values of {short_label(by)}"
-        labels = replace(labels, title=f"{labels.title}; {few}")
-    if y is None:
-        _refuse_on_lines(levels, mark)
-        if by is not None:
-            places[grid.dimension_of(by)] = series[:, None]
-        answers = np.atleast_2d(table.answers(grid.index(places)))
-        return drawing.lines(points, answers, labels)
-    places[grid.dimension_of(y)] = upward[:, None]
+    labels = [sweep.label(x, across.size), value]
+    series, names = np.zeros(1), [""]
     if by is not None:
-        places[grid.dimension_of(by)] = series[:, None, None]
-    answers = table.answers(grid.index(places)).reshape(-1, upward.size, across.size)
-    panels = grid.points(by)[series] if by is not None else np.zeros(1)
-    return drawing.maps(
-        points,
-        y_points,
-        answers,
-        labels,
-        iso_lines=kind == "contours",
-        levels=_checked_levels(levels),
-        marks=_marks(mark, (x, y), by, panels) if mark else (),
-    )
+        every = grid.points(by)
+        some = _evenly(every.size, len(_STYLES) if y is None else _MAX_PANELS)
+        some = some[np.argsort(every[some], kind="stable")]
+        series, names = every[some], [number(v) for v in every[some]]
+        is_map = y is not None
+        places[grid.dimension_of(by)] = some.reshape(-1, 1, *([1] * is_map))
+        if y is not None and some.size < every.size:
+            title += f"; {some.size} of {every.size:,} values of {_short(by)}"
+    if y is None:
+        answers = np.atleast_2d(sweep.answers(grid.index(places)))
+        legend = sweep.label(by, series.size) if by is not None else ""
+        return _lines(points, answers, names, [*labels, title], legend)
+    upward, y_points = _ordered(grid.points(y))
+    places[grid.dimension_of(y)] = upward[:, None]
+    labels.insert(1, sweep.label(y, upward.size))
+    answers = sweep.answers(grid.index(places)).reshape(-1, upward.size, across.size)
+    if by is not None:
+        names = [f"{_short(by)} = {name}" for name in names]
+    if levels:
+        given = _validation.positive_array("--levels", list(levels))
+        levels = np.unique(given).tolist()
+    stars = _stars(mark, (x, y), by, series) if mark else []
+    labels.append(title)
+    axes = points, y_points
+    return _maps(axes, answers, names, labels, levels or None, stars, iso_lines)
 
 
-def _refuse_on_lines(
-    levels: Sequence[float] | None, mark: Mapping[str, str] | None
-) -> None:
-    for option, given in (("--levels", levels), ("--mark", mark)):
-        if given:
-            raise ValueError(f"{option} is for contours and heat maps, got {given}")
-
-
-def _checked_levels(levels: Sequence[float] | None) -> list[float] | None:
-    """The levels in ascending order, each once."""
-    if not levels:
-        return None
-    return np.unique(_validation.positive_array("--levels", list(levels))).tolist()
-
-
-def _marks(
+def _stars(
     mark: Mapping[str, str], axes: tuple[str, str], by: str | None, panels: np.ndarray
 ) -> list[tuple[int, float, float]]:
     """Panel, x and y of the stars that a mark asks for."""
@@ -212,40 +383,271 @@ def _marks(
             + (f", and may give {by!r}" if by else "")
             + f", got {list(mark)}"
         )
-    across, up = (number_of("--mark", field, mark[field]) for field in axes)
+    across, up = (_number_of("--mark", field, mark[field]) for field in axes)
     chosen = range(panels.size)
     if by is not None and by in mark:
-        chosen = [index_of("--mark", by, panels, mark[by])]
+        chosen = [_index_of("--mark", by, panels, mark[by])]
     return [(panel, across, up) for panel in chosen]
-
-
-def _axis_label(grid: Grid, field: str, num_drawn: int) -> str:
-    """The label of an axis: the fields that move along it, and how much is drawn."""
-    moving = grid.dimensions[grid.dimension_of(field)]
-    others = ", ".join(other for other in moving if other != field)
-    size = grid.points(field).size
-    return (
-        axis_label(field)
-        + (f"; zipped with {others}" if others else "")
-        + (f"; {num_drawn:,} of {size:,} values" if num_drawn < size else "")
-    )
 
 
 def _ordered(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of different values, ascending, and the values."""
-    some = evenly_spaced(points.size, _MAX_SORTED)
-    index = some[np.unique(points[some], return_index=True)[1]]
-    index = index[evenly_spaced(index.size, _MAX_POINTS)]
+    index = np.unique(points, return_index=True)[1]
+    index = index[_evenly(index.size, _MAX_POINTS)]
     return index, points[index].astype(float)
 
 
-def _saved(figure: Any, out: Path) -> tuple[Path, Path]:
-    """Writes the figure twice; the files replace older ones whole."""
-    if out.suffix and out.suffix.lower() not in SUFFIXES:
+def _evenly(size: int, most: int) -> np.ndarray:
+    """At most ``most`` indices, evenly over ``size``, both ends included."""
+    return np.unique(np.rint(np.linspace(0, size - 1, min(size, most))).astype(int))
+
+
+def _index_of(option: str, field: str, points: np.ndarray, text: str) -> int:
+    """The index of the value written as ``text`` among the points of a field.
+
+    A number need be no more precise than a person reads it from a table.
+    """
+    if points.dtype.kind == "U":
+        _validation.choice(f"{option} {field}", text, points.tolist())
+        return points.tolist().index(text)
+    value = _number_of(option, field, text)
+    near, *others = np.argsort(np.abs(points - value), kind="stable")
+    if abs(points[near] - value) <= 5e-3 * abs(value):
+        return int(near)
+    both = sorted({float(points[index]) for index in (near, *others[:1])})
+    closest = " and ".join(map(number, both))
+    raise ValueError(f"{option}: {field!r} has no value {text}; the closest: {closest}")
+
+
+def _number_of(option: str, field: str, text: str) -> float:
+    try:
+        return float(text.replace("_", ""))
+    except ValueError:
         raise ValueError(
-            f"--out must end in .png or .svg, or in neither, got {out.name!r}"
+            f"{option}: {field!r} must be a number, got {text!r}"
+        ) from None
+
+
+# --- Figures ---
+
+
+def _lines(
+    x: np.ndarray,
+    answers: np.ndarray,
+    names: Sequence[str],
+    labels: Sequence[str],
+    legend: str,
+) -> Any:
+    """A figure of lines: ``answers`` (lines, n) over ``x`` (n,), ascending.
+
+    Labels are of x, the answers and the whole.
+    """
+    figure = new_figure(7.6, 4.6)
+    axes = figure.subplots()
+    shades = matplotlib("matplotlib").colormaps[_MAP](
+        np.linspace(0.0, _LIGHTEST, len(answers))
+    )
+    every = max(1, x.size // _MARKERS_A_LINE)
+    drawn = []
+    for row, line in enumerate(answers):
+        dashes, marker = _STYLES[row % len(_STYLES)]
+        known = line[np.isfinite(line)]
+        style: dict[str, Any] = {"color": shades[row], "ls": dashes, "marker": marker}
+        # Markers not all at the same points, where lines may lie upon each other.
+        begin = min(row * every // len(answers), x.size - 1)
+        (made,) = axes.plot(
+            x,
+            np.where(np.isfinite(line), line, np.nan),
+            lw=1.7,
+            ms=5,
+            markevery=(begin, every),
+            **style,
         )
-    png, svg = (out.with_suffix(suffix) for suffix in SUFFIXES)
-    save(figure, png)
-    save(figure, svg)
-    return png, svg
+        drawn.append((known[-1] if known.size else np.inf, row, made))
+    if legend:
+        drawn.sort(reverse=True)  # in the order in which they end
+        figure.legend(
+            [made for *_, made in drawn],
+            [names[row] for _, row, _ in drawn],
+            title="\n".join(textwrap.wrap(legend, 18)),
+            loc="outside right center",
+            frameon=False,
+            fontsize=9,
+            title_fontsize=9,
+            handlelength=3.5,
+        )
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    scale_axis(axes, "x", x)
+    finite = answers[np.isfinite(answers)]
+    if finite.size and finite.min() > 0 and finite.max() > 10 * finite.min():
+        axes.set_yscale("log")
+        plain_ticks(axes.yaxis, finite.min(), finite.max())
+    elif finite.size and finite.min() >= 0:
+        axes.set_ylim(bottom=0)
+    plain(axes)
+    if finite.size < answers.size:
+        note(axes, "where a line ends, the answer is infinite")
+    axes.set_title(labels[2], fontsize=10, loc="left")
+    return figure
+
+
+def _maps(
+    points: tuple[np.ndarray, np.ndarray],
+    answers: np.ndarray,
+    names: Sequence[str],
+    labels: Sequence[str],
+    levels: Sequence[float] | None,
+    stars: Sequence[tuple[int, float, float]],
+    iso_lines: bool,
+) -> Any:
+    """A figure of maps (panels, m, n) over points (n,) and (m,), with a common scale.
+
+    Labels are of x, y, the answers and the whole. ``iso_lines`` makes bands between
+    labelled lines, in place of a continuous map.
+    """
+    x, y = points
+    finite = answers[np.isfinite(answers) & (answers > 0)]
+    if not finite.size:
+        raise ValueError("there is nothing to draw: no answer is finite and positive")
+    low, high = float(finite.min()), float(finite.max())
+    top, panels = high * 1.0000001, len(answers)
+    figure = new_figure({1: 6.8, 2: 9.4, 3: 12.6}[panels], 4.6)
+    every = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    colors = matplotlib("matplotlib.colors")
+    norm = (colors.LogNorm if high > 5 * low else colors.Normalize)(low, top)
+    levels = round_levels(low, high) if levels is None else levels
+    levels = [level for level in levels if low < level < high]
+    drawn = None
+    for axes, panel, name in zip(every, answers, names, strict=True):
+        axes.set_facecolor("#e4e4e4")
+        known = np.ma.masked_invalid(np.where(panel > 0, panel, low))
+        style: dict[str, Any] = {"cmap": _MAP, "norm": norm}
+        if iso_lines and levels:
+            bands = [low, *levels, top]
+            drawn = axes.contourf(x, y, known, bands, alpha=0.75, **style)
+            _iso_lines(axes, x, y, known, levels)
+        else:
+            style |= {"shading": "nearest", "rasterized": True}
+            drawn = axes.pcolormesh(x, y, known, **style)
+        scale_axis(axes, "x", x, crowd=panels)
+        scale_axis(axes, "y", y)
+        if not np.isfinite(panel).all():
+            note(axes, "grey: infinite")
+        axes.set_xlabel(labels[0])
+        if panels > 1:
+            axes.set_title(name, fontsize=10)
+    for panel, across, up in stars:
+        every[panel].plot(across, up, color="white", **STAR)
+    every[0].set_ylabel(labels[1])
+    bar = figure.colorbar(drawn, ax=every, label=labels[2], pad=0.02)
+    if levels:
+        bar.set_ticks(levels, labels=[number(level) for level in levels])
+        bar.ax.minorticks_off()
+    if panels > 1:
+        figure.suptitle(labels[3], fontsize=10)
+    else:
+        title = ", ".join(filter(None, (names[0], labels[3])))
+        every[0].set_title(title, fontsize=10, loc="left")
+    return figure
+
+
+def _iso_lines(
+    axes: Any, x: np.ndarray, y: np.ndarray, known: Any, levels: list[float]
+) -> None:
+    """Labelled lines of equal answers, dark on every shade of the map."""
+    effects = matplotlib("matplotlib.patheffects")
+    dashes = [_STYLES[i % 4][0] for i in range(len(levels))]
+    style: dict[str, Any] = {"colors": "black", "linewidths": 1.1, "linestyles": dashes}
+    found = axes.contour(x, y, known, levels, **style)
+    named = {level: number(level) for level in levels}
+    for text in axes.clabel(found, fmt=named, fontsize=9):
+        text.set_path_effects([effects.withStroke(linewidth=3, foreground="white")])
+
+
+# --- The Pareto front: settings that no other one beats in both columns ---
+
+
+def _pareto(
+    sweep: SweepTable, x: str | None, y: str | None, fix: Mapping[str, str]
+) -> Any:
+    """A figure of the front, and of the settings behind it.
+
+    Across is the noise multiplier, or else the first axis, upwards what was asked for.
+    """
+    grid = sweep.grid
+    fields = _columns(sweep, x, y)
+    if QUANTITY in grid.names and QUANTITY not in fix:
+        fix = {**fix, QUANTITY: str(grid.points(QUANTITY)[0])}
+    held = {f: v for f, v in sweep.held([], fix)[1].items() if f in fix}
+    signs = np.array([_sign(sweep, field) for field in fields])
+    every = max(1, grid.size // _MAX_DOTS)
+    front, dots, start = np.empty((0, 2)), [], 0
+    names = [*grid.names, sweep.value]
+    for block in read_columns(sweep.path, names, num_rows=grid.size):
+        columns = [block[field] for field in fields]
+        good = np.ones(columns[0].size, bool)
+        for field, value in held.items():
+            good &= block[field] == value
+        rows = np.flatnonzero(good)
+        points = np.stack([column[rows] for column in columns], axis=1).astype(float)
+        dots.append(points[(rows + start) % every == 0])
+        both = np.concatenate([front, points])
+        front = both[front_of(*(both * signs).T)]
+        start += good.size
+    if not front.size:
+        raise ValueError("no setting is finite in both columns")
+    front = front[np.argsort(front[:, 0])]
+    figure = new_figure(6.8, 4.6)
+    axes = figure.subplots()
+    shown = np.concatenate(dots)
+    few = f", 1 in {every:,}" if every > 1 else ""
+    grey = {"ls": "", "marker": ".", "ms": 3, "color": "#b8b8b8"}
+    axes.plot(*shown.T, label=f"settings{few}", **grey)
+    axes.plot(
+        *front.T,
+        color="#00224e",
+        lw=1.8,
+        marker="o",
+        ms=5,
+        markevery=max(1, len(front) // 12),
+        # What the next better point gives, until that is reached.
+        drawstyle="steps-post" if signs[0] > 0 else "steps-pre",
+        label="Pareto front: no setting is better in both",
+    )
+    for which, field, values, sign in zip("xy", fields, shown.T, signs, strict=True):
+        is_answer = field == sweep.value
+        label = _ANSWERS[sweep.quantity(held)] if is_answer else axis_label(field)
+        better = "← better" if sign > 0 else "better →"
+        getattr(axes, f"set_{which}label")(f"{label}   {better}")
+        scale_axis(axes, which, np.unique(values[np.isfinite(values)]))
+    axes.legend(frameon=False, fontsize=9)
+    plain(axes)
+    drawn = [field for field in (*fields, *grid.names) if field not in held]
+    axes.set_title(sweep.title(held, drawn), fontsize=10, loc="left")
+    return figure
+
+
+def _columns(sweep: SweepTable, x: str | None, y: str | None) -> tuple[str, str]:
+    """The two columns, which must be numbers."""
+    numeric = [field for field in sweep.grid.names if not sweep.is_words(field)]
+    y = y or sweep.value
+    others = [field for field in numeric if field != y]
+    if x is None:
+        if not others:
+            raise ValueError("a Pareto front needs an axis of numbers beside --y")
+        noises = [f for f in others if f.endswith("noise_multiplier")]
+        x = (noises or others)[0]
+    for option, field in (("--x", x), ("--y", y)):
+        if field != sweep.value and field not in numeric:
+            sweep.check_field(option, field)
+            raise ValueError(f"{option} must be a column of numbers, got {field!r}")
+    if x == y:
+        raise ValueError(f"--x and --y must differ, got {x!r} twice")
+    return x, y
+
+
+def _sign(sweep: SweepTable, field: str) -> float:
+    """1 if little of a column is good, else -1."""
+    asked = sweep.description[QUANTITY] if field == sweep.value else field
+    is_cost = asked.rpartition(".")[2] in ("epsilon", "delta", "noise_multiplier")
+    return 1.0 if is_cost else -1.0

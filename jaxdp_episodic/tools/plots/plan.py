@@ -16,17 +16,17 @@ from jaxdp_episodic.tools.plan.designs import (
     POISSON,
 )
 from jaxdp_episodic.tools.plan.plan import Plan
-from jaxdp_episodic.tools.plots.drawing import plain_ticks
 from jaxdp_episodic.tools.plots.figures import (
     BLUE,
     DOTTED,
     STAR,
     VERMILION,
+    front_of,
     new_figure,
     plain,
+    plain_ticks,
     save,
 )
-from jaxdp_episodic.tools.plots.pareto import front_of
 
 _COLORS = {
     POISSON: BLUE,

@@ -525,12 +525,13 @@ def _maps(
         if iso_lines and levels:
             bands = [low, *levels, top]
             drawn = axes.contourf(x, y, known, bands, alpha=0.75, **style)
-            _iso_lines(axes, x, y, known, levels)
         else:
             style |= {"shading": "nearest", "rasterized": True}
             drawn = axes.pcolormesh(x, y, known, **style)
         scale_axis(axes, "x", x, crowd=panels)
         scale_axis(axes, "y", y)
+        if iso_lines and levels:  # on the scales by now, which turn the labels
+            _iso_lines(axes, x, y, known, levels)
         if not np.isfinite(panel).all():
             note(axes, "grey: infinite")
         axes.set_xlabel(labels[0])

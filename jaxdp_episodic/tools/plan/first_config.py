@@ -6,6 +6,9 @@ number is private, a comment says so, and what else would do.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import textwrap
 import tomllib
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +20,7 @@ from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
-from jaxdp_episodic.tools.plan.explanations import (
-    ADD_REMOVE,
-    ZERO_OUT,
-    heading,
-    notes,
-)
+from jaxdp_episodic.tools.plan.designs import POISSON, Design, possible_designs
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.tools.plan.plan import (
     Plan,
@@ -38,7 +36,9 @@ from jaxdp_episodic.tools.plan.question import (
     PlanDescription,
     PlanRequest,
 )
-from jaxdp_episodic.tools.plan.source import Source
+from jaxdp_episodic.tools.plan.ratios import noise_of_one, one_release
+from jaxdp_episodic.tools.plan.settings import calibrated_noise, complete_contributions
+from jaxdp_episodic.tools.plan.source import WAYS, Source
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE, WAVELETS
 from jaxdp_episodic.trainer.data.people import fitting_bounds
@@ -48,11 +48,14 @@ from jaxdp_episodic.trainer.run.contributions import LEAST_SHARE
 
 EPSILON = 8.0
 DELTA = 1e-5
-WAYS = 5  # of an episode, if there are so many classes: the custom of the field
 SHOTS = 1  # of a class; of a task
 _TASK_SHOTS = 4
 _STEPS = 300  # as were measured, see `pipelines`
 _MOST_EPISODES = 360  # of a step, as the demo has
+ADD_REMOVE = "add_remove"
+ZERO_OUT = "zero_out"
+_EPSILONS = (1.0, 2.0, 4.0, 8.0)  # whose noise is said, beside the one asked for
+_WIDTH = 88  # letters of a line of comment
 # Settings of the demo, which all kinds of data were measured with.
 _OF_CLASSES: dict[str, Any] = {
     "l2_clip_norm": 0.1,
@@ -81,30 +84,18 @@ _OF_TASKS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a first config is to be.
+    """What a first config is to be."""
 
-    Attributes:
-      epsilon: the target.
-      delta: the target.
-      unit: what is protected, a level of the data or "person"; None: an example.
-      population: public number of examples of a class or task: of the fewest under
-        add_remove, of the most under zero_out. None: counted in the data.
-      relation: "add_remove" or "zero_out"; None: the one with more complete episodes
-        a unit of noise, by the rule of thumb of `first_config`.
-      ways: classes an episode.
-      shots: support examples of each class, or of a task.
-
-    Raises:
-      TypeError, ValueError: a population or shots that are no whole number >= 1.
-    """
-
-    epsilon: float = EPSILON
-    delta: float = DELTA
-    unit: str | None = None
+    epsilon: float = EPSILON  # the target
+    delta: float = DELTA  # the target
+    unit: str | None = None  # that is protected: a level, "person"; None: an example
+    # Public number of examples of a class or task: of the fewest under add_remove, of
+    # the most under zero_out. None: counted in the data.
     population: int | None = None
+    # None: the one with more complete episodes a unit of noise (`_sizes`).
     relation: str | None = None
-    ways: int | None = None
-    shots: int | None = None
+    ways: int | None = None  # classes an episode
+    shots: int | None = None  # support examples of each class, or of a task
 
     def __post_init__(self) -> None:
         for name in ("population", "shots"):
@@ -142,8 +133,8 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
             said = [f"no design of episodes: {error}"]
     config = _config(description, plan, pipeline)
     has_bound = wishes.population is not None
-    comments = notes(source, description, has_bound)
-    head = heading(description, plan, pipeline)
+    comments = _notes(source, description, has_bound)
+    head = _heading(description, plan, pipeline)
     if pipeline is not None:
         said = [f"pipeline: {pipeline.name}: {pipeline.reason}", *said]
     text = head + to_toml(config, comments)
@@ -212,22 +203,26 @@ def _check_shots(source: Source, shots: int) -> None:
 
 
 def _ways(source: Source, wishes: Wishes) -> int:
-    """Classes an episode: as many as every part has."""
-    fewest = min(
-        int(np.count_nonzero(part.population.children_counts[-1]))
-        for part in source.parts.values()
-    )
-    if wishes.ways is not None and wishes.ways > fewest:
+    """Classes an episode: as many as every part has, and fewer than to validate on."""
+    numbers = {
+        name: int(np.count_nonzero(part.population.children_counts[-1]))
+        for name, part in source.parts.items()
+    }
+    fewest = min(numbers.values())
+    if wishes.ways is None:
+        compared = max(numbers.get(VALIDATION, WAYS + 1) - 1, 2)
+        return min(WAYS, fewest, compared)
+    if wishes.ways > fewest:
         raise ValueError(
             f"ways must be at most {fewest}, the classes of the smallest of "
             f"{tuple(source.parts)}, got {wishes.ways}"
         )
-    if wishes.ways is not None and wishes.ways < 2:
+    if wishes.ways < 2:
         raise ValueError(
             f"ways must be at least 2, got {wishes.ways}: of one class every answer is "
             "right"
         )
-    return wishes.ways or min(WAYS, fewest)
+    return wishes.ways
 
 
 def _sizes(
@@ -268,6 +263,11 @@ def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
             "num_episodes": 600,
             "every": 100,
         }
+        if source.copies:
+            key, value = "drop_duplicates", True
+            if source.keeps_copies:
+                key, value = "select", False
+            table["evaluation"][key] = value
     if ways is not None and VALIDATION not in held_out:
         # The last stage is released as it comes: it is to keep the features.
         table["model"] = {**table["model"], "skip": True}
@@ -319,3 +319,133 @@ def _without_episodes(description: PlanDescription) -> dict[str, Any]:
     clip_unit = names[0] if episode.ways is None else STEP
     sampling = {"type": "MultistageSampling", "levels": levels}
     return config_around(description, _STEPS, clip_unit, sampling)
+
+
+def _notes(
+    source: Source, description: PlanDescription, has_bound: bool
+) -> dict[str, str]:
+    """Returns what stands behind lines of a config, by their dotted names.
+
+    ``has_bound`` says that the public number of examples was given, not counted.
+    """
+    request = description.request
+    one = description.population.level_names[0]
+    found = {f"data.{key}": note for key, note in source.notes.items()}
+    if isinstance(source.table.get(VALIDATION), float):
+        found["data.validation"] = "of the classes, by a hash of their names"
+        found["data.test"] = "likewise; both are held out, and protected by nothing"
+    found["evaluation.drop_duplicates"] = (
+        "examples that are held out, too, are not trained on"
+    )
+    found["evaluation.select"] = (
+        "no stage is chosen: held-out data have examples that are trained on"
+    )
+    counted = "from the data: private unless"
+    number = f"{counted} the list of all {one} units is public"
+    if request.privacy_unit == one:
+        number = f"from the data: PRIVATE, as one {one} is protected; take a public one"
+    found["step.sampling.num_classes"] = number
+    found["start.between"] = number
+    limit = "more" if request.neighboring_relation == ZERO_OUT else "fewer"
+    bound = f"{counted} it was public that no {one} has {limit}; take such a bound"
+    if not has_bound:
+        found["step.sampling.examples.population"] = bound
+        found["step.sampling.levels"] = f"numbers of units in it are {bound}"
+    found["normalizer"] = f"{counted} sizes are public; a guess will do"
+    found["people"] = f"{counted} these bounds were known before the data; take such"
+    return found
+
+
+def _heading(
+    description: PlanDescription, plan: Plan | None, pipeline: Pipeline | None
+) -> str:
+    """Returns the comment on top: why this, and what else there is at which price."""
+    request = description.request
+    unit, relation = request.privacy_unit, request.neighboring_relation
+    lines = [
+        "Written by `jaxdp-episodic init`; it runs as it is:",
+        "",
+        "    jaxdp-episodic train THIS.toml --out runs/first",
+        "",
+        f"Protected is one {unit} ({relation}), at epsilon {request.epsilon:g} and "
+        f"delta {request.delta:g}.",
+        "Private numbers are marked; they are in this file, which is then private too.",
+    ]
+    if unit == PERSON:
+        lines += [
+            "",
+            "The last stage is released, be it worse than the features: people may be "
+            "in validation classes, too. With `select = true` under [evaluation] these "
+            "choose, and data with people in both parts are refused.",
+        ]
+    if pipeline is not None:
+        lines += ["", f"Pipeline: {pipeline.name}: {pipeline.reason}."]
+        lines += pipeline.comparison()
+    if plan is not None:
+        is_taken = pipeline is None or pipeline.learner is None
+        unused = "" if is_taken else " (the pipeline takes none)"
+        lines += ["", f"Designs of episodes in this budget, their noise{unused}:"]
+        for index, design in enumerate(plan.designs):
+            if (plan.design == index).any():
+                best = plan.best_of(index)
+                lines.append(
+                    f"  {design.name}: {plan.episodes_per_step[best]:,.4g} a step, "
+                    f"{plan.complete_per_step[best]:,.3g} complete, "
+                    f"{int(plan.num_steps[best]):,} steps, noise "
+                    f"{plan.noise_multiplier[best]:.4g}"
+                )
+    lines += _prices(description, plan, pipeline)
+    wrapped = [
+        textwrap.fill(line, _WIDTH, initial_indent="# ", subsequent_indent="#   ")
+        if line
+        else "#"
+        for line in lines
+    ]
+    text = "\n".join(wrapped) + "\n\n"
+    # A name of a column may have controls, which TOML's comments may not.
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def _prices(
+    description: PlanDescription, plan: Plan | None, pipeline: Pipeline | None
+) -> list[str]:
+    """What the same would take at other epsilons, and under the other relation."""
+    request, tree = description.request, description.population
+    if plan is None or (pipeline is not None and pipeline.learner is not None):
+        lines = ["", "Noise of one sum of all examples, in their norm:"]
+        for epsilon in _EPSILONS:
+            asked = dataclasses.replace(request, epsilon=epsilon)
+            noise = noise_of_one(one_release(asked), asked)
+            lines.append(f"  epsilon {epsilon:g}: {noise:.4g}")
+        return lines
+    best = plan.recommended
+    design = plan.designs[int(plan.design[best])]
+    setting = plan.episodes_per_step[[best]], plan.num_steps[[best]]
+
+    def priced(asked: PlanRequest, design: Design) -> str:
+        left = asked if pipeline is None else pipeline.left_for_steps(asked)
+        complete = complete_contributions(asked, tree, design, setting[0])
+        noise = calibrated_noise(left, tree, design, *setting)
+        return f"noise {noise[0]:.4g}, {complete[0]:.3g} complete a step"
+
+    lines = ["", "The recommended design at other prices:"]
+    for epsilon in _EPSILONS:
+        asked = dataclasses.replace(request, epsilon=epsilon)
+        lines.append(f"  epsilon {epsilon:g}: {priced(asked, design)}")
+    if request.privacy_unit != tree.level_names[1]:
+        return lines
+    is_slots = request.neighboring_relation == ZERO_OUT
+    other = ADD_REMOVE if is_slots else ZERO_OUT
+    filled = tree.children_counts[1][tree.children_counts[1] > 0]
+    number = int(filled.min() if is_slots else filled.max())
+    episode = dataclasses.replace(request.episode, population=number)
+    asked = dataclasses.replace(request, neighboring_relation=other, episode=episode)
+    same = possible_designs(
+        tree, ways=episode.ways, sizes=episode.examples, stated_size=number
+    )
+    kind = POISSON, design.examples, design.clip_unit
+    found = [d for d in same if (d.scheme, d.examples, d.clip_unit) == kind]
+    with contextlib.suppress(ValueError, NotImplementedError):
+        for one in found:
+            lines.append(f"  {other}, population {number}: {priced(asked, one)}")
+    return lines

@@ -1,4 +1,4 @@
-"""The question of a plan, and the file that it is in."""
+"""The question of a plan, and the file that it is in (docs/plan.md has its keys)."""
 
 from __future__ import annotations
 
@@ -34,54 +34,40 @@ _SET_BY_PLAN = ("epsilon", "delta", "num_steps", "step", "data")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EpisodeShape(Spec):
-    """What an episode is.
+    """What an episode is."""
 
-    Attributes:
-      shots: examples of each class (or of the task) to learn from.
-      examples: support and query together, one number or several to try. All examples
-        are tried as well.
-      ways: classes; None if the tasks are units of the tree.
-      population: a public lower bound of the number of examples of a class or task: the
-        plan then rests on it alone. None: on the sizes of the data, which under
-        ``add_remove`` are private, and so is the plan.
-    """
-
-    shots: int
+    shots: int  # examples of each class (or of the task) to learn from
+    # Support and query together, one number or several to try; all are tried as well.
     examples: tuple[int, ...]
-    ways: int | None = None
+    ways: int | None = None  # classes; None: the tasks are units of the tree
+    # Public lower bound of the examples of a class or task; None: the data's sizes,
+    # which are private under ``add_remove``, and so is the plan.
     population: int | None = None
 
     def __post_init__(self) -> None:
         set_checked(self, AT_LEAST_ONE, "shots", one=True)
         set_checked(self, AT_LEAST_ONE, "ways", "population", one=True, optional=True)
         sizes = np.atleast_1d(AT_LEAST_ONE("examples", self.examples))
+        shown = _validation.shown(self.examples)
         if sizes.ndim != 1 or not sizes.size:
-            shown = _validation.shown(self.examples)
             raise ValueError(f"examples must be some numbers, got {shown}")
         if sizes.size > _MAX_SIZES:
             raise ValueError(f"examples must be at most {_MAX_SIZES} numbers")
         if sizes.min() <= self.shots:
             raise ValueError(
-                "examples must exceed shots (a query is needed), got "
-                f"{_validation.shown(self.examples)} with shots={self.shots}"
+                f"examples must exceed shots (a query is needed), got {shown} with "
+                f"shots={self.shots}"
             )
         object.__setattr__(self, "examples", tuple(sizes.tolist()))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Compute(Spec):
-    """How much may be computed.
+    """How much may be computed."""
 
-    Attributes:
-      episodes_per_step: the most that a step may have, on average.
-      total_episodes: the most that the run may have.
-      fewest_steps: of the run.
-      most_steps: of the run.
-    """
-
-    episodes_per_step: int
-    total_episodes: int
-    fewest_steps: int = 20
+    episodes_per_step: int  # the most that a step may have, on average
+    total_episodes: int  # the most that the run may have
+    fewest_steps: int = 20  # of the run
     most_steps: int = 10_000
 
     def __post_init__(self) -> None:
@@ -101,21 +87,13 @@ class Compute(Spec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Learning(Spec):
-    """What is known of the learning, and guesses where nothing is.
+    """What is known of the learning, and guesses where nothing is known."""
 
-    Attributes:
-      effective_dimension: number of directions in which noise hurts, those in which the
-        loss is curved: far fewer than parameters. A guess, for `effective_steps`.
-      alignment: in (0, 1], norm of the mean contribution in clip norms; a guess, for
-        `effective_steps`.
-      learning_rate_steps: length of the run that ``train.optimizer.learning_rate`` was
-        chosen for. A recommended config of another length gets it times
-        ``sqrt(learning_rate_steps / num_steps)``: what noise adds up to grows with the
-        root of the number of steps. None: the learning rate is taken as it is.
-    """
-
+    # Directions in which the loss is curved and noise hurts; a guess.
     effective_dimension: int = 1_000
-    alignment: float = 0.3
+    alignment: float = 0.3  # norm of the mean contribution in clip norms; a guess
+    # Steps that ``train.optimizer.learning_rate`` was chosen for: another number of
+    # steps scales it by the root of the ratio. None: it is taken as it is.
     learning_rate_steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -128,26 +106,7 @@ class Learning(Spec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlanRequest(Spec):
-    """What is to be planned; the dictionary form is what a TOML file holds.
-
-    Attributes:
-      epsilon: the target, > 0 and finite.
-      delta: the target, in (0, 1).
-      episode: what an episode is.
-      compute: how much may be computed.
-      data: where the examples come from; or a table ``population`` in the file.
-      learning: guesses that rank designs.
-      privacy_unit: level of the protected unit, or "person"; None: the last.
-      people: bounds of what one person may own, where people are protected.
-      num_people: length of the public list of people, where they are: designs in blocks
-        of them, which need no bounds, are compared too.
-      neighboring_relation: "add_remove", "replace_one" or "zero_out".
-      schemes: which ways to draw are compared: "poisson", "epochs" (random
-        allocation, where it costs less than coins do at their best), "without
-        replacement", "independent", whose calibration takes longest by far, and
-        "blocks" of people.
-      method: of the calibration.
-    """
+    """What is to be planned; the dictionary form is what a TOML file holds."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "data": SOURCES,
@@ -157,18 +116,18 @@ class PlanRequest(Spec):
         "people": (PersonBounds,),
     }
 
-    epsilon: float
-    delta: float
+    epsilon: float  # the target, > 0 and finite
+    delta: float  # the target, in (0, 1)
     episode: EpisodeShape
     compute: Compute
-    data: DataSource | None = None
+    data: DataSource | None = None  # None: a table ``population`` in the file
     learning: Learning = field(default_factory=Learning)
-    privacy_unit: str | None = None
-    people: PersonBounds | None = None
-    num_people: int | None = None
+    privacy_unit: str | None = None  # a level, or "person"; None: the last level
+    people: PersonBounds | None = None  # what one person may own
+    num_people: int | None = None  # of a public list: designs in blocks of people
     neighboring_relation: str = "add_remove"
-    schemes: tuple[str, ...] = SCHEMES
-    method: str = "rdp"
+    schemes: tuple[str, ...] = SCHEMES  # ways to draw that are compared
+    method: str = "rdp"  # of the calibration
 
     def __post_init__(self) -> None:
         set_positive(self, "epsilon")
@@ -195,25 +154,15 @@ class PlanRequest(Spec):
 
 
 class PlanDescription(NamedTuple):
-    """A plan's file, read.
-
-    Attributes:
-      request: the question.
-      population: the tree of classes or tasks and their examples.
-      train: the table ``train``, what a training config needs besides; or None.
-      data: the table ``data`` as it stands; or None.
-      feature_shape: of an example of the data; or None.
-      people: who own the data; None: not known.
-      has_public_units: whether the data say that their list of classes is public.
-    """
+    """A plan's file, read."""
 
     request: PlanRequest
-    population: Population
-    train: dict[str, Any] | None
-    data: dict[str, Any] | None
-    feature_shape: tuple[int, ...] | None = None
-    people: int | None = None
-    has_public_units: bool = False
+    population: Population  # the tree of classes or tasks and their examples
+    train: dict[str, Any] | None  # the table ``train``: the rest of a training config
+    data: dict[str, Any] | None  # the table ``data`` as it stands
+    feature_shape: tuple[int, ...] | None = None  # of an example of the data
+    people: int | None = None  # who own the data; None: not known
+    has_public_units: bool = False  # the data say that their list of classes is public
 
 
 def read_plan(path: Path) -> PlanDescription:
@@ -221,8 +170,7 @@ def read_plan(path: Path) -> PlanDescription:
 
     Besides the fields of `PlanRequest` it has either a table ``data`` or a table
     ``population`` (``levels`` and ``sizes``, as in a request file), and may have a
-    table ``train`` with the rest of a training config: learner (without ``shots``),
-    model, optimizer, ``l2_clip_norm``, evaluation.
+    table ``train`` with the rest of a training config.
 
     Raises:
       OSError: a file that cannot be read.
@@ -230,6 +178,11 @@ def read_plan(path: Path) -> PlanDescription:
       ValueError: not TOML, an unknown or missing key, a value out of range.
     """
     mapping = read_toml(path)
+    if "step" in mapping and "episode" not in mapping:
+        raise ValueError(
+            "this is a training config, whose design is fixed already; a plan's file "
+            "has [episode] and [compute]: `init SOURCE --plan FILE.toml` writes one"
+        )
     train = mapping.pop("train", None)
     if train is not None and not isinstance(train, dict):
         shown = _validation.shown(train)
@@ -238,35 +191,35 @@ def read_plan(path: Path) -> PlanDescription:
         if train is not None and name in train:
             raise ValueError(f"train.{name}: the plan says this, leave it out")
     table = mapping.pop("population", None)
-    kinds = {
-        "episode": EpisodeShape,
-        "compute": Compute,
-        "learning": Learning,
-        "people": PersonBounds,
-    }
-    for name, kind in kinds.items():  # each table has the type that it can only have
-        if isinstance(mapping.get(name), dict):
-            mapping[name] = {"type": kind.__name__, **mapping[name]}
+    for name, kinds in PlanRequest.nested_specs.items():
+        if name != "data" and isinstance(mapping.get(name), dict):
+            mapping[name] = {"type": kinds[0].__name__, **mapping[name]}
     table_of_plan = {"type": PlanRequest.__name__, **mapping}
     request = spec_from_dict(PlanRequest, table_of_plan, where="plan")
-    if (
-        request.learning.learning_rate_steps is not None
-        and learning_rate(train) is None
-    ):
+    if request.learning.learning_rate_steps and learning_rate(train) is None:
         raise ValueError(
             "learning.learning_rate_steps needs train.optimizer.learning_rate, a number"
         )
     if (request.data is None) == (table is None):
         raise ValueError("give exactly one of the tables data and population")
     if request.data is None:
-        tree = _population(table)
-        return PlanDescription(request, tree, train, None)
+        if not isinstance(table, dict) or set(table) - {"sizes", "levels"}:
+            raise ValueError(
+                "population must have the keys sizes and levels, got "
+                f"{_validation.shown(table)}"
+            )
+        return PlanDescription(request, read_population(table, Path()), train, None)
     loaded = request.data.load("train", path.parent)
-    shape = loaded.features.shape[1:]
-    tree, people = loaded.population, loaded.people
-    number = None if people is None else people.people
-    listed = loaded.has_public_units
-    return PlanDescription(request, tree, train, mapping["data"], shape, number, listed)
+    owners = None if loaded.people is None else loaded.people.people
+    return PlanDescription(
+        request,
+        loaded.population,
+        train,
+        mapping["data"],
+        loaded.features.shape[1:],
+        owners,
+        loaded.has_public_units,
+    )
 
 
 def learning_rate(train: Mapping[str, Any] | None) -> float | None:
@@ -276,12 +229,3 @@ def learning_rate(train: Mapping[str, Any] | None) -> float | None:
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         return None
     return float(rate) if abs(rate) <= sys.float_info.max else None
-
-
-def _population(table: Any) -> Population:
-    if not isinstance(table, dict) or set(table) - {"sizes", "levels"}:
-        raise ValueError(
-            "population must have the keys sizes and levels, got "
-            f"{_validation.shown(table)}"
-        )
-    return read_population(table, Path())

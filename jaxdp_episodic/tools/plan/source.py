@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.files.csv_file import csv_lines
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.trainer.data.column_names import (
     refuse_ids_as_names,
     refuse_numbers_as_names,
 )
+from jaxdp_episodic.trainer.data.duplicates import rows_held_out, without_rows
 from jaxdp_episodic.trainer.data.folders import (
     Images,
     decoded_image,
@@ -34,13 +36,8 @@ from jaxdp_episodic.trainer.data.layouts import (
     STORED,
     recognized,
 )
-from jaxdp_episodic.trainer.data.splits import (
-    SPLITS,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    ClassSplit,
-)
+from jaxdp_episodic.trainer.data.sources import SOURCES
+from jaxdp_episodic.trainer.data.splits import TEST, TRAIN, VALIDATION, ClassSplit
 from jaxdp_episodic.trainer.data.stored import load_stored, stored_splits
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import (
@@ -51,45 +48,62 @@ from jaxdp_episodic.trainer.data.user_files import (
 
 SHARE = 0.2  # of the classes to validate on, and to test on: three fifths train
 SIZE = 28  # side to which pictures are brought, which the wavelets were measured at
-_SALTS = 20  # keys of the hash that are tried until all parts have enough classes
-_CLASSES = 5  # of a part at least: episodes are of so many by the field's custom
+WAYS = 5  # of an episode, if there are so many classes: the custom of the field
+_SALTS = 400  # keys of the hash that are tried until all parts have enough classes
 _LOOKED_AT = 64  # pictures that are decoded to see whether there are colours
 _ROWS = 1_000  # records that are read to guess what the columns are
 _DATA = "the data"
 _LABELS = ("class", "label", "species", "category", "target", "y")  # of columns
 _OMNIGLOT_NAME = re.compile(r"\d+_\d+\.\w+")  # number of the character, of the drawer
+_TYPES = {CLASSES: "ClassFolders", OMNIGLOT: "Omniglot", MINI_IMAGENET: "MiniImageNet"}
+# Options of each layout.
+_OPTIONS = {
+    STORED: (),
+    NPZ: ("owner", VALIDATION, TEST),
+    CLASSES: ("owner", "size", "grey", VALIDATION, TEST),
+    OMNIGLOT: ("owner", "size", VALIDATION, TEST),
+    MINI_IMAGENET: ("owner", "size"),
+    CSV: ("owner", "label", "features", "target", VALIDATION, TEST),
+    PARQUET: ("owner", "label", "features", "target", VALIDATION, TEST),
+}
 
 
 class Source(NamedTuple):
-    """A source, described for a config.
+    """A source, described for a config."""
 
-    Attributes:
-      layout: see `recognized`.
-      table: ``[data]``; ``path`` relative to the config's folder.
-      parts: of each split its data, without features where these are pictures.
-      feature_shape: of an example.
-      notes: of keys of ``[data]``, what they rest on.
-    """
-
-    layout: str
-    table: dict[str, Any]
-    parts: dict[str, ExampleTable]
-    feature_shape: tuple[int, ...]
-    notes: dict[str, str]
+    layout: str  # see `recognized`
+    table: dict[str, Any]  # ``[data]``; ``path`` relative to the config's folder
+    parts: dict[str, ExampleTable]  # the data of each split, without copies
+    feature_shape: tuple[int, ...]  # of an example
+    notes: dict[str, str]  # of keys of ``[data]``, what they rest on
+    # Examples of the training data that are held out as well, by name.
+    copies: tuple[str, ...] = ()
+    keeps_copies: bool = False  # they stay in the training data
 
 
-def described_source(path: Path, out: Path, **options: Any) -> Source:
+def described_source(
+    path: Path,
+    out: Path,
+    *,
+    ways: int | None = None,
+    keep_duplicates: bool = False,
+    **options: Any,
+) -> Source:
     """Returns a source as the table of a config that is written to ``out``.
 
-    Held out are a fifth of the classes to validate on and one to test on, by a hash of
-    their names, where the source does not come in parts.
+    Where the source does not come in parts, a fifth of the classes is held out to
+    validate on and a fifth to test on, by a hash of their names; of few classes as many
+    as episodes need (see `_shares`).
 
     Args:
       path: a folder of class folders, Omniglot's or mini-ImageNet's folders, a stored
         folder, an .npz, .csv or .parquet file.
       out: the config's file.
-      **options: ``owner`` of any; ``size`` and ``grey`` of pictures; ``label``,
-        ``features`` and ``target`` of a table. None where not given.
+      ways: classes an episode; None: 5, or as many as can be.
+      keep_duplicates: train on examples that are held out, too.
+      **options: ``owner``, and ``validation`` and ``test``, paths of held-out data, of
+        any; ``size`` and ``grey`` of pictures; ``label``, ``features`` and ``target``
+        of a table. None where not given.
 
     Raises:
       ImportError: an extra that is not installed.
@@ -97,97 +111,127 @@ def described_source(path: Path, out: Path, **options: Any) -> Source:
     """
     layout = recognized(path)
     given = {name: value for name, value in options.items() if value is not None}
-    allowed = {"owner"} if layout != STORED else set()
-    if layout in (CLASSES, OMNIGLOT, MINI_IMAGENET):
-        allowed |= {"size"} | ({"grey"} if layout == CLASSES else set())
-    if layout in (CSV, PARQUET):
-        allowed |= {"label", "features", "target"}
     for name in given:
-        if name not in allowed:
+        if name not in _OPTIONS[layout]:
             raise ValueError(f"{name} is for other sources than {layout}, {path}")
-    where = os.path.relpath(path, out.absolute().parent).replace(os.sep, "/")
-    if layout in (CLASSES, OMNIGLOT, MINI_IMAGENET):
-        return _of_pictures(layout, path, where, given)
+    base = out.absolute().parent
+
+    def relative(place: Path) -> str:
+        return os.path.relpath(place, base).replace(os.sep, "/")
+
+    held_out = {n: relative(given.pop(n)) for n in (VALIDATION, TEST) if n in given}
+    table: dict[str, Any] = {"type": _TYPES.get(layout, ""), "path": relative(path)}
+    notes: dict[str, str] = {}
+    files: list[Path] | None = None
     if layout == STORED:
         parts = {split: load_stored(path, split) for split in stored_splits(path)}
-        table = {"type": "Stored", "path": where}
-        shape = parts[TRAIN].features.shape[1:]
-        return Source(layout, table, parts, tuple(shape), {})
-    notes: dict[str, str] = {}
-    if layout == NPZ:
-        table: dict[str, Any] = {"type": "Npz", "path": where, **given}
+        shape = tuple(parts[TRAIN].features.shape[1:])
+        return Source(layout, table | {"type": "Stored"}, parts, shape, notes)
+    if layout in _TYPES:
+        fields, listed, shape = _pictures(layout, path, given, notes)
+        table |= fields
+        data = listed[TRAIN].table(np.arange(len(listed[TRAIN].paths)))
+        files = listed[TRAIN].paths
+    elif layout == NPZ:
+        table |= {"type": "Npz", **given}
         data = load_npz(path, owner=given.get("owner"))
-        try:
-            refuse_unnamed(path)
-        except ValueError as error:
-            notes["path"] = f"nothing is held out, and no score is to be had: {error}"
-            shape = tuple(data.features.shape[1:])
-            return Source(layout, table, {TRAIN: data}, shape, notes)
+        shape = tuple(data.features.shape[1:])
     else:
         columns, notes = _columns(path, layout, given)
-        table = {"type": "Table", "path": where, **columns}
+        table |= {"type": "Table", **columns}
         data = load_table(path, **columns)
-    shape = tuple(data.features.shape[1:])
-    table, parts = _split(table, data, notes)
-    return Source(layout, table, parts, shape, notes)
-
-
-def _of_pictures(
-    layout: str, path: Path, where: str, given: Mapping[str, Any]
-) -> Source:
-    """Pictures are listed, and a few of them decoded."""
-    owner, size = given.get("owner"), int(given.get("size", SIZE))
-    notes: dict[str, str] = {}
-    channels = {OMNIGLOT: 1, MINI_IMAGENET: 3}.get(layout, 0)
+        shape = tuple(data.features.shape[1:])
     if layout == MINI_IMAGENET:
-        listed = {
-            split: listed_classes(folder, size=size, owner=owner)
-            for split, folder in split_folders(path).items()
-        }
-        _check_apart(path, listed)
-    elif layout == OMNIGLOT:
-        listed = {TRAIN: listed_omniglot(path, size=size, owner=owner)}
-        for file in listed[TRAIN].paths:
-            if not _OMNIGLOT_NAME.fullmatch(file.name):
-                raise ValueError(
-                    f"{path} must hold a folder of images for each class, but the "
-                    f"images are deeper, such as {file}; name the folder whose folders "
-                    f"are the classes, such as {file.parent.parent}"
-                )
+        held_out = dict.fromkeys(set(listed) - {TRAIN}, "")
+    elif held_out:
+        table |= held_out
     else:
-        listed = {TRAIN: listed_classes(path, size=size, owner=owner)}
-    is_grey = _look_at(listed[TRAIN], size)
-    table: dict[str, Any] = {"type": _TYPES[layout], "path": where, "size": size}
-    if layout == CLASSES:
-        table["grey"] = given.get("grey", is_grey)
-        channels = 1 if table["grey"] else 3
-        if "grey" not in given and is_grey:
-            notes["grey"] = f"from {_DATA}: no colour in those pictures looked at"
-    if owner is not None:
-        table["owner"] = owner
-    parts = {s: one.table(np.arange(len(one.paths))) for s, one in listed.items()}
-    if layout != MINI_IMAGENET:
-        table, parts = _split(table, parts[TRAIN], notes)
-    return Source(layout, table, parts, (size, size, channels), notes)
+        is_named = True
+        if layout == NPZ:
+            try:
+                refuse_unnamed(path)
+            except ValueError as error:
+                notes["path"] = f"nothing is held out, and there is no score: {error}"
+                is_named = False
+        held_out = _shares(data, ways, notes, path) if is_named else {}
+        table |= held_out
+    if files is not None:  # a listing says which of them are in the training part
+        places = _part(data, table, TRAIN).features
+        files = [files[int(place)] for place in places]
+    splits = (TRAIN, *(s for s in (VALIDATION, TEST) if s in held_out))
+    read = spec_from_dict(SOURCES, {"version": 1, **table}, where="data")
+    parts = {split: read.load(split, base) for split in splits}
+    source = Source(layout, table, parts, shape, notes)
+    return _without_copies(source, files, keep_duplicates)
 
 
-_TYPES = {CLASSES: "ClassFolders", OMNIGLOT: "Omniglot", MINI_IMAGENET: "MiniImageNet"}
+def _part(data: ExampleTable, table: Mapping[str, Any], split: str) -> ExampleTable:
+    """A split of data whose classes are split as a table says, if they are."""
+    shares = {
+        n: table[n] for n in (VALIDATION, TEST) if isinstance(table.get(n), float)
+    }
+    if not shares:
+        return data
+    return ClassSplit(**shares, salt=table.get("split_salt", "")).part(data, split)
 
 
-def _check_apart(path: Path, listed: Mapping[str, Images]) -> None:
-    """Refuses splits that have classes in common: they tell nothing of new ones."""
-    for split, found in listed.items():
-        common = sorted(set(found.units["class"]) & set(listed[TRAIN].units["class"]))
+def _without_copies(source: Source, files: list[Path] | None, keep: bool) -> Source:
+    """A source without the training examples that are held out as well."""
+    data, *held_out = source.parts.values()
+    rows = rows_held_out(data, held_out)
+    if not rows.size:
+        return source
+    if files is not None:
+        names = [str(files[row]) for row in rows]
+    else:
+        level, ids = data.level_names[-2], data.unit_column(data.level_names[-2])
+        names = [f"an example of {level} {ids[row]!r}" for row in rows]
+    parts = source.parts
+    if not keep:
+        parts = {**parts, TRAIN: without_rows(data, rows)}
+    return source._replace(parts=parts, copies=tuple(names), keeps_copies=keep)
+
+
+def _pictures(
+    layout: str, path: Path, given: Mapping[str, Any], notes: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, Images], tuple[int, int, int]]:
+    """Keys of the table, the pictures of each split as listed, and their shape."""
+    owner, size = given.get("owner"), int(given.get("size", SIZE))
+    list_of: Callable[..., Images] = listed_classes
+    folders = {TRAIN: path}
+    if layout == OMNIGLOT:
+        list_of = listed_omniglot
+    elif layout == MINI_IMAGENET:
+        folders = split_folders(path)
+    listed = {s: list_of(one, size=size, owner=owner) for s, one in folders.items()}
+    found = listed[TRAIN]
+    for split, other in listed.items():
+        common = sorted(set(other.units["class"]) & set(found.units["class"]))
         if split != TRAIN and common:
             raise ValueError(
                 f"{path}: {split} must have other classes than {TRAIN}, as a model is "
                 f"for new classes, but both have {str(common[0])!r} ({len(common)} in "
-                f"all); name {split_folders(path)[TRAIN]}, whose classes are then "
-                "split"
+                f"all); name {folders[TRAIN]}, whose classes are then split"
             )
+    for file in found.paths if layout == OMNIGLOT else ():
+        if not _OMNIGLOT_NAME.fullmatch(file.name):
+            raise ValueError(
+                f"{path} must hold a folder of images for each class, but the images "
+                f"are deeper, such as {file}; name the folder whose folders are the "
+                f"classes, such as {file.parent.parent}"
+            )
+    fields: dict[str, Any] = {"size": size}
+    channels = 1 if layout == OMNIGLOT else 3
+    if layout == CLASSES:
+        fields["grey"] = given.get("grey", _are_grey(found, size))
+        channels = 1 if fields["grey"] else 3
+        if "grey" not in given and fields["grey"]:
+            notes["grey"] = f"from {_DATA}: no colour in those pictures looked at"
+    owned = {} if owner is None else {"owner": owner}
+    return fields | owned, listed, (size, size, channels)
 
 
-def _look_at(found: Images, size: int) -> bool:
+def _are_grey(found: Images, size: int) -> bool:
     """Whether a few pictures, from all over, have no colour; they must be readable."""
     places = np.linspace(0, len(found.paths) - 1, _LOOKED_AT).astype(int)
     pixels = [
@@ -197,49 +241,80 @@ def _look_at(found: Images, size: int) -> bool:
     return all(np.array_equal(p.min(axis=-1), p.max(axis=-1)) for p in pixels)
 
 
-def _split(
-    table: dict[str, Any], data: ExampleTable, notes: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, ExampleTable]]:
-    """The table with shares of its classes, and the parts.
+def _numbers(classes: int, ways: int | None) -> tuple[int, int, int] | None:
+    """How many classes to validate on, to test on, and of an episode; None: too few.
 
-    Each part has at least five classes with two examples, or its share of them where
-    that is less, or two; the key of the hash is the first that does it. Who is trained
-    on then follows from sizes: another key than the first is noted.
+    Stages of a run are compared if there are more validation classes than ways. So of
+    few classes fewer are drawn into an episode; of ten and more half are trained on.
     """
-    shares = {VALIDATION: SHARE, TEST: SHARE}
-    wanted = min(_CLASSES, int(SHARE * len(_sizes(data))))
-    tries = [(fewest, salt) for fewest in (wanted, 2) for salt in range(_SALTS)]
-    for fewest, number in tries:
+    fifth = round(SHARE * classes)
+    for each in (ways,) if ways else range(WAYS, 1, -1):
+        found = max(fifth, each + 1), max(fifth, each)
+        left = classes - sum(found)
+        if left >= each and (classes < 10 or ways or left >= classes / 2):
+            return *found, each
+    each = ways or 2
+    for validation in (each + 1, each):  # nothing to test on
+        if classes - validation >= max(each, validation):
+            return validation, 0, each
+    return None
+
+
+def _shares(
+    data: ExampleTable, ways: int | None, notes: dict[str, str], path: Path
+) -> dict[str, Any]:
+    """The shares of the classes to hold out, and the key of the hash of their names.
+
+    The key is the first that leaves every part enough classes of two examples. Who is
+    trained on then follows from sizes: another key than the first is noted.
+    """
+    sizes = data.population.children_counts[-1]
+    ids = (data.population.unit_ids or ())[len(data.level_names) - 2]
+    names = [name for name, size in zip(ids.tolist(), sizes, strict=True) if size > 1]
+    if len(names) < 3:
+        raise ValueError(
+            f"{path}: of its {len(sizes)} classes (or tasks) {len(names)} have two "
+            "examples, too few to train on some and to score others. Give held-out "
+            "data by --validation PATH (and --test PATH), or tell the classes apart by "
+            'a network: learner.kind = "classifier" in a config (docs/training.md)'
+        )
+    numbers = _numbers(len(names), ways)
+    if numbers is None:
+        notes["path"] = (
+            f"nothing is held out, and there is no score: {len(names)} classes are too "
+            "few to score others; give held-out data by --validation PATH"
+        )
+        return {}
+    wanted = dict(zip((VALIDATION, TEST), numbers, strict=False))
+    # As few as this still do, where a hash does not give what was expected.
+    each = numbers[2]
+    is_compared = numbers[0] > each
+    least = {VALIDATION: each + is_compared, TEST: each if numbers[1] else 0}
+    for name, number in wanted.items():
+        least[name] = max(least[name], int(0.75 * number))
+    fifth = round(SHARE * len(names))
+    shares = {
+        n: SHARE if k == fifth else round(k / len(names), 3)
+        for n, k in wanted.items()
+        if k
+    }
+    for number in range(_SALTS):
         salt = str(number) if number else ""
         split = ClassSplit(**shares, salt=salt)
-        try:
-            parts = {name: split.part(data, name) for name in SPLITS}
-        except ValueError:
-            continue
-        if all(_num_filled(part) >= max(fewest, 2) for part in parts.values()):
-            salted = {"split_salt": salt} if salt else {}
+        found = [split.split_of(name) for name in names]
+        enough = all(found.count(name) >= few for name, few in least.items())
+        if enough and found.count(TRAIN) >= each:
             if salt:
                 notes["split_salt"] = (
                     f"from {_DATA}: the first that leaves every part enough classes; "
                     "private, as it says who is trained on: take one chosen before"
                 )
-            return {**table, **shares, **salted}, parts
+            return shares | ({"split_salt": salt} if salt else {})
     raise ValueError(
-        f"{table['path']} must have classes to train on, to validate and to test on, "
-        f"two of two examples each; of its {len(_sizes(data))} classes "
-        f"{_num_filled(data)} have two examples, and parts that are drawn by a hash "
-        "need some ten"
+        f"{path}: no key of the hash splits its {len(names)} classes (or tasks) of two "
+        "examples into enough to train on, to validate and to test on; give held-out "
+        "data by --validation PATH and --test PATH"
     )
-
-
-def _num_filled(data: ExampleTable) -> int:
-    """Classes with two examples or more."""
-    return int(np.count_nonzero(_sizes(data) > 1))
-
-
-def _sizes(data: ExampleTable) -> np.ndarray:
-    """Examples of each class, or of each task."""
-    return data.population.children_counts[-1]
 
 
 def _columns(

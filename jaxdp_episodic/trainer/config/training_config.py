@@ -37,6 +37,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.config.training_step import StepConfig
+from jaxdp_episodic.trainer.data.duplicates import rows_held_out, without_rows
 from jaxdp_episodic.trainer.data.fields import (
     CheckedSpec,
     Count,
@@ -167,6 +168,10 @@ class TrainingConfig(CheckedSpec):
         data = self.data.load(TRAIN, base)
         if getattr(self.data, "class_split", None) is not None:
             self.step.check_split(data.level_names)
+        if self.evaluation is not None and self.evaluation.drop_duplicates:
+            # Of each example by itself and by public data: neighbours stay neighbours.
+            held_out = (self.data.load(one, base) for one in self.evaluation.splits)
+            data = without_rows(data, rows_held_out(data, held_out))
         if self.people is None:
             return data, None
         return truncated(data, self.people.bounds, truncate=self.people.truncate)
@@ -200,6 +205,18 @@ class TrainingConfig(CheckedSpec):
             self.start.check_use(kind, self.num_steps)
         if self.adaptive is not None:
             yield from self._mistakes_of_adaptive(self.adaptive)
+        if evaluation is not None and evaluation.drop_duplicates:
+            name = "evaluation.drop_duplicates must be false"
+            if self.step.neighboring_relation == "replace_one":
+                yield (
+                    f"{name} under replace_one: an example that is replaced by a copy "
+                    "of a held-out one would leave one less to train on"
+                )
+            if self.adaptive is not None and self.adaptive.check is not None:
+                yield (
+                    f"{name} with adaptive.check, whose held-out data are protected: "
+                    "what is trained on would depend on them"
+                )
 
     def _mistakes_of_people(self) -> Iterator[str]:
         """Bounds of people whom nothing protects, or nobody knows."""

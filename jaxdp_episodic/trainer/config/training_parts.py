@@ -320,6 +320,8 @@ class EvaluationConfig(CheckedSpec):
     # where people are protected, who may be in both parts.
     select: Flag | None = None
     without_noise: Flag = False  # train without noise, too, for the report's picture
+    # leave out of the training data the examples that the held-out parts have, too
+    drop_duplicates: Flag = False
 
 
 def _sides(name: str, value: Any) -> tuple[int, int]:

@@ -11,8 +11,8 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.trainer.data.duplicates import shared_rows
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.run.checks import shared_rows
 
 # Share of held-out examples up to which those equal to the last bit to ones trained on
 # may be so by chance: of the package's glyphs it is 1 of 4,000.

@@ -28,8 +28,6 @@ from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 _MOST_DISCRETE_ROWS = 256
 # By how much a divisor may be off, for a count of clip units to be a share of them.
 _FACTOR = 2.0
-# Numbers of an example from which two equal ones, to the last bit, are no chance.
-_LEAST_COMPARED = 64
 # Noise of the count's share, times the root of the rate, from which the logarithm of a
 # clip norm in the middle of its bounds wanders by more than 1.3.
 _MOST_NOISE = 1.0
@@ -151,22 +149,6 @@ def check_owners(step: GaussianStep, data: ExampleTable) -> None:
                 f"got {int(np.asarray(bound))}: bounds that are public are kept before "
                 "training; truncate the data to them, or take larger ones"
             )
-
-
-def shared_rows(data: ExampleTable, other: ExampleTable) -> list[int]:
-    """Returns which examples are in another table, too, to the last bit.
-
-    Of data in memory, and of examples of many numbers that are not all one: others may
-    be equal by chance, and none of them is found.
-    """
-    rows, others = data.features, other.features
-    if not (isinstance(rows, np.ndarray) and isinstance(others, np.ndarray)):
-        return []
-    if rows[:1].size < _LEAST_COMPARED:
-        return []
-    seen = {hash(row.tobytes()) for row in others}
-    same = (i for i, row in enumerate(rows) if hash(row.tobytes()) in seen)
-    return [i for i in same if np.ptp(rows[i]) > 0]
 
 
 def check_features(data: ExampleTable) -> None:

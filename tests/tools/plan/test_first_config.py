@@ -1,6 +1,7 @@
 """From data to a config: for each kind of source one that the trainer takes."""
 
 import csv
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -234,7 +235,7 @@ def empty(folder):
 
 
 def few(folder):
-    return pictures(folder, sizes=(4, 4, 4))
+    return pictures(folder, sizes=(4, 4))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def few(folder):
         (lambda folder: Path(__file__), [], "must be a folder or end in one of"),
         (empty, [], "must hold folders, one of images for each class"),
         (damaged, [], "0.png"),
-        (few, [], "must have classes to train on, to validate and to test on"),
+        (few, [], 'learner.kind = "classifier" in a config'),
         (two_texts, [], "label must be given (--label COLUMN)"),
         (two_texts, ["--label", "d"], "has no column 'd'"),
         (table_of("a;b;class\n" + "1;2;x\n" * 3), [], "must be separated by commas"),
@@ -254,7 +255,7 @@ def few(folder):
         (npz_of(images=(9, 8, 8)), [], "and no labels"),
         (same_classes, [], "pictures/train, whose classes"),
         (deeper, [], "name the folder whose folders are the classes"),
-        (one_each, [], "of its 30 classes 0 have two examples"),
+        (one_each, [], "of its 30 classes (or tasks) 0 have two examples"),
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--epsilon", "-1"], "epsilon must be"),
         (npz, ["--shots", "99"], "shots must be less than"),
@@ -292,6 +293,74 @@ def test_the_column_of_classes_is_found(head, row, label, tmp_path):
     assert source.parts["train"].level_names == ("class", "example")
     text, _ = first_config(source, Wishes(epsilon=1000.0))
     assert "GroupedClasses" in text  # episodes of classes, as of any source
+
+
+@pytest.mark.parametrize(
+    ("classes", "parts"),
+    [
+        (3, ["train"]),
+        (4, ["train", "validation"]),
+        (5, ["train", "validation"]),
+        (7, ["train", "validation", "test"]),
+        (9, ["train", "validation", "test"]),
+        (20, ["train", "validation", "test"]),
+        (47, ["train", "validation", "test"]),
+    ],
+)
+def test_of_few_classes_as_many_are_held_out_as_episodes_need(classes, parts, tmp_path):
+    values, labels = features(8, [f"kind {k}" for k in range(classes)])
+    np.savez(tmp_path / "few.npz", features=values, labels=labels)
+    source = described_source(tmp_path / "few.npz", tmp_path / "x.toml")
+    assert list(source.parts) == parts
+    text, _ = first_config(source, Wishes(relation="add_remove"))
+    config = tomllib.loads(text)
+    assert ("evaluation" in config) == (len(parts) > 1)
+    ways = re.search(r"ways = (\d)|\"class\", size = (\d)", text)
+    ways = int(ways[1] or ways[2])
+    assert all(part.num_units["class"] >= ways for part in source.parts.values())
+    if classes >= 7:  # stages can be compared
+        assert source.parts["validation"].num_units["class"] > ways
+    if classes == 47:
+        assert ways == 5 and source.table["validation"] == 0.2
+
+
+def with_copies(folder):
+    """Pictures of which some are in other classes, too."""
+    made = pictures(folder, sizes=(6,) * 30)
+    for k in range(29):
+        shutil.copy(made / NAMES[k] / "0.png", made / NAMES[k + 1] / "copy.png")
+    return made
+
+
+def test_copies_of_held_out_examples_are_not_trained_on(tmp_path):
+    folder, out = with_copies(tmp_path), tmp_path / "x.toml"
+    kept = described_source(folder, out, keep_duplicates=True)
+    source = described_source(folder, out)
+    assert source.copies == kept.copies and len(source.copies) > 3
+    assert all(Path(name).is_file() for name in source.copies)
+    assert kept.parts["train"].num_examples - source.parts["train"].num_examples == len(
+        source.copies
+    )
+    text, _ = first_config(source, Wishes())
+    assert "drop_duplicates = true" in text
+    out.write_text(text)
+    data, _ = read_config(out).training_data(tmp_path)
+    assert data.fingerprint == source.parts["train"].fingerprint
+    text, _ = first_config(kept, Wishes())
+    assert "select = false" in text and "drop_duplicates" not in text
+
+
+def test_held_out_data_may_be_other_files(tmp_path):
+    table(tmp_path)
+    others = (tmp_path / "data.csv").read_text().replace("class ", "new ")
+    (tmp_path / "other.csv").write_text(others)
+    source = described_source(
+        tmp_path / "data.csv", tmp_path / "x.toml", validation=tmp_path / "other.csv"
+    )
+    assert source.table["validation"] == "other.csv" and len(source.parts) == 2
+    assert source.parts["train"].num_units["class"] == 30
+    text, _ = first_config(source, Wishes())
+    assert tomllib.loads(text)["evaluation"]["splits"] == ["validation"]
 
 
 def test_validation_may_be_called_so(tmp_path):

@@ -43,3 +43,18 @@ def test_a_terminal_has_a_bar(clock):
     shown = out.getvalue()
     assert "15,001 of 20,000" in shown and "750 a second" in shown
     assert "left" not in shown
+
+
+def test_what_comes_first_has_a_rate_of_its_own(clock):
+    out = io.StringIO()
+    console, first = Console(file=out, width=200), ("private statistics", 4)
+    with _progress.ProgressBar(console, "gradient steps", 304, first=first) as bar:
+        for second, done in ((0, 1), (40, 2), (80, 4), (120, 5), (140, 105)):
+            clock[0] = 100.0 + second
+            bar.show(done)
+    assert out.getvalue().splitlines() == [
+        "2 of 4 private statistics, 40.0 s each, 1 min 20 s left",
+        "4 of 4 private statistics, 26.7 s each, 0 s left",
+        "1 of 300 gradient steps",
+        "101 of 300 gradient steps, 5.0 a second, 40 s left",
+    ]

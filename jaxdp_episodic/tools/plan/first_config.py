@@ -30,6 +30,10 @@ from jaxdp_episodic.tools.plan.plan import (
     training_config,
 )
 from jaxdp_episodic.tools.plan.question import (
+    MOST_EPISODES,
+    OF_CLASSES,
+    OF_TASKS,
+    STEPS,
     Compute,
     EpisodeShape,
     Learning,
@@ -50,36 +54,10 @@ EPSILON = 8.0
 DELTA = 1e-5
 SHOTS = 1  # of a class; of a task
 _TASK_SHOTS = 4
-_STEPS = 300  # as were measured, see `pipelines`
-_MOST_EPISODES = 360  # of a step, as the demo has
 ADD_REMOVE = "add_remove"
 ZERO_OUT = "zero_out"
 _EPSILONS = (1.0, 2.0, 4.0, 8.0)  # whose noise is said, beside the one asked for
 _WIDTH = 88  # letters of a line of comment
-# Settings of the demo, which all kinds of data were measured with.
-_OF_CLASSES: dict[str, Any] = {
-    "l2_clip_norm": 0.1,
-    "learner": {
-        "kind": "protonet",
-        "distance": "cosine",
-        "temperature": 4.0,
-        "resplits": True,
-    },
-    "model": {"kind": "linear", "embedding": 128},
-    "optimizer": {"kind": "adam", "learning_rate": 0.01, "ema": 0.97},
-}
-# Those of train_schools.toml.
-_OF_TASKS: dict[str, Any] = {
-    "l2_clip_norm": 0.1,
-    "learner": {
-        "kind": "maml",
-        "inner_steps": 1,
-        "inner_learning_rate": 0.05,
-        "loss": "squared_error",
-    },
-    "model": {"kind": "mlp", "channels": [32]},
-    "optimizer": {"kind": "adam", "learning_rate": 5e-3, "schedule": "cosine"},
-}
 
 
 @dataclass(frozen=True)
@@ -161,7 +139,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     size = 2 * shots
     relation, population = _sizes(sizes, size, ways, wishes, unit == example)
     most = max(1, len(sizes) // (ways or 1))
-    a_step = min(most, _MOST_EPISODES)
+    a_step = min(most, MOST_EPISODES)
     people = None
     if unit == PERSON:
         if data.owners is None:
@@ -173,8 +151,8 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
         episode=EpisodeShape(
             shots=shots, examples=(size,), ways=ways, population=population
         ),
-        compute=Compute(episodes_per_step=a_step, total_episodes=_STEPS * a_step),
-        learning=Learning(learning_rate_steps=_STEPS),
+        compute=Compute(episodes_per_step=a_step, total_episodes=STEPS * a_step),
+        learning=Learning(learning_rate_steps=STEPS),
         privacy_unit=unit,
         people=people,
         neighboring_relation=relation,
@@ -251,7 +229,7 @@ def _sizes(
 
 def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
     """The rest of the config, before a pipeline is chosen."""
-    table = dict(_OF_TASKS if ways is None else _OF_CLASSES)
+    table = dict(OF_TASKS if ways is None else OF_CLASSES)
     shape = source.feature_shape
     if ways is not None and len(shape) == 3 and min(shape[:2]) >= LEAST_SIDE:
         table["features"] = {"kind": WAVELETS}
@@ -318,7 +296,7 @@ def _without_episodes(description: PlanDescription) -> dict[str, Any]:
         ]
     clip_unit = names[0] if episode.ways is None else STEP
     sampling = {"type": "MultistageSampling", "levels": levels}
-    return config_around(description, _STEPS, clip_unit, sampling)
+    return config_around(description, STEPS, clip_unit, sampling)
 
 
 def _notes(

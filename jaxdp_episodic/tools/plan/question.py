@@ -11,10 +11,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.schemes import (
+    PERSON,
+    MultistageSampling,
+    WithoutReplacement,
+)
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
@@ -25,11 +30,40 @@ from jaxdp_episodic.accountant.describe.spec import (
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.plan.designs import SCHEMES
 from jaxdp_episodic.tools.requests.request_file import read_population
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource
 
 _MAX_SIZES = 100  # numbers of examples to try; each is a search of its own
 # Of a training config; the table ``train`` must leave them out.
 _SET_BY_PLAN = ("epsilon", "delta", "num_steps", "step", "data")
+_OF_RUN = ("version", "start", "people", "normalizer", "seed", "adaptive")
+STEPS = 300  # as were measured, see `pipelines`
+MOST_EPISODES = 360  # of a step, as the demo has
+# Settings of the demo, which all kinds of data were measured with.
+OF_CLASSES: dict[str, Any] = {
+    "l2_clip_norm": 0.1,
+    "learner": {
+        "kind": "protonet",
+        "distance": "cosine",
+        "temperature": 4.0,
+        "resplits": True,
+    },
+    "model": {"kind": "linear", "embedding": 128},
+    "optimizer": {"kind": "adam", "learning_rate": 0.01, "ema": 0.97},
+}
+# Those of train_schools.toml.
+OF_TASKS: dict[str, Any] = {
+    "l2_clip_norm": 0.1,
+    "learner": {
+        "kind": "maml",
+        "inner_steps": 1,
+        "inner_learning_rate": 0.05,
+        "loss": "squared_error",
+    },
+    "model": {"kind": "mlp", "channels": [32]},
+    "optimizer": {"kind": "adam", "learning_rate": 5e-3, "schedule": "cosine"},
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -170,7 +204,8 @@ def read_plan(path: Path) -> PlanDescription:
 
     Besides the fields of `PlanRequest` it has either a table ``data`` or a table
     ``population`` (``levels`` and ``sizes``, as in a request file), and may have a
-    table ``train`` with the rest of a training config.
+    table ``train`` with the rest of a training config. Or it is a training config,
+    whose design is then replaced: its target, its data, and as many episodes.
 
     Raises:
       OSError: a file that cannot be read.
@@ -178,11 +213,12 @@ def read_plan(path: Path) -> PlanDescription:
       ValueError: not TOML, an unknown or missing key, a value out of range.
     """
     mapping = read_toml(path)
+    config = None
     if "step" in mapping and "episode" not in mapping:
-        raise ValueError(
-            "this is a training config, whose design is fixed already; a plan's file "
-            "has [episode] and [compute]: `init SOURCE --plan FILE.toml` writes one"
+        config = TrainingConfig.from_dict(
+            {"type": TrainingConfig.__name__, **mapping}, where="config"
         )
+        mapping = _of_config(config, mapping)
     train = mapping.pop("train", None)
     if train is not None and not isinstance(train, dict):
         shown = _validation.shown(train)
@@ -209,7 +245,10 @@ def read_plan(path: Path) -> PlanDescription:
                 f"{_validation.shown(table)}"
             )
         return PlanDescription(request, read_population(table, Path()), train, None)
-    loaded = request.data.load("train", path.parent)
+    if config is None:
+        loaded = request.data.load("train", path.parent)
+    else:
+        loaded, _ = config.training_data(path.parent)
     owners = None if loaded.people is None else loaded.people.people
     return PlanDescription(
         request,
@@ -220,6 +259,57 @@ def read_plan(path: Path) -> PlanDescription:
         owners,
         loaded.has_public_units,
     )
+
+
+def _of_config(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, Any]:
+    """A plan's file for the target, the data and the episodes of a training config."""
+    sampling, shots, ways = config.step.sampling, config.learner.shots, None
+    most, examples = MOST_EPISODES, None
+    if isinstance(sampling, GroupedClasses):
+        examples, ways = sampling.examples, int(sampling.ways)
+        most = int(sampling.num_classes) // ways
+    elif isinstance(sampling, MultistageSampling) and len(sampling.levels) == 2:
+        units, examples = sampling.levels
+        if units.name == CLASS and isinstance(units, WithoutReplacement):
+            ways = int(units.size)
+            most = max(int(units.population or ways) // ways, 1)
+    if examples is None:
+        raise ValueError(
+            "step.sampling must draw episodes of classes, or tasks and their examples, "
+            "to be planned anew; write a plan's file (docs/plan.md)"
+        )
+    steps = config.num_steps or STEPS
+    a_step = min(most, MOST_EPISODES)
+    drawn = getattr(examples, "size", None)
+    episode = {
+        "shots": shots,
+        "examples": [max(int(drawn or 2 * shots), shots + 1)],
+        "ways": ways,
+        "population": getattr(examples, "population", None),
+    }
+    train = {k: v for k, v in mapping.items() if k not in (*_SET_BY_PLAN, *_OF_RUN)}
+    if config.learner.kind in CLOSED_FORM:  # it has no settings of gradient steps
+        train |= OF_TASKS if ways is None else OF_CLASSES
+    train["learner"] = {k: v for k, v in train["learner"].items() if k != "shots"}
+    step = config.step
+    plan = {
+        "version": 1,
+        "epsilon": config.epsilon,
+        "delta": config.delta,
+        "privacy_unit": str(step.privacy_unit),
+        "neighboring_relation": step.neighboring_relation,
+        "schemes": ["poisson", "epochs"],
+        "episode": {key: one for key, one in episode.items() if one is not None},
+        "compute": {"episodes_per_step": a_step, "total_episodes": steps * a_step},
+        "data": mapping["data"],
+        "train": train,
+    }
+    if learning_rate(train) is not None:
+        plan["learning"] = {"learning_rate_steps": steps}
+    if config.people is not None:
+        numbers = config.people.bounds.numbers.items()
+        plan["people"] = {name: int(number) for name, number in numbers}
+    return plan
 
 
 def learning_rate(train: Mapping[str, Any] | None) -> float | None:

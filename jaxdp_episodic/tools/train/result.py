@@ -98,10 +98,18 @@ def _stages_in_lines(selection: Selection) -> list[str]:
     if selection.split is None:
         why = f"the last stage, {released}; no choice was made: {selection.reason}"
     else:
-        why = (
-            f"{released}, the simplest within a standard error of the best on "
-            f"{selection.split!r}, which is not protected"
-        )
+        compared, number = list(selection.behind), selection.num_classes
+        on = f"{number} classes of {selection.split!r}, which is not protected"
+        if len(compared) < len(selection.scores):
+            why = (
+                f"{released}; {' and '.join(compared)} alone were compared, on all "
+                f"{on}: hold out more classes than ways to compare every stage"
+            )
+        else:
+            why = (
+                f"{released}, the simplest within a standard error of the best on {on};"
+                f" compared: {', '.join(compared)}"
+            )
     return [*lines, f"{'released':<12}{why}"]
 
 

@@ -160,7 +160,9 @@ def _run(
             if on_step is not None:
                 on_step(progress)
 
-        with ProgressBar(console, "steps", budget.num_steps, taken) as bar:
+        first = ("private statistics", len(budget.before))
+        of_steps = console, "gradient steps", budget.num_steps, taken
+        with ProgressBar(*of_steps, first=first) as bar:
             trainer.train(
                 folder,
                 evaluations=evaluations,

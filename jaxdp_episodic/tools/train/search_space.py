@@ -250,12 +250,13 @@ def is_priced(name: str) -> bool:
     return first in ("step", "start", "people") or name in priced
 
 
-def read_search(path: Path) -> Search:
+def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
     """Returns the search in a TOML file; paths of data are relative to it.
 
     The file has the fields of `SearchSettings`, a table ``hyperparameters`` of dotted
     names (``"optimizer.learning_rate"``) and distributions, and a table ``run``: a
-    training config without epsilon and delta.
+    training config without epsilon and delta. Or it is a training config, and what is
+    searched is what is most often tuned of it; see `_around`.
 
     Raises:
       OSError: a file that cannot be read.
@@ -264,6 +265,10 @@ def read_search(path: Path) -> Search:
       NotImplementedError: a search that cannot be charged.
     """
     mapping = read_toml(path)
+    if "data" in mapping and "run" not in mapping:
+        mapping = _around(mapping, held_out_is_public)
+    elif held_out_is_public:
+        mapping["held_out_is_public"] = True
     tables = {}
     for name in ("hyperparameters", "run"):
         tables[name] = mapping.pop(name, None)
@@ -284,6 +289,43 @@ def read_search(path: Path) -> Search:
         SearchSettings, {"type": "SearchSettings", **mapping}, where="search"
     )
     return Search(settings, distributions, tables["run"])
+
+
+def _around(config: dict[str, Any], is_public: bool) -> dict[str, Any]:
+    """A search around a training config: four runs are expected.
+
+    Of gradient steps the learning rate and the clip norm are drawn, by up to a factor
+    of 4 and 2; of private statistics alone the directions that are kept.
+    """
+    if not is_public:
+        raise ValueError(
+            "held_out_is_public must be stated of a training config, whose runs are "
+            "compared on its held-out data: add --held-out-is-public if nobody in them "
+            "is to be protected"
+        )
+    run = {k: v for k, v in config.items() if k not in ("version", "epsilon", "delta")}
+    searched: dict[str, Any] = {}
+    optimizer, clip = run.get("optimizer"), run.get("l2_clip_norm")
+    if isinstance(optimizer, dict) and (rate := optimizer.get("learning_rate")):
+        ends = {"low": rate / 4, "high": rate * 4}
+        searched["optimizer.learning_rate"] = {"type": "LogUniform", **ends}
+    if clip:
+        values = [clip / 2, clip, clip * 2]
+        searched["l2_clip_norm"] = {"type": "Choice", "values": values}
+    if not searched and isinstance(run.get("start"), dict):
+        values = [32, 64, 128]
+        searched["start.dimensions"] = {"type": "Choice", "values": values}
+    splits = (run.get("evaluation") or {}).get("splits") or ["validation"]
+    return {
+        "version": 1,
+        "epsilon": config.get("epsilon"),
+        "delta": config.get("delta"),
+        "split": splits[0],
+        "held_out_is_public": True,
+        "trials": {"type": "NegativeBinomialTrials", "expected_runs": 4.0, "eta": 0.0},
+        "hyperparameters": searched,
+        "run": run,
+    }
 
 
 def _leave_out_steps(table: dict[str, Any]) -> None:

@@ -100,8 +100,12 @@ class EpisodeScores(NamedTuple):
     @property
     def has_other_classes(self) -> bool:
         """Whether episodes differ by their classes (tasks): not all have the same."""
-        there = self.groups >= 0
-        return len(np.unique(self.groups[there])) > there.sum(axis=1).min()
+        return self.num_classes > (self.groups >= 0).sum(axis=1).min()
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes (tasks) the episodes have, all together."""
+        return len(np.unique(self.groups[self.groups >= 0]))
 
     def ahead_of(self, other: EpisodeScores) -> tuple[float, float]:
         """How much higher `value` is than another learner's on the same episodes.

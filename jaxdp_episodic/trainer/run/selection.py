@@ -38,6 +38,7 @@ class Selection(NamedTuple):
       behind: of each stage that was compared by how much the best of these is ahead,
         and the standard error of that; see `EpisodeScores.ahead_of`. Empty if nothing
         was chosen.
+      num_classes: on how many classes (tasks) of the split stages were compared.
     """
 
     stage: Stage
@@ -46,6 +47,7 @@ class Selection(NamedTuple):
     reason: str
     scores: Mapping[str, Mapping[str, Score]]
     behind: Mapping[str, tuple[float, float]]
+    num_classes: int = 0
 
     @property
     def words(self) -> str:
@@ -148,13 +150,14 @@ class Scoring:
     def choose(self) -> Selection:
         """Chooses among the stages that there are, once after a step."""
         taken, stages = self._run.num_steps_taken, self._run.stages()
-        chosen, early, behind = stages[-1], (), {}
+        chosen, early, behind, number = stages[-1], (), {}, 0
         if self._best is not None and self._best[0] < taken:
             early = self._run.stages_after(*self._best)
         scores = {stage.name: self._of(stage) for stage in (*stages, *early)}
         if self.split is not None:
             by_split = {name: one[self.split] for name, one in scores.items()}
             released, behind = chosen_by(by_split, last=chosen.name)
+            number = by_split[released].num_classes
             by_name = {stage.name: stage for stage in (*stages, *early)}
             chosen = by_name[released]
         shown = {
@@ -163,7 +166,7 @@ class Scoring:
             if of_stage
         }
         self._run.selection = Selection(
-            chosen, taken, self.split, self.reason, shown, behind
+            chosen, taken, self.split, self.reason, shown, behind, number
         )
         return self._run.selection
 

@@ -147,6 +147,21 @@ def test_refuses(tmp_path, change, error, message):
         read_search(written(tmp_path, **change))
 
 
+def test_a_training_config_is_a_search_around_it(tmp_path):
+    path = tmp_path / "run.toml"
+    rate = '[optimizer]\nkind = "adam"\nlearning_rate = 8e-3\n'
+    path.write_text(TINY + rate)
+    with pytest.raises(ValueError, match="add --held-out-is-public"):
+        read_search(path)
+    search = read_search(path, held_out_is_public=True)
+    assert search.settings.epsilon == 8.0 and search.settings.split == "validation"
+    rates = search.distributions["optimizer.learning_rate"]
+    assert (rates.low, rates.high) == (2e-3, 32e-3)
+    assert search.distributions["l2_clip_norm"].values == (0.05, 0.1, 0.2)
+    drawn = search.draw(np.random.default_rng(0))
+    assert search.config(drawn, 1.0).l2_clip_norm == drawn["l2_clip_norm"]
+
+
 def test_private_held_out_people_are_refused(tmp_path):
     path = written(tmp_path)
     path.write_text(path.read_text().replace("public = true", "public = false"))

@@ -21,10 +21,17 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.plan.designs import POISSON, Design, possible_designs
-from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
+from jaxdp_episodic.tools.plan.pipelines import (
+    Pipeline,
+    noise_of_one,
+    one_release,
+    recommended_pipeline,
+)
 from jaxdp_episodic.tools.plan.plan import (
     Plan,
     advice,
+    calibrated_noise,
+    complete_contributions,
     config_around,
     make_plan,
     training_config,
@@ -40,8 +47,6 @@ from jaxdp_episodic.tools.plan.question import (
     PlanDescription,
     PlanRequest,
 )
-from jaxdp_episodic.tools.plan.ratios import noise_of_one, one_release
-from jaxdp_episodic.tools.plan.settings import calibrated_noise, complete_contributions
 from jaxdp_episodic.tools.plan.source import WAYS, Source
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE, WAVELETS

@@ -1,10 +1,17 @@
-"""Which pipeline: private statistics, episodes after them, or none?
+"""Which pipeline: private statistics, gradient steps on episodes after them, or none?
 
-Each is judged by how far what it adds up stands out of its noise (`ratios`).
-The limits below were read from runs on several kinds of data; docs/plan.md has them.
-They are rules of thumb for data alike, no theorems. A run with validation classes
-releases the simplest of its stages that is as good as the best, so that a rule that
-fails costs what could have been won, and no more.
+Each is judged by its signal-to-noise ratio, from sizes alone. In units of what one
+contribution gives in the one direction in which it lies:
+
+* statistics, of N contributions in D features: N / (noise sqrt(2 D)), all of the signal
+  over the noise's largest eigenvalue (Wigner's semicircle). In how many directions the
+  signal lies nobody knows beforehand; the largest of them have most of it;
+* gradient steps, T of them, with so many complete episodes each: complete sqrt(T) /
+  (noise sqrt(D)) a run.
+
+The limits were read from runs on several kinds of data (docs/plan.md). They are rules
+of thumb, no theorems. A run with validation classes releases the simplest of its stages
+that is as good as the best, so a wrong rule costs no more than what could be won.
 """
 
 from __future__ import annotations
@@ -14,20 +21,20 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
-from jaxdp_episodic.tools.plan.question import PlanDescription, PlanRequest
-from jaxdp_episodic.tools.plan.ratios import (
-    MEASURED_STEPS,
-    class_sizes,
-    noise_of_one,
-    num_contributions,
-    one_release,
-    ratio_of_moments,
-    ratio_of_statistics,
-    ratio_of_steps,
+from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
+from jaxdp_episodic.tools.plan.designs import POISSON, possible_designs
+from jaxdp_episodic.tools.plan.plan import (
+    budgeted,
+    calibrated_noise,
+    complete_contributions,
 )
+from jaxdp_episodic.tools.plan.question import STEPS as MEASURED_STEPS
+from jaxdp_episodic.tools.plan.question import PlanDescription, PlanRequest
 from jaxdp_episodic.trainer.config.training_parts import (
     MIXED,
     NUM_WAVELETS,
@@ -35,7 +42,13 @@ from jaxdp_episodic.trainer.config.training_parts import (
     PLDA,
     WAVELETS,
 )
-from jaxdp_episodic.trainer.config.training_start import MEANS, StartConfig
+from jaxdp_episodic.trainer.config.training_start import (
+    MEAN,
+    MEANS,
+    StartConfig,
+    contribution_norm,
+    statistics_steps,
+)
 
 STEPS = "steps"
 STATISTICS = "statistics"
@@ -55,6 +68,8 @@ MIN_STEPS = 5.0
 CLASSES_OF_MEANS = 10, 30
 MIN_MIXED_RATIO = 20.0  # the smallest at which a mixed model was measured, docs/plan.md
 _DIMENSIONS = 128  # of the space that steps after statistics were measured in
+# Keys of a training config that are for gradient steps.
+_OF_STEPS = "model l2_clip_norm clipping num_steps normalizer optimizer".split()
 
 
 class Pipeline(NamedTuple):
@@ -84,8 +99,7 @@ class Pipeline(NamedTuple):
         """
         if self.start is None or self.learner is not None:
             return request
-        config = StartConfig(**self.start)
-        left = 1 - math.fsum(config.shares(False))
+        left = 1 - math.fsum(StartConfig(**self.start).shares(False))
         step = one_release(request)
         noise = noise_of_one(step, request) / math.sqrt(left)
         step = dataclasses.replace(step, noise_multiplier=noise)
@@ -98,8 +112,7 @@ class Pipeline(NamedTuple):
             return dict(config)
         if self.learner is None:
             return {**config, "start": self.start}
-        gone = "model l2_clip_norm clipping num_steps normalizer optimizer".split()
-        kept = {k: v for k, v in config.items() if k not in gone}
+        kept = {k: v for k, v in config.items() if k not in _OF_STEPS}
         learner = {"kind": self.learner, "shots": config["learner"]["shots"]}
         if self.learner == MIXED:
             learner["loss"] = "squared_error"
@@ -120,8 +133,7 @@ def recommended_pipeline(
     privacy unit other than a class (task), an example or a person.
     """
     request, train = description.request, description.train
-    shape = description.feature_shape
-    levels = description.population.level_names
+    shape, levels = description.feature_shape, description.population.level_names
     unit = request.privacy_unit
     if train is None or "start" in train or shape is None or len(levels) != 2:
         return None
@@ -139,29 +151,24 @@ def recommended_pipeline(
     else:
         return Pipeline(
             STEPS,
-            "images without fixed features leave all to gradient steps, at a high "
-            "price (on the glyphs 0.69 at epsilon 1, where features have 0.97)",
+            "images without fixed features need gradient steps for everything, at a "
+            "high price (on the glyphs 0.69 at epsilon 1, where features have 0.97)",
         )
     if is_chosen or unit == PERSON or levels[0] != CLASS:
         return _of_features(description, number)
-    return _unscored(description, number)
-
-
-def _unscored(description: PlanDescription, number: int) -> Pipeline:
-    """The pipeline of classes with so many fixed features where nothing is held out."""
     # Measured with 30 made-up classes of 40 examples, 10 or 24 features, at epsilon 8,
     # two of each: accuracy on new classes less that of the features. Classes and noise
     # alike in all directions: steps -0.001 and -0.003, statistics -0.13 and -0.15, both
     # -0.09. Directions of noise alone: +0.02 and +0.03, +0.12, and +0.10 and +0.14.
-    ratio = ratio_of_steps(description, number)
+    ratio = _ratio_of_steps(description, number)
     why = (
-        "nothing is held out to choose a stage by, and where the features were good as "
-        "they are, steps alone left them so, which statistics did not"
+        "nothing is held out to choose a stage by. Where the features were good as "
+        "they are, gradient steps left them so, which statistics did not"
     )
     if ratio < MIN_STEPS:
         why += (
-            f". They hardly stand out of their noise, {ratio:.2g}, of at least "
-            f"{MIN_STEPS:g}: the features as they are cost no privacy"
+            f". Their signal to noise is {ratio:.2g} ({MIN_STEPS:g} is needed): the "
+            "features as they are cost no privacy"
         )
     return Pipeline(STEPS, why, ratio=ratio)
 
@@ -169,48 +176,40 @@ def _unscored(description: PlanDescription, number: int) -> Pipeline:
 def _of_features(description: PlanDescription, number: int) -> Pipeline:
     """The pipeline of classes with so many fixed features."""
     request, levels = description.request, description.population.level_names
-    total = ratio_of_statistics(description, number)
-    weighed, steps = {STATISTICS: (total, MIN_STATISTICS)}, 0.0
-    if request.privacy_unit != PERSON:
-        steps = ratio_of_steps(description, number)
-        weighed[BOTH] = steps, MIN_STEPS
-    what = (
-        f"{num_contributions(description):,.0f} contributions "
+    total, steps = _ratio_of_statistics(description, number), 0.0
+    weighed = {STATISTICS: (total, MIN_STATISTICS)}
+    why = (
+        f"signal to noise of private statistics: {total:.2g} ({MIN_STATISTICS:g} is "
+        f"needed), from {_num_contributions(description):,.0f} contributions "
         f"({request.privacy_unit or levels[-1]})"
     )
+    if request.privacy_unit != PERSON:
+        steps = _ratio_of_steps(description, number)
+        weighed[BOTH] = steps, MIN_STEPS
+        why += f"; of gradient steps on episodes: {steps:.2g} ({MIN_STEPS:g} is needed)"
     start: dict[str, Any] = {"kind": PLDA}
     last, unlisted = _last_statistic(description, number)
     alone = {"start": start | last, "learner": PLDA, "weighed": weighed, "ratio": total}
     if total < MIN_STATISTICS and steps < MIN_STEPS:
         return Pipeline(
             NONE,
-            f"{what} are too few for anything to stand out of its noise: the features "
-            "as they are cost no privacy. The config runs statistics all the same, to "
-            "show what they would bring",
+            f"{why}. Neither is enough: the features as they are cost no privacy. The "
+            "config runs statistics all the same, to show what they would bring",
             **alone,
         )
-    why = (
-        f"what {what} have in common stands out: ratio {total:.2g}, of at least "
-        f"{MIN_STATISTICS:g}"
-    )
     compute, without = request.compute, None
     if request.privacy_unit == PERSON:
-        without = "steps after them were not measured where people are protected"
+        without = "gradient steps were not measured where people are protected"
     elif levels[0] != CLASS:
         without = f"episodes are drawn of a level that is called {CLASS!r}"
     elif steps < MIN_STEPS:
-        without = f"episodes add nothing: {steps:.2g}, of at least {MIN_STEPS:g}"
+        without = "so gradient steps are left out"
     elif min(compute.most_steps, compute.total_episodes) < MEASURED_STEPS:
         without = f"fewer than {MEASURED_STEPS} steps are within the budget"
     if without is not None:
         return Pipeline(STATISTICS, f"{why}; {without}{unlisted}", **alone)
-    return Pipeline(
-        BOTH,
-        f"{why}, and so do steps: {steps:.2g}, of at least {MIN_STEPS:g}",
-        {**start, "dimensions": _DIMENSIONS},
-        ratio=total,
-        weighed=weighed,
-    )
+    start |= {"dimensions": _DIMENSIONS}
+    return Pipeline(BOTH, why, start, ratio=total, weighed=weighed)
 
 
 def _last_statistic(
@@ -223,14 +222,15 @@ def _last_statistic(
     """
     request, levels = description.request, description.population.level_names
     fewest, most = CLASSES_OF_MEANS
-    is_few = fewest <= len(class_sizes(description)) <= min(most, number // 2)
+    is_few = fewest <= len(_class_sizes(description)) <= min(most, number // 2)
     if not is_few or request.privacy_unit not in (None, levels[-1]):
         return {}, ""
-    if request.neighboring_relation == "add_remove" and (
-        not description.has_public_units
-    ):
-        said = f"; with a public list of {levels[0]} units, or under zero_out, "
-        return {}, f"{said}statistics would end with a mean of each"
+    is_private = not description.has_public_units
+    if request.neighboring_relation == "add_remove" and is_private:
+        return {}, (
+            f"; with a public list of {levels[0]} units, or with zero_out, statistics "
+            "would end with a mean of each"
+        )
     return {"between": MEANS}, ""
 
 
@@ -238,25 +238,142 @@ def _of_numbers(description: PlanDescription, number: int) -> Pipeline:
     """The pipeline of regression."""
     config = StartConfig(kind=MIXED)
     own = 1 + min(config.slopes, number)
-    entries = own * (own + 1) // 2 + 1
-    line = 2 + config.powers * number
+    entries, line = own * (own + 1) // 2 + 1, 2 + config.powers * number
     ratio = min(
-        ratio_of_moments(description, MIXED, entries),
-        ratio_of_moments(description, MIXED, line, of_pairs=False),
+        _ratio_of_moments(description, config, entries, of_pairs=True),
+        _ratio_of_moments(description, config, line, of_pairs=False),
+    )
+    why = (
+        f"signal to noise of a mixed model's moments: {ratio:.3g} "
+        f"({MIN_MIXED_RATIO:g} is needed)"
     )
     if ratio < MIN_MIXED_RATIO:
-        return Pipeline(
-            STEPS,
-            "the moments of a mixed model would not stand out of their noise as where "
-            f"it was measured: ratio {ratio:.3g}, of at least {MIN_MIXED_RATIO:g}",
-            ratio=ratio,
-        )
+        return Pipeline(STEPS, why, ratio=ratio)
     return Pipeline(
         MIXED_MODEL,
-        f"the moments of a mixed model stand out: ratio {ratio:.3g}, of at least "
-        f"{MIN_MIXED_RATIO:g}; if targets are about lines in the features and their "
-        "powers",
+        f"{why}. It suits targets that are near lines in the features and their powers",
         {"kind": MIXED, "slopes": own - 1},
         MIXED,
         ratio,
     )
+
+
+# --- Ratios of signal to noise ---
+
+
+def _ratio_of_moments(
+    description: PlanDescription,
+    config: StartConfig,
+    directions: int,
+    *,
+    of_pairs: bool,
+) -> float:
+    """Mean signal of a direction over the noise's largest eigenvalue."""
+    request, shares = description.request, config.shares(True)
+    number = _num_pairs(description) if of_pairs else _num_contributions(description)
+    share = max(shares[1:]) if of_pairs else shares[0]
+    levels = description.population.level_names
+    step = _statistics(request, levels, config)[int(of_pairs)]
+    noise = noise_of_one(step, request) * contribution_norm(step) / math.sqrt(share)
+    return number / directions / (noise * math.sqrt(2 * directions))
+
+
+def _ratio_of_statistics(description: PlanDescription, number: int) -> float:
+    """The total covariance's trace over its noise's largest eigenvalue."""
+    config, levels = StartConfig(kind=PLDA), description.population.level_names
+    step = _statistics(description.request, levels, config)[-1]
+    noise = noise_of_one(step, description.request) * contribution_norm(step)
+    noise /= math.sqrt(config.shares(False)[-1])
+    return _num_contributions(description) / (noise * math.sqrt(2 * number))
+
+
+def _ratio_of_steps(description: PlanDescription, number: int) -> float:
+    """What complete episodes add up to over a run, over its noise; 0 if none can be."""
+    request, episode, best = description.request, description.request.episode, 0.0
+    try:
+        designs = possible_designs(
+            description.population,
+            ways=episode.ways,
+            sizes=episode.examples,
+            stated_size=episode.population,
+        )
+    except ValueError:
+        return best
+    for design in designs:
+        if design.scheme != POISSON or not design.is_multistage:
+            continue
+        episodes, steps = budgeted(request.compute, design, 1.0)
+        if not episodes.size:
+            continue
+        index = int(np.argmax(episodes * np.minimum(steps, MEASURED_STEPS)))
+        asked = description.population, design, episodes[[index]]
+        try:
+            complete = complete_contributions(request, *asked)
+            noise = calibrated_noise(request, *asked, steps[[index]])
+        except (ValueError, NotImplementedError):
+            continue
+        signal = float(complete[0]) * math.sqrt(steps[index])
+        best = max(best, signal / (float(noise[0]) * math.sqrt(number)))
+    return best
+
+
+def _num_contributions(description: PlanDescription) -> float:
+    """Protected units that have examples: each gives one contribution.
+
+    People who are not counted are at least as many as their bounds allow.
+    """
+    request, sizes = description.request, _class_sizes(description)
+    unit, bounds = request.privacy_unit, request.people
+    if unit == description.population.level_names[0]:
+        return float(np.count_nonzero(sizes))
+    if unit != PERSON:
+        return float(sizes.sum())
+    if known := description.people or request.num_people:
+        return float(known)
+    assert bounds is not None  # or people are listed, which `PlanRequest` asks for
+    most = math.prod(np.maximum(list(bounds.numbers.values()), 1).tolist())
+    return float(math.ceil(sizes.sum() / most))
+
+
+def _num_pairs(description: PlanDescription) -> float:
+    """Contributions of pairs: of examples, of classes that have one, or of people."""
+    unit, sizes = description.request.privacy_unit, _class_sizes(description)
+    if unit == description.population.level_names[0]:
+        return float(np.count_nonzero(sizes > 1))
+    if unit == PERSON:
+        return _num_contributions(description) / 2
+    slots = sizes  # what is drawn from in each class: under zero_out public slots
+    if description.request.neighboring_relation == "zero_out":
+        public = description.request.episode.population
+        slots = np.full_like(sizes, public or sizes.max())
+    return float(np.sum(sizes * (sizes - 1) / (2 * np.maximum(slots - 1, 1))))
+
+
+def _class_sizes(description: PlanDescription) -> np.ndarray:
+    """Examples of each class, (C,)."""
+    return np.asarray(description.population.children_counts[1], np.float64)
+
+
+def _statistics(
+    request: PlanRequest, levels: tuple[str, ...], config: StartConfig
+) -> Any:
+    return statistics_steps(
+        levels,
+        config,
+        privacy_unit=request.privacy_unit or levels[-1],
+        neighboring_relation=request.neighboring_relation,
+    )
+
+
+def one_release(request: PlanRequest) -> Any:
+    """A Gaussian mechanism: one statistic in which every example is by itself."""
+    plain = dataclasses.replace(
+        request, privacy_unit=None, people=None, num_people=None
+    )
+    return _statistics(plain, ("class", "example"), StartConfig(kind=MEAN))[0]
+
+
+def noise_of_one(step: Any, request: PlanRequest) -> float:
+    """The noise of one such release within the whole target."""
+    target = {"epsilon": request.epsilon, "delta": request.delta}
+    return float(calibrate_noise_multiplier(step, **target, num_steps=1))

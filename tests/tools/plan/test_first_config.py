@@ -12,7 +12,9 @@ from PIL import Image
 
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.plan.first_config import Wishes, first_config
+from jaxdp_episodic.tools.plan.question import read_plan
 from jaxdp_episodic.tools.plan.source import described_source
+from jaxdp_episodic.tools.train.search_space import read_search
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.splits import SPLITS
 from rows import fast_and_slow
@@ -106,6 +108,12 @@ def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
     for split in SPLITS:
         assert config.data.load(split, out.parent).num_examples
     assert "private unless" in out.read_text()
+    # The config is a question for its neighbours, too.
+    question = read_plan(out)
+    assert question.request.epsilon == config.epsilon
+    assert question.population == data.population
+    search = read_search(out, held_out_is_public=True)
+    assert search.config(search.draw(np.random.default_rng(0)), 1.0)
 
 
 @pytest.mark.slow

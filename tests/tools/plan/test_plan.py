@@ -13,9 +13,11 @@ from jaxdp_episodic.tools.cli.plan import Plan as PlanCommand
 from jaxdp_episodic.tools.cli.plan import relocated
 from jaxdp_episodic.tools.plan.designs import possible_designs
 from jaxdp_episodic.tools.plan.plan import (
+    Candidates,
     _front,
     advice,
     effective_steps,
+    in_epochs,
     make_plan,
     training_config,
 )
@@ -26,7 +28,6 @@ from jaxdp_episodic.tools.plan.question import (
     PlanRequest,
     read_plan,
 )
-from jaxdp_episodic.tools.plan.settings import Candidates, in_epochs
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.run.assemble import plan as trainers_plan
 

@@ -85,21 +85,7 @@ def create_book(
     floors: Any = None,
     method: str = "exact",
 ) -> BookTerms:
-    """Makes a book for any runs; see `GdpBudget`.
-
-    Args:
-      where: path of an SQLite file, or a URL of SQLAlchemy's.
-      protected: who, in which data.
-      epsilon: of all runs together, nats, > 0.
-      delta: likewise, in (0, 1).
-      floors: of delta, what the floors of all runs may take; None: a fifth of delta.
-      method: how prices are computed. "pld" is certified, and slower.
-
-    Raises:
-      FileExistsError: there is a book.
-      ImportError, OSError: it cannot be made there.
-      ValueError: a value out of range.
-    """
+    """Makes a book for any runs; see `GdpBudget`."""
     prices = GdpPrices(_total(epsilon, delta, floors))
     return _created(where, protected, prices.budget, method, prices)
 
@@ -119,10 +105,6 @@ def create_menu_book(
     Each of ``quotas`` may be run so often. Without them any mixture may be run, each
     at a price that is found (takes a minute), within the budget that the worst strategy
     needs.
-
-    Raises:
-      NotImplementedError: runs that are no option of an `AdaptiveRun`.
-      ValueError: a value out of range; a menu that costs more than epsilon.
     """
     total = _total(epsilon, delta, None)  # its floors are of no interest here
     target = {"epsilon": total.epsilon, "delta": total.delta}
@@ -149,12 +131,7 @@ def _created(
 
 
 def read_book(where: str) -> BookContent:
-    """Returns what a book says.
-
-    Raises:
-      BookError: no book, one of an unknown version, or one that is damaged.
-      ImportError, OSError: it cannot be read.
-    """
+    """Returns what a book says."""
     return _changed(where, lambda rows, content: content, writes=False)
 
 
@@ -209,33 +186,16 @@ def charge(
     order: Order,
     *,
     run: str,
-    sessions: tuple[str, ...],
-    session: str,
-    book: str | None = None,
-    at_end: int | None = None,
+    sessions: tuple[str, ...],  # names of earlier processes, as the run's folder has
+    session: str,  # of this process
+    book: str | None = None,  # the name that the book must have
+    at_end: int | None = None,  # steps with which the folder's run has ended
 ) -> Entry:
     """Charges a run, or finds that it has paid; when this returns it is on the disk.
 
     A process that goes on with a run says which sessions of it its folder knows. The
     last one in the book must be among them: otherwise a copy of the run has gone on in
     the meantime, and its steps were paid for once only.
-
-    Args:
-      where: path or URL of the book.
-      order: what the run wants.
-      run: its name.
-      sessions: random names of earlier processes, as its folder has them.
-      session: of this process.
-      book: the name that it must have; None: any.
-      at_end: steps with which the run in the folder has ended; None: it goes on.
-
-    Raises:
-      BookClosedError: the book is closed.
-      BookError: it is damaged, was put back to an older state, or is another one.
-      BookExhaustedError: not so much is left.
-      ImportError, OSError: it cannot be read or written.
-      ValueError: another run under this name, one of other data, unit or relation, one
-        that has no price, a copy of a run, or an older state of a run that has ended.
     """
     seen = read_book(where)
     seen.terms.refuse_other(order.protected)
@@ -317,17 +277,6 @@ def end_run(where: str, run: str, sessions: tuple[str, ...], steps: int) -> None
 
     When this returns it is on the disk. From then on no older copy of the run can go
     on: see `charge`. A run that has ended with as many steps is left as it is.
-
-    Args:
-      where: path or URL of the book.
-      run: its name.
-      sessions: as of `charge`.
-      steps: that the run has taken; of a search, runs.
-
-    Raises:
-      BookError: the book is damaged, or has no such run.
-      ImportError, OSError: it cannot be read or written.
-      ValueError: another copy of the run has gone on, or ended elsewhere.
     """
 
     def end(rows: Rows, content: BookContent) -> None:

@@ -62,15 +62,7 @@ class Paid(NamedTuple):
 def check_in(
     where: str, folder: Path, order: Order, *, run: str, at_end: int | None = None
 ) -> Paid:
-    """Charges the run of a folder, or goes on with it; see `charge` for the errors.
-
-    Args:
-      where: path or URL of the book.
-      folder: of the run, which this process holds.
-      order: what the run wants.
-      run: its name, in its ledger or state.
-      at_end: steps with which the folder's run has ended; None: it goes on.
-    """
+    """Charges the run of a folder, or goes on with it; see `charge` for the errors."""
     content = read_book(where)
     terms, found = content.terms, read_receipt(folder)
     if found is None or found.run != run:  # of a run that drew nothing, or is gone
@@ -94,25 +86,14 @@ def check_in(
 
 
 def check_out(where: str, folder: Path, paid: Paid, *, steps: int) -> None:
-    """Tells the book that a run has ended, before anything of it is released.
-
-    Raises:
-      ImportError, OSError: the book cannot be read or written.
-      ValueError: as `end_run`: a run of which a copy has gone on since it checked in
-        has drawn steps that nobody paid for.
-    """
+    """Tells the book that a run has ended, before anything of it is released."""
     receipt = read_receipt(folder)
     sessions = () if receipt is None else receipt.sessions
     end_run(where, paid.entry.run, sessions, steps)
 
 
 def read_receipt(folder: Path) -> Receipt | None:
-    """Returns what a folder knows of a book; None if nothing.
-
-    Raises:
-      OSError: it cannot be read.
-      ValueError: a file that is damaged.
-    """
+    """Returns what a folder knows of a book; None if nothing."""
     path = folder / RECEIPT
     try:
         found = read_json(path, max_bytes=_MOST_BYTES)

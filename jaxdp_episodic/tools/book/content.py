@@ -73,11 +73,7 @@ class BookTerms:
         _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
 
     def refuse_other(self, found: Protected) -> None:
-        """Refuses a run whose unit, relation, people or data are not the book's.
-
-        Raises:
-          ValueError: the message names what differs.
-        """
+        """Refuses a run whose unit, relation, people or data are not the book's."""
         ours = self.protected
         for name in ("privacy_unit", "neighboring_relation", "people"):
             wanted, got = getattr(ours, name), getattr(found, name)
@@ -203,11 +199,7 @@ class BookContent:
 
 
 def read_rows(rows: Sequence[Row]) -> BookContent:
-    """Returns what the rows of a book say, after checking all of them.
-
-    Raises:
-      BookError: no book, one of an unknown version, or one that is damaged.
-    """
+    """Returns what the rows of a book say, after checking all of them."""
     if not rows:
         raise BookError("it is empty")
     where = "record 0"
@@ -233,11 +225,7 @@ def first_row(terms: BookTerms) -> Row:
 
 
 def check_name(name: Any) -> None:
-    """Refuses what is no title, which is printed in one line.
-
-    Raises:
-      TypeError, ValueError: it is none.
-    """
+    """Refuses what is no title, which is printed in one line."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a text, got {_validation.shown(name)}")
     if not (0 < len(name) <= _MOST_NAME and name.isprintable()):

@@ -209,11 +209,7 @@ def _read(paid: Sequence[Price]) -> list[GdpPrice]:
 def price_of_search(
     prices: Prices, orders: Any, rdp: Any, *, floor: float | None = None
 ) -> Price:
-    """Returns the price of what is known by its Rényi-DP; see `price_of_rdp`.
-
-    Raises:
-      NotImplementedError: prices other than mu-GDP.
-    """
+    """Returns the price of what is known by its Rényi-DP; see `price_of_rdp`."""
     if not isinstance(prices, GdpPrices):
         raise NotImplementedError(
             "a search for hyperparameters is on no menu: a Rényi bound of it is all "

@@ -110,11 +110,7 @@ class Storage:
         self._engine = self._engine_of(self._path or where)
 
     def create(self, row: Row) -> None:
-        """Makes the book with its first row.
-
-        Raises:
-          FileExistsError: there is a book, or another file.
-        """
+        """Makes the book with its first row."""
         if self._path is not None:
             return self._create_file(self._path, row)
 

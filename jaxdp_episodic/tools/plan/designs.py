@@ -64,15 +64,7 @@ def possible_designs(
     stated_size: int | None,
     num_people: int | None = None,
 ) -> list[Design]:
-    """Returns the designs of N-way episodes from a pool of classes, or of tasks.
-
-    Args:
-      population: two levels: classes, or named tasks such as schools; and examples.
-      ways: classes an episode; None: an episode is a task of the tree.
-      sizes: numbers of examples drawn of each class or task, support and query.
-      stated_size: public lower bound of its number of examples, or None.
-      num_people: length of the public list of people: blocks of them are designs too.
-    """
+    """Returns the designs of N-way episodes from a pool of classes, or of tasks."""
     unit, example = _levels(population, ways)
     num_units = population.num_units(1)
     level, poisson_name = EPISODE, "Poisson episodes"

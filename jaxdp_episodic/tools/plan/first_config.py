@@ -87,12 +87,7 @@ class Wishes:
 
 
 def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
-    """Returns the text of the config, and what to say beside it.
-
-    Raises:
-      TypeError, ValueError: wishes that the data, or the trainer, cannot fulfil.
-      NotImplementedError: data of more levels than two.
-    """
+    """Returns the text of the config, and what to say beside it."""
     data = source.parts[TRAIN]
     if len(data.level_names) != 2:
         raise NotImplementedError(

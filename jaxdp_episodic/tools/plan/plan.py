@@ -108,12 +108,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(request: PlanRequest, population: Population) -> Plan:
-    """Returns the candidates within privacy and compute, compared.
-
-    Args:
-      request: the question.
-      population: the tree of classes or tasks and their examples, two levels.
-    """
+    """Returns the candidates within privacy and compute, compared."""
     episode = request.episode
     designs = possible_designs(
         population,
@@ -168,11 +163,7 @@ def _candidates(
     others: list[Candidates],
     smallest: int,
 ) -> tuple[Candidates, str]:
-    """The settings of a design, and what epochs gain on coins there.
-
-    Raises:
-      ValueError, NotImplementedError: none is possible, and why.
-    """
+    """The settings of a design, and what epochs gain on coins there."""
     compute, learning = request.compute, request.learning
     weight = design.examples / smallest
     of_people = request.people is not None
@@ -266,9 +257,6 @@ def complete_contributions(
 
     *Exact*, but of blocks of people all are counted: what an episode draws there is not
     said. See `EpisodeSampler.complete_units`.
-
-    Raises:
-      ValueError: sizes that contradict the public ones.
     """
     if design.scheme == BLOCKS:
         return episodes
@@ -312,9 +300,6 @@ def in_epochs(
     settings are taken at which they do best for their numbers of episodes, if epochs
     cost less at the one of them that is recommended: the same batches, as many steps,
     by the request's method.
-
-    Raises:
-      ValueError: epochs cost as much, or more, or no epoch has two steps.
     """
     episodes, steps = settings
     if coins is not None and coins.steps.size:
@@ -413,16 +398,6 @@ def effective_steps(
     noise_multiplier^2``. Curvature, adaptive optimizers and shrinking gradients are
     not in it: it ranks designs, it does not foretell accuracy.
 
-    Args:
-      num_steps: (n,).
-      noise_multiplier: (n,).
-      episodes_per_step: (n,).
-      is_one_contribution: (n,) whether the whole step is clipped at once.
-      effective_dimension: ``d``, directions in which noise hurts.
-      alignment: in (0, 1].
-
-    Returns:
-      (n,) at most ``num_steps``.
 
     Reference: Bottou, Curtis, Nocedal (2018), arXiv:1606.04838v3, Lemma 4.4 at its best
     step length.

@@ -206,11 +206,6 @@ def read_plan(path: Path) -> PlanDescription:
     ``population`` (``levels`` and ``sizes``, as in a request file), and may have a
     table ``train`` with the rest of a training config. Or it is a training config,
     whose design is then replaced: its target, its data, and as many episodes.
-
-    Raises:
-      OSError: a file that cannot be read.
-      TypeError: something of the wrong type.
-      ValueError: not TOML, an unknown or missing key, a value out of range.
     """
     mapping = read_toml(path)
     config = None

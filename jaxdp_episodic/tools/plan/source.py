@@ -94,20 +94,6 @@ def described_source(
     Where the source does not come in parts, a fifth of the classes is held out to
     validate on and a fifth to test on, by a hash of their names; of few classes as many
     as episodes need (see `_shares`).
-
-    Args:
-      path: a folder of class folders, Omniglot's or mini-ImageNet's folders, a stored
-        folder, an .npz, .csv or .parquet file.
-      out: the config's file.
-      ways: classes an episode; None: 5, or as many as can be.
-      keep_duplicates: train on examples that are held out, too.
-      **options: ``owner``, and ``validation`` and ``test``, paths of held-out data, of
-        any; ``size`` and ``grey`` of pictures; ``label``, ``features`` and ``target``
-        of a table. None where not given.
-
-    Raises:
-      ImportError: an extra that is not installed.
-      OSError, TypeError, ValueError: a source that cannot be read.
     """
     layout = recognized(path)
     given = {name: value for name, value in options.items() if value is not None}
@@ -401,12 +387,7 @@ def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
 def _numeric(
     path: Path, cells: Mapping[str, Sequence[Any]]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The columns of numbers, and those that only number the records.
-
-    Raises:
-      ValueError: none; or one of numbers with something else among them, which must
-        not be left out in silence.
-    """
+    """The columns of numbers, and those that only number the records."""
     features, left_out = [], []
     for name, column in cells.items():
         if not _are_numbers(column):

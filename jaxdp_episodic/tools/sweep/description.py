@@ -260,13 +260,6 @@ def read_sweep(path: str | Path) -> Sweep:
     """Returns the sweep in a TOML file, fully validated; nothing is computed yet.
 
     As in every request file, a table ``[population]`` may stand beside the step.
-
-    Raises:
-      OSError: a file that cannot be read.
-      TypeError: something of the wrong type.
-      ValueError: not TOML (with the line), an unknown key or field (with the nearest),
-        a value out of range (with the axis).
-      NotImplementedError: a combination that no theorem covers.
     """
     # read_request needs no more of the class than these two: from_dict and step.
     return read_request(path, Sweep)  # pyright: ignore[reportArgumentType]

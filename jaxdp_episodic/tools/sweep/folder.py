@@ -170,12 +170,7 @@ class SweepFolder:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Returns the manifest of a sweep's folder.
-
-    Raises:
-      OSError: there is none, or it cannot be read.
-      ValueError: it is no manifest, or of a version that is not known.
-    """
+    """Returns the manifest of a sweep's folder."""
     file = path / MANIFEST
     try:
         manifest = read_json(file, max_bytes=_MAX_MANIFEST_BYTES)

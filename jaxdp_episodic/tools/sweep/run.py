@@ -49,18 +49,6 @@ def run_sweep(
     May be killed at any moment and called again: chunks that were saved are checked and
     kept, and the table ends with the same bytes. Calls with different parts may run at
     the same time, on machines that share the folder.
-
-    Args:
-      sweep: the sweep.
-      path: its folder, made if missing.
-      engine: who evaluates; see `jaxdp_episodic.tools.sweep.engines`.
-      part: ``(i, n)``: only the i-th of n equal parts, from 1, and no table.
-      console: where progress is shown; None: nowhere.
-
-    Raises:
-      ValueError: a part out of range, or a folder of another sweep.
-      SweepError: chunks that failed, the others being saved.
-      OSError: the disk is full, or the folder cannot be written; what was saved stays.
     """
     number, parts = part or (1, 1)
     if not 1 <= number <= parts:

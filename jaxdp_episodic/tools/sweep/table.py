@@ -50,18 +50,7 @@ def write_table(folder: SweepFolder) -> Path:
 def read_columns(
     path: Path, names: Sequence[str], *, num_rows: int | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields some columns of a table, block after block, in the order of the rows.
-
-    Args:
-      path: ``table.parquet`` or ``table.npz``.
-      names: of the columns.
-      num_rows: how many rows the table must have; None: any number.
-
-    Raises:
-      OSError: it cannot be read.
-      ValueError: it is damaged, lacks a column, or has more or fewer rows.
-      ImportError: pyarrow, of the extra ``[sweep]``, is not installed.
-    """
+    """Yields some columns of a table, block after block, in the order of the rows."""
     rows = 0
     try:
         for block in _blocks(path, names):

@@ -20,7 +20,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
     run_rdp,
     tuned_rdp,
 )
-from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.files.atomic import atomic_folder, write_atomically
 from jaxdp_episodic.tools.book.book import Order
 from jaxdp_episodic.tools.book.check_in import Paid, check_in, check_out
 from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name
@@ -75,29 +75,12 @@ def run_search(
     system's entropy, and stored before the first run; a search that was interrupted
     goes on with them (drawing again would bias the number, and is refused). Runs are
     charged as one: see `tuned_rdp` for the theorem. Of equal scores the first run is
-    taken, which is as good as any, since runs are alike; a score that is no number
-    loses against all others.
+    taken; a score that is no number loses against all others.
 
     In ``folder`` are ``search.json`` (number of runs, scores) and ``runs/`` (a folder
     for each), both **secret**, also the ``release/`` of a single run; and
     ``release/``, which may be published: the best run's, with the epsilon of the whole
     search and its hyperparameters. How long the search took is secret as well.
-
-    Args:
-      search: the search.
-      folder: made if missing. It must not hold another search.
-      resume: go on with the search in ``folder``.
-      base: folder that paths of the data are relative to.
-      console: where progress is shown; None: standard error.
-      book: of the data set, to which the search is charged before its first run, once;
-        one with mu-GDP prices.
-
-    Raises:
-      OSError: a file that cannot be read or written.
-      ValueError: a run that cannot be made, another search (with ``resume``) in
-        ``folder``, or none; what the book refuses.
-      TypeError: something of the wrong type.
-      NotImplementedError: several processes.
     """
     if all_processes().count > 1:
         raise NotImplementedError(
@@ -202,8 +185,7 @@ def _described(search: Search) -> dict[str, Any]:
 
 
 def _save(folder: Path, state: dict[str, Any]) -> None:
-    text = json.dumps(state, indent=1, allow_nan=False)
-    write_atomically(folder / STATE, text)
+    write_atomically(folder / STATE, json.dumps(state, indent=1, allow_nan=False))
 
 
 def _larger_is_better(score: Score) -> float | str:
@@ -212,10 +194,7 @@ def _larger_is_better(score: Score) -> float | str:
 
 
 def _finish(
-    search: Search,
-    folder: Path,
-    state: dict[str, Any],
-    budget: SearchBudget,
+    search: Search, folder: Path, state: dict[str, Any], budget: SearchBudget
 ) -> SearchResult:
     """Chooses, and writes what may be published."""
     scores = [float(run["score"]) for run in state["runs"]]
@@ -223,18 +202,16 @@ def _finish(
     if not scores:
         return SearchResult(*costs, 0, None, {}, -math.inf, folder)
     best = int(np.argmax(scores))  # the first of equal ones
-    values = state["runs"][best]["values"]
-    temporary, release = folder / f"{RELEASE}.tmp", folder / RELEASE
-    shutil.rmtree(temporary, ignore_errors=True)
-    # Without times: they say how many runs came after the best one.
-    chosen = folder / RUNS / f"{best:04d}" / RELEASE
-    shutil.copytree(chosen, temporary, copy_function=shutil.copyfile)
-    statement = temporary / STATEMENT
-    single = statement.read_text(encoding="utf-8")
-    statement.write_text(_statement(search, budget) + single, encoding="utf-8")
-    (temporary / CHOSEN).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
-    shutil.rmtree(release, ignore_errors=True)
-    temporary.rename(release)
+    values, release = state["runs"][best]["values"], folder / RELEASE
+    with atomic_folder(release) as made:
+        # Without times: they say how many runs came after the best one.
+        chosen = folder / RUNS / f"{best:04d}" / RELEASE
+        files = {"copy_function": shutil.copyfile, "dirs_exist_ok": True}
+        shutil.copytree(chosen, made, **files)
+        single = (made / STATEMENT).read_text(encoding="utf-8")
+        whole = _statement(search, budget) + single
+        (made / STATEMENT).write_text(whole, encoding="utf-8")
+        (made / CHOSEN).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
     return SearchResult(*costs, len(scores), best, values, scores[best], folder)
 
 
@@ -255,9 +232,9 @@ def _statement(search: Search, budget: SearchBudget) -> str:
         f"**{charge} at delta = {settings.delta:g}**, for this run and its "
         "hyperparameters as the best of a secret, random number of runs "
         f"({runs}; Papernot and Steinke 2022, arXiv:2110.03620). The score was taken "
-        f"on public held-out data ({settings.split}). Neither the number of runs, nor "
-        "another run, nor how long the search took may be published. What follows is "
-        "about this run alone and does not count the choice.\n\n"
+        f"on public held-out data ({settings.split}). Do not publish the number of "
+        "runs, another run, or how long the search took. What follows is about this "
+        "run alone and does not count the choice.\n\n"
     )
 
 
@@ -277,15 +254,6 @@ def search_budget(
     Runs whose privacy differs (other numbers of steps, other sampling) are calibrated
     to the same epsilon. A run with hyperparameters drawn at random is a mixture of
     them, whose Rényi divergence is at most the largest of theirs at each order.
-
-    Args:
-      search: the search.
-      base: folder that paths of the data are relative to.
-      console: where each run that was tried is said, as they take seconds each; None:
-        nowhere.
-
-    Raises:
-      ValueError: no run however private keeps the search within its target.
     """
     data, _ = search.config({}, 1.0).training_data(base)
     settings, console = search.settings, console or Console(quiet=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -96,7 +97,6 @@ class Uniform(Spec):
         return float(generator.uniform(self.low, self.high))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class LogUniform(Uniform):
     """A number between ``low`` and ``high``, both > 0, whose logarithm is uniform."""
 
@@ -116,28 +116,20 @@ Distribution = Choice | Integers | Uniform | LogUniform
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SearchSettings(Spec):
-    """What a search is charged, and by what it chooses.
-
-    Attributes:
-      delta: of the whole search, in (0, 1).
-      trials: the distribution of the number of runs.
-      split: the held-out part whose score decides.
-      held_out_is_public: must be true. The score is then post-processing of the private
-        model; were the held-out people private, each score would disclose theirs.
-      epsilon: of the whole search: each run's is calibrated. None: ``run_epsilon``.
-      run_epsilon: of each run: the search's is computed. None: ``epsilon``.
-    """
+    """What a search is charged, and by what it chooses."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "trials": (NegativeBinomialTrials, PoissonTrials)
     }
 
-    delta: float
-    trials: Trials
-    split: str = "validation"
+    delta: float  # of the whole search, in (0, 1)
+    trials: Trials  # the distribution of the number of runs
+    split: str = "validation"  # the held-out part whose score decides
+    # Must be true: the score is then post-processing of the private model. Were the
+    # held-out people private, each score would disclose theirs.
     held_out_is_public: bool = False
-    epsilon: float | None = None
-    run_epsilon: float | None = None
+    epsilon: float | None = None  # of the whole search: each run's is calibrated
+    run_epsilon: float | None = None  # of each run: the search's is computed
 
     def __post_init__(self) -> None:
         if _validation.open_unit_array("delta", self.delta).ndim or self.trials.shape:
@@ -163,7 +155,7 @@ class SearchSettings(Spec):
 class Search:
     """A search, as `read_search` reads it."""
 
-    settings: SearchSettings  # what it is charged, and by what it chooses
+    settings: SearchSettings
     # Dotted name of a field of the run to its distribution.
     distributions: Mapping[str, Distribution]
     run: Mapping[str, Any]  # the table of the base run, without epsilon and delta
@@ -179,6 +171,16 @@ class Search:
         for name in ("epsilon", "delta"):
             if name in self.run:
                 raise ValueError(f"run.{name}: give it at the top of the file")
+        number = math.prod(len(values) for values in self._priced.values())
+        if number > _MAX_VARIANTS:
+            raise ValueError(
+                f"hyperparameters {sorted(self._priced)} change a run's privacy: at "
+                f"most {_MAX_VARIANTS} combinations of them are possible"
+            )
+
+    @functools.cached_property
+    def _priced(self) -> dict[str, Any]:
+        """The values of those hyperparameters that change what a run costs."""
         priced = {n: dist for n, dist in self.distributions.items() if is_priced(n)}
         for name, dist in priced.items():
             if not isinstance(dist, Choice | Integers):
@@ -186,11 +188,7 @@ class Search:
                     f"hyperparameters.{name}: what changes a run's privacy must be "
                     f"Choice or Integers, got {type(dist).__name__}"
                 )
-        if math.prod(len(dist.values) for dist in priced.values()) > _MAX_VARIANTS:  # pyright: ignore[reportAttributeAccessIssue]: Choice or Integers
-            raise ValueError(
-                f"hyperparameters {sorted(priced)} change a run's privacy: at most "
-                f"{_MAX_VARIANTS} combinations of them are possible"
-            )
+        return {name: getattr(dist, "values") for name, dist in priced.items()}  # noqa: B009
 
     def draw(self, generator: np.random.Generator) -> dict[str, Any]:
         """Returns hyperparameters of one run, by dotted name."""
@@ -198,13 +196,8 @@ class Search:
 
     def variants(self) -> Iterator[dict[str, Any]]:
         """Yields every combination of those that change what a run costs."""
-        priced = {
-            name: dist.values  # pyright: ignore[reportAttributeAccessIssue]: checked above
-            for name, dist in self.distributions.items()
-            if is_priced(name)
-        }
-        for values in itertools.product(*priced.values()):
-            yield dict(zip(priced, values, strict=True))
+        for values in itertools.product(*self._priced.values()):
+            yield dict(zip(self._priced, values, strict=True))
 
     def config(self, values: Mapping[str, Any], epsilon: float) -> TrainingConfig:
         """Returns the run with these hyperparameters, fully validated."""
@@ -221,12 +214,10 @@ class Search:
                 "run.adaptive: a search charges runs that are fixed in advance; leave "
                 "it out"
             )
-        if config.evaluation is None or self.settings.split not in (
-            config.evaluation.splits
-        ):
+        split, wanted = self.settings.split, config.evaluation
+        if wanted is None or split not in wanted.splits:
             raise ValueError(
-                f"run.evaluation.splits must have {self.settings.split!r}, whose score "
-                "decides"
+                f"run.evaluation.splits must have {split!r}, whose score decides"
             )
         return config
 
@@ -257,12 +248,6 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
     names (``"optimizer.learning_rate"``) and distributions, and a table ``run``: a
     training config without epsilon and delta. Or it is a training config, and what is
     searched is what is most often tuned of it; see `_around`.
-
-    Raises:
-      OSError: a file that cannot be read.
-      TypeError: something of the wrong type.
-      ValueError: not TOML, an unknown or missing key, a value out of range.
-      NotImplementedError: a search that cannot be charged.
     """
     mapping = read_toml(path)
     if "data" in mapping and "run" not in mapping:

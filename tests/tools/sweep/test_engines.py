@@ -69,30 +69,21 @@ def quick(sweep, number):
 """
 
 
-def on_four_devices(tmp_path, program=PROGRAM):
-    """What is in the folder of a sweep on four devices, all of which were used."""
+@pytest.mark.slow
+def test_chunks_are_spread_over_four_devices(undisturbed, tmp_path, monkeypatch):
+    """All of which are used; the bytes are those of one device."""
+    program = QUICK + PROGRAM.replace(
+        "used = ", "engines.evaluate_chunk = quick\nused = "
+    )
     (tmp_path / "sweep.toml").write_text(SWEEP)
     flags = "--xla_force_host_platform_device_count=4"
     process = start(program, tmp_path / "sweep.toml", tmp_path / "out", XLA_FLAGS=flags)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
     assert output.splitlines()[-1] == "4 4"
-    return contents(tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_chunks_are_spread_over_four_devices(undisturbed, tmp_path, monkeypatch):
-    program = QUICK + PROGRAM.replace(
-        "used = ", "engines.evaluate_chunk = quick\nused = "
-    )
-    found = on_four_devices(tmp_path, program)
+    found = contents(tmp_path / "out")
     space = {}
     exec(QUICK, space)
     monkeypatch.setattr(engines, "evaluate_chunk", space["quick"])
     run_sweep(undisturbed[0], tmp_path / "expected")
     assert found == contents(tmp_path / "expected")
-
-
-@pytest.mark.slow
-def test_same_bytes_on_four_devices(undisturbed, tmp_path):
-    assert on_four_devices(tmp_path) == undisturbed[1]

@@ -63,6 +63,7 @@ ADD_REMOVE = "add_remove"
 ZERO_OUT = "zero_out"
 _EPSILONS = (1.0, 2.0, 4.0, 8.0)  # whose noise is said, beside the one asked for
 _WIDTH = 88  # letters of a line of comment
+_MOST_NAMED = 20  # duplicates that are named
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,27 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     head = _heading(description, plan, pipeline)
     if pipeline is not None:
         said = [f"pipeline: {pipeline.name}: {pipeline.reason}", *said]
+    said += _said_of_copies(source)
     text = head + to_toml(config, comments)
     read = {"type": "TrainingConfig", **tomllib.loads(text)}
     TrainingConfig.from_dict(read, where="config")
     return text, said
+
+
+def _said_of_copies(source: Source) -> list[str]:
+    """How many examples of the training data are held out as well, and which."""
+    if not source.copies:
+        return []
+    done = "evaluation.drop_duplicates leaves them out of training"
+    if source.keeps_copies:
+        done = "they stay, so no stage is chosen by held-out data (select = false)"
+    more = len(source.copies) - _MOST_NAMED
+    return [
+        f"duplicates: {len(source.copies):,} examples of the training data are held "
+        f"out, too; {done}: {', '.join(source.copies[:_MOST_NAMED])}"
+        + f" and {more:,} more"
+        * (more > 0)
+    ]
 
 
 def _question(source: Source, wishes: Wishes) -> PlanDescription:
@@ -302,35 +320,34 @@ def _without_episodes(description: PlanDescription) -> dict[str, Any]:
 def _notes(
     source: Source, description: PlanDescription, has_bound: bool
 ) -> dict[str, str]:
-    """Returns what stands behind lines of a config, by their dotted names.
+    """What stands behind lines of a config, by their dotted names.
 
     ``has_bound`` says that the public number of examples was given, not counted.
     """
     request = description.request
     one = description.population.level_names[0]
-    found = {f"data.{key}": note for key, note in source.notes.items()}
-    if isinstance(source.table.get(VALIDATION), float):
-        found["data.validation"] = "of the classes, by a hash of their names"
-        found["data.test"] = "likewise; both are held out, and protected by nothing"
-    found["evaluation.drop_duplicates"] = (
-        "examples that are held out, too, are not trained on"
-    )
-    found["evaluation.select"] = (
-        "no stage is chosen: held-out data have examples that are trained on"
-    )
     counted = "from the data: private unless"
     number = f"{counted} the list of all {one} units is public"
     if request.privacy_unit == one:
-        number = f"from the data: PRIVATE, as one {one} is protected; take a public one"
-    found["step.sampling.num_classes"] = number
-    found["start.between"] = number
+        number = (
+            f"from the data: PRIVATE, as one {one} is protected; state a public one"
+        )
     limit = "more" if request.neighboring_relation == ZERO_OUT else "fewer"
-    bound = f"{counted} it was public that no {one} has {limit}; take such a bound"
+    bound = f"{counted} it was public that no {one} has {limit}; state such a bound"
+    found = {f"data.{key}": note for key, note in source.notes.items()} | {
+        "evaluation.drop_duplicates": "held-out examples are not trained on",
+        "evaluation.select": "no stage is chosen: held-out examples are trained on",
+        "step.sampling.num_classes": number,
+        "start.between": number,
+        "normalizer": f"{counted} sizes are public; a guess will do",
+        "people": f"{counted} these bounds were public before; state such bounds",
+    }
+    if isinstance(source.table.get(VALIDATION), float):
+        found["data.validation"] = "share of the classes, by a hash of their names"
+        found["data.test"] = "likewise; held-out data are not protected"
     if not has_bound:
         found["step.sampling.examples.population"] = bound
-        found["step.sampling.levels"] = f"numbers of units in it are {bound}"
-    found["normalizer"] = f"{counted} sizes are public; a guess will do"
-    found["people"] = f"{counted} these bounds were known before the data; take such"
+        found["step.sampling.levels"] = f"its numbers of units are {bound}"
     return found
 
 
@@ -341,28 +358,28 @@ def _heading(
     request = description.request
     unit, relation = request.privacy_unit, request.neighboring_relation
     lines = [
-        "Written by `jaxdp-episodic init`; it runs as it is:",
+        "Written by `jaxdp-episodic init`. Train with it as it is:",
         "",
         "    jaxdp-episodic train THIS.toml --out runs/first",
         "",
-        f"Protected is one {unit} ({relation}), at epsilon {request.epsilon:g} and "
+        f"One {unit} is protected ({relation}), at epsilon {request.epsilon:g} and "
         f"delta {request.delta:g}.",
-        "Private numbers are marked; they are in this file, which is then private too.",
+        "Comments mark the numbers that are private. So this file is private.",
     ]
     if unit == PERSON:
         lines += [
             "",
-            "The last stage is released, be it worse than the features: people may be "
-            "in validation classes, too. With `select = true` under [evaluation] these "
-            "choose, and data with people in both parts are refused.",
+            "The last stage is released even if it is worse than the features, as "
+            "people may be in validation classes, too. With `select = true` under "
+            "[evaluation] a stage is chosen, and data with people in both parts are "
+            "refused.",
         ]
     if pipeline is not None:
         lines += ["", f"Pipeline: {pipeline.name}: {pipeline.reason}."]
-        lines += pipeline.comparison()
     if plan is not None:
         is_taken = pipeline is None or pipeline.learner is None
-        unused = "" if is_taken else " (the pipeline takes none)"
-        lines += ["", f"Designs of episodes in this budget, their noise{unused}:"]
+        unused = "" if is_taken else " (this pipeline draws no episodes)"
+        lines += ["", f"Best setting of each design of episodes{unused}:"]
         for index, design in enumerate(plan.designs):
             if (plan.design == index).any():
                 best = plan.best_of(index)
@@ -372,14 +389,12 @@ def _heading(
                     f"{int(plan.num_steps[best]):,} steps, noise "
                     f"{plan.noise_multiplier[best]:.4g}"
                 )
-    lines += _prices(description, plan, pipeline)
+    lines += ["", *_prices(description, plan, pipeline)]
     wrapped = [
         textwrap.fill(line, _WIDTH, initial_indent="# ", subsequent_indent="#   ")
-        if line
-        else "#"
         for line in lines
     ]
-    text = "\n".join(wrapped) + "\n\n"
+    text = "\n".join(line or "#" for line in wrapped) + "\n\n"
     # A name of a column may have controls, which TOML's comments may not.
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
@@ -389,13 +404,13 @@ def _prices(
 ) -> list[str]:
     """What the same would take at other epsilons, and under the other relation."""
     request, tree = description.request, description.population
+    others = [dataclasses.replace(request, epsilon=epsilon) for epsilon in _EPSILONS]
     if plan is None or (pipeline is not None and pipeline.learner is not None):
-        lines = ["", "Noise of one sum of all examples, in their norm:"]
-        for epsilon in _EPSILONS:
-            asked = dataclasses.replace(request, epsilon=epsilon)
-            noise = noise_of_one(one_release(asked), asked)
-            lines.append(f"  epsilon {epsilon:g}: {noise:.4g}")
-        return lines
+        noises = [noise_of_one(one_release(asked), asked) for asked in others]
+        return [
+            "Noise of one sum of all examples, as a multiple of their norm:",
+            *map("  epsilon {:g}: {:.4g}".format, _EPSILONS, noises),
+        ]
     best = plan.recommended
     design = plan.designs[int(plan.design[best])]
     setting = plan.episodes_per_step[[best]], plan.num_steps[[best]]
@@ -406,10 +421,9 @@ def _prices(
         noise = calibrated_noise(left, tree, design, *setting)
         return f"noise {noise[0]:.4g}, {complete[0]:.3g} complete a step"
 
-    lines = ["", "The recommended design at other prices:"]
-    for epsilon in _EPSILONS:
-        asked = dataclasses.replace(request, epsilon=epsilon)
-        lines.append(f"  epsilon {epsilon:g}: {priced(asked, design)}")
+    lines = ["The recommended design at other epsilons:"]
+    for asked in others:
+        lines.append(f"  epsilon {asked.epsilon:g}: {priced(asked, design)}")
     if request.privacy_unit != tree.level_names[1]:
         return lines
     is_slots = request.neighboring_relation == ZERO_OUT
@@ -418,12 +432,11 @@ def _prices(
     number = int(filled.min() if is_slots else filled.max())
     episode = dataclasses.replace(request.episode, population=number)
     asked = dataclasses.replace(request, neighboring_relation=other, episode=episode)
-    same = possible_designs(
-        tree, ways=episode.ways, sizes=episode.examples, stated_size=number
-    )
     kind = POISSON, design.examples, design.clip_unit
-    found = [d for d in same if (d.scheme, d.examples, d.clip_unit) == kind]
-    with contextlib.suppress(ValueError, NotImplementedError):
-        for one in found:
-            lines.append(f"  {other}, population {number}: {priced(asked, one)}")
+    for one in possible_designs(
+        tree, ways=episode.ways, sizes=episode.examples, stated_size=number
+    ):
+        if (one.scheme, one.examples, one.clip_unit) == kind:
+            with contextlib.suppress(ValueError, NotImplementedError):
+                lines.append(f"  {other}, population {number}: {priced(asked, one)}")
     return lines

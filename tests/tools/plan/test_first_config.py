@@ -349,8 +349,10 @@ def test_copies_of_held_out_examples_are_not_trained_on(tmp_path):
     assert kept.parts["train"].num_examples - source.parts["train"].num_examples == len(
         source.copies
     )
-    text, _ = first_config(source, Wishes())
+    text, said = first_config(source, Wishes())
     assert "drop_duplicates = true" in text
+    assert f"duplicates: {len(source.copies)} examples" in said[-1]
+    assert source.copies[0] in said[-1]
     out.write_text(text)
     data, _ = read_config(out).training_data(tmp_path)
     assert data.fingerprint == source.parts["train"].fingerprint

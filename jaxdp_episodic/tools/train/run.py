@@ -279,69 +279,46 @@ def _bare(config: TrainingConfig, budget: PrivacyBudget) -> TrainingConfig:
 
 
 def _announce(console: Console, trainer: Trainer, size: int) -> None:
-    budget, step = trainer.budget, trainer.budget.step
-    first = len(budget.before)
+    """Says what the run will do, whom it protects, and what it expects."""
+    budget, lines = trainer.budget, list[str]()
+    step, number, limit = budget.step, 0, ""
     if isinstance(trainer, AdaptiveTrainer):
-        _announce_choices(console, trainer, size)
-        return
-    if first:
-        console.print(f"{first} private statistics", highlight=False)
-    if budget.num_steps > first:
-        console.print(
-            f"{size:,} parameters; {budget.num_steps - first:,} steps with "
-            f"{trainer.sampler.expected_units:.1f} clip units ({step.clip_unit}) on "
-            f"average; noise multiplier {step.noise_multiplier:.5g}",
-            highlight=False,
-        )
-        _announce_contributions(console, trainer, budget.num_steps - first)
-    if budget.is_private:
-        console.print(
-            f"protected: one {step.privacy_unit} ({step.neighboring_relation}), "
-            f"epsilon <= {budget.epsilon:g} at delta {budget.delta:g}; step "
-            f"{budget.permitted_steps:,} is the last that this permits",
-            highlight=False,
-        )
+        now = trainer.ledger.now
+        lines.append(f"{size:,} parameters; the run chooses among")
+        for name, option in now.options.items():
+            noise = float(option.noise_multiplier)
+            lines.append(f"  {name}: {now.most(name):,} at most, noise {noise:.5g}")
+        number, epsilon = now.most(now.training[0]), upward(now.epsilon, 5)
+        limit = ", whatever is chosen and whenever the run ends"
     else:
-        console.print(
-            "[bold]not private[/bold]: epsilon is infinite, there is no noise"
+        first, epsilon = len(budget.before), f"{budget.epsilon:g}"
+        number = budget.num_steps - first
+        if first:
+            lines.append(f"{first} private statistics")
+        if number:
+            lines.append(
+                f"{size:,} parameters; {number:,} steps with "
+                f"{trainer.sampler.expected_units:.1f} clip units ({step.clip_unit}) "
+                f"on average; noise multiplier {step.noise_multiplier:.5g}"
+            )
+        if budget.is_private:
+            limit = f"; step {budget.permitted_steps:,} is the last that this permits"
+    if number and trainer.complete_units is not None:
+        words = in_words(trainer.complete_units, str(step.clip_unit), number)
+        lines.append(f"expected (private): {words}")
+    if budget.is_private:
+        lines.append(
+            f"protected: one {step.privacy_unit} ({step.neighboring_relation}), "
+            f"epsilon <= {epsilon} at delta {budget.delta:g}{limit}"
         )
-    if budget.is_private and budget.planned is not None:
-        console.print(
-            "a run that ends within an epoch, other than by this plan, owes all of it"
-        )
+        if budget.planned is not None:
+            lines.append(
+                "a run that ends within an epoch, other than by this plan, owes all "
+                "of it"
+            )
+    else:
+        lines.append("[bold]not private[/bold]: epsilon is infinite, there is no noise")
     if trainer.is_seeded:
-        console.print(f"[bold]not private[/bold]: {SEEDED}")
-
-
-def _announce_contributions(console: Console, trainer: Trainer, number: int) -> None:
-    """What is expected to come of the draws; private, as the sizes of the data are."""
-    if trainer.complete_units is not None:
-        unit = str(trainer.budget.step.clip_unit)
-        words = in_words(trainer.complete_units, unit, number)
-        console.print(f"expected (private): {words}", highlight=False)
-
-
-def _announce_choices(console: Console, trainer: AdaptiveTrainer, size: int) -> None:
-    """What a run may choose, and what that costs whatever it chooses."""
-    budget = trainer.ledger.now
-    console.print(f"{size:,} parameters; the run chooses among", highlight=False)
-    for name, step in budget.options.items():
-        console.print(
-            f"  {name}: {budget.most(name):,} at most, noise multiplier "
-            f"{float(step.noise_multiplier):.5g}",
-            highlight=False,
-        )
-    _announce_contributions(console, trainer, budget.most(budget.training[0]))
-    if not budget.is_private:
-        console.print(
-            "[bold]not private[/bold]: epsilon is infinite, there is no noise"
-        )
-        return
-    console.print(
-        f"protected: one {budget.step.privacy_unit} "
-        f"({budget.step.neighboring_relation}), epsilon <= {upward(budget.epsilon, 5)} "
-        f"at delta {budget.delta:g}, whatever is chosen and whenever the run ends",
-        highlight=False,
-    )
-    if trainer.is_seeded:
-        console.print(f"[bold]not private[/bold]: {SEEDED}")
+        lines.append(f"[bold]not private[/bold]: {SEEDED}")
+    for line in lines:
+        console.print(line, highlight=False)

@@ -29,7 +29,12 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps
 from jaxdp_episodic.accountant.questions.api import check_method
 from jaxdp_episodic.accountant.report.protected import bounds_in_words
 from jaxdp_episodic.files.json_file import parse_json
-from jaxdp_episodic.tools.book.prices import Prices, merged, prices_from_dict
+from jaxdp_episodic.tools.book.prices import (
+    BookExhaustedError,
+    Prices,
+    merged,
+    prices_from_dict,
+)
 from jaxdp_episodic.tools.book.storage import BookError, Row
 
 FORMAT = "jaxdp-episodic book"
@@ -208,14 +213,15 @@ def read_rows(rows: Sequence[Row]) -> BookContent:
         for row in rows[1:]:
             where = f"record {row.number}"
             content.take(row)
-        where = "prices"
-        holds = content.terms.prices.holds(content.paid)
+        where, paid = "prices", content.paid
+        if paid:  # whoever wrote it checked this
+            content.terms.prices.check(paid[:-1], paid[-1])
     except BookError:
         raise
+    except BookExhaustedError:
+        raise BookError("its runs took more than it has") from None
     except (KeyError, TypeError, ValueError, NotImplementedError) as error:
         raise BookError(f"{where}: {error}") from None
-    if not holds:  # whoever wrote it checked this
-        raise BookError("its runs took more than it has")
     return content
 
 

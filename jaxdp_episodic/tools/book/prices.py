@@ -72,11 +72,6 @@ class GdpPrices:
                 "left: nothing was charged, nothing was drawn"
             )
 
-    def holds(self, paid: Sequence[Price]) -> bool:
-        """Returns whether the prices do not exceed the total."""
-        prices = _read(paid)
-        return not prices or self.budget.permits(prices[:-1], prices[-1])
-
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
         """Returns names of the currencies, what was spent, and the total of each."""
         before, total = _read(paid), self.budget
@@ -152,14 +147,6 @@ class MenuPrices:
             raise BookExhaustedError(
                 f"{error}: nothing was charged, nothing was drawn"
             ) from None
-
-    def holds(self, paid: Sequence[Price]) -> bool:
-        """Returns whether the menu allows what was taken."""
-        try:
-            self._after(paid)
-        except ValueError:
-            return False
-        return True
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
         """Returns what limits the runs, what was taken of it, and all of it."""

@@ -14,7 +14,6 @@ from jaxdp_episodic.tools.cli.plan import relocated
 from jaxdp_episodic.tools.plan.designs import possible_designs
 from jaxdp_episodic.tools.plan.plan import (
     Candidates,
-    _front,
     advice,
     effective_steps,
     in_epochs,
@@ -83,6 +82,18 @@ def pool_plan():
     return request, make_plan(request, CLASSES)
 
 
+def spent(plan, place, *, scale=1.0, design=None, **changes):
+    """Epsilon of a candidate, at a multiple of its noise or as another design."""
+    design = design or plan.designs[plan.design[place]]
+    step = jde.GaussianStep(
+        design.sampling(plan.episodes_per_step[place]),
+        noise_multiplier=scale * plan.noise_multiplier[place],
+        **{"clip_unit": design.clip_unit} | changes,
+    )
+    steps = int(plan.num_steps[place])
+    return float(jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp"))
+
+
 def test_every_candidate_keeps_to_privacy_and_budget(pool_plan):
     compute, plan = pool_plan[0].compute, pool_plan[1]
     assert plan.left_out == {}
@@ -93,16 +104,8 @@ def test_every_candidate_keeps_to_privacy_and_budget(pool_plan):
     assert np.all((plan.num_steps >= 20) & (plan.num_steps <= 60))
     rng = np.random.default_rng(0)
     for place in rng.choice(plan.design.size, 6, replace=False):
-        design = plan.designs[plan.design[place]]
-        sampling = design.sampling(int(plan.episodes_per_step[place]))
-
-        def epsilon(noise, sampling=sampling, place=place):
-            step = jde.GaussianStep(sampling, noise_multiplier=noise)
-            steps = int(plan.num_steps[place])
-            return jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp")
-
+        assert spent(plan, place) <= 4.0 < spent(plan, place, scale=0.999)
         noise = plan.noise_multiplier[place]
-        assert epsilon(noise) <= 4.0 < epsilon(0.999 * noise)
         expected = plan.episodes_per_step[place] / noise
         assert plan.signal_to_noise[place] == pytest.approx(expected)
 
@@ -118,21 +121,15 @@ def test_recommended_is_nearly_best_and_cheapest_of_these(pool_plan):
         assert plan.design[plan.best_of(place)] == place
 
 
-def test_front_against_all_pairs():
-    costs = np.random.default_rng(0).integers(0, 12, (3, 300)).astype(float)
-    found = _front(costs)
-    for i in range(300):
-        no_worse = np.all(costs <= costs[:, i : i + 1], axis=0)
-        better = no_worse & np.any(costs < costs[:, i : i + 1], axis=0)
-        if better.any():
-            assert not found[i]
-    # Of equal points one stands for all.
-    front = {tuple(c) for c in costs[:, found].T}
-    assert len(front) == found.sum()
-    for i in range(300):
-        assert any(
-            all(f <= c for f, c in zip(p, costs[:, i], strict=True)) for p in front
-        )
+def test_the_front_is_what_no_other_candidate_beats(pool_plan):
+    _, plan = pool_plan
+    rows = (-plan.signal_to_noise, -plan.num_steps, plan.total_episodes)
+    costs = np.unique(np.stack(rows), axis=1)  # of equal points one stands for all
+    front = {tuple(c) for c in np.stack(rows)[:, plan.is_on_front].T}
+    for point in costs.T:
+        no_worse = np.all(costs <= point[:, None], axis=0)
+        is_beaten = np.any(no_worse & np.any(costs < point[:, None], axis=0))
+        assert (tuple(point) in front) != is_beaten
 
 
 def test_effective_steps_at_the_ends():
@@ -201,25 +198,10 @@ def test_epochs_are_proposed_where_they_cost_less_than_coins(relation):
         mean = float(plan.episodes_per_step[i])
         scheme = epochs.sampling(mean).levels[0]
         assert mean * scheme.steps_per_epoch == 8
-        noise, steps = plan.noise_multiplier[i], int(plan.num_steps[i])
-        assert mean * steps <= few["total_episodes"]
-        spent = [
-            float(
-                jde.epsilon(
-                    jde.GaussianStep(
-                        design.sampling(mean),
-                        noise_multiplier=noise,
-                        clip_unit="class",
-                        privacy_unit="class",
-                    ),
-                    num_steps=steps,
-                    delta=1e-5,
-                    method="rdp",
-                )
-            )
-            for design in (epochs, coins)
-        ]
-        assert spent[0] <= 4.0 < 0.99 * spent[1]
+        assert mean * plan.num_steps[i] <= few["total_episodes"]
+        same = {"clip_unit": "class", "privacy_unit": "class"}
+        ours, theirs = (spent(plan, i, design=d, **same) for d in (epochs, coins))
+        assert ours <= 4.0 < 0.99 * theirs
     # Of equal batches and as many steps, so they are recommended.
     assert plan.design[plan.recommended] == place
 
@@ -244,17 +226,7 @@ def test_tasks_of_unequal_sizes():
         "step",
         "episode",
     }
-    place = plan.recommended
-    design = plan.designs[plan.design[place]]
-    step = jde.GaussianStep(
-        design.sampling(int(plan.episodes_per_step[place])),
-        noise_multiplier=plan.noise_multiplier[place],
-        clip_unit=design.clip_unit,
-        population=SCHOOLS,
-    )
-    steps = int(plan.num_steps[place])
-    spent = jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp")
-    assert 3.99 < spent <= 4
+    assert 3.99 < spent(plan, plan.recommended, population=SCHOOLS) <= 4
 
 
 @pytest.mark.parametrize(
@@ -474,14 +446,8 @@ def test_blocks_are_recommended_where_people_are_in_many_classes():
     # Two of 20 people have, on average, the 2 drawings of a class that are drawn.
     design = best.sampling(plan.episodes_per_step[plan.recommended])
     assert (design.num_people, design.people_per_block) == (20, 2)
-    step = jde.GaussianStep(
-        design,
-        noise_multiplier=plan.noise_multiplier[plan.recommended],
-        neighboring_relation="zero_out",
-    )
-    steps = int(plan.num_steps[plan.recommended])
-    spent = jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp")
-    assert 3.9 < spent <= 4.0
+    relation = {"clip_unit": None, "neighboring_relation": "zero_out"}
+    assert 3.9 < spent(plan, plan.recommended, **relation) <= 4.0
     # At equal numbers of episodes and steps every other design takes more noise.
     for index, other in enumerate(plan.designs):
         if other.scheme != "blocks":

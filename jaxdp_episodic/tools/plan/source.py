@@ -266,7 +266,7 @@ def _shares(
         )
     numbers = _numbers(len(names), ways)
     if numbers is None:
-        notes["path"] = (
+        notes["path"] = notes["held out"] = (
             f"nothing is held out, and there is no score: {len(names)} classes are too "
             "few to score others; give held-out data by --validation PATH"
         )

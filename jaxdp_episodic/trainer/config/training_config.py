@@ -14,6 +14,7 @@ from jaxdp_episodic.accountant.describe.designs import checked_sampling
 from jaxdp_episodic.accountant.describe.schemes import PERSON, MultistageSampling
 from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.trainer.config.duplicates import rows_held_out, without_rows
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     BAYES,
@@ -37,7 +38,6 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.config.training_step import StepConfig
-from jaxdp_episodic.trainer.data.duplicates import rows_held_out, without_rows
 from jaxdp_episodic.trainer.data.fields import (
     CheckedSpec,
     Count,

@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import GaussianStep
-from jaxdp_episodic.trainer.data.duplicates import shared_rows
+from jaxdp_episodic.trainer.config.duplicates import shared_rows
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 # Share of held-out examples up to which those equal to the last bit to ones trained on

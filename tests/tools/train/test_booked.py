@@ -147,7 +147,8 @@ def test_a_copy_that_goes_on_meanwhile_leaves_nothing_to_release(
     out, whole = tmp_path / "out", Trainer.train
 
     def copied(trainer, folder, **settings):
-        terms, (entry, *_) = read_book(book)[:2]
+        content = read_book(book)
+        terms, entry = content.terms, content.entries[0]
         wanted = Order(entry.what, entry.name, terms.protected, entry.about, dict)
         shutil.copytree(folder, tmp_path / "copy")
         check_in(book, tmp_path / "copy", wanted, run=entry.run)

@@ -55,19 +55,6 @@ class Sweep(Spec):
 
     The dictionary form is what a sweep file holds: a request file with ``axes``, a list
     of tables (see `Axis`). A field that an axis gives may be left out elsewhere.
-
-    Attributes:
-      step: the step, or a composed run; axes replace its numbers.
-      axes: at least one `Axis`; `jaxdp_episodic.tools.sweep.grid` says how fields are
-        called. Also "num_steps", "delta", "epsilon", "method" and "quantity".
-      quantity: "epsilon" (at ``delta``), "delta" (at ``epsilon``), "noise_multiplier"
-        (the smallest that keeps to ``epsilon`` and ``delta``) or "num_steps" (the
-        largest number that does).
-      num_steps: whole number >= 0; None for a composed run, and where it is sought.
-      delta: in (0, 1).
-      epsilon: >= 0 and finite.
-      method: see `jaxdp_episodic.epsilon`; None: the library's default.
-      memory_mib: of the arrays of one chunk, at most. It sets the size of chunks.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -75,14 +62,15 @@ class Sweep(Spec):
         "step": (GaussianStep, ComposedSteps),
     }
 
-    step: GaussianStep | ComposedSteps
+    step: GaussianStep | ComposedSteps  # axes replace its numbers
+    # Of fields of the step, and "num_steps", "delta", "epsilon", "method", "quantity".
     axes: tuple[Axis, ...]
-    quantity: str = "epsilon"
-    num_steps: Any = None
+    quantity: str = "epsilon"  # one of `QUANTITIES`
+    num_steps: Any = None  # None for a composed run, and where it is sought
     delta: Any = None
     epsilon: Any = None
-    method: str | None = None
-    memory_mib: int = 256
+    method: str | None = None  # see `jaxdp_episodic.epsilon`; None: its default
+    memory_mib: int = 256  # of the arrays of a chunk, at most: it sets their size
 
     def __post_init__(self) -> None:
         if self.method is None:

@@ -146,22 +146,14 @@ class RayEngine:
 
     The workers need this library, in the same version. Called as an engine. A Ray that
     was not running before is stopped when the last chunk is done.
-
-    Attributes:
-      address: of a cluster, as `ray.init` takes it: "auto" for the one that this
-        machine belongs to, "local" to start one on this machine.
-      num_cpus: CPUs that a task asks for.
-      num_gpus: GPUs that a task asks for; parts of one are possible.
-      max_retries: how often a task whose worker was lost is started again.
-
-    Raises:
-      ValueError: a number out of range.
     """
 
+    # Of a cluster, as `ray.init` takes it: "auto" for the one that this machine belongs
+    # to, "local" to start one on this machine.
     address: str = "local"
-    num_cpus: float = 1
-    num_gpus: float = 0
-    max_retries: int = 5
+    num_cpus: float = 1  # that a task asks for
+    num_gpus: float = 0  # that a task asks for; parts of one are possible
+    max_retries: int = 5  # of a task whose worker was lost
 
     def __post_init__(self) -> None:
         for name in ("num_cpus", "num_gpus"):

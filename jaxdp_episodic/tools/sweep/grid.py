@@ -143,23 +143,14 @@ def table_of(step: GaussianStep | ComposedSteps) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Axis(Spec):
-    """The values that one field takes; give exactly one of the three ways to say them.
+    """The values that one field takes, given in exactly one of three ways."""
 
-    Attributes:
-      field: name of the field, e.g. "noise_multiplier" or "school.size".
-      values: the values themselves: numbers, or words for "method" and "quantity".
-      linspace: ``(first, last, how_many)``, evenly spaced, both ends included.
-      geomspace: the same with a constant ratio; the ends are positive. Of a field of
-        whole numbers both are rounded to the nearest, and what then comes twice is
-        kept once.
-      zip: axes of the same name here move together; None: a product with the others.
-    """
-
-    field: str
-    values: Any = None
-    linspace: Any = None
+    field: str  # its name, e.g. "noise_multiplier" or "school.size"
+    values: Any = None  # numbers, or words for "method" and "quantity"
+    linspace: Any = None  # (first, last, how_many), evenly spaced, both ends included
+    # The same with a constant ratio. Whole numbers are rounded, and kept once.
     geomspace: Any = None
-    zip: str | None = None
+    zip: str | None = None  # axes of the same name here move together
 
     def __post_init__(self) -> None:
         for name, kinds in (("field", str), ("zip", str | None)):
@@ -243,17 +234,7 @@ def _check_number_of(name: str, number: int) -> None:
 
 
 class Grid:
-    """All settings of some axes, by index.
-
-    Args:
-      axes: at least one and at most 12, of different fields.
-
-    Attributes:
-      names: the fields, in the order of the axes.
-      dimensions: of the product, slowest first: the fields that move together.
-      shape: the length of each dimension.
-      size: how many settings there are.
-    """
+    """All settings of at least one and at most 12 axes, by index."""
 
     def __init__(self, axes: tuple[Axis, ...]) -> None:
         if not axes:
@@ -270,6 +251,7 @@ class Grid:
         for axis in axes:
             key = ("field", axis.field) if axis.zip is None else ("zip", axis.zip)
             dimensions.setdefault(key, []).append(axis.field)
+        # Of the product, slowest first: the fields that move together.
         self.dimensions = tuple(tuple(fields) for fields in dimensions.values())
         for fields in self.dimensions:
             lengths = {name: self._points[name].size for name in fields}

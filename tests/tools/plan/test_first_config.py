@@ -356,6 +356,9 @@ def test_copies_of_held_out_examples_are_not_trained_on(tmp_path):
     out.write_text(text)
     data, _ = read_config(out).training_data(tmp_path)
     assert data.fingerprint == source.parts["train"].fingerprint
+    out.write_text(re.sub('"(zero_out|add_remove)"', '"replace_one"', text))
+    with pytest.raises(ValueError, match="must be false under replace_one"):
+        read_config(out)
     text, _ = first_config(kept, Wishes())
     assert "select = false" in text and "drop_duplicates" not in text
 

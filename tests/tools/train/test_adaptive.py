@@ -219,6 +219,7 @@ def test_a_run_at_prices_begins_with_its_statistics(tmp_path):
         ("check", {"number": 0}, "number"),
         ("check", {"split": "all"}, "apart must be false with .* split='all'"),
         ("evaluation", {"without_noise": True}, "must be false with adaptive"),
+        ("evaluation", {"drop_duplicates": True}, "must be false with adaptive.check"),
         ("learner", {"kind": "plda"}, "must not be given|runs of gradient steps"),
     ],
 )

@@ -310,23 +310,27 @@ def _columns(
 
     Numbers are features, but for those that number the records.
     """
-    records = _records(path, layout)
-    if len(records) < 2:
+    names, *rows = _records(path, layout) or [()]
+    if len(rows) < 1:
         raise ValueError(f"{path} must have records below a line of column names")
-    names, rows = records[0], records[1:]
     if len(names) == 1 and ";" in names[0]:
         raise ValueError(f"cells of {path} must be separated by commas, not by ;")
     cells = dict(zip(names, zip(*rows, strict=True), strict=True))
     others = {name: given[name] for name in ("target", "owner") if name in given}
     features, notes = tuple(given.get("features", ())), {}
-    named = {*features, *others.values()}
+    label = given.get("label")
+    used = {*features, *others.values(), *([label] if label else [])}
     if layout == CSV:
-        _check_names(path, names, cells, {*named, *filter(None, [given.get("label")])})
-    for name in (*named, *filter(None, [given.get("label")])):
+        # Before an error shows what is in a record that stands in place of names.
+        numbers = {name for name, one in cells.items() if _are_numbers(one)}
+        counting = {name for name in numbers if _counts(cells[name])}
+        refuse_numbers_as_names(path, names, [*used, *(numbers - counting)])
+        texts = {name: one for name, one in cells.items() if name not in numbers}
+        refuse_ids_as_names(path, names, texts)
+    for name in used:
         if name not in names:
             raise ValueError(f"{path} has no column {name!r}; it has {list(names)}")
-    free = {name: column for name, column in cells.items() if name not in named}
-    label = given.get("label")
+    free = {name: one for name, one in cells.items() if name not in used - {label}}
     if label is None:
         label = _label(path, free)
         notes["label"] = f"guessed from {_DATA}: the column whose values repeat"
@@ -342,27 +346,16 @@ def _columns(
     return {"label": label, "features": features, **others}, notes
 
 
-def _check_names(
-    path: Path, names: Sequence[str], cells: Mapping[str, Sequence[Any]], used: set[str]
-) -> None:
-    """Refuses a record as the line of names, before an error shows what is in it."""
-    numbers = {n for n, c in cells.items() if _are_numbers(c)}
-    counting = {n for n in numbers if _counts(cells[n])}
-    refuse_numbers_as_names(path, names, [*used, *(numbers - counting)])
-    texts = {n: c for n, c in cells.items() if n not in numbers}
-    refuse_ids_as_names(path, names, texts)
-
-
 def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
     """The one column whose values repeat: texts, else whole numbers."""
-    texts = [n for n, c in cells.items() if not _are_numbers(c) and _repeats(c)]
-    whole = [
-        name
-        for name, column in cells.items()
-        if _are_numbers(column)
-        and all(float(cell).is_integer() for cell in column)
-        and _repeats(column)
-    ]
+    texts, whole = [], []
+    for name, column in cells.items():
+        if len(set(column)) == len(column):
+            continue
+        if not _are_numbers(column):
+            texts.append(name)
+        elif all(float(cell).is_integer() for cell in column):
+            whole.append(name)
     found = texts or whole
     by_name = [n for n in (*texts, *whole) if str(n).strip().lower() in _LABELS]
     if len(found) != 1 and len(by_name) == 1:
@@ -387,20 +380,22 @@ def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
 def _numeric(
     path: Path, cells: Mapping[str, Sequence[Any]]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The columns of numbers, and those that only number the records."""
+    """The columns of numbers, and those that only number the records.
+
+    A column of numbers with something else among them is not left out in silence.
+    """
     features, left_out = [], []
     for name, column in cells.items():
-        if not _are_numbers(column):
-            odd = [row for row, cell in enumerate(column) if not _are_numbers([cell])]
-            if 2 * len(odd) < len(column):
-                raise ValueError(
-                    f"column {name!r} of {path} has numbers, but {column[odd[0]]!r} in "
-                    f"record {odd[0] + 1}; fill it, or name others by --features"
-                )
-        elif _counts(column):
+        odd = [row for row, cell in enumerate(column) if not _are_numbers([cell])]
+        if not odd and _counts(column):
             left_out.append(f"{name}, which numbers the records")
-        else:
+        elif not odd:
             features.append(name)
+        elif 2 * len(odd) < len(column):
+            raise ValueError(
+                f"column {name!r} of {path} has numbers, but {column[odd[0]]!r} in "
+                f"record {odd[0] + 1}; fill it, or name others by --features"
+            )
     if not features:
         raise ValueError(
             f"{path} must have columns of numbers, to be features, beside the label; "
@@ -428,10 +423,6 @@ def _are_numbers(cells: Sequence[Any]) -> bool:
         return all(np.isfinite(float(cell)) for cell in cells)
     except (TypeError, ValueError):
         return False
-
-
-def _repeats(cells: Sequence[Any]) -> bool:
-    return len(set(cells)) < len(cells)
 
 
 def _counts(cells: Sequence[Any]) -> bool:

@@ -1,7 +1,7 @@
 """Fuzzes every reader of files and descriptions, and says what became of each case.
 
-``python experiments/trust/fuzz.py --cases 100000 --out DIR`` writes ``fuzz.json`` and
-``fuzz.md``. Cases are drawn by Hypothesis, the same in every run. A case may be
+``python experiments/trust/fuzz.py --cases 100000 --out DIR`` writes ``fuzz.json``.
+Cases are drawn by Hypothesis, the same in every run. A case may be
 accepted, or refused with a clear error (`TypeError`, `ValueError`,
 `NotImplementedError`, `OSError`, with a message); anything else makes the exit code 1,
 and the smallest such case lies in ``DIR/READER.case``. Each reader has a process of its
@@ -40,24 +40,6 @@ def result_of(target: Target, cases: int, out: Path) -> dict[str, Any]:
     return result
 
 
-def markdown(results: list[dict[str, Any]]) -> str:
-    """Returns the results as a table."""
-    refused = [name for r in results for name in r["outcomes"] if name != "accepted"]
-    columns = ["accepted", *dict.fromkeys(sorted(refused))]
-    lines = [
-        f"| reader | cases | {' | '.join(columns)} | slowest case, s |",
-        f"|---|{'---:|' * (len(columns) + 2)}",
-    ]
-    for result in results:
-        counts = [f"{result['outcomes'].get(name, 0):,}" for name in columns]
-        cells = [f"{result['cases']:,}", *counts, f"{result['slowest_seconds']:.3f}"]
-        lines.append(f"| {result['target']} | {' | '.join(cells)} |")
-    total = sum(result["cases"] for result in results)
-    failed = sum(result["failure"] is not None for result in results)
-    lines += ["", f"{total:,} cases, {failed} readers with another error."]
-    return "\n".join(lines) + "\n"
-
-
 def main() -> int:
     """Fuzzes, prints, writes; returns the exit code."""
     parser = argparse.ArgumentParser(description="Fuzzes every reader of files.")
@@ -80,7 +62,9 @@ def main() -> int:
             print(result["failure"], file=sys.stderr)
         sys.stdout.flush()
         write(options.out, results)
-    print(markdown(results))
+    failed = sum(result["failure"] is not None for result in results)
+    cases = sum(result["cases"] for result in results)
+    print(f"{cases:,} cases, {failed} readers with another error")
     slow = [r["target"] for r in results if r["slowest_seconds"] > SLOWEST]
     for name in slow:
         print(f"{name}: a case took more than {SLOWEST} s", file=sys.stderr)
@@ -95,7 +79,6 @@ def write(out: Path, results: list[dict[str, Any]]) -> None:
         "results": results,
     }
     (out / "fuzz.json").write_text(json.dumps(document, indent=1) + "\n")
-    (out / "fuzz.md").write_text(markdown(results))
 
 
 if __name__ == "__main__":

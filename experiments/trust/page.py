@@ -23,21 +23,14 @@ from jaxdp_episodic.trainer.audit.report import downward, upward
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("trust.md", "audit.md", "guarantees.md")
+# Of each result its file below the folder of results, and its command.
 RESULTS = {
-    "audit": "audit/audit.json",
-    "allocation": "allocation/allocation.json",
-    "mutations": "mutations/mutations.json",
-    "kills": "kills/summary.json",
-    "distributed": "distributed/summary.json",
-    "fuzz": "fuzz/fuzz.json",
-}
-COMMANDS = {
-    "audit": "experiments/trust/audit.py",
-    "allocation": "experiments/trust/allocation.py",
-    "mutations": "experiments/trust/mutations.py",
-    "kills": "experiments/trust/kill_training.py",
-    "distributed": "experiments/trust/kill_distributed.py",
-    "fuzz": "experiments/trust/fuzz.py",
+    "audit": ("audit/audit.json", "audit"),
+    "allocation": ("allocation/allocation.json", "allocation"),
+    "mutations": ("mutations/mutations.json", "mutations"),
+    "kills": ("kills/summary.json", "kill_training"),
+    "distributed": ("distributed/summary.json", "kill_distributed"),
+    "fuzz": ("fuzz/fuzz.json", "fuzz"),
 }
 # Beginning of an attacker's name who audits a person, and its end where no
 # contributions are known that come near the claim.
@@ -45,30 +38,26 @@ PERSON, UNATTAINED = "a person", "not attained"
 DESIGN = re.compile(r"(?P<design>.*) \((?P<rates>.*)\), T=(?P<steps>\d+)")
 AUDITED = re.compile(r"audited (\S+) (\S+) claimed (\S+) at delta (\S+)")
 
-Results = dict[str, dict[str, Any]]
+Row = dict[str, Any]
+Results = dict[str, Row]
 
 
 def tables(results: Results) -> dict[str, str]:
     """Returns the tables of the pages by their names."""
-    audit, kills, fuzz = results["audit"], results["kills"], results["fuzz"]
+    rows = results["audit"]["rows"]
+    games = [row for row in rows if DESIGN.fullmatch(row["name"])]
+    trained = [row for row in rows if not DESIGN.fullmatch(row["name"])]
     return {
-        "summary": summary(results),
+        "summary": summary(results, games, trained),
         "provenance": provenance(results),
-        "designs": designs(audit["rows"]),
+        "designs": designs(games),
         "allocation": allocation(results["allocation"]["rows"]),
-        "runs": runs(audit["rows"]),
+        "runs": runs(trained),
         "faults": faults(results["mutations"]["faults"]),
-        "kills": moments(kills),
+        "kills": moments(results["kills"]),
         "distributed": moments(results["distributed"]),
-        "readers": readers(fuzz["results"]),
+        "readers": readers(results["fuzz"]["results"]),
     }
-
-
-def moments(found: dict[str, Any]) -> str:
-    """What came of the kills of a rig, and when they were."""
-    facts = [[name, f"{value:,}"] for name, value in found["facts"].items()]
-    facts += [[f"killed {name}", f"{n:,}"] for name, n in found["moments"].items()]
-    return table(["", ""], facts)
 
 
 def table(head: list[str], rows: Iterable[list[str]]) -> str:
@@ -78,40 +67,45 @@ def table(head: list[str], rows: Iterable[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
-def summary(results: Results) -> str:
+def summary(results: Results, games: list[Row], trained: list[Row]) -> str:
     """What was done, how often, and what was found."""
-    audit, fuzz, pairs = results["audit"], results["fuzz"], results["allocation"]
-    draws, rows = audit["draws"], audit["rows"]
+    draws, fuzz, pairs = (
+        results["audit"]["draws"],
+        results["fuzz"],
+        results["allocation"],
+    )
     found = results["mutations"]["faults"]
-    caught = sum(fault["is_caught"] for fault in found)
     kills, several = results["kills"]["facts"], results["distributed"]["facts"]
     failed = sum(result["failure"] is not None for result in fuzz["results"])
-    games = [row for row in rows if DESIGN.fullmatch(row["name"])]
     most = max(abs(row["deviations"]) for row in pairs["rows"] if row["is_attained"])
+    least = math.floor(100 * min(map(share, games)))
+    refuted = sum(row["is_refuted"] for row in pairs["rows"]) or "no"
+    attackers = {(row["name"], row["attacker"]) for row in trained}
     lines = [
         [
             "audit games of designs, people included",
             f"{len(games)} designs, {draws['games']:,} runs of each with the unit and "
             "as many without",
-            f"{disproved(games)}; where the claim is attained at least "
-            f"{math.floor(100 * min(map(share, games)))}% of it is shown",
+            f"{disproved(games)}; where the claim is attained at least {least}% of it "
+            "is shown",
         ],
         [
             "pairs of random allocation, simulated",
             f"{len(pairs['rows'])} values of delta, {pairs['draws']:,} runs each",
-            f"{sum(row['is_refuted'] for row in pairs['rows']) or 'no'} claim refuted; "
-            f"at most {most:.1f} standard errors from the exact value",
+            f"{refuted} claim refuted; at most {most:.1f} standard errors from the "
+            "exact value",
         ],
-    ]
-    trained = [row for row in rows if not DESIGN.fullmatch(row["name"])]
-    lines += [
         [
             "audits of the trainer",
-            f"{len({(r['name'], r['attacker']) for r in trained})} audits, by canaries "
-            f"and by {draws['steps of the trainer']:,} steps with and without the unit",
+            f"{len(attackers)} audits, by canaries and by "
+            f"{draws['steps of the trainer']:,} steps with and without the unit",
             disproved(trained),
         ],
-        ["planted faults", f"{len(found)} faults", f"{caught} caught"],
+        [
+            "planted faults",
+            f"{len(found)} faults",
+            f"{sum(fault['is_caught'] for fault in found)} caught",
+        ],
         [
             "kill -9 at random moments of training",
             f"{kills['processes killed']} kills, {kills['runs finished']} runs",
@@ -131,89 +125,84 @@ def summary(results: Results) -> str:
     return table(["what", "how often", "what was found"], lines)
 
 
-def allocation(rows: list[dict[str, Any]]) -> str:
-    """Simulated deltas against the claims, the epsilons of one pair in a line."""
-    relations = {"add_remove": "add, remove", "replace_one": "replace one"}
-    lines: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        relation = relations[row["relation"]]
-        if row["rate"] < 1:
-            relation = f"drawn below, {row['rate']:g}"
-        run = f"{row['steps']}, {row['noise']:g}, {row['num_steps']}"
-        lines.setdefault((relation, run, row["direction"]), []).append(row)
-    head = ["unit", "steps an epoch, noise, steps", "direction", "epsilon"]
-    head += ["delta claimed", "simulated"]
-    head += ["with 1 % less noise", "with 1 % more"]
-    return table(head, ([*key, *pair(found)] for key, found in lines.items()))
-
-
-def pair(rows: list[dict[str, Any]]) -> list[str]:
-    """One pair's epsilons and deltas, and the ranges of the standard errors."""
-    epsilons = ", ".join(f"{row['epsilons'][0]:g}" for row in rows)
-    deltas = f"{rows[0]['claimed']:.3g} to {rows[-1]['claimed']:.3g}"
-    if not all(row["is_attained"] for row in rows):
-        return [epsilons, f"at most {deltas}", "below", "", ""]
-    less, more = zip(*(row["deviations_planted"] for row in rows), strict=True)
-    found = [row["deviations"] for row in rows]
-    ranges = [f"{min(found):+.1f} to {max(found):+.1f}"]
-    ranges += [f"{min(side):+.0f} to {max(side):+.0f}" for side in (less, more)]
-    return [epsilons, deltas, *ranges]
-
-
-def disproved(rows: list[dict[str, Any]]) -> str:
+def disproved(rows: list[Row]) -> str:
     """How many claims an audit disproved."""
     number = sum(row["is_violated"] for row in rows)
     return f"{number or 'no'} claim{'s' if number > 1 else ''} disproved"
 
 
-def provenance(results: Results) -> str:
-    """By which command, when and on what."""
-    rows = []
-    for name, command in COMMANDS.items():
-        found = results[name]
-        # Faults may have been added later.
-        older = found.get("faults", [])
-        days = {found["date"], *(one.get("date", found["date"]) for one in older)}
-        own = "jaxdp-episodic"
-        releases = {found["versions"][own]}
-        releases |= {one.get("version", found["versions"][own]) for one in older}
-        versions = {**found["versions"], own: ", ".join(sorted(releases))}
-        words = ", ".join(f"{k} {v}" for k, v in versions.items() if v)
-        rows.append([f"`{command}`", ", ".join(sorted(days)), found["machine"], words])
-    return table(["command", "date", "machine", "versions"], rows)
-
-
-def share(row: dict[str, Any]) -> float:
-    """What is shown of the claim about a person; 1 where it is not attained."""
+def share(row: Row) -> float:
+    """What is shown of a claim; 1 where it is not attained."""
     return 1.0 if UNATTAINED in row["attacker"] else row["share_of_exact"]
 
 
-def designs(rows: list[dict[str, Any]]) -> str:
+def provenance(results: Results) -> str:
+    """By which command, when and on what."""
+    rows, own = [], "jaxdp-episodic"
+    for name, (_, command) in RESULTS.items():
+        found = results[name]
+        version, older = found["versions"][own], found.get("faults", [])
+        # Faults may have been added later.
+        days = {found["date"], *(one.get("date", found["date"]) for one in older)}
+        releases = {version, *(one.get("version", version) for one in older)}
+        versions = {**found["versions"], own: ", ".join(sorted(releases))}
+        words = ", ".join(f"{k} {v}" for k, v in versions.items() if v)
+        script = f"`experiments/trust/{command}.py`"
+        rows.append([script, ", ".join(sorted(days)), found["machine"], words])
+    return table(["command", "date", "machine", "versions"], rows)
+
+
+def allocation(rows: list[Row]) -> str:
+    """Simulated deltas against the claims, the epsilons of one pair in a line."""
+    relations = {"add_remove": "add, remove", "replace_one": "replace one"}
+    pairs: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        relation = relations[row["relation"]]
+        if row["rate"] < 1:
+            relation = f"drawn below, {row['rate']:g}"
+        run = f"{row['steps']}, {row['noise']:g}, {row['num_steps']}"
+        pairs.setdefault((relation, run, row["direction"]), []).append(row)
+    lines = []
+    for key, found in pairs.items():
+        epsilons = ", ".join(f"{row['epsilons'][0]:g}" for row in found)
+        deltas = f"{found[0]['claimed']:.3g} to {found[-1]['claimed']:.3g}"
+        cells = [epsilons, f"at most {deltas}", "below", "", ""]
+        if all(row["is_attained"] for row in found):
+            off = [row["deviations"] for row in found]
+            sides = zip(*(row["deviations_planted"] for row in found), strict=True)
+            cells = [epsilons, deltas, f"{min(off):+.1f} to {max(off):+.1f}"]
+            cells += [f"{min(side):+.0f} to {max(side):+.0f}" for side in sides]
+        lines.append([*key, *cells])
+    head = ["unit", "steps an epoch, noise, steps", "direction", "epsilon"]
+    head += ["delta claimed", "simulated", "with 1 % less noise", "with 1 % more"]
+    return table(head, lines)
+
+
+def designs(rows: list[Row]) -> str:
     """Audit games, a design a line."""
     lines = []
     for row in rows:
-        if match := DESIGN.fullmatch(row["name"]):
-            run = f"{match['rates']}, {match['steps']}"
-            numbers = upward(row["claimed_exact"]), shown(row)
-            lines.append([match["design"], row["attacker"], run, *numbers])
+        match = DESIGN.fullmatch(row["name"])
+        assert match is not None
+        run = f"{match['rates']}, {match['steps']}"
+        numbers = upward(row["claimed_exact"]), shown(row)
+        lines.append([match["design"], row["attacker"], run, *numbers])
     head = ["design", "protected", "noise, steps", "claimed, exact", "audited"]
     return table(head, lines)
 
 
-def shown(row: dict[str, Any]) -> str:
+def shown(row: Row) -> str:
     """A lower bound, and its share of the exact claim."""
     return f"{downward(row['audited'])} ({row['share_of_exact']:.0%})"
 
 
-def runs(rows: list[dict[str, Any]]) -> str:
+def runs(rows: list[Row]) -> str:
     """Audits of the trainer, each at the delta at which it shows most."""
-    best: dict[tuple[str, str], dict[str, Any]] = {}
+    best: dict[tuple[str, str], Row] = {}
     for row in rows:
-        key = row["name"], row["attacker"]
-        if DESIGN.fullmatch(row["name"]):
-            continue
-        if key not in best or row["share_of_exact"] > best[key]["share_of_exact"]:
-            best[key] = row
+        old = best.setdefault((row["name"], row["attacker"]), row)
+        if row["share_of_exact"] > old["share_of_exact"]:
+            best[row["name"], row["attacker"]] = row
     head = ["run", "attacker", "delta", "claimed, exact", "audited"]
     lines = (
         [*key, f"{row['delta']:g}", upward(row["claimed_exact"]), shown(row)]
@@ -222,47 +211,45 @@ def runs(rows: list[dict[str, Any]]) -> str:
     return table(head, lines)
 
 
-def faults(found: list[dict[str, Any]]) -> str:
+def faults(found: list[Row]) -> str:
     """What was planted and who noticed."""
-    head = ["fault", "caught by", "with the fault", "without it"]
     rows = []
     for fault in found:
         who = fault["caught_by"] if fault["is_caught"] else "**not caught**"
-        evidence = [
-            AUDITED.sub(r"\1 \2 \3 (delta \4)", fault[which]["evidence"])
-            for which in ("with", "without")
-        ]
+        texts = (fault[which]["evidence"] for which in ("with", "without"))
+        evidence = [AUDITED.sub(r"\1 \2 \3 (delta \4)", text) for text in texts]
         rows.append([fault["fault"], who, *evidence])
-    return table(head, rows)
+    return table(["fault", "caught by", "with the fault", "without it"], rows)
 
 
-def readers(results: list[dict[str, Any]]) -> str:
+def moments(found: Row) -> str:
+    """What came of the kills of a rig, and when they were."""
+    facts = [[name, f"{value:,}"] for name, value in found["facts"].items()]
+    facts += [[f"killed {name}", f"{n:,}"] for name, n in found["moments"].items()]
+    return table(["", ""], facts)
+
+
+def readers(results: list[Row]) -> str:
     """What became of the broken files."""
-    rows = [
-        [
-            result["target"],
-            f"{result['cases']:,}",
-            f"{result['outcomes'].get('accepted', 0):,}",
-            f"{result['cases'] - result['outcomes'].get('accepted', 0):,}",
-            f"{result['slowest_seconds']:.2f}",
-        ]
-        for result in results
-    ]
+    rows = []
+    for result in results:
+        cases, accepted = result["cases"], result["outcomes"].get("accepted", 0)
+        numbers = (f"{n:,}" for n in (cases, accepted, cases - accepted))
+        rows.append([result["target"], *numbers, f"{result['slowest_seconds']:.2f}"])
     head = ["reader", "cases", "accepted", "refused, clearly", "slowest case, s"]
     return table(head, rows)
 
 
-def picture(rows: list[dict[str, Any]], path: Path) -> None:
+def picture(rows: list[Row], path: Path) -> None:
     """Draws the audits; of several deltas one."""
     drawn = []
     for row in rows:
         evidence = row["evidence"]
         kind: Any = Guesses if "num_canaries" in evidence else EpsilonBound
-        if not DESIGN.fullmatch(row["name"]) and kind is EpsilonBound:
-            if row["delta"] != 1e-2:
-                continue
-        values = [row[k] for k in AuditRow._fields[:5]]
-        drawn.append(AuditRow._make([*values, kind(**evidence)]))
+        is_step = not DESIGN.fullmatch(row["name"]) and kind is EpsilonBound
+        if not is_step or row["delta"] == 1e-2:
+            values = [row[k] for k in AuditRow._fields[:5]]
+            drawn.append(AuditRow._make([*values, kind(**evidence)]))
     plot_audit(drawn, path, title="Claimed and audited epsilon")
 
 
@@ -290,7 +277,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     if options.results is not None:
-        for name, path in RESULTS.items():
+        for name, (path, _) in RESULTS.items():
             target = DOCS / "tables" / f"trust_{name}.json"
             shutil.copy(options.results / path, target)
     results = read_tables()

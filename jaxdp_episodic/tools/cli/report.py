@@ -68,13 +68,13 @@ def _of_plan(file: Path) -> str:
 def _of_config(config: TrainingConfig, base: Path) -> str:
     """The words of a run before it begins, if training would begin it."""
     # Imported here: Flax costs a second, which a request should not pay.
-    from jaxdp_episodic.trainer.run.adaptive_report import adaptive_methods
     from jaxdp_episodic.trainer.run.assemble import (
         Tables,
         adaptive_plan_of,
         checked_run,
     )
     from jaxdp_episodic.trainer.run.report import (
+        adaptive_methods,
         bounded,
         opening,
         people_of,

@@ -1,4 +1,4 @@
-"""What a run says of itself: its page, the statement of its privacy, its release.
+"""What a run says of itself: the statement of its privacy, its page, its parameters.
 
 What may leave the house is a function of what the noised steps released and of public
 settings: parameters, statement, public log. The checkpoint, the full log and the page
@@ -8,7 +8,7 @@ are not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,13 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
-from jaxdp_episodic.accountant.report.adaptive_words import owed_by_plan
+from jaxdp_episodic.accountant.report.adaptive_words import (
+    adaptive_preconditions,
+    budget_in_words,
+    owed_by_plan,
+)
 from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.accountant.report.protected import bounds_in_words, changed_unit
 from jaxdp_episodic.accountant.report.report import privacy_report
@@ -33,6 +38,19 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.clip_norm import clipped_and_noised
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT
+
+_FIXED = ClippingConfig(kind=FIXED)
+# What is added, and what its low-order bits tell.
+_NOISES = {
+    True: (
+        "discrete Gaussian noise",
+        "Sums and noise were whole numbers, whose low-order bits tell nothing.",
+    ),
+    False: (
+        "Gaussian noise",
+        "The noise was float64 Gaussian; its low-order bits are not hardened.",
+    ),
+}
 
 
 def privacy_statement(
@@ -66,86 +84,134 @@ def privacy_statement(
     Returns:
       Markdown. Epsilon in it is an *upper bound*.
     """
-    lines = opening(is_private=budget.is_private, is_seeded=is_seeded)
-    if not budget.is_private:
-        return "\n".join(lines) + "\n"
-    if for_release:
-        public = public_budget(budget)
-        if public is None:
-            return "\n".join([*lines, *_without_sizes(budget)]) + "\n"
-        budget = public
+    head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
+    public = public_budget(budget) if for_release and budget.is_private else budget
+    if not budget.is_private or public is None:
+        return _page([head, *([] if public else _without_sizes(budget))])
+    budget, clipping = public, clipping or _FIXED
     owed = int(budget.owed(num_steps))
-    if owed != num_steps:
-        lines += [
-            f"It ended after {num_steps:,} steps, within an epoch and not by its plan, "
-            f"and is charged for {owed:,}: the end may depend on what was released.",
-            "",
-        ]
-    shown = None if for_release else people
     report, _ = report_of_budget(
-        budget, owed, shown, has_default_normalizer=has_default_normalizer
+        budget,
+        owed,
+        None if for_release else people,
+        has_default_normalizer=has_default_normalizer,
     )
-    kind = clipping or ClippingConfig(kind=FIXED)
-    words = _in_words(report, budget, num_steps, noise, kind)
-    if people is not None:
-        words += ["", _of_a_person(report, people, for_release=for_release)]
-    if truncation is not None:
-        words += ["", bounded(truncation, for_release=for_release)]
-    return "\n".join([*lines, *words, "", "```", str(report), "```"]) + "\n"
+    kind, bits = _NOISES[noise == DISCRETE]
+    epsilon, early = report.epsilon, ""
+    if num_steps < budget.num_steps:
+        epsilon = max(budget.epsilon, epsilon)
+        early = (
+            f" It ended after {num_steps:,} of {budget.num_steps:,} steps, which alone "
+            f"are epsilon {upward(report.epsilon)}: "
+            f"{owed_by_plan(budget.epsilon, budget.delta)}."
+        )
+    reasons = "; and because ".join(_reasons(budget, num_steps, kind, clipping))
+    paragraphs = [
+        head,
+        f"It ended after {num_steps:,} steps, within an epoch and not by its plan, and "
+        f"is charged for {owed:,}: the end may depend on what was released."
+        if owed != num_steps
+        else "",
+        f"{_guarantee(report, epsilon, 'the training data')} The target was epsilon "
+        f"<= {budget.epsilon:g}.{early}",
+        f"It holds because {reasons}. {bits}",
+        f"Released are {'the noised sums and ' * bool(budget.before)}the parameters "
+        f"{'and the clip norm ' * clipping.counts}after every step. Not released, and "
+        "not covered: the full log (it holds losses and norms of private data), which "
+        "examples each step drew, and scores on held-out data, which disclose the "
+        "people in them. Sizes stated here were given by the config; where they were "
+        "counted in the data, they are not covered.",
+        people and _of_a_person(report, people, for_release=for_release),
+        truncation and bounded(truncation, for_release=for_release),
+    ]
+    return _page(paragraphs, str(report))
 
 
-def report_of_budget(
-    budget: PrivacyBudget,
-    owed: int,
-    people: PersonBounds | None = None,
+def adaptive_statement(
+    budget: AdaptiveBudget,
     *,
-    has_default_normalizer: bool = False,
-) -> tuple[PrivacyReport, ComposedSteps]:
-    """Returns the report of a run's first steps, and these; see `privacy_statement`.
-
-    Levels of which the way it trains covers nothing have no epsilon.
-    """
-    run = _run(budget, owed)
-    report = privacy_report(run, delta=budget.delta, people=people)
-    if budget.step.neighboring_relation == "zero_out":
-        report = _without_finer_levels(report)
-    if has_default_normalizer:
-        report = _without_private_divisor(report, budget.step)
-    return report, run
-
-
-def people_of(data: ExampleTable, unit: str) -> PersonBounds | None:
-    """Returns what people own where less than one is protected, and owners are known.
-
-    It is private.
-    """
-    if data.owners is None or unit == PERSON or len(data.level_names) > len(BOUNDS):
-        return None
-    return fitting_bounds(data)
-
-
-def _of_a_person(
-    report: PrivacyReport, people: PersonBounds, *, for_release: bool
+    is_seeded: bool = False,
+    noise: str = DISCRETE,
+    fixed: Sequence[str] = (),
+    clipping: ClippingConfig | None = None,
+    truncation: Truncation | None = None,
+    for_release: bool = False,
 ) -> str:
-    """What a run that protects less than a person means for one."""
-    unit = report.privacy_unit
-    less = f"Protected is one `{unit}`, not a person: somebody who has several "
-    if for_release:
-        return f"{less}is protected less, by as much as they are."
-    found = report.epsilon_by_level.get(PERSON)
-    if isinstance(found, float):
-        own = f"epsilon {upward(found)}"
-    else:
-        own = f"no epsilon is known ({found})"
-    return (
-        f"{less}is protected less. For somebody who owns as much as anybody does here, "
-        f"{_where(people)}: {own}."
-    )
+    """Returns the same of a run that chose on the way.
+
+    Args:
+      budget: of the run, after all that was charged.
+      is_seeded: see `privacy_statement`, as ``noise``, ``clipping``, ``truncation``.
+      noise: "discrete" or "gaussian".
+      fixed: the checks that look at the same episodes each time.
+      clipping: of the run.
+      truncation: what bounding people has left out.
+      for_release: without the numbers of it, which are private.
+
+    Returns:
+      Markdown. Epsilon in it is an *upper bound*; all else of it is public.
+    """
+    head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
+    if not budget.is_private:
+        return _page([head])
+    clipping = clipping or _FIXED
+    menu = ["| option | noise multiplier | of each | taken |", "|---|---|---|---|"]
+    menu += [
+        f"| {name} | {float(step.noise_multiplier):.5g} | `{step.clip_unit}`: its "
+        f"{'score' if name in budget.checks else 'contribution'} | "
+        f"{budget.taken[name]:,} |"
+        for name, step in budget.options.items()
+    ]
+    paragraphs = [
+        head,
+        _guarantee(budget.a_step, budget.epsilon, "its data", budget.delta),
+        "The run chose its steps on the way, in view of what it had released. What it "
+        "could choose was fixed before the first one, and the guarantee is that of the "
+        "worst way to choose. So it is the same after every step, and also where the "
+        "run ended early.",
+        "\n".join(menu),
+        " ".join(adaptive_methods(budget, noise, fixed, clipping)),
+        f"Released are {'the noised sums, ' * bool(budget.first)}the parameters "
+        f"{'and the clip norm ' * clipping.counts}after every step, the noisy scores, "
+        "and what was chosen. Not released, and not covered: the full log, which "
+        "examples each step drew, and scores without noise, by which nothing was "
+        "chosen.",
+        truncation and bounded(truncation, for_release=for_release),
+    ]
+    facts = [f"{name:<12} {text}" for name, text in budget_in_words(budget)]
+    unchecked = [f"  * {text}" for text in adaptive_preconditions(budget)]
+    block = [*facts, "", "Must be true, unchecked", *unchecked]
+    return _page(paragraphs, "\n".join(block))
 
 
-def _where(people: PersonBounds) -> str:
-    """Bounds without the words "all examples, "."""
-    return bounds_in_words(people).partition(", ")[2]
+def adaptive_methods(
+    budget: AdaptiveBudget,
+    noise: str,
+    fixed: Sequence[str],
+    clipping: ClippingConfig | None,
+) -> list[str]:
+    """Returns how a run that chooses protects, and what it does not; sentences.
+
+    Arguments are those of `adaptive_statement`.
+    """
+    unit = budget.a_step.privacy_unit
+    rounding = "discrete Gaussian noise, to sums that are whole numbers"
+    if noise != DISCRETE:
+        rounding = "float64 Gaussian noise; its low-order bits are not hardened"
+    follows = clipping is not None and clipping.counts
+    sentences = [
+        unit != PERSON and f"{_not_a_person(unit)}, by as much as they are.",
+        f"Added is {rounding}.",
+        follows
+        and "Contributions are clipped to a norm that follows the "
+        f"{clipping.quantile:g} quantile of theirs, by a count in the same noise.",
+        *(
+            f"The episodes of `{name}` are the same each time: everybody is in every "
+            "draw, and its secrecy is not counted on."
+            for name in fixed
+        ),
+    ]
+    return [sentence for sentence in sentences if sentence]
 
 
 def opening(*, is_private: bool, is_seeded: bool) -> list[str]:
@@ -176,64 +242,74 @@ def bounded(truncation: Truncation, *, for_release: bool) -> str:
     return words if for_release else f"{words} Here: {truncation}."
 
 
-def _run(budget: PrivacyBudget, num_steps: int) -> ComposedSteps:
-    """The steps that were taken, equal ones together; the first if none was."""
-    run = budget.run(num_steps)
-    counts: dict[Any, int] = {}
-    for step, count in zip(run.steps, run.counts, strict=True):
-        counts[step] = counts.get(step, 0) + int(count)
-    taken = {step: count for step, count in counts.items() if count}
-    return compose(*(taken or dict.fromkeys(run.steps[:1], 0)).items())
+def report_of_budget(
+    budget: PrivacyBudget,
+    owed: int,
+    people: PersonBounds | None = None,
+    *,
+    has_default_normalizer: bool = False,
+) -> tuple[PrivacyReport, ComposedSteps]:
+    """Returns the report of a run's first steps, and these; see `privacy_statement`.
 
-
-def _without_finer_levels(report: PrivacyReport) -> PrivacyReport:
-    """The report without levels below the one whose slots were drawn.
-
-    Their units have no slots: one that is null would change the rates.
+    Equal steps stand together. Levels of which the way it trains covers nothing have no
+    epsilon: below the one whose slots were drawn, as units there have no slots, and one
+    that is null would change the rates; and where the divisor is private.
     """
-    names = list(report.epsilon_by_level)
-    if report.privacy_unit == PERSON:
-        return report  # the slots are those of the last level
-    finer = names[names.index(report.privacy_unit) + 1 :]
-    reason = f"only slots of the level {report.privacy_unit!r} were drawn"
-    levels = dict(report.epsilon_by_level) | dict.fromkeys(finer, reason)
-    return dataclasses.replace(report, epsilon_by_level=levels)
+    taken, counts = budget.run(owed), dict[Any, int]()
+    for step, count in zip(taken.steps, taken.counts, strict=True):
+        counts[step] = counts.get(step, 0) + int(count)
+    counts = {step: count for step, count in counts.items() if count}
+    run = compose(*(counts or dict.fromkeys(taken.steps[:1], 0)).items())
+    report = privacy_report(run, delta=budget.delta, people=people)
+    levels: dict[str, float | str] = dict(report.epsilon_by_level)
+    unit, step = report.privacy_unit, budget.step
+    # Slots of people are those of the last level.
+    if step.neighboring_relation == "zero_out" and unit != PERSON:
+        finer = list(levels)[list(levels).index(unit) + 1 :]
+        reason = f"only slots of the level {unit!r} were drawn"
+        levels |= dict.fromkeys(finer, reason)
+    if has_default_normalizer:
+        reason = (
+            "the divisor was the mean number of clip units a step, which is private at "
+            "this level; give normalizer"
+        )
+        levels |= {
+            level: reason
+            for level, value in levels.items()
+            if not isinstance(value, str) and not mean_units_are_public(step, level)
+        }
+    return dataclasses.replace(report, epsilon_by_level=levels), run
 
 
-def _without_private_divisor(
-    report: PrivacyReport, step: GaussianStep
-) -> PrivacyReport:
-    """The report without epsilons at levels where the divisor is private."""
-    reason = (
-        "the divisor was the mean number of clip units a step, which is private at "
-        "this level; give normalizer"
+def people_of(data: ExampleTable, unit: str) -> PersonBounds | None:
+    """Returns what people own where less than one is protected, and owners are known.
+
+    It is private.
+    """
+    if data.owners is None or unit == PERSON or len(data.level_names) > len(BOUNDS):
+        return None
+    return fitting_bounds(data)
+
+
+def _page(paragraphs: Iterable[str | None], block: str = "") -> str:
+    """Paragraphs, those that are empty left out, and a block as it is."""
+    texts = [text.strip() for text in paragraphs if text]
+    return "\n\n".join([*texts, *([f"```\n{block}\n```"] if block else [])]) + "\n"
+
+
+def _guarantee(
+    protected: PrivacyReport | GaussianStep,
+    epsilon: float,
+    data: str,
+    delta: float | None = None,
+) -> str:
+    unit, relation = str(protected.privacy_unit), protected.neighboring_relation
+    delta = protected.delta if isinstance(protected, PrivacyReport) else delta
+    return (
+        "Whoever sees everything that this run released can hardly tell it from the "
+        f"run with {changed_unit(unit, relation)} in {data}: the two are "
+        f"({upward(epsilon)}, {delta:g})-indistinguishable."
     )
-    levels: dict[str, float | str] = {
-        level: value
-        if isinstance(value, str) or mean_units_are_public(step, level)
-        else reason
-        for level, value in report.epsilon_by_level.items()
-    }
-    return dataclasses.replace(report, epsilon_by_level=levels)
-
-
-def _without_sizes(budget: PrivacyBudget) -> list[str]:
-    """What may be said where the noise was calibrated to private sizes."""
-    unit = counted = budget.step.privacy_unit
-    if unit == PERSON:
-        counted = budget.step.design.level_names[-1]
-    return [
-        f"Trained for ({budget.epsilon:g}, {budget.delta:g})-differential privacy of "
-        f"one `{unit}` more or less, among data sets whose groups have the sizes of "
-        "this one or of its neighbours.",
-        "",
-        f"How many `{counted}` units there are in each group is private, and the "
-        "accounting of this run used it. Its noise, the number of its steps and what "
-        "it spent are therefore not for publication and not in this folder; that the "
-        "noise itself was chosen by these numbers is covered by no epsilon. A "
-        "`population` in every draw without replacement, a public lower bound, lets "
-        "the accounting rest on public facts alone.",
-    ]
 
 
 def _reasons(
@@ -262,44 +338,51 @@ def _reasons(
     return reasons
 
 
-def _in_words(
-    report: PrivacyReport,
-    budget: PrivacyBudget,
-    num_steps: int,
-    noise: str,
-    clipping: ClippingConfig,
-) -> list[str]:
-    kind = "Gaussian noise"
-    bits = "The noise was float64 Gaussian; its low-order bits are not hardened."
-    if noise == DISCRETE:
-        kind = "discrete Gaussian noise"
-        bits = "Sums and noise were whole numbers, whose low-order bits tell nothing."
-    changed = changed_unit(report.privacy_unit, report.neighboring_relation)
-    epsilon, early = report.epsilon, ""
-    if num_steps < budget.num_steps:
-        epsilon = max(budget.epsilon, epsilon)
-        owed = owed_by_plan(budget.epsilon, budget.delta)
-        early = (
-            f" It ended after {num_steps:,} of {budget.num_steps:,} steps, which alone "
-            f"are epsilon {upward(report.epsilon)}: {owed}."
-        )
+def _without_sizes(budget: PrivacyBudget) -> list[str]:
+    """What may be said where the noise was calibrated to private sizes."""
+    unit = counted = budget.step.privacy_unit
+    if unit == PERSON:
+        counted = budget.step.design.level_names[-1]
     return [
-        f"Whoever sees everything that this run released can hardly tell it from the "
-        f"run with {changed} in the training data: the two are "
-        f"({upward(epsilon)}, {report.delta:g})-indistinguishable. The target "
-        f"was epsilon <= {budget.epsilon:g}.{early}",
-        "",
-        "It holds because "
-        + "; and because ".join(_reasons(budget, num_steps, kind, clipping))
-        + f". {bits}",
-        "",
-        f"Released are {'the noised sums and ' * bool(budget.before)}the parameters "
-        f"{'and the clip norm ' * clipping.counts}after every step. Not released, and "
-        "not covered: the full log (it holds losses and norms of private data), which "
-        "examples each step drew, and scores on held-out data, which disclose the "
-        "people in them. Sizes stated here were given by the config; where they were "
-        "counted in the data, they are not covered.",
+        f"Trained for ({budget.epsilon:g}, {budget.delta:g})-differential privacy of "
+        f"one `{unit}` more or less, among data sets whose groups have the sizes of "
+        "this one or of its neighbours.",
+        f"How many `{counted}` units there are in each group is private, and the "
+        "accounting of this run used it. Its noise, the number of its steps and what "
+        "it spent are therefore not for publication and not in this folder; that the "
+        "noise itself was chosen by these numbers is covered by no epsilon. A "
+        "`population` in every draw without replacement, a public lower bound, lets "
+        "the accounting rest on public facts alone.",
     ]
+
+
+def _not_a_person(unit: Any) -> str:
+    return (
+        f"Protected is one `{unit}`, not a person: somebody who has several is "
+        "protected less"
+    )
+
+
+def _of_a_person(
+    report: PrivacyReport, people: PersonBounds, *, for_release: bool
+) -> str:
+    """What a run that protects less than a person means for one."""
+    less = _not_a_person(report.privacy_unit)
+    if for_release:
+        return f"{less}, by as much as they are."
+    found = report.epsilon_by_level.get(PERSON)
+    own = f"no epsilon is known ({found})"
+    if isinstance(found, float):
+        own = f"epsilon {upward(found)}"
+    return (
+        f"{less}. For somebody who owns as much as anybody does here, "
+        f"{_where(people)}: {own}."
+    )
+
+
+def _where(people: PersonBounds) -> str:
+    """Bounds without the words "all examples, "."""
+    return bounds_in_words(people).partition(", ")[2]
 
 
 def markdown_report(
@@ -315,7 +398,6 @@ def markdown_report(
 
     ``stages`` are lines of a table of their scores.
     """
-    scores = [r for r in records if HELD_OUT in r]
     lines = [
         f"# {title}",
         "",
@@ -328,17 +410,16 @@ def markdown_report(
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts.items()]
     lines += stages
+    scores = [
+        f"| {record['step']:,} | {float(record['epsilon']):.4g} | "
+        f"{record.get('stage', '')} | {split} | {score['name']} {score['mean']:.4f} | "
+        f"{score['low']:.4f} to {score['high']:.4f} |"
+        for record in records
+        for split, score in record.get(HELD_OUT, {}).items()
+    ]
     if scores:
         lines += ["", "| step | epsilon | stage | on | score | 95 % interval |"]
-        lines += ["|---|---|---|---|---|---|"]
-        for record in scores:
-            for split, score in record[HELD_OUT].items():
-                lines.append(
-                    f"| {record['step']:,} | {float(record['epsilon']):.4g} | "
-                    f"{record.get('stage', '')} | {split} | "
-                    f"{score['name']} {score['mean']:.4f} | "
-                    f"{score['low']:.4f} to {score['high']:.4f} |"
-                )
+        lines += ["|---|---|---|---|---|---|", *scores]
     return "\n".join([*lines, "", statement.replace("# Privacy", "## Privacy", 1)])
 
 

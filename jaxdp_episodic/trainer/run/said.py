@@ -16,19 +16,24 @@ from jaxdp_episodic.accountant.describe.schemes import (
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
-from jaxdp_episodic.accountant.report.adaptive_words import owed_by_plan
+from jaxdp_episodic.accountant.report.adaptive_words import (
+    budget_in_words,
+    owed_by_plan,
+)
 from jaxdp_episodic.accountant.report.in_words import FALSE_ALARMS
+from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.trainer.config.training_parts import NORMALIZE
-from jaxdp_episodic.trainer.run.adaptive_report import (
-    adaptive_facts,
-    adaptive_statement,
-)
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
-from jaxdp_episodic.trainer.run.report import people_of, privacy_statement
+from jaxdp_episodic.trainer.run.report import (
+    adaptive_statement,
+    people_of,
+    privacy_statement,
+)
 
 SEEDED = "draws and noise come from a fixed seed"
 _ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are drawn
+_UNITS = "mean units a step"
 
 
 class Said(NamedTuple):
@@ -65,8 +70,12 @@ def said_of(trainer: Any) -> Said:
 
     It speaks of every step that was charged, and of none that is to come.
     """
+    how: dict[str, Any] = {
+        name: getattr(trainer, name)
+        for name in ("is_seeded", "noise", "clipping", "truncation")
+    }
     chose = isinstance(trainer.budget, AdaptiveBudget)
-    said = _said_of_choices(trainer) if chose else _said_of_plan(trainer)
+    said = _of_choices(trainer, how) if chose else _of_plan(trainer, how)
     selection = trainer.selection
     if selection is None:
         return said
@@ -75,80 +84,83 @@ def said_of(trainer: Any) -> Said:
     return said.with_more({"stage": selection.stage.name}, f"\n{selection.words}\n")
 
 
-def _said_of_plan(trainer: Any) -> Said:
+def _of_plan(trainer: Any, how: dict[str, Any]) -> Said:
     """What is said of a run that was fixed in advance."""
     budget, taken = trainer.budget, trainer.num_steps_charged
-    spent = float(budget.spent(taken))
-    how = {
-        "is_seeded": trainer.is_seeded,
-        "has_default_normalizer": trainer.has_default_normalizer,
-        "noise": trainer.noise,
-        "clipping": trainer.clipping,
-        "truncation": trainer.truncation,
-        "people": people_of(trainer.data, str(budget.step.privacy_unit)),
-    }
+    step, spent = budget.step, float(budget.spent(taken))
     uncounted = epsilon_without_last_stage(budget, taken)
-    # What others would charge, who do not count the draw of an example.
-    others = {"epsilon without counting the draw of examples": uncounted}
-    if budget.step.privacy_unit == PERSON:
-        others = {}
-    facts: dict[str, Any] = {
-        "steps": taken,
-        "epsilon spent": spent,
-        **others,
-        "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
-        "noise": trainer.noise,
-        "protected": f"one {budget.step.privacy_unit} "
-        f"({budget.step.neighboring_relation})",
-    }
-    if budget.is_private and taken < budget.num_steps:
-        facts["ended early"] = owed_by_plan(budget.epsilon, budget.delta)
-    if budget.before:
-        noises = [float(step.noise_multiplier) for step in budget.before]
-        facts["noise multipliers of statistics"] = noises
+    rows = (
+        (True, "steps", taken),
+        (True, "epsilon spent", spent),
+        # What others would charge, who do not count the draw of an example.
+        (
+            step.privacy_unit != PERSON,
+            "epsilon without counting the draw of examples",
+            uncounted,
+        ),
+        (True, "target", f"epsilon {budget.epsilon:g}, delta {budget.delta:g}"),
+        (True, "noise", trainer.noise),
+        (True, "protected", f"one {step.privacy_unit} ({step.neighboring_relation})"),
+        (
+            budget.is_private and taken < budget.num_steps,
+            "ended early",
+            owed_by_plan(budget.epsilon, budget.delta),
+        ),
+        (
+            budget.before,
+            "noise multipliers of statistics",
+            [float(one.noise_multiplier) for one in budget.before],
+        ),
+    )
+    facts = {name: value for is_said, name, value in rows if is_said}
     if budget.num_steps > len(budget.before):
         facts |= {
-            "noise multiplier": budget.step.noise_multiplier,
+            "noise multiplier": step.noise_multiplier,
             "clip norm": _clip_norm(trainer),
-            "clipped": f"each {budget.step.clip_unit}",
-            "mean units a step": trainer.sampler.expected_units,
+            "clipped": f"each {step.clip_unit}",
+            _UNITS: trainer.sampler.expected_units,
         }
-    if trainer.is_seeded or not budget.is_private:
-        facts["not private"] = SEEDED if budget.is_private else "there is no noise"
-    facts = plain(facts)
-    released = privacy_statement(budget, taken, for_release=True, **how)
-    return Said(
-        spent,
-        uncounted,
-        facts,
-        privacy_statement(budget, taken, **how),
-        (released_facts(facts, budget), released),
-        trainer.has_public_accounting,
+    facts = plain(facts | _not_private(trainer, budget))
+    how |= {
+        "has_default_normalizer": trainer.has_default_normalizer,
+        "people": people_of(trainer.data, str(step.privacy_unit)),
+    }
+    shown, released = (
+        privacy_statement(budget, taken, for_release=for_release, **how)
+        for for_release in (False, True)
     )
+    public = released_facts(facts, budget), released
+    is_public = trainer.has_public_accounting
+    return Said(spent, uncounted, facts, shown, public, is_public)
 
 
-def _said_of_choices(trainer: Any) -> Said:
+def _of_choices(trainer: Any, how: dict[str, Any]) -> Said:
     """What is said of a run that chose on the way; its facts are public."""
     budget = trainer.ledger.budget_charged
-    facts = adaptive_facts(budget)
-    facts |= {"noise": trainer.noise, "clip norm": _clip_norm(trainer)}
-    if trainer.is_seeded or not budget.is_private:
-        facts["not private"] = SEEDED if budget.is_private else "there is no noise"
-    facts = plain(facts)
-    statement, released = (
-        adaptive_statement(
-            budget,
-            is_seeded=trainer.is_seeded,
-            noise=trainer.noise,
-            fixed=[name for name, check in trainer.checks.items() if check.fixed],
-            clipping=trainer.clipping,
-            truncation=trainer.truncation,
-            for_release=for_release,
-        )
+    step, facts = budget.step, dict[str, Any]()
+    for name, text in budget_in_words(budget):
+        facts[name] = f"{facts[name]}; {text}" if name in facts else text
+    facts |= {
+        "protected": f"{protected_unit(step)} ({step.neighboring_relation})",
+        "clipped": f"each {step.clip_unit}",
+        "noise": trainer.noise,
+        "clip norm": _clip_norm(trainer),
+    }
+    facts = plain(facts | _not_private(trainer, budget))
+    how["fixed"] = [name for name, check in trainer.checks.items() if check.fixed]
+    shown, released = (
+        adaptive_statement(budget, for_release=for_release, **how)
         for for_release in (False, True)
     )
     epsilon = budget.epsilon
-    return Said(epsilon, epsilon, facts, statement, (facts, released), True)
+    return Said(epsilon, epsilon, facts, shown, (facts, released), True)
+
+
+def _not_private(trainer: Any, budget: Any) -> dict[str, str]:
+    """Why a run is not private, if it is not."""
+    if not budget.is_private:
+        return {"not private": "there is no noise"}
+    return {"not private": SEEDED} if trainer.is_seeded else {}
 
 
 def _clip_norm(trainer: Any) -> float | str:
@@ -171,15 +183,15 @@ def meaning_of(trainer: Any) -> str:
     if not budget.is_private or trainer.is_seeded:
         return "not private"
     if isinstance(budget, AdaptiveBudget):
-        return f"Protected is every single {unit}, however the run chose its steps."
+        return f"Every single {unit} is protected, however the run chose its steps."
     found = true_positive_rate(budget.run(taken), false_positive_rate=FALSE_ALARMS)
     rate = np.ceil(1000 * float(found)) / 10
+    alarms = f"{100 * FALSE_ALARMS:g} %"
     return (
-        f"Protected is every single {unit} ({budget.step.neighboring_relation}). "
+        f"Every single {unit} is protected ({budget.step.neighboring_relation}). "
         "Whoever sees all releases,\nand knows all the rest, detects that it was there "
         f"with probability at most {rate:.1f} %,\nif false alarms are to come in "
-        f"{100 * FALSE_ALARMS:g} % of the cases (by guessing: "
-        f"{100 * FALSE_ALARMS:g} %)."
+        f"{alarms} of the cases (by guessing: {alarms})."
     )
 
 
@@ -197,19 +209,18 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
         last = dataclasses.replace(last, size=_ALL_EXAMPLES, population_is_exact=False)
     else:  # Poisson, or epochs
         last = Poisson(last.name, sampling_probability=1.0, population=last.population)
-    step = dataclasses.replace(
-        step, sampling=step.design.with_scheme(last), small_units="keep"
-    )
+    sampling = step.design.with_scheme(last)
+    whole = dataclasses.replace(step, sampling=sampling, small_units="keep")
     owed = budget.owed(num_steps)
-    return float(dataclasses.replace(budget, step=step).spent(owed))
+    return float(dataclasses.replace(budget, step=whole).spent(owed))
 
 
 def released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
     """Returns those facts of a run that hold no private number of units."""
     hidden: set[str] = set()
     if not mean_units_are_public(budget.step):
-        hidden.add("mean units a step")
+        hidden.add(_UNITS)
     if public_budget(budget) is None:  # the noise was calibrated to private sizes
-        hidden |= {"steps", "noise multiplier", "mean units a step"}
+        hidden |= {"steps", "noise multiplier", _UNITS}
         hidden |= {name for name in facts if name.startswith("epsilon ")}
     return {name: value for name, value in facts.items() if name not in hidden}

@@ -31,10 +31,9 @@ from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError, _check_apart
-from jaxdp_episodic.trainer.run.adaptive_report import adaptive_statement
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.ledger import LedgerFile, create_ledger
-from jaxdp_episodic.trainer.run.report import markdown_report
+from jaxdp_episodic.trainer.run.report import adaptive_statement, markdown_report
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.said import said_of
 from jaxdp_episodic.trainer.run.validation import PrivateValidation

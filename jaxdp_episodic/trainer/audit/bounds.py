@@ -117,21 +117,8 @@ def log_ratio_bound(
     probabilities p and q of any event on neighbouring data, so this is a *lower bound*
     of epsilon that fails with probability ``error`` at most: each of the two limits by
     Clopper and Pearson fails with half of it. The event must have been chosen without
-    looking at the draws that are counted here.
-
-    Args:
-      hits: (...,) counts of the event among ``num_draws`` draws where it is likely.
-      false_hits: (...,) counts among as many draws where it is not.
-      num_draws: of each.
-      delta: in [0, 1).
-      error: in (0, 1/2], of each bound.
-
-    Returns:
-      (...,) nats, not below 0.
-
-    Raises:
-      TypeError: counts that are no numbers.
-      ValueError: a number out of range.
+    looking at the draws that are counted here, ``num_draws`` where it is likely
+    (``hits``) and as many where it is not. (...,) nats, not below 0.
     """
     for name, counts in {"hits": hits, "false_hits": false_hits}.items():
         if np.any(np.asarray(counts) > num_draws):

@@ -80,16 +80,8 @@ def gradient_canaries(
     canary k, ``-(k + 1)`` in those of the others in its clip unit, so that a clip unit
     that is drawn without the canary contributes the opposite, as the theorem's worst
     case does. A single canary has everybody as others where one more contribution
-    displaces another.
-
-    Args:
-      data: of the run.
-      step: of the run.
-      number: of canaries, >= 1; in different clip units.
-      generator: chooses the units.
-
-    Raises:
-      ValueError: more canaries than there are units for them.
+    displaces another. The generator chooses units in different clip units; `ValueError`
+    if there are fewer of these than canaries.
     """
     chosen, others = _chosen(data, step, number, generator)
     table = chosen.table
@@ -116,9 +108,7 @@ def input_canaries(
 
     Their features are those of the unit (of an example: of one beside it), each row's
     entries shuffled; their targets, where there are any, are mirrored at the mean and
-    three times as far away.
-
-    Arguments and errors are those of `gradient_canaries`.
+    three times as far away. Errors are those of `gradient_canaries`.
     """
     chosen, _ = _chosen(data, step, number, generator)
     table, rows = chosen.table, chosen.rows
@@ -162,26 +152,26 @@ def _chosen(
     if step.clip_unit in names:  # else it is formed in the draw
         host = min(host, names.index(str(step.clip_unit)))
     host = max(host, 0)
-    unit_of = _units_of_rows(data)
-    hosts = np.unique(unit_of[host])
+    hosts = np.unique(data.places(host + 1))
     if number > len(hosts):
         raise ValueError(
             f"num_canaries must be at most {len(hosts)}, the number of units of level "
             f"{names[host]!r}, each of which has room for one, got {number}"
         )
     hosts = generator.choice(hosts, number, replace=False)
-    firsts = [generator.choice(np.flatnonzero(unit_of[host] == h)) for h in hosts]
+    places = data.places(host + 1)
+    firsts = [generator.choice(np.flatnonzero(places == h)) for h in hosts]
     if is_example and step.neighboring_relation == "add_remove":
         data, added = _with_copies(data, np.asarray(firsts))
-        unit_of = _units_of_rows(data)
         groups = [np.asarray([row]) for row in added]
     else:
-        groups = [np.flatnonzero(unit_of[unit] == unit_of[unit][f]) for f in firsts]
+        units = data.places(unit + 1)
+        groups = [np.flatnonzero(units == units[first]) for first in firsts]
     rows = np.concatenate(groups)
     owner = np.repeat(np.arange(number), [len(group) for group in groups])
-    others = []
+    others, places = [], data.places(host + 1)
     for group in groups:
-        around = np.flatnonzero(unit_of[host] == unit_of[host][group[0]])
+        around = np.flatnonzero(places == places[group[0]])
         if number == 1 and not _is_independent(step):  # one more displaces another
             around = np.arange(data.num_examples)
         others.append(np.setdiff1d(around, group))
@@ -220,11 +210,6 @@ def _is_independent(step: GaussianStep) -> bool:
         return False
     scheme = step.design.levels[names.index(str(step.clip_unit))]
     return isinstance(scheme, Poisson | RandomAllocation)
-
-
-def _units_of_rows(data: ExampleTable) -> list[np.ndarray]:
-    """For each level, (R,) the index of the unit that each row lies in."""
-    return [data.places(level) for level in range(1, len(data.level_names) + 1)]
 
 
 def _with_copies(

@@ -301,10 +301,7 @@ def audit_steps(
 
 
 class MarkedStatistics:
-    """Statistics of a table whose rows end with marks, which only the learner sees.
-
-    All but the data and the projected table is that of the statistics without marks.
-    """
+    """Statistics of a table whose rows end with marks, which only the learner sees."""
 
     def __init__(
         self, make: Callable[[ExampleTable], PrivateStatistics], data: ExampleTable
@@ -352,18 +349,10 @@ def released_scores(
     num_steps: int,
     on_step: OnStep | None,
 ) -> np.ndarray:
-    """Takes steps with gradient canaries, and returns scores of each release.
+    """Takes unseeded steps; returns (gradient steps, canaries) scores of the releases.
 
-    Args:
-      training: the run.
-      canaries: of `gradient_canaries`.
-      data: the canaries' table, with some of them in.
-      num_steps: to be taken, unseeded.
-      on_step: is called after every step.
-
-    Returns:
-      (gradient steps, canaries) scores, large where the canary seems to be in. They
-      ignore private statistics; an audit is valid with any score.
+    A score is large where the canary seems to be in. Private statistics are ignored: an
+    audit is valid with any score.
     """
     statistics: Any = None
     shape = training.data.features.shape[1:]
@@ -395,22 +384,15 @@ def released_scores(
 
 
 def _scored(step: GaussianStep, released: np.ndarray) -> np.ndarray:
-    """Log-likelihood ratios of a canary in its clip unit, against the unit without it.
-
-    The clip unit is drawn at one rate, the canary in it at another; the unit
-    contributes +1 with the canary and -1 without. For most designs this is the best
-    score.
-    """
+    """Log-likelihood ratios: the clip unit contributes +1 with the canary, else -1."""
     shift = 1 / float(np.asarray(step.noise_multiplier))
     drawn, inner = _rates(step)
     up, down = shift * released, -shift * released
-    log_missed = np.log1p(-drawn) + 0.5 * shift**2 if drawn < 1 else -np.inf
-    log_without = np.logaddexp(log_missed, _log(drawn) + down)
-    log_with = np.logaddexp(
-        np.logaddexp(log_missed, _log(drawn * (1 - inner)) + down),
-        _log(drawn * inner) + up,
-    )
-    return log_with - log_without
+    with np.errstate(divide="ignore"):  # a rate of 0 has the logarithm -inf
+        logs = np.log([1 - drawn, drawn, drawn * (1 - inner), drawn * inner])
+    missed = logs[0] + 0.5 * shift**2
+    log_with = np.logaddexp(np.logaddexp(missed, logs[2] + down), logs[3] + up)
+    return log_with - np.logaddexp(missed, logs[1] + down)
 
 
 def _rates(step: GaussianStep) -> tuple[float, float]:
@@ -427,10 +409,6 @@ def _rates(step: GaussianStep) -> tuple[float, float]:
         level = design.level_names.index(str(step.clip_unit)) + 1
         return math.prod(rates[:level]), math.prod(rates[level:])
     return 1.0, math.prod(rates)
-
-
-def _log(rate: float) -> float:
-    return math.log(rate) if rate > 0 else -math.inf
 
 
 def _steps_of(trainer: Trainer, on_step: OnStep | None) -> Iterator[int]:
@@ -451,15 +429,10 @@ def falls_of_losses(
     generator: np.random.Generator,
     on_step: OnStep | None,
 ) -> np.ndarray:
-    """Trains with input canaries; returns the mean fall of the losses around each.
+    """Trains with input canaries; returns (canaries,) mean falls of losses around each.
 
-    Losses are those of clip units that hold a canary, drawn as in training from the
-    table in which all canaries are. A canary that is never drawn has 0. Arguments are
-    those of `released_scores`, with canaries of `input_canaries`; the generator makes
-    the draws of the measurement.
-
-    Returns:
-      (canaries,) falls.
+    Losses are those of clip units that hold a canary, drawn by the generator as in
+    training from the table in which all canaries are; 0 of one that is never drawn.
     """
     trainer = training.trainer(data, num_steps=num_steps)
     for _ in _steps_of(trainer, on_step):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,7 +51,6 @@ from jaxdp_episodic.trainer.run.release import (
     STATEMENT,
     VERSION,
 )
-from jaxdp_episodic.trainer.run.release_values import plain_value, shape_of, table_of
 from jaxdp_episodic.trainer.run.report import flat_params
 from jaxdp_episodic.trainer.run.use import Release
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
@@ -58,8 +58,13 @@ from jaxdp_episodic.trainer.statistics.statistics import Started
 
 _MOST_BYTES = 2**30  # of parameters, unless a call says otherwise
 _MOST_TEXT = 2**20  # bytes of a text of a release
+# Learners whose parameters have a prior beside those of the model.
+_WITH_PRIORS = (MixedModel.__name__, BayesianRegression.__name__)
 # Fields of a learner that say how long it works, at most: what a config may say.
 _MOST = {"inner_steps": MOST_INNER_STEPS, "powers": MOST_POWERS, "rank": MOST_UNITS}
+_MOST_AXES = 8  # of an example
+_MOST_NUMBERS = 2**30  # of an example, or a parameter
+_TYPES = {"int": (int,), "float": (int, float), "bool": (bool,)}  # else texts
 _DTYPES = tuple(np.dtype(code).name for code in "bBhHiIlLefd")
 
 
@@ -94,14 +99,19 @@ def load_release(
     _refuse_links(folder)
     with _named(folder / DESCRIPTION):
         told = _description(folder)
-        shape = shape_of("example_shape", told["example_shape"], fewest=1)
-        seen = shape_of("feature_shape", told["feature_shape"], fewest=1)
-        stage = plain_value("stage", told["stage"], "str")
+        shape = _shape("example_shape", told["example_shape"], fewest=1)
+        seen = _shape("feature_shape", told["feature_shape"], fewest=1)
+        stage = _plain_value("stage", told["stage"], "str")
         is_own = _validation.flag("has_own_learner", told["has_own_learner"])
-        wanted = _parameters(told)
-        functions, like = _functions(told, model, wanted)
-        depth = _depth(told["learner"])
-        made = _learner(told["learner"], functions, learner)
+        named = _table("parameters", told["parameters"])
+        wanted = {n: _shape(f"parameters.{n}", value) for n, value in named.items()}
+        fields, starts = _unwrapped(told["learner"])
+        # How deep in its parameters, below "model", those of the model are.
+        depth = starts + (fields["type"] in _WITH_PRIORS)
+        functions, like = _functions(told, fields, depth, model, wanted)
+        made = _learner(fields, functions, learner)
+        for _ in range(starts):
+            made = Started(made)
         if learner is not None and not is_own:
             raise ValueError("learner must be left out: the release describes its own")
         fixed = _features(told["features"], features)
@@ -120,7 +130,7 @@ def load_release(
             _check_use(made, params, seen, dtype)
     statement = _text(folder / STATEMENT)
     with _named(folder / FACTS):
-        facts = table_of("it", read_json(folder / FACTS, max_bytes=_MOST_TEXT))
+        facts = _table("it", read_json(folder / FACTS, max_bytes=_MOST_TEXT))
     return Release(stage, made, params, fixed, shape, dtype, source, statement, facts)
 
 
@@ -150,7 +160,7 @@ def _description(folder: Path) -> dict[str, Any]:
     inside = folder / "release"
     if not path.exists() and (inside / DESCRIPTION).exists():
         raise ValueError(f"this is the folder of a run or a search: name {inside}")
-    told = table_of("it", read_json(path, max_bytes=_MOST_TEXT))
+    told = _table("it", read_json(path, max_bytes=_MOST_TEXT))
     if told.get("format") != FORMAT:
         shown = _validation.shown(told.get("format"))
         raise ValueError(f"format must be {FORMAT!r}, got {shown}: this is no release")
@@ -174,7 +184,7 @@ def _text(path: Path) -> str:
 
 def _source(told: Any) -> dict[str, Any]:
     """What is known of the training files: names, numbers and lists of names."""
-    for name, value in table_of("source", told).items():
+    for name, value in _table("source", told).items():
         several = value if isinstance(value, list) else [value]
         if not all(isinstance(v, str | int | bool | None) for v in several):
             raise TypeError(
@@ -185,24 +195,23 @@ def _source(told: Any) -> dict[str, Any]:
     return told
 
 
-def _parameters(told: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    named = table_of("parameters", told["parameters"])
-    return {
-        name: shape_of(f"parameters.{name}", value) for name, value in named.items()
-    }
-
-
 def _functions(
-    told: Mapping[str, Any], model: Any, wanted: Mapping[str, tuple[int, ...]]
+    told: Mapping[str, Any],
+    learner: Mapping[str, Any],
+    depth: int,
+    model: Any,
+    wanted: Mapping[str, tuple[int, ...]],
 ) -> tuple[dict[str, Any], Any]:
     """What a learner may apply, by name, and parameters like those of the model."""
     functions: dict[str, Any] = {AS_THEY_ARE: as_they_are}
-    described = table_of("model", told["model"])
-    shape = shape_of("model.input_shape", described["input_shape"], fewest=1)
+    described = _table("model", told["model"])
+    shape = _shape("model.input_shape", described["input_shape"], fewest=1)
     del described["input_shape"]
     if model is not None and OWN not in described:
         raise ValueError("model must be left out: the release describes its own")
-    if not described or not _applied(told["learner"]) & {MODEL, HIDDEN, OWN}:
+    applied = {str(learner.get(name)) for name in ("apply", "features")}
+    is_own = learner["type"] == OWN  # of which nobody knows
+    if not described or not (is_own or MODEL in applied or HIDDEN in applied):
         return functions, {}
     if OWN in described:
         if model is None:
@@ -220,7 +229,7 @@ def _functions(
     # Without memory for them: of what a file asks for there may be too much.
     state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(made), nnx.Param))
     _check_shapes(
-        _below(_depth(told["learner"]), wanted),
+        _below(depth, wanted),
         {name: tuple(leaf.shape) for name, leaf in flat_params(state).items()},
     )
     module = made()
@@ -230,30 +239,17 @@ def _functions(
     return functions, like
 
 
-def _depth(told: Any) -> int:
-    """How deep in a described learner's parameters, below "model", those of it are."""
-    fields = table_of("learner", told)
-    if fields["type"] == Started.__name__:
-        return 1 + _depth(fields["learner"])
-    return int(fields["type"] in (MixedModel.__name__, BayesianRegression.__name__))
+def _unwrapped(told: Any) -> tuple[dict[str, Any], int]:
+    """A described learner, and how many times `Started` is around it."""
+    fields, starts = _table("learner", told), 0
+    while fields["type"] == Started.__name__:
+        fields, starts = _table("learner", fields["learner"]), starts + 1
+    return fields, starts
 
 
-def _applied(told: Any) -> set[Any]:
-    """What a described learner applies: names, or `OWN` where nobody knows."""
-    fields = table_of("learner", told)
-    if fields["type"] == Started.__name__:
-        return _applied(fields["learner"])
-    if fields["type"] == OWN:
-        return {OWN}
-    return {str(fields.get("apply")), str(fields.get("features"))}
-
-
-def _learner(told: Any, functions: Mapping[str, Any], own: Any) -> Any:
-    """The learner of a description."""
-    fields = table_of("learner", told)
+def _learner(fields: Mapping[str, Any], functions: Mapping[str, Any], own: Any) -> Any:
+    """The learner of a description, without what is around it."""
     kind = fields["type"]
-    if kind == Started.__name__:
-        return Started(_learner(fields["learner"], functions, own))
     if kind == OWN:
         if own is None:
             raise ValueError(
@@ -269,18 +265,16 @@ def _learner(told: Any, functions: Mapping[str, Any], own: Any) -> Any:
     for name, field in kinds.items():
         if name not in fields and field.default is not dataclasses.MISSING:
             continue
-        value, declared = fields[name], str(field.type)
+        key, value, declared = f"learner.{name}", fields[name], str(field.type)
         if value is None and declared.endswith("| None"):
             given[name] = None
         elif declared.startswith("Apply"):
-            given[name] = _function(value, functions, f"learner.{name}")
+            given[name] = _function(value, functions, key)
         else:
-            given[name] = plain_value(f"learner.{name}", value, declared)
+            given[name] = _plain_value(key, value, declared)
             if name in _MOST and given[name] > _MOST[name]:
-                raise ValueError(
-                    f"learner.{name} must be at most {_MOST[name]:,}, got "
-                    f"{_validation.shown(value)}"
-                )
+                shown = _validation.shown(value)
+                raise ValueError(f"{key} must be at most {_MOST[name]:,}, got {shown}")
     try:
         return cls(**given)
     except (TypeError, ValueError) as error:
@@ -299,7 +293,7 @@ def _features(told: Any, own: Any) -> FixedFeatures | None:
         if own is not None:
             raise ValueError("features must be left out: the run had none")
         return None
-    table = table_of("features", told)
+    table = _table("features", told)
     kind = _validation.choice("features.kind", table["kind"], (WAVELETS, ONNX, OWN))
     described = {k: v for k, v in table.items() if k != "kind"}
     if own is None and kind != WAVELETS:
@@ -316,7 +310,7 @@ def _features(told: Any, own: Any) -> FixedFeatures | None:
             raise ValueError(
                 f"features must be no file: the run's are no network, but {shown}"
             )
-        settings = table_of("features.settings", table["settings"])
+        settings = _table("features.settings", table["settings"])
         settings.pop("sha256", None)
         features = FixedFeatures.onnx(own, **settings)
     if features.described() != described:
@@ -359,7 +353,14 @@ def _check_use(
     learner: Any, params: Any, shape: tuple[int, ...], dtype: np.dtype
 ) -> None:
     """Refuses a learner that cannot predict by the parameters; nothing is computed."""
-    learner = _of_one_step(learner)
+    # Many inner steps take long to trace, and change no shape.
+    inner, starts = learner, 0
+    while isinstance(inner, Started):
+        inner, starts = inner.learner, starts + 1
+    if hasattr(inner, "inner_steps"):
+        learner = dataclasses.replace(inner, inner_steps=1)
+        for _ in range(starts):
+            learner = Started(learner)
     wide = training_dtype(params)
     kind = wide if dtype.kind == "f" else dtype
     labels = wide if learner.is_regression else np.int32
@@ -372,15 +373,6 @@ def _check_use(
             "learner must be one that predicts by these parameters, got "
             f"{_validation.shown(str(error))} ({type(error).__name__})"
         ) from error
-
-
-def _of_one_step(learner: Any) -> Any:
-    """The learner with one inner step: many take long to trace, and change no shape."""
-    if isinstance(learner, Started):
-        return Started(_of_one_step(learner.learner))
-    if hasattr(learner, "inner_steps"):
-        return dataclasses.replace(learner, inner_steps=1)
-    return learner
 
 
 def _below(depth: int, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -400,3 +392,42 @@ def _check_shapes(
             f"parameter {odd[0]!r} must be of shape {wanted.get(odd[0], '(none)')}, "
             f"got {found.get(odd[0], '(none)')}"
         )
+
+
+class _Table(dict[str, Any]):
+    """An object of a file, which knows its name: a missing key is named in full."""
+
+    name = ""
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"missing key {f'{self.name}.{key}'.lstrip('.')!r}")
+
+
+def _table(name: str, value: Any) -> _Table:
+    """Returns an object of a file; the outermost is called "it"."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} must be an object, got {_validation.shown(value)}")
+    table = _Table(value)
+    table.name = "" if name == "it" else name
+    return table
+
+
+def _plain_value(name: str, value: Any, kind: str) -> Any:
+    """Returns a text, number or flag of a file, of the type a field is declared of."""
+    types = _TYPES.get(kind, (str,))
+    if type(value) not in types or (kind == "float" and not math.isfinite(value)):
+        wanted = (
+            "a finite number" if kind == "float" else f"of type {types[0].__name__}"
+        )
+        raise TypeError(f"{name} must be {wanted}, got {_validation.shown(value)}")
+    return value
+
+
+def _shape(name: str, value: Any, *, fewest: int = 0) -> tuple[int, ...]:
+    """Returns a shape of at most `_MOST_NUMBERS` numbers."""
+    fits = isinstance(value, list) and len(value) <= _MOST_AXES
+    if not fits or not all(type(n) is int and n >= fewest for n in value):
+        raise TypeError(f"{name} must be a shape, got {_validation.shown(value)}")
+    if math.prod(max(n, 1) for n in value) > _MOST_NUMBERS:
+        raise ValueError(f"{name} must be at most {_MOST_NUMBERS} numbers, got {value}")
+    return tuple(value)

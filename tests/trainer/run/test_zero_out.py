@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.config.training_step import StepConfig
 from jaxdp_episodic.trainer.run import contributions
-from jaxdp_episodic.trainer.run.report import _without_finer_levels
+from jaxdp_episodic.trainer.run.report import report_of_budget
+from jaxdp_episodic.training import plan_budget
 from training_runs import GROUPED, classes, trainer
 
 
@@ -71,6 +71,6 @@ def test_a_config_states_its_slots():
 
 def test_finer_levels_have_no_slots_and_no_epsilon():
     step = zeroed(privacy_unit="class")
-    report = jde.privacy_report(step, num_steps=3, delta=1e-5)
-    levels = _without_finer_levels(report).epsilon_by_level
+    budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=3)
+    levels = report_of_budget(budget, 3)[0].epsilon_by_level
     assert isinstance(levels["class"], float) and isinstance(levels["example"], str)

@@ -1,4 +1,4 @@
-"""The simulation of `make trust` agrees with the claimed delta, and notices other noise."""
+"""The simulation of `make trust` agrees with claims, and notices other noise."""
 
 import importlib.util
 import sys

@@ -1,6 +1,5 @@
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,7 +10,6 @@ from jaxdp_episodic.trainer.audit import training as audits
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.gradient import discrete_noise, private_gradient
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from training_runs import (
     GROUPED,
@@ -139,73 +137,15 @@ def normalized_tasks():
 )
 @pytest.mark.slow
 def test_steps_of_a_sound_trainer_stand(training, num_draws, share):
-    """At the level of an example (add one to a class) and of a task."""
+    """At the level of an example (add one to a class) and of a task.
+
+    Faults of the trainer's steps are planted in tests/mutation.
+    """
     audit = audit_steps(globals()[training](), num_draws=num_draws, deltas=DELTAS)
     assert not audit.is_violated
     # Canaries are as loud as the theorem allows.
     found = [b.epsilon / c for b, c in zip(audit.bounds, audit.claimed, strict=True)]
     assert max(found) > share
-
-
-def halved_noise(monkeypatch):
-    drawn = private_gradient.drawn_noise
-
-    def half(kind, deviation, count, generator):
-        return drawn(kind, 0.5 * deviation, count, generator)
-
-    monkeypatch.setattr(private_gradient, "drawn_noise", half)
-    return seeded
-
-
-def no_clipping(monkeypatch):
-    def clip(contribution, l2_clip_norm):
-        return contribution, jnp.float32(0), jnp.bool_(True)
-
-    monkeypatch.setattr(private_gradient, "clip_by_norm", clip)
-    # Not kept: neither what was compiled before, nor this for those behind.
-    uncached = private_gradient._compiled_sum.__wrapped__
-    monkeypatch.setattr(private_gradient, "_compiled_sum", uncached)
-    return seeded
-
-
-def noise_of_the_mean(monkeypatch):
-    """The noise is divided once more by the number of units."""
-    released = private_gradient.PrivateGradient._released
-
-    def less(self, total, noise, clip, divisor):
-        return released(self, total, [n / divisor for n in noise], clip, divisor)
-
-    monkeypatch.setattr(private_gradient.PrivateGradient, "_released", less)
-    return seeded
-
-
-@pytest.mark.slow
-def test_steps_with_discrete_noise_of_one_clip_norm_are_found_out(monkeypatch):
-    """Whatever the multiplier; tests/mutation plants it in the fast suite."""
-    drawn = private_gradient.drawn_noise
-
-    def of_one(kind, deviation, count, generator):
-        return drawn(kind, discrete_noise.GRID, count, generator)
-
-    monkeypatch.setattr(private_gradient, "drawn_noise", of_one)
-    for noise, is_fault in ((1.0, False), (4.0, True)):
-        audit = audit_steps(hardened_tasks(noise=noise), num_draws=800, deltas=DELTAS)
-        assert audit.is_violated == is_fault
-
-
-# tests/mutation plants these and others in the fast suite.
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", [halved_noise, no_clipping, noise_of_the_mean])
-@pytest.mark.parametrize("training", [few_shot, tasks])
-def test_steps_of_a_faulty_trainer_are_found_out(training, fault, monkeypatch):
-    noise = 1.5 if training is few_shot else 1.0
-    faulty = training(noise=noise, make_trainer=fault(monkeypatch))
-    # Without clipping, whole numbers may be too large for their 32 bits.
-    faulty = dataclasses.replace(faulty, noise="gaussian")
-    # Half of the noise of few-shot episodes takes more steps to be sure of.
-    number = 4_000 if training is few_shot else 1_500
-    audit = audit_steps(faulty, num_draws=number, deltas=DELTAS)
-    assert audit.is_violated
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ from jaxdp_episodic.trainer.audit.release import DELTAS, ReleaseAudit
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
+from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import (
     Block,
@@ -454,7 +455,7 @@ def falls_of_losses(
     owner = np.full(table.num_examples, -1)
     owner[canaries.rows] = canaries.owner
     falls, counts = np.zeros(canaries.number), np.zeros(canaries.number)
-    for draw in _draws(sampler, generator):
+    for draw in itertools.islice(sampler.draws(generator), _MOST_DRAWS):
         holds = np.where(draw.mask, owner[draw.examples], -1)
         shown = np.flatnonzero(np.any(holds.reshape(len(holds), -1) >= 0, axis=1))
         fields: Any = (None if one is None else one[shown] for one in draw)
@@ -471,20 +472,6 @@ def falls_of_losses(
         if np.all(counts >= _DRAWS_EACH):
             break
     return falls / np.maximum(counts, 1)
-
-
-def _draws(sampler: EpisodeSampler, generator: np.random.Generator) -> Iterator[Draw]:
-    """Fresh draws of a sampler, at most so many."""
-    members: Iterator[Any] = iter(())
-    for _ in range(_MOST_DRAWS):
-        if sampler.steps_per_epoch is None:
-            yield sampler.draw(generator)
-            continue
-        who = next(members, None)
-        if who is None:
-            members = iter(sampler.begin_epoch(generator))
-            who = next(members)
-        yield sampler.draw(generator, who)
 
 
 def _without_start(training: Training) -> Training:

@@ -6,7 +6,7 @@ On the host, in NumPy: a draw decides shapes, and takes well under a millisecond
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -256,6 +256,15 @@ class EpisodeSampler:
             return CompleteUnits(drawn, drawn)
         chance = float(np.mean(chances_below(self._below, needs)[1]))
         return CompleteUnits(drawn * chance, drawn)
+
+    def draws(self, generator: np.random.Generator) -> Iterator[Draw]:
+        """Yields fresh draws, of a sampling by epochs those of one after another."""
+        while True:
+            if self.steps_per_epoch is None:
+                yield self.draw(generator)
+            else:
+                for members in self.begin_epoch(generator):
+                    yield self.draw(generator, members)
 
     def complete_in(self, draw: Draw, needs: Needs) -> int:
         """Returns how many clip units of a draw of this sampler are complete."""

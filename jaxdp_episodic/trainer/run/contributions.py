@@ -6,7 +6,9 @@ has the data, in the terminal and the private report, never for a release.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,12 +71,11 @@ def checked(
 
 def in_words(units: CompleteUnits, clip_unit: str, num_steps: int) -> str:
     """Returns how many contributions are complete, a step and in the run."""
-    unit = f"contributions ({clip_unit})"
     about = "" if units.is_exact else "about "
     in_all = units.complete * num_steps
     return (
-        f"{units.drawn:.4g} {unit} a step on average, of which {about}"
-        f"{_shown(units.complete, 2)} are complete, {_shown(in_all, 3)} in "
+        f"{units.drawn:.4g} contributions ({clip_unit}) a step on average, of which "
+        f"{about}{_shown(units.complete, 2)} are complete, {_shown(in_all, 3)} in "
         f"{num_steps:,} steps"
     )
 
@@ -120,37 +121,32 @@ def ways_out(
     Other relations, smaller draws, fewer classes an episode, and without classes that
     are small; none in blocks of people, where it is more people a block that help.
     """
-    design = step.design
+    design: Any = step.design
     if isinstance(design, PeopleBlocks):
         return {}
-    slots = level_of_slots(step)
-    tried: dict[str, tuple[Sampling, Population, str | None]] = {}
-    last = design.schemes[-1]
-    if slots is not None:
+    slots, last = level_of_slots(step), design.schemes[-1]
+    is_grouped = isinstance(design, GroupedClasses)
+    found = {}
+    if slots is not None:  # the units that there are in place of slots
+        if is_grouped and slots == CLASS:
+            other = dataclasses.replace(design, num_classes=population.num_units(1))
+        else:
+            (scheme,) = (one for one in design.schemes if one.name == slots)
+            other = design.with_scheme(dataclasses.replace(scheme, population=None))
         how = 'under neighboring_relation = "add_remove"'
-        tried[how] = _without_slots(design, population, slots), population, None
-    if (
-        isinstance(last, WithoutReplacement)
-        and int(np.asarray(last.size)) > needs.examples
-    ):
-        fewer = dataclasses.replace(last, size=needs.examples)
+        found[how] = _share(step, other, population, None, needs)
+    is_sized = isinstance(last, WithoutReplacement)
+    if is_sized and int(np.asarray(last.size)) > needs.examples:
+        fewer = design.with_scheme(dataclasses.replace(last, size=needs.examples))
         how = f"with size = {needs.examples} of {last.name!r} in place of {last.size}"
-        tried[how] = design.with_scheme(fewer), population, slots
-    if isinstance(design, GroupedClasses):
-        if int(np.asarray(design.ways)) > 2:
-            how = f"with ways = 2 in place of {design.ways}"
-            tried[how] = dataclasses.replace(design, ways=2), population, slots
-        if slots is not None and slots == last.name:
-            tried |= _without_small(design, population, needs, slots)
-    return {how: _share(step, *other, needs) for how, other in tried.items()}
-
-
-def _without_slots(design: Sampling, population: Population, slots: str) -> Sampling:
-    """The design with the units that there are in place of a public number of slots."""
-    if isinstance(design, GroupedClasses) and slots == CLASS:
-        return dataclasses.replace(design, num_classes=population.num_units(1))
-    scheme = next(scheme for scheme in design.schemes if scheme.name == slots)
-    return design.with_scheme(dataclasses.replace(scheme, population=None))
+        found[how] = _share(step, fewer, population, slots, needs)
+    if is_grouped and int(np.asarray(design.ways)) > 2:
+        two = dataclasses.replace(design, ways=2)
+        how = f"with ways = 2 in place of {design.ways}"
+        found[how] = _share(step, two, population, slots, needs)
+    if is_grouped and slots is not None and slots == last.name:
+        found |= _without_small(step, population, needs)
+    return found
 
 
 def _share(
@@ -172,27 +168,26 @@ def _share(
 
 
 def _without_small(
-    design: GroupedClasses, population: Population, needs: Needs, slots: str
-) -> dict[str, Any]:
+    step: GaussianStep, population: Population, needs: Needs
+) -> dict[str, float]:
     """Without classes below the size from which the share is no longer warned of."""
+    design: Any = step.design
     ways, sizes = int(np.asarray(design.ways)), population.children_counts[1]
-    for fewest in np.unique(sizes).tolist():
+
+    @functools.cache
+    def share(fewest: int) -> float:
         kept = sizes[sizes >= fewest]
-        if len(kept) < ways:
-            break
         fewer = dataclasses.replace(design, num_classes=len(kept))
         tree = Population.from_sizes(kept.tolist(), level_names=population.level_names)
-        sampler = EpisodeSampler(
-            fewer,
-            tree,
-            clip_unit="episode",
-            population_is_accounted=True,
-            slots_of=slots,
-        )
-        if sampler.complete_units(needs).share >= LEAST_SHARE:
-            how = (
-                f"without the {len(sizes) - len(kept)} classes of fewer than {fewest} "
-                "(leave out such as are publicly known to be small)"
-            )
-            return {how: (fewer, tree, slots)}
-    return {}
+        return _share(step, fewer, tree, level_of_slots(step), needs)
+
+    possible = [n for n in np.unique(sizes).tolist() if np.sum(sizes >= n) >= ways]
+    # Larger classes are complete more often.
+    place = bisect.bisect_left(possible, LEAST_SHARE, key=share)
+    if place == len(possible):
+        return {}
+    how = (
+        f"without the {np.sum(sizes < possible[place])} classes of fewer than "
+        f"{possible[place]} (leave out such as are publicly known to be small)"
+    )
+    return {how: share(possible[place])}

@@ -95,7 +95,7 @@ def million(is_quick: bool) -> Rows:
         for path, number in zip(paths, (classes, HELD_OUT), strict=True):
             _write_npz(path, (number, each, 32, 32, 3))
         case = {"classes": classes, "each": each, "rate": 0.06}
-        sources = [paths[0], "--held-out", paths[1]]
+        sources = [paths[0], "--test", paths[1]]
         return measured(folder, sources, case, is_quick)
 
 

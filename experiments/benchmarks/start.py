@@ -122,11 +122,12 @@ def main() -> None:
                 filled = [part.replace("{out}", folder) for part in command]
                 found[name].append(cost_of(filled, XDG_CACHE_HOME=folder))
     print(f"median of {options.runs} fresh processes, {os.cpu_count()} cores")
-    medians = {
-        name: Cost(*(statistics.median(c[i] for c in costs) for i in range(3)), "")
-        for name, costs in found.items()
-    }
-    print(table([{"process": name} | cost.row() for name, cost in medians.items()]))
+    rows_of = []
+    for name, costs in found.items():
+        columns = zip(*(cost[:3] for cost in costs), strict=True)
+        wall, cpu, mib = (statistics.median(column) for column in columns)
+        rows_of.append({"process": name, **Cost(wall, cpu, mib, "").row()})
+    print(table(rows_of))
     code = OURS.format(design=DESIGNS["sampled Gaussian"], question=WARM)
     warm = cost_of([sys.executable, "-c", code]).output.strip()
     print(f"a warm call in a process: {warm}")

@@ -137,7 +137,8 @@ def one_call(sizes: Sizes) -> Rows:
     rows: Rows = []
     for method, grid in (("rdp", sizes.rdp), ("exact", sizes.exact)):
         axes = zip(_AXES.values(), grid, strict=True)
-        steps, noise, rate = np.meshgrid(*(np.geomspace(*ends, n) for ends, n in axes))
+        values = [np.geomspace(low, high, n) for (low, high), n in axes]
+        steps, noise, rate = np.meshgrid(*values)
         design = jde.GroupedClasses(
             num_classes=1_623,
             ways=5,

@@ -198,11 +198,11 @@ def adaptive_methods(
     rounding = "discrete Gaussian noise, to sums that are whole numbers"
     if noise != DISCRETE:
         rounding = "float64 Gaussian noise; its low-order bits are not hardened"
-    follows = clipping is not None and clipping.counts
+    clipping = clipping or _FIXED
     sentences = [
         unit != PERSON and f"{_not_a_person(unit)}, by as much as they are.",
         f"Added is {rounding}.",
-        follows
+        clipping.counts
         and "Contributions are clipped to a norm that follows the "
         f"{clipping.quantile:g} quantile of theirs, by a count in the same noise.",
         *(

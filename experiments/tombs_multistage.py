@@ -45,7 +45,7 @@ import numpy as np
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.describe.rates import path_rates
-from jaxdp_episodic.bounds import amplified_epsilon, delta_poisson_subsampled
+from jaxdp_episodic.bounds import delta_poisson_subsampled
 
 STEP = "step"
 
@@ -134,25 +134,6 @@ def multistage_delta(
     """
     rates = _checked_rates(sampling, clip_unit, population)
     return _worst_delta(mechanism, rates, epsilon)
-
-
-def multistage_guarantee(
-    epsilon: Any,
-    delta: Any,
-    *,
-    sampling: jde.MultistageSampling,
-    clip_unit: str,
-    population: jde.Population | None = None,
-) -> tuple[Any, Any]:
-    """An (epsilon, delta) mechanism on a multistage sample, the worst of all paths.
-
-    eps' = log(1 + eta_in (e^eps - 1)),   delta' = r_out eta_in delta
-    """
-    rates = _checked_rates(sampling, clip_unit, population)
-    eps, one = np.asarray(epsilon, np.float64), np.asarray(delta, np.float64)
-    total = amplified_epsilon(eps[..., None], rate=rates.inner)
-    product = rates.outer * rates.inner * one[..., None] * (1 + 1e-15)
-    return np.max(total, axis=-1)[()], np.minimum(np.max(product, axis=-1), 1.0)[()]
 
 
 def _checked_rates(

@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +38,16 @@ LAYOUT = {
 _ALPHABET = 33  # characters of an alphabet, about
 
 
-def class_folders(name: str, folder: Path, counts: dict[str, int]) -> Iterator[Path]:
-    """Yields the folder of every class that is to be generated."""
-    for part, number in counts.items():
-        for place in range(number):
-            above = folder / part
-            if name == OMNIGLOT:
-                alphabet, character = divmod(place, _ALPHABET)
-                above = above / f"Alphabet_{alphabet:02d}"
-                yield above / f"character{character + 1:02d}"
-            else:
-                yield above / f"n{place:08d}"
-
-
 def generate(name: str, folder: Path, counts: dict[str, int], examples: int) -> None:
     """Writes folders of generated images in the layout of a data set."""
     rng = np.random.default_rng(0)
-    for number, place in enumerate(class_folders(name, folder, counts)):
+    places = [(part, i) for part, number in counts.items() for i in range(number)]
+    for number, (part, i) in enumerate(places):
+        alphabet, character = divmod(i, _ALPHABET)
+        place = folder / part / f"n{i:08d}"
+        if name == OMNIGLOT:
+            above = folder / part / f"Alphabet_{alphabet:02d}"
+            place = above / f"character{character + 1:02d}"
         place.mkdir(parents=True)
         strokes = rng.integers(15, 90, (3, 4, 2))
         colours = rng.integers(0, 256, (7, 7, 3))
@@ -73,8 +65,8 @@ def generate(name: str, folder: Path, counts: dict[str, int], examples: int) -> 
                 image.save(place / f"{place.name}{example:08d}.jpg")
 
 
-def config_on(name: str, pipeline: str, data: Path, classes: int) -> dict[str, Any]:
-    """Returns a shipped config with another folder of data, of so many classes."""
+def config_on(name: str, pipeline: str, data: Path) -> dict[str, Any]:
+    """Returns a shipped config with another folder of data."""
     path = CONFIGS / f"{PIPELINES[pipeline].format(name.replace('-', '_'))}.toml"
     config = read_toml(path)
     parts = list(LAYOUT[name][0])
@@ -83,18 +75,13 @@ def config_on(name: str, pipeline: str, data: Path, classes: int) -> dict[str, A
         config["data"]["test"] = str(data / parts[1])
     else:
         config["data"]["path"] = str(data)
-    config["step"]["sampling"]["num_classes"] = classes
-    return config
-
-
-def num_classes(name: str, data: Path) -> int:
-    """Classes to train on, which are public: folders with images."""
+    # Classes to train on, which are public: folders with images.
     depth = "*/*" if name == OMNIGLOT else "*"
-    first = data / next(iter(LAYOUT[name][0]))
-    number = sum(place.is_dir() for place in first.glob(depth))
+    number = sum(place.is_dir() for place in (data / parts[0]).glob(depth))
     if not number:
-        raise FileNotFoundError(f"no folders of classes in {first}")
-    return number
+        raise FileNotFoundError(f"no folders of classes in {data / parts[0]}")
+    config["step"]["sampling"]["num_classes"] = number
+    return config
 
 
 def trained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -139,9 +126,9 @@ def main() -> None:
         generate(options.name, data, *LAYOUT[options.name])
         print(f"generated in {time.perf_counter() - begun:.0f} s", file=sys.stderr)
     out = options.out or Path("results") / options.name
-    classes, results = num_classes(options.name, data), {}
+    results = {}
     for pipeline in options.pipelines:
-        config = config_on(options.name, pipeline, data, classes)
+        config = config_on(options.name, pipeline, data)
         for key in ("epsilon", "num_steps"):
             if getattr(options, key) is not None:
                 config[key] = getattr(options, key)

@@ -244,9 +244,6 @@ def block_lengths(scheme: EpochScheme) -> np.ndarray:
     """Returns the steps in each block of an epoch, in order.
 
     A unit takes part in one step of every block; shuffled epochs are one block.
-
-    Args:
-      scheme: its fields scalars.
     """
     steps = int(np.asarray(scheme.steps_per_epoch))
     is_allocated = isinstance(scheme, RandomAllocation)

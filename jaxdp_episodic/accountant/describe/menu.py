@@ -77,11 +77,7 @@ class Menu(Spec):
         return type(self)(**{**fields, "options": options})
 
     def one_setting(self, what: str) -> None:
-        """Refuses what a run of several settings has none of.
-
-        Raises:
-          ValueError: naming ``what``.
-        """
+        """Refuses what a run of several settings has none of."""
         if self.shape:
             raise ValueError(
                 f"{what} is of a run of one setting, got options of shape {self.shape}"
@@ -110,10 +106,6 @@ class Menu(Spec):
         """Returns the run with an option taken once more; call it *before* it runs.
 
         What was begun is paid in full, whether it ends or not: no refunds.
-
-        Raises:
-          ValueError: the option costs more than is left, or the rules do not allow it
-            now, or there is none of this name.
         """
         self.one_setting("charge")
         refusal = self._refusal(option)

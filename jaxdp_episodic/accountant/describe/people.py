@@ -72,9 +72,6 @@ def levels_of_people(sampling: Sampling) -> tuple[Scheme | None, ...]:
     """Returns the schemes of the levels that `BOUNDS` are about, the last level first.
 
     None where a level is not drawn by a scheme of its own (classes put into groups).
-
-    Raises:
-      NotImplementedError: more levels than there are bounds.
     """
     if isinstance(sampling, GroupedClasses):
         return sampling.examples, None
@@ -96,13 +93,7 @@ def check_people(
     population: Population | None,
     neighboring_relation: str,
 ) -> None:
-    """Refuses bounds that are missing, that mean nothing, or that contradict a design.
-
-    Raises:
-      TypeError: ``people`` of another type.
-      ValueError: such bounds.
-      NotImplementedError: a design without a theorem for people.
-    """
+    """Refuses bounds that are missing, mean nothing or contradict a design."""
     if people is not None and not isinstance(people, PersonBounds):
         raise TypeError(
             f"people must be a PersonBounds or None, got {_validation.shown(people)}"

@@ -87,9 +87,6 @@ def log_binomial_law(number: float, rate: float) -> np.ndarray:
 def chance_of_holding(stages: Sequence[Stage]) -> float:
     """Returns the chance that a drawn unit's content holds the person.
 
-    Args:
-      stages: the draws below the unit, top to bottom; of none the unit is an example.
-
     Reference: hypergeometric and binomial draws, level by level; of a class of n with k
     of hers, of which q are drawn, ``1 - C(n-k, q) / C(n, q)``.
     """
@@ -113,11 +110,7 @@ def chance_of_any(number: Any, chance: float) -> Any:
 
 
 def log_visible(stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how many of the units that can hold her are drawn, after all stages.
-
-    Returns:
-      Numbers and their log-masses (see `merged`); of no stage 1 for sure.
-    """
+    """Returns how many of the units that can hold her are drawn, after all stages."""
     numbers, masses = np.ones(1), np.zeros(1)
     for stage in stages:
         numbers, masses = merged(log_drawn_below(numbers, masses, stage))
@@ -237,12 +230,6 @@ def log_reached_worst(
     Her classes are spread evenly: with ``bound = a groups + b``, ``Bin(b, 1 - (1 -
     chance)^(a+1)) + Bin(groups - b, 1 - (1 - chance)^a)``, no class sitting out. In
     stochastic order the largest of all partitions.
-
-    Args:
-      groups: of ``ways`` classes each.
-      ways: classes in a group.
-      bound: classes that can hold her.
-      chance: that a class of hers that takes part shows her.
     """
     each, more = divmod(int(min(bound, groups * ways)), int(groups))
     parts = [
@@ -260,12 +247,6 @@ def log_reached_mean(
     Of M marked classes (those that show her, ``Bin(bound, chance)``) at random places,
     k full groups are hit with chance ``C(G, k) sum_l C(rest, l) [x^(M-l)] ((1+x)^ways -
     1)^k / C(classes, M)``.
-
-    Args:
-      classes: all of them.
-      ways: classes in a group.
-      bound: classes that can hold her.
-      chance: that a class of hers that takes part shows her.
     """
     groups = int(classes // ways)
     rest = int(classes - groups * ways)
@@ -311,16 +292,6 @@ def log_unseen_groups(
     classes with the chance, over ``C(classes, bound)``,
 
         C(G, n) [x^c] B(x)^n [x^(bound - c)] A(x)^(G - n) (1 + x)^rest.
-
-    Args:
-      classes: all of them.
-      ways: classes in a group.
-      bound: classes that can hold her.
-      chance: that a class of hers that takes part shows her.
-      rate: of the groups' coins.
-
-    Returns:
-      (n + 1, bound + 1) log-masses of n and c, n at most ``bound`` and G.
     """
     groups, bound = int(classes // ways), int(bound)
     rest, most = int(classes - groups * ways), min(bound, groups)

@@ -108,15 +108,6 @@ def path_rates(
     For `GroupedClasses` the levels are "episode", "class", "example": the rate of a
     class stands at "episode" if episodes are drawn and at "class" if classes are, and
     the other of the two is 1. Its `Population` has two levels, classes and examples.
-
-    Args:
-      sampling: what is drawn; `IndependentEpisodes` has the rates of its ``sampling``.
-      population: the real tree; its sizes replace those of the specs.
-      num_levels_used: levels down to the protected unit; default: all.
-
-    Raises:
-      TypeError: a sampling or population of another type.
-      ValueError: a level without a size, or a population that does not fit.
     """
     if not isinstance(sampling, MultistageSampling | GroupedClasses | PeopleBlocks):
         raise TypeError(
@@ -204,20 +195,6 @@ def max_contributions(
     them, and under ``zero_out`` its slots do; under ``add_remove`` a unit that joins
     may be larger than all those at hand, so only public bounds count: ``size`` without
     replacement, ``population`` of a Poisson level.
-
-    Args:
-      sampling: the schemes of all levels.
-      population: the real tree, or None.
-      unit_level: level of the protected unit, from 1.
-      clip_level: level of the clipped units, below it (a larger number).
-      neighboring_relation: one of `NEIGHBORING_RELATIONS`.
-
-    Returns:
-      int64 that broadcasts with the sampling's shape.
-
-    Raises:
-      ValueError: a Poisson level without a bound, or with one that the tree exceeds;
-        a product beyond 2**53.
     """
     _validation.choice(
         "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS

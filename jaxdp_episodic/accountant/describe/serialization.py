@@ -35,20 +35,9 @@ def spec_to_dict(spec: Any) -> dict[str, Any]:
 def spec_from_dict(
     allowed: type | Sequence[type], mapping: Any, *, where: str | None = None
 ) -> Any:
-    """Returns the spec that a dictionary describes; the inverse of `spec_to_dict`.
+    """Returns the spec that a dictionary describes, which may be untrusted.
 
-    Args:
-      allowed: the class, or the classes, that ``mapping["type"]`` may name.
-      mapping: what `spec_to_dict` returned, or the same from a TOML or JSON file. It
-        may be untrusted. In it a spec that is made already may stand as it is.
-      where: how errors call the place of ``mapping``, e.g. ``"step.sampling"``;
-        default: the names of the allowed classes.
-
-    Raises:
-      TypeError: something is not a mapping, or a field has the wrong type.
-      ValueError: an unknown or missing key, type or version; a value out of range;
-        nesting deeper than 32 levels; an integer of more than 64 bits.
-      NotImplementedError: a well-formed description of something not covered.
+    The inverse of `spec_to_dict`; in a dictionary a spec may stand as it is.
     """
     classes = (allowed,) if isinstance(allowed, type) else tuple(allowed)
     where = where or " or ".join(cls.__name__ for cls in classes)

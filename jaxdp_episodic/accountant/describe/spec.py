@@ -100,14 +100,7 @@ class Spec(ByValue):
 
 
 def mapped(spec: Any, function: Callable[[str, Any], Any], where: str = "") -> Any:
-    """Returns a spec, checked anew, with a function applied to every numeric field.
-
-    Args:
-      spec: any; tuples and counts in them go item by item.
-      function: takes the place of a field, as ``"sampling.levels[0].size"``, and its
-        value, a number or an array, and returns what takes its place.
-      where: the place of ``spec``.
-    """
+    """Returns a spec, checked anew, with a function applied to every numeric field."""
     if isinstance(spec, tuple):
         parts = [mapped(p, function, f"{where}[{i}]") for i, p in enumerate(spec)]
         same = all(new is old for new, old in zip(parts, spec, strict=True))
@@ -174,13 +167,7 @@ def refuse_traced(spec: Spec) -> None:
 
 
 def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any:
-    """Returns a spec of one setting, of those of a shape that its fields broadcast to.
-
-    Args:
-      spec: any; tuples and arrays in them, such as counts, go field by field.
-      index: of the setting.
-      shape: to which ``spec.shape`` broadcasts.
-    """
+    """Returns one setting of a spec, of those of a shape it broadcasts to."""
 
     def at_index(_: str, value: Any) -> Any:
         return np.broadcast_to(value, shape)[index] if np.ndim(value) else value

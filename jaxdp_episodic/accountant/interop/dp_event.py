@@ -160,9 +160,6 @@ def steps_of(
     """Yields the events inside that are no composition, their steps and counts.
 
     What is known by its Rényi curve alone is known at the given orders too.
-
-    Raises:
-      as `from_dp_event`.
     """
     check_version("dp-accounting", VERSIONS)
     for part, count in uncomposed(event):

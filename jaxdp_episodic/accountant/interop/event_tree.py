@@ -233,11 +233,7 @@ def unknown_fields(thing: Any, known: str) -> str:
 
 
 def refuse_unknown(thing: Any, known: str) -> None:
-    """Refuses another library's object with fields that were not read here, by name.
-
-    Raises:
-      NotImplementedError: one has such fields.
-    """
+    """Refuses another library's object with fields that were not read here, by name."""
     unknown = unknown_fields(thing, known)
     if unknown:
         raise NotImplementedError(

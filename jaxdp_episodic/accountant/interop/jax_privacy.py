@@ -339,12 +339,7 @@ _STRATEGIES = {
 
 
 def _base_strategy(strategy: Any) -> Any:
-    """Returns what draws: of users the strategy that is applied to them.
-
-    Raises:
-      NotImplementedError: users in batches whose size is fixed or cut, or a field that
-        is not known.
-    """
+    """Returns what draws: of users the strategy that is applied to them."""
     if type(strategy).__name__ != USERS:
         return strategy
     refuse_unknown(strategy, _USER_FIELDS)

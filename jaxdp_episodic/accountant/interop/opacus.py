@@ -59,12 +59,7 @@ class _HistoryAccountant(_accountants.IAccountant):
         self.method = _validation.choice("method", method, METHODS)
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Records one step.
-
-        Raises:
-          TypeError: an argument that is no number.
-          ValueError: a negative noise multiplier, a rate outside [0, 1].
-        """
+        """Records one step."""
         new = _noise_and_rate(noise_multiplier, sample_rate)
         if self.history and self.history[-1][:2] == new:
             self.history[-1] = (*new, self.history[-1][2] + 1)

@@ -367,12 +367,7 @@ class AdaptiveRun(Menu):
         return self._kept("settings", self._apart)
 
     def _of_settings(self, question: str, **asked: Any) -> Any:
-        """The answers of all settings, in as many threads as there are cores.
-
-        Args:
-          question: the method that each setting is asked, about one target.
-          asked: its arguments, the first the targets, which broadcast with the shape.
-        """
+        """The answers of all settings, in as many threads as there are cores."""
         (name, value), *more = asked.items()
         targets = _CHECKS[name](name, value)
         shape = _validation.broadcast_shape(

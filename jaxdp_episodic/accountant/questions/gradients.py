@@ -183,13 +183,7 @@ def difference(
     scale: np.ndarray,
     at_end: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The derivative of a function >= 0 at 0; NaN, never a wrong number.
-
-    Args:
-      function: from displacements (4, *settings) to values, NaN where not known.
-      scale: (*settings,) of which widths are shares; there is none where it is 0.
-      at_end: where displacements must be positive.
-    """
+    """The derivative of a function >= 0 at 0; NaN, never a wrong number."""
     end = np.zeros(scale.shape, int) if at_end is None else at_end.astype(int)
     points, weights, check = (
         np.moveaxis(table[:, end], 0, 0) for table in (_POINTS, _WEIGHTS, _CHECK)

@@ -110,11 +110,7 @@ def _largest_within(fits: Callable[[int], bool], low: int, high: int) -> int:
 def default_prices(
     options: Mapping[str, Any], epsilon: float, delta: float, *, blocks: bool
 ) -> Prices:
-    """Prices and blocks for a target.
-
-    Raises:
-      ValueError: an option that the target does not allow once, or without end.
-    """
+    """Prices and blocks for a target."""
     numbers, lengths = {}, []
     for name, option in options.items():
         number = number_alone(option, epsilon, delta)
@@ -181,12 +177,7 @@ def _laid(
 
 
 def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:
-    """The largest budget whose worst strategy is certified to be within a target.
-
-    Raises:
-      ValueError: nothing of the menu can be paid for within the target, or a budget
-        above the largest that there may be.
-    """
+    """The largest budget whose worst strategy is certified to be within a target."""
     assert menu.prices is not None
     blocks = menu.blocks or {}
     # One block more than is allowed is too much.
@@ -238,14 +229,7 @@ def _largest_of(menu: Menu, most: int, epsilon: float, delta: float) -> int:
 def adaptivity_cost(
     menu: Menu, worst: float, alone: Mapping[str, float], delta: float
 ) -> AdaptivityCost:
-    """What the freedom to choose costs.
-
-    Args:
-      menu: with prices, before anything was taken.
-      worst: epsilon of its worst strategy.
-      alone: of each option, taken as often as the budget allows.
-      delta: at which they are.
-    """
+    """What the freedom to choose costs."""
     assert menu.budget is not None
     numbers = {name: menu.most(name) for name in menu.options}
     largest = max(alone.values())

@@ -71,11 +71,6 @@ def game_of(menu: Menu, budget: int | None = None, *, every: bool = False) -> Ga
     What a run of quotas holds may be taken at any time after it began: what is composed
     of it at once, which costs the most (docs/proofs.md, "Runs that adapt"), and each
     game of it whenever no other game is under way.
-
-    Args:
-      menu: the menu.
-      budget: in place of the menu's own.
-      every: whether each smaller budget has a state as well, from 0 on.
     """
     names, rules = tuple(menu.options), menu.rules
     costs = [0 if menu.prices is None else int(menu.prices[n]) for n in names]
@@ -120,14 +115,6 @@ def _joined(
     A game is gone through move by move and paid for in full before it begins. It is
     never left before its end, as going on costs a strategy nothing (docs/proofs.md,
     "Runs that adapt").
-
-    Args:
-      begin: where the game may begin; the last is the start.
-      moves: from an own state to pairs of an option and the next own state.
-      parts: for each option a step, a composed run or a game.
-      left_open: for each option games that may be begun at any time after it, and how
-        often.
-      spent: of an own state.
     """
     owners = [(k, *each) for k, games in enumerate(left_open) for each in games]
     added = [[n * (k == o) for o, _, n in owners] for k in range(len(parts))]
@@ -258,13 +245,7 @@ def all_runs(step: Any) -> tuple[Run, ...]:
 
 
 def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
-    """Certified ends of one answer: the supremum over paths, taken last.
-
-    Args:
-      question: one target inside of its range.
-      game: of at least one option.
-      width: see `Solver.answer`.
-    """
+    """Certified ends of one answer: the supremum over paths, taken last."""
 
     def of_path(problem: Problem, at_least: float) -> Ends:
         return Solver(question, problem).answer(width, at_least=at_least)
@@ -279,14 +260,7 @@ def _ends_by_theorem(
     of_path: Callable[[Problem, float], Ends],
     question: Question | None = None,
 ) -> Ends:
-    """The least ends of several theorems, of the worst path of each.
-
-    Args:
-      game: of at least one option.
-      of_path: from a problem, and a lower end that is known, to its ends.
-      question: if given, the paths are taken in the order of what it expects of them:
-        the worst first, as most others then need no second look.
-    """
+    """The least ends of several theorems, of the worst path of each."""
     found = []
     for above, below in problems_by_theorem(game):
         if question is not None and len(above) > 1:

@@ -203,11 +203,7 @@ def _checked(name: str, value: Any, check: Check) -> Any:
 
 
 def _canonical(place: str, value: Any) -> Any:
-    """A traced number as one of the types that are handed to the host, exactly.
-
-    Raises:
-      TypeError: of a type that is no real number's.
-    """
+    """A traced number as one of the types that are handed to the host, exactly."""
     import jax
 
     is_a = functools.partial(jax.numpy.issubdtype, value.dtype)

@@ -59,11 +59,7 @@ class Question(NamedTuple):
     chosen: np.ndarray | None = None
 
     def answer(self, *missing: np.ndarray) -> np.ndarray:
-        """The answer at these numbers, float64 of their shape.
-
-        Raises:
-          ValueError: a number out of its range, which the message names.
-        """
+        """The answer at these numbers, float64 of their shape."""
         step, others = self._known(missing)
         # JAX waits for this: nothing of JAX may wait for it in turn.
         with using_engine("numpy"):

@@ -88,15 +88,7 @@ def evaluated(
     call_back: Callable[..., tuple[Array, ...]],
     shape: tuple[int, ...],
 ) -> Callable[..., tuple[Array, ...]]:
-    """The answer, and its derivatives by some of the leaves, as a function of these.
-
-    Args:
-      question: one that `is_in_program`.
-      words: the answer first.
-      call_back: of a function of NumPy arrays, a shape and leaves of it: the arrays of
-        that shape, one for each word, that a callback returns.
-      shape: of the leaves.
-    """
+    """The answer, and its derivatives by some of the leaves, as a function of these."""
     import jax
 
     @jax.custom_batching.custom_vmap

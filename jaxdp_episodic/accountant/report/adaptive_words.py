@@ -31,11 +31,6 @@ def owed_by_plan(epsilon: float, delta: float, *, together: bool = False) -> str
     """Returns what holds of a fixed run that ended before its plan did.
 
     To end is a choice as well; that it was none is nothing that can be checked.
-
-    Args:
-      epsilon: of the plan.
-      delta: of the plan.
-      together: of the plans of several runs.
     """
     return (
         "what was charged is what a run costs whose end did not depend on what it "
@@ -46,11 +41,7 @@ def owed_by_plan(epsilon: float, delta: float, *, together: bool = False) -> str
 
 
 def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
-    """Returns pairs of a name and what is to be said, the guarantee first.
-
-    Args:
-      budget: of the run, after all that was charged.
-    """
+    """Returns pairs of a name and what is to be said, the guarantee first."""
     taken = budget.epsilon_taken()
     known = upward(taken) if math.isfinite(taken) else "inf"
     so_far = [

@@ -42,11 +42,6 @@ def report_in_words(
 
     Numbers of attackers are *upper bounds*, rounded up, at every level that the report
     has an epsilon of.
-
-    Args:
-      report: of the run.
-      run: what the report is about.
-      people: as they were given to `privacy_report`.
     """
     rows = _rows(report, run, people)
     lines = _opening(
@@ -70,10 +65,6 @@ def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
     """Returns the same of a run that chooses on the way, before it begins (Markdown).
 
     Numbers of attackers are *upper bounds* for the worst way to choose, rounded up.
-
-    Args:
-      budget: of the run, with a finite epsilon.
-      facts: what else is to be known, sentences.
     """
     step = budget.a_step
     # Of several runs each unit is in the data of one.

@@ -286,11 +286,7 @@ def _by_level(
 def run_at_level(
     run: ComposedSteps, level: str, people: PersonBounds | None = None
 ) -> ComposedSteps:
-    """Returns the run with another privacy unit; of a person, within bounds.
-
-    Raises:
-      ValueError, NotImplementedError: no theorem covers it.
-    """
+    """Returns the run with another privacy unit; of a person, within bounds."""
     steps = [
         dataclasses.replace(step, privacy_unit=level, people=people)
         for step in run.gaussian_steps

@@ -1,6 +1,5 @@
 """Questions in a compiled program: the host's numbers, without asking it."""
 
-import functools
 from typing import Any
 
 import jax
@@ -232,61 +231,6 @@ def test_loops_shards_and_hessians(host) -> None:
     assert host == []
     bends = jax.vmap(jax.hessian(epsilon))(NOISES)
     assert np.all(np.isfinite(bends)) and np.all(bends > 0)
-
-
-# --- Contour integrals ---
-
-
-def exact(noise: Any, rate: Any, num_steps: Any, delta: Any) -> Any:
-    return traced.epsilon(step(noise, rate), delta=delta, num_steps=num_steps)
-
-
-@pytest.mark.slow
-def test_exact_epsilons_and_derivatives(host, monkeypatch) -> None:
-    """The host answers where no integral does, or too few nodes: there alone."""
-    rates = np.array([0.01, 0.002, 0.05, 0.1, 1.0])
-    counts, deltas = np.array([1e3, 1e4, 1.0, 300.0, 10.0]), np.full(5, 1e-6)
-    at = NOISES, rates, counts, deltas
-    by = (0, 1, 3)
-    value, slopes = jax.jit(jax.vmap(jax.value_and_grad(exact, by)))(*at)
-    assert set(host) == {(2,)}
-    true = jde.epsilon(step(NOISES, rates), delta=deltas, num_steps=counts)
-    np.testing.assert_allclose(value, true, rtol=1e-9)
-    monkeypatch.setattr(traced_program, "FEWEST", 100)
-    _, true = jax.vmap(jax.value_and_grad(exact, by))(*at)
-    for slope, one in zip(slopes, true, strict=True):
-        np.testing.assert_allclose(slope, one, rtol=1e-6)
-    assert np.all(np.isfinite(slopes[0]))
-
-
-@pytest.mark.slow
-def test_exact_deltas_in_loops_and_shards(host) -> None:
-    """Of a composed run; out of range ends the program with the host's message."""
-
-    def delta(noise, epsilon):
-        run = jde.compose((step(noise, 0.01), 500), (step(2.0, 0.02), 200))
-        return traced.delta(run, epsilon=epsilon)
-
-    noises, targets = np.linspace(0.9, 1.3, 5), np.array([2.0, 1.8, 1.5, 1.2, 1.0])
-    run = jde.compose((step(noises, 0.01), 500), (step(2.0, 0.02), 200))
-    true = jde.delta(run, epsilon=targets)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("runs",))
-    specs = {"mesh": mesh, "in_specs": P("runs"), "out_specs": P("runs")}
-    sharded = jax.shard_map(delta, **specs)
-    ones = functools.partial(exact, rate=0.01, num_steps=500, delta=1e-6)
-    assert jax.eval_shape(jax.shard_map(ones, **specs), noises).shape == noises.shape
-
-    @jax.jit
-    def twice(noises, targets):
-        def body(carry, _):
-            return carry, sharded(carry, targets)
-
-        return jax.lax.scan(body, noises, None, length=2)[1]
-
-    np.testing.assert_allclose(twice(noises, targets), [true, true], rtol=1e-9)
-    assert host == []
-    with pytest.raises(Exception, match="noise_multiplier must be >= 0, got"):
-        jax.block_until_ready(twice(-noises, targets))
 
 
 # --- Other devices ---

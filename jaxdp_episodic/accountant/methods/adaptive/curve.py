@@ -38,11 +38,6 @@ class Curve(NamedTuple):
         """The *upper end* of one target's answer that a curve from above says.
 
         Between points by chords in g: the truth is convex there.
-
-        Args:
-          question: of one target.
-          shift: nats by which losses may be off.
-          scale: error of the logarithms of the values.
         """
         target = float(question.target)
         if question.is_epsilon:

@@ -44,11 +44,7 @@ class Graph(NamedTuple):
         return taken
 
     def groups(self, most: int) -> Iterator[range]:
-        """States one after the other none of which leads to another of them.
-
-        Args:
-          most: moves of a group, and states; a state with more is one by itself.
-        """
+        """States one after the other none of which leads to another of them."""
         start = number = 0
         for state, moves in enumerate(self.moves):
             number += max(len(moves), 1)
@@ -72,13 +68,7 @@ def explored(
     moves: Callable[[Any], Iterable[tuple[int, Any]]],
     spent: Callable[[Any], int],
 ) -> tuple[Graph, dict[Any, int]]:
-    """The graph of all states that are reached, and each state's number.
-
-    Args:
-      starts: the last one is the start of the graph; none leads to it.
-      moves: from a state to pairs of an option and the next state, without cycles.
-      spent: from a state to the price paid on the way to it.
-    """
+    """The graph of all states that are reached, and each state's number."""
     found: dict[Any, tuple[tuple[int, Any], ...]] = {}
     depth: dict[Any, int] = {}  # the longest way on
     for start in starts:

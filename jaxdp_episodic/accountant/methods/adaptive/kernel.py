@@ -116,18 +116,7 @@ def kernel_of(
     tilt: float,
     up: bool,
 ) -> Kernel:
-    """The kernel of an option.
-
-    Args:
-      losses: of its steps, scalar fields that kernels can compute with; their pairs
-        given that not everything is lost.
-      counts: how often each is taken, whole numbers >= 1; none: nothing is lost.
-      log_kept: logarithm of the probability that not everything is lost at once.
-      spacing: the lattice.
-      backward: whether P and Q are exchanged.
-      tilt: masses keep their digits where they are large times ``e^(tilt loss)``.
-      up: from above, or from below.
-    """
+    """The kernel of an option."""
     number = sum(counts)
     if number == 0:
         whole = Kernel.of(0, np.ones(1), 0.0, spacing.step, up=up)

@@ -253,14 +253,7 @@ class Solver:
         return 0.0 if upper == self.lower else upper - self.lower
 
     def answer(self, width: float | None, *, at_least: float = -math.inf) -> Ends:
-        """Certified ends of epsilon or log(delta) of the worst strategy.
-
-        Args:
-          width: that is aimed at: of epsilon in nats, of delta relative. None is 1e-5,
-            or 1e-4 of delta, where that is quickly had, and else 1e-3 of either. Work
-            has a bound, though: at a tiny delta the upper end may be Rényi's.
-          at_least: an upper end below it need not be a close one.
-        """
+        """Certified ends of epsilon or log(delta) of the worst strategy."""
         if self.known is not None:
             return self.known
         enough = _ENOUGH if self.question.is_epsilon else _ENOUGH_OF_DELTA
@@ -310,13 +303,7 @@ class Solver:
     def refine(
         self, enough: float, at_most: float = math.inf, usual_work: float = _USUAL_WORK
     ) -> None:
-        """Finer passes until the ends are close enough, or the work is too much.
-
-        Args:
-          enough: a width for which usual work is done.
-          at_most: a width for which all that may be done is.
-          usual_work: points of all transforms of one end.
-        """
+        """Finer passes until the ends are close enough, or the work is too much."""
         for _ in range(_MOST_REFINEMENTS):
             lead, view = self.lead, self.near[self.lead]
             if self.width <= enough or self.known is not None:
@@ -430,10 +417,6 @@ def profiles_above(
 
     Chords in g between the points lie above the truth too, which is convex; beyond the
     last point it is no more than there. None where so little is never reached.
-
-    Args:
-      problem: of one path.
-      least: in (0, 1), the divergence to which it is to be known.
     """
     solver = Solver(EpsilonAt(np.asarray(math.log(least))), problem)
     if solver.known is not None:

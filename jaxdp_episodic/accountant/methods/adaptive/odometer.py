@@ -54,12 +54,7 @@ def solver_of(question: Question, problem: Problem, width: float) -> Solver:
 
 
 def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
-    """Certified ends of ``log u(0, 1)``, of the larger orientation.
-
-    Args:
-      problem: its graph has prices.
-      epsilons: for each price spent, from 0 on; >= 0, nats.
-    """
+    """Certified ends of ``log u(0, 1)``, of the larger orientation."""
     largest = max(epsilons[spent] for spent in problem.graph.spent)
     # Smaller epsilons hold with more: by no more than the delta at the largest of them.
     filters = Filter.of(problem).values()

@@ -125,13 +125,7 @@ def solve(
     passes: Sequence[Pass],
     visit: Callable[[int, list[Row]], bool] | None = None,
 ) -> list[Row]:
-    """For each pass the row of the state in which the run begins.
-
-    Args:
-      graph: its states.
-      passes: with windows of one size; what one pass takes, several share.
-      visit: called with each state and its rows; ends the recursion where it is true.
-    """
+    """For each pass the row of the state in which the run begins."""
     with np.errstate(over="ignore"):
         plan = _Plan(passes)
         ends: dict[int, list[int]] = {}
@@ -278,16 +272,7 @@ class _Plan:
     def better(
         self, best: np.ndarray, ways: Sequence[Sequence[tuple[int, _Spectrum]]]
     ) -> tuple[np.ndarray, list[list[float]], list[list[float]]]:
-        """The rows where options, each with the rows after it, may be taken as well.
-
-        Args:
-          best: (m, P, size), written over.
-          ways: for each of m states.
-
-        Returns:
-          ``best``, bounds of the errors of m states' rows, P of each, and what is lost
-          at once, at least.
-        """
+        """The rows where options, each with the rows after it, may be taken as well."""
         # Of each state its own: what grows with the steps must not with the states.
         errors, sure = ([[0.0] * len(self.passes) for _ in ways] for _ in range(2))
         moves = [

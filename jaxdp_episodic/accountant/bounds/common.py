@@ -31,45 +31,32 @@ def _finite(name: str, value: Any) -> np.ndarray:
     return array
 
 
-_PROBABILITY = _validation.probability_array
-_NONNEGATIVE = _validation.nonnegative_array
-_POSITIVE = _validation.positive_array
-_FROM_0 = functools.partial(_validation.integer_array, minimum=0)
-_FROM_1 = functools.partial(_validation.integer_array, minimum=1)
-# Argument -> its check. "finite_epsilon" and "delta_below_1" are epsilon and delta.
-_CHECKS: dict[str, Callable[[str, Any], np.ndarray]] = {
-    "epsilon": _NONNEGATIVE,
-    "finite_epsilon": _finite,
-    "local_epsilon": _NONNEGATIVE,
-    "total_epsilon": _NONNEGATIVE,
-    "delta": _PROBABILITY,
-    "delta_in_between": _validation.open_unit_array,
-    "delta_below_1": _below_one,
-    "total_delta": _below_one,
-    "slack": _validation.open_unit_array,
-    "rate": _PROBABILITY,
-    "outer_rate": _PROBABILITY,
-    "sampling_probability": _PROBABILITY,
-    "sampling_rate": _PROBABILITY,
-    "size": _FROM_0,
-    "population": _FROM_1,
-    "group_size": _FROM_1,
-    "num_steps": _FROM_0,
-    "num_users": _FROM_1,
-    "num_examples": _FROM_1,
-    "batch_size": _FROM_1,
-    "rho": _NONNEGATIVE,
-    "noise_std": _NONNEGATIVE,
-    "noise_stds": _NONNEGATIVE,
-    "positive_noise_std": _POSITIVE,
-    "positive_rho": _POSITIVE,
-    "learning_rate": _POSITIVE,
-    "learning_rates": _POSITIVE,
-    "lipschitz": _POSITIVE,
-    "smoothness": _POSITIVE,
-    "strong_convexity": _NONNEGATIVE,
-    "diameter": _NONNEGATIVE,
-}
+# Arguments by their check. "finite_epsilon" and "delta_below_1" are epsilon and delta.
+_NAMES: tuple[tuple[Callable[[str, Any], np.ndarray], str], ...] = (
+    (
+        _validation.nonnegative_array,
+        "epsilon local_epsilon total_epsilon rho noise_std noise_stds strong_convexity "
+        "diameter",
+    ),
+    (
+        _validation.probability_array,
+        "delta rate outer_rate sampling_probability sampling_rate",
+    ),
+    (
+        _validation.positive_array,
+        "positive_noise_std positive_rho learning_rate learning_rates lipschitz "
+        "smoothness",
+    ),
+    (_validation.open_unit_array, "delta_in_between slack"),
+    (_below_one, "delta_below_1 total_delta"),
+    (_finite, "finite_epsilon"),
+    (functools.partial(_validation.integer_array, minimum=0), "size num_steps"),
+    (
+        functools.partial(_validation.integer_array, minimum=1),
+        "population group_size num_users num_examples batch_size",
+    ),
+)
+_CHECKS = {name: check for check, names in _NAMES for name in names.split()}
 # Rows of the table above that are another argument within another range.
 _CALLED = {
     "finite_epsilon": "epsilon",

@@ -211,18 +211,7 @@ def _released(event: Any, relation: str, rate: float = 1.0) -> Any:
         raise EventNotCovered(event, str(error)) from None
 
 
-def _gaussian(event: Any, relation: str) -> OneStep:
-    """A Gaussian release about everybody."""
-    return _sampled_gaussian(1.0, nonnegative(event, "noise_multiplier"), relation)
-
-
-def _non_private(_: Any, relation: str) -> OneStep:
-    """A release without noise."""
-    return _sampled_gaussian(1.0, 0.0, relation)
-
-
-def _pure(event: Any, _: str) -> ApproximateDP:
-    """What is epsilon-DP: no more is used of its loss, an upper bound."""
+def _pure(event: Any) -> ApproximateDP:
     return ApproximateDP(nonnegative(event, "epsilon"))
 
 
@@ -503,10 +492,13 @@ def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
 
 
 _READERS: dict[str, Callable[..., OneStep | None]] = {
-    "GaussianDpEvent": _gaussian,
-    "NonPrivateDpEvent": _non_private,
-    "ExponentialMechanismDpEvent": _pure,
-    "PermuteAndFlipDpEvent": _pure,
+    "GaussianDpEvent": lambda event, relation: _sampled_gaussian(
+        1.0, nonnegative(event, "noise_multiplier"), relation
+    ),
+    "NonPrivateDpEvent": lambda _, relation: _sampled_gaussian(1.0, 0.0, relation),
+    # Of what is epsilon-DP no more is used, an upper bound.
+    "ExponentialMechanismDpEvent": lambda event, _: _pure(event),
+    "PermuteAndFlipDpEvent": lambda event, _: _pure(event),
     "SingleEpochTreeAggregationDpEvent": _tree,
     "DiscreteGaussianDpEvent": _discrete_gaussian,
     "TruncatedSubsampledGaussianDpEvent": _truncated,

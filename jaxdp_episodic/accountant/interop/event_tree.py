@@ -26,37 +26,31 @@ Parts = list[tuple[Any, int]]
 VERSIONS = ("0.6",)
 """Versions of dp_accounting whose events were read here."""
 
-RELEASED_AS: dict[str, tuple[type[Release], dict[str, str]]] = {
-    "LaplaceDpEvent": (LaplaceRelease, {"noise_multiplier": "noise_multiplier"}),
-    "DiscreteLaplaceDpEvent": (
-        DiscreteLaplaceRelease,
-        {"noise_parameter": "noise_parameter", "sensitivity": "sensitivity"},
-    ),
-    "RandomizedResponseDpEvent": (
-        RandomizedResponse,
-        {"noise_parameter": "noise_parameter", "num_buckets": "num_buckets"},
-    ),
-    "MixtureOfGaussiansDpEvent": (
+# Events that are a release here, read and written by it: their fields, and what the
+# release calls one that has another name there.
+_RELEASES: tuple[tuple[str, type[Release], str], ...] = (
+    ("LaplaceDpEvent", LaplaceRelease, "noise_multiplier"),
+    ("DiscreteLaplaceDpEvent", DiscreteLaplaceRelease, "noise_parameter sensitivity"),
+    ("RandomizedResponseDpEvent", RandomizedResponse, "noise_parameter num_buckets"),
+    (
+        "MixtureOfGaussiansDpEvent",
         GaussianMixtureRelease,
-        {
-            "standard_deviation": "standard_deviation",
-            "sensitivities": "sensitivities",
-            "sampling_probs": "probabilities",
-        },
+        "standard_deviation sensitivities sampling_probs=probabilities",
     ),
-    "ZCDpEvent": (ZeroConcentratedDP, {"rho": "rho", "xi": "xi"}),
-    "EpsilonDeltaDpEvent": (ApproximateDP, {"epsilon": "epsilon", "delta": "delta"}),
-    "TruncatedSubsampledGaussianDpEvent": (
+    ("ZCDpEvent", ZeroConcentratedDP, "rho xi"),
+    ("EpsilonDeltaDpEvent", ApproximateDP, "epsilon delta"),
+    (
+        "TruncatedSubsampledGaussianDpEvent",
         TruncatedPoissonRelease,
-        {
-            "dataset_size": "population",
-            "sampling_probability": "sampling_probability",
-            "truncated_batch_size": "batch_size",
-            "noise_multiplier": "noise_multiplier",
-        },
+        "dataset_size=population sampling_probability truncated_batch_size=batch_size "
+        "noise_multiplier",
     ),
+)
+RELEASED_AS = {
+    name: (cls, {f.partition("=")[0]: f.rpartition("=")[2] for f in fields.split()})
+    for name, cls, fields in _RELEASES
 }
-"""Events that are a release here, read and written by it: each field as ours."""
+"""Each field as ours."""
 
 FIELDS = {
     "NoOpDpEvent": "",
@@ -105,64 +99,48 @@ def uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
     times, at every depth: taken apart one by one thirty doublings would be a billion
     events. So each event object is looked at once, its parents first.
     """
-    events, held = _inside(event)
-    graph = {name: [id(inner) for inner, _ in parts] for name, parts in held.items()}
+    held: dict[int, tuple[Any, Parts | None]] = {}
+    waiting = [event]  # a stack of our own, as Python recurses less deeply
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in held:
+            held[id(part)] = part, _parts(part)
+            waiting.extend(inner for inner, _ in reversed(held[id(part)][1] or []))
+    graph = {key: [id(inner) for inner, _ in p or []] for key, (_, p) in held.items()}
     counts = dict.fromkeys(graph, 0)
     counts[id(event)] = 1
     try:
         children_first = [*TopologicalSorter(graph).static_order()]
     except CycleError:
         raise ValueError("event must not be a composition of itself") from None
-    for name in reversed(children_first):
-        for inner, repeats in held[name]:
-            counts[id(inner)] += counts[name] * repeats
-    for part in events:
-        if not _is_composed(part):
-            count = counts[id(part)]
-            _validation.integer_array("count", count, minimum=0)
-            yield part, count
+    for key in reversed(children_first):
+        for inner, repeats in held[key][1] or []:
+            counts[id(inner)] += counts[key] * repeats
+    for key, (part, parts) in held.items():
+        if parts is None:
+            _validation.integer_array("count", counts[key], minimum=0)
+            yield part, counts[key]
 
 
-def _inside(event: Any) -> tuple[list[Any], dict[int, Parts]]:
-    """All event objects as they first happen, and by their id what each holds."""
-    found: list[Any] = []
-    held: dict[int, Parts] = {}
-    waiting = [event]  # a stack of our own, as Python recurses less deeply
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in held:
-            found.append(part)
-            held[id(part)] = _parts(part)
-            waiting.extend(inner for inner, _ in reversed(held[id(part)]))
-    return found, held
-
-
-def _is_composed(event: Any) -> bool:
-    composed = ("SelfComposedDpEvent", "ComposedDpEvent", "NoOpDpEvent")
-    return kind(event) in composed or _draws_everybody(event)
-
-
-def _draws_everybody(event: Any) -> bool:
-    """Whether an event is a sample of everybody, and so what is released about it."""
-    sampled = kind(event) == "PoissonSampledDpEvent"
-    return sampled and bool(number(event, "sampling_probability") == 1)
-
-
-def _parts(event: Any) -> Parts:
-    """What a composition holds directly, and how often; of other events nothing."""
+def _parts(event: Any) -> Parts | None:
+    """What a composition holds directly, and how often; None of other events."""
     name = kind(event)
+    if name == "NoOpDpEvent":
+        return []
     if name == "SelfComposedDpEvent":
-        count = field(event, "count")
-        _check_is_one_number("count", count)
-        repeats = _validation.integer_array("count", count, minimum=0)
-        return [(field(event, "event"), int(repeats))]
+        count = whole(event, "count", minimum=0)
+        return [(field(event, "event"), count)]
     if name == "ComposedDpEvent":
         events = field(event, "events")
         if not isinstance(events, list | tuple):
             shown = _validation.shown(events)
             raise TypeError(f"events must be a list of events, got {shown}")
         return [(inner, 1) for inner in events]
-    return [(field(event, "event"), 1)] if _draws_everybody(event) else []
+    # A sample of everybody is what is released about it.
+    is_sample = name == "PoissonSampledDpEvent"
+    if is_sample and bool(number(event, "sampling_probability") == 1):
+        return [(field(event, "event"), 1)]
+    return None
 
 
 def field(event: Any, name: str) -> Any:
@@ -179,7 +157,10 @@ def field(event: Any, name: str) -> Any:
 def number(event: Any, name: str) -> Any:
     """A field that is one number, or at least no array."""
     value = field(event, name)
-    _check_is_one_number(name, value)
+    if np.ndim(value):
+        raise ValueError(
+            f"{name} must be one number in an event, got {_validation.shown(value)}"
+        )
     return value
 
 
@@ -191,13 +172,6 @@ def nonnegative(event: Any, name: str) -> float:
 def whole(event: Any, name: str, *, minimum: int) -> int:
     """A field that is one whole number."""
     return int(_validation.integer_array(name, number(event, name), minimum=minimum))
-
-
-def _check_is_one_number(name: str, value: Any) -> None:
-    if np.ndim(value):
-        raise ValueError(
-            f"{name} must be one number in an event, got {_validation.shown(value)}"
-        )
 
 
 def kind(event: Any) -> str:
@@ -250,20 +224,19 @@ def joint_noise(parts: Parts) -> float:
     return joint([(nonnegative(part, "noise_multiplier"), n) for part, n in parts])
 
 
-def joint(noises: list[tuple[float, int]]) -> float:
+def joint(noises: list[tuple[float, int]], power: int = 2) -> float:
     """The noise multiplier of several Gaussian releases taken together.
 
     Their average, weighted by precision, is sufficient for the sum: precisions add up.
+    With ``power=1`` norms of L1 do, see `joint_scale`. Rounded down.
     """
     releases = [(noise, count) for noise, count in noises if count]
-    if len(releases) == 1 and releases[0][1] == 1:
-        return releases[0][0]
     least = min((noise for noise, _ in releases), default=np.inf)
-    if least == 0 or np.isinf(least):
+    if least == 0 or np.isinf(least) or releases == [(least, 1)]:
         return least
-    # Relative to the least noise, so that no square overflows; rounded down.
-    precision = sum(count * (least / noise) ** 2 for noise, count in releases)
-    return least / float(np.sqrt(float(precision))) * (1 - ROUNDING_MARGIN)
+    # Relative to the least noise, so that no square overflows.
+    total = float(sum(count * (least / noise) ** power for noise, count in releases))
+    return least / total ** (1 / power) * (1 - ROUNDING_MARGIN)
 
 
 def joint_scale(parts: Parts) -> float:
@@ -273,9 +246,4 @@ def joint_scale(parts: Parts) -> float:
     its own noise, and one coordinate that moves as far as all of them dominates (see
     `losses.laplace`).
     """
-    scales = [(nonnegative(part, "noise_multiplier"), n) for part, n in parts if n]
-    least = min((scale for scale, _ in scales), default=np.inf)
-    if least == 0 or np.isinf(least) or scales == [(least, 1)]:
-        return least
-    moved = sum(count * (least / scale) for scale, count in scales)
-    return least / float(moved) * (1 - ROUNDING_MARGIN)
+    return joint([(nonnegative(part, "noise_multiplier"), n) for part, n in parts], 1)

@@ -75,6 +75,7 @@ class Kernel(NamedTuple):
       infinite: P-mass at an infinite loss.
       p_error: by how much all P-masses may be more than 1 (from above) or less.
       q_error: by how much all Q-masses may be less than 1 (from above) or more.
+      q_infinite: from below, Q-mass where P has none; known of symmetric options.
     """
 
     first: int
@@ -82,18 +83,25 @@ class Kernel(NamedTuple):
     infinite: float
     p_error: float
     q_error: float
+    q_infinite: float = 0.0
 
     @classmethod
     def of(
-        cls, first: int, masses: np.ndarray, infinite: float, step: float, *, up: bool
+        cls,
+        first: int,
+        masses: np.ndarray,
+        infinite: float,
+        step: float,
+        *,
+        up: bool,
+        q_infinite: float = 0.0,
     ) -> Kernel:
         """These masses, with what all P- and Q-masses lack or exceed."""
         losses = step * (first + np.arange(len(masses)))
         more = float(masses.sum()) + infinite - 1
-        # From below as much of Q is lost at once as of P.
-        less = 1 - float((masses * np.exp(-losses)).sum()) - infinite * (not up)
+        less = 1 - float((masses * np.exp(-losses)).sum()) - q_infinite
         errors = (max(e if up else -e, 0.0) + _SUM_ERROR for e in (more, less))
-        return cls(first, masses, infinite, *errors)
+        return cls(first, masses, infinite, *errors, q_infinite)
 
     def least(self, step: float) -> float:
         """The smaller of P's and Q's masses at finite losses."""
@@ -115,6 +123,7 @@ def kernel_of(
     backward: bool,
     tilt: float,
     up: bool,
+    is_symmetric: bool = False,
 ) -> Kernel:
     """The kernel of an option."""
     number = sum(counts)
@@ -129,7 +138,12 @@ def kernel_of(
     sure = 1 + _FEW if up else 1 - _FEW
     kept = math.exp(log_kept) * sure
     infinite = min(-math.expm1(log_kept) * sure + kept * whole.infinite, 1.0)
-    return Kernel.of(whole.first, kept * whole.masses, infinite, spacing.step, up=up)
+    # From below as much of Q is lost at once as of P, where both are alike.
+    lost = infinite if is_symmetric and not up else 0.0
+    masses = kept * whole.masses
+    return Kernel.of(
+        whole.first, masses, infinite, spacing.step, up=up, q_infinite=lost
+    )
 
 
 def _of_several(

@@ -366,7 +366,12 @@ class Solver:
         for up in ends:
             options = self.problem.upper if up else self.problem.lower
             kernels = [
-                kernel_of(o.losses, o.counts, o.log_kept, spacing, **how, up=up)
+                kernel_of(
+                    *(o.losses, o.counts, o.log_kept, spacing),
+                    **how,
+                    up=up,
+                    is_symmetric=o.is_symmetric,
+                )
                 for o in options
             ]
             # No state is worth more than the first, as going on never loses.

@@ -56,6 +56,7 @@ class Option(NamedTuple):
     log_kept: float
     displaced: float
     mass_error: float
+    is_symmetric: bool
 
     @classmethod
     def of(cls, run: Run, *, up: bool) -> Option:
@@ -89,7 +90,7 @@ class Option(NamedTuple):
             rounding = _POINT_ROUNDING * FURTHEST
             displaced += n * (lattice.displacement(loss) + rounding)
         losses, counts = zip(*taken, strict=True) if taken else ((), ())
-        return cls(losses, counts, log_kept, displaced, mass_error)
+        return cls(losses, counts, log_kept, displaced, mass_error, run.is_symmetric)
 
 
 class Problem(NamedTuple):

@@ -112,8 +112,7 @@ def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
     g = np.exp(np.minimum(points, 0.0))
     left = np.where(place <= low, 0.0, below[inside])
     left = g * left + sign * (kernel.p_error + g * kernel.q_error)
-    if not up:  # what is lost at once is so in both directions
-        left += g * kernel.infinite
+    left += g * kernel.q_infinite
     own = np.where(place >= 0, right, left)
     # From below it may be less than 0: v does not grow with the losses, as w does, so
     # that only with its mean over the same masses it is a bound.
@@ -157,7 +156,7 @@ class _Spectrum(NamedTuple):
     transforms: np.ndarray  # (P, length / 2 + 1)
     norms: list[float]  # of the values
     errors: list[float]
-    sure: list[float]  # what some strategy loses at once, at least
+    sure: np.ndarray  # P- and Q-mass that some strategy loses at once, (P, 2)
 
 
 class _Plan:
@@ -184,7 +183,10 @@ class _Plan:
         # Of a tilted window nothing is lost at once.
         self.at_once = [
             [
-                (k.infinite * (one.window.tilt == 0), k.least(one.window.step))
+                (
+                    np.array([k.infinite, k.q_infinite]) * (one.window.tilt == 0),
+                    k.least(one.window.step),
+                )
                 for one, k in zip(passes, kernels, strict=True)
             ]
             for kernels in zip(*(one.kernels for one in passes), strict=True)
@@ -240,7 +242,7 @@ class _Plan:
         self,
         values: np.ndarray,
         errors: Sequence[list[float]],
-        sure: Sequence[list[float]],
+        sure: np.ndarray,
     ) -> list[_Spectrum]:
         """Of the rows of m states, (m, P, size), bounds of their errors, and more."""
         end = self.size + self.right
@@ -257,11 +259,10 @@ class _Plan:
         np.multiply(values[..., :1] + off, self.decay, out=left)
         for i, one in enumerate(self.passes):
             if not one.up:
-                # What is lost at once is lost at every g, in both directions.
-                always, points = np.array(sure)[:, i, None], one.window.points
+                # What is lost at once is lost at every g: by v of Q as much as g.
                 cells = one.window.step * np.arange(self.left, 0, -1)
-                right[:, i] = always
-                left[:, i] = always * np.exp(min(points[0], 0.0) - cells)
+                right[:, i] = sure[:, i, :1]
+                left[:, i] = sure[:, i, 1:] * np.exp(one.window.points[0] - cells)
         norms = np.sqrt(np.vecdot(padded, padded))
         if norms.min() < _LEAST_NORM:
             largest = math.sqrt(self.length) * np.abs(padded).max(axis=-1)
@@ -271,10 +272,11 @@ class _Plan:
 
     def better(
         self, best: np.ndarray, ways: Sequence[Sequence[tuple[int, _Spectrum]]]
-    ) -> tuple[np.ndarray, list[list[float]], list[list[float]]]:
+    ) -> tuple[np.ndarray, list[list[float]], np.ndarray]:
         """The rows where options, each with the rows after it, may be taken as well."""
         # Of each state its own: what grows with the steps must not with the states.
-        errors, sure = ([[0.0] * len(self.passes) for _ in ways] for _ in range(2))
+        errors = [[0.0] * len(self.passes) for _ in ways]
+        sure = np.zeros((len(ways), len(self.passes), 2))
         moves = [
             (values, bounds, least, *way)
             for values, bounds, least, each in zip(
@@ -293,7 +295,8 @@ class _Plan:
             for i, ((total, rounding), error, norm) in enumerate(pairs):
                 bounds[i] = max(bounds[i], total * error + rounding * norm)
             for i, (lost, kept) in enumerate(self.at_once[option]):
-                least[i] = max(least[i], (lost + kept * after.sure[i]) * (1 - 1e-13))
+                found = (lost + kept * after.sure[i]) * (1 - 1e-13)
+                least[i] = np.maximum(least[i], found)
         np.fft.irfft(products, self.length, out=means)
         for mean, (values, _, _, option, _) in zip(means, moves, strict=True):
             np.maximum(values, mean[:, : self.size] + self.own[option], out=values)

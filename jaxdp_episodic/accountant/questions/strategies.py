@@ -298,7 +298,21 @@ def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Proble
     Where these stand for more paths, also some of a lower end.
     """
     for runs in _runs_by_theorem(game):
-        yield _problems_of(game.graph, runs)
+        joint = Run(
+            tuple(loss for run in runs for loss in run.losses),
+            tuple(count for run in runs for count in run.counts),
+        )
+        if joint.num_paths > 1:
+            joint = joint.take_paths(undominated_paths(joint))
+        above, members = joint, []
+        if joint.num_paths > _MOST_PATHS:
+            above, group, _ = rounded_up(joint, _MOST_PATHS)
+            members = np.unique(group, return_index=True)[1].tolist()
+        of_path = functools.partial(_path, game.graph, runs)
+        yield (
+            [of_path(above, i) for i in range(above.num_paths)],
+            [of_path(joint, i) for i in members],
+        )
 
 
 def _runs_by_theorem(game: Game) -> Iterator[tuple[Run, ...]]:
@@ -306,24 +320,6 @@ def _runs_by_theorem(game: Game) -> Iterator[tuple[Run, ...]]:
     each = [all_runs(step) for step in game.steps]
     for theorem in range(max(map(len, each))):
         yield tuple(some[min(theorem, len(some) - 1)] for some in each)
-
-
-def _problems_of(
-    graph: Graph, runs: Sequence[Run]
-) -> tuple[list[Problem], list[Problem]]:
-    """The problems of one theorem."""
-    joint = Run(
-        tuple(loss for run in runs for loss in run.losses),
-        tuple(count for run in runs for count in run.counts),
-    )
-    if joint.num_paths > 1:
-        joint = joint.take_paths(undominated_paths(joint))
-    if joint.num_paths <= _MOST_PATHS:
-        return [_path(graph, runs, joint, i) for i in range(joint.num_paths)], []
-    fewer, group, _ = rounded_up(joint, _MOST_PATHS)
-    above = [_path(graph, runs, fewer, i) for i in range(fewer.num_paths)]
-    members = np.unique(group, return_index=True)[1].tolist()
-    return above, [_path(graph, runs, joint, i) for i in members]
 
 
 def _path(graph: Graph, runs: Sequence[Run], joint: Run, index: int) -> Problem:

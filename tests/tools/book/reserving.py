@@ -2,7 +2,7 @@
 
     python reserving.py BOOK FOLDER RUNS KILLS
 
-Two workers reserve, each its own share of RUNS runs, and note every reservation that
+Six workers reserve, each its own share of RUNS runs, and note every reservation that
 returned. KILLS times one of them is killed at a random moment, and started again: it
 then asks for the run that it was at by the same name, as a resumed run does.
 """
@@ -18,7 +18,7 @@ from jaxdp_episodic.tools.book.book import Order, charge, read_book
 from jaxdp_episodic.tools.book.content import Protected
 
 PROTECTED = Protected("example", "add_remove", None, "ab" * 32)
-WORKERS = 2
+WORKERS = 6
 
 
 def order(mu, floor):
@@ -56,7 +56,7 @@ def main(book, folder, num_runs, num_kills):
     # Room for exactly that many.
     one = order(budget.mu / (num_runs + 0.5) ** 0.5, budget.floors / (num_runs + 1))
     shares = [
-        [f"{worker}-{i}" for i in range(num_runs // WORKERS)]
+        [f"{worker}-{i}" for i in range(worker, num_runs, WORKERS)]
         for worker in range(WORKERS)
     ]
     chance = random.Random(20)

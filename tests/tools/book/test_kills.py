@@ -1,4 +1,4 @@
-"""Two processes at one book, killed at any moment: never above the total, all kept."""
+"""Six processes at one book, killed at any moment: never above the total, all kept."""
 
 import os
 import shutil

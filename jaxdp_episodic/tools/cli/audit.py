@@ -6,13 +6,14 @@ import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 import numpy as np
 from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant.report.rounding import downward, upward
+from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.cli.command import (
     Command,
     Floats,
@@ -43,18 +44,21 @@ _MECHANISM_DRAWS = 20_000
 _STEP_DRAWS = 2_000
 
 
+_Kind = Literal["mechanism", "step", "gradient", "input"]
+
+
 @dataclass
 class Audit(Command):
     """The command ``audit``."""
 
     file: TomlFile
-    """A request, as for `epsilon`; with another --kind a run, as for `train`."""
+    """A request, as for `epsilon`, or a run, as for `train`."""
     out: Folder
     """Folder for audit.json, audit.md and audit.png; made if missing."""
-    kind: Literal["mechanism", "step", "gradient", "input"] = "mechanism"
-    """mechanism: simulate the request with a unit and without it. The others put
-    canaries into training: step (one step, and the private statistics, many times),
-    gradient (a run, white box), input (a run, black box)."""
+    kind: Annotated[Union[_Kind, None], option("NAME")] = None  # noqa: UP007
+    """mechanism: simulate a request with a unit and without it (default). The others
+    put canaries into the training of a run: step (default; one step, and the private
+    statistics, many times), gradient (a run, white box), input (a run, black box)."""
     draws: Whole = None
     """Simulations with the unit (default: 20,000); of step: steps with the canary
     (default: 2,000)."""
@@ -73,6 +77,8 @@ class Audit(Command):
 
     def _lines(self) -> list[str]:
         self.out.mkdir(parents=True, exist_ok=True)
+        if self.kind is None:
+            self.kind = "step" if "data" in read_toml(self.file) else "mechanism"
         attempt = self._mechanism if self.kind == "mechanism" else self._canaries
         rows = attempt(Console(stderr=True))
         document = audit_document(

@@ -14,6 +14,7 @@ from jaxdp_episodic.files.atomic import owner_only
 from jaxdp_episodic.tools.cli.command import (
     USER_ERRORS,
     Command,
+    File,
     Floats,
     Name,
     Names,
@@ -30,6 +31,7 @@ from jaxdp_episodic.trainer.data.layouts import STORED
 from jaxdp_episodic.trainer.data.splits import TRAIN
 
 _OF_SOURCE = ("owner", "size", "grey", "label", "features", "target")
+_HELD_OUT = ("validation", "test")
 
 
 @dataclass
@@ -75,16 +77,24 @@ class Init(Command):
     """Of a table: columns of numbers; default: all other columns of numbers."""
     target: Name = None
     """Of a table: column of numbers to predict; default: classes are told apart."""
+    validation: File = None
+    """Data to choose a stage by, as SOURCE is; default: a share of its classes."""
+    test: File = None
+    """Data to test on, likewise."""
+    keep_duplicates: bool = False
+    """Train on examples that are held out, too; then no stage is chosen. Default: leave
+    them out of training."""
 
     def _lines(self) -> list[str]:
         if self.out.exists():
             raise FileExistsError(f"{self.out} exists; name another file by --out")
         options = {  # 0 and "" are given, too, and refused by name
             name: value
-            for name in _OF_SOURCE
+            for name in (*_OF_SOURCE, *_HELD_OUT)
             if (value := getattr(self, name)) is not None and value not in (False, ())
         }
-        source = described_source(self.source, self.out, **options)
+        how = {"ways": self.ways, "keep_duplicates": self.keep_duplicates}
+        source = described_source(self.source, self.out, **how, **options)
         wishes = {field.name: getattr(self, field.name) for field in fields(Wishes)}
         text, said = first_config(source, Wishes(**wishes))
         with waiting("checking it as training would (all data are read)"):
@@ -96,7 +106,8 @@ class Init(Command):
             units = (f"{name} {number:,}" for name, number in part.num_units.items())
             rows[split] = ", ".join(units)
         if set(source.parts) == {TRAIN}:
-            rows["held out"] = _nothing_held_out(source.layout)
+            too_few = source.notes.get("held out")
+            rows["held out"] = too_few or _nothing_held_out(source.layout)
         for key in ("label", "groups", "features"):
             if key in source.notes:
                 names = source.table[key]

@@ -105,7 +105,8 @@ class Tune(Command):
     """The command ``tune``."""
 
     file: TomlFile
-    """The search: the target, how many runs are drawn, a run, hyperparameters."""
+    """The search: the target, how many runs are drawn, a run, hyperparameters. Or a
+    training config."""
     out: Folder
     """Folder for the runs and the release; made if missing."""
     resume: bool = False
@@ -117,6 +118,9 @@ class Tune(Command):
     """The search's floor in the book; default: 1 % of its delta."""
     cost_only: bool = False
     """Only print what each run and the search would cost; nothing is drawn."""
+    held_out_is_public: bool = False
+    """Nobody in the held-out data is to be protected; needed if the file is a training
+    config, around which is searched."""
 
     _has_warnings = False
 
@@ -129,7 +133,8 @@ class Tune(Command):
         from jaxdp_episodic.tools.train.search import RELEASE, run_search, search_budget
         from jaxdp_episodic.tools.train.search_space import read_search
 
-        base, search = self.file.parent, read_search(self.file)
+        base, is_public = self.file.parent, self.held_out_is_public
+        search = read_search(self.file, held_out_is_public=is_public)
         if self.cost_only:
             budget = search_budget(search, base, Console(stderr=True))
             return facts(

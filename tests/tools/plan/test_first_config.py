@@ -363,6 +363,22 @@ def test_copies_of_held_out_examples_are_not_trained_on(tmp_path):
     assert "select = false" in text and "drop_duplicates" not in text
 
 
+def test_the_command_keeps_duplicates_and_takes_few_classes(tmp_path, capsys):
+    out = tmp_path / "x.toml"
+    assert init(with_copies(tmp_path), out, "--keep-duplicates") == 0
+    said = capsys.readouterr().out
+    assert "examples of the training data are held out, too; they stay" in said
+    assert "select = false" in out.read_text()
+    values, labels = features(9, NAMES[:3])
+    np.savez(tmp_path / "few.npz", features=values, labels=labels)
+    few = tmp_path / "few.npz"
+    assert init(few, tmp_path / "y.toml") == 0
+    assert "3 classes are too few to score others" in capsys.readouterr().out
+    other = str(npz(tmp_path))
+    assert init(few, tmp_path / "z.toml", "--validation", other) == 0
+    assert 'validation = "data.npz"' in (tmp_path / "z.toml").read_text()
+
+
 def test_held_out_data_may_be_other_files(tmp_path):
     table(tmp_path)
     others = (tmp_path / "data.csv").read_text().replace("class ", "new ")

@@ -63,7 +63,6 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
     lines = _table(plan)
     if pipeline is not None:
         lines += ["", f"pipeline: {pipeline.name}: {pipeline.reason}"]
-        lines += pipeline.comparison()
         if asked is not target:
             lines += [f"steps are planned with what is left, {asked.epsilon:.4g}"]
     try:

@@ -84,13 +84,6 @@ class Pipeline(NamedTuple):
     # What was weighed: signal to noise, and the least that each takes, by pipeline.
     weighed: Mapping[str, tuple[float, float]] = {}
 
-    def comparison(self) -> list[str]:
-        """Returns each pipeline's signal to noise, and the least that it takes."""
-        return [
-            f"  {name}: signal to noise {found:.2g}, of at least {least:g}"
-            for name, (found, least) in self.weighed.items()
-        ]
-
     def left_for_steps(self, request: PlanRequest) -> PlanRequest:
         """Returns the question about gradient steps: with the epsilon left to them.
 

@@ -99,11 +99,13 @@ def _stages_in_lines(selection: Selection) -> list[str]:
         why = f"the last stage, {released}; no choice was made: {selection.reason}"
     else:
         compared, number = list(selection.behind), selection.num_classes
-        on = f"{number} classes of {selection.split!r}, which is not protected"
+        first = selection.scores[released][selection.split]
+        units = "tasks" if first.name == "rmse" else "classes"
+        on = f"{number} {units} of {selection.split!r}, which is not protected"
         if len(compared) < len(selection.scores):
             why = (
                 f"{released}; {' and '.join(compared)} alone were compared, on all "
-                f"{on}: hold out more classes than ways to compare every stage"
+                f"{on}: hold out more {units} to compare every stage"
             )
         else:
             why = (

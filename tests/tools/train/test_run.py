@@ -300,3 +300,32 @@ def test_users_own_arrays(tmp_path):
     result = run_training(read_config(path), tmp_path / "out", base=tmp_path)
     assert result.trainer.num_steps_taken == 3
     assert 0 <= result.scores["validation"].mean <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "behind", "said"),
+    [
+        (
+            "accuracy",
+            ["features", "steps"],
+            "and steps alone were compared, on all 5 c",
+        ),
+        (
+            "rmse",
+            ["features", "mean", "steps"],
+            "error of the best on 5 tasks of 'dev'",
+        ),
+    ],
+)
+def test_what_was_compared_is_said(name, behind, said):
+    score = Score(name, 0.9, 0.8, 1.0, 600)
+    scores = {stage: {"dev": score} for stage in ("features", "mean", "steps")}
+    pairs = dict.fromkeys(behind, (0.0, 0.0))
+    selection = Selection(Stage("steps", None, {}), 9, "dev", "", scores, pairs, 5)
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=0.1), noise_multiplier=2.0
+    )
+    budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=9)
+    trainer: Any = SimpleNamespace(budget=budget, is_seeded=False)
+    result = Result(trainer, 1.0, 1.0, {}, Path("out"), {}, selection)
+    assert said in str(result)

@@ -1,5 +1,6 @@
 """Books: their terms, what is charged and refused, and what is damaged."""
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -292,18 +293,13 @@ def test_titles_that_cannot_be_printed(name):
 # --- What is no book ---
 
 
-def change(where, number, text=None, *, remove=False):
-    with sqlite3.connect(where) as connection:
-        if remove:
-            connection.execute(
-                f"DELETE FROM {storage.TABLE} WHERE number = ?", (number,)
-            )
+def sql(where, script, rows=None):
+    """Changes a book behind its back."""
+    with contextlib.closing(sqlite3.connect(where)) as connection, connection:
+        if rows is None:
+            connection.executescript(script)
         else:
-            connection.execute(
-                f"UPDATE {storage.TABLE} SET record = ? WHERE number = ?",
-                (text, number),
-            )
-    connection.close()
+            connection.executemany(script, rows)
 
 
 def test_every_edit_is_found(book):
@@ -313,31 +309,27 @@ def test_every_edit_is_found(book):
     whole = Path(book).read_bytes()
     for row in rows:
         for wrong in (row.record.replace("e", "f", 1), row.record + " ", "1"):
-            change(book, row.number, wrong)
+            update = f"UPDATE {storage.TABLE} SET record = ? WHERE number = ?"
+            sql(book, update, [(wrong, row.number)])
             with pytest.raises(BookError, match="edited or damaged|format must be"):
                 paid(book, "three")
             Path(book).write_bytes(whole)
-    change(book, 1, remove=True)
+    sql(book, f"DELETE FROM {storage.TABLE} WHERE number = 1")
     with pytest.raises(BookError, match="number 2 in place of 1"):
         read_book(book)
 
 
 def rechained(where, edit):
     """A book whose records were changed, and its hashes with them."""
-    store = storage.Storage(where)
-    rows = store.transaction(lambda rows: rows.read())
-    before = ""
-    with sqlite3.connect(where) as connection:
-        connection.execute(f"DELETE FROM {storage.TABLE}")
-        for number, row in enumerate(rows):
-            record = json.loads(row.record)
-            edit(number, record)
-            text = json.dumps(record)
-            before = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
-            connection.execute(
-                f"INSERT INTO {storage.TABLE} VALUES (?, ?, ?)", (number, text, before)
-            )
-    connection.close()
+    changed, before = [], ""
+    for row in storage.Storage(where).transaction(lambda rows: rows.read()):
+        record = json.loads(row.record)
+        edit(row.number, record)
+        text = json.dumps(record)
+        before = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
+        changed.append((row.number, text, before))
+    sql(where, f"DELETE FROM {storage.TABLE}")
+    sql(where, f"INSERT INTO {storage.TABLE} VALUES (?, ?, ?)", changed)
 
 
 @pytest.mark.parametrize(
@@ -397,9 +389,7 @@ def test_files_that_are_no_books(tmp_path):
     path.write_text("not a database " * 100)
     with pytest.raises(BookError, match="is no book, or it is damaged"):
         read_book(str(path))
-    other = sqlite3.connect(tmp_path / "other.db")
-    other.execute("CREATE TABLE t (x)")
-    other.close()
+    sql(tmp_path / "other.db", "CREATE TABLE t (x)")
     with pytest.raises(BookError, match="is no book: it has no table"):
         read_book(str(tmp_path / "other.db"))
     with pytest.raises(BookError, match="must be a plain file"):
@@ -473,12 +463,6 @@ VIEW = f"""ALTER TABLE {storage.TABLE} RENAME TO hidden;
     CREATE TRIGGER quiet INSTEAD OF INSERT ON {storage.TABLE} BEGIN SELECT 1; END"""
 
 
-def changed(where, script):
-    with sqlite3.connect(where) as connection:
-        connection.executescript(script)
-    connection.close()
-
-
 @pytest.mark.parametrize(
     "script",
     [
@@ -490,7 +474,7 @@ def changed(where, script):
 )
 def test_nothing_is_charged_to_a_file_that_somebody_has_changed(book, script):
     paid(book, "one")
-    changed(book, script)
+    sql(book, script)
     for act in (read_book, close_book, lambda where: paid(where, "two")):
         with pytest.raises(BookError, match="table jaxdp_episodic_book as it was made"):
             act(book)
@@ -501,14 +485,14 @@ def test_a_charge_that_is_swallowed_is_no_charge(book, monkeypatch, script):
     """What was written is read back in its transaction, whatever the schema says."""
     monkeypatch.setattr(storage.Storage, "_check_schema", lambda *_: None)
     paid(book, "one")
-    changed(book, script)
+    sql(book, script)
     with pytest.raises(BookError, match="record 2 is not there after it was written"):
         paid(book, "two")
     assert len(read_book(book).entries) == 1
 
 
 def test_a_view_in_a_database_in_place_of_a_table_is_refused(book):
-    changed(book, VIEW)
+    sql(book, VIEW)
     server = storage.Storage(book)
     server._path = None  # as if it were no file
     with pytest.raises(BookError, match="must be a table without triggers, got a view"):
@@ -517,7 +501,7 @@ def test_a_view_in_a_database_in_place_of_a_table_is_refused(book):
 
 @pytest.mark.parametrize("column", ["record", "hash"])
 def test_text_that_is_no_text_is_damage(book, column):
-    changed(book, f"UPDATE {storage.TABLE} SET {column} = CAST(x'ff' AS TEXT)")
+    sql(book, f"UPDATE {storage.TABLE} SET {column} = CAST(x'ff' AS TEXT)")
     with pytest.raises(BookError, match="is damaged: "):
         read_book(book)
 

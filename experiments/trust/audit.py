@@ -18,7 +18,7 @@ import math
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,75 +49,65 @@ MANY = 10**4
 # Changes to configs that are shipped. A run has less to compute; where single steps are
 # audited, and thousands of them are taken, there are few units, drawn often.
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-GLYPHS = "glyphs_5w1s.toml"
-SMALL_CONVOLUTION = {"model.channels": [8], "model.embedding": 16}
-GLYPHS_RUN: dict[str, Any] = {
-    **SMALL_CONVOLUTION,
-    "num_steps": 100,
-    "step.sampling.episodes.sampling_probability": 0.2,
+GLYPHS, SINUSOIDS = "glyphs_5w1s.toml", "sinusoids.toml"
+RATE = "step.sampling.levels.0.sampling_probability"
+CHANGES: dict[str, dict[str, Any]] = {
+    GLYPHS: {"model.channels": [8], "model.embedding": 16},
+    SINUSOIDS: {"model.channels": [20]},
 }
-GLYPHS_STEP: dict[str, Any] = {
-    **SMALL_CONVOLUTION,
-    "data.small": True,
-    "step.sampling.num_classes": 40,
+RUNS: dict[str, dict[str, Any]] = {
+    GLYPHS: {
+        "num_steps": 100,
+        "step.sampling.episodes.sampling_probability": 0.2,
+    },
+    SINUSOIDS: {
+        "num_steps": 200,
+        "normalizer": 100,
+        "data.num_tasks": 2_000,
+        RATE: 0.05,
+    },
 }
-SINUSOIDS = "sinusoids.toml"
-SMALL_NETWORK = {"model.channels": [20]}
-SINUSOIDS_RUN: dict[str, Any] = {
-    **SMALL_NETWORK,
-    "num_steps": 200,
-    "normalizer": 100,
-    "data.num_tasks": 2_000,
-    "step.sampling.levels.0.sampling_probability": 0.05,
-}
-SINUSOIDS_STEP: dict[str, Any] = {
-    **SMALL_NETWORK,
-    "normalizer": 20,
-    "data.num_tasks": 40,
-    "step.sampling.levels.0.sampling_probability": 0.5,
+STEPS: dict[str, dict[str, Any]] = {
+    GLYPHS: {"data.small": True, "step.sampling.num_classes": 40},
+    SINUSOIDS: {"normalizer": 20, "data.num_tasks": 40, RATE: 0.5},
 }
 
 
 def training_audits(step_draws: int) -> Audits:
     """Runs of the trainer with canaries, for examples and for tasks."""
+
+    def of_run(name: str, config: str, kind: str, number: int) -> list[AuditRow]:
+        run = training(config, RUNS[config])
+        found = audit_run(run, kind=kind, num_canaries=number)
+        attacker, guesses = f"one run, {number} {kind} canaries", found.guesses
+        claims = found.claimed_rdp, found.claimed_exact
+        return [AuditRow(name, attacker, guesses.delta, *claims, guesses)]
+
+    def of_steps(name: str, config: str, noise: str) -> list[AuditRow]:
+        changed = with_noise(training(config, STEPS[config]), 1.0, noise)
+        found = audit_steps(changed, num_draws=step_draws)
+        return release_rows(name, found, f"{step_draws:,} steps with a canary")
+
     audits: Audits = {}
-
-    def add_run(name: str, run: Callable[[], Training], kind: str, number: int) -> None:
-        def audit() -> list[AuditRow]:
-            found = audit_run(run(), kind=kind, num_canaries=number)
-            attacker = f"one run, {number} {kind} canaries"
-            claims = found.claimed_rdp, found.claimed_exact
-            evidence = found.guesses
-            return [AuditRow(name, attacker, evidence.delta, *claims, evidence)]
-
-        audits[f"{name}, {kind}"] = audit
-
-    def add_steps(name: str, run: Callable[[], Training], noise: str) -> None:
-        def audit() -> list[AuditRow]:
-            changed = with_noise(run(), 1.0, noise)
-            found = audit_steps(changed, num_draws=step_draws)
-            return release_rows(name, found, f"{step_draws:,} steps with a canary")
-
-        audits[name] = audit
-
-    for name, run, canaries in (
-        ("glyphs, an example", partial(training, GLYPHS, GLYPHS_RUN), 300),
-        ("sinusoids, a task", partial(training, SINUSOIDS, SINUSOIDS_RUN), 500),
+    for name, config, canaries in (
+        ("glyphs, an example", GLYPHS, 300),
+        ("sinusoids, a task", SINUSOIDS, 500),
     ):
         for kind in KINDS:
-            add_run(name, run, kind, canaries)
-    glyphs = partial(training, GLYPHS, GLYPHS_STEP)
-    add_steps("glyphs, an example, one step, noise 1", glyphs, "gaussian")
-    sinusoids = partial(training, SINUSOIDS, SINUSOIDS_STEP)
-    add_steps("sinusoids, a task, one step, noise 1", sinusoids, "gaussian")
-    add_steps("sinusoids, a task, one step, discrete noise 1", sinusoids, "discrete")
+            audits[f"{name}, {kind}"] = partial(of_run, name, config, kind, canaries)
+    for name, config, noise in (
+        ("glyphs, an example, one step, noise 1", GLYPHS, "gaussian"),
+        ("sinusoids, a task, one step, noise 1", SINUSOIDS, "gaussian"),
+        ("sinusoids, a task, one step, discrete noise 1", SINUSOIDS, "discrete"),
+    ):
+        audits[name] = partial(of_steps, name, config, noise)
     return audits
 
 
 def training(name: str, changes: Mapping[str, Any]) -> Training:
     """The run of a shipped config, with some fields, by dotted names, changed."""
     mapping = tomllib.loads((CONFIGS / name).read_text(encoding="utf-8"))
-    for field, value in changes.items():
+    for field, value in (CHANGES[name] | dict(changes)).items():
         *above, last = field.split(".")
         table: Any = mapping
         for key in above:

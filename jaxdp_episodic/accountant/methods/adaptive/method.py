@@ -55,8 +55,10 @@ _LEAST_LOG_SIZE = -550.0
 _VISIBLE = 1e-4
 # Factor of a tilt that was too steep.
 _FLATTER = 0.75
-# Tilts that are tried, at most.
-_MOST_TRIALS = 6
+# Tilts that are tried, at most, before none.
+_MOST_TRIALS = 5
+# Logarithm of deltas that a pass without any tilt resolves.
+_LEAST_LOG_FLAT = -20.0
 # Largest exponent of a weight over the window: float64 ends at 700.
 _MOST_EXPONENT = 300.0
 # Nats that a window has at least on either side of what is asked.
@@ -268,20 +270,21 @@ class Solver:
         """Coarse passes, which say where the answer is and how wide the ends are."""
         lead = max(self.views, key=self._expected_at)
         for backward, view in self.views.items():
+            # Without a tilt larger deltas keep their digits, and some heavy tails.
+            tilts = [view.tilt * _FLATTER**i for i in range(_MOST_TRIALS)] + [0.0]
             best, kept = math.inf, None
-            for _ in range(_MOST_TRIALS):
-                window = self.window(view, view.reach / _COARSE_POINTS)
+            for tilt in tilts if view.log_size < _LEAST_LOG_FLAT else [0.0]:
+                tried = view._replace(tilt=tilt)
+                window = self.window(tried, view.reach / _COARSE_POINTS)
                 ends = (True, False) if backward == lead else (True,)
                 rows = self.rows(backward, window, *ends)
                 # Where the tilt is too steep the largest values are elsewhere.
                 at = np.argmin(np.abs(window.points - view.at))
                 error = rows[0].error / max(rows[0].values[at], 1e-300)
-                if kept is not None and not error < best:
+                if kept is None or error < best:
+                    best, kept = error, (window, *rows)
+                if error < _VISIBLE or not tilt:
                     break
-                best, kept = error, (window, *rows)
-                if error < _VISIBLE or not view.tilt:
-                    break
-                view = view._replace(tilt=_FLATTER * view.tilt)
             assert kept is not None
             window, row, *_ = kept
             self._found(backward, *kept)

@@ -17,11 +17,6 @@ def _panels(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (edges[:-1, None] + half * (x + 1)).ravel(), (half * w).ravel()
 
 
-def antipodal_of_two(shift: float, epsilon: float) -> float:
-    """``H_g(P_s || P_-s)`` of an epoch of two steps."""
-    return antipodal(2, 2, shift, epsilon)
-
-
 def antipodal(steps: int, taken: int, shift: float, epsilon: float) -> float:
     """``H_g(P_s || P_-s)`` of 2 or 3 of an epoch's steps; 20 s of 3 at shift 6.
 
@@ -51,32 +46,6 @@ def antipodal(steps: int, taken: int, shift: float, epsilon: float) -> float:
         return np.array([gain(row[at], left - 1) @ one[at] for row, one, at in each])
 
     return float(gain(np.array([(1 - g) * (steps - taken)]), taken)[0] / steps)
-
-
-def antipodal_epochs_of_three(shift: float, epsilon: float) -> float:
-    """``H_g`` of two whole epochs of three steps each.
-
-    ``E[X D(g Y / X)]`` with ``X = sum A / 3``, ``Y = sum B / 3`` of the first epoch and
-    the other one's profile D, its logarithm interpolated.
-    """
-    s, degree, largest = shift, 72, 2 * (epsilon + 4 * shift)
-    nodes = np.cos(np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
-    places = largest / 2 * (nodes + 1)
-    logs = [np.log(antipodal(3, 3, s, u)) for u in places]
-    fit = np.polynomial.chebyshev.Chebyshev.fit(places, logs, degree, [0, largest])
-    x = np.arange(-9 - s, 9.1 + s, 0.1)
-    w = np.exp(-x * x / 2) / np.sqrt(2 * np.pi) * 0.1
-    a, b = np.exp(s * x - s * s / 2), np.exp(-s * x - s * s / 2)
-    total = 0.0
-    for first, other, weight in zip(a, b, w, strict=True):
-        top = (first + np.add.outer(a, a)) / 3
-        base = (other + np.add.outer(b, b)) / 3
-        u = epsilon + np.log(base / top)
-        size = np.minimum(np.abs(u), largest)  # hardly anything is beyond it
-        value = np.exp(fit(size))
-        value = np.where(u >= 0, value, 1 - np.exp(u) + np.exp(u) * value)
-        total += weight * (w @ (top * value) @ w)
-    return float(total)
 
 
 def add_remove(

@@ -122,6 +122,7 @@ def test_too_many_canaries_are_refused():
         gradient_canaries(DATA, GROUPED, 0, generator())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("marks", "expected"),
     [

@@ -45,6 +45,7 @@ def run_file(tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_a_request_is_audited(request_file, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
     command = ["audit", str(request_file), "--out", str(out), "--draws", "5000"]
@@ -60,6 +61,7 @@ def test_a_request_is_audited(request_file, tmp_path, capsys):
     assert (out / "audit.png").exists()
 
 
+@pytest.mark.slow
 def test_flags_take_the_place_of_the_file(request_file, tmp_path):
     flags = {"delta": "1e-2", "num-steps": "5", "confidence": "0.9", "seed": "3"}
     command = ["audit", str(request_file), "--out", str(tmp_path), "--draws", "2000"]
@@ -88,6 +90,7 @@ def test_a_claim_that_is_disproved_has_an_exit_code(
     assert json.loads((tmp_path / "o" / "audit.json").read_text())["is_violated"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [

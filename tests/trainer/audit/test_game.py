@@ -82,6 +82,7 @@ DRAWS = 1_500
 SLACK = 0.02
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "relation"), CASES)
 def test_no_world_exceeds_its_claim(name, relation):
     """By the divergence of the worlds themselves, at an epsilon where delta is .05."""
@@ -106,6 +107,7 @@ SHARP = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "relation"),
     [pytest.param(*pair, marks=() if i < 2 else SLOW) for i, pair in enumerate(SHARP)],
@@ -120,6 +122,7 @@ def test_the_worlds_come_near_the_claim_and_exceed_that_of_more_noise(name, rela
         assert divergence(worlds, noise, epsilon, DRAWS, steps) > least
 
 
+@pytest.mark.slow
 def test_counts_stay_below_the_claim_and_refute_that_of_more_noise():
     step, _ = case("examples", ADD)
     settings = {"deltas": (0.01,), "num_draws": 4_000}
@@ -180,6 +183,7 @@ def test_a_sampler_that_draws_too_often_is_found(monkeypatch):
     assert audit.is_violated
 
 
+@pytest.mark.slow
 def test_a_composed_run_adds_up():
     step, _ = case("examples", ADD)
     quiet = dataclasses.replace(step, noise_multiplier=1.6)
@@ -247,6 +251,7 @@ PEOPLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PEOPLE)
 def test_a_person_stays_below_the_claim_and_half_the_noise_is_found(name):
     step, data = PEOPLE[name], everybody()

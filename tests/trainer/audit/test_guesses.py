@@ -52,6 +52,7 @@ def test_the_epsilon_is_where_the_p_value_is_the_error():
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (2.0, 0.0), (1.0, 0.01)])
 @pytest.mark.parametrize("m", [60, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_mechanism_that_is_as_private_as_it_says_is_rarely_accused(epsilon, delta, m):

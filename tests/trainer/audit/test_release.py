@@ -32,6 +32,7 @@ def third(released):
 
 
 # A score of one's own is one compilation more; the fault of length has it too.
+@pytest.mark.slow
 @pytest.mark.parametrize("score", [pytest.param(third, marks=pytest.mark.slow), None])
 def test_a_sound_mechanism_stands(score):
     audit = audit_release(
@@ -48,6 +49,7 @@ def test_a_sound_mechanism_stands(score):
     assert share[2] > 0.7
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fault", "score"),
     [

@@ -42,6 +42,7 @@ def test_a_headerless_file_is_refused_by_init(tmp_path, capsys):
         assert not [cell for cell in record if cell in said]
 
 
+@pytest.mark.slow
 def test_a_headerless_file_is_refused_by_train_before_anything_is_charged(
     tmp_path, capsys
 ):
@@ -70,6 +71,7 @@ def test_a_headerless_file_is_refused_by_predict(tmp_path):
         read_examples([path], shape=(3,), source=source)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "header",
     [

@@ -15,6 +15,7 @@ SIZES = {"train": 1_800, "validation": 200, "test": 350}
 TEST_CLASSES = "cfe10d085c527eb7"
 
 
+@pytest.mark.slow
 def test_the_split_is_fixed_and_disjoint():
     classes = {split: load_glyphs(split).unit_column("class") for split in SIZES}
     for split, size in SIZES.items():

@@ -24,6 +24,7 @@ def script():
     return module
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", TINY)
 def test_generated_folders_are_what_the_configs_read(name, tmp_path):
     made = script()

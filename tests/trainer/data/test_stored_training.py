@@ -72,6 +72,7 @@ def test_masked_slots_hold_zeros_also_of_inverted_codes(tables):
     np.testing.assert_array_equal(inputs[0, 1], np.zeros(2, np.float32), strict=True)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_bit_for_bit(tables, tmp_path):
     """Prefetched from the disk, and stepped by hand from memory."""
     stored, memory = both(tables)

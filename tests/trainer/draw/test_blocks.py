@@ -51,6 +51,7 @@ def of_one_block(owner):
     assert sum(map(len, people)) == len(set().union(*people))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("among_slots", [True, False])
 def test_an_episode_holds_a_person_as_often_as_is_accounted(among_slots):
     """``r = 1 - (1 - q / slots)^ways``, to four standard errors."""

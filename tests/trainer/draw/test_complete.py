@@ -210,6 +210,7 @@ def test_draws_are_as_often_complete(
     assert abs(found.mean() - expected.complete) < 6 * error
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("people_per_block", [1, 2])
 @pytest.mark.parametrize("slots", [None, 6])
 def test_blocks_of_people(people_per_block, slots):

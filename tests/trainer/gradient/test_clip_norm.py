@@ -93,6 +93,7 @@ def test_gradient_and_vote_are_together_within_the_bound(count_noise, entries):
         assert max(lengths(clipping, entries, np.float64).values()) <= bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "entries", fast_and_slow([1, 4_097, 300_000], lambda n: n == 1)
 )

@@ -176,6 +176,7 @@ def test_what_is_not_finite_becomes_zero(bad, sizes):
         np.testing.assert_array_equal(added(vector), 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sizes", [(1, 1), (40_000,), (2**15 * 3 + 7, 5, 70_000)])
 def test_vectors_about_as_long_as_the_clip_norm_are_added_whole(sizes):
     """On both sides of the limit; in several leaves."""

@@ -256,6 +256,7 @@ def test_one_of_many_examples_may_be_equal_by_chance():
 # --- Interrupted, killed, resumed ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "call",
     fast_and_slow(["quiet", "check", *range(1, 9)], lambda call: isinstance(call, str)),

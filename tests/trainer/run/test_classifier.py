@@ -92,6 +92,7 @@ examples = { type = "WithoutReplacement", name = "example", size = 2, population
         config((sampling, grouped), ('clip_unit = "example"', 'clip_unit = "episode"'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("embed", ["both", "logits", "features"])
 def test_it_has_an_output_for_each_class_and_prototypes_of_what_it_embeds(
     config, embed
@@ -197,6 +198,7 @@ def test_noisy_scores_of_it_are_of_episodes(config, tmp_path):
     assert trainer.budget.step.clip_unit == "example"
 
 
+@pytest.mark.slow
 def test_people_may_be_protected(config):
     read = config(
         ("small = true", 'small = true\nowner = "typeface"'),

@@ -106,6 +106,7 @@ def neighbours(relation):
     return *runs, 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "relation", ["zero_out", "replace_one", "not finite", "person"]
 )
@@ -139,6 +140,7 @@ def test_neighbours_are_as_far_apart_as_the_accountant_says(relation):
     assert moved > (relation == "person")
 
 
+@pytest.mark.slow
 def test_an_episode_without_examples_has_no_vote():
     """Its contribution is zero, which is short, and nobody's."""
     rng = np.random.default_rng(0)

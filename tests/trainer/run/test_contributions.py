@@ -47,6 +47,7 @@ def test_a_run_that_would_learn_from_nothing_is_refused():
     assert "with size = 2 of 'example' in place of 4" in said
 
 
+@pytest.mark.slow
 def test_few_complete_contributions_are_warned_of_and_counted(tmp_path):
     with pytest.warns(UserWarning, match="of which 0.3 are complete, 14.8 in 50"):
         run = plain_trainer(data=unequal(), step=step(size=2), num_steps=50)

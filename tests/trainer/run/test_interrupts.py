@@ -65,6 +65,7 @@ def test_what_fails_leaves_no_thread_behind(tmp_path):
         assert not [t for t in threading.enumerate() if t.name.startswith("draw")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("attribute", ["_gradient", "_update"])
 @pytest.mark.parametrize(
     "again", ["a new trainer", pytest.param("the same", marks=pytest.mark.slow)]
@@ -122,6 +123,7 @@ def test_a_start_broken_off_may_be_started_again(tmp_path):
     assert steps_in(tmp_path) == list(range(7))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "left", [run_files.LOG, run_files.CHECKPOINTS, run_files.LEDGER]
 )

@@ -357,6 +357,7 @@ def test_every_attack_at_every_stage(tmp_path, monkeypatch, step, stage, change)
     assert attacked(tmp_path, monkeypatch, step, stage, change) == []
 
 
+@pytest.mark.slow
 def test_the_witness_notices_a_step_that_is_taken_again(tmp_path, monkeypatch):
     """The fault that this all replaces, planted."""
     monkeypatch.setattr(

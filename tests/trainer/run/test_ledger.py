@@ -536,6 +536,7 @@ def test_resume_charges_no_step_twice_and_forgets_none(tmp_path):
     assert read_ledger(tmp_path / run_files.LEDGER).charged == 6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("damage", "error", "reason"),
     [

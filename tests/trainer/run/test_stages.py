@@ -57,6 +57,7 @@ def test_untrained_is_the_nearest_class_mean_or_the_tasks_own_line():
     assert untrained(MixedModel(), 1) == Ridge()
 
 
+@pytest.mark.slow
 def test_ridge_is_ridge_regression_with_one_example_at_the_mean():
     rng = np.random.default_rng(0)
     rows, targets = rng.normal(size=(9, 3)), rng.normal(size=9)
@@ -183,6 +184,7 @@ def test_a_statistic_that_was_given_up_is_no_stage():
     assert list(own.stages(late)) == ["statistics"]
 
 
+@pytest.mark.slow
 def test_stages_of_a_mixed_model():
     model = MixedModel(powers=1, slopes=1)
     table = make_sinusoids(5, points=4, seed=0)
@@ -333,6 +335,7 @@ def test_steps_that_help_are_released(tmp_path):
     assert ahead > 5 * error
 
 
+@pytest.mark.slow
 def test_the_same_classes_in_all_episodes_choose_no_stage_between(tmp_path):
     run = started(num_steps=1)
     run.train(tmp_path, evaluations=scored(directions(seed=3, num_classes=3)))
@@ -379,6 +382,7 @@ def test_where_nothing_is_chosen_the_last_stage_is_released(
     assert (STAGES in records[-1]) == bool(given)
 
 
+@pytest.mark.slow
 def test_maml_of_numbers_is_compared_with_each_tasks_own_line(tmp_path):
     step = jde.GaussianStep(
         jde.MultistageSampling(
@@ -483,6 +487,7 @@ def early(seed=1):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "killed_after", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5, 6))]
 )

@@ -288,6 +288,7 @@ def test_the_whole_step_may_be_the_clip_unit(tmp_path):
     assert all(r[PRIVATE]["num_units"] == 1 for r in records[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clip_unit",
     ["example", *(pytest.param(u, marks=pytest.mark.slow) for u in ("class", "step"))],
@@ -389,6 +390,7 @@ def tasks_in_groups(num_groups=8, tasks=5, points=12):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clip_unit", [pytest.param("group", marks=pytest.mark.slow), "task"]
 )
@@ -461,6 +463,7 @@ def test_bad_input(changes, error, message):
         trainer(**changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block_size",
     [

@@ -44,6 +44,7 @@ def test_without_noise_it_is_the_mean_score_of_all_episodes():
     assert one.deviation == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("noise", ["discrete", "gaussian"])
 def test_its_noise_is_that_of_the_step(noise):
     step = dataclasses.replace(EVERYBODY, noise_multiplier=3.0)

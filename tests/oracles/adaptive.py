@@ -32,15 +32,6 @@ def by_quotas(left: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
     ]
 
 
-def falling(prices: Sequence[int]) -> Moves:
-    """States are (largest option still allowed from, left): indices may only grow."""
-    return lambda state: [
-        (k, (k, state[1] - c))
-        for k, c in enumerate(prices)
-        if k >= state[0] and c <= state[1]
-    ]
-
-
 def nested(outer: Moves, inner: Moves, option: int, start: Hashable) -> Moves:
     """An option that is a run of its own, left and never entered again when one likes.
 

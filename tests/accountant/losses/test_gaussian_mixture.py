@@ -7,9 +7,6 @@ from scipy.special import logsumexp
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
-from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES, NodeRule
-from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
-from jaxdp_episodic.accountant.numerics.loops import at
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
 # Sensitivities, probabilities and rate; noise of deviation 1.
@@ -136,51 +133,6 @@ def test_one_component_is_the_sampled_gaussian():
         exact = jde.epsilon(step, num_steps=20, delta=1e-6)
         value = jde.epsilon(mixture, num_steps=20, delta=1e-6)
         assert value == pytest.approx(exact, rel=1e-10)
-
-
-@pytest.mark.parametrize("backward", [0, 1])
-@pytest.mark.parametrize("mixture", [MIXTURES[i] for i in (1, 2, 3, 6)])
-def test_moments_in_the_plane_by_the_definition(mixture, backward):
-    pair = dominating_pair(release(*mixture)).map(np.atleast_1d)
-    cuts, one = np.full((2, 1), -120.0), np.ones(1)
-    with np.errstate(all="ignore"):  # as at the engine's boundary
-        heights = np.array([[1.0], [0.9]])
-        dist = pair.nodes(NodeRule(backward * one, cuts, heights, NUM_NODES))
-    z = 1.5 / max(1.0, max(mixture[0]) / 2) + np.array([0.0, 4.0j])
-    # The trapezoidal rule on the whole line: the error falls off like e^(-1/step).
-    x = np.arange(-14.0, 60.0, 0.002)
-    parts = [(w * mixture[2], c) for c, w in zip(*mixture[:2], strict=True)]
-    gained = sum(w * np.expm1(c * x - c * c / 2) for w, c in parts)
-    y, density = np.log1p(gained), np.exp(-0.5 * x * x) / np.sqrt(2 * np.pi)
-    weight, power = (density, -z) if backward else (density * (1 + gained), z)
-    truth = (weight * np.expm1(power[:, None] * y)).sum(axis=1) * 0.002
-    for version in (0, 1):  # another path
-        nodes = at(dist, version)
-        re, im = sum_expm1((z.real[:, None], z.imag[:, None]), nodes.weight, nodes.loss)
-        # Relative to the moment on the axis, and to what is summed.
-        digits = 1e-10 if max(mixture[0]) <= 4 else 1e-8
-        within = digits * abs(truth[0]) + 1e-14 * nodes.size[0]
-        assert np.all(np.abs((re + 1j * im)[:, 0] - truth) <= within)
-        assert nodes.mass[0] == pytest.approx(1, rel=1e-12)
-
-
-def test_composed_mixtures_against_their_figure():
-    # dp_accounting 0.6.0, `test_mixture_of_gaussians_basic`: 17.193115 on a fine grid.
-    run = jde.compose(
-        (release([0.0, 1.0, 2.0], [0.2, 0.6, 0.2], 1.0), 3),
-        (
-            jde.GaussianMixtureRelease(
-                [0.0, 2.0, 3.0], [0.33, 0.34, 0.33], standard_deviation=2.0
-            ),
-            2,
-        ),
-    )
-    value, info = jde.epsilon(run, delta=1e-6, return_info=True)
-    assert value == pytest.approx(17.193115, abs=1e-6)
-    assert info.error < 1e-8 and not info.is_certified_bound
-    low, high = jde.epsilon_interval(run, delta=1e-6, max_width=0.05)
-    assert low <= value <= high
-    assert jde.epsilon(run, delta=1e-6, method="rdp") >= high
 
 
 def test_ends():

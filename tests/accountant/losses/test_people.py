@@ -203,35 +203,6 @@ def test_one_unit_is_the_row_of_an_example(kind, row, p, r, s):
     np.testing.assert_allclose(ours, theirs, rtol=1e-8)
 
 
-LAW_OF_J = [0.49583333333333335, 0.4125, 0.0875, 0.0041666666666666675]
-PARTITION = [
-    *(0.282429536481, 0.41996381007600003, 0.2341773508859998),
-    *(0.05803572207599992, 0.005393580480999993),
-]
-# Arguments, steps and epsilons at delta 1e-5: zero_out forward and backward, replaced.
-COMPOSED = {
-    "M": ((people, 0.05, 1, 0.5, [10], [1.0]), 100, 16.122774820258, 11.596828066258),
-    "M'": ((people, 0.05, 1, 0.5, [10], [1.0]), 100, 31.501215594103),
-    "2": ((exchanged, 0.1, reached(5, 0.3), 1 / 1.5), 100, 7.2494894699, 4.4645023327),
-    "2'": ((exchanged, 0.1, reached(5, 0.3), 1 / 1.5), 100, 11.961034020595),
-    "A": ((frames, 5, 0.1, 0.3, 1 / 1.5), 100, 6.0082204088172, 4.0300981242868),
-    "A'": ((frames, 5, 0.1, 0.3, 1 / 1.5), 100, 10.167336025999),
-    "2, worst": ((exchanged, 0.25, PARTITION, 0.5), 50, 6.7256997773165, 4.30704120918),
-    "2', worst": ((exchanged, 0.25, PARTITION, 0.5), 50, 11.888028964684),
-    "1": ((exchanged, 1.0, LAW_OF_J, 1 / 3), 50, 10.652786417449, 8.9117899764856),
-    "1'": ((exchanged, 1.0, LAW_OF_J, 1 / 3), 50, 24.739359618703),
-    "3": (
-        (people, 1, 1, 0.1, [1, 2], [0.12239594362727987, 0.8408810484361525]),
-        *(300, 18.419313032184, 18.419313032184),
-    ),
-    "A, large p": ((frames, 5, 0.8, 0.2, 1 / 3), 100, 19.542402318919, 16.47086543163),
-    "2, large p": (
-        (exchanged, 0.8, reached(5, 0.2), 1 / 3),
-        *(100, 21.636325728790, 18.131539599721),
-    ),
-}
-
-
 def composed(loss, count, *, backward):
     """Epsilon at delta 1e-5 of one direction, and its error."""
     question, run = EpsilonAt(np.log([1e-5])), Run((loss,), (np.array([count]),))
@@ -240,17 +211,6 @@ def composed(loss, count, *, backward):
     solver = ContourSolver(question, run, bound, order, question.target, nothing)
     value, error = solver.solve(np.ones(1, bool), backward=backward)
     return value[0], error[0]
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("theorem", COMPOSED)
-def test_composed_steps_agree_with_another_program(theorem):
-    (make, *given), steps, *expected = COMPOSED[theorem]
-    kind = ReplacedPeopleLoss if len(expected) == 1 else PeopleLoss
-    for backward, value in enumerate(expected):
-        found, error = composed(make(kind, *given), steps, backward=bool(backward))
-        assert found == pytest.approx(value, rel=1e-10)
-        assert error < 1e-6
 
 
 def unit(coin, q, s, counts, weights):
@@ -301,45 +261,6 @@ def test_steps_with_a_hidden_coin_are_within_certified_ends(setting, steps):
     assert high < 1.001 * low and answer.error < 1e-6 * answer.value
 
 
-OMNIGLOT = 192, 1 / 24, 1 - 0.9**5
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        frames(PeopleLoss, *OMNIGLOT, 1 / 34.180847),
-        frames(ReplacedPeopleLoss, *OMNIGLOT, 1 / 68.099373),
-        exchanged(PeopleLoss, 1 / 24, reached(192, OMNIGLOT[2]), 1 / 34.313179),
-    ],
-)
-def test_a_person_of_omniglot(loss):
-    question, run = EpsilonAt(np.log([1e-5])), Run((loss,), (np.array([300.0]),))
-    answer = exact_answer(question, run, certify=False)
-    assert answer.value == pytest.approx(8.0, abs=3e-7)
-    assert answer.error < 1e-6
-
-
-@pytest.mark.parametrize(
-    "loss, steps",
-    [
-        (frames(PeopleLoss, 20, 0.05, 0.1, 1.0), 1000.0),
-        (exchanged(PeopleLoss, 0.5, reached(20, 0.02), 1.0), 50.0),
-        (exchanged(ReplacedPeopleLoss, 0.05, reached(4, 0.1), 1.0), 1e6),
-        (people(PeopleLoss, 0.05, 1.0, 1.0, [20], [1.0]), 100.0),
-        (people(PeopleLoss, [0.05, 0.3, 0.5], 1.0, 1.0, [5, 2, 4], [0.3] * 3), 50.0),
-        (people(ReplacedPeopleLoss, [0.1, 0.6], 0.7, 0.8, [5, 2], [0.3, 0.4]), 50.0),
-    ],
-)
-@pytest.mark.slow
-def test_exact_answers_are_within_certified_ends(loss, steps):
-    question, run = EpsilonAt(np.log([1e-5])), Run((loss,), (np.array([steps]),))
-    low, high = pld_bounds(question, run)
-    answer = exact_answer(question, run, certify=False)
-    assert low - 1e-9 <= answer.value <= high + 1e-9
-    assert answer.error < 1e-6 * answer.value
-    assert high < 1.001 * low
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_settings_side_by_side(kind):
     one, other = frames(kind, 5, 0.1, 0.3, 0.7), frames(kind, 5, 0.2, 0.4, 0.5)
@@ -374,12 +295,6 @@ def test_with_little_noise_any_contribution_is_seen(kind, shift):
 def test_large_shifts_have_enough_nodes():
     loss = exchanged(PeopleLoss, 0.8, reached(5, 0.5), 3.0)
     assert composed(loss, 10, backward=False)[1] < 5e-7
-
-
-@pytest.mark.slow
-def test_without_noise_renyi_knows_no_bound():
-    run = Run((frames(PeopleLoss, 5, 0.1, 0.3, np.inf),), (np.full(1, 5.0),))
-    assert rdp_bound(EpsilonAt(np.log([1e-5])), run)[0] == np.inf
 
 
 def test_forward_is_the_larger_profile_at_every_loss():

@@ -214,14 +214,6 @@ def test_renyi_bounds_by_differences(unit, relation, arguments, num_steps, delta
         assert gradient[name] == pytest.approx(expected, rel=1e-7), name
 
 
-@pytest.mark.slow
-def test_zero_after_several_steps():
-    step = levels("class")(np.array([2.0, 50.0]), 0.2, 0.1)
-    _, gradient = jde.epsilon_and_gradient(step, delta=0.01, num_steps=3)
-    slope = gradient["noise_multiplier"]
-    assert slope[1] == 0 and not slope[0] > 0
-
-
 def test_a_rate_at_its_end_has_no_derivative():
     name = "class.sampling_probability"
     _, gradient = jde.epsilon_and_gradient(
@@ -423,25 +415,6 @@ def gaussian_slope(epsilon, mu):
 
 def in_epochs(noise, scheme):
     return jde.GaussianStep(scheme, noise_multiplier=noise)
-
-
-@pytest.mark.slow  # by the integral, which is compiled
-@pytest.mark.parametrize(
-    ("scheme", "moved"),
-    [
-        (jde.RandomAllocation("u", steps_per_epoch=1), np.sqrt(6)),
-        (jde.ShuffledEpochs("u", steps_per_epoch=6), np.sqrt(5)),
-        (jde.ShuffledEpochs("u", steps_per_epoch=3), np.sqrt(10)),
-    ],
-)
-def test_epochs_that_amplify_nothing_have_the_gaussians_derivative(scheme, moved):
-    noise = np.array([1.5, 4.0])
-    epsilon, gradient = jde.epsilon_and_gradient(
-        in_epochs(noise, scheme), delta=DELTA, num_steps=6
-    )
-    mu = moved / noise
-    true = gaussian_slope(epsilon, mu) * -mu / noise
-    np.testing.assert_allclose(gradient["noise_multiplier"], true, rtol=1e-6)
 
 
 def test_epochs_have_derivatives_by_noise_alone(monkeypatch):

@@ -59,6 +59,7 @@ def _with_branches(x):
     return jnp.where(x > 0, 1 / x, 0.0), jnp.where(x >= 0, jnp.sqrt(x), 2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["debug_nans", "debug_infs"])
 def test_branches_that_are_not_taken_may_be_infinite_or_nan(name):
     """Who looks for NaN in a model of their own does not find our intermediates."""

@@ -70,6 +70,7 @@ def test_optimal_by_enumeration_of_outputs():
         assert value == pytest.approx(exact, rel=1e-10, abs=1e-15)
 
 
+@pytest.mark.slow
 def test_order_of_the_bounds():
     """1,000 settings: optimal <= closed form <= strong, and optimal <= naive."""
     rng = np.random.default_rng(1)

@@ -169,6 +169,7 @@ def test_full_batch_is_composition_then_constant():
     np.testing.assert_allclose(free, composed, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_full_batch_above_exact_quadratic_runs():
     """Strongly convex quadratics without projection: the exact rho of the last iterate.
 

@@ -85,6 +85,7 @@ def shuffling_settings(rng, most_users, count):
     return eps0, n, eps0 * rng.uniform(0, 1, count) ** 2
 
 
+@pytest.mark.slow
 @FEW_AND_MANY
 def test_shuffled_bounds_are_the_clones(count):
     """All counts of clones and of messages among them; the lower bound is attained."""

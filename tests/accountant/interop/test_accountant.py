@@ -244,6 +244,7 @@ def test_draws_with_replacement_are_episodes_of_one():
     assert from_dp_event(none).counts == (0,)
 
 
+@pytest.mark.slow
 def test_draws_of_draws_and_several_laplace_releases():
     twice = from_dp_event(poisson(0.5, poisson(0.2))).steps[0]
     assert twice == from_dp_event(poisson(0.1)).steps[0]

@@ -82,6 +82,7 @@ def test_a_config_is_accounted_in_one_call(relation, ours, norms, bands, rounds)
     assert jde.epsilon(alone, delta=DELTA) == poisson(1.3, rounds, ours)
 
 
+@pytest.mark.slow
 def test_a_plan_agrees_with_the_accountant_of_its_authors():
     plan = config(Relation.REPLACE_SPECIAL, strategy=np.ones(4)).plan
     theirs = dp_accounting.pld.PLDAccountant(Relation.REPLACE_SPECIAL)
@@ -247,6 +248,7 @@ def cycles(selected, iterations, cycle_length):
     )
 
 
+@pytest.mark.slow
 def test_the_same_steps_of_every_cycle():
     """Given its step a record is in five rounds: those of one of noise / sqrt(5)."""
     given = {"neighboring_relation": "add_remove", "noise_multiplier": 1.0}

@@ -199,6 +199,7 @@ def test_against_many_digits(seed):
 FEW = (0.02, (0.1, 0.3, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "u, p, r, s",
     [

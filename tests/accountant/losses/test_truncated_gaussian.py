@@ -78,6 +78,7 @@ def test_no_small_data_set_is_told_apart_better(relation, rate, batch):
         assert np.any(largest > mistaken * 1.05)
 
 
+@pytest.mark.slow
 def test_weights_against_fifty_digits():
     for n, b, q in (
         (5, 2, 0.3),

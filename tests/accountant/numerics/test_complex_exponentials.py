@@ -140,6 +140,7 @@ def test_one_less_a_cosine_near_whole_turns(engine):
     np.testing.assert_allclose(sine[50:], np.sin(8 * np.pi + angles), atol=1e-15)
 
 
+@pytest.mark.slow
 def test_rows_without_weight_at_the_end_change_nothing():
     rng = np.random.default_rng(3)
     weight = tuple(rng.normal(size=(6, 2)) for _ in range(2))

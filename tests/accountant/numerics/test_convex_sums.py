@@ -70,6 +70,7 @@ def test_single_epochs_of_the_reference(row):
     assert high > truth * (1 + 1e-8)
 
 
+@pytest.mark.slow
 def test_one_large_term_far_out():
     # Beyond all else a single term counts, and 999 others have their mean.
     with mp.workdps(40):

@@ -153,6 +153,7 @@ def test_log_saturating_tail_against_its_definition():
     assert LOG_SATURATING(-5.0, 0.01) == LOG_SATURATING(-5.0, 5.0)
 
 
+@pytest.mark.slow
 def test_derivative_where_the_width_just_reaches():
     """Antipodal profiles at epsilon 0: x = -width, both from one shift."""
     width = np.array([1.5, 3.0, 8.0])
@@ -163,6 +164,7 @@ def test_derivative_where_the_width_just_reaches():
     np.testing.assert_allclose(slope(-width, width), differences, rtol=1e-6)
 
 
+@pytest.mark.slow
 @with_digits(90)
 def test_derivatives():
     x = np.array([-30.0, -1.5, -1.0, -0.2, 0.0, 0.7, 5.0, 80.0, 1e4])
@@ -222,6 +224,7 @@ def test_the_tables_are_the_interpolation_that_they_claim_to_be():
         np.testing.assert_allclose(table, powers(function, table.size), rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_the_slopes_of_a_log_sum_where_both_are_equal():
     with jax.enable_x64(True):
         both = jax.grad(special.log_add, (0, 1))(0.3, 0.3)

@@ -289,6 +289,7 @@ def test_prices_by_themselves_are_as_the_numbers_that_a_target_allows():
         assert 0.8 * alone < cost.numbers[name] <= alone
 
 
+@pytest.mark.slow
 def test_an_odometer_may_be_read_at_any_time():
     options, prices = {"slow": SLOW, "fast": FAST}, {"slow": 5, "fast": 2}
     run = jde.AdaptiveRun(
@@ -439,6 +440,7 @@ def batch(noises, **limits):
     return jde.AdaptiveRun(options, prices={"slow": 5, "fast": 2}, budget=12, **limits)
 
 
+@pytest.mark.slow
 def test_each_setting_has_the_answer_of_its_own_run():
     # Bare, drawn by rates of another shape, and one worst strategy of rate 0.
     noises, rates = np.array([0.0, 1.5]), np.array([[0.1], [0.0]])
@@ -465,6 +467,7 @@ def test_each_setting_has_the_answer_of_its_own_run():
         run.epsilon(delta=[1e-5, 2.0])
 
 
+@pytest.mark.slow
 def test_a_run_within_a_run_may_have_several_settings():
     noises = np.array([1.5, 2.5])
     run = jde.AdaptiveRun(

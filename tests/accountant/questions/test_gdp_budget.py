@@ -60,6 +60,7 @@ PRICES = [
 # --- Prices ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate,noise,steps,floor,mu", fast_and_slow(PRICES, is_quick))
 def test_prices_are_those_of_an_independent_computation(rate, noise, steps, floor, mu):
     found = gdp_price(step(rate, noise), num_steps=steps, floor=floor)

@@ -226,6 +226,7 @@ def test_loops() -> None:
     np.testing.assert_allclose(few, on_host(0.8), rtol=2e-7)
 
 
+@pytest.mark.slow
 def test_shards() -> None:
     devices = np.array(jax.devices()[:1])
     mesh = jax.sharding.Mesh(devices, ("runs",))

@@ -145,6 +145,7 @@ def table(path, rows, names="task,x,y"):
     return path
 
 
+@pytest.mark.slow
 def test_tables_of_tasks(tmp_path, predict):
     release = released(tmp_path, learner=RIDGE, shape=(1,), source=TABLE)
     known = [f"{t},{x},{t * 10 + x}" for t in (1, 2) for x in range(5)]

@@ -90,6 +90,7 @@ def test_epochs_are_read_where_they_end():
     assert found["num_steps"] == [0, 7, 14, 21, 28, 30]
 
 
+@pytest.mark.slow
 def test_the_curve_and_its_attacker():
     question = settings()
     step, run = request_of(question).step, {"num_steps": 50, "method": "rdp"}

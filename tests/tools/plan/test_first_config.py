@@ -405,6 +405,7 @@ def test_validation_may_be_called_so(tmp_path):
         described_source(tmp_path / "parts", tmp_path / "x.toml")
 
 
+@pytest.mark.slow
 def test_numbered_classes_are_not_held_out(tmp_path):
     source = described_source(without_names(tmp_path), tmp_path / "x.toml")
     text, _ = first_config(source, Wishes())

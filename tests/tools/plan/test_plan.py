@@ -398,6 +398,7 @@ def unequal(relation, slots, size=2):
     )
 
 
+@pytest.mark.slow
 def test_signal_is_that_of_complete_episodes():
     plan = make_plan(unequal("zero_out", 30), UNEQUAL)
     share = plan.complete_per_step / plan.episodes_per_step

@@ -105,6 +105,7 @@ def test_what_an_exact_answer_is(read, tmp_path, monkeypatch, request, pyarrow):
     assert "is_certified_bound" in said
 
 
+@pytest.mark.slow
 def test_calibrated_values_have_no_error_of_their_own(read, tmp_path):
     text = EXACT.replace('["exact", "rdp"]', '["pld"]')
     text = text.replace('field = "num_steps"\nvalues = [0, 100]', QUANTITIES)

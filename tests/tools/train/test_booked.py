@@ -475,6 +475,7 @@ def test_the_command_makes_shows_and_closes(tmp_path, config, capsys):
     assert "is closed: nothing was charged" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
     book, query = str(tmp_path / "menu.book"), tmp_path / "query.toml"
     query.write_text(

@@ -89,6 +89,7 @@ def test_guesses_take_the_ends_of_the_scores():
     assert best_guesses(-scores, is_in, delta=1e-5).epsilon == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [100, pytest.param(400, marks=pytest.mark.slow)])
 def test_choosing_the_number_of_guesses_is_paid_for(runs):
     rng = np.random.default_rng(1)

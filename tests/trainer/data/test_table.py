@@ -29,6 +29,7 @@ def test_records_are_put_into_tree_order():
     assert table.features.dtype == np.float32
 
 
+@pytest.mark.slow
 @hypothesis.given(
     parents=st.lists(st.integers(0, 3), min_size=6, max_size=6),
     rows=st.lists(st.integers(0, 5), min_size=1, max_size=30),

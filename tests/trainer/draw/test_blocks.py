@@ -68,6 +68,7 @@ def test_an_episode_holds_a_person_as_often_as_is_accounted(among_slots):
     assert held / 2_000 == pytest.approx(0.5 * (1 - 0.5**WAYS), abs=0.04)
 
 
+@pytest.mark.slow
 def test_a_slot_that_nobody_fills_is_null_under_zero_out_and_masked_else():
     has = np.ones((PEOPLE - 1, CLASSES), int)  # one on the list is not in the data
     for slots_of, is_null in (("example", True), (None, False)):

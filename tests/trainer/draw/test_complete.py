@@ -65,6 +65,7 @@ def test_mean_product_is_that_of_all_subsets():
         assert mean_product(values, number, size) == pytest.approx(exact, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_mean_product_of_thousands():
     values = np.linspace(0.5, 1.0, 3_000)
     # Newton's identities in exact integers: values are k / (2 * 2999), shifted.

@@ -72,6 +72,7 @@ def test_without_x64_there_is_no_float64():
         assert gradient.dtype == np.float32
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("of_params", "of_data", "of_mask", "units_at_once"),
     # Either type of parameters with each other type, and with each size of a batch.
@@ -156,6 +157,7 @@ def test_float32_noise_does_not_depend_on_x64():
     np.testing.assert_allclose(*found, rtol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", FLOATS)
 def test_discrete_noise_is_released_in_the_type(x64, kind):
     data = np.random.default_rng(0).normal(size=(4, 50))
@@ -173,6 +175,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "optimizer"),
     fast_and_slow(
@@ -204,6 +207,7 @@ TASKS = jde.MultistageSampling(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "coupled", "of_features"),
     fast_and_slow(

@@ -76,6 +76,7 @@ def episodic_loss(kind):
     return loss, params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units_at_once", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.filterwarnings("ignore:optax.global_norm:DeprecationWarning")
 @pytest.mark.parametrize(
@@ -131,6 +132,7 @@ def test_a_contribution_never_exceeds_the_clip_norm(scale, clip):
             assert norm == pytest.approx(exact, rel=1e-5, abs=1e-36)
 
 
+@pytest.mark.slow
 def test_many_numbers_are_summed_without_loss():
     # A running float32 sum of squares would stop at 2^24 and clip too little.
     row = jnp.ones(20_000_000, jnp.float32)
@@ -201,6 +203,7 @@ def test_low_precision_gradients_are_summed_in_float32():
 # --- Masks, blocks, memory ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "units_at_once",
     [1, 3, 99, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))],
@@ -235,6 +238,7 @@ def test_the_tail_of_masked_rows_is_not_computed():
     assert len(calls) == 3
 
 
+@pytest.mark.slow
 def test_blocks_are_one_draw_with_one_noise():
     data = np.random.default_rng(0).normal(size=(6, 3))
     settings = {"l2_clip_norm": 1.0, "noise_multiplier": 2.0, "normalizer": 3.0}
@@ -529,6 +533,7 @@ def test_the_tail_goes_on_to_twelve_deviations():
     assert np.diff(found).max() < 0.03
 
 
+@pytest.mark.slow
 def test_numbers_beyond_the_old_end_occur_as_often_as_they_should():
     """3 x 10^7 numbers; beyond 5 deviations lie 17, and 5.42 is not the end of them."""
     stream, beyond = generator(KEY), 0

@@ -165,6 +165,7 @@ def test_a_private_run_comes_near_the_true_prior(tmp_path, monkeypatch):
     assert found < 0.55
 
 
+@pytest.mark.slow
 def test_a_config_needs_no_network(tmp_path):
     path = tmp_path / "bayes.toml"
     text = (CONFIGS / "sinusoids_bayes.toml").read_text(encoding="utf-8")

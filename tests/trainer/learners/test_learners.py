@@ -194,6 +194,7 @@ def no_query(episode):
     return episode._replace(query_mask=np.zeros_like(episode.query_mask))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("emptied", [no_support, no_query])
 @pytest.mark.parametrize(
     "learner, params, episode",
@@ -246,6 +247,7 @@ def quadratic_parts(episode):
     return parts
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("first_order", "inner_steps", "checkpoint"),
     fast_and_slow(

@@ -19,6 +19,7 @@ from jaxdp_episodic.training import (
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("use_patches", "stride", "size"),
     [
@@ -54,6 +55,7 @@ def test_the_group_normalization_is_that_of_flax():
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_of_gradients_of_the_group_normalization_are_those_of_flax():
     settings = {"num_groups": 2, "rngs": nnx.Rngs(0)}
     flax = nnx.GroupNorm(4, use_fast_variance=False, **settings)
@@ -77,6 +79,7 @@ def test_gradients_of_gradients_of_the_group_normalization_are_those_of_flax():
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("use_patches", [True, False])
 def test_a_network_embeds_images(use_patches):
     net = ConvNet((14, 11, 1), (4, 6), 5, use_patches=use_patches, rngs=nnx.Rngs(0))
@@ -96,6 +99,7 @@ def test_images_of_an_episode_do_not_touch_each_other():
     np.testing.assert_allclose(apply(params, images), alone, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_apply_takes_the_parameters_it_is_given():
     net = MLP(3, (4,) * 12, 2, rngs=nnx.Rngs(0))  # layers "0" to "11"
     apply, params = split_model(net)

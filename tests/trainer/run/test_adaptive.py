@@ -658,6 +658,7 @@ def test_killed_without_a_seed_it_is_never_charged_less_than_it_released(tmp_pat
 # --- Prices ---
 
 
+@pytest.mark.slow
 def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
     run = jde.AdaptiveRun(
         {"loud": LOUD, "quiet": QUIET},

@@ -154,6 +154,7 @@ def test_steps_before_that_are_in_epochs_are_refused():
     assert 7.999 < planned.spent(6) == planned.spent(3) <= 8.0
 
 
+@pytest.mark.slow
 def test_the_statement_says_what_an_early_end_owes():
     early, planned = (privacy_statement(budget(), steps) for steps in (5, 10))
     assert "ended after 5 steps" in early and "charged for 8" in early

@@ -141,6 +141,7 @@ def directions(seed=0, num_classes=30):
     return ExampleTable.from_records(rows, units={"class": ids})
 
 
+@pytest.mark.slow
 def test_stages_of_statistics_then_steps():
     run = started()
     assert names(run) == ["features"]  # there is no zero projection to score
@@ -289,6 +290,7 @@ def test_nothing_is_chosen_on_the_test_part(splits, expected):
 # --- Runs ---
 
 
+@pytest.mark.slow
 def test_without_any_signal_features_are_released(tmp_path):
     """Classes of noise teach nothing, and what is learned of them does harm."""
     rng = np.random.default_rng(0)
@@ -349,6 +351,7 @@ def constant(_, inputs):
     return jnp.zeros((len(inputs), 1), inputs.dtype)
 
 
+@pytest.mark.slow
 def test_of_equal_stages_the_simplest_is_released(tmp_path):
     """A network that tells nothing apart is as good after steps as before."""
     same = classes(seed=9)

@@ -77,6 +77,7 @@ def test_training_learns_without_noise(tmp_path):
     assert run.budget.spent(1) == np.inf
 
 
+@pytest.mark.slow
 def test_the_seed_decides_everything(tmp_path):
     runs = [trainer(seed=seed) for seed in (4, 4, 5)]
     for place, run in enumerate(runs):
@@ -111,6 +112,7 @@ def test_without_a_seed_no_key_is_used_twice(tmp_path, monkeypatch):
             assert (form if isinstance(form, bytes) else form.encode()) not in written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "interrupted_after",
     [

@@ -167,6 +167,7 @@ def test_directions_in_which_classes_differ_count_for_more():
     assert np.ptp(found[5:]) < 0.2 * found[5:].mean()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("noise", [40.0, 200.0, 4e3])
 @pytest.mark.parametrize("classes", [4, 20])
 def test_where_nothing_is_seen_directions_count_alike(noise, classes):
@@ -180,6 +181,7 @@ def test_where_nothing_is_seen_directions_count_alike(noise, classes):
     assert np.quantile(ratios, 0.8) < 1.01 and np.mean(ratios) < 2
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("classes", [5, 30, 64, 200])
 def test_of_many_classes_some_are_left_out(classes, monkeypatch):
     """The estimate by its definition, of each class; by 64 it is as good."""
@@ -240,6 +242,7 @@ def told_apart(test, mean, projection):
     return np.mean(np.diag(scores)[:, None] >= scores)
 
 
+@pytest.mark.slow
 def test_new_classes_are_told_apart_better_than_by_the_total_covariance():
     """Few classes that differ little, in a few of 64 directions, with noise."""
     rng = np.random.default_rng(0)

@@ -172,6 +172,7 @@ def holds(people, kind, pairs, relation, names, *, least=1.0, bounds=BOUNDS, **m
     return True
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("relation", SQUARES)
 @pytest.mark.parametrize("pairs", ["class", "people"])
 @pytest.mark.parametrize("kind", ["plda", "mixed"])
@@ -181,6 +182,7 @@ def test_nobody_moves_a_sum_by_more_than_is_stated(kind, pairs, relation):
     assert holds(alike(), kind, pairs, relation, names)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("relation", SQUARES)
 @pytest.mark.parametrize(
     ("name", "pairs"),

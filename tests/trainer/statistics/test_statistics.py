@@ -223,6 +223,7 @@ def test_without_an_example_the_coupled_order_moves_one_pair(number):
     assert largest == (2 if number % 2 else 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("relation", "sizes", "slots"),
     [("zero_out", (5, 2, 0, 1), 6), ("add_remove", (5, 2, 3, 1), None)],
@@ -296,6 +297,7 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
         assert PRODUCT_STEPS**2 / 4 < moved <= PRODUCT_STEPS**2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("unit", ["example", "class"])
 @pytest.mark.parametrize("kind", ["mean", "pairs", "all"])
 def test_a_replaced_unit_moves_a_sum_by_at_most_the_root_of_two(unit, kind):
@@ -390,6 +392,7 @@ def test_what_episodes_see_of_an_example_depends_on_it_alone():
 # --- What comes of them ---
 
 
+@pytest.mark.slow
 def test_without_noise_the_metric_finds_what_tells_classes_apart():
     data = gaussian_classes((6,) * 60)
     state = released(statistics(data))

@@ -193,36 +193,6 @@ def test_epsilon_against_dp_accounting(noise, rate, steps, delta):
         assert ends[0] * (1 - 1e-6) <= value <= ends[1] * (1 + 1e-6)
 
 
-def moment(z, shift):
-    grown = (z + 1) * np.exp(z * shift) + z * np.exp(-(1 + z) * shift)
-    return grown / (2 * z + 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("noise", "steps"),
-    [
-        pytest.param(1.0, 120, marks=pytest.mark.slow),
-        pytest.param(2.0, 400, marks=pytest.mark.slow),
-        pytest.param(10.0, 3000, marks=pytest.mark.slow),
-        (0.4, 60),
-    ],
-)
-def test_exact_against_the_integral_of_the_closed_moment(noise, steps):
-    """The same inversion with the moment in closed form, and millions of nodes."""
-    release, shift, delta = jde.LaplaceRelease(noise), 1 / noise, 1e-6
-    value, info = jde.epsilon(release, num_steps=steps, delta=delta, return_info=True)
-    assert not info.is_certified_bound
-    c = np.geomspace(1e-2, 1e2, 2000)
-    size = steps * np.log(moment(c, shift)) - c * value - np.log(c * (1 + c))
-    c = c[np.argmin(size)]
-    y = np.arange(2_000_000) * (2000 * max(noise, c) / 2_000_000)
-    z = c + 1j * y
-    part = np.exp(steps * np.log(moment(z, shift)) - z * value) / (z * (1 + z))
-    total = (part.real.sum() - 0.5 * part[0].real) * y[1] / np.pi
-    assert total == pytest.approx(delta, rel=2e-6)
-
-
 RUNS = [
     jde.compose((jde.LaplaceRelease(1.0), 3)),
     jde.compose((jde.LaplaceRelease(0.5, sampling_probability=0.1), 25)),

@@ -52,28 +52,6 @@ def test_pure_parts_against_the_binomial_sum(pure, count):
         assert upper >= float(expected) * (1 - 1e-15)
 
 
-@pytest.mark.parametrize(
-    ("pure", "count"),
-    [
-        (0.1, 10),
-        (0.01, 1_000),
-        pytest.param(0.01, 10_000, marks=pytest.mark.slow),
-        (2.0, 50),
-    ],
-)
-def test_epsilon_of_pure_parts(pure, count):
-    release = jde.ApproximateDP(pure)
-    run = {"num_steps": count, "delta": 1e-6}
-    value, info = jde.epsilon(release, return_info=True, **run)
-    assert not info.is_certified_bound
-    at_value = float(binomial_delta(pure, count, value))
-    assert at_value == pytest.approx(1e-6, rel=1e-8)
-    lower, upper = jde.epsilon_interval(release, **run)
-    assert lower <= value <= upper
-    assert upper - lower <= 1e-9 * upper
-    assert value <= jde.epsilon(release, method="rdp", **run) * (1 + 1e-12)
-
-
 def test_rdp_against_the_closed_form():
     pure, orders = np.geomspace(1e-3, 20, 7), np.array([1 + 1e-6, 1.5, 2, 30, 4096])
     found = jde.rdp(jde.ApproximateDP(pure), orders)
@@ -83,21 +61,6 @@ def test_rdp_against_the_closed_form():
     np.testing.assert_allclose(
         jde.rdp(jde.ApproximateDP(pure), np.inf), pure, rtol=2e-12
     )
-
-
-def test_unequal_parts_are_composed_by_the_certified_method():
-    # Too many different losses to be summed one by one.
-    parts = [(jde.ApproximateDP(0.1 + 1e-3 * i), 10) for i in range(4)]
-    run = jde.compose(*parts, (jde.ApproximateDP(0.2), 10))
-    value, info = jde.epsilon(run, delta=1e-5, return_info=True)
-    assert info.is_certified_bound
-    equal = jde.compose((jde.ApproximateDP(0.1), 50))
-    more = jde.compose((jde.ApproximateDP(0.2), 50))
-    assert value - info.error <= jde.epsilon(more, delta=1e-5)
-    assert jde.epsilon(equal, delta=1e-5) <= value
-    # Steps that lose nothing do not count.
-    same = jde.compose((jde.ApproximateDP(0.1), 50), (jde.ApproximateDP(0.0), 3))
-    assert jde.epsilon(same, delta=1e-5) == jde.epsilon(equal, delta=1e-5)
 
 
 METHODS = ("exact", "pld", "rdp")
@@ -159,16 +122,6 @@ def test_failure_is_rounded_to_the_safe_side():
         at = DeltaAt(np.ones(()))
         assert at.with_failure(answer, log_kept, up=True).value >= min(float(whole), 0)
         assert at.with_failure(answer, log_kept, up=False).value <= float(whole)
-
-
-def test_orders_given_by_the_user():
-    run = jde.compose((GAUSSIAN, 100), (jde.ApproximateDP(0.1, 1e-7), 2))
-    orders = np.geomspace(1.5, 200, 400)
-    free = jde.epsilon(run, delta=1e-5, method="rdp")
-    grid = jde.epsilon(run, delta=1e-5, method="rdp", orders=orders)
-    assert free <= grid * (1 + 1e-9)
-    assert grid == pytest.approx(free, rel=1e-3)
-    assert np.isinf(jde.epsilon(run, delta=1e-7, method="rdp", orders=orders))
 
 
 def test_one_part_is_what_it_claims():

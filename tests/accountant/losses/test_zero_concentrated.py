@@ -38,19 +38,6 @@ def test_epsilon_is_that_of_the_gaussian_by_rdp():
     assert np.all(by_rdp <= simple)
 
 
-def test_composed_with_gaussian_steps():
-    rho = 0.02
-    mixed = jde.compose((GAUSSIAN, 300), (jde.ZeroConcentratedDP(rho), 5))
-    orders = np.array([1.5, 2.0, 10.0])
-    expected = 300 * jde.rdp(GAUSSIAN, orders) + 5 * rho * orders
-    np.testing.assert_allclose(jde.rdp(mixed, orders), expected, rtol=1e-12)
-    exact = jde.compose(
-        (GAUSSIAN, 300), (jde.ZeroConcentratedDP(rho, is_gaussian=True), 5)
-    )
-    value = jde.epsilon(mixed, delta=1e-5, method="rdp")
-    assert jde.epsilon(exact, delta=1e-5) < value
-
-
 @pytest.mark.parametrize("steps", [0, 1, 5])
 def test_other_methods_refuse_it_by_name(steps):
     release = jde.ZeroConcentratedDP(0.1)

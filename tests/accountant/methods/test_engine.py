@@ -226,26 +226,6 @@ class TestChunks:
                         scalar, rel=1e-9, abs=1e-300
                     ), (size, index)
 
-    @pytest.mark.parametrize(
-        "question, engine",
-        [
-            (rdp_of, "numpy"),
-            pytest.param(rdp_of, "jax", marks=pytest.mark.slow),
-            pytest.param(epsilon_of, "jax", marks=pytest.mark.slow),
-        ],
-        indirect=["engine"],
-    )
-    def test_many_chunks(self, question, engine):
-        values = question(MANY)
-        assert values.shape == (MANY,)
-        assert not np.isnan(values).any()
-        ends = [512 * k + d for k in range(1, 9) for d in (-1, 0)]
-        for index in ends:
-            scalar = alone(question, index)
-            assert values[index] == pytest.approx(scalar, rel=1e-9), index
-        # Every setting, against the same ones cut into chunks elsewhere.
-        np.testing.assert_allclose(values[:513], question(513), rtol=1e-9)
-
     def test_infinite_and_zero_answers_stay_in_place(self):
         _, noises = settings(513)
         values = epsilon_of(513)
@@ -260,14 +240,6 @@ class TestChunks:
         values = rdp_epsilon(folded, delta=1e-6, num_steps=50)
         assert values.shape == shape
         np.testing.assert_array_equal(values.reshape(-1), flat)
-
-    def test_permuting_the_settings_permutes_the_answers(self):
-        rates, noises = settings(70)
-        order = np.random.default_rng(3).permutation(70)
-        values = rdp_epsilon(step(rates, noises), delta=1e-6, num_steps=50)
-        moved = step(rates[order], noises[order])
-        again = rdp_epsilon(moved, delta=1e-6, num_steps=50)
-        np.testing.assert_allclose(again, values[order], rtol=1e-9)
 
     def test_the_number_of_workers_does_not_matter(self, monkeypatch):
         found = rdp_of(600)

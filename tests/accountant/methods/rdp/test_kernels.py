@@ -260,13 +260,6 @@ def test_epsilon_grows_with_the_risk(rate, noise, steps, delta, kind, change):
     check_growth(rate, noise, steps, delta, kind, change)
 
 
-@pytest.mark.slow
-@settings(max_examples=100)
-@given(*RISK)
-def test_epsilon_grows_with_any_risk(rate, noise, steps, delta, kind, change):
-    check_growth(rate, noise, steps, delta, kind, change)
-
-
 def check_growth(rate, noise, steps, delta, kind, change):
     """More noise, fewer steps, a larger delta: never a larger epsilon."""
     fields = {
@@ -295,13 +288,6 @@ def check_growth(rate, noise, steps, delta, kind, change):
 @settings(max_examples=12)
 @given(*RISK[:-1])
 def test_delta_of_epsilon_is_not_more_than_delta(rate, noise, steps, delta, kind):
-    check_there_and_back(rate, noise, steps, delta, kind)
-
-
-@pytest.mark.slow
-@settings(max_examples=100)
-@given(*RISK[:-1])
-def test_delta_of_epsilon_is_never_more_than_delta(rate, noise, steps, delta, kind):
     check_there_and_back(rate, noise, steps, delta, kind)
 
 

@@ -9,7 +9,7 @@ a run loses ``S s²/2 + sqrt(S) s z``, S the sum of all k², but for a few nats 
 from __future__ import annotations
 
 import numpy as np
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 # Nats above epsilon from which on all of a loss counts: e^-40 is nothing.
 _ENOUGH = 40.0
@@ -67,6 +67,30 @@ def epsilon(delta: float, sums, noise: float, slack: float) -> float:
         above = log_delta(middle, sums, noise, slack) >= goal
         low, high = (middle, high) if above else (low, middle)
     return low
+
+
+def epsilon_of_hits(delta, num_steps, chance, shift, log_odds, log_rest) -> float:
+    """Epsilon itself, of steps whose K hits are Gaussians that overlap with nothing.
+
+    A hit loses ``log_odds + s²/2 + s z``, z a standard normal number, a miss
+    ``log_rest``; true but for e^{-s²/8}.
+    """
+    spread = 45 * np.sqrt(num_steps * chance) + 400
+    low = max(int(num_steps * chance - spread), 1)  # no hit, no loss
+    hits = np.arange(low, min(int(num_steps * chance + spread), num_steps) + 1.0)
+    log_chance = stats.binom.logpmf(hits, num_steps, chance)
+    mean = hits * (log_odds + 0.5 * shift**2) + (num_steps - hits) * log_rest
+    width = shift * np.sqrt(np.maximum(hits, 1e-300))
+
+    def excess(epsilon: float) -> float:
+        """Of log(delta), the hockey-stick divergence of a mixture of Gaussians."""
+        above = (mean - epsilon) / width
+        more = special.log_ndtr(above)
+        less = epsilon - mean + 0.5 * width**2 + special.log_ndtr(above - width)
+        terms = log_chance + more + np.log(-np.expm1(np.minimum(less - more, -1e-16)))
+        return float(special.logsumexp(terms)) - np.log(delta)
+
+    return optimize.brentq(excess, 1.0, mean.max() + 40 * width.max(), xtol=1e-9)
 
 
 def tail(num_steps: int, chance: float) -> np.ndarray:

@@ -61,22 +61,10 @@ from jaxdp_episodic.accountant.numerics.loops import (
     namespace,
 )
 
-# Nats of the largest loss of a contribution up to which nodes of mixtures are right:
-# e^709 is the largest float64. From 790 on exact epsilons of zeroed pairs were up to
-# 1.5 % too small, and those of swapped ones 0; up to 700 all agreed with certified
-# ends.
-_LARGEST_LOSS_OF_NODES = 600.0
-
-
 # Orders less 1 up to which moments are right. Of 60 random settings of each kind some
 # came out as 0 from 7e7 on, and of halves that fall up to 5e-5 too small from 4.7e5 on.
 _LARGEST_T = 4e7
 _LARGEST_FALLING_T = 4e5
-
-
-def out_of_range(distance: Array) -> Array:
-    """Whether contributions that move so far have losses out of the range of nodes."""
-    return 0.5 * distance * distance > _LARGEST_LOSS_OF_NODES
 
 
 class MixtureLoss(GaussianLoss, Nodes):
@@ -174,15 +162,6 @@ class MixtureLoss(GaussianLoss, Nodes):
             excess,
             rounds=xp.where(ends, 0.0, 1.0),
         )
-
-    def truncated(
-        self, log_goal: np.ndarray, count: np.ndarray
-    ) -> tuple[Self, np.ndarray, np.ndarray]:
-        """See `Nodes`: those of very little noise are not known."""
-        kept, added, too_many = super().truncated(log_goal, count)
-        start, end = self.both_halves()[0].moves
-        distance = np.where(self.loses_nothing, 0.0, np.max(end - start, axis=0))
-        return kept, added, too_many | ((count > 0) & out_of_range(distance))
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`: a half-line each, or one and its mirror image."""

@@ -28,7 +28,6 @@ from jaxdp_episodic.accountant.losses.gaussian import (
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     SwappedGaussianLoss,
     ZeroedGaussianLoss,
-    out_of_range,
 )
 from jaxdp_episodic.accountant.losses.integration_paths import (
     Pair,
@@ -262,9 +261,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         with np.errstate(divide="ignore"):
             log_added = np.log(count) + log_tail
         kept = np.minimum(terms, MOST_TERMS)
-        # Nodes of very little noise are not known.
-        too_many = (terms > MOST_TERMS) | ((count > 0) & out_of_range(self.hints()[-1]))
-        return dataclasses.replace(self, kept=kept), log_added, too_many
+        return dataclasses.replace(self, kept=kept), log_added, terms > MOST_TERMS
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`: one path for all terms, as they have one log-ratio.
@@ -290,7 +287,11 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         floor = xp.zeros_like(s)
         size = int(num_nodes * (1 + _NODES_PER_LOG_TERM * math.log(num_terms)))
         line = map_first(lambda end: half_line(floor, end, (kink,), steep, size), end)
-        v, element = path_points(line, floor, kink, steep, height, _MOST_HEIGHT)
+        last = xp.where(used, 0.5 * width * width * s, 0.0)
+        last = xp.arcsinh(xp.max(last, axis=(0, 1)) / scale) * scale
+        v, element = path_points(
+            line, floor, kink, steep, height, last=last, most=_MOST_HEIGHT
+        )
         re, im = v[0] / scale, v[1] / scale
         grown, rise = xp.sinh(re), xp.cosh(re)
         cos, sin = cos_sin(im)

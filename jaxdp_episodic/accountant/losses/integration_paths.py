@@ -41,6 +41,9 @@ _DEEPEST_LAYER = 13.0
 _CROWDING_SHIFT = 1.5
 # Width of the stretch where they are closer, in units of 1 / shift.
 _CROWDING_WIDTH = 3.0
+# Largest spacing of nodes, in standard deviations: further apart they may step over a
+# Gaussian, which no comparison of two rules would show.
+_WIDEST = 1.25
 # Steps of the fixed-point iteration for the inverse of a change of variables.
 _FIXED_POINT_STEPS = 6
 
@@ -63,7 +66,8 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
     spacing = (end - begin) / (num_nodes - 1)
     u = begin + spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None]
     bent = xp.tanh((u - kink) / width)
-    return u - share * width * bent, spacing * (1 - share * (1 - bent * bent))
+    x = u - share * width * bent
+    return x, _unless_wide(spacing) * (1 - share * (1 - bent * bent))
 
 
 def half_line(
@@ -111,7 +115,7 @@ def half_line(
     u = spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None] - _DEEPEST_LAYER
     v, rise = _softplus(u)
     shift, slope = crowding(v, centers)
-    weight = spacing * rise * (1 - slope)
+    weight = _unless_wide(spacing) * rise * (1 - slope)
     # The first node stands for all those before it: geometric series of the weights,
     # to second order, and of what is linear in the nodes.
     node, ratio = v - shift, xp.exp(-spacing)
@@ -130,6 +134,12 @@ def _crowding(s: Array) -> tuple[Array, Array]:
     return share, _CROWDING_WIDTH / s / (1 - 0.76 * share)
 
 
+def _unless_wide(spacing: Array) -> Array:
+    """The spacing, NaN where it is too wide."""
+    xp = namespace(spacing)
+    return xp.where(spacing <= _WIDEST, spacing, xp.nan)
+
+
 def _softplus(x: Array) -> tuple[Array, Array]:
     """``log(1 + e^x)`` and its derivative."""
     xp = namespace(x)
@@ -137,7 +147,14 @@ def _softplus(x: Array) -> tuple[Array, Array]:
 
 
 def path_points(
-    line: Pair, floor: Array, kink: Array, s: Array, height: Array, most: float = 1e30
+    line: Pair,
+    floor: Array,
+    kink: Array,
+    s: Array,
+    height: Array,
+    *,
+    last: Array | float = 0.0,
+    most: Array | float = 1e30,
 ) -> tuple[Pair, Pair]:
     """Points on paths above the (V, J, n) nodes of a line, and dx with the weights.
 
@@ -147,11 +164,13 @@ def path_points(
       kink: of the log-ratio, from where on the path may rise.
       s: shift of the exponential beyond it.
       height: (V, n) factor on the imaginary part.
+      last: center of the last Gaussian that has mass. Its terms grow with the square
+        of the path's height, so the path rises above 1.8 deviations only behind it.
       most: largest imaginary part, about, in the scale of the nodes.
     """
 
     def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
-        imaginary, slope = _imaginary_part(node, floor, kink, s, most)
+        imaginary, slope = _imaginary_part(node, floor, kink, s, last, most)
         return (node, height * imaginary), (weight, weight * (height * slope))
 
     return map_first(lift, *line, height)
@@ -162,17 +181,23 @@ def half_line_points(
     high: Array,
     kinks: tuple[Array, ...],
     rise: Array,
+    last: Array,
     s: Array,
     height: Array,
     num_nodes: int,
 ) -> tuple[Pair, Pair]:
     """`path_points` above `half_line` to (V, n) ends; they may rise from ``rise``."""
     line = map_first(lambda high: half_line(floor, high, kinks, s, num_nodes), high)
-    return path_points(line, floor, rise, s, height)
+    return path_points(line, floor, rise, s, height, last=last)
 
 
 def _imaginary_part(
-    node: Array, floor: Array, kink: Array, s: Array, most: float
+    node: Array,
+    floor: Array,
+    kink: Array,
+    s: Array,
+    last: Array | float,
+    most: Array | float,
 ) -> Pair:
     """Imaginary part of the path at its real nodes, and its slope."""
     xp = namespace(node)
@@ -184,13 +209,14 @@ def _imaginary_part(
     slope = xp.where(starts, _SLOPE_AT_FLOOR * (1 - bent * bent), 0.0)
     begin = kink + 1.0
     stop = begin + (_TOP - at_kink) / _SLOPE_BEHIND_KINK
+    tail = xp.maximum(xp.maximum(stop, 2.0), last)
     # A path that starts on the real line must start there exactly.
     origin = xp.where(starts, floor, -1e30)
     for corner, rise in (
         (begin, _SLOPE_BEHIND_KINK),
         (stop, -_SLOPE_BEHIND_KINK),
-        (xp.maximum(stop, 2.0), _SLOPE_AT_END),
-        (xp.maximum(stop, 2.0) + (most - _TOP) / _SLOPE_AT_END, -_SLOPE_AT_END),
+        (tail, _SLOPE_AT_END),
+        (tail + (most - _TOP) / _SLOPE_AT_END, -_SLOPE_AT_END),
     ):
         before, _ = _bend(origin - corner)
         behind, steeper = _bend(node - corner)

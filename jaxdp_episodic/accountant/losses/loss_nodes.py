@@ -97,6 +97,9 @@ def collected(
 ) -> LossNodes:
     """The nodes with what is derived from them."""
     xp = namespace(loss[0], weight[0], end_log_weight, end_loss)
+    # A weight that underflows counts nothing, however large e^{zL}.
+    some = (weight[0] != 0) | (weight[1] != 0)
+    loss = xp.where(some, loss[0], 0.0), xp.where(some, loss[1], 0.0)
 
     def steepest(sign: float) -> Array:
         along = sign * loss[0]
@@ -186,7 +189,7 @@ def nodes_on_line(
     xp = namespace(*ends, s, backward)
     line = map_first(lambda a, b: whole_line(a, b, kink, s, num_nodes), *ends)
     nowhere = xp.full_like(s, -xp.inf)
-    x, element = path_points(line, nowhere, kink, s, rule.height)
+    x, element = path_points(line, nowhere, kink, s, rule.height, last=s)
     y = map_first(complex_loss, x)
     # Backward the losses change their sign, and Q's path is the conjugate one.
     sign, forward = 1 - 2 * backward, 1 - backward

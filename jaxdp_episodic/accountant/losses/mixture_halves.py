@@ -518,8 +518,10 @@ class Half(NamedTuple):
         most = xp.maximum(floor, 0.0) - FURTHEST_LEFT
         high = xp.where(above > 0, high, xp.minimum(high, most))
         high = xp.maximum(high, floor + 2.0)
+        has = xp.maximum(self.log_p, self.log_q) > 0.5 * LOG_ZERO
+        last = xp.max(xp.where(has, self.centers, 0.0), axis=0)
         x, element = half_line_points(
-            floor, high, kinks, rise, self.widest, height, num_nodes
+            floor, high, kinks, rise, last, self.widest, height, num_nodes
         )
         return x, element, *map_first(lambda x: self.at(x, kinks), x)
 

@@ -84,7 +84,7 @@ def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
         lambda a, b: whole_line(a, b, zero, zero + _EVEN, number), low, high
     )
     most = np.maximum(_ANGLE / s, _TOP)
-    points = path_points(line, zero - np.inf, _rise(zero, s), s, rule.height, most)
+    points = path_points(line, zero - np.inf, _rise(zero, s), s, rule.height, most=most)
 
     def one(x: Pair, element: Pair, log_cut: Array) -> LossNodes:
         # The angle at the first node, of which only the rest of 2 pi is known.
@@ -110,7 +110,7 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
         line = map_first(
             lambda end: half_line(zero, end, (kink,), zero + _EVEN, number), end
         )
-        return path_points(line, zero, _rise(kink, s), turn, rule.height, most)
+        return path_points(line, zero, _rise(kink, s), turn, rule.height, most=most)
 
     reach, high = _ends(ratios, rule.log_cut)
     ratios = ratios.up_to(np.max(high, axis=0))

@@ -267,12 +267,13 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def map_blocks(function: Callable[[Array], Array], array: Array, block: int) -> Array:
-    """An elementwise function of (n,) elements, ``block`` of them at a time."""
-    if namespace(array) is not np:
-        return map_first(function, array, batch=block)
-    parts = [function(array[i : i + block]) for i in range(0, len(array), block)]
-    return np.concatenate(parts)
+def running_max(array: Array) -> Array:
+    """The largest entry so far along the first axis."""
+    if namespace(array) is np:
+        return np.maximum.accumulate(array, axis=0)
+    from jax import lax
+
+    return lax.cummax(array, axis=0)
 
 
 def at(tree: Any, index: Any) -> Any:
@@ -324,46 +325,6 @@ def stop_gradient(xp: Any, tree: Any) -> Any:
     from jax import lax
 
     return lax.stop_gradient(tree)
-
-
-def on_host(
-    function: Callable[..., Any],
-    like: tuple[int, ...],
-    *arrays: Any,
-    number: int,
-) -> Any:
-    """Calls a function of NumPy arrays, from within a compiled JAX kernel too.
-
-    It returns one float64 array of ``number`` rows of the shape ``like``. JAX cannot
-    differentiate it.
-    """
-    if namespace(*arrays) is np:
-        return function(*arrays)
-    return _called_back(function, (number, *like), *arrays)
-
-
-def _called_back(
-    function: Callable[..., Any], shape: tuple[int, ...], *arrays: Any
-) -> Any:
-    """`on_host` in JAX."""
-    import jax
-
-    # As pairs of 32 bits: a thread that calls back may not have x64 enabled.
-    def half(array: Any) -> Any:
-        return jax.lax.bitcast_convert_type(
-            jax.numpy.asarray(array, np.float64), np.uint32
-        )
-
-    def call(*halves: Any) -> np.ndarray:
-        given = (np.ascontiguousarray(a).view(np.float64)[..., 0] for a in halves)
-        # Nor does that thread have the caller's floating-point error state.
-        with np.errstate(all="ignore"):
-            result = np.ascontiguousarray(function(*given), np.float64)
-        return result[..., None].view(np.uint32)
-
-    result = jax.ShapeDtypeStruct((*shape, 2), np.uint32)
-    found = jax.pure_callback(call, result, *(half(a) for a in arrays))
-    return jax.lax.bitcast_convert_type(found, np.float64)
 
 
 def complex_of(xp: Any, real: Array, imaginary: Array) -> Array:

@@ -30,12 +30,11 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     Steps,
     bulk_variance,
     first_realignment,
-    have_atoms,
     highest_resolved,
     log_atoms,
     log_bulk,
-    log_envelope,
     log_powers,
+    log_realigned,
     real_moments,
     without_bulk,
 )
@@ -53,6 +52,8 @@ from jaxdp_episodic.accountant.numerics.roots import log_crossing
 _LEAN_SHARE = 0.7
 _CHECK_LEAN_SHARE = 0.9
 _LARGEST_LEAN = 0.6
+# Leans tried, relative to the steepest one, where parts of the losses lie far apart.
+_STEEPER = 0.5 ** np.arange(5.0)
 # Log of the largest contribution of the truncated losses on the contour: M^T may be 1,
 # and a millionth of it be left without the bulk.
 _TRUNCATED = -40.0
@@ -101,21 +102,36 @@ def lay_contour(
     """
     xp = namespace(epsilon, groups[0].count)
     bulk = bulk_variance(groups) if bulk is None else bulk
-    center, bulk, slope, curvature = _crossing(epsilon, bulk, groups)
+    center, bulk, size, slope, curvature = _crossing(epsilon, bulk, groups)
     # Off the saddle point the phase changes at this rate: wider nodes would alias it.
     rate = xp.abs(epsilon - slope) / _PHASE
     scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
     location, width, right, lean = _asymptote(epsilon, groups)
+    realign = first_realignment(groups)
+    alone = ~xp.isfinite(realign)
     distance = xp.maximum(xp.abs(epsilon - location), 1e-12)
-    bend = xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0)
-    bend = xp.where(lean > 0, bend, 1.0)
     # Furthest end in units of the scale. The decay is that of epsilon's distance from
     # the bulk loss; where epsilon is far below it, perhaps that of epsilon at first.
     least = xp.clip(epsilon, 0.05 * distance, distance)
-    furthest = xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
-    realign = first_realignment(groups)
+
+    def reach(lean: Array) -> Array:
+        return xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
+
+    def steep() -> Array:
+        """The steepest lean along which what realigns is negligible in the end."""
+        leans = lean * _STEEPER[:, None]
+        y = scale * reach(leans)
+        leaning = Contour(center, scale, xp.where(right, leans, -leans), *(scale,) * 3)
+        z, _ = contour_points(leaning, y)
+        left = log_realigned(z, groups) - z[0] * epsilon
+        left = xp.maximum(left - size - xp.log(scale) + fall, 0.0)
+        return rows_at(leans, left.argmin(axis=0)[None])[0]
+
+    lean = where_needed(alone | (lean <= 0), lean, steep)
+    bend = xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0)
+    bend = xp.where(lean > 0, bend, 1.0)
     furthest = xp.where(
-        lean > 0, furthest, xp.maximum(_VERTICAL_END, 1.1 * realign / scale)
+        lean > 0, reach(lean), xp.maximum(_VERTICAL_END, 1.1 * realign / scale)
     )
     resolved = xp.maximum(highest_resolved(groups) / scale, 3.1)
     furthest = xp.minimum(furthest, resolved)
@@ -163,11 +179,10 @@ def _end(
     power, _ = log_powers(z, groups, checked=False)
     difference, size = without_bulk(z, power, contour.bulk, log_atoms(groups))
     size = size + log_size(difference)
-    if have_atoms(groups):
-        # Where phases may agree again the envelope counts.
-        size = where_needed(
-            leans | (y < realign), size, lambda: envelope(z, contour.bulk, groups)
-        )
+    # Phases may agree again between probes.
+    size = where_needed(
+        y < realign, size, lambda: xp.logaddexp(size, log_realigned(z, groups))
+    )
     size = size + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
     above = size[1:] - size[0] + xp.where(leans, fall, _VERTICAL_FALL)
     last = xp.where(above > 0, xp.arange(_NUM_PROBES)[:, None], 0).max(axis=0)
@@ -186,18 +201,10 @@ def _end(
     return xp.where(v > 20, v - xp.log(contour.bend), near)
 
 
-def envelope(z: Pair, bulk: Array, groups: tuple[Steps, ...]) -> Array:
-    """Upper bound of ``log |M^T - atom - bulk|``; see `mgf.log_envelope`."""
-    xp = namespace(z[0], bulk, groups[0].count)
-    log_atom = log_atoms(groups)
-    less = xp.maximum(log_bulk(z, bulk, log_atom)[0], log_atom)
-    return xp.logaddexp(log_envelope(z, groups), math.log(2.0) + less)
-
-
 def _crossing(
     epsilon: Array, bulk: Array, groups: tuple[Steps, ...]
 ) -> tuple[Array, ...]:
-    """Center and bulk; slope and curvature of `Transform` there; (n,) each."""
+    """Center and bulk; log of the integrand, slope and curvature there; (n,) each."""
     xp = namespace(epsilon, groups[0].count)
     largest = largest_center(epsilon, groups)
 
@@ -223,7 +230,8 @@ def _crossing(
     gained = size < whole.log_value - plain * epsilon - _LEAST_GAIN
     pairs = zip(found, (plain, whole.slope, whole.curvature), strict=True)
     center, slope_there, curvature = (xp.where(gained, a, b) for a, b in pairs)
-    return center, xp.where(gained, bulk, 0.0), slope_there, curvature
+    size = xp.where(gained, size, whole.log_value - plain * epsilon)
+    return center, xp.where(gained, bulk, 0.0), size, slope_there, curvature
 
 
 class Transform(NamedTuple):

@@ -21,6 +21,7 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     Steps,
     bulk_variance,
     exchanged_moments,
+    largest_moment,
     real_moments,
 )
 from jaxdp_episodic.accountant.methods.rdp.first_order import first_order
@@ -95,10 +96,11 @@ def first_epsilon(
     c = xp.minimum(guess * _SADDLE_POINTS[:, None], largest_center(log_delta, groups))
     moments = real_moments(c, groups)
     bounds = epsilon_at(log_delta, c, moments[0])
-    # A 0 stands though nodes err: it is far more that Rényi's delta is above the true.
-    bounds = xp.where(bounds >= 0, bounds, xp.where(bounds < 0, 0.0, xp.inf))
-    best = bounds.argmin(axis=0)[None]
-    bound, order = (rows_at(a, best)[0] for a in (bounds, 1 + c))
+    best = xp.where(xp.isnan(bounds), xp.inf, bounds).argmin(axis=0)[None]
+    order = 1 + rows_at(c, best)[0]
+    # An answer may rest on this bound: it has to hold by either rule.
+    bound = epsilon_at(log_delta, order - 1, largest_moment(order[None] - 1, groups)[0])
+    bound = xp.where(bound >= 0, bound, xp.where(bound < 0, 0.0, xp.inf))
     highest = xp.minimum(highest, bound)
     near = _by_saddle_points(log_delta, c, moments, bulk, groups)
     near = where_needed(

@@ -38,7 +38,6 @@ from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.accountant.methods.exact.contour import (
     Contour,
     contour_points,
-    envelope,
 )
 from jaxdp_episodic.accountant.methods.exact.mgf import (
     Pair,
@@ -48,6 +47,7 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     log_atoms,
     log_bulk_mass,
     log_powers,
+    log_realigned,
     without_bulk,
 )
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
@@ -280,18 +280,16 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
     y, _ = _height(contour, contour.end[None])
     z, _ = contour_points(contour, y)
-    # Truncation along a vertical line, where phases may agree again: the envelope times
-    # the integral of 1 / y².
-    log_beyond = xp.full_like(bulk, _LOG_ZERO)
-    if have_atoms(groups):
-        again = xp.maximum(y, xp.minimum(first_realignment(groups), 1e300))
-        log_beyond = where_needed(
-            ~vertical,
-            log_beyond,
-            lambda: (
-                envelope((z[0], again), bulk, groups)[0] - xp.log(math.pi * again[0])
-            ),
-        )
+    # What may be left where phases agree again, times the integral of 1 / y².
+    realign = first_realignment(groups)
+    alone = ~xp.isfinite(realign)
+    again = xp.maximum(y, xp.where(alone, y, realign))
+    z, _ = contour_points(contour, again)
+    log_beyond = where_needed(
+        alone,
+        xp.full_like(bulk, _LOG_ZERO),
+        lambda: log_realigned(z, groups)[0] - xp.log(math.pi * again[0]),
+    )
     log_mass = log_bulk_mass(log_atom)
     return _Integrand(each(rows), bulk, log_mass, density, z[0][0], log_beyond)
 

@@ -149,19 +149,8 @@ def _answer(question: Question, run: Run) -> Answer:
     chosen = np.flatnonzero(left)
     if chosen.size:
         part = _of_many_steps(question.take(chosen), run.take(chosen))
-        _doubt_zeros(part, question.take(chosen), run.take(chosen))
         _fill(answer, chosen, part)
     return answer
-
-
-def _doubt_zeros(answer: Answer, question: Question, run: Run) -> None:
-    """Keeps an epsilon of 0, which may rest on unchecked nodes, if delta says so."""
-    zero = np.flatnonzero(answer.value == 0)
-    if question.is_epsilon and zero.size:
-        at = DeltaAt(np.zeros(zero.size))
-        found = _of_many_steps(at, run.take(zero))
-        says_so = found.value + found.error <= question.target[zero]
-        answer.error[zero[~says_so]] = np.inf
 
 
 def _fill(answer: Answer, chosen: np.ndarray, part: Answer) -> None:

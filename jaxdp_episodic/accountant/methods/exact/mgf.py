@@ -27,7 +27,15 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     sum_expm1,
     times,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array, at, map_arrays, namespace
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    at,
+    fori_loop,
+    map_arrays,
+    namespace,
+    running_max,
+    where_needed,
+)
 
 # Every 8th node of the contour is computed with other nodes of the losses as well.
 _CHECK_STRIDE = 8
@@ -42,6 +50,14 @@ _ROUNDING = 4e-16
 # would decay too slowly on the contour, and the check would be the less accurate rule.
 _CHECK_HEIGHT = 0.9
 _CHECK_CUT = -8.0
+# Nats by which the density is lower between two parts of a distribution.
+_VALLEY = 2.0
+# Losses up to which no part is so far from another, in its widths, that phases agree:
+# a Gaussian of shift s has the mean s²/2 and the width s.
+_NEAR_LOSS = 80.0
+_WIDTHS = 3.0
+# Largest error of a rule's mass with which it is used at all.
+_MASS_ERROR = 1e-3
 # Largest log-density, relative to its peak, at which distributions are truncated.
 _LEAST_CUT = -18.0
 # By how much moments of the exchanged pair may be wrong without a sign of it, relative
@@ -67,9 +83,11 @@ class Steps(NamedTuple):
     # where there are none such.
     gaussian_shift: Array | None
     bulk_width: Array  # largest distance of losses without the unit from ``bulk_loss``
-    # (K n,) where losses have atoms other than at 0, all of them bounded; None for
-    # mechanisms that never do, which need not be compiled with them.
-    is_discrete: Array | None
+    # Nodes with which a part of the losses begins, (J, K n): each atom is one, and each
+    # mass apart from others; and how far the means of parts lie apart, (K n,).
+    begins: Array
+    parts_apart: Array
+    is_discrete: bool  # whether losses may have atoms other than at 0
     log_atom: Array  # (n,) ``T log A``, A the probability of the atom at loss 0
 
 
@@ -117,16 +135,22 @@ def steps_of(
         mass = np.array([part.sum(axis=0) for part in rules.weight[0]])
         rules = rules._replace(mass=mass)
     nodes, shift = at(rules, 0), group.loss.gaussian_shift()
-    atoms = None
+    begins, atoms = _begins(nodes.weight), False
     if group.loss.may_have_atoms:
         # Nodes of a smooth density on the real line stand for no atoms.
         atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (nodes.spacing <= 0)
         atoms = atoms & (flat(shift) <= 0)
-    mass = group.loss.outer_rate * nodes.mass.reshape(shape)
+        begins = begins | atoms
+    mass = nodes.mass
+    # What is no probability, or not that of the other rule, is NaN from here on.
+    right = xp.abs(mass - 0.5) <= 0.5 + _MASS_ERROR
+    if checked:
+        right = right & (xp.abs(mass - rules.mass[1]) <= _MASS_ERROR)
+    mass = group.loss.outer_rate * xp.where(right, mass, xp.nan).reshape(shape)
     # The mass of a distribution without an atom is 1 but for rounding.
     left = xp.where((mass > 1 - 1e-12) | (shift > 0), 0.0, 1 - mass)
-    some = left > 0
-    log_left = xp.where(some, xp.log(xp.where(some, left, 1.0)), _LOG_ZERO)
+    none = left <= 0
+    log_left = xp.where(none, _LOG_ZERO, xp.log(xp.where(none, 1.0, left)))
     return Steps(
         nodes,
         at(rules, 1) if checked else None,
@@ -135,7 +159,9 @@ def steps_of(
         sign * group.loss.bulk_loss(),
         shift if has_gaussians and not (xp is np and not np.any(shift)) else None,
         group.loss.bulk_width(),
-        atoms,
+        begins,
+        _apart(nodes, begins, xp.exp(cuts[0, : cut.size]), atoms),
+        group.loss.may_have_atoms,
         xp.where(group.count > 0, group.count * log_left, 0.0).sum(axis=0),
     )
 
@@ -177,6 +203,14 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
         for i, part in enumerate(parts):
             totals[i] = totals[i] + _composed(part, steps)
     return totals[0], totals[1], totals[2]
+
+
+def largest_moment(c: Array, groups: tuple[Steps, ...]) -> Array:
+    """``T log M(c)`` at real c, (..., n), or as much more as the two rules differ."""
+    xp = namespace(c, groups[0].count)
+    other = tuple(steps._replace(nodes=steps.check) for steps in groups)
+    first, again = real_moments(c, groups)[0], real_moments(c, other)[0]
+    return xp.maximum(first, again) + _CHECK_FACTOR * xp.abs(first - again)
 
 
 def exchanged_moments(c: Array, steps: Steps) -> Array:
@@ -326,7 +360,7 @@ def _log_gaussian(z: Pair, steps: Steps) -> Pair:
 
 def have_atoms(groups: tuple[Steps, ...]) -> bool:
     """Whether any losses may have atoms other than at 0."""
-    return any(steps.is_discrete is not None for steps in groups)
+    return any(steps.is_discrete for steps in groups)
 
 
 def highest_resolved(groups: tuple[Steps, ...]) -> Array:
@@ -340,19 +374,16 @@ def highest_resolved(groups: tuple[Steps, ...]) -> Array:
 
 
 def first_realignment(groups: tuple[Steps, ...]) -> Array:
-    """Im z below which no two phases of atoms agree; (n,), inf without atoms.
+    """Im z below which no two phases of parts agree again; (n,), inf of one part.
 
-    Below it ``|M|`` of discrete losses falls along a vertical line, as its derivative
-    is a sum of ``-(L - L') sin(y (L - L'))`` with arguments below pi.
+    Below it ``|M|`` falls along a vertical line: its derivative is a sum of
+    ``-(L - L') sin(y (L - L'))`` with arguments below pi, for losses of two parts.
     """
     xp = namespace(groups[0].count)
     height = xp.full_like(groups[0].count[0], xp.inf)
     for steps in groups:
-        if steps.is_discrete is not None:
-            loss = steps.nodes.loss[0]
-            width = xp.max(loss, axis=0) - xp.min(loss, axis=0)
-            width = xp.maximum(width, 1e-300)
-            height = xp.minimum(height, _nyquist(width, steps.is_discrete, steps))
+        gap = steps.parts_apart
+        height = xp.minimum(height, _nyquist(gap, gap > 0, steps))
     return height
 
 
@@ -364,32 +395,107 @@ def _nyquist(gap: Array, counts: Array, steps: Steps) -> Array:
     return xp.min(height.reshape(steps.count.shape), axis=0)
 
 
-def log_envelope(z: Pair, groups: tuple[Steps, ...]) -> Array:
-    """Upper bound of ``T log |M|`` at (K, n) points that falls along a vertical line.
+def log_realigned(z: Pair, groups: tuple[Steps, ...]) -> Array:
+    """``log(3 (S^T - s^T))`` at (K, n) points, by which ``|M^T - ...|`` may rise again.
 
-    For discrete losses, whose phases agree again and again far from the axis, the sum
-    of the nodes' absolute values; for others ``|M|`` itself.
+    S is the sum of the moduli of all parts of the losses, and s the largest of them;
+    both fall along a vertical line, or stay. Between two points at which phases agree
+    ``|M|`` is far below S. Whatever does not oscillate may be subtracted from M^T:
+    with what is left at z, this bounds what is left further up.
     """
     xp = namespace(z[0], groups[0].count)
-    total = xp.zeros_like(z[0])
+    log_largest, log_ratio = xp.zeros_like(z[0]), xp.zeros_like(z[0])
     for steps in groups:
-        x, y = _for_each(z[0], steps), _for_each(z[1], steps)
-        excess = _excess((x, y), steps, steps.nodes)
-        bound = _log_moment((x, y), steps, excess)[0]
-        if steps.is_discrete is not None:
-            bound = xp.where(steps.is_discrete, _log_absolute(x, y, steps), bound)
-        total = total + _composed(bound, steps)
-    return total
+        total, largest = _moduli(
+            (_for_each(z[0], steps), _for_each(z[1], steps)), steps
+        )
+        log_largest = log_largest + _composed(xp.log(largest), steps)
+        log_ratio = log_ratio + _composed(xp.log(total / largest), steps)
+    grown = log_ratio + xp.log(xp.maximum(-xp.expm1(-log_ratio), 1e-300))
+    return math.log(3.0) + log_largest + grown
 
 
-def _log_absolute(x: Array, y: Array, steps: Steps) -> Array:
-    """Logarithm of the sum of the nodes' absolute values, of each step."""
-    xp = namespace(x, steps.count)
-    nodes = steps.nodes
-    size = xp.log(xp.maximum(xp.hypot(*nodes.weight), 1e-300))
-    term = x[:, None] * nodes.loss[0] - y[:, None] * nodes.loss[1] + size
+def _moduli(z: Pair, steps: Steps) -> tuple[Array, Array]:
+    """Sum of the moduli of M's parts at (K, m) points, and the largest of them."""
+    xp, nodes = namespace(z[0]), steps.nodes
     outer = steps.outer_rate.reshape(-1)
-    rest = xp.log(xp.maximum(1 - outer * nodes.mass, 1e-15))
-    largest = xp.maximum(xp.max(term, axis=1), rest)
-    every = xp.sum(xp.exp(term - largest[:, None]), axis=1)
-    return largest + xp.log(outer * every + xp.exp(rest - largest))
+
+    def flushed(state: tuple[Array, ...]) -> tuple[Array, Array]:
+        re, im, total, largest = state
+        size = outer * xp.hypot(re, im)
+        return total + size, xp.maximum(largest, size)
+
+    def add(j: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        begins, before = steps.begins[j], flushed(state)
+        value = polar(*times(z, at(nodes.loss, j)))
+        re, im = times(at(nodes.weight, j), value)
+        pairs = zip(before, state[2:], strict=True)
+        total, largest = (xp.where(begins, a, b) for a, b in pairs)
+        kept = xp.where(begins, 0.0, 1.0)
+        return kept * state[0] + re, kept * state[1] + im, total, largest
+
+    zero = xp.zeros_like(z[0])
+    rest = zero + xp.maximum(1 - outer * nodes.mass, 1e-15)
+    state = fori_loop(xp, 0, len(steps.begins), add, (zero, zero, rest, rest))
+    total, largest = flushed(state)
+    if steps.gaussian_shift is not None:
+        known = steps.gaussian_shift.reshape(-1) > 0
+        one, rest = outer * xp.exp(_log_gaussian(z, steps)[0]), 1 - outer
+        total = xp.where(known, one + rest, total)
+        largest = xp.where(known, xp.maximum(one, rest), largest)
+    return total, largest
+
+
+def _begins(weight: Pair) -> Array:
+    """Nodes with which parts of a distribution begin, (J, m): valleys of density."""
+    xp = namespace(weight[0])
+    size = xp.log(xp.maximum(xp.hypot(*weight), 1e-300))
+    sides = (running_max(a)[::k] for a, k in ((size, 1), (size[::-1], -1)))
+    low = xp.minimum(*sides) - size > _VALLEY
+    return low & ~xp.concatenate([0 > size[:1] * 0, low[:-1]])
+
+
+def _apart(
+    nodes: LossNodes, begins: Array, least: Array, is_discrete: Array | bool
+) -> Array:
+    """Largest distance of the mean losses of two parts, (m,).
+
+    0 where there is one part, or parts are so wide that their phases never agree;
+    those of atoms always do.
+    """
+    xp = namespace(nodes.mass)
+    zero = xp.zeros_like(nodes.mass)
+
+    def flushed(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        size, first, second, low, high, width = state
+        some = size > least
+        size = xp.where(some, size, 1.0)
+        mean = first / size
+        square = xp.maximum(second / size - mean * mean, 0.0)
+        return (
+            xp.where(some, xp.minimum(low, mean), low),
+            xp.where(some, xp.maximum(high, mean), high),
+            xp.where(some, xp.maximum(width, square), width),
+        )
+
+    def add(j: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        new, before, loss = begins[j], flushed(state), nodes.loss[0][j]
+        ends = (xp.where(new, a, b) for a, b in zip(before, state[3:], strict=True))
+        size = xp.hypot(*at(nodes.weight, j))
+        terms = zip((size, size * loss, size * loss * loss), state[:3], strict=True)
+        return *(a + xp.where(new, 0.0, b) for a, b in terms), *ends
+
+    atom = 1 - nodes.mass > 1e-12
+    seen = xp.where(xp.hypot(*nodes.weight) > least, xp.abs(nodes.loss[0]), 0.0)
+    far = (xp.max(seen, axis=0) > _NEAR_LOSS) | is_discrete
+    needed = (atom | xp.any(begins, axis=0)) & far
+
+    def apart() -> Array:
+        start = zero, zero, zero, zero + xp.inf, zero - xp.inf, zero
+        ends = flushed(fori_loop(xp, 0, len(begins), add, start))
+        low, high, square = ends
+        low = xp.where(atom, xp.minimum(low, 0.0), low)
+        gap = xp.where(atom, xp.maximum(high, 0.0), high) - low
+        return xp.where(gap > _WIDTHS * xp.sqrt(square), xp.maximum(gap, 0.0), 0.0)
+
+    return where_needed(~needed, zero, apart)

@@ -460,7 +460,6 @@ def _mixed(part: LossNodes, weight: Array, used: Array) -> LossNodes:
         smallest(part.left),
         nodes(apart(part.end_log_weight) + xp.log(weight)),
         nodes(apart(part.end_loss)),
-        mixed(part.spacing),
     )
 
 

@@ -77,8 +77,6 @@ class LossNodes(NamedTuple):
       left: (n,) smallest ``Im L / -Re L`` of the others, for lines to the left.
       end_log_weight, end_loss: (2, n) logarithm of the density, and the loss, at the
         cuts.
-      spacing: (n,) of losses that are equally spaced nodes of a smooth density, which
-        agree in phase again at multiples of ``2 pi / spacing`` only; 0 of all others.
     """
 
     loss: Pair
@@ -89,7 +87,6 @@ class LossNodes(NamedTuple):
     left: Array
     end_log_weight: Array
     end_loss: Array
-    spacing: Array
 
 
 def collected(
@@ -109,8 +106,7 @@ def collected(
     mass = weight[0].sum(axis=0)
     right, left = steepest(1.0), steepest(-1.0)
     size = (xp.hypot(*weight) * xp.hypot(*loss)).sum(axis=0)
-    ends = (end_log_weight, end_loss)
-    return LossNodes(loss, weight, mass, size, right, left, *ends, xp.zeros_like(mass))
+    return LossNodes(loss, weight, mass, size, right, left, end_log_weight, end_loss)
 
 
 def atoms(loss: Array, weight: Array) -> LossNodes:

@@ -364,14 +364,12 @@ def _moments_as_complex(
         return complex_of(xp, s0, s1), s2
 
     def add(j: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        pair = ((at(weight, k), at(position, k)) for k in (2 * j, 2 * j + 1))
-        (low, s2), (low_next, s2_next) = (terms(*one) for one in pair)
-        return sums[0] + (low + low_next), sums[1] + (s2 + s2_next)
+        low, s2 = terms(at(weight, j), at(position, j))
+        return sums[0] + low, sums[1] + s2
 
-    weight, position = _even((weight, position))
     zero = xp.zeros_like(c)
     start = (complex_of(xp, zero, zero), zero)
-    low, s2 = fori_loop(xp, 0, (num_used(weight) + 1) // 2, add, start)
+    low, s2 = fori_loop(xp, 0, num_used(weight), add, start)
     return low.real, low.imag, s2
 
 

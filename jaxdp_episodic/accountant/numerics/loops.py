@@ -293,13 +293,13 @@ def rows_at(array: Array, index: Array) -> Array:
     return xp.take_along_axis(array, index, axis=-2, mode="promise_in_bounds")
 
 
-def stacked(trees: list[Any]) -> Any:
+def stacked(trees: Any, xp: Any = np) -> Any:
     """Nested tuples of arrays, stacked along a new first axis."""
     first = trees[0]
     if isinstance(first, tuple):
-        parts = [stacked([tree[i] for tree in trees]) for i in range(len(first))]
+        parts = [stacked([tree[i] for tree in trees], xp) for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    return np.array(trees)  # a quarter of the time of `np.stack`
+    return xp.array(trees)  # in NumPy a quarter of the time of `stack`
 
 
 def _length(tree: Any) -> int:

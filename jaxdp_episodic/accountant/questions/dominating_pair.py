@@ -160,7 +160,6 @@ def dominating_pairs(step: OneStep) -> Pairs:
       NotImplementedError: more independent episodes, or clip units of a person, than a
         sum can have terms.
     """
-    refuse_traced(step)
     if not isinstance(step, GaussianStep):
         return (_release(step),)
     step = in_one_place(step)

@@ -30,7 +30,6 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     Steps,
     bulk_variance,
     first_realignment,
-    highest_resolved,
     log_atoms,
     log_bulk,
     log_powers,
@@ -133,8 +132,6 @@ def lay_contour(
     furthest = xp.where(
         lean > 0, reach(lean), xp.maximum(_VERTICAL_END, 1.1 * realign / scale)
     )
-    resolved = xp.maximum(highest_resolved(groups) / scale, 3.1)
-    furthest = xp.minimum(furthest, resolved)
     lean_signed = xp.where(right, lean, -lean)
     contour = Contour(center, scale, lean_signed, bend, furthest, bulk)
     return contour._replace(end=_end(epsilon, contour, realign, fall, groups))
@@ -153,7 +150,6 @@ def _asymptote(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
             (steps.nodes, _LEAN_SHARE),
             (steps.check, _CHECK_LEAN_SHARE),
         ):
-            assert nodes is not None  # of moved runs, which lay no contour
             for side, ratio in enumerate((nodes.right, nodes.left)):
                 ratio = xp.where(used, share * ratio.reshape(used.shape), xp.inf)
                 steepest[side] = xp.minimum(steepest[side], ratio.min(axis=0))

@@ -20,8 +20,8 @@ from jaxdp_episodic.accountant.methods.exact.contour import (
 from jaxdp_episodic.accountant.methods.exact.mgf import (
     Steps,
     bulk_variance,
+    checked_moment,
     exchanged_moments,
-    largest_moment,
     real_moments,
 )
 from jaxdp_episodic.accountant.methods.rdp.first_order import first_order
@@ -97,9 +97,11 @@ def first_epsilon(
     moments = real_moments(c, groups)
     bounds = epsilon_at(log_delta, c, moments[0])
     best = xp.where(xp.isnan(bounds), xp.inf, bounds).argmin(axis=0)[None]
-    order = 1 + rows_at(c, best)[0]
+    order, found = 1 + rows_at(c, best)[0], rows_at(moments[0], best)
     # An answer may rest on this bound: it has to hold by either rule.
-    bound = epsilon_at(log_delta, order - 1, largest_moment(order[None] - 1, groups)[0])
+    bound = epsilon_at(
+        log_delta, order - 1, checked_moment(order[None] - 1, found, groups)[0]
+    )
     bound = xp.where(bound >= 0, bound, xp.where(bound < 0, 0.0, xp.inf))
     highest = xp.minimum(highest, bound)
     near = _by_saddle_points(log_delta, c, moments, bulk, groups)

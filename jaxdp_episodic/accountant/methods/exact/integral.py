@@ -105,34 +105,6 @@ class Blocks(NamedTuple):
     most: int
 
 
-def log_delta(
-    epsilon: Array,
-    contour: Contour,
-    groups: tuple[Steps, ...],
-    *,
-    num_nodes: int,
-) -> Solution:
-    """``log(delta)`` at ``epsilon``, (n,)."""
-    blocks = Blocks(1, num_nodes, 1)
-    integrand = _prepare(blocks, contour, groups)
-    value, slope, _, *errors = _integrate(integrand, blocks, epsilon)
-    return Solution(value, errors[0], slope, errors[1])
-
-
-def epsilon(
-    log_delta: Array,
-    initial: Array,
-    highest: Array,
-    contour: Contour,
-    groups: tuple[Steps, ...],
-    *,
-    num_nodes: int,
-) -> Solution:
-    """``epsilon`` at which delta is ``e^{log_delta}``; see `search`."""
-    blocks = Blocks(1, num_nodes, 1)
-    return search(log_delta, initial, highest, contour, groups, blocks)
-
-
 def search(
     log_delta: Array,
     initial: Array,

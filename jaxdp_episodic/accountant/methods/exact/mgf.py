@@ -32,8 +32,10 @@ from jaxdp_episodic.accountant.numerics.loops import (
     at,
     fori_loop,
     map_arrays,
+    map_first,
     namespace,
     running_max,
+    stacked,
     where_needed,
 )
 
@@ -73,7 +75,7 @@ class Steps(NamedTuple):
     """K steps of one kind in each of n settings; arrays (K, n) but for the nodes."""
 
     nodes: LossNodes  # arrays (J, K n), setting by setting within a step
-    check: LossNodes | None  # the same by another rule, if that is asked for
+    check: LossNodes  # the same by another rule
     count: Array  # how often each step is taken
     outer_rate: Array  # probability that the step sees anything
     # Loss of a step that does not draw the unit, where nearly all losses are there and
@@ -98,10 +100,9 @@ def steps_of(
     *,
     num_nodes: int,
     num_terms: int,
-    checked: bool = True,
     has_gaussians: bool = True,
 ) -> Steps:
-    """The nodes of one group's losses, (K, n), and others if they are to be checked.
+    """The nodes of one group's losses, (K, n), and others that check them.
 
     ``backward`` is 1 or 0, ``log_cut`` the logarithm of the density at which the
     distributions are cut, (n,) each; ``num_terms`` of those that are mixtures, else 1.
@@ -119,12 +120,10 @@ def steps_of(
     # The nodes and those that check them.
     cuts = xp.minimum(xp.array([cut, cut + _CHECK_CUT]), _LEAST_CUT)
     heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
-    number = 2 if checked else 1
-    cuts, heights = cuts[:number], heights[:number]
     sign, m = 1 - 2 * backward, cut.size
     # By half the calls; mixtures add up their masses in an order of their own.
     is_mixture = type(loss).num_terms is not Nodes.num_terms
-    as_settings = xp is np and checked and loss.compiles and not is_mixture
+    as_settings = xp is np and loss.compiles and not is_mixture
     if as_settings:
         loss, back = map_arrays(lambda a: np.concatenate([a, a]), (loss, back))
         cuts, heights = cuts.reshape(1, -1), heights.reshape(1, -1)
@@ -137,15 +136,12 @@ def steps_of(
     nodes, shift = at(rules, 0), group.loss.gaussian_shift()
     begins, atoms = _begins(nodes.weight), False
     if group.loss.may_have_atoms:
-        # Nodes of a smooth density on the real line stand for no atoms.
-        atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (nodes.spacing <= 0)
-        atoms = atoms & (flat(shift) <= 0)
+        atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (flat(shift) <= 0)
         begins = begins | atoms
     mass = nodes.mass
     # What is no probability, or not that of the other rule, is NaN from here on.
     right = xp.abs(mass - 0.5) <= 0.5 + _MASS_ERROR
-    if checked:
-        right = right & (xp.abs(mass - rules.mass[1]) <= _MASS_ERROR)
+    right = right & (xp.abs(mass - rules.mass[1]) <= _MASS_ERROR)
     mass = group.loss.outer_rate * xp.where(right, mass, xp.nan).reshape(shape)
     # The mass of a distribution without an atom is 1 but for rounding.
     left = xp.where((mass > 1 - 1e-12) | (shift > 0), 0.0, 1 - mass)
@@ -153,7 +149,7 @@ def steps_of(
     log_left = xp.where(none, _LOG_ZERO, xp.log(xp.where(none, 1.0, left)))
     return Steps(
         nodes,
-        at(rules, 1) if checked else None,
+        at(rules, 1),
         group.count,
         group.loss.outer_rate,
         sign * group.loss.bulk_loss(),
@@ -205,12 +201,12 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
     return totals[0], totals[1], totals[2]
 
 
-def largest_moment(c: Array, groups: tuple[Steps, ...]) -> Array:
-    """``T log M(c)`` at real c, (..., n), or as much more as the two rules differ."""
-    xp = namespace(c, groups[0].count)
+def checked_moment(c: Array, found: Array, groups: tuple[Steps, ...]) -> Array:
+    """A ``T log M(c)`` at real c, (..., n), and as much more as the other rule may."""
+    xp = namespace(c, found)
     other = tuple(steps._replace(nodes=steps.check) for steps in groups)
-    first, again = real_moments(c, groups)[0], real_moments(c, other)[0]
-    return xp.maximum(first, again) + _CHECK_FACTOR * xp.abs(first - again)
+    again = real_moments(c, other)[0]
+    return xp.maximum(found, again) + _CHECK_FACTOR * xp.abs(found - again)
 
 
 def exchanged_moments(c: Array, steps: Steps) -> Array:
@@ -222,12 +218,13 @@ def exchanged_moments(c: Array, steps: Steps) -> Array:
     has to be, what is cut is negligible.
     """
     xp = namespace(c, steps.count)
-    assert steps.check is not None
     z, nodes = -(1 + c), steps.nodes
-    first, again = (
-        sum_exp_moments(z, rule.weight, rule.loss)[0] / rule.mass
-        for rule in (nodes, steps.check)
+    rules = (nodes, steps.check)
+    means = map_first(
+        lambda weight, loss, mass: sum_exp_moments(z, weight, loss)[0] / mass,
+        *stacked([(rule.weight, rule.loss, rule.mass) for rule in rules], xp),
     )
+    first, again = means[0], means[1]
     mean = xp.maximum(first, again) + _CHECK_FACTOR * xp.abs(first - again)
     times, outer = steps.count[0], steps.outer_rate[0]
     known = xp.minimum(first, again) > 1 - _CHECK_MARGIN
@@ -309,7 +306,7 @@ def log_powers(
         size = outer * steps.nodes.size * xp.hypot(*wide)
         off = _MOMENT_ROUNDING * xp.minimum(size, 3.0)
         off = off + _ROUNDING * xp.hypot(*log_moment)
-        if checked and steps.check is not None:
+        if checked:
             some, at_some = (
                 (a[::_CHECK_STRIDE], b[::_CHECK_STRIDE]) for a, b in (wide, excess)
             )
@@ -363,16 +360,6 @@ def have_atoms(groups: tuple[Steps, ...]) -> bool:
     return any(steps.is_discrete for steps in groups)
 
 
-def highest_resolved(groups: tuple[Steps, ...]) -> Array:
-    """Im z up to which equally spaced nodes resolve their density; (n,)."""
-    xp = namespace(groups[0].count)
-    height = xp.full_like(groups[0].count[0], xp.inf)
-    for steps in groups:
-        spacing = steps.nodes.spacing
-        height = xp.minimum(height, _nyquist(spacing, spacing > 0, steps))
-    return height
-
-
 def first_realignment(groups: tuple[Steps, ...]) -> Array:
     """Im z below which no two phases of parts agree again; (n,), inf of one part.
 
@@ -382,17 +369,11 @@ def first_realignment(groups: tuple[Steps, ...]) -> Array:
     xp = namespace(groups[0].count)
     height = xp.full_like(groups[0].count[0], xp.inf)
     for steps in groups:
-        gap = steps.parts_apart
-        height = xp.minimum(height, _nyquist(gap, gap > 0, steps))
+        gap = steps.parts_apart.reshape(steps.count.shape)
+        some = (gap > 0) & (steps.count > 0)
+        least = xp.where(some, math.pi / xp.where(some, gap, 1.0), xp.inf)
+        height = xp.minimum(height, xp.min(least, axis=0))
     return height
-
-
-def _nyquist(gap: Array, counts: Array, steps: Steps) -> Array:
-    """The least ``pi / gap`` of the steps that count, (K n,) to (n,); else inf."""
-    xp = namespace(gap, steps.count)
-    counts = counts & (steps.count.reshape(-1) > 0)
-    height = xp.where(counts, math.pi / xp.where(counts, gap, 1.0), xp.inf)
-    return xp.min(height.reshape(steps.count.shape), axis=0)
 
 
 def log_realigned(z: Pair, groups: tuple[Steps, ...]) -> Array:

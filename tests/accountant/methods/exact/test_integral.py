@@ -50,5 +50,7 @@ def test_a_step_across_an_atom_is_not_the_last(guess, monkeypatch):
     true = 1.0001 if guess < 1 else 0.9999  # beyond the kink
     goal, start, highest = (np.array([x]) for x in (kinked(0, 0, true)[0], guess, 2.0))
     line = contours.Contour(*[np.ones(1)] * 6)
-    found = integral.epsilon(goal, start, highest, line, (steps,), num_nodes=2)
+    found = integral.search(
+        goal, start, highest, line, (steps,), integral.Blocks(1, 2, 1)
+    )
     assert abs(found.value[0] - true) * 4 <= found.log_error[0] <= 2e-6

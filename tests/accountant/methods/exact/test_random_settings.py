@@ -193,8 +193,13 @@ def finer_epsilon(given: Problem, near: np.ndarray) -> tuple[np.ndarray, np.ndar
             steps.append(both._replace(nodes=both.check, check=both.nodes))
         steps = tuple(steps)
         contour = contour_layout.lay_contour(near - 0.03 * np.minimum(near, 1.0), steps)
-        return integral.epsilon(
-            target, near, 2 * near, contour, steps, num_nodes=_CONTOUR_NODES
+        return integral.search(
+            target,
+            near,
+            2 * near,
+            contour,
+            steps,
+            integral.Blocks(1, _CONTOUR_NODES, 1),
         )
 
     answer = float64_boundary(kernel)

@@ -124,9 +124,9 @@ class MenuPrices:
         run, *others = parts
         if others or isinstance(run, AdaptiveRun):
             raise NotImplementedError(
-                "adaptive: a book with a menu has whole runs that are compositions: "
-                "such as adapt within quotas on one part of the data; a book with "
-                "mu-GDP prices charges any"
+                "adaptive: a book with a menu has whole runs that are compositions, "
+                "also runs that adapt within quotas on one part of the data; a book "
+                "with mu-GDP prices charges any run"
             )
         if floor is not None:
             raise ValueError("floor is for a book with mu-GDP prices, got a menu")

@@ -161,7 +161,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     people = None
     if unit == PERSON:
         if data.owners is None:
-            raise ValueError("owner must be given with unit='person': whose what is")
+            raise ValueError("owner must be given with unit='person'")
         people = fitting_bounds(data)
     request = PlanRequest(
         epsilon=wishes.epsilon,
@@ -194,7 +194,7 @@ def _check_shots(source: Source, shots: int) -> None:
         if shots >= most:
             raise ValueError(
                 f"shots must be less than {most}, the examples of the largest "
-                f"{part.level_names[0]} of {name!r}, got {shots}: none is left to ask"
+                f"{part.level_names[0]} of {name!r}, got {shots}: a query is needed"
             )
 
 

@@ -151,7 +151,7 @@ def _run(
             choosing_split(trainer, evaluations, select)  # refused before it pays
             paid = booked.check_in_run(book, trainer, config, base, folder, title)
             said = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
-            console.print(f"{said}, and gets nothing back", highlight=False)
+            console.print(f"{said}; nothing is paid back", highlight=False)
         budget, taken = trainer.budget, trainer.num_steps_taken
 
         def shown(progress: StepProgress) -> None:
@@ -219,7 +219,7 @@ def _owed(trainer: Trainer, step: int) -> str:
     if isinstance(trainer, AdaptiveTrainer):
         return ""
     owed = int(trainer.budget.owed(step))
-    return "" if owed == step else f", within an epoch: {owed:,} are owed"
+    return "" if owed == step else f", within an epoch: {owed:,} steps are charged"
 
 
 def _so_far(trainer: Trainer, epsilon: float) -> str:
@@ -313,8 +313,8 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
         )
         if budget.planned is not None:
             lines.append(
-                "a run that ends within an epoch, other than by this plan, owes all "
-                "of it"
+                "a run that ends within an epoch earlier than planned is charged for "
+                "the whole epoch"
             )
     else:
         lines.append("[bold]not private[/bold]: epsilon is infinite, there is no noise")

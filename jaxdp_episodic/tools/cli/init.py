@@ -91,7 +91,8 @@ class Init(Command):
         options = {  # 0 and "" are given, too, and refused by name
             name: value
             for name in (*_OF_SOURCE, *_HELD_OUT)
-            if (value := getattr(self, name)) is not None and value not in (False, ())
+            if not ((value := getattr(self, name)) is None or value is False)
+            and value != ()
         }
         how = {"ways": self.ways, "keep_duplicates": self.keep_duplicates}
         source = described_source(self.source, self.out, **how, **options)

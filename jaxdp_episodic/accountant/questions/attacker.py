@@ -413,10 +413,10 @@ def curve_points(
     deltas = np.minimum.accumulate(delta(epsilons))
     for _ in range(_REFINEMENTS + is_few * _MORE_REFINEMENTS):
         parts = _parts(epsilons, deltas, floor, rates)
-        if np.all(parts == 1):
-            break
         while (parts - 1).sum(axis=0).max() > _MOST_ADDED:
             parts = np.minimum(parts, max(int(parts.max()) // 2, 1))
+        if np.all(parts == 1):  # from the start, or where too many would be added
+            break
         more = _between(epsilons, parts)
         epsilons = np.concatenate([epsilons, more])
         deltas = np.concatenate([deltas, delta(more)])

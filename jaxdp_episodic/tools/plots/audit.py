@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,26 @@ _TIP_RIGHT = 5  # matplotlib's triangle whose tip, not its middle, is at the val
 
 
 def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> None:
-    """Draws claimed and audited epsilons, a line a row: at least one `AuditRow`."""
+    """Draws claimed and audited epsilons, a line a row: at least one `AuditRow`.
+
+    Marks are told apart without colour by their shapes.
+    """
     path = check_suffix(path)
     if not rows:
         raise ValueError("rows must not be empty")
     figure = new_figure(9.0, 1.7 + 0.42 * len(rows))
     axes = figure.add_subplot()
     heights = np.arange(len(rows))[::-1]
-    _draw(axes, rows, heights)
+    exact = np.array([row.claimed_exact for row in rows])
+    rdp = np.array([row.claimed_rdp for row in rows], float)
+    audited = np.array([row.audited for row in rows])
+    axes.hlines(heights, audited, exact, color="#bbbbbb", lw=2, zorder=1)
+    style: dict[str, Any] = {"marker": _TIP_RIGHT, "ls": "", "color": BLUE, "ms": 7}
+    axes.plot(audited, heights, label="audited (lower bound)", **style)
+    axes.plot(exact, heights, "|", color="black", ms=13, mew=2, label="claimed, exact")
+    if not np.isnan(rdp).all():
+        style = {"color": VERMILION, "ms": 6, "mew": 1.6}
+        axes.plot(rdp, heights, "x", label="claimed, RDP", **style)
     labels = [f"{row.name}\n{row.attacker}, delta {row.delta:g}" for row in rows]
     axes.set_yticks(heights, labels, fontsize=8)
     axes.set_xlabel("epsilon (nats)")
@@ -42,18 +53,3 @@ def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> Non
     where: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
     axes.legend(frameon=False, fontsize=8, ncols=3, **where)
     save(figure, path)
-
-
-def _draw(axes: Any, rows: Sequence[Any], heights: np.ndarray) -> None:
-    """Marks of each row; told apart without colour by their shapes."""
-    exact = np.asarray([row.claimed_exact for row in rows])
-    rdp = [math.nan if row.claimed_rdp is None else row.claimed_rdp for row in rows]
-    audited = np.asarray([row.audited for row in rows])
-    axes.hlines(heights, audited, exact, color="#bbbbbb", lw=2, zorder=1)
-    style: dict[str, Any] = {"marker": _TIP_RIGHT, "ls": "", "color": BLUE, "ms": 7}
-    axes.plot(audited, heights, label="audited (lower bound)", **style)
-    axes.plot(exact, heights, "|", color="black", ms=13, mew=2, label="claimed, exact")
-    if not np.isnan(rdp).all():
-        axes.plot(
-            rdp, heights, "x", color=VERMILION, ms=6, mew=1.6, label="claimed, RDP"
-        )

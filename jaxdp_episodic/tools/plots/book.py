@@ -49,16 +49,14 @@ def draw_book(
     at = [0.0] * rows
     for index, (name, took) in enumerate(runs):
         shares = [100 * v / t for v, (_, _, t) in zip(took, totals, strict=True)]
+        if index == _MOST_NAMED:
+            name = f"and {len(runs) - _MOST_NAMED:,} more"
         style: dict[str, Any] = {
             "color": _COLORS[index % len(_COLORS)],
             "hatch": _HATCHES[index // len(_COLORS) % len(_HATCHES)],
-            "edgecolor": "white",
+            "label": name if index <= _MOST_NAMED else None,
         }
-        if index < _MOST_NAMED:
-            style["label"] = name
-        elif index == _MOST_NAMED:
-            style["label"] = f"and {len(runs) - _MOST_NAMED:,} more"
-        axes.barh(heights, shares, 0.55, left=at, **style)
+        axes.barh(heights, shares, 0.55, left=at, edgecolor="white", **style)
         at = [a + share for a, share in zip(at, shares, strict=True)]
     labels = [f"{name}\n{spent:.3g} of {total:.3g}" for name, spent, total in totals]
     axes.set_yticks(list(heights), labels, fontsize=9)

@@ -169,10 +169,8 @@ def _draw_delta(axes: Any, curve: PrivacyCurve) -> None:
     for method, deltas in curve.delta.items():
         drawn = np.where(deltas > 0, deltas, np.nan)
         axes.plot(curve.epsilon, drawn, label=method, **_STYLES[method])
-    axes.set_yscale("log")
-    axes.set_ylim(curve.smallest_delta, 2.0)
-    axes.set_xlim(0, curve.epsilon[-1])
-    axes.set_xlabel("epsilon (nats)")
+    limits = {"ylim": (curve.smallest_delta, 2.0), "xlim": (0, curve.epsilon[-1])}
+    axes.set(yscale="log", xlabel="epsilon (nats)", **limits)
     axes.set_ylabel("delta (probability), upper bound")
     axes.set_title("Privacy curve", fontsize=11)
     if curve.advantage == 0:
@@ -183,35 +181,21 @@ def _draw_delta(axes: Any, curve: PrivacyCurve) -> None:
 
 def _draw_rates(axes: Any, curve: PrivacyCurve) -> None:
     """True against false positive rate on logarithmic axes."""
-    alpha = curve.false_positive_rate
-    axes.plot(
-        alpha,
-        curve.true_positive_rate,
-        label=f"largest possible ({curve.method})",
-        **_STYLES["exact"],
-    )
+    alpha, mu = curve.false_positive_rate, upward(curve.gdp_mu, 3)
+    largest = f"largest possible ({curve.method})"
+    axes.plot(alpha, curve.true_positive_rate, label=largest, **_STYLES["exact"])
     if 0 < curve.gdp_mu < math.inf:
-        axes.plot(
-            alpha,
-            _gaussian_rates(alpha, curve.gdp_mu),
-            label=f"Gaussian of mu = {upward(curve.gdp_mu, 3)}",
-            color=BLUE,
-            ls=(0, (6, 2)),
-            lw=1.3,
-        )
+        style: dict[str, Any] = {"color": BLUE, "ls": (0, (6, 2)), "lw": 1.3}
+        rates = _gaussian_rates(alpha, curve.gdp_mu)
+        axes.plot(alpha, rates, label=f"Gaussian of mu = {mu}", **style)
     axes.plot(alpha, alpha, color="#777777", ls=DOTTED, lw=1.5, label="guessing")
     axes.set(xscale="log", yscale="log", xlim=(1e-6, 1.0), ylim=(1e-6, 1.3))
     axes.set_xlabel("false positive rate of the attacker")
     axes.set_ylabel("true positive rate of the attacker")
     axes.set_title("Membership attack", fontsize=11)
     axes.legend(frameon=False, loc="lower right")
-    note(
-        axes,
-        f"advantage at most {upward(curve.advantage, 3)}\n"
-        f"mu = {upward(curve.gdp_mu, 3)}  (delta above {curve.smallest_delta:g})",
-        inset=0.04,
-        size=10,
-    )
+    said = f"advantage at most {upward(curve.advantage, 3)}\nmu = {mu}"
+    note(axes, f"{said}  (delta above {curve.smallest_delta:g})", inset=0.04, size=10)
 
 
 def _gaussian_rates(alpha: np.ndarray, mu: float) -> list[float]:

@@ -17,7 +17,13 @@ _BLUE = "#2a6fbb"
 _ORANGE = "#c8641b"
 # Of the parts of the held-out data.
 _STYLES = ((_BLUE, "o"), (_ORANGE, "s"), (_BLACK, "D"))
-_ROW = 0.42  # height of a stage, inches
+# Heights, inches.
+_ROW = 0.42  # a stage
+_PANEL = 2.4  # a panel over the steps
+_BAR = 1.7  # the bar of an epsilon that has no course
+_ABOVE = {"frameon": False, "loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
+
+_Records = Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]]
 
 
 def draw_run(
@@ -25,7 +31,7 @@ def draw_run(
     *,
     epsilons: Sequence[tuple[int, float]],
     losses: Sequence[tuple[int, float]],
-    scores: Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]],
+    scores: _Records,
     target_epsilon: float,
     stages: Mapping[str, Mapping[str, Score]] = MappingProxyType({}),
     released: str = "",
@@ -34,6 +40,9 @@ def draw_run(
     is_guarantee: bool = False,
 ) -> None:
     """Draws the stages; below them loss, scores and epsilon against the step.
+
+    A panel that would hold a single point is left out, or is a bar: a run of private
+    statistics alone has stages and an epsilon, but no course.
 
     Args:
       path: of the picture, .png or .svg; readable by its owner only, as losses are
@@ -49,33 +58,31 @@ def draw_run(
       meaning: a sentence or two below, of what the protection means.
       is_guarantee: the epsilons are what holds at any time, of a run that chooses.
     """
-    rows, height = 3 if losses else 2, _ROW * (len(stages) + 3) if stages else 0.0
-    figure = new_figure(7.2, 7.4 + height)
-    whole, over = figure, []
+    # What there was before the first step is among the stages.
+    scores = [record for record in scores if record[0] > 0] or scores
+    has_course = len(epsilons) > 1
+    drawn = {"loss": bool(losses), "scores": len(scores) > 1 or not stages}
+    over_steps = [name for name, is_drawn in drawn.items() if is_drawn]
+    last = _PANEL if has_course or np.isinf(target_epsilon) else _BAR
+    heights = [*([_PANEL] * len(over_steps)), last]
+    stages_height = _ROW * (len(stages) + 3) if stages else 0.0
+    figure = new_figure(7.2, sum(heights) + stages_height)
+    whole, panels = figure, []
     if stages:
-        upper, whole = figure.subfigures(2, height_ratios=(height, 7.4))
-        over = [upper.subplots()]
-        _draw_stages(over[0], stages, released)
-    panels = list(whole.subplots(rows, sharex=True))
-    *tops, middle, bottom = panels
-    for top in tops:
-        _draw_losses(top, np.array(losses, float))
-        top.set_ylabel("training loss\n(private)")
-    _draw_scores(middle, scores, without_noise or {})
-    if np.isfinite(target_epsilon):
-        label = "guarantee" if is_guarantee else "spent"
-        bottom.plot(*zip(*epsilons, strict=True), color=_BLACK, label=label)
-        if not is_guarantee:
-            bottom.axhline(target_epsilon, color=_ORANGE, ls="--", label="target")
-        bottom.set_ylim(0, 1.12 * target_epsilon)
-        bottom.legend(frameon=False, loc="lower right")
-    else:
-        where = {"ha": "center", "va": "center", "transform": bottom.transAxes}
-        bottom.text(0.5, 0.5, "no noise: epsilon is infinite", **where)
-        bottom.set_yticks([])
-    bottom.set_ylabel("epsilon (nats)")
-    bottom.set_xlabel("step" + ("\n\n" + meaning if meaning else ""))
-    plain(*over, *panels)
+        upper, whole = figure.subfigures(2, height_ratios=(stages_height, sum(heights)))
+        panels = [upper.subplots()]
+        _draw_stages(panels[0], stages, released)
+    ratios = {"height_ratios": heights, "squeeze": False}
+    below = whole.subplots(len(heights), sharex=has_course, **ratios)[:, 0]
+    for name, axes in zip(over_steps, below, strict=False):
+        if name == "loss":
+            _draw_losses(axes, np.array(losses, float))
+        else:
+            _draw_scores(axes, scores, without_noise or {})
+    _draw_epsilon(below[-1], epsilons, target_epsilon, is_guarantee)
+    label = "step" if has_course or np.isinf(target_epsilon) else "epsilon (nats)"
+    below[-1].set_xlabel(f"{label}\n\n{meaning}" if meaning else label)
+    plain(*panels, *below)
     save(figure, path, is_private=True)
 
 
@@ -83,23 +90,14 @@ def _draw_stages(
     axes: Any, stages: Mapping[str, Mapping[str, Score]], released: str
 ) -> None:
     """Each stage's scores with their intervals, a row each, the simplest on top."""
-    splits = list(
-        dict.fromkeys(split for scores in stages.values() for split in scores)
-    )
-    for split, (color, marker) in zip(splits, _STYLES, strict=False):
+    splits = list(dict.fromkeys(name for scores in stages.values() for name in scores))
+    for place, (split, (color, marker)) in enumerate(
+        zip(splits, _STYLES, strict=False)
+    ):
         shown = [(row, scores[split]) for row, scores in enumerate(stages.values())]
-        means = np.array([score.mean for _, score in shown])
-        ends = np.array([[score.low, score.high] for _, score in shown]).T
-        axes.errorbar(
-            means,
-            [row + 0.22 * splits.index(split) - 0.11 for row, _ in shown],
-            xerr=np.abs(ends - means),
-            color=color,
-            marker=marker,
-            ls="",
-            ms=5,
-            capsize=2,
-            label=split,
+        rows = [row + 0.22 * place - 0.11 for row, _ in shown]
+        _intervals(
+            axes, [score._asdict() for _, score in shown], rows, color, marker, split
         )
     for row, (name, scores) in enumerate(stages.items()):
         words = "   ".join(f"{score.mean:.4f}" for score in scores.values())
@@ -110,58 +108,86 @@ def _draw_stages(
     axes.set_yticks(range(len(stages)), names)
     axes.set_ylim(len(stages) - 0.5, -0.5)
     kind = next(iter(next(iter(stages.values())).values())).name
-    axes.set_xlabel(f"{kind} (held out) of what the run has at each stage")
-    above = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
-    axes.legend(frameon=False, ncols=len(splits), **above)
+    axes.set_xlabel(f"{kind} (held out) of each stage of the run")
+    axes.legend(ncols=len(splits), **_ABOVE)
 
 
 def _draw_losses(axes: Any, losses: np.ndarray) -> None:
     """Every step in grey, and a running mean."""
     steps, values = losses.T
     axes.plot(steps, values, color="#bbbbbb", lw=0.8)
+    axes.set_ylabel("training loss\n(private)")
     width = max(1, len(values) // 30)
     if width > 1:
         smooth = np.convolve(values, np.ones(width) / width, "valid")
-        axes.plot(
-            steps[width - 1 :], smooth, color=_BLACK, label=f"mean of {width} steps"
-        )
+        label = f"mean of {width} steps"
+        axes.plot(steps[width - 1 :], smooth, color=_BLACK, label=label)
         axes.legend(frameon=False)
 
 
 def _draw_scores(
-    axes: Any,
-    scores: Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]],
-    without_noise: Mapping[str, Mapping[str, Any]],
+    axes: Any, scores: _Records, without_noise: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Score with its interval, one line for each part of the held-out data.
 
     Beside it, dashed, what it would be without noise.
     """
-    # What there was before the first step is among the stages.
-    scores = [record for record in scores if record[0] > 0] or scores
     names = list(dict.fromkeys(name for _, parts in scores for name in parts))
     for name, (color, marker) in zip(names, _STYLES, strict=False):
         rows = [(step, parts[name]) for step, parts in scores if name in parts]
-        steps = [step for step, _ in rows]
-        mean = np.array([score["mean"] for _, score in rows])
-        ends = np.array([[score["low"], score["high"]] for _, score in rows]).T
-        axes.errorbar(
-            steps,
-            mean,
-            np.abs(ends - mean),
-            color=color,
-            marker=marker,
-            ms=4,
-            capsize=2,
-            label=f"{name}, private: {mean[-1]:.4f}",
-        )
+        found = [score for _, score in rows]
+        label = f"{name}, private: {found[-1]['mean']:.4f}"
+        _intervals(axes, found, [step for step, _ in rows], color, marker, label, "y")
         if name in without_noise:
             bare = without_noise[name]["mean"]
             label = f"{name}, without noise (not private): {bare:.4f}"
             axes.axhline(bare, color=color, ls="--", lw=1, label=label)
-        axes.set_ylabel(rows[0][1]["name"] + "\n(held out)")
+        axes.set_ylabel(found[0]["name"] + "\n(held out)")
     if names:
         # Above the panel: within it no place is free of all lines and error bars.
-        above = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
-        narrow = {"columnspacing": 1.0, "handlelength": 1.5}
-        axes.legend(frameon=False, ncols=2, **above, **narrow)
+        axes.legend(ncols=2, columnspacing=1.0, handlelength=1.5, **_ABOVE)
+
+
+def _intervals(
+    axes: Any,
+    scores: Sequence[Mapping[str, Any]],
+    places: Sequence[float],
+    color: str,
+    marker: str,
+    label: str,
+    along: str = "x",
+) -> None:
+    """Marks scores with their intervals along an axis; those upwards are joined."""
+    mean = np.array([score["mean"] for score in scores])
+    ends = np.array([[score["low"], score["high"]] for score in scores]).T
+    xy = (mean, places) if along == "x" else (places, mean)
+    style: dict[str, Any] = {f"{along}err": np.abs(ends - mean), "color": color}
+    ls = "" if along == "x" else "-"
+    axes.errorbar(*xy, marker=marker, ls=ls, ms=4.5, capsize=2, label=label, **style)
+
+
+def _draw_epsilon(
+    axes: Any,
+    epsilons: Sequence[tuple[int, float]],
+    target: float,
+    is_guarantee: bool,
+) -> None:
+    """Epsilon by the step; a bar where it has no course."""
+    spent = "guarantee" if is_guarantee else "spent"
+    if np.isinf(target):
+        where = {"ha": "center", "va": "center", "transform": axes.transAxes}
+        axes.text(0.5, 0.5, "no noise: epsilon is infinite", **where)
+        axes.set(yticks=[], ylabel="epsilon (nats)")
+    elif len(epsilons) > 1:
+        axes.plot(*zip(*epsilons, strict=True), color=_BLACK, label=spent)
+        if not is_guarantee:
+            axes.axhline(target, color=_ORANGE, ls="--", label="target")
+        axes.set(ylim=(0, 1.12 * target), ylabel="epsilon (nats)")
+        axes.legend(frameon=False, loc="lower right")
+    else:
+        value = epsilons[-1][1] if epsilons else 0.0
+        axes.barh([0], [value], 0.5, color=_BLACK, label=f"{spent}: {value:.4g}")
+        if not is_guarantee:
+            axes.axvline(target, color=_ORANGE, ls="--", label=f"target: {target:g}")
+        axes.set(xlim=(0, 1.12 * max(target, value)), ylim=(-0.6, 0.6), yticks=[])
+        axes.legend(ncols=2, **_ABOVE)

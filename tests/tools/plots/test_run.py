@@ -65,7 +65,7 @@ def test_stages_stand_above_and_the_released_one_is_named(drawn):
     score = Score("accuracy", 0.8, 0.7, 0.9, 20)
     better = score._replace(mean=0.9, high=0.95)
     panel, middle, _ = drawn(
-        scores=[(0, {"validation": SCORE}), (2, {"validation": SCORE})],
+        scores=[(step, {"validation": SCORE}) for step in (0, 1, 2)],
         stages={
             "features": {"validation": score, "test": score},
             "steps": {"validation": better, "test": score},
@@ -81,7 +81,20 @@ def test_stages_stand_above_and_the_released_one_is_named(drawn):
     assert panel.get_xlabel().startswith("accuracy (held out)")
     assert panel.yaxis_inverted()  # the simplest on top
     (line, *_) = middle.lines
-    assert line.get_xdata().tolist() == [2]  # the score before is that of a stage
+    assert line.get_xdata().tolist() == [1, 2]  # the one before is that of a stage
+
+
+def test_statistics_alone_have_a_bar_in_place_of_one_dot(drawn):
+    score = Score("accuracy", 0.8, 0.7, 0.9, 20)
+    stages = {"features": {"validation": score}, "statistics": {"validation": score}}
+    panel, bar = drawn(
+        epsilons=[(2, 0.9)], scores=[(2, {"validation": SCORE})], stages=stages
+    )
+    assert panel.get_xlabel().startswith("accuracy (held out)")
+    (spent,) = bar.patches
+    assert spent.get_width() == 0.9 and bar.get_xlabel() == "epsilon (nats)"
+    said = {text.get_text() for text in bar.get_legend().get_texts()}
+    assert said == {"spent: 0.9", "target: 2"}
 
 
 def test_without_noise_and_without_logs(drawn):

@@ -177,7 +177,10 @@ function showError() {
   const found = [...$("form").querySelectorAll("[data-place]")].filter(({ dataset }) => dataset.place && around(dataset.place))
     .sort((a, b) => b.dataset.place.length - a.dataset.place.length)[0];
   const home = found ?? $("form").querySelector('[data-place=""]');
-  (home.matches(".error") ? home : home.querySelector(".error")).textContent = error.message;
+  // The field's own label in place of the key, which nobody sees on the page.
+  const label = home.matches(".field") && home.querySelector("label").textContent;
+  const message = label ? error.message.replace(/^\w+(?= must )/, label) : error.message;
+  (home.matches(".error") ? home : home.querySelector(".error")).textContent = message;
   if (home.matches(".field")) home.querySelector("input, select").setAttribute("aria-invalid", "true");
 }
 

@@ -232,32 +232,33 @@ def test_four_designs_side_by_side(open_page):
     assert page.get_by_role("tab").count() == 3
 
 
+_TARGET = "target epsilon, to find the noise"
+
+
 @pytest.mark.parametrize(
     ("label", "value", "message"),
     [
-        ("noise, in clip norms", "-1", "noise_multiplier must be >= 0, got -1"),
-        ("noise, in clip norms", "two", "noise_multiplier must be a number"),
-        ("probability of each episode", "1.5", "sampling_probability must lie in"),
-        ("out of how many", "0", "population must be a whole number >= 1"),
-        ("delta", "", "delta must be a number, got ''"),
-        ("delta", "1e400", "delta must be a number, got '1e400'"),
-        ("target epsilon, to find the noise", "1e400", "epsilon must be a number"),
-        (
-            "target epsilon, to find the noise",
-            "5e-324",
-            "epsilon must be at least 1e-06",
-        ),
-        ("target epsilon, to find the noise", "-1", "epsilon must be > 0"),
+        ("noise, in clip norms", "-1", "must be >= 0, got -1"),
+        ("noise, in clip norms", "two", "must be a number"),
+        ("probability of each episode", "1.5", "must lie in"),
+        ("out of how many", "0", "must be a whole number >= 1"),
+        ("delta", "", "must be a number, got ''"),
+        ("delta", "1e400", "must be a number, got '1e400'"),
+        (_TARGET, "1e400", "must be a number"),
+        (_TARGET, "5e-324", "must be at least 1e-06"),
+        (_TARGET, "-1", "must be > 0"),
     ],
 )
-def test_an_error_stands_beside_its_field(open_page, label, value, message):
+def test_an_error_stands_beside_its_field_and_names_it(
+    open_page, label, value, message
+):
     page = open_page()
     field = box(page, label)
     before = field.input_value()
     field.fill(value)
     said = page.locator(".field:has([aria-invalid=true]) .error")
     said.wait_for()
-    assert message in said.inner_text()
+    assert said.inner_text().startswith(f"{label} {message}")
     assert field.get_attribute("aria-invalid") == "true"
     assert field.get_attribute("aria-describedby") == said.get_attribute("id")
     ticks = page.locator("figure text").all_text_contents()  # also where none is drawn
@@ -385,6 +386,9 @@ def test_it_fits_and_can_be_read(open_page, width, colours, tmp_path):
     page.wait_for_selector(SETTLED, timeout=60_000)
     wide = page.evaluate("document.documentElement.scrollWidth")
     assert wide <= WIDTHS[width][0]
+    chart, form = (page.locator(f"#{name}").bounding_box() for name in ("run", "form"))
+    gap = form["y"] - chart["y"] - chart["height"]  # charts are beside or just above
+    assert 0 <= gap < 120 if width == "phone" else chart["x"] > form["x"]
     contrast, worst = page.evaluate(CONTRAST)
     assert contrast >= 4.5, worst
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -106,6 +106,12 @@ def test_the_curve_and_its_attacker():
     assert 1 <= said / jde.advantage(step, **run) < 1.01
 
 
+def test_the_attacker_of_the_first_page():
+    """Its curve once asked for more points than are added, and had none."""
+    found = questions.answer("attack", {"request": questions.start(None)["request"]})
+    assert "error" not in found and found["facts"]["method"] == "exact"
+
+
 def test_the_noise_of_each_target():
     question = settings()
     found = questions.answer("noise", question)

@@ -197,36 +197,23 @@ class Import(Command):
         parts: ClassSplit | None = None,
     ) -> Records:
         """The records of a split: all of a path, or a part of them."""
-        owner, default = self.owner, {OMNIGLOT: 28, MINI_IMAGENET: 84}.get(layout)
-        size = default if self.size is None else self.size
+        names = set(_OPTIONS_OF[layout]) - set(_SPLITTING)
+        given = {name: getattr(self, name) for name in names} | {"owner": self.owner}
+        if "size" in given and self.size is None:
+            given["size"] = {OMNIGLOT: 28, MINI_IMAGENET: 84}.get(layout)
         if layout in (CLASSES, MINI_IMAGENET):
             keeps = functools.partial(parts.mask, split=split) if parts else None
-            images = listed_classes(
-                path, size=size, grey=self.grey, owner=owner, keeps=keeps
-            )
-            return image_records(images)
+            return image_records(listed_classes(path, keeps=keeps, **given))
         if layout == OMNIGLOT:
-            images = listed_omniglot(
-                path, size=size, alphabets=self.alphabets, owner=owner
-            )
-            found = image_records(images)
+            found = image_records(listed_omniglot(path, **given))
         elif layout == NPZ:
             if parts is not None:
                 refuse_unnamed(path)
-            found = npz_records(path, owner=owner)
+            found = npz_records(path, **given)
         else:
-            found = table_records(
-                path,
-                groups=self.groups,
-                features=self.features,
-                images=self.images,
-                target=self.target,
-                public_units=self.public_units if parts or split == TRAIN else (),
-                owner=owner,
-                shape=self.shape,
-                size=size,
-                grey=self.grey,
-            )
+            if parts is None and split != TRAIN:
+                given["public_units"] = ()
+            found = table_records(path, **given)
         return found if parts is None else found.part(parts, split)
 
 

@@ -40,57 +40,51 @@ def ended_by_sigterm() -> Iterator[None]:
         yield
         return
 
-    has_come: type[KeyboardInterrupt] | None = None
+    kinds = {signal.SIGTERM: Terminated, signal.SIGINT: KeyboardInterrupt}
+    come: set[type[KeyboardInterrupt]] = set()
     timers = []
 
     def end(number: int, frame: Any) -> None:
-        nonlocal has_come
-        has_come = Terminated
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
-
-    def interrupt(number: int, frame: Any) -> None:
-        nonlocal has_come
-        has_come = has_come or KeyboardInterrupt
-        raise KeyboardInterrupt
+        kind = kinds[signal.Signals(number)]
+        come.add(kind)
+        if kind is Terminated:
+            signal.signal(number, signal.SIG_IGN)
+        raise kind
 
     def not_raised(args: Any) -> None:
-        again = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
-        if args.exc_type not in again:
+        number = next((n for n, kind in kinds.items() if kind is args.exc_type), None)
+        if number is None:
             hook(args)
             return
-        if args.exc_type is Terminated:
-            signal.signal(signal.SIGTERM, end)
-        timer = threading.Timer(_RESEND_S, os.kill, (os.getpid(), again[args.exc_type]))
+        signal.signal(number, end)
+        timer = threading.Timer(_RESEND_S, os.kill, (os.getpid(), number))
         timer.daemon = True
         timers.append(timer)
         timer.start()
 
-    before, hook = signal.signal(signal.SIGTERM, end), sys.unraisablehook
     # Whoever ignores Ctrl-C, or handles it otherwise, goes on to.
-    hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if hears:
-        signal.signal(signal.SIGINT, interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        del kinds[signal.SIGINT]
+    before = {number: signal.signal(number, end) for number in kinds}
     # Modules run callbacks while they are imported, whose exceptions go nowhere else.
-    sys.unraisablehook = not_raised
+    hook, sys.unraisablehook = sys.unraisablehook, not_raised
     try:
         yield
     finally:
         for timer in timers:
             timer.cancel()
         sys.unraisablehook = hook
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-        if hears:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    if has_come:  # and somebody has swallowed it
-        raise has_come
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    if come:  # and somebody has swallowed it
+        raise Terminated if Terminated in come else KeyboardInterrupt
 
 
 def use_all_cores() -> None:
     """Makes JAX see one CPU device a core, before it starts; for our own process.
 
-    Episodes are spread over devices, and XLA's own threads gain them almost nothing.
-    Whoever has set the number of devices in ``XLA_FLAGS`` keeps it.
+    Episodes are spread over devices; XLA's own threads gain almost nothing. A number
+    of devices in ``XLA_FLAGS`` is kept.
     """
     flag = "--xla_force_host_platform_device_count"
     flags = os.environ.get("XLA_FLAGS", "")

@@ -18,7 +18,7 @@ from jaxdp_episodic.tools.explore import questions
 pytest.importorskip("starlette", reason="the extra [explore] is not installed")
 pytest.importorskip("uvicorn", reason="the extra [explore] is not installed")
 
-from jaxdp_episodic.tools.explore import server, worker
+from jaxdp_episodic.tools.explore import server
 
 START = questions.start(None)
 JSON = {"content-type": "application/json"}
@@ -206,13 +206,13 @@ for line in sys.stdin:
 @pytest.fixture
 def ask(monkeypatch):
     """Asks a worker one question after the other; returns the answers."""
-    monkeypatch.setattr(worker, "_PROGRAM", (sys.executable, "-S", "-c", SLEEPER))
-    monkeypatch.setattr(worker, "_GRACE_S", 0.2)
-    monkeypatch.setattr(worker, "_POLL_S", 0.02)
+    monkeypatch.setattr(server, "_PROGRAM", (sys.executable, "-S", "-c", SLEEPER))
+    monkeypatch.setattr(server, "_GRACE_S", 0.2)
+    monkeypatch.setattr(server, "_POLL_S", 0.02)
 
     def asked(*seconds, waits=lambda place: True, is_over=lambda: False):
         async def go():
-            one = worker.Worker(is_over)
+            one = server.Worker(is_over)
             answers = []
             for place, line in enumerate(seconds):
 
@@ -228,15 +228,10 @@ def ask(monkeypatch):
     return asked
 
 
-def test_questions_one_after_the_other(ask):
+def test_a_worker_answers_one_question_after_the_other(ask, monkeypatch):
     assert ask(0, 0.05, 0) == [b"0\n", b"0.05\n", b"0\n"]
-
-
-def test_a_question_given_up_before_its_turn_costs_nothing(ask):
+    # One that is given up before its turn costs nothing; one that takes long is ended.
     assert ask(3600, 0, waits=lambda place: place > 0) == [None, b"0\n"]
-
-
-def test_a_long_one_that_is_given_up_is_ended(ask):
     begun = []
 
     def waits(place):
@@ -244,32 +239,21 @@ def test_a_long_one_that_is_given_up_is_ended(ask):
         return place > 0 or begun.count(0) == 1  # left while it was computed
 
     assert ask(3600, 0, waits=waits) == [None, b"0\n"]
-
-
-def test_what_takes_too_long_says_so(ask, monkeypatch):
-    monkeypatch.setattr(worker, "_TIMEOUT_S", 0.1)
+    over = iter([False, False, True])  # the server ends
+    assert ask(3600, is_over=lambda: next(over)) == [None]
+    died, next_one = ask(-1, 0)
+    assert "died" in json.loads(died)["error"]["message"] and next_one == b"0\n"
+    monkeypatch.setattr(server, "_TIMEOUT_S", 0.1)
     late, next_one = ask(3600, 0)
     assert "not answered within 60 seconds" in json.loads(late)["error"]["message"]
     assert next_one == b"0\n"
 
 
-def test_the_end_of_the_server_ends_it(ask):
-    over = iter([False, False, True])
-    assert ask(3600, is_over=lambda: next(over)) == [None]
-
-
-def test_a_process_that_dies_is_an_error_and_is_replaced(ask):
-    died, next_one = ask(-1, 0)
-    assert "died" in json.loads(died)["error"]["message"]
-    assert next_one == b"0\n"
-
-
-@pytest.mark.slow
 def test_the_program_of_a_lane_answers():
     line = json.dumps(["epsilon", QUESTION]).encode() + b"\n"
 
     async def go():
-        one = worker.Worker(lambda: False)
+        one = server.Worker(lambda: False)
         try:
             return await one.ask(line, lambda: asyncio.sleep(0, False))
         finally:

@@ -84,6 +84,7 @@ FAULTS = (
         AUDIT,
         audits.loud_unit,
         "the sum gets the noise of the mean and is then divided once more",
+        is_slow=True,
     ),
     Fault(
         "no clipping",
@@ -98,6 +99,7 @@ FAULTS = (
         AUDIT,
         audits.loud_unit,
         "one unit that outshouts the others turns the whole sum round: 2C, not C",
+        is_slow=True,
     ),
     Fault(
         "realised batch size as divisor",
@@ -171,6 +173,7 @@ FAULTS = (
         SAMPLER,
         sampled.blocks_of_tasks,
         "the same cap where draws become arrays of one shape",
+        is_slow=True,
     ),
     Fault(
         "shuffled epochs charged as Poisson",
@@ -266,6 +269,7 @@ FAULTS = (
         AUDIT,
         audits.classmates,
         "the other examples of its task show that the task was drawn",
+        is_slow=True,
     ),
     Fault(
         "a class slot clipped alone in a ProtoNet episode",

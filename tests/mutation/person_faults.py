@@ -43,6 +43,7 @@ PERSON_FAULTS = (
         AUDIT,
         person_audits.examples_of_person,
         "half of her examples are charged, and all of them are drawn",
+        is_slow=True,
     ),
     Fault(
         "a person's examples drawn together",
@@ -72,5 +73,6 @@ PERSON_FAULTS = (
         AUDIT,
         person_audits.people_in_blocks,
         "who leaves moves everybody behind her into another block",
+        is_slow=True,
     ),
 )

@@ -84,7 +84,7 @@ class Fault:
       check: must find something with the fault planted, and nothing without it.
       reason: why the fault is one, and why the check sees it.
       helpers: functions that the other lines call.
-      is_slow: the check takes more than a few seconds.
+      is_slow: the check takes a second or more.
     """
 
     name: str

@@ -26,6 +26,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxdp_episodic.files.toml_file import read_toml, to_toml
+from jaxdp_episodic.trainer.run.run_files import read_log
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 OMNIGLOT, MINI_IMAGENET = NAMES = ("omniglot", "mini-imagenet")
@@ -95,8 +96,7 @@ def trained(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     _, status, used = os.wait4(child.pid, 0)
     if status:
         raise SystemExit(f"training ended with status {status}: {' '.join(command)}")
-    with open(folder / "log.jsonl", encoding="utf-8") as log:
-        last = [record for record in map(json.loads, log) if "held_out" in record][-1]
+    last = [record for record in read_log(folder) if "held_out" in record][-1]
     return {
         "scores": {k: score["mean"] for k, score in last["held_out"].items()},
         "epsilon": float(last["epsilon"]),

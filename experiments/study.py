@@ -28,7 +28,6 @@ from jaxdp_episodic import epsilon as epsilon_of
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.cli import keep_compiled_kernels, use_all_cores
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
-from jaxdp_episodic.trainer.run.run_files import LEDGER
 from jaxdp_episodic.trainer.statistics.statistics import Started
 from jaxdp_episodic.training import Evaluation, ProtoNet, TrainingConfig
 
@@ -194,7 +193,7 @@ def trained(
     scores = {k: one(learner, trainer.params).mean for k, one in evaluations.items()}
     epsilon = float("inf")
     if config.epsilon != epsilon:
-        content = read_ledger(place / LEDGER)
+        content = read_ledger(place)
         step, num_steps = content.run_charged()
         epsilon = float(epsilon_of(step, num_steps=num_steps, delta=content.delta))
         stated = float(trainer.budget.spent(trainer.num_steps_charged))

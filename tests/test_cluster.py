@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from sweep_runs import SWEEP, contents
 from training_runs import TINY
 
@@ -116,10 +117,13 @@ def test_an_array_evaluates_shards_and_a_last_job_the_rest(cluster, tmp_path):
     assert code and "the folder of the sweep" in said and not noted(tmp_path)
 
 
-@pytest.mark.parametrize(("names", "resumes"), [((), 0), (("3.tmp",), 0), (("3",), 1)])
-def test_training_resumes_from_a_complete_checkpoint(cluster, tmp_path, names, resumes):
+@pytest.mark.parametrize(
+    ("names", "resumes"), [((), 0), (("run.sqlite.tmp-1",), 0), (("run.sqlite",), 1)]
+)
+def test_training_resumes_where_there_is_a_run(cluster, tmp_path, names, resumes):
+    (tmp_path / "run").mkdir()
     for name in names:
-        (tmp_path / "run/checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "run" / name).write_text("a run")
     script, fake = RECIPES / "train.sbatch", {PROGRAM: NOTES}
     assert cluster(script, "c.toml", "run", commands=fake)[0] == 0
     asked = (
@@ -195,7 +199,8 @@ def test_every_pod_starts_its_process(manifests, cluster, tmp_path):
         "--coordinator train-0.train:55527 --num-processes 4 --process-index 3"
     )
     assert cluster(script, commands={PROGRAM: NOTES}, **pod)[0] == 0
-    (shared / "run/checkpoints/12").mkdir(parents=True)
+    (shared / "run").mkdir(parents=True)
+    (shared / "run/run.sqlite").write_text("a run")
     assert cluster(script, commands={PROGRAM: NOTES}, **pod)[0] == 0
     assert noted(tmp_path) == [expected, expected + " --resume"]
 
@@ -248,10 +253,10 @@ def test_a_run_out_of_time_goes_on(cluster, tmp_path):
     start = (RECIPES / "train.sbatch", "run.toml", "run")
     job = {"commands": {PROGRAM: OURS}, "SLURM_JOB_ID": number}
     process = cluster(*start, wait=False, **job)
-    checkpoints = tmp_path / "run" / "checkpoints"
+    store = tmp_path / "run" / "run.sqlite"
     end = time.monotonic() + 600
     while time.monotonic() < end and process.poll() is None:
-        if any((checkpoints / str(n)).exists() for n in range(10, 120, 10)):
+        if store.exists() and read_ledger(store).charged >= 10:
             break
         time.sleep(0.1)
     os.kill(int((tmp_path / "notes.srun").read_text()), signal.SIGTERM)

@@ -1,5 +1,6 @@
 """Small steps, data and trainers that several test files train with."""
 
+import contextlib
 import functools
 
 import jax
@@ -12,6 +13,7 @@ from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budge
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.learners import MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.models import MLP, split_model
+from jaxdp_episodic.trainer.run.store import RunStore, create_store
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
 WAYS, SHOTS, QUERIES = 3, 1, 2
@@ -135,6 +137,19 @@ def _made_protonet(seed):
 
 # The same optimizer is compiled once.
 adam, sgd = functools.cache(optax.adam), functools.cache(optax.sgd)
+
+
+def charged_run(path, budget, number=0, *, option=None, is_seeded=False):
+    """Makes a run's file, if there is none, and charges steps; returns the path."""
+    if not path.exists():
+        create_store(path, budget, is_seeded=is_seeded)
+    if number:
+        with contextlib.closing(RunStore(path)) as store:
+            store.take_up({"machine": "this one"})
+            for _ in range(number):
+                store.charge(option or "phase 1")
+    return path
+
 
 _BUDGETS: dict[tuple, PrivacyBudget] = {}
 

@@ -1,24 +1,30 @@
 """Kills private training runs with SIGKILL at random moments, and resumes each.
 
 ``python experiments/trust/kill_training.py --kills 200 --out results/kill_training``
-trains small private runs, each in a process of its own that is killed at a random
-moment, and goes on with ``resume`` until they are finished. A witness beside the run
-notes every release (step number and a hash of all that was released, the moment the
-journal has it), independently of the ledger. After every kill:
+trains small private runs of five kinds in turn (plain, statistics first, adaptive with
+noisy scores, epochs, charged to a book), each in a process of its own that is killed at
+a random moment, and goes on with ``resume`` until they are finished. A witness beside
+the run notes every release (step number and a hash of the arrays, the moment the file
+has them), every noise and every sum without noise, independently of the run's file.
+After every kill:
 
 * charged steps are at least the released ones, and at most one more for each kill;
-* no step was released twice.
+* no step was released twice;
+* without a seed no noise was used for two sums, and no sum was made twice.
 
-After every finished run its ledger has exactly its steps. Every second run has a seed,
-and then its parameters are those of a run that nobody disturbed. ``summary.json`` and
+After every finished run its file has exactly its steps. Of each kind but those in a
+book every second run has a seed, and then its parameters are those of a run that nobody
+disturbed. ``summary.json`` and
 ``summary.md`` say how it went; the exit code is 1 if anything was not so. ``--fault
 NAME`` plants a fault that must be noticed: "charge-late" charges after the release,
-"forget" resumes from an older ledger.
+"forget" resumes from a file without the last charges.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -26,10 +32,12 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,21 +51,34 @@ from provenance import provenance
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
-from jaxdp_episodic.accountant.report.ledger_file import (
-    CHARGE,
-    LedgerError,
-    read_ledger,
-)
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.data import ExampleTable
+from jaxdp_episodic.tools.book.book import create_book
+from jaxdp_episodic.tools.train.booked import protected_by
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.journal import Journal
-from jaxdp_episodic.training import MLP, ProtoNet, Trainer, split_model
+from jaxdp_episodic.trainer.run.store import RunStore
+from jaxdp_episodic.training import (
+    MLP,
+    AdaptiveBudget,
+    AdaptiveTrainer,
+    Booking,
+    PrivateGradient,
+    PrivateStatistics,
+    PrivateValidation,
+    ProtoNet,
+    StartConfig,
+    Trainer,
+    read_config,
+    run_training,
+    split_model,
+)
 
 FAULTS = ("charge-late", "forget")
 WAYS, SHOTS, CLASSES, EXAMPLES = 3, 1, 12, 5
 STEPS, CHECKPOINT_EVERY, DELTA, NOISE = 120, 11, 1e-5, 1.0
 # Runs with the same seed share one undisturbed run.
-SEEDS = 5
+SEEDS = 2
+KINDS = ("plain", "statistics", "adaptive", "epochs", "booked")
 WITNESS, READY, PARAMETERS = "released.txt", "ready", "parameters.npz"
 
 
@@ -78,12 +99,14 @@ class Kill(NamedTuple):
     """What was found after one kill.
 
     Attributes:
+      kind: of the run.
       moment: what the process was doing, as far as its files show.
       released: steps that the witness saw so far, each counted once.
-      charged: steps in the ledger.
-      checkpoint: steps in the latest checkpoint.
+      charged: steps in the run's file.
+      checkpoint: steps in its state.
     """
 
+    kind: str
     moment: str
     released: int
     charged: int
@@ -103,9 +126,9 @@ class Summary:
     seconds: float = 0.0
 
 
-def data() -> ExampleTable:
+def data(seed: int = 0) -> ExampleTable:
     """Returns classes in the plane, each a cluster."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     centers = 3 * rng.normal(size=(CLASSES, 1, 2))
     points = centers + 0.3 * rng.normal(size=(CLASSES, EXAMPLES, 2))
     return ExampleTable.from_records(
@@ -114,79 +137,182 @@ def data() -> ExampleTable:
     )
 
 
-def made_trainer(seed: int | None) -> Trainer:
-    """Returns a run whose steps take a few milliseconds."""
-    sampling = jde.GroupedClasses(
+def episodes(scheme: Any) -> Any:
+    """Returns the sampling of a run, with episodes drawn by a scheme."""
+    return jde.GroupedClasses(
         num_classes=CLASSES,
         ways=WAYS,
-        episodes=jde.Poisson("episode", sampling_probability=0.5),
+        episodes=scheme,
         examples=jde.WithoutReplacement("example", size=3, population=EXAMPLES),
     )
-    step = jde.GaussianStep(sampling, noise_multiplier=NOISE)
-    apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(0)))
-    return Trainer(
-        ProtoNet(apply, ways=WAYS),
-        params,
-        data=data(),
-        budget=PlainBudget(step, 1e9, DELTA, STEPS, STEPS),
-        shots=SHOTS,
-        optimizer=optax.adam(0.05),
-        l2_clip_norm=0.5,
-        seed=seed,
+
+
+def made_trainer(seed: int | None, kind: str = "plain") -> Trainer:
+    """Returns a run whose steps take a few milliseconds."""
+    scheme: Any = jde.Poisson("episode", sampling_probability=0.5)
+    if kind == "epochs":
+        scheme = jde.RandomAllocation("episode", steps_per_epoch=7)
+    relation = "zero_out" if kind == "statistics" else "add_remove"
+    step = jde.GaussianStep(
+        episodes(scheme), noise_multiplier=NOISE, neighboring_relation=relation
     )
+    apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(0)))
+    table, start, before = data(), None, ()
+    if kind == "statistics":
+        config = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
+        protected = {"privacy_unit": "example", "neighboring_relation": relation}
+        start = PrivateStatistics(table, config, slots=EXAMPLES, **protected)
+        before = tuple(
+            dataclasses.replace(one, noise_multiplier=NOISE) for one in start.steps
+        )
+    common = {
+        "data": table,
+        "shots": SHOTS,
+        "optimizer": optax.adam(0.05),
+        "l2_clip_norm": 0.5,
+        "seed": seed,
+    }
+    learner = ProtoNet(apply, ways=WAYS)
+    if kind == "adaptive":
+        everyone = jde.Poisson("episode", sampling_probability=1.0)
+        check = jde.GaussianStep(episodes(everyone), noise_multiplier=5.0)
+        quotas = {"step": STEPS - 20, "check": 20}
+        run = jde.AdaptiveRun({"step": step, "check": check}, quotas=quotas)
+        score = PrivateValidation(data(1), check, shots=SHOTS)
+        return AdaptiveTrainer(
+            learner,
+            params,
+            budget=AdaptiveBudget((run,), DELTA, checks=("check",)),
+            rule=by_scores,
+            checks={"check": score},
+            **common,
+        )
+    budget = PlainBudget(step, 1e9, DELTA, STEPS, STEPS, before)
+    return Trainer(learner, params, budget=budget, start=start, **common)
 
 
-def train_in(folder: Path, seed: int | None, fault: str | None) -> None:
+def by_scores(released: Any) -> str | None:
+    """Chooses by all that it may see, until nothing is left."""
+    last = released.scores[-1].value if released.scores else 0.0
+    names = [name for name in sorted(released.left) if released.left[name]]
+    return names[int(1e4 * abs(last) + released.number) % len(names)] if names else None
+
+
+BOOKED = f"""
+version = 1
+epsilon = 8.0
+delta = 1e-5
+num_steps = {STEPS}
+checkpoint_every = {CHECKPOINT_EVERY}
+l2_clip_norm = 0.1
+[data]
+type = "Glyphs"
+small = true
+[step.sampling]
+type = "GroupedClasses"
+num_classes = 40
+ways = 4
+episodes = {{ type = "Poisson", name = "episode", sampling_probability = 0.5 }}
+examples = {{ type = "WithoutReplacement", name = "example", size = 3, population=20 }}
+[learner]
+kind = "protonet"
+shots = 1
+[model]
+kind = "conv_embedding"
+channels = [4]
+embedding = 4
+"""
+
+
+def train_in(
+    folder: Path, seed: int | None, fault: str | None, kind: str = "plain"
+) -> None:
     """Starts or goes on with a run; writes its parameters when it is finished."""
-    run = made_trainer(seed)
-    if run_files.files_of_a_run(folder):
+    resumes = bool(run_files.files_of_a_run(folder))
+    if kind == "booked":
+        config = read_config(folder.parent / "booked.toml")
+        book = Booking(str(folder.parent / "runs.book"))
+        with witnessed(folder):
+            result = run_training(config, folder, resume=resumes, book=book)
+        write_parameters(result.trainer, folder)
+        return
+    run = made_trainer(seed, kind)
+    if resumes:
         run.resume(folder)
     train_before_a_witness(run, folder, fault)
 
 
 def train_before_a_witness(run: Trainer, folder: Path, fault: str | None) -> None:
     """Trains a run whose releases are noted; writes its parameters at the end."""
-    witness = os.open(folder / WITNESS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    append = Journal.append
-
-    def witnessed(journal: Journal, step: int, data: bytes) -> None:
-        append(journal, step, data)
-        os.write(witness, f"{step} {hashlib.sha256(data).hexdigest()}\n".encode())
-
-    if fault == "charge-late":
-        plant_late_charges(run)
-    (folder / READY).touch()
-    with mock.patch.object(Journal, "append", witnessed):
+    planted = late_charges(run) if fault == "charge-late" else contextlib.nullcontext()
+    with planted, witnessed(folder):
         run.train(folder, checkpoint_every=CHECKPOINT_EVERY)
+    write_parameters(run, folder)
+
+
+def write_parameters(run: Trainer, folder: Path) -> None:
+    """Writes the state of a finished run."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(run.state)]
     np.savez(folder / PARAMETERS, allow_pickle=False, **named(leaves))
 
 
-def plant_late_charges(run: Trainer) -> None:
+@contextlib.contextmanager
+def witnessed(folder: Path) -> Iterator[None]:
+    """Notes releases, noise and sums without noise in a file, one a line."""
+    witness = os.open(folder / WITNESS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    release, total = RunStore.release, PrivateGradient._sum
+    call = PrivateGradient.__call__
+
+    def note(what: Any, tree: Any) -> None:
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        if any(array.any() for array in arrays):  # an empty draw has the sum 0
+            value = hashlib.sha256(b"".join(array.tobytes() for array in arrays))
+            os.write(witness, f"{what} {value.hexdigest()}\n".encode())
+
+    def released(store: RunStore, step: int, arrays: Any) -> None:
+        release(store, step, arrays)
+        note(step, arrays)
+
+    def summed(gradient: Any, *given: Any) -> Any:
+        totals = total(gradient, *given)
+        note("sum", totals.gradient)
+        return totals
+
+    def called(gradient: Any, params: Any, blocks: Any, noise: Any, **more: Any) -> Any:
+        if noise is not None:
+            note("noise", noise._unused)
+        return call(gradient, params, blocks, noise, **more)
+
+    (folder / READY).touch()
+    with (
+        mock.patch.object(RunStore, "release", released),
+        mock.patch.object(PrivateGradient, "_sum", summed),
+        mock.patch.object(PrivateGradient, "__call__", called),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def late_charges(run: Trainer) -> Iterator[None]:
     """Makes a run charge each step to its file when the next one begins."""
     ledger: Any = run.ledger
-    late: list[int] = []
-
-    class Late:
-        def __init__(self, file: Any) -> None:
-            self._file = file
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
-
-        def charge(self, number: int = 1) -> None:
-            if late:
-                self._file.charge(late.pop())
-            late.append(number)
-
     charge = ledger.charge
 
     def charged() -> int:
-        if not isinstance(ledger._file, Late):
-            ledger._file = Late(ledger._file)
-        return charge()
+        store, ledger._store = ledger._store, None
+        number = charge()
+        ledger._store = store
+        if store is not None and number > store.mark.charged + 1:
+            store.charge(*ledger._kind(number - 1))
+        return number
+
+    def release(store: RunStore, number: int, arrays: Any) -> None:
+        with store._commit() as db:  # without looking at what is charged
+            store._put(db, "release", number, arrays)
 
     ledger.charge = charged
+    with mock.patch.object(RunStore, "release", release):
+        yield
 
 
 def named(leaves: list[np.ndarray]) -> dict[str, Any]:
@@ -200,36 +326,57 @@ def released_in(folder: Path) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         number, _, value = line.partition(" ")
-        found.setdefault(int(number), []).append(value)
+        if number.isdigit():
+            found.setdefault(int(number), []).append(value)
     return found
 
 
-def inspected(folder: Path, kills: int) -> tuple[Kill, list[str]]:
+def used_twice(folder: Path) -> list[str]:
+    """Returns which noise and sums without noise a witness has seen twice."""
+    path = folder / WITNESS
+    lines = Counter(path.read_text().splitlines() if path.exists() else [])
+    found = {line.split()[0] for line, number in lines.items() if number > 1}
+    return sorted(f"the same {name} twice" for name in found if not name.isdigit())
+
+
+def inspected(
+    folder: Path, kills: int, kind: str = "plain", *, is_seeded: bool = True
+) -> tuple[Kill, list[str]]:
     """Returns what a process killed last left, and what is wrong with it.
 
     Args:
       folder: of the run.
       kills: processes of the run that were killed so far.
+      kind: of the run.
+      is_seeded: what was broken off is taken again as it was.
     """
     released = released_in(folder)
     steps = len(released)
-    path = folder / run_files.LEDGER
+    path = folder / run_files.STORE
     if not path.exists():
-        wrong = ["released without a ledger"] if steps else []
-        return Kill("before the ledger was made", steps, 0, 0), wrong
+        wrong = ["released without a file"] if steps else []
+        return Kill(kind, "before the file was made", steps, 0, 0), wrong
     try:
-        charged = read_ledger(path).charged
+        charged, latest = read_ledger(path).charged, latest_state(folder)
     except LedgerError as error:
-        return Kill("(damaged ledger)", steps, -1, 0), [str(error)]
-    checkpoints = folder / run_files.CHECKPOINTS
-    names = [p.name for p in checkpoints.iterdir()] if checkpoints.is_dir() else []
-    latest = max((int(n) for n in names if n.isdigit()), default=0)
+        return Kill(kind, "(damaged file)", steps, -1, 0), [str(error)]
     moment = "between two steps"
-    if any(not name.isdigit() for name in names):
-        moment = "while a checkpoint was written"
-    elif charged not in released and charged > latest:
+    if charged not in released and charged > latest:
         moment = "between charge and release"
-    return Kill(moment, steps, charged, latest), violations(released, charged, kills)
+    wrong = violations(released, charged, kills)
+    if not is_seeded:
+        wrong += used_twice(folder)
+    return Kill(kind, moment, steps, charged, latest), wrong
+
+
+def latest_state(folder: Path) -> int:
+    """Returns the steps in the state of a copy of a run's file; 0 without one."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in folder.glob(run_files.STORE + "*"):
+            shutil.copy(path, scratch)
+        with contextlib.closing(RunStore(Path(scratch, run_files.STORE))) as store:
+            saved = store.saved()
+            return 0 if saved is None else saved.taken
 
 
 def violations(released: dict[int, list[str]], charged: int, kills: int) -> list[str]:
@@ -246,8 +393,8 @@ def violations(released: dict[int, list[str]], charged: int, kills: int) -> list
 def finished(folder: Path, whole: Path | None, kills: int) -> list[str]:
     """Returns what is wrong with a run that was killed, against one that was not."""
     _, wrong = inspected(folder, kills)
-    if read_ledger(folder / run_files.LEDGER).charged != STEPS:
-        wrong.append("the ledger has not the steps of the run")
+    if read_ledger(folder).charged != STEPS:
+        wrong.append("the file has not the steps of the run")
     if whole is None:
         return wrong
     with np.load(folder / PARAMETERS) as ours, np.load(whole / PARAMETERS) as theirs:
@@ -257,17 +404,25 @@ def finished(folder: Path, whole: Path | None, kills: int) -> list[str]:
 
 
 def forget_charges(folder: Path) -> None:
-    """Takes the last charges out of a ledger: the planted fault."""
-    path = folder / run_files.LEDGER
-    text = path.read_bytes() if path.exists() else b""
-    while text.endswith(CHARGE):
-        text = text[: -len(CHARGE)]
-    if text:
-        path.write_bytes(text)
+    """Takes the last charges, and what goes with them, out of a file: the fault."""
+    path = folder / run_files.STORE
+    if path.exists():
+        with contextlib.closing(sqlite3.connect(path)) as file:
+            for table in ("charges", "arrays"):
+                last = file.execute("SELECT max(number) FROM charges").fetchone()[0]
+                more = " AND kind = 'release'" if table == "arrays" else ""
+                number = (last or 0) - 1
+                file.execute(f"DELETE FROM {table} WHERE number > {number}{more}")
+            file.commit()
 
 
 def rig(
-    kills: int, out: Path, *, random_seed: int, fault: str | None = None
+    kills: int,
+    out: Path,
+    *,
+    random_seed: int,
+    fault: str | None = None,
+    kinds: Sequence[str] = KINDS,
 ) -> Summary:
     """Trains and kills until that many processes were killed; see the module."""
     summary, chance = Summary(), random.Random(random_seed)
@@ -275,26 +430,30 @@ def rig(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["jaxdp_episodic.training"])
 
-    def started(folder: Path, number: int | None) -> Any:
+    (out / "booked.toml").write_text(BOOKED)
+    make_book(out)
+
+    def started(folder: Path, number: int | None, kind: str) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / READY).unlink(missing_ok=True)
-        process = context.Process(target=train_in, args=(folder, number, fault))
+        process = context.Process(target=train_in, args=(folder, number, fault, kind))
         process.start()
         return process
 
     while len(summary.kills) < kills and not summary.violations:
-        number = summary.runs_finished % SEEDS
-        seed = None if summary.runs_finished % 2 else number
-        whole, killed = out / f"whole-{number}", 0
+        turn, place = divmod(summary.runs_finished, len(kinds))
+        kind, number = kinds[place], turn % SEEDS
+        seed = None if turn % 2 or kind == "booked" else number
+        whole, killed = out / f"whole-{kind}-{number}", 0
         if not whole.exists():
-            undisturbed = started(whole, number)
+            undisturbed = started(whole, seed if seed is None else number, kind)
             undisturbed.join()
             if undisturbed.exitcode != 0:
                 raise RuntimeError("the undisturbed run failed")
         folder = out / f"run-{summary.runs_finished}"
         window = 0.6 * training_seconds(whole)
         while not summary.violations:
-            process = started(folder, seed)
+            process = started(folder, seed, kind)
             if len(summary.kills) < kills:
                 wait_until_ready(folder, process)
                 process.join(chance.uniform(0.0, window))
@@ -304,7 +463,9 @@ def rig(
                 break
             if process.exitcode == -signal.SIGKILL:
                 killed += 1
-                kill, wrong = inspected(folder, killed)
+                kill, wrong = inspected(
+                    folder, killed, kind, is_seeded=seed is not None
+                )
                 summary.kills.append(kill)
                 if fault == "forget":
                     forget_charges(folder)
@@ -313,6 +474,7 @@ def rig(
             summary.violations += wrong
         if not summary.violations:
             wrong = finished(folder, None if seed is None else whole, killed)
+            wrong += used_twice(folder) if seed is None else []
             summary.violations += wrong
             summary.runs_finished += 1
             summary.runs_seeded += seed is not None
@@ -321,6 +483,13 @@ def rig(
         shutil.rmtree(folder)
     summary.seconds = time.perf_counter() - begun
     return summary
+
+
+def make_book(folder: Path) -> None:
+    """Makes a book with room for many runs."""
+    config = read_config(folder / "booked.toml")
+    where = str(folder / "runs.book")
+    create_book(where, protected_by(config, folder), epsilon=50.0, delta=1e-3)
 
 
 def wait_until_ready(folder: Path, process: Any) -> None:
@@ -339,6 +508,8 @@ def written(summary: Summary, out: Path) -> None:
     """Writes ``summary.json`` and ``summary.md``."""
     ahead = Counter(kill.charged - kill.released for kill in summary.kills)
     moments = Counter(kill.moment for kill in summary.kills)
+    kinds = Counter(f"of a run that is {kill.kind}" for kill in summary.kills)
+    moments.update(kinds)
     facts = {
         "processes killed": len(summary.kills),
         "runs finished": summary.runs_finished,
@@ -373,6 +544,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--out", type=Path, default=Path("results/kill_training"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -380,7 +552,11 @@ def main() -> int:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{scratch}/compiled")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         summary = rig(
-            options.kills, Path(scratch), random_seed=options.seed, fault=options.fault
+            options.kills,
+            Path(scratch),
+            random_seed=options.seed,
+            fault=options.fault,
+            kinds=options.kinds,
         )
     written(summary, options.out)
     print((options.out / "summary.md").read_text())

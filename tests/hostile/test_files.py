@@ -315,7 +315,7 @@ def pipe(tmp_path):
         (["sweep"], "x.toml"),
         (["train"], "x.toml"),
         (["plan"], "x.toml"),
-        (["epsilon", "--ledger"], "ledger.jsonl"),
+        (["epsilon", "--ledger"], "run.sqlite"),
         (["epsilon", "--batch"], "x.jsonl"),
         (["epsilon", "--batch"], "x.csv"),
     ],

@@ -36,21 +36,28 @@ def killed_and_resumed(effort: Effort) -> Verdict:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder, left = Path(name) / "run", Path(name) / "left"
         releases = _watched(patch, folder, left)
-        with pytest.raises(_Killed):
-            _run(folder)
+        try:
+            with pytest.raises(_Killed):
+                _run(folder)
+        except LedgerError as error:
+            return _refused(error, folder)
         released = len(set(releases))
-        charged = read_ledger(left / run_files.LEDGER).charged
+        charged = read_ledger(left / run_files.STORE).charged
         if not released <= charged <= released + 1:
             return _verdict(True, released, charged, "when it was killed")
         try:
             _run(left, resume=True)
         except (LedgerError, FileExistsError) as error:
-            reason = str(error).replace(str(left), "the folder")
-            return Verdict(True, f"the run is refused: {reason}")
+            return _refused(error, left)
         released = len(set(releases))
-        charged = read_ledger(left / run_files.LEDGER).charged
+        charged = read_ledger(left / run_files.STORE).charged
     is_broken = not released <= charged <= released + 1
     return _verdict(is_broken, released, charged, "at the end")
+
+
+def _refused(error: Exception, folder: Path) -> Verdict:
+    reason = str(error).replace(str(folder), "the folder")
+    return Verdict(True, f"the run is refused: {reason}")
 
 
 def _run(folder: Path, *, resume: bool = False) -> None:

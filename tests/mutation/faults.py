@@ -6,7 +6,7 @@ from jaxdp_episodic.accountant.questions import contribution_pairs, dominating_p
 from jaxdp_episodic.trainer.draw import epochs, generators, rows, sampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners import episode
-from jaxdp_episodic.trainer.run import draws, ledger, run_state, trainer
+from jaxdp_episodic.trainer.run import draws, run_state, trainer
 from mutation import audits, crashes, draw_audits, sampled
 from mutation.person_faults import PERSON_FAULTS
 from mutation.planting import AUDIT, LEDGER, SAMPLER, Edit, Fault
@@ -324,10 +324,10 @@ FAULTS = (
         "resume that forgets steps",
         (
             Edit(
-                ledger,
-                "taken_up",
-                "ledger.after(content, charged)",
-                "ledger.after(content, taken)",
+                run_state.RunState,
+                "_take_up",
+                "ledger.after(content, store.mark)",
+                "self._new_ledger(taken)",
             ),
         ),
         LEDGER,
@@ -340,7 +340,7 @@ FAULTS = (
             Edit(
                 run_state.RunState,
                 "_take_releases",
-                "journal.releases(after=taken)",
+                "store.releases(after=self.num_steps_taken)",
                 "()",
             ),
             Edit(

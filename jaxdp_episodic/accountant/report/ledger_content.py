@@ -10,15 +10,6 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep,
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 
 
-class LedgerMark(NamedTuple):
-    """A ledger up to one of its lines."""
-
-    run: str  # the run's random name
-    charged: int  # steps charged
-    num_bytes: int  # length of the file up to there
-    sha256: str  # of these bytes, in hexadecimal
-
-
 class Opening(NamedTuple):
     """A process began to charge."""
 
@@ -30,19 +21,16 @@ class LedgerContent(NamedTuple):
     """What a ledger says.
 
     Attributes:
+      run: the run's random name.
       target_epsilon: of the run; ``inf`` without privacy.
       delta: of the run.
       is_seeded: draws and noise came from a seed that somebody knows.
       planned: steps in epochs whose number was fixed in advance; None of others.
       groups: steps, and how many of each were charged, in order.
       openings: only those whose environment is not that of the one before.
-      end: the mark of the last whole line.
-      unfinished: what stands after it: a line that a crash cut off. A charge cut off is
-        counted in ``groups`` and not in ``end``.
-      is_sealed: the last line is a seal, as a process that ends in order leaves it.
+      is_closed: the last process ended in order.
       adaptive: of a run that chooses on the way, its budget at the start; else None.
-      options: of such a run the name of the option of each group. The last group may
-        have no charge: a choice that was noted and not charged.
+      options: of such a run the name of the option of each group.
       has_ended: such a run has chosen to end.
       book: name of the book that the run is charged to, by which it goes on; None of
         others, and of those that earlier versions began.
@@ -50,15 +38,14 @@ class LedgerContent(NamedTuple):
         None as of ``book``.
     """
 
+    run: str
     target_epsilon: float
     delta: float
     is_seeded: bool
     planned: int | None
     groups: tuple[tuple[GaussianStep, int], ...]
     openings: tuple[Opening, ...]
-    end: LedgerMark
-    unfinished: bytes
-    is_sealed: bool
+    is_closed: bool
     adaptive: AdaptiveBudget | None = None
     options: tuple[str, ...] = ()
     has_ended: bool = False
@@ -99,7 +86,7 @@ class LedgerContent(NamedTuple):
 
     @property
     def charged(self) -> int:
-        """Steps charged, one that was cut off included."""
+        """Steps charged."""
         return sum(count for _, count in self.groups)
 
     @property

@@ -1,38 +1,20 @@
-"""The file of what a run was charged: its format, and how it is read and checked.
+"""The file of a run: its format, and how what it was charged is read and checked.
 
-One JSON value a line, in UTF-8. The first line says what the file is, then each line
-says what happened:
+``run.sqlite`` is one SQLite database of three tables, which one process writes:
 
-    {"format":"jaxdp-episodic ledger","version":1,"run":"…","epsilon":8.0,
-        "delta":1e-05,"seeded":false,"hash":"…"}       (one line in the file;
-        of steps in epochs also "planned":25, the steps fixed in advance; where the run
-        is charged to a book, or one of a search, also "book":"…", "search":"…")
-    {"step":{…},"hash":"…"}                what the steps that follow are
-    {"opened":{…},"charged":0,"hash":"…"}  a process begins, on this machine; of what is
-        opened "process" is its random name
-    1                                      one such step is charged
-    1
-    {"charged":2,"hash":"…"}               a seal
+* ``texts``: a row each for what the run is (``facts``), for each kind of step that it
+  takes (``step``), each process that took it up (``opening``) and let go of it in order
+  (``closed``), the saved state (``state``), the end that it chose (``ended``), and each
+  record of its log (``log``). Values are JSON; a row has the hash of its text.
+* ``charges``: one row for each charged step, on the disk before anything of the step
+  exists. Its hash is of the hash before it, its number, the text of its step and the
+  random name of the process; the first one follows the hash of the facts.
+* ``arrays``: what steps released, the saved state, the best steps, who takes part in
+  the running epoch; each array in parts, each with a hash of what it is and says.
 
-A run that chooses on the way has, in place of the step, its whole budget, and before
-each change of option a line that names it, written with its first charge at once:
-
-    {"adaptive":{…},"hash":"…"}            second line: what the run may take
-    {"option":"check","hash":"…"}          of which option the charges are that follow
-    {"ended":true,"hash":"…"}              the run has chosen to end
-
-Equal steps are grouped: the step is described once, and a charge is two bytes, appended
-and on the disk before anything of the step exists. ``hash`` is the SHA-256 of all bytes
-of the file before ``,"hash"``, so each line that has one holds the chain of all that
-went before; between two of them nothing but lines ``1`` can stand, whose number the
-second one repeats. Nothing is ever rewritten.
-
-What a file alone cannot show is that lines are missing at its very end. A checkpoint
-therefore stores a `LedgerMark`, and a ledger that does not begin with exactly what the
-mark saw is refused. Neither stops somebody who rewrites both: no key protects them.
-
-A ledger is not trusted: nothing in it is executed, and what it can make a reader keep
-in memory is bounded.
+A file alone cannot show that an older copy of it was put in its place, and no key
+protects it. It is not trusted: nothing in it is executed, it has these tables or is
+refused, and what a reader keeps is bounded.
 """
 
 from __future__ import annotations
@@ -40,81 +22,88 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import secrets
-from collections.abc import Callable, Mapping
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from jaxdp_episodic._validation import shown
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
-from jaxdp_episodic.accountant.report.ledger_content import (
-    LedgerContent,
-    LedgerMark,
-    Opening,
-)
+from jaxdp_episodic.accountant.report.ledger_content import LedgerContent, Opening
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.json_file import parse_json
+from jaxdp_episodic.files.sqlite_file import connect, refuse_lost_commits
+from jaxdp_episodic.files.sqlite_file import refusing as refusing_as
 
 T = TypeVar("T")
-FORMAT = "jaxdp-episodic ledger"
-VERSION = 1
-CHARGE = b"1\n"
-ADAPTIVE, OPTION, ENDED, PROCESS = "adaptive", "option", "ended", "process"
+STORE = "run.sqlite"
+FORMAT, VERSION = "jaxdp-episodic run", 1
 MOST_DESCRIBED = 2**26
 """Bytes of all steps and machines that are described: tens of millions of units."""
 
-_HASH_KEY = b',"hash":"'
-_HASH_END = b'"}\n'
-_HASH_BYTES = len(_HASH_KEY) + 64 + len(_HASH_END)
-_PLANNED, _BOOK, _SEARCH = "planned", "book", "search"
+# Kinds of texts.
+FACTS, STEP, OPENING, CLOSED = "facts", "step", "opening", "closed"
+STATE, ENDED, LOG = "state", "ended", "log"
+TABLES = {
+    "texts": "CREATE TABLE texts (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, "
+    "key TEXT NOT NULL, value TEXT NOT NULL, hash BLOB NOT NULL)",
+    "charges": "CREATE TABLE charges (number INTEGER PRIMARY KEY, "
+    "step INTEGER NOT NULL, session INTEGER NOT NULL, hash BLOB NOT NULL)",
+    "arrays": "CREATE TABLE arrays (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, "
+    "number INTEGER NOT NULL, place INTEGER NOT NULL, part INTEGER NOT NULL, "
+    "head TEXT NOT NULL, data BLOB NOT NULL, hash BLOB NOT NULL, "
+    "UNIQUE (kind, number, place, part))",
+}
+_INDEX = "sqlite_autoindex_arrays_1"
 _HEADER_KEYS = {"format", "version", "run", "epsilon", "delta", "seeded"}
+_MORE_KEYS = {"planned", "book", "search", "adaptive"}
+OLD_LEDGER = "ledger.jsonl"
+_OLD_FORMAT, _CHARGE, _HASH_BYTES = "jaxdp-episodic ledger", b"1\n", 76
 
 
 class LedgerError(ValueError):
-    """A ledger that is damaged, cut, edited, or another run's; the message says."""
+    """A run's file that is damaged, edited, or another run's; the message says."""
 
 
-class Chain:
-    """The running hash of a ledger: what its next line must contain.
+class Charge(NamedTuple):
+    """One charged step."""
 
-    Attributes:
-      num_bytes: bytes of the lines that were added.
+    number: int  # from 1
+    step: int  # key of its kind in `RunFile.steps`
+    session: str  # random name of the process; "" of old ones, which had none
+    hash: bytes  # of this charge, and of all that went before
+
+
+refusing = partial(refusing_as, damaged=LedgerError)
+
+
+def text_hash(kind: str, key: str, value: str) -> bytes:
+    """Returns what a row of texts is known by."""
+    return hashlib.sha256("\0".join((kind, key, value)).encode()).digest()
+
+
+def next_hash(before: bytes, number: int, step: bytes, session: str) -> bytes:
+    """Returns the hash of a charge; ``step`` is the hash of its kind's text."""
+    link = before + number.to_bytes(8, "little") + step + session.encode()
+    return hashlib.sha256(link).digest()
+
+
+def described(step: Mapping[str, Any] | None) -> str:
+    """Returns the text of a step; None of a run that chooses, whose budget has it."""
+    return json.dumps(step, sort_keys=True)
+
+
+def facts_text(
+    run: str, *, epsilon: float, delta: float, is_seeded: bool, **more: Any
+) -> str:
+    """Returns what a run's file says of the run; of ``more`` what is not None.
+
+    That may be ``planned`` (steps, in epochs), ``adaptive`` (a budget), ``book`` and
+    ``search`` (names).
     """
-
-    def __init__(self) -> None:
-        self._digest, self.num_bytes = hashlib.sha256(), 0
-
-    def add(self, data: bytes) -> None:
-        """Takes up whole lines."""
-        self._digest.update(data)
-        self.num_bytes += len(data)
-
-    def sha256(self, more: bytes = b"") -> str:
-        """Returns the hash of all that was added, and of ``more`` after it."""
-        digest = self._digest.copy()
-        digest.update(more)
-        return digest.hexdigest()
-
-    def line(self, record: Mapping[str, Any]) -> bytes:
-        """Returns the line of a record, with its hash, after all that was added."""
-        text = json.dumps(record, separators=(",", ":"), allow_nan=False)
-        body = text[:-1].encode()
-        return body + _HASH_KEY + self.sha256(body).encode() + _HASH_END
-
-
-def header(
-    run: str,
-    *,
-    epsilon: float,
-    delta: float,
-    is_seeded: bool,
-    planned: int | None = None,
-    book: str | None = None,
-    search: str | None = None,
-) -> dict[str, Any]:
-    """Returns the first record of a ledger; ``planned`` of steps in epochs."""
-    record = {
+    known = {
         "format": FORMAT,
         "version": VERSION,
         "run": run,
@@ -122,279 +111,369 @@ def header(
         "delta": delta,
         "seeded": is_seeded,
     }
-    more = {_PLANNED: planned, _BOOK: book, _SEARCH: search}
-    return record | {name: value for name, value in more.items() if value is not None}
+    known |= {key: value for key, value in more.items() if value is not None}
+    return json.dumps(known, allow_nan=False)
 
 
-def opening(environment: Mapping[str, Any], charged: int) -> dict[str, Any]:
-    """Returns the record of a process that begins, under a random name.
+class RunFile:
+    """The file of a run, open for reading; a context manager.
 
-    By this name two copies of a run that both went on differ from there on, whatever
-    else they did alike; see `read_ledgers`.
-    """
-    opened = {**environment, PROCESS: secrets.token_hex(16)}
-    return {"opened": opened, "charged": charged}
-
-
-def read_ledger(path: Path, *, checkpoint: LedgerMark | None = None) -> LedgerContent:
-    """Returns what a ledger says, after checking all of it.
-
-    A charge that a crash cut off in the middle counts; another line cut off does not.
-    Time grows with the number of steps (a second for a million), memory does not.
-
-    Args:
-      path: the file.
-      checkpoint: a mark that the ledger must contain.
+    Attributes:
+      facts: what the run is.
+      start: the hash that the first charge follows.
+      steps: by key the kinds of steps: name, description as JSON, and hash.
 
     Raises:
-      OSError: a file that cannot be read.
-      LedgerError: no ledger, one of a version that is not known, or one that is
-        damaged, cut, edited, rolled back or another run's.
+      OSError: it cannot be read.
+      LedgerError: no run's file, of another version, damaged or edited.
     """
-    try:
-        check_plain_file(path)
-    except ValueError as error:
-        raise LedgerError(f"ledger {error}") from None
-    with open(path, "rb") as file:
-        return scan(file, path, checkpoint)[0]
 
-
-def scan(
-    file: IO[bytes], path: Path, checkpoint: LedgerMark | None
-) -> tuple[LedgerContent, Chain]:
-    """What an open ledger says, and the chain to go on with; see `read_ledger`."""
-    reader = _Reader()
-    number = 0
-    try:
-        while line := file.readline(MOST_DESCRIBED + 1):
-            number += 1
-            if not line.endswith(b"\n"):
-                reader.take_unfinished(line)
-                break
-            reader.take(line)
-            if checkpoint is not None:
-                reader.check_mark(checkpoint)
-        number = 0  # what is wrong from here on is wrong with the whole
-        content = reader.content()
-        if checkpoint is not None:
-            reader.check_reached(checkpoint)
-    except LedgerError as error:
-        where = f"line {number}: " if number else ""
-        raise LedgerError(f"ledger {path}: {where}{error}") from None
-    except RecursionError:
-        raise LedgerError(f"ledger {path}: line {number}: nested too deeply") from None
-    return content, reader.chain
-
-
-def has_charges(path: Path) -> bool:
-    """Returns whether a ledger, damaged or not, has more than descriptions in it."""
-    try:
-        with open(path, "rb") as file:
-            while line := file.readline(MOST_DESCRIBED + 1):
-                if not line.startswith(b"{"):
-                    return True
-    except FileNotFoundError:
-        pass
-    return False
-
-
-class _Reader:
-    """Checks a ledger line by line."""
-
-    def __init__(self) -> None:
-        self.chain = Chain()
-        self._header: dict[str, Any] | None = None
-        self._groups: list[tuple[GaussianStep, int]] = []
-        self._openings: list[Opening] = []
-        self._charged = self._described = 0
-        self._unfinished, self._cut_charges = b"", 0
-        self._is_sealed = False
-        self._adaptive: AdaptiveBudget | None = None
-        self._options: list[str] = []
-        self._has_ended = False
-
-    def take(self, line: bytes) -> None:
-        """Takes up a whole line."""
-        if line == CHARGE:
-            self._charge()
-            self._is_sealed = False
-        else:
-            self._describe(self._record(line), len(line))
-        self.chain.add(line)
-
-    def take_unfinished(self, line: bytes) -> None:
-        """Takes up a last line without an end."""
-        self._unfinished, self._is_sealed = line, False
-        if len(line) > MOST_DESCRIBED:
-            raise LedgerError(f"longer than {MOST_DESCRIBED:,} bytes")
-        if CHARGE.startswith(line):
-            self._charge()
-            self._cut_charges = 1
-        elif not line.startswith(b"{") or self._header is None:
-            raise LedgerError("neither a charge nor the beginning of a record")
-
-    def check_mark(self, mark: LedgerMark) -> None:
-        """Refuses another run's ledger, and one that differs before the mark."""
-        assert self._header is not None  # there was a line
-        if self._header["run"] != mark.run:
-            raise LedgerError(
-                f"it is of another run ({self._header['run']}) than the checkpoint "
-                f"({mark.run})"
-            )
-        if self.chain.num_bytes == mark.num_bytes and (
-            self.chain.sha256() != mark.sha256 or self._charged != mark.charged
-        ):
-            raise LedgerError(
-                f"it was edited: its first {mark.num_bytes:,} bytes are not those that "
-                f"the checkpoint saw, with {mark.charged:,} steps charged"
-            )
-
-    def check_reached(self, mark: LedgerMark) -> None:
-        """Refuses a ledger that is shorter than the mark says."""
-        if self.chain.num_bytes < mark.num_bytes:
-            raise LedgerError(
-                f"it was cut or rolled back: it ends with {self._charged:,} steps "
-                f"charged, and when the checkpoint was made it had {mark.charged:,} "
-                f"({self.chain.num_bytes:,} of {mark.num_bytes:,} bytes)"
-            )
-
-    def content(self) -> LedgerContent:
-        """Returns what was read, if it is a ledger at all."""
-        if self._header is None:
-            raise LedgerError("empty")
-        if not self._groups and self._adaptive is None:
-            raise LedgerError("it was cut: no step is described")
-        whole = self._charged - self._cut_charges
-        return LedgerContent(
-            target_epsilon=float(self._header["epsilon"]),
-            delta=self._header["delta"],
-            is_seeded=self._header["seeded"],
-            planned=self._header.get(_PLANNED),
-            book=self._header.get(_BOOK),
-            search=self._header.get(_SEARCH),
-            groups=tuple(self._groups),
-            openings=tuple(self._openings),
-            end=LedgerMark(
-                self._header["run"], whole, self.chain.num_bytes, self.chain.sha256()
-            ),
-            unfinished=self._unfinished,
-            is_sealed=self._is_sealed,
-            adaptive=self._adaptive,
-            options=tuple(self._options),
-            has_ended=self._has_ended,
-        )
-
-    def _charge(self) -> None:
-        if not self._groups:
-            raise LedgerError("a charge before any step is described")
-        if self._has_ended:
-            raise LedgerError("a charge after the run has chosen to end")
-        step, count = self._groups[-1]
-        self._groups[-1] = (step, count + 1)
-        self._charged += 1
-
-    def _record(self, line: bytes) -> dict[str, Any]:
-        """The record in a line, its hash checked and taken out."""
-        body, end = line[:-_HASH_BYTES], line[-_HASH_BYTES:]
-        if not line.startswith(b"{") or not end.startswith(_HASH_KEY):
-            raise LedgerError("neither a charge nor a record with a hash")
-        if end != _HASH_KEY + self.chain.sha256(body).encode() + _HASH_END:
-            raise LedgerError(
-                "its hash is not that of what stands before it: it or an earlier line "
-                "was edited, added or taken away"
-            )
+    def __init__(self, path: Path) -> None:
+        self.path = path
         try:
-            return parse_json(body + b"}", allow_infinity=False)
+            check_plain_file(path)
+            refuse_lost_commits(path)
         except ValueError as error:
             raise LedgerError(str(error)) from None
+        with refusing(path):
+            self._db = self._connected()
+            try:
+                self._check()
+            except BaseException:
+                self._db.close()
+                raise
 
-    def _describe(self, record: dict[str, Any], size: int) -> None:
-        """Takes up a record that was this long a line."""
-        self._is_sealed = False
-        if self._header is None:
-            self._header = _checked_header(record)
-        elif record.keys() == {ADAPTIVE} and not self._described:
-            self._keep(size)
-            self._adaptive = _or_refused(AdaptiveBudget.from_dict, record[ADAPTIVE])
-        elif record.keys() == {OPTION} and self._adaptive is not None:
-            self._keep(size)
-            name = record[OPTION]
-            self._groups.append((_or_refused(self._adaptive.option, name), 0))
-            self._options.append(name)
-        elif record == {ENDED: True} and self._adaptive is not None:
-            self._has_ended = True
-        elif record.keys() == {"step"} and self._adaptive is None:
-            self._keep(size)
-            self._groups.append((_step(record["step"]), 0))
-        elif record.keys() == {"opened", "charged"}:
-            self._check_count(record)
-            self._open(record["opened"], size)
-        elif record.keys() == {"charged"}:
-            self._check_count(record)
-            self._is_sealed = True
-        else:
-            raise LedgerError(f"a record of an unknown kind: {shown(list(record))}")
+    def _connected(self) -> sqlite3.Connection:
+        db = connect(self.path, "ro")
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_DESCRIBED)
+        try:
+            db.execute("BEGIN")
+            db.execute("SELECT 1 FROM sqlite_schema").fetchone()
+            return db
+        except sqlite3.OperationalError as error:
+            db.close()
+            # A commit that a crash cut off can only be undone by whoever may write.
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+                raise
+        db = connect(self.path, "rw")
+        db.execute("PRAGMA query_only = ON")
+        db.execute("BEGIN")
+        return db
 
-    def _open(self, environment: Any, size: int) -> None:
-        if not isinstance(environment, dict):
-            raise LedgerError(f"opened must be a table, got {shown(environment)}")
-        environment.pop(PROCESS, None)  # differs always
-        if not self._openings or self._openings[-1].environment != environment:
-            self._keep(size)
-            self._openings.append(Opening(self._charged, environment))
+    def _check(self) -> None:
+        """Refuses what is no run's file, or not as it was written."""
+        rows = self._db.execute("SELECT type, name, sql FROM sqlite_schema")
+        wanted = {("table", name, sql) for name, sql in TABLES.items()}
+        if set(rows) != {*wanted, ("index", _INDEX, None)}:
+            raise LedgerError(f"{self.path} is no run of this library")
+        for table in ("texts", "charges"):  # rows that are hidden, and no more
+            (found,) = self._db.execute(f"PRAGMA quick_check({table})").fetchone()
+            if found != "ok":
+                raise LedgerError(f"{self.path} is damaged: {found}")
+        facts = list(self.texts(FACTS))
+        if len(facts) != 1:
+            raise self._damaged("it says not what the run is")
+        _, key, text = facts[0]
+        self.start = text_hash(FACTS, key, text)
+        self.facts = checked_facts(self.path, text)
+        self.steps = {
+            place: (name, value, text_hash(STEP, name, value))
+            for place, name, value in self.texts(STEP)
+        }
 
-    def _check_count(self, record: dict[str, Any]) -> None:
-        count = record["charged"]
-        if type(count) is not int or count != self._charged:
-            raise LedgerError(
-                f"it says that {shown(count)} steps were charged, the lines before it "
-                f"say {self._charged:,}"
+    def _damaged(self, what: str) -> LedgerError:
+        return LedgerError(f"{self.path} was edited or damaged: {what}")
+
+    def texts(self, kind: str) -> Iterator[tuple[int, str, str]]:
+        """Yields key of the row, key and value of the texts of a kind, in order."""
+        size = 0
+        for place, key, value, digest in self._db.execute(
+            "SELECT id, key, value, hash FROM texts WHERE kind = ? ORDER BY id", (kind,)
+        ):
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise self._damaged(f"{kind} is no text")
+            if text_hash(kind, key, value) != digest:
+                raise self._damaged(f"{kind} {shown(key)} is not what was written")
+            size += len(value) if kind != LOG else 0
+            if size > MOST_DESCRIBED:
+                raise LedgerError(f"{self.path}: more than {MOST_DESCRIBED:,} bytes")
+            yield place, key, value
+
+    def charges(self) -> Iterator[Charge]:
+        """Yields the charges in order, after checking each."""
+        sessions = {place: key for place, key, _ in self.texts(OPENING)}
+        before, count = self.start, 0
+        for number, step, session, digest in self._db.execute(
+            "SELECT number, step, session, hash FROM charges ORDER BY number"
+        ):
+            count += 1
+            is_known = step in self.steps and session in sessions
+            if not is_known or number != count:
+                raise self._damaged(f"charge {count} is gone, or of no known step")
+            name = sessions[session]
+            before = next_hash(before, number, self.steps[step][2], name)
+            if before != digest:
+                raise self._damaged(f"charge {count}, or one before it, is another")
+            yield Charge(number, step, name, before)
+
+    @property
+    def openings(self) -> list[Opening]:
+        """The processes that took the run up."""
+        found = []
+        for _, _, value in self.texts(OPENING):
+            environment = as_json(self.path, value)
+            if not isinstance(environment, dict):
+                raise self._damaged("an opening is no table")
+            found.append(Opening(environment.pop("charged", 0), environment))
+        return found
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has chosen to end."""
+        return any(self.texts(ENDED))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the last process that took it up has let go of it in order."""
+        opened = [key for _, key, _ in self.texts(OPENING)]
+        closed = {key for _, key, _ in self.texts(CLOSED)}
+        return not opened or opened[-1] in closed
+
+    def log(self) -> list[dict[str, Any]]:
+        """Returns the records of the run's log."""
+        return [as_json(self.path, value) for _, _, value in self.texts(LOG)]
+
+    def close(self) -> None:
+        """Lets the file go."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class OldLedger:
+    """A ledger of the version before; attributes and errors are those of `RunFile`.
+
+    One JSON value a line: the first says what the run is, and those that follow what
+    happened; ``1`` is a charge. The hash at the end of each other line is of all bytes
+    of the file before it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._text = path, ""
+        self.steps: dict[int, tuple[str, str, bytes]] = {}
+        self.openings: list[Opening] = []
+        self.sessions: list[str] = []  # random names of their processes
+        self.has_ended = self.is_closed = False
+        self._runs: list[list[Any]] = []  # step, process, and how many charges
+        self._step, self._process, self.charged = 0, "", 0
+        try:
+            check_plain_file(path)
+        except ValueError as error:
+            raise LedgerError(f"ledger {error}") from None
+        digest, size = hashlib.sha256(), 0
+        header: dict[str, Any] = {}
+        with path.open("rb") as file:
+            while line := file.readline(MOST_DESCRIBED + 1):
+                if line == _CHARGE or (header and _CHARGE.startswith(line)):
+                    self._charge()
+                elif not line.endswith(b"\n") and line.startswith(b"{") and header:
+                    self.is_closed = False  # cut off by a crash
+                    break
+                else:
+                    body, end = line[:-_HASH_BYTES], digest.copy()
+                    end.update(body)
+                    hashed = f',"hash":"{end.hexdigest()}"}}\n'.encode()
+                    if line[-_HASH_BYTES:] != hashed:
+                        raise LedgerError(f"{path}: a line was changed or taken away")
+                    record, size = as_json(path, body + b"}"), size + len(line)
+                    if size > MOST_DESCRIBED:
+                        raise LedgerError(f"{path}: more than {MOST_DESCRIBED:,} bytes")
+                    if header:
+                        self._take(record, header)
+                    else:
+                        header = record
+                digest.update(line)
+        if (
+            header.pop("format", None) != _OLD_FORMAT
+            or header.pop("version", None) != 1
+        ):
+            raise LedgerError(f"{path} is no ledger of a version that is known")
+        try:
+            target = {key: header.pop(key) for key in ("run", "epsilon", "delta")}
+            target["epsilon"] = float(target["epsilon"])
+            self.facts_text = facts_text(
+                **target, is_seeded=header.pop("seeded"), **header
             )
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(f"{path} is damaged: {error!r}") from None
+        self.facts = checked_facts(path, self.facts_text)
+        self.start = text_hash(FACTS, "", self.facts_text)
 
-    def _keep(self, size: int) -> None:
-        """Counts what stays in memory."""
-        self._described += size
-        if self._described > MOST_DESCRIBED:
-            raise LedgerError(f"more than {MOST_DESCRIBED:,} bytes of descriptions")
+    def _charge(self) -> None:
+        if not self._step:
+            raise LedgerError(f"{self.path}: a charge before any step is described")
+        now = [self._step, self._process]
+        if not self._runs or self._runs[-1][:2] != now:
+            self._runs.append([*now, 0])
+        self._runs[-1][2] += 1
+        self.charged, self.is_closed = self.charged + 1, False
+
+    def _take(self, record: dict[str, Any], header: dict[str, Any]) -> None:
+        """Takes up a record behind the first."""
+        if record.get("charged", self.charged) != self.charged:
+            raise LedgerError(f"{self.path}: a count is not that of the lines before")
+        if "adaptive" in record:
+            header["adaptive"] = record["adaptive"]
+        elif "step" in record or "option" in record:
+            name = record.get("option", f"phase {len(self.steps) + 1}")
+            value = described(record.get("step"))
+            kinds = {kind[0]: place for place, kind in self.steps.items()}
+            self._step = kinds.get(name, len(self.steps) + 1)
+            self.steps[self._step] = (name, value, text_hash(STEP, name, value))
+        elif "opened" in record:
+            environment = dict(record["opened"])
+            self._process = str(environment.pop("process", ""))
+            self.sessions.append(self._process)
+            self.openings.append(Opening(self.charged, environment))
+        elif "ended" in record:
+            self.has_ended = True
+        self.is_closed = record.keys() == {"charged"}
+
+    def charges(self) -> Iterator[Charge]:
+        """Yields the charges in order."""
+        before, number = self.start, 0
+        for step, process, count in self._runs:
+            for _ in range(count):
+                number += 1
+                before = next_hash(before, number, self.steps[step][2], process)
+                yield Charge(number, step, process, before)
+
+    def log(self) -> list[dict[str, Any]]:
+        """Returns nothing: the log was a file of its own."""
+        return []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
 
 
-def _checked_header(record: dict[str, Any]) -> dict[str, Any]:
-    """The first record, if it is that of a ledger."""
-    if record.get("format") != FORMAT:
-        raise LedgerError(f"no ledger: format must be {FORMAT!r}")
-    if type(record.get("version")) is not int or record["version"] != VERSION:
-        raise LedgerError(
-            f"version must be {VERSION}, got {shown(record.get('version'))}"
-        )
-    if record.keys() - {_PLANNED, _BOOK, _SEARCH} != _HEADER_KEYS:
-        raise LedgerError(f"the keys must be {sorted(_HEADER_KEYS)}")
-    planned = record.get(_PLANNED, 1)
-    if type(planned) is not int or planned < 1:
-        raise LedgerError(f"planned must be a number of steps, got {shown(planned)}")
-    for key in (_BOOK, _SEARCH):
-        if not isinstance(record.get(key, ""), str):
-            raise LedgerError(f"{key} must be a name, got {shown(record[key])}")
-    epsilon, delta = record["epsilon"], record["delta"]
-    if epsilon != "inf" and not (isinstance(epsilon, float) and epsilon > 0):
-        raise LedgerError(f"epsilon must be > 0 or 'inf', got {shown(epsilon)}")
-    if not (isinstance(delta, float) and 0 < delta < 1):
-        raise LedgerError(f"delta must lie in (0, 1), got {shown(delta)}")
-    if not isinstance(record["run"], str) or not isinstance(record["seeded"], bool):
-        raise LedgerError("run must be a string and seeded true or false")
-    return record
+def run_file(path: Path) -> Any:
+    """Opens what a run was charged: a run's folder, its file, or an old ledger."""
+    if path.is_dir():
+        is_old = not (path / STORE).exists() and (path / OLD_LEDGER).exists()
+        path = path / (OLD_LEDGER if is_old else STORE)
+    # By its name: who opens and closes a database drops the locks that it holds there.
+    return OldLedger(path) if path.suffix == ".jsonl" else RunFile(path)
 
 
-def _step(description: Any) -> GaussianStep:
-    """The step that a record describes."""
-    step = _or_refused(GaussianStep.from_dict, description, where="step")
+def read_ledger(path: Path) -> LedgerContent:
+    """Returns what a run was charged, after checking all of it.
+
+    Time grows with the number of steps (seconds for a million), memory does not.
+
+    Args:
+      path: of a run's folder, its file, or a ledger of the version before.
+
+    Raises:
+      OSError, LedgerError: as of `RunFile`.
+    """
+    with refusing(path), run_file(path) as run:
+        return content_of(run)
+
+
+def content_of(run: Any) -> LedgerContent:
+    """Returns what an open run was charged; see `read_ledger`."""
+    facts, path = run.facts, run.path
+    adaptive = None
+    if "adaptive" in facts:
+        adaptive = or_refused(path, AdaptiveBudget.from_dict, facts["adaptive"])
+    counts: list[list[int]] = []  # key of the step, and how many
+    for charge in run.charges():
+        if not counts or counts[-1][0] != charge.step:
+            counts.append([charge.step, 0])
+        counts[-1][1] += 1
+    if adaptive is None and not counts:
+        if not run.steps:
+            raise LedgerError(f"{path} is damaged: no step is described")
+        counts = [[next(iter(run.steps)), 0]]
+    steps = {key: step_of(path, adaptive, *run.steps[key][:2]) for key, _ in counts}
+    openings: list[Opening] = []
+    for one in run.openings:
+        if not openings or openings[-1].environment != one.environment:
+            openings.append(one)
+    return LedgerContent(
+        run=facts["run"],
+        target_epsilon=float(facts["epsilon"]),
+        delta=facts["delta"],
+        is_seeded=facts["seeded"],
+        planned=facts.get("planned"),
+        book=facts.get("book"),
+        search=facts.get("search"),
+        groups=tuple((steps[key], count) for key, count in counts),
+        openings=tuple(openings),
+        is_closed=run.is_closed,
+        adaptive=adaptive,
+        options=tuple(run.steps[key][0] for key, _ in counts) if adaptive else (),
+        has_ended=run.has_ended,
+    )
+
+
+def step_of(
+    path: Path, adaptive: AdaptiveBudget | None, name: str, text: str
+) -> GaussianStep:
+    """Returns the step that a text describes; of a run that chooses its name's."""
+    if adaptive is not None:
+        return or_refused(path, adaptive.option, name)
+    step = or_refused(path, GaussianStep.from_dict, as_json(path, text), where="step")
     if step.shape:
-        raise LedgerError(f"step must be one setting, got fields of shape {step.shape}")
+        raise LedgerError(f"{path}: step must be one setting, got shape {step.shape}")
     return step
 
 
-def _or_refused(make: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """What a function makes of a record, whose errors are the ledger's."""
+def checked_facts(path: Path, text: str) -> dict[str, Any]:
+    """Returns what a file says of its run; refuses another file or version."""
+    facts = as_json(path, text)
+    if not isinstance(facts, Mapping) or facts.get("format") != FORMAT:
+        raise LedgerError(f"{path}: no run: format must be {FORMAT!r}")
+    if facts.keys() - _MORE_KEYS - _HEADER_KEYS or _HEADER_KEYS - facts.keys():
+        raise LedgerError(f"{path}: the keys must be {sorted(_HEADER_KEYS)}")
+    epsilon, delta = facts["epsilon"], facts["delta"]
+    version, planned = facts["version"], facts.get("planned", 1)
+    fits = {
+        f"version must be {VERSION}": type(version) is int and version == VERSION,
+        "planned must be a number of steps": type(planned) is int and planned >= 1,
+        "book must be a name": isinstance(facts.get("book", ""), str),
+        "search must be a name": isinstance(facts.get("search", ""), str),
+        "epsilon must be > 0 or 'inf'": epsilon == "inf"
+        or (isinstance(epsilon, float) and epsilon > 0),
+        "delta must lie in (0, 1)": isinstance(delta, float) and 0 < delta < 1,
+        "run must be a string": isinstance(facts["run"], str),
+        "seeded must be true or false": isinstance(facts["seeded"], bool),
+    }
+    for words, is_so in fits.items():
+        if not is_so:
+            got = shown(facts[words.split()[0]])
+            raise LedgerError(f"{path}: {words}, got {got}")
+    return dict(facts)
+
+
+def as_json(path: Path, text: str | bytes) -> Any:
+    """Returns what a text says; what is no JSON is the file's damage."""
     try:
-        return make(*arguments, **named)
+        return parse_json(text, allow_infinity=False)
+    except ValueError as error:
+        raise LedgerError(f"{path} is damaged: {error}") from None
+
+
+def or_refused(path: Path, make: Callable[..., T], *values: Any, **named: Any) -> T:
+    """Returns what a function makes of a record, whose errors are the file's."""
+    try:
+        return make(*values, **named)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise LedgerError(str(error)) from None
+        raise LedgerError(f"{path}: {error}") from None

@@ -14,13 +14,11 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep,
 from jaxdp_episodic.accountant.questions.dominating_pair import shared_epoch
 from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
 from jaxdp_episodic.accountant.report.ledger_file import (
-    CHARGE,
-    MOST_DESCRIBED,
-    PROCESS,
     LedgerError,
     read_ledger,
+    refusing,
+    run_file,
 )
-from jaxdp_episodic.files.json_file import parse_json
 
 
 class Beginning(NamedTuple):
@@ -199,65 +197,59 @@ class LedgersContent(NamedTuple):
 def read_ledgers(paths: Sequence[Path]) -> LedgersContent:
     """Returns what several ledgers say together, after checking all of each.
 
-    Copies of one run have in common what the same processes charged: the same bytes, up
-    to the first that only one of them has or that no named process wrote. What an
-    older copy has is then all in a newer one. A charge that a crash cut off in the
-    middle is in each of its own.
+    Copies of one run have in common what the same processes charged: the same charges,
+    up to the first that only one of them has or that no named process made. What an
+    older copy has is then all in a newer one.
 
     Args:
-      paths: of the files, at least one.
+      paths: of the runs' folders or files, at least one.
 
     Raises:
       OSError, LedgerError: see `read_ledger`; also ledgers of one run that begin
         differently.
     """
     found = [(read_ledger(path), path) for path in paths]
-    found.sort(key=lambda one: -one[0].end.num_bytes)
+    found.sort(key=lambda one: -one[0].charged)
     contents = tuple(content for content, _ in found)
     beginnings: list[Beginning | None] = []
     for index, (content, path) in enumerate(found):
         common = [
-            _common(path, content.end.num_bytes, found[other][1], other)
+            _common(path, found[other][1], other)
             for other in range(index)
-            if contents[other].end.run == content.end.run
+            if contents[other].run == content.run
         ]
         beginnings.append(None)
         if common:
-            is_all = all(beginning.is_all for _, beginning in common)
-            _, most = max(common, key=lambda one: one[0])  # the first of the longest
+            is_all = all(beginning.is_all for beginning in common)
+            # The first of the longest.
+            most = max(common, key=lambda beginning: sum(beginning.charged))
             beginnings[index] = most._replace(is_all=is_all)
     names = tuple(str(path) for _, path in found)
     return LedgersContent(names, contents, tuple(beginnings))
 
 
-def _common(
-    path: Path, num_bytes: int, other: Path, index: int
-) -> tuple[int, Beginning]:
-    """What the same processes wrote at the beginning of two ledgers: bytes, and what.
+def _common(path: Path, other: Path, index: int) -> Beginning:
+    """What the same processes charged at the beginning of two ledgers of one run.
 
-    Of the first ledger at most ``num_bytes``; the index is that of the other.
+    The index is that of the other.
     """
     charged: list[int] = []
-    size, is_named = 0, False
-    with open(path, "rb") as ours, open(other, "rb") as theirs:
-        while size < num_bytes and (line := ours.readline(MOST_DESCRIBED)):
-            if line != theirs.readline(MOST_DESCRIBED):
+    with refusing(path), run_file(path) as ours, run_file(other) as theirs:
+        if ours.start != theirs.start:
+            raise LedgerError(
+                f"{path} and {other} have one run's name and begin differently: one of "
+                "them was written anew"
+            )
+        step = None
+        for own, their in zip(ours.charges(), theirs.charges(), strict=False):
+            if own.hash != their.hash:
                 break
-            record = {} if line == CHARGE else parse_json(line)
-            if "opened" in record:
-                is_named = PROCESS in record["opened"]
-            if not is_named and (line == CHARGE or "opened" in record):
-                return size, Beginning(index, tuple(charged), is_all=False)
-            size += len(line)
-            if line == CHARGE:
-                charged[-1] += 1
-            charged += [0] * ("step" in record or "option" in record)
-    if not size:
-        raise LedgerError(
-            f"{path} and {other} have one run's name and begin differently: one of "
-            "them was written anew"
-        )
-    return size, Beginning(index, tuple(charged), is_all=True)
+            if not own.session:
+                return Beginning(index, tuple(charged), is_all=False)
+            if own.step != step:
+                charged, step = [*charged, 0], own.step
+            charged[-1] += 1
+    return Beginning(index, tuple(charged), is_all=True)
 
 
 def _epoch_length(step: GaussianStep) -> int:

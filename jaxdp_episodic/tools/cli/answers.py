@@ -61,8 +61,8 @@ class Epsilon(Command):
     batch: File = None
     """Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml."""
     ledger: Files = ()
-    """The ledger of a training run, ledger.jsonl, in place of FILE.toml. Give it once
-    for each of several runs, or copies of one: the answer is what they cost together.
+    """The folder of a training run, in place of FILE.toml. Give it once for each of
+    several runs, or copies of one: the answer is what they cost together.
     """
     per_unit: bool = False
     """Write each protected unit's own epsilon to --out."""

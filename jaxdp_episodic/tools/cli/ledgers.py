@@ -16,9 +16,8 @@ from jaxdp_episodic.accountant.report.adaptive_words import (
 )
 from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
 from jaxdp_episodic.accountant.report.ledger_file import (
-    ADAPTIVE,
-    MOST_DESCRIBED,
     read_ledger,
+    run_file,
 )
 from jaxdp_episodic.accountant.report.ledgers import LedgersContent
 from jaxdp_episodic.accountant.report.protected import protected_unit
@@ -32,12 +31,11 @@ _CALIBRATION_SLACK = 1e-3
 
 
 def is_adaptive(path: Path) -> bool:
-    """Returns whether a ledger, damaged or not, says it is of a run that chooses."""
+    """Returns whether a run's file says that it chooses; False of one that is none."""
     try:
-        with open(path, "rb") as file:
-            file.readline(MOST_DESCRIBED + 1)
-            return file.read(len(ADAPTIVE) + 3) == f'{{"{ADAPTIVE}"'.encode()
-    except OSError:
+        with run_file(path) as run:
+            return "adaptive" in run.facts
+    except (OSError, ValueError):
         return False  # whoever reads it says so
 
 
@@ -49,7 +47,7 @@ def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[st
     if delta is not None:
         _validation.open_unit_array("delta", delta)
         budget = dataclasses.replace(budget, delta=delta)
-    step, warned = budget.a_step, _caveats(content)
+    step, warned = budget.a_step, caveats_on_ledger(content)
     if not as_json:
         rows = [
             *budget_in_words(budget),
@@ -95,7 +93,7 @@ def caveats_on_ledgers(
     said, are_several = [], len(ledgers.contents) > 1
     for name, content, beginning in zip(*ledgers, strict=True):
         named = f"{name}: " if are_several else ""
-        said += [named + text for text in _caveats(content)]
+        said += [named + text for text in caveats_on_ledger(content)]
         if beginning is None:
             continue
         other = ledgers.names[beginning.of]
@@ -137,7 +135,7 @@ def caveats_on_ledgers(
     return said + early
 
 
-def _caveats(content: LedgerContent) -> list[str]:
+def caveats_on_ledger(content: LedgerContent) -> list[str]:
     """What an epsilon computed from one ledger does not show by itself."""
     of_search = content.search is not None
     rows = {
@@ -155,7 +153,7 @@ def _caveats(content: LedgerContent) -> list[str]:
         "end that was not planned may depend on what was released": (
             content.adaptive is None and content.owed > content.charged
         ),
-        "the ledger does not end with a seal: its run goes on, was killed, or lines "
-        "are missing at the end": not content.is_sealed,
+        "the run was not closed in order: it goes on, or was killed; an older copy of "
+        "its file says less than was charged": not content.is_closed,
     }
     return [text for text, holds in rows.items() if holds]

@@ -82,6 +82,10 @@ COMMANDS = {
         "train",
         "Train privately on episodes, and stop before the target epsilon is exceeded.",
     ),
+    "log": (
+        "log",
+        "Print what a run was charged, and its private log, as JSON lines.",
+    ),
     "tune": (
         "train",
         "Train a random number of times, release the best run, and charge the choice.",

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.accountant.report.report import privacy_report, single_run
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.cli.command import Command, TomlFile, waiting
+from jaxdp_episodic.tools.cli.ledgers import caveats_on_ledger
 from jaxdp_episodic.tools.plan.question import read_plan
 from jaxdp_episodic.tools.requests.request import EpsilonRequest
 from jaxdp_episodic.tools.requests.request_file import read_request
@@ -25,9 +27,13 @@ class Report(Command):
 
     file: TomlFile
     """A request, as for `epsilon`; or a run, as for `train`, whose data are read; or a
-    plan, as for `plan`: then the report is on the recommended run."""
+    plan, as for `plan`: then the report is on the recommended run; or the folder of a
+    run that was trained: then it is on what was charged."""
 
     def _lines(self) -> list[str]:
+        if self.file.is_dir() or self.file.suffix in (".sqlite", ".jsonl"):
+            with waiting():
+                return [_of_run(self.file)]
         keys = read_toml(self.file).keys()
         with waiting():
             if "episode" in keys:  # a plan
@@ -44,6 +50,17 @@ def _of_request(request: EpsilonRequest) -> str:
     run = single_run(step, request.num_steps)
     delta = np.asarray(request.delta)
     return report_in_words(privacy_report(run, delta=delta, method=request.method), run)
+
+
+def _of_run(path: Path) -> str:
+    content = read_ledger(path)
+    notes = [f"{content.charged:,} steps are charged.", *caveats_on_ledger(content)]
+    budget = content.adaptive_taken
+    if budget is not None:
+        return adaptive_in_words(budget, notes)
+    run = single_run(*content.run_charged())
+    report = privacy_report(run, delta=np.asarray(content.delta))
+    return "\n".join([report_in_words(report, run), "", *(f"* {t}" for t in notes)])
 
 
 def _of_plan(file: Path) -> str:

@@ -107,8 +107,7 @@ def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
     receipt = read_receipt(folder)
     if is_booked:
         if resume and receipt is None:
-            ledger = folder / run_files.LEDGER
-            if ledger.exists() and read_ledger(ledger).book is not None:
+            if read_ledger(folder).book is not None:
                 raise ValueError(
                     f"the receipt {folder / RECEIPT} is gone: the run is charged to a "
                     "book, and only the folder that has it can go on"
@@ -196,11 +195,11 @@ def facts_of_book(paid: Paid) -> dict[str, str]:
 
 def _name_before(folder: Path) -> str | None:
     """The name of a run that may have paid, and has not been charged a step yet."""
-    receipt, path = read_receipt(folder), folder / run_files.LEDGER
+    receipt = read_receipt(folder)
     if receipt is None or not run_files.was_only_begun(folder):
         return None
     try:
-        is_same = read_ledger(path).end.run == receipt.run
+        is_same = read_ledger(folder).run == receipt.run
     except LedgerError:  # cut off when it was made: nothing was drawn
         return None
     return receipt.run if is_same else None

@@ -19,7 +19,6 @@ from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.tools.book.check_in import Paid
 from jaxdp_episodic.tools.plots.run import draw_run
 from jaxdp_episodic.tools.train.booked import facts_of_book, statement_of_book
-from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.contributions import found_in
 from jaxdp_episodic.trainer.run.evaluation import Score
@@ -124,7 +123,7 @@ def finished(
     paid: Paid | None = None,
 ) -> Result:
     """Report, picture and release of a run that took all its steps."""
-    records = read_log(folder / run_files.LOG)
+    records = read_log(folder)
     said, selection = said_of(trainer), trainer.selection
     if paid is not None:
         said = said.with_more(facts_of_book(paid), statement_of_book(paid))
@@ -167,7 +166,7 @@ def finished(
         stages=[] if selection is None else selection.table(),
     )
     write_atomically(folder / REPORT, page, is_private=True)
-    write_release(folder / RELEASE, trainer, folder / run_files.LOG, said)
+    write_release(folder / RELEASE, trainer, folder, said)
     scores = {} if selection is None else selection.scores.get(selection.stage.name, {})
     bare = {name: Score(**score) for name, score in without_noise.items()}
     numbers = said.epsilon, said.uncounted

@@ -128,7 +128,7 @@ def _run(
 ) -> Result:
     """`run_training` in the first process."""
     if resume:
-        run_files.refuse_without_checkpoint(folder)
+        run_files.refuse_without_run(folder)
     else:
         run_files.refuse_other_files(folder)
     with _shown_warnings(console):

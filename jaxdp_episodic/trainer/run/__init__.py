@@ -1,4 +1,4 @@
-"""The run: trainer, ledger, journal, checkpoints.
+"""The run: trainer, ledger, store.
 
 Doors: `adaptive`, `assemble`, `checks`, `contributions`,
 `evaluation`, `loading`, `parts`, `release`, `report`, `run_files`, `said`,

@@ -25,10 +25,10 @@ from jaxdp_episodic.accountant.questions.budget import (
 from jaxdp_episodic.trainer.config.rules import Released, Rule, ScoreThen
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import checks as run_checks
-from jaxdp_episodic.trainer.run.adaptive_ledger import AdaptiveLedger
 from jaxdp_episodic.trainer.run.apart import found_in_both
 from jaxdp_episodic.trainer.run.description import described_step
 from jaxdp_episodic.trainer.run.draws import PreparedStep
+from jaxdp_episodic.trainer.run.ledger import AdaptiveLedger
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 

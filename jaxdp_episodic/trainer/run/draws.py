@@ -1,25 +1,22 @@
 """The draws of a run's steps: each by a key of its own, epochs drawn at their start.
 
 Who takes part in which step of an epoch is the one secret that must outlive a step. It
-is kept in a file of its own while the epoch runs, and in nothing else.
+is kept in the run's file while the epoch runs, and overwritten then.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.files.atomic import sync_folder, write_atomically
 from jaxdp_episodic.trainer.draw.generators import Keys, generator
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.learners.episode import Block
-
-_HASH_BYTES = 32  # of SHA-256, before the content of an epoch's file
+from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
 
 # Of each step of an epoch: who takes part; see `EpisodeSampler.begin_epoch`.
 Epoch = list[np.ndarray]
@@ -58,8 +55,8 @@ class RunDraws:
         self._sampler, self._keys, self._processes = sampler, keys, processes
         self._first, self._length = first, sampler.steps_per_epoch
         self._epochs: dict[int, Epoch] = {}  # by number: the running one and the next
-        self._kept: int | None = None  # number of the one in the file
-        self._lost: tuple[int, Path] | None = None  # one whose file is gone
+        self._kept: int | None = None  # number of the one that is kept
+        self._lost: tuple[int, Path] | None = None  # one that is gone
 
     def secret(self, step: int) -> DrawSecret:
         """Returns what a step's draw follows from, a new draw at every call.
@@ -82,10 +79,8 @@ class RunDraws:
         """Returns the draw; any thread may call it."""
         return self._sampler.draw(generator(secret.key), secret.members)
 
-    def keep(self, path: Path, run: str, step: int) -> None:
-        """Makes sure that the file has the epoch of a step that is about to be charged.
-
-        ``run`` is the random name of the run.
+    def keep(self, store: RunStore, step: int) -> None:
+        """Makes sure that the run's file has the epoch of a step about to be charged.
 
         Raises:
           OSError: it cannot be written; the step must not be taken.
@@ -99,54 +94,48 @@ class RunDraws:
         for old in [n for n in self._epochs if n < number]:
             del self._epochs[old]
         file = io.BytesIO()
-        np.savez(
-            file,
-            run=np.array(run),
-            epoch=np.array(number),
-            lengths=np.array([len(rows) for rows in epoch]),
-            units=np.concatenate(epoch),
-        )
-        body = file.getvalue()
-        digest = hashlib.sha256(body).digest()
-        write_atomically(path, digest + body, is_private=True)
+        lengths = np.array([len(rows) for rows in epoch])
+        np.savez(file, lengths=lengths, units=np.concatenate(epoch))
+        store.keep(EPOCH, number, [np.frombuffer(file.getvalue(), np.uint8)])
         self._kept = number
 
-    def end(self, path: Path, step: int, *, is_last: bool) -> None:
-        """Removes the file, if the step was the last of its epoch, or of the run."""
+    def end(self, store: RunStore, step: int, *, is_last: bool) -> None:
+        """Forgets the epoch, if the step was the last of it, or of the run."""
         if self._length is None or step < self._first:
             return
         if is_last or (step - self._first + 1) % self._length == 0:
-            path.unlink(missing_ok=True)
-            sync_folder(path.parent)
+            store.forget(EPOCH)
             self._kept = None
 
-    def take_up(self, path: Path, run: str, step: int) -> None:
+    def take_up(self, store: RunStore, step: int) -> None:
         """Takes up the epoch of a resumed run's next step, if it has begun.
 
-        Without its file no step of it can be taken: each would raise FileNotFoundError.
+        Without it no step of the epoch can be taken: each would raise
+        FileNotFoundError.
 
         Raises:
-          OSError: the file cannot be read.
-          ValueError: it is damaged, or of another run or epoch.
+          LedgerError: it is damaged.
         """
         if self._length is None or self._keys.is_seeded or step < self._first:
             return
         number, index = divmod(step - self._first, self._length)
         if index == 0:
             return  # it has released nothing, and is drawn afresh
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            self._lost = number, path
+        kept = store.kept(EPOCH)
+        if kept is None or kept[0] != number:
+            self._lost = number, store.path
             return
-        self._epochs[number] = _epoch_in(content, path, run, number)
+        file = io.BytesIO(kept[1][0].tobytes())
+        with np.load(file, allow_pickle=False) as found:
+            ends = np.cumsum(found["lengths"])[:-1]
+            self._epochs[number] = np.split(found["units"], ends)
         self._kept = number
 
     def _epoch(self, number: int) -> Epoch:
         if self._lost is not None and self._lost[0] == number:
             raise FileNotFoundError(
-                f"{self._lost[1]} is gone: who takes part in which step of epoch "
-                f"{number + 1}, which has begun, is not known: it cannot go on"
+                f"the epoch in {self._lost[1]} is gone: who takes part in which step "
+                f"of epoch {number + 1}, which has begun, is not known: it cannot go on"
             )
         if number not in self._epochs:
             key = self._keys.new("epoch", number)
@@ -161,18 +150,3 @@ class RunDraws:
         if members is not None:
             np.save(file, members)
         return np.load(io.BytesIO(self._processes.shared_bytes(file.getvalue())))
-
-
-def _epoch_in(content: bytes, path: Path, run: str, number: int) -> Epoch:
-    """The epoch that a file holds, if it is this one."""
-    body = content[_HASH_BYTES:]
-    if hashlib.sha256(body).digest() != content[:_HASH_BYTES]:
-        raise ValueError(f"{path} is damaged: its checksum is another")
-    with np.load(io.BytesIO(body), allow_pickle=False) as found:
-        if str(found["run"]) != run or int(found["epoch"]) != number:
-            raise ValueError(
-                f"{path} has epoch {int(found['epoch']) + 1} of run {found['run']}, "
-                f"not epoch {number + 1} of run {run}: the folder was put together "
-                "from several"
-            )
-        return np.split(found["units"], np.cumsum(found["lengths"])[:-1])

@@ -1,23 +1,15 @@
-"""What a run has been charged: counted, refused beyond the budget, and on the disk.
+"""What a run has been charged: counted, and refused beyond the budget.
 
-The contract, whatever ends a process at whatever moment:
-
-    released steps <= charged steps <= released steps + one per crash
-
-A charge is appended to the run's ledger, and on the disk, before the step's sum is
-computed; nothing is charged ahead. A step that was charged and interrupted before its
-release (see `journal`) is given up: taken again it would be another release. The format
-is `report.ledger_file`'s.
+Within `Ledger.writing_to` every charge is in the run's file before it counts; elsewhere
+it is in memory only. A choice of a run that chooses is written with its charge, before
+anything is drawn for it: a run that is resumed goes on with the choices that were made.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, cast
 
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
@@ -25,33 +17,13 @@ from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
 )
-from jaxdp_episodic.accountant.report.ledger_content import LedgerContent, LedgerMark
-from jaxdp_episodic.accountant.report.ledger_file import (
-    ADAPTIVE,
-    CHARGE,
-    ENDED,
-    MOST_DESCRIBED,
-    OPTION,
-    Chain,
-    LedgerError,
-    header,
-    opening,
-    read_ledger,
-    scan,
-)
-from jaxdp_episodic.files.atomic import is_locked_by_us, write_atomically
-from jaxdp_episodic.trainer.run.checkpoint import Snapshot
-
-# Steps between two seals: an edit of the file is found at the next one at the latest.
-_STEPS_A_SEAL = 1000
-_BINARY = getattr(os, "O_BINARY", 0)  # Windows alone has text files
+from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError, content_of
+from jaxdp_episodic.trainer.run.store import Mark, RunStore
 
 
 class Ledger:
     """Counts the steps that were charged and refuses the one too many.
-
-    Within `writing_to` every charge is in a file before it counts; elsewhere it is in
-    memory only.
 
     Args:
       budget: of the run.
@@ -64,7 +36,7 @@ class Ledger:
     """
 
     def __init__(
-        self, budget: PrivacyBudget, *, charged: int = 0, mark: LedgerMark | None = None
+        self, budget: PrivacyBudget, *, charged: int = 0, mark: Mark | None = None
     ) -> None:
         if not 0 <= charged <= budget.permitted_steps:
             raise ValueError(
@@ -74,7 +46,7 @@ class Ledger:
         self._budget = budget
         self.charged = self._begun = charged
         self.mark = mark
-        self._file: LedgerFile | None = None
+        self._store: RunStore | None = None
 
     @property
     def most(self) -> int:
@@ -86,7 +58,7 @@ class Ledger:
 
         Raises:
           BudgetExhaustedError: the step would exceed the target. Nothing is charged.
-          OSError: the ledger could not be written. The step must not be taken.
+          OSError: the file could not be written. The step must not be taken.
         """
         if self.charged >= self.most:
             raise BudgetExhaustedError(
@@ -94,45 +66,70 @@ class Ledger:
                 f" at delta={self._budget.delta:g}: {self.most} steps are permitted"
             )
         self._begun = self.charged + 1
-        if self._file is not None:
-            self._charge_next(self._file)
+        if self._store is not None:
+            self._store.charge(*self._kind(self._begun))
+            self.mark = self._store.mark
+            if self.mark.charged != self._begun:
+                raise LedgerError(
+                    f"{self._store.path} was changed while the run used it: it has "
+                    f"{self.mark.charged} charges instead of {self._begun}"
+                )
         self.charged = self._begun
         return self.charged
 
+    def _kind(self, number: int) -> tuple[str, GaussianStep | None]:
+        """Name and description of a step, for the file."""
+        phases = self._budget.phases
+        index = min(number, len(phases))  # all but the last are taken once
+        return f"phase {index}", phases[index - 1][0]
+
     @contextmanager
     def writing_to(
-        self, file: LedgerFile, environment: Mapping[str, Any]
+        self, store: RunStore, environment: Mapping[str, Any]
     ) -> Iterator[None]:
         """Charges to a file; steps that only we know of are charged there first.
 
         Args:
-          file: of this run.
+          store: of this run.
           environment: of this process; see `described_opening`.
 
         Raises:
-          FileExistsError: steps are charged there that this run knows nothing of.
-          LedgerError: the file describes other steps than the budget's.
           OSError: it cannot be written.
         """
-        self.refuse_other(file.content)
-        if file.charged > self._begun:
-            raise FileExistsError(
-                f"the run has gone on: {file.charged} steps are charged in its ledger, "
-                f"this run is at step {self._begun}; resume it again"
-            )
+        found = store.mark.charged
         # One more than we count is a charge that was interrupted, or failed.
-        self.charged = self._begun = max(self.charged, file.charged)
-        file.note_opening(environment)
-        while self.charged > file.charged:
-            self._charge_next(file)
-        self._file = file
+        self.charged = self._begun = max(self.charged, found)
+        store.take_up(environment)
+        for number in range(found + 1, self.charged + 1):
+            store.charge(*self._kind(number))
+        self._store, self.mark = store, store.mark
         try:
             yield
         finally:
-            self._file, self.mark = None, file.mark
+            self._store = None
+
+    def check(self, store: RunStore) -> None:
+        """Refuses a file that is not this run's, or that has gone on without it.
+
+        Raises:
+          FileExistsError: steps are charged there that this run knows nothing of.
+          LedgerError: the file describes other steps than the budget's, or is not what
+            the run wrote.
+        """
+        self.refuse_other(content_of(store))
+        if self.mark is not None and not store.contains(self.mark):
+            raise LedgerError(
+                f"{store.path} is not what the run wrote: it was put back, or replaced"
+            )
+        found = store.mark.charged
+        if found > self._begun:
+            raise FileExistsError(
+                f"the run has gone on: {found} steps are charged in its file, this run "
+                f"is at step {self._begun}; resume it again"
+            )
 
     def refuse_other(self, content: LedgerContent) -> None:
-        """Refuses a ledger whose steps are not those of this run, in its order.
+        """Refuses a file whose steps are not those of this run, in its order.
 
         Raises:
           LedgerError: such a one.
@@ -146,255 +143,116 @@ class Ledger:
         full = all(count == most for (_, count), (_, most) in pairs[:-1])
         if not (same and full) or content.planned != budget.planned:
             raise LedgerError(
-                "the ledger is of another run: it charges other steps than this one "
-                "takes (another sampling, noise, population, privacy unit or number of "
-                "epochs)"
+                "the run's file is of another run: it charges other steps than this "
+                "one takes (another sampling, noise, population, privacy unit or "
+                "number of epochs)"
             )
 
-    def after(self, content: LedgerContent, charged: int) -> Self:
+    def after(self, content: LedgerContent, mark: Mark) -> Self:
         """Returns the ledger that goes on with a file."""
-        return type(self)(self._budget, charged=charged, mark=content.end)
-
-    def _charge_next(self, file: Any) -> None:
-        """Charges the run's next step to a file; describes it first, if it is new."""
-        phases, end = self._budget.phases, 0
-        for index, (step, count) in enumerate(phases):
-            end += count
-            if file.charged < end or index == len(phases) - 1:
-                if index >= file.num_described:
-                    file.describe(step)
-                break
-        file.charge()
+        return type(self)(self._budget, charged=content.charged, mark=mark)
 
 
-def taken_up(
-    path: Path, snapshot: Snapshot, ledger: Ledger, book: str | None
-) -> Ledger:
-    """Returns the ledger of a resumed run, of its file, its checkpoint and a new one.
-
-    Raises:
-      FileNotFoundError: no ledger.
-      OSError: one that cannot be read.
-      LedgerError: one that is damaged, or not this run's from its beginning on.
-      ValueError: it is charged to another book than this, or to none.
-    """
-    if snapshot.ledger is None:
-        raise LedgerError("the checkpoint was made without a ledger")
-    try:
-        content = read_ledger(path, checkpoint=snapshot.ledger)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"the run's ledger {path} is gone: what was charged since its checkpoint "
-            "is not known, and the run cannot go on"
-        ) from None
-    ledger.refuse_other(content)
-    content.refuse_other_book(book)
-    taken, charged, most = snapshot.charged_steps, content.charged, ledger.most
-    if not taken <= charged <= most:
-        raise LedgerError(
-            f"ledger {path} has {charged} steps charged, of which the checkpoint "
-            f"contains {taken} and the target permits {most}"
-        )
-    return ledger.after(content, charged)
-
-
-class LedgerFile:
-    """A ledger on the disk, held by one process; a context manager that seals it.
+class AdaptiveLedger(Ledger):
+    """Counts choices and their charges; refuses what there is no budget for.
 
     Args:
-      path: of a ledger; see `create_ledger`.
-      contains: a mark that it must contain, or None.
+      budget: of the run, at its start.
+      options: chosen so far; the last one may not be charged yet.
+      charged: how many of them are.
+      mark: as of `Ledger`.
+      has_ended: the run has chosen to end.
 
     Attributes:
-      content: what it said when it was opened.
-      mark: the ledger as it is known to be on the disk.
-      num_described: how many times it says what the steps that follow are.
-      option: of a run that chooses, the one noted last.
-
-    Raises:
-      FileNotFoundError: there is none.
-      BlockingIOError: another process holds it.
-      LedgerError: one that is not intact.
-      OSError: a file that cannot be read or written.
+      options: as given, and those chosen since.
+      now: the budget after all choices.
+      has_ended: as given, or noted since.
     """
 
-    def __init__(self, path: Path, *, contains: LedgerMark | None = None) -> None:
-        self._path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | _BINARY)
-        try:
-            if not is_locked_by_us(self._descriptor):
-                raise BlockingIOError(
-                    f"ledger {path} is in use: another process charges to it"
-                )
-            with os.fdopen(os.dup(self._descriptor), "rb") as file:
-                self.content, self._chain = scan(file, path, contains)
-            # One attribute: whenever an interrupt comes, what it says is true.
-            self.mark = self.content.end
-            self.num_described = len(self.content.groups)
-            self.option = self.content.options[-1] if self.content.options else None
-            self._is_sealed = self.content.is_sealed
-            self._in_doubt = False
-            self._finish_last_line()
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+    def __init__(
+        self,
+        budget: AdaptiveBudget,
+        options: Sequence[str] = (),
+        *,
+        charged: int = 0,
+        mark: Mark | None = None,
+        has_ended: bool = False,
+    ) -> None:
+        self._start: AdaptiveBudget = budget
+        # What the base asks of a planned budget this one answers, too.
+        super().__init__(cast(PrivacyBudget, budget), charged=charged, mark=mark)
+        self.options, self.now, self.has_ended = list[str](), budget, False
+        self._before = budget
+        for name in options:
+            self.choose(name)
+        self.has_ended = self._is_end_noted = has_ended
 
     @property
-    def charged(self) -> int:
-        """Steps charged that are on the disk."""
-        return self.mark.charged
+    def budget_charged(self) -> AdaptiveBudget:
+        """The budget after all that was charged: without a choice that is not yet."""
+        return self._before if len(self.options) > self.charged else self.now
 
-    def charge(self, number: int = 1, *, option: str | None = None) -> None:
-        """Charges steps like the one last described; they are on the disk afterwards.
-
-        With an option's name that is noted at once, if it is not the last one's.
+    def choose(self, name: str) -> None:
+        """Makes an option the next one to be charged.
 
         Raises:
-          OSError: they may be on the disk or not, and nothing more can be charged until
-            the ledger is opened again; or the file is no longer ours.
+          BudgetExhaustedError: more than is left, or against the rules of the budget.
+            Nothing is charged.
+          ValueError: no such option, or a run that has ended.
         """
-        before, noted = self.charged, b""
-        if option is not None and option != self.option:
-            noted = self._chain.line({OPTION: option})
-        self._append(noted + CHARGE * number, charges=number)
-        self.option = option or self.option
-        if before // _STEPS_A_SEAL != self.charged // _STEPS_A_SEAL:
-            self.seal()
-
-    def describe(self, step: GaussianStep) -> None:
-        """Says what the steps that are charged next are."""
-        self._append(_described(self._chain, {"step": step.to_dict()}))
-        self.num_described += 1
-
-    def note_opening(self, environment: Mapping[str, Any]) -> None:
-        """Notes that this process begins, and with what."""
-        self._append(self._chain.line(opening(environment, self.charged)))
-        self._is_sealed = False
+        if self.has_ended:
+            raise ValueError("the run has chosen to end, and takes no more steps")
+        self.now.option(name)
+        if not self.now.can(name):
+            raise BudgetExhaustedError(
+                f"option {name!r} cannot be taken any more, or not now; left are "
+                f"{self.now.left_in_words()}"
+            )
+        self._before, self.now = self.now, self.now.charge(name)
+        self.options.append(name)
 
     def end(self) -> None:
-        """Notes that a run that chooses has chosen to end."""
-        self._append(self._chain.line({ENDED: True}))
+        """Notes that the run has chosen to end; it is on the disk afterwards.
 
-    def seal(self) -> None:
-        """Closes the chain over what was charged."""
-        self._append(self._chain.line({"charged": self.charged}))
-        self._is_sealed = True
+        Raises:
+          OSError: it could not be noted.
+        """
+        if self._store is not None and not self._is_end_noted:
+            self._store.end()
+            self._is_end_noted = True
+        self.has_ended = True
 
-    def close(self) -> None:
-        """Seals the ledger, if it can be, and lets it go."""
-        try:
-            if not self._is_sealed and not self._in_doubt:
-                with suppress(OSError):  # a full disk: the charges are there
-                    self.seal()
-        finally:
-            os.close(self._descriptor)
+    def refuse_other(self, content: LedgerContent) -> None:
+        """Refuses the file of another run, or one with other choices than ours.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _append(self, data: bytes, charges: int = 0) -> None:
-        """Appends whole lines; when this returns they are on the disk."""
-        if self._in_doubt:
-            raise OSError(
-                f"ledger {self._path}: an earlier write failed, what is on the disk is "
-                "not known; open it again"
-            )
-        # After a failed write or sync nobody knows what the disk holds, and a second
-        # sync of the same data may succeed without writing it.
-        self._in_doubt = True
-        self._refuse_foreign_changes()
-        try:
-            self._write(data)
-        except KeyboardInterrupt:
-            # Nothing failed. The rest is written, so that the run can end in order.
-            written = os.fstat(self._descriptor).st_size - self._chain.num_bytes
-            self._write(data[written:])
-            self._count(data, charges)
-            raise
-        self._count(data, charges)
-
-    def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
-        os.fsync(self._descriptor)
-
-    def _count(self, data: bytes, charges: int) -> None:
-        """Counts what is on the disk now."""
-        chain, number = self._chain, self.charged + charges
-        chain.add(data)
-        self.mark = LedgerMark(self.mark.run, number, chain.num_bytes, chain.sha256())
-        self._is_sealed = self._is_sealed and not charges
-        self._in_doubt = False
-
-    def _refuse_foreign_changes(self) -> None:
-        """Refuses to go on in a file that somebody else has written to or replaced."""
-        ours = os.fstat(self._descriptor)
-        try:
-            there = os.stat(self._path)
-        except FileNotFoundError:
-            there = None
-        if there is None or not os.path.samestat(ours, there):
-            raise FileNotFoundError(
-                f"ledger {self._path} was removed or replaced while the run used it"
-            )
-        if ours.st_size != self._chain.num_bytes:
-            raise LedgerError(
-                f"ledger {self._path} was changed while the run used it: it has "
-                f"{ours.st_size:,} bytes instead of {self._chain.num_bytes:,}"
-            )
-
-    def _finish_last_line(self) -> None:
-        """Repairs what a crash cut off: a charge stays one, another line goes."""
-        cut = self.content.unfinished
-        if not cut:
-            return
-        os.ftruncate(self._descriptor, self._chain.num_bytes)
-        if CHARGE.startswith(cut):
-            self.charge()
-        else:
-            os.fsync(self._descriptor)
-
-
-def create_ledger(
-    path: Path,
-    budget: PrivacyBudget | AdaptiveBudget,
-    *,
-    is_seeded: bool,
-    run: str | None = None,
-    book: str | None = None,
-    search: str | None = None,
-) -> str:
-    """Makes the ledger of a new run, in place of one without charges.
-
-    It is complete or not there, and readable by its owner. Returns the run's name.
-
-    Raises:
-      OSError: it cannot be written.
-      ValueError: a step that takes more than 64 MiB to describe.
-    """
-    chain, run = Chain(), run or secrets.token_hex(16)
-    target = {"epsilon": budget.epsilon, "delta": budget.delta}
-    known = {"planned": budget.planned, "book": book, "search": search}
-    start = chain.line(header(run, **target, is_seeded=is_seeded, **known))
-    chain.add(start)
-    chooses = isinstance(budget, AdaptiveBudget)
-    described = budget if chooses else budget.phases[0][0]
-    record = {ADAPTIVE if chooses else "step": described.to_dict()}
-    write_atomically(path, start + _described(chain, record), is_private=True)
-    return run
-
-
-def _described(chain: Chain, record: Mapping[str, Any]) -> bytes:
-    """The line that says what the steps that follow are."""
-    line = chain.line(record)
-    if len(line) > MOST_DESCRIBED // 2:
-        raise ValueError(
-            f"the ledger cannot describe the step: {len(line):,} bytes, mostly its "
-            f"population, of at most {MOST_DESCRIBED // 2:,}; state public bounds of "
-            "the sizes in the sampling instead"
+        Raises:
+          LedgerError: such a one.
+        """
+        same = content.adaptive is not None and (
+            content.adaptive.to_dict() == self._start.to_dict()
         )
-    return line
+        theirs, number = _chosen(content), min(len(self.options), content.charged)
+        if not same or theirs[:number] != self.options[:number]:
+            raise LedgerError(
+                "the run's file is of another run: it has another budget, or other "
+                "choices were made (other options, quotas, prices, noise or sampling)"
+            )
+
+    def after(self, content: LedgerContent, mark: Mark) -> Self:
+        """Returns the ledger that goes on with a file."""
+        return type(self)(
+            self._start,
+            _chosen(content),
+            charged=content.charged,
+            mark=mark,
+            has_ended=content.has_ended,
+        )
+
+    def _kind(self, number: int) -> tuple[str, GaussianStep | None]:
+        return self.options[number - 1], None
+
+
+def _chosen(content: LedgerContent) -> list[str]:
+    """All choices in a file."""
+    groups = zip(content.options, content.groups, strict=True)
+    return [name for name, (_, count) in groups for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What a run leaves while it goes: its folder, and in it ledger, checkpoints and log.
+"""A run's folder, which one process holds, and the log in the run's file.
 
 Every record of the log has three compartments, and which one a number belongs to is
 decided where it is computed:
@@ -17,57 +17,70 @@ decided where it is computed:
 
 from __future__ import annotations
 
-import json
-import os
+import errno
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from jaxdp_episodic.accountant.report.ledger_file import has_charges
+from jaxdp_episodic.accountant.report.ledger_file import (
+    STATE,
+    STORE,
+    LedgerError,
+    RunFile,
+)
 from jaxdp_episodic.files import atomic
-from jaxdp_episodic.files.json_file import json_lines, plain
+from jaxdp_episodic.files.json_file import json_lines
 
-LOG = "log.jsonl"
-CHECKPOINTS = "checkpoints"
-LEDGER = "ledger.jsonl"
-JOURNAL = "journal"
-EPOCH = "epoch"
-BEST = "best.npz"
+_OLD = ("ledger.jsonl", "journal", "log.jsonl", "checkpoints")
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
 
 def files_of_a_run(folder: Path) -> list[str]:
     """Returns which of a run's files are in a folder.
 
-    What an interrupted start leaves (an empty log, a checkpoint that was never
-    completed, a ledger without a charge) is no run.
+    What an interrupted start leaves (a file without a charge or a state) is no run.
     """
-    checkpoints = folder / CHECKPOINTS
-    files = (folder / name for name in (LOG, JOURNAL))
-    found = [file.name for file in files if file.exists() and file.stat().st_size]
-    if checkpoints.is_dir() and any(p.name.isdigit() for p in checkpoints.iterdir()):
-        found.append(CHECKPOINTS)
-    if has_charges(folder / LEDGER):
-        found.append(LEDGER)
-    return found
+    found = [STORE] if _is_begun(folder / STORE) else []
+    return found + [name for name in _OLD if _has_content(folder / name)]
+
+
+def _is_begun(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        with RunFile(path) as file:
+            return any(file.charges()) or any(file.texts(STATE))
+    except LedgerError:
+        return True  # damaged, and not to be overwritten
+
+
+def _has_content(path: Path) -> bool:
+    """Whether a file of the version before says more than that a run was begun."""
+    if path.name == "ledger.jsonl" and path.exists():
+        return b"\n1" in path.read_bytes()
+    if path.is_dir():
+        return any(one.name.isdigit() for one in path.iterdir())
+    return path.exists() and path.stat().st_size > 0
 
 
 def was_only_begun(folder: Path) -> bool:
-    """Whether a folder has a ledger and no run: one that ended before any charge."""
-    return (folder / LEDGER).exists() and not files_of_a_run(folder)
+    """Whether a folder has a file of a run, and no run: it ended before any charge."""
+    is_there = (folder / STORE).exists() or (folder / "ledger.jsonl").exists()
+    return is_there and not files_of_a_run(folder)
 
 
-def refuse_without_checkpoint(folder: Path) -> None:
-    """Refuses to go on in a folder without a complete checkpoint; says what is there.
+def refuse_without_run(folder: Path) -> None:
+    """Refuses to go on in a folder without a run that has a state; says what is there.
 
     Raises:
       FileNotFoundError: it has none.
     """
     found = files_of_a_run(folder)
-    if CHECKPOINTS in found:
+    if STORE in found or "checkpoints" in found:
         return
     there = "no run: begin one there, without resume"
     if found:
@@ -82,7 +95,7 @@ def refuse_other_files(folder: Path) -> None:
 
     Raises:
       NotADirectoryError: no folder.
-      FileExistsError: it holds a log, a complete checkpoint or a ledger with charges.
+      FileExistsError: it holds a run, or part of one.
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
@@ -109,7 +122,14 @@ def locked(folder: Path) -> Iterator[None]:
     if path in _held.get():
         yield
         return
-    with atomic.locked(folder):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(atomic.locked(folder))
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                said = f"{folder} is on a file system without locks: name a local one"
+                raise OSError(error.errno, said) from None
+            raise
         token = _held.set(_held.get() | {path})
         try:
             yield
@@ -122,49 +142,20 @@ HELD_OUT = "held_out"
 STAGES = "stages"
 
 
-class RunLog:
-    """Appends records to a file; one JSON object a line, readable by the owner only.
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of a run's log.
 
     Args:
-      path: the file; made with its folders' permissions, mode 600.
-      keep_through: on a resume, records of later steps than this are dropped: of
-        steps whose release is not on the disk. None keeps all.
-
-    Attributes:
-      last: the last record that was there; None if there was none.
-    """
-
-    def __init__(self, path: Path, *, keep_through: int | None = None) -> None:
-        self._path = path
-        self.last: Mapping[str, Any] | None = None
-        if path.exists() and keep_through is not None:
-            self.last = _rewrite(path, keep_through)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._file = os.fdopen(descriptor, "a", encoding="utf-8")
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Appends one record; numbers that JSON lacks become strings."""
-        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
-        self._file.flush()
-
-    def sync(self) -> None:
-        """Makes what was written survive a power failure."""
-        os.fsync(self._file.fileno())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a log; a last line cut off by a crash is left out.
+      path: of the run's folder or file, or of a log of JSON lines, as a release has it,
+        of which a last line that was cut off is left out.
 
     Raises:
       OSError: a file that cannot be read.
-      ValueError: a line, other than the last, that is no JSON object.
+      ValueError: a damaged file; a line, other than the last, that is no JSON object.
     """
+    if path.suffix != ".jsonl":
+        with RunFile(path / STORE if path.is_dir() else path) as file:
+            return file.log()
     records, cut_off = [], None
     for _, record, _ in json_lines(path):
         if cut_off is not None or isinstance(record, TypeError):
@@ -191,14 +182,6 @@ def releasable_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def public_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the top level of a record, without its other compartments."""
     return {key: value for key, value in record.items() if key not in _NOT_PUBLIC}
-
-
-def _rewrite(path: Path, keep_through: int) -> Mapping[str, Any] | None:
-    """Drops the records of later steps, atomically; returns the last one."""
-    kept = [r for r in read_log(path) if r.get("step", 0) <= keep_through]
-    text = "".join(json.dumps(record) + "\n" for record in kept)
-    atomic.write_atomically(path, text, is_private=True)
-    return kept[-1] if kept else None
 
 
 class StepProgress(NamedTuple):

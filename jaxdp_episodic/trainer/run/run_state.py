@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from jaxdp_episodic.accountant.questions.budget import (
     SpentAhead,
     public_budget,
 )
-from jaxdp_episodic.accountant.report.ledger_file import LedgerError
-from jaxdp_episodic.files.atomic import TEMPORARY
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError, content_of
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import (
@@ -27,25 +27,27 @@ from jaxdp_episodic.trainer.gradient.private_gradient import (
 )
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.checkpoint import (
-    Checkpoints,
-    Snapshot,
-    TrainingState,
-    released_params,
+from jaxdp_episodic.trainer.run.checks import check_finite
+from jaxdp_episodic.trainer.run.description import (
+    agreed,
+    described_opening,
+    described_versions,
+    refuse_other_run,
 )
-from jaxdp_episodic.trainer.run.description import agreed, described_versions
 from jaxdp_episodic.trainer.run.draws import RunDraws
-from jaxdp_episodic.trainer.run.journal import (
-    Journal,
-    JournalError,
-    as_bytes,
-    from_bytes,
-)
-from jaxdp_episodic.trainer.run.ledger import Ledger, create_ledger, taken_up
+from jaxdp_episodic.trainer.run.importer import import_old_run
+from jaxdp_episodic.trainer.run.ledger import Ledger
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.said import said_of
 from jaxdp_episodic.trainer.run.selection import Selection
 from jaxdp_episodic.trainer.run.stages import Stage, Stages
+from jaxdp_episodic.trainer.run.state import (
+    TrainingState,
+    kinds_of,
+    refuse_other_state,
+    released_params,
+)
+from jaxdp_episodic.trainer.run.store import RunStore, create_store
 
 
 class RunState:
@@ -76,6 +78,7 @@ class RunState:
     _draws: RunDraws
     _noise_multiplier: float
     _stages: Stages
+    truncation: Truncation | None
     has_private_scores = False
 
     def __init__(
@@ -98,7 +101,7 @@ class RunState:
         self.selection: Selection | None = None
         self._folder: Path | None = None
         self._name = ""
-        self._journal: Journal | None = None
+        self._store: RunStore | None = None
 
     def _new_ledger(self, charged: int = 0) -> Ledger:
         return Ledger(self.budget, charged=charged)
@@ -209,11 +212,7 @@ class RunState:
             raise ValueError(
                 "release must come after train or resume: the log is there"
             )
-        return write_release(folder, self, self._folder / run_files.LOG, said_of(self))
-
-    def snapshot(self) -> Snapshot:
-        """Returns the run after its last step, without secrets of draws or noise."""
-        return Snapshot(*self._now, self.run)
+        return write_release(folder, self, self._folder, said_of(self))
 
     def begin(
         self,
@@ -223,9 +222,9 @@ class RunState:
         book: str | None = None,
         search: str | None = None,
     ) -> str:
-        """Makes the ledger of a new run in a folder, which this process holds.
+        """Makes the file of a new run in a folder, which this process holds.
 
-        Nothing is charged. Where the run has its ledger there nothing happens.
+        Nothing is charged. Where the run has its file there nothing happens.
 
         Args:
           folder: see `Trainer.train`.
@@ -238,46 +237,68 @@ class RunState:
 
         Raises:
           FileExistsError: another run is there.
-          OSError: the ledger cannot be written.
+          OSError: it cannot be written.
           ValueError: the run has another folder.
         """
         if self._folder != folder.resolve():
             if self.ledger.mark is not None:
                 raise ValueError(
                     f"folder must be the run's own, {self._folder}, got {folder}: its "
-                    "ledger is there"
+                    "file is there"
                 )
             run_files.refuse_other_files(folder)
-            for left in (run_files.EPOCH, run_files.BEST):
-                (folder / left).unlink(missing_ok=True)
             names = {"run": name, "book": book, "search": search}
-            path, is_seeded = folder / run_files.LEDGER, self.is_seeded
-            self._name = create_ledger(path, self.budget, is_seeded=is_seeded, **names)
+            path, is_seeded = folder / run_files.STORE, self.is_seeded
+            self._name = create_store(path, self.budget, is_seeded=is_seeded, **names)
             self._folder = folder.resolve()
         mark = self.ledger.mark
         return self._name if mark is None else mark.run
 
     @contextmanager
-    def journaling(self, folder: Path, run: str) -> Iterator[Journal]:
-        """Releases steps by way of the folder's journal; first takes what is in it.
+    def opened(self, folder: Path) -> Iterator[RunStore]:
+        """Charges and releases steps by way of the folder's file.
 
-        ``run`` is the run's random name, as in its ledger.
+        First takes what it has released, and saves the state.
         """
-        for path in folder.glob(run_files.EPOCH + TEMPORARY + "*"):
-            path.unlink()  # of a process that was killed while it wrote the file
-        with Journal(folder / run_files.JOURNAL, run) as journal:
-            self._take_releases(journal)
-            self._end_epoch(folder, self.num_steps_taken)
-            self._journal = journal
-            try:
-                yield journal
-            finally:
-                self._journal = None
+        with closing(RunStore(folder / run_files.STORE)) as store:
+            self.ledger.check(store)
+            saved, taken = store.saved(), self.num_steps_taken
+            if saved is not None and saved.taken > taken:
+                raise FileExistsError(
+                    f"{folder} has a checkpoint of step {saved.taken}, this run is at "
+                    f"step {taken}; resume it again"
+                )
+            opening = described_opening(self.run, self.versions, self.truncation)
+            if store.mark.charged < self.ledger.charged:  # of steps taken elsewhere
+                self._draws.keep(store, self.ledger.charged)
+            with self.ledger.writing_to(store, opening):
+                self._take_releases(store)
+                self._end_epoch(store, self.num_steps_taken)
+                self.save(store)
+                store.drop_log(self.num_steps_taken)
+                self._store = store
+                try:
+                    yield store
+                finally:
+                    self._store = None
+
+    def save(self, store: RunStore) -> None:
+        """Commits the state after the last step.
+
+        Raises:
+          ValueError: the parameters are not finite.
+          OSError: it cannot be written; an earlier state is there, and the releases.
+        """
+        state, taken = self._now
+        check_finite(state.params, taken)
+        arrays = jax.device_get(jax.tree.leaves(state))
+        store.save(taken, arrays, self.run, kinds_of(state))
 
     def _let_out(self, state: TrainingState, number: int, released: Any) -> Any:
-        """The state after a release, which is in the journal before it has effects."""
-        if self._journal is not None:
-            self._journal.append(number, as_bytes(released))
+        """The state after a release, which is on the disk before it has effects."""
+        if self._store is not None:
+            leaves = jax.device_get(jax.tree.leaves(released))
+            self._store.release(number, leaves)
         return self._after(state, number, released)
 
     def _after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
@@ -296,24 +317,27 @@ class RunState:
             return gradient
         return Counted(gradient, jax.ShapeDtypeStruct((), np.float32))
 
-    def _take_releases(self, journal: Journal) -> None:
+    def _take_releases(self, store: RunStore) -> None:
         """Takes the releases after the state; gives up other charged steps."""
-        taken = self.num_steps_taken
-        for release in journal.releases(after=taken):
-            state, number = self.state, release.step
-            if release.base > taken:
-                raise JournalError(
-                    f"the journal stands on the checkpoint of step {release.base}, the "
-                    f"latest is of step {taken}: put the other one back, or give up "
-                    f"what followed by removing {journal.path}"
-                )
+        for number, arrays in store.releases(after=self.num_steps_taken):
             if number > self.ledger.charged:
                 raise LedgerError(
-                    f"the journal has a release of step {number}, and the ledger "
-                    f"{self.ledger.charged} steps charged: the ledger was rolled back"
+                    f"{store.path} has a release of step {number}, and "
+                    f"{self.ledger.charged} steps charged"
                 )
-            released = from_bytes(release, self._released_like(number))
-            self._now = (self._after(state, number, released), number)
+            like, released = self._released_like(number), arrays[0]
+            if like is not None:
+                structure = jax.tree.structure(like)
+                found = list(kinds_of(arrays).values())
+                wanted = list(kinds_of(jax.tree.leaves(like)).values())
+                if found != wanted:
+                    raise LedgerError(
+                        f"step {number} released arrays of another model than this "
+                        f"one: {', '.join(found)}, for {', '.join(wanted)}; resume "
+                        "with the run's"
+                    )
+                released = jax.tree.unflatten(structure, arrays)
+            self._now = (self._after(self.state, number, released), number)
         self._give_up_unreleased()
 
     def _give_up_unreleased(self) -> None:
@@ -336,14 +360,9 @@ class RunState:
             stacklevel=2,
         )
 
-    def keep_epoch(self, folder: Path, run: str, step: int) -> None:
-        """Keeps who takes part in a step's epoch, before anything of it is charged."""
-        self._draws.keep(folder / run_files.EPOCH, run, step)
-
-    def _end_epoch(self, folder: Path, step: int) -> None:
+    def _end_epoch(self, store: RunStore, step: int) -> None:
         """Forgets an epoch on the disk that ends with this step."""
-        is_last = step >= self.budget.num_steps
-        self._draws.end(folder / run_files.EPOCH, step, is_last=is_last)
+        self._draws.end(store, step, is_last=step >= self.budget.num_steps)
 
     def _shared(self, tree: Any) -> Any:
         """The first process's arrays, on this one's devices."""
@@ -351,25 +370,33 @@ class RunState:
         return shared if shared is tree else self._gradient.on_devices(shared)
 
     def _take_up(self, folder: Path, book: str | None) -> None:
-        """Takes up checkpoint, ledger, journal and epoch in a folder."""
-        run_files.refuse_without_checkpoint(folder)
-        with (
-            run_files.locked(folder),
-            Checkpoints(folder / run_files.CHECKPOINTS) as checkpoints,
-        ):
-            snapshot = checkpoints.restore(self.state, self.run)
-            path = folder / run_files.LEDGER
-            self.ledger = taken_up(path, snapshot, self._new_ledger(), book)
-            state = type(self.state)(*snapshot.state)
-            state = self._gradient.on_devices(state)
-            self._now = (state, snapshot.charged_steps)
-            self._folder = folder.resolve()
-            assert self.ledger.mark is not None
-            run = self.ledger.mark.run
-            with Journal(folder / run_files.JOURNAL, run) as journal:
-                self._take_releases(journal)
-            path = folder / run_files.EPOCH
-            self._draws.take_up(path, run, self.num_steps_taken + 1)
+        """Takes up what a folder's file has."""
+        run_files.refuse_without_run(folder)
+        with run_files.locked(folder):
+            path = folder / run_files.STORE
+            if not path.exists():
+                import_old_run(folder, self.state)
+            with closing(RunStore(path)) as store:
+                content, saved = content_of(store), store.saved()
+                if saved is None:
+                    raise LedgerError(f"{path} has charges, and no checkpoint")
+                refuse_other_run(saved.run, self.run)
+                refuse_other_state(saved.kinds, kinds_of(self.state))
+                ledger = self._new_ledger()
+                ledger.refuse_other(content)
+                content.refuse_other_book(book)
+                taken, charged, most = saved.taken, content.charged, ledger.most
+                if not taken <= charged <= most:
+                    raise LedgerError(
+                        f"{path} has {charged} steps charged, of which the checkpoint "
+                        f"contains {taken} and the target permits {most}"
+                    )
+                state = jax.tree.unflatten(jax.tree.structure(self.state), saved.arrays)
+                self.ledger = ledger.after(content, store.mark)
+                self._now = (self._gradient.on_devices(state), taken)
+                self._folder = folder.resolve()
+                self._take_releases(store)
+                self._draws.take_up(store, self.num_steps_taken + 1)
 
     def _join(self) -> None:
         """Makes the trainers of all processes one run, once."""

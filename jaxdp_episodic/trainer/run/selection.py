@@ -9,17 +9,17 @@ few say little of others, the last stage is compared with the features alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from jaxdp_episodic.files.archive import write_arrays
 from jaxdp_episodic.trainer.run.apart import found_in_both, protects_people
 from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation, Score
-from jaxdp_episodic.trainer.run.report import flat_arrays, load_parameters
-from jaxdp_episodic.trainer.run.run_files import BEST, HELD_OUT, STAGES
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT, STAGES
 from jaxdp_episodic.trainer.run.stages import STEPS, Stage
+from jaxdp_episodic.trainer.run.state import kinds_of
+from jaxdp_episodic.trainer.run.store import BEST, RunStore
 
 _VALIDATION = "validation"
 _TEST = "test"
@@ -105,7 +105,7 @@ class Scoring:
 
     Args:
       run: a `Trainer`.
-      folder: of the run, in which the best of the steps so far is kept.
+      store: of the run, in which the best of the steps so far is kept.
       evaluations: by the names of the splits.
       select: see `Trainer.train`.
 
@@ -116,7 +116,7 @@ class Scoring:
     def __init__(
         self,
         run: Any,
-        folder: Path,
+        store: RunStore,
         evaluations: Mapping[str, Evaluation] | None,
         *,
         select: bool | None,
@@ -124,7 +124,7 @@ class Scoring:
         self._run, self._evaluations = run, dict(evaluations or {})
         self.split, self.reason = choosing_split(run, self._evaluations, select)
         self._known: dict[str, dict[str, EpisodeScores]] = {}
-        self._best, self._path = None, folder / BEST
+        self._best, self._store = None, store
         if self.split is not None:
             self._best = self._kept()
 
@@ -193,19 +193,16 @@ class Scoring:
             if self._of(stage)[split].value <= best[split].value:
                 return
         self._best = step, stage.params
-        write_arrays(self._path, flat_arrays(_file(*self._best)), is_private=True)
+        self._store.keep(BEST, step, jax.device_get(jax.tree.leaves(stage.params)))
 
     def _kept(self) -> tuple[int, Any] | None:
         """What an earlier part of the run has kept, but for steps that it gave up."""
-        if not self._path.exists():
+        kept, like = self._store.kept(BEST), self._run.params
+        if kept is None or kept[0] > self._run.num_steps_taken:
             return None
-        kept = load_parameters(self._path, like=_file(0, self._run.params))
-        step = int(kept["step"])
-        return (step, kept["params"]) if step <= self._run.num_steps_taken else None
-
-
-def _file(step: int, params: Any) -> dict[str, Any]:
-    return {"step": np.asarray(step, np.int32), "params": params}
+        if kinds_of(kept[1]) != kinds_of(jax.tree.leaves(like)):
+            return None  # of another model, which the run has warned of
+        return kept[0], jax.tree.unflatten(jax.tree.structure(like), kept[1])
 
 
 def choosing_split(

@@ -12,7 +12,7 @@ import jax
 from jaxdp_episodic.trainer.config.training_parts import BOTH, HIDDEN, LOGITS
 from jaxdp_episodic.trainer.learners.learners import Classifier
 from jaxdp_episodic.trainer.learners.untrained import untrained
-from jaxdp_episodic.trainer.run.checkpoint import TrainingState, released_params
+from jaxdp_episodic.trainer.run.state import TrainingState, released_params
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 FEATURES = "features"

@@ -24,19 +24,19 @@ from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import checks, contributions, run_files
-from jaxdp_episodic.trainer.run.checkpoint import (
-    TrainingState,
-    as_arrays,
-    initial_state,
-)
 from jaxdp_episodic.trainer.run.description import described_run
 from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep, RunDraws
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.loop import take_all_steps
 from jaxdp_episodic.trainer.run.run_files import StepProgress
 from jaxdp_episodic.trainer.run.run_state import RunState
-from jaxdp_episodic.trainer.run.selection import Scoring
+from jaxdp_episodic.trainer.run.selection import Scoring, choosing_split
 from jaxdp_episodic.trainer.run.stages import Stages
+from jaxdp_episodic.trainer.run.state import (
+    TrainingState,
+    as_arrays,
+    initial_state,
+)
 from jaxdp_episodic.trainer.run.update import updater
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
@@ -176,14 +176,14 @@ class Trainer(RunState):
         """Charges and takes one step; returns its private diagnostics.
 
         Charge and release are on the disk only while `train` runs; steps taken outside
-        of it are in the ledger and checkpoint of a folder when `train` opens it.
+        of it are in the file of a folder when `train` opens it.
 
         Args:
           prepared: what was made ahead for this step; None makes it here.
 
         Returns:
           Realised numbers of units and of complete ones, mean loss and norm before
-          clipping, the share clipped: of private data without noise, see `RunLog`.
+          clipping, the share clipped: of private data without noise, see `read_log`.
 
         Raises:
           BudgetExhaustedError: the step would exceed the target; nothing happened.
@@ -205,8 +205,8 @@ class Trainer(RunState):
                 "another step was taken, or given up, in between"
             )
         if number > self.ledger.charged:
-            if self._journal is not None and number <= self.budget.permitted_steps:
-                self.keep_epoch(self._journal.path.parent, self._journal.run, number)
+            if self._store is not None and number <= self.budget.permitted_steps:
+                self._draws.keep(self._store, number)
             self.ledger.charge()
         self._processes.meet()  # the first has charged
         if number <= len(self.budget.before):
@@ -227,8 +227,8 @@ class Trainer(RunState):
         params, norm = self._shared((state.params, state.clip_norm))
         state = state._replace(clip_norm=norm)
         self._now = (state._replace(params=params), number)
-        if self._journal is not None:
-            self._end_epoch(self._journal.path.parent, number)
+        if self._store is not None:
+            self._end_epoch(self._store, number)
         return {**diagnostics, "num_complete": prepared.complete}
 
     def _release_statistic(self, state: TrainingState, number: int) -> dict[str, Any]:
@@ -306,16 +306,15 @@ class Trainer(RunState):
         log_every: int = 1,
         on_step: Callable[[StepProgress], None] | None = None,
     ) -> list[dict[str, Any]]:
-        """Takes all steps of the budget; leaves a log and checkpoints in ``folder``.
+        """Takes all steps of the budget; leaves ``run.sqlite`` in ``folder``.
 
-        Goes on after the steps that were taken: call `resume` first for a checkpoint.
+        Goes on after the steps that were taken: for those of a folder call `resume`.
         An interruption (Ctrl-C) commits the last step that was released before it is
         raised again; one that was charged and not released yet is given up.
 
         Args:
-          folder: made if missing; ``ledger.jsonl``, ``journal``, ``log.jsonl`` and
-            ``checkpoints/`` in it, and ``epoch`` while one runs. All are private. No
-            other run's may be there.
+          folder: made if missing; ``run.sqlite`` is in it, with all that the run is,
+            private. No other run's may be there.
           evaluations: by name, on held-out data; run before the first step, after the
             statistics, every ``evaluate_every`` steps and after the last.
           evaluate_every: None: steps are scored after the last alone.
@@ -323,8 +322,8 @@ class Trainer(RunState):
             the best on "validation", else on the first that is not "test"; which must
             have nobody in common with the training data. False: the last stage is.
             None: that is so where people are protected, who may be in both.
-          checkpoint_every: steps between checkpoints; there is one after the last step,
-            and whenever the journal exceeds 256 MiB.
+          checkpoint_every: steps after which the state is saved; it is after the last
+            step, too, and whenever the releases since exceed 256 MiB.
           log_every: steps between log records.
           on_step: is called after every logged step, with a `StepProgress`: for a
             progress bar, or a tracker such as TensorBoard.
@@ -336,7 +335,7 @@ class Trainer(RunState):
         Raises:
           BlockingIOError: another run is training in the folder.
           FileExistsError: it holds another run, or a later state of this one.
-          LedgerError: its ledger is damaged, or was changed in the meantime.
+          LedgerError: its file is damaged, or was changed in the meantime.
           OSError: the disk is full, or something cannot be written. What is there can
             be gone on with.
           RunEndedError: another process has ended; the last step is committed.
@@ -359,15 +358,17 @@ class Trainer(RunState):
                 return []
             with run_files.locked(folder):
                 self.begin(folder)
-                scoring = Scoring(self, folder, evaluations, select=select)
-                records = take_all_steps(self, folder, scoring, every, on_step)
+                choosing_split(self, evaluations or {}, select)  # before any charge
+                with self.opened(folder) as store:
+                    scoring = Scoring(self, store, evaluations, select=select)
+                    records = take_all_steps(self, store, scoring, every, on_step)
             self._processes.meet()
             return records
 
     def resume(self, folder: Path, *, book: str | None = None) -> int:
         """Resumes a run after the last step that was released; returns its number.
 
-        The state is its latest checkpoint and what was released since, which goes
+        The state is the one saved last and what was released since, which goes
         through the optimizer again. Steps that were charged and not released are given
         up, with a warning, and counted as taken; of a run with a seed they are taken
         again. Models, versions, machines may have changed: nothing is released twice.
@@ -377,14 +378,12 @@ class Trainer(RunState):
           book: name of the book that it is charged to, if any.
 
         Raises:
-          FileNotFoundError: there is none, or the run's ledger is gone.
+          FileNotFoundError: there is none.
           RunMismatchError: it is of a run with other settings; the message says which.
-          LedgerError: the ledger is damaged, edited, rolled back or another run's.
-          JournalError: so is the journal of releases.
+          LedgerError: its file is damaged, edited or another run's.
           RunEndedError: another process has ended.
-          ValueError: the checkpoint is damaged, or this trainer has taken steps of its
-            own, which the checkpoint's ledger knows nothing of; the run is charged to
-            another book.
+          ValueError: this trainer has taken steps of its own, which the file knows
+            nothing of; the run is charged to another book.
         """
         if self.ledger.charged:
             raise ValueError(

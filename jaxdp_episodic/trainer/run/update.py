@@ -12,7 +12,7 @@ import optax
 
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.gradient.clip_norm import next_clip_norm
-from jaxdp_episodic.trainer.run.checkpoint import TrainingState
+from jaxdp_episodic.trainer.run.state import TrainingState
 
 
 def updater(

@@ -1,5 +1,6 @@
 """Several ledgers: other runs add up, copies of one have their beginning once."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -13,15 +14,14 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.questions.dominating_pair import shared_epoch
 from jaxdp_episodic.accountant.report.ledger_file import (
-    CHARGE,
-    Chain,
     LedgerError,
     read_ledger,
 )
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.trainer.run.ledger import LedgerFile, create_ledger
-from training_runs import GROUPED, flat_step
+from jaxdp_episodic.trainer.run.store import RunStore
+from old_ledgers import old_ledger
+from training_runs import GROUPED, charged_run, flat_step
 
 DELTA = 1e-5
 STEP = flat_step()
@@ -39,17 +39,12 @@ CLASSES = jde.GaussianStep(
 
 def new_run(path, step=STEP, *, num_steps=0, planned=50, delta=DELTA):
     budget = PrivacyBudget(step, 8.0, delta, planned, planned)
-    create_ledger(path, budget, is_seeded=False)
-    return gone_on(path, num_steps)
+    return charged_run(path, budget, num_steps)
 
 
 def gone_on(path, num_steps):
     """Charges as a process does that goes on with the run; always on one machine."""
-    if num_steps:
-        with LedgerFile(path) as file:
-            file.note_opening({"machine": "this one"})
-            file.charge(num_steps)
-    return path
+    return charged_run(path, None, num_steps)
 
 
 def copied(path, name, num_steps):
@@ -102,12 +97,15 @@ def test_copies_that_went_on_have_their_beginning_once(tmp_path, answer):
 
 def test_the_process_that_goes_on_beside_its_copy(tmp_path):
     path = new_run(tmp_path / "run")
-    with LedgerFile(path) as file:
-        file.note_opening({})
-        file.charge(10)
-        copy = copied(path, "copy", 0)
-        file.charge(3)
-        gone_on(copy, 4)
+    with contextlib.closing(RunStore(path)) as store:
+        store.take_up({})
+        for number in range(13):
+            if number == 10:
+                files = [path, path.with_name("run-wal")]
+                for file, name in zip(files, ("copy", "copy-wal"), strict=True):
+                    shutil.copy(file, tmp_path / name)
+            store.charge("phase 1", STEP)
+    copy = gone_on(tmp_path / "copy", 4)
     assert read_ledgers([path, copy]).run_charged() == (STEP, 17)
 
 
@@ -115,34 +113,24 @@ def test_an_older_copy_is_all_in_the_newer_one(tmp_path, answer):
     run = new_run(tmp_path / "run", num_steps=10)
     older = copied(run, "older", 0)
     gone_on(run, 6)
-    with LedgerFile(older):
-        pass  # opened, and nothing charged
+    with contextlib.closing(RunStore(older)) as store:
+        store.take_up({})  # opened, and nothing charged
     assert read_ledgers([older, run, run]).run_charged() == (STEP, 16)
     assert answer(older, run)["planned"] == {"epsilon": 8.0, "delta": DELTA}
     assert answer(run, run)["epsilon"] == answer(run)["epsilon"]
 
 
+def old(path, step, *processes):
+    """A ledger of the version before: steps by each process; None has no name."""
+    return old_ledger(path, step, processes)
+
+
 def test_a_charge_that_was_cut_off_is_not_lost(tmp_path):
-    run = new_run(tmp_path / "run", num_steps=10)
-    cut = copied(run, "cut", 0)
+    run = old(tmp_path / "run.jsonl", STEP, ("a", 10))
+    cut = shutil.copy(run, tmp_path / "cut.jsonl")
     with open(cut, "ab") as file:
-        file.write(CHARGE[:1])
+        file.write(b"1")
     assert read_ledgers([run, cut]).run_charged() == (STEP, 11)
-
-
-def without_names(path):
-    """A ledger as it was before processes had names."""
-    chain, text = Chain(), b""
-    for line in path.read_bytes().splitlines(keepends=True):
-        if line != CHARGE:
-            record = json.loads(line)
-            del record["hash"]
-            record.get("opened", {}).pop("process", None)
-            line = chain.line(record)
-        chain.add(line)
-        text += line
-    path.write_bytes(text)
-    return path
 
 
 @pytest.mark.parametrize(("step", "is_known"), [(STEP, True), (BINS, False)])
@@ -150,9 +138,9 @@ def test_what_may_be_of_other_processes_is_not_left_out(
     tmp_path, answer, step, is_known
 ):
     """Two copies wrote the same bytes, and released with noise of their own."""
-    run = without_names(new_run(tmp_path / "run", step, num_steps=10))
-    copies = [without_names(copied(run, name, 5)) for name in ("left", "right")]
-    assert copies[0].read_bytes() == copies[1].read_bytes()
+    copies = [
+        old(tmp_path / f"{name}.jsonl", step, (None, 15)) for name in ("left", "right")
+    ]
     ledgers = read_ledgers(copies)
     if is_known:
         assert ledgers.run_charged() == (STEP, 30)
@@ -164,27 +152,20 @@ def test_what_may_be_of_other_processes_is_not_left_out(
 
 def test_a_third_copy_does_not_hide_what_is_not_known(tmp_path):
     """It differs from both where the nameless process begins."""
-    run = new_run(tmp_path / "run", BINS)
-    other = copied(run, "other", 4)  # by a process with a name
-    left, right = (without_names(copied(run, name, 6)) for name in ("left", "right"))
-    with pytest.raises(NotImplementedError, match="are of one run"):
-        read_ledgers([other, left, right]).run_charged()
-    for _ in range(3):
-        gone_on(other, 4)  # the longest now
-    with pytest.raises(NotImplementedError, match="are of one run"):
-        read_ledgers([other, left, right]).run_charged()
+    first = ("a", 10)
+    left, right = (
+        old(tmp_path / f"{name}.jsonl", BINS, first, (None, 6))
+        for name in ("left", "right")
+    )
+    for number in (4, 16):
+        other = old(tmp_path / "other.jsonl", BINS, first, ("b", number))
+        with pytest.raises(NotImplementedError, match="are of one run"):
+            read_ledgers([other, left, right]).run_charged()
 
 
 def test_one_name_and_two_beginnings_are_refused(tmp_path):
-    run = new_run(tmp_path / "run", num_steps=3)
-    chain, text = Chain(), b""
-    for line in run.read_bytes().splitlines(keepends=True)[:2]:
-        record = json.loads(line)
-        del record["hash"]
-        chain.add(line := chain.line(record | {"delta": 1e-4} if not text else record))
-        text += line
-    other = tmp_path / "other"
-    other.write_bytes(text + 2 * CHARGE)
+    run = old(tmp_path / "run.jsonl", STEP, ("a", 3))
+    other = old_ledger(tmp_path / "other.jsonl", STEP, [("a", 2)], delta=1e-4)
     with pytest.raises(LedgerError, match="have one run's name and begin differently"):
         read_ledgers([run, other])
 

@@ -67,7 +67,7 @@ def test_the_demo_that_stops_when_it_stalls(tmp_path):
     budget = result.trainer.ledger.now
     assert result.epsilon == budget.epsilon == pytest.approx(8, rel=1e-6)
     assert budget.taken["statistic 1"] == 1 and budget.taken["check"] >= 1
-    content = read_ledger(tmp_path / run_files.LEDGER)
+    content = read_ledger(tmp_path / run_files.STORE)
     assert content.adaptive_taken.taken == budget.taken and content.has_ended
     statement = (tmp_path / "release" / "privacy.md").read_text()
     assert "guarantee    epsilon 8 at delta 1e-05" in statement
@@ -195,7 +195,7 @@ def test_a_run_at_prices_begins_with_its_statistics(tmp_path):
     ledger = result.trainer.ledger
     assert ledger.options[:3] == ["statistic 1", "loud", "loud"]
     assert set(ledger.options[3:]) <= {"quiet"} and result.epsilon <= 8
-    content = read_ledger(tmp_path / run_files.LEDGER)
+    content = read_ledger(tmp_path / run_files.STORE)
     assert content.adaptive_taken.taken == ledger.now.taken
     statement = (tmp_path / "release" / "privacy.md").read_text()
     assert "1 of 'statistic 1' (0 left)" in statement

@@ -11,7 +11,7 @@ from jaxdp_episodic.accountant.describe.mechanisms import LaplaceRelease
 from jaxdp_episodic.accountant.describe.step import compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
-from jaxdp_episodic.accountant.report.ledger_file import has_charges, read_ledger
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.book.book import (
     Order,
     close_book,
@@ -27,6 +27,7 @@ from jaxdp_episodic.tools.train import search as search_module
 from jaxdp_episodic.tools.train.booked import Booking, protected_by, run_of_config
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.run_files import files_of_a_run
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.training import read_config
 from training_runs import TINY
@@ -76,7 +77,7 @@ def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys
     with pytest.raises(ValueError, match="book must be given: the run in"):
         train(config, out, None, resume=True)
     # Nor without its receipt: the ledger knows that the run is charged to a book.
-    assert read_ledger(out / "ledger.jsonl").book == read_book(book).terms.name
+    assert read_ledger(out / "run.sqlite").book == read_book(book).terms.name
     receipt = (out / "book.json").read_text()
     (out / "book.json").unlink()
     with pytest.raises(
@@ -111,7 +112,7 @@ def test_what_the_book_refuses_draws_nothing(tmp_path, config, book, monkeypatch
     create_book(small, protected, epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match="the run costs mu .* nothing was drawn"):
         train(config, out, small)
-    assert not has_charges(out / "ledger.jsonl") and not read_book(small).entries
+    assert not files_of_a_run(out) and not read_book(small).entries
     other = str(tmp_path / "other.book")
     create_book(other, protected._replace(data="00" * 32), epsilon=9.0, delta=1e-5)
     with pytest.raises(ValueError, match="book is for other data"):
@@ -157,7 +158,7 @@ def test_a_copy_that_goes_on_meanwhile_leaves_nothing_to_release(
     monkeypatch.setattr(Trainer, "train", copied)
     with pytest.raises(ValueError, match="another copy of it has gone on while it ran"):
         train(config, out, book)
-    assert has_charges(out / "ledger.jsonl") and not (out / "release").exists()
+    assert files_of_a_run(out) and not (out / "release").exists()
 
 
 def _copied_after(steps, into, monkeypatch, kind=Trainer):
@@ -191,7 +192,6 @@ def test_an_older_copy_of_a_run_that_has_ended_draws_nothing(
     }
     backup = tmp_path / "backup"
     shutil.copytree(copy, backup)
-    charged = (backup / "ledger.jsonl").read_bytes()
 
     def nothing(*args, **kwargs):
         raise AssertionError("a step was taken")
@@ -202,8 +202,7 @@ def test_an_older_copy_of_a_run_that_has_ended_draws_nothing(
             with pytest.raises(ValueError, match="which has ended after"):
                 train(config, folder, book, resume=True)
             assert not (folder / "release").exists()
-        assert read_ledger(backup / "ledger.jsonl").charged == 1
-        assert (backup / "ledger.jsonl").read_bytes() == charged
+        assert read_ledger(backup / "run.sqlite").charged == 1
         # The run itself makes its report and its release again, and draws nothing.
         train(config, out, book, resume=True)
     assert read_book(book).ends == content.ends
@@ -269,7 +268,7 @@ def test_killed_behind_its_payment_a_run_begins_without_another(
     with pytest.raises(ValueError, match="book must be given"):
         train(config, out, None)
     # Without its ledger it is another run, and pays.
-    (out / "ledger.jsonl").unlink()
+    (out / "run.sqlite").unlink()
     with pytest.raises(ValueError, match="nothing was charged"):
         train(config, out, book)
 
@@ -428,7 +427,7 @@ def test_a_search_pays_once(tmp_path, config, monkeypatch, capsys):
     assert command(arguments[:4] + ["--resume"]) == 2
     # Each of its runs says where it is charged, and goes on by that alone.
     capsys.readouterr()
-    for ledger in out.glob("runs/*/ledger.jsonl"):
+    for ledger in [*out.glob("runs/*/run.sqlite")]:
         content = read_ledger(ledger)
         assert (content.book, content.search) == (read_book(book).terms.name, entry.run)
         facts = json.loads((ledger.parent / "release" / "run.json").read_text())

@@ -16,7 +16,7 @@ from jaxdp_episodic.trainer.config.training_parts import LearnerConfig
 from jaxdp_episodic.trainer.learners.learners import MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
 from jaxdp_episodic.trainer.run.description import described_part
-from jaxdp_episodic.trainer.run.run_files import LOG, read_log, releasable_records
+from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
 from training_runs import TINY, plain_trainer, trainer
 
 
@@ -110,7 +110,7 @@ def test_a_description_tells_parts_apart_and_equal_ones_not():
 def test_a_callback_is_told_what_is_public(tmp_path):
     told = []
     plain_trainer(num_steps=2).train(tmp_path / "public", on_step=told.append)
-    public = releasable_records(read_log(tmp_path / "public" / LOG))
+    public = releasable_records(read_log(tmp_path / "public"))
     assert [one.public for one in told] == public[1:]  # the first is of no step
     assert [one.step for one in told] == [1, 2] and told[0].num_steps == 2
     assert "mean_loss" in told[0].private_record["private"]

@@ -26,7 +26,7 @@ from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.selection import Selection
 from jaxdp_episodic.trainer.run.stages import Stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
-from training_runs import TINY
+from training_runs import TINY, PlainBudget, charged_run, flat_step
 
 
 @pytest.fixture
@@ -98,10 +98,7 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     shutil.copytree(folder, out)
     assert {p.name for p in out.iterdir()} == {
         ".lock",
-        "checkpoints",
-        "journal",
-        "ledger.jsonl",
-        "log.jsonl",
+        "run.sqlite",
         "release",
         "report.md",
         "report.png",
@@ -127,7 +124,7 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     facts = json.loads((out / "release" / "run.json").read_text())
     assert facts["steps"] == 3 and facts["epsilon spent"] <= 8.0
     # What is released is one of the stages that are shown.
-    last = read_log(out / "log.jsonl")[-1]
+    last = read_log(out / "run.sqlite")[-1]
     assert facts["stage"] == last["released"] in last["stages"]["scores"]
     assert f"Released is the stage {facts['stage']!r} of the run" in statement
     assert f"| **{facts['stage']}** |" in report
@@ -137,11 +134,11 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     assert not any("stages" in record or "held_out" in record for record in public)
     # It is a run without a seed, and the next one does not write over it.
     assert "not private" not in printed.out + statement + str(facts)
-    before = (out / "log.jsonl").read_bytes()
+    before = (out / "run.sqlite").read_bytes()
     assert train() == 2
     error = capsys.readouterr().err
     assert "holds a run; resume it" in error and error.count("\n") == 1
-    assert (out / "log.jsonl").read_bytes() == before
+    assert (out / "run.sqlite").read_bytes() == before
 
 
 def test_resume(train, finished, tmp_path, capsys, config):
@@ -150,9 +147,9 @@ def test_resume(train, finished, tmp_path, capsys, config):
     assert "no run: begin one there, without resume" in capsys.readouterr().err
     assert not out.exists()
     shutil.copytree(finished[0], out)
-    shutil.rmtree(out / "checkpoints")
+    (out / "run.sqlite").rename(out / "log.jsonl")
     assert train("--resume") == 2
-    assert "only log.jsonl and ledger.jsonl of a run" in capsys.readouterr().err
+    assert "only log.jsonl of a run, which cannot go on" in capsys.readouterr().err
     shutil.rmtree(out)
     shutil.copytree(finished[0], tmp_path / "out")
     parameters = (tmp_path / "out" / "release" / "parameters.npz").read_bytes()
@@ -169,12 +166,11 @@ def test_a_run_that_ended_before_any_charge_begins_anew(
     train, finished, tmp_path, capsys, monkeypatch
 ):
     out, resumed = tmp_path / "out", []
-    (out / "checkpoints" / "0.orbax-checkpoint-tmp").mkdir(parents=True)
-    ledger = (finished[0] / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    described = [line for line in ledger if line.startswith(b"{")][:2]
+    out.mkdir()
+    budget = PlainBudget(flat_step(), 8.0, 1e-5, 3, 3)
     monkeypatch.setattr(run, "_run", lambda *given: resumed.append(given[2]) or "")
     for charges in (0, 1):
-        (out / "ledger.jsonl").write_bytes(b"".join(described) + b"1\n" * charges)
+        charged_run(out / "run.sqlite", budget, charges)
         assert train("--resume") == 0
         assert ("the run begins anew" in capsys.readouterr().err) == (charges == 0)
     assert resumed == [False, True]
@@ -199,7 +195,7 @@ def test_no_noise_is_called_not_private(train, config, capsys, tmp_path):
     assert train() == 0
     printed = capsys.readouterr()
     assert "inf (not private)" in printed.out
-    records = read_log(tmp_path / "out" / "log.jsonl")
+    records = read_log(tmp_path / "out" / "run.sqlite")
     assert [r["epsilon"] for r in records] == [0.0, "inf", "inf", "inf"]
     assert "Not private" in (tmp_path / "out" / "release" / "privacy.md").read_text()
 
@@ -223,7 +219,7 @@ def test_user_errors_are_one_line(train, config, capsys, tmp_path, old, new, mes
     assert code == 2, error
     assert error.startswith("jaxdp-episodic: error: ") and error.count("\n") == 1
     assert re.search(message, error), error
-    assert not (tmp_path / "out" / "log.jsonl").exists()
+    assert not (tmp_path / "out" / "run.sqlite").exists()
 
 
 def test_an_interruption_says_how_to_go_on(train, monkeypatch, capsys):

@@ -131,7 +131,7 @@ class Deserted(Processes):
     def meet(self):
         self._meetings -= 1
         if self._meetings < 0:
-            raise RunEndedError("process 0 has ended: JournalError")
+            raise RunEndedError("process 0 has ended: LedgerError")
 
     def end(self, error):
         pass
@@ -151,7 +151,7 @@ def test_where_the_first_cannot_start_nobody_waits_for_what_it_sends(
     second = Deserted(meetings, values)
     for module in (run_state, trainer, private_gradient):
         monkeypatch.setattr(module, "all_processes", lambda: second)
-    with pytest.raises(RunEndedError, match="process 0 has ended: JournalError"):
+    with pytest.raises(RunEndedError, match="process 0 has ended: LedgerError"):
         call(plain_trainer(), tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -277,7 +277,7 @@ def test_the_number_of_processes_does_not_matter(tmp_path, config, tolerance):
         assert [code for code, _ in ends] == [0] * number, ends
         assert "accuracy" in ends[0][1]
         assert not any("accuracy" in text for _, text in ends[1:])
-        assert read_ledger(out / run_files.LEDGER).charged == 3
+        assert read_ledger(out / run_files.STORE).charged == 3
         found = parameters(out)
         assert found.keys() == whole.keys()
         for name, array in found.items():
@@ -302,7 +302,7 @@ def test_the_first_process_chooses_for_all(tmp_path):
     for number in (1, 2):
         out, ends = trained(tmp_path, ADAPTIVE, number)
         assert [code for code, _ in ends] == [0] * number, ends
-        options = read_ledger(out / run_files.LEDGER).options
+        options = read_ledger(out / run_files.STORE).options
         found.append((options, parameters(out)))
     (options, whole), (others, shared) = found
     assert options == others == ("step", "check", "step", "check", "step")

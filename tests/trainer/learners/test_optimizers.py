@@ -10,7 +10,7 @@ from jaxdp_episodic.trainer.learners.optimizers import (
     built_optimizer,
     noise_corrected_adam,
 )
-from jaxdp_episodic.trainer.run.checkpoint import TrainingState
+from jaxdp_episodic.trainer.run.state import TrainingState
 from jaxdp_episodic.trainer.run.update import updater
 
 RATE, FLOOR = 0.1, 0.25

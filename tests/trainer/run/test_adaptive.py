@@ -1,12 +1,14 @@
 """Runs that choose on the way: charged first, chosen once, resumed as they were."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import jax
@@ -18,7 +20,6 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.tools.train.result import Result
 from jaxdp_episodic.trainer.config.rules import (
     NextWhenStalled,
     Released,
@@ -32,10 +33,8 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError, _check_apart
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
-from jaxdp_episodic.trainer.run.ledger import LedgerFile, create_ledger
 from jaxdp_episodic.trainer.run.report import adaptive_statement, markdown_report
 from jaxdp_episodic.trainer.run.run_files import read_log
-from jaxdp_episodic.trainer.run.said import said_of
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from rows import fast_and_slow
 from training_runs import (
@@ -45,6 +44,7 @@ from training_runs import (
     Interrupted,
     adam,
     assert_same,
+    charged_run,
     classes,
     plain_trainer,
     protonet,
@@ -114,10 +114,10 @@ def test_it_takes_what_the_rule_chooses_and_says_what_is_left(whole):
     run, folder = whole
     chosen = run.ledger.options
     assert len(chosen) == 8 and set(chosen) == set(OPTIONS)
-    content = read_ledger(folder / run_files.LEDGER)
-    assert content.charged == 8 and content.has_ended and content.is_sealed
+    content = read_ledger(folder / run_files.STORE)
+    assert content.charged == 8 and content.has_ended and content.is_closed
     assert content.adaptive_taken.taken == run.ledger.now.taken
-    records = read_log(folder / run_files.LOG)
+    records = read_log(folder / run_files.STORE)
     assert [r["step"] for r in records] == list(range(9))
     assert [r["option"] for r in records[1:]] == chosen
     # The guarantee does not move; what is left does.
@@ -282,7 +282,7 @@ def test_resumed_it_is_the_run_that_nobody_disturbed(tmp_path, whole, call):
     assert again.ledger.options == whole[0].ledger.options
     assert again.scores == whole[0].scores
     assert asked == list(range(9))  # each once, the last time to end
-    assert [r["step"] for r in read_log(tmp_path / run_files.LOG)] == list(range(9))
+    assert [r["step"] for r in read_log(tmp_path / run_files.STORE)] == list(range(9))
 
 
 @pytest.mark.slow
@@ -318,24 +318,6 @@ def test_without_a_seed_what_was_broken_off_is_given_up_and_stays_charged(tmp_pa
     assert again.ledger.now.taken["check"] == 3
 
 
-def test_a_choice_that_was_noted_and_not_charged_is_kept(tmp_path):
-    """The line of the choice is whole, and the process died before its charge."""
-    run = adaptive(lambda released: "check" if released.number < 2 else None)
-    run.train(tmp_path)
-    path = tmp_path / run_files.LEDGER
-    lines = path.read_bytes().splitlines(keepends=True)
-    first = next(i for i, line in enumerate(lines) if b'"option"' in line)
-    content = read_ledger(path)
-    assert lines[first + 1 : first + 3] == [b"1\n", b"1\n"] and content.charged == 2
-    path.write_bytes(b"".join(lines[: first + 1]))
-    assert read_ledger(path).options == ("check",) and read_ledger(path).charged == 0
-    other = adaptive(lambda released: "loud")
-    ledger = other.ledger.after(read_ledger(path), 0)
-    assert ledger.is_chosen and ledger.options == ["check"]
-    path.write_bytes(b"".join(lines[: first + 1])[:-3])  # the line itself is cut
-    assert read_ledger(path).options == () and read_ledger(path).unfinished
-
-
 def test_an_end_that_was_chosen_is_final(tmp_path):
     run = adaptive(lambda released: None)
     run.train(tmp_path)
@@ -358,7 +340,7 @@ def test_a_bad_rule_is_refused_before_anything_is_charged(tmp_path, rule, messag
     with pytest.raises(RuleError, match=message):
         run.train(tmp_path)
     assert run.num_steps_charged == 0
-    assert read_ledger(tmp_path / run_files.LEDGER).charged == 0
+    assert read_ledger(tmp_path / run_files.STORE).charged == 0
 
 
 def test_a_rule_that_raises_on_the_way_loses_nothing(tmp_path, whole):
@@ -466,82 +448,14 @@ def test_what_is_taken_first_cannot_be_chosen_again(first, quotas, message):
 
 def test_an_edited_choice_is_noticed(tmp_path, whole):
     _, folder = whole
-    text = (folder / run_files.LEDGER).read_text()
-    edited = text.replace('{"option":"loud"', '{"option":"check"', 1)
-    assert edited != text
-    (tmp_path / "ledger.jsonl").write_text(edited)
-    with pytest.raises(LedgerError, match="hash"):
-        read_ledger(tmp_path / "ledger.jsonl")
-    assert json.loads(text.splitlines()[1])["adaptive"]["checks"] == ["check"]
-
-
-# --- What a rule is given ---
-
-
-def test_a_rule_is_given_releases_and_public_facts_alone():
-    seen = []
-
-    def rule(released):
-        seen.append(released)
-        return "loud" if released.number < 2 else None
-
-    run = adaptive(rule)
-    while run.choose() is not None:
-        with warnings.catch_warnings():
-            run.step()
-    assert [one.number for one in seen] == [0, 1, 2]
-    assert set(seen[0]._fields) == {
-        "number",
-        "params",
-        "scores",
-        "taken",
-        "left",
-        "last",
-    }
-    assert [one.last for one in seen] == [None, "loud", "loud"]
-    assert dict(seen[2].taken) == {"loud": 2, "quiet": 0, "check": 0}
-    with pytest.raises(TypeError):
-        seen[2].left["loud"] = 100
-
-
-# --- What a ledger says ---
-
-
-def test_a_ledger_says_guarantee_choices_and_information_apart(whole, capsys):
-    run, folder = whole
-    path = str(folder / run_files.LEDGER)
-    assert cli.run(["epsilon", "--ledger", path]) == 0
-    said = capsys.readouterr().out
-    assert "guarantee    epsilon 3.102 at delta 1e-05" in said
-    assert "it does not move" in said and "(no guarantee; " in said
-    taken = run.ledger.now.taken["loud"]
-    assert f"{taken} of 'loud' ({4 - taken} left)" in said
-    assert "by its own choice" in said
-    assert cli.run(["epsilon", "--ledger", path, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["epsilon"] == run.budget.epsilon
-    assert found["information"]["epsilon"] == run.ledger.now.epsilon_taken()
-    assert found["taken"] == run.ledger.now.taken and found["price"] is None
-    assert cli.run(["epsilon", "--ledger", path, "--delta", "1e-6", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["epsilon"] == run.budget.epsilon_at(1e-6) > run.budget.epsilon
-    assert cli.run(["epsilon", "--ledger", path, "--method", "pld"]) == 2
-    assert "--method does not go with" in capsys.readouterr().err
-
-
-def test_statement_and_facts_say_what_the_ledger_says(whole, capsys):
-    """A choice that was made, and is not charged yet, is in none of them."""
-    run, folder = whole
-    assert cli.run(["epsilon", "--ledger", str(folder / run_files.LEDGER)]) == 0
-    said, ledger = said_of(run), capsys.readouterr().out
-    result = str(Result(run, run.budget.epsilon, 0.0, {}, folder))
-    for name in ("taken", "information"):
-        assert said.facts[name] in ledger and said.facts[name] in result
-        assert all(said.facts[name] in text for text in (said.statement, page(said)))
-    early = adaptive()
-    early.choose()
-    assert early.ledger.now.taken != early.ledger.budget_charged.taken
-    assert "0 of 'loud' (4 left)" in said_of(early).statement
+    path = tmp_path / "run.sqlite"
+    shutil.copy(folder / run_files.STORE, path)
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute("UPDATE charges SET step = 7 - step WHERE number = 2")
+        file.commit()
+    with pytest.raises(LedgerError, match="edited or damaged: charge 2"):
+        read_ledger(path)
+    assert read_ledger(folder).adaptive.checks == ("check",)
 
 
 def page(said):
@@ -555,10 +469,8 @@ def test_an_odometer_is_said_to_a_program_as_well(tmp_path, capsys):
     run = jde.AdaptiveRun(
         {"loud": LOUD}, prices={"loud": 1}, budget=2, odometer=[0.0, 3.0, 4.0]
     )
-    path, budget = tmp_path / "ledger.jsonl", AdaptiveBudget((run,), DELTA)
-    create_ledger(path, budget, is_seeded=False)
-    with LedgerFile(path) as file:
-        file.charge(option="loud")
+    path, budget = tmp_path / "run.sqlite", AdaptiveBudget((run,), DELTA)
+    charged_run(path, budget, 1, option="loud")
     assert cli.run(["epsilon", "--ledger", str(path), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["odometers"]
     assert found == {"epsilon": 3.0, "delta": run.odometer_interval()[1]}
@@ -568,14 +480,14 @@ def test_beside_other_ledgers_it_owes_its_quotas(tmp_path, whole, capsys):
     _, folder = whole
     other = plain_trainer(num_steps=2, step=QUIET)
     other.train(tmp_path / "other")
-    paths = [str(f / run_files.LEDGER) for f in (folder, tmp_path / "other")]
+    paths = [str(f / run_files.STORE) for f in (folder, tmp_path / "other")]
     asked = [word for path in paths for word in ("--ledger", path)]
     assert cli.run(["epsilon", *asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     owed = jde.compose((LOUD, 4), (QUIET, 3 + 2), (CHECK, 3))
     assert found["epsilon"] == pytest.approx(jde.epsilon(owed, delta=DELTA))
-    copy = tmp_path / "copy.jsonl"
-    copy.write_bytes((folder / run_files.LEDGER).read_bytes())
+    copy = tmp_path / "copy"
+    copy.write_bytes((folder / run_files.STORE).read_bytes())
     assert cli.run(["epsilon", "--ledger", paths[0], "--ledger", str(copy)]) == 2
     assert "copies of one run that chose" in capsys.readouterr().err
 
@@ -625,7 +537,7 @@ def until_the_end(folder, seed, every):
         if ended.returncode == 0:
             return died
         assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
-        content = read_ledger(folder / run_files.LEDGER)
+        content = read_ledger(folder / run_files.STORE)
         # What was chosen is charged: at most one choice more than there are charges.
         assert len(content.options) <= content.charged + 1
     raise AssertionError("it does not end")
@@ -647,10 +559,10 @@ def test_killed_again_and_again_it_is_the_run_that_nobody_disturbed(tmp_path, ev
 @pytest.mark.slow
 def test_killed_without_a_seed_it_is_never_charged_less_than_it_released(tmp_path):
     died = until_the_end(tmp_path, None, 9)
-    content = read_ledger(tmp_path / run_files.LEDGER)
+    content = read_ledger(tmp_path / run_files.STORE)
     run = adaptive(seed=None)
     run.resume(tmp_path)
-    released = {r["step"] for r in read_log(tmp_path / run_files.LOG) if r["step"]}
+    released = {r["step"] for r in read_log(tmp_path / run_files.STORE) if r["step"]}
     assert died and len(released) <= content.charged <= len(released) + died
     assert content.charged == run.num_steps_taken == 8
 
@@ -677,7 +589,7 @@ def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
     assert taken["check"] >= 2 and taken["quiet"] >= 1
     spent = taken["loud"] + 4 * taken["quiet"]
     assert 12 - 4 < spent <= 12
-    content = read_ledger(tmp_path / run_files.LEDGER)
+    content = read_ledger(tmp_path / run_files.STORE)
     assert content.adaptive_taken.runs[0].spent == spent
     said = adaptive_statement(run.ledger.now)
     assert f"{spent} of 12 spent" in said and "up to now at most epsilon 2," in said

@@ -16,9 +16,9 @@ from jaxdp_episodic.trainer.gradient import discrete_noise
 from jaxdp_episodic.trainer.gradient.clip_norm import next_clip_norm, steps_of_vote
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
 from jaxdp_episodic.trainer.run.description import RunMismatchError
-from jaxdp_episodic.trainer.run.journal import Journal
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
+from jaxdp_episodic.trainer.run.store import RunStore
 from rows import fast_and_slow
 from training_runs import (
     GROUPED,
@@ -174,7 +174,7 @@ def test_an_episode_without_examples_has_no_vote():
 
 
 def course(folder):
-    return [record["clip_norm"] for record in read_log(folder / "log.jsonl")]
+    return [record["clip_norm"] for record in read_log(folder / "run.sqlite")]
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,15 @@ def test_a_run_that_was_killed_is_the_unbroken_one_bit_for_bit(
     class Killed(BaseException):
         pass
 
-    append = Journal.append
+    release = RunStore.release
 
-    def killed(journal, step, data):
-        append(journal, step, data)  # the release is on the disk, and nothing after it
+    def killed(store, step, arrays):
+        release(store, step, arrays)  # the release is on the disk, and nothing after it
         if step == after:
             raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Journal, "append", killed)
+        patch.setattr(RunStore, "release", killed)
         made().train(tmp_path / "parts", checkpoint_every=2)
     run = made()
     assert run.resume(tmp_path / "parts") == after
@@ -211,8 +211,8 @@ def test_a_run_that_was_killed_is_the_unbroken_one_bit_for_bit(
     # What was released and not logged before the kill is noted when the run goes on.
     norms = course(tmp_path / "whole")
     assert course(tmp_path / "parts") == norms and len(set(norms)) == 7
-    ledger = (tmp_path / "parts" / "ledger.jsonl").read_text(encoding="utf-8")
-    assert ledger.count('\\"kind\\": \\"quantile\\"') == 2
+    openings = read_ledger(tmp_path / "parts").openings
+    assert '"kind": "quantile"' in openings[0].environment["clipping"]
 
 
 def test_a_step_that_was_given_up_leaves_the_clip_norm(tmp_path, monkeypatch):
@@ -224,14 +224,14 @@ def test_a_step_that_was_given_up_leaves_the_clip_norm(tmp_path, monkeypatch):
 
     run = made()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
-        patch.setattr(Journal, "append", broken)
+        patch.setattr(RunStore, "release", broken)
         run.train(tmp_path)
     again = made()
     with pytest.warns(UserWarning, match="given up"):
         assert again.resume(tmp_path) == 1
     assert again.clip_norm == 0.5
     again.train(tmp_path)
-    assert read_ledger(tmp_path / "ledger.jsonl").charged == 6
+    assert read_ledger(tmp_path / "run.sqlite").charged == 6
 
 
 @pytest.mark.parametrize(

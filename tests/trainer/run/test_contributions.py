@@ -54,7 +54,7 @@ def test_few_complete_contributions_are_warned_of_and_counted(tmp_path):
     assert run.complete_units is not None
     assert run.complete_units.share == pytest.approx(0.037, abs=1e-3)
     run.train(tmp_path, checkpoint_every=50)
-    took_part, complete = found_in(read_log(tmp_path / "log.jsonl")) or (0, 0)
+    took_part, complete = found_in(read_log(tmp_path / "run.sqlite")) or (0, 0)
     # All that hold no null are complete; 4 deviations of a Poisson count of 14.8.
     assert took_part == complete and abs(complete - 14.8) < 16
 

@@ -1,7 +1,9 @@
 """Runs in epochs: resumed within one bit for bit, and what they owe."""
 
+import contextlib
 import dataclasses
 import json
+import sqlite3
 
 import numpy as np
 import pytest
@@ -12,21 +14,17 @@ from jaxdp_episodic.accountant.questions.budget import (
     SpentAhead,
     plan_budget,
 )
-from jaxdp_episodic.accountant.report.ledger_file import (
-    CHARGE,
-    Chain,
-    LedgerError,
-    header,
-    read_ledger,
-)
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
-from jaxdp_episodic.trainer.run.ledger import Ledger, LedgerFile, create_ledger
+from jaxdp_episodic.trainer.run.ledger import Ledger
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.said import epsilon_without_last_stage
+from jaxdp_episodic.trainer.run.store import RunStore, create_store
+from old_ledgers import old_ledger
 from oracles import allocation_epochs
-from training_runs import GROUPED, assert_same, plain_trainer
+from training_runs import GROUPED, assert_same, charged_run, flat_step, plain_trainer
 
 DELTA = 1e-5
 BINS = dataclasses.replace(
@@ -78,7 +76,7 @@ def test_a_run_goes_on_within_an_epoch(tmp_path, noise, seed):
         whole = run()
         whole.train(tmp_path / "whole")
         assert_same(whole, second)
-    content = read_ledger(tmp_path / "parts" / run_files.LEDGER)
+    content = read_ledger(tmp_path / "parts" / run_files.STORE)
     assert (content.charged, content.planned, content.owed) == (10, 10, 10)
 
 
@@ -133,11 +131,10 @@ def test_epochs_begin_after_steps_before():
 
 
 def test_a_ledger_of_epochs_after_others_owes_what_the_budget_says(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    create_ledger(path, AFTER_TWO, is_seeded=False)
-    ledger = Ledger(AFTER_TWO)
+    path, ledger = tmp_path / "run.sqlite", Ledger(AFTER_TWO)
+    create_store(path, AFTER_TWO, is_seeded=False)
     for charged in range(1, 13):
-        with LedgerFile(path) as file, ledger.writing_to(file, {}):
+        with contextlib.closing(RunStore(path)) as store, ledger.writing_to(store, {}):
             ledger.charge()
         content = read_ledger(path)
         assert (content.charged, content.owed) == (charged, AFTER_TWO.owed(charged))
@@ -171,11 +168,7 @@ def test_the_statement_says_what_an_early_end_owes():
     ("charged", "owed"), [(0, 0), (3, 4), (4, 4), (9, 10), (10, 10), (11, 12)]
 )
 def test_a_ledger_owes_the_epoch_that_was_begun(tmp_path, capsys, charged, owed):
-    path = tmp_path / "ledger.jsonl"
-    create_ledger(path, budget(), is_seeded=False)
-    with LedgerFile(path) as file:
-        for _ in range(charged):
-            file.charge()
+    path = charged_run(tmp_path / "run.sqlite", budget(), charged)
     content = read_ledger(path)
     assert (content.charged, content.planned, content.owed) == (charged, 10, owed)
     assert content.run_charged() == (BATCHES, owed)
@@ -189,14 +182,16 @@ def test_a_ledger_owes_the_epoch_that_was_begun(tmp_path, capsys, charged, owed)
 @pytest.mark.slow
 def test_what_a_ledger_says_costs_as_much_by_another_program(tmp_path):
     """Its words, read as JSON, given to an oracle."""
-    path = tmp_path / "ledger.jsonl"
+    path = tmp_path / "run.sqlite"
     bins = jde.GaussianStep(
         jde.RandomAllocation("user", steps_per_epoch=3), noise_multiplier=2.0
     )
     spent = budget(bins, steps=6, permitted=6)
-    create_ledger(path, spent, is_seeded=False)
-    first, second, *_ = path.read_bytes().split(b"\n")
-    planned, described = json.loads(first)["planned"], json.loads(second)["step"]
+    create_store(path, spent, is_seeded=False)
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        rows = file.execute("SELECT value FROM texts ORDER BY id").fetchall()
+    (planned, described) = (json.loads(value) for (value,) in rows)
+    planned = planned["planned"]
     length = described["sampling"]["levels"][0]["steps_per_epoch"]
     epochs = allocation_epochs.Epochs(length, planned // length)
     epsilon, shift = float(spent.spent(6)), 1 / described["noise_multiplier"]
@@ -207,35 +202,28 @@ def test_what_a_ledger_says_costs_as_much_by_another_program(tmp_path):
 
 
 def test_another_plan_is_another_run(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    create_ledger(path, budget(), is_seeded=False)
-    with LedgerFile(path) as file, pytest.raises(LedgerError, match="number of epochs"):
-        with Ledger(budget(steps=12)).writing_to(file, {}):
-            pass
+    path = charged_run(tmp_path / "run.sqlite", budget())
+    with contextlib.closing(RunStore(path)) as store:
+        with pytest.raises(LedgerError, match="number of epochs"):
+            Ledger(budget(steps=12)).check(store)
 
 
 @pytest.mark.parametrize("planned", [0, -3, 2.0, "10", True])
 def test_a_plan_that_is_no_number_is_refused(tmp_path, planned):
-    path = tmp_path / "ledger.jsonl"
-    first = header("ab", epsilon=1.0, delta=DELTA, is_seeded=False, planned=planned)
-    chain = Chain()
-    chain.add(start := chain.line(first))
-    path.write_bytes(start + chain.line({"step": BATCHES.to_dict()}) + CHARGE)
+    path = old_ledger(tmp_path / "run.jsonl", BATCHES, [("a", 1)], planned=planned)
     with pytest.raises(LedgerError, match="planned must be a number of steps"):
         read_ledger(path)
 
 
 def test_without_a_plan_every_epoch_counts_whole(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    chain = Chain()
-    parts = [header("ab", epsilon=1.0, delta=DELTA, is_seeded=False)]
+    path = tmp_path / "run.sqlite"
     other = dataclasses.replace(BATCHES, noise_multiplier=3.0)
-    for record in (*parts, {"step": BATCHES.to_dict()}):
-        chain.add(line := chain.line(record))
-        path.write_bytes((path.read_bytes() if path.exists() else b"") + line)
-    chain.add(5 * CHARGE)
-    text = path.read_bytes() + 5 * CHARGE + chain.line({"step": other.to_dict()})
-    path.write_bytes(text + 6 * CHARGE)
+    create_store(path, PrivacyBudget(flat_step(), 8.0, DELTA, 9, 9), is_seeded=False)
+    with contextlib.closing(RunStore(path)) as store:
+        store.take_up({})
+        for name, step, number in (("one", BATCHES, 5), ("two", other, 6)):
+            for _ in range(number):
+                store.charge(name, step)
     content = read_ledger(path)
     assert (content.planned, content.charged, content.owed) == (None, 11, 16)
     assert content.run_charged() == (jde.compose((BATCHES, 8), (other, 8)), None)

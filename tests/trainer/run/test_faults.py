@@ -35,9 +35,9 @@ from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.checkpoint import Checkpoints
 from jaxdp_episodic.trainer.run.description import RunMismatchError
 from jaxdp_episodic.trainer.run.report import load_parameters
+from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import ProtoNet, Trainer
 from training_runs import (
     TINY,
@@ -48,12 +48,6 @@ from training_runs import (
     noised,
     plain_trainer,
     protonet,
-)
-
-# After a failed write Orbax leaves coroutines behind whose loop is closed, and when
-# they are collected is anybody's guess.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -73,7 +67,7 @@ def gone_on_with(folder, whole):
     taken = run.resume(folder)
     run.train(folder)
     assert_same(run, whole)
-    assert read_ledger(folder / run_files.LEDGER).charged == 6
+    assert read_ledger(folder / run_files.STORE).charged == 6
     return taken
 
 
@@ -146,12 +140,12 @@ def test_what_is_left_at_any_moment_is_gone_on_with(tmp_path, monkeypatch, rig, 
     monkeypatch.setattr(rig.optax, "adam", adam)
     moments = [
         (PrivateGradient, "__call__", 2),  # charged and not released
-        (Checkpoints, "save", 2),  # of step 3
+        (RunStore, "save", 2),  # of step 3
         (Trainer, "step", 5),  # between steps 7 and 8
     ]
     folder, found, wrong = tmp_path / "run", [], []
     folder.mkdir()
-    late = pytest.raises(LedgerError, match="release of step 3, and the ledger 2")
+    late = pytest.raises(LedgerError, match="2 steps charged")
     for number, moment in enumerate(moments, 1):
         left = tmp_path / str(number)
         ends = late if fault and number == 3 else pytest.raises(Killed)
@@ -196,40 +190,28 @@ def test_what_the_rig_calls_a_violation(rig):
 # --- A full disk ---
 
 
-def test_a_disk_that_is_full_at_a_checkpoint(tmp_path, monkeypatch, whole):
-    """Orbax's own writes fail; the checkpoint before is whole, and gone on with."""
-    save, calls = Checkpoints.save, []
+def test_a_disk_that_is_full_at_a_state(tmp_path, monkeypatch, whole):
+    """The write fails; the state before is whole, and gone on with."""
+    save, calls = RunStore.save, []
 
-    def limited(self, snapshot):
-        calls.append(snapshot.charged_steps)
+    def limited(self, taken, *args):
+        calls.append(taken)
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if snapshot.charged_steps == 4:
+        if taken == 4:
             resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
         try:
-            save(self, snapshot)
+            save(self, taken, *args)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    monkeypatch.setattr(Checkpoints, "save", limited)
+    monkeypatch.setattr(RunStore, "save", limited)
     run = plain_trainer()
-    with pytest.raises(OSError, match="checkpoint of step 4 could not be written"):
+    with pytest.raises(OSError, match="run.sqlite cannot be read or written"):
         run.train(tmp_path, checkpoint_every=2)
     assert calls == [0, 2, 4]
-    complete = tmp_path / run_files.CHECKPOINTS
-    assert {p.name for p in complete.iterdir() if p.name.isdigit()} == {"0", "2"}
-    assert read_ledger(tmp_path / run_files.LEDGER).charged == 4
+    assert read_ledger(tmp_path / run_files.STORE).charged == 4
     monkeypatch.undo()
-    train_on, late = Trainer.train, complete / "4.orbax-checkpoint-tmp" / "state"
-
-    def with_a_late_write(self, folder):
-        # Orbax's writes go on after one has failed, as late as this.
-        train_on(
-            self, folder, on_step=lambda _: late.mkdir(parents=True, exist_ok=True)
-        )
-
-    monkeypatch.setattr(Trainer, "train", with_a_late_write)
     assert gone_on_with(tmp_path, whole) == 4
-    assert {p.name for p in complete.iterdir()} == {"4", "6"}  # no debris
 
 
 @pytest.fixture
@@ -261,8 +243,8 @@ def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
         except OSError as error:
             assert error.errno == errno.ENOSPC, error
             ends.append("full")
-            ledger = folder / run_files.LEDGER
-            charged = read_ledger(ledger).charged if ledger.exists() else 0
+            path = folder / run_files.STORE
+            charged = read_ledger(path).charged if path.exists() else 0
             taken = run.num_steps_taken
             assert taken <= charged <= taken + 1
         ballast.unlink()
@@ -273,20 +255,23 @@ def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
 
 def test_a_disk_that_is_full_at_a_charge(tmp_path, monkeypatch, whole):
     """The step is not taken; what was taken before is charged."""
-    run, sync = plain_trainer(), os.fsync
-    ledger = tmp_path / run_files.LEDGER
+    run, charge = plain_trainer(), RunStore.charge
 
-    def full(descriptor):
+    def full(store, *kind):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
         if run.num_steps_taken == 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        sync(descriptor)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+        try:
+            charge(store, *kind)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(RunStore, "charge", full)
+    with pytest.raises(OSError, match="run.sqlite cannot be read or written"):
         run.train(tmp_path, checkpoint_every=2)
     monkeypatch.undo()
     assert run.num_steps_taken == 3
-    assert read_ledger(ledger).charged in (3, 4)
+    assert read_ledger(tmp_path).charged in (3, 4)
     assert gone_on_with(tmp_path, whole) == 3
 
 
@@ -304,7 +289,7 @@ def test_sigterm_commits_what_was_finished(tmp_path, whole):
     with pytest.raises(Terminated), ended_by_sigterm():
         run.train(tmp_path, on_step=terminate, checkpoint_every=100)
     assert signal.getsignal(signal.SIGTERM) is before
-    assert read_ledger(tmp_path / run_files.LEDGER).is_sealed
+    assert read_ledger(tmp_path / run_files.STORE).is_closed
     assert gone_on_with(tmp_path, whole) == 3
 
 
@@ -403,17 +388,18 @@ def test_a_process_ends_in_order_at_sigterm(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    log = out / run_files.LOG
+    store = out / run_files.STORE
     while process.poll() is None:
-        if log.exists() and log.read_bytes().count(b"\n") > 5:
+        if store.exists() and read_ledger(store).charged > 5:
             process.send_signal(signal.SIGTERM)
             break
     _, error = process.communicate(timeout=300)
     assert process.returncode == 143, error
     assert "terminated; go on with --resume" in error
-    checkpoint = max(int(p.name) for p in (out / run_files.CHECKPOINTS).iterdir())
-    content = read_ledger(out / run_files.LEDGER)
-    assert content.is_sealed and 5 <= checkpoint <= content.charged <= checkpoint + 1
+    with contextlib.closing(RunStore(out / run_files.STORE)) as file:
+        checkpoint = file.saved().taken
+    content = read_ledger(out / run_files.STORE)
+    assert content.is_closed and 5 <= checkpoint <= content.charged <= checkpoint + 1
     done = subprocess.run(
         [*command, "--out", str(out), "--resume"],
         env=environment,
@@ -424,7 +410,7 @@ def test_a_process_ends_in_order_at_sigterm(tmp_path):
     assert done.returncode == 0, done.stderr
     # One that was charged and broken off is given up, and counts.
     assert f"resumed after step {content.charged}" in done.stderr
-    assert read_ledger(out / run_files.LEDGER).charged == 400
+    assert read_ledger(out / run_files.STORE).charged == 400
 
 
 # --- Numbers that are none ---
@@ -574,11 +560,11 @@ def test_a_run_that_diverged_stops_and_keeps_what_was_finite(tmp_path):
     run = plain_trainer(optimizer=optax.sgd(rate))
     with pytest.raises(ValueError, match=r"params must be finite, .* after step \d"):
         run.train(tmp_path, checkpoint_every=2)
-    with Checkpoints(tmp_path / run_files.CHECKPOINTS) as checkpoints:
-        kept = checkpoints.restore(run.state, run.run)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(kept.state.params))
-    charged = read_ledger(tmp_path / run_files.LEDGER).charged
-    assert kept.charged_steps < charged == run.num_steps_taken
+    with contextlib.closing(RunStore(tmp_path / run_files.STORE)) as store:
+        kept = store.saved()
+    assert all(np.isfinite(leaf).all() for leaf in kept.arrays)
+    charged = read_ledger(tmp_path / run_files.STORE).charged
+    assert kept.taken < charged == run.num_steps_taken
 
 
 # --- bfloat16 ---

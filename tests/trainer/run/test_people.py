@@ -1,20 +1,22 @@
 """Runs that protect people: whose data are, who is bounded, what blocks draw."""
 
+import contextlib
 import dataclasses
 import io
-import json
 
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import plan_budget
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.data import truncated
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw import step_generator
 from jaxdp_episodic.trainer.run import contributions
 from jaxdp_episodic.trainer.run.apart import check_held_out
 from jaxdp_episodic.trainer.run.report import privacy_statement
+from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
 from rows import fast_and_slow
 from training_runs import (
     GROUPED,
@@ -77,8 +79,7 @@ def test_people_are_protected_end_to_end(name, tmp_path):
     assert spent == pytest.approx(8.0, rel=1e-6)
     own = dataclasses.replace(step, noise_multiplier=run.budget.step.noise_multiplier)
     assert spent == jde.epsilon(own, num_steps=3, delta=1e-5)
-    charged = (tmp_path / "ledger.jsonl").read_text(encoding="utf-8")
-    assert '"privacy_unit":"person"' in charged
+    assert read_ledger(tmp_path).a_step.privacy_unit == "person"
     statement = privacy_statement(run.budget, 3)
     assert "person" in statement.splitlines()[2]
 
@@ -96,8 +97,9 @@ def test_the_blocks_of_an_epoch_outlive_an_interruption(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         made().train(tmp_path, on_step=stop)
-    kept = (tmp_path / "epoch").read_bytes()
-    with np.load(io.BytesIO(kept[32:])) as found:  # behind its SHA-256
+    with contextlib.closing(RunStore(tmp_path / "run.sqlite")) as store:
+        kept = store.kept(EPOCH)[1][0].tobytes()
+    with np.load(io.BytesIO(kept)) as found:
         people = found["units"]
     assert sorted(people.ravel().tolist()) == list(range(PEOPLE))
     again = made()
@@ -107,7 +109,8 @@ def test_the_blocks_of_an_epoch_outlive_an_interruption(tmp_path):
     assert set(owners.ravel().tolist()) == set(people[0].tolist())
     again.train(tmp_path)
     assert again.num_steps_taken == 4
-    assert not (tmp_path / "epoch").exists()
+    with contextlib.closing(RunStore(tmp_path / "run.sqlite")) as store:
+        assert store.kept(EPOCH) is None
 
 
 def test_data_without_owners_and_people_beyond_their_bounds_are_refused():
@@ -132,10 +135,9 @@ def test_what_bounding_left_out_is_in_the_ledger_and_not_in_what_is_released(
         num_steps=2,
     )
     run.train(tmp_path)
-    lines = (tmp_path / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
-    opened = json.loads(next(line for line in lines if line.startswith('{"opened"')))
+    (opened,) = read_ledger(tmp_path).openings
     words = "108 of 180 examples left out, of 6 of 6 people"
-    assert opened["opened"]["people"].startswith(words)
+    assert opened.environment["people"].startswith(words)
     given = {"truncation": bounded.truncation}
     assert words in privacy_statement(run.budget, 2, **given)
     released = privacy_statement(run.budget, 2, for_release=True, **given)

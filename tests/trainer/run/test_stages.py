@@ -1,8 +1,9 @@
 """What a run has at each stage, and which one it releases."""
 
+import contextlib
 import dataclasses
 import math
-import warnings
+import sqlite3
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +19,16 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.episode import regression_episode
 from jaxdp_episodic.trainer.learners.learners import ProtoNet, Supervised
 from jaxdp_episodic.trainer.learners.untrained import Ridge, as_they_are, untrained
-from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.apart import found_in_both
 from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation
 from jaxdp_episodic.trainer.run.run_files import (
-    BEST,
     STAGES,
+    STORE,
     read_log,
     releasable_records,
 )
 from jaxdp_episodic.trainer.run.selection import choosing_split, simplest
+from jaxdp_episodic.trainer.run.store import BEST, RunStore
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
@@ -515,12 +516,11 @@ def test_the_best_steps_survive_a_kill(tmp_path, killed_after):
     assert rest.selection.scores == whole.selection.scores
     assert rest.selection.behind == whole.selection.behind
     for run, folder in ((whole, "whole"), (rest, "part")):
-        path = tmp_path / folder / BEST
-        assert path.stat().st_mode & 0o077 == 0
-        with np.load(path) as kept:
-            assert kept["step"] == 4
-            np.testing.assert_array_equal(run.released.params["w"], kept["params/w"])
-    logs = [read_log(tmp_path / name / run_files.LOG) for name in ("whole", "part")]
+        with contextlib.closing(RunStore(tmp_path / folder / STORE)) as store:
+            step, (kept,) = store.kept(BEST)
+        assert step == 4
+        np.testing.assert_array_equal(run.released.params["w"], kept)
+    logs = [read_log(tmp_path / name / STORE) for name in ("whole", "part")]
     assert [r["step"] for r in logs[0]] == [r["step"] for r in logs[1]]
     assert logs[0][-1] | {"private": 0} == logs[1][-1] | {"private": 0}
 
@@ -530,23 +530,15 @@ def test_a_finished_run_that_is_resumed_chooses_the_same(tmp_path):
     given = {"evaluations": scored(directions(seed=3)), "evaluate_every": 2}
     run, again = early(), early()
     run.train(tmp_path, **given)
-    before = (tmp_path / run_files.LOG).read_bytes()
+    before = read_log(tmp_path)
     again.resume(tmp_path)
     assert again.released.name == "steps"
     assert again.train(tmp_path, **given) == []
     assert again.selection.behind == run.selection.behind
     assert again.released.name == run.released.name
-    assert (tmp_path / run_files.LOG).read_bytes() == before
-    (tmp_path / BEST).write_bytes(b"PK")
-    with pytest.raises(ValueError, match="best.npz must be an npz file"):
+    assert read_log(tmp_path) == before
+    with contextlib.closing(sqlite3.connect(tmp_path / STORE)) as file:
+        file.execute("UPDATE arrays SET data = zeroblob(4) WHERE kind = 'best'")
+        file.commit()
+    with pytest.raises(ValueError, match="an array of best . is not what was written"):
         again.train(tmp_path, **given)
-
-
-def test_what_another_run_has_kept_is_not_taken_up(tmp_path):
-    (tmp_path / BEST).write_bytes(b"of a run that was removed")
-    run = plain_trainer(num_steps=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run.train(tmp_path, evaluations=scored(), evaluate_every=1)
-    assert not (tmp_path / BEST).exists()
-    assert list(run.selection.scores) == ["features", "initial", "steps"]

@@ -1,7 +1,6 @@
 """The trainer: charges first, draws what is accounted, resumes bit for bit."""
 
 import dataclasses
-import json
 import secrets
 
 import jax
@@ -138,7 +137,7 @@ def test_resume_is_bit_exact(tmp_path, interrupted_after):
     assert second.resume(tmp_path / "parts") == interrupted_after + 1
     second.train(tmp_path / "parts", checkpoint_every=1)
     assert_same(whole, second)
-    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("whole", "parts")]
+    logs = [read_log(tmp_path / name / "run.sqlite") for name in ("whole", "parts")]
     assert [r["step"] for r in logs[0]] == [r["step"] for r in logs[1]]
     for a, b in zip(*logs, strict=True):
         assert a["epsilon"] == b["epsilon"]
@@ -498,12 +497,9 @@ def test_intervals_are_checked_before_anything_is_written(tmp_path, name):
 def test_the_log_keeps_private_things_apart(tmp_path):
     run = trainer()
     run.train(tmp_path)
-    text = (tmp_path / "log.jsonl").read_text()
-    for line in text.splitlines():
-        record = json.loads(line)
+    for record in read_log(tmp_path):
         assert record.keys() <= {"step", "epsilon", PRIVATE, HELD_OUT}
-    assert (tmp_path / "log.jsonl").stat().st_mode & 0o077 == 0
-    assert (tmp_path / "checkpoints").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "run.sqlite").stat().st_mode & 0o077 == 0
 
 
 def test_what_the_draw_thread_raises_is_raised(tmp_path, monkeypatch):

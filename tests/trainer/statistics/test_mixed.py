@@ -253,7 +253,7 @@ def test_a_run_is_charged_and_resumed(tmp_path):
     rest.resume(tmp_path / "parts")
     rest.train(tmp_path / "parts")
     assert_same(whole, rest)
-    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    content = read_ledger(tmp_path / "parts" / "run.sqlite")
     assert content.groups == tuple((step, 1) for step in whole.budget.before)
     step, _ = content.run_charged()
     spent = jde.epsilon(step, delta=1e-5)

@@ -596,7 +596,7 @@ def test_a_run_of_statistics_alone(tmp_path):
     assert trainer.run["noise"] == "discrete"
     records = trainer.train(tmp_path)
     assert [r["step"] for r in records] == [0, 1, 2, 3]
-    content = read_ledger(tmp_path / "ledger.jsonl")
+    content = read_ledger(tmp_path / "run.sqlite")
     assert content.groups == tuple((step, 1) for step in trainer.budget.before)
     step, number = content.run_charged()
     assert number is None
@@ -630,12 +630,12 @@ def test_epochs_after_statistics_begin_with_the_first_step_that_draws(tmp_path):
     whole.train(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         part.train(tmp_path / "parts", checkpoint_every=2, on_step=stop)
-    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    content = read_ledger(tmp_path / "parts" / "run.sqlite")
     assert (content.charged, content.owed) == (9, 11)
     assert rest.resume(tmp_path / "parts") in (8, 9)
     rest.train(tmp_path / "parts")
     assert_same(whole, rest)
-    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    content = read_ledger(tmp_path / "parts" / "run.sqlite")
     assert content.charged == content.owed == content.planned == 13
     steps, _ = content.run_charged()
     spent = jde.epsilon(steps, delta=1e-5)
@@ -656,30 +656,28 @@ def test_resume_is_bit_exact(tmp_path, interrupted_after):
     rest.resume(tmp_path / "parts")
     rest.train(tmp_path / "parts")
     assert_same(whole, rest)
-    content = read_ledger(tmp_path / "parts" / "ledger.jsonl")
+    content = read_ledger(tmp_path / "parts" / "run.sqlite")
     assert [count for _, count in content.groups] == [1, 1, 1, 4]
 
 
 @pytest.mark.slow
-def test_a_kill_between_a_description_and_its_charge(tmp_path):
-    """The ledger then ends with steps that are described and not charged."""
+def test_a_full_disk_after_the_statistics_loses_nothing(tmp_path):
     part = run()
     with pytest.raises(KeyboardInterrupt):
         part.train(tmp_path, checkpoint_every=1, on_step=_stop_after_two)
-    part.ledger._file = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "jaxdp_episodic.trainer.run.ledger.LedgerFile.charge", _raise_no_space
+            "jaxdp_episodic.trainer.run.store.RunStore.charge", _raise_no_space
         )
         again = run()
         again.resume(tmp_path)
         with pytest.raises(OSError, match="full"):
             again.train(tmp_path)
-    assert [c for _, c in read_ledger(tmp_path / "ledger.jsonl").groups] == [1, 1, 0]
+    assert [c for _, c in read_ledger(tmp_path / "run.sqlite").groups] == [1, 1]
     rest = run()
     rest.resume(tmp_path)
     rest.train(tmp_path)
-    groups = read_ledger(tmp_path / "ledger.jsonl").groups
+    groups = read_ledger(tmp_path / "run.sqlite").groups
     assert [count for _, count in groups] == [1, 1, 1, 4]
 
 

@@ -1,0 +1,164 @@
+"""Runs of the version before, taken over into ``run.sqlite``; for one version.
+
+They lay in a ledger, a journal of releases, checkpoints of Orbax, a log, the best steps
+and the running epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp_episodic.accountant.report.ledger_file import (
+    FACTS,
+    OLD_LEDGER,
+    STEP,
+    STORE,
+    LedgerError,
+    OldLedger,
+)
+from jaxdp_episodic.trainer.run.run_files import read_log
+from jaxdp_episodic.trainer.run.state import kinds_of, refuse_other_state
+from jaxdp_episodic.trainer.run.store import BEST, EPOCH, RunStore, new_store
+
+_HEAD = struct.Struct("<QQQ8s8s")  # step, checkpoint, length, run, hash of these
+_FORMAT = 5  # of checkpoints
+KEPT = "imported"  # folder for the files that were taken over
+
+
+def import_old_run(folder: Path, like: Any) -> None:
+    """Makes the file of a run from what the version before left of it.
+
+    Args:
+      folder: of the run, which this process holds.
+      like: a state of the run's structure.
+
+    Raises:
+      OSError: a file that is gone or cannot be read or written.
+      LedgerError: one that is damaged, or not the same run's.
+      RunMismatchError: the checkpoint is of another model or optimizer.
+    """
+    with _or_damaged(folder):
+        ledger = OldLedger(folder / OLD_LEDGER)
+        meta, state = _checkpoint(folder / "checkpoints", like)
+        name, _, size, digest = meta["ledger"]
+        with open(folder / OLD_LEDGER, "rb") as file:
+            seen = hashlib.sha256(file.read(size)).hexdigest()
+        if name != ledger.facts["run"] or seen != digest:
+            raise LedgerError(
+                f"{folder}: the ledger is not that of the checkpoint, or was rolled "
+                "back"
+            )
+        releases = _releases(folder / "journal", name, meta["charged_steps"])
+        kept = [*_epoch(folder / "epoch", name), *_best(folder / "best.npz")]
+        log = folder / "log.jsonl"
+        records = read_log(log) if log.exists() else []
+    temporary = folder / f"{STORE}.importing"
+    steps = [(STEP, kind[0], kind[1]) for kind in ledger.steps.values()]
+    new_store(temporary, [(FACTS, "", ledger.facts_text), *steps])
+    with closing(RunStore(temporary)) as store:
+        store.take_over(ledger)
+        for record in records:
+            store.note(record)
+        taken = meta["charged_steps"]
+        arrays = jax.device_get(jax.tree.leaves(state))
+        store.save(taken, arrays, meta["run"], kinds_of(like))
+        for number, released in releases:
+            store.release(number, released)
+        for kind, number, found in kept:
+            store.keep(kind, number, found)
+    temporary.replace(folder / STORE)
+    (folder / "epoch").unlink(missing_ok=True)  # a secret
+    (folder / KEPT).mkdir(exist_ok=True)
+    for file in (OLD_LEDGER, "journal", "checkpoints", "log.jsonl", "best.npz"):
+        if (folder / file).exists():
+            shutil.move(folder / file, folder / KEPT / file)
+
+
+def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
+    """What the latest checkpoint says, and its state."""
+    import orbax.checkpoint as ocp  # here: a second, for old runs alone
+
+    with closing(ocp.CheckpointManager(folder.resolve())) as manager:
+        step = manager.latest_step()
+        if step is None:
+            raise FileNotFoundError(f"no complete checkpoint in {folder}")
+        wanted: Any = ocp.args.Composite(meta=ocp.args.JsonRestore())
+        meta = manager.restore(step, args=wanted)["meta"]
+        checksum = meta.pop("sha256", None)
+        text = json.dumps(meta, sort_keys=True).encode()
+        if checksum != hashlib.sha256(text).hexdigest() or meta["format"] != _FORMAT:
+            raise LedgerError(f"checkpoint {folder / str(step)} is damaged or edited")
+        if meta["charged_steps"] != step or meta["ledger"] is None:
+            raise LedgerError(f"checkpoint {folder / str(step)} was renamed or edited")
+        refuse_other_state(meta["state"], kinds_of(like))
+        wanted = ocp.args.Composite(state=ocp.args.StandardRestore(like))
+        return meta, manager.restore(step, args=wanted)["state"]
+
+
+def _releases(path: Path, run: str, after: int) -> list[tuple[int, list[np.ndarray]]]:
+    """What the journal has of later steps; a last record that was cut off is none."""
+    found: list[tuple[int, list[np.ndarray]]] = []
+    data = path.read_bytes() if path.exists() else b""
+    chain = hashlib.sha256(b"jaxdp-episodic journal 2 " + run.encode()).digest()
+    of_run, place = chain[:8], 0
+    while place + _HEAD.size <= len(data):
+        head = data[place : place + _HEAD.size]
+        step, base, length, name, check = _HEAD.unpack(head)
+        end = place + _HEAD.size + length
+        if check != hashlib.sha256(head[:-8]).digest()[:8] and any(data[place:]):
+            raise LedgerError(f"journal {path}: the record at byte {place} is damaged")
+        if name != of_run or base > after:
+            raise LedgerError(f"journal {path} is of another run or checkpoint")
+        released = data[place + _HEAD.size : end]
+        chain = hashlib.sha256(chain + head + released).digest()
+        if data[end : end + 32] != chain:
+            if end + 32 < len(data):
+                raise LedgerError(f"journal {path}: step {step} is damaged")
+            break
+        if step > after:
+            arrays, file = [], io.BytesIO(released)
+            while file.tell() < length:
+                arrays.append(np.lib.format.read_array(file, allow_pickle=False))
+            found.append((step, arrays))
+        place = end + 32
+    return found
+
+
+def _epoch(path: Path, run: str) -> Iterator[tuple[str, int, list[np.ndarray]]]:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    with np.load(io.BytesIO(content[32:]), allow_pickle=False) as found:
+        is_ours = str(found["run"]) == run
+        if hashlib.sha256(content[32:]).digest() != content[:32] or not is_ours:
+            raise LedgerError(f"{path} is damaged, or another run's")
+        yield EPOCH, int(found["epoch"]), [np.frombuffer(content[32:], np.uint8)]
+
+
+def _best(path: Path) -> Iterator[tuple[str, int, list[np.ndarray]]]:
+    if path.exists():
+        with np.load(path, allow_pickle=False) as found:
+            params = [found[name] for name in found.files if name.startswith("params")]
+            yield BEST, int(found["step"]), params
+
+
+@contextmanager
+def _or_damaged(folder: Path) -> Iterator[None]:
+    """Many kinds of errors of a damaged file as one."""
+    try:
+        yield
+    except (OSError, LedgerError):
+        raise
+    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+        raise LedgerError(f"the run in {folder} is damaged: {error!r}") from error

@@ -1,0 +1,524 @@
+"""The file of a run, while a process trains it; `report.ledger_file` has its format.
+
+The contract, whatever ends a process at whatever moment:
+
+    released steps <= charged steps <= released steps + one per crash
+
+A charge is committed, and on the disk, before its step draws. What the step releases is
+committed before it has effects. A state is committed with the releases that it contains
+taken out. One file holds all: no part of it can be older than another. A step that was
+charged and interrupted before its release is given up: taken again it would be another
+release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.report.ledger_file import (
+    CLOSED,
+    ENDED,
+    FACTS,
+    LOG,
+    MOST_DESCRIBED,
+    OPENING,
+    STATE,
+    STEP,
+    TABLES,
+    LedgerError,
+    RunFile,
+    as_json,
+    described,
+    facts_text,
+    next_hash,
+    refusing,
+    text_hash,
+)
+from jaxdp_episodic.files.atomic import atomic_path, owner_only
+from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.files.sqlite_file import connect
+
+RELEASE, EPOCH, BEST = "release", "epoch", "best"
+MOST_BYTES = 2**28
+"""Bytes of releases above which a state is due, so that they are taken out."""
+
+_PART = 2**28  # bytes of an array in one row: SQLite has at most 10^9 in one
+# Bytes before a secret in its row. What follows more than a page lies on pages of its
+# own, which are overwritten as a whole; rows are copied when a page is split.
+_PADDING = 2**13
+_PAGES_A_CHECKPOINT = 2**14  # of 4 KiB in the write-ahead log: 64 MiB
+_SIDE_FILES = ("-wal", "-shm", "-journal")
+# File systems of several machines, on which a write-ahead log has no shared memory.
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p"}
+_MOUNTS = Path("/proc/self/mounts")
+
+
+class Mark(NamedTuple):
+    """A run's file after one of its charges."""
+
+    run: str  # the run's random name
+    charged: int
+    hash: bytes  # of that charge, and of all before it
+
+
+class Saved(NamedTuple):
+    """The state that a file has."""
+
+    taken: int  # steps that it contains, those given up included
+    run: Mapping[str, Any]  # what the run is; see `described_run`
+    kinds: Mapping[str, str]  # types and shapes of the arrays, by their paths
+    arrays: list[np.ndarray]
+
+
+class RunStore(RunFile):
+    """The file of a run, held by one process; see `create_store`.
+
+    Whoever opens it holds the run's folder.
+
+    Raises:
+      FileNotFoundError: there is none.
+      LedgerError, OSError: as of `RunFile`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        there = os.stat(path)
+        self._inode = there.st_dev, there.st_ino
+        self._session, self._opening = secrets.token_hex(16), 0
+        self._is_in_doubt = False
+        self._pending: list[Mapping[str, Any]] = []
+        self._kinds = {kind[0]: place for place, kind in self.steps.items()}
+        self._bytes = 0  # released since the last state, of so many steps:
+        self._taken = (self._state() or {"taken": -1})["taken"]
+
+    def _connected(self) -> sqlite3.Connection:
+        db = connect(self.path, "rw")
+        mode = "DELETE" if is_on_network(self.path) else "WAL"
+        (found,) = db.execute(f"PRAGMA journal_mode = {mode}").fetchone()
+        if found not in ("wal", "delete"):
+            db.execute("PRAGMA journal_mode = DELETE")
+        db.execute("PRAGMA synchronous = EXTRA")  # a commit is on the disk, names too
+        db.execute(f"PRAGMA wal_autocheckpoint = {_PAGES_A_CHECKPOINT}")
+        db.execute("PRAGMA secure_delete = OFF")  # but for secrets: see `_replaced`
+        return db
+
+    @contextmanager
+    def _commit(self) -> Iterator[sqlite3.Connection]:
+        """All of the body, on the disk when it ends, or nothing of it."""
+        if self._is_in_doubt:
+            raise OSError(
+                f"{self.path}: an earlier write failed, what is on the disk is not "
+                "known; open it again"
+            )
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != self._inode:
+            raise FileNotFoundError(
+                f"{self.path} was removed or replaced while the run used it"
+            )
+        with refusing(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                pending, self._pending = self._pending, []
+                for record in pending:
+                    value = json.dumps(plain(record), allow_nan=False)
+                    self._text(LOG, str(record.get("step", 0)), value)
+                yield self._db
+                self._db.execute("COMMIT")
+            except sqlite3.Error:
+                # A second sync of the same data may succeed without writing it.
+                self._is_in_doubt = True
+                raise
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+    def _text(self, kind: str, key: str, value: str) -> int:
+        row = self._db.execute(
+            "INSERT INTO texts (kind, key, value, hash) VALUES (?, ?, ?, ?)",
+            (kind, key, value, text_hash(kind, key, value)),
+        )
+        return int(row.lastrowid or 0)
+
+    # --- What is charged --------------------------------------------------------------
+
+    @property
+    def mark(self) -> Mark:
+        """The file after its last charge."""
+        with refusing(self.path):
+            found = self._db.execute(
+                "SELECT number, hash FROM charges ORDER BY number DESC LIMIT 1"
+            ).fetchone()
+        return Mark(self.facts["run"], *(found or (0, self.start)))
+
+    def contains(self, mark: Mark) -> bool:
+        """Returns whether the file has what a mark of a run's file saw."""
+        with refusing(self.path):
+            found = self._db.execute(
+                "SELECT hash FROM charges WHERE number = ?", (mark.charged,)
+            ).fetchone()
+        own = found[0] if found else self.start if mark.charged == 0 else None
+        return mark.run == self.facts["run"] and own == mark.hash
+
+    def take_up(self, environment: Mapping[str, Any]) -> None:
+        """Notes that this process begins, and with what, under a random name."""
+        with self._commit():
+            value = json.dumps({**environment, "charged": self.mark.charged})
+            self._opening = self._text(OPENING, self._session, value)
+
+    def charge(self, name: str, step: GaussianStep | None = None) -> None:
+        """Charges one step; when this returns it is on the disk.
+
+        Args:
+          name: of the kind of step.
+          step: described the first time; None where the facts have it.
+
+        Raises:
+          OSError: it may be on the disk or not, and nothing more can be charged until
+            the file is opened again.
+        """
+        with self._commit() as db:
+            place = self._kinds.get(name) or self._new_kind(name, step)
+            _, number, before = self.mark
+            link = next_hash(before, number + 1, self.steps[place][2], self._session)
+            db.execute(
+                "INSERT INTO charges VALUES (?, ?, ?, ?)",
+                (number + 1, place, self._opening, link),
+            )
+        self._kinds[name] = place
+
+    def _new_kind(self, name: str, step: GaussianStep | None) -> int:
+        value = described(None if step is None else step.to_dict())
+        place = self._text(STEP, name, value)
+        self.steps[place] = name, value, text_hash(STEP, name, value)
+        return place
+
+    def take_over(self, ledger: Any) -> None:
+        """Writes the charges of a ledger of the version before into a new file."""
+        with self._commit() as db:
+            rows = {}
+            for one, session in zip(ledger.openings, ledger.sessions, strict=True):
+                value = json.dumps({**one.environment, "charged": one.charged})
+                rows[session] = self._text(OPENING, session, value)
+            for charge in ledger.charges():
+                if charge.session not in rows:  # of a process that noted nothing
+                    value = json.dumps({"charged": 0})
+                    rows[charge.session] = self._text(OPENING, charge.session, value)
+                place = self._kinds[ledger.steps[charge.step][0]]
+                row = charge.number, place, rows[charge.session], charge.hash
+                db.execute("INSERT INTO charges VALUES (?, ?, ?, ?)", row)
+            if ledger.has_ended:
+                self._text(ENDED, "", "true")
+
+    def end(self) -> None:
+        """Notes that a run that chooses has chosen to end."""
+        with self._commit():
+            self._text(ENDED, "", "true")
+
+    # --- What is released, and what comes of it ---------------------------------------
+
+    def release(self, number: int, arrays: Sequence[Any]) -> None:
+        """Commits what a charged step lets out, before it has effects.
+
+        Raises:
+          LedgerError: the step was not charged, or has released before.
+          OSError: the disk is full. The step must have no effects: it is lost.
+        """
+        with self._commit() as db:
+            is_new = not list(self._rows(RELEASE, number))
+            if not self._taken < number <= self.mark.charged or not is_new:
+                raise LedgerError(
+                    f"{self.path}: step {number} was not charged, or released before"
+                )
+            self._bytes += self._put(db, RELEASE, number, arrays)
+
+    def releases(self, after: int) -> Iterator[tuple[int, list[np.ndarray]]]:
+        """Yields what later steps released; a number that is missing has not."""
+        with refusing(self.path):
+            numbers = self._db.execute(
+                "SELECT DISTINCT number FROM arrays WHERE kind = ? AND number > ? "
+                "ORDER BY number",
+                (RELEASE, after),
+            ).fetchall()
+        for (number,) in numbers:
+            yield number, self._got(RELEASE, number)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a state is due for the size of the releases."""
+        return self._bytes >= MOST_BYTES
+
+    def save(
+        self,
+        taken: int,
+        arrays: Sequence[Any],
+        run: Mapping[str, Any],
+        kinds: Mapping[str, str],
+    ) -> None:
+        """Commits the state after a step; releases that it contains are taken out.
+
+        Where that step's is there already nothing but the log is committed.
+        """
+        if taken == self._taken:
+            if self._pending:
+                with self._commit():
+                    pass
+            return
+        mark = self.mark
+        value = {"taken": taken, "charged": mark.charged, "mark": mark.hash.hex()}
+        value |= {"run": run, "kinds": kinds, "arrays": len(arrays)}
+        with self._commit() as db:
+            db.execute("DELETE FROM arrays WHERE kind = ?", (STATE,))
+            db.execute("DELETE FROM texts WHERE kind = ?", (STATE,))
+            self._put(db, STATE, taken, arrays)
+            self._text(STATE, "", json.dumps(value))
+            db.execute(
+                "DELETE FROM arrays WHERE kind = ? AND number <= ?", (RELEASE, taken)
+            )
+        self._bytes, self._taken = 0, taken
+
+    def _state(self) -> dict[str, Any] | None:
+        with refusing(self.path):
+            values = [value for _, _, value in self.texts(STATE)]
+        return as_json(self.path, values[-1]) if values else None
+
+    def saved(self) -> Saved | None:
+        """Returns the state that is there, if any.
+
+        Raises:
+          LedgerError: it is damaged, or charges are gone that it contains.
+        """
+        found = self._state()
+        if found is None:
+            return None
+        mark = Mark(self.facts["run"], found["charged"], bytes.fromhex(found["mark"]))
+        if not self.contains(mark):
+            raise LedgerError(
+                f"{self.path}: charges are gone, or others than those that its state "
+                "contains"
+            )
+        arrays = self._got(STATE, found["taken"])
+        if len(arrays) != found["arrays"]:
+            raise LedgerError(f"{self.path} is damaged: arrays of its state are gone")
+        return Saved(found["taken"], found["run"], found["kinds"], arrays)
+
+    # --- What is kept besides ---------------------------------------------------------
+
+    def keep(self, kind: str, number: int, arrays: Sequence[Any]) -> None:
+        """Keeps arrays in place of those of their kind; None are left of those."""
+        self._replaced(kind, number, arrays)
+
+    def kept(self, kind: str) -> tuple[int, list[np.ndarray]] | None:
+        """Returns what is kept of a kind, and its number."""
+        with refusing(self.path):
+            found = self._db.execute(
+                "SELECT number FROM arrays WHERE kind = ? LIMIT 1", (kind,)
+            ).fetchone()
+        return None if found is None else (found[0], self._got(kind, found[0]))
+
+    def forget(self, kind: str) -> None:
+        """Forgets what is kept of a kind: its bytes are overwritten."""
+        if self.kept(kind) is not None:
+            self._replaced(kind, 0, ())
+
+    def _replaced(self, kind: str, number: int, arrays: Sequence[Any]) -> None:
+        self._db.execute("PRAGMA secure_delete = ON")
+        try:
+            with self._commit() as db:
+                found = db.execute("DELETE FROM arrays WHERE kind = ?", (kind,))
+                self._put(db, kind, number, arrays)
+            if found.rowcount and kind == EPOCH:  # it is in the write-ahead log, too
+                with refusing(self.path):
+                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self._db.execute("PRAGMA secure_delete = OFF")
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Notes a record of the log; it is there with the next commit."""
+        self._pending.append(record)
+
+    def drop_log(self, after: int) -> None:
+        """Drops records of later steps, which were not released."""
+        with self._commit() as db:
+            db.execute(
+                "DELETE FROM texts WHERE kind = ? AND CAST(key AS INTEGER) > ?",
+                (LOG, after),
+            )
+
+    def _put(
+        self, db: sqlite3.Connection, kind: str, number: int, arrays: Sequence[Any]
+    ) -> int:
+        """Writes arrays; returns their bytes."""
+        size = 0
+        for place, one in enumerate(arrays):
+            array = np.ascontiguousarray(one)
+            raw = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, "u1")
+            if kind == EPOCH:
+                raw = np.concatenate([np.zeros(_PADDING, np.uint8), raw])
+            count = max(-(-raw.size // _PART), 1)
+            head = json.dumps([array.dtype.name, np.shape(one), count])
+            for part in range(count):
+                data = memoryview(raw[part * _PART : (part + 1) * _PART])
+                where = kind, number, place, part, head
+                db.execute(
+                    "INSERT INTO arrays (kind, number, place, part, head, data, hash) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (*where, data, _array_hash(*where, data)),
+                )
+            size += raw.size
+        return size
+
+    def _rows(self, kind: str, number: int) -> Iterator[Any]:
+        with refusing(self.path):
+            yield from self._db.execute(
+                "SELECT place, part, head, data, hash FROM arrays WHERE kind = ? AND "
+                "number = ? ORDER BY place, part",
+                (kind, number),
+            )
+
+    def _got(self, kind: str, number: int) -> list[np.ndarray]:
+        """Reads arrays, bit for bit what was written, or refuses them."""
+        arrays: list[np.ndarray] = []
+        parts: list[bytes] = []
+        damaged = LedgerError(
+            f"{self.path} is damaged: an array of {kind} {number} is not what was "
+            "written"
+        )
+        for place, part, head, data, digest in self._rows(kind, number):
+            is_next = place == len(arrays) and part == len(parts)
+            if (
+                not is_next
+                or _array_hash(kind, number, place, part, head, data) != digest
+            ):
+                raise damaged
+            name, shape, count = json.loads(head)
+            parts.append(data)
+            if len(parts) == count:
+                whole = parts[0] if count == 1 else b"".join(parts)
+                start = _PADDING if kind == EPOCH else 0
+                array = np.frombuffer(whole, np.dtype(name), offset=start)
+                arrays.append(array.reshape(shape))
+                parts = []
+        if parts:
+            raise damaged
+        return arrays
+
+    def close(self) -> None:
+        """Notes an end in order, if it can be, and lets the file go.
+
+        It is whole by itself then: nothing of it is in a file beside it.
+        """
+        with suppress(OSError, ValueError):  # a full disk: the charges are there
+            if not self._is_in_doubt and (self._opening or self._pending):
+                with self._commit():
+                    self._text(CLOSED, self._session, "true")
+        with suppress(sqlite3.Error):  # somebody reads it
+            self._db.execute("PRAGMA busy_timeout = 1000")
+            self._db.execute("PRAGMA journal_mode = DELETE")
+        self._db.close()
+
+
+def _array_hash(
+    kind: str, number: int, place: int, part: int, head: str, data: Any
+) -> bytes:
+    digest = hashlib.sha256(f"{kind} {number} {place} {part} {head} ".encode())
+    digest.update(data)
+    return digest.digest()
+
+
+def create_store(
+    path: Path,
+    budget: PrivacyBudget | AdaptiveBudget,
+    *,
+    is_seeded: bool,
+    run: str | None = None,
+    book: str | None = None,
+    search: str | None = None,
+) -> str:
+    """Makes the file of a new run, in place of one without charges.
+
+    It is complete or not there, and readable by its owner. Returns the run's name.
+
+    Raises:
+      OSError: it cannot be written.
+      ValueError: a step that takes more than 32 MiB to describe.
+    """
+    run = run or secrets.token_hex(16)
+    adapts = isinstance(budget, AdaptiveBudget)
+    texts = [
+        (
+            FACTS,
+            "",
+            facts_text(
+                run,
+                epsilon=budget.epsilon,
+                delta=budget.delta,
+                is_seeded=is_seeded,
+                planned=budget.planned,
+                book=book,
+                search=search,
+                adaptive=budget.to_dict() if adapts else None,
+            ),
+        )
+    ]
+    if not adapts:
+        texts.append((STEP, "phase 1", described(budget.phases[0][0].to_dict())))
+    new_store(path, texts)
+    return run
+
+
+def new_store(path: Path, texts: Sequence[tuple[str, str, str]]) -> None:
+    """Writes a run's file with these texts; see `create_store`."""
+    most = max(len(value) for _, _, value in texts)
+    if most > MOST_DESCRIBED // 2:
+        raise ValueError(
+            f"the run's file cannot describe the step: {most:,} bytes, mostly its "
+            f"population, of at most {MOST_DESCRIBED // 2:,}; state public bounds of "
+            "the sizes in the sampling instead"
+        )
+    # What is beside a file that is gone must not be taken for the new one's.
+    for name in ("", *_SIDE_FILES):
+        path.with_name(path.name + name).unlink(missing_ok=True)
+    with atomic_path(path) as temporary:
+        os.close(owner_only(str(temporary), os.O_RDWR | os.O_CREAT | os.O_EXCL))
+        with refusing(path), closing(connect(temporary, "rw")) as db:
+            db.execute("PRAGMA journal_mode = MEMORY")  # nobody has seen the file
+            db.execute("BEGIN")
+            for table in TABLES.values():
+                db.execute(table)
+            db.executemany(
+                "INSERT INTO texts (kind, key, value, hash) VALUES (?, ?, ?, ?)",
+                [(*text, text_hash(*text)) for text in texts],
+            )
+            db.execute("COMMIT")
+
+
+def is_on_network(path: Path) -> bool:
+    """Returns whether a file system of several machines has a file, where we know."""
+    try:
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    place, best = path.resolve(), (-1, "")
+    for line in lines:
+        _, point, kind, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        if place.is_relative_to(point):
+            best = max(best, (len(point), kind))
+    kind = best[1]
+    return kind in _NETWORK or (kind.startswith("fuse.") and "sshfs" in kind)

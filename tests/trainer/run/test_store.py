@@ -1,0 +1,548 @@
+"""The run's file: refused if it is not what was written; what it says by itself."""
+
+import contextlib
+import json
+import shutil
+import sqlite3
+import stat
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.budget import (
+    BudgetExhaustedError,
+    PrivacyBudget,
+)
+from jaxdp_episodic.accountant.report.ledger_file import (
+    STORE,
+    LedgerError,
+    facts_text,
+    read_ledger,
+    text_hash,
+)
+from jaxdp_episodic.tools import cli
+from jaxdp_episodic.trainer.run import store as store_module
+from jaxdp_episodic.trainer.run.description import RunMismatchError, refuse_other_run
+from jaxdp_episodic.trainer.run.ledger import Ledger
+from jaxdp_episodic.trainer.run.run_files import (
+    HELD_OUT,
+    PRIVATE,
+    read_log,
+    releasable_records,
+)
+from jaxdp_episodic.trainer.run.store import BEST, RunStore, create_store, is_on_network
+from old_ledgers import old_ledger
+from training_runs import charged_run, classes, flat_step, grouped_step, plain_trainer
+
+DELTA = 1e-5
+
+
+def budget(step=None, *, steps=50, permitted=100):
+    return PrivacyBudget(step or flat_step(), 8.0, DELTA, steps, permitted)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return charged_run(tmp_path / STORE, budget(), 3)
+
+
+def opened(path):
+    return contextlib.closing(RunStore(path))
+
+
+def edited(path, *statements):
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        for statement in statements:
+            file.execute(statement)
+        file.commit()
+    return path
+
+
+# --- What is written comes back ---
+
+
+def test_what_was_charged_comes_back(path):
+    charged_run(path, budget(), 3)
+    content = read_ledger(path)
+    assert content.groups == ((flat_step(), 6),)
+    assert content.charged == 6 and content.is_closed and not content.is_seeded
+    assert (content.target_epsilon, content.delta) == (8.0, DELTA)
+    assert [tuple(one) for one in content.openings] == [(0, {"machine": "this one"})]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_ledger(path.parent) == content  # by the folder, too
+
+
+@pytest.mark.slow
+def test_many_steps_take_little_memory(path):
+    with opened(path) as store:
+        store.take_up({})
+        store._db.execute("PRAGMA synchronous = OFF")
+        for _ in range(20_000):
+            store.charge("phase 1")
+    tracemalloc.start()
+    assert read_ledger(path).charged == 20_003
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 500_000 and path.stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize("epsilon", [2.5, np.inf])
+def test_what_a_run_is_comes_back(tmp_path, epsilon):
+    data = classes()
+    step = grouped_step(data)
+    path = tmp_path / STORE
+    create_store(path, PrivacyBudget(step, epsilon, 1e-6, 5, 9), is_seeded=True)
+    content = read_ledger(path)
+    assert content.groups == ((step, 0),)
+    assert content.groups[0][0].population == data.population
+    assert (content.target_epsilon, content.delta) == (epsilon, 1e-6)
+    assert content.is_seeded and content.charged == 0
+
+
+ARRAYS = [
+    np.float32(3.5),
+    np.zeros((0, 3), np.int32),
+    np.arange(12.0).reshape(3, 4),
+    np.asarray(np.arange(6, dtype=np.float32).reshape(2, 3).T),
+    np.array([True, False]),
+]
+
+
+@pytest.mark.parametrize("part", [2**28, 7])
+def test_arrays_come_back_bit_for_bit(path, monkeypatch, part):
+    """Also those that are cut into parts, as larger ones are than SQLite has."""
+    monkeypatch.setattr(store_module, "_PART", part)
+    with opened(path) as store:
+        store.save(2, ARRAYS, {"a": 1}, {"w": "f"})
+        store.release(3, ARRAYS)
+        store.keep(BEST, 7, ARRAYS)
+    with opened(path) as store:
+        saved, ((number, released),) = store.saved(), store.releases(after=2)
+        assert (saved.taken, saved.run, saved.kinds) == (2, {"a": 1}, {"w": "f"})
+        assert number == 3 and store.kept(BEST)[0] == 7
+        for found in (saved.arrays, released, store.kept(BEST)[1]):
+            for one, wanted in zip(found, ARRAYS, strict=True):
+                assert one.dtype == wanted.dtype and one.shape == np.shape(wanted)
+                np.testing.assert_array_equal(one, wanted)
+
+
+@pytest.mark.slow
+def test_a_leaf_of_more_than_a_gigabyte(path):
+    """SQLite has at most 10^9 bytes in one value."""
+    large = np.full(1_100_000_000, 7, np.uint8)
+    with opened(path) as store:
+        store.save(3, [large], {}, {})
+        (found,) = store.saved().arrays
+    np.testing.assert_array_equal(found, large)
+
+
+def test_a_state_takes_the_releases_out_that_it_contains(path):
+    with opened(path) as store:
+        for number in (1, 3):
+            store.release(number, [np.ones(4)])
+        assert [number for number, _ in store.releases(0)] == [1, 3]
+        store.save(1, [np.ones(4)], {}, {})
+        assert [number for number, _ in store.releases(0)] == [3]
+
+
+def test_a_large_file_makes_states_come_more_often(tmp_path, monkeypatch):
+    saved, save = [], RunStore.save
+
+    def noted(store, taken, *args):
+        saved.append(taken)
+        save(store, taken, *args)
+
+    monkeypatch.setattr(RunStore, "save", noted)
+    monkeypatch.setattr(store_module, "MOST_BYTES", 2 * 60 * 4)
+    plain_trainer().train(tmp_path, checkpoint_every=100)
+    assert saved == [0, 2, 4, 6, 6]
+
+
+# --- The log ---
+
+RECORDS = [
+    {"step": 0, "epsilon": 0.0, HELD_OUT: {"test": {"mean": 0.5}}},
+    {"step": 1, "epsilon": np.float32(np.inf), PRIVATE: {"mean_loss": np.nan}},
+    {"step": np.int64(2), PRIVATE: {"mean_loss": 1.25}},
+]
+
+
+def test_the_log_comes_back_and_records_of_lost_steps_go(path):
+    with opened(path) as store:
+        for record in RECORDS:
+            store.note(record)
+    found = read_log(path)
+    assert found[0] == RECORDS[0] and found[2] == RECORDS[2]
+    assert found[1] == {"step": 1, "epsilon": "inf", PRIVATE: {"mean_loss": "nan"}}
+    with opened(path) as store:
+        store.drop_log(after=1)
+    assert read_log(path.parent) == found[:2]
+
+
+def test_what_is_releasable_holds_nothing_private():
+    released = releasable_records(RECORDS)
+    assert released == [{"step": 0, "epsilon": 0.0}, {"step": 1, "epsilon": np.inf}]
+
+
+def test_a_released_log_that_was_cut_off_or_damaged(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "eps')
+    assert read_log(path) == [{"step": 1}]
+    for line, words in (("nonsense", "not valid JSON"), ("[1]", "must be an object")):
+        path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+        with pytest.raises(ValueError, match=f"line 2: {words}"):
+            read_log(path)
+
+
+def test_the_command_prints_all_of_it(path, capsys):
+    with opened(path) as store:
+        store.note(RECORDS[0])
+    for place in (path, path.parent):
+        assert cli.run(["log", str(place)]) == 0
+        lines = list(map(json.loads, capsys.readouterr().out.splitlines()))
+        kinds = [line["kind"] for line in lines]
+        assert kinds == ["run", "step", "opening", *["charge"] * 3, "log"]
+        assert lines[0]["epsilon"] == 8.0 and lines[-1][HELD_OUT]
+        assert [line["number"] for line in lines[3:6]] == [1, 2, 3]
+    assert cli.run(["log", str(path.with_name("none"))]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- What is refused ---
+
+VIEW = [
+    "DROP TABLE charges",
+    "CREATE VIEW charges AS SELECT 1 AS number, 1 AS step, 1 AS session, '' AS hash",
+]
+
+
+def forged(**changes):
+    """Facts with a right hash, which say something else."""
+    text = facts_text("ab" * 16, epsilon=1.0, delta=DELTA, is_seeded=False)
+    text = json.dumps(json.loads(text) | changes)
+    value = text_hash("facts", "", text).hex()
+    return f"UPDATE texts SET value = '{text}', hash = x'{value}' WHERE kind = 'facts'"
+
+
+def other_step(text):
+    value = text_hash("step", "phase 1", text).hex()
+    return f"UPDATE texts SET value = '{text}', hash = x'{value}' WHERE kind = 'step'"
+
+
+@pytest.mark.parametrize(
+    ("statements", "reason"),
+    [
+        (["DELETE FROM charges WHERE number = 1"], "charge 1 is gone"),
+        (["DELETE FROM charges WHERE number = 2"], "charge 2 is gone"),
+        (["UPDATE charges SET hash = x'00' WHERE number = 3"], "charge 3"),
+        (["UPDATE charges SET session = 99"], "charge 1 is gone"),
+        (["INSERT INTO charges SELECT 4, step, session, hash FROM charges"], "UNIQUE"),
+        (["UPDATE texts SET value = replace(value, '0.02', '0.01')"], "step 'phase 1'"),
+        (["UPDATE texts SET value = x'ff' WHERE kind = 'facts'"], "is no text"),
+        (["DELETE FROM texts WHERE kind = 'facts'"], "says not what the run is"),
+        (["DELETE FROM texts WHERE kind = 'step'"], "charge 1 is gone"),
+        (VIEW, "is no run of this library"),
+        (["CREATE TRIGGER t AFTER INSERT ON charges BEGIN SELECT 1; END"], "no run of"),
+        (["DROP TABLE arrays"], "is no run of this library"),
+        ([forged(format="else")], "no run: format must be"),
+        ([forged(version=2)], "version must be 1, got 2"),
+        ([forged(version=True)], "version must be 1, got True"),
+        ([forged(more=1)], "the keys must be"),
+        ([forged(epsilon=-1.0)], "epsilon must be > 0"),
+        ([forged(delta=1.0)], "delta must lie in"),
+        ([forged(run=3)], "run must be a string"),
+        ([forged(book=3)], "book must be a name"),
+        ([forged(search=[])], "search must be a name"),
+        ([forged(delta=1e-6)], "charge 1, or one before it"),
+        (["DELETE FROM charges", other_step('{"type": "os.system"}')], "missing key"),
+        (["DELETE FROM charges", other_step("[" * 10**5)], "nested too deeply"),
+    ],
+    ids=range(24),
+)
+def test_an_edited_file_is_refused_with_the_reason(path, statements, reason):
+    if reason == "UNIQUE":
+        with pytest.raises(sqlite3.IntegrityError):
+            edited(path, *statements)
+        return
+    edited(path, *statements)
+    with pytest.raises(LedgerError, match=reason):
+        read_ledger(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 4096, b"SQLite format 3\0" + b"\xff" * 4096, b"{}\n"]
+)
+def test_other_files_are_refused(tmp_path, content):
+    path = tmp_path / STORE
+    path.write_bytes(content)
+    with pytest.raises(LedgerError):
+        read_ledger(path)
+    with pytest.raises(OSError):
+        read_ledger(tmp_path / "none")
+
+
+def test_descriptions_take_bounded_memory(path, monkeypatch):
+    monkeypatch.setattr(
+        "jaxdp_episodic.accountant.report.ledger_file.MOST_DESCRIBED", 150
+    )
+    with pytest.raises((LedgerError, OSError)):
+        read_ledger(path)
+
+
+def test_a_step_that_no_reader_would_take_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "MOST_DESCRIBED", 100)
+    with pytest.raises(ValueError, match="public bounds of the sizes"):
+        create_store(tmp_path / STORE, budget(), is_seeded=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_whose_charges_are_gone_is_refused(path):
+    with opened(path) as store:
+        store.save(3, [np.ones(3)], {}, {})
+    edited(path, "DELETE FROM charges WHERE number = 3")
+    assert read_ledger(path).charged == 2  # by itself it is a run
+    with opened(path) as store, pytest.raises(LedgerError, match="charges are gone"):
+        store.saved()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM arrays WHERE place = 1",
+        "DELETE FROM arrays WHERE place = 0",
+        "UPDATE arrays SET place = 2 WHERE place = 1",
+        "UPDATE arrays SET head = replace(head, '[3]', '[1, 3]')",
+        "UPDATE arrays SET head = replace(head, 'float64', 'int64')",
+        "UPDATE arrays SET data = zeroblob(24) WHERE place = 0",
+    ],
+)
+def test_a_damaged_state_is_refused(path, damage):
+    with opened(path) as store:
+        store.save(3, [np.ones(3), np.ones(3)], {}, {})
+    edited(path, damage)
+    with opened(path) as store, pytest.raises(LedgerError, match="is damaged"):
+        store.saved()
+
+
+def test_nothing_is_released_uncharged_or_twice(path):
+    with opened(path) as store:
+        store.save(1, [], {}, {})
+        store.release(3, [np.ones(1)])
+        for number in (1, 3, 4):
+            with pytest.raises(LedgerError, match=f"step {number} was not charged, or"):
+                store.release(number, [np.ones(1)])
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "charged"])
+def test_nobody_else_touches_it_meanwhile(path, how):
+    count = Ledger(budget(), charged=3)
+    with opened(path) as store, count.writing_to(store, {}):
+        count.charge()
+        if how == "charged":
+            shutil.copytree(path.parent, path.parent / "copy")
+            edited(path, "DELETE FROM charges WHERE number = 4")
+            error = LedgerError
+        else:
+            path.rename(path.with_name("away"))
+            if how == "replaced":
+                shutil.copy(path.with_name("away"), path)
+            error = FileNotFoundError
+        with pytest.raises(error, match="while the run used it"):
+            count.charge()
+        assert count.charged == 4
+
+
+def test_after_a_write_that_failed_nothing_is_charged(path, monkeypatch):
+    """What is on the disk is not known until the file is opened again."""
+    with opened(path) as store:
+        store.take_up({})
+
+        class Full:
+            def __getattr__(self, name):
+                return getattr(db, name)
+
+            def execute(self, text, *values):
+                if text == "COMMIT":
+                    error = sqlite3.OperationalError("database or disk is full")
+                    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                    raise error
+                return db.execute(text, *values)
+
+        db = store._db
+        monkeypatch.setattr(store, "_db", Full())
+        with pytest.raises(OSError, match="disk is full") as caught:
+            store.charge("phase 1", flat_step())
+        assert caught.value.errno == 28
+        monkeypatch.undo()
+        with pytest.raises(OSError, match="an earlier write failed"):
+            store.charge("phase 1", flat_step())
+    assert read_ledger(path).charged == 3
+
+
+def test_the_count_is_refused_beyond_the_budget_and_on_another_runs_file(path):
+    count = Ledger(budget(permitted=4), charged=3)
+    with opened(path) as store, count.writing_to(store, {}):
+        count.charge()
+        with pytest.raises(BudgetExhaustedError):
+            count.charge()
+        with pytest.raises(FileExistsError, match="4 steps are charged .* at step 2"):
+            Ledger(budget(), charged=2).check(store)
+        with pytest.raises(LedgerError, match="charges other steps"):
+            Ledger(budget(flat_step(noise_multiplier=1.1)), charged=4).check(store)
+        older = count.mark._replace(hash=b"other")
+        with pytest.raises(LedgerError, match="is not what the run wrote"):
+            Ledger(budget(), charged=4, mark=older).check(store)
+    # What was charged elsewhere is charged here first.
+    count = Ledger(budget(), charged=6)
+    with opened(path) as store, count.writing_to(store, {}):
+        assert store.mark.charged == 6
+
+
+def test_settings_that_differ_are_named():
+    saved = {"target": {"delta": 1e-5}, "step": {"sizes": [1, 2]}}
+    with pytest.raises(RunMismatchError, match="target.delta: 1e-05 in .*, 1e-06 now"):
+        refuse_other_run(saved, saved | {"target": {"delta": 1e-6}})
+    with pytest.raises(RunMismatchError, match="data: 1 in the checkpoint, .nothing. "):
+        refuse_other_run({"a": 1, "data": 1}, {"a": 1})
+    refuse_other_run({"units": [1, 2]}, {"units": (1, 2)})
+    with pytest.raises(RunMismatchError, match=r"before\[0\].x: 1 in"):
+        refuse_other_run({"before": [{"x": 1}]}, {"before": [{"x": 2}]})
+    with pytest.warns(UserWarning, match="goes on with other settings.*learner.a: 1"):
+        refuse_other_run({"learner": {"a": 1}}, {"learner": {"a": 2}})
+
+
+def test_a_model_of_another_shape_does_not_go_on(tmp_path):
+    plain_trainer(num_steps=2).train(tmp_path)
+    learner, params = plain_trainer().learner, plain_trainer().params
+    params = {**params, "more": np.zeros(3, np.float32)}
+    other = plain_trainer(num_steps=2, learner=(learner, params))
+    with pytest.raises(RunMismatchError, match="another model or optimizer"):
+        other.resume(tmp_path)
+
+
+# --- File systems, and readers beside the run ---
+
+
+def test_it_is_read_while_the_run_goes_on(path):
+    with opened(path) as store:
+        store.take_up({})
+        store.charge("phase 1", flat_step())
+        content = read_ledger(path)
+        assert content.charged == 4 and not content.is_closed
+        assert sorted(one.name for one in path.parent.iterdir()) == [
+            STORE,
+            f"{STORE}-shm",
+            f"{STORE}-wal",
+        ]
+    assert [one.name for one in path.parent.iterdir()] == [STORE]
+
+
+MOUNTS = """/dev/sda / ext4 rw 0 0
+server:/home {} nfs4 rw 0 0
+"""
+
+
+def test_on_a_network_there_is_no_write_ahead_log(tmp_path, monkeypatch):
+    mounts = tmp_path / "mounts"
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    mounts.write_text(MOUNTS.format(str(folder).replace(" ", "\\040")))
+    monkeypatch.setattr(store_module, "_MOUNTS", mounts)
+    assert is_on_network(folder / STORE) and not is_on_network(tmp_path / STORE)
+    seen = []
+
+    def look(progress):
+        seen.append(sorted(path.name for path in folder.iterdir()))
+
+    plain_trainer().train(folder, on_step=look)
+    assert all(names == [".lock", STORE] for names in seen) and len(seen) == 6
+    assert read_ledger(folder).charged == 6
+    monkeypatch.setattr(store_module, "_MOUNTS", tmp_path / "none")
+    assert not is_on_network(folder / STORE)
+
+
+# --- Ledgers of the version before ---
+
+
+def test_an_old_ledger_is_read(tmp_path):
+    path = old_ledger(tmp_path / "ledger.jsonl", flat_step(), [("a", 3), ("b", 2)])
+    content = read_ledger(path)
+    assert content.groups == ((flat_step(), 5),) and content.is_closed
+    assert read_ledger(tmp_path) == content
+    cut = old_ledger(path, flat_step(), [("a", 3)], tail=b"1\n1")
+    assert read_ledger(cut).charged == 5 and not read_ledger(cut).is_closed
+    cut = old_ledger(path, flat_step(), [("a", 3)], tail=b'{"charged":3,"ha')
+    assert read_ledger(cut).charged == 3
+
+
+def test_no_byte_of_an_old_ledger_can_be_changed(tmp_path):
+    path = old_ledger(tmp_path / "ledger.jsonl", flat_step(), [("a", 3)])
+    whole = path.read_bytes()
+    for place in range(0, len(whole) - 1, 3):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(LedgerError):
+            read_ledger(path)
+
+
+# --- Epsilon from the file alone ---
+
+
+@pytest.fixture
+def epsilon_of(capsys):
+    def run(path, *options):
+        code = cli.run(["epsilon", "--ledger", str(path), *options])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.mark.parametrize("method", [None, "exact", "rdp", "pld"])
+def test_epsilon_is_that_of_what_was_charged(path, epsilon_of, method):
+    options = () if method is None else ("--method", method)
+    code, out, err = epsilon_of(path.parent, "--json", *options)
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    how = method or "exact"
+    expected = jde.epsilon(flat_step(), num_steps=3, delta=DELTA, method=how)
+    assert answer["epsilon"] == expected
+    assert (answer["num_steps"], answer["delta"], answer["method"]) == (3, DELTA, how)
+    early, plan = answer["warnings"]  # the target permits 50
+    assert f"planned was 8 at delta {DELTA:g}" in early and "owes its plan" in plan
+
+
+def test_another_delta_and_what_the_number_does_not_show(tmp_path, epsilon_of):
+    step = grouped_step(classes())
+    path = charged_run(tmp_path / STORE, budget(step), 6, is_seeded=True)
+    edited(path, "DELETE FROM texts WHERE kind = 'closed'")  # killed
+    code, out, _ = epsilon_of(path, "--delta", "1e-3", "--json", "--method", "rdp")
+    answer = json.loads(out)
+    expected = jde.epsilon(step, num_steps=6, delta=1e-3, method="rdp")
+    assert code == 0 and answer["epsilon"] == expected
+    assert [text.split(":")[0] for text in answer["warnings"]] == [
+        "not private",
+        "the run was not closed in order",
+    ]
+    code, out, _ = epsilon_of(path, "--method", "rdp")
+    assert code == 0 and "warning: not private" in out and "num steps" in out
+
+
+def test_a_report_says_what_was_charged(path, capsys):
+    assert cli.run(["report", str(path.parent)]) == 0
+    said = capsys.readouterr().out
+    assert "3 steps are charged" in said and "user" in said
+
+
+def test_wrong_files_and_options_are_one_line(path, epsilon_of):
+    for options in (["--num-steps", "3"], ["--per-unit", "--out", "x.csv"]):
+        code, out, err = epsilon_of(path, *options)
+        assert code == 2 and "--ledger" in err and err.count("\n") == 1
+    edited(path, "DELETE FROM charges WHERE number = 1")
+    code, out, err = epsilon_of(path)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "charge 1 is gone" in err
+    code, _, err = epsilon_of(path.with_name("none"))
+    assert code == 2 and "No such file" in err

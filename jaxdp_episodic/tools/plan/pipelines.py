@@ -368,5 +368,5 @@ def one_release(request: PlanRequest) -> Any:
 
 def noise_of_one(step: Any, request: PlanRequest) -> float:
     """The noise of one such release within the whole target."""
-    target = {"epsilon": request.epsilon, "delta": request.delta}
+    target: Any = {"epsilon": request.epsilon, "delta": request.delta}
     return float(calibrate_noise_multiplier(step, **target, num_steps=1))

@@ -258,14 +258,15 @@ def read_plan(path: Path) -> PlanDescription:
 
 def _of_config(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, Any]:
     """A plan's file for the target, the data and the episodes of a training config."""
-    sampling, shots, ways = config.step.sampling, config.learner.shots, None
-    most, examples = MOST_EPISODES, None
-    if isinstance(sampling, GroupedClasses):
+    shots, ways, most = config.learner.shots, None, MOST_EPISODES
+    sampling: Any = config.step.sampling
+    kind, examples = type(sampling), None
+    if kind is GroupedClasses:
         examples, ways = sampling.examples, int(sampling.ways)
         most = int(sampling.num_classes) // ways
-    elif isinstance(sampling, MultistageSampling) and len(sampling.levels) == 2:
+    elif kind is MultistageSampling and len(sampling.levels) == 2:
         units, examples = sampling.levels
-        if units.name == CLASS and isinstance(units, WithoutReplacement):
+        if units.name == CLASS and type(units) is WithoutReplacement:
             ways = int(units.size)
             most = max(int(units.population or ways) // ways, 1)
     if examples is None:

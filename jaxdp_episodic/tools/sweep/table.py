@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +37,12 @@ def write_table(folder: SweepFolder) -> Path:
                 _write_parquet(temporary, folder)
             else:
                 blocks = list(_columns(folder))
-                parts = {name: [block[name] for block in blocks] for name in blocks[0]}
+                columns: dict[str, Any] = {
+                    name: np.concatenate([block[name] for block in blocks])
+                    for name in blocks[0]
+                }
                 with open(temporary, "xb") as file:
-                    np.savez(file, **{n: np.concatenate(p) for n, p in parts.items()})
+                    np.savez(file, **columns)
     except ValueError:
         # Another process has made it meanwhile; see `SweepFolder.save`.
         if folder.table is None:

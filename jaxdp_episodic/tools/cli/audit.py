@@ -154,7 +154,7 @@ class Audit(Command):
         with ProgressBar(console, "steps", total) as progress:
             audit = audit_run(
                 training,
-                kind=self.kind,
+                kind=str(self.kind),
                 num_canaries=self.canaries,
                 num_steps=self.num_steps,
                 on_step=_shown(progress),

@@ -266,9 +266,10 @@ def _of_config(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, Any
         most = int(sampling.num_classes) // ways
     elif kind is MultistageSampling and len(sampling.levels) == 2:
         units, examples = sampling.levels
-        if units.name == CLASS and type(units) is WithoutReplacement:
-            ways = int(units.size)
-            most = max(int(units.population or ways) // ways, 1)
+        if units.name == CLASS and isinstance(units, WithoutReplacement):
+            drawn, everyone = units.numbers["size"], units.numbers.get("population")
+            ways = int(drawn)
+            most = max(int(everyone or ways) // ways, 1)
     if examples is None:
         raise ValueError(
             "step.sampling must draw episodes of classes, or tasks and their examples, "

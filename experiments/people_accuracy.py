@@ -34,8 +34,8 @@ from study import CONFIGS, Results, Run, Study, cpu_seconds, shown, trained, unt
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.data import ExampleTable, Owners, truncated
+from jaxdp_episodic.trainer.config.training_config import StepConfig
 from jaxdp_episodic.trainer.config.training_parts import PeopleConfig
-from jaxdp_episodic.trainer.config.training_step import StepConfig
 from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.run.assemble import Tables
 from jaxdp_episodic.training import StartConfig, TrainingConfig, read_config

@@ -15,10 +15,6 @@ from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.files.csv_file import csv_lines
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.trainer.config.duplicates import rows_held_out, without_rows
-from jaxdp_episodic.trainer.data.column_names import (
-    refuse_ids_as_names,
-    refuse_numbers_as_names,
-)
 from jaxdp_episodic.trainer.data.folders import (
     Images,
     decoded_image,
@@ -43,6 +39,8 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import (
     load_npz,
     load_table,
+    refuse_ids_as_names,
+    refuse_numbers_as_names,
     refuse_unnamed,
 )
 

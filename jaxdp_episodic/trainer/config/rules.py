@@ -41,19 +41,12 @@ Margin = Annotated[float, within(0.0, math.inf, "[)", said="be >= 0 and finite")
 
 
 class ScoreThen(NamedTuple):
-    """A noisy score that was released.
+    """A noisy score that was released."""
 
-    Attributes:
-      release: its number in the run, from 1.
-      option: the check's name.
-      value: of `NoisyScore`, like the next.
-      deviation: of its noise.
-    """
-
-    release: int
-    option: str
-    value: float
-    deviation: float
+    release: int  # its number in the run, from 1
+    option: str  # the check's name
+    value: float  # of `NoisyScore`, like the next
+    deviation: float  # of its noise
 
 
 class Released(NamedTuple):

@@ -87,13 +87,6 @@ class AdaptiveConfig(CheckedSpec):
     is calibrated to it. Without quotas each option is priced by how many steps of it
     alone the target permits, and what is left may be spent on any; the run's noise is
     then the step's own, or that of ``num_steps`` steps at the target.
-
-    Attributes:
-      rule: one of `RULES`; None: a function that is given to `run_training`.
-      options: kinds of steps by name.
-      check: noisy scores for the rule; None: none.
-      only_lower: the options may be taken in the order in which they are named alone,
-        for which prices are lower.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -102,9 +95,12 @@ class AdaptiveConfig(CheckedSpec):
         "check": (CheckConfig,),
     }
 
-    rule: Any = None
+    rule: Any = None  # one of `RULES`; None: a function that is given to `run_training`
+    # kinds of steps by name
     options: Mapping[str, OptionConfig] = field(default_factory=dict)
-    check: CheckConfig | None = None
+    check: CheckConfig | None = None  # noisy scores for the rule; None: none
+    # the options may be taken in the order in which they are named alone, for
+    # which prices are lower
     only_lower: Flag = False
 
     def check_values(self) -> None:

@@ -35,19 +35,13 @@ _TABLES = (".csv", ".parquet")
 
 
 class Examples(NamedTuple):
-    """Examples as they come.
+    """Examples as they come."""
 
-    Attributes:
-      names: of each: its file, below the folder of all, or the number of its record.
-      features: (n, *shape).
-      units: (n,) ids of the class or task of each; None: not said.
-      targets: (n,) float32; None: not said.
-    """
-
+    # of each: its file, below the folder of all, or the number of its record
     names: list[str]
-    features: np.ndarray
-    units: np.ndarray | None
-    targets: np.ndarray | None
+    features: np.ndarray  # (n, *shape)
+    units: np.ndarray | None  # (n,) ids of the class or task of each; None: not said
+    targets: np.ndarray | None  # (n,) float32; None: not said
 
 
 def read_examples(

@@ -178,19 +178,14 @@ class PeopleStatistics(NamedTuple):
     """How many people there are, and where their examples lie.
 
     They are the data's, and as private as these: no bounds that are public.
-
-    Attributes:
-      people: who own an example.
-      most_examples: of one person in one class.
-      most_classes: with an example of one person; where there are tasks, within one.
-      mean_classes: of all people, in all tasks.
-      most_tasks: with an example of one person; None: there is no such level.
     """
 
-    people: int
-    most_examples: int
+    people: int  # who own an example
+    most_examples: int  # of one person in one class
+    # with an example of one person; where there are tasks, within one
     most_classes: int
-    mean_classes: float
+    mean_classes: float  # of all people, in all tasks
+    # with an example of one person; None: there is no such level
     most_tasks: int | None = None
 
     def __str__(self) -> str:

@@ -19,20 +19,14 @@ Part = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The records of one split.
+    """The records of one split."""
 
-    Attributes:
-      numbers: the table that they make; its features are their numbers in the source.
-      dtype: of what is kept of each.
-      shape: of it.
-      encoding: see `StoredFeatures`.
-      read: yields the parts of those records whose numbers, ascending, it is given.
-    """
-
+    # the table that they make; its features are their numbers in the source
     numbers: ExampleTable
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    encoding: str | None
+    dtype: np.dtype  # of what is kept of each
+    shape: tuple[int, ...]  # of it
+    encoding: str | None  # see `StoredFeatures`
+    # yields the parts of those records whose numbers, ascending, it is given
     read: Callable[[np.ndarray], Iterable[Part]]
 
     def part(self, parts: ClassSplit, split: str) -> Records:

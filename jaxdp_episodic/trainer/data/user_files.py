@@ -6,9 +6,9 @@ import functools
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,15 +16,12 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.files.archive import array_batches, array_headers, read_arrays
 from jaxdp_episodic.files.csv_file import csv_lines, read_csv_columns
+from jaxdp_episodic.files.json_file import repeated
 from jaxdp_episodic.files.parquet_file import (
     holds_files,
     parquet_arrays,
     parquet_batches,
     parquet_files,
-)
-from jaxdp_episodic.trainer.data.column_names import (
-    refuse_ids_as_names,
-    refuse_numbers_as_names,
 )
 from jaxdp_episodic.trainer.data.folders import decoded_parts, first_decoded
 from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
@@ -553,3 +550,62 @@ def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.nd
         return id_array(name, cells)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{error} (of {file})") from None
+
+
+# --- Whether the first line of a CSV file names its columns, or is a record ---
+# Names of features are published with what is trained on them, so a record in their
+# place would be, too. Messages have the place of a column and not what stands there.
+
+
+def refuse_numbers_as_names(
+    file: Path, names: Sequence[str], used: Sequence[str]
+) -> None:
+    """Refuses columns that are named by numbers, but for plain whole ones.
+
+    Those are the names of a data frame without names, of pixels and of years. ``names``
+    are all of the first line, ``used`` those that are read; where one of these is not
+    there, or two columns are named by one number, all columns are looked at.
+    """
+    twice = repeated(names)
+    if twice is not None and _is_number(twice):
+        _refuse(file, names.index(twice), "and another are named by one number")
+    is_there = set(used) <= set(names)
+    for place, name in enumerate(names):
+        if is_there and name not in used:
+            continue
+        bare = name.strip()
+        if _is_number(name) and not (bare.isascii() and bare.isdecimal()):
+            _refuse(file, place, "is named by a number, as in a record")
+        if is_there and not bare:  # what is not used may be a nameless index
+            _refuse(file, place, "has no name")
+
+
+def refuse_ids_as_names(
+    file: Path, names: Sequence[str], ids: Mapping[str, Sequence[Any]]
+) -> None:
+    """Refuses columns of ids whose name is an id in them: it is that of a record.
+
+    ``ids`` are their cells, by name. Columns that are all named by their places, 0, 1,
+    ..., may be.
+    """
+    if sorted(names) == sorted(map(str, range(len(names)))):
+        return
+    for name, cells in ids.items():
+        if name in cells:
+            _refuse(file, names.index(name), "has its name in a record below, too")
+
+
+def _refuse(file: Path, place: int, what: str) -> NoReturn:
+    raise ValueError(
+        f"{file}: the first line must name the columns, but column {place + 1} {what}; "
+        "put a line of names above the records or, if these are names, give others "
+        "(a letter before a number is enough)"
+    )
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return "_" not in name  # "2019_2020" is a name, though Python reads it

@@ -86,13 +86,7 @@ class BlockExamples:
         among_slots: bool,
         leaves_null: bool,
     ) -> BlockExamples:
-        """Checks the design against the data, and sorts these by their owners.
-
-        Raises:
-          ValueError: levels or sizes that do not fit, more people than are listed.
-          NotImplementedError: anything but a draw of classes and then of examples, both
-            without replacement.
-        """
+        """Checks the design against the data, and sorts these by their owners."""
         of_classes, of_examples = levels = _levels(design)
         check_levels([level.name for level in levels], population)
         listed = int(np.asarray(design.num_people))

@@ -49,14 +49,11 @@ class CompleteUnits(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What an episode needs.
+    """What an episode needs."""
 
-    Attributes:
-      examples: of each class, or of the task: support and a query. Without episodes 1.
-      axes: levels of an episode: 2 of classes, 1 of a regression task, 0 without any.
-    """
-
+    # of each class, or of the task: support and a query. Without episodes 1
     examples: int = 1
+    # levels of an episode: 2 of classes, 1 of a regression task, 0 without any
     axes: int = 0
 
     @classmethod
@@ -120,14 +117,7 @@ def complete_in_draw(
 
 
 def chance_of_group(level: Level, number: int, ways: int, needs: Needs) -> float:
-    """Returns the chance that a group of classes is complete.
-
-    Args:
-      level: of the examples of each class.
-      number: of public places for classes, filled or not, a group is made of.
-      ways: classes of it.
-      needs: of an episode.
-    """
+    """Returns the chance that a group of ``ways`` of ``number`` places is complete."""
     whole, complete = chances_below([level], needs)
     if needs.axes:
         return mean_product(complete, number, ways)

@@ -29,21 +29,17 @@ _AHEAD = 2
 
 
 class Block(NamedTuple):
-    """B clip units of one draw, with everything that was drawn of each.
+    """B clip units of one draw, with everything that was drawn of each."""
 
-    Attributes:
-      inputs: (B, *slots, *features); of features on the disk what the file has, which
-        `decoded` makes numbers of.
-      targets: (B, *slots) float32: the examples' targets, or the places of their
-        classes among all classes.
-      slot_mask: (B, *slots) float32, 1 where a slot holds an example.
-      unit_mask: (B,) float32, 1 where a row holds a drawn unit without a null one in
-        it; all other rows contribute zero.
-    """
-
+    # (B, *slots, *features); of features on the disk what the file has, which
+    # `decoded` makes numbers of
     inputs: Any
+    # (B, *slots) float32: the examples' targets, or the places of their classes
+    # among all classes
     targets: Any
-    slot_mask: Any
+    slot_mask: Any  # (B, *slots) float32, 1 where a slot holds an example
+    # (B,) float32, 1 where a row holds a drawn unit without a null one in it; all
+    # other rows contribute zero
     unit_mask: Any
 
 

@@ -48,19 +48,6 @@ def both(tables):
     return two_columns(load_stored(folder)), two_columns(memory)
 
 
-def test_blocks_hold_codes_which_the_step_makes_numbers_of(tables):
-    stored, memory = both(tables)
-    run, other = (plain_trainer(data=data) for data in (stored, memory))
-    for step in (1, 2):
-        for block, wanted in zip(
-            run.draw_blocks(step), other.draw_blocks(step), strict=True
-        ):
-            assert block.inputs.dtype == np.uint8
-            numbers = jax.jit(episode.decoded, static_argnums=1)(block, "unit")
-            for mine, its in zip(numbers, wanted, strict=True):
-                np.testing.assert_array_equal(mine, its, strict=True)
-
-
 def test_masked_slots_hold_zeros_also_of_inverted_codes(tables):
     stored, _ = both(tables)
     inverted = type(stored.features)(stored.features._column, "inverted", (180, 2))

@@ -103,6 +103,7 @@ COMMANDS = {
         "Try to disprove a claimed epsilon by simulation, or by canaries in training.",
     ),
 }
+_CONFIG = (tyro.conf.FlagCreatePairsOff,)
 _HELP = f"""usage: {PROGRAM} [--help] [--version] COMMAND ...
 
 Privacy accounting for episodic training, and training itself. Examples of files are
@@ -159,7 +160,9 @@ def parsed(arguments: Sequence[str]) -> Any:
     name, *rest = arguments or [""]
     if name.startswith("--tyro-"):  # completions of a shell
         every = {name: _class(name) for name in COMMANDS}
-        return tyro.extras.subcommand_cli_from_dict(every, prog=PROGRAM, args=arguments)
+        return tyro.extras.subcommand_cli_from_dict(
+            every, prog=PROGRAM, args=arguments, config=_CONFIG
+        )
     if name not in COMMANDS:
         close = _validation.nearest(name, COMMANDS)
         said = f"unknown command {name!r}{close}" if name else "no command was given"
@@ -173,7 +176,7 @@ def parsed(arguments: Sequence[str]) -> Any:
                 prog=f"{PROGRAM} {name}",
                 description=COMMANDS[name][1],
                 args=rest,
-                config=(tyro.conf.FlagCreatePairsOff,),
+                config=_CONFIG,
             )
     except SystemExit as end:
         if end.code:

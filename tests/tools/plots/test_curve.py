@@ -167,21 +167,11 @@ def test_the_summary_is_rounded_up(drawn):
     assert curve.gdp_mu <= float(facts["Gaussian mu"].split()[0])
 
 
-def test_bad_inputs(fast, tmp_path):
-    step = poisson_step(0.1, 1.0)
-    with pytest.raises(ValueError, match=r"path must end in .png or .svg, got 'c.gif'"):
-        curve_plot.plot_curve(step, tmp_path / "c.gif", num_steps=1)
-    with pytest.raises(ValueError, match=r"must be a scalar, got fields of shape \(2,"):
-        curve_plot.plot_curve(poisson_step([0.1, 0.2], 1.0), tmp_path / "c.png")
+def test_a_folder_that_is_none_is_found_out_before_the_work(fast, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):  # not a folder: found out before the work
-        curve_plot.plot_curve(step, tmp_path / "file" / "c.png")
-
-
-def test_an_unknown_method_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="method must be one of"):
+    with pytest.raises(OSError):
         curve_plot.plot_curve(
-            poisson_step(0.1, 1.0), tmp_path / "c.png", num_steps=1, method="moments"
+            poisson_step(0.1, 1.0), tmp_path / "file" / "c.png", num_steps=1
         )
 
 

@@ -49,6 +49,8 @@ _LEFT_OUT = 0.01
 _CLOSER = 0.8
 # Refinements of one question, at most.
 _MOST_REFINEMENTS = 8
+# Refinements after which no lower end is hoped for.
+_HOPELESS = 2
 # Logarithm of a delta below which masses may underflow.
 _LEAST_LOG_SIZE = -550.0
 # Rounding, over what is looked at, from which on a smaller tilt is tried.
@@ -307,8 +309,10 @@ class Solver:
         self, enough: float, at_most: float = math.inf, usual_work: float = _USUAL_WORK
     ) -> None:
         """Finer passes until the ends are close enough, or the work is too much."""
-        for _ in range(_MOST_REFINEMENTS):
+        for number in range(_MOST_REFINEMENTS):
             lead, view = self.lead, self.near[self.lead]
+            if number == _HOPELESS and self.lower == self.question.nothing:
+                return
             if self.width <= enough or self.known is not None:
                 return
             if view.at > FURTHEST and self.lower > self.question.nothing:

@@ -47,7 +47,8 @@ from jaxdp_episodic.trainer.learners.models import (
     split_model,
 )
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
-from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.choosing import RuleError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
 from jaxdp_episodic.trainer.run.loading import load_release
 from jaxdp_episodic.trainer.run.report import load_parameters

@@ -6,7 +6,7 @@ from jaxdp_episodic.accountant.questions import contribution_pairs, dominating_p
 from jaxdp_episodic.trainer.draw import epochs, generators, rows, sampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners import episode
-from jaxdp_episodic.trainer.run import draws, run_state, trainer
+from jaxdp_episodic.trainer.run import draws, ledger, trainer
 from mutation import audits, crashes, draw_audits, sampled
 from mutation.person_faults import PERSON_FAULTS
 from mutation.planting import AUDIT, LEDGER, SAMPLER, Edit, Fault
@@ -33,7 +33,7 @@ _CLIPPED_SUM = Edit(
     f"total = {_ADDED.removeprefix('return ')}\n        "
     "return total._replace(gradient=clip_by_norm(total.gradient, clip)[0])",
 )
-_DONE = "self._now = (state._replace(params=params), number)"
+_DONE = "self._now = (state._replace(**fields), number)"
 _SHUFFLED = Edit(
     rows.TreeRows,
     "draw",
@@ -324,10 +324,10 @@ FAULTS = (
         "resume that forgets steps",
         (
             Edit(
-                run_state.RunState,
-                "_take_up",
-                "ledger.after(content, store.mark)",
-                "self._new_ledger(taken)",
+                ledger.Ledger,
+                "after",
+                "charged=content.charged",
+                "charged=content.charged - 1",
             ),
         ),
         LEDGER,
@@ -338,13 +338,13 @@ FAULTS = (
         "resume that forgets steps, and takes them again",
         (
             Edit(
-                run_state.RunState,
+                trainer.Trainer,
                 "_take_releases",
                 "store.releases(after=self.num_steps_taken)",
                 "()",
             ),
             Edit(
-                run_state.RunState,
+                trainer.Trainer,
                 "_give_up_unreleased",
                 "if taken == charged or self.is_seeded:",
                 "if True:",

@@ -7,7 +7,7 @@ anything is drawn for it: a run that is resumed goes on with the choices that we
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, cast
 
@@ -16,10 +16,19 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
+    SpentAhead,
+    public_budget,
 )
 from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, content_of
-from jaxdp_episodic.trainer.run.store import Mark, RunStore
+from jaxdp_episodic.trainer.config.rules import ScoreThen
+from jaxdp_episodic.trainer.gradient.processes import Processes
+from jaxdp_episodic.trainer.run.choosing import can_any
+from jaxdp_episodic.trainer.run.description import refuse_other_run
+from jaxdp_episodic.trainer.run.state import refuse_other_state
+from jaxdp_episodic.trainer.run.store import Mark, RunStore, Saved
+
+Scores = Callable[[], Sequence[ScoreThen]]
 
 
 class Ledger:
@@ -77,11 +86,15 @@ class Ledger:
         self.charged = self._begun
         return self.charged
 
+    def name_of(self, number: int) -> str:
+        """Returns the name of the kind of step that is charged so late."""
+        # All phases but the last are taken once.
+        return f"phase {min(number, len(self._budget.before) + 1)}"
+
     def _kind(self, number: int) -> tuple[str, GaussianStep | None]:
         """Name and description of a step, for the file."""
         phases = self._budget.phases
-        index = min(number, len(phases))  # all but the last are taken once
-        return f"phase {index}", phases[index - 1][0]
+        return self.name_of(number), phases[min(number, len(phases)) - 1][0]
 
     @contextmanager
     def writing_to(
@@ -107,6 +120,24 @@ class Ledger:
             yield
         finally:
             self._store = None
+
+    def is_over(self, taken: int) -> bool:
+        """Returns whether a run that has taken so many steps takes no more."""
+        return taken >= self._budget.num_steps
+
+    @property
+    def is_public(self) -> bool:
+        """False if epsilons were computed from private sizes; see `public_budget`."""
+        return public_budget(self._budget) is not None
+
+    def accounting(self, scores: Scores) -> Callable[[int], dict[str, Any]]:
+        """Returns what says, of a step, what the public log has besides."""
+        spent = SpentAhead(self._budget)
+        return lambda step: {"epsilon": spent.at(step) if step else 0.0}
+
+    def shared(self, processes: Processes, charged: int) -> Self:
+        """Returns the first process's ledger; all call it, with its count."""
+        return type(self)(self._budget, charged=charged)
 
     def check(self, store: RunStore) -> None:
         """Refuses a file that is not this run's, or that has gone on without it.
@@ -192,6 +223,42 @@ class AdaptiveLedger(Ledger):
         """The budget after all that was charged: without a choice that is not yet."""
         return self._before if len(self.options) > self.charged else self.now
 
+    def is_over(self, taken: int) -> bool:
+        """Returns whether it has chosen to end, or nothing is left to choose."""
+        if taken < len(self.options):
+            return False
+        is_begun = taken >= len(self.now.first)
+        return self.has_ended or (is_begun and not can_any(self.now))
+
+    @property
+    def is_public(self) -> bool:
+        """True: what may be chosen, and the prices, are public."""
+        return True
+
+    def accounting(self, scores: Scores) -> Callable[[int], dict[str, Any]]:
+        """Returns what says, of a release, the guarantee, the choice, what is left.
+
+        The guarantee is the same from the first release to the last.
+        """
+
+        def facts(step: int) -> dict[str, Any]:
+            said: dict[str, Any] = {"epsilon": self._start.epsilon}
+            if step:
+                said["option"] = self.options[step - 1]
+            said["left"] = self.now.left
+            last = scores()[-1:]
+            if last and last[0].release == step:
+                said["score"] = last[0].value
+                said["score_noise"] = last[0].deviation
+            return said
+
+        return facts
+
+    def shared(self, processes: Processes, charged: int) -> Self:
+        """Returns the first process's ledger; all call it, with its count."""
+        options, ended = processes.shared_value([self.options, self.has_ended])
+        return type(self)(self._start, options, charged=charged, has_ended=ended)
+
     def choose(self, name: str) -> None:
         """Makes an option the next one to be charged.
 
@@ -248,11 +315,56 @@ class AdaptiveLedger(Ledger):
             has_ended=content.has_ended,
         )
 
+    def name_of(self, number: int) -> str:
+        """Returns the option that was chosen so late."""
+        return self.options[number - 1]
+
     def _kind(self, number: int) -> tuple[str, GaussianStep | None]:
-        return self.options[number - 1], None
+        return self.name_of(number), None
+
+
+def ledger_of(budget: PrivacyBudget | AdaptiveBudget) -> Ledger:
+    """Returns the ledger of a run that is not begun."""
+    if isinstance(budget, AdaptiveBudget):
+        return AdaptiveLedger(budget)
+    return Ledger(budget)
 
 
 def _chosen(content: LedgerContent) -> list[str]:
     """All choices in a file."""
     groups = zip(content.options, content.groups, strict=True)
     return [name for name, (_, count) in groups for _ in range(count)]
+
+
+def taken_up(
+    store: RunStore,
+    ledger: Ledger,
+    run: Mapping[str, Any],
+    kinds: Mapping[str, str],
+    book: str | None,
+) -> tuple[Saved, Ledger]:
+    """Returns the state of a run that is resumed, and the ledger that goes on.
+
+    Args:
+      store: its file.
+      ledger: of the run that wants to go on, with nothing charged.
+      run: what it is.
+      kinds: types and shapes of its state.
+      book: name of the book that it is charged to, if any.
+
+    Raises:
+      LedgerError, RunMismatchError, ValueError: as of `Trainer.resume`.
+    """
+    content, saved = content_of(store), store.saved()
+    if saved is None:
+        raise LedgerError(f"{store.path} has charges, and no checkpoint")
+    refuse_other_run(saved.run, run)
+    refuse_other_state(saved.kinds, kinds)
+    ledger.refuse_other(content)
+    content.refuse_other_book(book)
+    if not saved.taken <= content.charged <= ledger.most:
+        raise LedgerError(
+            f"{store.path} has {content.charged} steps charged, of which the "
+            f"checkpoint contains {saved.taken} and the target permits {ledger.most}"
+        )
+    return saved, ledger.after(content, store.mark)

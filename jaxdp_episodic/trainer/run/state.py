@@ -27,6 +27,9 @@ class TrainingState(NamedTuple):
     start: Any = ()  # what the private statistics came to; () without
     # Of the next step, float32, where it follows a quantile; () elsewhere.
     clip_norm: Any = ()
+    # Of a run that chooses, of each noisy score in turn: ``release`` (its number, 0
+    # where there is none yet), ``check`` (index of the option), ``value``; else ().
+    scores: Any = ()
 
 
 def released_params(state: TrainingState) -> Any:

@@ -248,7 +248,12 @@ class RunStore(RunFile):
             self._bytes += self._put(db, RELEASE, number, arrays)
 
     def releases(self, after: int) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """Yields what later steps released; a number that is missing has not."""
+        """Yields what later steps released; a number that is missing has not.
+
+        Raises:
+          LedgerError: what was released is damaged, or was not charged.
+        """
+        charged = self.mark.charged
         with refusing(self.path):
             numbers = self._db.execute(
                 "SELECT DISTINCT number FROM arrays WHERE kind = ? AND number > ? "
@@ -256,6 +261,11 @@ class RunStore(RunFile):
                 (RELEASE, after),
             ).fetchall()
         for (number,) in numbers:
+            if number > charged:
+                raise LedgerError(
+                    f"{self.path} has a release of step {number}, and {charged} steps "
+                    "charged"
+                )
             yield number, self._got(RELEASE, number)
 
     @property

@@ -1,50 +1,77 @@
-"""Trains privately on episodes, and stops before the target epsilon is exceeded."""
+"""Trains privately on episodes, and stops before the target epsilon is exceeded.
+
+One loop: a plan or a rule names a mechanism, which is charged, released and applied.
+"""
 
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import optax
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
+from jaxdp_episodic.trainer.config.rules import Rule, ScoreThen
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.draw.generators import Keys, generator
-from jaxdp_episodic.trainer.draw.sampler import Draw
+from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient.noise import checked_noise
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners import episode
-from jaxdp_episodic.trainer.run import checks, contributions, run_files
-from jaxdp_episodic.trainer.run.description import described_run
-from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep, RunDraws
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.checks import check_finite
+from jaxdp_episodic.trainer.run.choosing import (
+    asked,
+    can_any,
+    check_rule,
+    described_choices,
+    scores_in,
+)
+from jaxdp_episodic.trainer.run.description import (
+    agreed,
+    described_opening,
+    described_run,
+    described_versions,
+)
+from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.importer import import_old_run
+from jaxdp_episodic.trainer.run.ledger import ledger_of, taken_up
 from jaxdp_episodic.trainer.run.loop import take_all_steps
+from jaxdp_episodic.trainer.run.mechanisms import (
+    Parts,
+    as_released,
+    mechanisms_of,
+    no_scores,
+)
+from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.run_files import StepProgress
-from jaxdp_episodic.trainer.run.run_state import RunState
-from jaxdp_episodic.trainer.run.selection import Scoring, choosing_split
-from jaxdp_episodic.trainer.run.stages import Stages
+from jaxdp_episodic.trainer.run.said import said_of
+from jaxdp_episodic.trainer.run.selection import Scoring, Selection, choosing_split
+from jaxdp_episodic.trainer.run.stages import Stage, Stages
 from jaxdp_episodic.trainer.run.state import (
     TrainingState,
     as_arrays,
     initial_state,
+    kinds_of,
+    released_params,
 )
-from jaxdp_episodic.trainer.run.update import updater
+from jaxdp_episodic.trainer.run.store import RunStore, create_store
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
-# Clipped examples whose gradients one vectorized pass computes; episodes one by one.
-_EXAMPLES_AT_ONCE = 64
 
-
-class Trainer(RunState):
+class Trainer:
     """One private run: the draws, the clipped and noised steps, and their ledger.
 
     The step in ``budget`` is the description that is accounted, and its ``sampling`` is
@@ -84,6 +111,14 @@ class Trainer(RunState):
       start: private statistics of ``data`` to release first, the budget's ``before``;
         learner and model then see the features that they project.
       truncation: what bounding people has left out of ``data``, for the ledger.
+      rule: of a run that chooses on the way, like the next: see `AdaptiveTrainer`.
+      checks: likewise.
+
+    Attributes:
+      run: what the run is.
+      ledger: counts its charges; in other processes than the first a copy in memory.
+      selection: what `train` has chosen to release; None before its end.
+      has_private_scores: held-out data are protected, too, and scored with noise.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -97,7 +132,7 @@ class Trainer(RunState):
         params: Any,
         *,
         data: ExampleTable,
-        budget: PrivacyBudget,
+        budget: Any,
         shots: int,
         optimizer: optax.GradientTransformation,
         l2_clip_norm: float,
@@ -110,67 +145,221 @@ class Trainer(RunState):
         settings: Mapping[str, Any] | None = None,
         start: PrivateStatistics | None = None,
         truncation: Truncation | None = None,
+        rule: Rule | None = None,
+        checks: Mapping[str, PrivateValidation] = MappingProxyType({}),
     ) -> None:
-        step = budget.step
-        checks.check_population(step, data)
-        checks.check_owners(step, data)
-        checks.check_features(data)
-        checks.check_targets(learner, data, step)
-        self.learner, self.data, self.truncation = learner, data, truncation
-        self.l2_clip_norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
+        norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
         _validation.choice("noise", noise, NOISES)
-        checked_noise(step.noise_multiplier, noise)
-        checks.check_start(budget, start, noise, data)
-        checks.warn_about_delta(step, budget.delta, data)
-        self.sampler = sampler = checks.sampler_of(step, data)
-        loss = episode.contribution_loss(learner, self.sampler.slot_shape, shots=shots)
-        if start is None:  # else the model sees what the statistics project
-            loss = episode.loss_on_codes(loss, episode.code_of(data))
-        self.needs = contributions.needs_of(learner, shots)
-        self.complete_units = contributions.checked(self.sampler, self.needs, budget)
-        params = as_arrays(params)
-        ways = getattr(learner, "ways", [1, 1, *self.sampler.slot_shape][-2])
-        self._stages = Stages(learner, start, params, ways)
-        checks.check_finite(params, 0)
-        inputs = checks.seen_by_model(data, start)
-        checks.check_outputs(learner, params, inputs, self.sampler.slot_shape)
-        self.normalizer = checks.public_normalizer(normalizer, budget, self.sampler)
-        clipping = checks.checked_clipping(clipping, self.normalizer, budget, sampler)
-        self.has_default_normalizer = normalizer is None and budget.takes_steps
-        self._devices = list(jax.local_devices() if devices is None else devices)
-        number = len(self._devices) * all_processes().count
-        rows = checks.rows_a_device(block_size, self.sampler, number, noise)
-        self._block_size = rows * len(self._devices)
-        couples = getattr(learner, "couples_examples", True)
-        gradient = PrivateGradient(
-            loss,
-            clipping=clipping,
-            devices=self._devices,
-            units_at_once=1 if couples else _EXAMPLES_AT_ONCE,
-            noise=noise,
+        checked_noise(budget.step.noise_multiplier, noise)
+        params, keys = as_arrays(params), Keys(seed)
+        check_finite(params, 0)
+        adapts = check_rule(budget, rule, checks)
+        self._rule, self.checks = rule, dict(checks)
+        self.has_private_scores = bool(checks)
+        self._processes = all_processes()
+        parts = Parts(
+            learner,
+            params,
+            data,
+            shots,
+            optimizer,
+            norm,
+            normalizer,
+            block_size,
+            tuple(jax.local_devices() if devices is None else devices),
+            clipping,
+            noise,
+            start,
+            keys,
+            self._processes,
         )
-        self._start, statistics = start, () if start is None else start.initial()
-        self._noise_multiplier = float(step.noise_multiplier)
-        deviation = gradient.deviation(self._noise_multiplier) / self.normalizer
-        self._update = updater(optimizer, clipping, self.l2_clip_norm, deviation)
-        keys = Keys(seed)
-        first = len(budget.before) + 1
-        self._draws = RunDraws(self.sampler, keys, all_processes(), first)
-        run = described_run(
+        self.learner, self.data, self.truncation = learner, data, truncation
+        self.l2_clip_norm, self.budget, self.noise = norm, budget, noise
+        self._keys, self._start = keys, start
+        judged = learner if start is None else start.learner(learner)
+        self._mechanisms = mechanisms_of(
+            parts, budget, self.checks, judged, released_params
+        )
+        gradients = (m for m in self._mechanisms.values() if hasattr(m, "sampler"))
+        self._main = main = next(gradients)
+        self.sampler, self.normalizer = main.sampler, main.normalizer
+        self.complete_units = main.complete_units
+        self._gradient: PrivateGradient = main.gradient
+        shape = self.sampler.slot_shape
+        ways = getattr(learner, "ways", [1, 1, *shape][-2])
+        self._stages = Stages(learner, start, params, ways)
+        self.has_default_normalizer = normalizer is None and budget.takes_steps
+        self.run: dict[str, Any] = described_run(
             budget,
             data,
             learner,
             seed=seed,
-            l2_clip_norm=self.l2_clip_norm,
+            l2_clip_norm=norm,
             normalizer=self.normalizer,
             shots=shots,
             noise=noise,
             settings=dict(settings or {}),
-            clipping=clipping,
+            clipping=self.clipping,
         )
-        first_norm = self.l2_clip_norm if clipping.counts else None
+        statistics = () if start is None else start.initial()
+        first_norm = norm if self.clipping.counts else None
         state = initial_state(optimizer, params, statistics, first_norm)
-        super().__init__(gradient, state, keys, run, budget, noise)
+        if adapts:
+            state = state._replace(scores=no_scores(budget))
+            self.run |= described_choices(budget, rule, self.checks)
+        # One attribute: whenever an interrupt comes, the two belong together.
+        self._now = (self._gradient.on_devices(state), 0)
+        self.ledger, self.versions = self._new_ledger(), described_versions()
+        self.recipe: Mapping[str, Any] = {}
+        self._has_agreed = self._is_joined = False
+        self.selection: Selection | None = None
+        self._folder: Path | None = None
+        self._name = ""
+        self._store: RunStore | None = None
+
+    def _new_ledger(self) -> Any:
+        return ledger_of(self.budget)
+
+    @property
+    def is_seeded(self) -> bool:
+        """True if draws and noise follow from a seed, so that nothing is private."""
+        return self._keys.is_seeded
+
+    @property
+    def state(self) -> TrainingState:
+        """Parameters and optimizer state after the last step."""
+        return self._now[0]
+
+    @property
+    def params(self) -> Any:
+        """The parameters to evaluate and release; see `released_params`."""
+        return released_params(self.state)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """What the run has now, the simplest first: see `Stage`.
+
+        All of it is post-processing of what was charged.
+        """
+        has_stepped = self.num_steps_taken > len(self.budget.before)
+        return self._stages.of(self.state, has_stepped=has_stepped)
+
+    def stages_after(self, step: int, params: Any) -> tuple[Stage, ...]:
+        """What parameters after an earlier gradient step can be used as."""
+        return tuple(self._stages.stepped(params, f"@{step}"))
+
+    @property
+    def released(self) -> Stage:
+        """The stage that is released: in the first process what `train` has chosen.
+
+        The last, where there was no choice, or steps were taken since.
+        """
+        chosen = self.selection
+        if chosen is None or chosen.step != self.num_steps_taken:
+            return self.stages()[-1]
+        return chosen.stage
+
+    @property
+    def num_steps_taken(self) -> int:
+        """Steps in the state, those given up included."""
+        return self._now[1]
+
+    @property
+    def scores(self) -> tuple[ScoreThen, ...]:
+        """The noisy scores that were released, in the first process."""
+        return scores_in(self.state.scores, self.checks)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run takes no more steps, whatever comes."""
+        return self.ledger.is_over(self.num_steps_taken)
+
+    @property
+    def num_steps_charged(self) -> int:
+        """Steps charged: those taken, and perhaps one that was interrupted."""
+        return self.ledger.charged
+
+    @property
+    def has_public_accounting(self) -> bool:
+        """False if epsilons were computed from private sizes; see `public_budget`."""
+        return self.ledger.is_public
+
+    def accounting(self) -> Callable[[int], dict[str, Any]]:
+        """Returns what says, of a step, what the log's public part has besides."""
+        return self.ledger.accounting(lambda: self.scores)
+
+    @property
+    def clipping(self) -> ClippingConfig:
+        """What is made of contributions; of a run that was given none, "fixed"."""
+        return self._gradient.clipping
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm of the next step: the run's, or what its releases made of it.
+
+        It is known before the step is charged and drawn.
+        """
+        found = self.state.clip_norm
+        return self.run["l2_clip_norm"] if isinstance(found, tuple) else float(found)
+
+    @property
+    def noise_deviation(self) -> float:
+        """Of the noise in each coordinate of the next step's sum."""
+        return self._gradient.deviation(self._main.noise_multiplier) * self.clip_norm
+
+    def release(self, folder: Path) -> list[Path]:
+        """Writes what may be published of the run, as the command does; see `Release`.
+
+        It speaks of all steps that were charged, and leaves out whatever was computed
+        from private sizes. Of a book, which it knows nothing of, `run_training` says
+        more. Files of the same names in the folder are replaced, all at once.
+
+        Returns:
+          The files; in other processes than the first, which write nothing, none.
+
+        Raises:
+          OSError: a file that cannot be written.
+          ValueError: a run that was not trained in a folder, where its log is.
+        """
+        if not self._processes.is_first:
+            return []
+        if self._folder is None:
+            raise ValueError(
+                "release must come after train or resume: the log is there"
+            )
+        return write_release(folder, self, self._folder, said_of(self))
+
+    def begin(
+        self,
+        folder: Path,
+        *,
+        name: str | None = None,
+        book: str | None = None,
+        search: str | None = None,
+    ) -> str:
+        """Makes the file of a new run in a folder, which this process holds.
+
+        Nothing is charged; where the run has its file there nothing happens. The name
+        is the run's (None: a random one), the others those of the book that it is
+        charged to and of the search that it is part of. Returns the run's name.
+
+        Raises:
+          FileExistsError: another run is there.
+          OSError: it cannot be written.
+          ValueError: the run has another folder.
+        """
+        if self._folder != folder.resolve():
+            if self.ledger.mark is not None:
+                raise ValueError(
+                    f"folder must be the run's own, {self._folder}, got {folder}: its "
+                    "file is there"
+                )
+            run_files.refuse_other_files(folder)
+            names = {"run": name, "book": book, "search": search}
+            path, is_seeded = folder / run_files.STORE, self.is_seeded
+            self._name = create_store(path, self.budget, is_seeded=is_seeded, **names)
+            self._folder = folder.resolve()
+        mark = self.ledger.mark
+        return self._name if mark is None else mark.run
 
     def step(self, prepared: PreparedStep | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
@@ -196,9 +385,12 @@ class Trainer(RunState):
             return self._step(prepared)
 
     def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
-        self._give_up_unreleased()
+        """Charges what comes next, releases it, applies it."""
+        name = self._chosen_next()
         state, taken = self._now
         number = taken + 1
+        if name is None:
+            raise BudgetExhaustedError("the run has chosen to end, or spent its budget")
         if prepared is not None and prepared.step != number:
             raise ValueError(
                 f"prepared must be of step {number}, got that of step {prepared.step}: "
@@ -206,93 +398,77 @@ class Trainer(RunState):
             )
         if number > self.ledger.charged:
             if self._store is not None and number <= self.budget.permitted_steps:
-                self._draws.keep(self._store, number)
+                self._main.draws.keep(self._store, number)
             self.ledger.charge()
         self._processes.meet()  # the first has charged
-        if number <= len(self.budget.before):
-            return self._release_statistic(state, number)
-        if prepared is None:
-            prepared = self._prepared(number, self._draws.secret(number))
-        gradient, diagnostics = self._gradient(
-            state.params,
-            prepared.blocks,
-            prepared.noise,
-            l2_clip_norm=self.clip_norm,
-            noise_multiplier=self._noise_multiplier,
-            normalizer=self.normalizer,
-        )
+        mechanism = self._mechanisms[name]
+        released, private = mechanism.release(state, number, prepared)
         if self._processes.is_first:
-            state = self._let_out(state, number, gradient)
+            state = self._let_out(mechanism, state, number, released)
         self._processes.meet()  # or others would wait for one that has failed
-        params, norm = self._shared((state.params, state.clip_norm))
-        state = state._replace(clip_norm=norm)
-        self._now = (state._replace(params=params), number)
+        shared = self._shared([getattr(state, field) for field in mechanism.shares])
+        fields = dict(zip(mechanism.shares, shared, strict=True))
+        self._now = (state._replace(**fields), number)
         if self._store is not None:
             self._end_epoch(self._store, number)
-        return {**diagnostics, "num_complete": prepared.complete}
+        return private
 
-    def _release_statistic(self, state: TrainingState, number: int) -> dict[str, Any]:
-        """Takes a step of the start, which has no diagnostics."""
-        assert self._start is not None
-        if self._processes.is_first:
-            noised = self._start.noised_sum(
-                state.start,
-                number - 1,
-                generator(self._keys.new("draw", number)),
-                self._keys.new("noise", number),
-                float(self.budget.before[number - 1].noise_multiplier),
-            )
-            state = self._let_out(state, number, noised)
-        self._processes.meet()
-        self._now = (state._replace(start=self._shared(state.start)), number)
-        return {}
+    def choose(self) -> str | None:
+        """Returns the option that comes next, chosen once; None: the run is over.
 
-    def _after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
-        if number > len(self.budget.before):
-            return self._update(state, self._gradient.on_devices(released))
-        assert self._start is not None
-        noise = float(self.budget.before[number - 1].noise_multiplier)
-        start = self._start.with_sum(state.start, number - 1, released, noise)
-        return self._gradient.on_devices(state._replace(start=start))
+        All processes call it. What was chosen and not taken yet, also before the run
+        was resumed, is not chosen again.
+
+        Raises:
+          RuleError: the rule raised, or asked for what there is not, or no more.
+            Nothing is charged, and nothing lost.
+        """
+        self._join()
+        with self._processes.together():
+            return self._chosen_next()
+
+    def _chosen_next(self) -> str | None:
+        """What a plan, or the rule, says comes next; the first process asks."""
+        self._give_up_unreleased()
+        number, ledger = self.num_steps_taken, self.ledger
+        if self._rule is None:
+            return ledger.name_of(number + 1)
+        if number >= len(ledger.options) and not ledger.has_ended:
+            now, name = ledger.now, None
+            if number < len(now.first):
+                name = now.first[number]
+            elif can_any(now):
+                if self._processes.is_first:
+                    name = asked(self._rule, number, self.params, self.scores, ledger)
+                name = self._processes.shared_value(name)
+            if name is None:
+                ledger.end()
+            else:
+                ledger.choose(name)
+        return ledger.options[number] if number < len(ledger.options) else None
 
     def draw_blocks(self, step: int) -> list[episode.Block]:
-        """Returns the blocks of a fresh draw, as one step makes it.
-
-        Of several processes, which all call it, each gets its share.
-        """
+        """Returns the blocks of a fresh draw; of several processes, each its share."""
         self._join()  # or each would draw from entropy of its own
-        return self._blocks(self._draws.draw(self._draws.secret(step)))
-
-    def _blocks(self, draw: Draw) -> list[episode.Block]:
-        start = self._start
-        return episode.make_blocks(
-            draw,
-            self.data if start is None else start.table(self.state.start),
-            block_size=self._block_size,
-            num_shards=len(self._devices),
-            share=(self._processes.index, self._processes.count),
-        )
-
-    def _prepared(self, step: int, secret: DrawSecret) -> PreparedStep:
-        """What a step needs: its draw, and noise, which depends on nobody's data."""
-        noise = None
-        if self._processes.is_first:
-            noise = self._gradient.noise(
-                self.state.params, self._keys.new("noise", step), self._noise_multiplier
-            )
-        draw = self._draws.draw(secret)
-        complete = self.sampler.complete_in(draw, self.needs)
-        return PreparedStep(step, self._blocks(draw), noise, complete)
+        main = self._main
+        return main.blocks(self.state, main.draws.draw(main.draws.secret(step)))
 
     @contextmanager
     def ahead(self) -> Iterator[Iterator[PreparedStep | None]]:
-        """What each of the steps to come is given; statistics are given nothing."""
+        """What each of the steps to come is given; None: nothing is drawn ahead."""
+        if self._rule is not None:
+            yield (None for _ in iter(self.choose, None))
+            return
         taken, before = self.num_steps_taken, len(self.budget.before)
-        first = max(taken, before) + 1
+        first, main = max(taken, before) + 1, self._main
         # Here and not in the other thread: processes share the secrets in one order.
         steps = range(first, self.budget.num_steps + 1)
-        secrets = ((step, self._draws.secret(step)) for step in steps)
-        with closing(episode.prefetched(self._prepared, secrets)) as ahead:
+        secrets = ((step, main.draws.secret(step)) for step in steps)
+
+        def prepare(step: int, secret: DrawSecret) -> PreparedStep:
+            return main.prepared(self.state, step, secret)
+
+        with closing(episode.prefetched(prepare, secrets)) as ahead:
             yield itertools.chain(itertools.repeat(None, first - taken - 1), ahead)
 
     def train(
@@ -333,21 +509,19 @@ class Trainer(RunState):
           other processes than the first, which write nothing, none.
 
         Raises:
-          BlockingIOError: another run is training in the folder.
           FileExistsError: it holds another run, or a later state of this one.
           LedgerError: its file is damaged, or was changed in the meantime.
-          OSError: the disk is full, or something cannot be written. What is there can
-            be gone on with.
+          OSError: the disk is full, another process trains in the folder, or something
+            cannot be written. What is there can be gone on with.
           RunEndedError: another process has ended; the last step is committed.
           RunMismatchError: another process has another run; nothing was charged.
           ValueError: the parameters are no longer finite; the run has another folder;
             stages are to be chosen by data that are in both parts.
         """
-        if evaluate_every is not None:
-            _validation.whole_number("evaluate_every", evaluate_every)
-        _validation.whole_number("checkpoint_every", checkpoint_every)
-        _validation.whole_number("log_every", log_every)
         every = evaluate_every, checkpoint_every, log_every
+        names = "evaluate_every", "checkpoint_every", "log_every"
+        for name, value in zip(names, every, strict=True):
+            _validation.whole_number(name, 1 if value is None else value)
         self._join()
         with self._processes.together():
             if not self._processes.is_first:
@@ -368,10 +542,9 @@ class Trainer(RunState):
     def resume(self, folder: Path, *, book: str | None = None) -> int:
         """Resumes a run after the last step that was released; returns its number.
 
-        The state is the one saved last and what was released since, which goes
-        through the optimizer again. Steps that were charged and not released are given
-        up, with a warning, and counted as taken; of a run with a seed they are taken
-        again. Models, versions, machines may have changed: nothing is released twice.
+        The state is the one saved last and what was released since. Steps that were
+        charged and not released are given up, with a warning, and counted as taken; of
+        a run with a seed they are taken again. Nothing is released twice.
 
         Args:
           folder: of the run.
@@ -382,8 +555,7 @@ class Trainer(RunState):
           RunMismatchError: it is of a run with other settings; the message says which.
           LedgerError: its file is damaged, edited or another run's.
           RunEndedError: another process has ended.
-          ValueError: this trainer has taken steps of its own, which the file knows
-            nothing of; the run is charged to another book.
+          ValueError: this trainer has taken steps of its own; another book.
         """
         if self.ledger.charged:
             raise ValueError(
@@ -397,3 +569,132 @@ class Trainer(RunState):
                 self._take_up(folder, book)
             self._share()
         return self.num_steps_taken
+
+    @contextmanager
+    def opened(self, folder: Path) -> Iterator[RunStore]:
+        """Charges and releases by the folder's file; first takes what it released."""
+        with closing(RunStore(folder / run_files.STORE)) as store:
+            self.ledger.check(store)
+            saved, taken = store.saved(), self.num_steps_taken
+            if saved is not None and saved.taken > taken:
+                raise FileExistsError(
+                    f"{folder} has a checkpoint of step {saved.taken}, this run is at "
+                    f"step {taken}; resume it again"
+                )
+            opening = described_opening(self.run, self.versions, self.truncation)
+            if store.mark.charged < self.ledger.charged:  # of steps taken elsewhere
+                self._main.draws.keep(store, self.ledger.charged)
+            with self.ledger.writing_to(store, opening):
+                self._take_releases(store)
+                self._end_epoch(store, self.num_steps_taken)
+                self.save(store)
+                store.drop_log(self.num_steps_taken)
+                self._store = store
+                try:
+                    yield store
+                finally:
+                    self._store = None
+
+    def save(self, store: RunStore) -> None:
+        """Commits the state after the last step.
+
+        Raises:
+          ValueError: the parameters are not finite.
+          OSError: it cannot be written; an earlier state is there, and the releases.
+        """
+        state, taken = self._now
+        check_finite(state.params, taken)
+        arrays = jax.device_get(jax.tree.leaves(state))
+        store.save(taken, arrays, self.run, kinds_of(state))
+
+    def _let_out(
+        self, mechanism: Any, state: TrainingState, number: int, released: Any
+    ) -> TrainingState:
+        """The state after a release, which is on the disk before it has effects."""
+        if self._store is not None:
+            leaves = jax.device_get(jax.tree.leaves(released))
+            self._store.release(number, leaves)
+        after = mechanism.after(state, number, released)
+        return self._gradient.on_devices(after)
+
+    def _take_releases(self, store: RunStore) -> None:
+        """Takes the releases after the state; gives up other charged steps."""
+        for number, arrays in store.releases(after=self.num_steps_taken):
+            mechanism = self._mechanisms[self.ledger.name_of(number)]
+            released = as_released(mechanism.like(self.state), number, arrays)
+            after = mechanism.after(self.state, number, released)
+            self._now = (self._gradient.on_devices(after), number)
+        self._give_up_unreleased()
+
+    def _give_up_unreleased(self) -> None:
+        """Gives up steps that were charged and interrupted before their release.
+
+        Taken again they would be releases that nobody charged; with a seed the same.
+        """
+        state, taken = self._now
+        charged = self.ledger.charged
+        if taken == charged or self.is_seeded:
+            return
+        self._now = (state, charged)
+        many = f"steps {taken + 1} to {charged} were"
+        which = many if charged - taken > 1 else f"step {charged} was"
+        how = "charged and broken off before the release: given up, counted as taken"
+        warnings.warn(f"{which} {how}", stacklevel=2)
+
+    def _end_epoch(self, store: RunStore, step: int) -> None:
+        """Forgets an epoch on the disk that ends with this step."""
+        self._main.draws.end(store, step, is_last=step >= self.budget.num_steps)
+
+    def _shared(self, tree: Any) -> Any:
+        """The first process's arrays, on this one's devices."""
+        shared = self._processes.shared(tree)
+        return shared if shared is tree else self._gradient.on_devices(shared)
+
+    def _take_up(self, folder: Path, book: str | None) -> None:
+        """Takes up what a folder's file has."""
+        run_files.refuse_without_run(folder)
+        with run_files.locked(folder):
+            path = folder / run_files.STORE
+            if not path.exists():
+                import_old_run(folder, self.state)
+            with closing(RunStore(path)) as store:
+                saved, self.ledger = taken_up(
+                    store, self._new_ledger(), self.run, kinds_of(self.state), book
+                )
+                structure = jax.tree.structure(self.state)
+                state = jax.tree.unflatten(structure, saved.arrays)
+                self._now = (self._gradient.on_devices(state), saved.taken)
+                self._folder = folder.resolve()
+                self._take_releases(store)
+                self._main.draws.take_up(store, self.num_steps_taken + 1)
+
+    def _join(self) -> None:
+        """Makes the trainers of all processes one run, once."""
+        if not self._is_joined:
+            with self._processes.together():
+                self._agree()
+                self._share()
+
+    def _agree(self) -> None:
+        """Refuses processes with another run than the first; asked once."""
+        if self._has_agreed:
+            return
+        leaves = jax.tree.leaves(self.state.params)
+        kinds = [f"{leaf.dtype} {leaf.shape}" for leaf in leaves]
+        agreed(self._processes, {**self.run, **self.versions, "parameters": kinds})
+        self._has_agreed = True
+
+    def _share(self) -> None:
+        """Gives all processes the parameters, choices and counts of the first one."""
+        self._processes.meet()  # or others would wait for one that could not resume
+        taken, charged = self._processes.shared_value(
+            [self.num_steps_taken, self.ledger.charged]
+        )
+        state = self.state
+        params, start, norm = self._shared((state.params, state.start, state.clip_norm))
+        ledger = self.ledger.shared(self._processes, charged)
+        if not self._processes.is_first:
+            self.ledger = ledger
+            state = state._replace(params=params, start=start, clip_norm=norm)
+            self._now = (state, taken)
+        self._is_joined = True

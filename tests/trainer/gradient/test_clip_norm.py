@@ -207,7 +207,7 @@ def check_that_the_clip_norm_is_known_before_the_draw():
             released.append(result[0])
             return result
 
-    run._gradient = Noted()
+    run._main.gradient = Noted()
     for _ in range(4):
         run.step()
     wanted = 0.5

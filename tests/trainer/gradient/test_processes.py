@@ -23,7 +23,7 @@ from jaxdp_episodic.trainer.gradient.processes import (
     all_processes,
 )
 from jaxdp_episodic.trainer.learners.episode import make_blocks
-from jaxdp_episodic.trainer.run import checks, run_files, run_state, trainer
+from jaxdp_episodic.trainer.run import checks, run_files, trainer
 from jaxdp_episodic.trainer.run.description import (
     RunMismatchError,
     agreed,
@@ -149,7 +149,7 @@ def test_where_the_first_cannot_start_nobody_waits_for_what_it_sends(
     tmp_path, monkeypatch, meetings, values, call
 ):
     second = Deserted(meetings, values)
-    for module in (run_state, trainer, private_gradient):
+    for module in (trainer, private_gradient):
         monkeypatch.setattr(module, "all_processes", lambda: second)
     with pytest.raises(RunEndedError, match="process 0 has ended: LedgerError"):
         call(plain_trainer(), tmp_path)

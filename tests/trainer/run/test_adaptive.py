@@ -31,8 +31,10 @@ from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer, RuleError, _check_apart
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.choosing import RuleError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.mechanisms import check_apart
 from jaxdp_episodic.trainer.run.report import adaptive_statement, markdown_report
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
@@ -210,13 +212,13 @@ def test_a_protected_unit_in_both_parts_is_not_counted_apart():
 
     check = dataclasses.replace(CHECK, privacy_unit="class")
     held_out = PrivateValidation(table(0), check, shots=SHOTS, normalizer=4.0)
-    _check_apart("check", held_out, table(12))
+    check_apart("check", held_out, table(12))
     with pytest.raises(
         ValueError, match="got 1 'class' units in both, such as 'class 11'"
     ):
-        _check_apart("check", held_out, table(11))
+        check_apart("check", held_out, table(11))
     examples = PrivateValidation(table(0), CHECK, shots=SHOTS)
-    _check_apart("check", examples, table(11))  # other drawings of the class
+    check_apart("check", examples, table(11))  # other drawings of the class
 
 
 def test_an_example_in_both_parts_is_not_counted_apart():
@@ -230,13 +232,13 @@ def test_an_example_in_both_parts_is_not_counted_apart():
 
     held_out, trained = table(1), table(2)
     alone = PrivateValidation(held_out, CHECK, shots=SHOTS)
-    _check_apart("check", alone, trained)
+    check_apart("check", alone, trained)
     features = held_out.features.copy()
     features[35] = trained.features[41]
     shared = held_out.with_features(features)
     both = PrivateValidation(shared, CHECK, shots=SHOTS)
     with pytest.raises(ValueError, match="got 1 examples .* such as row 35"):
-        _check_apart("check", both, trained)
+        check_apart("check", both, trained)
 
 
 def test_one_of_many_examples_may_be_equal_by_chance():
@@ -250,7 +252,7 @@ def test_one_of_many_examples_may_be_equal_by_chance():
 
     held_out = PrivateValidation(table(1), CHECK, shots=SHOTS)
     with pytest.warns(UserWarning, match="has 1 examples .* row 1: by chance"):
-        _check_apart("check", held_out, table(2))
+        check_apart("check", held_out, table(2))
 
 
 # --- Interrupted, killed, resumed ---

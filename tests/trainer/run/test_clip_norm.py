@@ -102,7 +102,7 @@ def neighbours(relation):
         changed[:6] = np.nan
     step = dataclasses.replace(GROUPED, neighboring_relation="replace_one")
     runs = a_run(data, step=step), a_run(data, step=step)
-    object.__setattr__(runs[1], "data", data.with_features(changed))
+    object.__setattr__(runs[1]._main._parts, "data", data.with_features(changed))
     return *runs, 2
 
 

@@ -22,8 +22,8 @@ from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.draws import RunDraws
-from jaxdp_episodic.trainer.run.run_state import RunState
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
+from jaxdp_episodic.trainer.run.trainer import Trainer
 from rows import fast_and_slow
 from training_runs import GROUPED, assert_same, plain_trainer, protonet, sgd
 
@@ -82,7 +82,7 @@ STAGES = {
     "before a charge": (RunStore, "charge", 5),
     "after a charge": (PrivateGradient, "__call__", 5),
     "before the release": (RunStore, "release", 5),
-    "after the release": (RunState, "_end_epoch", 6),
+    "after the release": (Trainer, "_end_epoch", 6),
     "before the log": (RunStore, "note", 6),
     "before a state": (RunStore, "save", 2),
     "after a state": (RunStore, "charge", 4),
@@ -119,7 +119,7 @@ def edited_package(patch):
 @contextlib.contextmanager
 def other_versions(patch):
     patch.setattr(
-        "jaxdp_episodic.trainer.run.run_state.described_versions",
+        "jaxdp_episodic.trainer.run.trainer.described_versions",
         lambda: {"jax": "9.9", "numpy": "3.0"},
     )
     yield
@@ -226,7 +226,7 @@ def test_the_witness_notices_a_step_that_is_taken_again(tmp_path, monkeypatch):
         lambda self, purpose, number: number.to_bytes(32, "little"),
     )
 
-    monkeypatch.setattr(RunState, "_give_up_unreleased", lambda run: None)
+    monkeypatch.setattr(Trainer, "_give_up_unreleased", lambda run: None)
     wrong = attacked(tmp_path, monkeypatch, GROUPED, "before the release", "a function")
     assert wrong[0] == "noise was used twice" and "released" in wrong[1]
 

@@ -67,22 +67,22 @@ def test_what_fails_leaves_no_thread_behind(tmp_path):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("attribute", ["_gradient", "_update"])
+@pytest.mark.parametrize("attribute", ["gradient", "update"])
 @pytest.mark.parametrize(
     "again", ["a new trainer", pytest.param("the same", marks=pytest.mark.slow)]
 )
 def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
     """What is committed counts the steps that are in it."""
     folder, run = tmp_path / "parts", trainer()
-    function = getattr(run, attribute)
-    setattr(run, attribute, Interrupted(function, 3))
+    function = getattr(run._main, attribute)
+    setattr(run._main, attribute, Interrupted(function, 3))
     with pytest.raises(KeyboardInterrupt):
         run.train(folder, evaluations=held_out(), checkpoint_every=100)
     assert run.num_steps_charged == 3 and run.num_steps_taken == 2
     if again == "a new trainer":
         run = trainer()
         # A release that the optimizer had not seen is in the file.
-        assert run.resume(folder) == (2 if attribute == "_gradient" else 3)
+        assert run.resume(folder) == (2 if attribute == "gradient" else 3)
     run.train(folder, evaluations=held_out())
     assert_same(run, whole[0])
     assert run.num_steps_charged == run.num_steps_taken == 6

@@ -350,11 +350,11 @@ def test_single_examples_are_clipped_one_by_one():
         normalizer=1.0,
         l2_clip_norm=0.8,
     )
-    secret = run._draws.secret(1)
+    secret = run._main.draws.secret(1)
     gradient, _ = noised(
         run._gradient,
         params,
-        run._blocks(run._draws.draw(secret)),
+        run._main.blocks(run.state, run._main.draws.draw(secret)),
         l2_clip_norm=0.8,
         noise_multiplier=0.0,
         normalizer=1.0,

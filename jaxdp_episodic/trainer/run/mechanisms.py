@@ -1,0 +1,351 @@
+"""What a run may release: a gradient step, a private statistic, a noisy score.
+
+Each mechanism is charged as one step of its own description. `release` draws, computes
+and adds noise; `after` is the state that follows from a release: post-processing,
+whenever it is done.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.report.ledger_file import LedgerError
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.generators import Keys, generator
+from jaxdp_episodic.trainer.draw.sampler import Draw
+from jaxdp_episodic.trainer.gradient.precision import training_dtype
+from jaxdp_episodic.trainer.gradient.private_gradient import Counted, PrivateGradient
+from jaxdp_episodic.trainer.gradient.processes import Processes
+from jaxdp_episodic.trainer.learners import episode
+from jaxdp_episodic.trainer.run import checks, contributions
+from jaxdp_episodic.trainer.run.apart import found_in_both
+from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep, RunDraws
+from jaxdp_episodic.trainer.run.state import TrainingState, kinds_of
+from jaxdp_episodic.trainer.run.update import updater
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+
+# Clipped examples whose gradients one vectorized pass computes; episodes one by one.
+_EXAMPLES_AT_ONCE = 64
+# Most scores that a run keeps for its rule.
+_MOST_SCORES = 100_000
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What all mechanisms of a run share; see `Trainer` for the fields."""
+
+    learner: Any
+    params: Any
+    data: ExampleTable
+    shots: int
+    optimizer: optax.GradientTransformation
+    l2_clip_norm: float
+    normalizer: float | None
+    block_size: int | None
+    devices: Sequence[Any]
+    clipping: ClippingConfig | None
+    noise: str
+    start: PrivateStatistics | None
+    keys: Keys
+    processes: Processes
+
+
+class GradientStep:
+    """A clipped, noised gradient step, and all that it takes.
+
+    Args:
+      parts: of the run.
+      budget: whose step it is.
+
+    Raises:
+      TypeError, ValueError: as of `Trainer`.
+    """
+
+    shares = ("params", "clip_norm")  # of the state after it, with other processes
+
+    def __init__(self, parts: Parts, budget: PrivacyBudget) -> None:
+        step, data, learner, start = budget.step, parts.data, parts.learner, parts.start
+        checks.check_population(step, data)
+        checks.check_owners(step, data)
+        checks.check_features(data)
+        checks.check_targets(learner, data, step)
+        checks.check_start(budget, start, parts.noise, data)
+        checks.warn_about_delta(step, budget.delta, data)
+        self._parts = parts
+        self.sampler = sampler = checks.sampler_of(step, data)
+        loss = episode.contribution_loss(learner, sampler.slot_shape, shots=parts.shots)
+        if start is None:  # else the model sees what the statistics project
+            loss = episode.loss_on_codes(loss, episode.code_of(data))
+        self.needs = contributions.needs_of(learner, parts.shots)
+        self.complete_units = contributions.checked(sampler, self.needs, budget)
+        inputs = checks.seen_by_model(data, start)
+        checks.check_outputs(learner, parts.params, inputs, sampler.slot_shape)
+        self.normalizer = checks.public_normalizer(parts.normalizer, budget, sampler)
+        clipping = checks.checked_clipping(
+            parts.clipping, self.normalizer, budget, sampler
+        )
+        number = len(parts.devices) * parts.processes.count
+        rows = checks.rows_a_device(parts.block_size, sampler, number, parts.noise)
+        self._block_size = rows * len(parts.devices)
+        couples = getattr(learner, "couples_examples", True)
+        self.gradient = PrivateGradient(
+            loss,
+            clipping=clipping,
+            devices=list(parts.devices),
+            units_at_once=1 if couples else _EXAMPLES_AT_ONCE,
+            noise=parts.noise,
+        )
+        self.noise_multiplier = float(step.noise_multiplier)
+        deviation = self.gradient.deviation(self.noise_multiplier) / self.normalizer
+        self.update = updater(parts.optimizer, clipping, parts.l2_clip_norm, deviation)
+        first = len(budget.before) + 1
+        self.draws = RunDraws(sampler, parts.keys, parts.processes, first)
+
+    def prepared(
+        self, state: TrainingState, number: int, secret: DrawSecret
+    ) -> PreparedStep:
+        """What a step needs: its draw, and noise, which depends on nobody's data."""
+        noise = None
+        if self._parts.processes.is_first:
+            key = self._parts.keys.new("noise", number)
+            noise = self.gradient.noise(state.params, key, self.noise_multiplier)
+        draw = self.draws.draw(secret)
+        complete = self.sampler.complete_in(draw, self.needs)
+        return PreparedStep(number, self.blocks(state, draw), noise, complete)
+
+    def blocks(self, state: TrainingState, draw: Draw) -> list[episode.Block]:
+        """The blocks of a draw; of several processes, this one's share."""
+        parts = self._parts
+        return episode.make_blocks(
+            draw,
+            parts.data if parts.start is None else parts.start.table(state.start),
+            block_size=self._block_size,
+            num_shards=len(parts.devices),
+            share=(parts.processes.index, parts.processes.count),
+        )
+
+    def release(
+        self, state: TrainingState, number: int, prepared: PreparedStep | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns the noised gradient, in the first process, and what is private."""
+        if prepared is None:
+            prepared = self.prepared(state, number, self.draws.secret(number))
+        norm = state.clip_norm
+        released, private = self.gradient(
+            state.params,
+            prepared.blocks,
+            prepared.noise,
+            l2_clip_norm=self._parts.l2_clip_norm
+            if isinstance(norm, tuple)
+            else float(norm),
+            noise_multiplier=self.noise_multiplier,
+            normalizer=self.normalizer,
+        )
+        return released, {**private, "num_complete": prepared.complete}
+
+    def after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
+        """The state after a release."""
+        return self.update(state, self.gradient.on_devices(released))
+
+    def like(self, state: TrainingState) -> Any:
+        """Shapes and types of what is released."""
+        dtype = training_dtype(state.params)
+        gradient = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), state.params
+        )
+        if not self.gradient.clipping.counts:
+            return gradient
+        return Counted(gradient, jax.ShapeDtypeStruct((), np.float32))
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A private statistic of all of the data, released once."""
+
+    parts: Parts
+    index: int  # among the statistics
+    noise_multiplier: float
+    shares = ("start",)
+
+    def release(self, state: TrainingState, number: int, prepared: Any) -> Any:
+        """Returns the noised sum, in the first process; nothing besides."""
+        parts = self.parts
+        if not parts.processes.is_first:
+            return None, {}
+        assert parts.start is not None
+        pairs = generator(parts.keys.new("draw", number))
+        noise = parts.keys.new("noise", number)
+        made = parts.start.noised_sum
+        return made(state.start, self.index, pairs, noise, self.noise_multiplier), {}
+
+    def after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
+        """The state after a release."""
+        own = self.parts.start
+        assert own is not None
+        start = own.with_sum(state.start, self.index, released, self.noise_multiplier)
+        return state._replace(start=start)
+
+    def like(self, state: TrainingState) -> Any:
+        """None: one array of any shape."""
+        return None
+
+
+@dataclass(frozen=True)
+class NoisyCheck:
+    """A noisy score of held-out data."""
+
+    parts: Parts
+    index: int  # among the checks
+    check: PrivateValidation
+    judged: Any  # the learner that predicts
+    released_params: Any  # of a state
+    shares = ()
+
+    def release(self, state: TrainingState, number: int, prepared: Any) -> Any:
+        """Returns the noised score, in the first process; nothing besides."""
+        if not self.parts.processes.is_first:
+            return None, {}
+        params = self.released_params(state)
+        found = self.check.release(self.judged, params, self.parts.keys, number)
+        return found, {}
+
+    def after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
+        """The state after a release."""
+        scores = {key: np.array(column) for key, column in state.scores.items()}
+        place = int(np.count_nonzero(scores["release"]))
+        scores["release"][place] = number
+        scores["check"][place] = self.index
+        scores["value"][place] = released
+        return state._replace(scores=scores)
+
+    def like(self, state: TrainingState) -> Any:
+        """None: one array of any shape."""
+        return None
+
+
+def as_released(like: Any, number: int, arrays: list[np.ndarray]) -> Any:
+    """Returns what was released from its arrays; ``like`` is its mechanism's.
+
+    Raises:
+      LedgerError: arrays of other shapes or types.
+    """
+    if like is None:
+        return arrays[0]
+    found = list(kinds_of(arrays).values())
+    wanted = list(kinds_of(jax.tree.leaves(like)).values())
+    if found != wanted:
+        raise LedgerError(
+            f"step {number} released arrays of another model than this one: "
+            f"{', '.join(found)}, for {', '.join(wanted)}; resume with the run's"
+        )
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+
+def no_scores(budget: AdaptiveBudget) -> dict[str, np.ndarray]:
+    """Returns room for all scores of a run: release (0: none yet), check, value."""
+    most = sum(budget.most(name) for name in budget.checks)
+    _validation.whole_number("scores", most, minimum=0, maximum=_MOST_SCORES)
+    most = max(most, 1)
+    return {
+        "release": np.zeros(most, np.int32),
+        "check": np.zeros(most, np.int32),
+        "value": np.zeros(most, np.float32),
+    }
+
+
+def mechanisms_of(
+    parts: Parts,
+    budget: PrivacyBudget | AdaptiveBudget,
+    checked: Mapping[str, PrivateValidation],
+    judged: Any,
+    released_params: Any,
+) -> dict[str, Any]:
+    """Returns the mechanism of each kind of step, by its name in the run's file."""
+    if isinstance(budget, PrivacyBudget):
+        named = [f"phase {number}" for number in range(1, len(budget.before) + 2)]
+        made = [*_statistics(parts, budget), GradientStep(parts, budget)]
+        return dict(zip(named, made, strict=True))
+    found: dict[str, Any] = {
+        name: GradientStep(parts, as_planned(budget, budget.options[name]))
+        for name in budget.training
+    }
+    found |= dict(zip(budget.first, _statistics(parts, budget), strict=True))
+    check_checks(budget, checked, judged, parts)
+    for index, (name, check) in enumerate(checked.items()):
+        found[name] = NoisyCheck(parts, index, check, judged, released_params)
+    return found
+
+
+def _statistics(parts: Parts, budget: Any) -> list[Statistic]:
+    return [
+        Statistic(parts, index, float(step.noise_multiplier))
+        for index, step in enumerate(budget.before)
+    ]
+
+
+def as_planned(budget: AdaptiveBudget, step: Any) -> PrivacyBudget:
+    """Returns a budget by which the parts of one option are checked."""
+    most = budget.num_steps
+    return PrivacyBudget(
+        step, budget.epsilon, budget.delta, most, most, before=budget.before
+    )
+
+
+def check_checks(
+    budget: AdaptiveBudget,
+    checked: Mapping[str, PrivateValidation],
+    judged: Any,
+    parts: Parts,
+) -> None:
+    """Refuses validations that are not those of the budget."""
+    if set(checked) != set(budget.checks):
+        raise ValueError(
+            f"checks must be given for {sorted(budget.checks)}, the budget's, got "
+            f"{sorted(checked)}"
+        )
+    for name, one in checked.items():
+        if not isinstance(one, PrivateValidation):
+            shown = _validation.shown(one)
+            raise TypeError(f"check {name!r} must be a PrivateValidation: {shown}")
+        if one.step != budget.options[name]:
+            raise ValueError(
+                f"check {name!r} must have the step of the budget's option, got "
+                f"{one.step} against {budget.options[name]}"
+            )
+        if one.noise != parts.noise:
+            raise ValueError(
+                f"check {name!r} must have noise={parts.noise!r} as the run has, "
+                f"got {one.noise!r}"
+            )
+        one.check_learner(judged)
+        checks.warn_about_delta(one.step, budget.delta, one.data)
+        if len(budget.runs) > 1:
+            check_apart(name, one, parts.data)
+
+
+def check_apart(name: str, check: PrivateValidation, data: ExampleTable) -> None:
+    """Refuses to count apart what a protected unit of both would pay for twice."""
+    found, by_chance = found_in_both(check.data, data, check.step)
+    if found:
+        raise ValueError(
+            f"check {name!r} must be apart from the training data, got {found}: put "
+            "its option into one run with those that train"
+        )
+    if by_chance:
+        warnings.warn(
+            f"check {name!r} is apart from the training data, but has {by_chance}: by "
+            "chance, or whoever gave that example to both parts pays for one only",
+            stacklevel=4,
+        )

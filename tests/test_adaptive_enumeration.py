@@ -42,7 +42,7 @@ def finite_run(p, q):
 
 
 @pytest.mark.parametrize(
-    "number", [5, pytest.param(100, marks=pytest.mark.slow)], ids=["few", "many"]
+    "number", [2, pytest.param(100, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_recursion_is_the_worst_of_all_strategies(number):
     rng = np.random.default_rng(number)
@@ -186,6 +186,7 @@ def _histories(state, known):
     return known[state]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [12, pytest.param(25, marks=pytest.mark.slow)], ids=["few", "many"]
 )

@@ -49,6 +49,7 @@ def test_rates_of_the_lecture():
     assert central_sum_error(0.0) == np.inf
 
 
+@pytest.mark.slow
 def test_local_epsilon_is_the_largest_that_fits():
     n = np.array([2, 100])
     local = local_epsilon_for_shuffled(0.5, num_users=n, delta=1e-6)

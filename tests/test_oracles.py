@@ -56,6 +56,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("p", "shift", "alpha"), SETTINGS)
 def test_fine_quadrature_matches_sixty_digits(p, shift, alpha):
     _check_fine_quadrature(p, 0.03, shift, alpha)
@@ -90,6 +91,7 @@ def _identity_cuts(top: float) -> list[float]:
     return [0.0, *np.geomspace(1e-3, top, 24)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("eta", "shift", "alpha"),
     [(0.05, 1.0, 4.5), pytest.param(1.0, 0.4, 1.5, marks=pytest.mark.slow)],

@@ -117,6 +117,9 @@ def check_command(line: str) -> None:
         assert extras <= set(project["optional-dependencies"]), line
     elif words[0] == "python":
         source = read(words[1])
+        for module in re.findall(r"^(?:from|import) (\w+)", source, re.M):
+            shared = Path(words[1]).with_name(f"{module}.py")  # its options are theirs
+            source += read(str(shared)) if (ROOT / shared).exists() else ""
         for option in words[2:]:
             assert not option.startswith("--") or f'"{option}"' in source, line
     else:

@@ -457,6 +457,9 @@ def _parts(
     width = np.diff(g, axis=0)
     fall = -np.diff(deltas, axis=0)  # minus the slope, from here on
     fall = np.divide(fall, width, out=np.zeros_like(width), where=width > 0)
+    # A false positive rate is at most the false negative one here, 1 - delta - g fall.
+    # Where points are close together, errors of delta would look far steeper.
+    fall = np.minimum(fall, (1 - deltas[:-1]) / (1 + g[:-1]))
     # Left of 1 the curve is mirrored: h(g) = 1 - g + g h(1/g).
     left = np.concatenate([1 - deltas[:1] - fall[:1], fall[:-1]])
     right = np.concatenate([fall[1:], np.zeros_like(fall[:1])])

@@ -180,7 +180,15 @@ def refuse_hostile(where: str, root: Any) -> None:
             if isinstance(item, Mapping | list | tuple):
                 stack.append((item, depth + 1))
             elif isinstance(item, int) and abs(item) > _MAX_INTEGER:
-                raise ValueError(f"{where}: holds an integer of more than 64 bits")
+                at = _key_of(container, item)
+                raise ValueError(f"{where}: {at}holds an integer of more than 64 bits")
+
+
+def _key_of(container: Any, item: Any) -> str:
+    """The key in a mapping that holds the item."""
+    if not isinstance(container, Mapping):
+        return ""
+    return next(f"{key} " for key, value in container.items() if value is item)
 
 
 def _items(value: Any) -> Iterable[Any]:

@@ -11,6 +11,7 @@ import importlib
 import io
 import itertools
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -199,4 +200,6 @@ def _listed(name: str, about: tuple[str, str]) -> str:
 def _message(box: str) -> str:
     """The message in a box that tyro draws: below its title, above a rule."""
     rows = (row.strip("│ ") for row in box.splitlines()[1:])
-    return " ".join(itertools.takewhile(lambda row: row[:1] not in ("─", "╰"), rows))
+    said = " ".join(itertools.takewhile(lambda row: row[:1] not in ("─", "╰"), rows))
+    # tyro names what has no flag by its field, the help by capitals.
+    return re.sub(r"'action\.(\w+)'", lambda found: repr(found[1].upper()), said)

@@ -130,12 +130,12 @@ def _said_of_copies(source: Source) -> list[str]:
     done = "evaluation.drop_duplicates leaves them out of training"
     if source.keeps_copies:
         done = "they stay, so no stage is chosen by held-out data (select = false)"
-    more = len(source.copies) - _MOST_NAMED
+    number = len(source.copies)
+    are = "example is" if number == 1 else "examples are"
+    more = f" and {number - _MOST_NAMED:,} more" if number > _MOST_NAMED else ""
     return [
-        f"duplicates: {len(source.copies):,} examples of the training data are held "
-        f"out, too; {done}: {', '.join(source.copies[:_MOST_NAMED])}"
-        + f" and {more:,} more"
-        * (more > 0)
+        f"duplicates: {number:,} training {are} held out, too; {done}: "
+        f"{', '.join(source.copies[:_MOST_NAMED])}{more}"
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -276,6 +277,7 @@ def _shares(
     least = {VALIDATION: each + is_compared, TEST: each if numbers[1] else 0}
     for name, number in wanted.items():
         least[name] = max(least[name], int(0.75 * number))
+    trained = max(each, math.ceil(0.75 * (len(names) - sum(wanted.values()))))
     fifth = round(SHARE * len(names))
     shares = {
         n: SHARE if k == fifth else round(k / len(names), 3)
@@ -287,7 +289,7 @@ def _shares(
         split = ClassSplit(**shares, salt=salt)
         found = [split.split_of(name) for name in names]
         enough = all(found.count(name) >= few for name, few in least.items())
-        if enough and found.count(TRAIN) >= each:
+        if enough and found.count(TRAIN) >= trained:
             if salt:
                 notes["split_salt"] = (
                     f"from {_DATA}: the first that leaves every part enough classes; "

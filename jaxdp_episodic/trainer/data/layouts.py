@@ -17,9 +17,10 @@ CSV = "csv"
 STORED = "stored"
 _OF_SUFFIX = {".npz": NPZ, ".parquet": PARQUET, ".csv": CSV}
 _PICKLES = (".pkl", ".pickle", ".pck")
+# In one line, as commands print errors in one.
 _CONVERSION = """\
 import numpy as np, pathlib, pickle; d = pickle.loads(pathlib.Path(\
-{name!r}).read_bytes())
+{name!r}).read_bytes()); \
 np.savez("data.npz", images=d["image_data"], labels=[k for _, k in sorted(\
 (i, k) for k, rows in d["class_dict"].items() for i in rows)])"""
 
@@ -51,9 +52,11 @@ def recognized(source: Path) -> str:
         return MINI_IMAGENET
     if (source / METADATA).is_file():
         return CLASSES
-    inside = (p for p in sorted(source.iterdir()) if not is_ignored(p.name))
+    inside = [p for p in sorted(source.iterdir()) if not is_ignored(p.name)]
     first = next(filter(Path.is_dir, inside), None)
     if first is None:
+        for pickled in (p for p in inside if p.suffix.lower() in _PICKLES):
+            recognized(pickled)  # which says how to convert it
         raise ValueError(
             f"{source} must hold folders, one of images for each class, or "
             f"{METADATA}, a list of the images and their labels; it has neither"

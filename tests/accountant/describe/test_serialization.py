@@ -132,7 +132,7 @@ def test_independent_episodes_may_name_a_bare_scheme():
         ({"size": 0}, ValueError, r"levels\[1\]: size must be a whole number"),
         ({"size": "8"}, TypeError, r"levels\[1\]: size must be a number"),
         ({"size": {"a": 1}}, TypeError, r"levels\[1\]: size must be a number"),
-        ({"size": 10**5000}, ValueError, "integer of more than 64 bits"),
+        ({"size": 10**5000}, ValueError, "size holds an integer of more than 64 bits"),
         ({"size": [-(10**5000)]}, ValueError, "integer of more than 64 bits"),
         ({"name": ["pupil"]}, TypeError, r"levels\[1\]: name must be a string"),
         ({3: 3}, TypeError, "keys must be strings"),

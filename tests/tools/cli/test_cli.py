@@ -376,6 +376,7 @@ def test_archives_are_read_without_pickle(call, tmp_path):
         ["epsilon", "x.toml", "--delta", "abc"],
         ["epsilon", "no such file.toml"],
         ["epsilon", "."],
+        ["data", "import", "x.npz", "--out"],
     ],
 )
 def test_usage_errors(arguments, capsys):
@@ -385,6 +386,7 @@ def test_usage_errors(arguments, capsys):
     assert err.startswith("jaxdp-episodic: error: ")
     assert err.count("\n") == 1
     assert "│" not in err
+    assert "action." not in err
 
 
 def test_the_version(capsys):

@@ -367,7 +367,7 @@ def test_the_command_keeps_duplicates_and_takes_few_classes(tmp_path, capsys):
     out = tmp_path / "x.toml"
     assert init(with_copies(tmp_path), out, "--keep-duplicates") == 0
     said = capsys.readouterr().out
-    assert "examples of the training data are held out, too; they stay" in said
+    assert "training examples are held out, too; they stay" in said
     assert "select = false" in out.read_text()
     values, labels = features(9, NAMES[:3])
     np.savez(tmp_path / "few.npz", features=values, labels=labels)

@@ -358,6 +358,8 @@ def test_what_is_not_read_says_what_to_do(tmp_path):
         (tmp_path / name).touch()
         with pytest.raises(ValueError, match=message):
             recognized(tmp_path / name)
+    with pytest.raises(ValueError, match="cache-train.pkl is a pickle"):
+        recognized(tmp_path)
 
 
 def test_the_conversion_that_is_advised_works(tmp_path, monkeypatch):
@@ -368,7 +370,8 @@ def test_the_conversion_that_is_advised_works(tmp_path, monkeypatch):
         pickle.dump(cache, file)
     with pytest.raises(ValueError) as found:
         recognized(Path("x.pkl"))
-    exec(str(found.value).partition("\n\n")[2], {})
+    advised = " ".join(str(found.value).split()).partition("is cached): ")[2]
+    exec(advised, {})  # commands print an error in one line
     table = load_npz("data.npz")
     assert table.unit_column("class").tolist() == ["a"] * 3 + ["b"] * 2
     np.testing.assert_array_equal(table.features * 255, images[[1, 2, 4, 0, 3]])

@@ -204,7 +204,13 @@ def _ways(source: Source, wishes: Wishes) -> int:
         name: int(np.count_nonzero(part.population.children_counts[-1]))
         for name, part in source.parts.items()
     }
-    fewest = min(numbers.values())
+    smallest = min(numbers, key=numbers.__getitem__)
+    fewest = numbers[smallest]
+    if fewest < 2:
+        raise ValueError(
+            f"{smallest!r} must have at least 2 classes, got {fewest}: of one class "
+            "every answer is right. Split the data otherwise"
+        )
     if wishes.ways is None:
         compared = max(numbers.get(VALIDATION, WAYS + 1) - 1, 2)
         return min(WAYS, fewest, compared)

@@ -208,6 +208,14 @@ def npz_of(**shapes):
     return make
 
 
+def one_to_validate(folder):
+    made = folder / "splits"
+    pictures(made, (4,) * 10).rename(made / "train")
+    (made / "val").mkdir()
+    (made / "train" / NAMES[0]).rename(made / "val" / NAMES[0])
+    return made
+
+
 def same_classes(folder):
     whole = pictures(folder, sizes=(2, 2))
     for name in ("valid", "train"):
@@ -261,6 +269,7 @@ def few(folder):
         (table_of("class,a\n"), [], "must have records"),
         (npz_of(X=(9, 8, 8), y=(9,)), [], "rename them: np.savez"),
         (npz_of(images=(9, 8, 8)), [], "and no labels"),
+        (one_to_validate, [], "'validation' must have at least 2 classes, got 1"),
         (same_classes, [], "pictures/train, whose classes"),
         (deeper, [], "name the folder whose folders are the classes"),
         (one_each, [], "of its 30 classes (or tasks) 0 have two examples"),
@@ -351,7 +360,7 @@ def test_copies_of_held_out_examples_are_not_trained_on(tmp_path):
     )
     text, said = first_config(source, Wishes())
     assert "drop_duplicates = true" in text
-    assert f"duplicates: {len(source.copies)} examples" in said[-1]
+    assert f"duplicates: {len(source.copies)} training examples" in said[-1]
     assert source.copies[0] in said[-1]
     out.write_text(text)
     data, _ = read_config(out).training_data(tmp_path)

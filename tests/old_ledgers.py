@@ -1,7 +1,16 @@
-"""Ledgers as the version before wrote them."""
+"""Ledgers and runs as the version before wrote them."""
 
+import contextlib
 import hashlib
+import io
 import json
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxdp_episodic.trainer.run.state import kinds_of
 
 
 def old_ledger(path, step, processes, *, delta=1e-5, tail=b"", **header):
@@ -26,3 +35,47 @@ def old_ledger(path, step, processes, *, delta=1e-5, tail=b"", **header):
     text += line({"charged": charged})
     path.write_bytes(text + tail)
     return path
+
+
+class OldState(NamedTuple):
+    """What the version before kept of a run that does not choose."""
+
+    params: Any
+    optimizer_state: Any
+    start: Any
+    clip_norm: Any
+
+
+def old_run(folder, run, step, *, charged, released):
+    """Writes a folder of a trainer's run, as a kill left it after steps by hand.
+
+    Args:
+      folder: that is made.
+      run: the trainer, whose state is in the checkpoint.
+      step: that its ledger describes.
+      charged: steps in the ledger.
+      released: arrays of one more step, in the journal.
+    """
+    taken, processes = run.num_steps_taken, [("a" * 32, charged)]
+    folder.mkdir()
+    ledger = old_ledger(folder / "ledger.jsonl", step, processes)
+    content = ledger.read_bytes()
+    state = OldState(*run.state[:4])
+    mark = ["ab" * 16, taken, len(content), hashlib.sha256(content).hexdigest()]
+    meta = {"format": 5, "charged_steps": taken, "ledger": mark, "run": run.run}
+    meta = json.loads(json.dumps(meta | {"state": kinds_of(state)}))
+    text = json.dumps(meta, sort_keys=True)
+    meta["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    with contextlib.closing(ocp.CheckpointManager(folder / "checkpoints")) as manager:
+        saved = ocp.args.StandardSave(state)
+        kinds = {"state": saved, "meta": ocp.args.JsonSave(meta)}
+        manager.save(taken, args=ocp.args.Composite(**kinds))
+    data = io.BytesIO()
+    for leaf in released:
+        np.lib.format.write_array(data, leaf, allow_pickle=False)
+    chain = hashlib.sha256(b"jaxdp-episodic journal 2 " + b"ab" * 16).digest()
+    head = struct.pack("<QQQ8s", taken + 1, taken, len(data.getvalue()), chain[:8])
+    record = head + hashlib.sha256(head).digest()[:8] + data.getvalue()
+    hashed = hashlib.sha256(chain + record).digest()
+    # The file system had given the next record room, and nothing more.
+    (folder / "journal").write_bytes(record + hashed + bytes(100))

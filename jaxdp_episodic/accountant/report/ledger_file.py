@@ -130,6 +130,8 @@ class RunFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        log = path.with_name(path.name + "-wal")
+        has_log = log.exists() and log.stat().st_size > 0
         try:
             check_plain_file(path)
             refuse_lost_commits(path)
@@ -137,6 +139,9 @@ class RunFile:
             raise LedgerError(str(error)) from None
         with refusing(path):
             self._db = self._connected()
+            # Copied without it while a process wrote, it lacks what that charged.
+            (mode,) = self._db.execute("PRAGMA journal_mode").fetchone()
+            self.lacks_log = mode == "wal" and not has_log
             try:
                 self._check()
             except BaseException:
@@ -207,8 +212,7 @@ class RunFile:
             "SELECT number, step, session, hash FROM charges ORDER BY number"
         ):
             count += 1
-            is_known = step in self.steps and session in sessions
-            if not is_known or number != count:
+            if step not in self.steps or session not in sessions or number != count:
                 raise self._damaged(f"charge {count} is gone, or of no known step")
             name = sessions[session]
             before = next_hash(before, number, self.steps[step][2], name)
@@ -237,11 +241,12 @@ class RunFile:
         """Whether the last process that took it up has let go of it in order."""
         opened = [key for _, key, _ in self.texts(OPENING)]
         closed = {key for _, key, _ in self.texts(CLOSED)}
-        return not opened or opened[-1] in closed
+        return not self.lacks_log and (not opened or opened[-1] in closed)
 
     def log(self) -> list[dict[str, Any]]:
         """Returns the records of the run's log."""
-        return [as_json(self.path, value) for _, _, value in self.texts(LOG)]
+        with refusing(self.path):
+            return [as_json(self.path, value) for _, _, value in self.texts(LOG)]
 
     def close(self) -> None:
         """Lets the file go."""
@@ -297,10 +302,8 @@ class OldLedger:
                     else:
                         header = record
                 digest.update(line)
-        if (
-            header.pop("format", None) != _OLD_FORMAT
-            or header.pop("version", None) != 1
-        ):
+        known = header.pop("format", None), header.pop("version", None)
+        if known != (_OLD_FORMAT, 1):
             raise LedgerError(f"{path} is no ledger of a version that is known")
         try:
             target = {key: header.pop(key) for key in ("run", "epsilon", "delta")}
@@ -389,8 +392,7 @@ def read_ledger(path: Path) -> LedgerContent:
 
 def content_of(run: Any) -> LedgerContent:
     """Returns what an open run was charged; see `read_ledger`."""
-    facts, path = run.facts, run.path
-    adaptive = None
+    facts, path, adaptive = run.facts, run.path, None
     if "adaptive" in facts:
         adaptive = or_refused(path, AdaptiveBudget.from_dict, facts["adaptive"])
     counts: list[list[int]] = []  # key of the step, and how many
@@ -456,10 +458,9 @@ def checked_facts(path: Path, text: str) -> dict[str, Any]:
         "run must be a string": isinstance(facts["run"], str),
         "seeded must be true or false": isinstance(facts["seeded"], bool),
     }
-    for words, is_so in fits.items():
-        if not is_so:
-            got = shown(facts[words.split()[0]])
-            raise LedgerError(f"{path}: {words}, got {got}")
+    for words in (words for words, is_so in fits.items() if not is_so):
+        got = shown(facts[words.split()[0]])
+        raise LedgerError(f"{path}: {words}, got {got}")
     return dict(facts)
 
 

@@ -27,6 +27,7 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     LedgerError,
     OldLedger,
 )
+from jaxdp_episodic.files.atomic import sync_folder
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.state import kinds_of, refuse_other_state
 from jaxdp_episodic.trainer.run.store import BEST, EPOCH, RunStore, new_store
@@ -37,7 +38,9 @@ KEPT = "imported"  # folder for the files that were taken over
 
 
 def import_old_run(folder: Path, like: Any) -> None:
-    """Makes the file of a run from what the version before left of it.
+    """Makes the file of a run from what the version before left of it, if it did.
+
+    Where it was made, and the process ended then, the old files are put away.
 
     Args:
       folder: of the run, which this process holds.
@@ -48,6 +51,19 @@ def import_old_run(folder: Path, like: Any) -> None:
       LedgerError: one that is damaged, or not the same run's.
       RunMismatchError: the checkpoint is of another model or optimizer.
     """
+    if not (folder / OLD_LEDGER).exists():
+        return
+    if not (folder / STORE).exists():
+        _make_store(folder, like)
+    (folder / "epoch").unlink(missing_ok=True)  # a secret
+    (folder / KEPT).mkdir(exist_ok=True)
+    # The ledger last: while it is there something is left to do.
+    for file in ("journal", "checkpoints", "log.jsonl", "best.npz", OLD_LEDGER):
+        if (folder / file).exists():
+            shutil.move(folder / file, folder / KEPT / file)
+
+
+def _make_store(folder: Path, like: Any) -> None:
     with _or_damaged(folder):
         ledger = OldLedger(folder / OLD_LEDGER)
         meta, state = _checkpoint(folder / "checkpoints", like)
@@ -77,12 +93,10 @@ def import_old_run(folder: Path, like: Any) -> None:
             store.release(number, released)
         for kind, number, found in kept:
             store.keep(kind, number, found)
+    if temporary.with_name(temporary.name + "-wal").exists():
+        raise OSError(f"{temporary} could not be written as a whole: is the disk full?")
     temporary.replace(folder / STORE)
-    (folder / "epoch").unlink(missing_ok=True)  # a secret
-    (folder / KEPT).mkdir(exist_ok=True)
-    for file in (OLD_LEDGER, "journal", "checkpoints", "log.jsonl", "best.npz"):
-        if (folder / file).exists():
-            shutil.move(folder / file, folder / KEPT / file)
+    sync_folder(folder)
 
 
 def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
@@ -102,8 +116,13 @@ def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
         if meta["charged_steps"] != step or meta["ledger"] is None:
             raise LedgerError(f"checkpoint {folder / str(step)} was renamed or edited")
         refuse_other_state(meta["state"], kinds_of(like))
-        wanted = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-        return meta, manager.restore(step, args=wanted)["state"]
+        # Runs that did not choose had no scores, which are no arrays here either.
+        fields = like._asdict()
+        if not jax.tree.leaves(like.scores):
+            del fields["scores"]
+        wanted = ocp.args.Composite(state=ocp.args.StandardRestore(fields))
+        found = manager.restore(step, args=wanted)["state"]
+        return meta, like._replace(**found)
 
 
 def _releases(path: Path, run: str, after: int) -> list[tuple[int, list[np.ndarray]]]:
@@ -116,7 +135,9 @@ def _releases(path: Path, run: str, after: int) -> list[tuple[int, list[np.ndarr
         head = data[place : place + _HEAD.size]
         step, base, length, name, check = _HEAD.unpack(head)
         end = place + _HEAD.size + length
-        if check != hashlib.sha256(head[:-8]).digest()[:8] and any(data[place:]):
+        if not any(data[place:]):
+            break  # the file had grown, and nothing else
+        if check != hashlib.sha256(head[:-8]).digest()[:8]:
             raise LedgerError(f"journal {path}: the record at byte {place} is damaged")
         if name != of_run or base > after:
             raise LedgerError(f"journal {path} is of another run or checkpoint")

@@ -134,12 +134,12 @@ class RunStore(RunFile):
         with refusing(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                pending, self._pending = self._pending, []
-                for record in pending:
+                for record in self._pending:
                     value = json.dumps(plain(record), allow_nan=False)
                     self._text(LOG, str(record.get("step", 0)), value)
                 yield self._db
                 self._db.execute("COMMIT")
+                self._pending = []
             except sqlite3.Error:
                 # A second sync of the same data may succeed without writing it.
                 self._is_in_doubt = True
@@ -381,7 +381,7 @@ class RunStore(RunFile):
             if kind == EPOCH:
                 raw = np.concatenate([np.zeros(_PADDING, np.uint8), raw])
             count = max(-(-raw.size // _PART), 1)
-            head = json.dumps([array.dtype.name, np.shape(one), count])
+            head = json.dumps([array.dtype.name, np.shape(one), count, len(arrays)])
             for part in range(count):
                 data = memoryview(raw[part * _PART : (part + 1) * _PART])
                 where = kind, number, place, part, head
@@ -405,6 +405,7 @@ class RunStore(RunFile):
         """Reads arrays, bit for bit what was written, or refuses them."""
         arrays: list[np.ndarray] = []
         parts: list[bytes] = []
+        number_of_arrays = 0
         damaged = LedgerError(
             f"{self.path} is damaged: an array of {kind} {number} is not what was "
             "written"
@@ -416,7 +417,7 @@ class RunStore(RunFile):
                 or _array_hash(kind, number, place, part, head, data) != digest
             ):
                 raise damaged
-            name, shape, count = json.loads(head)
+            name, shape, count, number_of_arrays = json.loads(head)
             parts.append(data)
             if len(parts) == count:
                 whole = parts[0] if count == 1 else b"".join(parts)
@@ -424,7 +425,7 @@ class RunStore(RunFile):
                 array = np.frombuffer(whole, np.dtype(name), offset=start)
                 arrays.append(array.reshape(shape))
                 parts = []
-        if parts:
+        if parts or len(arrays) != number_of_arrays:
             raise damaged
         return arrays
 

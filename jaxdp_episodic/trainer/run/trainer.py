@@ -655,8 +655,7 @@ class Trainer:
         run_files.refuse_without_run(folder)
         with run_files.locked(folder):
             path = folder / run_files.STORE
-            if not path.exists():
-                import_old_run(folder, self.state)
+            import_old_run(folder, self.state)
             with closing(RunStore(path)) as store:
                 saved, self.ledger = taken_up(
                     store, self._new_ledger(), self.run, kinds_of(self.state), book

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import tracemalloc
 
+import jax
 import numpy as np
 import pytest
 
@@ -33,8 +34,16 @@ from jaxdp_episodic.trainer.run.run_files import (
     releasable_records,
 )
 from jaxdp_episodic.trainer.run.store import BEST, RunStore, create_store, is_on_network
-from old_ledgers import old_ledger
-from training_runs import charged_run, classes, flat_step, grouped_step, plain_trainer
+from old_ledgers import old_ledger, old_run
+from training_runs import (
+    GROUPED,
+    assert_same,
+    charged_run,
+    classes,
+    flat_step,
+    grouped_step,
+    plain_trainer,
+)
 
 DELTA = 1e-5
 
@@ -326,6 +335,34 @@ def test_a_damaged_state_is_refused(path, damage):
         store.saved()
 
 
+def test_a_release_with_an_array_gone_is_refused(path):
+    with opened(path) as store:
+        store.release(3, [np.ones(3), np.ones(3)])
+    edited(path, "DELETE FROM arrays WHERE place = 1")
+    with opened(path) as store, pytest.raises(LedgerError, match="is damaged"):
+        list(store.releases(after=2))
+
+
+def test_a_log_that_is_no_text_is_refused(path):
+    with opened(path) as store:
+        store.note({"step": 3})
+    edited(path, "UPDATE texts SET value = CAST(x'7bff7d' AS TEXT) WHERE kind = 'log'")
+    with pytest.raises(LedgerError, match="is damaged"):
+        read_log(path)
+
+
+def test_a_copy_without_its_write_ahead_log_was_not_closed(path, tmp_path):
+    """It lacks charges, and no reader takes it for whole."""
+    copy = tmp_path / "copy.sqlite"
+    with opened(path) as store:
+        store.take_up({})
+        store.charge("phase 1")
+        shutil.copy(path, copy)
+    for _ in range(2):  # reading it makes an empty one
+        content = read_ledger(copy)
+        assert (content.charged, content.is_closed) == (3, False)
+
+
 def test_nothing_is_released_uncharged_or_twice(path):
     with opened(path) as store:
         store.save(1, [], {}, {})
@@ -475,6 +512,32 @@ def test_an_old_ledger_is_read(tmp_path):
     assert read_ledger(cut).charged == 5 and not read_ledger(cut).is_closed
     cut = old_ledger(path, flat_step(), [("a", 3)], tail=b'{"charged":3,"ha')
     assert read_ledger(cut).charged == 3
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["old", "made"])
+def test_an_old_run_goes_on(tmp_path, is_made):
+    """Also where the process ended between the new file and putting the old away."""
+    folder, run = tmp_path / "run", plain_trainer(seed=None)
+    run.step()
+    run.step()
+    zeros = [np.zeros_like(leaf) for leaf in jax.tree.leaves(run.state.params)]
+    old_run(folder, run, GROUPED, charged=4, released=zeros)
+    if is_made:
+        shutil.copytree(folder, tmp_path / "copy")
+        with pytest.warns(UserWarning, match="step 4 was charged"):
+            plain_trainer(seed=None).resume(tmp_path / "copy")
+        shutil.copy(tmp_path / "copy" / STORE, folder)
+    other = plain_trainer(seed=None)
+    with pytest.warns(UserWarning, match="step 4 was charged and broken off"):
+        assert other.resume(folder) == 4
+    gradient = jax.tree.unflatten(jax.tree.structure(run.params), zeros)
+    run._now = (run._main.after(run.state, 3, gradient), 3)
+    assert_same(other, run)
+    other.train(folder)
+    assert read_ledger(folder).charged == 6
+    kept = {"ledger.jsonl", "journal", "checkpoints"}
+    assert {one.name for one in (folder / "imported").iterdir()} == kept
+    assert not kept & {one.name for one in folder.iterdir()}
 
 
 def test_no_byte_of_an_old_ledger_can_be_changed(tmp_path):

@@ -63,6 +63,15 @@ def test_recursion_is_the_worst_of_all_strategies(number):
             assert upper <= true * (1 + 1e-4) + 1e-12
 
 
+def test_a_budget_below_every_price_costs_nothing():
+    run, graph = (
+        finite_run(np.array([0.6, 0.4]), np.array([0.4, 0.6])),
+        budget_graph([2], 1),
+    )
+    found = Solver(DeltaAt(np.array(0.1)), Problem.of(graph, [run])).answer(None)
+    assert np.exp(found).max() == 0
+
+
 # --- Runs within runs ---
 
 

@@ -219,7 +219,8 @@ class Solver:
     def _without_passes(self, log_lost: float) -> Ends | None:
         """The ends where nothing, or everything, may be lost."""
         asked, upper = self.question, self.problem.upper
-        if not any(option.losses or option.log_kept for option in upper):
+        loses = any(option.losses or option.log_kept for option in upper)
+        if not (self.most_moves and loses):
             return Ends(asked.nothing, asked.nothing)
         views = self.views.values()
         if not np.isfinite(np.array(list(views))).all():

@@ -160,8 +160,13 @@ def made_trainer(seed: int | None, kind: str = "plain") -> Trainer:
     table, start, before = data(), None, ()
     if kind == "statistics":
         config = StartConfig(mean=0.2, within=(0.3,), total=0.5, dimensions=2)
-        protected = {"privacy_unit": "example", "neighboring_relation": relation}
-        start = PrivateStatistics(table, config, slots=EXAMPLES, **protected)
+        start = PrivateStatistics(
+            table,
+            config,
+            slots=EXAMPLES,
+            privacy_unit="example",
+            neighboring_relation=relation,
+        )
         before = tuple(
             dataclasses.replace(one, noise_multiplier=NOISE) for one in start.steps
         )

@@ -137,7 +137,8 @@ def _joined(
     def following(state: _State) -> Iterator[tuple[int, _State]]:
         own, pending, inner = state
         if inner:
-            yield from within(*inner, state)
+            game, at = inner
+            yield from within(game, at, state)
             return
         for k, to in moves(own):
             more = tuple(map(operator.add, pending, added[k]))

@@ -78,7 +78,7 @@ class Question(NamedTuple):
         """
         answer = self.answer(*missing)
         whole = [np.broadcast_to(one, answer.shape) for one in missing]
-        found = {(): answer}
+        found: dict[tuple[int, ...], np.ndarray] = {(): answer}
         with using_engine("numpy"), np.errstate(all="ignore"):
             for word in dict.fromkeys(filter(None, words)):
                 i, *further = word

@@ -198,7 +198,8 @@ class Import(Command):
     ) -> Records:
         """The records of a split: all of a path, or a part of them."""
         names = set(_OPTIONS_OF[layout]) - set(_SPLITTING)
-        given = {name: getattr(self, name) for name in names} | {"owner": self.owner}
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given["owner"] = self.owner
         if "size" in given and self.size is None:
             given["size"] = {OMNIGLOT: 28, MINI_IMAGENET: 84}.get(layout)
         if layout in (CLASSES, MINI_IMAGENET):

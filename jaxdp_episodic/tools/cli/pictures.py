@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -91,8 +91,9 @@ class Plot(Command):
     """The pictures, FILE.png and FILE.svg; default: DIR/KIND."""
 
     def _lines(self) -> list[str]:
-        assigned = {name: _assigned(name, getattr(self, name)) for name in _ASSIGNED}
-        return [", ".join(map(str, draw(**vars(self) | assigned)))]
+        given: dict[str, Any] = dict(vars(self))
+        given |= {name: _assigned(name, getattr(self, name)) for name in _ASSIGNED}
+        return [", ".join(map(str, draw(**given)))]
 
 
 _ASSIGNED = ("fix", "mark")

@@ -193,8 +193,8 @@ def _class(name: str) -> type:
 
 def _listed(name: str, about: tuple[str, str]) -> str:
     """A command in the list of all."""
-    indents = {"initial_indent": f"  {name:<11}", "subsequent_indent": 13 * " "}
-    return textwrap.fill(about[1], 88, **indents)
+    first, others = f"  {name:<11}", 13 * " "
+    return textwrap.fill(about[1], 88, initial_indent=first, subsequent_indent=others)
 
 
 def _message(box: str) -> str:

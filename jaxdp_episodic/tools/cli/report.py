@@ -100,6 +100,7 @@ def _of_config(config: TrainingConfig, base: Path) -> str:
 
     checks: dict[str, Any] = {}
     trainer: Any = None
+    budget: Any
     if config.adaptive is not None:
         tables = Tables(config, base, keeps_features=False)
         _, truncation = config.training_data(base)

@@ -289,7 +289,7 @@ def _chosen(
             f"move together, got {tuple(taken)}"
         )
     free = sorted(set(range(len(grid.shape))) - used, key=lambda d: -grid.shape[d])
-    numeric, words = [], []
+    numeric, words = list[str](), list[str]()
     for dimension in free:
         field = _numeric_field(sweep, dimension)
         if field is not None:

@@ -62,7 +62,8 @@ class _Group:
     def request(self, part: Any) -> Request:
         """The request of some of the rows: scalars for one row, else arrays."""
         leaves = dict(self.fixed)
-        columns = zip(*(self.numbers[row] for row in part), strict=True)
+        rows = [self.numbers[row] for row in part]
+        columns: Any = zip(*rows, strict=True)
         for path, column in zip(self.paths, columns, strict=bool(self.paths)):
             # Whole numbers stay whole, beyond 2**53 too, where they are refused.
             kind = np.int64 if all(type(n) is int for n in column) else np.float64

@@ -130,7 +130,8 @@ def _of_arrays(
         values = scaled_images(values)
     units, targets = arrays.get("labels"), arrays.get("targets")
     if axes == 2:
-        units = np.repeat(arrays.get("classes", np.arange(grid[0])), grid[1])
+        classes = arrays.get("classes")
+        units = np.repeat(np.arange(grid[0]) if classes is None else classes, grid[1])
     for name, column in (("labels", units), ("targets", targets)):
         if column is not None and column.size != number:
             raise ValueError(

@@ -342,7 +342,7 @@ def taken_up(
     run: Mapping[str, Any],
     kinds: Mapping[str, str],
     book: str | None,
-) -> tuple[Saved, Ledger]:
+) -> tuple[Saved, Any]:
     """Returns the state of a run that is resumed, and the ledger that goes on.
 
     Args:

@@ -164,7 +164,8 @@ class RunStore(RunFile):
             found = self._db.execute(
                 "SELECT number, hash FROM charges ORDER BY number DESC LIMIT 1"
             ).fetchone()
-        return Mark(self.facts["run"], *(found or (0, self.start)))
+        number, last = found or (0, self.start)
+        return Mark(self.facts["run"], number, last)
 
     def contains(self, mark: Mark) -> bool:
         """Returns whether the file has what a mark of a run's file saw."""
@@ -383,7 +384,7 @@ class RunStore(RunFile):
             count = max(-(-raw.size // _PART), 1)
             head = json.dumps([array.dtype.name, np.shape(one), count, len(arrays)])
             for part in range(count):
-                data = memoryview(raw[part * _PART : (part + 1) * _PART])
+                data = raw[part * _PART : (part + 1) * _PART].data
                 where = kind, number, place, part, head
                 db.execute(
                     "INSERT INTO arrays (kind, number, place, part, head, data, hash) "

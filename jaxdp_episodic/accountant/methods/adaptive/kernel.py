@@ -100,8 +100,8 @@ class Kernel(NamedTuple):
         losses = step * (first + np.arange(len(masses)))
         more = float(masses.sum()) + infinite - 1
         less = 1 - float((masses * np.exp(-losses)).sum()) - q_infinite
-        errors = (max(e if up else -e, 0.0) + _SUM_ERROR for e in (more, less))
-        return cls(first, masses, infinite, *errors, q_infinite)
+        error, q_error = (max(e if up else -e, 0.0) + _SUM_ERROR for e in (more, less))
+        return cls(first, masses, infinite, error, q_error, q_infinite)
 
     def least(self, step: float) -> float:
         """The smaller of P's and Q's masses at finite losses."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -88,7 +88,8 @@ class Option(NamedTuple):
             ]
         for loss, n in taken:
             rounding = _POINT_ROUNDING * FURTHEST
-            displaced += n * (lattice.displacement(loss) + rounding)
+            profile = cast(Profile, loss)
+            displaced += n * (lattice.displacement(profile) + rounding)
         losses, counts = zip(*taken, strict=True) if taken else ((), ())
         return cls(losses, counts, log_kept, displaced, mass_error, run.is_symmetric)
 

@@ -30,12 +30,12 @@ NEAREST = {
 
 def released(folder, *, learner=NEAREST, shape=SHAPE, source=None):
     """A release of features as they are: nothing has to be trained for it."""
-    (folder / "log").write_text("")
+    (folder / "log.jsonl").write_text("")
     export_run(
         folder / "release",
         params={},
         statement="# Privacy of this run\n",
-        log=folder / "log",
+        log=folder / "log.jsonl",
         facts={"steps": 0},
         description={
             "format": "jaxdp-episodic release",
@@ -182,7 +182,7 @@ def test_what_is_no_input_is_said(folder, predict):
     assert code == 2 and "No such file" in said
     code, said = predict(release, folder / "nothing", asked)
     assert code == 2 and f"{folder / 'nothing'} does not exist" in said
-    code, said = predict(release, folder / "log", asked)
+    code, said = predict(release, folder / "log.jsonl", asked)
     assert code == 2 and "must be an image, a folder, or a file .npz" in said
     code, said = predict(release, support, asked / "light", asked / "dark")
     assert code == 2 and "must be the only folder" in said

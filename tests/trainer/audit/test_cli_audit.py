@@ -202,7 +202,6 @@ def test_statistics_alone_have_no_gradients(tmp_path, capsys):
         ("request", ["--privacy-unit", "user"], "--privacy-unit"),
         ("request", ["--kind", "gradient"], "config"),
         ("request", ["--confidence", "2", "--draws", "1000"], "confidence"),
-        ("run", [], "request"),
         ("run", ["--kind", "step", "--num-steps", "3"], "--num-steps"),
         ("run", ["--kind", "gradient", "--draws", "3"], "--draws"),
         ("run", ["--kind", "gradient", "--delta", "1e-3"], "--delta"),

@@ -68,7 +68,11 @@ def old_folder(tmp_path):
     meta["sha256"] = hashlib.sha256(described).hexdigest()
     with contextlib.closing(ocp.CheckpointManager(folder / "checkpoints")) as manager:
         content = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+            # Its state had no scores.
+            state=ocp.args.StandardSave(
+                {k: v for k, v in state._asdict().items() if k != "scores"}
+            ),
+            meta=ocp.args.JsonSave(meta),
         )
         manager.save(2, args=content)
         manager.wait_until_finished()

@@ -6,7 +6,7 @@ house is made by `jaxdp_episodic.trainer.run.report`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -69,6 +69,17 @@ def initial_state(
 def as_arrays(state: Any) -> Any:
     """The state with every leaf a JAX array."""
     return jax.tree.map(jnp.asarray, state)
+
+
+def placed(
+    on_devices: Callable[[Any], Any], before: TrainingState, after: TrainingState
+) -> TrainingState:
+    """A state on the devices; statistics that stayed are the very same object.
+
+    `PrivateStatistics.table` projects all of the data anew for another one.
+    """
+    moved = on_devices(after)
+    return moved._replace(start=before.start) if after.start is before.start else moved
 
 
 def kinds_of(state: Any) -> dict[str, str]:

@@ -64,6 +64,7 @@ from jaxdp_episodic.trainer.run.state import (
     as_arrays,
     initial_state,
     kinds_of,
+    placed,
     released_params,
 )
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
@@ -615,7 +616,7 @@ class Trainer:
             leaves = jax.device_get(jax.tree.leaves(released))
             self._store.release(number, leaves)
         after = mechanism.after(state, number, released)
-        return self._gradient.on_devices(after)
+        return placed(self._gradient.on_devices, state, after)
 
     def _take_releases(self, store: RunStore) -> None:
         """Takes the releases after the state; gives up other charged steps."""
@@ -623,7 +624,7 @@ class Trainer:
             mechanism = self._mechanisms[self.ledger.name_of(number)]
             released = as_released(mechanism.like(self.state), number, arrays)
             after = mechanism.after(self.state, number, released)
-            self._now = (self._gradient.on_devices(after), number)
+            self._now = (placed(self._gradient.on_devices, self.state, after), number)
         self._give_up_unreleased()
 
     def _give_up_unreleased(self) -> None:

@@ -607,6 +607,17 @@ def test_a_run_of_statistics_alone(tmp_path):
     assert np.asarray(trainer.params["start"]["projection"]).any()
 
 
+def test_steps_project_the_data_once():
+    """It takes longer than a step of a large table does."""
+    own = statistics()
+    trainer = run(start=own)
+    for _ in own.steps:
+        trainer.step()
+    made = own.table(trainer.state.start)
+    trainer.step()
+    assert own.table(trainer.state.start) is made
+
+
 @pytest.mark.slow
 def test_epochs_after_statistics_begin_with_the_first_step_that_draws(tmp_path):
     """Three statistics, then two and a half epochs of four steps, broken off in one."""

@@ -138,6 +138,8 @@ def caveats_on_ledgers(
 def caveats_on_ledger(content: LedgerContent) -> list[str]:
     """What an epsilon computed from one ledger does not show by itself."""
     of_search = content.search is not None
+    # Runs that choose have whole epochs only.
+    owed = content.owed if content.adaptive is None else content.charged
     rows = {
         "not private: draws and noise came from a fixed seed; the answer holds for the "
         "same run with fresh entropy": content.is_seeded,
@@ -149,10 +151,9 @@ def caveats_on_ledger(content: LedgerContent) -> list[str]:
             content.book is not None
         ),
         f"{content.charged:,} steps were charged, the last within an epoch, and "
-        f"{content.owed:,} are accounted, to the end of the epoch or of the plan: an "
-        "end that was not planned may depend on what was released": (
-            content.adaptive is None and content.owed > content.charged
-        ),
+        f"{owed:,} are accounted, to the end of the epoch or of the plan: an "
+        "end that was not planned may depend on what was released": owed
+        > content.charged,
         "the run was not closed in order: it goes on, or was killed; an older copy of "
         "its file says less than was charged": not content.is_closed,
     }

@@ -131,6 +131,14 @@ def test_it_takes_what_the_rule_chooses_and_says_what_is_left(whole):
     assert [r["option"] for r in records if "score" in r] == ["check"] * len(scores)
 
 
+def test_its_file_is_asked_by_the_command(whole, capsys):
+    run, folder = whole
+    assert cli.run(["epsilon", "--ledger", str(folder), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["epsilon"] == run.budget.epsilon
+    assert answer["taken"] == run.ledger.now.taken and answer["has_ended"]
+
+
 @pytest.mark.slow
 def test_stages_are_scored_and_none_is_chosen_by_scores_without_noise(tmp_path):
     run = adaptive()

@@ -533,8 +533,10 @@ def test_wherever_the_log_is_cut_something_that_was_is_read(tmp_path, history):
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed"])
-@pytest.mark.parametrize("flips", [40, pytest.param(500, marks=pytest.mark.slow)])
-def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips):
+@pytest.mark.parametrize(
+    ("flips", "least"), [(40, 4), pytest.param(150, 30, marks=pytest.mark.slow)]
+)
+def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips, least):
     """It is refused, or what is read is what was written.
 
     In the last commit of the log it may be as if the process had been killed there.
@@ -558,4 +560,4 @@ def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips):
             elif read != whole:
                 assert name == "run.sqlite-wal" and place > len(content) - 6 * 4120
                 assert read in found[-3:]  # the last is the end of the process
-    assert refused > flips // 10
+    assert refused > least

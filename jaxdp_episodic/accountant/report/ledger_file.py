@@ -39,13 +39,19 @@ from jaxdp_episodic.files.sqlite_file import refusing as refusing_as
 
 T = TypeVar("T")
 STORE = "run.sqlite"
-FORMAT, VERSION = "jaxdp-episodic run", 1
+FORMAT = "jaxdp-episodic run"
+VERSION = 1
 MOST_DESCRIBED = 2**26
 """Bytes of all steps and machines that are described: tens of millions of units."""
 
 # Kinds of texts.
-FACTS, STEP, OPENING, CLOSED = "facts", "step", "opening", "closed"
-STATE, ENDED, LOG = "state", "ended", "log"
+FACTS = "facts"
+STEP = "step"
+OPENING = "opening"
+CLOSED = "closed"
+STATE = "state"
+ENDED = "ended"
+LOG = "log"
 TABLES = {
     "texts": "CREATE TABLE texts (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, "
     "key TEXT NOT NULL, value TEXT NOT NULL, hash BLOB NOT NULL)",
@@ -60,7 +66,10 @@ _INDEX = "sqlite_autoindex_arrays_1"
 _HEADER_KEYS = {"format", "version", "run", "epsilon", "delta", "seeded"}
 _MORE_KEYS = {"planned", "book", "search", "adaptive"}
 OLD_LEDGER = "ledger.jsonl"
-_OLD_FORMAT, _CHARGE, _HASH_BYTES = "jaxdp-episodic ledger", b"1\n", 76
+_OLD_FORMAT = "jaxdp-episodic ledger"
+_CHARGE = b"1\n"
+# Bytes of a line's end: the key, 64 digits and what closes them.
+_HASH_BYTES = 76
 
 
 class LedgerError(ValueError):

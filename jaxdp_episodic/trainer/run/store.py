@@ -51,7 +51,9 @@ from jaxdp_episodic.files.atomic import atomic_path, owner_only
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.sqlite_file import connect
 
-RELEASE, EPOCH, BEST = "release", "epoch", "best"
+RELEASE = "release"
+EPOCH = "epoch"
+BEST = "best"
 MOST_BYTES = 2**28
 """Bytes of releases above which a state is due, so that they are taken out."""
 

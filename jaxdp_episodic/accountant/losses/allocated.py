@@ -1,8 +1,7 @@
-"""What the losses of random allocation share.
+"""What the losses of random allocation share."""
 
-The distribution of an epoch's loss has no closed form. Profiles are those of finite
-pairs that bound it, and moments are bounds too; NumPy makes them setting by setting.
-"""
+# Profiles and moments are bounds, made by NumPy setting by setting: see docs/proofs.md,
+# "Random allocation".
 
 from __future__ import annotations
 
@@ -50,20 +49,13 @@ class AllocatedLoss(GaussianLoss, Bounds):
 
     @property
     def _drawn_rate(self) -> Array:
-        """Chance that the unit's slot is run: the rate of `with_little_noise`.
-
-        With the slot revealed an epoch is a Poisson draw at this rate. The pair is the
-        mean over the slots of such draws' pairs, and H_g is jointly convex. Of a unit
-        that is there or not its losses are at most ``log(slots)`` above this one's; of
-        one that is replaced about twice as large at little noise.
-        """
+        """Chance that the unit's slot is run: the rate of `with_little_noise`."""
+        # With the slot revealed an epoch is a Poisson draw at this rate, and H_g is
+        # jointly convex. Its losses are at most log(slots) above the epoch's.
         return np.minimum(self._steps / np.maximum(self._slots, 1.0), 1.0)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """*Upper bounds*: those of the pair that the upper certified ends are of.
-
-        The profiles include what that pair loses at once, and its errors.
-        """
+        """*Upper bounds*: those of the pair that the upper certified ends are of."""
         pair: Any = self.kept_in_range().certified(up=True)
         mass_error, loss_error = pair.certified_error()
         log_kept, below = pair.log_kept(), np.maximum(loss_error - u, 0.0)
@@ -108,10 +100,7 @@ class AllocatedLoss(GaussianLoss, Bounds):
         return Hints(rate * np.sqrt(self._steps), rate, self._shift, self._shift)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`.
-
-        *Upper bound* up to quadrature error: see `losses.allocated_moments`.
-        """
+        """See `PrivacyLoss`."""
         excess = functools.partial(self._excess, rule.direction)
         found = by_setting(excess, t, *self.fields[1:])
         return tuple(found[: 3 if rule.with_derivatives else 1])
@@ -120,10 +109,7 @@ class AllocatedLoss(GaussianLoss, Bounds):
 def by_setting(
     function: Callable[..., np.ndarray], u: np.ndarray, *fields: np.ndarray
 ) -> np.ndarray:
-    """(k, ..., n): ``function(u, *setting)`` of the elements of each setting.
-
-    It maps (m,) arguments and scalar fields to (k, m); u (..., n) and fields broadcast.
-    """
+    """(k, ..., n): ``function(u, *setting)`` of the elements of each setting."""
     arrays = np.broadcast_arrays(u, *fields)
     flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
     rows = np.stack(flat[1:])

@@ -1,18 +1,6 @@
-"""Random allocation, the sign of a contribution flipped: replace_one, and episodes.
-
-``D_t(g) = H_g(P_s || P_-s)``, ``P_v = sum_{i<=j} N(v e_i)/t + (1 - j/t) N(0)`` on R^j:
-a contribution at a secret step of an epoch against the opposite one. With r the chance
-that the protected unit is reached in that step, both directions are
-
-    h(g) = r D_t(1 + (g - 1)/r).
-
-With ``A, B = e^{±s x - s²/2}``, x ~ N(0, 1), ``t D_t(g) = E(sum A - g sum B + (1 - g)
-(t - j))_+``. Under zero_out it is an upper bound. Certified ends are those of finite
-pairs that bound it.
-
-Reference: docs/proofs.md, "Random allocation"; Balle, Barthe, Gaboardi (2018),
-arXiv:1807.01647v2, Theorem 2.
-"""
+"""Random allocation where a contribution changes its sign."""
+# Under replace_one, and of episodes. Reference: docs/proofs.md, "Random allocation";
+# Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 2.
 
 from __future__ import annotations
 
@@ -46,20 +34,12 @@ from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
 @dataclass(frozen=True)
 class AllocatedAntipodalLoss(AllocatedLoss):
-    """``r D_t(1 + (g - 1)/r)`` in both directions.
+    """``r D_t(1 + (g - 1)/r)`` in both directions."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
-      inner_rate: r in [0, 1], below the level that is allocated.
-      shift: s >= 0, the clip norm over the noise.
-      slots: t, whole number, the steps of an epoch.
-      steps: j, whole number, 2 <= j <= t, those that are run.
-    """
-
-    inner_rate: Array
-    shift: Array
-    slots: Array
-    steps: Array
+    inner_rate: Array  # r in [0, 1], below the level that is allocated
+    shift: Array  # s >= 0, the clip norm over the noise
+    slots: Array  # t, whole number, the steps of an epoch
+    steps: Array  # j, whole number, 2 <= j <= t, those that are run
     is_symmetric: ClassVar[bool] = True
     _excess = staticmethod(antipodal_excess)
 
@@ -75,19 +55,13 @@ class AllocatedAntipodalLoss(AllocatedLoss):
 
 @dataclass(frozen=True)
 class AllocatedAntipodalBoundingLoss(BoundingLoss):
-    """``r D(1 + (g - 1)/r)`` in both directions, D of `antipodal_bounding_pair`.
+    """``r D(1 + (g - 1)/r)`` in both directions, D of `antipodal_bounding_pair`."""
 
-    Attributes:
-      outer_rate, inner_rate, slots, steps: see `AllocatedAntipodalLoss`.
-      shift: s > 0.
-      above: see `BoundingLoss`.
-    """
-
-    inner_rate: Array
-    shift: Array
-    slots: Array
-    steps: Array
-    above: Array
+    inner_rate: Array  # see `AllocatedAntipodalLoss`
+    shift: Array  # s > 0
+    slots: Array  # see `AllocatedAntipodalLoss`
+    steps: Array  # see `AllocatedAntipodalLoss`
+    above: Array  # see `BoundingLoss`
     is_symmetric: ClassVar[bool] = True
     _rounding: ClassVar[float] = 8e-15
 

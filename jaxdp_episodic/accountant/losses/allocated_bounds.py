@@ -1,15 +1,5 @@
-"""One epoch of random allocation, add/remove, bounded by finite pairs from both sides.
-
-Certified ends are computed from a pair with finitely many losses that dominates the
-epoch's pair, or is dominated by it.
-
-``W = ((slots - steps) + X) / slots``, X of `numerics.convex_sums`. ``(W - g)_+`` and
-``(1 - g W)_+`` are convex in the W of each epoch, so a distribution of X that is above
-in convex order gives an upper bound of both directions' profiles, of any number of
-epochs and among any other steps, and one that is below a lower bound.
-
-Reference: docs/proofs.md, "Random allocation".
-"""
+"""Finite pairs that bound one epoch of random allocation from both sides."""
+# They hold in any composition (docs/proofs.md, "Random allocation").
 
 from __future__ import annotations
 
@@ -98,10 +88,7 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         return np.stack(log_excess_of_atoms(*given, rule))
 
     def _facts(self) -> np.ndarray:
-        """``(5, ...)``: `log_kept`, mean gap, largest loss, `certified_error`.
-
-        All 0 for settings of no loss or no noise, for which no pair is made.
-        """
+        """``(5, ...)``: `log_kept`, mean gap, largest loss, `certified_error`."""
 
         def facts(usable: np.ndarray, *setting: float) -> np.ndarray:
             if not usable.any():
@@ -114,20 +101,12 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
 
 @dataclass(frozen=True)
 class AllocatedBoundingLoss(BoundingLoss):
-    """The finite pair from which the certified ends of an epoch are computed.
+    """The finite pair from which the certified ends of an epoch are computed."""
 
-    Attributes:
-      outer_rate: see `AllocatedGaussianLoss`.
-      shift: s > 0.
-      slots: t, whole number, the steps of an epoch.
-      steps: j, whole number, 2 <= j <= t, those that are run.
-      above: see `BoundingLoss`.
-    """
-
-    shift: Array
-    slots: Array
-    steps: Array
-    above: Array
+    shift: Array  # s > 0
+    slots: Array  # t, whole number, the steps of an epoch
+    steps: Array  # j, whole number, 2 <= j <= t, those that are run
+    above: Array  # see `BoundingLoss`
     is_symmetric: ClassVar[bool] = False
     _rounding: ClassVar[float] = _ROUNDING + _SUM_ERROR
 
@@ -151,11 +130,7 @@ class AllocatedBoundingLoss(BoundingLoss):
 
 
 class EpochDistribution(NamedTuple):
-    """Losses, and the rows that tails are read from; (n,) each.
-
-    Rows are the profile at the losses, and ``e^loss`` times the second distribution's
-    mass of it and all larger ones; backward of the negative losses, ascending.
-    """
+    """Losses, and the rows that tails are read from; (n,) each."""
 
     loss: np.ndarray  # ascending
     with_unit: np.ndarray  # masses under P
@@ -195,10 +170,7 @@ def epoch_distribution(
 
 
 def coarse(loss: np.ndarray, with_unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A dominating pair of few losses, with masses under P.
-
-    Masses of other losses are split between the neighbours, with the same mean ratio.
-    """
+    """A dominating pair of few losses, with masses under P."""
     chosen = np.linspace(0, len(loss) - 1, min(_FEW_LOSSES, len(loss))).round()
     few, ratio = np.exp(loss[chosen.astype(np.intp)]), np.exp(loss)
     cell = np.clip(np.searchsorted(few, ratio, side="right") - 1, 0, len(few) - 2)
@@ -238,10 +210,7 @@ def _tails(u: np.ndarray, *setting: float) -> np.ndarray:
 def tails_between(
     u: np.ndarray, loss: np.ndarray, profile: np.ndarray, scaled: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tails at u (m,): profiles are linear in e^u between losses, 0 beyond the last.
-
-    Of increasing losses (n,): their profile, and ``e^loss Q(L >= loss)``, "scaled".
-    """
+    """Tails at u (m,): profiles are linear in e^u between losses, 0 beyond the last."""
     above = np.searchsorted(loss, u, side="right")
     beyond = above == len(loss)
     above = np.minimum(above, len(loss) - 1)

@@ -1,16 +1,7 @@
-"""Random allocation, add/remove: a unit takes part in one secret step of an epoch.
+"""Random allocation under add_remove, and zero_out of what is allocated."""
 
-With t steps in the epoch, of which j are run, the pair is ``P = sum_{i<=j} N(s e_i)/t
-+ (1 - j/t) N(0)`` against ``Q = N(0)`` on R^j; its likelihood ratio is
-
-    W = ((t - j) + A_1 + ... + A_j) / t,   A_i = e^{s x_i - s²/2}, x_i ~ N(0, 1).
-
-The same pair serves zero_out of what is allocated. Its distribution has no closed form:
-answers are the certified ends of two finite pairs, one above and one below.
-
-Reference: docs/proofs.md, "Random allocation"; Chua et al. (2024), arXiv:2412.16802;
-Feldman and Shenfeld (2025), arXiv:2502.08202, for the pair.
-"""
+# Reference: docs/proofs.md, "Random allocation"; Chua et al. (2024), arXiv:2412.16802;
+# Feldman and Shenfeld (2025), arXiv:2502.08202, for the pair.
 
 from __future__ import annotations
 
@@ -29,18 +20,11 @@ from jaxdp_episodic.accountant.numerics.loops import Array
 
 @dataclass(frozen=True)
 class AllocatedGaussianLoss(AllocatedLoss):
-    """``W = ((slots - steps) + A_1 + ... + A_steps) / slots``.
+    """``W = ((slots - steps) + A_1 + ... + A_steps) / slots``."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; that the unit holds what is protected.
-      shift: s >= 0.
-      slots: t, whole number, the steps of an epoch.
-      steps: j, whole number, 2 <= j <= t, those that are run.
-    """
-
-    shift: Array
-    slots: Array
-    steps: Array
+    shift: Array  # s >= 0
+    slots: Array  # t, whole number, the steps of an epoch
+    steps: Array  # j, whole number, 2 <= j <= t, those that are run
     is_symmetric: ClassVar[bool] = False
     _excess = staticmethod(sum_excess)
 

@@ -1,12 +1,6 @@
-"""Rényi moments of random allocation, by `numerics.mean_moments`; upper bounds.
+"""Upper bounds of Rényi moments of random allocation, for one setting each."""
 
-``L(t) = log E[(P/Q)^{1+t}]`` is convex and 0 at 0, so between two orders it lies below
-the chord (van Erven and Harremoës 2014, arXiv:1206.2459, Corollary 2). Bounds at whole
-orders are used with chords; other orders are integrated where that gives less.
-
-Every function is of one setting: shift s, t steps an epoch of which j are run, and
-orders less one z, (m,). Reference: docs/proofs.md, "Moments of random allocation".
-"""
+# Reference: docs/proofs.md, "Moments of random allocation".
 
 from __future__ import annotations
 
@@ -72,10 +66,7 @@ _sums = functools.lru_cache(_CACHED)(whole_orders)
 def sum_excess(
     direction: str, order: np.ndarray, s: float, t: float, j: float
 ) -> np.ndarray:
-    """(3, m): ``log(E W^{1+z} - 1)``, backward ``log(E W^-z - 1)``, two derivatives.
-
-    That the former is the larger one is not proved.
-    """
+    """(3, m): ``log(E W^{1+z} - 1)``, backward ``log(E W^-z - 1)``, two derivatives."""
 
     def excess(z: np.ndarray) -> np.ndarray:
         one = _excess_below if direction == "backward" else _excess_above
@@ -107,10 +98,8 @@ def _with_slopes(
 def _excess_below(
     z: np.ndarray, s: float, t: float, j: float, most: float = _LARGEST_POWER
 ) -> np.ndarray:
-    """``log(E W^-z - 1)``.
-
-    Also ``W >= (A_1 ... A_j)^{1/t}``, so ``E W^-z <= e^{(z + z²/t) j s² / (2t)}``.
-    """
+    """``log(E W^-z - 1)``."""
+    # W >= (A_1 ... A_j)^{1/t} bounds it too: e^{(z + z²/t) j s² / (2t)}.
     result = log_expm1((z + z * z / t) * (j * s * s / (2 * t)))
     known = np.flatnonzero((z > 0) & (z <= most) & (z * s * s / t <= _LARGEST_TILT))
     if known.size:
@@ -160,11 +149,9 @@ def _chord(
 
 
 def _whole_excess(n: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
-    """``E W^n - 1`` at whole n >= 2: the multinomial sum.
-
-    Beyond its range no more than by Poisson draws at rate 1/t: counts thrown
-    multinomially are negatively associated.
-    """
+    """``E W^n - 1`` at whole n >= 2: the multinomial sum."""
+    # No more than by Poisson draws at rate 1/t: multinomial counts are negatively
+    # associated.
     most = most_orders(s, _MOST, tilted=False)
     table = _sums(t, j, s, most)
     result = table[np.minimum(n, most).astype(int)]
@@ -243,17 +230,11 @@ def _bends_down(*points: tuple[float, float]) -> bool:
 
 
 def _drawn(n: int, r: float, logs: np.ndarray, distance: float, peak: float) -> float:
-    """Log-moment n, with ``V = 1 + r (w - 1)``, w the ratio of P_s to P_-s, r < 1.
-
-    ``E V^n - 1`` is a binomial mean of the moments of w, whose logarithms are given.
-    The profile's moment has in place of the half w < 1 the other's mirror image. The
-    difference is a Jensen gap, at most ``(1 - r) min(C (w-1)³ / (w V), w - 1)`` with
-    ``C = n (n-1) r² / 2``, of which the mean over w > 1 is at most ``1 - r`` times each
-    of ``C R sqrt(c (d - c))``, ``sqrt(C) c``, ``sqrt(c / 2)``, where
-
-        2 c = E (w-1)²/sqrt(w) = e^distance,   2 d = E (w-1)²,
-        R = peak = max sqrt(2) (q + 1/q) / (1 + r (q⁴ - 1)) over q = w^{1/4}.
-    """
+    """Log-moment n, with ``V = 1 + r (w - 1)``, w the ratio of P_s to P_-s, r < 1."""
+    # E V^n - 1 is a binomial mean of the moments of w; the profile's moment differs by
+    # a Jensen gap, at most (1 - r) min(C (w-1)³ / (w V), w - 1), C = n (n-1) r² / 2: in
+    # the mean 1 - r times each of C R sqrt(c (d - c)), sqrt(C) c, sqrt(c / 2) with 2 c
+    # = e^distance, 2 d = E (w-1)², R = peak (docs/proofs.md).
     k = np.arange(2.0, n + 1)
     with np.errstate(over="ignore"):
         chance = log_binomial(np.full(k.shape, float(n)), k)
@@ -277,13 +258,9 @@ def _drawn(n: int, r: float, logs: np.ndarray, distance: float, peak: float) -> 
 
 @functools.lru_cache(_CACHED)
 def _antipodal_moments(s: float, t: float, j: float, size: int) -> np.ndarray:
-    """``log E w^n``, w the ratio of P_s to P_-s, upper bounds at n = 0 .. size.
-
-    Integrals while in range, and chords between `_orders`. Beyond it by Hölder's
-    inequality: with ``w = W / W'`` and ``E W'^-z`` as ``E W^-z``, for every a > n
-
-        E[W^n W'^{1-n}] <= (E W^a)^{n/a} (E W^{-(n-1) a/(a-n)})^{(a-n)/a}.
-    """
+    """``log E w^n``, w the ratio of P_s to P_-s, upper bounds at n = 0 .. size."""
+    # Beyond the integrals' range by Hölder's inequality, with w = W / W': E[W^n
+    # W'^{1-n}] <= (E W^a)^{n/a} (E W^{-(n-1) a/(a-n)})^{(a-n)/a}, a > n.
     n = _orders(size).astype(float)
     logs = 2 * s * s * n * (n - 1)
     if size > _SIZES[0]:

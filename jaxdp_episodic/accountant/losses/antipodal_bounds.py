@@ -1,18 +1,6 @@
-"""Convex bounds, from above and below, of an epoch's profile under replacement.
+"""Convex bounds, from above and below, of an epoch's profile under replace_one."""
 
-The contribution at the secret step of the epoch flips its sign.
-
-With ``lambda = u / 2s`` and S the sum of j terms ``2 sinh(s z)``, z ~ N(-lambda, 1),
-
-    D_t(e^u) = e^{u/2 - s²/2} E(S - y)_+ / t,   y = 2 sinh(u/2) e^{s²/2} (t - j).
-
-For a few u `numerics.signed_sums` bounds the mean from both sides; between them
-`numerics.exponential_means`, as ``e^{j lambda²/2} E(S - y)_+`` at fixed y is a mean of
-``(S - y)_+ e^{-lambda (z_1 + ... + z_j)}``, z ~ N(0, 1). Then a convex function is put
-above, or below, all of ``D_t``: piecewise linear, the profile of a finite pair.
-
-Reference: docs/proofs.md, "Random allocation".
-"""
+# Reference: docs/proofs.md, "Random allocation".
 
 from __future__ import annotations
 
@@ -74,19 +62,12 @@ _CACHED = 256  # settings
 
 
 class PiecewiseLinearPair(NamedTuple):
-    """The pair of a profile that is piecewise linear in g, r = 1; symmetric.
+    """The pair of a profile that is piecewise linear in g, r = 1; symmetric."""
 
-    Attributes:
-      loss: (n,) u = log g of the corners, from 0.
-      profile: at the corners; 0 at the last.
-      scaled: ``g Q(L >= u)`` there.
-      infinite: the profile beyond the last corner, which is subtracted.
-    """
-
-    loss: np.ndarray
-    profile: np.ndarray
-    scaled: np.ndarray
-    infinite: float
+    loss: np.ndarray  # (n,) u = log g of the corners, from 0
+    profile: np.ndarray  # at the corners; 0 at the last
+    scaled: np.ndarray  # ``g Q(L >= u)`` there
+    infinite: float  # the profile beyond the last corner, which is subtracted
 
 
 @functools.lru_cache(_CACHED)
@@ -279,10 +260,8 @@ def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pair_of(g: np.ndarray, value: np.ndarray, infinite: float) -> PiecewiseLinearPair:
-    """The pair whose profile is the convex decreasing function with these corners.
-
-    Given that the loss is finite; with r < 1 that bounds a little from above.
-    """
+    """The pair whose profile is the convex decreasing function with these corners."""
+    # Given that the loss is finite; with r < 1 that bounds a little from above.
     value = np.maximum(value - infinite, 0.0) / (1 - infinite)
     slope = np.maximum(-np.diff(value) / np.diff(g), 0.0)
     slope = np.maximum.accumulate(slope[::-1])[::-1].astype(np.longdouble)

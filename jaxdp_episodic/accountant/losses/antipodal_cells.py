@@ -1,17 +1,6 @@
-"""Bounds of an epoch's profile under replacement between losses where it is known.
+"""Bounds of an epoch's profile under replace_one between losses where it is known."""
 
-At a node ``u = log g`` measures above and below the distribution of ``V_g = X - g Y``
-are known, X and Y sums of ``count`` terms A and B. Two bounds hold between nodes:
-
-* `polynomial_bounds`, of the mean as one of exponentials in u at a fixed threshold
-  (`numerics.exponential_means`), for nodes a part of a deviation of the sum apart;
-* `aligned_bounds`: ``T(g, c) = E(X - g Y - c)_+`` is convex in g and c together. With
-  a threshold c that follows g as most of Y does, T has hardly any curvature from node
-  to node: where one large term makes up the loss, or there are many terms, these may be
-  many deviations apart.
-
-Reference: docs/proofs.md, "Random allocation".
-"""
+# Reference: docs/proofs.md, "Random allocation".
 
 from __future__ import annotations
 
@@ -38,20 +27,13 @@ _HALVINGS = 40
 
 
 class Node(NamedTuple):
-    """A loss u at which D is bounded from both sides.
+    """A loss u at which D is bounded from both sides."""
 
-    Attributes:
-      u: ``log g``.
-      below, above: bounds of the distribution of S.
-      is_whole: whether they bound its means at every threshold, not only at y.
-      log_d: upper bound of log D.
-    """
-
-    u: float
-    below: SignedSumBound
-    above: SignedSumBound
-    is_whole: bool
-    log_d: float
+    u: float  # ``log g``
+    below: SignedSumBound  # bounds of the distribution of S
+    above: SignedSumBound  # bounds of the distribution of S
+    is_whole: bool  # whether they bound its means at every threshold, not only at y
+    log_d: float  # upper bound of log D
 
 
 class Epoch(NamedTuple):
@@ -75,10 +57,7 @@ class Epoch(NamedTuple):
         return 2 * np.sinh(0.5 * u) * math.exp(0.5 * self.shift**2) * self.idle
 
     def rounding(self, u: float) -> float:
-        """Bound of the relative rounding error of `scale` and `threshold`.
-
-        An exponential has the relative error that its exponent has in nats.
-        """
+        """Bound of the relative rounding error of `scale` and `threshold`."""
         return _UNIT_ROUNDOFF * (16 + self.shift**2 + 2 * u)
 
 
@@ -159,12 +138,9 @@ def polynomial_bounds(
 
 
 def aligned_step(epoch: Epoch, slope: float, error: float) -> float:
-    """Distance of nodes at which the chord of `aligned_bounds` is off by ``error``.
-
-    An *estimate*, where ``-d log(D) / du`` is ``slope``: T changes with Y's deviation
-    from its mean where V is at the threshold; terms of Y are no larger there than the
-    range over which D falls.
-    """
+    """Distance of nodes at which the chord of `aligned_bounds` is off by ``error``."""
+    # T changes with Y's deviation from its mean where V is at the threshold; terms of Y
+    # are no larger there than the range over which D falls.
     square = epoch.shift**2
     largest = math.log(2 * epoch.steps / slope)
     seen = NormalDist().cdf((largest - 1.5 * square) / epoch.shift)

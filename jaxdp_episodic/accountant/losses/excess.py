@@ -1,25 +1,7 @@
-"""``log(E_Q[(P/Q)^alpha] - 1)`` of a pair of distributions on the line, by quadrature.
+"""``log(E_Q[(P/Q)^alpha] - 1)`` of a pair of distributions on the line."""
 
-For a dominating pair (P, Q) and an order ``alpha = 1 + t``, ``t > 0``, the quantity is
-
-    excess(t) = E_Q[(P/Q)^alpha] - 1 = E_Q[f_alpha(P/Q - 1)],
-    f_a(v) = (1 + v)^a - 1 - a v >= 0.
-
-The excess, not the moment, is summed: at small sampling rates it is 1e-15 and less
-and would drown in the 1. The same function serves every pair:
-
-* forward: ``E_Q[f_alpha(v)]``; backward, with the roles of P and Q exchanged:
-  ``E_Q[f_{1-alpha}(v)]``, as ``E_P[(Q/P)^alpha] = E_Q[(P/Q)^{1-alpha}]``;
-* a mechanism whose forward and backward profile are the same function ``H_g(P || Q)``:
-  ``E_Q[f_alpha(v) + f_{1-alpha}(v); v > 0]``. (Equation (1) of Sason and Verdú 2016,
-  arXiv:1508.00335, writes the moment as an integral of the two profiles; its part in
-  ``g > 1`` of the first is ``E_Q[f_alpha(v); v > 0]``, and of the second, for the
-  profile of the exchanged pair, ``E_Q[f_{1-alpha}(v); v > 0]``.)
-
-Everything is kept as a logarithm, so neither ``t = 4095`` nor a rate of 1e-12 leaves
-the range of float64. Errors of the quadrature are below 1e-10 relative (measured
-against mpmath and against much finer rules in the tests).
-"""
+# By quadrature. Reference: docs/proofs.md, "Moments"; Sason and Verdú (2016),
+# arXiv:1508.00335, Equation (1), for both profiles alike.
 
 from __future__ import annotations
 
@@ -69,12 +51,7 @@ def log_integral(
     t: Array,
     rule: MomentRule,
 ) -> tuple[Array, ...]:
-    """``log of the integral of e^{b(x)} f(e^{y(x)} - 1)`` over x >= floor.
-
-    ``y`` is the log-ratio and ``b`` the log-density. f is ``f_alpha`` (forward),
-    ``f_{1-alpha}`` (backward) or their sum (symmetric). With derivatives, also the
-    first two derivatives of the integral in t, divided by it.
-    """
+    """``log of the integral of e^{b(x)} f(e^{y(x)} - 1)`` over x >= floor."""
     xp = namespace(windows[0], bumps, floor, t)
     direction, quadrature, with_derivatives = rule
     y, b = log_parts(xp.maximum(bumps, floor))
@@ -107,26 +84,11 @@ def unless_gaussian(
     *,
     rounds: Array | float = 1.0,
 ) -> tuple[Array, ...]:
-    """The integral and its rounding error, or a sum of Gaussians where that is less.
-
-    Where losses are large the density of P is a difference of numbers of their size,
-    whose rounding is a factor on the integral. There hardly any order above 1 is asked
-    for, and the sum is hardly any larger: with P and Q mixtures of the same
-    weights w, moments are convex in the pair, and
-
-        E_Q[f_alpha(v) + f_{1-alpha}(v); v > 0] <= sum w (M - 1 + t),
-
-    with M a Gaussian's, ``log M = scale t (1 + t)``: f_{1-alpha}(v) is at most ``t v``,
-    and so is f_alpha(v) at most ``-t v`` for v < 0.
-
-    Args:
-      is_gaussian: (n,) where the pair is Gaussian, of that scale.
-      log_weight: (n,), or (J, n) of several.
-      scale: as many; half of the squared shift.
-      t: (n,) order minus one.
-      excess: the integral and its derivatives over it.
-      rounds: its rounding error over the usual one; 0 where losses are bounded.
-    """
+    """The integral and its rounding error, or a sum of Gaussians where that is less."""
+    # The density of P is a difference of numbers as large as the losses, whose rounding
+    # is a factor on the integral. Orders above 1 are hardly asked for there, and the
+    # sum is hardly larger: moments are convex in the pair, f_{1-alpha}(v) <= t v, and
+    # f_alpha(v) <= -t v for v < 0.
     xp = namespace(is_gaussian, scale, t, excess[0])
     log_weight, scale = xp.atleast_2d(log_weight), xp.atleast_2d(scale)
     slope, order = scale * (1 + 2 * t), 1 + t
@@ -154,12 +116,7 @@ def with_rounding(
     bound: tuple[Array, ...],
     is_large: Array | None = None,
 ) -> tuple[Array, ...]:
-    """A sum of terms with their rounding error, or an upper bound where that is less.
-
-    Both are logarithms, and derivatives over them. ``size``, (n,) nats, is what the
-    terms' logarithms are differences of; ``is_large`` says where it counts, by default
-    where it is large.
-    """
+    """A sum of terms with their rounding error, or a smaller upper bound."""
     xp = namespace(excess[0], size)
     counts = size > LARGE_LOSS if is_large is None else is_large
     raised = excess[0] + xp.where(counts, ROUNDING * size, 0.0)

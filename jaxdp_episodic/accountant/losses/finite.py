@@ -1,18 +1,8 @@
-"""A privacy loss with finitely many values: atoms, each with its probability.
+"""Privacy losses with finitely many values."""
 
-Every mechanism with finitely many outcomes is of this kind. A Poisson sample of one is
-too: its outcomes have the losses ``log(1 - p + p e^y)`` and, without the unit, the same
-probabilities (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647v2, Theorem 8).
-
-The discrete Laplace mechanism moved by s has s + 1 values. At the losses ``a (s - 2k)``
-its profile is ``1 - e^{-ak}``, that of the continuous one, and between them it is
-linear in g. So the theorem of `losses.laplace` carries over, that one coordinate moved
-by s dominates several that are moved by s in all: in units of a, with ``t = 1 / (1 +
-e^{-a})``, a coordinate moved by c has ``E[e^{-L/2}] = t e^{-ac/2} (2 + (c-1) (1 -
-e^{-a}))``, what the formula lacks beyond the other's largest loss is ``t (1 - e^{-a})
-(c-m) e^{-am}`` at the m-th value, and the sum is at most the right side where ``t (2 +
-(m-1) (1 - e^{-a})) >= 1``, which holds with equality at m = 0.
-"""
+# As of every mechanism with finitely many outcomes. Reference: Balle, Barthe, Gaboardi
+# (2018), arXiv:1807.01647v2, Theorem 8, for Poisson sampling of them; docs/proofs.md,
+# "Laplace noise".
 
 from __future__ import annotations
 
@@ -49,17 +39,10 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
 
 @dataclass(frozen=True)
 class FiniteLoss(FiniteValues, Moments, Nodes):
-    """Losses and the logarithms of their probabilities with the unit.
+    """Losses and the logarithms of their probabilities with the unit."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
-      losses: of either sign, finite.
-      log_masses: of their probabilities with the unit, which add up to 1; those without
-        are ``e^-loss`` times as large, and add up to 1 as well.
-    """
-
-    losses: tuple[Array, ...]
-    log_masses: tuple[Array, ...]
+    losses: tuple[Array, ...]  # of either sign, finite
+    log_masses: tuple[Array, ...]  # with the unit; without it e^-loss times as much
     is_symmetric: ClassVar[bool] = False
     padding: ClassVar[dict[str, float]] = {"losses": 0.0, "log_masses": -np.inf}
 
@@ -136,10 +119,7 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
 def log_excess_of_atoms(
     loss: Array, log_mass: Array, t: Array, rule: MomentRule
 ) -> tuple[Array, ...]:
-    """`Moments.log_excess` of losses and their log-masses, (J, n), at (n,) orders.
-
-    *Upper bounds*, exact up to rounding.
-    """
+    """`Moments.log_excess` of losses and their log-masses, (J, n), at (n,) orders."""
     xp = namespace(loss, log_mass, t)
     base = log_mass - loss  # of the distribution without the unit
     direction = rule.direction
@@ -182,10 +162,8 @@ Atoms = tuple[np.ndarray, np.ndarray]
 
 
 def discrete_laplace_atoms(noise_parameter: float, moved: int) -> Atoms:
-    """The integer noise of mass ``tanh(a/2) e^{-a|x|}``, moved by an integer.
-
-    Reference: Ghosh, Roughgarden, Sundararajan (2009), arXiv:0811.2841.
-    """
+    """The integer noise of mass ``tanh(a/2) e^{-a|x|}``, moved by an integer."""
+    # Ghosh, Roughgarden, Sundararajan (2009), arXiv:0811.2841.
     a, k = float(noise_parameter), np.arange(moved + 1.0)
     log_end = -np.log1p(np.exp(-a))
     inside = (k > 0) & (k < moved)
@@ -198,10 +176,7 @@ def discrete_laplace_atoms(noise_parameter: float, moved: int) -> Atoms:
 def randomized_response_atoms(
     noise_parameter: float, num_buckets: int, *, against_uniform: bool
 ) -> Atoms:
-    """One of k answers, a uniform one with probability p, else the true one.
-
-    Against the same of another true answer, or against a uniform answer.
-    """
+    """One of k answers, a uniform one with probability p, else the true one."""
     p, k = float(noise_parameter), float(num_buckets)
     gain = np.log1p(k * (1 - p) / p)  # the true answer's odds
     log_truth = np.log((1 - p) + p / k)

@@ -1,12 +1,6 @@
-"""The base of mechanisms with Gaussian noise, and the tails that they share.
+"""The base of mechanisms with Gaussian noise, and the tails that they share."""
 
-Kernels are written in ``u = log g``, because g overflows at u = 709, and for noise of
-unit variance. All arguments broadcast. A rate or shift of 0 gives ``-inf`` (no leak),
-an infinite shift the total variation of the draw alone; rates and shifts in (0, 1e-60)
-are rounded *up* to 1e-60. All are differentiable in every real argument.
-
-Reference: Balle and Wang (2018), arXiv:1805.06530, Theorem 8, for the Gaussian profile.
-"""
+# Reference: Balle and Wang (2018), arXiv:1805.06530, Theorem 8, for the profile.
 
 from __future__ import annotations
 
@@ -39,14 +33,9 @@ class GaussianLoss(NoisyLoss, Profile, Moments):
 
 
 def gaussian_tails(shift: Array, u: Array) -> Tails:
-    """Profile and tail of ``N(shift, 1)`` against ``N(0, 1)``, both directions alike.
-
-    The profile is ``D = phi(t) (m(t) - m(t + mu))`` with ``t = u / mu - mu / 2`` and m
-    the Mills ratio, a difference that keeps its digits at small shifts; the tail
-    ``g Q(t + mu) = phi(t) m(t + mu)``.
-
-    At mu >= 0 and u = log g >= 0, (...,); *exact* (Balle and Wang 2018, Theorem 8).
-    """
+    """Both directions' profile and tail of ``N(shift, 1)`` against ``N(0, 1)``."""
+    # With t = u / mu - mu / 2 and the Mills ratio m the profile is phi(t) (m(t) - m(t +
+    # mu)), which keeps its digits at small shifts.
     t, mu = _threshold(shift, u)
     tail = log_normal_density(t) + log_mills(t + mu)
     return _profile(t, mu, shift), where_positive(tail, shift)
@@ -69,12 +58,8 @@ def _profile(t: Array, mu: Array, shift: Array) -> Array:
 
 
 def drawn_tails(tails: Tails, u: Array, rate: Array) -> Tails:
-    """Tails of a mechanism that runs with probability ``rate`` only, Q being shared.
-
-    Those of ``(1 - rate) Q + rate P`` against Q at u = log g; ``tails`` are the
-    mechanism's at `inner_exponent` of u and the rate in (0, 1]. *Exact* (Balle, Barthe,
-    Gaboardi 2018, arXiv:1807.01647, Theorem 2).
-    """
+    """Tails of a mechanism that runs with probability ``rate`` only, Q being shared."""
+    # Balle, Barthe, Gaboardi (2018), Theorem 2.
     xp = namespace(u, rate)
     # g over g of the mechanism, without the cancellation of u - inner_exponent
     slope = -xp.log1p((1 - rate) / rate * -xp.expm1(-u))

@@ -1,11 +1,7 @@
-"""Pairs of mixtures of Gaussians on a line, all by the same kernels.
+"""Pairs of mixtures of Gaussians on a line: each says the two halves of its pair."""
 
-Contributions that are swapped, turned, zeroed, or of several sizes: each mechanism says
-the two halves of its pair; the kernels are those of `mixture_halves`.
-
-Reference: docs/theory.md; docs/proofs.md; Balle, Barthe, Gaboardi (2018),
-arXiv:1807.01647v2, Theorem 2.
-"""
+# Reference: docs/theory.md; docs/proofs.md; Balle, Barthe, Gaboardi (2018),
+# arXiv:1807.01647v2, Theorem 2.
 
 from __future__ import annotations
 
@@ -74,10 +70,7 @@ class MixtureLoss(GaussianLoss, Nodes):
 
     @abc.abstractmethod
     def halves(self, *fields: Array) -> tuple[Half, ...]:
-        """The forward half and the backward one, or one for both.
-
-        Of the fields but for the outer rate, all of one shape, none of them 0.
-        """
+        """The forward half and the backward one, or one for both."""
 
     def both_halves(self, shape: tuple[int, ...] | None = None) -> tuple[Half, ...]:
         """`halves` in some shape, of fields within the range of kernels."""
@@ -216,20 +209,13 @@ class MixtureLoss(GaussianLoss, Nodes):
 
 @dataclass(frozen=True)
 class SwappedGaussianLoss(MixtureLoss):
-    """One contribution exchanged for another with probability eta.
+    """One contribution exchanged for another with probability eta."""
 
-    Both directions are the forward profile of the sampled pair, ``(1-eta) N(0) + eta
-    N(s)`` against ``N(0)``. It holds under both relations for draws without replacement
-    at the clip level, and for a step clipped as a whole.
+    # Both profiles are the sampled pair's forward one; for both relations, of draws
+    # without replacement and of steps that are clipped as a whole.
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`.
-      rate: eta in [0, 1], at the clip level and below it.
-      shift: s >= 0, the full move: twice the clip norm over the noise.
-    """
-
-    rate: Array
-    shift: Array
+    rate: Array  # eta in [0, 1], at the clip level and below it
+    shift: Array  # s >= 0, the full move: twice the clip norm over the noise
     is_symmetric: ClassVar[bool] = True
 
     def halves(self, rate: Array, shift: Array) -> tuple[Half]:
@@ -240,24 +226,13 @@ class SwappedGaussianLoss(MixtureLoss):
 
 @dataclass(frozen=True)
 class AntipodalGaussianLoss(MixtureLoss):
-    """A drawn contribution whose sign may flip.
+    """A drawn contribution whose sign may flip."""
 
-    Both directions are ``(1-p) N(0) + p (1-r) N(-s) + p r N(s)`` against ``(1-p) N(0) +
-    p N(-s)``: a clip unit drawn with probability p, whose contribution flips where the
-    protected unit inside it is reached (probability r). It holds for Poisson sampling
-    at the clip level where the privacy unit lies below it, and under replace_one
-    (r = 1); docs/proofs.md.
+    # P = (1-p) N(0) + p (1-r) N(-s) + p r N(s), Q = (1-p) N(0) + p N(-s), both ways.
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`.
-      rate: p in [0, 1], at the clip level.
-      inner_rate: r in [0, 1], below the clip level.
-      shift: s >= 0, the clip norm over the noise.
-    """
-
-    rate: Array
-    inner_rate: Array
-    shift: Array
+    rate: Array  # p in [0, 1], at the clip level
+    inner_rate: Array  # r in [0, 1], below the clip level
+    shift: Array  # s >= 0, the clip norm over the noise
     is_symmetric: ClassVar[bool] = True
 
     def halves(self, rate: Array, inner_rate: Array, shift: Array) -> tuple[Half]:
@@ -271,30 +246,16 @@ class AntipodalGaussianLoss(MixtureLoss):
 
 @dataclass(frozen=True)
 class ZeroedGaussianLoss(MixtureLoss):
-    """A contribution, drawn at random, that is 0 where a null record is reached.
+    """A contribution, drawn at random, that is 0 where a null record is reached."""
 
-    It holds under zero_out (docs/proofs.md, "The zero-out relation"). The two profiles
-    are those of two *different* pairs,
+    # The profiles of two different pairs (docs/proofs.md, "The zero-out relation"):
+    # forward P1 = (1-p) N(0) + p (1-r) N(-s) + p r N(s) against Q1 = (1-p+pr) N(0) + p
+    # (1-r) N(-s); backward Q2 = (1-p+pr) N(0) + p (1-r) N(s) against P2 = (1-p) N(0) +
+    # p N(s).
 
-        forward   H_g(P1 || Q1),  P1 = (1-p) N(0) + p (1-r) N(-s) + p r N(s)
-                                  Q1 = (1-p+pr) N(0) + p (1-r) N(-s)
-        backward  H_g(Q2 || P2),  P2 = (1-p) N(0) + p N(s)
-                                  Q2 = (1-p+pr) N(0) + p (1-r) N(s):
-
-    forward the contributions without the protected unit pull the other way, backward
-    the same way. ``r = 1`` is the sampled pair; ``p = 1`` is what holds without
-    replacement. The forward profile is the larger one (docs/proofs.md, "Moments").
-
-    Attributes:
-      outer_rate: see `PrivacyLoss`.
-      rate: p in [0, 1], at the clip level under Poisson sampling; else 1.
-      inner_rate: r in [0, 1], that the protected unit is reached, given the former.
-      shift: s >= 0, the clip norm over the noise.
-    """
-
-    rate: Array
-    inner_rate: Array
-    shift: Array
+    rate: Array  # p in [0, 1], at the clip level under Poisson sampling; else 1
+    inner_rate: Array  # r in [0, 1], that the unit is reached, given p
+    shift: Array  # s >= 0, the clip norm over the noise
     is_symmetric: ClassVar[bool] = False
 
     def halves(self, rate: Array, inner_rate: Array, shift: Array) -> tuple[Half, Half]:
@@ -316,23 +277,14 @@ class ZeroedGaussianLoss(MixtureLoss):
 
 @dataclass(frozen=True)
 class GaussianMixtureLoss(MixtureLoss):
-    """``(1-p) N(0) + p sum_i w_i N(shift_i)`` against ``N(0)``.
+    """``(1-p) N(0) + p sum_i w_i N(shift_i)`` against ``N(0)``."""
 
-    Contributions of several sizes, each with its probability.
+    # A mixture of vectors is dominated by that of their norms: Choquette-Choo et al.
+    # (2023), arXiv:2310.15526, Corollary 4.7.
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
-      rate: p in [0, 1].
-      shifts: each > 0, ascending.
-      log_weights: logarithms of the w_i, which add up to 1.
-
-    Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526,
-    Corollary 4.7, that a mixture of vectors is dominated by that of their norms.
-    """
-
-    rate: Array
-    shifts: tuple[Array, ...]
-    log_weights: tuple[Array, ...]
+    rate: Array  # p in [0, 1]
+    shifts: tuple[Array, ...]  # each > 0, ascending
+    log_weights: tuple[Array, ...]  # of the w_i, which add up to 1
     is_symmetric: ClassVar[bool] = False
     padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
 
@@ -384,10 +336,7 @@ class GaussianMixtureLoss(MixtureLoss):
 
 
 def _weighted(half: Half, piece: tuple[Pair, ...], above: Array) -> tuple:
-    """Losses and weights of a path, and logarithm of the density and loss at its end.
-
-    Where ``above`` is 0 the losses change their sign, on the conjugate path.
-    """
+    """Losses and weights of a path; the density's logarithm and the loss at its end."""
     x, element, y, base = piece
     sign, normal = 2 * above - 1, log_normal(x)
     density = polar(

@@ -1,12 +1,7 @@
-"""Independent episodes: several draws a step, each of which may hold the unit.
+"""Independent episodes: a mixture over the number of episodes that hold the unit."""
 
-With ``J ~ Binomial(B, eta)`` the number of episodes that hold the protected unit and
-``e1 = P(J >= 1)``, both directions are ``sum_k P(J = k) D(k s, 1 + (g-1)/e1)`` over
-k = 1 … B: a mixture over k of swaps of k contributions. It holds under add_remove and
-replace_one; under zero_out the swaps are zeroed pairs.
-
-Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2 and 10.
-"""
+# Reference: docs/proofs.md, "Independent episodes"; Balle, Barthe, Gaboardi (2018),
+# arXiv:1807.01647v2, Theorems 2 and 10.
 
 from __future__ import annotations
 
@@ -91,21 +86,13 @@ _LOG_ZERO = -1e30
 
 @dataclass(frozen=True)
 class IndependentEpisodesLoss(GaussianLoss, Nodes):
-    """Swaps of J contributions, J the number of episodes with the unit.
+    """Swaps of J contributions, J the number of episodes with the unit."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
-      rate: eta in [0, 1], the chance to be in one given episode.
-      shift: s >= 0 of one swapped contribution: twice the clip norm over the noise.
-      num_episodes: B, whole numbers >= 1 as floats. The cost of profiles and moments
-        grows with the largest B of a batch: all terms count, because the rare large k
-        dominate the moments of high order.
-      kept: how many terms are kept; fewer than B give less, which is no bound.
-    """
+    # All terms of profiles and moments count: rare large numbers dominate high orders.
 
-    rate: Array
-    shift: Array
-    num_episodes: Array
+    rate: Array  # eta in [0, 1], the chance to be in one given episode
+    shift: Array  # s >= 0 of one swapped contribution
+    num_episodes: Array  # B, whole numbers >= 1 as floats
     kept: Array = np.inf  # pyright: ignore[reportAssignmentType]: broadcasts
     is_symmetric: ClassVar[bool] = True
 
@@ -192,11 +179,8 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         episodes: np.ndarray,
         rule: MomentRule,
     ) -> tuple[np.ndarray, ...]:
-        """The same of the terms that count, chosen for each setting by itself.
-
-        A term's excess is at most e1 times the Gaussian's, as its profile is; what is
-        left out of an answer counts with that. A search needs 1e-7.
-        """
+        """The same of the terms that count, chosen for each setting by itself."""
+        # What is left out of an answer counts as the Gaussian's excess times e1.
         number = np.maximum(episodes, 1.0).astype(np.int64)
         start = np.cumsum(number) - number
         index = np.repeat(np.arange(t.size), number)
@@ -264,13 +248,8 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         return dataclasses.replace(self, kept=kept), log_added, terms > MOST_TERMS
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: one path for all terms, as they have one log-ratio.
-
-        The loss is ``log(1 - e1 + e1 e^l)``, with l distributed as
-        ``N(-k² s²/2, k² s²)`` under Q. In the deviations of the narrowest distribution
-        that counts l is ``c sinh(v / c)``: where only wider distributions reach, nodes
-        are further apart and the path is higher, as these ask for.
-        """
+        """See `Nodes`: one path for all terms, as they have one log-ratio."""
+        # One path serves all terms, as they have one log-ratio.
         _, log_cut, height, num_nodes, num_terms = rule
         xp = namespace(*self.fields, log_cut, height)
         k, log_weight, used, any_rate = self._weighted_terms(log_cut, num_terms)
@@ -356,15 +335,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
 
 @dataclass(frozen=True)
 class ZeroedEpisodesLoss(IndependentEpisodesLoss):
-    """The same under zero_out: episodes with the unit contribute 0 where it is null.
-
-    ``sum_k P(J = k)/e1`` of the zeroed profiles with ``p = 1``, ``r = e1`` and ``k s``;
-    like those the larger ones forward.
-
-    Attributes:
-      outer_rate, rate, num_episodes, kept: as there.
-      shift: s >= 0 of one contribution: the clip norm over the noise, *not* twice that.
-    """
+    """The same under zero_out: episodes with the unit contribute 0 where it is null."""
 
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
@@ -466,11 +437,7 @@ def _mixed(part: LossNodes, weight: Array, used: Array) -> LossNodes:
 def needed_terms(
     episodes: np.ndarray, rate: np.ndarray, log_goal: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest k with a bound of ``log P(Binomial(B, rate) > k)`` below the goal.
-
-    Returns k and the bound (Chernoff's, with the relative entropy), ``-inf`` if all
-    terms are kept.
-    """
+    """Smallest k with a bound of ``log P(Binomial(B, rate) > k)`` below the goal."""
     mean = episodes * rate
     terms = np.minimum(np.maximum(np.ceil(mean), 1.0), episodes)
     log_tail = _log_binomial_tail(episodes, rate, terms)

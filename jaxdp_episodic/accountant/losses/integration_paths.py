@@ -1,13 +1,7 @@
-"""Paths in the complex plane on which losses are integrated: nodes and weights.
+"""Paths in the complex plane on which losses are integrated."""
 
-The rule is the trapezoidal one after a change of variables: on analytic integrands that
-fall off at both ends it converges exponentially (Trefethen and Weideman 2014, SIAM
-Review 56(3)), with a third of the nodes that Gauss-Legendre panels take.
-
-The likelihood ratio is a constant plus exponentials; the *kink* of its logarithm is
-where two of these terms are equal. There the ratio has zeros, with an imaginary part of
-pi/shift, from which the path must stay away; beyond the kink it may rise.
-"""
+# Nodes and weights of the trapezoidal rule. Reference: Trefethen and Weideman (2014),
+# SIAM Review 56(3).
 
 from __future__ import annotations
 
@@ -49,10 +43,7 @@ _FIXED_POINT_STEPS = 6
 
 
 def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -> Pair:
-    """Nodes from about ``low`` to ``high`` and weights, (J, n): closer at the kink.
-
-    ``x(u) = u - share width tanh((u - kink) / width)``.
-    """
+    """Nodes from about ``low`` to ``high`` and weights, (J, n): closer at the kink."""
     xp = namespace(low, high, kink, s)
     share, width = _crowding(s)
 
@@ -73,11 +64,7 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
 def half_line(
     floor: Array, high: Array, kinks: tuple[Array, ...], s: Array, num_nodes: int
 ) -> Pair:
-    """Nodes from ``floor`` to about ``high`` and weights; closer at the kinks.
-
-    ``x = floor + v - sum of share width tanh((v - kink) / width)`` (0 at v = 0) with
-    ``v = log(1 + e^u)``; 6/7 of as many as on a whole line.
-    """
+    """Nodes from ``floor`` to about ``high`` and weights; closer at the kinks."""
     xp = namespace(floor, high, kinks[0], s)
     num_nodes = 6 * num_nodes // 7
     share, width = _crowding(s)
@@ -156,18 +143,7 @@ def path_points(
     last: Array | float = 0.0,
     most: Array | float = 1e30,
 ) -> tuple[Pair, Pair]:
-    """Points on paths above the (V, J, n) nodes of a line, and dx with the weights.
-
-    Args:
-      line: nodes and weights of the trapezoidal rule.
-      floor: where the domain begins, and with it the path; -inf without an end.
-      kink: of the log-ratio, from where on the path may rise.
-      s: shift of the exponential beyond it.
-      height: (V, n) factor on the imaginary part.
-      last: center of the last Gaussian that has mass. Its terms grow with the square
-        of the path's height, so the path rises above 1.8 deviations only behind it.
-      most: largest imaginary part, about, in the scale of the nodes.
-    """
+    """Points on paths above the (V, J, n) nodes of a line, and dx with the weights."""
 
     def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
         imaginary, slope = _imaginary_part(node, floor, kink, s, last, most)

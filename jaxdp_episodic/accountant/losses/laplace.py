@@ -1,26 +1,8 @@
-"""The Laplace mechanism, sampled: a contribution that is there with probability p.
+"""The sampled Laplace mechanism."""
 
-The pair is ``P = (1-p) Lap(0) + p Lap(s)`` against ``Q = Lap(0)``, of unit scale, with
-s the largest L1 distance that one unit moves the sum, in scales of the noise. The loss
-of ``Lap(s)`` against ``Lap(0)`` is ``l = -s`` or ``s`` with the Q-mass ``1/2`` and
-``e^{-s}/2``, and has the Q-density ``e^{-(l+s)/2} / 4`` between; that of P is
-``y = log(1 - p + p e^l)``.
-
-A vector moved by ``v``, ``|v|_1 = s``, is covered too: two coordinates are dominated by
-one, ``H_g(Lap(a) x Lap(b) || Lap(0) x Lap(0)) <= H_g(Lap(a+b) || Lap(0))``, g >= 1.
-Let ``a <= b`` and ``h`` be the profile for b. The left side is ``E[h(eps - L)]`` over
-the loss L of the other coordinate, and ``h(x) = 1 - e^{(x-b)/2}`` for ``x <= b`` (x is
-never below -b), 0 beyond. As ``E[e^{-L/2}] = e^{-a/2} (1 + a/2)``, the formula for
-``x <= b``, taken everywhere, falls short of the right side by ``a e^{(c-a)/2} / 2``
-with ``c = eps - b``; what it lacks beyond b is ``(c + a) e^{(c-a)/2} / 4``, no more
-than that because ``c <= a`` where the right side is positive.
-
-Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 3, for the
-profile and Theorem 8 for sampling; Zhu, Dong, Wang (2022), arXiv:2106.08567, Theorem
-11; Mironov (2017), arXiv:1702.07476, Proposition 6, for the moments at p = 1, and
-Mironov, Talwar, Zhang (2019), arXiv:1908.10530, Theorem 5, and docs/proofs.md,
-"Moments", that the forward ones are the larger.
-"""
+# Reference: docs/proofs.md, "Laplace noise" and "Moments"; Balle, Barthe, Gaboardi
+# (2018), arXiv:1807.01647v2, Theorems 3 and 8; Mironov (2017), arXiv:1702.07476,
+# Proposition 6, for moments at p = 1.
 
 from __future__ import annotations
 
@@ -88,16 +70,10 @@ _SLOPE = 2.0
 
 @dataclass(frozen=True)
 class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
-    """``(1-p) Lap(0) + p Lap(shift)`` against ``Lap(0)``.
+    """``(1-p) Lap(0) + p Lap(shift)`` against ``Lap(0)``."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
-      rate: p in [0, 1].
-      shift: s >= 0.
-    """
-
-    rate: Array
-    shift: Array
+    rate: Array  # p in [0, 1]
+    shift: Array  # s >= 0
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
 
@@ -189,11 +165,8 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
 
 
 def _always_excess(t: Array, s: Array) -> Array:
-    """``log(M - 1)``, ``M = (alpha e^{t s} + t e^{-alpha s}) / (2 alpha - 1)``.
-
-    ``M - 1 = (alpha (e^{t s} - 1) + t (e^{-alpha s} - 1)) / (2 alpha - 1)`` cancels
-    where ``alpha s`` is small: there a series in s.
-    """
+    """``log(M - 1)``, ``M = (alpha e^{t s} + t e^{-alpha s}) / (2 alpha - 1)``."""
+    # The difference cancels where alpha s is small: there a series in s.
     xp = namespace(t, s)
     alpha = 1 + t
     total = alpha + t
@@ -259,11 +232,7 @@ def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
 
 
 def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Array]:
-    """Edges (num_panels + 1, n) of panels: distances from the ends s and -s, up to s.
-
-    Equally spaced in ``2 d + alpha |y(end) - y(end -+ d)|``, up to `_LAST_EDGE`. They
-    need not be accurate, only the same for neighbouring panels.
-    """
+    """Edges (num_panels + 1, n) of panels: distances from the ends s and -s."""
     xp = namespace(alpha, p.rate, s)
 
     def from_end(sign: float) -> Array:
@@ -295,11 +264,7 @@ def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Arr
 
 
 def _path(s: Array, height: Array, num_nodes: int) -> tuple[tuple, tuple]:
-    """Nodes (J, n) from -s to s above the real line, and ``dl`` with the weights.
-
-    ``l = s tanh(u/2)``, so that nodes are close where e^{zl} has a boundary layer. From
-    either end the path rises steeply, so that it falls off faster than it oscillates.
-    """
+    """Nodes (J, n) from -s to s above the real line, and ``dl`` with the weights."""
     xp = namespace(s, height)
     spacing = 2 * _DEEPEST_LAYER / (num_nodes - 1)
     u = xp.arange(num_nodes, dtype=s.dtype)[:, None] * spacing - _DEEPEST_LAYER

@@ -1,19 +1,5 @@
-"""The distribution of a privacy loss as a sum over nodes in the complex plane.
-
-With ``L = log(P/Q)`` the privacy loss under P, the moment generating function
-``M(z) = E_P[e^{z L}]`` is needed far from the real axis, where ``e^{z L}`` oscillates.
-All densities here are analytic, so the path of integration may leave the real line: on
-a path above it (for ``e^{zL}`` and ``Im z > 0``; below it for ``e^{-zL}``) the
-integrand falls off instead of oscillating, and one fixed set of nodes serves every z.
-
-Several distributions of the same steps are made at once (V, the leading axis): they
-differ in path and cut, and so check one another.
-
-They are *truncated* where the Gaussian density has fallen below a level that the caller
-chooses. Without that tail, M does not grow like ``e^{c² s²/2}``: the contour may cross
-the real axis at the saddle point of the losses that do occur. The nodes are those of
-`paths`.
-"""
+"""The distribution of a privacy loss as weighted nodes on a path in the plane."""
+# ``M(z) = E_P[e^{zL}]`` of every z is a sum over them.
 
 from __future__ import annotations
 
@@ -45,48 +31,28 @@ NUM_NODES = 384
 
 
 class NodeRule(NamedTuple):
-    """How `Nodes.nodes` are asked for, of fields (m,).
+    """How `Nodes.nodes` are asked for, of fields (m,)."""
 
-    Attributes:
-      backward: (m,) 1 for the direction with P and Q exchanged, else 0.
-      log_cut: (V, m) logarithm of the density at which it is cut.
-      height: (V, m) scales the imaginary part of the path of integration.
-      num_nodes: of the quadrature.
-      num_terms: `num_terms` of the fields, or more.
-    """
-
-    backward: Array
-    log_cut: Array
-    height: Array
-    num_nodes: int
-    num_terms: int = 1
+    backward: Array  # (m,) 1 for the direction with P and Q exchanged, else 0
+    log_cut: Array  # (V, m) logarithm of the density at which it is cut
+    height: Array  # (V, m) scales the imaginary part of the path of integration
+    num_nodes: int  # of the quadrature
+    num_terms: int = 1  # `num_terms` of the fields, or more
 
 
 class LossNodes(NamedTuple):
-    """Nodes of ``E_P[e^{zL}]`` over the losses that are not 0; arrays over settings.
+    """Nodes of ``E_P[e^{zL}]`` over the losses that are not 0; arrays over settings."""
 
-    With several distributions all arrays have one more axis in front.
+    # With several distributions all arrays have one more axis in front.
 
-    Attributes:
-      loss: real and imaginary part of the losses at the nodes, each (J, n).
-      weight: real and imaginary part of the weights, each (J, n).
-      mass: (n,) sum of the weights: the probability of the losses that are not 0.
-      size: (n,) sum of ``|weight loss|``, by which rounding errors are measured.
-      right: (n,) smallest ``Im L / Re L`` of the nodes with Re L > 0: on lines of z
-        that lean to the right by less, the terms of the nodes fall off.
-      left: (n,) smallest ``Im L / -Re L`` of the others, for lines to the left.
-      end_log_weight, end_loss: (2, n) logarithm of the density, and the loss, at the
-        cuts.
-    """
-
-    loss: Pair
-    weight: Pair
-    mass: Array
-    size: Array
-    right: Array
-    left: Array
-    end_log_weight: Array
-    end_loss: Array
+    loss: Pair  # real and imaginary part of the losses at the nodes, each (J, n)
+    weight: Pair  # real and imaginary part of the weights, each (J, n)
+    mass: Array  # (n,) sum of the weights: the probability of the losses that are not 0
+    size: Array  # (n,) sum of ``|weight loss|``, by which rounding errors are measured
+    right: Array  # (n,) smallest ``Im L / Re L`` of the nodes with Re L > 0
+    left: Array  # (n,) smallest ``Im L / -Re L`` of the others, for lines to the left
+    end_log_weight: Array  # (2, n) logarithm of the density, and the loss, at the cuts
+    end_loss: Array  # (2, n) logarithm of the density, and the loss, at the cuts
 
 
 def collected(
@@ -171,16 +137,7 @@ def nodes_on_line(
     complex_loss: Callable[[Pair], Pair],
     real_loss: Callable[[Array], Array],
 ) -> LossNodes:
-    """Nodes of losses ``log(P/Q)`` at x, Q = N(0, 1), on a path above the real line.
-
-    Args:
-      ends: (V, n) each, between which the line lies.
-      kink: of the log-ratio.
-      s: shift of the exponential beyond it.
-      rule: which nodes are asked for.
-      complex_loss: ``log(P/Q)`` at (J, n) points of the plane.
-      real_loss: the same on the real line.
-    """
+    """Nodes of losses ``log(P/Q)`` at x, Q = N(0, 1), on a path above the real line."""
     backward, num_nodes = rule.backward, rule.num_nodes
     xp = namespace(*ends, s, backward)
     line = map_first(lambda a, b: whole_line(a, b, kink, s, num_nodes), *ends)

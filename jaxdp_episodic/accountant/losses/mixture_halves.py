@@ -1,26 +1,7 @@
-"""Half of a pair of mixtures of unit Gaussians: profiles, moments, loss distribution.
+"""Half of a pair of mixtures of unit Gaussians: profiles, moments and loss nodes."""
 
-A mechanism says its pair as two *halves*, P against Q each. The forward half has the
-losses above 0 of the forward direction, the backward half those of the other direction:
-so it is the pair exchanged, on the mirrored axis. What is missing to mass 1 is an atom
-at loss 0. Where both directions have the same profiles there is one half.
-
-In a half Q has centers at 0 and below, and P is Q after some of its mass has moved to
-the right: from 0 to centers above ("rise"), from centers below 0 to centers above
-("turn"), or from centers below to 0 ("fall"). So P/Q grows, and P - g Q is negative
-left of one place x and positive right of it (Descartes' rule of signs). With the Mills
-ratio m, and as the density of P - g Q is 0 at x,
-
-    H_g(P || Q) = sum of moved masses times phi(x-h) (m(x-h) - m(x)), ends h > 0,
-        + sum of what P - g Q lacks at l < 0 times phi(x-l) (m(x) - m(x-l)),
-    g Q(L > log g) = p(x) times the mean of m(x-c), weighted as Q's density is at x:
-
-all terms are positive. P - Q is a sum of ``mass e^{..} (e^{(h-l) (x-(h+l)/2)} - 1)``,
-without cancellation where little is moved.
-
-Reference: docs/theory.md; Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems
-2, 8 and 9.
-"""
+# Reference: docs/theory.md; Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2,
+# Theorems 2, 8 and 9.
 
 from __future__ import annotations
 
@@ -104,25 +85,22 @@ _FURTHEST_KINK = 1e9
 
 
 class Half(NamedTuple):
-    """P against Q, whose ratio grows; arrays of settings, (A, ...) or (B, ...) of rows.
+    """P against Q, whose ratio grows; rows (A, ...) or (B, ...) of settings."""
 
-    Attributes:
-      way: "rise", "turn" or "fall"; see the module's docstring.
-      low: (A, ...) centers below 0.
-      high: (B, ...) centers above 0; none of a "fall".
-      move: logarithms of the moved masses: (A, ...) of a "fall", else (B, ...).
-      q_zero, q_low: logarithms of Q's weights at 0 and at ``low``.
-      p_zero, p_low: of P's; at ``high`` P has what has moved there.
-    """
+    # Q has centers at 0 and below, and P is Q after mass has moved right: from 0
+    # ("rise") or from below 0 ("turn") to centers above, or from below to 0 ("fall").
+    # So P - g Q changes its sign once (Descartes), at x, and H_g is a sum of positive
+    # terms of Mills ratios m: moved masses times phi(x-h) (m(x-h) - m(x)), and what P -
+    # g Q lacks at l < 0 times phi(x-l) (m(x) - m(x-l)).
 
-    way: str
-    low: Array
-    high: Array
-    move: Array
-    q_zero: Array
-    q_low: Array
-    p_zero: Array
-    p_low: Array
+    way: str  # "rise", "turn" or "fall"
+    low: Array  # (A, ...) centers below 0
+    high: Array  # (B, ...) centers above 0; none of a "fall"
+    move: Array  # logarithms of the moved masses: (A, ...) of a "fall", else (B, ...)
+    q_zero: Array  # logarithms of Q's weights at 0 and at ``low``
+    q_low: Array  # logarithms of Q's weights at 0 and at ``low``
+    p_zero: Array  # of P's; at ``high`` P has what has moved there
+    p_low: Array  # of P's; at ``high`` P has what has moved there
 
     @classmethod
     def rising(
@@ -221,16 +199,10 @@ class Half(NamedTuple):
         return self.counting(log_gain, log_gain).root(log_gain, log_gain)
 
     def root(self, log_gain: Array, log_left: Array) -> Array:
-        """The x at which P is g Q.
-
-        Newton's method for the logarithms of P - g Q's positive and negative part, of
-        which one is convex and the other a constant or linear, for one center above 0;
-        and a last step for P - g Q itself, which keeps its digits.
-
-        Args:
-          log_gain: ``log(g - 1)``.
-          log_left: of a "fall", logarithm of what is positive at 0.
-        """
+        """The x at which P is g Q."""
+        # Newton's method for the logarithms of the positive and the negative part, one
+        # of which is convex, then a last step for P - g Q itself, which keeps its
+        # digits.
         xp = namespace(log_gain, self.move)
         at_zero, at_low = self._lacking(log_gain)
 
@@ -289,10 +261,7 @@ class Half(NamedTuple):
         return low, xp.maximum(low, high)
 
     def counting(self, log_gain: Array, log_left: Array) -> Self:
-        """In NumPy the first rows, up to the last that counts at the root or as mass.
-
-        Of halves whose rows are in order: the further the later.
-        """
+        """In NumPy the first rows, up to the last that counts somewhere."""
         if namespace(self.move) is not np or len(self.move) <= _FEW_ROWS:
             return self
         low, high = self._bracket(log_gain, log_left)
@@ -383,12 +352,9 @@ class Half(NamedTuple):
         return log_integral(self.log_parts, *windows, floor, t, rule)
 
     def _windows(self, t: Array, direction: str, floor: Array) -> tuple[Windows, Array]:
-        """Where the integrand has weight.
-
-        Where v = P/Q - 1 is small it is like v² Q, then like v Q; forward (P/Q)^a Q is
-        the largest beyond. A product of Gaussians peaks where x is the sum of their
-        centers, or at a kink between two such.
-        """
+        """Where the integrand has weight."""
+        # A product of Gaussians peaks where x is the sum of their centers, or at a kink
+        # between two such.
         xp = namespace(t, self.move)
         alpha, centers = 1 + t, self.centers
         has_p, has_q = self.log_p > 0.5 * LOG_ZERO, self.log_q > 0.5 * LOG_ZERO
@@ -433,12 +399,9 @@ class Half(NamedTuple):
     # --- In the plane ---
 
     def lead_kinks(self, floor: Array) -> tuple[tuple[Array, Array], Array]:
-        """From where on the last center has half of P's and of Q's density, or more.
-
-        Right of the floor; of several centers it may be a little further. And by how
-        much later a path may rise: where the last center is equal to one further away
-        than 0, zeros of the density lie lower.
-        """
+        """From where on the last center has half of P's and of Q's density, or more."""
+        # Where the last center equals one further away than 0, zeros of the density lie
+        # lower, so paths rise later.
         xp = namespace(floor, self.move)
         found, later = [], xp.zeros_like(floor)
         for weight in (self.log_p, self.log_q):
@@ -458,11 +421,7 @@ class Half(NamedTuple):
         return (found[0], found[1]), later
 
     def at(self, x: Pair, kinks: tuple[Array, Array]) -> tuple[Pair, Pair]:
-        """Log-ratio of P to Q, and of Q's density to N(0)'s, at (J, n) of a path.
-
-        The path may rise behind the kinks: there the last center leads, and its angle
-        is followed; before them all angles lie within less than pi.
-        """
+        """Log-ratio of P to Q, and of Q's density to N(0)'s, at (J, n) of a path."""
         xp = namespace(x[0], self.move)
         base = self._log_sum(x, self.log_q, kinks[1])
         start, end, move = (_wide(a, x[0]) for a in (*self.moves, self.move))
@@ -497,13 +456,7 @@ class Half(NamedTuple):
         return re + most, im + common
 
     def path(self, above: Array, rule: NodeRule) -> tuple[Pair, ...]:
-        """Points, dx with weights, losses and Q over N(0), each (V, J, n).
-
-        Args:
-          above: (n,) 1 where losses are taken as they are, under P; 0 where their sign
-            changes, under Q.
-          rule: see `Nodes`.
-        """
+        """Points, dx with weights, losses and Q over N(0), each (V, J, n)."""
         _, log_cut, height, num_nodes, _ = rule
         xp = namespace(log_cut, self.move)
         floor = self.floor()
@@ -529,11 +482,8 @@ class Half(NamedTuple):
 def _sum_of(
     bound: Array, factor: Callable[..., Array], *at: Array, rest: Array | float
 ) -> Array:
-    """Logarithm of ``e^rest`` and the sum over rows of ``e^bound`` times factors.
-
-    ``bound`` are upper bounds of the terms' logarithms, but for moderate factors of
-    ``at``; in NumPy the factors of what is negligible beside them are left out.
-    """
+    """Logarithm of ``e^rest`` and the sum over rows of ``e^bound`` times factors."""
+    # In NumPy factors of terms that are negligible by their bound are left out.
     if namespace(bound) is not np or len(bound) <= _FEW_ROWS:
         return log_add(rest, logsumexp(bound + factor(*at)))
     used = bound > np.maximum(np.max(bound, axis=0), rest) - _NEGLIGIBLE

@@ -1,18 +1,6 @@
-"""What a step tells of a person who may be in several of its clip units.
+"""What a step tells of a person who may be in several of its clip units."""
 
-Component i, visible, has weight ``w_i`` and the mixtures of Gaussians
-``B_i^± = sum_j P(Bin(n_i, q_i) = j) N(±j s)`` of the number j of drawn units that hold
-the person. With ``e = sum_i w_i`` the chance that anything holds the person,
-``g1 = 1 + (g-1)/e`` and ``c = (g-1) (1-e)/e``, the profiles are
-
-    zero_out, forward    sum_i w_i ∫ [B_i^+ - c B_i^- - g N(0)]_+
-              backward   sum_i w_i ∫ [N(0) - g1 B_i^+]_+
-    replaced             sum_i w_i ∫ [B_i^+ - g1 B_i^-]_+, both directions,
-
-those of pairs: with weights ``w_i / e``, ``(1-e) B^- + e B^+`` against ``(1-e) B^- + e
-N(0)`` forward, ``(1-e) B^+ + e N(0)`` against ``B^+`` backward, or ``(1-e) B^- + e
-B^+`` against ``B^-``. Where all of e is reached (``e = 1``) it covers nothing.
-"""
+# Reference: docs/proofs.md, "People in many units".
 
 from __future__ import annotations
 
@@ -46,27 +34,17 @@ _SQUARE_ROUNDING = 2.0**-52
 
 @dataclass(frozen=True)
 class PeopleLoss(GaussianLoss, Nodes):
-    """Contributions of a person that are 0 where the person's slots are null.
+    """Contributions of a person that are 0 where the person's slots are null."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; of levels that are seen, and of partitions.
-      inner_rate: q in [0, 1], the largest chance that a component's unit holds her.
-      cover_rate: e in [0, 1], the sum of the components' weights; 1 covers nothing.
-      shift: s >= 0 of one contribution, the clip norm over the noise.
-      counts: whole numbers n_i >= 0, as floats; where e is below 1 each >= 1.
-      log_weights: logarithms of the w_i.
-      shares: in [0, 1], the chances q_i over q.
+    # XLA takes half a minute to compile sums of all lengths; NumPy shortens each sum to
+    # what counts, and answers in a tenth of a second.
 
-    Compiling sums of all lengths takes XLA half a minute, NumPy answers in a tenth of a
-    second, and shortens each sum to what counts in it.
-    """
-
-    inner_rate: Array
-    cover_rate: Array
-    shift: Array
-    counts: tuple[Array, ...]
-    log_weights: tuple[Array, ...]
-    shares: tuple[Array, ...]
+    inner_rate: Array  # q in [0, 1], the largest chance that a unit holds the person
+    cover_rate: Array  # e in [0, 1], the sum of the weights; 1 covers nothing
+    shift: Array  # s >= 0 of one contribution, the clip norm over the noise
+    counts: tuple[Array, ...]  # whole numbers n_i >= 0, as floats; >= 1 where e < 1
+    log_weights: tuple[Array, ...]  # of the components
+    shares: tuple[Array, ...]  # in [0, 1], chances over q
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {
@@ -84,10 +62,7 @@ class PeopleLoss(GaussianLoss, Nodes):
         return super().loses_nothing | np.equal(self._largest_count(), 0)
 
     def log_kept(self) -> Array:
-        """With too little noise any contribution loses everything: see `PrivacyLoss`.
-
-        Of several contributions that is likelier than `chance`.
-        """
+        """With too little noise any contribution loses everything."""
         seen = np.minimum(self.outer_rate * self.hints().rate * (1 + 1e-12), 1.0)
         with np.errstate(divide="ignore"):
             bare = np.where(self.has_too_little_noise, np.log1p(-seen), -np.inf)
@@ -208,15 +183,9 @@ class ReplacedPeopleLoss(PeopleLoss):
 
 @dataclass(frozen=True)
 class ReplacedUnitLoss(ReplacedPeopleLoss):
-    """Replaced contributions of a unit that is drawn by a coin of its own, not seen.
+    """Replaced contributions of a unit that is drawn by a coin of its own, not seen."""
 
-    Of each component ``B^±`` is that with the coin, and ``N(0)`` without.
-
-    Attributes:
-      coin_rate: of that coin.
-    """
-
-    coin_rate: Array
+    coin_rate: Array  # of that coin
     is_symmetric: ClassVar[bool] = True
 
     def hints(self) -> Hints:

@@ -1,12 +1,4 @@
-"""Visible components of a person's privacy loss: numbers of contributions, given n.
-
-Component n is ``B^+ = sum_j b_j N(j s)``, ``b_j = P(Bin(n, q) = j)``, and ``B^-`` its
-mirror image. What remains of it without ``j = 0``, where nothing is lost, is
-
-    log sum_{j >= 1} b_j / p e^{j s x - j² s² / 2},    p = P(Bin(n, q) >= 1),
-
-the log-ratio `log_ratio` of the two Gaussian mixtures at x.
-"""
+"""Visible components of a person's privacy loss: numbers of contributions."""
 
 from __future__ import annotations
 
@@ -29,26 +21,15 @@ _SMALL_TILT = 0.5
 
 
 class Components(NamedTuple):
-    """C components of settings of any shape; arrays (C, ...), or (...) of the last two.
+    """C components of settings of any shape: arrays (C, ...), the last two (...)."""
 
-    Attributes:
-      count: n.
-      log_weight: of the component, given that the person is in; -inf where nothing can
-        be lost.
-      log_some: ``log p``.
-      log_none: ``log(1 - p)``, finite.
-      rate: q in (0, 1].
-      shift: s > 0.
-      is_hidden: whether a coin besides decides that all count: see `drawn_by`.
-    """
-
-    count: Array
-    log_weight: Array
-    log_some: Array
-    log_none: Array
-    rate: Array
-    shift: Array
-    is_hidden: Array
+    count: Array  # n
+    log_weight: Array  # given that the person is in; -inf loses nothing
+    log_some: Array  # ``log p``
+    log_none: Array  # ``log(1 - p)``, finite
+    rate: Array  # q in (0, 1]
+    shift: Array  # s > 0
+    is_hidden: Array  # whether a coin besides decides that all count: see `drawn_by`
 
     @classmethod
     def of(
@@ -95,10 +76,7 @@ class Components(NamedTuple):
         return share - np.log(-np.expm1(np.maximum(self.count * log_rest, LOG_ZERO)))
 
     def halves(self, cover: Array, *, replaced: bool) -> tuple[Half, ...]:
-        """Of all components: in each, ``B^-`` to ``B^+`` with chance e is what moves.
-
-        Replaced, or else ``N(0)`` to ``B^+`` forward, and back.
-        """
+        """Of all components: in each, ``B^-`` to ``B^+`` moves with chance e."""
         j = np.arange(1.0, np.max(self.count, initial=1.0) + 1)
         j = j.reshape(-1, *(1,) * self.count.ndim)
         js = j * self.shift + 0 * self.count
@@ -124,10 +102,7 @@ class Components(NamedTuple):
         return half.place(v + np.zeros_like(half.q_zero))
 
     def _one_of_equals(self) -> Components:
-        """The first setting alone, if numbers and rates of all are the same.
-
-        So are those that a search asks about, at several orders or noises.
-        """
+        """The first setting alone, if numbers and rates of all are the same."""
         if self.shift.ndim == 0:
             return self
         first = Components(*(a[..., :1] for a in self))
@@ -136,17 +111,11 @@ class Components(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The j of the components' sums.
+    """The j of the components' sums."""
 
-    Attributes:
-      numbers: (J, 1, ...) from 1 on.
-      shift: s.
-      log_shares: (J, C, ...); see `Components.log_shares`.
-    """
-
-    numbers: Array
-    shift: Array
-    log_shares: Array
+    numbers: Array  # (J, 1, ...) from 1 on
+    shift: Array  # s
+    log_shares: Array  # (J, C, ...); see `Components.log_shares`
 
     @classmethod
     def all_of(cls, parts: Components) -> Terms:

@@ -1,9 +1,4 @@
-"""Moments of a person's privacy loss: one quadrature for all visible components.
-
-The excess (`losses.excess`) of each component is an integral over the two half-lines of
-`people_ratios`. Components share the nodes, as distances from their own floors; windows
-lie around the bumps of all of them.
-"""
+"""Moments of a person's privacy loss: one quadrature for all visible components."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Loss distributions of a person's visible components, as nodes on common paths.
-
-All components share the nodes' distances from their floors (`people_ratios`), or, where
-nothing is covered and Q is N(0), the nodes themselves. As ``e^{-j² s²/2}`` keeps the
-zeros of polynomials real (Laguerre), those of ``sum_j b_j e^{j s x - j² s²/2}`` lie
-where Im x is an odd multiple of pi / s. Mixtures of both signs have others where their
-angles are pi apart: paths stay below.
-"""
+"""Loss distributions of a person's visible components, as nodes on common paths."""
 
 from __future__ import annotations
 
@@ -44,11 +37,7 @@ _EVEN = 1.0
 
 
 class _Piece(NamedTuple):
-    """What is integrated along a path: ratios, (C, K, n), and dx with weights, (K, n).
-
-    The losses' angle at the first node is about ``angle``, (C, n). Of ``backward``
-    pieces the losses change their sign, and densities are Q's on the conjugate path.
-    """
+    """What is integrated along a path: ratios (C, K, n), and weighted dx (K, n)."""
 
     ratio: Ratio
     element: Pair
@@ -59,10 +48,9 @@ class _Piece(NamedTuple):
 def nodes(
     parts: Components, cover: Array, rule: NodeRule, *, replaced: bool
 ) -> LossNodes:
-    """See `Nodes.nodes`; of (C, n) components whose weights add up to 1 at most.
-
-    What is missing to 1 has the loss 0.
-    """
+    """See `Nodes.nodes`; of (C, n) components whose weights add up to 1 at most."""
+    # Zeros of sum_j b_j e^{j s x - j² s²/2} lie where Im x is an odd multiple of pi / s
+    # (Laguerre); mixtures of both signs have lower ones, and paths stay below.
     backward, log_cut, height = (a + 0 * cover for a in rule[:3])
     rule = NodeRule(backward, log_cut, height, rule.num_nodes)
     parts = parts.above(np.min(rule.log_cut, axis=0))

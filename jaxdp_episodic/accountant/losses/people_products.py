@@ -1,9 +1,6 @@
-"""Sums over numbers of contributions, for all components and nodes at once.
+"""Sums over numbers of contributions, for all components and nodes at once."""
 
-Nodes are the same for all components, so ``sum_j a_ij e^{j s x_k}`` is a product of two
-matrices, with the largest term of each node's sum scaled to 1. What underflows, because
-components are far apart, is summed one by one.
-"""
+# Products of two matrices, with each node's largest term scaled to 1.
 
 from __future__ import annotations
 
@@ -91,17 +88,7 @@ def _negative(w: Points) -> Points:
 def log_products(
     exponent: Array, factor: Factor, *, is_rough: bool = False
 ) -> tuple[Array, Array | None]:
-    """Logarithms of ``sum_j e^exponent factor``, (C, K, n).
-
-    Args:
-      exponent: (J, C, n).
-      factor: (J, K, n).
-      is_rough: whether sums below `_LEAST_SUM` of the largest component's at the same
-        node may be larger than they are, up to that.
-
-    Returns:
-      Real part, and the imaginary one of complex factors: the principal angle.
-    """
+    """Logarithms of ``sum_j e^exponent factor``, (C, K, n)."""
     peak, re, im = _as_product(exponent, factor, is_rough=is_rough)
     if im is None:
         return peak + np.log(np.maximum(re, _TINY)), None

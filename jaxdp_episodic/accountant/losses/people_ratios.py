@@ -1,14 +1,4 @@
-"""Losses and densities of a person's visible components on the line and above it.
-
-A component's loss is 0 at its ``floor``: where ``B^+`` crosses ``N(0)``, or at 0 where
-the contributions are replaced. Its losses above 0 are those of one pair at
-``x = floor + w``, those below 0 of another one at ``x = floor - w``, as of the zeroed
-Gaussian. With ``a_j = b_j e^{j s floor - j² s² / 2}``, which add up to 1,
-
-    B^+ / N(0) = 1 + sum_j a_j (e^{j s w} - 1)    above, without cancellation,
-
-and all components share the ``e^{j s w}``.
-"""
+"""Losses and densities of a person's visible components, on the line and above it."""
 
 from __future__ import annotations
 
@@ -47,18 +37,11 @@ _MOST_APART = 200.0
 
 
 class Ratio(NamedTuple):
-    """Of Q's density over that of N(0), and of P's over Q's, at (C, K, n) points.
+    """Of Q's density over that of N(0), and of P's over Q's, at (C, K, n) points."""
 
-    Attributes:
-      loss: ``log P/Q``, real and imaginary part; of real points the latter is None. In
-        the plane it is known up to multiples of 2 pi i.
-      base: the logarithm of Q's density over that of N(0).
-      x: the points, on the scale of the releases.
-    """
-
-    loss: Points
-    base: Points
-    x: Points
+    loss: Points  # log P/Q, in the plane up to multiples of 2 pi i
+    base: Points  # the logarithm of Q's density over that of N(0)
+    x: Points  # the points, on the scale of the releases
 
     def log_density(self) -> Points:
         """Of Q."""
@@ -73,27 +56,15 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True)
 class Ratios:
-    """The components of n settings.
+    """The components of n settings."""
 
-    Attributes:
-      parts: (C, n) components.
-      terms: the j of their sums.
-      cover: (n,) e.
-      floor: (C, n).
-      replaced: whether Q is ``B^-``.
-      covers: whether any e is below 1.
-      is_rough: whether a component far below the largest one, at a distance above the
-        floors, may be taken for more, though far below that, unless they are replaced:
-        for what grows with components, and is summed over them.
-    """
-
-    parts: Components
-    terms: Terms
-    cover: Array
-    floor: Array
-    replaced: bool
-    covers: bool
-    is_rough: bool = False
+    parts: Components  # (C, n) components
+    terms: Terms  # the j of their sums
+    cover: Array  # (n,) e
+    floor: Array  # (C, n)
+    replaced: bool  # whether Q is ``B^-``
+    covers: bool  # whether any e is below 1
+    is_rough: bool = False  # far smaller components may be taken for more
 
     @classmethod
     def of(cls, parts: Components, cover: Array, *, replaced: bool) -> Self:
@@ -175,12 +146,9 @@ class Ratios:
         return mean / (1 + np.exp(np.minimum(gap, 700.0)))
 
     def turning_point(self) -> tuple[Array, Array]:
-        """The distance up to which paths must be low, and the shift that says how low.
-
-        With a cover, densities are sums of mixtures of both signs, which are equal
-        where ``e B^+ = (1-e) B^-``: zeros lie where their angles are pi apart, each the
-        height times s and its mean of j.
-        """
+        """The distance up to which paths are low, and the shift that says how low."""
+        # With a cover zeros of the density lie where e B^+ = (1-e) B^-, with angles pi
+        # apart.
         s = self.parts.shift
         if not self.covers:
             # Of a binomial law with more weight at 0 zeros may lie as low as where all

@@ -1,18 +1,7 @@
-"""The base of all mechanisms: their fields, and facts that need no computing.
+"""The base of all mechanisms: fields of a *dominating pair* (P, Q)."""
 
-A `PrivacyLoss` describes one step's *dominating pair* (P, Q): two distributions whose
-hockey-stick divergences ``H_g(P || Q)`` and ``H_g(Q || P)`` are upper bounds of those
-of the mechanism's outputs with a protected unit against without it, for every pair of
-neighbours and every ``g >= 1`` (Zhu, Dong, Wang 2022, arXiv:2106.08567). Its privacy
-loss is ``L = log P/Q`` under P. Everything else follows from the pair.
-
-What methods ask beyond that are the protocols of `losses.protocols`.
-
-Fields are arrays that broadcast together: one object is one setting or a million, with
-the paths of a population as last axis. Kernels (`log_tails`, `log_excess`, `nodes` and
-what they call) are pure functions of the fields and take their array namespace from
-them.
-"""
+# And facts that need no computing. Reference: Zhu, Dong, Wang (2022),
+# arXiv:2106.08567.
 
 from __future__ import annotations
 
@@ -38,11 +27,7 @@ _SMALLEST_RATE = 1e-60
 
 
 class Quadrature(NamedTuple):
-    """Size of a quadrature: panels and Gauss–Legendre nodes in each.
-
-    Or without panels ``lattice``: the nats by which the error of a sum of equally
-    spaced nodes is below the integral, of what has a lattice (`Moments`).
-    """
+    """Size of a quadrature: panels and Gauss–Legendre nodes in each."""
 
     num_panels: int
     nodes_per_panel: int
@@ -50,38 +35,20 @@ class Quadrature(NamedTuple):
 
 
 class MomentRule(NamedTuple):
-    """How `Moments.log_excess` is asked for.
+    """How `Moments.log_excess` is asked for."""
 
-    Attributes:
-      direction: "forward", or "backward" with P and Q exchanged, never the larger of
-        both: see `Moments.forward_is_larger`. Of mixtures "symmetric" as well, where
-        both profiles are the forward one.
-      quadrature: its size.
-      with_derivatives: append the first two derivatives of the excess in t, each
-        divided by the excess, good enough for a search.
-    """
-
-    direction: str
-    quadrature: Quadrature
-    with_derivatives: bool = False
+    direction: str  # "forward", "backward", or "symmetric": both alike
+    quadrature: Quadrature  # its size
+    with_derivatives: bool = False  # two in t, over the excess; for searches
 
 
 class Hints(NamedTuple):
-    """A sampled Gaussian of about the same privacy loss, with which searches start.
+    """A sampled Gaussian of about the same privacy loss, with which searches start."""
 
-    No answer depends on it, only how soon it is found.
-
-    Attributes:
-      rate: sampling probability.
-      odds: factor of ``e^{shift x}`` in P/Q where that is large.
-      shift: distance of the two means, in standard deviations of the noise.
-      furthest: the largest such distance that is not too rare to count.
-    """
-
-    rate: Array
-    odds: Array
-    shift: Array
-    furthest: Array
+    rate: Array  # sampling probability
+    odds: Array  # factor of ``e^{shift x}`` in P/Q where that is large
+    shift: Array  # distance of the two means, in standard deviations of the noise
+    furthest: Array  # the largest such distance that is not too rare to count
 
     @classmethod
     def unsampled(cls, shift: Array) -> Self:
@@ -91,25 +58,13 @@ class Hints(NamedTuple):
 
 
 class MixturePair(NamedTuple):
-    """P and Q as mixtures of unit Gaussians with common weights, to draw from.
+    """P and Q as mixtures of unit Gaussians with common weights, to draw from."""
 
-    Audits and simulations draw releases of the very pair that is accounted.
-
-    Attributes:
-      weight: probabilities of the components, which add up to 1, given that the outer
-        unit was drawn.
-      with_unit: means under P, in standard deviations of the noise.
-      without_unit: means under Q.
-      threshold: the release at which both densities are equal.
-      draws: (number, rate) where all means are multiplied by a binomial number, given
-        that it is not 0, and the number is visible; else None.
-    """
-
-    weight: tuple[float, ...]
-    with_unit: tuple[float, ...]
-    without_unit: tuple[float, ...]
-    threshold: float
-    draws: tuple[int, float] | None = None
+    weight: tuple[float, ...]  # of components, given the outer draw; sum 1
+    with_unit: tuple[float, ...]  # means under P, in standard deviations of the noise
+    without_unit: tuple[float, ...]  # means under Q
+    threshold: float  # the release at which both densities are equal
+    draws: tuple[int, float] | None = None  # a visible binomial factor
 
     @classmethod
     def sampled(
@@ -121,27 +76,16 @@ class MixturePair(NamedTuple):
 
 @dataclass(frozen=True)
 class PrivacyLoss(abc.ABC):
-    """Base of all mechanisms: their fields, and facts that need no computing.
+    """Base of all mechanisms: their fields, and facts that need no computing."""
 
-    Fields whose names end in "rate" are probabilities.
-
-    Attributes:
-      outer_rate: probability that the step sees anything of the unit's surroundings;
-        a factor on both profiles, and so on ``M - 1``.
-      padding: class constant; names of the fields that are tuples of arrays, as many as
-        the mechanism has parts, and what stands for a part that is not there.
-      compiles: class constant; whether JAX compiles the kernels, which are then pure
-        functions on either engine. NumPy answers for all others, whatever is asked for.
-    """
-
-    outer_rate: Array
+    outer_rate: Array  # that anything is seen; a factor on profiles and M - 1
     # Range of losses, and of shifts that make them, in which squares of exponents
     # neither vanish nor overflow. Larger ones answer inf; smaller ones are raised.
     SMALLEST_LOSS: ClassVar[float] = 1e-20
     LARGEST_LOSS: ClassVar[float] = 1e70
 
-    padding: ClassVar[dict[str, float]] = {}
-    compiles: ClassVar[bool] = True
+    padding: ClassVar[dict[str, float]] = {}  # stands for a missing part
+    compiles: ClassVar[bool] = True  # whether JAX compiles the kernels
 
     # --- Arrays ---
 
@@ -163,10 +107,7 @@ class PrivacyLoss(abc.ABC):
 
     @classmethod
     def stack(cls, losses: list[Self]) -> Self:
-        """Returns several of this class as one, with a new first axis.
-
-        Of fields that are tuples the shorter ones are filled up by ``padding``.
-        """
+        """Returns several of this class as one, with a new first axis."""
         stacked: list[Any] = []
         for field in dataclasses.fields(cls):
             values = [getattr(loss, field.name) for loss in losses]
@@ -189,11 +130,8 @@ class PrivacyLoss(abc.ABC):
     @property
     @abc.abstractmethod
     def is_symmetric(self) -> bool:
-        """Class constant: whether both directions' profiles are the same function.
-
-        Without a default: where it is wrongly true, only the smaller direction may be
-        asked, and epsilon is too small.
-        """
+        """Class constant: whether both directions' profiles are the same function."""
+        # Without a default: where it is wrongly true, epsilon is too small.
 
     @functools.cached_property
     def rates(self) -> dict[str, Array]:
@@ -213,10 +151,7 @@ class PrivacyLoss(abc.ABC):
 
     @property
     def is_unprotected(self) -> Array:
-        """Where there is no noise, or so little that kernels would overflow.
-
-        There everything may be lost at once: see `log_kept`.
-        """
+        """Where there is no noise, or so little that kernels would overflow."""
         return np.zeros(self.shape, bool)
 
     @property
@@ -242,22 +177,15 @@ class PrivacyLoss(abc.ABC):
         return np.full(self.shape, np.inf)
 
     def log_kept(self) -> Array:
-        """``log(1 - f)``, f the probability of losing everything at once.
-
-        The pair is ``(1 - f)`` times the one that kernels compute with; the rest has an
-        infinite loss. With too little noise f is the `chance`, and the rest loses
-        nothing; f is 1 without any, which protects nobody, however rarely drawn.
-        """
+        """``log(1 - f)``, f the probability of losing everything at once."""
+        # The pair is 1 - f times the one that kernels compute with.
         with np.errstate(divide="ignore"):
             unseen = np.log1p(-np.minimum(self.chance, 1.0))
         bare = np.where(self.has_too_little_noise, unseen, -np.inf)
         return np.where(self.is_unprotected, bare, 0.0)
 
     def with_little_noise(self) -> PrivacyLoss | None:
-        """A pair that dominates this one, for steps that `is_unprotected` names.
-
-        Of mechanisms whose kernels end before their losses overflow; else None.
-        """
+        """A pair that dominates this one, for steps that `is_unprotected` names."""
         return None
 
     def mixture(self) -> MixturePair:
@@ -266,11 +194,7 @@ class PrivacyLoss(abc.ABC):
 
 
 class NoisyLoss(PrivacyLoss):
-    """Base of the mechanisms that add noise: they have a ``shift``.
-
-    It is the distance of the means with and without the protected unit, in scales of
-    the noise (standard deviations of a Gaussian): 0 is infinite noise, inf is none.
-    """
+    """Base of the mechanisms that add noise: they have a ``shift``."""
 
     @property
     def loses_nothing(self) -> Array:

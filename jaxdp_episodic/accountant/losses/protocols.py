@@ -1,17 +1,6 @@
-"""What a method may ask of a mechanism: small protocols over `PrivacyLoss`.
+"""What a method may ask of a mechanism: small protocols over `PrivacyLoss`."""
 
-A mechanism derives from the protocols that it can answer, and a method refuses by name
-a mechanism that lacks the one it asks for:
-
-* `Profile`: hockey-stick divergences, for the certified method and single steps;
-  `FiniteValues` where the losses are finitely many;
-* `Moments`: Rényi moments, for "rdp", and for the bound with which the other methods
-  begin;
-* `Nodes`: the loss distribution as weighted nodes, for "exact" answers of several
-  steps. Without them "exact" answers several steps by the certified upper end;
-* `Bounds`: other pairs from which the certified ends are computed; such a pair is a
-  `BoundingPair`. Other profiles of theirs are upper bounds.
-"""
+# A method refuses, by name, a mechanism without the protocol that it needs.
 
 from __future__ import annotations
 
@@ -31,32 +20,20 @@ from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
 
 class Profile(PrivacyLoss):
-    """Mechanisms whose hockey-stick divergences are known.
+    """Mechanisms whose hockey-stick divergences are known."""
 
-    Attributes:
-      may_have_atoms: class constant; whether a loss other than 0 may have a probability
-        of its own.
-    """
-
-    may_have_atoms: ClassVar[bool] = True
+    may_have_atoms: ClassVar[bool] = True  # other than at loss 0
 
     @abc.abstractmethod
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """Both directions' tails at ``u = log g >= 0``: forward and backward.
-
-        Elementwise; *exact* for the pair up to rounding (of the logarithm 1e-15 of its
-        size, or of 1), so upper bounds for the mechanism.
-        """
+        """Both directions' tails at ``u = log g >= 0``: forward and backward."""
 
     def tail_displacement(self, u: Array) -> Array:
         """Bound of the displacement in u, by rounding, of the tails at u."""
         return namespace(u).zeros_like(u)
 
     def profile_error(self) -> Array:
-        """Relative error of both tails, for each unit of 1 + |log| of either.
-
-        1.3e-15 is the largest that was measured of closed forms, against 60 digits.
-        """
+        """Relative error of both tails, for each unit of 1 + |log| of either."""
         return np.full(self.shape, 4e-15)
 
 
@@ -65,10 +42,7 @@ class FiniteValues(Profile):
 
     @abc.abstractmethod
     def values(self) -> tuple[np.ndarray, np.ndarray]:
-        """(J,) losses and the logarithms of their masses, of scalar fields.
-
-        Forward, up to `profile_error` and `tail_displacement`.
-        """
+        """(J,) losses and the logarithms of their masses, of scalar fields."""
 
     @property
     def num_values(self) -> int:
@@ -86,30 +60,14 @@ class FiniteValues(Profile):
 
 
 class Moments(PrivacyLoss):
-    """Mechanisms whose Rényi moments are known.
+    """Mechanisms whose Rényi moments are known."""
 
-    Attributes:
-      forward_is_larger: class constant; whether it is *proven* that the forward moment
-        is at least the backward one, at every order. It is where the profiles are so
-        at every g >= 1 (docs/proofs.md, "Moments"), and needs no saying where they are
-        the same. Methods evaluate both directions of all others.
-      has_lattice: class constant; whether the forward moment is an integral over the
-        line of what has no kink: a sum of equally spaced nodes is as exact as panels,
-        and takes a tenth of the nodes.
-    """
-
-    forward_is_larger: ClassVar[bool] = False
-    has_lattice: ClassVar[bool] = False
+    forward_is_larger: ClassVar[bool] = False  # only where *proven* at all orders
+    has_lattice: ClassVar[bool] = False  # a sum of equally spaced nodes is exact
 
     @abc.abstractmethod
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """``log(E_Q[(P/Q)^{1+t}] - 1)`` at t > 0, but for the outer rate.
-
-        Of the direction that the rule names, and of no other; an *upper bound*.
-
-        t is (n,), the order minus one, and so are the fields. The rule also says how
-        finely, and whether to append the derivatives.
-        """
+        """``log(E_Q[(P/Q)^{1+t}] - 1)`` at t > 0, but for the outer rate."""
 
     def largest_on_lattice(self, rule: Quadrature) -> Array:
         """Largest t at which a lattice has enough nodes; <= 0: there is none."""
@@ -117,14 +75,9 @@ class Moments(PrivacyLoss):
 
 
 class Nodes(PrivacyLoss):
-    """Mechanisms whose loss distribution is known as weighted nodes.
+    """Mechanisms whose loss distribution is known as weighted nodes."""
 
-    Attributes:
-      nodes_exchange: whether the forward nodes serve the backward moments as well: Q is
-        a Gaussian, and the loss convex where it is cut.
-    """
-
-    nodes_exchange: ClassVar[bool] = False
+    nodes_exchange: ClassVar[bool] = False  # they serve backward moments too
 
     @abc.abstractmethod
     def nodes(self, rule: NodeRule) -> LossNodes:
@@ -138,12 +91,7 @@ class Nodes(PrivacyLoss):
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray
     ) -> tuple[Self, np.ndarray, np.ndarray]:
-        """Returns the mechanism without terms that add nothing to delta.
-
-        Returns:
-          It, the logarithm of an upper bound of what they add in ``count`` steps, and
-          where there are too many terms left.
-        """
+        """Returns the mechanism without terms that add nothing to delta."""
         del count
         return self, np.full(log_goal.shape, -np.inf), np.zeros(log_goal.shape, bool)
 
@@ -165,11 +113,7 @@ class Bounds(Profile):
 
     @abc.abstractmethod
     def certified(self, *, up: bool) -> Profile:
-        """The pair that one certified end is computed of.
-
-        Up, it dominates this pair; else it is dominated by it. Both hold in any
-        composition, up to `BoundingPair.certified_error` in each step.
-        """
+        """The pair that one certified end is computed of."""
 
 
 class BoundingPair(Bounds):

@@ -1,12 +1,6 @@
-"""Randomized response: the dominating pair of any (epsilon, delta)-DP mechanism.
+"""Randomized response: the dominating pair of any (epsilon, delta)-DP mechanism."""
 
-With probability ``failure`` everything is lost; else the pair is a bit told truthfully
-with odds ``e^epsilon`` against its opposite. Every (epsilon, failure)-DP mechanism is
-dominated by it, in both directions, and it is (epsilon, failure)-DP itself.
-
-Reference: Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
-privacy", arXiv:1311.0776, Theorem 3.3 (and its proof for the pair).
-"""
+# Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
 
 from __future__ import annotations
 
@@ -25,17 +19,10 @@ from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
 @dataclass(frozen=True)
 class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
-    """``e^eps / (1 + e^eps)`` of the truth, given that not everything is lost.
+    """``e^eps / (1 + e^eps)`` of the truth, given that not everything is lost."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
-      epsilon: >= 0, what an answer loses; inf is no protection.
-      failure: in [0, 1], probability that everything is lost at once. It enters
-        `log_kept` alone: profiles, moments and nodes are those of the rest.
-    """
-
-    epsilon: Array
-    failure: Array
+    epsilon: Array  # >= 0, what an answer loses; inf is no protection
+    failure: Array  # in [0, 1], probability that everything is lost at once
     is_symmetric: ClassVar[bool] = True
 
     @property

@@ -1,8 +1,6 @@
-"""A mechanism that is known by its Rényi divergences at some orders alone.
+"""A mechanism known by its Rényi divergences at some orders only."""
 
-``L(t) = t D_{1+t}`` is convex and 0 at 0 (van Erven and Harremoës 2014,
-arXiv:1206.2459, Corollary 2): between the orders it lies below the chords.
-"""
+# Reference: van Erven and Harremoës (2014), arXiv:1206.2459, Corollary 2.
 
 from __future__ import annotations
 
@@ -23,29 +21,20 @@ _SMALLEST_MOMENT = 1e-100
 
 @dataclass(frozen=True)
 class RenyiCurveLoss(Moments):
-    """The chords through ``(t, L(t))``, ``t = 0`` among them: an upper bound.
+    """The chords through ``(t, L(t))``, ``t = 0`` among them: an upper bound."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
-      most: the divergence of order inf, inf where unknown.
-      t: orders minus one, ascending, all finite.
-      log_moments: ``t D_{1+t}``, both directions', >= 0.
-    """
-
-    most: Array
-    t: tuple[Array, ...]
-    log_moments: tuple[Array, ...]
+    most: Array  # the divergence of order inf, inf where unknown
+    t: tuple[Array, ...]  # orders minus one, ascending, all finite
+    log_moments: tuple[Array, ...]  # ``t D_{1+t}``, both directions', >= 0
     is_symmetric: ClassVar[bool] = True
     # Curves of fewer orders are padded by an infinite moment at order inf: no bound.
     padding: ClassVar[dict[str, float]] = {"t": np.inf, "log_moments": np.inf}
 
     @classmethod
     def of_orders(cls, orders: np.ndarray, rdp: np.ndarray) -> Self:
-        """Returns what is known by divergences at ascending (A,) orders, inf allowed.
-
-        Fields are (1,); divergences grow with the order, so at each the smallest of it
-        and all later ones holds.
-        """
+        """What divergences at ascending (A,) orders, inf allowed, say."""
+        # Divergences grow with the order: at each the least of it and all later ones
+        # holds.
         most: Any = rdp[-1] if np.isinf(orders[-1]) else np.inf
         rdp = np.minimum.accumulate(rdp[::-1])[::-1]
         known = np.isfinite(orders) & np.isfinite(rdp)

@@ -1,13 +1,7 @@
-"""Poisson sampling of any mechanism: tails of ``(1 - p) Q + p P`` against Q.
+"""Poisson sampling of any mechanism: tails of ``(1 - p) Q + p P`` against Q."""
 
-P against Q are the pair of the mechanism that always runs. Where the backward losses
-end a difference cancels: there the value is the profile at a point nearby, below u by
-no more than `sampled_displacement`, which errs upwards.
-
-Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 8; Zhu, Dong,
-Wang (2022), arXiv:2106.08567, Theorem 11, that the pair of the sampled mechanism is
-the sampled pair.
-"""
+# Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 8; Zhu, Dong,
+# Wang (2022), arXiv:2106.08567, Theorem 11.
 
 from __future__ import annotations
 
@@ -37,12 +31,9 @@ def sampled_tails(
     u: Array,
     rate: Array,
 ) -> tuple[Tails, Tails]:
-    """With ``k = 1 - g (1-p)``: ``p D(1 + (g-1)/p)`` forward, ``k D(g p / k)`` back.
-
-    D is the profile of ``base``, the log-tails of the mechanism that always runs;
-    ``backward_base`` are those of its other direction, if they differ. At u = log g >=
-    0 and rates p, (...,); what is returned where p is 0 means nothing.
-    """
+    """With ``k = 1 - g (1-p)``: ``p D(1 + (g-1)/p)`` forward, ``k D(g p / k)`` back."""
+    # Where the backward losses end a difference cancels: there the value is the profile
+    # at a point nearby, which errs upwards.
     xp = namespace(u, rate)
     p = positive(rate, 1.0)
     drawn = inner_exponent(u, p)

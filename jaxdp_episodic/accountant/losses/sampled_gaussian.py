@@ -1,14 +1,7 @@
-"""The sampled Gaussian: a contribution that is there with probability p.
+"""The sampled Gaussian; at p = 1 the Gaussian mechanism."""
 
-The pair is ``P = (1-p) N(0, 1) + p N(s, 1)`` against ``Q = N(0, 1)``. It holds under
-add_remove where single privacy units are clipped and drawn: by Poisson sampling with
-s the clip norm over the noise, without replacement with twice that; at p = 1 it is
-the Gaussian mechanism itself.
-
-Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2, 8 and 9;
-Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for its Rényi divergence, and Theorem 5
-there and docs/proofs.md, "Moments", that the forward one is the larger.
-"""
+# Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2, 8 and 9;
+# Mironov, Talwar, Zhang (2019), arXiv:1908.10530, Theorem 5, for its Rényi divergence.
 
 from __future__ import annotations
 
@@ -68,16 +61,10 @@ _FEWEST = 60
 
 @dataclass(frozen=True)
 class SampledGaussianLoss(GaussianLoss, Nodes):
-    """``(1-p) N(0, 1) + p N(shift, 1)`` against ``N(0, 1)``.
+    """``(1-p) N(0, 1) + p N(shift, 1)`` against ``N(0, 1)``."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`.
-      rate: p in [0, 1].
-      shift: s >= 0.
-    """
-
-    rate: Array
-    shift: Array
+    rate: Array  # p in [0, 1]
+    shift: Array  # s >= 0
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
     nodes_exchange: ClassVar[bool] = True
@@ -89,10 +76,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         return np.where(bounded, -np.log1p(-np.where(bounded, self.rate, 0.0)), np.inf)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """With ``k = 1 - g (1-p)``: ``p D(s, 1 + (g-1)/p)`` and ``k D(s, g p / k)``.
-
-        See `losses.sampled`.
-        """
+        """With ``k = 1 - g (1-p)``: ``p D(s, 1 + (g-1)/p)`` and ``k D(s, g p / k)``."""
         xp = namespace(u, *self.fields)
         u, outer, p, s = xp.broadcast_arrays(u, *self.fields)
         both = sampled_tails(lambda inner: gaussian_tails(s, inner), u, p)
@@ -116,11 +100,8 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         return largest_order(self.shift, rule.lattice)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`.
-
-        3/4 of the nodes or fewer will do, as no two distributions meet at a loss of 0:
-        60 give 2e-9 of epsilon up to shifts of 2, 120 give 1e-8 of M up to shifts of 4.
-        """
+        """See `Nodes`."""
+        # 60 nodes give 2e-9 of epsilon up to shifts of 2, 120 give 1e-8 of M up to 4.
         xp = namespace(*self.fields, rule.backward, rule.log_cut)
         s, p = self.shift, Rate.of(self.rate)
         low, high, kink = sampled_ends(p, s, rule.log_cut)
@@ -154,12 +135,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
 def mixture_excess(
     t: Array, sampling_probability: Array, shift: Array, rule: MomentRule
 ) -> tuple[Array, ...]:
-    """Log-excess of the sampled pair; "symmetric" if both profiles are the forward one.
-
-    At t > 0, the order minus one, of p in (0, 1] and the distance of the two means in
-    units of the noise, > 0; all (n,). "forward" is P against Q, "backward" Q against P.
-    ``(log_excess,)``, or with derivatives three arrays.
-    """
+    """Log-excess of the sampled pair, and its derivatives; all (n,)."""
     xp = namespace(t, sampling_probability, shift)
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
     rate = Rate.of(p)
@@ -182,12 +158,7 @@ def mixture_excess(
 
 
 def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:
-    """Where the integrand of the sampled pair has weight.
-
-    ``kink`` is where p e^l = 1 - p. The logarithm of (1+v)^alpha has slope 0 left of
-    it and alpha·s right of it; v² (small v) has slope 2s; v (P's own bump) slope s.
-    A Gaussian with slope m peaks at m, and a bump between two slopes sits between.
-    """
+    """Where the integrand of the sampled pair has weight."""
     xp = namespace(t, kink, s)
     alpha = 1 + t
     zero = xp.zeros_like(s)

@@ -1,11 +1,6 @@
-"""The forward moment of a sampled Gaussian as a sum over equally spaced nodes.
+"""The forward moment of a sampled Gaussian as a sum over equally spaced nodes."""
 
-``log(E_Q[(P/Q)^alpha] - 1)`` of ``P = (1-p) N(0, 1) + p N(s, 1)`` against N(0, 1), as
-in `losses.excess`. The integrand is analytic up to the first zero of P/Q, at a height
-of pi / s, and falls off at both ends: the sum is as good as panels, of a tenth of the
-nodes. There ``e^{s x}`` and Q's density are products: the logarithm of P/Q and its
-power are the only transcendental functions left.
-"""
+# As exact as panels, with a tenth of the nodes.
 
 from __future__ import annotations
 
@@ -54,12 +49,9 @@ def largest_order(s: Array, digits: float) -> Array:
 
 
 def _spacing(s: Array, digits: float) -> Array:
-    """Of nodes whose sum is the integral but for e^-digits of it.
-
-    A sum of nodes at a distance h is off by ``e^{-2 pi a / h}`` times the integral over
-    a line at the height a, which here is ``e^{a²/2}`` times the one over the real line
-    (there ``|1 + v|`` is no larger) up to the first zero of P/Q, at pi / s.
-    """
+    """Of nodes whose sum is the integral but for e^-digits of it."""
+    # A sum of nodes at a distance h is off by e^{-2 pi a / h} times the integral at the
+    # height a, up to the first zero of P/Q at pi / s.
     xp = namespace(s)
     height = xp.minimum(math.pi / s, math.sqrt(2 * digits))
     return 2 * math.pi * height / (digits + 0.5 * height * height)
@@ -73,15 +65,7 @@ def _reach(digits: float) -> float:
 def lattice_excess(
     t: Array, p: Array, s: Array, digits: float, with_derivatives: bool
 ) -> tuple[Array, ...]:
-    """The log-excess, (n,), and with derivatives its first two over it; see `Moments`.
-
-    Args:
-      t: order minus one, > 0; all are (n,).
-      p: rate in (0, 1].
-      s: distance of the means, > 0.
-      digits: nats by which the error is below the sum.
-      with_derivatives: see `MomentRule`.
-    """
+    """The log-excess, (n,), and with derivatives its first two; see `Moments`."""
     xp, alpha, rate = namespace(t, p, s), 1 + t, Rate.of(p)
     spacing, reach = stop_gradient(xp, _spacing(s, digits)), _reach(digits)
     # No bump is left of 0, or right of this: (1 + v)^alpha has it at alpha s, v² at 2s.

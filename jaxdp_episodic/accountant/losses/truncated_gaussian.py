@@ -1,12 +1,6 @@
-"""A Poisson sample of the clip unit, cut to a fixed size at random; Gaussian noise.
+"""A Poisson sample of the clip unit, cut to a fixed size at random; Gaussian noise."""
 
-See docs/proofs.md, "A Poisson sample that is cut". Whether the others alone fill the
-batch does not depend on the protected unit, and may be revealed: if they do not, it is
-a Poisson step; if they do, the unit takes somebody's place with probability r, as in a
-draw without replacement. Both profiles are the mean of those two pairs'.
-
-Reference: arXiv:2508.15089 (2025), with a looser pair for a full batch.
-"""
+# Reference: docs/proofs.md, "A Poisson sample that is cut".
 
 from __future__ import annotations
 
@@ -35,27 +29,14 @@ _RAISED = 2e-10
 
 @dataclass(frozen=True)
 class TruncatedGaussianLoss(GaussianLoss, Bounds):
-    """``whole`` of a Poisson step's pair and ``cut`` of a swap's, under add_remove.
+    """``whole`` of a Poisson step's pair and ``cut`` of a swap's, under add_remove."""
 
-    The forward profile is the larger one, as of all its parts.
-
-    Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
-      whole, cut: probabilities that the others do not fill the batch, and that they do.
-      rate: in [0, 1], of the Poisson sample.
-      cut_rate: r in [0, 1], that the unit is in the batch, given that the others would
-        fill it.
-      shift: s >= 0, the clip norm over the noise.
-      sure: in [0, 1]; ``whole``, ``cut`` and ``cut_rate`` are *upper bounds*, and this
-        share of each is a lower one.
-    """
-
-    whole: Array
-    cut: Array
-    rate: Array
-    cut_rate: Array
-    shift: Array
-    sure: Array
+    whole: Array  # that the others do not fill the batch
+    cut: Array  # that they do
+    rate: Array  # in [0, 1], of the Poisson sample
+    cut_rate: Array  # r in [0, 1], that the unit is in a full batch
+    shift: Array  # s >= 0, the clip norm over the noise
+    sure: Array  # share of whole, cut, cut_rate that is a lower bound
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
 
@@ -73,10 +54,7 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         )
 
     def certified(self, *, up: bool) -> Self:
-        """See `Bounds`: its fields are upper bounds; below with the lower ones.
-
-        What lacks to 1 loses nothing.
-        """
+        """See `Bounds`: its fields are upper bounds; below with the lower ones."""
         if up:
             return self
         names = "whole", "cut", "cut_rate"
@@ -160,14 +138,9 @@ class ZeroedTruncatedLoss(TruncatedGaussianLoss):
 def cut_weights(
     population: np.ndarray, batch_size: np.ndarray, rate: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """``P(M < b)``, ``P(M >= b)`` and r, ``M ~ Binomial(N - 1, q)`` the others drawn.
-
-    ``r = E[q b / (M + 1) | M >= b] = b P(Binomial(N, q) > b) / (N P(M >= b))``; all
-    three *upper bounds*, and the share of each that is a lower one: within 1e-9 of 1,
-    but for populations of 1e8 and more whose batch is hardly ever, or mostly, full.
-
-    Of N >= 1, the unit included, b >= 0 and q in [0, 1].
-    """
+    """``P(M < b)``, ``P(M >= b)``, r, and the share of each that is a lower bound."""
+    # r = E[q b / (M + 1) | M >= b] = b P(Binomial(N, q) > b) / (N P(M >= b)); the share
+    # is within 1e-9 of 1, but for populations of 1e8 whose batch is hardly ever full.
     n, b, q = np.broadcast_arrays(population, batch_size, rate)
     inside = (q > 0) & (q < 1)
     p = np.where(inside, q, 0.5)

@@ -1,10 +1,4 @@
-"""Windows in which the integrands of the moments are large.
-
-A moment of order ``alpha`` of a privacy loss is an integral over a handful of Gaussian
-bumps and of transitions of the log-ratio, whose positions are known in closed form or
-as the root of a slope. The functions here return windows ``(low, high, density)``
-around them, for `numerics.quadrature.lay_panels`, and the centers of the bumps.
-"""
+"""Windows ``(low, high, density)`` in which the integrands of the moments are large."""
 
 from __future__ import annotations
 
@@ -47,16 +41,8 @@ _NARROW_BRACKET = 1e-2
 def windows_around(
     centers: list[Array], *others: Windows, between: Callable[[], Array] | None = None
 ) -> tuple[Windows, Array]:
-    """Windows (low, high, density), each (J, n), and the centers (K, n).
-
-    Transitions matter only where a bump reaches: they are cut to the bumps' extent.
-
-    Args:
-      centers: of bumps.
-      *others: windows that are known.
-      between: finds more centers, (k, n), none beyond the others. Within a short
-        stretch, which is one window as dense as theirs, NumPy does not ask.
-    """
+    """Windows (low, high, density), each (J, n), and the centers (K, n)."""
+    # Transitions matter only where a bump reaches: they are cut to the bumps' extent.
     xp = namespace(centers[0])
     bumps = xp.stack(centers)
     bottom = xp.min(bumps, axis=0) - _BUMP_HALF_WIDTH
@@ -84,13 +70,9 @@ def transitions(first: Array, last: Array, s: Array) -> Windows:
 
 
 def settle(slope, start: Array, low: Array, high: Array) -> Array:
-    """Follows ``x = slope(x)`` from starts (k, n) to the bumps of the integrand nearby.
-
-    The exponent is ``integral(slope) - x²/2``. A Newton step where it is more concave
-    than a unit Gaussian, the plain fixed-point step elsewhere, and the middle of the
-    bracket where those leave it or do not halve the step: across a kink of the slope
-    they would alternate for ever.
-    """
+    """Follows ``x = slope(x)`` from starts (k, n) to the bumps nearby."""
+    # Newton's step where the exponent is more concave than a unit Gaussian, else the
+    # fixed-point step, or the bracket's middle: at a kink they would alternate.
     xp = namespace(start, low, high)
 
     def near(x: Array) -> Array:

@@ -1,9 +1,6 @@
-"""Zero-concentrated DP: a mechanism of which the Rényi divergences alone are known.
+"""Zero-concentrated DP: ``D_alpha <= xi + rho alpha`` for every alpha > 1."""
 
-``D_alpha <= xi + rho alpha`` for every ``alpha > 1``, in both directions.
-
-Reference: Bun and Steinke (2016), arXiv:1605.02065, Definitions 1.1 and 8.1.
-"""
+# Reference: Bun and Steinke (2016), arXiv:1605.02065, Definitions 1.1 and 8.1.
 
 from __future__ import annotations
 
@@ -25,15 +22,10 @@ _LARGEST_RHO = 1e140
 
 @dataclass(frozen=True)
 class ZeroConcentratedLoss(Moments):
-    """``log E_Q[(P/Q)^{1+t}] = t (xi + rho (1 + t))``: an upper bound, not a pair.
+    """``log E_Q[(P/Q)^{1+t}] = t (xi + rho (1 + t))``: an upper bound, not a pair."""
 
-    Attributes:
-      outer_rate: see `PrivacyLoss`; always 1.
-      rho, xi: >= 0; inf is no protection.
-    """
-
-    rho: Array
-    xi: Array
+    rho: Array  # >= 0; inf is no protection
+    xi: Array  # >= 0; inf is no protection
     is_symmetric: ClassVar[bool] = True
 
     @property

@@ -81,15 +81,10 @@ def composed(question: Question, run: Run) -> tuple[float, float]:
 def _of_responses(
     target: float, epsilon: float, count: float, *, of_epsilon: bool
 ) -> tuple[float, float]:
-    """Randomized responses of one epsilon: a binomial sum.
-
-    Of T answers j are true with probability ``p_j``, and lose ``L_j = (2j - T)
-    epsilon``. With the tails ``A_j`` of p and ``S_j = E[(1 - e^{L_{j-1} - L})_+]``,
-    delta at ``L_j - d``, ``0 < d <= 2 epsilon``, is ``S_{j+1} + (1 - e^{-d}) (A_j -
-    S_{j+1})``, all terms positive.
-
-    Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
-    """
+    """Randomized responses of one epsilon: a binomial sum."""
+    # Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3. With the tails A_j of
+    # p and S_j = E[(1 - e^{L_{j-1} - L})_+] delta at L_j - d is S_{j+1} + (1 - e^{-d})
+    # (A_j - S_{j+1}): all terms are positive.
     if count > _MOST_RESPONSES:
         return np.nan, np.inf
     index = np.arange(int(count) + 1, dtype=np.float64)

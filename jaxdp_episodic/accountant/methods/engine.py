@@ -1,10 +1,6 @@
-"""Runs kernels over many settings: chunks, threads, devices.
+"""Runs kernels over many settings in chunks of a few sizes."""
 
-The settings are cut into chunks of a few fixed sizes, so that JAX compiles a kernel
-once and not for every number of settings. On the CPU a chunk fits the cache, and chunks
-run side by side, one a core; on an accelerator a chunk is one launch, and the next one
-is made ready meanwhile. Memory is bounded by the chunk, not by the grid.
-"""
+# So that JAX compiles each kernel once and memory does not grow with the grid.
 
 from __future__ import annotations
 
@@ -38,11 +34,7 @@ class Chunks(NamedTuple):
 
 
 def in_chunks(kernel: _Kernel, arrays: Any, sizes: Chunks) -> tuple[np.ndarray, ...]:
-    """Calls a kernel chunk by chunk, on the CPU one chunk a core; results are (n,).
-
-    The kernel maps nested arrays, whose last axis are the settings, at least one, to a
-    tuple of results of a chunk.
-    """
+    """Calls a kernel chunk by chunk, on the CPU one chunk a core; results are (n,)."""
     size = num_settings(arrays)
     if engine_name() == "jax":
         widths = sizes.cpu if on_cpu() else sizes.accelerator

@@ -1,8 +1,6 @@
-"""What is asked of a run: epsilon at a delta, or delta at an epsilon; and the answer.
+"""What is asked of a run: epsilon at a delta, or delta at an epsilon."""
 
-A method takes one of the two and a `Run` and returns an `Answer`. Deltas are logarithms
-throughout.
-"""
+# And the answer. Deltas are logarithms.
 
 from __future__ import annotations
 
@@ -18,19 +16,11 @@ _ROUNDING = 1e-15
 
 
 class Answer(NamedTuple):
-    """Answers of the settings' shape.
+    """Answers of the settings' shape."""
 
-    Attributes:
-      value: epsilon, or log(delta).
-      error: estimate of its error: of epsilon in nats, of delta relative. Where
-        ``is_certified`` the width of the certified interval; ``inf`` for a bound of
-        unknown tightness.
-      is_certified: whether the value is not exact but a certified upper bound.
-    """
-
-    value: np.ndarray
-    error: np.ndarray
-    is_certified: np.ndarray
+    value: np.ndarray  # epsilon, or log(delta)
+    error: np.ndarray  # estimate: nats of epsilon, or a share of delta; inf if unknown
+    is_certified: np.ndarray  # an upper bound in place of an exact value
 
 
 @dataclass(frozen=True)
@@ -50,19 +40,11 @@ class _Asked:
 
 @dataclass(frozen=True)
 class EpsilonAt(_Asked):
-    """Epsilon at ``target = log(delta)``.
+    """Epsilon at ``target = log(delta)``."""
 
-    Attributes:
-      guess: of the answer, of the target's shape; None: none is known. It changes how
-        soon an answer is found, and its rounding; from one far off a search may end at
-        the certified upper end in place of the integral.
-      nothing, everything: the answers of a run that loses nothing, and of one that is
-        not protected at all.
-    """
-
-    guess: np.ndarray | None = None
-    nothing: ClassVar[float] = 0.0
-    everything: ClassVar[float] = np.inf
+    guess: np.ndarray | None = None  # of the answer; changes when it is found
+    nothing: ClassVar[float] = 0.0  # of a run that loses nothing
+    everything: ClassVar[float] = np.inf  # of one without protection
     is_epsilon: ClassVar[bool] = True
 
     def at(self, target: np.ndarray) -> EpsilonAt:
@@ -98,14 +80,10 @@ class EpsilonAt(_Asked):
         return EpsilonAt(np.where(end, -np.log(2.0), self.target))
 
     def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> EpsilonAt:
-        """Returns the question about the pair given that not all is lost at once.
-
-        With probability ``f = 1 - e^log_kept`` everything is lost, and ``delta' =
-        (delta - f) / (1 - f)``, -inf where delta is f or less. A smaller delta' asks
-        for a larger epsilon: it is rounded down for an answer that errs ``up``. Errors
-        of the logarithms are relative to their size, and that of their difference,
-        where delta is next to f, is ``f / (delta - f)`` times as large.
-        """
+        """Returns the question about the pair given that not all is lost at once."""
+        # delta' = (delta - f) / (1 - f), rounded down for an answer that errs up; next
+        # to f the error of the logarithms' difference is f / (delta - f) times as
+        # large.
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             log_lost = np.log(-np.expm1(log_kept))
             gap = np.exp(log_lost - self.target)

@@ -97,10 +97,7 @@ class Run:
         return type(self)(losses, self.counts)
 
     def in_reach(self) -> Self:
-        """Returns an *upper bound* of the run for which less noise is enough.
-
-        See `PrivacyLoss.with_little_noise`.
-        """
+        """Returns an *upper bound* of the run for which less noise is enough."""
         uses = []
         for loss, count in zip(self.losses, self.counts, strict=True):
             beyond = loss.is_unprotected & (count > 0)
@@ -175,10 +172,7 @@ class Run:
         return few
 
     def gaussian_shift(self) -> np.ndarray:
-        """Shift of the Gaussian that the run is where all its steps are; else 0.
-
-        Gaussians compose by the squares of their shifts, whatever those are.
-        """
+        """Shift of the Gaussian that the run is where all its steps are; else 0."""
         square, are_gaussian = np.zeros(self.shape), np.ones(self.shape, bool)
         for loss, count in zip(self.losses, self.counts, strict=True):
             kept = loss.kept_in_range()
@@ -208,11 +202,7 @@ class Run:
         return most
 
     def refuse(self, method: str) -> None:
-        """Refuses a method that a mechanism lacks what it needs for.
-
-        Raises:
-          NotImplementedError: naming the mechanism.
-        """
+        """Refuses a method that a mechanism lacks what it needs for."""
         for loss in self.losses:
             lacking = [
                 p.__name__ for p in _PROTOCOLS[method] if not isinstance(loss, p)
@@ -260,11 +250,7 @@ class Run:
         return total
 
     def groups(self) -> tuple[Group, ...]:
-        """The steps by mechanism, with fields that kernels can compute with.
-
-        Steps that lose nothing or everything are not counted: see `loses_nothing` and
-        `is_unprotected`. Arrays are (K, n), n the size of `shape`.
-        """
+        """The steps by mechanism, with fields that kernels can compute with."""
         shape = self.shape
         steps = []
         for loss, count in zip(self.losses, self.counts, strict=True):

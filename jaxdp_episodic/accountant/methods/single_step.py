@@ -16,12 +16,7 @@ _ALIKE = 1e-6
 
 
 def solve_single_step(question: Question, run: Run) -> np.ndarray:
-    """Returns epsilon or log(delta) of runs of one step, which may differ by setting.
-
-    *Exact* up to the profile's rounding error, the larger of both directions.
-
-    Of (n,) targets and fields; exactly one count of a setting is 1, the others are 0.
-    """
+    """Epsilon or log(delta) of runs of one step, which may differ by setting."""
     solve = epsilon_of_profile if isinstance(question, EpsilonAt) else delta_of_profile
     value = np.full(question.target.shape, question.nothing)
     for loss, count in zip(run.losses, run.counts, strict=True):
@@ -35,11 +30,8 @@ def solve_single_step(question: Question, run: Run) -> np.ndarray:
 def error_in_nats(
     error: np.ndarray, epsilon: np.ndarray, question: Question, run: Run
 ) -> np.ndarray:
-    """Error of a single step's epsilon, from the relative error of its delta.
-
-    By the slope of log(delta), which at large deltas is far below ``1 / epsilon``.
-    A step whose delta at epsilon 0 is surely below the target has epsilon 0 exactly.
-    """
+    """Error of a single step's epsilon, from the relative error of its delta."""
+    # By the slope of log(delta), which at large deltas is far below 1 / epsilon.
     inside = np.isfinite(epsilon) & (epsilon >= 0)
     at = np.where(inside, epsilon, 1.0)
     log_delta, slope = np.zeros(epsilon.shape), np.ones(epsilon.shape)
@@ -73,10 +65,8 @@ def _epsilon(log_delta: Array, loss: Profile) -> Array:
 
 
 def _slope(epsilon: Array, loss: Profile) -> tuple[Array, Array]:
-    """``log(delta)`` and minus its derivative, of the larger direction.
-
-    Of two alike, as they are at 0, the one that falls more slowly is larger further on.
-    """
+    """``log(delta)`` and minus its derivative, of the larger direction."""
+    # Of two alike, as at 0, the one that falls more slowly is larger further on.
     xp = namespace(epsilon, loss.outer_rate)
     (forward, tail_forward), (backward, tail_backward) = loss.log_tails(epsilon)
     profile = xp.maximum(forward, backward)

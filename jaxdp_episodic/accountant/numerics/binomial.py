@@ -1,10 +1,7 @@
-"""Binomial distributions on the host: masses, tails and shifted hockey sticks.
+"""Binomial distributions on the host."""
 
-NumPy, elementwise, in log space. Nothing grows with the number of trials, which may be
-1e9 and more. Tails come from Gauss's continued fraction, whose successive convergents
-lie on alternating sides of the truth: a tail is asked for from above or from below,
-and where the fraction converges slowly (near the mean) it errs to that side only.
-"""
+# Masses, tails and shifted hockey sticks, in log space. Nothing grows with the number
+# of trials.
 
 from __future__ import annotations
 
@@ -17,12 +14,9 @@ _MAX_CONVERGENTS = 400
 
 
 def log_binomial_mass(k: np.ndarray, n: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """``log P(J = k)`` for ``J ~ Binomial(n, p)``; *exact* up to rounding.
-
-    Of whole numbers k, ``-inf`` outside [0, n], and p in [0, 1], (...,). Absolute error
-    below 1e-10 up to n = 1e9 within 40 standard deviations of the mean (Loader 2000,
-    "Fast and accurate computation of binomial probabilities").
-    """
+    """``log P(J = k)`` for ``J ~ Binomial(n, p)``; *exact* up to rounding."""
+    # Loader (2000), "Fast and accurate computation of binomial probabilities": error
+    # below 1e-10 up to n = 1e9 within 40 deviations of the mean.
     k, n, p = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (k, n, p)))
     inner = (k > 0) & (k < n) & (p > 0) & (p < 1)
     m, total = np.where(inner, k, 1.0), np.where(inner, n, 2.0)
@@ -43,22 +37,12 @@ def log_binomial_mass(k: np.ndarray, n: np.ndarray, p: np.ndarray) -> np.ndarray
 def tail_over_mass(
     t: np.ndarray, n: np.ndarray, odds: np.ndarray, *, side: str
 ) -> np.ndarray:
-    """``P(J >= t) / P(J = t)`` for ``J ~ Binomial(n, p)``, ``1 <= t``, by a fraction.
-
-    The ratio is ``2F1(t - n, 1; t + 1; -odds)``; with ``d = n - t`` Gauss's fraction is
-    ``1 / D_1``, ``D_m = 1 - a_m / (1 + b_m / D_{m+1})``,
-
-        a_m = odds (d - m + 1) (t + m - 1) / ((t + 2m - 2)(t + 2m - 1)),
-        b_m = odds m (n + m) / ((t + 2m - 1)(t + 2m)).
-
-    ``D_m`` decreases in ``D_{m+1}``, which lies in (0, 1]: starting with 1 bounds
-    ``D_1`` from above after an even number of steps, from below after an odd one.
-
-    Of whole numbers t >= 1 (above n the result is 1, to be multiplied by 0) and n, and
-    odds ``p / (1 - p)``, (...,). A *lower* or *upper bound*, as ``side`` says, equal to
-    1e-12 relative where t is one standard deviation or more above the mean; the upper
-    one may be ``inf``.
-    """
+    """``P(J >= t) / P(J = t)`` of ``J ~ Binomial(n, p)``, bounded from a side."""
+    # Gauss's fraction 1 / D_1 of 2F1(t - n, 1; t + 1; -odds): D_m = 1 - a_m / (1 + b_m
+    # / D_{m+1}), a_m = odds (d - m + 1) (t + m - 1) / ((t + 2m - 2)(t + 2m - 1)), b_m =
+    # odds m (n + m) / ((t + 2m - 1)(t + 2m)), d = n - t. D_m decreases in D_{m+1}, in
+    # (0, 1]: starting with 1 bounds D_1 from above after an even number of steps, from
+    # below after an odd one.
     t, n, odds = np.broadcast_arrays(t, n, odds)
     shape = t.shape
     steps = _num_convergents(t, n, odds).reshape(-1)
@@ -88,11 +72,7 @@ def tail_over_mass(
 def log_binomial_tail(
     t: np.ndarray, n: np.ndarray, p: np.ndarray, *, side: str
 ) -> np.ndarray:
-    """``log P(J >= t)`` for ``J ~ Binomial(n, p)``, bounded from ``side``.
-
-    Of whole numbers t, 1 at t <= 0 and 0 above n, and p in (0, 1), (...,); ``side`` is
-    "lower" or "upper". At most 0; see `tail_over_mass` for the accuracy.
-    """
+    """``log P(J >= t)`` for ``J ~ Binomial(n, p)``, bounded from ``side``."""
     t, n, p = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (t, n, p)))
     right = t > n * p
     inside = (t >= 1) & (t <= n)
@@ -120,18 +100,7 @@ def log_shifted_hockey_stick(
     *,
     side: str,
 ) -> np.ndarray:
-    """Log hockey stick of a binomial moved by one with one of two weights.
-
-    With f the masses of ``J ~ Binomial(c, p)``, the two distributions have masses
-    ``own f(j-1) + cross f(j)`` and ``cross f(j-1) + own f(j)``. Their likelihood ratio
-    increases in j, so the best event is ``{j >= t}``, and the sum telescopes:
-
-        sum_j [P - g Q]_+ = max_t (own - g cross) f(t-1) - (g-1)(own + cross) P(J >= t).
-
-    Of ``trials`` c >= 0, odds ``p / (1 - p)`` > 0, the weights of the shift under the
-    first distribution (``own`` >= ``cross``) and the second, and ``e^epsilon - 1``,
-    (...,); ``side`` is "upper" or "lower". ``-inf`` where ``own <= g cross``.
-    """
+    """Log hockey stick of a binomial moved by one with one of two weights."""
     trials, odds, own, cross, rise = np.broadcast_arrays(
         trials, odds, own, cross, expm1_epsilon
     )

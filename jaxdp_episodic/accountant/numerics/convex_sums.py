@@ -1,21 +1,7 @@
-"""Sums of independent lognormal terms, bracketed in convex order; NumPy only.
+"""Sums of independent lognormal terms, bracketed in convex order; NumPy only."""
 
-Y is above X in convex order if ``E f(Y) >= E f(X)`` for every convex f; their means are
-the same. Sums of independent terms keep the order. So a sum can be formed step by step,
-with after each step
-
-* *above*: values moved at random to one of the two neighbouring points of a lattice,
-  their mean kept; or to 0 and infinity, with the part of the mean at infinity recorded;
-* *below*: the values of a cell replaced by their mean.
-
-Points are ``i 2^k`` with whole i, and k grows with the value: values on one lattice add
-up to one on it, and a coarser lattice is part of a finer one. So the only error is that
-of rounding to a coarser lattice, of second order in its spacing. Only non-negative
-numbers are added: all masses keep their digits, however rare.
-
-Reference: docs/proofs.md, "Random allocation"; Shaked and Shanthikumar (2007),
-"Stochastic Orders", Theorem 3.A.12, for sums.
-"""
+# Reference: docs/proofs.md, "Random allocation"; Shaked and Shanthikumar (2007),
+# "Stochastic Orders", Theorem 3.A.12.
 
 from __future__ import annotations
 
@@ -56,12 +42,11 @@ _CACHED = 256
 
 
 class ConvexOrderBound(NamedTuple):
-    """Distribution that bounds a sum X, above or below it in convex order.
+    """Distribution that bounds a sum X, above or below it in convex order."""
 
-    For every convex f >= 0, ``e^mass_error E f(Y)`` of the one above, with its values
-    moved by a share of ``place_error`` at most, is at least ``E f(X)``; of the one
-    below ``e^-mass_error`` times it is at most that.
-    """
+    # For convex f >= 0, e^mass_error E f(Y), Y moved by a share of place_error, is at
+    # least E f(X) of the one above; of the one below e^-mass_error times it is at most
+    # that.
 
     values: np.ndarray  # (n,) increasing, >= 0
     masses: np.ndarray  # (n,) of them; with ``lost`` their sum is 1 up to rounding
@@ -129,12 +114,9 @@ def lognormal_sum(count: int, shift: float, *, above: bool) -> ConvexOrderBound:
 def _panels(
     low: float, high: float, relative: float, mean: float, plan: _Plan
 ) -> list[tuple[int, int, int]]:
-    """Level, first number and number of cells of each piece, from low to high.
-
-    The spacing is at most ``relative`` times the value, and at most ``plan.core`` until
-    ``plan.far`` times the distance from the mean is larger: so a large term stays on
-    its lattice while others are added.
-    """
+    """Level, first number and number of cells of each piece, from low to high."""
+    # Until far times the distance from the mean is larger, the spacing is at most core:
+    # a large term stays on its lattice while others are added.
     core, far = plan.core, plan.far
 
     def reached(width: float) -> float:

@@ -1,14 +1,7 @@
-"""The discrete Gaussian: exact samples, and the noise that it stands for.
+"""The discrete Gaussian: exact samples, and the noise that it stands for."""
 
-``N_Z(0, V)`` has probabilities proportional to ``exp(-x^2 / (2 V))`` on the integers
-(Canonne, Kamath and Steinke 2020). Added to integers it leaves no low-order bits that
-could tell two sums apart, and no probability is computed in floating point: a sample is
-a function of uniform bits that has exactly this distribution.
-
-Samples come from a ziggurat (Marsaglia and Tsang 2000) of whole numbers: rejection from
-layers of equal area that cover the curve ``exp(-x^2 / (2 V))``. Nearly all points are
-accepted by a comparison of whole numbers alone.
-"""
+# Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010; docs/proofs.md,
+# "Discrete noise"; Marsaglia and Tsang (2000) for the ziggurat.
 
 from __future__ import annotations
 
@@ -47,41 +40,19 @@ _AT_ONCE = 2**15
 
 
 def covering_variance(deviation: float) -> int:
-    """Returns V such that ``N_Z(0, V)`` hides integers as ``N(0, deviation^2)`` does.
-
-    ``V = ceil(deviation^2) + SMOOTHING``. For integers ``m``, round a sample of
-    ``N(m, V - 16)`` at random: to the integer ``z`` with probability proportional to
-    ``exp(-(z - y)^2 / 32)``. The distribution of ``z`` is ``N_Z(m, V)`` up to the two
-    normalizations, which are within ``1 +- eta``, ``eta = 2 sum_k exp(-32 pi^2 k^2)``
-    (Poisson summation; the smoothing argument of Micciancio and Regev 2007). Rounding
-    is post-processing, so whatever holds for continuous noise, of any mixture of
-    integer sums over any number of steps, holds for discrete noise up to
-    `log_ratio_bound`.
-
-    Args:
-      deviation: in grid steps, >= 0, finite.
-
-    Raises:
-      ValueError: a negative deviation, or one of more than 2^56 - 16.
-    """
+    """V with which ``N_Z(0, V)`` hides integers as ``N(0, deviation^2)`` does."""
+    # A sample of N(m, V - 16), rounded at random to z with probability proportional to
+    # exp(-(z - y)^2 / 32), is N_Z(m, V) up to `log_ratio_bound` (Micciancio and Regev
+    # 2007).
     if not 0 <= deviation <= math.isqrt(LARGEST_VARIANCE) - SMOOTHING:
         raise ValueError(f"deviation must be in [0, 2**56 - 16], got {deviation!r}")
     return math.ceil(Fraction(deviation) ** 2) + SMOOTHING
 
 
 def log_ratio_bound(num_entries: int, num_steps: int = 1) -> float:
-    """Returns how far likelihoods of discrete noise are from rounded continuous noise.
-
-    Where continuous noise is (epsilon, delta)-private, discrete noise of
-    `covering_variance` is (epsilon + 2 b, delta exp(b))-private, ``b`` this bound.
-
-    Args:
-      num_entries: of the integer sum, >= 1.
-      num_steps: of the run, >= 1.
-
-    Returns:
-      Nats (*upper bound*): about 1e-136 for each entry and step.
-    """
+    """How far likelihoods of discrete noise are from continuous noise, nats."""
+    # Where continuous noise is (epsilon, delta)-private, discrete noise is (epsilon + 2
+    # b, delta exp(b))-private: about 1e-136 for each entry and step.
     # Two normalizations in the ratio, each within 1 +- eta; 5 pays for the other terms.
     eta = math.exp(-2 * math.pi**2 * SMOOTHING)
     return 5.0 * eta * num_entries * num_steps
@@ -90,21 +61,9 @@ def log_ratio_bound(num_entries: int, num_steps: int = 1) -> float:
 def sample_discrete_gaussian(
     variance: int, count: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns independent samples of ``N_Z(0, variance)``, (count,) int64.
-
-    *Exact* if the generator's bits are uniform: every comparison is decided in float64
-    only where it is clear there, and by exact arithmetic otherwise. Each sample takes
-    little more than one word of 64 bits. The time taken depends on the samples.
-
-    Args:
-      variance: V, a whole number in [1, 2^112].
-      count: >= 0.
-      generator: of the bits.
-
-    Raises:
-      TypeError: a variance that is no whole number.
-      ValueError: one out of range, or a negative count.
-    """
+    """Returns independent samples of ``N_Z(0, variance)``, (count,) int64."""
+    # *Exact* if the generator's bits are uniform: float64 decides a comparison only
+    # where it is clear there, exact arithmetic otherwise.
     if not isinstance(variance, int):
         raise TypeError(f"variance must be a whole number, got {variance!r}")
     if not 1 <= variance <= LARGEST_VARIANCE:
@@ -123,22 +82,10 @@ def sample_discrete_gaussian(
 
 
 class _Layers:
-    """Stacked layers of equal area that cover the curve exp(-x^2 / (2 V)).
+    """Stacked layers of equal area that cover the curve exp(-x^2 / (2 V))."""
 
-    Layer i is as wide as the curve is at its bottom: all whole numbers from 0 up to
-    ``widths[i]`` blocks. The last number of the lowest one stands for the tail from
-    there on, which is far less. Layers that cover the curve have at least its area; so
-    the lowest is 1 / 2600 high at least, and those above it are narrower.
-
-    Attributes:
-      variance: V.
-      shift: a block is ``2**shift`` numbers.
-      widths: (layers,) uint64, in blocks.
-      surplus: (layers,) uint64, ``2**32 % widths``.
-      sure: (layers,) int64: below it the whole layer is under the curve.
-      bottoms: (layers + 1,) float64, heights between layers.
-      last: the last number of the lowest layer.
-    """
+    # Each is as wide as the curve is at its bottom; the last number of the lowest one
+    # stands for the tail, which is far less.
 
     def __init__(self, variance: int, excess: float) -> None:
         """Builds layers of ``excess`` times the area under the curve."""
@@ -205,11 +152,9 @@ def _words(count: int, generator: np.random.Generator) -> np.ndarray:
 def _candidates(
     layers: _Layers, count: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """The accepted ones of ``count`` candidates, each of one word.
-
-    Bits of a word: 8 are the layer, one the sign, 23 the position within a block and 32
-    the block.
-    """
+    """The accepted ones of ``count`` candidates, each of one word."""
+    # Bits of a word: 8 are the layer, one the sign, 23 the position within a block and
+    # 32 the block.
     words = _words(count, generator)
     layer = (words & np.uint64(_LAYERS - 1)).astype(np.intp)
     blocks = (words >> np.uint64(32)) * layers.widths[layer]
@@ -264,12 +209,9 @@ def _below_curve(
 
 
 def _from_tail(layers: _Layers, generator: np.random.Generator) -> int | None:
-    """A number of the tail, or None by rejection; its area is the last number's.
-
-    Proposals are uniform within steps of a deviation from the last number of the lowest
-    layer on, each step half as likely as the one before. The tail falls faster, by
-    exp(-10) a step.
-    """
+    """A number of the tail, or None by rejection; its area is the last number's."""
+    # Proposals are uniform within steps of a deviation, each half as likely as the one
+    # before; the tail falls faster, by exp(-10) a step.
     step = math.isqrt(layers.variance - 1) + 1
     start, chance = layers.last, Fraction(1, 2 * step)
     while int(generator.integers(2)):
@@ -288,10 +230,7 @@ def _is_below(
     exponent: Fraction,
     generator: np.random.Generator,
 ) -> bool:
-    """Whether ``bottom + height u < exp(-exponent)``, exactly, exponent >= 0.
-
-    The first 64 bits of the uniform number u are ``word``; more are drawn as needed.
-    """
+    """Whether ``bottom + height u < exp(-exponent)``, exactly, exponent >= 0."""
     known, num_bits = word, 64
     while True:
         for more in _words(num_bits // 64, generator):

@@ -1,14 +1,7 @@
-"""Bounds of a mean of exponentials from bounds at some points; NumPy only.
+"""Bounds of a mean of exponentials from bounds at some points; NumPy only."""
 
-``F(x) = E[w e^{-x Z}]`` with w >= 0 has positive derivatives of every even order, and
-so has ``F(x) e^{x c}`` for every c. The error of its interpolation by a polynomial at
-2m points x_i is its derivative of order 2m somewhere, times ``prod (x - x_i) / (2m)!``:
-its sign is known, and changes if the points are shifted by one. So polynomials through
-different points are bounds from both sides.
-
-Reference: docs/proofs.md, "Random allocation"; Davis (1975), "Interpolation and
-Approximation", Theorem 3.1.1, for the error.
-"""
+# Reference: docs/proofs.md, "Random allocation"; Davis (1975), "Interpolation and
+# Approximation", Theorem 3.1.1, for the error.
 
 from __future__ import annotations
 
@@ -23,11 +16,9 @@ _ROUNDING = 1e-14
 def bounds_between(
     points: np.ndarray, low: np.ndarray, high: np.ndarray, cell: int, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bounds of F, (m,), at x between two neighbouring points.
-
-    Between ``points[cell]`` and the next of (k,) increasing ones, by bounds of F at the
-    points, (k, m) and >= 0; one F for each x, (m,).
-    """
+    """Lower and upper bounds of F, (m,), at x between two neighbouring points."""
+    # An interpolation at 2m points is off by a derivative of even order, which is
+    # positive, times prod (x - x_i) / (2m)!: points shifted by one change its sign.
     below, above = np.zeros(x.shape), np.full(x.shape, np.inf)
     for size in _SIZES:
         first = max(cell + 2 - size, 0)

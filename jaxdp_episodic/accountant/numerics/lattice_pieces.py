@@ -1,10 +1,4 @@
-"""Distributions on nested lattices in pieces, and sums of two; NumPy only.
-
-A piece is a row of neighbouring points ``i 2^level``, i whole, of one lattice; or of
-cells that begin there, whose values are known by their mean. A distribution is a list
-of pieces, one for each level, from the finest on. Only non-negative masses are added
-and multiplied, so all of them keep their digits.
-"""
+"""Distributions on nested lattices in pieces, and sums of two; NumPy only."""
 
 from __future__ import annotations
 
@@ -61,11 +55,7 @@ def moments_of(piece: Piece) -> np.ndarray:
 def added_pieces(
     a: Sequence[Piece], b: Sequence[Piece] | None
 ) -> tuple[list[Piece], int]:
-    """The sum of two independent ones, pairs on the coarser of their lattices.
-
-    Both, and the sum, are pieces of increasing level; b is None if distributed as a.
-    And the largest number of roundings that a mass has.
-    """
+    """The sum of two independent ones, pairs on the coarser of their lattices."""
     same = b is None
     of_a = {piece.level: piece for piece in a}
     of_b = of_a if b is None else {piece.level: piece for piece in b}

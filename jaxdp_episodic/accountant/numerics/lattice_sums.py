@@ -1,15 +1,6 @@
-"""Sums of independent draws from distributions on one lattice, by Fourier transforms.
+"""Sums of independent draws from distributions on one lattice."""
 
-The distribution of a sum is a product of convolution powers. A discrete transform turns
-each into a pointwise power, at a cost that does not grow with the number of draws. It
-has two errors, and both are bounded here:
-
-* *rounding*: the error of every cell is about the machine precision times the *largest*
-  cell. So the distributions are tilted exponentially first, which makes the cells that
-  matter the largest ones;
-* *aliasing*: the convolution is circular, and what leaves the window comes back at its
-  other end. By Chernoff's bound this mass is small.
-"""
+# By Fourier transforms, with bounds of their rounding and aliasing.
 
 from __future__ import annotations
 
@@ -57,46 +48,26 @@ LOSS_ERROR = 1e-15
 
 
 class Summand(NamedTuple):
-    """A distribution on lattice points, and how often it is drawn from.
+    """A distribution on lattice points, and how often it is drawn from."""
 
-    Attributes:
-      index: (m,) whole numbers of the points.
-      values: (m,) the points, ``offset + index * spacing`` up to rounding.
-      masses: (m,) >= 0.
-      count: number of independent draws, a whole number.
-    """
-
-    index: np.ndarray
-    values: np.ndarray
-    masses: np.ndarray
-    count: float
+    index: np.ndarray  # (m,) whole numbers of the points
+    values: np.ndarray  # (m,) the points, ``offset + index * spacing`` up to rounding
+    masses: np.ndarray  # (m,) >= 0
+    count: float  # number of independent draws, a whole number
 
 
 class LatticeSum(NamedTuple):
-    """The tilted distribution of a sum in a window, with bounds of its errors.
+    """The tilted distribution of a sum in a window, with bounds of its errors."""
 
-    Attributes:
-      cells: (N,) tilted masses, estimates; cell i is at ``start + i spacing``.
-      rounding: bounds of the error of each cell, and of the root of the sum of all
-        errors' squares.
-      outside: bounds of the tilted mass below and above the window, which comes back
-        inside of it.
-      start, spacing: of the window.
-      tilt: c; masses at x are multiplied by ``e^(c x)``.
-      log_moment: logarithm of the mean of ``e^(c x)``, by which they are divided.
-      relative: bound of the relative error of all masses.
-      shift: bound of the error of the places, by rounding.
-    """
-
-    cells: np.ndarray
-    rounding: tuple[float, float]
-    outside: tuple[float, float]
-    start: float
-    spacing: float
-    tilt: float
-    log_moment: float
-    relative: float
-    shift: float
+    cells: np.ndarray  # (N,) tilted masses, estimates
+    rounding: tuple[float, float]  # error of a cell, and the norm of all errors
+    outside: tuple[float, float]  # tilted mass below and above, wrapped inside
+    start: float  # of the window
+    spacing: float  # of the window
+    tilt: float  # c; masses at x are multiplied by ``e^(c x)``
+    log_moment: float  # logarithm of the mean of ``e^(c x)``, by which they are divided
+    relative: float  # bound of the relative error of all masses
+    shift: float  # bound of the error of the places, by rounding
 
 
 def log_sum(exponents: np.ndarray) -> float:
@@ -110,10 +81,7 @@ def log_sum(exponents: np.ndarray) -> float:
 def tilted(
     summands: Sequence[Summand], tilt: float
 ) -> tuple[LatticeSum, list[Summand], list[np.ndarray]]:
-    """The moment of a sum with its errors, tilted summands, logarithms of their masses.
-
-    The `LatticeSum` has no cells yet.
-    """
+    """The moment of a sum with its errors, tilted summands, their log-masses."""
     log_moment = relative = shift = 0.0
     parts, logs = [], []
     for one in summands:
@@ -147,20 +115,7 @@ def lattice_sum(
     inside: float,
     most_cells: int,
 ) -> LatticeSum | None:
-    """The distribution of a sum.
-
-    Args:
-      summands: on the lattice ``offset_k + j spacing``.
-      spacing: of the lattice.
-      offset: of the sum, ``sum of count_k offset_k``.
-      tilt: c > 0.
-      log_cut: logarithm of the tilted mass that may be on either side of the window.
-      inside: a place that the window reaches, unless it is more than its length away.
-      most_cells: of a lattice.
-
-    Returns:
-      The sum; None where it takes too many cells.
-    """
+    """The distribution of a sum."""
     whole, parts, logs = tilted(summands, tilt)
     changes = tilt * np.concatenate([_TILT_CHANGES, -_TILT_CHANGES])
     moments = np.zeros(len(changes))
@@ -211,26 +166,10 @@ def lattice_sum(
 def cells_of_sum(
     parts: Sequence[Summand], first: int, size: int
 ) -> tuple[np.ndarray, float, float]:
-    """The circular distribution of a sum, from lattice number ``first`` on.
-
-    The heaviest point of each summand, put into cell 0 of the circle, is left out of
-    its transform: of what is left, of the mass R, the coefficients are off by at most R
-    times the transform's error, and ``f = 1 + z`` is at most as far from 1 as 2 R.
-
-    Args:
-      parts: their masses add up to 1, up to rounding, which the caller bounds.
-      first: lattice number of the first cell.
-      size: N, a power of two.
-
-    Returns:
-      (N,) *estimates* of the cells of the circular convolution, and *upper bounds* of
-      the rounding error of every single cell, and of the Euclidean norm of all errors.
-
-    Reference: Higham (2002), Accuracy and Stability of Numerical Algorithms, Theorem
-    24.2, for the error of the transform. With ``b`` the modulus of a coefficient and
-    ``e`` the bound of its error, that of the T-th power is at most
-    ``T e (b + e)^(T-1)``.
-    """
+    """The circular distribution of a sum, from lattice number ``first`` on."""
+    # The heaviest point of each summand is left out of its transform: of the rest, of
+    # mass R, coefficients are off by at most R times the transform's error (Higham
+    # 2002, Theorem 24.2), and the T-th power by T e (b + e)^(T-1).
     error = transform_error(size)
     number, place = size // 2 + 1, 0
     log_bound, log_size, cycles, relative = np.zeros((4, number))

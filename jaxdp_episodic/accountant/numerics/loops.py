@@ -1,8 +1,4 @@
-"""Namespaces, loops and trees of arrays, for kernels that run on NumPy and on JAX.
-
-A kernel asks for its namespace (``xp = namespace(x, y)``) and for its loops here, so
-that one source of every formula serves both engines.
-"""
+"""Namespaces, loops and trees of arrays, for kernels that run on NumPy and on JAX."""
 
 from __future__ import annotations
 
@@ -26,10 +22,7 @@ _NUMPY = (np.ndarray, np.generic, float, int)
 
 
 def namespace(*arrays: Any) -> Any:
-    """Returns ``jax.numpy`` if any of the arrays is JAX's, else ``numpy``.
-
-    What is no array (a Python number) does not count.
-    """
+    """Returns ``jax.numpy`` if any of the arrays is JAX's, else ``numpy``."""
     for array in arrays:
         if not isinstance(array, _NUMPY):
             of = getattr(array, "__array_namespace__", None)
@@ -46,10 +39,7 @@ def fori_loop(
     value: Any,
     settled: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """``value = body(i, value)`` for i from ``start`` to ``stop - 1``.
-
-    NumPy stops early where ``settled(value)``, as after convergence.
-    """
+    """``value = body(i, value)`` for i from ``start`` to ``stop - 1``."""
     if xp is not np:
         from jax import lax
 
@@ -80,10 +70,7 @@ def while_loop(
 def where_needed(
     condition: Array, value: Array, otherwise: Callable[..., Array], given: Any = ()
 ) -> Array:
-    """``where(condition, value, otherwise(*given))``, evaluated only if needed.
-
-    NumPy takes of (..., n) arrays that are given those settings that need it.
-    """
+    """``where(condition, value, otherwise(*given))``, evaluated only if needed."""
     xp = namespace(condition, value)
     if xp is not np:
         from jax import lax
@@ -119,11 +106,9 @@ def scan(
 def map_first(
     function: Callable[..., Any], *arrays: Any, batch: int | None = None
 ) -> Any:
-    """Stacks ``function(a[i], …)`` over the first axis of (nested tuples of) arrays.
-
-    In JAX a loop too, ``batch`` of them side by side: a loop's results are computed
-    once; XLA would compute others again for each use, which takes four times as long.
-    """
+    """Stacks ``function(a[i], …)`` over the first axis of (nested tuples of) arrays."""
+    # XLA computes results outside of a loop again for each use, which takes four times
+    # as long.
     leaves: list[Any] = []
     map_arrays(leaves.append, arrays)
     if namespace(*leaves) is not np:
@@ -134,10 +119,7 @@ def map_first(
 
 
 def rows_of(xp: Any, function: Callable[[Any], Any], number: Any, most: int) -> Any:
-    """Stacks ``function(i)`` for i below a number; the rest of ``most`` rows are 0.
-
-    In JAX the number may be traced.
-    """
+    """Stacks ``function(i)`` for i below a number; the rest of ``most`` rows are 0."""
     if most == 1:
         return map_arrays(lambda a: a[None], function(0))
     if xp is np:
@@ -177,15 +159,9 @@ def while_each(
     state: Any,
     block: int,
 ) -> Any:
-    """For each setting ``state = body(given, state)`` while it is unfinished.
-
-    Hardly any setting waits for another one: NumPy computes those that are left; JAX
-    ``block`` at a time while more than a few are, and these later, together.
-
-    ``unfinished`` maps a state, a named tuple of (n,) arrays, to (n,) booleans;
-    ``body`` is one iteration, elementwise; ``given`` a tree of (..., n) arrays. The
-    ``block`` divides n.
-    """
+    """For each setting ``state = body(given, state)`` while it is unfinished."""
+    # Hardly any setting waits for another one: NumPy computes those that are left, JAX
+    # a block at a time while more than a few are.
     size = state[0].shape[-1]
     if xp is np:
         result, index = map_arrays(np.array, state), np.arange(size)
@@ -316,10 +292,7 @@ def computed_once(xp: Any, tree: Any) -> Any:
 
 
 def stop_gradient(xp: Any, tree: Any) -> Any:
-    """The same numbers, with derivative 0: nodes are a choice, no part of a function.
-
-    For the kernels that `questions.traced_program` differentiates.
-    """
+    """The same numbers, with derivative 0: nodes are a choice, not a function."""
     if xp is np:
         return tree
     from jax import lax

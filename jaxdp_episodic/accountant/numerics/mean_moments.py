@@ -1,17 +1,6 @@
-"""Moments of the mean of independent lognormal terms, without cancellation; NumPy.
+"""Moments of the mean of independent lognormal terms, without cancellation; NumPy."""
 
-With ``A = e^{s x - s²/2}``, ``B = e^{-s x - s²/2}``, x standard normal, and sums over
-``count`` independent x, let
-
-    X = ((slots - count) + sum A) / slots,   Y = ((slots - count) + sum B) / slots,
-
-both of mean 1 and of the same distribution. Moments of whole orders are multinomial
-sums, here by a recurrence in n, of few terms by doubling their number: every summand is
-positive, and the excess over 1 is computed by itself, to a relative precision that does
-not depend on its size. Other powers are Mellin transforms of positive functions,
-``y^-z = int_0^inf p^{z-1} e^{-py} dp / Gamma(z)``, by the trapezoidal rule in u,
-``log p = u - e^-u``, which converges geometrically.
-"""
+# Reference: docs/proofs.md, "Moments of random allocation".
 
 from __future__ import annotations
 
@@ -69,11 +58,7 @@ def whole_orders(slots: float, count: float, shift: float, most: int) -> np.ndar
 
 
 class Laplace:
-    """Moments of X to powers from ``-largest`` to ``2 - nearest``.
-
-    By nodes `log_p` and `log_excess`, the logarithm of ``E e^{-pX} - e^{-p}`` with the
-    rule's weight, (P,) each.
-    """
+    """Moments of X to powers from ``-largest`` to ``2 - nearest``."""
 
     def __init__(
         self, slots: float, count: float, shift: float, largest: float, nearest: float
@@ -99,12 +84,7 @@ class Laplace:
 
 
 class Tilted:
-    """``E[X^n e^{-pY}]``, or with X in place of Y, at n = 0 .. most and nodes p.
-
-    Attributes:
-      log_p: (P,).
-      log_moments: (most + 1, P), with the rule's weight.
-    """
+    """``E[X^n e^{-pY}]``, or with X in place of Y, at n = 0 .. most and nodes p."""
 
     def __init__(
         self, slots: float, count: float, shift: float, most: int, *, of_other: bool
@@ -150,12 +130,7 @@ def log_distances(
     part: np.ndarray,
     spacing: float = _DISTANCE_SPACING,
 ) -> np.ndarray:
-    """``log E (X - Y)² X^{a-1} Y^-a``, 0 < a < 1, by Mellin transforms of both powers.
-
-    With D = A - B, ``E (sum D)² e^{-pX-qY}`` is a sum of squares: nothing cancels.
-
-    Of (m,) parts a; a ``spacing`` of log p of 0.35 has an error below 1e-10.
-    """
+    """``log E (X - Y)² X^{a-1} Y^-a``, 0 < a < 1, by two Mellin transforms."""
     s = shift
     # Largest tilt of one term's x; two terms share it.
     most = 2 * float(np.maximum(part, 1 - part).max()) + 1
@@ -219,10 +194,7 @@ def normal_places(
     high: np.ndarray | float,
     mode: np.ndarray | float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Equally spaced x, (..., N), and the standard normal density times the spacing.
-
-    Rows with fewer points are padded by their last one, of density 0.
-    """
+    """Equally spaced x, (..., N), and the standard normal density times the spacing."""
     narrow = _NARROW_SPACING / np.sqrt(1 + shift * mode)
     spacing = np.minimum(np.minimum(_SPACING, _STRIP_SPACING / shift), narrow)
     spacing = spacing[..., None]
@@ -237,11 +209,7 @@ def normal_places(
 def _tilted_moments(
     log_q: np.ndarray, shift: float, most: int, sign: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``log E e^{-qA}`` (sign 1) or ``log E e^{-qB}`` (-1), (P,); A under that tilt.
-
-    Of A the log of the mean, (P,), and the excess over 1 of the moments of A over that
-    mean, (most + 1, P).
-    """
+    """``log E e^{-qA}`` (sign 1) or ``log E e^{-qB}`` (-1), (P,); A under that tilt."""
     s, v = shift, _mode(log_q, shift)
     # With the spacing of the narrowest density: a wider one left errors of 1e-11.
     y, density = normal_places(s, 0.0, most * s, float(v.max()))
@@ -335,15 +303,10 @@ def _of_mean(single: np.ndarray, count: float) -> np.ndarray:
 
 
 def _of_many(single: np.ndarray, count: float) -> np.ndarray:
-    """`_of_mean` of at least K - 1 terms, by Euler's recurrence for powers of a series.
-
-    With ``f = sum E A^k z^k / k!``, ``h = f^t`` and m_k of the mean, f h' = t f' h is
-
-        n m_n = sum over k >= 1 of (k (t + 1) - n) C(n, k) t^-k E A^k m_{n-k},
-
-    without a negative summand where n <= t + 1. It holds with every moment 1 too, so
-    that the weights' sum is n.
-    """
+    """`_of_mean` of K - 1 terms or more, by Euler's recurrence for powers."""
+    # With f = sum E A^k z^k / k! and h = f^t, f h' = t f' h is n m_n = sum over k >= 1
+    # of (k (t + 1) - n) C(n, k) t^-k E A^k m_{n-k}, without a negative summand where n
+    # <= t + 1.
     n = np.arange(len(single), dtype=np.float64)
     share = np.exp(_log_binomials(len(single) - 1)) * count**-n
     share *= (n * (count + 1) - n[:, None]) / np.maximum(n, 1.0)[:, None]

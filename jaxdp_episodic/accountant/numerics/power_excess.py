@@ -1,9 +1,6 @@
-"""``f_a(v) = (1+v)^a - 1 - a v``, the excess of a power over its tangent.
+"""``f_a(v) = (1+v)^a - 1 - a v``, the excess of a power over its tangent."""
 
-Moments of privacy losses are integrals of f_a. Both its ends are delicate: for small v
-it is ``a (a-1) v²/2``, far below the terms that it is the difference of, and for large
-powers it overflows long before its integral's logarithm does.
-"""
+# Without cancellation at small v and without overflow at large powers.
 
 from __future__ import annotations
 
@@ -17,12 +14,7 @@ _SERIES_TERMS = 17
 
 
 def scaled_power_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
-    """``e^b f(e^y - 1)`` without cancellation and without overflow of ``e^y``.
-
-    At y = log(1 + v) and the logarithm b of the weight, (..., n), of order ``1 + t``,
-    (n,) > 0: "forward" is ``f_alpha``, "backward" ``f_{1-alpha}``, "symmetric" their
-    sum. (..., n), >= 0; relative error a few 1e-15.
-    """
+    """``e^b f(e^y - 1)`` without cancellation and without overflow of ``e^y``."""
     xp = namespace(y, b, t)
     alpha = 1 + t
     base = xp.exp(b)
@@ -47,11 +39,7 @@ def scaled_power_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
 def scaled_power_excess_derivatives(
     y: Array, b: Array, t: Array, direction: str
 ) -> tuple[Array, Array, Array]:
-    """``e^b f(e^y - 1)`` and its first two derivatives in t, at half the cost.
-
-    For searches: relative error 1e-7 where ``|t y|`` is moderate, and a little more
-    for tiny y. Arguments as `scaled_power_excess`.
-    """
+    """``e^b f(e^y - 1)`` and its first two derivatives in t, at half the cost."""
     xp = namespace(y, b, t)
     x = t * y
     base, tilted = xp.exp(b), xp.exp(y + b)
@@ -104,10 +92,9 @@ def _times_expm1(log_factor: Array, factor: Array, exponent: Array) -> Array:
 
 
 def _excess_series(power: Array, scale: Array, y: Array) -> Array:
-    """``f_a(e^y - 1) / (a (a-1) y²)``, a = power, scale >= |a| and 1, |scale y| <= 1.
-
-    f_a = sum_{k>=2} (a^k - a) y^k / k!, and (a^k - a)/(a (a-1)) = 1 + a + … + a^{k-2}.
-    """
+    """``f_a(e^y - 1) / (a (a-1) y²)``, where |scale y| <= 1, scale >= |a| and 1."""
+    # f_a = sum_{k>=2} (a^k - a) y^k / k!, and (a^k - a)/(a (a-1)) = 1 + a + … +
+    # a^{k-2}.
     xp = namespace(power, scale, y)
     z, ratio = scale * y, power / scale
     coefficient = xp.ones_like(power)

@@ -1,15 +1,7 @@
-"""Gauss–Legendre panels laid where an integrand needs them.
+"""Gauss–Legendre panels laid where an integrand needs them."""
 
-The moments of privacy-loss distributions are integrals of smooth functions with
-several narrow features whose location is known in closed form: two or three Gaussian
-bumps (width 1) and transitions (width 1/shift). Each feature asks for a density of
-panels in a window; panels take equal shares of the combined density, so that one fixed
-number of nodes serves every setting of a batch.
-
-Arrays here keep the batch *last* and the consumed axis (windows, panels, nodes)
-first: XLA's loops on the CPU run over the last axis, and only then use vector
-instructions for the elementary functions (measured: eight times faster).
-"""
+# The batch is the *last* axis: XLA's loops on the CPU use vector instructions along
+# that axis only.
 
 from __future__ import annotations
 
@@ -47,12 +39,7 @@ def integrate_panels(
     *,
     nodes_per_panel: int,
 ) -> tuple[Array, ...]:
-    """Sums the integrals of functions over the panels of each batch element.
-
-    The integrand maps nodes (num_panels, n) to a tuple of values of that shape, which
-    the edges have as well; each panel has so many Gauss–Legendre nodes (static). One
-    (n,) array a function.
-    """
+    """Sums the integrals of functions over the panels of each batch element."""
     xp = namespace(lefts, rights)
     width = rights - lefts
     nodes, weights = gauss_legendre(nodes_per_panel)
@@ -84,21 +71,8 @@ def integrate_panels(
 def lay_panels(
     low: Array, high: Array, density: Array, floor: Array, *, num_panels: int
 ) -> tuple[Array, Array]:
-    """Edges of panels that cover the union of windows.
-
-    Args:
-      low: (J, n) left ends of the windows.
-      high: (J, n) right ends, each >= its left end.
-      density: (J, n) panels per unit length wanted in each window, > 0. Where windows
-        overlap the largest counts. Only the ratios matter: the panels take equal
-        shares of the total.
-      floor: (n,) left end of the domain; windows are cut there.
-      num_panels: number of panels (static).
-
-    Returns:
-      ``(lefts, rights)``, each (num_panels, n). Gaps between windows get no panel, and
-      no panel straddles one: the integrand there must be negligible.
-    """
+    """Edges of panels that cover the union of windows."""
+    # Gaps between windows get no panel: the integrand there must be negligible.
     xp = namespace(low, high, density, floor)
     low, high = xp.maximum(low, floor), xp.maximum(high, floor)
     ends = _sorted(xp.concatenate([low, high], axis=0))
@@ -119,11 +93,8 @@ def lay_panels(
 
 
 def _sorted(rows: Array) -> Array:
-    """Rows in ascending order, for each setting.
-
-    In JAX by counting how many come before each: XLA's own sort on the CPU compares one
-    pair after another and takes four times as long for twenty rows.
-    """
+    """Rows in ascending order, for each setting."""
+    # XLA's own sort on the CPU takes four times as long for twenty rows.
     xp = namespace(rows)
     if xp is np:
         return np.sort(rows, axis=0)
@@ -137,11 +108,7 @@ def _sorted(rows: Array) -> Array:
 
 
 def _whole_panels(share: Array, length: Array, num_panels: int) -> Array:
-    """Scales the shares so that every run of segments between gaps sums to an integer.
-
-    A gap is a segment of positive length that no window covers. The sum over all runs
-    is at most ``num_panels``; panels left over are empty.
-    """
+    """Scales the shares so that each run of segments sums to an integer."""
     xp = namespace(share, length)
     is_gap = (share <= 0) & (length > 0)
     run = _cumulated(is_gap.astype(share.dtype))
@@ -162,11 +129,8 @@ def _whole_panels(share: Array, length: Array, num_panels: int) -> Array:
 def _edges(
     left: Array, length: Array, share: Array, num_panels: int
 ) -> tuple[Array, Array]:
-    """Left and right edges of the panels: where the cumulated share is an integer.
-
-    At a gap the two differ: the panel before it ends at its left end, the panel after
-    it begins at its right end.
-    """
+    """Left and right edges of the panels: where the cumulated share is an integer."""
+    # At a gap the two differ.
     xp = namespace(left, length, share)
     after = _cumulated(share)
     before = after - share

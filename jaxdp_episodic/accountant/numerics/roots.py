@@ -1,9 +1,6 @@
-"""Roots of a monotone function, of many elements at once.
+"""Roots of a monotone function, of many elements at once."""
 
-`largest_within` is host-side NumPy: the functions are whole accountants, and only the
-elements that have not converged are evaluated. `smallest_within` and `log_crossing` are
-kernels, the latter for approximate roots.
-"""
+# `largest_within` on the host, the others kernels.
 
 from __future__ import annotations
 
@@ -44,34 +41,10 @@ def largest_within(
     integer: bool = False,
     ends: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Largest x in [low, high) for which ``excess(x) <= 0`` was evaluated.
-
-    The secant method in (log x, excess), safeguarded by a bracket, which is bisected
-    when it does not halve in two steps nor the excess shrink to a tenth. Probes are
-    placed half a tolerance beside the estimate, on the side of the farther end, so that
-    both ends converge.
-
-    Args:
-      excess: maps x (m,) and the indices (m,) of the elements meant to an increasing
-        function of x, (m,); NaN counts as positive.
-      low: (n,) > 0, known to have excess <= 0.
-      high: (n,) > low, known to have excess > 0. An element with ``high <= low`` is
-        finished: its answer is ``low``.
-      tolerance: relative width of the final bracket, also (n,); ignored if
-        ``integer``.
-      at_jump: the same, if it is larger, where the excess jumps from a finite value, to
-        more or to inf, and only halving comes nearer.
-      integer: search whole numbers only, to the last one.
-      ends: (n,) what is known of the excess at ``low`` and at ``high``, NaN where
-        nothing is.
-
-    Returns:
-      (n,) x with ``excess(x) <= 0`` in the very evaluation that was made, or ``low``.
-
-    Raises:
-      RuntimeError: no convergence, which a function that is not increasing at all
-        can cause.
-    """
+    """Largest x in [low, high) for which ``excess(x) <= 0`` was evaluated."""
+    # The secant method in (log x, excess) in a bracket; probes are placed half a
+    # tolerance beside the estimate, so that both ends converge. Raises RuntimeError
+    # where the function is not increasing.
     low, high = np.array(low, np.float64), np.array(high, np.float64)
     last_x, last_f = low.copy(), np.full(low.shape, np.nan)
     old_width = np.full((2, *low.shape), np.inf)
@@ -135,15 +108,7 @@ def log_crossing(
     num_points: int,
     num_refinements: int,
 ) -> Array:
-    """Approximate root of a decreasing function, on a logarithmic scale; a kernel.
-
-    Each round evaluates points between the ends side by side, which takes few calls,
-    and keeps the two about the root; the last two are interpolated.
-
-    The function maps (K, n) to values of that shape; 0 < low <= high, (n,).
-    Each round narrows the bracket, in log, by ``num_points - 1``. (n,) between the
-    ends; an end where the sign does not change.
-    """
+    """Approximate root of a decreasing function, on a logarithmic scale; a kernel."""
     xp = namespace(low, high)
     low, high = xp.log(low), xp.log(high)
     share = np.linspace(0.0, 1.0, num_points)[:, None]
@@ -171,19 +136,9 @@ def log_crossing(
 
 
 def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
-    """The smallest x with ``function(x) <= 0`` of a decreasing one, nearly; a kernel.
-
-    First a bracket, by factors; then Chandrupatla's method: inverse quadratic
-    interpolation where the last three points permit it, else bisection.
-
-    The function maps (n,) positive x to (n,), positive at x = 0, and may end in -inf;
-    ``start`` is a first guess, > 0: elements at 0 are not searched and stay 0.
-
-    Returns x at which ``function(x) <= 0`` was seen, within 2e-15 relative of one at
-    which it was not, or at most 1e-30; ``inf`` where it is positive or NaN up to 1e36.
-
-    Reference: Chandrupatla (1997), Advances in Engineering Software 28, 145-149.
-    """
+    """The smallest x with ``function(x) <= 0`` of a decreasing one, nearly."""
+    # Chandrupatla (1997), Advances in Engineering Software 28, 145-149; inf where the
+    # function is positive or NaN up to 1e36.
     first = function(start)
     xp = namespace(start, first)
 

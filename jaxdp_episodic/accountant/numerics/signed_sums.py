@@ -1,18 +1,6 @@
-"""Sums of independent ``2 sinh(s z)``, z normal, bracketed; NumPy only.
+"""Sums of independent ``2 sinh(s z)``, z normal, bracketed from both sides."""
 
-Bounds of ``E(S - y)_+`` for these two-sided sums from above and from below, by measures
-on lattices of `numerics.lattice_pieces`. Two measures are ordered here, ``below`` and
-``above``, if integrals of all convex, increasing f >= 0 are. Spreading a mass to both
-neighbours with its mean kept goes up in that order, merging masses at their mean goes
-down; and *above* values, or masses, may only be raised, *below* lowered or dropped.
-
-The points of each lattice are ``center + i 2^k w``. The finest one covers the bulk of a
-sum, and each next one is twice as coarse and twice as wide. The middle of a sum of two
-coarse values stays on the coarse lattice: values are moved only when they leave their
-lattice's range, or when the number of terms has grown.
-
-Reference: docs/proofs.md, "Random allocation".
-"""
+# NumPy only. Reference: docs/proofs.md, "Random allocation".
 
 from __future__ import annotations
 
@@ -49,11 +37,10 @@ _NEGLIGIBLE = 1e-45
 
 
 class SignedSumBound(NamedTuple):
-    """Measure above or below the distribution of a sum S; see the module's docstring.
+    """A measure above or below the distribution of a sum S."""
 
-    For every convex, increasing f >= 0, ``e^mass_error`` times the mean of f over the
-    one above, moved up by ``place_error``, is at least ``E f(S)``.
-    """
+    # For every convex, increasing f >= 0, e^mass_error times the mean of f over the one
+    # above, moved up by place_error, is at least E f(S).
 
     values: np.ndarray  # (n,) increasing
     beyond: np.ndarray  # (n + 1,) masses at each of them and above
@@ -83,12 +70,7 @@ def sinh_sum(
     cells: int = _CELLS,
     at_threshold: bool = False,
 ) -> SignedSumBound:
-    """The sum of ``2 sinh(shift z)`` over ``count >= 2`` independent z ~ N(-tilt, 1).
-
-    Its ``E(S - y)_+`` is tightest at y about ``threshold``; a measure ``at_threshold``
-    bounds that alone, as tightly. With half of the cells the gap is four times as wide,
-    and the time a third.
-    """
+    """Sum of ``2 sinh(shift z)`` over ``count >= 2`` independent z ~ N(-tilt, 1)."""
     plan = planned(count, shift, tilt, threshold, above, cells)
     power, total = _on_levels(one_term(shift, tilt, plan), plan), None
     for bit in range(count.bit_length() - 1):

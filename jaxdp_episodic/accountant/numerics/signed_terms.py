@@ -1,7 +1,4 @@
-"""One term ``2 sinh(s z)`` of a sum, bracketed on lattices, and the layout of these.
-
-See `numerics.signed_sums`.
-"""
+"""One term ``2 sinh(s z)`` of a sum, bracketed on lattices, and their layout."""
 
 from __future__ import annotations
 
@@ -51,11 +48,7 @@ _HIGHEST = 9.3
 
 
 class LatticeSum(NamedTuple):
-    """Measure near the distribution of a sum of ``count`` terms, less their centers.
-
-    Pieces are of increasing level, all in units of the finest spacing; `place_error` is
-    in cells of each level.
-    """
+    """Measure near the distribution of a sum of ``count`` terms, less their centers."""
 
     count: int
     pieces: list[Piece]
@@ -184,11 +177,7 @@ def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
 
 
 def far_out(level: int, mass: float, moment: float, widest: int) -> list[Piece]:
-    """A cell at its own mean for the mass beyond a lattice; a measure below.
-
-    Means are at most `MEANS` times the lattice's end, up to which their rounding is
-    bounded: higher ones are lowered to that, and mass of a lower one is dropped.
-    """
+    """A cell at its own mean for the mass beyond a lattice; a measure below."""
     most = MEANS * widest * mass
     if moment < -most or not mass > 0:
         return []

@@ -1,14 +1,7 @@
-"""Normal tails and their differences in log space, to the last digits of float64.
+"""Normal tails and their differences in log space, to the last digits of float64."""
 
-Everything rests on two functions without cancellation or overflow,
-
-    m(x) = Q(x) / phi(x)            the Mills ratio, Q the upper tail of N(0, 1)
-    n(x) = 1 - x m(x) = -m'(x)      > 0,
-
-each one polynomial on ``x >= -1``. The tail functions of ``jax.scipy.special`` are not
-used: in float64 its ``log_ndtr`` is off by 2e-11 below -20 and by more above 5, and
-its ``erfcx`` returns 0 near 26.6.
-"""
+# ``jax.scipy.special`` is not used: its ``log_ndtr`` is off by 2e-11 below -20, its
+# ``erfcx`` 0 near 26.6.
 
 from __future__ import annotations
 
@@ -118,10 +111,8 @@ _SLOPE_NODES = 8
 
 
 def log1p_bounded(x: Array) -> Array:
-    """``log(1 + x)`` for ``-1/2 <= x <= 1``; relative error below 1e-15.
-
-    XLA's own, on the CPU, takes six times as long: it uses no vector instructions.
-    """
+    """``log(1 + x)`` for ``-1/2 <= x <= 1``; relative error below 1e-15."""
+    # XLA's own, on the CPU, takes six times as long: it uses no vector instructions.
     xp = namespace(x)
     if xp is np:
         return np.log1p(x)
@@ -146,11 +137,7 @@ def log_normal_density(x: Array) -> Array:
 
 
 def log_normal_tail(x: Array) -> Array:
-    """``log Q(x)``, Q(x) = P(N(0, 1) > x); *exact* up to rounding.
-
-    At any real x, (...,), ``-inf`` beyond 1e154. Relative error below 1e-14 for x >= 0,
-    absolute below 1e-15 for x < 0 (there the complement ``Q(-x)`` keeps its digits).
-    """
+    """``log Q(x)``, Q(x) = P(N(0, 1) > x); *exact* up to rounding."""
     xp = namespace(x)
     positive = x >= 0
     above = xp.where(positive, x, 0.0)
@@ -160,11 +147,7 @@ def log_normal_tail(x: Array) -> Array:
 
 
 def log_mills(x: Array) -> Array:
-    """``log(Q(x) / phi(x))``, the logarithm of the Mills ratio; *exact* up to rounding.
-
-    At any real x, (...,), ``inf`` below -1e154. Relative error of the ratio below 2e-15
-    for x >= -1, of the logarithm below 1e-15 elsewhere.
-    """
+    """``log(Q(x) / phi(x))``, the logarithm of the Mills ratio; *exact*."""
     xp = namespace(x)
     right = x >= _LEFT_END
     above = xp.where(right, x, 0.0)
@@ -174,11 +157,7 @@ def log_mills(x: Array) -> Array:
 
 
 def log_mills_difference(x: Array, width: Array) -> Array:
-    """``log(m(x) - m(x + width))`` for the decreasing Mills ratio m; *exact*.
-
-    At x >= -1 (further left, use `log_saturating_tail`) and widths >= 0, (...,);
-    ``-inf`` at width 0. Error of the logarithm below 2e-15, or below 3e-16 of its size.
-    """
+    """``log(m(x) - m(x + width))`` for the decreasing Mills ratio m; *exact*."""
     xp = namespace(x, width)
     x, width = xp.broadcast_arrays(x, width)
     # The difference of two nearly equal ratios is the integral of n = -m' > 0.
@@ -197,15 +176,9 @@ def log_mills_difference(x: Array, width: Array) -> Array:
 
 
 def log_saturating_tail(x: Array, width: Array) -> Array:
-    """``log E[1 - e^{-width (Z - x)}; Z > x]`` for Z ~ N(0, 1); *exact*.
-
-    The building block of hockey-stick divergences of shifted normals. It equals
-    ``phi(x) (m(x) - m(x + width))``, which tends to 1 as both x -> -inf and
-    x + width -> inf.
-
-    At any real x, (...,), and widths >= 0, ``-inf`` at 0. Where x < -1, they are at
-    least ``-x``: a smaller one is treated as that, which can only raise the result.
-    """
+    """``log E[1 - e^{-width (Z - x)}; Z > x]`` for Z ~ N(0, 1); *exact*."""
+    # phi(x) (m(x) - m(x + width)). Where x < -1 widths below -x are treated as -x,
+    # which can only raise the result.
     xp = namespace(x, width)
     x, width = xp.broadcast_arrays(x, width)
     right = x >= _LEFT_END

@@ -17,10 +17,7 @@ _ROUNDING = 4e-15
 
 
 class Curve(NamedTuple):
-    """Bounds ``values`` of a convex, falling function of g at ``x = log g``, x[0] = 0.
-
-    The points are evenly spaced in x.
-    """
+    """Bounds of a convex, falling function of g at evenly spaced ``x = log g``."""
 
     x: np.ndarray
     values: np.ndarray
@@ -35,10 +32,7 @@ class Curve(NamedTuple):
         return cls(window.points[here], values)
 
     def upper_end(self, question: Question, shift: float, scale: float) -> float:
-        """The *upper end* of one target's answer that a curve from above says.
-
-        Between points by chords in g: the truth is convex there.
-        """
+        """The *upper end* of one target's answer that a curve from above says."""
         target = float(question.target)
         if question.is_epsilon:
             return self.epsilon_above(math.exp(target - scale)) + shift
@@ -69,12 +63,8 @@ class Curve(NamedTuple):
     def lower_end(
         self, above: Curve, question: Question, shift: float, scale: float
     ) -> float:
-        """The *lower end* that curves from below and above say; see `upper_end`.
-
-        At a point the truth is at least ``self``; left of it at least the line through
-        that and any value of ``above`` to its right, as a convex function lies above
-        the prolongation of its chords.
-        """
+        """The *lower end* that curves from below and above say; see `upper_end`."""
+        # A convex function lies above the prolongation of its chords.
         target = float(question.target)
         if question.is_epsilon:
             return max(self._epsilon(above, math.exp(target + scale)) - shift, 0.0)

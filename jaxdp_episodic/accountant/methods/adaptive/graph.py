@@ -12,16 +12,10 @@ MOST_STATES = 2_000_000
 
 
 class Graph(NamedTuple):
-    """States in an order in which each comes after all that it can lead to.
+    """States in an order in which each comes after all that it can lead to."""
 
-    Attributes:
-      moves: for each state pairs of an option's number and the next state's; the run
-        begins in the last state.
-      spent: for each state the price paid on the way to it; zeros without prices.
-    """
-
-    moves: tuple[tuple[tuple[int, int], ...], ...]
-    spent: tuple[int, ...]
+    moves: tuple[tuple[tuple[int, int], ...], ...]  # (option, next); the last is first
+    spent: tuple[int, ...]  # for each state the price paid on the way to it
 
     def most(self, costs: np.ndarray) -> np.ndarray:
         """The largest sum of costs (options, ...) that a path collects."""

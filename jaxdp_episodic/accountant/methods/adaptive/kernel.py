@@ -1,10 +1,4 @@
-"""One option's privacy loss on a lattice, from above or from below.
-
-An option is one step or several together. Its losses are put on the points ``j h`` of a
-lattice: from above by the chords of the profile, from below by merging outcomes
-(`certified.lattice`, `certified.lower`). Several steps are composed on a finer lattice
-first, as the error of a step is of second order in the spacing.
-"""
+"""One option's privacy loss on a lattice, from above or from below."""
 
 from __future__ import annotations
 
@@ -43,21 +37,13 @@ _FEW = 1e-13
 
 
 class Spacing(NamedTuple):
-    """A lattice of losses, and the window that is looked at.
+    """A lattice of losses, and the window that is looked at."""
 
-    Attributes:
-      step: h, nats; of few bits, so that ``j h`` is exact.
-      reach: losses beyond it, in cells, are counted as infinite, or as this far down.
-      log_size: logarithm of the divergences that are asked about, <= 0.
-      log_left_out: of the mass, over that, which a move may lose at its furthest end.
-      parts: cells of a coarser lattice's cell, wherever this one is a finer one.
-    """
-
-    step: float
-    reach: int
-    log_size: float
-    log_left_out: float
-    parts: int = 1
+    step: float  # h, nats; of few bits, so that ``j h`` is exact
+    reach: int  # in cells; losses beyond it are infinite, or as this far down
+    log_size: float  # logarithm of the divergences that are asked about, <= 0
+    log_left_out: float  # share that a move may lose at its end
+    parts: int = 1  # cells of a coarser lattice's cell
 
     @property
     def log_cut(self) -> float:
@@ -67,23 +53,14 @@ class Spacing(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """P-masses of an option's losses on the lattice, in one orientation.
+    """P-masses of an option's losses on the lattice, in one orientation."""
 
-    Attributes:
-      first: lattice number of the first mass.
-      masses: (m,) those of finite losses; from above at least, from below at most.
-      infinite: P-mass at an infinite loss.
-      p_error: by how much all P-masses may be more than 1 (from above) or less.
-      q_error: by how much all Q-masses may be less than 1 (from above) or more.
-      q_infinite: from below, Q-mass where P has none; known of symmetric options.
-    """
-
-    first: int
-    masses: np.ndarray
-    infinite: float
-    p_error: float
-    q_error: float
-    q_infinite: float = 0.0
+    first: int  # lattice number of the first mass
+    masses: np.ndarray  # (m,) those of finite losses
+    infinite: float  # P-mass at an infinite loss
+    p_error: float  # by how much all P-masses may be more than 1 (from above) or less
+    q_error: float  # by how much all Q-masses may be less than 1 (from above) or more
+    q_infinite: float = 0.0  # from below, Q-mass where P has none
 
     @classmethod
     def of(
@@ -259,11 +236,9 @@ _log_tails = float64_boundary(lambda u, loss: loss.log_tails(u))
 def _window(
     steps: Sequence[Kernel], counts: Sequence[float], fine: Spacing, tilt: float
 ) -> tuple[int, int, float]:
-    """First cell and number of cells of the sum; the mass beyond, or aliased.
-
-    By Chernoff's bound of the sum as it is, and of the tilted one, whose mass outside
-    of the window goes round the circle.
-    """
+    """First cell and number of cells of the sum; the mass beyond, or aliased."""
+    # Chernoff's bound of the sum as it is, and of the tilted one, whose mass outside of
+    # the window goes round the circle.
     exponents = np.concatenate([-_EXPONENTS[::-1], _EXPONENTS, [0.0]])
     log_cut = fine.log_cut - math.log(max(sum(counts), 1.0))
     high = low = 0.0

@@ -85,19 +85,13 @@ _MOST_WORK_OF_PROFILE = 2e9
 
 
 class View(NamedTuple):
-    """Where one orientation's curve is looked at.
+    """Where one orientation's curve is looked at."""
 
-    Attributes:
-      at, log_size: the answer that is expected, epsilon and log(delta).
-      tilt: how steep log(delta) is there.
-      left, right: nats to the ends of the window, from g = 1.
-    """
-
-    at: float
-    log_size: float
-    tilt: float
-    left: float
-    right: float
+    at: float  # the epsilon that is expected
+    log_size: float  # the log(delta) that is expected
+    tilt: float  # how steep log(delta) is there
+    left: float  # nats to the ends of the window, from g = 1
+    right: float  # nats to the ends of the window, from g = 1
 
     @classmethod
     def expected(cls, question: Question, of: Filter, other: Filter) -> View:
@@ -145,14 +139,9 @@ class View(NamedTuple):
         return View(at, log_size, tilt, self.left, right)
 
     def narrowed(self, row: Row, window: Window, share: float) -> View:
-        """The view without what strategies seldom cross, and gain little from beyond.
-
-        To be u nats left of g = 1 a run from the answer has lost u nats more than that,
-        and there the value is v(-u): about v(at + u) v(-u) in all. The same at u nats
-        right of the answer, as losses below -u have about the mass v(-u). An estimate:
-        both ends of the answer hold on every window. At either end ``share`` of the
-        answer may leave the window and come back.
-        """
+        """The view without what strategies seldom cross."""
+        # At either end a share of the answer may leave the window and come back; both
+        # ends of the answer hold on every window.
         values, zero = np.abs(row.values / window.weights), -window.first
         at = zero + round(min(self.at / window.step, window.size - 1 - zero))
         u = np.arange(min(zero, window.size - 1 - at) + 1)
@@ -168,17 +157,7 @@ class View(NamedTuple):
 
 
 class Solver:
-    """The passes of one question: coarse ones, then finer ones where they say.
-
-    The question is one target: log(delta) < 0 and finite, or epsilon >= 0 and finite.
-
-    Attributes:
-      known: the ends where no pass is needed; else None.
-      views: of each orientation where its answer is; near: without what counts for
-        nothing in it.
-      uppers: of each orientation the upper end found, at first Rényi's.
-      lower: the lower end found, of the orientation whose upper one is the largest.
-    """
+    """The passes of one question: coarse ones, then finer ones where they say."""
 
     def __init__(self, question: Question, problem: Problem) -> None:
         self.question, self.problem = question, problem
@@ -358,10 +337,7 @@ class Solver:
         payoff: Callable[[int], np.ndarray] | None = None,
         offset: float = 0.0,
     ) -> list[Row]:
-        """The rows of the start, from above (True) or from below; see `solve`.
-
-        With an offset the points are ``log g`` plus it.
-        """
+        """The rows of the start, from above (True) or from below; see `solve`."""
         of, view, step = self.filters[backward], self.views[backward], window.step
         # A loss further than the answer's whole view has too little mass to count.
         cells = max(2 * window.size, math.ceil(view.reach / step))
@@ -426,11 +402,7 @@ class Solver:
 def profiles_above(
     problem: Problem, least: float
 ) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """Of each orientation epsilons and *upper bounds* of delta there.
-
-    Chords in g between the points lie above the truth too, which is convex; beyond the
-    last point it is no more than there. None where so little is never reached.
-    """
+    """Of each orientation epsilons and *upper bounds* of delta there."""
     solver = Solver(EpsilonAt(np.asarray(math.log(least))), problem)
     if solver.known is not None:
         nothing = np.zeros(1), np.zeros(1)

@@ -1,14 +1,6 @@
-"""An epsilon that may be read at any moment: a function of the price spent.
+"""An epsilon that may be read at any moment: a function of the price spent."""
 
-Let eps(s) be stated before the first release. With
-
-    u(s, g) = max((1 - e^eps(s) g)_+, max over options k of E u(s + c_k, g e^-L_k)),
-
-every strategy, stopped whenever it likes with price s spent, and every event E have
-``P(E) <= E'[e^eps(s); E] + u(0, 1)`` (docs/proofs.md, "Runs that adapt"). In ``x = log
-g + M``, M the largest eps(s), this is the recursion of `recursion` with a payoff of
-stopping: ``u - (1 - e^x)_+`` is at least 0.
-"""
+# Reference: docs/proofs.md, "Runs that adapt".
 
 from __future__ import annotations
 
@@ -85,19 +77,14 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
 def filter_epsilons(
     problem: Problem, log_delta: float, budgets: Mapping[int, int]
 ) -> np.ndarray:
-    """Epsilon of the worst strategy of each smaller budget; of a graph of all of them.
-
-    *Upper bounds*, inf where the delta is too small; of the states ``budgets``.
-    """
+    """*Upper bounds* of the worst strategy's epsilon of each smaller budget."""
     question = EpsilonAt(np.asarray(log_delta))
     return solver_of(question, problem, _ENOUGH / 10).ends_of(budgets)
 
 
 def margin(problem: Problem, epsilons: Sequence[float], log_delta: float) -> float:
-    """The least c, certified, with which ``epsilons + c`` has ``u(0, 1)`` within delta.
-
-    As ``(1 - e^(eps + c) g)_+`` is the payoff at ``e^c g``, one recursion says all.
-    """
+    """The least c, certified, at which ``epsilons + c`` has ``u(0, 1) <= delta``."""
+    # (1 - e^(eps + c) g)_+ is the payoff at e^c g: one recursion says all.
     largest = max(epsilons[spent] for spent in problem.graph.spent)
     solver = solver_of(EpsilonAt(np.asarray(log_delta)), problem, _ENOUGH / 10)
     if solver.known is not None:

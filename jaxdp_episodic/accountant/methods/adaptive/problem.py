@@ -1,7 +1,6 @@
-"""What a recursion is asked about: options on one path, for either end.
+"""What a recursion is asked about: options on one path, for either end."""
 
-And Rényi's filter of them, which says where to look.
-"""
+# And Rényi's filter of them, which says where to look.
 
 from __future__ import annotations
 
@@ -41,21 +40,13 @@ class Ends(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An option as it is taken for one end.
+    """An option as it is taken for one end."""
 
-    Attributes:
-      losses: of its steps, with scalar fields.
-      counts: how often each of them is taken.
-      log_kept: logarithm of the probability that not everything is lost at once.
-      displaced: nats by which its losses may be off.
-      mass_error: error of its ``log H_g``.
-    """
-
-    losses: tuple[Profile, ...]
-    counts: tuple[float, ...]
-    log_kept: float
-    displaced: float
-    mass_error: float
+    losses: tuple[Profile, ...]  # of its steps, with scalar fields
+    counts: tuple[float, ...]  # how often each of them is taken
+    log_kept: float  # logarithm of the probability that not everything is lost at once
+    displaced: float  # nats by which its losses may be off
+    mass_error: float  # error of its ``log H_g``
     is_symmetric: bool
 
     @classmethod
@@ -95,20 +86,13 @@ class Option(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A graph and its options, on one path.
+    """A graph and its options, on one path."""
 
-    Attributes:
-      graph: the states.
-      runs: of the options, each of one setting.
-      upper, lower: the options for either end.
-      orientations: forward and backward, or forward alone where they are alike.
-    """
-
-    graph: Graph
-    runs: tuple[Run, ...]
-    upper: tuple[Option, ...]
-    lower: tuple[Option, ...]
-    orientations: tuple[bool, ...]
+    graph: Graph  # the states
+    runs: tuple[Run, ...]  # of the options, each of one setting
+    upper: tuple[Option, ...]  # the options for either end
+    lower: tuple[Option, ...]  # the options for either end
+    orientations: tuple[bool, ...]  # forward alone where both are alike
 
     @classmethod
     def of(cls, graph: Graph, runs: Sequence[Run]) -> Problem:
@@ -136,10 +120,8 @@ class Problem(NamedTuple):
 
 
 def aligned(spacing: float, atoms: np.ndarray) -> float:
-    """A spacing, little smaller, whose lattice has the atoms on it, or close by.
-
-    An atom off the lattice costs the lower end up to a whole cell.
-    """
+    """A spacing, little smaller, whose lattice has the atoms on it, or close by."""
+    # An atom off the lattice costs the lower end up to a whole cell.
     if not atoms.size or atoms[0] < spacing:
         return spacing
     least = math.ceil(atoms[0] / spacing)
@@ -151,11 +133,9 @@ def aligned(spacing: float, atoms: np.ndarray) -> float:
 
 
 class Filter(NamedTuple):
-    """Rényi's filter of one orientation: at each order the most that is collected.
+    """Rényi's filter of one orientation: at each order the most that is collected."""
 
-    An *upper bound* of the worst strategy, at every order (Feldman and Zrnic 2021).
-    Here it says where to look, and what stands where nothing better is found.
-    """
+    # An *upper bound* of the worst strategy at every order: Feldman and Zrnic (2021).
 
     orders: np.ndarray
     rdp: np.ndarray
@@ -170,10 +150,8 @@ class Filter(NamedTuple):
         return {backward: cls(_ORDERS, rdp) for backward, rdp in pairs}
 
     def epsilon(self, log_delta: float) -> tuple[float, float]:
-        """Epsilon, and the order at which it is found.
-
-        Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
-        """
+        """Epsilon, and the order at which it is found."""
+        # Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
         a = self.orders
         found = self.rdp + np.log1p(-1 / a) - (log_delta + np.log(a)) / (a - 1)
         best = int(np.argmin(found))

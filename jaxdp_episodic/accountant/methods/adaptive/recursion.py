@@ -1,18 +1,6 @@
-"""The worst strategy, by a recursion over the loss so far.
+"""The worst strategy, by a recursion over the loss so far on a lattice of log g."""
 
-With ``w(x, g)`` the largest divergence that a strategy in state x still reaches,
-
-    w(x, g) = max((1 - g)_+, max over moves of E w(next, g e^-L)),
-
-and ``v = w - (1 - g)_+`` (docs/proofs.md, "Runs that adapt"): from ``v = 0`` where
-nothing can be taken, each move gives ``s(g) + E v(next, g e^-L)`` with ``s`` the
-option's own divergence less ``(1 - g)_+``. Nothing cancels, v is large about g = 1 only
-and falls to both sides, and left of 1 it is the other orientation's divergence times g.
-
-On the points ``log g = j h`` an expectation over lattice losses is a convolution. The
-values are multiplied by ``e^(tilt x)`` first, which commutes with the maximum and makes
-those the largest that matter, as rounding is relative to the largest.
-"""
+# Reference: docs/proofs.md, "Runs that adapt".
 
 from __future__ import annotations
 
@@ -65,30 +53,17 @@ class Row(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One side, from above or from below, in one orientation.
+    """One side, from above or from below, in one orientation."""
 
-    Attributes:
-      kernels: of the options, all from above or all from below.
-      window: where the values are wanted.
-      up: from above: beyond the window values count as those at its ends; from below
-        as what is lost at once.
-      beyond: upper bounds of v of all states at points on the right of the window.
-      payoff: of stopping in a state, more than ``(1 - g)_+``: (size,) not weighted.
-    """
-
-    kernels: Sequence[Kernel]
-    window: Window
-    up: bool
-    beyond: Callable[[np.ndarray], np.ndarray]
-    payoff: Callable[[int], np.ndarray] | None = None
+    kernels: Sequence[Kernel]  # of the options, all from above or all from below
+    window: Window  # where the values are wanted
+    up: bool  # from above: values beyond the window as at its ends; else lost
+    beyond: Callable[[np.ndarray], np.ndarray]  # upper bounds of v right of the window
+    payoff: Callable[[int], np.ndarray] | None = None  # of stopping, above (1 - g)_+
 
 
 def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
-    """(size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` of an option's masses.
-
-    From above at least, from below at most that; sums of terms of one sign, but for
-    what the masses lack left of g = 1.
-    """
+    """(size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` of an option's masses."""
     h, last = window.step, kernel.first + len(kernel.masses) - 1
     low, high = min(kernel.first, 0), max(last, 0)
     p = np.zeros(high - low + 1)
@@ -201,10 +176,7 @@ class _Plan:
         self.means = np.empty((*shape, self.length))
 
     def _options(self, one: Pass, folded: Sequence[tuple[int, np.ndarray]]) -> Any:
-        """Of a pass and K options: profiles (K, size), transforms, and norms (K, 2).
-
-        These are what an error is multiplied by, and its rounding over a norm.
-        """
+        """Of a pass and K options: profiles (K, size), transforms, and norms (K, 2)."""
         window = one.window
         own = [own_profile(k, window, up=one.up) for k in one.kernels] * window.weights
         circles, norms = np.zeros((len(folded), self.length)), []

@@ -1,8 +1,6 @@
-"""Certified ends of one setting: plan, lattice, ends; at most three times a direction.
+"""Certified ends of one setting: plan, lattice, ends."""
 
-Every function is pure: a plan is made from coarse losses and an earlier plan's
-estimate, a lattice from the plan, the ends from the lattice.
-"""
+# At most three plans a direction.
 
 from __future__ import annotations
 
@@ -89,40 +87,24 @@ class Interval(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """The steps in one direction: coarse losses, and their upper distributions.
+    """The steps in one direction: coarse losses, and their upper distributions."""
 
-    Attributes:
-      steps: what is composed.
-      backward: whether P and Q are exchanged.
-      coarse: of each step.
-      uppers: of each step an upper distribution, and its mass at an infinite loss.
-      expected: *estimate* of the answer.
-    """
-
-    steps: Sequence[Step]
-    backward: bool
-    coarse: list[CoarseLoss]
-    uppers: list[tuple[Summand, float]]
-    expected: Plan
+    steps: Sequence[Step]  # what is composed
+    backward: bool  # whether P and Q are exchanged
+    coarse: list[CoarseLoss]  # of each step
+    uppers: list[tuple[Summand, float]]  # and the mass at an infinite loss
+    expected: Plan  # *estimate* of the answer
 
 
 class Lattice(NamedTuple):
-    """Both distributions of all steps on one lattice.
+    """Both distributions of all steps on one lattice."""
 
-    Attributes:
-      spacing: of the lattice, nats.
-      offsets: a point of the sum of the lower and of the upper distributions.
-      uppers, lowers: of each step.
-      infinite: mass of the sum's upper distribution at an infinite loss.
-      displaced: bound of the error of the sum's losses, nats.
-    """
-
-    spacing: float
-    offsets: tuple[float, float]
-    uppers: list[Summand]
-    lowers: list[Summand]
-    infinite: float
-    displaced: float
+    spacing: float  # of the lattice, nats
+    offsets: tuple[float, float]  # of the lower and of the upper sums
+    uppers: list[Summand]  # of each step
+    lowers: list[Summand]  # of each step
+    infinite: float  # mass of the sum's upper distribution at an infinite loss
+    displaced: float  # bound of the error of the sum's losses, nats
 
 
 def certified_ends(
@@ -326,10 +308,8 @@ def _bins(
 def _anchors(
     loss: Profile, coarse: CoarseLoss, tilt: float, *, backward: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Losses of a mass of their own, or a peak, the heaviest first, and tilted masses.
-
-    Off the lattice an atom would cost the lower distribution up to a whole cell.
-    """
+    """Losses of a mass of their own, or a peak, and tilted masses, heaviest first."""
+    # Off the lattice an atom would cost the lower distribution up to a whole cell.
     peak = 0.0 if loss.is_symmetric else center_of(coarse)
     only_peak = np.array([peak]), np.ones(1)
     if isinstance(loss, FiniteValues):
@@ -355,11 +335,9 @@ def _anchors(
 def _centered(
     direction: Direction, anchors: Sequence[Sequence[float]], spacing: float
 ) -> list[float]:
-    """The first anchors; a peak is moved to ``log(P / Q)`` of the bin about it.
-
-    A peak narrower than the spacing would cost the lower distribution a whole bin if it
-    were not at a point of the lattice.
-    """
+    """The first anchors; a peak is moved to ``log(P / Q)`` of the bin about it."""
+    # A peak narrower than the spacing would cost a whole bin if it were off the
+    # lattice.
     centers = [each[0] for each in anchors]
     for i, step in enumerate(direction.steps):
         if isinstance(step.loss, FiniteValues):

@@ -1,15 +1,6 @@
-"""Certified delta and epsilon of the distribution of a sum of privacy losses.
+"""Certified delta and epsilon of the distribution of a sum of privacy losses."""
 
-With the tilted masses p_i of a sum at the places x_i (`numerics.lattice_sums`),
-
-    delta(eps) = M(c) e^{-c eps} sum over x_i > eps of p_i k(x_i - eps) + infinite,
-    k(x) = e^{-c x} (1 - e^{-x}) <= e^{w(c)},
-
-where ``infinite`` is the mass at an infinite loss. The errors of the sum (rounding,
-mass that wraps around, displacement) are added to the upper end and taken from the
-lower.
-Every certified epsilon is one whose certified delta was computed and compared.
-"""
+# Reference: docs/theory.md, "Certified".
 
 from __future__ import annotations
 
@@ -40,19 +31,12 @@ _NEAR = 1e-13
 
 
 class Curve(NamedTuple):
-    """One end of the hockey-stick curve of a sum of losses.
+    """One end of the hockey-stick curve of a sum of losses."""
 
-    Attributes:
-      whole: the sum's finite losses.
-      infinite: mass at an infinite loss.
-      up: whether it is an upper end, or a lower one.
-      weights: (2, n) ``e^{-c x}`` and ``e^{-(1 + c) x}`` at ``x = 0, spacing, ...``.
-    """
-
-    whole: LatticeSum
-    infinite: float
-    up: bool
-    weights: np.ndarray
+    whole: LatticeSum  # the sum's finite losses
+    infinite: float  # mass at an infinite loss
+    up: bool  # whether it is an upper end, or a lower one
+    weights: np.ndarray  # (2, n) e^{-c x} and e^{-(1 + c) x}
 
     @classmethod
     def of(cls, whole: LatticeSum, infinite: float, *, up: bool) -> Curve:
@@ -108,10 +92,7 @@ class Curve(NamedTuple):
         return bound if self.up else 0.0
 
     def estimated_epsilon(self, log_delta: float, near: float) -> float:
-        """*Estimate* of the epsilon at a delta of finite losses, by Newton's method.
-
-        In a bracket: the estimated delta falls.
-        """
+        """*Estimate* of the epsilon at a delta of finite losses, by Newton's method."""
         low = max(self.whole.start, 0.0)
         high = self.whole.start + self.whole.spacing * len(self.whole.cells)
         if self.estimate(low)[0] <= log_delta:
@@ -142,12 +123,10 @@ class Curve(NamedTuple):
         return (max(ones - decays, 0.0), decays), exponent
 
     def _slack(self) -> float:
-        """Bound of the error of ``sum of p_i k(x_i - eps)``.
-
-        The sum of k over a lattice is at most ``e^w`` and the integral ``1 / (c (1 +
-        c))`` over the spacing, and so is that of its squares, with the integral
-        ``1 / (2 c (1 + c) (1 + 2 c))``.
-        """
+        """Bound of the error of ``sum of p_i k(x_i - eps)``."""
+        # The sum of k over a lattice is at most e^w and the integral 1 / (c (1 + c))
+        # over the spacing; of its squares with the integral 1 / (2 c (1 + c) (1 + 2
+        # c)).
         sum_ = self.whole
         c, number = sum_.tilt, len(sum_.cells)
         most = math.exp(log_weight(c))

@@ -1,24 +1,6 @@
-"""The privacy loss of one step on a lattice: an upper and a lower distribution.
+"""The privacy loss of one step on a lattice: an upper and a lower distribution."""
 
-The loss is ``L = log P/Q`` under P. Everything is read off the step's two profiles and
-tails: with ``g = e^u``, ``G(u) = g Q(L > u) = -dh/du`` and
-``P(L > u) = h(u) + G(u)`` for ``u >= 0`` from one direction; the other direction, with
-P and Q exchanged, gives the losses below 0. No second difference of a profile is
-formed, so masses keep their digits far out in the tails.
-
-*Upper distribution*: every bin between two grid points is replaced by atoms at its ends
-with the same P- and Q-mass (connect the dots: Doroshenko, Ghazi, Kamath, Kumar,
-Manurangsi 2022, arXiv:2207.04380). Its profile is the chord of the true one, hence
-above it.
-
-*Lower distribution* (`certified.lower`): outcomes are merged at random around each
-grid point, which is post-processing, in such shares that the merged loss is at least
-the grid point. Its profile lies below.
-
-Grid points are points ``offset + j spacing`` of a lattice, close together where the
-losses are and further apart in the tails. Both distributions are second order in the
-bin widths.
-"""
+# Reference: Doroshenko et al. (2022), arXiv:2207.04380; docs/theory.md, "Certified".
 
 from __future__ import annotations
 
@@ -50,54 +32,33 @@ _LEAST_LOG_SCALED = -740.0
 
 
 class Tails(NamedTuple):
-    """One direction's profile at points ``|e|``: (m,) arrays.
+    """One direction's profile at points ``|e|``: (m,) arrays."""
 
-    Attributes:
-      profile: h.
-      scaled: ``G = -dh/du``, that is g times the Q-mass beyond u.
-      profile_error, scaled_error: bounds of their errors, as profiles of a loss that
-        differs from the true one by at most `displacement` and `loss_rounding`.
-    """
-
-    profile: np.ndarray
-    scaled: np.ndarray
-    profile_error: np.ndarray
-    scaled_error: np.ndarray
+    profile: np.ndarray  # h
+    scaled: np.ndarray  # ``G = -dh/du``, that is g times the Q-mass beyond u
+    profile_error: np.ndarray  # absolute, but for displaced losses
+    scaled_error: np.ndarray  # absolute, but for displaced losses
 
 
 class BinMasses(NamedTuple):
-    """P-masses of the bins between m points, split between their ends: (m - 1,) arrays.
+    """P-masses of bins between m points, split between their ends: (m - 1,)."""
 
-    Attributes:
-      bottom, top: mass at the lower and at the upper end of each bin, up to errors.
-      top_error: bound of the error of ``top``.
-      mass_error: bound of the error of ``bottom + top``.
-      atom: mass at the loss 0 exactly, where 0 is one of the points.
-      above, above_error: P-mass above the last point.
-      above_gain: lower bound of ``h`` at the last point (what the mass above it gains
-        there).
-      below: upper bound of the P-mass below the first point.
-    """
-
-    bottom: np.ndarray
-    top: np.ndarray
-    top_error: np.ndarray
-    mass_error: np.ndarray
-    atom: float
+    bottom: np.ndarray  # at the lower end of each bin
+    top: np.ndarray  # at its upper end
+    top_error: np.ndarray  # bound of the error of ``top``
+    mass_error: np.ndarray  # bound of the error of ``bottom + top``
+    atom: float  # mass at the loss 0 exactly, where 0 is one of the points
     atom_error: float
-    above: float
-    above_error: float
-    above_gain: float
-    below: float
+    above: float  # P-mass above the last point
+    above_error: float  # bound of its error
+    above_gain: float  # lower bound of h at the last point
+    below: float  # upper bound of the P-mass below the first point
 
 
 def evaluate_tails(
     losses: Sequence[Profile], points: Sequence[np.ndarray]
 ) -> list[tuple[Tails, Tails]]:
-    """For each step ``(forward, backward)`` tails at its ``|points|``, (m_i,).
-
-    The steps' losses are of one class, their fields scalars.
-    """
+    """For each step ``(forward, backward)`` tails at its ``|points|``, (m_i,)."""
     lengths = [len(p) for p in points]
     flat = np.abs(np.concatenate(points))
     every = type(losses[0]).stack(list(losses)).map(lambda f: np.repeat(f, lengths))
@@ -121,12 +82,7 @@ def evaluate_tails(
 
 
 def displacement(loss: Profile) -> float:
-    """Bound of how far computed losses are from the true ones, in nats.
-
-    But for `loss_rounding`. A distribution whose losses in ``(-least, least)`` are put
-    to 0 has the tails of ``least`` at 0; one whose bins are displaced a little has
-    those of points nearby.
-    """
+    """Bound of how far computed losses are from the true ones, in nats."""
     furthest = loss.tail_displacement(np.float64(np.inf))
     return float(2 * _least_loss(loss) + furthest)
 
@@ -176,22 +132,11 @@ _log_tails = float64_boundary(_tails_kernel)
 
 
 def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
-    """Masses of the bins between the points, from the tails of both directions.
-
-    A bin from a to b, both >= 0, has the P-mass ``h(a) + G(a) - h(b) - G(b)`` and
-    e^a times its Q-mass is ``G(a) - e^{a-b} G(b)``. Atoms at a and b have these two
-    masses if the upper one is
-
-        top = (h(a) - h(b)) / (1 - e^{a-b}) - G(b).
-
-    Below 0 the opposite direction gives the same with P and Q exchanged: with its
-    profile k and its tail f at ``|u|``, ``P(L < u) = e^u f(u)``, and
-
-        mass = e^b f(b) - e^a f(a),   top = e^b (f(b) - (k(b) - k(a)) / (e^{b-a} - 1)).
-
-    ``points`` (m,) increase; 0 is one of them, or lies inside a bin. ``own`` and
-    ``other`` are the direction's tails and the opposite one's at ``|points|``.
-    """
+    """Masses of the bins between the points, from the tails of both directions."""
+    # A bin from a to b >= 0 has the P-mass h(a) + G(a) - h(b) - G(b), and top = (h(a) -
+    # h(b)) / (1 - e^{a-b}) - G(b) keeps its Q-mass. Below 0 the other direction, of
+    # profile k and tail f, gives mass = e^b f(b) - e^a f(a) and top = e^b (f(b) - (k(b)
+    # - k(a)) / (e^{b-a} - 1)).
     a, b = points[:-1], points[1:]
     width = b - a
     # the bins of a coarse loss may be wide enough for an overflow
@@ -270,11 +215,8 @@ def merged_losses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, np.n
 
 
 def upper_masses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, float]:
-    """Masses of the upper distribution on the points, (m,), and at an infinite loss.
-
-    What of a bin's mass is at its upper end is known less well than the mass itself: an
-    error of it lifts losses and adds no mass.
-    """
+    """Masses of the upper distribution on the points, (m,), and at an infinite loss."""
+    # An error of what is at a bin's upper end lifts losses and adds no mass.
     top = bins.top + bins.top_error
     masses = np.zeros(len(points))
     masses[1:] += top
@@ -307,12 +249,10 @@ def atoms_of(loss: FiniteValues, *, backward: bool) -> tuple[np.ndarray, np.ndar
 def bins_of_values(
     points: np.ndarray, loss: FiniteValues, *, backward: bool, slack: float = 0.0
 ) -> BinMasses:
-    """`bin_masses` of one direction of a step with finitely many losses.
-
-    Differences of tails would know the mass of each bin to some 1e-15 of all; an atom's
-    own mass is known to as much of itself. Losses within ``slack`` of a point count as
-    that point: below it, they would cost the lower distribution a whole bin.
-    """
+    """`bin_masses` of one direction of a step with finitely many losses."""
+    # An atom's own mass is known to some 1e-15 of itself, differences of tails to as
+    # much of 1. Losses within slack of a point count as that point: below it they would
+    # cost the lower distribution a whole bin.
     losses, log_masses = atoms_of(loss, backward=backward)
     place = np.minimum(np.searchsorted(points, losses - slack), len(points) - 1)
     losses = np.where(np.abs(points[place] - losses) <= slack, points[place], losses)
@@ -324,10 +264,7 @@ def bins_of_values(
 def bins_of_masses(
     points: np.ndarray, losses: np.ndarray, mass: np.ndarray, error: np.ndarray
 ) -> BinMasses:
-    """The same of (J,) atoms, their masses and bounds of the errors of these.
-
-    An atom at a point is in the bin that begins there.
-    """
+    """The same of (J,) atoms, their masses and bounds of the errors of these."""
     cell = np.searchsorted(points, losses, side="right") - 1
     under, over = cell < 0, cell >= len(points) - 1
     inside = ~under & ~over

@@ -1,20 +1,6 @@
-"""The lower distribution of one step: its hockey-stick curve lies below the true one.
+"""The lower distribution of one step: outcomes merged at random into grid points."""
 
-Outcomes are merged at random into grid points. Merging is post-processing, so no
-hockey-stick divergence rises. A point between neighbouring grid points u < v splits
-their bin into halves A, below, and B, above. A is merged into u, but for a share x that
-goes to v; B into v, but for a share y that goes to u. With
-
-    gain(u) = sum of P - e^u Q >= 0 over what comes to u from the bin above it,
-    loss(u) = sum of e^u Q - P >= 0 over what comes to u from the bin below it,
-
-the merged outcome has ``P >= e^u Q``, a privacy loss of at least u, where ``gain >=
-loss``, and the lower distribution says that it is u. Where the gain is less, the share
-``gain / loss`` of what comes from below stays, and the rest goes to the grid point
-below. A gain above the loss is wasted: it makes the interval wider. The shares x and y
-solve two linear equations in each bin, so that gain and loss are equal to the same
-target at both of its grid points.
-"""
+# Reference: docs/proofs.md, "The two ends of an interval".
 
 from __future__ import annotations
 
@@ -63,21 +49,9 @@ class _Halves(NamedTuple):
 def lower_distribution(
     points: np.ndarray, bins: BinMasses, tilt: float, *, may_shift: bool = True
 ) -> tuple[np.ndarray, float]:
-    """The best lower distribution on the grid ``points[::2]``, shifted as a whole.
-
-    Of the candidates, the one of the largest moment ``E e^{tilt L}``: which target
-    wastes least depends on how steep the density is. A narrow peak beside the heaviest
-    grid point would waste as much as a whole bin, so shifts are tried.
-
-    Args:
-      points: (2 m - 1,) grid points and the points that split the bins between them.
-      bins: of the bins between the points.
-      tilt: c > 0.
-      may_shift: whether the grid may be shifted.
-
-    Returns:
-      ``(m,)`` masses, and the shift that is added to all grid points.
-    """
+    """The best lower distribution on the grid ``points[::2]``, shifted as a whole."""
+    # Which target wastes least depends on how steep the density is; a narrow peak
+    # beside the heaviest grid point would waste a whole bin, so shifts are tried.
     atom = np.where(points[::2] == 0, max(bins.atom - bins.atom_error, 0.0), 0.0)
     shifts = {0.0}
     if may_shift and not atom.any():
@@ -195,11 +169,9 @@ def _targets(halves: _Halves) -> list[np.ndarray]:
 
 
 def _share_out(halves: _Halves, target: np.ndarray) -> np.ndarray:
-    """Masses on the grid points whose gain and loss are the target where they can be.
-
-    In each bin ``(1 - x) gain_a + y gain_b`` is the target of the lower grid point and
-    ``x loss_a + (1 - y) loss_b`` that of the upper one.
-    """
+    """Masses on the grid points whose gain and loss are the target, if possible."""
+    # In each bin (1 - x) gain_a + y gain_b is the target of the lower grid point and x
+    # loss_a + (1 - y) loss_b that of the upper one.
     mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above_gain = halves
     lack_gain, lack_loss = target[:-1] - gain_a, target[1:] - loss_b
     # Across hundreds of nats losses overflow: there all goes to the lower grid point.

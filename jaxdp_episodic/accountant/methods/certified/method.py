@@ -1,19 +1,7 @@
-"""The "pld" method: certified intervals by composing privacy loss distributions.
+"""The "pld" method: certified intervals by composing privacy loss distributions."""
 
-Each step's loss is bounded by two distributions on a lattice (`certified.lattice`,
-`certified.lower`), whose convolution powers come from Fourier transforms of the
-exponentially *tilted* distributions (`numerics.lattice_sums`), so that the cells that
-matter are the largest and rounding stays relative to delta. What is truncated, aliased
-or rounded is bounded and added to the upper end, taken from the lower
-(`certified.curve`). A single step is read off its profile (`certified.single`). The
-interval holds the exact hockey-stick curve of the composed dominating pair, forward and
-backward composed separately and the larger taken at the end (docs/theory.md,
-"Certified"). NumPy answers, whatever engine is asked for.
-
-Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380 (the
-upper distribution); Koskela, Jälkö, Honkela (2020), arXiv:1906.03049 (Fourier
-accountant); Zhu, Dong, Wang (2022), arXiv:2106.08567 (composition of dominating pairs).
-"""
+# Reference: docs/theory.md, "Certified"; Koskela, Jälkö, Honkela (2020),
+# arXiv:1906.03049; Zhu, Dong, Wang (2022), arXiv:2106.08567.
 
 from __future__ import annotations
 
@@ -82,21 +70,7 @@ def pld_answer(question: Question, run: Run) -> Answer:
 def pld_bounds(
     question: Question, run: Run, *, width: float | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns certified ends of epsilon or log(delta) of a composed run.
-
-    The question broadcasts with the run, whose counts are whole numbers. ``width`` is
-    that of epsilon in nats, of delta relative: ends of epsilon further apart are an
-    error. Without it the width tried for is 1e-4 of epsilon, or 1e-7, and 1e-3 of
-    delta.
-
-    Returns:
-      ``(lower, upper)`` of the broadcast shape, *lower* and *upper bound* of the exact
-      value of the composed dominating pair; 0 and inf, or -inf and 0, where nothing is
-      known.
-
-    Raises:
-      ValueError: the width cannot be reached on a lattice of `LARGEST_LATTICE` cells.
-    """
+    """Returns certified ends of epsilon or log(delta) of a composed run."""
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
@@ -122,12 +96,8 @@ def pld_bounds(
 def _end_of_bounding_run(
     question: Question, bounding: Run, width: float | None, *, up: bool
 ) -> np.ndarray:
-    """One end, of a run some of whose steps are bounded by other distributions.
-
-    Where the bounding pair's ``log H_g`` has an error of up to a, and its losses of up
-    to b, epsilon is that at log(delta) shifted by a, shifted by b; log(delta) that at
-    epsilon shifted by b, shifted by a: each outward.
-    """
+    """One end, of a run some of whose steps are bounded by other distributions."""
+    # Errors a of log H_g and b of losses move the target and the answer outward.
     log_kept, sign = bounding.log_kept(), 1 if up else -1
     of_mass, of_loss = bounding.certified_error()
     if question.is_epsilon:
@@ -244,10 +214,7 @@ def _steps_of(run: Run) -> list[tuple[Step, ...]]:
 def _ends(
     steps: tuple[Step, ...], target: Target, known: Interval, most_cells: int
 ) -> Interval:
-    """The ends of one setting, or what is known of it before.
-
-    A number out of float64's range ends the search.
-    """
+    """The ends of one setting, or what is known of it before."""
     try:
         # What overflows is inf, and no end is changed by inf or NaN.
         with np.errstate(all="ignore"):

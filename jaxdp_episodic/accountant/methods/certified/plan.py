@@ -1,17 +1,6 @@
-"""Plans of privacy loss lattices: tilt, window of the sum, spacing, grid of each step.
+"""Plans of privacy loss lattices: tilt, window, spacing, grids. *Estimates* only."""
 
-S is the sum of all steps' losses, ``M(c) = E e^{c S}`` and ``c > 0`` the *tilt*. As
-``e^{-c x} (1 - e^{-x}) <= e^{w(c)}`` for ``x > 0`` (`curve.log_weight`), Chernoff's
-bound is
-
-    delta(eps) = E (1 - e^{eps - S})_+ <= e^{log M(c) - c eps + w(c)}.
-
-The lattice holds the tilted distribution ``P_c(s) = e^{c s} P(s) / M(c)``, whose mass
-is where S is about eps.
-
-Everything here is an *estimate* from coarse distributions of the losses: it decides how
-wide the certified interval of `certified.method` becomes, never whether it holds.
-"""
+# They decide how wide an interval becomes, never whether it holds.
 
 from __future__ import annotations
 
@@ -116,20 +105,13 @@ class Estimate(NamedTuple):
 
 
 class CoarseLoss(NamedTuple):
-    """One step's loss in one direction, coarsely: b cells in order.
+    """One step's loss in one direction, coarsely: b cells in order."""
 
-    Attributes:
-      mass, loss: (b,) P-mass of each cell and ``log(P / Q)`` of it.
-      edges: (b + 1,) between the cells.
-      above: (b + 1,) P-mass above each edge.
-      count: how often the step is taken.
-    """
-
-    mass: np.ndarray
-    loss: np.ndarray
-    edges: np.ndarray
-    above: np.ndarray
-    count: float
+    mass: np.ndarray  # (b,) P-mass of each cell
+    loss: np.ndarray  # (b,) log(P/Q) of each cell
+    edges: np.ndarray  # (b + 1,) between the cells
+    above: np.ndarray  # (b + 1,) P-mass above each edge
+    count: float  # how often the step is taken
 
     @classmethod
     def of(cls, points: np.ndarray, bins: BinMasses, count: float) -> CoarseLoss:
@@ -182,27 +164,16 @@ class CoarseLoss(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Plan of one direction.
+    """Plan of one direction."""
 
-    Attributes:
-      tilt: c, the exponent of the exponential tilt.
-      epsilon: the answer that is expected, or what is asked about.
-      log_cut: logarithm of the tilted mass that may be outside of the window.
-      spacing: of the lattice, at most; nats.
-      length: of the window, nats, by the coarse losses.
-      widest: longest bin of a grid, nats.
-      ranges: for each step the lowest and highest loss needed.
-      bound: Chernoff's bound of the answer.
-    """
-
-    tilt: float
-    epsilon: float
-    log_cut: float
-    spacing: float
-    length: float
-    widest: float
-    ranges: tuple[tuple[float, float], ...]
-    bound: float
+    tilt: float  # c, the exponent of the exponential tilt
+    epsilon: float  # the answer that is expected, or what is asked about
+    log_cut: float  # logarithm of the tilted mass that may be outside of the window
+    spacing: float  # of the lattice, at most; nats
+    length: float  # of the window, nats, by the coarse losses
+    widest: float  # longest bin of a grid, nats
+    ranges: tuple[tuple[float, float], ...]  # lowest and highest loss of each step
+    bound: float  # Chernoff's bound of the answer
 
 
 def coarse_points(hints: Hints) -> np.ndarray:
@@ -230,10 +201,7 @@ def make_plan(
     known: Estimate | None,
     scale: float,
 ) -> Plan:
-    """Chooses tilt, window and spacing of one direction, of which the losses are.
-
-    ``scale`` shrinks the spacing's error; ``known`` is an earlier plan's estimate.
-    """
+    """Chooses tilt, window and spacing of one direction, of which the losses are."""
     if known and not known.slope > 0:
         known = None  # of a window in which there was nothing
     goal = _expected_log_delta(whole, target, known)
@@ -304,10 +272,7 @@ def _expected_log_delta(
 def _best_tilt(
     losses: Sequence[CoarseLoss], epsilon: float | None, log_delta: float
 ) -> tuple[float, float]:
-    """The tilt of the best of Chernoff's bounds, and the bound of what is not given.
-
-    Of log(delta) at ``epsilon``, or where that is None of epsilon at ``log_delta``.
-    """
+    """The tilt of the best of Chernoff's bounds, and the bound of what is not given."""
     tilts, best, bounds = _TILTS, 1.0, np.empty(0)
     for factors in (_TILTS, _FINER_TILTS):
         tilts = best * factors
@@ -322,10 +287,8 @@ def _best_tilt(
 
 
 def _largest_cheap_tilt(losses: Sequence[CoarseLoss], epsilon: float) -> float:
-    """The largest tilt whose bound is near 1 too where delta is; elsewhere 0.
-
-    The best tilt is next to 0 there, and a window of hardly tilted losses a long one.
-    """
+    """The largest tilt whose bound is near 1 too where delta is; elsewhere 0."""
+    # The best tilt is next to 0 there, and a window of hardly tilted losses a long one.
     weights = np.array([log_weight(float(c)) for c in _TILTS])
     bounds = _log_moments(losses, _TILTS) + weights - _TILTS * epsilon
     if bounds.min() < -_NEAR_ONE:
@@ -392,11 +355,9 @@ def _lower_quantile(
 def _importance(
     loss: CoarseLoss, tilt: float, log_share: float, part: float
 ) -> np.ndarray:
-    """Distribution of one of the step's losses given a sum as large as epsilon.
-
-    It is the tilted one, but where delta is far below Chernoff's bound a single large
-    loss makes up the sum: that may have a probability of one over the count.
-    """
+    """Distribution of one of the step's losses given a sum as large as epsilon."""
+    # The tilted distribution, but where delta is far below Chernoff's bound a single
+    # large loss may make up the sum.
     weight = loss.tilted(tilt)
     rare = np.minimum(weight * math.exp(min(-log_share, 600.0)), 1 / loss.count)
     often = loss.count * float(rare[rare > weight].sum())
@@ -410,14 +371,10 @@ def _lengths(
     slope: float,
     width: float,
 ) -> tuple[float, float]:
-    """The largest spacing and, away from the center, the longest bin of a grid.
-
-    The two distributions differ by shares of the width. Splitting a loss to the ends of
-    a bin of length h adds a variance of at most h²/4, and of at most d h if it is at a
-    distance d from the center, which is on the lattice. The tilted log-moment grows by
-    c (1 + c) / 2 times that (the mean changes too, as ``E exp(-L) = 1`` is kept), and
-    at most by c h.
-    """
+    """The largest spacing and, away from the center, the longest bin of a grid."""
+    # Splitting a loss to the ends of a bin of length h adds a variance of at most h²/4,
+    # or d h at a distance d from the center; the tilted log-moment grows by c (1 + c) /
+    # 2 times that, and at most by c h.
     rows = []
     for one, weight in zip(losses, weights, strict=True):
         rows.append((np.abs(one.loss - center_of(one)), one.count * weight))
@@ -448,10 +405,7 @@ def center_of(coarse: CoarseLoss) -> float:
 
 
 def aligned(spacing: float, distances: np.ndarray, weights: np.ndarray) -> float:
-    """A spacing, little smaller, of which the distances of atoms are nearly multiples.
-
-    Of the first one that is long enough it is a divisor.
-    """
+    """A slightly smaller spacing that nearly divides the distances of atoms."""
     far = np.abs(distances) > spacing
     if not far.any():
         return spacing
@@ -467,10 +421,7 @@ def aligned(spacing: float, distances: np.ndarray, weights: np.ndarray) -> float
 def graded_grid(
     anchors: Sequence[float], spacing: float, plan: Plan, span: tuple[float, float]
 ) -> np.ndarray:
-    """Whole numbers j of grid points ``anchors[0] + j spacing``: near anchors all.
-
-    None where they are too many or too far away.
-    """
+    """Whole numbers j of grid points ``anchors[0] + j spacing``: near anchors all."""
     places = [round((a - anchors[0]) / spacing) for a in sorted(anchors)]
     low = min(math.floor((span[0] - anchors[0]) / spacing), places[0] - 1)
     high = max(math.ceil((span[1] - anchors[0]) / spacing), places[-1] + 1)

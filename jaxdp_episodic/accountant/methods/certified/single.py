@@ -1,8 +1,4 @@
-"""Certified ends of epsilon and delta of a single step, read off its profile.
-
-No lattice: the profile is known up to rounding, which `lattice` bounds, so that
-the ends are within some 1e-13 of each other.
-"""
+"""Certified ends of epsilon and delta of a single step, read off its profile."""
 
 from __future__ import annotations
 
@@ -33,11 +29,9 @@ def epsilon_ends(loss: Profile, log_delta: float, upper: float) -> tuple[float, 
 
 
 def log_delta_ends(loss: Profile, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of log(delta) of one step at (k,) epsilons >= 0.
-
-    The computed profile is that of a distribution whose losses are displaced by no more
-    than `lattice.displacement` and rounding: it is read off as far to either side.
-    """
+    """Ends of log(delta) of one step at (k,) epsilons >= 0."""
+    # The computed profile is one whose losses are displaced by no more than
+    # `lattice.displacement` and rounding: it is read off as far to either side.
     nats = lattice.displacement(loss) + lattice.loss_rounding(epsilon)
     number = len(epsilon)
     shifted = np.concatenate([np.maximum(epsilon - nats, 0.0), epsilon + nats])

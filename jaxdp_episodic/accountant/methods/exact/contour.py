@@ -1,22 +1,6 @@
-"""The contour of the "exact" method: a hyperbola through the saddle point.
+"""The contour of the "exact" method, a hyperbola through the saddle point."""
 
-With ``F(z) = (M(z)^T - bulk - atom) e^{-z epsilon} / (z (1 + z))`` the integrand,
-
-    z(y) = center + lean (sqrt(scale² + y²) - scale) + i y,
-
-* `center` is near the saddle point of F on the real axis (`_crossing`);
-* `scale` is the width of F there, or less where its phase changes faster;
-* `lean`, the slope Re/Im of the asymptotes, lets e^{z (L - epsilon)} decay for nearly
-  all losses L, and is bounded by the nodes of the losses (`_asymptote`);
-* `end` is where F has decayed enough (`_end`).
-
-The rule is trapezoidal in u, ``y = scale asinh(bend sinh(u)) / bend``: y grows as e^u
-up to 1 / bend, and linearly in u beyond, so that phases stay resolved. (docs/theory.md
-writes c, kappa, ell and b for center, scale, lean and bend.)
-
-Pure kernels: the batch is the last axis of every array; nodes of the contour (K) and
-of the losses (J) come first.
-"""
+# Pure kernels. Reference: docs/theory.md, "Exact".
 
 from __future__ import annotations
 
@@ -95,10 +79,7 @@ def lay_contour(
     fall: Array | float = FALL,
     bulk: Array | None = None,
 ) -> Contour:
-    """The contour for delta at ``epsilon``, (n,); the integrand falls by ``fall``.
-
-    The `bulk_variance` may be given, if it is known.
-    """
+    """The contour for delta at ``epsilon``, (n,); the integrand falls by ``fall``."""
     xp = namespace(epsilon, groups[0].count)
     bulk = bulk_variance(groups) if bulk is None else bulk
     center, bulk, size, slope, curvature = _crossing(epsilon, bulk, groups)
@@ -245,11 +226,9 @@ def transform(
     groups: tuple[Steps, ...],
     moments: tuple[Array, ...],
 ) -> Transform:
-    """F and its derivatives at real c, (..., n), by `real_moments` there.
-
-    With B the bulk and ``share = B / M^T``, of derivatives known for each,
-    ``(M^T - B)' / (M^T - B) = ((log M^T)' - share (log B)') / (1 - share)``.
-    """
+    """F and its derivatives at real c, (..., n), by `real_moments` there."""
+    # With the bulk B and share = B / M^T, (M^T - B)' / (M^T - B) = ((log M^T)' - share
+    # (log B)') / (1 - share).
     xp = namespace(c, bulk, groups[0].count)
     log_power, mean, curvature = moments
     log_bulk_, _ = log_bulk((c, xp.zeros_like(c)), bulk, log_atoms(groups))

@@ -1,7 +1,6 @@
-"""A first guess of epsilon at a given delta, for which a first contour is laid.
+"""A first guess of epsilon at a delta, for which a first contour is laid."""
 
-Pure kernels: the batch is the last axis of every array.
-"""
+# Pure kernels.
 
 from __future__ import annotations
 
@@ -57,11 +56,8 @@ _LOG_ZERO = -1e300
 
 
 def order_near(log_delta: Array, guess: Array) -> Array:
-    """The best order of Gaussian steps whose epsilon at that delta is a guess.
-
-    They have ``epsilon = mu²/2 + mu sqrt(2 l)`` at order ``1 + sqrt(2 l) / mu``, with
-    ``l = -log delta``.
-    """
+    """The best order of Gaussian steps whose epsilon at that delta is a guess."""
+    # Their epsilon is mu²/2 + mu sqrt(2 l) at order 1 + sqrt(2 l) / mu, l = -log delta.
     xp = namespace(log_delta, guess)
     root, guess = xp.sqrt(-log_delta), xp.maximum(guess, 1e-300)
     # sqrt(l + epsilon) - sqrt(l), without cancellation
@@ -83,12 +79,9 @@ def first_epsilon(
     groups: tuple[Steps, ...],
     bulk: Array | None = None,
 ) -> First:
-    """An approximation of epsilon at the given delta, below ``highest``; (n,).
-
-    By the saddle-point approximation of delta. Where it does not exist, because rare
-    large losses stand apart from many small ones, by the larger of the deltas of these
-    two. The steps' ``fields`` are (K, n); ``bulk`` is their `bulk_variance`, if known.
-    """
+    """An approximation of epsilon at the given delta, below ``highest``; (n,)."""
+    # By the saddle-point approximation of delta; where there is none, because rare
+    # large losses stand apart, by the larger delta of the two parts.
     xp = namespace(log_delta, highest, fields[0].count, groups[0].count)
     bulk = bulk_variance(groups) if bulk is None else bulk
     guess = xp.exp(first_order(fields, -log_delta))
@@ -117,10 +110,7 @@ def first_epsilon(
 def exchanged_is_less(
     log_delta: Array, epsilon: Array, order: Array, steps: Steps
 ) -> Array:
-    """Where one step's exchanged pair has less delta at epsilon by Rényi's bound, (n,).
-
-    At a few orders about the best one of the pair itself; see `mgf.exchanged_moments`.
-    """
+    """Where Rényi says that one step's exchanged pair has less delta, (n,)."""
     xp = namespace(log_delta, epsilon, order, steps.count)
     c = (order - 1) * ORDER_FACTORS
     bounds = log_delta_at(xp.maximum(epsilon, 0.0), c, exchanged_moments(c, steps))

@@ -1,30 +1,6 @@
-"""Exact delta and epsilon of composed steps, as a contour integral; batched kernels.
+"""Exact delta and epsilon of composed steps, as a contour integral: pure kernels."""
 
-With M the moment generating function of one step's privacy loss (several kinds of
-steps multiply), T the number of steps,
-
-    delta(eps) = 1/(2 pi i) ∫ M(z)^T e^{-z eps} / (z (1 + z)) dz
-
-along any upward line to the right of 0 (docs/theory.md, "Exact"). The contour crosses
-the real axis near the saddle point of the integrand and then leans away from the
-vertical: to the right where nearly all losses are below eps, to the left where they are
-above. So the integrand decays exponentially even where losses are almost discrete and
-``|M|`` has a plateau (along a vertical line up to ``1/rate``), and the trapezoidal rule
-converges exponentially.
-
-An atom at loss 0 of probability A adds nothing to delta at eps >= 0, so ``A^T`` is
-subtracted from ``M^T``. Where delta is due to rare large losses, the many small ones
-cancel in the integral up to one part in a million: their Gaussian, the *bulk*, is
-subtracted too, and its delta, known in closed form, added (`mgf.bulk_variance`).
-
-Pure kernels: the batch is the last axis of every array; nodes of the contour (K) and
-of the losses (J) come first. They are jitted one by one: fused into one, XLA takes
-several times as long to compile them.
-
-Reference: the integral is Parseval's identity for ``(1 - e^{eps - L})_+``; see
-docs/theory.md, "Exact". The saddle-point view is that of Alghamdi et al. (2022),
-arXiv:2208.09595.
-"""
+# Reference: docs/theory.md, "Exact"; Alghamdi et al. (2022), arXiv:2208.09595.
 
 from __future__ import annotations
 
@@ -114,12 +90,8 @@ def search(
     blocks: Blocks,
     is_held: Array | bool = False,
 ) -> Solution:
-    """``epsilon`` at which delta is ``e^{log_delta}``; all arrays (n,).
-
-    Halley's method on ``log delta``, safeguarded by a bracket from 0 to ``highest``,
-    all on one contour, which was laid for ``initial``. Where epsilon ``is_held`` there
-    the value is log(delta) instead.
-    """
+    """``epsilon`` at which delta is ``e^{log_delta}``; all arrays (n,)."""
+    # Halley's method on log delta in a bracket from 0 to highest, on one contour.
     xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
     integrand = _prepare(blocks, contour, groups)
 
@@ -191,10 +163,7 @@ class _Search(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Summands without ``e^{-z epsilon}`` at the nodes, arrays and pairs (B, K, n).
-
-    M^T less atom and bulk, over ``i pi z (1 + z)``, times the weights of the rule.
-    """
+    """Summands without ``e^{-z epsilon}`` at the nodes, arrays and pairs (B, K, n)."""
 
     z: Pair  # nodes
     log_size: Array  # of the summands' moduli
@@ -279,12 +248,7 @@ def _height(contour: Contour, u: Array) -> tuple[Array, Array]:
 def _integrate(
     integrand: _Integrand, blocks: Blocks, epsilon: Array
 ) -> tuple[Array, ...]:
-    """``log delta``, minus its derivative, its second derivative, error and rounding.
-
-    ``delta = D(eps) + Re sum_k w_k e^{-z_k eps}``, D of the bulk: each derivative by
-    -eps multiplies the summands by z_k. The error is that of aliasing, rounding and
-    truncation.
-    """
+    """``log delta``, minus its derivative, second derivative, error, rounding."""
     xp = namespace(integrand.bulk, epsilon)
     log_known = _bulk_delta(integrand, epsilon)
     waves = xp.asarray(_waves(blocks.size, blocks.most))
@@ -327,14 +291,10 @@ def _integrate(
 
 
 def _aliasing(transform: Array) -> Array:
-    """Estimate of the trapezoidal rule's aliasing error, by the waves' sums, (4, n).
-
-    By Poisson's formula the error is the Fourier transform of the integrand at ``2 pi /
-    h`` and its multiples. The summands give the transform up to ``pi / h``, where it is
-    half of what halving the nodes changes. It decays as fast as the integrand is
-    smooth, but oscillates: it may vanish at one frequency by chance, hardly at several.
-    With rare large losses it decays slowly in the end.
-    """
+    """Estimate of the trapezoidal rule's aliasing error, by the waves' sums, (4, n)."""
+    # By Poisson's formula the error is the integrand's Fourier transform at 2 pi / h
+    # and its multiples. The summands give it up to pi / h; it decays, but oscillates:
+    # it may vanish at one frequency by chance, hardly at several.
     xp = namespace(transform)
     each = 2 * xp.abs(transform)
     low, high = each[0], each[1:].max(axis=0)

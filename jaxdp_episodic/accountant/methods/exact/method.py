@@ -1,9 +1,5 @@
-"""The "exact" method: a contour integral, with an error for every element.
-
-Where the integral's error estimate (`solver`) exceeds `TOLERANCE`, the answer is the
-certified upper bound of `methods.certified`. A single step needs no integral: its
-profile, the hockey-stick divergence as a function of epsilon, is the answer.
-"""
+"""The "exact" method: a contour integral with an error for every element."""
+# Where its error exceeds `TOLERANCE`, the answer is the certified upper bound.
 
 from __future__ import annotations
 
@@ -61,13 +57,7 @@ _ROUNDING = 4e-16
 
 
 def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answer:
-    """Epsilon or log(delta) at every setting and path; arrays broadcast together.
-
-    *Exact* for the composed dominating pair up to the stated error, or a certified
-    *upper bound* where `Answer.is_certified` says so. Without ``certify`` that is
-    Rényi's, which takes milliseconds, but for single steps without tables; its error
-    is ``inf``.
-    """
+    """Epsilon or log(delta) at every setting and path; arrays broadcast together."""
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     if 0 in shape:
         return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
@@ -104,11 +94,7 @@ def _otherwise(
 
 
 def surely_above(question: Question, run: Run, known: np.ndarray) -> np.ndarray:
-    """Where a run's answer is surely above a known one, of (n,) settings.
-
-    By a sum of few nodes; False where that says nothing, or the answer itself takes
-    little, as of kernels that are worth compiling.
-    """
+    """Where a run's answer is surely above a known one, of (n,) settings."""
     quick = all(loss.compiles for loss in run.losses)
     if quick or not all(isinstance(loss, Nodes) for loss in run.losses):
         return np.zeros(known.shape, bool)
@@ -260,12 +246,10 @@ def _of_densities(run: Run) -> np.ndarray:
 def _of_composed_profiles(
     question: Question, run: Run, bound: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """The same of many steps, for relative errors e of densities, of constant sign.
-
-    Where mass and mean of a distribution are right, the moment M(c) of a step, c =
-    order - 1, is wrong by at most e (M(c) - 1): log(delta) is by e times the logarithm
-    of the whole run's moment, from which Rényi's bound was made (`kernels.epsilon_at`).
-    """
+    """The same of many steps, for relative errors e of densities, of constant sign."""
+    # Where mass and mean are right, M(c) is wrong by at most e (M(c) - 1), and
+    # log(delta) by e times the logarithm of the run's moment, which Rényi's bound was
+    # made of.
     error = _of_densities(run)
     if not np.any(error):
         return error
@@ -299,11 +283,8 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
 
 
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
-    """The run without terms of negligible delta; see `Nodes.truncated`.
-
-    And without mechanisms that have no nodes: where such a step is taken there are too
-    many terms, and elsewhere, as on another path, it must not be asked for any.
-    """
+    """The run without terms of negligible delta; see `Nodes.truncated`."""
+    # Steps of mechanisms without nodes count as too many terms.
     log_added = np.full(goal.shape, -np.inf)
     too_many = np.zeros(goal.shape, bool)
     losses, counts = [], []
@@ -325,11 +306,8 @@ def _larger(
     other_error: np.ndarray,
     may_be_larger: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The larger of both directions' answers, where the other one counts; its error.
-
-    The error covers the smaller answer plus its own error: a poor estimate must not be
-    hidden by a larger value that is accurate.
-    """
+    """The larger of both directions' answers, where the other one counts; its error."""
+    # A poor estimate must not be hidden by a larger value that is accurate.
     most = np.where(
         may_be_larger, np.maximum(value + error, other + other_error), value + error
     )
@@ -341,10 +319,7 @@ def _larger(
 def _may_exceed(
     question: Question, run: Run, least: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """Where the backward direction's Rényi bound is above a known answer.
-
-    At a few orders about the best one of the forward direction, where that is finite.
-    """
+    """Where the backward direction's Rényi bound is above a known answer."""
     epsilon, goal = question.target, least
     if question.is_epsilon:
         epsilon, goal = np.maximum(least, 0.0), question.target

@@ -1,10 +1,5 @@
-"""Steps as nodes of their losses, and moments of these at real and complex orders.
-
-Pure kernels, which share the one rule by which nodes are laid and checked.
-
-The batch is the last axis of every array; nodes of the contour (K) and of the losses
-(J) come first.
-"""
+"""Steps as nodes of their losses, and moments at real and complex orders."""
+# Pure kernels, with the batch last.
 
 from __future__ import annotations
 
@@ -102,12 +97,7 @@ def steps_of(
     num_terms: int,
     has_gaussians: bool = True,
 ) -> Steps:
-    """The nodes of one group's losses, (K, n), and others that check them.
-
-    ``backward`` is 1 or 0, ``log_cut`` the logarithm of the density at which the
-    distributions are cut, (n,) each; ``num_terms`` of those that are mixtures, else 1.
-    Not ``has_gaussians``: no step is a Gaussian that always sees the unit.
-    """
+    """The nodes of one group's losses, (K, n), and others that check them."""
     xp = namespace(group.count, backward, log_cut)
     shape = group.count.shape
 
@@ -210,13 +200,10 @@ def checked_moment(c: Array, found: Array, groups: tuple[Steps, ...]) -> Array:
 
 
 def exchanged_moments(c: Array, steps: Steps) -> Array:
-    """*Upper bound* of ``T log M(c)`` of one step exchanged, c > 0, (..., n); or inf.
-
-    ``E_Q[e^{-cL}] = E_P[e^{-(1+c)L}]``, a sum over the same nodes (see
-    `Nodes.nodes_exchange`): the logarithms of Q's density and of the integrand are
-    concave in x. Where that is far below 1 at both cuts, and the sum at least 1, as it
-    has to be, what is cut is negligible.
-    """
+    """*Upper bound* of ``T log M(c)`` of one step exchanged, c > 0, or inf."""
+    # E_Q[e^{-cL}] = E_P[e^{-(1+c)L}] is a sum over the same nodes. The logarithms of
+    # Q's density and of the integrand are concave: where both ends are low what is cut
+    # is negligible.
     xp = namespace(c, steps.count)
     z, nodes = -(1 + c), steps.nodes
     rules = (nodes, steps.check)
@@ -243,12 +230,9 @@ def log_atoms(groups: tuple[Steps, ...]) -> Array:
 
 
 def bulk_variance(groups: tuple[Steps, ...]) -> Array:
-    """Variance v of the bulk, the Gaussian that many small losses add up to; (n,).
-
-    ``M^T`` of a Gaussian's losses is ``e^{v z (1 + z) / 2}``; v is such that, with the
-    atom, it agrees at ``z = -1/2``, where rare large losses hardly count. Any v serves
-    as a control variate: it is subtracted from the integrand, and its delta added.
-    """
+    """Variance v of the bulk, the Gaussian that many small losses add up to; (n,)."""
+    # M^T of a Gaussian's losses is e^{v z (1 + z) / 2}; v agrees at z = -1/2, where
+    # rare large losses hardly count. Any v serves as a control variate.
     xp = namespace(groups[0].count)
     middle = xp.full_like(groups[0].count[0], -0.5)
     power = xp.expm1(xp.minimum(real_moments(middle, groups)[0], 0.0))  # M^T - 1
@@ -275,12 +259,7 @@ def log_bulk_mass(log_atom: Array) -> Array:
 def without_bulk(
     z: Pair, log_power: Pair, variance: Array, log_atom: Array
 ) -> tuple[Pair, Array]:
-    """``M^T`` less the atom and the bulk, at (K, n) points.
-
-    Returns:
-      The difference over its largest term, to which rounding errors are relative; and
-      the logarithm of that term.
-    """
+    """``M^T`` less the atom and the bulk, at (K, n) points."""
     xp = namespace(z[0], log_power[0], variance, log_atom)
     bulk = log_bulk(z, variance, log_atom)
     size = xp.maximum(xp.maximum(log_power[0], bulk[0]), log_atom)
@@ -361,11 +340,9 @@ def have_atoms(groups: tuple[Steps, ...]) -> bool:
 
 
 def first_realignment(groups: tuple[Steps, ...]) -> Array:
-    """Im z below which no two phases of parts agree again; (n,), inf of one part.
-
-    Below it ``|M|`` falls along a vertical line: its derivative is a sum of
-    ``-(L - L') sin(y (L - L'))`` with arguments below pi, for losses of two parts.
-    """
+    """Im z below which no two phases of parts agree again; (n,), inf of one part."""
+    # Below it |M| falls along a vertical line: its derivative is a sum of -(L - L')
+    # sin(y (L - L')) with arguments below pi.
     xp = namespace(groups[0].count)
     height = xp.full_like(groups[0].count[0], xp.inf)
     for steps in groups:
@@ -377,13 +354,9 @@ def first_realignment(groups: tuple[Steps, ...]) -> Array:
 
 
 def log_realigned(z: Pair, groups: tuple[Steps, ...]) -> Array:
-    """``log(3 (S^T - s^T))`` at (K, n) points, by which ``|M^T - ...|`` may rise again.
-
-    S is the sum of the moduli of all parts of the losses, and s the largest of them;
-    both fall along a vertical line, or stay. Between two points at which phases agree
-    ``|M|`` is far below S. Whatever does not oscillate may be subtracted from M^T:
-    with what is left at z, this bounds what is left further up.
-    """
+    """A bound of the log of what may be left of ``|M^T|`` further up than z."""
+    # log(3 (S^T - s^T)), S the sum of the moduli of all parts and s the largest: both
+    # fall along a vertical line, and |M| is far below S until phases agree again.
     xp = namespace(z[0], groups[0].count)
     log_largest, log_ratio = xp.zeros_like(z[0]), xp.zeros_like(z[0])
     for steps in groups:
@@ -439,11 +412,7 @@ def _begins(weight: Pair) -> Array:
 def _apart(
     nodes: LossNodes, begins: Array, least: Array, is_discrete: Array | bool
 ) -> Array:
-    """Largest distance of the mean losses of two parts, (m,).
-
-    0 where there is one part, or parts are so wide that their phases never agree;
-    those of atoms always do.
-    """
+    """Largest distance of the mean losses of two parts, (m,)."""
     xp = namespace(nodes.mass)
     zero = xp.zeros_like(nodes.mass)
 

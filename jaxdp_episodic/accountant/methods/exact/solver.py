@@ -1,8 +1,4 @@
-"""Settings solved by contour integrals, with as many nodes as their error asks for.
-
-Few nodes are enough for most settings; those whose error estimate is too large are
-integrated again with more.
-"""
+"""Settings solved by contour integrals, with as many nodes as their error asks for."""
 
 from __future__ import annotations
 
@@ -141,10 +137,7 @@ class ContourSolver:
     def solve(
         self, wanted: np.ndarray, *, backward: bool, least: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Values and errors of one direction, with as many nodes as it takes.
-
-        Values surely below ``least`` are not refined.
-        """
+        """Values and errors of one direction, with as many nodes as it takes."""
         shape = self.bound.shape
         value, error = np.full(shape, np.nan), np.full(shape, np.inf)
         guess = self.question.guess if isinstance(self.question, EpsilonAt) else None
@@ -205,10 +198,9 @@ class ContourSolver:
         return value, error
 
     def _bound_poor(self, index: np.ndarray, log_error: np.ndarray) -> None:
-        """Asks for Rényi's bound of epsilon where the kernel's guess led nowhere.
-
-        At the orders of `contour.largest_center` its own may be far too large, or none.
-        """
+        """Asks for Rényi's bound of epsilon where the kernel's guess led nowhere."""
+        # At the orders of `contour.largest_center` the kernel's own may be far too
+        # large.
         poor = index[~(log_error < USELESS) & (self.bound[index] > 0)]
         if poor.size:
             found = rdp_bound(self.question.take(poor), self.run.take(poor), loose=True)
@@ -338,12 +330,7 @@ def one_pass(
     *,
     shape: Shape,
 ) -> Found:
-    """One pass over (n,) settings: a contour each, and the answer on it.
-
-    The contour is laid at the epsilon ``initial``, or where that is negative at a guess
-    of the pass's own. It has ``number`` blocks of nodes. Where epsilon
-    ``is_held`` there, log(delta) is the answer; else epsilon at log(delta) ``target``.
-    """
+    """One pass over (n,) settings: a contour each, and the answer on it."""
     xp = namespace(target, groups[0].count)
     number = xp.asarray(number).astype(np.int32)
     steps = tuple(
@@ -381,12 +368,9 @@ def one_pass(
 def judged_epsilon(
     value: Array, log_error: Array, slope: Array, used: Array
 ) -> tuple[Array, ...]:
-    """Epsilon, its error, whether its contour was laid too far away, the next guess.
-
-    ``used`` is the epsilon that the contour was laid for. A contour for a larger one
-    ends where its integrand is negligible, and may miss what small losses add further
-    out at an epsilon as small as theirs: the answer is then only the next guess.
-    """
+    """Epsilon, its error, whether its contour was laid too far away, the next guess."""
+    # A contour for a larger epsilon ends where its integrand is negligible, and may
+    # miss what small losses add: the answer is then only the next guess.
     xp = namespace(value, slope)
     value = xp.maximum(value, 0.0)
     # delta falls with epsilon: a sum that does not has not converged.

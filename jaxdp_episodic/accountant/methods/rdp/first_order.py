@@ -10,14 +10,10 @@ _LARGE_SHIFT = 1e3
 
 
 def first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
-    """An initial log t of the best order: the smaller of two approximations.
-
-    One is where a run spends ``budget`` nats at the curvature of small rates,
-    ``rate² (e^{shift²} - 1) t²``. The other is where the term ``rate^alpha
-    e^{alpha (alpha-1) shift²/2}`` takes over: beyond it L(t) jumps by orders of
-    magnitude within a thousandth of log t, and a search that starts on the wrong side
-    of the jump would have to bisect.
-    """
+    """An initial log t of the best order: the smaller of two approximations."""
+    # One is where small rates spend the budget, the other where rate^alpha e^{alpha
+    # (alpha-1) shift²/2} takes over: a search from the wrong side of that jump would
+    # have to bisect.
     xp = namespace(groups[0].count)
     curvature, jump = 0.0, xp.inf
     for group in groups:

@@ -1,20 +1,6 @@
-"""Rényi-DP of composed steps, and the best order, for a batch of settings.
+"""Rényi-DP of composed steps, and the best order: pure kernels."""
 
-Pure kernels: the batch is the last axis of every array. ``L(t) = log E[(P/Q)^{1+t}]``
-of a whole run is the sum of the steps' logarithms; ``rdp(1 + t) = L(t) / t``.
-
-The best order is a root, not a search over a grid. With the conversion of Canonne,
-Kamath and Steinke (2020, arXiv:2004.00010, Proposition 12), with ``alpha = 1 + t``,
-
-    eps(t)     = (L(t) - log(delta) - log(1 + t)) / t + log(t / (1 + t)),
-    t² eps'(t) = t L'(t) - L(t) + log(1 + t) + log(delta),
-
-and the last line increases in t, because L is convex: one sign change, at t below
-``1/delta``. In the same way ``log delta(t) = L(t) - t eps + t log(t/(1+t)) - log(1+t)``
-is convex with derivative ``L'(t) - eps + log(t/(1+t))``. The root is found with a
-coarse quadrature; the bound itself is then evaluated at that order with the fine one.
-Any order gives a valid bound, so the search can only err upwards.
-"""
+# Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
 
 from __future__ import annotations
 
@@ -92,10 +78,7 @@ def rdp(
     on_lattice: bool,
     block: int,
 ) -> tuple[Array, Array]:
-    """``rdp(alpha)`` in nats, (n,), for one order each, and the orders.
-
-    With ``on_lattice``, as in `best_epsilon`, NaN where it takes more nodes.
-    """
+    """``rdp(alpha)`` in nats, (n,), for one order each, and the orders."""
     rule = MomentRule(direction, LATTICE if on_lattice else FINE)
 
     def curve(orders: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
@@ -130,13 +113,7 @@ def best_epsilon(
     on_lattice: bool = False,
     block: int = 0,
 ) -> tuple[Array, Array]:
-    """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,).
-
-    On NumPy ``near``, (n,), may give an order to start at, or NaN; and ``loose`` ends
-    the search early: an upper bound too, but not the smallest. On JAX ``block``, which
-    divides n, are computed side by side; 0: all. With ``on_lattice``, of mechanisms
-    that all have one, epsilon is NaN where the best order takes more nodes than that.
-    """
+    """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,)."""
     xp = namespace(log_delta, groups[0].count)
 
     def residual(
@@ -159,10 +136,7 @@ def best_log_delta(
     on_lattice: bool = False,
     block: int = 0,
 ) -> tuple[Array, Array]:
-    """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order.
-
-    ``loose``, in blocks, and on a lattice, as in `best_epsilon`.
-    """
+    """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order."""
     xp = namespace(epsilon, groups[0].count)
 
     def residual(
@@ -190,11 +164,9 @@ def _search(
     near: Array | None = None,
     loose: bool = False,
 ) -> tuple[Array, Array]:
-    """The t that minimises the objective, and `log_moment` there by the fine rule.
-
-    Newton's method in log t on the objective's derivative (``residual``, increasing,
-    with its own slope), kept inside a bracket. The best t visited is returned.
-    """
+    """The t that minimises the objective, and `log_moment` there by the fine rule."""
+    # Newton's method in log t on the objective's derivative, which increases, in a
+    # bracket. Any order gives a valid bound: the search can only err upwards.
     xp = namespace(groups[0].count)
     example = groups[0].count[0]
     block = block or example.size
@@ -297,10 +269,8 @@ def _search(
 
 
 def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
-    """(n,) the log of the t up to which all moments are sums over a lattice; finite.
-
-    Of little noise none is: it is below all that is searched, and any order asked for.
-    """
+    """(n,) the log of the t up to which all moments are sums over a lattice; finite."""
+    # With little noise none is: it is below any order asked for.
     xp = namespace(groups[0].count)
     ends = [xp.min(g.loss.largest_on_lattice(LATTICE), axis=0) for g in groups]
     return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-40))
@@ -314,16 +284,9 @@ def _probed(
     highest: np.ndarray,
     loose: bool,
 ) -> tuple[np.ndarray, ...]:
-    """A root of the residual by evaluating it at many orders, up to twice; NumPy.
-
-    Between the two orders about it, the root of the cubic in log t as a function of the
-    residual that has both values and slopes. Its error is less than the square of the
-    distance to Newton's steps from both ends.
-
-    Returns:
-      The root, (n,); the orders about it, (2, n), -inf and inf where there is none; and
-      whether it needs no more search.
-    """
+    """A root of the residual by evaluating it at many orders, up to twice; NumPy."""
+    # The root of the cubic in log t as a function of the residual about it; its error
+    # is less than the square of the distance to Newton's steps from both ends.
     many = tuple(
         map_arrays(lambda a: np.tile(a, (1, len(_PROBES))), group) for group in groups
     )

@@ -16,11 +16,7 @@ LARGER = "larger"
 def log_moment(
     t: Array, groups: tuple[Group, ...], rule: MomentRule
 ) -> tuple[Array, ...]:
-    """``L(t)`` of the whole run, (n,) >= 0; upper bound, exact up to quadrature.
-
-    With derivatives ``(L, L', L'')``, else ``(L,)``. The rule's direction may be
-    `LARGER`, too.
-    """
+    """``L(t)`` of the whole run, (n,) >= 0; upper bound, exact up to quadrature."""
     xp = namespace(t, groups[0].count)
     totals: list[Array] = [xp.zeros_like(t)] * (3 if rule.with_derivatives else 1)
     for group in groups:

@@ -1,8 +1,6 @@
-"""Method "rdp" as a function of arrays that JAX may trace: no host decides anything.
+"""Method "rdp" as a function of arrays that JAX may trace: no host decides anything."""
 
-Of mechanisms that have a lattice, whose numbers need not be moved into their range, and
-which lose something. NaN: the lattice has too few nodes, or another bound may be lower.
-"""
+# NaN where the lattice has too few nodes, or another bound may be lower.
 
 from __future__ import annotations
 

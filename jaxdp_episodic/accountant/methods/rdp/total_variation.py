@@ -1,9 +1,4 @@
-"""Bounds by the total variation distance of a run, where they beat Rényi-DP.
-
-Delta at no epsilon is above the total variation of the composed pair, which is at most
-``1 - prod (1 - TV_t)``: two steps' outputs can be coupled to agree with these
-probabilities. From that delta on epsilon is 0, which no order of Rényi-DP sees.
-"""
+"""Bounds by the total variation distance of a run, where they are below Rényi-DP's."""
 
 from __future__ import annotations
 
@@ -26,10 +21,7 @@ _ROUNDING = 1e-12
 def at_most_total_variation(
     question: Question, run: Run, value: np.ndarray
 ) -> np.ndarray:
-    """Epsilons or log(deltas), *upper bounds*, lowered where it says so.
-
-    Those of Rényi-DP, or `inf` of epsilon where nothing is known.
-    """
+    """Epsilons or log(deltas), *upper bounds*, lowered where it says so."""
     target = np.broadcast_to(question.target, value.shape)
     log_delta = target if question.is_epsilon else value
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)

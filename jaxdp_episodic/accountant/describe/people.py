@@ -14,7 +14,7 @@ from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, Sampling
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
+    OWNED,
     MultistageSampling,
     Scheme,
     WithoutReplacement,
@@ -39,6 +39,9 @@ class PersonBounds(Spec):
     guarantee, so bounds are enforced before training, never assumed: by a rule that
     looks at that person alone, every example having one owner. Under "zero_out" and
     "replace_one" it looks at the person's slots alone, never at their content.
+
+    They also bound in how many classes the copies of one example are:
+    ``privacy_unit="original"``.
 
     A draw of one level needs ``examples``; one of two ``examples`` and ``classes``; one
     of three all bounds; `GroupedClasses` the first two. What a draw has no level for is
@@ -80,8 +83,8 @@ def levels_of_people(sampling: Sampling) -> tuple[Scheme | None, ...]:
     levels = () if drawn is None else drawn.levels
     if len(levels) > len(BOUNDS):
         raise NotImplementedError(
-            f"privacy_unit={PERSON!r} with {len(levels)} levels has no theorem here; "
-            f"covered: up to {len(BOUNDS)}, whose last is that of examples"
+            f"people, or copies of examples, in {len(levels)} levels have no theorem "
+            f"here; covered: up to {len(BOUNDS)}, whose last is that of examples"
         )
     return levels[::-1]
 
@@ -98,18 +101,18 @@ def check_people(
         raise TypeError(
             f"people must be a PersonBounds or None, got {_validation.shown(people)}"
         )
-    if privacy_unit != PERSON:
+    if privacy_unit not in OWNED:
         if people is not None:
             raise ValueError(
-                f"people must be None unless privacy_unit is {PERSON!r}, "
+                f"people must be None unless privacy_unit is one of {OWNED}, "
                 f"got privacy_unit={privacy_unit!r}"
             )
         return
     is_grouped = isinstance(sampling, GroupedClasses)
     if is_grouped and sampling.classes is not None:
         raise NotImplementedError(
-            f"privacy_unit={PERSON!r} with GroupedClasses(classes=...) has no theorem "
-            "here: who is drawn changes how the others are grouped; covered: "
+            f"privacy_unit={privacy_unit!r} with GroupedClasses(classes=...) has no "
+            "theorem here: who is drawn changes how others are grouped; covered: "
             "GroupedClasses(episodes=...)"
         )
     if isinstance(sampling, PeopleBlocks) and population is not None:
@@ -125,8 +128,8 @@ def check_people(
     missing = tuple(name for name in needed if name not in given)
     if missing or people is None:
         raise ValueError(
-            f"privacy_unit={PERSON!r} needs people=PersonBounds(...) with a public "
-            f"bound of {' and '.join(missing)}, got {given or None}"
+            f"privacy_unit={privacy_unit!r} needs people=PersonBounds(...) with a "
+            f"public bound of {' and '.join(missing)}, got {given or None}"
         )
     needless = tuple(name for name in given if name not in needed)
     if needless:

@@ -20,11 +20,15 @@ from jaxdp_episodic.accountant.describe.spec import (
 RESERVED_LEVEL_NAME = "step"
 # Nor this: a privacy unit that may be in many places of the tree (`PersonBounds`).
 PERSON = "person"
+# Nor this: an example with all of its copies, each in a class of its own.
+ORIGINAL = "original"
+OWNED = (PERSON, ORIGINAL)
+"""Privacy units that may be in many places of the tree, within `PersonBounds`."""
 # Name of the level of episodes.
 EPISODE = "episode"
 # Levels of a sampling, and of a `Population`, at most.
 MAX_LEVELS = 32
-_RESERVED = (RESERVED_LEVEL_NAME, PERSON)
+_RESERVED = (RESERVED_LEVEL_NAME, *OWNED)
 # Letters of a level's name, at most: every message about it repeats it.
 _LONGEST_NAME = 200
 
@@ -36,8 +40,7 @@ def checked_name(field: str, name: Any) -> str:
     if name in _RESERVED or not 1 <= len(name) <= _LONGEST_NAME:
         raise ValueError(
             f"{field} must be a non-empty string of at most {_LONGEST_NAME} letters "
-            f"other than {RESERVED_LEVEL_NAME!r} (the whole step) and {PERSON!r} (who "
-            f"may be in many places), got {_validation.shown(name)}"
+            f"other than {_RESERVED}, got {_validation.shown(name)}"
         )
     return name
 

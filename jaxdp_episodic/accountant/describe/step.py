@@ -30,6 +30,8 @@ from jaxdp_episodic.accountant.describe.rates import (
 from jaxdp_episodic.accountant.describe.releases import Release
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
+    ORIGINAL,
+    OWNED,
     PERSON,
     RESERVED_LEVEL_NAME,
     MultistageSampling,
@@ -76,7 +78,10 @@ class GaussianStep(Spec):
       privacy_unit: the level of the protected unit; default: the last. Or "person":
         somebody whose examples may be in several units, in at most as many as
         ``people`` says; the default, and the only one, of `PeopleBlocks`. Where people
-        are units of a level, each in one place, name that level.
+        are units of a level, each in one place, name that level. Or "original": an
+        example with all of its copies, such as rotations, that are examples of other
+        classes; ``people`` says in how many: four rotations of every class are
+        ``PersonBounds(examples=1, classes=4)``.
       neighboring_relation: "add_remove" (one unit more or less), "replace_one" (its
         content changed in place; a move to another group is not covered) or
         "zero_out" (its data become null). Under zero_out units have *slots*, whose
@@ -91,7 +96,7 @@ class GaussianStep(Spec):
         the default under replace_one) or gives all it has ("keep", the default under
         zero_out, where children are slots, and the only choice under add_remove, where
         refusing data by its size would itself leak).
-      people: the `PersonBounds` of privacy_unit="person".
+      people: the `PersonBounds` of privacy_unit="person" or "original".
 
     Raises:
       ValueError: an unknown level, a level without a size, bounds of a person that are
@@ -177,7 +182,7 @@ class GaussianStep(Spec):
         drawn = self.design
         levels = drawn.level_names
         used = len(levels)
-        if self.privacy_unit != PERSON:
+        if self.privacy_unit not in OWNED:
             used = levels.index(str(self.privacy_unit)) + 1
         elif isinstance(drawn, PeopleBlocks) and self.people is None:
             used = 1  # nothing rests on how a block's episode draws
@@ -196,7 +201,7 @@ class GaussianStep(Spec):
     @functools.cached_property
     def num_protected_units(self) -> int | None:
         """How many units are protected, where a `Population` says so; else None."""
-        if self.population is None or self.privacy_unit == PERSON:
+        if self.population is None or self.privacy_unit in OWNED:
             return None
         return int(self.path_rates.multiplicity.sum())
 
@@ -390,13 +395,13 @@ def check_clip_unit(design: Sampling, clip_unit: str) -> None:
 
 
 def _checked_privacy_unit(design: Sampling, privacy_unit: str | None) -> str:
-    """Returns the privacy unit: a level's name, or a person's, on many paths."""
+    """Returns the privacy unit: a level's name, or who may be on many paths."""
     levels = design.level_names
     in_blocks = isinstance(design, PeopleBlocks)
     default = PERSON if in_blocks else levels[-1]
     unit = default if privacy_unit is None else privacy_unit
-    _validation.choice("privacy_unit", unit, (*levels, PERSON))
-    if unit == PERSON:
+    _validation.choice("privacy_unit", unit, (*levels, *OWNED))
+    if unit == PERSON or (unit == ORIGINAL and not in_blocks):
         return unit
     if in_blocks:
         raise NotImplementedError(

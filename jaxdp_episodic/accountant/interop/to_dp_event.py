@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
 from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
+    OWNED,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -96,7 +96,7 @@ def _gaussian(step: GaussianStep) -> Any:
     design: Any = step.design
     each = design.sampling if isinstance(design, IndependentEpisodes) else design
     # A person may be in many places, so that no draw of units is hers.
-    in_tree = isinstance(each, MultistageSampling) and step.privacy_unit != PERSON
+    in_tree = isinstance(each, MultistageSampling) and step.privacy_unit not in OWNED
     if step.population is None and in_tree:
         top: Any = each.levels[0]
         kind = type(top)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
-from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.schemes import OWNED
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
@@ -76,10 +76,10 @@ class AdaptiveBudget:
                 raise ValueError(
                     f"options must have one {field}, got {sorted(map(str, found))}"
                 )
-        if len(runs) > 1 and self.a_step.privacy_unit == PERSON:
+        if len(runs) > 1 and self.a_step.privacy_unit in OWNED:
             raise NotImplementedError(
-                "people may be in several parts of the data: put all options into one "
-                "run"
+                "people, and copies of an example, may be in several parts of the "
+                "data: put all options into one run"
             )
         for name in (*self.first, *self.checks):
             self.option(name)

@@ -30,7 +30,7 @@ from jaxdp_episodic.accountant.describe.designs import (
 from jaxdp_episodic.accountant.describe.people import BOUNDS
 from jaxdp_episodic.accountant.describe.people_laws import chance_of_holding
 from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
+    OWNED,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -163,7 +163,7 @@ def dominating_pairs(step: OneStep) -> Pairs:
     if not isinstance(step, GaussianStep):
         return (_release(step),)
     step = in_one_place(step)
-    person = step.privacy_unit == PERSON
+    person = step.privacy_unit in OWNED
     match step.design, epoch_scheme(step.design):
         case _, RandomAllocation():  # "Epochs"
             rate = step.path_rates.rates[0]
@@ -269,7 +269,7 @@ def _independent_episodes(
             f"num_episodes must be at most {MOST_EPISODES:,} (the bound sums "
             f"as many terms), got {np.max(count):,.0f}"
         )
-    person = step.privacy_unit == PERSON
+    person = step.privacy_unit in OWNED
     rate = chance_of_episode(step) if person else product(step.path_rates.rates)
     if step.neighboring_relation == "zero_out":
         shift = shift_of(step.noise_multiplier, 1.0)
@@ -311,7 +311,7 @@ def _units_of(step: GaussianStep) -> _Units:
     """
     design, relation = step.design, step.neighboring_relation
     zeroed, leaves = relation == "zero_out", relation != "replace_one"
-    if step.privacy_unit != PERSON:
+    if step.privacy_unit not in OWNED:
         first = 2 if isinstance(design, GroupedClasses) else 1
         inner = product(step.path_rates.rates[first:])
         whole = step.path_rates.num_levels == first
@@ -454,7 +454,7 @@ def shared_epoch(
         return step, num_steps
     if isinstance(scheme, ShuffledEpochs):
         return step, int(np.asarray(scheme.steps_per_epoch)) * looks
-    if step.privacy_unit == PERSON or not _units_of(step).is_whole:
+    if step.privacy_unit in OWNED or not _units_of(step).is_whole:
         raise NotImplementedError(
             f"{looks} looks at the same bins of an epoch have no theorem with "
             f"privacy_unit={step.privacy_unit!r} under {step.neighboring_relation}; "

@@ -19,7 +19,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import asking_together, using_engine
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
-from jaxdp_episodic.accountant.describe.schemes import PERSON, EpochScheme, Scheme
+from jaxdp_episodic.accountant.describe.schemes import OWNED, EpochScheme, Scheme
 from jaxdp_episodic.accountant.describe.spec import mapped
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
@@ -292,9 +292,10 @@ def _moved(part: Any, place: str, displacement: np.ndarray) -> Any:
         return mapped(part, move)
     # A size is a whole number; its rate is not.
     step = in_one_place(part)
-    if step.privacy_unit == PERSON:
+    if step.privacy_unit in OWNED:
         raise NotImplementedError(
-            f"{_NAME} does not cover {place!r} with privacy_unit='person'"
+            f"{_NAME} does not cover {place!r} with "
+            f"privacy_unit={str(part.privacy_unit)!r}"
         )
     draw, group = _drawn(step, place)
     levels = step.path_rates

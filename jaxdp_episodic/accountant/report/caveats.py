@@ -11,6 +11,8 @@ import numpy as np
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, epoch_scheme
 from jaxdp_episodic.accountant.describe.schemes import (
+    ORIGINAL,
+    OWNED,
     PERSON,
     Poisson,
     RandomAllocation,
@@ -44,6 +46,11 @@ _BOUNDS = (
     "{bounds}. These bounds are public, not read from the data, and enforced before "
     "training by a rule that looks at one person's {looks} alone. Whoever is beyond "
     "them is not protected by this epsilon."
+)
+_COPIES = (
+    "Copies: every {last!r} is a copy of one original, and nobody's original has more "
+    "than this: {bounds}. Which examples are copies of one another is public; all of "
+    "them come, go or change together. An epsilon of one copy alone protects nobody."
 )
 _WITHIN = (
     "Draws within blocks: each episode draws classes and examples afresh among public "
@@ -103,7 +110,7 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
     """
     first = run.gaussian_steps[0]
     unit, last = str(first.privacy_unit), first.design.level_names[-1]
-    relation, is_person = first.neighboring_relation, unit == PERSON
+    relation, is_person = first.neighboring_relation, unit in OWNED
     designs = [part.design for part in run.gaussian_steps]
     kinds = {type(scheme) for design in designs for scheme in design.schemes}
     in_blocks = isinstance(first.design, PeopleBlocks)
@@ -125,7 +132,8 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         (in_blocks, _BLOCKS),
         (not in_blocks, _LISTS),
         (not in_blocks and not is_person, _ONE_PATH),
-        (is_bounded, _BOUNDS),
+        (is_bounded and unit == PERSON, _BOUNDS),
+        (unit == ORIGINAL, _COPIES),
         (is_bounded and in_blocks, _WITHIN),
         (True, _CHOICES if chooses else _FIXED),
         (True, _FRESH_EPOCHS if in_epochs else _FRESH_DRAWS),
@@ -276,7 +284,7 @@ def _private_sizes(run: ComposedSteps) -> list[str]:
         if part.population is None or part.neighboring_relation != "add_remove":
             continue
         unit, schemes = str(part.privacy_unit), part.design.schemes
-        if unit == PERSON:
+        if unit in OWNED:
             unit = schemes[-1].name  # whose units are hers
         last = {scheme.name: scheme for scheme in schemes}.get(unit)
         if isinstance(last, WithoutReplacement):

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.schemes import ORIGINAL, OWNED, PERSON
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 
 
 def protected_unit(step: GaussianStep) -> str:
     """Returns "one example"; of people also what of a person's is protected."""
-    if step.privacy_unit != PERSON:
-        return f"one {step.privacy_unit}"
-    return f"one person, {bounds_in_words(step.people)}"
+    return unit_in_words(str(step.privacy_unit), step.people)
+
+
+def unit_in_words(privacy_unit: str, people: PersonBounds | None) -> str:
+    """Returns the same of a privacy unit and its bounds."""
+    if privacy_unit not in OWNED:
+        return f"one {privacy_unit}"
+    bounds = bounds_in_words(people)
+    if privacy_unit == PERSON:
+        return f"one person, {bounds}"
+    return f"one original example with {bounds.replace('examples', 'copies', 1)}"
 
 
 def changed_unit(privacy_unit: str, neighboring_relation: str) -> str:
     """Returns what two neighbouring data sets differ by."""
+    if privacy_unit == ORIGINAL:
+        return {
+            "add_remove": "one example, with all of its copies, more or less",
+            "replace_one": "the content of one example, and of all of its copies, "
+            "replaced",
+            "zero_out": "the slots of one example and of all of its copies empty, or "
+            "filled,",
+        }[neighboring_relation]
     if privacy_unit == PERSON:
         return {
             "add_remove": "one person, with all of her examples, more or less",

@@ -14,6 +14,8 @@ from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.rates import inclusion_along
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
+    ORIGINAL,
+    OWNED,
     PERSON,
     MultistageSampling,
 )
@@ -102,7 +104,7 @@ def privacy_report(
     first = run.gaussian_steps[0]
     _check_people(people, first)
     worst = distribution = None
-    if first.privacy_unit == PERSON:
+    if first.privacy_unit in OWNED:
         spent = float(epsilon_of(run, delta=target, method=method))
     else:
         accounted = runs_of(run, None)
@@ -251,7 +253,7 @@ def _named_units(step: GaussianStep, index: int) -> dict[str, Any]:
     if level == 0:
         return {}
     units = tree.describe_path(level, int(paths.witness_index[index]))
-    return dict(zip(_tree_levels(step), units.values(), strict=False))
+    return dict(zip(tree_levels(step), units.values(), strict=False))
 
 
 def _by_level(
@@ -269,7 +271,7 @@ def _by_level(
     runs: dict[str, ComposedSteps] = {}
     unit = run.gaussian_steps[0].privacy_unit
     persons = (PERSON,) if people is not None or unit == PERSON else ()
-    for level in (*persons, *_tree_levels(run.gaussian_steps[0])):
+    for level in (*persons, *tree_levels(run.gaussian_steps[0])):
         if level == unit:
             values[level], runs[level] = spent, run
             continue
@@ -296,7 +298,7 @@ def run_at_level(
 
 def _worst_epsilon(run: ComposedSteps, delta: np.ndarray, method: str) -> float:
     """Epsilon of the privacy unit, of the paths that can be the worst."""
-    if run.gaussian_steps[0].privacy_unit == PERSON:
+    if run.gaussian_steps[0].privacy_unit in OWNED:
         return float(epsilon_of(run, delta=delta, method=method))
     accounted = runs_of(run, None)
     front = _front(accounted)
@@ -379,16 +381,19 @@ def _tree_step(run: ComposedSteps) -> GaussianStep | None:
 
     None of people, who are on no one path of it.
     """
-    parts = (part for part in run.gaussian_steps if part.privacy_unit != PERSON)
+    parts = (part for part in run.gaussian_steps if part.privacy_unit not in OWNED)
     return next((part for part in parts if part.population is not None), None)
 
 
-def _tree_levels(step: GaussianStep) -> tuple[str, ...]:
-    """Names of the levels that somebody owns: an episode is drawn, not owned."""
+def tree_levels(step: GaussianStep) -> tuple[str, ...]:
+    """Names of the levels that somebody owns: an episode is drawn, not owned.
+
+    Of examples with copies not those that hold one copy alone, which protects nobody.
+    """
     names = step.design.level_names
-    if isinstance(step.design, MultistageSampling):
-        return names
-    return tuple(name for name in names if name != EPISODE)
+    if not isinstance(step.design, MultistageSampling):
+        names = tuple(name for name in names if name != EPISODE)
+    return (*names[:-2], ORIGINAL) if step.privacy_unit == ORIGINAL else names
 
 
 def _at(array: np.ndarray, index: int) -> Any:

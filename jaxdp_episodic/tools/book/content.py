@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.step import ComposedSteps
 from jaxdp_episodic.accountant.questions.api import check_method
-from jaxdp_episodic.accountant.report.protected import bounds_in_words
+from jaxdp_episodic.accountant.report.protected import unit_in_words
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.tools.book.prices import (
     BookExhaustedError,
@@ -55,9 +54,7 @@ class Protected(NamedTuple):
     @property
     def words(self) -> str:
         """Whom a guarantee protects."""
-        unit = f"one {self.privacy_unit}"
-        if self.privacy_unit == PERSON:
-            unit += f", {bounds_in_words(self.people)}"
+        unit = unit_in_words(self.privacy_unit, self.people)
         return f"{unit} ({self.neighboring_relation})"
 
 

@@ -27,6 +27,7 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
+    ORIGINAL,
     PERSON,
     MultistageSampling,
     Poisson,
@@ -38,6 +39,7 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.accountant.questions.attacker import upper_delta
 from jaxdp_episodic.accountant.questions.intervals import epsilon_interval
+from jaxdp_episodic.accountant.report.report import tree_levels
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import parse_json, plain
 from jaxdp_episodic.files.toml_file import to_toml
@@ -166,11 +168,13 @@ def _levels(request: Any, _: Any) -> dict[str, Any]:
     rows = []
     step = request.step
     people = (PERSON,) if step.privacy_unit == PERSON else ()
-    for level in (*people, *step.design.level_names):
+    is_copied = step.privacy_unit == ORIGINAL
+    levels = tree_levels(step) if is_copied else step.design.level_names
+    for level in (*people, *levels):
         row: dict[str, Any] = {"level": level}
         rows.append(row)
         try:
-            bounds = step.people if level == PERSON else None
+            bounds = step.people if level == step.privacy_unit else None
             other = dataclasses.replace(step, privacy_unit=level, people=bounds)
             value = float(epsilon(other, **asked))
             row |= {"epsilon": value, "text": upward(value, _DIGITS)}

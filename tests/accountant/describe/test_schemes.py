@@ -76,7 +76,7 @@ def test_an_exact_population_must_be_given():
         WithoutReplacement("pupil", size=8, population=8, population_is_exact=1)  # pyright: ignore[reportArgumentType] # the wrong type is the test
 
 
-@pytest.mark.parametrize("name", ["step", "person", "", "x" * 5000])
+@pytest.mark.parametrize("name", ["step", "person", "original", "", "x" * 5000])
 def test_reserved_and_endless_names_are_refused(name):
     with pytest.raises(ValueError, match="^name must.{,200}$"):
         Poisson(name, sampling_probability=0.1)

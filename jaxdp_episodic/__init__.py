@@ -52,7 +52,7 @@ from jaxdp_episodic.accountant.questions.profile import privacy_profile
 from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.accountant.report.report import privacy_report
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "AdaptiveRun",

@@ -392,7 +392,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 72_400,
+    "jaxdp_episodic": 72_650,
     "jaxdp_episodic/accountant/describe": 4_100,
     "jaxdp_episodic/accountant/losses": 7_250,
     "jaxdp_episodic/accountant/methods": 7_700,
@@ -407,7 +407,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/gradient": 1_200,
     "jaxdp_episodic/trainer/learners": 2_250,
     "jaxdp_episodic/trainer/statistics": 1_450,
-    "jaxdp_episodic/trainer/run": 7_150,
+    "jaxdp_episodic/trainer/run": 7_320,
     "jaxdp_episodic/trainer/audit": 2_150,
     "jaxdp_episodic/tools/requests": 1_000,
     "jaxdp_episodic/tools/sweep": 1_400,

@@ -97,8 +97,18 @@ def _classes(release: Any, support: Examples, queries: Examples) -> _Answers:
                 "none of them can be right"
             )
     columns["predicted"] = found.labels.tolist()
-    columns["score"] = found.scores.max(axis=1).astype(float).tolist()
+    name = "probability" if found.is_calibrated else "score"
+    columns[name] = found.scores.max(axis=1).astype(float).tolist()
+    if not found.is_calibrated:
+        said.append(_why_no_probability(release.calibration))
     return columns, said
+
+
+def _why_no_probability(calibration: Any) -> str:
+    head = "score orders predictions, it is no probability: "
+    if calibration is None:
+        return f"{head}the release is not calibrated"
+    return f"{head}the release is calibrated for {calibration}"
 
 
 def _values(release: Any, support: Examples, queries: Examples) -> _Answers:

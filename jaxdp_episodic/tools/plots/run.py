@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.tools.plots.figures import new_figure, plain, save
+from jaxdp_episodic.trainer.run.calibration import Reliability
 from jaxdp_episodic.trainer.run.evaluation import Score
 
 _BLACK = "#333333"
@@ -83,6 +84,30 @@ def draw_run(
     label = "step" if has_course or np.isinf(target_epsilon) else "epsilon (nats)"
     below[-1].set_xlabel(f"{label}\n\n{meaning}" if meaning else label)
     plain(*panels, *below)
+    save(figure, path, is_private=True)
+
+
+def draw_reliability(path: Path, found: Mapping[str, Reliability]) -> None:
+    """Draws accuracy by probability for each held-out part, and how many queries.
+
+    Readable by its owner only.
+    """
+    figure = new_figure(4.6, 5.2)
+    upper, lower = figure.subplots(
+        2, sharex=True, gridspec_kw={"height_ratios": (3, 1)}
+    )
+    upper.plot([0, 1], [0, 1], color=_BLACK, ls=":", lw=1, label="exact")
+    for (split, one), (color, marker) in zip(found.items(), _STYLES, strict=False):
+        label = f"{split}, error {one.error:.3f}"
+        line = {"color": color, "marker": marker, "ms": 4.5}
+        upper.plot(one.probability, one.accuracy, label=label, **line)
+        shares = np.array(one.counts) / sum(one.counts)
+        lower.plot(one.probability, shares, **line)
+    upper.set(ylim=(0, 1.02), xlim=(0, 1.02), ylabel="share that is right")
+    upper.legend(frameon=False, loc="upper left")
+    lower.set(ylim=(0, None), ylabel="share of queries")
+    lower.set_xlabel("probability of the predicted class (mean of a bin)")
+    plain(upper, lower)
     save(figure, path, is_private=True)
 
 

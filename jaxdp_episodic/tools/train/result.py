@@ -17,7 +17,7 @@ from jaxdp_episodic.accountant.report.adaptive_words import (
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.tools.book.check_in import Paid
-from jaxdp_episodic.tools.plots.run import draw_run
+from jaxdp_episodic.tools.plots.run import draw_reliability, draw_run
 from jaxdp_episodic.tools.train.booked import facts_of_book, statement_of_book
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.contributions import found_in
@@ -31,6 +31,7 @@ from jaxdp_episodic.trainer.run.trainer import Trainer
 
 REPORT = "report.md"
 PICTURE = "report.png"
+RELIABILITY = "reliability.png"
 RELEASE = "release"
 
 
@@ -136,7 +137,9 @@ def finished(
     for split, score in without_noise.items():
         value = f"{score['name']} {score['mean']:.4f}, not private"
         private_facts = {**private_facts, f"{split} without noise": value}
-    picture = None
+    picture, stages = None, []
+    if selection is not None:
+        stages = [*selection.table(), *selection.reliability_table()]
     if importlib.util.find_spec("matplotlib") is None:
         console.print("no picture: matplotlib, of the extra [plot], is not installed")
     else:
@@ -157,13 +160,16 @@ def finished(
             meaning=meaning_of(trainer),
             is_guarantee=isinstance(trainer, AdaptiveTrainer),
         )
+        if selection is not None and selection.reliability:
+            draw_reliability(folder / RELIABILITY, selection.reliability)
+            stages += ["", f"![accuracy against probability]({RELIABILITY})"]
     page = markdown_report(
         records,
         title=title,
         facts=private_facts,
         statement=said.statement,
         picture=picture,
-        stages=[] if selection is None else selection.table(),
+        stages=stages,
     )
     write_atomically(folder / REPORT, page, is_private=True)
     write_release(folder / RELEASE, trainer, folder, said)

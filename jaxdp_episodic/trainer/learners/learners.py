@@ -32,7 +32,7 @@ from jaxdp_episodic.trainer.learners.episode import Episode
 
 Apply = Callable[[Any, Array], Array]
 
-_ABSENT = -1e9  # logit of a class without support: its softmax is 0
+ABSENT = -1e9  # logit of a class without support: its softmax is 0
 # Logits beside features of norm 1. Chosen with validation and test scores of six
 # development sets in view, where 0.05 to 0.2 do no harm; only mnist and the phosphor
 # icons were kept for the end (experiments/kinds_of_data.py).
@@ -117,7 +117,7 @@ class ProtoNet:
             # Differences, not |q|^2 - 2 q.p + |p|^2, which cancels for near points.
             apart = embedded.query_inputs[:, None, :] - prototypes[None]
             logits = -jnp.sum(jnp.square(apart), axis=-1)
-        return jnp.where(count > 0, self.temperature * logits, _ABSENT)
+        return jnp.where(count > 0, self.temperature * logits, ABSENT)
 
     def _rotated(self, embedded: Episode, by: int) -> Episode:
         """The episode with every class's examples rotated by this many slots."""

@@ -173,7 +173,7 @@ class Evaluation:
       seed: of the episodes.
 
     Attributes:
-      data: as given.
+      data, ways, shots, queries: as given.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -208,7 +208,8 @@ class Evaluation:
             WithoutReplacement(name, size=size)
             for name, size in zip(names, drawn, strict=True)
         ]
-        self._is_regression, self._shots, self._ways = ways is None, shots, ways
+        self._is_regression, self.shots, self.ways = ways is None, shots, ways
+        self.queries, self._seed = queries, seed
         most = int(np.max(data.population.children_counts[len(names) - 2], initial=0))
         if ways is not None and ways > most:
             raise ValueError(
@@ -246,7 +247,7 @@ class Evaluation:
 
     def episodes(self, learner: Any, params: Any) -> EpisodeScores:
         """Returns the scores of each class of each episode that has a query."""
-        learner = for_ways(learner, self._ways)
+        learner = for_ways(learner, self.ways)
         scores, weights = [], []
         with closing(self._blocks()) as blocks:
             for block in blocks:
@@ -254,7 +255,7 @@ class Evaluation:
                     params,
                     block,
                     learner=learner,
-                    shots=self._shots,
+                    shots=self.shots,
                     is_regression=self._is_regression,
                     encoding=code_of(self.data),
                 )
@@ -270,6 +271,24 @@ class Evaluation:
             )
         groups, kind = self._groups[used], self._is_regression
         return EpisodeScores(sums[used], queries[used], groups, kind)
+
+    def with_shots(self, shots: int, num_episodes: int) -> Evaluation:
+        """Returns an evaluation on the same data with other episodes."""
+        how = {"ways": self.ways, "queries": self.queries, "seed": self._seed}
+        return Evaluation(self.data, shots=shots, num_episodes=num_episodes, **how)
+
+    def logits(self, learner: Any, params: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns each query's logits, (Q, ways) float64, and its class, (Q,)."""
+        learner, found = for_ways(learner, self.ways), []
+        how = {"shots": self.shots, "encoding": code_of(self.data)}
+        with closing(self._blocks()) as blocks:
+            for block in blocks:
+                arrays = logits_of_block(params, block, learner=learner, **how)
+                logits, targets, mask = map(np.asarray, arrays)
+                is_there = (mask > 0) & (block.unit_mask > 0)[:, None]
+                found.append((logits[is_there], targets[is_there]))
+        logits, targets = map(np.concatenate, zip(*found, strict=True))
+        return logits.astype(np.float64), targets
 
     def _blocks(self) -> Generator[Block, None, None]:
         """The episodes, gathered anew each time: all at once they may not fit."""
@@ -292,6 +311,21 @@ def for_ways(learner: Any, ways: int | None) -> Any:
     if isinstance(learner, ProtoNet | Classifier) and ways is not None:
         return dataclasses.replace(learner, ways=ways)
     return learner
+
+
+@functools.partial(jax.jit, static_argnames=("learner", "shots", "encoding"))
+def logits_of_block(
+    params: Any, block: Any, *, learner: Any, shots: int, encoding: str | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns (J, Q, ways) logits of the queries, their classes and their mask."""
+
+    def one(block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        block = decoded(as_trained(block, training_dtype(params)), encoding)
+        episode = to_episode(block, shots=shots, is_regression=False)
+        logits = learner.predict(params, episode)
+        return logits, episode.query_targets, episode.query_mask
+
+    return jax.lax.map(one, block)
 
 
 @functools.partial(

@@ -37,6 +37,7 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.models import built_module, split_model
 from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
 from jaxdp_episodic.trainer.learners.untrained import as_they_are
+from jaxdp_episodic.trainer.run.calibration import calibration_of
 from jaxdp_episodic.trainer.run.evaluation import for_ways
 from jaxdp_episodic.trainer.run.parts import OWN
 from jaxdp_episodic.trainer.run.release import (
@@ -117,6 +118,9 @@ def load_release(
         fixed = _features(told["features"], features)
         dtype = np.dtype(_validation.choice("dtype", told["dtype"], _DTYPES))
         source = _source(told["source"])
+        calibration = told.get("calibration")  # of older releases there is none
+        if calibration is not None:
+            calibration = calibration_of(_table("calibration", calibration))
         if fixed is None and seen != shape:
             raise ValueError(
                 f"example_shape must be feature_shape, {list(seen)}, where there are "
@@ -131,7 +135,8 @@ def load_release(
     statement = _text(folder / STATEMENT)
     with _named(folder / FACTS):
         facts = _table("it", read_json(folder / FACTS, max_bytes=_MOST_TEXT))
-    return Release(stage, made, params, fixed, shape, dtype, source, statement, facts)
+    how = shape, dtype, source, statement, facts, calibration
+    return Release(stage, made, params, fixed, *how)
 
 
 def _refuse_links(folder: Path) -> None:

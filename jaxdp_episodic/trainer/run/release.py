@@ -26,6 +26,7 @@ from jaxdp_episodic.trainer.learners.learners import (
     Supervised,
 )
 from jaxdp_episodic.trainer.learners.untrained import Ridge, as_they_are
+from jaxdp_episodic.trainer.run.calibration import Calibration
 from jaxdp_episodic.trainer.run.parts import OWN
 from jaxdp_episodic.trainer.run.report import flat_arrays
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
@@ -129,7 +130,7 @@ def described_release(trainer: Any) -> dict[str, Any]:
     recipe, stage = dict(trainer.recipe), trainer.released
     features = list(trainer.data.features.shape[1:])
     shape, model = features, recipe.pop("model", {OWN: True})
-    name = stage.name
+    name, calibration = stage.name, calibration_for(trainer)
     if not trainer.has_public_accounting:  # nor is the number of a step
         name = name.partition("@")[0]
     if isinstance(stage.learner, Started):
@@ -139,6 +140,7 @@ def described_release(trainer: Any) -> dict[str, Any]:
             "format": FORMAT,
             "version": VERSION,
             "stage": name,
+            "calibration": calibration and calibration._asdict(),
             "learner": described_learner(stage.learner),
             "has_own_learner": described_learner(trainer.learner)["type"] == OWN,
             "model": {**model, "input_shape": shape},
@@ -149,6 +151,13 @@ def described_release(trainer: Any) -> dict[str, Any]:
             "source": recipe.pop("source", {}),
         }
     )
+
+
+def calibration_for(trainer: Any) -> Calibration | None:
+    """Returns the temperatures of what is released; None: scores, no probabilities."""
+    chosen = trainer.selection
+    is_now = chosen is not None and chosen.step == trainer.num_steps_taken
+    return chosen.calibration if is_now else None
 
 
 def described_learner(learner: Any) -> dict[str, Any]:

@@ -9,12 +9,19 @@ few say little of others, the last stage is compared with the features alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxdp_episodic.trainer.run.apart import found_in_both, protects_people
+from jaxdp_episodic.trainer.run.calibration import (
+    Calibration,
+    Reliability,
+    calibrated,
+    reliability,
+)
 from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation, Score
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, STAGES
 from jaxdp_episodic.trainer.run.stages import STEPS, Stage
@@ -39,6 +46,9 @@ class Selection(NamedTuple):
         and the standard error of that; see `EpisodeScores.ahead_of`. Empty if nothing
         was chosen.
       num_classes: on how many classes (tasks) of the split stages were compared.
+      calibration: temperatures of probabilities, fitted on the same split; None: its
+        learner has none, or nothing was chosen.
+      reliability: of these probabilities, on each split.
     """
 
     stage: Stage
@@ -48,6 +58,8 @@ class Selection(NamedTuple):
     scores: Mapping[str, Mapping[str, Score]]
     behind: Mapping[str, tuple[float, float]]
     num_classes: int = 0
+    calibration: Calibration | None = None
+    reliability: Mapping[str, Reliability] = MappingProxyType({})
 
     @property
     def words(self) -> str:
@@ -57,12 +69,14 @@ class Selection(NamedTuple):
                 f"Released is the last stage of the run, {self.stage.name!r}. No "
                 f"choice among its stages was made: {self.reason}."
             )
+        also = self.calibration and " The temperatures of probabilities fit them, too."
         return (
             f"Released is the stage {self.stage.name!r} of the run: of "
             f"{', '.join(map(repr, self.behind))}, the simplest within a standard "
-            f"error of the best on the held-out data {self.split!r}. **Who is in "
-            "those is not protected**: the guarantee is about the training data, which "
-            "they are no part of, and covers nothing that the choice tells of them."
+            f"error of the best on the held-out data {self.split!r}.{also or ''} **Who "
+            "is in those is not protected**: the guarantee is about the training data, "
+            "which they are no part of, and covers nothing that the choice tells of "
+            "them."
         )
 
     def without_step(self) -> Selection:
@@ -88,6 +102,18 @@ class Selection(NamedTuple):
             shown = f"**{name}**" if name == self.stage.name else name
             lines.append(f"| {' | '.join([shown, *cells])} |")
         return lines
+
+    def reliability_table(self) -> list[str]:
+        """Returns how reliable probabilities are as lines of Markdown."""
+        if self.calibration is None:
+            return []
+        ece = ", ".join(f"{r.error:.3f} on {n}" for n, r in self.reliability.items())
+        return [
+            "",
+            f"Probabilities are calibrated for {self.calibration}. Expected "
+            f"calibration error: {ece} (0: of predictions with probability p, a share "
+            "p is right).",
+        ]
 
     def record(self) -> dict[str, Any]:
         """Returns what the log says of it: the name is public, the scores are not."""
@@ -160,15 +186,31 @@ class Scoring:
             number = by_split[released].num_classes
             by_name = {stage.name: stage for stage in (*stages, *early)}
             chosen = by_name[released]
+        found = self._reliability(chosen)
         shown = {
             name: {split: one.score() for split, one in of_stage.items()}
             for name, of_stage in scores.items()
             if of_stage
         }
         self._run.selection = Selection(
-            chosen, taken, self.split, self.reason, shown, behind, number
+            chosen, taken, self.split, self.reason, shown, behind, number, *found
         )
         return self._run.selection
+
+    def _reliability(
+        self, stage: Stage
+    ) -> tuple[Calibration | None, dict[str, Reliability]]:
+        """Calibrates what is released, on what chose it and on nothing else."""
+        how = stage.learner, stage.params
+        if self.split is None:
+            return None, {}
+        found = calibrated(self._evaluations[self.split], *how)
+        if found is None:
+            return None, {}
+        return found, {
+            name: reliability(one, *how, found.temperature(one.shots))
+            for name, one in self._evaluations.items()
+        }
 
     def _of(self, stage: Stage) -> dict[str, EpisodeScores]:
         """A stage's scores, computed once; those of steps once after each."""

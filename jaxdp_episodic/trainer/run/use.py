@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
 from jaxdp_episodic.trainer.data.ids import id_array
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.learners import Classifier, Supervised
+from jaxdp_episodic.trainer.run.calibration import Calibration
 from jaxdp_episodic.trainer.run.evaluation import for_ways
 
 # Queries of a call, at most, and their inputs' bytes.
@@ -30,13 +32,17 @@ class Classified(NamedTuple):
     Attributes:
       labels: (Q,) the class of each query whose score is the largest.
       classes: (W,) the classes of the support, sorted.
-      scores: (Q, W) softmax of the learner's logits: what its training took them for.
-        They order the classes; that they are frequencies nobody has checked.
+      scores: (Q, W) softmax of the learner's logits, divided by the release's
+        temperature if it is calibrated. Each row sums to 1.
+      is_calibrated: whether the scores are probabilities: the temperature was fitted to
+        held-out classes, for such numbers of classes and of labelled examples. If not,
+        scores only order the classes.
     """
 
     labels: np.ndarray
     classes: np.ndarray
     scores: np.ndarray
+    is_calibrated: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +63,8 @@ class Release:
       source: what is known of the training data's files, plain values.
       statement: of the run's privacy (Markdown).
       facts: of the run, plain values.
+      calibration: what its temperatures were fitted on; None: scores order the classes
+        and are no probabilities.
     """
 
     stage: str
@@ -68,6 +76,7 @@ class Release:
     source: Mapping[str, Any]
     statement: str
     facts: Mapping[str, Any]
+    calibration: Calibration | None = None
 
     @property
     def is_regression(self) -> bool:
@@ -133,9 +142,12 @@ class Release:
                 f"{type(self.learner).__name__} was trained to tell apart, got "
                 f"{len(classes)}"
             )
-        logits = logits - logits.max(axis=1, keepdims=True)
-        scores = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        return Classified(classes[logits.argmax(axis=1)], classes, scores)
+        found, shots = self.calibration, len(ids) / len(classes)
+        temperature = 1.0 if found is None else found.temperature(shots)
+        is_calibrated = found is not None and found.covers(len(classes), shots)
+        scores = scipy.special.softmax(logits / temperature, axis=1)
+        labels = classes[logits.argmax(axis=1)]
+        return Classified(labels, classes, scores, is_calibrated)
 
     def predict(self, support: Any, targets: Any, queries: Any) -> np.ndarray:
         """Returns (Q,) float32 values of a task's queries, by its support.

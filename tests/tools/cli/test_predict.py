@@ -28,7 +28,7 @@ NEAREST = {
 }
 
 
-def released(folder, *, learner=NEAREST, shape=SHAPE, source=None):
+def released(folder, *, learner=NEAREST, shape=SHAPE, source=None, calibration=None):
     """A release of features as they are: nothing has to be trained for it."""
     (folder / "log.jsonl").write_text("")
     export_run(
@@ -41,6 +41,7 @@ def released(folder, *, learner=NEAREST, shape=SHAPE, source=None):
             "format": "jaxdp-episodic release",
             "version": 1,
             "stage": "features",
+            "calibration": calibration,
             "learner": learner,
             "has_own_learner": False,
             "model": {"input_shape": list(shape)},
@@ -106,6 +107,29 @@ def test_folders_of_classes(folder, predict):
     _, said = predict(release, folder / "support", folder / "queries")
     assert "accuracy  0.5000" in said and "3 queries are of classes that" in said
     assert "no images in 'void': left out" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("shots", "name", "said_why"),
+    [
+        ([1, 4], "probability", ""),
+        ([1], "score", "calibrated for episodes of 2 classes with 1 labelled examples"),
+        (None, "score", "it is no probability: the release is not calibrated"),
+    ],
+)
+def test_probabilities_only_where_they_are_calibrated(
+    folder, predict, shots, name, said_why
+):
+    calibration = shots and {"ways": 2, "shots": shots, "temperatures": [50.0]}
+    if shots:
+        calibration["temperatures"] *= len(shots)
+    release = released(folder, calibration=calibration)
+    out = folder / "found.csv"
+    code, said = predict(release, folder / "support", folder / "queries", out=out)
+    assert code == 0 and said.splitlines()[0].split()[-1] == name
+    assert said_why in said and ("is no probability" in said) == bool(said_why)
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert all((float(row[name]) < 0.7) == bool(shots) for row in rows)
 
 
 def test_images_and_folders_of_them(folder, predict):

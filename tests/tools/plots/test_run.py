@@ -5,7 +5,8 @@ import math
 import pytest
 
 from jaxdp_episodic.tools.plots import run
-from jaxdp_episodic.tools.plots.run import draw_run
+from jaxdp_episodic.tools.plots.run import draw_reliability, draw_run
+from jaxdp_episodic.trainer.run.calibration import Reliability
 from jaxdp_episodic.trainer.run.evaluation import Score
 
 pytest.importorskip("matplotlib").use("Agg")
@@ -102,3 +103,9 @@ def test_without_noise_and_without_logs(drawn):
     assert not scores.lines
     (text,) = bottom.texts
     assert text.get_text() == "no noise: epsilon is infinite"
+
+
+def test_reliability_of_each_part_against_the_diagonal(tmp_path):
+    one = Reliability((0.5, 0.9), (0.7, 0.8), (1, 3))
+    draw_reliability(tmp_path / "r.png", {"validation": one, "test": one})
+    assert (tmp_path / "r.png").stat().st_mode & 0o077 == 0

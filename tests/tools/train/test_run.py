@@ -102,6 +102,7 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
         "release",
         "report.md",
         "report.png",
+        "reliability.png",
     }
     assert "validation  accuracy 0." in printed.out
     assert "target 8, delta 1e-05, one example" in printed.out

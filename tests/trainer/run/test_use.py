@@ -522,6 +522,7 @@ def test_a_release_names_no_number_of_units(plain):
     assert told.keys() == {
         *("format", "version", "stage", "learner", "has_own_learner", "model"),
         *("features", "feature_shape", "example_shape", "dtype", "source"),
+        "calibration",
         "parameters",
     }
     assert told["learner"]["ways"] == 3 and told["learner"]["apply"] == "model"

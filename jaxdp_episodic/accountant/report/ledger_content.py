@@ -1,4 +1,4 @@
-"""What a ledger says, and what follows for the accountant."""
+"""What a run's file says, and what follows for the accountant."""
 
 from __future__ import annotations
 
@@ -18,46 +18,24 @@ class Opening(NamedTuple):
 
 
 class LedgerContent(NamedTuple):
-    """What a ledger says.
+    """What the file of a run says."""
 
-    Attributes:
-      run: the run's random name.
-      target_epsilon: of the run; ``inf`` without privacy.
-      delta: of the run.
-      is_seeded: draws and noise came from a seed that somebody knows.
-      planned: steps in epochs whose number was fixed in advance; None of others.
-      groups: steps, and how many of each were charged, in order.
-      openings: only those whose environment is not that of the one before.
-      is_closed: the last process ended in order.
-      adaptive: of a run that chooses on the way, its budget at the start; else None.
-      options: of such a run the name of the option of each group.
-      has_ended: such a run has chosen to end.
-      book: name of the book that the run is charged to, by which it goes on; None of
-        others, and of those that earlier versions began.
-      search: of one run of a search the search's name, that of its entry in the book;
-        None as of ``book``.
-    """
-
-    run: str
-    target_epsilon: float
+    run: str  # its random name
+    target_epsilon: float  # inf without privacy
     delta: float
-    is_seeded: bool
-    planned: int | None
-    groups: tuple[tuple[GaussianStep, int], ...]
-    openings: tuple[Opening, ...]
-    is_closed: bool
-    adaptive: AdaptiveBudget | None = None
-    options: tuple[str, ...] = ()
-    has_ended: bool = False
-    book: str | None = None
-    search: str | None = None
+    is_seeded: bool  # draws and noise came from a known seed
+    planned: int | None  # number of steps in epochs, if it was fixed in advance
+    groups: tuple[tuple[GaussianStep, int], ...]  # kinds of steps, and how many charged
+    openings: tuple[Opening, ...]  # with an environment other than the one before
+    is_closed: bool  # the last process ended in order
+    adaptive: AdaptiveBudget | None = None  # budget of an adaptive run at its start
+    options: tuple[str, ...] = ()  # of an adaptive run, the option of each group
+    has_ended: bool = False  # an adaptive run has chosen to end
+    book: str | None = None  # name of the book to which the run is charged
+    search: str | None = None  # name of the search of which the run is part
 
     def refuse_other_book(self, book: str | None) -> None:
-        """Refuses to go on with a run but by the book that it is charged to.
-
-        Raises:
-          ValueError: the run names another one than ``book``.
-        """
+        """Raises ValueError if the run is charged to a book other than this one."""
         if self.book not in (None, book):
             given = "none" if book is None else f"{book[:12]}…"
             raise ValueError(
@@ -71,17 +49,18 @@ class LedgerContent(NamedTuple):
         return self.groups[-1][0] if self.adaptive is None else self.adaptive.a_step
 
     @property
-    def adaptive_taken(self) -> AdaptiveBudget | None:
-        """Of a run that chose on the way: its budget after all that was charged.
+    def choices(self) -> list[str]:
+        """The charged options of an adaptive run, in order."""
+        groups = zip(self.options, self.groups, strict=False)  # none of planned runs
+        return [name for name, (_, count) in groups for _ in range(count)]
 
-        Raises:
-          ValueError: more was charged than there was.
-        """
+    @property
+    def adaptive_taken(self) -> AdaptiveBudget | None:
+        """The budget of an adaptive run after all charges; ValueError if exceeded."""
         budget = self.adaptive
         if budget is not None:
-            for name, (_, count) in zip(self.options, self.groups, strict=True):
-                for _ in range(count):
-                    budget = budget.charge(name)
+            for name in self.choices:
+                budget = budget.charge(name)
         return budget
 
     @property
@@ -95,23 +74,17 @@ class LedgerContent(NamedTuple):
         return sum(count for _, count in self.groups_owed())
 
     def run_charged(self) -> tuple[GaussianStep | ComposedSteps, int | None]:
-        """Returns ``(step, num_steps)`` for the accountant: what is owed.
-
-        That is what was charged, and within an epoch, unless the plan ended there, what
-        is left of the epoch: the file does not know why its run ended.
-        """
+        """Returns ``(step, num_steps)`` for the accountant: what is owed."""
         groups = self.groups_owed()
         if len(groups) == 1:
             return groups[0]
         return compose(*groups), None
 
     def groups_owed(self) -> list[tuple[GaussianStep, int]]:
-        """Returns ``groups``, those to account for in place of those charged.
+        """Returns the steps to account for: whole epochs; of adaptive runs the budget.
 
-        Of a run that chose on the way they are its budget, which is what it owes.
-
-        Raises:
-          NotImplementedError: a budget that is no fixed run's.
+        An epoch that was begun counts whole: the file does not know why its run ended.
+        NotImplementedError: an adaptive budget that no fixed run has.
         """
         if self.adaptive is not None:
             fixed = self.adaptive.as_fixed()

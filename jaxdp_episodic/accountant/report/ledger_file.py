@@ -24,6 +24,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -73,7 +74,7 @@ _HASH_BYTES = 76
 
 
 class LedgerError(ValueError):
-    """A run's file that is damaged, edited, or another run's; the message says."""
+    """A run's file that is damaged, edited, or another run's."""
 
 
 class Charge(NamedTuple):
@@ -89,7 +90,7 @@ refusing = partial(refusing_as, damaged=LedgerError)
 
 
 def text_hash(kind: str, key: str, value: str) -> bytes:
-    """Returns what a row of texts is known by."""
+    """Returns the hash of a row of texts."""
     return hashlib.sha256("\0".join((kind, key, value)).encode()).digest()
 
 
@@ -100,18 +101,14 @@ def next_hash(before: bytes, number: int, step: bytes, session: str) -> bytes:
 
 
 def described(step: Mapping[str, Any] | None) -> str:
-    """Returns the text of a step; None of a run that chooses, whose budget has it."""
+    """Returns the text of a step; "null" in adaptive runs."""
     return json.dumps(step, sort_keys=True)
 
 
 def facts_text(
     run: str, *, epsilon: float, delta: float, is_seeded: bool, **more: Any
 ) -> str:
-    """Returns what a run's file says of the run; of ``more`` what is not None.
-
-    That may be ``planned`` (steps, in epochs), ``adaptive`` (a budget), ``book`` and
-    ``search`` (names).
-    """
+    """Returns what a run's file says of the run, with what is given of ``more``."""
     known = {
         "format": FORMAT,
         "version": VERSION,
@@ -124,33 +121,38 @@ def facts_text(
     return json.dumps(known, allow_nan=False)
 
 
-class RunFile:
-    """The file of a run, open for reading; a context manager.
+def _lacks_log(path: Path) -> bool:
+    """Whether a file says that it has a write-ahead log, and there is none.
 
-    Attributes:
-      facts: what the run is.
-      start: the hash that the first charge follows.
-      steps: by key the kinds of steps: name, description as JSON, and hash.
-
-    Raises:
-      OSError: it cannot be read.
-      LedgerError: no run's file, of another version, damaged or edited.
+    It was copied without the log, or the log was deleted: charges may be gone.
     """
+    log = path.with_name(path.name + "-wal")
+    if log.exists():
+        return False
+    # Without locks SQLite opens no file with such a log. To look into the file by
+    # ourselves would drop the locks that this process has on it.
+    with closing(connect(path, "ro&nolock=1")) as db:
+        try:
+            db.execute("PRAGMA journal_mode")
+        except sqlite3.Error as error:
+            is_in_log = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN
+            return is_in_log and not log.exists()
+    return False
+
+
+class RunFile:
+    """The file of a run, open for reading and checked; a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        log = path.with_name(path.name + "-wal")
-        has_log = log.exists() and log.stat().st_size > 0
         try:
             check_plain_file(path)
             refuse_lost_commits(path)
         except ValueError as error:
             raise LedgerError(str(error)) from None
         with refusing(path):
+            self.lacks_log = _lacks_log(path)
             self._db = self._connected()
-            # Copied without it while a process wrote, it lacks what that charged.
-            (mode,) = self._db.execute("PRAGMA journal_mode").fetchone()
-            self.lacks_log = mode == "wal" and not has_log
             try:
                 self._check()
             except BaseException:
@@ -158,7 +160,8 @@ class RunFile:
                 raise
 
     def _connected(self) -> sqlite3.Connection:
-        db = connect(self.path, "ro")
+        # A reader makes an empty log where there is none, unless told otherwise.
+        db = connect(self.path, "ro&immutable=1" if self.lacks_log else "ro")
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_DESCRIBED)
         try:
             db.execute("BEGIN")
@@ -199,7 +202,7 @@ class RunFile:
         return LedgerError(f"{self.path} was edited or damaged: {what}")
 
     def texts(self, kind: str) -> Iterator[tuple[int, str, str]]:
-        """Yields key of the row, key and value of the texts of a kind, in order."""
+        """Yields row key, key and value of the texts of a kind, in order."""
         size = 0
         for place, key, value, digest in self._db.execute(
             "SELECT id, key, value, hash FROM texts WHERE kind = ? ORDER BY id", (kind,)
@@ -214,7 +217,7 @@ class RunFile:
             yield place, key, value
 
     def charges(self) -> Iterator[Charge]:
-        """Yields the charges in order, after checking each."""
+        """Yields the charges in order, each checked."""
         sessions = {place: key for place, key, _ in self.texts(OPENING)}
         before, count = self.start, 0
         for number, step, session, digest in self._db.execute(
@@ -247,10 +250,14 @@ class RunFile:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the last process that took it up has let go of it in order."""
+        """Whether the last process that took it up ended in order."""
+        return not self.lacks_log and self._says_closed
+
+    @property
+    def _says_closed(self) -> bool:
         opened = [key for _, key, _ in self.texts(OPENING)]
         closed = {key for _, key, _ in self.texts(CLOSED)}
-        return not self.lacks_log and (not opened or opened[-1] in closed)
+        return not opened or opened[-1] in closed
 
     def log(self) -> list[dict[str, Any]]:
         """Returns the records of the run's log."""
@@ -258,7 +265,7 @@ class RunFile:
             return [as_json(self.path, value) for _, _, value in self.texts(LOG)]
 
     def close(self) -> None:
-        """Lets the file go."""
+        """Closes the file."""
         self._db.close()
 
     def __enter__(self) -> Self:
@@ -269,12 +276,7 @@ class RunFile:
 
 
 class OldLedger:
-    """A ledger of the version before; attributes and errors are those of `RunFile`.
-
-    One JSON value a line: the first says what the run is, and those that follow what
-    happened; ``1`` is a charge. The hash at the end of each other line is of all bytes
-    of the file before it.
-    """
+    """A ledger of version 0.2: JSON lines with hashes; a line ``1`` is a charge."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._text = path, ""
@@ -335,7 +337,6 @@ class OldLedger:
         self.charged, self.is_closed = self.charged + 1, False
 
     def _take(self, record: dict[str, Any], header: dict[str, Any]) -> None:
-        """Takes up a record behind the first."""
         if record.get("charged", self.charged) != self.charged:
             raise LedgerError(f"{self.path}: a count is not that of the lines before")
         if "adaptive" in record:
@@ -376,7 +377,7 @@ class OldLedger:
 
 
 def run_file(path: Path) -> Any:
-    """Opens what a run was charged: a run's folder, its file, or an old ledger."""
+    """Opens a run's folder, its file, or a ledger of version 0.2."""
     if path.is_dir():
         is_old = not (path / STORE).exists() and (path / OLD_LEDGER).exists()
         path = path / (OLD_LEDGER if is_old else STORE)
@@ -385,16 +386,7 @@ def run_file(path: Path) -> Any:
 
 
 def read_ledger(path: Path) -> LedgerContent:
-    """Returns what a run was charged, after checking all of it.
-
-    Time grows with the number of steps (seconds for a million), memory does not.
-
-    Args:
-      path: of a run's folder, its file, or a ledger of the version before.
-
-    Raises:
-      OSError, LedgerError: as of `RunFile`.
-    """
+    """Returns what a run was charged, after checking all of it."""
     with refusing(path), run_file(path) as run:
         return content_of(run)
 
@@ -438,7 +430,7 @@ def content_of(run: Any) -> LedgerContent:
 def step_of(
     path: Path, adaptive: AdaptiveBudget | None, name: str, text: str
 ) -> GaussianStep:
-    """Returns the step that a text describes; of a run that chooses its name's."""
+    """Returns the step that a text describes; of an adaptive run that of its name."""
     if adaptive is not None:
         return or_refused(path, adaptive.option, name)
     step = or_refused(path, GaussianStep.from_dict, as_json(path, text), where="step")
@@ -448,7 +440,7 @@ def step_of(
 
 
 def checked_facts(path: Path, text: str) -> dict[str, Any]:
-    """Returns what a file says of its run; refuses another file or version."""
+    """Returns what a file says of its run; refuses other files and versions."""
     facts = as_json(path, text)
     if not isinstance(facts, Mapping) or facts.get("format") != FORMAT:
         raise LedgerError(f"{path}: no run: format must be {FORMAT!r}")
@@ -474,7 +466,7 @@ def checked_facts(path: Path, text: str) -> dict[str, Any]:
 
 
 def as_json(path: Path, text: str | bytes) -> Any:
-    """Returns what a text says; what is no JSON is the file's damage."""
+    """Returns the value of a JSON text, or raises `LedgerError`."""
     try:
         return parse_json(text, allow_infinity=False)
     except ValueError as error:
@@ -482,7 +474,7 @@ def as_json(path: Path, text: str | bytes) -> Any:
 
 
 def or_refused(path: Path, make: Callable[..., T], *values: Any, **named: Any) -> T:
-    """Returns what a function makes of a record, whose errors are the file's."""
+    """Returns what a function makes of a record, or raises `LedgerError`."""
     try:
         return make(*values, **named)
     except (TypeError, ValueError, NotImplementedError) as error:

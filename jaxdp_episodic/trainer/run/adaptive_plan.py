@@ -1,4 +1,4 @@
-"""From a config to the budget of a run that chooses on the way, and its scores."""
+"""The budget of an adaptive run, and its validations, from a config."""
 
 from __future__ import annotations
 
@@ -28,12 +28,7 @@ _TOLERANCE = 1e-7
 
 
 class AdaptivePlan(NamedTuple):
-    """What an `AdaptiveTrainer` is given besides what every trainer is.
-
-    Attributes:
-      budget: what may be chosen.
-      checks: the validation of each option that is one.
-    """
+    """What an `AdaptiveTrainer` needs beyond a `Trainer`: its budget and its checks."""
 
     budget: AdaptiveBudget
     checks: dict[str, PrivateValidation]
@@ -45,19 +40,7 @@ def adaptive_plan(
     held_out: ExampleTable | None,
     statistics: Mapping[str, tuple[GaussianStep, float]],
 ) -> AdaptivePlan:
-    """Returns the budget that a config states, with its noise.
-
-    Args:
-      config: with ``adaptive``.
-      data: the training data.
-      held_out: those of the check; None without one.
-      statistics: by name, those that the run begins with and their shares of the
-        budget.
-
-    Raises:
-      ValueError: a target that permits nothing, sizes that are private, or options
-        that cannot be in one budget.
-    """
+    """Returns the calibrated budget of a config; ``held_out`` is the check's data."""
     adaptive = config.adaptive
     assert adaptive is not None
     people = None if config.people is None else config.people.bounds
@@ -88,7 +71,7 @@ def adaptive_plan(
 
 @contextmanager
 def _of_check() -> Iterator[None]:
-    """Says of what is refused that it is the check's, and not the training's."""
+    """Prefixes the errors of the check's step with the config's key."""
     try:
         yield
     except (ValueError, NotImplementedError) as error:
@@ -99,7 +82,6 @@ def _of_check() -> Iterator[None]:
 def _check_step(
     config: TrainingConfig, check: CheckConfig, population: Population
 ) -> GaussianStep:
-    """The check's step, with a noise multiplier of 1."""
     people = None if config.people is None else config.people.bounds
     # A classifier clips examples in training; what is judged here are episodes.
     clip_unit = config.step.clip_unit if config.learner.kind != CLASSIFIER else None
@@ -115,7 +97,7 @@ def _with_quotas(
     check: GaussianStep | None,
     statistics: Mapping[str, tuple[GaussianStep, float]],
 ) -> tuple[tuple[AdaptiveRun, ...], GaussianStep | None]:
-    """Options each of which may be taken so often: they cost what all together do."""
+    """Options with a maximum count each: the budget is the cost of all of them."""
     adaptive, num_steps = config.adaptive, config.num_steps
     assert adaptive is not None and num_steps is not None
     stated = adaptive.check
@@ -161,7 +143,7 @@ def _with_prices(
     check: GaussianStep | None,
     statistics: Mapping[str, tuple[GaussianStep, float]],
 ) -> tuple[tuple[AdaptiveRun, ...], GaussianStep | None]:
-    """Options that are paid from one budget, each for its share of the target."""
+    """Options with a price each, paid from one budget."""
     adaptive = config.adaptive
     assert adaptive is not None
     first: dict[str, GaussianStep] = {}
@@ -221,7 +203,7 @@ def _with_prices(
 
 
 def _alone(step: GaussianStep, number: int, config: TrainingConfig) -> GaussianStep:
-    """The step with the noise that so many of it alone need."""
+    """The step with the noise at which ``number`` of it alone meet the target."""
     if math.isinf(config.epsilon):
         return _with_noise(step, 0.0)
     noise = calibrate_noise_multiplier(
@@ -237,7 +219,7 @@ def _common_noise(
     counts: Mapping[str, int],
     fixed: list[tuple[GaussianStep, int]],
 ) -> float:
-    """The least noise multiplier at which all options together are in the target."""
+    """The smallest noise multiplier at which all options together meet the target."""
     if math.isinf(config.epsilon):
         return 0.0
 

@@ -1,4 +1,4 @@
-"""Whether held-out data have anybody in common with those trained on."""
+"""Whether held-out data and training data have protected units in common."""
 
 from __future__ import annotations
 
@@ -22,14 +22,7 @@ _MOST_EQUAL = 1e-3
 def found_in_both(
     held_out: ExampleTable, trained: ExampleTable, step: GaussianStep
 ) -> tuple[str, str]:
-    """Returns what of a step's protected units two tables share, in words.
-
-    Units are told apart by their names, where they have any, and by their examples;
-    people by their names alone, and must have some.
-
-    Returns:
-      What is in both, "" if nothing is; and what may be there by chance.
-    """
+    """Returns what two tables share, and what they may share by chance, in words."""
     if held_out.fingerprint == trained.fingerprint:
         return "all of the training data", ""
     unit, by_chance = str(step.privacy_unit), ""
@@ -55,14 +48,7 @@ def found_in_both(
 
 
 def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> None:
-    """Warns of what held-out data have in common with those trained on.
-
-    Units of one name, and of data in memory examples of many numbers that are the same
-    to the last bit.
-
-    Raises:
-      ValueError: all is the same.
-    """
+    """Warns of names and examples in both; refuses the training data themselves."""
     if data.fingerprint == trained.fingerprint:
         raise ValueError(
             f"held-out data ({split!r}) must be other data than those trained on, got "
@@ -90,19 +76,19 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
 
 
 def _in_both(ours: np.ndarray, theirs: np.ndarray) -> list[Any]:
-    """The names in both, sorted; those of two kinds are never the same."""
+    """The names in both, sorted; names of different types are never equal."""
     if ours.dtype.kind != theirs.dtype.kind:
         return []
     return np.intersect1d(ours, theirs).tolist()
 
 
 def protects_people(step: GaussianStep) -> bool:
-    """Whether somebody is protected with all that is hers."""
+    """Returns whether the step protects a person with all of their examples."""
     return step.privacy_unit == PERSON or isinstance(step.design, PeopleBlocks)
 
 
 def _names_of(data: ExampleTable, unit: str) -> np.ndarray:
-    """Names of the units of a level; none where they are only counted."""
+    """Names of the units of a level; empty if they are only numbered."""
     names, ids = data.level_names, data.population.unit_ids or ()
     level = names.index(unit) if unit in names else len(ids)
     found = np.asarray(ids[level]) if level < len(ids) else np.empty(0)

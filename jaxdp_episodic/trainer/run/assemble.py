@@ -1,4 +1,4 @@
-"""From a config to the trainer and the evaluations of a run."""
+"""The trainer and the evaluations of a run, from its config."""
 
 from __future__ import annotations
 
@@ -51,23 +51,7 @@ FEATURES = "features"  # folder of a run, where they are cached
 
 
 class Tables:
-    """The data of a run, split by split, with their features.
-
-    Args:
-      config: the run.
-      base: folder that paths in the config are relative to.
-      folder: of the run, where features are kept if the config names no cache; None:
-        they are then not kept.
-      features: in place of the config's.
-      keeps_features: False writes no cache, and reads none.
-
-    Attributes:
-      features: those of every split; None: the examples' own.
-      has_own_features: they were given in place of the config's.
-      truncation: what bounding people has left out of the training data, once they are
-        loaded; None: there are no bounds.
-      examples: what a training example is without features, plain values, once loaded.
-    """
+    """The data of a run by split, with their features."""
 
     def __init__(
         self,
@@ -92,11 +76,7 @@ class Tables:
             self._cache = (base or Path()) / cache
 
     def load(self, split: str) -> ExampleTable:
-        """Returns a split; it is made once.
-
-        Raises:
-          ValueError: what is held out is what is trained on.
-        """
+        """Returns a split, loaded once; refuses held-out data equal to training's."""
         if split not in self._loaded:
             if split == TRAIN:
                 data, self.truncation = self._config.training_data(self._base)
@@ -124,10 +104,7 @@ def assembled(
     *,
     evaluates: bool = True,
 ) -> tuple[Trainer, dict[str, Evaluation], int]:
-    """Returns the trainer, the evaluations and the number of parameters.
-
-    No evaluations, and held-out data are not loaded for any, without ``evaluates``.
-    """
+    """Returns the trainer, its evaluations (if asked for), the number of parameters."""
     data = tables.load(TRAIN)
     evaluations = _evaluations(config, tables) if evaluates else {}
     settings = {
@@ -157,18 +134,7 @@ def assembled(
 
 
 def checked_run(config: TrainingConfig, base: Path | None) -> tuple[Trainer, Tables]:
-    """Returns the trainer of a run that is not begun, and its data; writes nothing.
-
-    It is checked against the data as before the first charge of a run, held-out parts
-    included.
-
-    Args:
-      config: the run, of no parts of one's own.
-      base: folder that paths in the config are relative to.
-
-    Raises:
-      OSError, TypeError, ValueError, NotImplementedError: what training would refuse.
-    """
+    """Returns trainer and data of a new run, checked in full; writes nothing."""
     tables = Tables(config, base, keeps_features=False)
     trainer, evaluations, _ = assembled(config, tables)
     wanted = config.evaluation
@@ -177,7 +143,7 @@ def checked_run(config: TrainingConfig, base: Path | None) -> tuple[Trainer, Tab
 
 
 def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, Any]:
-    """How to put to use what a run releases: settings, and shapes, alone."""
+    """How to use what the run releases: settings and shapes alone."""
     model = own.settings(config)["model"]
     if config.model is not None and own.model is None:
         num_classes = len(tables.load(TRAIN).population.children_counts[-1])
@@ -207,12 +173,12 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
 def choices(
     config: TrainingConfig, data: ExampleTable, held_out: ExampleTable | None
 ) -> AdaptivePlan:
-    """Returns what a run may choose, of a config with ``adaptive``, and its checks."""
+    """Returns the budget and the checks of an adaptive run."""
     return adaptive_plan(config, data, held_out, _statistics(config, data))
 
 
 def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
-    """Returns `choices` on the data that the config names."""
+    """Returns `choices` for the data that the config names."""
     assert config.adaptive is not None
     check = config.adaptive.check
     try:
@@ -223,7 +189,7 @@ def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
 
 
 def _rule(config: AdaptiveConfig, rule: Rule | None) -> Rule:
-    """The config's rule, or one's own."""
+    """The config's rule, or the user's."""
     if (config.rule is None) == (rule is None):
         raise ValueError(
             "give exactly one of adaptive.rule (in the config) and rule (a function, "
@@ -239,13 +205,7 @@ def run_parts(
     *,
     own: OwnParts = NO_PARTS,
 ) -> dict[str, Any]:
-    """Returns what a config says of a `Trainer` on these data, by argument.
-
-    With the budget of a run that chooses, if it is one, and parts of one's own.
-
-    Raises:
-      NotImplementedError: such a run without its budget, where a plan is asked for.
-    """
+    """Returns the arguments of a `Trainer` that a config determines."""
     if budget is None and config.adaptive is not None:
         raise NotImplementedError(
             "a config with adaptive has no plan: audit its steps by the same config "
@@ -275,7 +235,7 @@ def run_parts(
 
 
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
-    """Returns the budget of a config: its steps with the data's sizes, calibrated."""
+    """Returns the calibrated budget of a config for these data."""
     people = None if config.people is None else config.people.bounds
     return plan_budget(
         config.step.step(data.population, people),
@@ -289,7 +249,7 @@ def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
 def _statistics(
     config: TrainingConfig, data: ExampleTable
 ) -> dict[str, tuple[GaussianStep, float]]:
-    """The steps of the statistics that a run begins with, by name, and their shares."""
+    """The steps of the private statistics by name, with their shares of the budget."""
     if config.start is None:
         return {}
     people = None if config.people is None else config.people.bounds
@@ -309,7 +269,7 @@ def _who_is_protected(step: GaussianStep) -> dict[str, str]:
 def statistics_of(
     config: TrainingConfig, step: GaussianStep, data: ExampleTable
 ) -> PrivateStatistics | None:
-    """Returns the private statistics that a run begins with, if any."""
+    """Returns the private statistics that a run starts with, if any."""
     if config.start is None:
         return None
     is_block = isinstance(step.design, PeopleBlocks)  # whose slots are those of a block

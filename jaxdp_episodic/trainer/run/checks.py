@@ -1,4 +1,4 @@
-"""What a trainer refuses before its first draw, and what it derives from the step."""
+"""What a trainer refuses before its first draw, and what follows from the step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_NOISE = 1.0
 
 
 def check_population(step: GaussianStep, data: ExampleTable) -> None:
-    """Refuses a budget for other sizes; public bounds the sampler holds to the data."""
+    """Refuses a budget for a population other than the data's."""
     if step.population is not None and step.population != data.population:
         raise ValueError(
             "budget must be planned for the step with population=data.population (or "
@@ -82,10 +82,7 @@ def check_start(
 
 
 def level_of_slots(step: GaussianStep) -> str | None:
-    """Under zero_out the protected level, whose slots are drawn, filled or not.
-
-    Refuses a `Population`, which has the filled ones only.
-    """
+    """Returns the level whose public slots are drawn under zero_out; else None."""
     if step.neighboring_relation != "zero_out":
         return None
     if step.population is not None:
@@ -99,20 +96,14 @@ def level_of_slots(step: GaussianStep) -> str | None:
 
 
 def draws_among_slots(step: GaussianStep) -> bool:
-    """Whether episodes in blocks of people must not look at what is in the slots.
-
-    A chance below 1 to be in an episode, which bounds of a person say, rests on it.
-    """
+    """Whether the draw of a block must not depend on which slots are filled."""
     return step.people is not None or step.neighboring_relation == "zero_out"
 
 
 def sampler_of(
     step: GaussianStep, data: ExampleTable, *, is_smaller: bool = False
 ) -> EpisodeSampler:
-    """Returns what draws the episodes of a step that is accounted.
-
-    ``is_smaller`` says that somebody has left the data, of whose sizes the step speaks.
-    """
+    """Returns the sampler of an accounted step; ``is_smaller``: a unit was removed."""
     return EpisodeSampler(
         step.design,
         data.population,
@@ -126,11 +117,7 @@ def sampler_of(
 
 
 def check_owners(step: GaussianStep, data: ExampleTable) -> None:
-    """Refuses data whose owners are not known, or beyond the public bounds of a step.
-
-    Raises:
-      ValueError: such data, where people are protected.
-    """
+    """Refuses data without owners, or beyond a person's public bounds."""
     if step.privacy_unit != PERSON:
         return
     if data.owners is None:
@@ -152,7 +139,7 @@ def check_owners(step: GaussianStep, data: ExampleTable) -> None:
 
 
 def check_features(data: ExampleTable) -> None:
-    """Refuses features of a type that NumPy does not know, such as bfloat16."""
+    """Refuses feature types that NumPy does not know, such as bfloat16."""
     kind = data.features.dtype
     if kind.kind not in "iuf":
         raise TypeError(
@@ -162,12 +149,7 @@ def check_features(data: ExampleTable) -> None:
 
 
 def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
-    """Refuses targets that are indices into a list which others' presence changes.
-
-    That is regression on data without targets; or supervised classes, numbered by
-    their index, where the list of classes is itself private. Warns where that list is
-    read off the data, and an example more or less may change it.
-    """
+    """Refuses labels that are indices into a list which other units change."""
     if data.targets is not None:
         return
     if learner.is_regression:
@@ -201,11 +183,7 @@ def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
 def check_outputs(
     learner: Any, params: Any, inputs: jax.ShapeDtypeStruct, slot_shape: tuple[int, ...]
 ) -> None:
-    """Refuses a model with fewer outputs than an episode has classes.
-
-    A loss of a label beyond the outputs is NaN, and NaN contributes nothing. ``inputs``
-    is shape and type of one example, with a leading axis of 1.
-    """
+    """Refuses a model with fewer outputs than an episode has classes."""
     apply, ways = getattr(learner, "apply", None), getattr(learner, "ways", None)
     couples = getattr(learner, "couples_examples", True)
     if apply is None or ways is not None or learner.is_regression or not couples:
@@ -223,11 +201,7 @@ def check_outputs(
 
 
 def check_finite(params: Any, step: int) -> None:
-    """Refuses parameters that are not finite.
-
-    No gradient at them is finite, so all contribute zero, and each further step would
-    be charged for nothing. Parameters are released: this decides by nothing else.
-    """
+    """Refuses parameters that are not finite: each further step would be wasted."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
             # On the host: XLA would compile two functions for every shape.
@@ -242,11 +216,7 @@ def check_finite(params: Any, step: int) -> None:
 
 
 def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> None:
-    """Warns where a delta lets the run publish somebody's data outright.
-
-    The accountant knows the number of units only where it is given a `Population`, and
-    does not warn while it calibrates; the data tell in every case.
-    """
+    """Warns if delta would allow publishing one unit outright."""
     names = data.level_names
     if step.privacy_unit == PERSON:
         units = 0 if data.owners is None else len(data.owners.names)
@@ -264,10 +234,7 @@ def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> No
 
 
 def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
-    """True if the mean number of clip units a step discloses no protected unit.
-
-    That is a unit of the step's privacy level, or of ``level``.
-    """
+    """Whether the mean number of clip units discloses no unit of the level."""
     if step.neighboring_relation == "replace_one":
         return True
     names, clip = step.design.level_names, step.clip_unit
@@ -284,7 +251,7 @@ def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
 def public_normalizer(
     value: float | None, budget: PrivacyBudget, sampler: EpisodeSampler
 ) -> float:
-    """The divisor of the noised sum: a public number, never the realised count."""
+    """The divisor of the noised sum: public, never the realised count."""
     if not budget.takes_steps:
         return 1.0 if value is None else _validation.float32_number("normalizer", value)
     return public_mean_units("normalizer", value, budget.step, sampler)
@@ -293,7 +260,7 @@ def public_normalizer(
 def public_mean_units(
     name: str, value: float | None, step: GaussianStep, sampler: EpisodeSampler
 ) -> float:
-    """Returns a public number of clip units a draw: the mean one, if none is given."""
+    """Returns the given number, or the mean number of clip units if that is public."""
     if value is not None:
         return _validation.float32_number(name, value)
     if not mean_units_are_public(step):
@@ -308,11 +275,7 @@ def public_mean_units(
 def checked_clipping(
     clipping: Any, normalizer: float, budget: PrivacyBudget, sampler: EpisodeSampler
 ) -> ClippingConfig:
-    """The clipping of a run, whose count needs a divisor that makes it a share.
-
-    That is the public number of clip units that are expected, of which the realised
-    one, a private number, must not take the place.
-    """
+    """Returns the clipping; a count needs a divisor near the mean number of units."""
     if clipping is None:
         return ClippingConfig(kind=FIXED)
     if not isinstance(clipping, ClippingConfig):
@@ -341,12 +304,7 @@ def checked_clipping(
 def rows_a_device(
     value: int | None, sampler: EpisodeSampler, num_devices: int, noise: str
 ) -> int:
-    """Rows of a block on one device.
-
-    Never more than hold almost every draw: more rows take memory and save no time. With
-    discrete noise they do not depend on the number of devices: each runs the very same
-    program, whose rounding is then the same, and the sum is exact.
-    """
+    """Returns the rows of a block on one device."""
     if noise == "discrete":
         num_devices, most = 1, min(default_block_size(sampler), _MOST_DISCRETE_ROWS)
     else:

@@ -41,13 +41,7 @@ def needs_of(learner: Learner, shots: int) -> Needs:
 def checked(
     sampler: EpisodeSampler, needs: Needs, budget: PrivacyBudget
 ) -> CompleteUnits | None:
-    """Returns how many contributions of a step are complete; None of a run without any.
-
-    Warns where few are, and says what would help.
-
-    Raises:
-      ValueError: fewer than one is expected in the whole run.
-    """
+    """Returns how many contributions are complete; warns of few, refuses below one."""
     if not budget.takes_steps:
         return None
     units, step = sampler.complete_units(needs), budget.step
@@ -70,7 +64,7 @@ def checked(
 
 
 def in_words(units: CompleteUnits, clip_unit: str, num_steps: int) -> str:
-    """Returns how many contributions are complete, a step and in the run."""
+    """Returns how many contributions are complete, in a step and in the run."""
     about = "" if units.is_exact else "about "
     in_all = units.complete * num_steps
     return (
@@ -81,15 +75,11 @@ def in_words(units: CompleteUnits, clip_unit: str, num_steps: int) -> str:
 
 
 def _shown(number: float, digits: int) -> str:
-    """A mean number: a whole one from 100 on."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.{digits}g}"
 
 
 def found_in(records: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
-    """Returns how many contributions of a run's log took part, and were complete.
-
-    None of a log without gradient steps.
-    """
+    """Returns how many contributions a log drew, and how many were complete."""
     noted = [r[PRIVATE] for r in records if "num_complete" in r.get(PRIVATE, {})]
     if not noted:
         return None
@@ -102,10 +92,7 @@ def found_in(records: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
 def better_settings(
     share: float, step: GaussianStep, population: Population, needs: Needs
 ) -> str:
-    """Returns under which settings more contributions are complete, if there are any.
-
-    As the end of a sentence; ``share`` is that of the step as it is.
-    """
+    """Returns a clause: which settings have more complete contributions."""
     other = ways_out(step, population, needs)
     better = [f"{v:.2g} {how}" for how, v in other.items() if v > _BETTER * share]
     if not better:
@@ -116,11 +103,7 @@ def better_settings(
 def ways_out(
     step: GaussianStep, population: Population, needs: Needs
 ) -> dict[str, float]:
-    """Returns the share of complete contributions under other settings, by what to do.
-
-    Other relations, smaller draws, fewer classes an episode, and without classes that
-    are small; none in blocks of people, where it is more people a block that help.
-    """
+    """Returns the share of complete contributions under other settings, by advice."""
     design: Any = step.design
     if isinstance(design, PeopleBlocks):
         return {}
@@ -170,7 +153,7 @@ def _share(
 def _without_small(
     step: GaussianStep, population: Population, needs: Needs
 ) -> dict[str, float]:
-    """Without classes below the size from which the share is no longer warned of."""
+    """Without classes so small that too few contributions would be complete."""
     design: Any = step.design
     ways, sizes = int(np.asarray(design.ways)), population.children_counts[1]
 

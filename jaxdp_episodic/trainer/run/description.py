@@ -45,11 +45,7 @@ def described_run(
     clipping: ClippingConfig,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Returns what a run is; `refuse_other_run` says what of it must stay.
-
-    The seed is None where entropy comes from the operating system; ``settings`` are
-    further plain values.
-    """
+    """Returns what a run is; `refuse_other_run` says what of it must not change."""
     return {
         "step": described_step(budget.step),
         "before": [described_step(step) for step in budget.before],
@@ -69,13 +65,13 @@ def described_run(
 
 
 def described_step(step: GaussianStep) -> dict[str, Any]:
-    """Returns the step without its population; the data's fingerprint stands for it."""
+    """Returns the step without its population, which the data's fingerprint covers."""
     fields = step.to_dict()
     return {k: fields[k] for k in fields if k not in ("version", "type", "population")}
 
 
 def described_learner(learner: Any) -> dict[str, Any]:
-    """Returns a learner's type and those of its fields that are plain values."""
+    """Returns a learner's type and its plain fields."""
     plain: dict[str, Any] = {"type": type(learner).__name__}
     if dataclasses.is_dataclass(learner):
         for field in dataclasses.fields(learner):
@@ -86,12 +82,7 @@ def described_learner(learner: Any) -> dict[str, Any]:
 
 
 def described_part(value: Any, depth: int = 0) -> Any:
-    """Returns a part of one's own (a model, learner, optimizer) as plain values.
-
-    Of a function they are its name and what it closes over: an optimizer of optax shows
-    its numbers, so that another learning rate is another description. They tell parts
-    apart; they do not rebuild them.
-    """
+    """Returns a user's own part as plain values, which tell such parts apart."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     name = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -118,14 +109,7 @@ class RunMismatchError(ValueError):
 
 
 def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run of which something else is accounted; shows what.
-
-    What else differs (the learner, the optimizer) is post-processing, or another
-    question to the same data that costs as much: it is warned of.
-
-    Raises:
-      RunMismatchError: what is accounted differs.
-    """
+    """Refuses to resume if what is accounted differs; warns of other differences."""
     found = differences(saved, wanted, "in the checkpoint", "now")
     accounted = {k: found[k] for k in found if re.split(r"\W", k)[0] in _ACCOUNTED}
     if accounted:
@@ -140,14 +124,7 @@ def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Non
 
 
 def agreed(processes: Processes, run: Mapping[str, Any]) -> None:
-    """Refuses processes with another run, or other versions, than the first.
-
-    All call it, each with its own run; see `described_run` and `described_versions`.
-
-    Raises:
-      RunMismatchError: another run than the first process's.
-      RunEndedError: another process found that, or has ended.
-    """
+    """Refuses processes whose run or versions differ from the first process's."""
     if processes.count == 1:
         return
     own = json.loads(json.dumps(run))
@@ -171,7 +148,7 @@ _version = functools.cache(version)
 
 
 def described_versions() -> dict[str, str]:
-    """Returns what a process computes with: processes that draw alike have it alike."""
+    """Returns the versions and settings on which draws and sums depend."""
     config: Any = jax.config  # its flags are made at run time
     versions = {name: _version(name) for name in _PACKAGES}
     return {
@@ -184,7 +161,7 @@ def described_versions() -> dict[str, str]:
 def described_opening(
     run: Mapping[str, Any], versions: Mapping[str, str], truncation: Truncation | None
 ) -> dict[str, str]:
-    """Returns what a ledger says of a process that begins to charge."""
+    """Returns what the run's file says of a process that begins to charge."""
     more = {} if truncation is None else {"people": str(truncation)}
     if "clipping" in run:
         more["clipping"] = json.dumps(run["clipping"])

@@ -40,14 +40,7 @@ class PreparedStep(NamedTuple):
 
 
 class RunDraws:
-    """What each step of a run draws.
-
-    Args:
-      sampler: that draws.
-      keys: of the run.
-      processes: of the run. The first one holds the keys and the epochs.
-      first: the step with which the first epoch begins.
-    """
+    """What each step of a run draws; the first epoch begins with step ``first``."""
 
     def __init__(
         self, sampler: EpisodeSampler, keys: Keys, processes: Processes, first: int
@@ -59,10 +52,7 @@ class RunDraws:
         self._lost: tuple[int, Path] | None = None  # one that is gone
 
     def secret(self, step: int) -> DrawSecret:
-        """Returns what a step's draw follows from, a new draw at every call.
-
-        All processes call it, in the same order, and get the same.
-        """
+        """Returns what a step's draw follows from: new each call, the same in all."""
         key, members = b"", None
         if self._processes.is_first:
             key = self._keys.new("draw", step)
@@ -76,15 +66,11 @@ class RunDraws:
         )
 
     def draw(self, secret: DrawSecret) -> Draw:
-        """Returns the draw; any thread may call it."""
+        """Returns the draw of a secret; safe in any thread."""
         return self._sampler.draw(generator(secret.key), secret.members)
 
     def keep(self, store: RunStore, step: int) -> None:
-        """Makes sure that the run's file has the epoch of a step about to be charged.
-
-        Raises:
-          OSError: it cannot be written; the step must not be taken.
-        """
+        """Writes the epoch of the next step to the run's file, or raises OSError."""
         if self._length is None or step < self._first:
             return
         number = (step - self._first) // self._length
@@ -100,7 +86,7 @@ class RunDraws:
         self._kept = number
 
     def end(self, store: RunStore, step: int, *, is_last: bool) -> None:
-        """Forgets the epoch, if the step was the last of it, or of the run."""
+        """Erases the epoch after its last step, or the run's."""
         if self._length is None or step < self._first:
             return
         if is_last or (step - self._first + 1) % self._length == 0:
@@ -108,14 +94,7 @@ class RunDraws:
             self._kept = None
 
     def take_up(self, store: RunStore, step: int) -> None:
-        """Takes up the epoch of a resumed run's next step, if it has begun.
-
-        Without it no step of the epoch can be taken: each would raise
-        FileNotFoundError.
-
-        Raises:
-          LedgerError: it is damaged.
-        """
+        """Reads the epoch of a resumed run, which cannot go on without it."""
         if self._length is None or self._keys.is_seeded or step < self._first:
             return
         number, index = divmod(step - self._first, self._length)
@@ -143,7 +122,6 @@ class RunDraws:
         return self._epochs[number]
 
     def _shared(self, members: Any) -> np.ndarray:
-        """The first process's members in all of them."""
         if self._processes.count == 1:
             return members
         file = io.BytesIO()

@@ -340,11 +340,7 @@ def scores_of_block(
     is_regression: bool,
     encoding: str | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns hits and queries of each class of each episode, both (J, K).
-
-    Of numbers squared errors and queries of each task, (J, 1). Each row is a function
-    of its own row of the block and of the parameters.
-    """
+    """Returns hits (or squared errors) and queries of each class of each episode."""
 
     def one(block: Any) -> tuple[jax.Array, jax.Array]:
         block = decoded(as_trained(block, training_dtype(params)), encoding)

@@ -38,19 +38,7 @@ KEPT = "imported"  # folder for the files that were taken over
 
 
 def import_old_run(folder: Path, like: Any) -> None:
-    """Makes the file of a run from what the version before left of it, if it did.
-
-    Where it was made, and the process ended then, the old files are put away.
-
-    Args:
-      folder: of the run, which this process holds.
-      like: a state of the run's structure.
-
-    Raises:
-      OSError: a file that is gone or cannot be read or written.
-      LedgerError: one that is damaged, or not the same run's.
-      RunMismatchError: the checkpoint is of another model or optimizer.
-    """
+    """Makes ``run.sqlite`` from a run of version 0.2, then puts its files aside."""
     if not (folder / OLD_LEDGER).exists():
         return
     if not (folder / STORE).exists():
@@ -100,7 +88,6 @@ def _make_store(folder: Path, like: Any) -> None:
 
 
 def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
-    """What the latest checkpoint says, and its state."""
     import orbax.checkpoint as ocp  # here: a second, for old runs alone
 
     with closing(ocp.CheckpointManager(folder.resolve())) as manager:
@@ -126,7 +113,7 @@ def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _releases(path: Path, run: str, after: int) -> list[tuple[int, list[np.ndarray]]]:
-    """What the journal has of later steps; a last record that was cut off is none."""
+    """The journal's later releases; a last record that was cut off is ignored."""
     found: list[tuple[int, list[np.ndarray]]] = []
     data = path.read_bytes() if path.exists() else b""
     chain = hashlib.sha256(b"jaxdp-episodic journal 2 " + run.encode()).digest()
@@ -176,7 +163,7 @@ def _best(path: Path) -> Iterator[tuple[str, int, list[np.ndarray]]]:
 
 @contextmanager
 def _or_damaged(folder: Path) -> Iterator[None]:
-    """Many kinds of errors of a damaged file as one."""
+    """Raises the many errors of a damaged file as `LedgerError`."""
     try:
         yield
     except (OSError, LedgerError):

@@ -34,14 +34,7 @@ OWN = "own"  # key of a description of what no config names
 
 
 class OwnParts(NamedTuple):
-    """What a run has of its user's own, in place of the config's; None: the config's.
-
-    Attributes:
-      model: see `apply_and_params`.
-      learner: see `learner_of`.
-      optimizer: of optax.
-      rule: for a config with ``adaptive`` that names none.
-    """
+    """The user's own model, learner, optimizer and rule; None: the config's."""
 
     model: Any = None
     learner: Any = None
@@ -49,13 +42,7 @@ class OwnParts(NamedTuple):
     rule: Rule | None = None
 
     def settings(self, config: TrainingConfig) -> dict[str, Any]:
-        """Returns what model and optimizer are, as plain values.
-
-        Of parts of one's own a description, by which they are told apart.
-
-        Raises:
-          ValueError: a part for a config that takes no gradient steps.
-        """
+        """Returns model and optimizer as plain values; refuses unused parts."""
         named = {"model": self.model, "learner": self.learner}
         named["optimizer"] = self.optimizer
         own = {name: part for name, part in named.items() if part is not None}
@@ -81,15 +68,7 @@ def built_model(
     num_classes: int,
     own: OwnParts,
 ) -> tuple[Any, Any]:
-    """Returns ``(learner, params)`` of a config, or with parts of one's own.
-
-    Args:
-      config: of the run.
-      input_shape: of an example as the model sees it.
-      ways: classes an episode; None of regression.
-      num_classes: on the public list, which a classifier has outputs for.
-      own: in place of the config's.
-    """
+    """Returns ``(learner, params)`` of a config, or with the user's own parts."""
     if config.start is not None and config.start.kind == MIXED:
         return MixedModel.of(config.start), {}
     learner, model = config.learner, config.model
@@ -126,7 +105,7 @@ def built_model(
 
 
 def num_outputs(config: TrainingConfig, ways: int | None, num_classes: int) -> int:
-    """Returns how many outputs the config's model has; arguments of `built_model`."""
+    """Returns how many outputs the config's model has."""
     assert config.model is not None
     embedding = config.model.embedding
     outputs = {PROTONET: embedding, BAYES: embedding, CLASSIFIER: num_classes}
@@ -134,7 +113,6 @@ def num_outputs(config: TrainingConfig, ways: int | None, num_classes: int) -> i
 
 
 def _learner(config: LearnerConfig, apply: Any, features: Any, ways: int | None) -> Any:
-    """The learner for a model's outputs, and what its last layer sees."""
     if config.kind == CLASSIFIER:
         return Classifier(
             apply,

@@ -40,10 +40,7 @@ _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
 
 def files_of_a_run(folder: Path) -> list[str]:
-    """Returns which of a run's files are in a folder.
-
-    What an interrupted start leaves (a file without a charge or a state) is no run.
-    """
+    """Returns which files of a run, begun by a charge or a state, are in a folder."""
     found = [STORE] if _is_begun(folder / STORE) else []
     return found + [name for name in _OLD if _has_content(folder / name)]
 
@@ -59,7 +56,7 @@ def _is_begun(path: Path) -> bool:
 
 
 def _has_content(path: Path) -> bool:
-    """Whether a file of the version before says more than that a run was begun."""
+    """Whether a file of version 0.2 says more than that a run was begun."""
     if path.name == "ledger.jsonl" and path.exists():
         return b"\n1" in path.read_bytes()
     if path.is_dir():
@@ -68,17 +65,13 @@ def _has_content(path: Path) -> bool:
 
 
 def was_only_begun(folder: Path) -> bool:
-    """Whether a folder has a file of a run, and no run: it ended before any charge."""
+    """Returns whether a run in the folder ended before its first charge."""
     is_there = (folder / STORE).exists() or (folder / "ledger.jsonl").exists()
     return is_there and not files_of_a_run(folder)
 
 
 def refuse_without_run(folder: Path) -> None:
-    """Refuses to go on in a folder without a run that has a state; says what is there.
-
-    Raises:
-      FileNotFoundError: it has none.
-    """
+    """Raises FileNotFoundError if a folder has no run with a state."""
     found = files_of_a_run(folder)
     if STORE in found or "checkpoints" in found:
         return
@@ -91,12 +84,7 @@ def refuse_without_run(folder: Path) -> None:
 
 
 def refuse_other_files(folder: Path) -> None:
-    """Refuses a folder in which a new run would mix with an older one.
-
-    Raises:
-      NotADirectoryError: no folder.
-      FileExistsError: it holds a run, or part of one.
-    """
+    """Refuses a folder in which a new run would mix with another."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
     found = files_of_a_run(folder)
@@ -109,15 +97,7 @@ def refuse_other_files(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes and threads from training in a folder, which is made.
-
-    The lock goes with the process, however that ends; the file stays. Whoever holds it
-    may take it again further down its own calls.
-
-    Raises:
-      BlockingIOError: another run is training there; the message has its process id.
-      OSError: a folder that cannot be made or written.
-    """
+    """Holds a folder, which is made; reentrant. BlockingIOError: a run has it."""
     path = folder.resolve()
     if path in _held.get():
         yield
@@ -171,16 +151,13 @@ _NOT_PUBLIC = (PRIVATE, HELD_OUT, STAGES)
 
 
 def releasable_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the records without what was computed from anybody's data in the clear.
-
-    Records that hold nothing but a step number after that are left out.
-    """
+    """Returns the public part of each record that has one."""
     public = map(public_record, records)
     return [record for record in public if record.keys() - {"step"}]
 
 
 def public_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the top level of a record, without its other compartments."""
+    """Returns the public part of a record."""
     return {key: value for key, value in record.items() if key not in _NOT_PUBLIC}
 
 

@@ -127,17 +127,7 @@ class Selection(NamedTuple):
 
 
 class Scoring:
-    """The scores of a run while it trains, and the choice at its end.
-
-    Args:
-      run: a `Trainer`.
-      store: of the run, in which the best of the steps so far is kept.
-      evaluations: by the names of the splits.
-      select: see `Trainer.train`.
-
-    Raises:
-      ValueError: see `choosing_split`; what was kept of the best steps is damaged.
-    """
+    """The scores of a run while it trains, and the choice at its end."""
 
     def __init__(
         self,
@@ -155,11 +145,7 @@ class Scoring:
             self._best = self._kept()
 
     def now(self, *, is_last: bool) -> dict[str, Any]:
-        """Scores what the run has come to; returns that part of a log record.
-
-        Before the first step that are the features as they are. After the last one it
-        is chosen what is released.
-        """
+        """Scores the newest stage and returns that part of a log record."""
         if not self._evaluations:
             return {}
         stages = self._run.stages()
@@ -174,7 +160,7 @@ class Scoring:
         return said | (self.choose().record() if is_last else {})
 
     def choose(self) -> Selection:
-        """Chooses among the stages that there are, once after a step."""
+        """Chooses among the stages that exist."""
         taken, stages = self._run.num_steps_taken, self._run.stages()
         chosen, early, behind, number = stages[-1], (), {}, 0
         if self._best is not None and self._best[0] < taken:
@@ -213,7 +199,7 @@ class Scoring:
         }
 
     def _of(self, stage: Stage) -> dict[str, EpisodeScores]:
-        """A stage's scores, computed once; those of steps once after each."""
+        """A stage's scores, computed once (of steps once after each)."""
         name = stage.name
         if name.startswith(STEPS) and "@" not in name:
             name = f"{name}@{self._run.num_steps_taken}"
@@ -225,7 +211,7 @@ class Scoring:
         return self._known[name]
 
     def _keep_if_best(self, stage: Stage) -> None:
-        """Keeps the parameters, on the disk, if no earlier ones are as good."""
+        """Writes parameters to the run's file if they are the best so far."""
         if self.split is None:
             return
         split, step = self.split, self._run.num_steps_taken
@@ -238,7 +224,7 @@ class Scoring:
         self._store.keep(BEST, step, jax.device_get(jax.tree.leaves(stage.params)))
 
     def _kept(self) -> tuple[int, Any] | None:
-        """What an earlier part of the run has kept, but for steps that it gave up."""
+        """The best parameters that an earlier part of the run kept."""
         kept, like = self._store.kept(BEST), self._run.params
         if kept is None or kept[0] > self._run.num_steps_taken:
             return None
@@ -250,15 +236,7 @@ class Scoring:
 def choosing_split(
     run: Any, evaluations: Mapping[str, Evaluation], select: bool | None
 ) -> tuple[str | None, str]:
-    """Returns by which split stages are compared, or None and why by none, in words.
-
-    Whether any are is decided by public facts: else it would tell who is in both parts
-    of the data. Arguments are those of `Scoring`.
-
-    Raises:
-      ValueError: the split has somebody who is protected in common with the training
-        data, of whom the choice would tell what no guarantee covers.
-    """
+    """Returns the split that chooses a stage, or None and the reason."""
     others = [name for name in evaluations if name != _TEST]
     split = _VALIDATION if _VALIDATION in others else next(iter(others), None)
     step = run.budget.step
@@ -288,12 +266,7 @@ def choosing_split(
 def chosen_by(
     scores: Mapping[str, EpisodeScores], *, last: str
 ) -> tuple[str, dict[str, tuple[float, float]]]:
-    """Returns which stage is released, and what `Selection.behind` says.
-
-    Args:
-      scores: by the names of the stages, the simplest first.
-      last: what is released where nothing is chosen.
-    """
+    """Returns the stage to release, and `Selection.behind`; the simplest is first."""
     names = list(scores)
     if not scores[names[0]].has_other_classes:
         names = list(dict.fromkeys((names[0], last)))

@@ -1,4 +1,4 @@
-"""What a run has at each stage: all of it follows from what it has released."""
+"""What a run can release after each stage: post-processing of its releases."""
 
 from __future__ import annotations
 
@@ -43,14 +43,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Stages:
-    """What makes the stages of a run.
-
-    Attributes:
-      learner: that is trained, on what the statistics make of examples.
-      start: private statistics of the run; None: there are none.
-      initial: the parameters before the first step.
-      ways: classes an episode.
-    """
+    """Makes the stages of a run; ``initial`` are its first parameters."""
 
     learner: Any
     start: PrivateStatistics | None
@@ -63,12 +56,7 @@ class Stages:
         return self.learner if self.start is None else self.start.learner(self.learner)
 
     def of(self, state: TrainingState, *, has_stepped: bool) -> tuple[Stage, ...]:
-        """Returns the stages that a state has, the simplest first.
-
-        Args:
-          state: of the run.
-          has_stepped: a gradient step was taken.
-        """
+        """Returns the stages of a state, the simplest first."""
         simple = untrained(self.learner, self.ways)
         found = [Stage(FEATURES, simple, {})]
         if self.start is not None:
@@ -83,7 +71,7 @@ class Stages:
         return tuple(found)
 
     def stepped(self, params: Any, at: str = "") -> list[Stage]:
-        """What parameters after steps can be used as; last as the run is told to."""
+        """The stages that parameters after gradient steps give; the run's own last."""
         whole = Stage(f"{STEPS}{at}", self.judged, params)
         learner = self.learner
         if not isinstance(learner, Classifier) or learner.features is None:

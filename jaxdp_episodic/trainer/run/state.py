@@ -1,8 +1,4 @@
-"""The state of a run: all of it follows from what was released.
-
-It is private all the same, as what it is kept with names the data; what may leave the
-house is made by `jaxdp_episodic.trainer.run.report`.
-"""
+"""The state of a run, which follows from what was released; its file is private."""
 
 from __future__ import annotations
 
@@ -33,10 +29,7 @@ class TrainingState(NamedTuple):
 
 
 def released_params(state: TrainingState) -> Any:
-    """Returns the parameters to evaluate and release: the last, or an average.
-
-    With private statistics: ``{"start": what they released, "model": …}``.
-    """
+    """Returns the parameters to evaluate and release: the last, or their average."""
     model = average_of(state.params, state.optimizer_state)
     if not state.start:
         return model
@@ -49,12 +42,7 @@ def initial_state(
     start: Any = (),
     clip_norm: float | None = None,
 ) -> TrainingState:
-    """Returns the state before the first step; None: the clip norm never changes.
-
-    Gradients are float32 or float64, and so is what the optimizer keeps, also of
-    parameters of lower precision: it would change its type at the first step, and come
-    back rounded from the disk.
-    """
+    """Returns the state before the first step; without a clip norm it is constant."""
     dtype = training_dtype(params)
 
     def widened(leaf: Any) -> Any:
@@ -74,10 +62,7 @@ def as_arrays(state: Any) -> Any:
 def placed(
     on_devices: Callable[[Any], Any], before: TrainingState, after: TrainingState
 ) -> TrainingState:
-    """A state on the devices; statistics that stayed are the very same object.
-
-    `PrivateStatistics.table` projects all of the data anew for another one.
-    """
+    """A state on the devices; unchanged statistics stay the same object."""
     moved = on_devices(after)
     return moved._replace(start=before.start) if after.start is before.start else moved
 
@@ -92,11 +77,7 @@ def kinds_of(state: Any) -> dict[str, str]:
 
 
 def refuse_other_state(saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Refuses arrays other than those of this run's state.
-
-    Raises:
-      RunMismatchError: such a state.
-    """
+    """Refuses arrays other than those of this run's state."""
     found = differences(saved, wanted, "in the checkpoint", "now")
     if found:
         first = "; ".join(f"{key}: {words}" for key, words in list(found.items())[:5])

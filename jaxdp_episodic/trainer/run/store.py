@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import sqlite3
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -61,6 +62,7 @@ _PART = 2**28  # bytes of an array in one row: SQLite has at most 10^9 in one
 # Bytes before a secret in its row. What follows more than a page lies on pages of its
 # own, which are overwritten as a whole; rows are copied when a page is split.
 _PADDING = 2**13
+_SECONDS_TO_WAIT = 60  # for a process that reads the file
 _PAGES_A_CHECKPOINT = 2**14  # of 4 KiB in the write-ahead log: 64 MiB
 _SIDE_FILES = ("-wal", "-shm", "-journal")
 # File systems of several machines, on which a write-ahead log has no shared memory.
@@ -86,21 +88,24 @@ class Saved(NamedTuple):
 
 
 class RunStore(RunFile):
-    """The file of a run, held by one process; see `create_store`.
-
-    Whoever opens it holds the run's folder.
-
-    Raises:
-      FileNotFoundError: there is none.
-      LedgerError, OSError: as of `RunFile`.
-    """
+    """The file of a run, held by one process, which holds the run's folder too."""
 
     def __init__(self, path: Path) -> None:
+        self._is_in_doubt = self._has_secret = False
+        self._log = path.with_name(path.name + "-wal")
+        self._has_secret = self._log.exists()  # a crash may have left one in it
         super().__init__(path)
-        there = os.stat(path)
-        self._inode = there.st_dev, there.st_ino
+        if self.lacks_log and not self._says_closed:
+            self._db.close()
+            raise LedgerError(
+                f"{path} lacks its write-ahead log, {self._log.name}: it was copied "
+                "without it while a process trained, or the log was deleted, so charges"
+                " may be missing. Copy both files, or begin another run. If an SQLite "
+                "program has merged the log into the file, confirm that by: sqlite3 "
+                f"{path.name} 'PRAGMA journal_mode=DELETE'"
+            )
+        self._files = {path: _identity(path)}
         self._session, self._opening = secrets.token_hex(16), 0
-        self._is_in_doubt = False
         self._pending: list[Mapping[str, Any]] = []
         self._kinds = {kind[0]: place for place, kind in self.steps.items()}
         self._bytes = 0  # released since the last state, of so many steps:
@@ -108,13 +113,12 @@ class RunStore(RunFile):
 
     def _connected(self) -> sqlite3.Connection:
         db = connect(self.path, "rw")
-        mode = "DELETE" if is_on_network(self.path) else "WAL"
-        (found,) = db.execute(f"PRAGMA journal_mode = {mode}").fetchone()
-        if found not in ("wal", "delete"):
+        db.execute(f"PRAGMA busy_timeout = {1000 * _SECONDS_TO_WAIT}")
+        if is_on_network(self.path):
             db.execute("PRAGMA journal_mode = DELETE")
         db.execute("PRAGMA synchronous = EXTRA")  # a commit is on the disk, names too
         db.execute(f"PRAGMA wal_autocheckpoint = {_PAGES_A_CHECKPOINT}")
-        db.execute("PRAGMA secure_delete = OFF")  # but for secrets: see `_replaced`
+        db.execute("PRAGMA secure_delete = OFF")  # but for secrets: see `forget`
         return db
 
     @contextmanager
@@ -125,14 +129,9 @@ class RunStore(RunFile):
                 f"{self.path}: an earlier write failed, what is on the disk is not "
                 "known; open it again"
             )
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != self._inode:
-            raise FileNotFoundError(
-                f"{self.path} was removed or replaced while the run used it"
-            )
+        self._refuse_replaced()
+        if self._has_secret and self._log in self._files:
+            self._erase_log(0)
         with refusing(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -149,6 +148,18 @@ class RunStore(RunFile):
             finally:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
+
+    def _refuse_replaced(self) -> None:
+        """Refuses to write where the file or its log is not the one that was opened."""
+        for path, opened in self._files.items():
+            if _identity(path) == opened:
+                continue
+            said = f"{path} was removed or replaced while the run used it"
+            if path == self._log:  # SQLite still has what it held
+                with refusing(self.path):
+                    self._erase_log(1)
+                said += ": resume the run"
+            raise FileNotFoundError(said)
 
     def _text(self, kind: str, key: str, value: str) -> int:
         row = self._db.execute(
@@ -180,21 +191,39 @@ class RunStore(RunFile):
 
     def take_up(self, environment: Mapping[str, Any]) -> None:
         """Notes that this process begins, and with what, under a random name."""
-        with self._commit():
-            value = json.dumps({**environment, "charged": self.mark.charged})
-            self._opening = self._text(OPENING, self._session, value)
+        value = json.dumps({**environment, "charged": self.mark.charged})
+        try:
+            # Before the log: a file that lacks its log must say that it was open.
+            with self._commit():
+                self._opening = self._text(OPENING, self._session, value)
+            self._open_log()
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"{self.path} is in use by another process that reads it, such as a "
+                "report: end that process and go on; nothing was charged"
+            ) from None
+
+    def _open_log(self) -> None:
+        if is_on_network(self.path):
+            return
+        with refusing(self.path):
+            (mode,) = self._db.execute("PRAGMA journal_mode = WAL").fetchone()
+            if mode == "wal":  # else the file system has no shared memory
+                self._db.execute("SELECT 1 FROM charges").fetchone()  # makes the log
+                self._files[self._log] = _identity(self._log)
+                if self._has_secret:
+                    self._erase_log(1)
+
+    def _erase_log(self, seconds: int) -> None:
+        """Empties the write-ahead log, in which secrets stay; not while it is read."""
+        with refusing(self.path):
+            self._db.execute(f"PRAGMA busy_timeout = {1000 * seconds}")
+            (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._db.execute(f"PRAGMA busy_timeout = {1000 * _SECONDS_TO_WAIT}")
+        self._has_secret = bool(busy)
 
     def charge(self, name: str, step: GaussianStep | None = None) -> None:
-        """Charges one step; when this returns it is on the disk.
-
-        Args:
-          name: of the kind of step.
-          step: described the first time; None where the facts have it.
-
-        Raises:
-          OSError: it may be on the disk or not, and nothing more can be charged until
-            the file is opened again.
-        """
+        """Charges one step; when this returns it is on the disk."""
         with self._commit() as db:
             place = self._kinds.get(name) or self._new_kind(name, step)
             _, number, before = self.mark
@@ -212,7 +241,7 @@ class RunStore(RunFile):
         return place
 
     def take_over(self, ledger: Any) -> None:
-        """Writes the charges of a ledger of the version before into a new file."""
+        """Writes the charges of a ledger of version 0.2 into a new file."""
         with self._commit() as db:
             rows = {}
             for one, session in zip(ledger.openings, ledger.sessions, strict=True):
@@ -229,19 +258,14 @@ class RunStore(RunFile):
                 self._text(ENDED, "", "true")
 
     def end(self) -> None:
-        """Notes that a run that chooses has chosen to end."""
+        """Notes that an adaptive run has chosen to end."""
         with self._commit():
             self._text(ENDED, "", "true")
 
     # --- What is released, and what comes of it ---------------------------------------
 
     def release(self, number: int, arrays: Sequence[Any]) -> None:
-        """Commits what a charged step lets out, before it has effects.
-
-        Raises:
-          LedgerError: the step was not charged, or has released before.
-          OSError: the disk is full. The step must have no effects: it is lost.
-        """
+        """Commits what a charged step releases, once, before it has effects."""
         with self._commit() as db:
             is_new = not list(self._rows(RELEASE, number))
             if not self._taken < number <= self.mark.charged or not is_new:
@@ -251,11 +275,7 @@ class RunStore(RunFile):
             self._bytes += self._put(db, RELEASE, number, arrays)
 
     def releases(self, after: int) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """Yields what later steps released; a number that is missing has not.
-
-        Raises:
-          LedgerError: what was released is damaged, or was not charged.
-        """
+        """Yields number and arrays of the releases of later steps, checked."""
         charged = self.mark.charged
         with refusing(self.path):
             numbers = self._db.execute(
@@ -283,10 +303,7 @@ class RunStore(RunFile):
         run: Mapping[str, Any],
         kinds: Mapping[str, str],
     ) -> None:
-        """Commits the state after a step; releases that it contains are taken out.
-
-        Where that step's is there already nothing but the log is committed.
-        """
+        """Commits the state after a step, in place of the releases that it contains."""
         if taken == self._taken:
             if self._pending:
                 with self._commit():
@@ -311,11 +328,7 @@ class RunStore(RunFile):
         return as_json(self.path, values[-1]) if values else None
 
     def saved(self) -> Saved | None:
-        """Returns the state that is there, if any.
-
-        Raises:
-          LedgerError: it is damaged, or charges are gone that it contains.
-        """
+        """Returns the saved state, if any, after checking it against the charges."""
         found = self._state()
         if found is None:
             return None
@@ -333,8 +346,12 @@ class RunStore(RunFile):
     # --- What is kept besides ---------------------------------------------------------
 
     def keep(self, kind: str, number: int, arrays: Sequence[Any]) -> None:
-        """Keeps arrays in place of those of their kind; None are left of those."""
-        self._replaced(kind, number, arrays)
+        """Keeps arrays in place of those of their kind."""
+        if kind == EPOCH:
+            self.forget(kind, must_be_erased=True)
+        with self._commit() as db:
+            db.execute("DELETE FROM arrays WHERE kind = ?", (kind,))
+            self._put(db, kind, number, arrays)
 
     def kept(self, kind: str) -> tuple[int, list[np.ndarray]] | None:
         """Returns what is kept of a kind, and its number."""
@@ -344,22 +361,31 @@ class RunStore(RunFile):
             ).fetchone()
         return None if found is None else (found[0], self._got(kind, found[0]))
 
-    def forget(self, kind: str) -> None:
-        """Forgets what is kept of a kind: its bytes are overwritten."""
-        if self.kept(kind) is not None:
-            self._replaced(kind, 0, ())
+    def forget(self, kind: str, *, must_be_erased: bool = False) -> None:
+        """Overwrites what is kept of a kind, in the write-ahead log too.
 
-    def _replaced(self, kind: str, number: int, arrays: Sequence[Any]) -> None:
-        self._db.execute("PRAGMA secure_delete = ON")
-        try:
-            with self._commit() as db:
-                found = db.execute("DELETE FROM arrays WHERE kind = ?", (kind,))
-                self._put(db, kind, number, arrays)
-            if found.rowcount and kind == EPOCH:  # it is in the write-ahead log, too
-                with refusing(self.path):
-                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        finally:
-            self._db.execute("PRAGMA secure_delete = OFF")
+        While a process reads the file the log stays: each commit tries again, and
+        BlockingIOError is raised if it must be erased now.
+        """
+        with refusing(self.path):
+            found = self._db.execute("SELECT 1 FROM arrays WHERE kind = ?", (kind,))
+            is_kept = found.fetchone() is not None
+        if is_kept:
+            self._db.execute("PRAGMA secure_delete = ON")
+            try:
+                with self._commit() as db:
+                    db.execute("DELETE FROM arrays WHERE kind = ?", (kind,))
+            finally:
+                self._db.execute("PRAGMA secure_delete = OFF")
+            self._has_secret = True
+        if self._has_secret:
+            self._erase_log(_SECONDS_TO_WAIT if must_be_erased else 1)
+        if self._has_secret and must_be_erased:
+            raise BlockingIOError(
+                f"{self._log} holds who took part in an epoch that has ended, and "
+                f"cannot be erased while another process reads {self.path.name}: end "
+                "that process and resume the run; nothing was charged"
+            )
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Notes a record of the log; it is there with the next commit."""
@@ -433,18 +459,31 @@ class RunStore(RunFile):
         return arrays
 
     def close(self) -> None:
-        """Notes an end in order, if it can be, and lets the file go.
-
-        It is whole by itself then: nothing of it is in a file beside it.
-        """
+        """Notes an end in order, if it can, and makes the file whole by itself."""
         with suppress(OSError, ValueError):  # a full disk: the charges are there
             if not self._is_in_doubt and (self._opening or self._pending):
                 with self._commit():
                     self._text(CLOSED, self._session, "true")
-        with suppress(sqlite3.Error):  # somebody reads it
-            self._db.execute("PRAGMA busy_timeout = 1000")
+        try:
+            seconds = _SECONDS_TO_WAIT if self._has_secret else 1
+            self._db.execute(f"PRAGMA busy_timeout = {1000 * seconds}")
             self._db.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.Error:  # somebody reads it
+            if self._has_secret:
+                warnings.warn(
+                    f"{self._log} still holds who took part in the last epoch, as "
+                    "another process reads it: end that process, then resume the run",
+                    stacklevel=2,
+                )
         self._db.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _array_hash(
@@ -464,14 +503,7 @@ def create_store(
     book: str | None = None,
     search: str | None = None,
 ) -> str:
-    """Makes the file of a new run, in place of one without charges.
-
-    It is complete or not there, and readable by its owner. Returns the run's name.
-
-    Raises:
-      OSError: it cannot be written.
-      ValueError: a step that takes more than 32 MiB to describe.
-    """
+    """Makes the complete file of a new run, in place of one without charges."""
     run = run or secrets.token_hex(16)
     adapts = isinstance(budget, AdaptiveBudget)
     texts = [

@@ -1,4 +1,4 @@
-"""What a release does to the state of a run: post-processing, whenever it is done."""
+"""How a release changes the state of a run: post-processing."""
 
 from __future__ import annotations
 
@@ -21,15 +21,7 @@ def updater(
     l2_clip_norm: float,
     noise_deviation: float,
 ) -> Callable[[TrainingState, Any], TrainingState]:
-    """Returns the compiled ``(state, released) -> state``; types stay.
-
-    The optimizer gets the noise's deviation in each coordinate, if it takes any: the
-    one given, which is that at a clip norm of 1, times the clip norm. Where the
-    clipping counts, a `Counted` is released and the state gets the next clip norm.
-
-    Raises:
-      ValueError: a first clip norm that is not between the bounds of its clipping.
-    """
+    """Returns the compiled ``(state, released) -> state``."""
     bounds = clipping.bounds(l2_clip_norm)
     moved = _compiled_update(optimizer)
 

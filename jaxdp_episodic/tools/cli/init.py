@@ -6,11 +6,12 @@ import shlex
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 import tyro
 
 from jaxdp_episodic.files.atomic import owner_only
+from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.cli.command import (
     USER_ERRORS,
     Command,
@@ -23,9 +24,12 @@ from jaxdp_episodic.tools.cli.command import (
     option,
     waiting,
 )
+from jaxdp_episodic.tools.cli.plan import relocated
 from jaxdp_episodic.tools.cli.process import PROGRAM
 from jaxdp_episodic.tools.plan.first_config import DELTA, EPSILON, Wishes, first_config
+from jaxdp_episodic.tools.plan.question import plan_around
 from jaxdp_episodic.tools.plan.source import described_source
+from jaxdp_episodic.tools.train.search_space import search_around
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.layouts import STORED
 from jaxdp_episodic.trainer.data.splits import TRAIN
@@ -81,13 +85,19 @@ class Init(Command):
     """Data to choose a stage by, as SOURCE is; default: a share of its classes."""
     test: File = None
     """Data to test on, likewise."""
+    plan: File = None
+    """Write a file for `plan` as well, with the same data and target."""
+    tune: File = None
+    """Write a file for `tune` as well: a search around this config."""
     keep_duplicates: bool = False
     """Train on examples that are held out, too; then no stage is chosen. Default: leave
     them out of training."""
 
     def _lines(self) -> list[str]:
-        if self.out.exists():
-            raise FileExistsError(f"{self.out} exists; name another file by --out")
+        files = {"out": self.out, "plan": self.plan, "tune": self.tune}
+        for name, path in files.items():
+            if path is not None and path.exists():
+                raise FileExistsError(f"{path} exists; name another file by --{name}")
         options = {  # 0 and "" are given, too, and refused by name
             name: value
             for name in (*_OF_SOURCE, *_HELD_OUT)
@@ -99,9 +109,11 @@ class Init(Command):
         wishes = {field.name: getattr(self, field.name) for field in fields(Wishes)}
         text, said = first_config(source, Wishes(**wishes))
         with waiting("checking it as training would (all data are read)"):
-            _check(text, self.out.parent)
-        with open(self.out, "x", encoding="utf-8", opener=owner_only) as file:
-            file.write(text)  # it holds private numbers
+            config = _check(text, self.out.parent)
+        written = {self.out: text} | self._beside(config, tomllib.loads(text))
+        for path, content in written.items():
+            with open(path, "x", encoding="utf-8", opener=owner_only) as file:
+                file.write(content)  # it holds private numbers
         rows = {"source": f"{self.source} ({source.layout})"}
         for split, part in source.parts.items():
             units = (f"{name} {number:,}" for name, number in part.num_units.items())
@@ -116,10 +128,33 @@ class Init(Command):
                 rows[key] = f"{shown} ({source.notes[key]})"
         next_one = f"{PROGRAM} train {shlex.quote(str(self.out))} --out runs/1"
         last = {
-            "written": f"{self.out}; read its comments, then",
+            "written": f"{', '.join(map(str, written))}; read the comments, then",
             "next": next_one,
         }
         return [*facts(rows, 10), *said, *facts(last, 10)]
+
+    def _beside(self, config: TrainingConfig, table: dict[str, Any]) -> dict[Path, str]:
+        """The files of `plan` and `tune` for the same data, if they are asked for."""
+        base, found = self.out.parent, {}
+        if self.plan is not None:
+            asked = relocated(plan_around(config, table), base)
+            text = to_toml(asked)
+            found[self.plan] = (
+                f"# For `{PROGRAM} plan {self.plan} --out DIR`.\n\n{text}"
+            )
+        if self.tune is not None:
+            if config.evaluation is None:
+                raise ValueError(
+                    "--tune needs held-out data, on which runs are compared; give them "
+                    "by --validation PATH"
+                )
+            search = search_around(relocated(table, base))
+            note = "runs are compared on held-out data: state true if they are public"
+            text = to_toml(search, {"held_out_is_public": note})
+            found[self.tune] = (
+                f"# For `{PROGRAM} tune {self.tune} --out DIR`.\n\n{text}"
+            )
+        return found
 
 
 def _nothing_held_out(layout: str) -> str:
@@ -136,17 +171,19 @@ def _nothing_held_out(layout: str) -> str:
     )
 
 
-def _check(text: str, base: Path) -> None:
-    """Refuses a config as training would, before anything is written."""
+def _check(text: str, base: Path) -> TrainingConfig:
+    """Returns a config that training would take; refuses any other."""
     # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.trainer.run.assemble import checked_run
 
     table = {"type": "TrainingConfig", **tomllib.loads(text)}
     try:
-        checked_run(TrainingConfig.from_dict(table, where="config"), base)
+        config = TrainingConfig.from_dict(table, where="config")
+        checked_run(config, base)
     except USER_ERRORS as error:
         raise ValueError(
             f"nothing is written, as training would refuse it: {error}; change the "
             "data or the options (--population, --relation, --shots, --ways, --unit, "
             "--epsilon)"
         ) from error
+    return config

@@ -213,7 +213,7 @@ def read_plan(path: Path) -> PlanDescription:
         config = TrainingConfig.from_dict(
             {"type": TrainingConfig.__name__, **mapping}, where="config"
         )
-        mapping = _of_config(config, mapping)
+        mapping = plan_around(config, mapping)
     train = mapping.pop("train", None)
     if train is not None and not isinstance(train, dict):
         shown = _validation.shown(train)
@@ -256,8 +256,8 @@ def read_plan(path: Path) -> PlanDescription:
     )
 
 
-def _of_config(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, Any]:
-    """A plan's file for the target, the data and the episodes of a training config."""
+def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, Any]:
+    """Returns a plan's file: target, data and episodes of a training config."""
     shots, ways, most = config.learner.shots, None, MOST_EPISODES
     sampling: Any = config.step.sampling
     kind, examples = type(sampling), None

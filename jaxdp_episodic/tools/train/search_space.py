@@ -247,12 +247,18 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
     The file has the fields of `SearchSettings`, a table ``hyperparameters`` of dotted
     names (``"optimizer.learning_rate"``) and distributions, and a table ``run``: a
     training config without epsilon and delta. Or it is a training config, and what is
-    searched is what is most often tuned of it; see `_around`.
+    searched is what is most often tuned of it; see `search_around`.
     """
     mapping = read_toml(path)
     if "data" in mapping and "run" not in mapping:
-        mapping = _around(mapping, held_out_is_public)
-    elif held_out_is_public:
+        if not held_out_is_public:
+            raise ValueError(
+                "held_out_is_public must be stated of a training config, whose runs "
+                "are compared on its held-out data: add --held-out-is-public if nobody "
+                "in them is to be protected"
+            )
+        mapping = search_around(mapping)
+    if held_out_is_public:
         mapping["held_out_is_public"] = True
     tables = {}
     for name in ("hyperparameters", "run"):
@@ -276,18 +282,12 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
     return Search(settings, distributions, tables["run"])
 
 
-def _around(config: dict[str, Any], is_public: bool) -> dict[str, Any]:
-    """A search around a training config: four runs are expected.
+def search_around(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a search's file for a training config: four runs are expected.
 
     Of gradient steps the learning rate and the clip norm are drawn, by up to a factor
     of 4 and 2; of private statistics alone the directions that are kept.
     """
-    if not is_public:
-        raise ValueError(
-            "held_out_is_public must be stated of a training config, whose runs are "
-            "compared on its held-out data: add --held-out-is-public if nobody in them "
-            "is to be protected"
-        )
     run = {k: v for k, v in config.items() if k not in ("version", "epsilon", "delta")}
     searched: dict[str, Any] = {}
     optimizer, clip = run.get("optimizer"), run.get("l2_clip_norm")
@@ -306,7 +306,7 @@ def _around(config: dict[str, Any], is_public: bool) -> dict[str, Any]:
         "epsilon": config.get("epsilon"),
         "delta": config.get("delta"),
         "split": splits[0],
-        "held_out_is_public": True,
+        "held_out_is_public": False,
         "trials": {"type": "NegativeBinomialTrials", "expected_runs": 4.0, "eta": 0.0},
         "hyperparameters": searched,
         "run": run,

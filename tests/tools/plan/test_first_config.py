@@ -95,6 +95,8 @@ def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
     make, options = SOURCES[kind]
     source, out = make(tmp_path), tmp_path / "configs" / "first.toml"
     out.parent.mkdir()
+    beside = {name: tmp_path / f"{name}.toml" for name in ("plan", "tune")}
+    options = [*options, *(f"--{name}={path}" for name, path in beside.items())]
     assert init(source, out, *options) == 0
     printed = capsys.readouterr().out
     assert "pipeline: " in printed and str(out) in printed
@@ -108,12 +110,15 @@ def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
     for split in SPLITS:
         assert config.data.load(split, out.parent).num_examples
     assert "private unless" in out.read_text()
-    # The config is a question for its neighbours, too.
-    question = read_plan(out)
-    assert question.request.epsilon == config.epsilon
-    assert question.population == data.population
-    search = read_search(out, held_out_is_public=True)
-    assert search.config(search.draw(np.random.default_rng(0)), 1.0)
+    # The config is a question for its neighbours, too, and so are their own files.
+    for path in (out, beside["plan"]):
+        question = read_plan(path)
+        assert question.request.epsilon == config.epsilon
+        assert question.population == data.population
+    for path in (out, beside["tune"]):
+        search = read_search(path, held_out_is_public=True)
+        assert search.config(search.draw(np.random.default_rng(0)), 1.0)
+    assert "state true if they are public" in beside["tune"].read_text()
 
 
 @pytest.mark.slow
@@ -381,6 +386,8 @@ def test_the_command_keeps_duplicates_and_takes_few_classes(tmp_path, capsys):
     values, labels = features(9, NAMES[:3])
     np.savez(tmp_path / "few.npz", features=values, labels=labels)
     few = tmp_path / "few.npz"
+    assert init(few, tmp_path / "y.toml", f"--tune={tmp_path / 't.toml'}") == 2
+    assert "--tune needs held-out data" in capsys.readouterr().err
     assert init(few, tmp_path / "y.toml") == 0
     assert "3 classes are too few to score others" in capsys.readouterr().out
     other = str(npz(tmp_path))

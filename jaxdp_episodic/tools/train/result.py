@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -108,11 +109,26 @@ def _stages_in_lines(selection: Selection) -> list[str]:
                 f"{on}: hold out more {units} to compare every stage"
             )
         else:
-            why = (
-                f"{released}, the simplest within a standard error of the best on {on};"
-                f" compared: {', '.join(compared)}"
+            why = f"{released}, the best on {on}; compared: {', '.join(compared)}"
+    lines.append(f"{'released':<12}{why}")
+    if selection.split is not None:
+        lines += [f"{'':<12}{text}" for text in _without_effect(selection)]
+    return lines
+
+
+def _without_effect(selection: Selection) -> list[str]:
+    """Of each stage that scores no better than the one before: that it does not."""
+    scores, said = selection.scores, []
+    whole = [name for name in scores if not {"@", "/"} & set(name)]
+    for before, name in itertools.pairwise(whole):
+        old, new = (scores[one][str(selection.split)] for one in (before, name))
+        is_better = new.mean < old.mean if new.name == "rmse" else new.mean > old.mean
+        if not is_better:
+            said.append(
+                f"{name!r} gained nothing on {before!r} ({new.mean:.4f} after "
+                f"{old.mean:.4f}): its share of the budget bought nothing here"
             )
-    return [*lines, f"{'released':<12}{why}"]
+    return said
 
 
 def finished(

@@ -315,9 +315,9 @@ class EvaluationConfig(CheckedSpec):
     num_episodes: Annotated[int, whole(2, _MOST_EPISODES)] = 600
     # steps between evaluations; None: after the last step alone
     every: Count | None = None
-    # release the simplest stage within a standard error of the best on "validation",
-    # else on the first split that is not "test"; false: the last one. None: true, but
-    # where people are protected, who may be in both parts.
+    # release the best stage on "validation", else on the first split that is not
+    # "test"; false: the last one. None: true, but where people are protected, who may
+    # be in both parts.
     select: Flag | None = None
     without_noise: Flag = False  # train without noise, too, for the report's picture
     # leave out of the training data the examples that the held-out parts have, too

@@ -1,9 +1,7 @@
-"""Which stage of a run is released: the simplest that is as good as the best.
+"""Which stage of a run is released: the best on held-out data that are not for testing.
 
-Stages are compared on held-out data that are not for testing, episode by episode. It
-reads data that the run's guarantee does not cover; of those that it covers the choice
-sees what was released, and nothing else. Where all episodes have the same classes, as
-few say little of others, the last stage is compared with the features alone.
+The choice reads data that the run's guarantee does not cover. Of the data that it
+covers, it sees what was released, and nothing else.
 """
 
 from __future__ import annotations
@@ -72,11 +70,10 @@ class Selection(NamedTuple):
         also = self.calibration and " The temperatures of probabilities fit them, too."
         return (
             f"Released is the stage {self.stage.name!r} of the run: of "
-            f"{', '.join(map(repr, self.behind))}, the simplest within a standard "
-            f"error of the best on the held-out data {self.split!r}.{also or ''} **Who "
-            "is in those is not protected**: the guarantee is about the training data, "
-            "which they are no part of, and covers nothing that the choice tells of "
-            "them."
+            f"{', '.join(map(repr, self.behind))}, the best on the held-out data "
+            f"{self.split!r}.{also or ''} **Who is in those is not protected**: the "
+            "guarantee is about the training data, which they are no part of, and "
+            "covers nothing that the choice tells of them."
         )
 
     def without_step(self) -> Selection:
@@ -266,40 +263,29 @@ def choosing_split(
 def chosen_by(
     scores: Mapping[str, EpisodeScores], *, last: str
 ) -> tuple[str, dict[str, tuple[float, float]]]:
-    """Returns the stage to release, and `Selection.behind`; the simplest is first."""
-    names = list(scores)
+    """Returns which stage is released, and what `Selection.behind` says.
+
+    Where all episodes have the same classes, as few say little of others: ``last``, the
+    one released where nothing is chosen, is then compared with the features alone.
+    """
+    names = list(scores)  # the simplest first
     if not scores[names[0]].has_other_classes:
         names = list(dict.fromkeys((names[0], last)))
-    place, pairs = simplest([scores[name] for name in names])
+    place, pairs = best_of([scores[name] for name in names])
     return names[place], dict(zip(names, pairs, strict=True))
 
 
-def simplest(
+def best_of(
     scores: Sequence[EpisodeScores],
 ) -> tuple[int, list[tuple[float, float]]]:
-    """Returns the first within a standard error of the best, and behind none before.
+    """Returns the place of the best, of equal ones the first.
 
-    One that a simpler one is ahead of says nothing for itself, as large as its standard
-    error may be.
-
-    Reference: Breiman, Friedman, Olshen, Stone (1984), Classification and Regression
-    Trees, section 3.4.3 (the rule of one standard error), here of paired differences.
-
-    Args:
-      scores: on the same episodes, the simplest learner's first.
-
-    Returns:
-      Its index, and for each learner by how much the best is ahead, and the standard
-      error; inf of one whose score is no number, which is never taken if another's is.
+    Also by how much it is ahead of each, and the standard error of that; inf of one
+    whose score is no number.
     """
-    best = max(scores, key=lambda one: one.value)  # of equal ones the first
+    best = max(scores, key=lambda one: one.value)
     behind = [
         best.ahead_of(one) if np.isfinite(one.value) else (np.inf, 0.0)
         for one in scores
     ]
-    taken = (
-        i
-        for i, (ahead, error) in enumerate(behind)
-        if ahead <= error and all(ahead <= before for before, _ in behind[:i])
-    )
-    return next(taken, len(scores) - 1), behind
+    return list(map(id, scores)).index(id(best)), behind

@@ -495,9 +495,9 @@ class Trainer:
           evaluations: by name, on held-out data; run before the first step, after the
             statistics, every ``evaluate_every`` steps and after the last.
           evaluate_every: None: steps are scored after the last alone.
-          select: what is `released` is the simplest stage within a standard error of
-            the best on "validation", else on the first that is not "test"; which must
-            have nobody in common with the training data. False: the last stage is.
+          select: what is `released` is the best stage on "validation", else on the
+            first part that is not "test"; which must have nobody in common with the
+            training data. False: the last stage is.
             None: that is so where people are protected, who may be in both.
           checkpoint_every: steps after which the state is saved; it is after the last
             step, too, and whenever the releases since exceed 256 MiB.

@@ -129,7 +129,7 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     assert facts["stage"] == last["released"] in last["stages"]["scores"]
     assert f"Released is the stage {facts['stage']!r} of the run" in statement
     assert f"| **{facts['stage']}** |" in report
-    assert f"released    {facts['stage']}, the simplest within" in printed.out
+    assert f"released    {facts['stage']}, the best on" in printed.out
     public = read_log(out / "release" / "log.jsonl")
     assert public[-1]["released"] == facts["stage"]
     assert not any("stages" in record or "held_out" in record for record in public)
@@ -250,11 +250,11 @@ def test_an_interruption_before_the_first_checkpoint(train, monkeypatch, capsys)
 def test_the_parameters_released_are_the_stages(tmp_path, monkeypatch, name):
     """Of features as they are there are none."""
 
-    def simplest(scores):
+    def best_of(scores):
         place = 0 if name == "features" else len(scores) - 1
         return place, [(0.0, 0.0)] * len(scores)
 
-    monkeypatch.setattr(selection_module, "simplest", simplest)
+    monkeypatch.setattr(selection_module, "best_of", best_of)
     result = run_training(parsed(TINY, tmp_path), tmp_path / "out")
     stage = result.trainer.released
     assert stage.name == name
@@ -310,7 +310,7 @@ def test_users_own_arrays(tmp_path):
         (
             "rmse",
             ["features", "mean", "steps"],
-            "error of the best on 5 tasks of 'dev'",
+            "steps, the best on 5 tasks of 'dev'",
         ),
     ],
 )
@@ -326,3 +326,7 @@ def test_what_was_compared_is_said(name, behind, said):
     trainer: Any = SimpleNamespace(budget=budget, is_seeded=False)
     result = Result(trainer, 1.0, 1.0, {}, Path("out"), {}, selection)
     assert said in str(result)
+    assert "'steps' gained nothing on 'mean' (0.9000 after 0.9000)" in str(result)
+    better = {"accuracy": 0.95, "rmse": 0.85}[name]
+    scores["steps"] = {"dev": score._replace(mean=better)}
+    assert "'steps' gained" not in str(result)

@@ -27,7 +27,7 @@ from jaxdp_episodic.trainer.run.run_files import (
     read_log,
     releasable_records,
 )
-from jaxdp_episodic.trainer.run.selection import choosing_split, simplest
+from jaxdp_episodic.trainer.run.selection import best_of, choosing_split
 from jaxdp_episodic.trainer.run.store import BEST, RunStore
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
@@ -250,26 +250,25 @@ def test_the_error_is_over_the_draw_of_the_classes_too(classes, ways):
         assert np.mean(np.abs(values) > over_episodes) > 0.5 - 0.15 * (ways == 1)
 
 
-def test_the_simplest_within_a_standard_error_of_the_best():
-    def hits(*numbers):
-        sums = np.array(numbers, float)[:, None]
-        return EpisodeScores(sums, np.ones(sums.shape), np.zeros(sums.shape), False)
+def hits(*numbers):
+    sums = np.array(numbers, float)[:, None]
+    return EpisodeScores(sums, np.ones(sums.shape), np.zeros(sums.shape), False)
 
-    tied = hits(1, 0, 1, 0), hits(0, 1, 0, 1)  # as good, on other episodes
-    assert simplest(tied)[0] == 0
-    # One more of four: a standard error of .25 beside a difference of .25.
-    place, behind = simplest([hits(1, 0, 0, 0), hits(1, 1, 0, 0)])
-    assert place == 0 and behind == [(0.25, 0.25), (0.0, 0.0)]
-    assert simplest([hits(1, 0, 0, 0), hits(1, 1, 1, 0)])[0] == 1
-    # What is worse than the best, and simpler, does not bring in what is worse still.
-    assert simplest([hits(0, 0, 0, 0), hits(1, 1, 1, 0), hits(1, 1, 1, 1)])[0] == 1
-    # Nor does one by a large error that a simpler one is ahead of.
-    best, lead = np.full(8, 3.0), np.array([1, -1, 1, -1, 1, -1, 1, 2])
-    place, behind = simplest([hits(*(best - 0.25)), hits(*(best - lead)), hits(*best)])
-    assert place == 2 and behind[1][1] > behind[1][0] > behind[0][0] > behind[0][1]
-    broken = hits(1, 1, np.nan, 1)
-    place, behind = simplest([broken, hits(0, 0, 0, 1)])
-    assert place == 1 and behind[0][0] == math.inf
+
+@pytest.mark.parametrize(
+    ("scores", "place", "behind"),
+    [
+        # As good, on other episodes: the first.
+        ([(1, 0, 1, 0), (0, 1, 0, 1)], 0, (0.0, 0.0)),
+        # One more of four: a standard error of .25 beside a difference of .25.
+        ([(1, 0, 0, 0), (1, 1, 0, 0)], 1, (0.25, 0.25)),
+        ([(0, 0, 0, 0), (1, 1, 1, 0), (1, 1, 0, 1), (1, 0, 0, 0)], 1, (0.75, 0.25)),
+        ([(1, 1, np.nan, 1), (0, 0, 0, 1)], 1, (math.inf, 0.0)),
+    ],
+)
+def test_the_best_is_taken_and_of_equal_ones_the_first(scores, place, behind):
+    found, pairs = best_of([hits(*one) for one in scores])
+    assert found == place and pairs[0] == pytest.approx(behind)
 
 
 @pytest.mark.parametrize(

@@ -45,15 +45,10 @@ class Booking:
 
 
 class PartOfSearch(NamedTuple):
-    """That a run is one of a search, which is charged as a whole.
+    """That a run is one of a search, which is charged as a whole."""
 
-    Attributes:
-      name: of the search, in its state.
-      paid: its entry in a book; None: it has none.
-    """
-
-    name: str
-    paid: Paid | None
+    name: str  # of the search, in its state
+    paid: Paid | None  # its entry in a book; None: it has none
 
     @property
     def book(self) -> str | None:
@@ -62,11 +57,7 @@ class PartOfSearch(NamedTuple):
 
 
 def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
-    """Returns whom a run protects, and in which data: as loaded, nobody left out.
-
-    Raises:
-      OSError, TypeError, ValueError: data that cannot be read, as of the loaders.
-    """
+    """Returns whom a run protects, and in which data: as loaded, nobody left out."""
     data = config.data.load(TRAINING_DATA, base)
     people = None if config.people is None else config.people.bounds
     step = config.step.step(data.population, people)
@@ -75,13 +66,7 @@ def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
 
 
 def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
-    """Returns the steps that a run takes, as public facts account them.
-
-    Raises:
-      OSError, TypeError, ValueError: data that cannot be read; a run without privacy,
-        or whose accounting rests on private sizes.
-      NotImplementedError: a run that adapts, and is no composition.
-    """
+    """Returns the steps that a run takes, as public facts account them."""
     _refuse_seed(config.seed)
     data, _ = config.training_data(base)
     if config.adaptive is None:
@@ -98,12 +83,7 @@ def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
 
 
 def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
-    """Refuses to go on with a run other than it began: with its book, or without.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: it would.
-    """
+    """Refuses to go on with a run other than it began: with its book, or without."""
     receipt = read_receipt(folder)
     if is_booked:
         if resume and receipt is None:
@@ -133,20 +113,7 @@ def check_in_run(
     folder: Path,
     title: str,
 ) -> Paid:
-    """Charges a trainer's run before its first draw, or finds that it has paid.
-
-    Args:
-      booking: the book.
-      trainer: of the run, which was resumed if it is.
-      config: of the run.
-      base: folder that paths in it are relative to.
-      folder: of the run, which this process holds.
-      title: of the run.
-
-    Raises:
-      ImportError, OSError, ValueError: as `tools.book.book.charge`; a run without
-        privacy, or whose accounting rests on private sizes. Nothing was drawn.
-    """
+    """Charges a trainer's run before its first draw, or finds that it has paid."""
     _refuse_seed(config.seed)
     budget: PrivacyBudget | AdaptiveBudget = trainer.budget
     is_fixed = isinstance(budget, PrivacyBudget)
@@ -214,10 +181,7 @@ def _refuse_seed(seed: int | None) -> None:
 
 
 def _parts(budget: AdaptiveBudget) -> tuple[ComposedSteps | AdaptiveRun, ...]:
-    """What a run that adapts may do in each part of the data, whatever it chooses.
-
-    That is what it pays, before its first draw: what was not taken is not given back.
-    """
+    """What a run that adapts may do, and pays for first, in each part of the data."""
     if not budget.is_private:
         raise ValueError("epsilon must be finite for a run in a book, got inf")
     fixed = (run.composition() for run in budget.runs)

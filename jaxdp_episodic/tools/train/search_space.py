@@ -231,11 +231,7 @@ class Search:
 
 
 def is_priced(name: str) -> bool:
-    """True if a field of a run changes what the run costs in privacy.
-
-    Of equal epsilon, runs with other statistics, or other shares of them, have another
-    Rényi-DP curve, by which a search is charged; with other bounds of people as well.
-    """
+    """True if a field of a run changes its Rényi-DP curve at an equal epsilon."""
     first = name.split(".")[0]
     priced = ("num_steps", "learner", "learner.kind")
     return first in ("step", "start", "people") or name in priced
@@ -283,11 +279,7 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
 
 
 def search_around(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a search's file for a training config: four runs are expected.
-
-    Of gradient steps the learning rate and the clip norm are drawn, by up to a factor
-    of 4 and 2; of private statistics alone the directions that are kept.
-    """
+    """Returns a search's file around a training config: four runs are expected."""
     run = {k: v for k, v in config.items() if k not in ("version", "epsilon", "delta")}
     searched: dict[str, Any] = {}
     optimizer, clip = run.get("optimizer"), run.get("l2_clip_norm")
@@ -314,11 +306,7 @@ def search_around(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leave_out_steps(table: dict[str, Any]) -> None:
-    """Leaves out what is for gradient steps where the learner that was drawn has none.
-
-    So one search can have pipelines with gradient steps and without, for example
-    ``"learner.kind"`` among "protonet" and "plda", ``"start.kind"`` "plda" and "mean".
-    """
+    """Leaves out what is for gradient steps if the learner drawn has none."""
     learner, start = table.get("learner"), table.get("start")
     if not isinstance(learner, dict) or learner.get("kind") not in CLOSED_FORM:
         return

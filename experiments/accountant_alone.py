@@ -73,7 +73,7 @@ def main() -> None:
     for name in BRIDGES:
         library = {"to_dp_event": "dp_accounting"}.get(name, name)
         if not _is_there(library):
-            _refused(_bridge, name, says="pip install 'jaxdp-episodic[")
+            _refused(_bridge, name, says="pip install '.[")
     value, slopes = jde.epsilon_and_gradient(step, delta=DELTA, **run)
     assert value == jde.epsilon(step, delta=DELTA, **run), value
     assert slopes["noise_multiplier"] < 0, slopes

@@ -65,7 +65,7 @@ for extra, (theirs, ours) in modules.items():
     except ImportError as error:
         said = f"{type(error).__name__}: {error}"
         assert extra not in installed, said
-        assert "pip install 'jaxdp-episodic[" in said, said
+        assert "pip install '.[" in said, said
     print(f"    {extra:14} {said}")
 """
 

@@ -7,29 +7,30 @@ import importlib
 from typing import Any
 
 
-def require(module: str, *, purpose: str, extra: str | None = "data") -> Any:
-    """Returns an optional module, or says by `ImportError` what needs it.
+def installing(extra: str) -> str:
+    """Returns how an extra is installed: no package index has this package."""
+    return f"in a clone of jaxdp-episodic, pip install '.[{extra}]'"
 
-    And the ``extra`` that brings it; None: it is installed by its own name.
+
+def require(module: str, *, purpose: str, extra: str | None = "data") -> Any:
+    """Returns an optional module; `ImportError` says what needs it and what brings it.
+
+    Without an ``extra`` it is installed by its own name.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         name = module.partition(".")[0]
-        source = name if extra is None else f"'jaxdp-episodic[{extra}]'"
+        command = f"pip install {name}" if extra is None else installing(extra)
         raise ImportError(
-            f"{purpose} needs {name}, which is not installed or does not work; pip "
-            f"install {source} brings it"
+            f"{purpose} needs {name}, which is not installed or does not work; "
+            f"{command} brings it"
         ) from error
 
 
 @functools.cache
 def check_version(distribution: str, known: tuple[str, ...]) -> None:
-    """Refuses a library whose descriptions may mean something else than was read.
-
-    That is one of another version than those whose beginnings, "major.minor", are
-    known. Where it is not installed there is nothing to refuse.
-    """
+    """Refuses an installed library of another "major.minor" than those known."""
     metadata = importlib.import_module("importlib.metadata")  # slow, and rarely needed
     try:
         found = metadata.version(distribution)
@@ -43,6 +44,6 @@ def check_version(distribution: str, known: tuple[str, ...]) -> None:
 
 
 def require_pyarrow(*, purpose: str) -> tuple[Any, Any]:
-    """Returns ``pyarrow`` and ``pyarrow.parquet``; see `require`."""
+    """Returns ``pyarrow`` and ``pyarrow.parquet``."""
     parquet = require("pyarrow.parquet", purpose=purpose, extra="sweep")
     return require("pyarrow", purpose=purpose, extra="sweep"), parquet

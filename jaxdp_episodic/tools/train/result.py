@@ -17,6 +17,7 @@ from jaxdp_episodic.accountant.report.adaptive_words import (
 )
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.atomic import write_atomically
+from jaxdp_episodic.files.optional import installing
 from jaxdp_episodic.tools.book.check_in import Paid
 from jaxdp_episodic.tools.plots.run import draw_reliability, draw_run
 from jaxdp_episodic.tools.train.booked import facts_of_book, statement_of_book
@@ -157,7 +158,11 @@ def finished(
     if selection is not None:
         stages = [*selection.table(), *selection.reliability_table()]
     if importlib.util.find_spec("matplotlib") is None:
-        console.print("no picture: matplotlib, of the extra [plot], is not installed")
+        console.print(
+            f"no picture: {installing('plot')} brings matplotlib",
+            highlight=False,
+            markup=False,
+        )
     else:
         picture = PICTURE
         draw_run(

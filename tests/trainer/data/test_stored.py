@@ -215,7 +215,7 @@ def test_parquet_without_pyarrow_is_refused_by_name(tmp_path, monkeypatch, capsy
     (tmp_path / "in.parquet").touch()
     command = ["data", "import", str(tmp_path / "in.parquet"), str(tmp_path / "out")]
     assert cli.run([*command, "--groups", "u", "--features", "x"]) == 2
-    assert "pip install 'jaxdp-episodic[sweep]'" in capsys.readouterr().err
+    assert "pip install '.[sweep]'" in capsys.readouterr().err
 
 
 # --- Reading by rows ---

@@ -1,8 +1,4 @@
-"""Derivatives of answers: differences of fourth order of the answers themselves.
-
-An exact answer is known to some 1e-12, as its quadrature errors are smooth in the run,
-so that a difference over a thousandth of a number is known to some 1e-9.
-"""
+"""Derivatives of epsilon: differences on one contour, or of answers."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -28,7 +24,9 @@ from jaxdp_episodic.accountant.describe.step import (
     gaussian_parts,
 )
 from jaxdp_episodic.accountant.losses.protocols import Bounds
+from jaxdp_episodic.accountant.methods.exact.held import have_held_slope, held_change
 from jaxdp_episodic.accountant.methods.question import EpsilonAt, Question
+from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import api, worst_path
 from jaxdp_episodic.accountant.questions.dominating_pair import (
     in_one_place,
@@ -46,9 +44,21 @@ COUNT = "count"
 SIZE = ".size"
 Field = tuple[int, str]
 """A number of a run: its part, and `COUNT` or the place of a field in `mapped`."""
+Moved = Callable[[np.ndarray], tuple[Question, tuple[Run, ...]]]
+"""From displacements, (m, *shape), of a number to the question and the runs there."""
+
+
+class Scale(NamedTuple):
+    """What widths of differences by a number are shares of; arrays of its shape."""
+
+    size: np.ndarray  # 0 or NaN: there is no derivative
+    rises: np.ndarray  # whether the number can rise only
+    # The same as `size` where the number only falls; 0: it moves both ways as well.
+    falls: np.ndarray
+
 
 _NAME = "epsilon_and_gradient"
-# Points of the quotient in widths: about a number, and above one that is at 0.
+# Points of a difference in widths: about a number, and to one side of it.
 _POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
 # Weights of fourth order of the values there less that in the middle.
 _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
@@ -56,17 +66,21 @@ _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
 # Widths that are tried in turn, as shares of a number.
 _SHARES = (1e-3, 1e-2, 1e-4)
+# Width of differences on one contour, as a share of a number.
+_HELD_SHARE = 2e-5
 # Width of differences of certified ends, which are known to some 1e-5.
 _WIDTH_OF_BOUNDS = 0.04
-# Relative error of a quotient over the square of what one of second order is off.
+# Relative error of a difference over the square of what one of second order is off.
 _ERROR_OVER_SQUARE = 300.0
 # Relative error of answers that is not smooth.
 _ROUNDING = 1e-13
 # Relative error with which no other width is tried, and the largest that is returned.
 _ENOUGH = 1e-8
 _LARGEST_ERROR = 1e-6
-# Least distance of a rate from 1 at which all widths are above its rounding.
+# Least distance of a rate from 1 at which it has a derivative, and the distance below
+# which differences downwards are tried as well.
 LEAST_FROM_ONE = 1e-10
+_NEXT_TO_ONE = 1e-3
 
 
 def epsilon_and_gradient(
@@ -79,7 +93,8 @@ def epsilon_and_gradient(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns epsilon and its derivatives by fields of the step, at fixed delta.
 
-    Differences of fourth order of epsilon: relative error mostly below 1e-8
+    Most exact derivatives are differences of log(delta) on one integration contour;
+    the others are differences of epsilon. The relative error is mostly below 1e-8
     (*estimates*; docs/proofs.md).
 
     What can be named, of steps in epochs only the first:
@@ -102,7 +117,7 @@ def epsilon_and_gradient(
     or direction becomes the worst; where a rate is at an end (a probability of 0, or
     within 1e-10 of 1; a size equal to the population); and where epsilon is 0 but delta
     is reached there. It is 0 where epsilon 0 needs less than delta. At a kink itself it
-    is a value between those of both sides.
+    is the derivative of one side, or a value between both.
 
     Args:
       step: the step, or a run made by `compose`.
@@ -138,26 +153,18 @@ def epsilon_and_gradient(
         )
         bounded = any(isinstance(loss, Bounds) for run in runs for loss in run.losses)
         bounded = bounded & info.is_certified_bound & np.isfinite(value)
+        known = np.where(info.is_certified_bound, np.nan, value)
         for name, fields in wanted.items():
-            moved = functools.partial(
-                moved_answers, question, parts, counts, [(f, 1.0) for f in fields]
-            )
-            scale = functools.reduce(
-                np.minimum, (_scale(parts, counts, field) for field in fields)
-            )
-            at_end = [counts[i] == 0 for i, place in fields if place == COUNT]
-            row = np.where(
-                info.is_certified_bound,
-                np.nan,
-                difference(
-                    functools.partial(moved, method=method),
-                    np.broadcast_to(scale, shape),
-                    functools.reduce(np.logical_or, at_end, np.zeros(shape, bool)),
-                ),
-            )
+
+            def moved(displacement: np.ndarray, fields: Any = fields) -> Any:
+                return question, _moved_runs(parts, counts, fields, displacement)
+
+            scale = _scale_of_fields(parts, counts, fields, shape)
+            row = np.where(np.isnan(known), np.nan, slope(moved, known, scale, method))
             if np.any(bounded) and name.partition("[")[0] == NOISE:
-                width = np.broadcast_to(_WIDTH_OF_BOUNDS * scale, shape)
-                ends = moved(_about(_POINTS[:, 0], width), method=method, bounds=True)
+                width = _WIDTH_OF_BOUNDS * scale.size
+                points = np.multiply.outer(_POINTS[:, 0], width)
+                ends = _answers(moved, points, method).value
                 with np.errstate(invalid="ignore", divide="ignore"):
                     wide = np.tensordot(_WEIGHTS[:, 0], ends, 1) / width
                 row = np.where(bounded, wide, row)
@@ -166,46 +173,135 @@ def epsilon_and_gradient(
 
 
 def field_names(step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
-    """Returns the names of what epsilon can be differentiated by.
-
-    Of a composed run: each name, which moves all steps that have it, then the same of
-    every step alone, with its index in brackets.
-    """
+    """Returns the names of what epsilon can be differentiated by."""
     return tuple(_fields(step))
 
 
 # --- Differences ---
 
 
-@np.errstate(divide="ignore", invalid="ignore", over="ignore")
+def slope(
+    moved: Moved,
+    answer: np.ndarray,
+    scale: Scale,
+    method: str,
+    *,
+    held: bool = True,
+) -> np.ndarray:
+    """The derivative of an answer, of its shape; NaN, never a wrong number.
+
+    ``answer`` is epsilon or log(delta) where nothing is displaced. Not ``held``: by
+    answers alone, whose error is small enough for a second difference.
+    """
+    shape = np.shape(answer)
+    scale = Scale(*(np.broadcast_to(part, shape) for part in scale))
+    found = np.full(shape, np.nan)
+    if method == "exact" and held:
+        found = _held_slope(moved, answer, np.where(scale.rises, 0.0, scale.size))
+    left = np.flatnonzero(np.isnan(found) & ~np.isnan(answer))
+    if not left.size:
+        return found
+
+    def some(displacement: np.ndarray) -> np.ndarray:
+        points = np.zeros((len(displacement), found.size))
+        points[:, left] = displacement
+        points = points.reshape(-1, *shape)
+        by = worst_path.CONTOUR if method == "exact" else method
+        value, _, is_bound = _answers(moved, points, by, left)
+        return np.where(is_bound, np.nan, value)
+
+    found = found.reshape(-1)
+    found[left] = difference(some, Scale(*(a.reshape(-1)[left] for a in scale)))
+    return found.reshape(shape)
+
+
+def _answers(
+    moved: Moved, points: np.ndarray, by: str, index: np.ndarray | None = None
+) -> Any:
+    """Answers where a number is displaced; of some settings, if there is an index."""
+    question, runs = moved(points)
+
+    def chosen(field: np.ndarray, *path: int) -> np.ndarray:
+        whole = np.broadcast_to(field, (*points.shape, *path))
+        return whole.reshape(len(points), -1, *path)[:, index]
+
+    target = np.broadcast_to(question.target, points.shape)
+    if index is not None:
+        target = chosen(target)
+        # An axis of length 1 stands for all paths.
+        runs = [run.map(lambda f: chosen(f, *np.shape(f)[-1:] or (1,))) for run in runs]
+    with using_engine("numpy"):
+        found = worst_path.answer(question.at(target), runs, by)
+    return type(found)(*(np.broadcast_to(field, target.shape) for field in found))
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def _held_slope(moved: Moved, answer: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The derivative by a difference on one contour, NaN where there is none."""
+    shape = np.shape(answer)
+    moves = (scale > 0) & np.isfinite(scale)
+    width = np.where(moves, _power_of_two(_HELD_SHARE * scale), 0.0)
+    both = [moved(sign * width[None]) for sign in (-1.0, 1.0)]
+    found = np.full(shape, np.nan).reshape(-1)
+    if any(len(runs) > 1 or runs[0].num_paths > 1 for _, runs in both):
+        return found.reshape(shape)
+    sides = [
+        (
+            q.at(np.broadcast_to(q.target, (1, *shape)).reshape(-1)),
+            runs[0].flattened((1, *shape, 1)),
+        )
+        for q, runs in both
+    ]
+    nothing = 0.0 if sides[0][0].is_epsilon else -np.inf
+    usual = (moves & (answer > nothing)).reshape(-1)
+    for _, run in sides:
+        usual &= have_held_slope(run)
+    if (index := np.flatnonzero(usual)).size:
+        some = tuple((q.take(index), run.take(index)) for q, run in sides)
+        change = held_change(some, answer.reshape(-1)[index])
+        found[index] = change / (2 * width.reshape(-1)[index])
+    return found.reshape(shape)
+
+
 def difference(
-    function: Callable[[np.ndarray], np.ndarray],
-    scale: np.ndarray,
-    at_end: np.ndarray | None = None,
+    function: Callable[[np.ndarray], np.ndarray], scale: Scale
 ) -> np.ndarray:
     """The derivative of a function >= 0 at 0; NaN, never a wrong number."""
-    end = np.zeros(scale.shape, int) if at_end is None else at_end.astype(int)
+    found = _difference(function, scale.size, np.where(scale.rises, 1.0, 0.0))
+    falls = np.where(np.isnan(found), scale.falls, 0.0)
+    if np.any(falls > 0):
+        down = _difference(function, falls, np.full(falls.shape, -1.0))
+        found = np.where(np.isnan(found), down, found)
+    return found
+
+
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")
+def _difference(
+    function: Callable[[np.ndarray], np.ndarray], size: np.ndarray, end: np.ndarray
+) -> np.ndarray:
+    """The same by differences to both sides, or to that of a sign."""
+    sided = (end != 0).astype(int)
+    sign = np.where(sided, end, 1.0)
     points, weights, check = (
-        np.moveaxis(table[:, end], 0, 0) for table in (_POINTS, _WEIGHTS, _CHECK)
+        sign * table[:, sided] for table in (_POINTS, _WEIGHTS, _CHECK)
     )
-    found, best = np.full(scale.shape, np.nan), np.full(scale.shape, np.inf)
+    found, best = np.full(size.shape, np.nan), np.full(size.shape, np.inf)
     # Of an infinite number as of 1: nothing changes with it.
-    scale = np.where(np.isposinf(scale), 1.0, scale)
-    middle = function(np.zeros((1, *scale.shape)))[0] if np.any(end) else 0.0
+    size = np.where(np.isposinf(size), 1.0, size)
+    middle = function(np.zeros((1, *size.shape)))[0] if np.any(sided) else 0.0
     for share in _SHARES:
-        left = (scale > 0) & ~(best <= _ENOUGH)
+        left = (size > 0) & ~(best <= _ENOUGH)
         if not np.any(left):
             break
-        # By a power of two a number moves exactly.
-        width = np.exp2(np.floor(np.log2(np.where(left, share * scale, 1.0))))
+        width = _power_of_two(np.where(left, share * size, 1.0))
         values = function(points * np.where(left, width, 0.0))
         most = np.abs(values).max(axis=0)
-        is_kink = (values == 0).any(axis=0) & (most > 0) & (end == 0)
-        values = values - np.where(end, middle, values[0])
+        is_kink = (values == 0).any(axis=0) & (most > 0) & (sided == 0)
+        values = values - np.where(sided, middle, values[0])
         change, other = ((table * values).sum(axis=0) for table in (weights, check))
-        size = np.abs(change)
-        off = _ERROR_OVER_SQUARE * ((change - other) / size) ** 2
-        off += _ROUNDING * most / size
+        moved = np.abs(change)
+        off = _ERROR_OVER_SQUARE * ((change - other) / moved) ** 2
+        off += _ROUNDING * most / moved
         off = np.where((values == 0).all(axis=0), 0.0, off)
         # Where it is 0 and does not stay so, there is a kink.
         off = np.where(is_kink, np.nan, off)
@@ -215,61 +311,78 @@ def difference(
     return np.where(best <= _LARGEST_ERROR, found, np.nan)
 
 
-def moved_answers(
-    question: Question,
+def _power_of_two(width: np.ndarray) -> np.ndarray:
+    """The next smaller one, by which a number moves exactly."""
+    return np.exp2(np.floor(np.log2(width)))
+
+
+# --- Numbers that are moved ---
+
+
+def scale_of(place: str, value: Any) -> Scale:
+    """The `Scale` of a number by its place."""
+    value = np.asarray(value, np.float64)
+    if place.rpartition(".")[2] in ("sampling_probability", "delta"):
+        return _scale_of_rate(value)
+    return Scale(np.abs(value), np.zeros(value.shape, bool), np.zeros(value.shape))
+
+
+def _scale_of_rate(rate: np.ndarray, most: Any = 1.0) -> Scale:
+    """Of a rate, times ``most``."""
+    left = 1 - rate
+    inside = (left >= LEAST_FROM_ONE) & (rate > 0)
+    size = np.where(inside, most * np.minimum(rate, left), 0.0)
+    falls = np.where(inside & (left < _NEXT_TO_ONE), most * rate, 0.0)
+    return Scale(size, np.zeros(rate.shape, bool), falls)
+
+
+def _scale_of_fields(
     parts: Sequence[Any],
     counts: Sequence[np.ndarray],
-    fields: Sequence[tuple[Field, Any]],
-    displacement: np.ndarray,
-    *,
-    method: str,
-    bounds: bool = False,
-) -> np.ndarray:
-    """Answers where fields of a run are displaced by real numbers, each times a weight.
-
-    NaN where only a bound is known, unless ``bounds``.
-    """
-    parts, counts = list(parts), list(counts)
-    for (i, place), weight in fields:
-        if place == COUNT:
-            counts[i] = counts[i] + weight * displacement
-        else:
-            parts[i] = _moved(parts[i], place, weight * displacement)
-    by = worst_path.CONTOUR if method == "exact" and not bounds else method
-    with using_engine("numpy"):
-        found = worst_path.answer(question, runs_of_parts(parts, counts), by)
-    value = found.value if bounds else np.where(found.is_certified, np.nan, found.value)
-    return np.broadcast_to(value, displacement.shape)
+    fields: Sequence[Field],
+    shape: tuple[int, ...],
+) -> Scale:
+    """The `Scale` of fields that move together."""
+    each = [_scale(parts, counts, field) for field in fields]
+    size, falls = (
+        functools.reduce(np.minimum, (np.broadcast_to(a, shape) for a in column))
+        for column in ([s.size for s in each], [s.falls for s in each])
+    )
+    rises = [np.broadcast_to(s.rises, shape) for s in each]
+    return Scale(size, np.logical_or.reduce(rises), falls)
 
 
-def _about(points: np.ndarray, width: np.ndarray) -> np.ndarray:
-    return np.multiply.outer(points, width)
-
-
-def scale_of(place: str, value: Any) -> np.ndarray:
-    """What differences by a number are taken at shares of; 0 at an end of a rate."""
-    is_rate = place.rpartition(".")[2] in ("sampling_probability", "delta")
-    value = np.asarray(value, np.float64)
-    return _scale_of_rate(value) if is_rate else np.abs(value)
-
-
-def _scale_of_rate(rate: np.ndarray) -> np.ndarray:
-    return np.where(1 - rate >= LEAST_FROM_ONE, np.minimum(rate, 1 - rate), 0.0)
-
-
-def _scale(parts: Sequence[Any], counts: Sequence[np.ndarray], field: Field) -> Any:
-    """The same of a field of a run."""
+def _scale(parts: Sequence[Any], counts: Sequence[np.ndarray], field: Field) -> Scale:
+    """The `Scale` of a field of a run."""
     i, place = field
     if place == COUNT:
-        return np.maximum(counts[i], 1.0)
+        most = np.maximum(counts[i], 1.0)
+        return Scale(most, counts[i] == 0, np.zeros(most.shape))
     if place.endswith(SIZE):
         draw, group = _drawn(parts[i], place)
         # No larger size can be drawn: nothing changes with it.
-        share = np.where(draw > group, draw, group * _scale_of_rate(draw / group))
-        return share.min(axis=-1)
+        own = _scale_of_rate(np.minimum(draw / group, 1.0), group)
+        size = np.where(draw > group, draw, own.size).min(axis=-1)
+        return Scale(size, np.zeros(size.shape, bool), own.falls.min(axis=-1))
     found: dict[str, Any] = {}
     mapped(parts[i], found.setdefault)
     return scale_of(place, found[place])
+
+
+def _moved_runs(
+    parts: Sequence[Any],
+    counts: Sequence[np.ndarray],
+    fields: Sequence[Field],
+    displacement: np.ndarray,
+) -> tuple[Run, ...]:
+    """The runs with fields displaced by real numbers."""
+    parts, counts = list(parts), list(counts)
+    for i, place in fields:
+        if place == COUNT:
+            counts[i] = counts[i] + displacement
+        else:
+            parts[i] = _moved(parts[i], place, displacement)
+    return runs_of_parts(parts, counts)
 
 
 def _drawn(step: GaussianStep, place: str) -> tuple[np.ndarray, np.ndarray]:

@@ -23,11 +23,13 @@ from jaxdp_episodic.accountant.describe.step import (
 from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts
 from jaxdp_episodic.accountant.questions.gradients import (
     METHODS,
+    Scale,
     difference,
-    moved_answers,
     scale_of,
+    slope,
 )
 
 # Places of the numbers that are no part of the description.
@@ -65,6 +67,7 @@ class Question(NamedTuple):
         with using_engine("numpy"):
             if self.kind == "rdp":
                 return _rdp(step, others[ORDERS], **self.options)
+            others.pop(self.kind, None)  # of a target that a noise was found for
             ask = _QUESTIONS[self.kind]
             return np.asarray(ask(step, **others, **self.options), np.float64)
 
@@ -88,33 +91,46 @@ class Question(NamedTuple):
 
                 def first(displacement: np.ndarray, i: int = i, j: int = further[0]):
                     moved = _displaced(whole, j, displacement)
-                    return self._slope(i, moved, self.answer(*moved))
+                    return self._slope(i, moved, self.answer(*moved), held=False)
 
                 scale = _scale(self.places[further[0]], whole[further[0]])
                 found[word] = difference(first, scale)
         return [found[word] for word in words]
 
     def _slope(
-        self, i: int, missing: Sequence[np.ndarray], answer: np.ndarray
+        self,
+        i: int,
+        missing: Sequence[np.ndarray],
+        answer: np.ndarray,
+        *,
+        held: bool = True,
     ) -> np.ndarray:
         """The derivative by a missing number."""
         if self.kind == NOISE:
             # Epsilon stays what it should be.
             inner = self._replace(kind=EPSILON, places=(*self.places, NOISE))
-            with_noise = (*missing, answer)
-            slope = inner._slope(len(missing), with_noise, answer)
+            numbers = (*missing, answer)
+            at = inner.answer(*numbers)
+            by_noise = inner._slope(len(missing), numbers, at, held=held)
             if self.places[i] == EPSILON:
-                return 1 / slope
-            return -inner._slope(i, with_noise, answer) / slope
+                return 1 / by_noise
+            return -inner._slope(i, numbers, at, held=held) / by_noise
+        scale = _scale(self.places[i], missing[i])
 
-        def moved(displacement: np.ndarray) -> np.ndarray:
-            return self._unchecked(_displaced(missing, i, displacement))
+        def moved(displacement: np.ndarray) -> Any:
+            return self._asked(_displaced(missing, i, displacement))
 
-        return difference(moved, _scale(self.places[i], missing[i]))
+        if self.kind == "rdp":
+            return difference(moved, scale)
+        is_delta = self.kind == DELTA
+        value = np.log(answer) if is_delta else answer
+        found = slope(moved, value, scale, self.options["method"], held=held)
+        return answer * found if is_delta else found
 
-    def _unchecked(self, missing: Sequence[np.ndarray]) -> np.ndarray:
-        """The answer at real numbers of steps; NaN where only a bound is known."""
-        step, others = self._known(missing)
+    def _asked(self, missing: Sequence[np.ndarray]) -> Any:
+        """The question and its runs, or a curve, at real numbers of steps."""
+        moved: dict[int, np.ndarray] = {}
+        step, others = self._known(missing, moved)
         if self.kind == "rdp":
             return _rdp(step, others[ORDERS], **self.options)
         times = others.get(NUM_STEPS)
@@ -125,16 +141,9 @@ class Question(NamedTuple):
             if self.kind == EPSILON
             else DeltaAt(np.asarray(others[EPSILON], np.float64))
         )
-        shape = np.broadcast_shapes(*(np.shape(one) for one in missing))
-        value = moved_answers(
-            asked,
-            parts,
-            [count * times for count in base],
-            [],
-            np.zeros(shape),
-            method=self.options["method"],
+        return asked, runs_of_parts(
+            parts, [moved.get(i, n) * times for i, n in enumerate(base)]
         )
-        return value if self.kind == EPSILON else np.exp(value)
 
     def refuse_derivatives(self, by: Sequence[int], *, second: bool = False) -> None:
         """Refuses numbers that answers have no derivatives by, and methods without."""
@@ -160,8 +169,13 @@ class Question(NamedTuple):
                     f"{place} is a whole number and has no derivative: pass integers"
                 )
 
-    def _known(self, missing: Sequence[np.ndarray]) -> tuple[Any, dict[str, Any]]:
-        """The description, and the other arguments, with all numbers."""
+    def _known(
+        self, missing: Sequence[np.ndarray], counts: dict[int, np.ndarray] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """The description, and the other arguments, with all numbers.
+
+        Real numbers of steps of parts go into ``counts``, if that is given.
+        """
         given = dict(zip(self.places, missing, strict=True))
 
         def of_chosen(value: Any) -> Any:
@@ -173,6 +187,9 @@ class Question(NamedTuple):
             found = given.pop(where, value)
             if found is value:
                 return of_chosen(value)
+            if counts is not None and where.startswith("counts["):
+                counts[int(where[len("counts[") : -1])] = found
+                return np.rint(found)
             is_rate = where.endswith("sampling_probability")
             return _normal(found) if is_rate else found
 
@@ -214,10 +231,11 @@ def _rdp(step: AnyStep, orders: Any, direction: str) -> np.ndarray:
     return api.curve_of(step, orders[..., None], direction, shape)
 
 
-def _scale(place: str, value: np.ndarray) -> np.ndarray:
-    """What differences by a number are taken at shares of."""
+def _scale(place: str, value: np.ndarray) -> Scale:
+    """The `Scale` of a missing number."""
     if place == ORDERS:
-        return np.where(np.isfinite(value), value - 1, np.nan)
+        size = np.where(np.isfinite(value), value - 1, np.nan)
+        return Scale(size, np.zeros(size.shape, bool), np.zeros(size.shape))
     return scale_of(place, value)
 
 

@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.gradients import difference as slope_of
-from jaxdp_episodic.accountant.questions.gradients import field_names
+from jaxdp_episodic.accountant.questions.gradients import field_names, scale_of
 from oracles import allocation_epochs
 
 DELTA = 1e-6
@@ -248,6 +248,7 @@ def test_next_to_an_end_no_number_is_a_wrong_one(method):
         known = slope[~np.isnan(slope)]
         np.testing.assert_allclose(known, slope[0], rtol=3e-3)
         assert np.isnan(slope[-1])
+    assert not np.isnan(by_rate["a.sampling_probability"][:4]).any()
 
 
 def test_an_infinite_value_has_no_derivative():
@@ -257,7 +258,7 @@ def test_an_infinite_value_has_no_derivative():
     def curve(moved):
         return np.where(moved > 0, beyond, [0.0, 0.0, 0.0, 3.0, 7.0])
 
-    found = slope_of(curve, np.ones(5))
+    found = slope_of(curve, scale_of("noise_multiplier", np.ones(5)))
     np.testing.assert_array_equal(found, [np.nan] * 3 + [0.0] * 2)
 
 

@@ -1,0 +1,107 @@
+"""Derivatives of exact answers: log(delta) of two runs on one contour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.accountant.losses.protocols import Bounds, Nodes
+from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
+from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
+from jaxdp_episodic.accountant.methods.exact.contour import lay_contour
+from jaxdp_episodic.accountant.methods.exact.integral import Blocks, search
+from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
+from jaxdp_episodic.accountant.methods.exact.solver import CUT, PASSES
+from jaxdp_episodic.accountant.methods.question import Question
+from jaxdp_episodic.accountant.methods.run import Run
+
+# Settings side by side whose arrays fit the cache of a CPU.
+_CHUNKS = Chunks(numpy=8, cpu=(8,), accelerator=(8,))
+# Relative error of a quotient over the square of the share that it changes by.
+_ERROR_OVER_SQUARE = 10.0
+# Relative error of a quotient over that of delta by the integral.
+_OF_INTEGRAL = 30.0
+# Largest relative error of a quotient.
+_LARGEST_ERROR = 3e-7
+# Rounding of log(delta), nats.
+_ROUNDING = 1e-14
+
+
+def have_held_slope(run: Run) -> np.ndarray:
+    """Where the answer of a run is a contour integral without special cases."""
+    usual = all(
+        isinstance(loss, Nodes)
+        and not isinstance(loss, Bounds)
+        and loss.compiles
+        and type(loss).num_terms is Nodes.num_terms
+        for loss in run.losses
+    )
+    if not usual:
+        return np.zeros(run.shape, bool)
+    found = ~(run.loses_nothing | run.is_unprotected | run.has_too_little_noise)
+    found &= (run.num_steps > 1) & (run.log_kept() == 0) & np.isposinf(run.most_lost)
+    return found & ~((run.gaussian_shift() > 0) | have_closed_form(run))
+
+
+def held_change(
+    sides: tuple[tuple[Question, Run], tuple[Question, Run]], answer: np.ndarray
+) -> np.ndarray:
+    """By how much answers rise from one side to the other; NaN if that is not known.
+
+    The sides lie symmetrically about the setting of the answer and close to it. Each
+    has a question and a run of (n,) settings.
+    """
+    found = np.full(answer.shape, np.nan)
+    symmetric = sides[0][1].is_symmetric
+    for effort in PASSES[:3]:
+        for backward in (False,) if symmetric else (False, True):
+            left = np.flatnonzero(np.isnan(found) & np.isfinite(answer))
+            if not left.size:
+                return found
+            some = [(q.take(left), run.take(left)) for q, run in sides]
+            found[left] = _change(some, answer[left], effort, float(backward))
+    return found
+
+
+@np.errstate(all="ignore")
+def _change(sides: Any, answer: np.ndarray, effort: Any, backward: float) -> np.ndarray:
+    """The change in one direction, with some number of nodes."""
+    is_epsilon = sides[0][0].is_epsilon
+    targets = [question.target for question, _ in sides]
+    epsilons = [answer, answer] if is_epsilon else targets
+    goals = targets if is_epsilon else [answer, answer]
+    run = sides[1][1]
+    cut = np.minimum(goals[0], 0.0) - np.log(np.maximum(run.num_steps, 1.0)) - CUT
+    arrays = (*epsilons, cut, np.full(answer.shape, backward))
+    groups = tuple(run.groups() for _, run in sides)
+
+    def on_chunk(chunk: Any) -> tuple[np.ndarray, ...]:
+        (*epsilons, cut, backward), groups = chunk
+        each = [
+            tuple(
+                steps_of(g, backward, cut, num_nodes=effort.loss_nodes, num_terms=1)
+                for g in side
+            )
+            for side in groups
+        ]
+        contour = lay_contour(epsilons[1], each[1], effort.fall)
+        blocks, parts = Blocks(1, effort.contour_nodes, 1), []
+        for epsilon, steps in zip(epsilons, each, strict=True):
+            # The contour is held as well as epsilon: nothing is searched for.
+            parts += search(cut, epsilon, epsilon, contour, steps, blocks, True)[:3]
+        return tuple(parts)
+
+    low, error, slope, high, other, other_slope = in_chunks(
+        on_chunk, (arrays, groups), _CHUNKS
+    )
+    change = high - low
+    if is_epsilon:
+        change = change - (goals[1] - goals[0])
+    # Off the answer by more than curvature says, it is the other direction's.
+    middle = 0.5 * (high - goals[1] + low - goals[0])
+    off = _ERROR_OVER_SQUARE * (2 * middle / change) ** 2
+    off += _OF_INTEGRAL * np.maximum(error, other) + _ROUNDING / np.abs(change)
+    if is_epsilon:
+        change = 2 * change / (slope + other_slope)
+    return np.where(off <= _LARGEST_ERROR, change, np.nan)

@@ -157,11 +157,7 @@ class Gaussian(Mechanism):
         return _round_up((0.5 * orders * inverse) * inverse, inverse > 0)
 
     def _delta(self, epsilon: np.ndarray) -> np.ndarray:
-        """``Phi(s/2 - eps/s) - e^eps Phi(-s/2 - eps/s)`` with ``s = 1/sigma``.
-
-        The difference cancels. The same number is ``E[1 - e^{-s (Z - t)}; Z > t]``,
-        ``t = eps/s - s/2``: that of ``(1 - e^{eps - L})_+`` over the privacy loss L.
-        """
+        """``Phi(s/2 - eps/s) - e^eps Phi(-s/2 - eps/s)`` with ``s = 1/sigma``."""
         shift = 1 / self._value
         regular = (shift > 0) & np.isfinite(shift) & np.isfinite(epsilon)
         s = np.where(regular, shift, 1.0)
@@ -198,12 +194,7 @@ class Laplace(Mechanism):
             return 1 / self._value
 
     def _rdp(self, orders: np.ndarray) -> np.ndarray:
-        """``log M / t``, ``M = (alpha e^{ts} + t e^{-alpha s}) / (2 alpha - 1)``.
-
-        With ``t = alpha - 1``, ``s = 1/scale``. The linear terms cancel, and so does
-        the 1: ``M - 1 = [alpha f(ts) + t f(-alpha s)] / (2 alpha - 1)`` with ``f(x) =
-        e^x - 1 - x >= 0``.
-        """
+        """``log M / t``, ``M = (alpha e^{ts} + t e^{-alpha s}) / (2 alpha - 1)``."""
         shift, t = self.pure_epsilon[..., None], orders - 1
         rise = t * shift
         near = rise <= 1
@@ -241,11 +232,7 @@ class RandomizedResponse(Mechanism):
         return self._value
 
     def _rdp(self, orders: np.ndarray) -> np.ndarray:
-        """``log M / t``, ``M = (e^{alpha eps} + e^{-t eps}) / (1 + e^eps)``.
-
-        With ``t = alpha - 1``. Nothing cancels in ``M - 1 = (1 - e^{-alpha eps})
-        (e^{t eps} - 1) / (1 + e^{-eps})``.
-        """
+        """``log M / t``, ``M = (e^{alpha eps} + e^{-t eps}) / (1 + e^eps)``."""
         eps, t = self._value[..., None], orders - 1
         near = t * eps <= 1
         safe = np.where(near, eps, 0.0)

@@ -222,14 +222,7 @@ def two_values(
 
 
 def _three_values(eps0: np.ndarray, n: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Lower bound: response over {0, 1, 2}, all others hold 2, user 1 has 0 or 1.
-
-    ``b = 1 / (e^eps0 + 2)``. Let m be the number of 0's and 1's. The differing user is
-    one of them (``m - 1`` others, weights ``b e^eps0`` and b) or not (m others); with
-    ``f_m(j) = (f_{m-1}(j-1) + f_{m-1}(j)) / 2`` both cases are a shift of ``m - 1``
-    fair coins. In a block the masses are bounded from below, the number of coins is
-    the largest and so is the share of the second case, both of which lower the sum.
-    """
+    """Lower bound: response over {0, 1, 2}, all others hold 2, user 1 has 0 or 1."""
     b = 1 / (np.exp(eps0) + 2)
     chance = 2 * b
     starts, lengths = _blocks(n - 1, chance)  # m - 1

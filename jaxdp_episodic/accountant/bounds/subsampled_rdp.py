@@ -265,11 +265,7 @@ def _block(
 def _log_series_terms(
     exponent: np.ndarray, pure_epsilon: np.ndarray, index: np.ndarray, series: str
 ) -> np.ndarray:
-    """Log of the terms of ``M - 1`` less the binomial part; ``exponent`` = (l-1) r(l).
-
-    Poisson: ``c e^x - 1`` (the - 1 is the identity of the module's docstring).
-    Without replacement: the minima of Theorem 9.
-    """
+    """Log of the terms of ``M - 1`` less the binomial part."""
     if series in ("tight", "lower"):
         return log_expm1(exponent)
     if series == "general":

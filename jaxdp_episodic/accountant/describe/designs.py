@@ -241,10 +241,7 @@ def epoch_scheme(sampling: Sampling) -> EpochScheme | None:
 
 
 def block_lengths(scheme: EpochScheme) -> np.ndarray:
-    """Returns the steps in each block of an epoch, in order.
-
-    A unit takes part in one step of every block; shuffled epochs are one block.
-    """
+    """Returns the steps in each block of an epoch, in order."""
     steps = int(np.asarray(scheme.steps_per_epoch))
     is_allocated = isinstance(scheme, RandomAllocation)
     times = int(np.asarray(scheme.times)) if is_allocated else 1
@@ -252,15 +249,7 @@ def block_lengths(scheme: EpochScheme) -> np.ndarray:
 
 
 def steps_owed(sampling: Sampling, num_steps: ArrayLike, planned: int) -> np.ndarray:
-    """Returns the steps that a run owes if it ends, or stands, after ``num_steps``.
-
-    Where every step draws anew, that number. Within an epoch those of the whole one,
-    which a run that stopped for what it saw would have finished: the accounting of a
-    part holds for a part that was fixed in advance, and the end that was planned is.
-
-    ``planned`` is the number of steps that was fixed before the first; the sampling's
-    fields are scalars. int64 of the shape of ``num_steps``, whole numbers >= 0.
-    """
+    """Returns the steps that a run owes if it ends, or stands, after ``num_steps``."""
     taken = np.asarray(num_steps, np.int64)
     scheme = epoch_scheme(sampling)
     if scheme is None:

@@ -31,10 +31,7 @@ MOST_BUDGET = 1_000_000
 
 
 class Menu(Spec):
-    """Base of `AdaptiveRun`: its fields, what was taken, what may be taken next.
-
-    It computes no privacy. See there for the attributes.
-    """
+    """Base of `AdaptiveRun`: its fields, what was taken, what may be taken next."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "options": (GaussianStep, ComposedSteps, *RELEASES),

@@ -72,10 +72,7 @@ class PersonBounds(Spec):
 
 
 def levels_of_people(sampling: Sampling) -> tuple[Scheme | None, ...]:
-    """Returns the schemes of the levels that `BOUNDS` are about, the last level first.
-
-    None where a level is not drawn by a scheme of its own (classes put into groups).
-    """
+    """Returns the schemes of the levels that `BOUNDS` names, the last level first."""
     if isinstance(sampling, GroupedClasses):
         return sampling.examples, None
     multistage = isinstance(sampling, MultistageSampling)

@@ -1,13 +1,4 @@
-"""In how many clip units of a step a person is: laws of whole numbers, one setting.
-
-A law is an array of log-masses of 0, 1, 2, ...; -inf where there is none. Every law
-here grows, in stochastic order, with the bounds of `PersonBounds` and with the rates,
-and what is computed from it grows with it: public upper bounds are enough, and masses
-may be moved upwards.
-
-Where a unit is drawn, each of its children is, by coins, or some of them without
-replacement (`Stage`); an example that is drawn is a person's if it is one of hers.
-"""
+"""In how many clip units of a step a person is: laws of whole numbers, one setting."""
 
 from __future__ import annotations
 
@@ -85,11 +76,7 @@ def log_binomial_law(number: float, rate: float) -> np.ndarray:
 
 
 def chance_of_holding(stages: Sequence[Stage]) -> float:
-    """Returns the chance that a drawn unit's content holds the person.
-
-    Reference: hypergeometric and binomial draws, level by level; of a class of n with k
-    of hers, of which q are drawn, ``1 - C(n-k, q) / C(n, q)``.
-    """
+    """Returns the chance that a drawn unit's content holds the person."""
     chance = 1.0
     for stage in reversed(stages):
         if stage.has_coins:
@@ -144,10 +131,7 @@ def mixed(laws: Sequence[np.ndarray], masses: np.ndarray) -> np.ndarray:
 
 
 def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the values that count, and their log-masses: tails are moved upwards.
-
-    An *upper bound* in stochastic order; see `_LOWER_TAIL` and `_UPPER_TAIL`.
-    """
+    """Returns the values that count, and their log-masses: tails are moved upwards."""
     values = np.flatnonzero(law > -np.inf)
     mass = np.exp(law[values] - np.max(law[1:], initial=law[0]))
     total = mass[values > 0].sum() or mass.sum()
@@ -173,12 +157,7 @@ def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def merged_upwards(
     number: np.ndarray, log_none: np.ndarray, log_weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns fewer binomial laws, with weights, for many: they are larger.
-
-    Laws are (n,) numbers of units, logarithms of the chance that none is drawn, with
-    their sign changed (inf where one is for sure), and finite log-weights. The first
-    two together say which of two laws is the larger one in stochastic order.
-    """
+    """Returns fewer binomial laws, with weights, for many: they are larger."""
     most = np.clip(_MOST_TERMS / max(np.max(number), 1.0), 2.0, _MOST_LAWS)
     if len(number) <= most:
         return number.astype(np.float64), log_none, log_weight
@@ -225,12 +204,7 @@ def _fewer(
 def log_reached_worst(
     groups: float, ways: float, bound: float, chance: float
 ) -> np.ndarray:
-    """Returns how many groups would hold her, of the partition that is worst for her.
-
-    Her classes are spread evenly: with ``bound = a groups + b``, ``Bin(b, 1 - (1 -
-    chance)^(a+1)) + Bin(groups - b, 1 - (1 - chance)^a)``, no class sitting out. In
-    stochastic order the largest of all partitions.
-    """
+    """The number of groups that hold a person in the worst partition."""
     each, more = divmod(int(min(bound, groups * ways)), int(groups))
     parts = [
         log_binomial_law(number, chance_of_any(times, chance) if times else 0.0)
@@ -242,12 +216,7 @@ def log_reached_worst(
 def log_reached_mean(
     classes: float, ways: float, bound: float, chance: float
 ) -> np.ndarray:
-    """Returns the same averaged over random partitions; left-over classes sit out.
-
-    Of M marked classes (those that show her, ``Bin(bound, chance)``) at random places,
-    k full groups are hit with chance ``C(G, k) sum_l C(rest, l) [x^(M-l)] ((1+x)^ways -
-    1)^k / C(classes, M)``.
-    """
+    """Returns the same averaged over random partitions; left-over classes sit out."""
     groups = int(classes // ways)
     rest = int(classes - groups * ways)
     marked = log_binomial_law(bound, chance)
@@ -283,16 +252,7 @@ def log_reached_mean(
 def log_unseen_groups(
     classes: float, ways: float, bound: float, chance: float, rate: float
 ) -> np.ndarray:
-    """Returns the law of her groups that are not seen without her, and of her classes.
-
-    A group with a of her classes is drawn without her, which is seen, with chance
-    ``rate (1 - chance)^a``; left-over classes sit out. Groups that are seen, or have
-    none of hers, have ``A(x) = 1 - rate + rate (1 + (1 - chance) x)^ways``, all others
-    ``B(x) = sum_a C(ways, a) (1 - rate (1 - chance)^a) x^a``, a >= 1: n of these hold c
-    classes with the chance, over ``C(classes, bound)``,
-
-        C(G, n) [x^c] B(x)^n [x^(bound - c)] A(x)^(G - n) (1 + x)^rest.
-    """
+    """The law of a person's groups that exist only with her, and of her classes."""
     groups, bound = int(classes // ways), int(bound)
     rest, most = int(classes - groups * ways), min(bound, groups)
     a = np.arange(min(int(ways), bound) + 1.0)
@@ -321,10 +281,7 @@ def log_unseen_groups(
 
 
 def _power(taps: np.ndarray, exponent: int, size: int) -> np.ndarray:
-    """The first coefficients of a power, as logarithms; the first tap's is 0.
-
-    With ``p A' A^p = (A^p)' A``, whose terms are positive where p is large enough.
-    """
+    """The first coefficients of a power, as logarithms; the first tap's is 0."""
     found = np.where(np.arange(size) == 0, 0.0, -np.inf)
     if exponent < size:
         for _ in range(exponent):

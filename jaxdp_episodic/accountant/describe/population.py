@@ -1,10 +1,4 @@
-"""The real tree of unequal units from which a step draws.
-
-A tree is a tuple of arrays, one a level: entry ``u`` of the array of level ``j`` is the
-number of children of unit ``u`` of that level. Units of a level are numbered in
-depth-first order, so the children of consecutive units are consecutive; level 0 is the
-root, and the last array gives numbers of units that have no array of their own.
-"""
+"""The real tree of unequal units from which a step draws."""
 
 from __future__ import annotations
 
@@ -34,20 +28,7 @@ _HOW_TO_MAKE_GLOBAL = (
 
 
 class DistinctPaths(NamedTuple):
-    """The different tuples ``(N_1, ..., N_l)`` along the paths to units of level ``l``.
-
-    ``N_j`` is the number of siblings, itself included, of the unit that the path goes
-    through at level ``j``. A unit without children counts as one of size 1, here and
-    on every level below it: nobody is there, but somebody may join.
-
-    Attributes:
-      sizes: (P, l) int64, each >= 1, in lexicographic order, no two rows equal.
-      multiplicity: (P,) int64, how many existing units of level ``l`` have that path;
-        0 for a path that only leads to empty units.
-      witness_level: (P,) int64, the level of one real unit on such a path: ``l``, or
-        the level of an empty unit where the multiplicity is 0 (0: the root).
-      witness_index: (P,) int64, the number of that unit among the units of its level.
-    """
+    """The different sizes ``(N_1, ..., N_l)`` along paths to units of a level."""
 
     sizes: np.ndarray
     multiplicity: np.ndarray
@@ -429,11 +410,7 @@ def path_to_unit(counts: Sequence[np.ndarray], level: int, index: int) -> list[i
 def max_contributions(
     counts: Sequence[np.ndarray], schemes: Sequence[Scheme]
 ) -> np.ndarray:
-    """Returns the most units that one draw can pick below one unit, at least 1.
-
-    ``counts`` are the children's from the level of that unit down to the level above
-    the units that are counted, ``schemes`` what draws these children.
-    """
+    """Returns the most units that one draw can pick below one unit, at least 1."""
     fixed = [isinstance(scheme, WithoutReplacement) for scheme in schemes]
     sizes = [s.size for s in schemes if isinstance(s, WithoutReplacement)]
     shape = np.broadcast_shapes(*map(np.shape, sizes))

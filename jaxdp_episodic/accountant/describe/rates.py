@@ -29,23 +29,7 @@ NEIGHBORING_RELATIONS = ("add_remove", "replace_one", "zero_out")
 
 @dataclass(frozen=True, eq=False)
 class PathRates:
-    """Rates at every level along each of P distinct paths.
-
-    The last axis of every array is the path (P = 1 without a `Population`); the
-    leading axes broadcast with the sampling's shape. Levels are numbered from 1.
-
-    Attributes:
-      rates: a float64 array a level, each in [0, 1]: the chance of a unit on the path
-        to be drawn, given that its parent was. *Exact* for the sizes of the tree or of
-        the specs, an *upper bound* where these are lower bounds.
-      group_sizes: an int64 array a level, or None where a Poisson level says no size.
-      draw_sizes: the number of children drawn, an int64 array a level, or None where
-        the number is not fixed.
-      sizes_are_exact: for each level, whether ``group_sizes`` is known to be the exact
-        size in the larger neighbour, by ``population_is_exact``.
-      multiplicity: (P,) int64, protected units on each path; 1 without a `Population`.
-      paths: the distinct paths of the `Population`, or None without one.
-    """
+    """Rates at every level along each of P distinct paths."""
 
     rates: tuple[np.ndarray, ...]
     group_sizes: tuple[np.ndarray | None, ...]
@@ -68,17 +52,7 @@ class PathRates:
         )
 
     def covers_all(self, level: int, neighboring_relation: str) -> np.ndarray:
-        """Returns where every child is certainly drawn, whichever neighbour is at hand.
-
-        A rate of 1 is not enough: it may come from a lower bound of the size. Without
-        a `Population` the spec must say ``population_is_exact``. With one the sizes
-        are exact, but under ``add_remove`` the data at hand may be the smaller
-        neighbour, so at the last level one more child must be covered too; the levels
-        above it are public lists. A Poisson level covers all at probability 1.
-
-        Boolean, shaped like the rates of this level, 1 to ``num_levels``. False errs on
-        the safe side.
-        """
+        """Where every child is certainly drawn in both neighbours; False is safe."""
         _validation.choice(
             "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
         )
@@ -103,12 +77,7 @@ def path_rates(
     population: Population | None = None,
     num_levels_used: int | None = None,
 ) -> PathRates:
-    """Returns the rates of each level along every distinct path.
-
-    For `GroupedClasses` the levels are "episode", "class", "example": the rate of a
-    class stands at "episode" if episodes are drawn and at "class" if classes are, and
-    the other of the two is 1. Its `Population` has two levels, classes and examples.
-    """
+    """Returns the rates of each level along every distinct path."""
     if not isinstance(sampling, MultistageSampling | GroupedClasses | PeopleBlocks):
         raise TypeError(
             "sampling must be a MultistageSampling, a GroupedClasses or PeopleBlocks, "
@@ -187,15 +156,7 @@ def max_contributions(
     clip_level: int,
     neighboring_relation: str,
 ) -> np.ndarray:
-    """Returns how many clipped contributions one protected unit can make in a step.
-
-    Needed when contributions are clipped below the protected unit: its sensitivity is
-    that many clip norms. An *upper bound* over every unit that the neighbouring
-    relation lets in: under ``replace_one`` sizes are public and a `Population` bounds
-    them, and under ``zero_out`` its slots do; under ``add_remove`` a unit that joins
-    may be larger than all those at hand, so only public bounds count: ``size`` without
-    replacement, ``population`` of a Poisson level.
-    """
+    """Returns how many clipped contributions one protected unit can make in a step."""
     _validation.choice(
         "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
     )
@@ -223,12 +184,7 @@ def most_children_drawn(
     level: int,
     neighboring_relation: str,
 ) -> np.ndarray:
-    """Returns how many children of one unit of a level can be drawn, at most.
-
-    See `max_contributions`, of which this is one level; int64.
-
-    Below a unit of ``level``, from 1; under "add_remove" only public bounds count.
-    """
+    """Returns how many children of one unit of a level can be drawn, at most."""
     scheme = sampling.levels[level]
     if population is None or neighboring_relation == "add_remove":
         return _most_children_drawn(scheme, population, level)

@@ -1,12 +1,4 @@
-"""Specs to plain dictionaries and back: one schema for TOML, JSON lines and ledgers.
-
-A spec becomes ``{"version": 1, "type": "Poisson", ...}``: one key a field, arrays as
-nested lists, fields that are ``None`` left out (TOML has no null), nested specs as
-dictionaries with a ``"type"`` of their own, tables of specs as tables. Reading is
-strict: an unknown key, a missing key, a type or version that is not known is refused,
-and the message says where (``step.sampling.levels[1]: unknown key 'sise'; did you mean
-'size'?``).
-"""
+"""Specs to plain dictionaries and back: one schema for TOML, JSON lines and ledgers."""
 
 from __future__ import annotations
 
@@ -35,10 +27,7 @@ def spec_to_dict(spec: Any) -> dict[str, Any]:
 def spec_from_dict(
     allowed: type | Sequence[type], mapping: Any, *, where: str | None = None
 ) -> Any:
-    """Returns the spec that a dictionary describes, which may be untrusted.
-
-    The inverse of `spec_to_dict`; in a dictionary a spec may stand as it is.
-    """
+    """Returns the spec that a dictionary describes, which may be untrusted."""
     classes = (allowed,) if isinstance(allowed, type) else tuple(allowed)
     where = where or " or ".join(cls.__name__ for cls in classes)
     refuse_hostile(where, mapping)
@@ -46,10 +35,7 @@ def spec_from_dict(
 
 
 def spec_fields(spec: Any) -> tuple[str, ...]:
-    """Returns the names of the fields that make up a spec's value.
-
-    Fields declared with ``compare=False`` are labels: neither compared nor written.
-    """
+    """Returns the names of the fields that make up a spec's value."""
     return tuple(f.name for f in dataclasses.fields(spec) if f.compare)
 
 
@@ -165,12 +151,7 @@ def _check_keys(cls: Any, fields: Mapping[Any, Any], where: str) -> None:
 
 
 def refuse_hostile(where: str, root: Any) -> None:
-    """Refuses what would break Python's own repr, or NumPy, in lists and mappings.
-
-    Nesting deeper than 32 levels, and integers of more than 64 bits, raise
-    `ValueError`; ``where`` is how it calls the place. Iterative on purpose: the input
-    may be nested deeper than the call stack.
-    """
+    """Refuses what would break Python's own repr, or NumPy, in lists and mappings."""
     stack = [(root, 0)]
     while stack:
         container, depth = stack.pop()

@@ -18,12 +18,7 @@ Check = Callable[[str, Any], np.ndarray]
 
 
 class ByValue:
-    """Base of frozen dataclasses that compare by value, arrays element by element.
-
-    Subclasses are declared ``@dataclass(frozen=True, eq=False)`` and normalise their
-    numeric fields in ``__post_init__`` with `set_checked`. Equal means the same type,
-    the same shapes and the same numbers; they are hashable, consistently with ``==``.
-    """
+    """Base of frozen dataclasses that compare by value, arrays element by element."""
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -35,11 +30,7 @@ class ByValue:
 
 
 class Spec(ByValue):
-    """Base of what describes sampling and steps: by value, and as a dictionary.
-
-    A field of the wrong type raises `TypeError`; a value out of range, and fields that
-    do not broadcast, raise `ValueError`.
-    """
+    """Base of what describes sampling and steps: by value, and as a dictionary."""
 
     # Field -> the classes that a dictionary may describe there.
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
@@ -127,11 +118,7 @@ def _is_traced(value: Any) -> bool:
 
 
 def traced_numbers(spec: Spec) -> dict[str, Any]:
-    """Returns the numbers of a spec that JAX traces, by their place; see `mapped`.
-
-    Such a spec describes one step for each value that they will have. It answers no
-    question but those of `jaxdp_episodic.traced`.
-    """
+    """Returns the numbers of a spec that JAX traces, by their place; see `mapped`."""
     found: dict[str, Any] = {}
 
     def note(where: str, value: Any) -> Any:
@@ -181,11 +168,7 @@ def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any
 
 
 def set_numbers(spec: Spec) -> None:
-    """Checks the numeric fields of a frozen spec; refuses those that do not broadcast.
-
-    A field may be None if that is what it is when it is left out; one that JAX traces
-    is checked when its value is known, in `mapped`.
-    """
+    """Checks the numeric fields of a frozen spec and that they broadcast."""
     defaults = {field.name: field.default for field in dataclasses.fields(spec)}  # pyright: ignore[reportArgumentType]: specs are dataclasses
     for name, check in spec.numeric.items():
         if _validation.is_traced(getattr(spec, name)):
@@ -195,10 +178,7 @@ def set_numbers(spec: Spec) -> None:
 
 
 def frozen_number(array: np.ndarray) -> Any:
-    """Returns a 0-d array as a Python number, any other one made read-only.
-
-    It is freshly made by a check of ``_validation``, so nobody else holds it.
-    """
+    """Returns a 0-d array as a Python number, any other one made read-only."""
     if array.ndim == 0:
         return array.item()
     array.setflags(write=False)
@@ -212,10 +192,7 @@ def set_checked(
     one: bool = False,
     optional: bool = False,
 ) -> None:
-    """Replaces fields of a frozen spec by what a check of ``_validation`` returns.
-
-    ``one``: each must be one number, no array; ``optional``: None stays as it is.
-    """
+    """Replaces fields of a frozen spec by what a check of ``_validation`` returns."""
     for name in names:
         value = getattr(spec, name)
         if value is None and optional:

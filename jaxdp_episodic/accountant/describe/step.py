@@ -311,11 +311,7 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
 
 
 def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
-    """Returns the steps of a run, refused unless all are Gaussian.
-
-    What is no step raises `TypeError`, a release or a run with one
-    `NotImplementedError`, in which ``what`` names what covers Gaussian steps only.
-    """
+    """Returns the steps of a run, refused unless all are Gaussian."""
     parts = step.steps if isinstance(step, ComposedSteps) else (step,)
     for part in parts:
         if isinstance(part, Release):

@@ -1,8 +1,4 @@
-"""At home in ``dp_accounting``: an accountant of its kind, and its events both ways.
-
-This module needs that library installed; to read its events alone, `from_dp_event` of
-the package does not.
-"""
+"""At home in ``dp_accounting``: an accountant of its kind, and its events both ways."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Reads the mechanism descriptions of another library, ``dp_accounting``.
-
-Its ``DpEvent`` objects are recognised by the name of their class, or by the
-``class_name`` of their named-tuple form, so that library need not be installed.
-"""
+"""Reads the mechanism descriptions of another library, ``dp_accounting``."""
 
 from __future__ import annotations
 
@@ -157,10 +153,7 @@ def steps_of(
     *,
     population_is_exact: bool = False,
 ) -> Iterator[tuple[Any, OneStep, int]]:
-    """Yields the events inside that are no composition, their steps and counts.
-
-    What is known by its Rényi curve alone is known at the given orders too.
-    """
+    """Yields the events inside that are no composition, their steps and counts."""
     check_version("dp-accounting", VERSIONS)
     for part, count in uncomposed(event):
         step = _read(part, neighboring_relation, orders)
@@ -216,11 +209,7 @@ def _pure(event: Any) -> ApproximateDP:
 
 
 def _tree(event: Any, relation: str) -> OneStep | None:
-    """A record is in one node at each height of one tree at most.
-
-    A tree over n steps, whose counter is the binary number of the step, is as high as
-    n has bits (Kairouz et al. 2021, arXiv:2103.00039, appendix D).
-    """
+    """A record is in one node at each height of one tree at most."""
     if relation != "zero_out":
         raise _wrong_relation(event, relation, "'zero_out'")
     noise = nonnegative(event, "noise_multiplier")
@@ -236,10 +225,7 @@ def _tree(event: Any, relation: str) -> OneStep | None:
 
 
 def _discrete_gaussian(event: Any, relation: str) -> OneStep:
-    """Its divergences are at most the Gaussian's, whatever the dimension.
-
-    Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Theorem 4.
-    """
+    """Its divergences are at most the Gaussian's, whatever the dimension."""
     moved = nonnegative(event, "sensitivity")
     moved *= 2.0 if relation == "replace_one" else 1.0
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -342,11 +328,7 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
 
 
 def _random_allocation(event: Any, relation: str) -> OneStep | None:
-    """An epoch: each record in ``num_selected`` steps, a uniform subset of its own.
-
-    Of a random partition into blocks one step each: at most what the blocks lose, see
-    docs/proofs.md, "Random allocation", `times`.
-    """
+    """An epoch: each record in ``num_selected`` steps, a uniform subset of its own."""
     parts = _gaussian_parts(event, relation)
     steps = whole(event, "num_steps", minimum=1)
     selected = whole(event, "num_selected", minimum=0)
@@ -393,12 +375,7 @@ def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
 
 
 def _sampled_claim(rate: float, claim: Any, relation: str) -> OneStep:
-    """A sample of something (epsilon, delta)-DP.
-
-    With a record more or less ``log(1 + rate (e^epsilon - 1))`` and ``rate delta``
-    (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 8); where it is replaced
-    the draws are the same, and by joint convexity delta alone shrinks.
-    """
+    """A sample of something (epsilon, delta)-DP."""
     epsilon, delta = float(claim.epsilon), float(claim.delta)
     if relation == "add_remove":
         with np.errstate(over="ignore"):
@@ -408,15 +385,7 @@ def _sampled_claim(rate: float, claim: Any, relation: str) -> OneStep:
 
 
 def _joint_mixture(sampled: Any, parts: Parts, relation: str, rate: float) -> OneStep:
-    """Mixtures and Gaussians released about one sample: a mixture of their joint norms.
-
-    Whoever is drawn moves each release by a size of its own: a mixture of vectors, in
-    deviations of each noise, dominated by that of their norms (Choquette-Choo, Ganesh,
-    Steinke, Thakurta 2023, arXiv:2310.15526, Corollary 4.7). It may react to earlier
-    releases: from the last one back, the mean of a convex function of a sum of
-    exponentials grows with each correlation among them (Kahane's inequality). An upper
-    bound where more than one of the sizes is random.
-    """
+    """Mixtures and Gaussians of one sample, as a mixture of their joint norms."""
     if relation == "replace_one":
         raise _wrong_relation(sampled, relation, "'add_remove' or 'zero_out'")
     law: Law = np.zeros(1), np.ones(1)

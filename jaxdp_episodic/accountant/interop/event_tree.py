@@ -78,11 +78,7 @@ ROUNDING_MARGIN = 1e-13
 
 
 class EventNotCovered(NotImplementedError):
-    """An event without a theorem here.
-
-    Attributes:
-      event: the offending one, which may lie deep inside the one that was read.
-    """
+    """An event without a theorem here."""
 
     def __init__(self, event: Any, why: str) -> None:
         super().__init__(
@@ -93,12 +89,7 @@ class EventNotCovered(NotImplementedError):
 
 
 def uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
-    """The events that a composition consists of, and how often each happens.
-
-    In the order in which they first happen. A composition may hold one event many
-    times, at every depth: taken apart one by one thirty doublings would be a billion
-    events. So each event object is looked at once, its parents first.
-    """
+    """The events that a composition consists of, and how often each happens."""
     held: dict[int, tuple[Any, Parts | None]] = {}
     waiting = [event]  # a stack of our own, as Python recurses less deeply
     while waiting:
@@ -194,11 +185,7 @@ def _name(event: Any) -> str:
 
 
 def unknown_fields(thing: Any, known: str) -> str:
-    """The fields that another library's object has besides the known ones, by name.
-
-    A later version may have given it one that changes what is drawn or released; its
-    value is not looked at, as no default says that it changes nothing.
-    """
+    """The fields that another library's object has besides the known ones, by name."""
     held = {*getattr(thing, "__dict__", ())}
     for declared in ("_fields", "__dataclass_fields__"):
         held.update(getattr(type(thing), declared, ()))
@@ -225,11 +212,7 @@ def joint_noise(parts: Parts) -> float:
 
 
 def joint(noises: list[tuple[float, int]], power: int = 2) -> float:
-    """The noise multiplier of several Gaussian releases taken together.
-
-    Their average, weighted by precision, is sufficient for the sum: precisions add up.
-    With ``power=1`` norms of L1 do, see `joint_scale`. Rounded down.
-    """
+    """The noise multiplier of several Gaussian releases taken together."""
     releases = [(noise, count) for noise, count in noises if count]
     least = min((noise for noise, _ in releases), default=np.inf)
     if least == 0 or np.isinf(least) or releases == [(least, 1)]:
@@ -240,10 +223,5 @@ def joint(noises: list[tuple[float, int]], power: int = 2) -> float:
 
 
 def joint_scale(parts: Parts) -> float:
-    """The noise multiplier of several LaplaceDpEvents taken together.
-
-    Several vectors are one, with an L1 norm that adds up: each is measured in scales of
-    its own noise, and one coordinate that moves as far as all of them dominates (see
-    `losses.laplace`).
-    """
+    """The noise multiplier of several LaplaceDpEvents taken together."""
     return joint([(nonnegative(part, "noise_multiplier"), n) for part, n in parts], 1)

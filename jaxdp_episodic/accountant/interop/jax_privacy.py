@@ -1,10 +1,4 @@
-"""Accounts the execution plans of ``jax_privacy``: what is drawn, with what noise.
-
-Their calibration takes the accountant of `interop.dp_accounting` as it is: by
-``accountant_fn=EpisodicAccountant`` in ``BandMFConfig.calibrate``, and an instance of
-it in the ``BandMFExecutionPlanConfig`` of version 2.0, whose training accountants take
-a `training_config`.
-"""
+"""Accounts the execution plans of ``jax_privacy``: what is drawn, with what noise."""
 
 from __future__ import annotations
 
@@ -293,11 +287,7 @@ def _random_allocation(
 def _allocated(
     noise: float, selected: int, steps: int, cycles: int, relation: str
 ) -> Any:
-    """The event of cycles in each of which a record is in the same secret steps.
-
-    Given these steps it is in all of their repetitions: the noises of those are joined.
-    See docs/proofs.md, "Random allocation", the same bins in every epoch.
-    """
+    """The event of cycles in each of which a record is in the same secret steps."""
     if cycles == 0 or steps == 0:
         return _events.NoOpDpEvent()
     if cycles > 1 and relation == _REPLACE_ONE:

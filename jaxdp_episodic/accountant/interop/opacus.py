@@ -1,11 +1,4 @@
-"""Accountants for opacus, PyTorch's loop: importing this registers "episodic".
-
-``PrivacyEngine(accountant="episodic")`` then accounts exactly what the engine's own
-accountants bound, and ``make_private_with_epsilon`` calibrates with it. A loader made
-by `step_loader` draws in other ways; `StepAccountant` accounts what it draws.
-
-Needs opacus 1.6, which the extra "opacus" brings; nothing else here imports it.
-"""
+"""Accountants for opacus, PyTorch's loop: importing this registers "episodic"."""
 
 from __future__ import annotations
 
@@ -226,11 +219,7 @@ class StepAccountant(_HistoryAccountant):
 
 
 def drawn_rate(sample_rate: float) -> float:
-    """Returns the chance that opacus' loader really draws an example with, or more.
-
-    ``torch.rand(...) < sample_rate`` compares a multiple of 2**-24 with the rate as a
-    float32: true of that many of the 2**24 multiples.
-    """
+    """Returns the chance that opacus' loader really draws an example with, or more."""
     single = float(np.float32(sample_rate))
     return min(1.0, max(sample_rate, np.ceil(single * _RANDOM_VALUES) / _RANDOM_VALUES))
 

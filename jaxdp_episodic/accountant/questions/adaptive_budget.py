@@ -88,10 +88,7 @@ class AdaptiveBudget:
             raise ValueError("one option or more must train, got checks alone")
 
     def _check_first(self) -> None:
-        """Refuses what could be chosen once more, or is none of the statistics.
-
-        Charged again it would be a statistic, and nothing else is at hand to be taken.
-        """
+        """Refuses what could be chosen once more, or is none of the statistics."""
         for name in self.first:
             run, number = self._run_of(name), self.first.count(name)
             if run.rules is not None:

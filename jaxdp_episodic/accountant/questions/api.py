@@ -47,10 +47,7 @@ class PrivacyInfo(NamedTuple):
 
 
 def on_engine(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a question run on the engine that its keyword ``engine`` names.
-
-    The function itself declares the keyword for its signature, and ignores it.
-    """
+    """Makes a question run on the engine that its keyword ``engine`` names."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -120,11 +117,7 @@ def curve_of(
     *,
     axis: bool = False,
 ) -> np.ndarray:
-    """The worst path's divergences, of a shape.
-
-    Orders broadcast with the settings and a last axis for the paths; or, with an
-    ``axis`` of their own behind these.
-    """
+    """The worst path's divergences, of a shape."""
     curves = []
     for run in runs_of(step, np.asarray(1)):
         run.refuse("rdp")

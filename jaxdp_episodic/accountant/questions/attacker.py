@@ -1,11 +1,4 @@
-"""Bounds on an attacker, from the privacy curve: error rates, advantage, f-DP's mu.
-
-All are read off ``delta(epsilon)`` of both directions, raised by its error. A finite
-set of its points gives a bound already, whatever the points are; `curve_points` places
-them where they matter. So all bounds err on the safe side; they are as sure as delta's
-method: with "pld" and "rdp" *certified*, with "exact" as sure as its estimate of its
-own error, of 1e-6 or less, which is added.
-"""
+"""Bounds on an attacker, from the privacy curve: error rates, advantage, f-DP's mu."""
 
 from __future__ import annotations
 
@@ -145,11 +138,7 @@ def upper_delta(
     num_steps: Any = None,
     method: str = "exact",
 ) -> Any:
-    """Returns delta raised by the error that its method states: an *upper bound*.
-
-    Certified with "pld" and "rdp"; with "exact" as sure as its estimate of its error.
-    Arguments, shape and errors as `jaxdp_episodic.delta`.
-    """
+    """Returns delta raised by the error that its method states: an *upper bound*."""
     value, info = delta(
         step, epsilon=epsilon, num_steps=num_steps, method=method, return_info=True
     )
@@ -219,10 +208,7 @@ def gdp_mu(
 
 
 def mu_of_gaussians(run: Run) -> np.ndarray:
-    """Returns the shift of the Gaussian that the worst path is, rounded up, or inf.
-
-    ``run`` has its paths last.
-    """
+    """Returns the shift of the Gaussian that the worst path is, rounded up, or inf."""
     shift = run.gaussian_shift() * (1 + _ROUNDING)
     known = ((shift > 0) | run.loses_nothing) & ~run.is_unprotected
     return np.where(known, shift, np.inf).max(axis=-1)
@@ -272,11 +258,7 @@ def upper_curve(
     floor: float,
     rates: tuple[float, ...] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Points of the curve: epsilons and deltas (K, settings), the settings' shape.
-
-    Deltas below ``floor`` may be much too large, yet not above it. With ``rates`` they
-    are close together where these false positive rates need them only.
-    """
+    """Points of the curve: epsilons and deltas (K, settings), the settings' shape."""
     check_step(step)
     if num_steps is None or isinstance(num_steps, int | np.integer):
         # Kept, as the same curve is often asked for several quantities.
@@ -340,16 +322,7 @@ def _mu(epsilon: np.ndarray, delta: np.ndarray, floor: float) -> float:
 
 
 def mu_of_chords(g: np.ndarray, d: np.ndarray, steepness: float = 0.0) -> float:
-    """Returns the least mu for which ``D(mu, log g)`` is above a curve of chords.
-
-    Args:
-      g: (n,) increasing, from 1.
-      d: (n,) convex and decreasing; n > 1.
-      steepness: chords that are less steep are left out.
-
-    Returns:
-      mu, up to a rounding error of 1e-10; ``inf`` where float64 cannot tell.
-    """
+    """Returns the least mu for which ``D(mu, log g)`` is above a curve of chords."""
     alpha = -np.diff(d) / np.diff(g)
     # f is symmetric: beyond alpha = f(alpha), which is a kink too, it is its mirror.
     middle = float(np.max((1 - d) / (1 + g))) - _ROUNDING
@@ -387,26 +360,7 @@ def curve_points(
     floor: float,
     rates: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns points of privacy curves, close together where an attacker's rates bend.
-
-    At false positive rate ``a`` a point allows the true positive rate ``delta +
-    e^epsilon a``; the smallest over the points is the bound, an *upper bound* whatever
-    the points are. Points are added until the bound is estimated to be within 8e-7, or
-    2e-4 of what there is to gain or to miss, of that from the whole curve. That is an
-    aim: after three rounds, or five where a few rates are asked for, no more are added,
-    nor more than 1,500 in a round. Each round is a call for all settings at once.
-
-    Args:
-      delta: maps epsilons (K, num_settings) to upper bounds of delta, same shape.
-      num_settings: number of curves.
-      floor: below this delta no points are added. It does not change what is true.
-      rates: (R,) a few false positive rates. The bound is aimed to be near at these
-        alone; None: at all.
-
-    Returns:
-      epsilons and deltas, (K, num_settings) each: epsilons from 0 to 700 in increasing
-      order, some more than once; deltas decreasing.
-    """
+    """Points of privacy curves, closer where an attacker's rates bend."""
     is_few = rates is not None
     first = _FIRST_POINTS[np.r_[0, 1 : len(_FIRST_POINTS) : _COARSER if is_few else 1]]
     epsilons = np.repeat(first[:, None], num_settings, axis=1)
@@ -446,13 +400,7 @@ def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
 def _parts(
     epsilons: np.ndarray, deltas: np.ndarray, floor: float, rates: np.ndarray | None
 ) -> np.ndarray:
-    """Into how many parts each interval should be cut, (K - 1, settings).
-
-    In ``g = e^epsilon`` the curve is convex. Over an interval it therefore lies below
-    its chord and above the neighbouring chords, prolonged: in a triangle. An attacker's
-    rates are taken to move by a quarter of that triangle's height, which is right for a
-    parabola. This falls with the square of the number of parts.
-    """
+    """Into how many parts each interval should be cut, (K - 1, settings)."""
     g = np.exp(epsilons)
     width = np.diff(g, axis=0)
     fall = -np.diff(deltas, axis=0)  # minus the slope, from here on
@@ -487,11 +435,7 @@ def _may_be_best(
     height: np.ndarray,
     allowed: np.ndarray,
 ) -> np.ndarray:
-    """Whether an interval may hold a lower true positive rate at one of the rates.
-
-    Neither the curve nor its mirror image is more than ``height`` below its chord. So
-    within an interval the rate is at least that of the lower end, less ``height``.
-    """
+    """Whether an interval may hold a lower true positive rate at one of the rates."""
     caught = deltas + g * rates[:, None, None]
     mirrored = 1 - (1 - deltas - rates[:, None, None]) / g
     best = np.minimum(caught, mirrored).min(axis=1, keepdims=True)

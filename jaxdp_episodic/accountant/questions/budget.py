@@ -116,12 +116,7 @@ class PrivacyBudget:
 
 
 def public_budget(budget: PrivacyBudget) -> PrivacyBudget | None:
-    """Returns the budget as public facts alone account it, or None if they do not.
-
-    Under ``add_remove`` the sizes of groups of protected units are private. A budget
-    that rests on them may not be published, nor its noise, which was calibrated to
-    them; one that comes out the same without the `Population` does not rest on them.
-    """
+    """Returns the budget as public facts alone account it, or None if they do not."""
     step = budget.step
     if step.population is None or step.neighboring_relation != "add_remove":
         return budget
@@ -147,14 +142,7 @@ def public_budget(budget: PrivacyBudget) -> PrivacyBudget | None:
 
 
 class SpentAhead:
-    """Epsilon after each step of a run, computed for many steps at a time.
-
-    One vectorized call answers for a few thousand steps; all at once, a run of 2^31
-    steps would take all memory before its first. After steps ``before`` an epsilon
-    takes longer: it is then that after the next step whose number is a multiple of
-    ten, or the last one. Where it takes longest, as of people in many units, it is that
-    after up to a fifth more steps: epsilon does not fall with steps.
-    """
+    """Epsilon after each step of a run, computed for many steps at a time."""
 
     def __init__(self, budget: PrivacyBudget) -> None:
         self._budget = budget

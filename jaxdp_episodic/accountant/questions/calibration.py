@@ -1,8 +1,4 @@
-"""How much noise, how many steps, which rate: the settings that meet a target.
-
-Every answer ends on the private side: it was evaluated and its epsilon is at most the
-target.
-"""
+"""How much noise, how many steps, which rate: the settings that meet a target."""
 
 from __future__ import annotations
 
@@ -85,11 +81,7 @@ _LONGEST_EPOCH = 2**30
 
 
 class Targets:
-    """The targets of one calibration, flattened, and the run that is to meet them.
-
-    With ``loose`` bounds of the "rdp" method are ones that are found sooner: see
-    `rdp_bound`.
-    """
+    """The targets of one calibration, flattened, and the run that is to meet them."""
 
     def __init__(
         self,
@@ -128,10 +120,7 @@ class Targets:
         tolerance: float,
         among: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The largest inverse noise within the target, and where none is; (n,).
-
-        Of some elements only, where ``among`` has their indices.
-        """
+        """The largest inverse noise within the target, and where none is; (n,)."""
 
         def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
             elements = active if among is None else among[active]
@@ -237,10 +226,7 @@ class Targets:
         active: np.ndarray,
         inverse_noise: np.ndarray,
     ) -> np.ndarray:
-        """Upper bounds of epsilon by Rényi-DP, at orders near those of other noises.
-
-        On the paths of which the worst is one; of several runs on each.
-        """
+        """Upper bounds of epsilon by Rényi-DP, at orders near those of other noises."""
         alone = len(self.runs) == 1
         kept = undominated_paths(run) if alone else np.arange(run.num_paths)
         entries = np.ix_(active, kept)
@@ -304,14 +290,7 @@ def _has_little_noise(run: Run) -> np.ndarray:
 def bracket(
     excess: Any, start: np.ndarray, floor: float, ceiling: float, slope: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Steps out from ``start`` by growing factors until the sign changes.
-
-    The first one is as far as the excess says, if its logarithm rises by ``slope``.
-
-    Returns ``(low, high)`` and the excess at both; ``low = 0`` where even the floor
-    exceeds the target, and ``high = 0`` (finished) there and where even the ceiling
-    does not.
-    """
+    """Steps out from ``start`` by growing factors until the sign changes."""
     everywhere = np.arange(start.size)
     start = np.clip(start, floor, ceiling)
     value = excess(start, everywhere)

@@ -1,10 +1,4 @@
-"""Pairs of one clipped contribution, and of several that hold the protected unit.
-
-First `one_contribution`, the table of the multistage theorem (docs/theory.md,
-"Profiles"). A protected unit may be in several clipped contributions of a step: a
-person, or a class whose examples are clipped. The pair is then one of mixtures over how
-many there are ("People"), and the laws are found once for each different setting.
-"""
+"""Pairs of one clipped contribution, and of several that hold the protected unit."""
 
 from __future__ import annotations
 
@@ -76,10 +70,7 @@ def column(number: Any) -> np.ndarray:
 
 
 def shift_of(noise: Any, sensitivity: np.ndarray | float) -> np.ndarray:
-    """Returns how far a unit changes the sum, in deviations of the noise.
-
-    ``sensitivity`` is in clip norms; without noise the shift is inf.
-    """
+    """Returns how far a unit changes the sum, in deviations of the noise."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.divide(sensitivity, column(noise))
 
@@ -101,17 +92,7 @@ def one_contribution(
     is_unit: bool = False,
     norms: np.ndarray | float = 1.0,
 ) -> PrivacyLoss:
-    """The rows of the multistage theorem.
-
-    Args:
-      step: of which the noise and the relation are.
-      coin: rate of the clip level's Poisson draw; None of draws that react, and where
-        the step is clipped.
-      inner: rate of the levels below it, and of its own without a coin.
-      outer: rate of the levels above it.
-      is_unit: whether what is clipped is the protected unit itself (c = L).
-      norms: of a contribution, in clip norms.
-    """
+    """The rows of the multistage theorem."""
     relation, drawn = step.neighboring_relation, coin is not None
     rate = inner if coin is None else coin
     shift = shift_of(step.noise_multiplier, norms)
@@ -160,11 +141,7 @@ class Mixtures(NamedTuple):
 
 
 class Settings:
-    """The different settings of levels and other numbers, and what each comes to.
-
-    Attributes:
-      stages: levels whose fields are arrays, with a path axis.
-    """
+    """The different settings of levels and other numbers, and what each comes to."""
 
     def __init__(self, stages: Sequence[Stage], *numbers: Any) -> None:
         self.stages = tuple(stages)
@@ -186,11 +163,7 @@ class Settings:
         return values[self._inverse]
 
     def mixtures(self, theorem: Callable[..., Mixture]) -> Mixtures:
-        """The mixtures that a theorem has of the settings, as arrays.
-
-        Raises:
-          NotImplementedError: more terms than can be summed.
-        """
+        """The mixtures that a theorem has of the settings, as arrays."""
         found = [theorem(*row) for row in self._rows]
         size = max((len(mixture.counts) for mixture in found), default=1)
         most = max((mixture.counts[-1] for mixture in found), default=1.0)
@@ -223,14 +196,7 @@ class Settings:
 def theorem_a(
     units: np.ndarray, masses: np.ndarray, rate: float, chance: float
 ) -> Mixture:
-    """Coins: n, those that are not seen without her, each hold her or are not drawn.
-
-    Args:
-      units: numbers of units that can hold her, one of which is visible.
-      masses: their log-masses.
-      rate: of the coins.
-      chance: that a drawn one holds her.
-    """
+    """Coins: n, those that are not seen without her, each hold her or are not drawn."""
     share = 1 - rate + rate * chance
     laws = [log_binomial_law(number, share) for number in units]
     inner = rate * chance / share if share > 0 else 0.0
@@ -240,20 +206,7 @@ def theorem_a(
 def theorem_a_of_groups(
     classes: float, ways: float, bound: float, chance: float, rate: float
 ) -> Mixture:
-    """The same of groups by coins, averaged over partitions; left-over classes sit out.
-
-    Components are how many of her groups are not seen without her, and how many of her
-    classes these hold: spread evenly, and each group's chance their mean, they are
-    drawn the most often (docs/proofs.md, "Classes in groups"). Where there are too many
-    to be listed all her groups are as full as they can be.
-
-    Args:
-      classes: all of them.
-      ways: classes in a group.
-      bound: classes that can hold her.
-      chance: that a class of hers that takes part shows her.
-      rate: of the coins.
-    """
+    """The same for Poisson-sampled groups, averaged over partitions."""
     groups, fullest = classes // ways, min(ways, bound)
     most = min(bound, groups) + 1
     products = most * (fullest + 1) * (bound + 1)
@@ -278,14 +231,7 @@ def theorem_a_of_groups(
 
 
 def covered(law: np.ndarray, worst: np.ndarray, inner: float = 1.0) -> Mixture:
-    """Theorems 1 and 2: components are how many units hold her, or would.
-
-    Args:
-      law: of that number.
-      worst: the largest of the laws of which ``law`` is a mean: cover may be taken for
-        less than it is.
-      inner: chance that a unit that would hold her is drawn.
-    """
+    """Theorems 1 and 2: components are how many units hold her, or would."""
     counts, masses = merged(law)
     some = counts > 0
     reached = float(np.exp(masses[some]).sum())
@@ -387,11 +333,7 @@ def mixture_pair(
     visible: np.ndarray = ALWAYS,
     coin: np.ndarray | None = None,
 ) -> PrivacyLoss:
-    """The pair of what a theorem says of each setting.
-
-    ``leaves``: nothing takes a unit's place; ``visible`` is one more factor of both
-    profiles, ``coin`` one of all contributions at once that is not seen.
-    """
+    """The pair of what a theorem says of each setting."""
     outer, inner, cover, *lists = settings.mixtures(theorem)
     shift = shift_of(step.noise_multiplier, 1.0)
     parts: Any = (outer * visible, inner, cover, shift, *lists)
@@ -431,13 +373,7 @@ def _by_coins(
 
 
 def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
-    """Pairs of a unit above what is clipped, under one path.
-
-    How many of its contributions a step draws is a random number J, and the draws
-    within a unit are nobody else's. Where it has a coin of its own, nobody reacts to
-    it, and the pair is the mixture of the Gaussians of J (Theorem M); else what a step
-    draws of the levels above what is clipped is taken for visible.
-    """
+    """Pairs of a unit above what is clipped, under one path."""
     *above, rate = step.path_rates.rates
     outer, unit = product(above), len(above) + 1
     relation = step.neighboring_relation

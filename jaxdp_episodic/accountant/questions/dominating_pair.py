@@ -1,13 +1,4 @@
-"""From a step to its dominating pair: which theorem holds, with which numbers.
-
-This is the one place where the description of a step meets the theorems. Every method
-takes the result, a `losses.privacy_loss.PrivacyLoss`, whatever the design was. Read it
-from top to bottom: runs, then the table of designs (`dominating_pairs`), then what each
-of its rows comes to. Every row names its theorem in docs/theory.md, by section. In the
-multistage theorem ("Profiles") ``c`` is the clip level and ``L`` the privacy unit's;
-the levels above ``c`` only scale delta (``outer``), level ``c`` and those below it
-amplify.
-"""
+"""From a step to its dominating pair: which theorem holds, with which numbers."""
 
 from __future__ import annotations
 
@@ -94,11 +85,7 @@ def run_of(step: AnyStep, num_steps: np.ndarray | None) -> Run:
 
 
 def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
-    """Returns runs of a step, or of composed ones, with a path axis.
-
-    Each by itself bounds what the steps cost; the least answer counts. Composed steps
-    go by the theorem of the same number in each of them.
-    """
+    """Returns runs of a step, or of composed ones, with a path axis."""
     refuse_traced(step)
     if isinstance(step, ComposedSteps):
         return runs_of_parts(step.steps, step.counts)
@@ -143,23 +130,7 @@ def dominating_pair(step: OneStep) -> PrivacyLoss:
 
 
 def dominating_pairs(step: OneStep) -> Pairs:
-    """Returns dominating pairs of one step, for every setting and every path.
-
-    Each of several, by different theorems, dominates by itself: the least answer that
-    any of them gives of a whole run is one of the run.
-
-    Of `RandomAllocation` the pair of one step alone, of `ShuffledEpochs` that of an
-    epoch, begun or finished: what a run of them uses is said by `runs_of`.
-
-    The fields of each are float64 and broadcast together to ``(*step.shape, P)``, the
-    last axis over the distinct paths (P = 1 without a `Population`, and of a person).
-
-    Raises:
-      ValueError: contributions clipped below the privacy unit, of which no public
-        bound of the number is known.
-      NotImplementedError: more independent episodes, or clip units of a person, than a
-        sum can have terms.
-    """
+    """Returns dominating pairs of one step, for every setting and every path."""
     if not isinstance(step, GaussianStep):
         return (_release(step),)
     step = in_one_place(step)
@@ -215,12 +186,7 @@ def _multistage(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss
 
 
 def _group(step: GaussianStep, design: GroupedClasses) -> PrivacyLoss:
-    """Grouped classes: a class is in at most one episode of a step.
-
-    Given the public partition a Poisson draw of clip units. A class below its episode
-    is protected at inner rate 1, with the antipodal pair: an emptied class changes its
-    episode, it does not remove it (under zero_out it does).
-    """
+    """Grouped classes: a class is in at most one episode of a step."""
     episode, class_, *below = step.path_rates.rates
     if not isinstance(design.episodes, Poisson):
         return one_contribution(step, None, episode * class_ * product(below))
@@ -229,10 +195,7 @@ def _group(step: GaussianStep, design: GroupedClasses) -> PrivacyLoss:
 
 
 def coins_of(step: OneStep) -> tuple[Poisson, ...]:
-    """Returns the levels of a step of which `drawn_by_coins` is the pair, else none.
-
-    What is protected is clipped, and everything drawn by coins.
-    """
+    """Returns the levels of a step of which `drawn_by_coins` is the pair, else none."""
     if not isinstance(step, GaussianStep) or step.clip_unit != step.privacy_unit:
         return ()
     if step.population is not None or step.people is not None:
@@ -246,10 +209,7 @@ def coins_of(step: OneStep) -> tuple[Poisson, ...]:
 
 
 def drawn_by_coins(step: GaussianStep) -> SampledGaussianLoss:
-    """Returns the pair of a step that has `coins_of`; its numbers may be traced.
-
-    Fields are of the step's own shapes, without an axis for paths.
-    """
+    """Returns the pair of a step that has `coins_of`; its numbers may be traced."""
     last = step.design.level_names.index(str(step.privacy_unit))
     rates: list[Any] = [coin.sampling_probability for coin in coins_of(step)]
     noise: Any = step.noise_multiplier
@@ -292,11 +252,7 @@ class _Units(NamedTuple):
 
 
 def _all_units(step: GaussianStep) -> list[_Units]:
-    """What holds of a step in epochs; under zero_out two things.
-
-    Where protected slots are null a unit that holds one is 0, and which do is the
-    same either way: given that, it is there or not as a whole.
-    """
+    """What holds of a step in epochs; under zero_out two things."""
     units = _units_of(step)
     if units.is_whole or step.neighboring_relation != "zero_out":
         return [units]
@@ -304,11 +260,7 @@ def _all_units(step: GaussianStep) -> list[_Units]:
 
 
 def _units_of(step: GaussianStep) -> _Units:
-    """Of a partition that is kept for an epoch the worst.
-
-    As many episodes can hold a person, and as many of her classes be in each, as there
-    can be.
-    """
+    """Of a partition that is kept for an epoch the worst."""
     design, relation = step.design, step.neighboring_relation
     zeroed, leaves = relation == "zero_out", relation != "replace_one"
     if step.privacy_unit not in OWNED:
@@ -339,10 +291,7 @@ def _units_of(step: GaussianStep) -> _Units:
 def _allocated(
     step: GaussianStep, units: _Units, scheme: RandomAllocation, count: np.ndarray
 ) -> Uses:
-    """Whole blocks, and a part of one more; an epoch is ``times`` blocks.
-
-    Of a block of b steps the first alone is a Poisson draw at rate 1/b.
-    """
+    """Whole blocks, and a part of one more; an epoch is ``times`` blocks."""
     steps, times = column(scheme.steps_per_epoch), column(scheme.times)
     epochs, left = np.divmod(count, steps)
     short, num_long = np.divmod(steps, times)
@@ -392,14 +341,7 @@ def _allocated_blocks(
     taken: np.ndarray,
     number: np.ndarray,
 ) -> Uses:
-    """Blocks, or parts of one, of which two steps or more are taken.
-
-    Of m units as many blocks of one, each with the root of m as its shift: noise is
-    shared out among them (docs/proofs.md, "People").
-
-    Two antipodal steps of two are a Gaussian of shift sqrt(2) s:
-    ``(A_1 + A_2) / (B_1 + B_2) = e^{s (x_1 + x_2)}``, ``D_2(g) = D(sqrt(2) s, g)``.
-    """
+    """Blocks, or parts of one, of which two steps or more are taken."""
     number, root = number * units.number, np.sqrt(units.number)
     root = np.where(units.number > 1, root * (1 + _ROUNDED_UP), 1.0)
     shift = shift_of(step.noise_multiplier, root)
@@ -418,10 +360,7 @@ def _allocated_blocks(
 
 
 def _shuffled_epoch(step: GaussianStep) -> PrivacyLoss:
-    """The pair of an epoch in random order, without amplification.
-
-    Several units of a person may all be in one step.
-    """
+    """The pair of an epoch in random order, without amplification."""
     units = _units_of(step)
     inner = np.where(units.number > 1, 1.0, units.inner)
     if units.is_whole and step.neighboring_relation == "add_remove":
@@ -436,19 +375,7 @@ def _shuffled_epoch(step: GaussianStep) -> PrivacyLoss:
 def shared_epoch(
     step: GaussianStep, num_steps: int, looks: int
 ) -> tuple[GaussianStep, int]:
-    """Returns ``(step, num_steps)`` of what an epoch costs whose draws are used again.
-
-    Copies of a run that part within an epoch of random allocation have the same secret
-    bins: together they are one epoch, its noise divided by the root of the looks at a
-    bin (docs/proofs.md, "The same bins in every epoch"). Of shuffled epochs nothing
-    rests on the order being secret: each look is an epoch of its own.
-
-    ``step``, in epochs, has scalar fields; the same of its steps was released ``looks``
-    times at most.
-
-    Raises:
-      NotImplementedError: bins that are used again where no theorem has them.
-    """
+    """The step, and how often, of an epoch whose draws are used again."""
     scheme = epoch_scheme(step.design)
     if looks == 1:
         return step, num_steps

@@ -1,14 +1,4 @@
-"""One budget for runs that are designed one after another: mu-GDP with floors.
-
-A run has price ``(mu, floor)`` if, for both directions and every ``eps >= 0``,
-
-    delta(eps) <= floor + (1 - floor) D(mu, eps),
-
-``D(mu, .)`` being the profile of N(mu, 1) against N(0, 1): up to an event of
-probability ``floor`` the run is a Gaussian mechanism. Prices add up as ``mu^2`` and
-``floor``, also where each run is chosen in view of all that was released before; see
-`GdpBudget`.
-"""
+"""One budget for runs that are designed one after another: mu-GDP with floors."""
 
 from __future__ import annotations
 
@@ -54,12 +44,7 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class GdpPrice:
-    """What a run takes of a `GdpBudget`.
-
-    Attributes:
-      mu: >= 0, of the Gaussian that the run is at most.
-      floor: in [0, 1), the probability of what that leaves out.
-    """
+    """What a run takes of a `GdpBudget`."""
 
     mu: float
     floor: float
@@ -78,26 +63,7 @@ class GdpPrice:
 
 @dataclass(frozen=True)
 class GdpBudget:
-    """A total (epsilon, delta), and what runs may take of it.
-
-    For every adaptive choice of runs, each with a price that was fixed before it began,
-    with ``sum mu_j^2 <= mu^2`` and ``sum floor_j <= floors``, all that they release
-    together has ``delta(eps) <= floors + (1 - floors) D(mu, eps)`` for every eps >= 0,
-    an *upper bound*, and so is (epsilon, delta)-private. Sums are those of the floats,
-    as exact fractions. A run that ends early gives nothing back.
-
-    Attributes:
-      epsilon: of all runs together, nats; > 0 and finite.
-      delta: in (0, 1).
-      floors: in (0, delta): what of delta the floors of all runs may take.
-
-    Raises:
-      ValueError: a value out of range; an epsilon so large that mu exceeds 100.
-
-    Reference: Smith and Thakurta (2022), arXiv:2210.17520, and Koskela, Tobaben and
-    Honkela (2023), arXiv:2209.15596, for filters of Gaussians; the floors are proven in
-    docs/proofs.md, "One budget for a data set".
-    """
+    """A total (epsilon, delta), and what runs may take of it."""
 
     epsilon: float
     delta: float
@@ -139,11 +105,7 @@ class GdpBudget:
         return Fraction(self.mu) ** 2
 
     def left(self, prices: Iterable[GdpPrice]) -> GdpPrice:
-        """Returns the largest price that still fits, rounded down.
-
-        Raises:
-          ValueError: the prices exceed the budget.
-        """
+        """Returns the largest price that still fits, rounded down."""
         amount, floors = self._left(prices)
         if amount < 0 or floors < 0:
             raise ValueError("prices must not exceed the budget, got ones that do")
@@ -177,27 +139,7 @@ def gdp_price(
     floor: Any,
     method: str = "exact",
 ) -> GdpPrice:
-    """Returns the price of a run at a floor, both fixed before the run begins.
-
-    The smallest mu, up to two thousandths, with ``delta(eps) <= floor + (1 - floor)
-    D(mu, eps)`` for all eps >= 0 and both directions: an *upper end*, as sure as the
-    method, whatever the points at which delta is computed, some thousands at most.
-    Chords between points of delta lie above it, and are compared with D by
-    their duals; see `jaxdp_episodic.gdp_mu`, whose mu is for the larger of the two
-    instead of their sum, and therefore a little larger. Always drawn Gaussians need no
-    floor; they pay none.
-
-    Args:
-      step: the step, or a run made by `compose`; all fields scalars. Of an
-        `AdaptiveRun` it is the price of any way to choose.
-      num_steps: whole number >= 0; of a composed run as of `epsilon`.
-      floor: in [1e-100, 1).
-      method: how delta is computed; see `jaxdp_episodic.delta`. Where no composition is
-        the worst way to choose, the price is certified with any.
-
-    Raises:
-      ValueError: a run without a finite mu at this floor; fields that are arrays.
-    """
+    """Returns the price of a run at a floor, both fixed before the run begins."""
     lost = _checked_floor(floor)
     check_method(method)
     if isinstance(step, AdaptiveRun):
@@ -221,10 +163,7 @@ def gdp_price(
 
 
 def _mu_of_worst(run: AdaptiveRun, floor: float) -> float:
-    """The mu that is proven to be enough for any strategy; inf without one.
-
-    The whole profile is computed, path by path, as it may be used beside others.
-    """
+    """The mu that is proven to be enough for any strategy; inf without one."""
 
     def of_path(problem: Problem) -> float:
         profiles = profiles_above(problem, floor)
@@ -236,16 +175,7 @@ def _mu_of_worst(run: AdaptiveRun, floor: float) -> float:
 
 
 def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> GdpPrice:
-    """Returns the price of what is known by points of its curve.
-
-    Args:
-      epsilons: (K,) increasing from 0, not strictly.
-      deltas: (K,) decreasing, upper bounds of delta there, of both directions.
-      floor: in [1e-100, 1).
-
-    Raises:
-      ValueError: there is no finite mu, as where delta stays above the floor.
-    """
+    """Returns the price of what is known by points of its curve."""
     lost = _checked_floor(floor)
     falls = np.all(np.diff(epsilons) >= 0) and np.all(np.diff(deltas) <= 0)
     if not (falls and epsilons[0] == 0 and np.all((deltas >= 0) & (deltas <= 1))):
@@ -279,23 +209,7 @@ def _price(mu: float, floor: float) -> GdpPrice:
 
 
 def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
-    """Returns the price of what is known by its Rényi-DP at some orders.
-
-    Looser than `gdp_price` by what is lost from Rényi-DP to delta. Between the points
-    of delta chords are taken, of which the first begins at epsilon 0 with the bound of
-    the total variation by the smallest divergence.
-
-    Args:
-      orders: (A,) orders, each > 1 and finite.
-      rdp: (A,) Rényi-DP at these orders, both directions; >= 0, nats.
-      floor: in [1e-100, 1).
-
-    Raises:
-      ValueError: a value out of range, or no finite mu at this floor.
-
-    Reference: `curve_to_epsilon`; Bretagnolle and Huber (1979) and Pinsker for total
-    variation (Canonne (2022), arXiv:2202.07198).
-    """
+    """Returns the price of what is known by its Rényi-DP at some orders."""
     lost = _checked_floor(floor)
     deltas = np.geomspace(_LARGEST_DELTA, lost * (1 - 2 * _ROUNDING), _POINTS)
     epsilons = curve_to_epsilon(orders, rdp, delta=deltas)

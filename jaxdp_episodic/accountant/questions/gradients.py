@@ -188,11 +188,7 @@ def slope(
     *,
     held: bool = True,
 ) -> np.ndarray:
-    """The derivative of an answer, of its shape; NaN, never a wrong number.
-
-    ``answer`` is epsilon or log(delta) where nothing is displaced. Not ``held``: by
-    answers alone, whose error is small enough for a second difference.
-    """
+    """The derivative of an answer, of its shape; NaN, never a wrong number."""
     shape = np.shape(answer)
     scale = Scale(*(np.broadcast_to(part, shape) for part in scale))
     found = np.full(shape, np.nan)

@@ -109,11 +109,7 @@ def _least_ends(
     shape: tuple[int, ...],
     width: float | None,
 ) -> tuple[Any, Any]:
-    """Both ends, the largest over the paths of the least over the runs.
-
-    What is asked for is the largest over the paths of the least over the runs: its ends
-    are those of all of them.
-    """
+    """Both ends, the largest over the paths of the least over the runs."""
     question = question.at(np.broadcast_to(question.target, shape)[..., None])
     both = [_ends(question, run, width, alone=len(runs) == 1) for run in runs]
     ends = []

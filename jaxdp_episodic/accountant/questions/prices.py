@@ -1,10 +1,4 @@
-"""Prices of a menu by themselves, and the budget that a target allows.
-
-Prices in proportion to ``1 / n_k``, with n_k the number of option k that the target
-allows alone, leave the largest smallest share of the n_k (docs/proofs.md, "Runs that
-adapt"). They are whole numbers, so options that are taken often are paid for in blocks:
-rounding, and the rest of a budget that buys nothing, then cost little.
-"""
+"""Prices of a menu by themselves, and the budget that a target allows."""
 
 from __future__ import annotations
 
@@ -71,12 +65,7 @@ class AdaptivityCost(NamedTuple):
 
 
 def number_alone(option: Any, epsilon: float, delta: float) -> float:
-    """How often an option alone stays within a target, with a fraction.
-
-    The fraction by interpolation of ``log(delta)``. An *estimate* that no guarantee
-    rests on; of a run with prices or rules from above, as of the dearest of its own
-    options.
-    """
+    """How often an option alone stays within a target, with a fraction."""
     step = part_of(option)
     if isinstance(step, Game):
         most = [(one, option.most(name)) for name, one in option.options.items()]

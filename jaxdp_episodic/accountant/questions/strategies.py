@@ -35,15 +35,7 @@ _LOG_NEGLIGIBLE = -46.0
 
 
 class Game(NamedTuple):
-    """A menu as the recursion takes it.
-
-    Attributes:
-      steps: of the options that some strategy can reach, those of nested games among
-        them, each a step or a composed run.
-      graph: the states; its options are numbered as ``steps``.
-      budgets: states in which no nested game is under way, and what is left there,
-        where the game has a state for each smaller budget.
-    """
+    """A menu as the recursion takes it."""
 
     steps: tuple[Any, ...]
     graph: Graph
@@ -51,14 +43,7 @@ class Game(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Where a strategy is.
-
-    Attributes:
-      own: of the menu, what is left and the state of the rules, or what is left of
-        quotas.
-      pending: how often each game may be begun that open runs of quotas hold.
-      within: the game that is under way, the number of its part and its state.
-    """
+    """Where a strategy is."""
 
     own: Any
     pending: tuple[int, ...] = ()
@@ -66,12 +51,7 @@ class _State(NamedTuple):
 
 
 def game_of(menu: Menu, budget: int | None = None, *, every: bool = False) -> Game:
-    """The game that a menu with prices, or with rules alone, is.
-
-    What a run of quotas holds may be taken at any time after it began: what is composed
-    of it at once, which costs the most (docs/proofs.md, "Runs that adapt"), and each
-    game of it whenever no other game is under way.
-    """
+    """The game that a menu with prices, or with rules alone, is."""
     names, rules = tuple(menu.options), menu.rules
     costs = [0 if menu.prices is None else int(menu.prices[n]) for n in names]
     most = int((menu.budget or 0) if budget is None else budget)
@@ -110,12 +90,7 @@ def _joined(
     left_open: Sequence[Sequence[tuple[Game, int]]],
     spent: Callable[[Any], int],
 ) -> Game:
-    """The game of a menu's own states, with the games that its options are or hold.
-
-    A game is gone through move by move and paid for in full before it begins. It is
-    never left before its end, as going on costs a strategy nothing (docs/proofs.md,
-    "Runs that adapt").
-    """
+    """The game of a menu's own states, with the games that its options are or hold."""
     owners = [(k, *each) for k, games in enumerate(left_open) for each in games]
     added = [[n * (k == o) for o, _, n in owners] for k in range(len(parts))]
     every = [*parts, *(game for _, game, _ in owners)]
@@ -172,11 +147,7 @@ def part_of(option: Any) -> Any:
 
 
 def _part_of_quotas(menu: Menu) -> Any:
-    """All of them composed; games follow the others, in view of what these released.
-
-    So a strategy within them attains the most (docs/proofs.md, "Runs that adapt").
-    Rules only take from what it may do.
-    """
+    """All of them composed; games follow the others, in view of what these released."""
     composed, games = _free_within(menu)
     if not games:
         return composed
@@ -193,10 +164,7 @@ def _has_quotas(option: Any) -> bool:
 
 
 def _free_within(menu: Menu) -> tuple[ComposedSteps, list[tuple[Game, int]]]:
-    """What a run of quotas allows at any time: steps, all composed, and games.
-
-    Of quotas within quotas as well, whose own options may lie between all others.
-    """
+    """What a run of quotas allows at any time: steps, all composed, and games."""
     steps, games = list[tuple[Any, int]](), list[tuple[Game, int]]()
     waiting = [(menu, 1)]
     for run, times in waiting:
@@ -215,12 +183,7 @@ def _free_within(menu: Menu) -> tuple[ComposedSteps, list[tuple[Game, int]]]:
 
 
 def equivalent(game: Game) -> ComposedSteps | None:
-    """A composition that the worst strategy is, where there is one.
-
-    That is of one option; and of Gaussians alone, which are totally ordered by their
-    shift: a strategy that collects the largest sum of squares is the worst of all. By
-    one theorem: by another, which may say less of it, another strategy is the worst.
-    """
+    """A composition that the worst strategy is, where there is one."""
     if not game.steps:
         return None
     if len(game.steps) == 1:
@@ -294,10 +257,7 @@ def _warn_of_width(question: Question, found: Ends, width: float) -> None:
 
 
 def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Problem]]]:
-    """Of each theorem, which holds by itself, the problems of the paths.
-
-    Where these stand for more paths, also some of a lower end.
-    """
+    """Of each theorem, which holds by itself, the problems of the paths."""
     for runs in _runs_by_theorem(game):
         joint = Run(
             tuple(loss for run in runs for loss in run.losses),
@@ -382,10 +342,7 @@ def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Ends:
 
 
 def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
-    """The odometer "epsilon of a budget of what is spent, plus c"; 0 of nothing.
-
-    Whatever the function is, c makes it one that holds with delta.
-    """
+    """The odometer "epsilon of a budget of what is spent, plus c"; 0 of nothing."""
     game = game_of(menu)
     if not game.steps:
         return np.zeros(int(menu.budget or 0) + 1)

@@ -1,9 +1,4 @@
-"""Questions that may be asked within a JAX program; see `jaxdp_episodic.traced`.
-
-A program calls back to the host, once for a batch, where the same accountant answers in
-float64 (`questions.traced_host`); what can be compiled well is part of the program
-itself (`questions.traced_program`). Derivatives are its own, too, by `jax.custom_jvp`.
-"""
+"""Questions that may be asked within a JAX program; see `jaxdp_episodic.traced`."""
 
 from __future__ import annotations
 
@@ -271,11 +266,7 @@ def _called_back(
     dtype: Any,
     leaves: Sequence[Any],
 ) -> Any:
-    """That many arrays of a function of NumPy arrays; the first one rounded up.
-
-    In float64 they go as pairs of 32 bits: a thread that calls back may not have x64
-    enabled.
-    """
+    """That many arrays of a function of NumPy arrays; the first one rounded up."""
     import jax
 
     is_double = dtype == np.float64
@@ -310,10 +301,7 @@ def _called_back(
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
-    """Numbers of float32 in float64: a thread that calls back may lose small ones.
-
-    It takes what is below normal numbers for 0, and a rate of 0 loses nothing.
-    """
+    """Numbers of float32 in float64: a thread that calls back may lose small ones."""
     if array.dtype != np.float32:
         return array
     bits, spacing = array.view(np.int32), 2.0**-149  # of the numbers below normal ones
@@ -322,10 +310,7 @@ def _widened(array: np.ndarray) -> np.ndarray:
 
 
 def _rounded_up(value: np.ndarray, dtype: Any) -> np.ndarray:
-    """Numbers >= 0 in a floating type, none smaller; what is above 0 is normal.
-
-    Devices may take smaller numbers than normal ones for 0.
-    """
+    """Numbers >= 0 in a floating type, none smaller; what is above 0 is normal."""
     with np.errstate(over="ignore", under="ignore"):
         near = value.astype(dtype)
         up = np.nextafter(near, np.asarray(np.inf, dtype))

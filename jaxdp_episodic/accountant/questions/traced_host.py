@@ -1,8 +1,4 @@
-"""Questions about descriptions whose numbers become known on the host.
-
-What `questions.traced` calls from a compiled program: NumPy in, NumPy out. Arrays are
-of the settings' shape, which the program's batches lead.
-"""
+"""Questions about descriptions whose numbers become known on the host."""
 
 from __future__ import annotations
 
@@ -41,17 +37,7 @@ NOISE = "noise_multiplier"
 
 
 class Question(NamedTuple):
-    """One of the questions, in which some numbers are missing.
-
-    Attributes:
-      kind: "epsilon", "delta", "rdp" or "noise_multiplier".
-      step: the description; those of its numbers that are missing are not read.
-      known: the other arguments by name, but for those that are missing.
-      places: of the missing ones, as of `spec.traced_numbers`, or names of arguments.
-      options: "method", or "direction" of a curve.
-      chosen: None, or which of the settings are asked about, of their shape; then
-        missing numbers are of these alone, in one dimension.
-    """
+    """One of the questions, in which some numbers are missing."""
 
     kind: str
     step: AnyStep
@@ -74,11 +60,7 @@ class Question(NamedTuple):
     def rows(
         self, words: Sequence[tuple[int, ...]], *missing: np.ndarray
     ) -> list[np.ndarray]:
-        """The answer, (), and its derivatives by missing numbers, as (i,) or (i, j).
-
-        NaN, never a wrong number, where a derivative is not known. Those of second
-        order are differences of the first ones, with an error of about 1e-6.
-        """
+        """The answer, (), and its derivatives by missing numbers, as (i,) or (i, j)."""
         answer = self.answer(*missing)
         whole = [np.broadcast_to(one, answer.shape) for one in missing]
         found: dict[tuple[int, ...], np.ndarray] = {(): answer}
@@ -172,10 +154,7 @@ class Question(NamedTuple):
     def _known(
         self, missing: Sequence[np.ndarray], counts: dict[int, np.ndarray] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """The description, and the other arguments, with all numbers.
-
-        Real numbers of steps of parts go into ``counts``, if that is given.
-        """
+        """The description, and the other arguments, with all numbers."""
         given = dict(zip(self.places, missing, strict=True))
 
         def of_chosen(value: Any) -> Any:

@@ -1,9 +1,4 @@
-"""Questions in the compiled program itself; see `questions.traced`.
-
-The kernel of method "rdp" on a lattice, of numbers that JAX traces. Where it has no
-answer, and where a number is at an end of its range or beyond it, the answer is NaN:
-the host is asked about those settings alone.
-"""
+"""Questions in the compiled program itself; see `questions.traced`."""
 
 from __future__ import annotations
 
@@ -143,10 +138,7 @@ def answer_and_slopes(
     shape: tuple[int, ...],
     leaves: tuple[Array, ...],
 ) -> tuple[Array, ...]:
-    """The answer and derivatives, float64 of the shape; NaN: the host is to be asked.
-
-    The host's, but for rounding. Derivatives are at its order, which is the best one.
-    """
+    """The answer and derivatives, float64 of the shape."""
     import jax
 
     xp = jax.numpy

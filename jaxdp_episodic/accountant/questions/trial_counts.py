@@ -1,9 +1,4 @@
-"""How often a search over hyperparameters trains: a number of runs drawn at random.
-
-The number of runs must itself be random, and secret: with a fixed number, whoever sees
-the best of them learns more than any run's epsilon says (Papernot and Steinke 2022,
-section 3). Both distributions here are families with one parameter for their mean.
-"""
+"""How often a search over hyperparameters trains: a number of runs drawn at random."""
 
 from __future__ import annotations
 
@@ -31,14 +26,7 @@ _MOST_DRAWN_RUNS = 1e6
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PoissonTrials(Spec):
-    """A Poisson number of runs; with probability ``exp(-expected_runs)`` none at all.
-
-    Well concentrated around its mean. Costs more than `NegativeBinomialTrials` where
-    the single run's delta at a moderate epsilon is not small.
-
-    Attributes:
-      expected_runs: the mean, > 0 and at most 10^12 (scalar or array).
-    """
+    """A Poisson number of runs; none with probability exp(-expected_runs)."""
 
     expected_runs: ArrayLike
 
@@ -63,24 +51,7 @@ class PoissonTrials(Spec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NegativeBinomialTrials(Spec):
-    """A truncated negative binomial number of runs, at least one.
-
-    With ``gamma`` in (0, 1) chosen to give the mean, ``P(K = k) = (1-gamma)^k /
-    (gamma^(-eta) - 1) * prod_{l<k} (l + eta)/(l + 1)``; ``eta = 1`` is the geometric
-    distribution, and ``eta = 0`` is read as the limit, the logarithmic distribution
-    ``P(K = k) = (1-gamma)^k / (k log(1/gamma))``. Smaller ``eta`` costs less privacy
-    and spreads the number of runs more widely.
-
-    Attributes:
-      expected_runs: the mean, in [1, 10^12] (scalar or array); 1 is exactly one run.
-      eta: the shape, in (-1, 10^30] (scalar or array).
-
-    Raises:
-      ValueError: a value out of range, fields that do not broadcast, or a mean that no
-        representable ``gamma`` gives at an ``eta`` near -1.
-
-    Reference: Papernot and Steinke (2022), arXiv:2110.03620v2, Definition 1.
-    """
+    """A truncated negative binomial number of runs, at least one."""
 
     expected_runs: ArrayLike
     eta: ArrayLike = 0.0
@@ -124,11 +95,7 @@ class NegativeBinomialTrials(Spec):
         return _mean(self.log_inverse_gamma, np.asarray(self.eta, np.float64))
 
     def draw(self, generator: np.random.Generator) -> int:
-        """Returns one number of runs; all fields must be scalars.
-
-        By inversion: the distribution is walked through until its sum exceeds a uniform
-        number of 53 bits; of distributions with a mean of at most 10^6.
-        """
+        """Returns one number of runs; all fields must be scalars."""
         _check_is_scalar(self)
         if np.any(np.greater(self.expected_runs, _MOST_DRAWN_RUNS)):
             raise ValueError(

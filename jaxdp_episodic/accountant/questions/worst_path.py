@@ -1,18 +1,4 @@
-"""The answer of a run by any method: each path composed first, the worst taken last.
-
-A tree of unequal units has as many dominating pairs as distinct paths, often 10^5. They
-differ in their rates and their sensitivity only, and their profile never falls when one
-of these grows. For the rates: a smaller one mixes both distributions with the same
-third one, and ``H_g`` is jointly convex with ``H_g(Z || Z) = 0``; for independent
-episodes, the number of visits grows with the rate. For the sensitivity: means further
-apart are easier to tell apart. Hence
-
-* a path that another one exceeds in nothing needs no evaluation to find the worst;
-* rates may be rounded *up* to make paths equal: the result is an upper bound.
-
-Both hold for a composed run if they hold for each of its steps, because every
-divergence that is used here is monotone in the profile.
-"""
+"""The answer of a run by any method: each path composed first, the worst taken last."""
 
 from __future__ import annotations
 
@@ -54,18 +40,7 @@ _MOST_COMPARISONS = 10**8
 
 
 def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
-    """Epsilon or log(delta) of the worst path.
-
-    Args:
-      question: its target has no path axis.
-      runs: their paths are last. Of several, each of which bounds what is asked about,
-        the least answer counts, path by path.
-      method: "rdp", "exact", "pld" (its upper end) or `CONTOUR`.
-
-    Returns:
-      Value, error and whether it is certified only, of the broadcast shape without
-      the path axis.
-    """
+    """Epsilon or log(delta) of the worst path."""
     if len(runs) == 1:
         return _of_one(question, runs[0], method)
     # Paths take the place of settings, so that the least is taken of each of them.
@@ -133,11 +108,7 @@ def _of_one(question: Question, run: Run, method: str) -> Answer:
 
 
 def end_values(question: Question, run: Run) -> np.ndarray:
-    """Answers at the ends of the target's range, at every setting and path.
-
-    *Exact*, but an upper bound at delta 0 (see `PrivacyLoss.largest_loss`), and at an
-    infinite epsilon with (nearly) no noise (see `PrivacyLoss.log_kept`).
-    """
+    """Answers at the ends of the target's range, at every setting and path."""
     return question.end_value(run.most_lost, run.log_kept())
 
 
@@ -184,12 +155,7 @@ def _ask(question: Question, run: Run, method: str) -> Answer:
 
 
 def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarray:
-    """*Upper bound* of log(delta) of a direction whose losses end little above epsilon.
-
-    With all losses at most M, ``delta = E[(1 - e^(epsilon - L))_+]`` is at most
-    ``(1 - e^(epsilon - M)) P(L > epsilon)``; and L exceeds epsilon only if every step's
-    loss is within ``M - epsilon`` of its own largest.
-    """
+    """Bound of log(delta) in a direction whose losses end little above epsilon."""
     gap = np.maximum(run.largest_loss(backward=backward) - epsilon, 0.0)
     gap = np.where(run.is_unprotected, np.inf, gap)
     chance = np.zeros(gap.shape)
@@ -251,15 +217,7 @@ def _worst(question: Question, run: Run, method: str) -> Answer:
 
 
 def undominated_paths(run: Run) -> np.ndarray:
-    """Returns the paths among which the worst one is, whatever is asked.
-
-    Every other path is at most as costly as one of these, in each setting. *Exact*: no
-    worst path is lost; some of those returned may be dominated all the same, where
-    finding that out would take long.
-
-    int64 indices, ascending, at least one if there is one; the run may have setting
-    axes.
-    """
+    """Returns the paths among which the worst one is, whatever is asked."""
     columns = _columns(run)
     if columns.shape[1] == 0:
         return np.arange(min(run.num_paths, 1))
@@ -285,20 +243,7 @@ def equal_paths(run: Run, path: int) -> np.ndarray:
 
 
 def rounded_up(run: Run, most: int) -> tuple[Run, np.ndarray, float]:
-    """Returns a run on at most ``most`` paths that are at least as costly.
-
-    Equal paths become one. If more than ``most`` are left, their rates are rounded up
-    to a grid, as fine a one as will do.
-
-    Args:
-      run: on all its paths.
-      most: whole number >= 1. Exceeded only by paths that no rounding makes equal.
-
-    Returns:
-      ``(fewer, group, excess)``: path ``i`` of the run is at most as costly as path
-      ``group[i]`` of ``fewer``; no rate there is larger by more than the factor
-      ``1 + excess``, which is 1 if equal paths were few enough.
-    """
+    """Returns a run on at most ``most`` paths that are at least as costly."""
     first, group = _distinct(_columns(run))
     if len(first) <= most:
         return run.take_paths(first), group, 0.0

@@ -1,11 +1,4 @@
-"""What is said of a run that chooses on the way, after each of its steps.
-
-Kept apart: the guarantee, which was fixed before the first release and does not move;
-what was spent, and what is left; an odometer, only where one was stated; and, as
-information, what a fixed run with the same steps would cost. Never is the last one said
-to be a guarantee: a moment to look that was chosen in view of the releases is a choice,
-too.
-"""
+"""What is said of a run that chooses on the way, after each of its steps."""
 
 from __future__ import annotations
 
@@ -28,10 +21,7 @@ _PARTS = (
 
 
 def owed_by_plan(epsilon: float, delta: float, *, together: bool = False) -> str:
-    """Returns what holds of a fixed run that ended before its plan did.
-
-    To end is a choice as well; that it was none is nothing that can be checked.
-    """
+    """Returns what holds of a fixed run that ended before its plan did."""
     return (
         "what was charged is what a run costs whose end did not depend on what it "
         "released (planned, a crash, a bill); one that was stopped for what was seen, "

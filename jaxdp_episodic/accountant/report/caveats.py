@@ -104,10 +104,7 @@ _SIZES = (
 
 
 def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str, ...]:
-    """Returns what must be true for the guarantee and cannot be checked.
-
-    Of a run that ``chooses`` its steps on the way the run has each of them.
-    """
+    """Returns what must be true for the guarantee and cannot be checked."""
     first = run.gaussian_steps[0]
     unit, last = str(first.privacy_unit), first.design.level_names[-1]
     relation, is_person = first.neighboring_relation, unit in OWNED
@@ -153,11 +150,7 @@ def caveats_of(
     epsilon_by_level: Mapping[str, float | str],
     delta: float,
 ) -> tuple[str, ...]:
-    """Returns what the numbers of a report do not show at first sight.
-
-    For each level, top to bottom: its epsilon, or why it has none; and the run with it
-    as the privacy unit, where there is one.
-    """
+    """Returns what the numbers of a report do not show at first sight."""
     found = []
     if any(part.noise_multiplier == 0 for part in run.gaussian_steps):
         found.append("noise_multiplier is 0: the sum is released as it is")

@@ -38,11 +38,7 @@ _APART = 1e-3
 def report_in_words(
     report: PrivacyReport, run: ComposedSteps, people: PersonBounds | None = None
 ) -> str:
-    """Returns what is protected, how well, why and under which conditions (Markdown).
-
-    Numbers of attackers are *upper bounds*, rounded up, at every level that the report
-    has an epsilon of.
-    """
+    """The report as Markdown."""
     rows = _rows(report, run, people)
     lines = _opening(
         report.protected,
@@ -62,10 +58,7 @@ def report_in_words(
 
 
 def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
-    """Returns the same of a run that chooses on the way, before it begins (Markdown).
-
-    Numbers of attackers are *upper bounds* for the worst way to choose, rounded up.
-    """
+    """The report of an adaptive run before it begins, as Markdown."""
     step = budget.a_step
     # Of several runs each unit is in the data of one.
     right, found = np.max([_attacks(run) for run in budget.runs], axis=0)

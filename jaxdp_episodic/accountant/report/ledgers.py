@@ -22,15 +22,7 @@ from jaxdp_episodic.accountant.report.ledger_file import (
 
 
 class Beginning(NamedTuple):
-    """What a ledger has in common with another one of its run.
-
-    Attributes:
-      of: index of the other one.
-      charged: of each group, as far as it was described by then, the steps that the
-        same processes charged in both.
-      is_all: False if more lines are alike, whose processes have no names: two copies
-        of a run may have written the same.
-    """
+    """What a ledger has in common with another one of its run."""
 
     of: int
     charged: tuple[int, ...]
@@ -57,12 +49,7 @@ class LedgersContent(NamedTuple):
 
     @property
     def planned(self) -> tuple[float, float]:
-        """Epsilon and delta of all plans, which a run owes that chose where it ended.
-
-        They add up, as such guarantees do; but epsilon is ``inf`` where copies of a run
-        share an epoch, and are not independent of each other. An older copy of another
-        ledger has no plan of its own.
-        """
+        """Epsilon and delta of all plans, owed by a run that chose where it ended."""
         owing = [
             content
             for content, beginning in zip(self.contents, self.beginnings, strict=True)
@@ -73,17 +60,7 @@ class LedgersContent(NamedTuple):
         return (float("inf") if self.num_shared_epochs else epsilon), delta
 
     def run_charged(self) -> tuple[GaussianStep | ComposedSteps, int | None]:
-        """Returns ``(step, num_steps)`` for the accountant: what is owed by all runs.
-
-        Runs are independent of each other. Copies of one run that both went on have
-        their common beginning once, and what each did then; an epoch that they share is
-        one epoch that was released several times, see `shared_epoch`.
-
-        Raises:
-          ValueError: they protect different units, or have different populations.
-          NotImplementedError: copies that share an epoch where no theorem has it, or of
-            which the files do not say how much they share.
-        """
+        """The step, and how often, that all runs owe."""
         if len(self.contents) == 1:
             return self.contents[0].run_charged()
         last = [content.a_step for content in self.contents]
@@ -121,11 +98,7 @@ class LedgersContent(NamedTuple):
                 yield step, left
 
     def _shared_epochs(self) -> dict[tuple[int, int, int], tuple[int, int]]:
-        """Epochs that a ledger shares with the copy that it goes on from, in part.
-
-        The key is the ledger that begins the epoch, the group and the epoch's number;
-        the value the steps owed of it, and how often one of them was released at most.
-        """
+        """Epochs that a ledger shares with the copy that it goes on from, in part."""
         indices: dict[tuple[int, int, int], list[int]] = {}
         for index, content in enumerate(self.contents):
             for group, (step, charged) in enumerate(content.groups):
@@ -195,19 +168,7 @@ class LedgersContent(NamedTuple):
 
 
 def read_ledgers(paths: Sequence[Path]) -> LedgersContent:
-    """Returns what several ledgers say together, after checking all of each.
-
-    Copies of one run have in common what the same processes charged: the same charges,
-    up to the first that only one of them has or that no named process made. What an
-    older copy has is then all in a newer one.
-
-    Args:
-      paths: of the runs' folders or files, at least one.
-
-    Raises:
-      OSError, LedgerError: see `read_ledger`; also ledgers of one run that begin
-        differently.
-    """
+    """Returns what several ledgers say together, after checking all of each."""
     found = [(read_ledger(path), path) for path in paths]
     found.sort(key=lambda one: -one[0].charged)
     contents = tuple(content for content, _ in found)
@@ -229,10 +190,7 @@ def read_ledgers(paths: Sequence[Path]) -> LedgersContent:
 
 
 def _common(path: Path, other: Path, index: int) -> Beginning:
-    """What the same processes charged at the beginning of two ledgers of one run.
-
-    The index is that of the other.
-    """
+    """What the same processes charged at the beginning of two ledgers of one run."""
     charged: list[int] = []
     with refusing(path), run_file(path) as ours, run_file(other) as theirs:
         if ours.start != theirs.start:

@@ -47,10 +47,7 @@ def changed_unit(privacy_unit: str, neighboring_relation: str) -> str:
 
 
 def bounds_in_words(people: PersonBounds | None) -> str:
-    """Returns how much of the data may be a person's; of many settings not in numbers.
-
-    "all examples, in at most 964 classes, at most 1 in each".
-    """
+    """How much of the data a person may own; in words if there are many settings."""
     if people is None:
         return "all examples"
     if people.shape:

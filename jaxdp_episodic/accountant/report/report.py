@@ -263,10 +263,7 @@ def _by_level(
     method: str,
     people: PersonBounds | None,
 ) -> tuple[dict[str, float | str], dict[str, ComposedSteps]]:
-    """Epsilon with each level as the privacy unit, or why there is none.
-
-    A person comes first, of whom all other units may be parts.
-    """
+    """Epsilon with each level as the privacy unit, or why there is none."""
     values: dict[str, float | str] = {}
     runs: dict[str, ComposedSteps] = {}
     unit = run.gaussian_steps[0].privacy_unit
@@ -377,19 +374,13 @@ def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
 
 
 def _tree_step(run: ComposedSteps) -> GaussianStep | None:
-    """The first step with a population; all that have one have the same.
-
-    None of people, who are on no one path of it.
-    """
+    """The first step with a population; all that have one have the same."""
     parts = (part for part in run.gaussian_steps if part.privacy_unit not in OWNED)
     return next((part for part in parts if part.population is not None), None)
 
 
 def tree_levels(step: GaussianStep) -> tuple[str, ...]:
-    """Names of the levels that somebody owns: an episode is drawn, not owned.
-
-    Of examples with copies not those that hold one copy alone, which protects nobody.
-    """
+    """Names of the levels that somebody owns: an episode is drawn, not owned."""
     names = step.design.level_names
     if not isinstance(step.design, MultistageSampling):
         names = tuple(name for name in names if name != EPISODE)

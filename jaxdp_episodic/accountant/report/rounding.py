@@ -7,10 +7,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 
 def upward(value: float, digits: int = 4, *, zeros: bool = False) -> str:
-    """Returns a claim with some significant digits, rounded up: still an upper bound.
-
-    ``zeros`` keeps those at the end, as in a column.
-    """
+    """A number with some significant digits, rounded up."""
     return _rounded(value, digits, ROUND_CEILING, zeros)
 
 

@@ -170,13 +170,10 @@ def plain_trainer(*, num_steps=6, data=None, learner=None, step=GROUPED, **chang
     model, params = protonet() if learner is None else learner
     arguments = {"l2_clip_norm": 0.5, "shots": SHOTS, "seed": 1, **changes}
     arguments.setdefault("optimizer", adam(0.05))
-    return Trainer(
-        model,
-        params,
-        data=classes() if data is None else data,
-        budget=PlainBudget(step, 1e9, 1e-5, num_steps, num_steps),
-        **arguments,
-    )
+    budget = PlainBudget(step, 1e9, 1e-5, num_steps, num_steps)
+    arguments.setdefault("budget", budget)
+    data = classes() if data is None else data
+    return Trainer(model, params, data=data, **arguments)
 
 
 def trainer(

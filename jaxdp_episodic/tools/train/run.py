@@ -149,6 +149,7 @@ def _run(
             trainer.begin(folder, book=book.book, search=book.name)
         elif book is not None:
             choosing_split(trainer, evaluations, select)  # refused before it pays
+            trainer.dry_run(evaluations)
             paid = booked.check_in_run(book, trainer, config, base, folder, title)
             said = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
             console.print(f"{said}; nothing is paid back", highlight=False)

@@ -36,7 +36,7 @@ from jaxdp_episodic.tools.train.search_space import Search
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.assemble import plan
+from jaxdp_episodic.trainer.run.assemble import Tables, assembled, plan
 from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.release import STATEMENT
 
@@ -104,6 +104,7 @@ def run_search(
         )
         paid = None
         if book is not None:
+            _try_out(search, state, base)
             paid = _check_in(book, search, folder, state, base)
             console.print(f"book: entry {paid.entry.number}, {paid.price}")
         for index, run in enumerate(state["runs"]):
@@ -317,6 +318,20 @@ def _curve(
             f"{len(whom)} different protections: a search has one guarantee"
         )
     return tuned_rdp(search.settings.trials, DEFAULT_ORDERS, curve), is_public
+
+
+def _try_out(search: Search, state: dict[str, Any], base: Path | None) -> None:
+    """Tries on zeros what the runs that are left will compute, before the search pays.
+
+    Runs whose models, learners and steps are alike are tried once.
+    """
+    epsilon = state["budget"]["run_epsilon"]
+    left = [run["values"] for run in state["runs"] if run["score"] is None]
+    configs = [search.config(values, epsilon) for values in left]
+    for config in {str((c.model, c.learner, c.step)): c for c in configs}.values():
+        tables = Tables(config, base, keeps_features=False)
+        trainer, evaluations, _ = assembled(config, tables)
+        trainer.dry_run(evaluations)
 
 
 def _check_in(

@@ -25,6 +25,7 @@ class StoredFeatures:
 
     Attributes:
       encoding: a key of `CODE_VALUES`, of uint8; None: the file has the numbers.
+      code_dtype: of what the file has.
       shape: (R, ...).
     """
 
@@ -47,6 +48,7 @@ class StoredFeatures:
         self.shape = column.shape if shape is None else shape
         self.ndim = len(self.shape)
         self.size = int(np.prod(self.shape, dtype=np.int64))
+        self.code_dtype = column.dtype
         self.dtype = column.dtype if encoding is None else np.dtype(np.float32)
 
     @property

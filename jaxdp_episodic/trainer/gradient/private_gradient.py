@@ -194,6 +194,35 @@ class PrivateGradient:
             rows = [len(block.unit_mask) for block in blocks]
             discrete_noise.check_rows(rows, self._processes.count)
         drawn = self._taken(noise, multiplier, params)
+        return self._noised(params, blocks, drawn, norm, divisor)
+
+    def trace(self, params: Any, block: Any) -> None:
+        """Traces the sum for blocks of these shapes; raises what the loss raises."""
+        totals = _no_totals(params, self._is_discrete)
+        clip = np.ones((), training_dtype(params))
+        jax.eval_shape(self._add, params, totals, block, clip)
+
+    def try_out(
+        self, params: Any, block: Any, *, l2_clip_norm: float, normalizer: float
+    ) -> Any:
+        """Returns what a call releases on zeros of a block's shapes; draws no noise."""
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), block)
+        # One unit on each device: without any, the loss would not run.
+        zeros.unit_mask[:: len(zeros.unit_mask) // self._mesh.size] = 1
+        noise, kind = None, np.int64 if self._is_discrete else np.float64
+        if self._processes.is_first:
+            noise = [np.zeros(shape, kind) for shape in self._shapes(params)]
+        return self._noised(params, [zeros], noise, l2_clip_norm, normalizer)[0]
+
+    def _noised(
+        self,
+        params: Any,
+        blocks: Sequence[Any],
+        drawn: list[np.ndarray] | None,
+        norm: float,
+        divisor: float,
+    ) -> tuple[Any, dict[str, Any]]:
+        """What a call returns, with the noise's numbers."""
         clip = np.asarray(norm, training_dtype(params))
         totals = self._sum(params, blocks, clip)
         if drawn is None:

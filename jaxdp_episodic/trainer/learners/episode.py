@@ -109,6 +109,29 @@ def block_of(
     return Block(inputs, targets, mask.astype(np.float32), present.astype(np.float32))
 
 
+def zero_block(
+    table: ExampleTable,
+    slot_shape: tuple[int, ...],
+    block_size: int,
+    seen: int | None = None,
+) -> Block:
+    """Returns a block of zeros with the shapes and types of a table's blocks.
+
+    Args:
+      table: of which no example is read.
+      slot_shape: of a clip unit.
+      block_size: rows.
+      seen: features that private statistics project; None: the table's own.
+    """
+    features, shape = table.features, (block_size, *slot_shape)
+    kind = features.code_dtype if isinstance(features, StoredFeatures) else None
+    inputs = np.zeros((*shape, *features.shape[1:]), kind or features.dtype)
+    if seen is not None:
+        inputs = np.zeros((*shape, seen), np.float32)
+    zeros = np.zeros(shape, np.float32)
+    return Block(inputs, zeros, zeros, np.zeros(block_size, np.float32))
+
+
 def code_of(table: ExampleTable) -> str | None:
     """Returns what the inputs of a table's blocks are coded by; None: not at all."""
     return getattr(table.features, "encoding", None)

@@ -89,6 +89,11 @@ class ProtoNet:
     def embedding(self, params: Any, inputs: Array) -> Array:
         """(n, embedding) of inputs (n, *features), whose means are prototypes."""
         embedded = at_least_float32(self.apply(params, inputs))
+        if embedded.ndim != 2 or len(embedded) != len(inputs):
+            raise ValueError(
+                f"apply must return embeddings of shape (n, size) for n={len(inputs)} "
+                f"inputs, got {embedded.shape}"
+            )
         return _unit(embedded) if self.distance == COSINE else embedded
 
     def _embedded(self, params: Any, episode: Episode) -> Episode:
@@ -370,6 +375,10 @@ def _outputs(task_loss: str, outputs: Array) -> Array:
     """At least float32; values lose their last axis, which must be of size 1."""
     outputs = at_least_float32(outputs)
     if task_loss == CROSS_ENTROPY:
+        if outputs.ndim != 2:
+            raise ValueError(
+                f"apply must return logits of shape (n, classes), got {outputs.shape}"
+            )
         return outputs
     # (n,) would broadcast against (n, 1) targets, and silently be another loss.
     if outputs.ndim != 2 or outputs.shape[1] != 1:

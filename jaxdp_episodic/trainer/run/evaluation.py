@@ -30,6 +30,7 @@ from jaxdp_episodic.trainer.learners.episode import (
     make_blocks,
     prefetched,
     to_episode,
+    zero_block,
 )
 from jaxdp_episodic.trainer.learners.learners import Classifier, ProtoNet
 from jaxdp_episodic.trainer.statistics.statistics import Started
@@ -247,18 +248,10 @@ class Evaluation:
 
     def episodes(self, learner: Any, params: Any) -> EpisodeScores:
         """Returns the scores of each class of each episode that has a query."""
-        learner = for_ways(learner, self.ways)
         scores, weights = [], []
         with closing(self._blocks()) as blocks:
             for block in blocks:
-                score, weight = scores_of_block(
-                    params,
-                    block,
-                    learner=learner,
-                    shots=self.shots,
-                    is_regression=self._is_regression,
-                    encoding=code_of(self.data),
-                )
+                score, weight = self._scores(learner, params, block)
                 scores.append(np.asarray(score)[block.unit_mask > 0])
                 weights.append(np.asarray(weight)[block.unit_mask > 0])
         sums, queries = (
@@ -289,6 +282,21 @@ class Evaluation:
                 found.append((logits[is_there], targets[is_there]))
         logits, targets = map(np.concatenate, zip(*found, strict=True))
         return logits.astype(np.float64), targets
+
+    def trace(self, learner: Any, params: Any) -> None:
+        """Traces the scores of a block; raises what the learner raises."""
+        zeros = zero_block(self.data, self._draw.mask.shape[1:], self._block_size)
+        jax.eval_shape(functools.partial(self._scores, learner), params, zeros)
+
+    def _scores(self, learner: Any, params: Any, block: Any) -> tuple[Any, Any]:
+        return scores_of_block(
+            params,
+            block,
+            learner=for_ways(learner, self.ways),
+            shots=self.shots,
+            is_regression=self._is_regression,
+            encoding=code_of(self.data),
+        )
 
     def _blocks(self) -> Generator[Block, None, None]:
         """The episodes, gathered anew each time: all at once they may not fit."""
@@ -347,6 +355,13 @@ def scores_of_block(
         episode = to_episode(block, shots=shots, is_regression=is_regression)
         predicted = learner.predict(params, episode)
         weight = episode.query_mask
+        number, axes = len(weight), 1 if is_regression else 2
+        if predicted.ndim != axes or len(predicted) != number:
+            wanted = "(queries,) values" if is_regression else "(queries, ways) logits"
+            raise ValueError(
+                f"predict must return {wanted} for {number} queries, got shape "
+                f"{predicted.shape}"
+            )
         if is_regression:
             score = jnp.square(predicted - episode.query_targets)
         else:

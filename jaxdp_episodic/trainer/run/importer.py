@@ -76,7 +76,7 @@ def _make_store(folder: Path, like: Any) -> None:
             store.note(record)
         taken = meta["charged_steps"]
         arrays = jax.device_get(jax.tree.leaves(state))
-        store.save(taken, arrays, meta["run"], kinds_of(like))
+        store.save(taken, arrays, meta["run"], kinds_of(like), taken)
         for number, released in releases:
             store.release(number, released)
         for kind, number, found in kept:

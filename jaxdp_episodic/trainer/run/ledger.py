@@ -19,6 +19,7 @@ from jaxdp_episodic.accountant.questions.budget import (
 )
 from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, content_of
+from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.trainer.config.rules import ScoreThen
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.run.choosing import can_any
@@ -161,6 +162,28 @@ class Ledger:
         finally:
             self._store = None
 
+    def cost_of(self, number: int, is_seeded: bool) -> str:
+        """Returns what an error has cost between charge and release of a step."""
+        if is_seeded:
+            return (
+                f"Step {number} was charged and not released. The run has a seed: it "
+                "takes the step again when it is resumed."
+            )
+        budget = self._budget
+        if self._adapts:
+            left = self.now.left_in_words()
+            cost = f"It was one of the option {self.name_of(number)!r}; left are {left}"
+        elif not budget.is_private:
+            cost = "Epsilon is infinite"
+        else:
+            before = upward(float(budget.spent(number - 1))) if number > 1 else "0"
+            after = upward(float(budget.spent(number)))
+            cost = f"It raised epsilon from {before} to {after} of {budget.epsilon:g}"
+        return (
+            f"Step {number} was charged and not released: it is lost. {cost}; resume "
+            "goes on with the next step."
+        )
+
     def accounting(self, scores: Scores) -> Callable[[int], dict[str, Any]]:
         """Returns what gives the public part of a step's log record."""
         if not self._adapts:
@@ -253,7 +276,8 @@ def taken_up(
     if saved is None:
         raise LedgerError(f"{store.path} has charges, and no checkpoint")
     refuse_other_run(saved.run, run)
-    refuse_other_state(saved.kinds, kinds)
+    if saved.last_release or any(store.releases(after=saved.taken)):
+        refuse_other_state(saved.kinds, kinds)
     ledger.refuse_other(content)
     content.refuse_other_book(book)
     if not saved.taken <= content.charged <= ledger.most:

@@ -2,7 +2,7 @@
 
 Each mechanism is charged as one step of its own description. `release` draws, computes
 and adds noise; `after` is the state that follows from a release: post-processing,
-whenever it is done.
+whenever it is done. `trace` and `try_out` do the same on zeros, before any charge.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class GradientStep:
         number = len(parts.devices) * parts.processes.count
         rows = checks.rows_a_device(parts.block_size, sampler, number, parts.noise)
         self._block_size = rows * len(parts.devices)
+        self._is_taken = budget.takes_steps
         couples = getattr(learner, "couples_examples", True)
         self.gradient = PrivateGradient(
             loss,
@@ -142,18 +143,46 @@ class GradientStep:
         """Returns the noised gradient, in the first process, and what is private."""
         if prepared is None:
             prepared = self.prepared(state, number, self.draws.secret(number))
-        norm = state.clip_norm
         released, private = self.gradient(
             state.params,
             prepared.blocks,
             prepared.noise,
-            l2_clip_norm=self._parts.l2_clip_norm
-            if isinstance(norm, tuple)
-            else float(norm),
+            l2_clip_norm=self._clip_norm(state),
             noise_multiplier=self.noise_multiplier,
             normalizer=self.normalizer,
         )
         return released, {**private, "num_complete": prepared.complete}
+
+    def trace(self, state: TrainingState) -> None:
+        """Traces the gradient at the shapes of its blocks."""
+        if self._is_taken:
+            self.gradient.trace(state.params, self._zeros)
+
+    def try_out(self, state: TrainingState) -> TrainingState:
+        """Compiles and runs a step on zeros; returns the state that it would make."""
+        if not self._is_taken:
+            return state
+        released = self.gradient.try_out(
+            state.params,
+            self._zeros,
+            l2_clip_norm=self._clip_norm(state),
+            normalizer=self.normalizer,
+        )
+        return state if released is None else self.after(state, 0, released)
+
+    @property
+    def _zeros(self) -> episode.Block:
+        start = self._parts.start
+        return episode.zero_block(
+            self._parts.data,
+            self.sampler.slot_shape,
+            self._block_size,
+            None if start is None else start.dimensions,
+        )
+
+    def _clip_norm(self, state: TrainingState) -> float:
+        norm = state.clip_norm
+        return self._parts.l2_clip_norm if isinstance(norm, tuple) else float(norm)
 
     def after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
         """The state after a release."""
@@ -190,6 +219,19 @@ class Statistic:
         made = parts.start.noised_sum
         return made(state.start, self.index, pairs, noise, self.noise_multiplier), {}
 
+    def trace(self, state: TrainingState) -> None:
+        """Does nothing: statistics are computed by NumPy."""
+
+    def try_out(self, state: TrainingState) -> TrainingState:
+        """Makes the statistic of one example of zeros; returns the state after it."""
+        own = self.parts.start
+        assert own is not None
+        # Without noise zeros have no covariance to whiten by.
+        noise = self.noise_multiplier or 1.0
+        zeros = own.sum_of_zeros(state.start, self.index)
+        start = own.with_sum(state.start, self.index, zeros, noise)
+        return state._replace(start=start)
+
     def after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
         """The state after a release."""
         own = self.parts.start
@@ -220,6 +262,16 @@ class NoisyCheck:
         params = self.released_params(state)
         found = self.check.release(self.judged, params, self.parts.keys, number)
         return found, {}
+
+    def trace(self, state: TrainingState) -> None:
+        """Traces the score of a block."""
+        self.check.trace(self.judged, self.released_params(state))
+
+    def try_out(self, state: TrainingState) -> TrainingState:
+        """Compiles and scores a block of zeros; returns the state as it is."""
+        if self.parts.processes.is_first:
+            self.check.try_out(self.judged, self.released_params(state))
+        return state
 
     def after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
         """The state after a release."""

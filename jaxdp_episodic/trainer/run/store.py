@@ -85,6 +85,7 @@ class Saved(NamedTuple):
     run: Mapping[str, Any]  # what the run is; see `described_run`
     kinds: Mapping[str, str]  # types and shapes of the arrays, by their paths
     arrays: list[np.ndarray]
+    last_release: int  # number of the last step that released; 0: none has
 
 
 class RunStore(RunFile):
@@ -109,7 +110,8 @@ class RunStore(RunFile):
         self._pending: list[Mapping[str, Any]] = []
         self._kinds = {kind[0]: place for place, kind in self.steps.items()}
         self._bytes = 0  # released since the last state, of so many steps:
-        self._taken = (self._state() or {"taken": -1})["taken"]
+        state = self._state() or {"taken": -1, "kinds": {}}
+        self._taken, self._state_kinds = state["taken"], state["kinds"]
 
     def _connected(self) -> sqlite3.Connection:
         db = connect(self.path, "rw")
@@ -302,9 +304,13 @@ class RunStore(RunFile):
         arrays: Sequence[Any],
         run: Mapping[str, Any],
         kinds: Mapping[str, str],
+        last_release: int,
     ) -> None:
-        """Commits the state after a step, in place of the releases that it contains."""
-        if taken == self._taken:
+        """Commits the state after a step, in place of the releases that it contains.
+
+        The last release is the number of the last step that released; 0 if none has.
+        """
+        if taken == self._taken and kinds == self._state_kinds:
             if self._pending:
                 with self._commit():
                     pass
@@ -312,6 +318,7 @@ class RunStore(RunFile):
         mark = self.mark
         value = {"taken": taken, "charged": mark.charged, "mark": mark.hash.hex()}
         value |= {"run": run, "kinds": kinds, "arrays": len(arrays)}
+        value["last_release"] = last_release
         with self._commit() as db:
             db.execute("DELETE FROM arrays WHERE kind = ?", (STATE,))
             db.execute("DELETE FROM texts WHERE kind = ?", (STATE,))
@@ -320,7 +327,7 @@ class RunStore(RunFile):
             db.execute(
                 "DELETE FROM arrays WHERE kind = ? AND number <= ?", (RELEASE, taken)
             )
-        self._bytes, self._taken = 0, taken
+        self._bytes, self._taken, self._state_kinds = 0, taken, dict(kinds)
 
     def _state(self) -> dict[str, Any] | None:
         with refusing(self.path):
@@ -341,7 +348,9 @@ class RunStore(RunFile):
         arrays = self._got(STATE, found["taken"])
         if len(arrays) != found["arrays"]:
             raise LedgerError(f"{self.path} is damaged: arrays of its state are gone")
-        return Saved(found["taken"], found["run"], found["kinds"], arrays)
+        taken = found["taken"]
+        last = found.get("last_release", taken)  # versions before did not note it
+        return Saved(taken, found["run"], found["kinds"], arrays, last)
 
     # --- What is kept besides ---------------------------------------------------------
 

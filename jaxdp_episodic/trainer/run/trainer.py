@@ -1,7 +1,4 @@
-"""Trains privately on episodes, and stops before the target epsilon is exceeded.
-
-One loop: a plan or a rule names a mechanism, which is charged, released and applied.
-"""
+"""Trains privately on episodes, and stops before the target epsilon is exceeded."""
 
 from __future__ import annotations
 
@@ -44,6 +41,7 @@ from jaxdp_episodic.trainer.run.description import (
     described_versions,
 )
 from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep
+from jaxdp_episodic.trainer.run.dry_run import try_out
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.importer import import_old_run
 from jaxdp_episodic.trainer.run.ledger import ledger_of, taken_up
@@ -157,37 +155,24 @@ class Trainer:
         adapts = check_rule(budget, rule, checks)
         self._rule, self.checks = rule, dict(checks)
         self.has_private_scores = bool(checks)
-        self._processes = all_processes()
-        parts = Parts(
-            learner,
-            params,
-            data,
-            shots,
-            optimizer,
-            norm,
-            normalizer,
-            block_size,
-            tuple(jax.local_devices() if devices is None else devices),
-            clipping,
-            noise,
-            start,
-            keys,
-            self._processes,
-        )
+        self.processes = all_processes()
+        devices = tuple(jax.local_devices() if devices is None else devices)
+        given = learner, params, data, shots, optimizer, norm, normalizer, block_size
+        more = devices, clipping, noise, start, keys, self.processes
+        parts = Parts(*given, *more)
         self.learner, self.data, self.truncation = learner, data, truncation
         self.l2_clip_norm, self.budget, self.noise = norm, budget, noise
         self._keys, self._start = keys, start
         judged = learner if start is None else start.learner(learner)
-        self._mechanisms = mechanisms_of(
+        self.mechanisms = mechanisms_of(
             parts, budget, self.checks, judged, released_params
         )
-        gradients = (m for m in self._mechanisms.values() if hasattr(m, "sampler"))
+        gradients = (m for m in self.mechanisms.values() if hasattr(m, "sampler"))
         self._main = main = next(gradients)
         self.sampler, self.normalizer = main.sampler, main.normalizer
         self.complete_units = main.complete_units
         self._gradient: PrivateGradient = main.gradient
-        shape = self.sampler.slot_shape
-        ways = getattr(learner, "ways", [1, 1, *shape][-2])
+        ways = getattr(learner, "ways", [1, 1, *main.sampler.slot_shape][-2])
         self._stages = Stages(learner, start, params, ways)
         self.has_default_normalizer = normalizer is None and budget.takes_steps
         self.run: dict[str, Any] = described_run(
@@ -210,16 +195,14 @@ class Trainer:
             self.run |= described_choices(budget, rule, self.checks)
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (self._gradient.on_devices(state), 0)
-        self.ledger, self.versions = self._new_ledger(), described_versions()
+        self.ledger, self.versions = ledger_of(budget), described_versions()
         self.recipe: Mapping[str, Any] = {}
-        self._has_agreed = self._is_joined = False
+        self._has_agreed = self._is_joined = self._is_tried = False
+        self._last_release = 0  # number of the last step that released
         self.selection: Selection | None = None
         self._folder: Path | None = None
         self._name = ""
         self._store: RunStore | None = None
-
-    def _new_ledger(self) -> Any:
-        return ledger_of(self.budget)
 
     @property
     def is_seeded(self) -> bool:
@@ -243,6 +226,10 @@ class Trainer:
         """
         has_stepped = self.num_steps_taken > len(self.budget.before)
         return self._stages.of(self.state, has_stepped=has_stepped)
+
+    def stages_to_come(self) -> tuple[Stage, ...]:
+        """The stages that the run will have, with parameters as they are now."""
+        return self._stages.of(self.state, has_stepped=self.budget.takes_steps)
 
     def stages_after(self, step: int, params: Any) -> tuple[Stage, ...]:
         """What parameters after an earlier gradient step can be used as."""
@@ -285,7 +272,7 @@ class Trainer:
         return self.ledger.is_public
 
     def accounting(self) -> Callable[[int], dict[str, Any]]:
-        """Returns what says, of a step, what the log's public part has besides."""
+        """Returns what gives a step's further public facts for the log."""
         return self.ledger.accounting(lambda: self.scores)
 
     @property
@@ -312,16 +299,14 @@ class Trainer:
 
         It speaks of all steps that were charged, and leaves out whatever was computed
         from private sizes. Of a book, which it knows nothing of, `run_training` says
-        more. Files of the same names in the folder are replaced, all at once.
-
-        Returns:
-          The files; in other processes than the first, which write nothing, none.
+        more. Files of the same names in the folder are replaced, all at once. Returns
+        the files; in other processes than the first, which write nothing, none.
 
         Raises:
           OSError: a file that cannot be written.
           ValueError: a run that was not trained in a folder, where its log is.
         """
-        if not self._processes.is_first:
+        if not self.processes.is_first:
             return []
         if self._folder is None:
             raise ValueError(
@@ -337,17 +322,7 @@ class Trainer:
         book: str | None = None,
         search: str | None = None,
     ) -> str:
-        """Makes the file of a new run in a folder, which this process holds.
-
-        Nothing is charged; where the run has its file there nothing happens. The name
-        is the run's (None: a random one), the others those of the book that it is
-        charged to and of the search that it is part of. Returns the run's name.
-
-        Raises:
-          FileExistsError: another run is there.
-          OSError: it cannot be written.
-          ValueError: the run has another folder.
-        """
+        """Makes the file of a new run in a folder, once; returns the run's name."""
         if self._folder != folder.resolve():
             if self.ledger.mark is not None:
                 raise ValueError(
@@ -359,8 +334,32 @@ class Trainer:
             path, is_seeded = folder / run_files.STORE, self.is_seeded
             self._name = create_store(path, self.budget, is_seeded=is_seeded, **names)
             self._folder = folder.resolve()
-        mark = self.ledger.mark
-        return self._name if mark is None else mark.run
+        return self._name if self.ledger.mark is None else self.ledger.mark.run
+
+    def dry_run(self, evaluations: Mapping[str, Evaluation] | None = None) -> None:
+        """Tries all that the run will compute on zeros; nothing is charged or drawn.
+
+        Gradients, scores and the release are traced at their shapes, and one step of
+        each kind is compiled and run. `train` and `step` do it before their first
+        charge; what it compiles they need not. All processes call it.
+
+        Args:
+          evaluations: of `train`.
+
+        Raises:
+          Exception: what the model, learner or optimizer raises, or a device without
+            enough memory; a note says what was tried.
+          RunEndedError: another process has ended.
+        """
+        self._join()
+        with self.processes.together():
+            self._try_out(evaluations or {})
+
+    def _try_out(self, evaluations: Mapping[str, Evaluation]) -> None:
+        """Tries the steps once, the evaluations every time."""
+        if evaluations or not self._is_tried:
+            try_out(self, evaluations, is_tried=self._is_tried)
+        self._is_tried = True
 
     def step(self, prepared: PreparedStep | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
@@ -382,7 +381,7 @@ class Trainer:
           RunEndedError: another process has ended.
         """
         self._join()
-        with self._processes.together():
+        with self.processes.together():
             return self._step(prepared)
 
     def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
@@ -392,6 +391,7 @@ class Trainer:
         number = taken + 1
         if name is None:
             raise BudgetExhaustedError("the run has chosen to end, or spent its budget")
+        self._try_out({})
         if prepared is not None and prepared.step != number:
             raise ValueError(
                 f"prepared must be of step {number}, got that of step {prepared.step}: "
@@ -401,12 +401,17 @@ class Trainer:
             if self._store is not None and number <= self.budget.permitted_steps:
                 self._main.draws.keep(self._store, number)
             self.ledger.charge()
-        self._processes.meet()  # the first has charged
-        mechanism = self._mechanisms[name]
-        released, private = mechanism.release(state, number, prepared)
-        if self._processes.is_first:
-            state = self._let_out(mechanism, state, number, released)
-        self._processes.meet()  # or others would wait for one that has failed
+        self.processes.meet()  # the first has charged
+        mechanism = self.mechanisms[name]
+        try:
+            released, private = mechanism.release(state, number, prepared)
+            if self.processes.is_first:
+                state = self._let_out(mechanism, state, number, released)
+            self.processes.meet()  # or others would wait for one that has failed
+        except Exception as error:
+            if self.processes.is_first and self._last_release < number:
+                error.add_note(self.ledger.cost_of(number, self.is_seeded))
+            raise
         shared = self._shared([getattr(state, field) for field in mechanism.shares])
         fields = dict(zip(mechanism.shares, shared, strict=True))
         self._now = (state._replace(**fields), number)
@@ -415,17 +420,9 @@ class Trainer:
         return private
 
     def choose(self) -> str | None:
-        """Returns the option that comes next, chosen once; None: the run is over.
-
-        All processes call it. What was chosen and not taken yet, also before the run
-        was resumed, is not chosen again.
-
-        Raises:
-          RuleError: the rule raised, or asked for what there is not, or no more.
-            Nothing is charged, and nothing lost.
-        """
+        """Returns the option that comes next, chosen once; None: the run is over."""
         self._join()
-        with self._processes.together():
+        with self.processes.together():
             return self._chosen_next()
 
     def _chosen_next(self) -> str | None:
@@ -439,9 +436,9 @@ class Trainer:
             if number < len(now.first):
                 name = now.first[number]
             elif can_any(now):
-                if self._processes.is_first:
+                if self.processes.is_first:
                     name = asked(self._rule, number, self.params, self.scores, ledger)
-                name = self._processes.shared_value(name)
+                name = self.processes.shared_value(name)
             if name is None:
                 ledger.end()
             else:
@@ -524,20 +521,22 @@ class Trainer:
         for name, value in zip(names, every, strict=True):
             _validation.whole_number(name, 1 if value is None else value)
         self._join()
-        with self._processes.together():
-            if not self._processes.is_first:
+        with self.processes.together():
+            if not self.processes.is_first:
+                self._try_out({})
                 with self.ahead() as ahead:
                     for prepared in ahead:
                         self.step(prepared)
-                self._processes.meet()  # the first has committed
+                self.processes.meet()  # the first has committed
                 return []
             with run_files.locked(folder):
                 self.begin(folder)
                 choosing_split(self, evaluations or {}, select)  # before any charge
+                self._try_out(evaluations or {})
                 with self.opened(folder) as store:
                     scoring = Scoring(self, store, evaluations, select=select)
                     records = take_all_steps(self, store, scoring, every, on_step)
-            self._processes.meet()
+            self.processes.meet()
             return records
 
     def resume(self, folder: Path, *, book: str | None = None) -> int:
@@ -545,7 +544,8 @@ class Trainer:
 
         The state is the one saved last and what was released since. Steps that were
         charged and not released are given up, with a warning, and counted as taken; of
-        a run with a seed they are taken again. Nothing is released twice.
+        a run with a seed they are taken again. Nothing is released twice. A run that
+        has released nothing may go on with a model of other shapes.
 
         Args:
           folder: of the run.
@@ -564,9 +564,9 @@ class Trainer:
                 f"charged {self.ledger.charged}: the ledger would forget them; make a "
                 "new trainer, or call train to go on with this one"
             )
-        with self._processes.together():
+        with self.processes.together():
             self._agree()
-            if self._processes.is_first:
+            if self.processes.is_first:
                 self._take_up(folder, book)
             self._share()
         return self.num_steps_taken
@@ -597,16 +597,11 @@ class Trainer:
                     self._store = None
 
     def save(self, store: RunStore) -> None:
-        """Commits the state after the last step.
-
-        Raises:
-          ValueError: the parameters are not finite.
-          OSError: it cannot be written; an earlier state is there, and the releases.
-        """
+        """Commits the state after the last step."""
         state, taken = self._now
         check_finite(state.params, taken)
-        arrays = jax.device_get(jax.tree.leaves(state))
-        store.save(taken, arrays, self.run, kinds_of(state))
+        kept = jax.device_get(jax.tree.leaves(state)), self.run, kinds_of(state)
+        store.save(taken, *kept, self._last_release)
 
     def _let_out(
         self, mechanism: Any, state: TrainingState, number: int, released: Any
@@ -615,23 +610,25 @@ class Trainer:
         if self._store is not None:
             leaves = jax.device_get(jax.tree.leaves(released))
             self._store.release(number, leaves)
+            self._last_release = number
         after = mechanism.after(state, number, released)
-        return placed(self._gradient.on_devices, state, after)
+        after = placed(self._gradient.on_devices, state, after)
+        self._last_release = number
+        return after
 
     def _take_releases(self, store: RunStore) -> None:
         """Takes the releases after the state; gives up other charged steps."""
         for number, arrays in store.releases(after=self.num_steps_taken):
-            mechanism = self._mechanisms[self.ledger.name_of(number)]
+            mechanism = self.mechanisms[self.ledger.name_of(number)]
             released = as_released(mechanism.like(self.state), number, arrays)
             after = mechanism.after(self.state, number, released)
             self._now = (placed(self._gradient.on_devices, self.state, after), number)
+            self._last_release = number
         self._give_up_unreleased()
 
     def _give_up_unreleased(self) -> None:
-        """Gives up steps that were charged and interrupted before their release.
-
-        Taken again they would be releases that nobody charged; with a seed the same.
-        """
+        """Gives up steps that were charged and interrupted before their release."""
+        # Taken again they would be releases that nobody charged; with a seed the same.
         state, taken = self._now
         charged = self.ledger.charged
         if taken == charged or self.is_seeded:
@@ -648,7 +645,7 @@ class Trainer:
 
     def _shared(self, tree: Any) -> Any:
         """The first process's arrays, on this one's devices."""
-        shared = self._processes.shared(tree)
+        shared = self.processes.shared(tree)
         return shared if shared is tree else self._gradient.on_devices(shared)
 
     def _take_up(self, folder: Path, book: str | None) -> None:
@@ -659,10 +656,12 @@ class Trainer:
             import_old_run(folder, self.state)
             with closing(RunStore(path)) as store:
                 saved, self.ledger = taken_up(
-                    store, self._new_ledger(), self.run, kinds_of(self.state), book
+                    store, ledger_of(self.budget), self.run, kinds_of(self.state), book
                 )
-                structure = jax.tree.structure(self.state)
-                state = jax.tree.unflatten(structure, saved.arrays)
+                state, self._last_release = self.state, saved.last_release
+                if saved.kinds == kinds_of(state):  # else nothing was released
+                    structure = jax.tree.structure(state)
+                    state = jax.tree.unflatten(structure, saved.arrays)
                 self._now = (self._gradient.on_devices(state), saved.taken)
                 self._folder = folder.resolve()
                 self._take_releases(store)
@@ -671,7 +670,7 @@ class Trainer:
     def _join(self) -> None:
         """Makes the trainers of all processes one run, once."""
         if not self._is_joined:
-            with self._processes.together():
+            with self.processes.together():
                 self._agree()
                 self._share()
 
@@ -679,21 +678,20 @@ class Trainer:
         """Refuses processes with another run than the first; asked once."""
         if self._has_agreed:
             return
-        leaves = jax.tree.leaves(self.state.params)
-        kinds = [f"{leaf.dtype} {leaf.shape}" for leaf in leaves]
-        agreed(self._processes, {**self.run, **self.versions, "parameters": kinds})
+        kinds = kinds_of(self.state.params)
+        agreed(self.processes, {**self.run, **self.versions, "parameters": kinds})
         self._has_agreed = True
 
     def _share(self) -> None:
         """Gives all processes the parameters, choices and counts of the first one."""
-        self._processes.meet()  # or others would wait for one that could not resume
-        taken, charged = self._processes.shared_value(
+        self.processes.meet()  # or others would wait for one that could not resume
+        taken, charged = self.processes.shared_value(
             [self.num_steps_taken, self.ledger.charged]
         )
         state = self.state
         params, start, norm = self._shared((state.params, state.start, state.clip_norm))
-        ledger = self.ledger.shared(self._processes, charged)
-        if not self._processes.is_first:
+        ledger = self.ledger.shared(self.processes, charged)
+        if not self.processes.is_first:
             self.ledger = ledger
             state = state._replace(params=params, start=start, clip_norm=norm)
             self._now = (state, taken)

@@ -9,6 +9,7 @@ relation, with the amplification of its draw. Proof: docs/proofs.md, "Noisy vali
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -23,7 +24,12 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys, generator
 from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.gradient.noise import checked_noise, drawn_noise
-from jaxdp_episodic.trainer.learners.episode import code_of, make_blocks
+from jaxdp_episodic.trainer.learners.episode import (
+    Block,
+    code_of,
+    make_blocks,
+    zero_block,
+)
 from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.evaluation import for_ways, scores_of_block
 
@@ -172,6 +178,14 @@ class PrivateValidation:
         noise = drawn_noise(self.noise, GRID * multiplier, 1, stream)[0]
         return np.asarray((total + noise) / GRID / self.normalizer, np.float64)
 
+    def trace(self, learner: Any, params: Any) -> None:
+        """Traces the scores of a block; raises what the learner raises."""
+        jax.eval_shape(functools.partial(self._scores, learner), params, self._zeros)
+
+    def try_out(self, learner: Any, params: Any) -> None:
+        """Compiles the scores of a block, and runs them on zeros."""
+        jax.block_until_ready(self._scores(learner, params, self._zeros))
+
     def score(self, released: Any) -> NoisyScore:
         """Returns the score that a release says; a function of it."""
         return NoisyScore((1 + float(released)) / 2, self.deviation)
@@ -185,25 +199,29 @@ class PrivateValidation:
 
     def _contributions(self, learner: Any, params: Any, draw: Draw) -> np.ndarray:
         """(J,) whole grid steps, at most `GRID` each up or down; of nulls 0."""
-        shape = self._sampler.slot_shape
-        ways = shape[-2] if self.error_bound is None else None
         blocks = make_blocks(draw, self.data, block_size=_AT_ONCE)
-        found = [
-            self._of_block(for_ways(learner, ways), params, block) for block in blocks
-        ]
+        found = [self._of_block(learner, params, block) for block in blocks]
         return np.concatenate(found)
 
-    def _of_block(self, learner: Any, params: Any, block: Any) -> np.ndarray:
-        sums, weights = jax.device_get(
-            scores_of_block(
-                params,
-                block,
-                learner=learner,
-                shots=self.shots,
-                is_regression=self.error_bound is not None,
-                encoding=code_of(self.data),
-            )
+    @property
+    def _zeros(self) -> Block:
+        return zero_block(self.data, self._sampler.slot_shape, _AT_ONCE)
+
+    def _scores(self, learner: Any, params: Any, block: Any) -> Any:
+        """Sums and weights of a block's episodes."""
+        is_regression = self.error_bound is not None
+        ways = None if is_regression else self._sampler.slot_shape[-2]
+        return scores_of_block(
+            params,
+            block,
+            learner=for_ways(learner, ways),
+            shots=self.shots,
+            is_regression=is_regression,
+            encoding=code_of(self.data),
         )
+
+    def _of_block(self, learner: Any, params: Any, block: Any) -> np.ndarray:
+        sums, weights = jax.device_get(self._scores(learner, params, block))
         sums, weights = (a.astype(np.float64).sum(axis=1) for a in (sums, weights))
         # What a unit without queries would have is not asked for.
         mean = sums / np.maximum(weights, 1.0)

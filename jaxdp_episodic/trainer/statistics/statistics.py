@@ -272,6 +272,15 @@ class PrivateStatistics:
             noise = symmetric_noise(self.noise, deviation, len(total), stream)
         return (total + noise) / PRODUCT_STEPS
 
+    def sum_of_zeros(self, state: Any, index: int) -> np.ndarray:
+        """Returns the sum of one example, or pair, of zeros; reads nobody's data."""
+        kind = self._kind(index)
+        columns = self._features.shape[1] + (self._mixed is not None)
+        rows = [np.zeros((1, columns))] * (2 if kind == _PAIRS else 1)
+        terms = Terms((), np.ones(1, np.int64))
+        total = self._sum_of(kind, state, rows, terms, np.zeros(1, np.int64))
+        return np.append(total, 0) if kind == MEAN else total
+
     def _terms(self, kind: str, generator: np.random.Generator) -> Terms:
         """What a statistic is summed over."""
         return self._who.pairs(generator) if kind == _PAIRS else self._who.examples()
@@ -287,7 +296,19 @@ class PrivateStatistics:
 
     def _summed(self, kind: str, state: Any, terms: Terms, here: slice) -> np.ndarray:
         """The sum over some terms; without rows of their own those of a slice."""
-        rows, *others = (self._rows(kind, which) for which in terms.rows or (here,))
+        rows = [self._rows(kind, which) for which in terms.rows or (here,)]
+        return self._sum_of(kind, state, rows, terms, self.data.class_places[here])
+
+    def _sum_of(
+        self,
+        kind: str,
+        state: Any,
+        sides: list[np.ndarray],
+        terms: Terms,
+        owner: np.ndarray,
+    ) -> np.ndarray:
+        """The sum over rows, of pairs the rows of both; of classes ``owner`` each."""
+        rows, *others = sides
         if self._mixed is not None:
             rows = np.concatenate([rows, *others], axis=1)
             if kind == _ALL:
@@ -301,7 +322,7 @@ class PrivateStatistics:
             # Two rows are up to 2 apart: shorter ones no more than `contribution_norm`
             # says that two contributions are.
             most = round(PRODUCT_STEPS * contribution_norm(self.steps[-1]) ** 2)
-            owner, number = self.data.class_places[here], len(self._who.sizes)
+            number = len(self._who.sizes)
             return sums_by_class(rows, owner, number, most, state.whitening, state.mean)
         center = state.mean if kind == _ALL else None
         return second_moment(rows, terms, state.whitening, center)

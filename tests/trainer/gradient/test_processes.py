@@ -128,6 +128,9 @@ class Deserted(Processes):
 
     shared_value = shared_bytes = shared
 
+    def sum(self, tree):
+        return tree
+
     def meet(self):
         self._meetings -= 1
         if self._meetings < 0:
@@ -141,9 +144,11 @@ class Deserted(Processes):
     ("meetings", "values", "call"),
     [
         (1, 1, lambda run, folder: run.resume(folder)),  # it cannot take it up
-        (2, 3, lambda run, folder: run.train(folder)),  # or not open it to train
+        (1, 4, lambda run, folder: run.train(folder)),  # or not make it
+        (2, 4, lambda run, folder: run.train(folder)),  # or not compute a step
+        (3, 4, lambda run, folder: run.train(folder)),  # or not open it to train
     ],
-    ids=["resume", "train"],
+    ids=["resume", "make", "compute", "train"],
 )
 def test_where_the_first_cannot_start_nobody_waits_for_what_it_sends(
     tmp_path, monkeypatch, meetings, values, call

@@ -1,0 +1,67 @@
+"""All that a run will compute, tried on zeros of its public shapes before it pays.
+
+No data, key or noise of the run is used: what fails here has cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.release import described_release
+from jaxdp_episodic.trainer.run.report import flat_params
+
+
+def try_out(run: Any, evaluations: Mapping[str, Evaluation], *, is_tried: bool) -> None:
+    """Tries all that a `Trainer` has to come; of one that is tried the evaluations.
+
+    All processes call it.
+    """
+    if run.has_ended:
+        return
+    _trace_all(run, evaluations)
+    if not is_tried:
+        run.processes.meet()  # or others would sum with one that has failed
+        _run_all(run)
+        run.processes.meet()
+
+
+def _trace_all(run: Any, evaluations: Mapping[str, Evaluation]) -> None:
+    """Traces every step, score and release of a `Trainer`; computes no example."""
+    for name, mechanism in run.mechanisms.items():
+        with _explained(f"tracing the step {name!r}"):
+            mechanism.trace(run.state)
+    with _explained("describing the release"):
+        flat_params(run.params)
+        json.dumps(described_release(run))
+    for split, evaluation in evaluations.items():
+        for name, learner, params in run.stages_to_come():
+            with _explained(f"tracing the score of {name!r} on {split!r}"):
+                evaluation.trace(learner, params)
+
+
+def _run_all(run: Any) -> None:
+    """Compiles each step of a `Trainer`, and runs it on zeros."""
+    state = run.state
+    with np.errstate(all="ignore"):
+        for name, mechanism in run.mechanisms.items():
+            with _explained(f"running the step {name!r} on zeros"):
+                state = mechanism.try_out(state)
+
+
+@contextmanager
+def _explained(doing: str) -> Iterator[None]:
+    """Says of an error what was tried, and that nothing was paid for it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            f"This was found {doing}, before anything was charged: repair the model, "
+            "learner or optimizer, and start again."
+        )
+        raise

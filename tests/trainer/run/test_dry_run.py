@@ -1,0 +1,406 @@
+"""Nothing is paid for a programming error: all is tried before the first charge."""
+
+import contextlib
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.tools.book.book import create_book, read_book
+from jaxdp_episodic.tools.train.booked import Booking, protected_by
+from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.trainer.config.training_start import StartConfig
+from jaxdp_episodic.trainer.draw import generators
+from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
+from jaxdp_episodic.trainer.gradient import private_gradient
+from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.learners.learners import ProtoNet, Supervised
+from jaxdp_episodic.trainer.learners.untrained import as_they_are
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.description import RunMismatchError
+from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
+from jaxdp_episodic.training import read_config
+from training_runs import (
+    GROUPED,
+    SHOTS,
+    TINY,
+    WAYS,
+    adam,
+    classes,
+    plain_trainer,
+    protonet,
+)
+
+FEATURES = 2  # of `classes`
+FOUND = "before anything was charged"
+
+
+def linear(shape=(FEATURES, 4), dtype=np.float32):
+    return {"kernel": np.ones(shape, dtype)}
+
+
+def times(params, inputs):
+    return inputs.reshape(len(inputs), -1) @ params["kernel"]
+
+
+def no_such_parameter(params, inputs):
+    return inputs @ params["kernal"]
+
+
+def a_python_if(params, inputs):
+    outputs = times(params, inputs)
+    return outputs if jnp.mean(outputs) > 0 else -outputs
+
+
+def a_while_loop(params, inputs):
+    """Has no gradient backwards."""
+    outputs = times(params, inputs)
+    return jax.lax.while_loop(lambda x: jnp.sum(x) < 1, lambda x: x + 1, outputs)
+
+
+def too_large(params, inputs):
+    """Sorts 16 terabytes."""
+    outputs = times(params, inputs)
+    many = jnp.broadcast_to(jax.lax.stop_gradient(jnp.sum(outputs)), (2**21, 2**21))
+    return outputs + jnp.sort(many + jnp.arange(2.0**21)[:, None])[0, 0]
+
+
+def fails_when_it_runs(params, inputs):
+    outputs = times(params, inputs)
+    kind = jax.ShapeDtypeStruct(outputs.shape, outputs.dtype)
+
+    def broken(_):
+        raise RuntimeError("no such file")
+
+    shift = jax.pure_callback(broken, kind, jax.lax.stop_gradient(outputs))
+    return outputs + shift
+
+
+class Careless:
+    """A learner of one's own, wrong in one place."""
+
+    is_regression = False
+
+    def __init__(self, apply, *, loss=None, predict=None):
+        self._inner = ProtoNet(apply, ways=WAYS)
+        self._loss, self._predict = loss, predict
+
+    def loss(self, params, episode):
+        return (self._loss or self._inner.loss)(params, episode)
+
+    def predict(self, params, episode):
+        return (self._predict or self._inner.predict)(params, episode)
+
+
+def forgets_the_parameters():
+    """An optimizer whose update needs what it is not given."""
+
+    def update(updates, state, params, *, learning_rate, **_):
+        return jax.tree.map(lambda g: -learning_rate * g, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda _: (), update)
+
+
+# What is wrong, (apply, parameters), learner or optimizer where they are not a ProtoNet
+# and Adam, and what the error says.
+MISTAKES = {
+    "weights of another width": ((times, linear((3, 4))), {}, "dot_general|matmul"),
+    "outputs of shape (n,)": (
+        (lambda p, x: times(p, x)[:, 0], linear()),
+        {},
+        r"embeddings of shape \(n, size\) for n=9 inputs, got \(9,\)",
+    ),
+    "a float as an index": (
+        (lambda p, x: p["kernel"][x[:, 0]], linear((9, 4))),
+        {},
+        "integer or boolean",
+    ),
+    "a Python if": ((a_python_if, linear()), {}, "boolean conversion of traced array"),
+    "a name that is not there": ((no_such_parameter, linear()), {}, "kernal"),
+    "arguments the other way round": (
+        (lambda x, p: times(p, x), linear()),
+        {},
+        "reshape|indices must be|dict|slice|len",
+    ),
+    "two outputs": (
+        (lambda p, x: (times(p, x), x), linear()),
+        {},
+        "tuple.* has no attribute",
+    ),
+    "NumPy inside": (
+        (lambda p, x: np.tanh(np.asarray(x)) @ p["kernel"], linear()),
+        {},
+        "converted to a NumPy array|__array__",
+    ),
+    "a number read inside": (
+        (lambda p, x: times(p, x) * float(x.max()), linear()),
+        {},
+        "concrete value",
+    ),
+    "whole numbers as parameters": (
+        (times, linear(dtype=np.int32)),
+        {},
+        "real- or complex-valued|floating|int32",
+    ),
+    "a batch size in the model": (
+        (lambda p, x: times(p, x.reshape(32, -1)), linear()),
+        {},
+        "reshape",
+    ),
+    "a loop without a gradient": ((a_while_loop, linear()), {}, "Reverse-mode"),
+    "more memory than there is": ((too_large, linear()), {}, "memory|allocat|RESOURCE"),
+    "an error when it runs": ((fails_when_it_runs, linear()), {}, "no such file"),
+    "a loss for each query": (
+        (times, linear()),
+        {"learner": lambda apply: Careless(apply, loss=lambda p, e: e.query_mask)},
+        "scalar",
+    ),
+    "predictions of another shape": (
+        (times, linear()),
+        {"learner": lambda a: Careless(a, predict=lambda p, e: e.query_mask)},
+        r"predict must return \(queries, ways\) logits for \d+ queries, got shape",
+    ),
+    "an optimizer that wants more": (
+        (times, linear()),
+        {"optimizer": forgets_the_parameters()},
+        "learning_rate",
+    ),
+    "logits of a classifier": (
+        (lambda p, x: times(p, x)[:, 0], linear()),
+        {"learner": lambda apply: Supervised(apply)},
+        r"logits of shape \(n, classes\), got \(9,\)",
+    ),
+}
+
+
+def wrong(name, **changes):
+    """A trainer with a mistake; the error, and what trains it."""
+    (apply, params), parts, match = MISTAKES[name]
+    made = parts.get("learner", lambda apply: ProtoNet(apply, ways=WAYS))(apply)
+    if isinstance(made, Supervised):
+        changes["shots"] = 0
+    more = {"optimizer": parts["optimizer"]} if "optimizer" in parts else {}
+    return plain_trainer(learner=(made, params), num_steps=3, **more, **changes), match
+
+
+def scores():
+    data = classes(num_classes=8, seed=3)
+    return {"validation": Evaluation(data, ways=3, shots=1, queries=2, num_episodes=4)}
+
+
+@contextlib.contextmanager
+def costs_nothing(folder, match=None):
+    with pytest.raises(Exception, match=match) as caught:
+        yield
+    assert any(FOUND in note for note in caught.value.__notes__)
+    assert not run_files.files_of_a_run(folder)  # a run has a charge, or a state
+    if (folder / run_files.STORE).exists():
+        assert read_ledger(folder / run_files.STORE).charged == 0
+
+
+@pytest.mark.few(4)
+@pytest.mark.filterwarnings("ignore:.*has an output for each:UserWarning")
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_costs_no_step(tmp_path, name):
+    run, match = wrong(name)
+    with costs_nothing(tmp_path, match):
+        run.train(tmp_path, evaluations=scores())
+    assert run.num_steps_charged == run.num_steps_taken == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*has an output for each:UserWarning")
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_costs_nothing_of_a_book(tmp_path, name):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    config, where = read_config(path), str(tmp_path / "b.book")
+    create_book(where, protected_by(config, tmp_path), epsilon=11.0, delta=1e-5)
+    (apply, params), parts, _ = MISTAKES[name]
+
+    def of_pixels(params, inputs):  # the first two, of glyphs
+        return apply(params, inputs.reshape(len(inputs), -1)[:, :FEATURES])
+
+    def turned_around(inputs, params):
+        return apply(params, inputs)
+
+    model = turned_around if name == "arguments the other way round" else of_pixels
+    if name == "logits of a classifier":
+        pytest.skip("a config of episodes has shots")
+    with costs_nothing(tmp_path / "out"):
+        run_training(
+            config,
+            tmp_path / "out",
+            base=tmp_path,
+            book=Booking(where),
+            model=(model, params),
+            **parts,
+        )
+    assert not read_book(where).entries
+
+
+# --- A run that chooses, and one of statistics alone ---
+
+
+def chooses(model):
+    """A run with an option that trains and a noisy score."""
+    sampling = jde.GroupedClasses(
+        num_classes=12,
+        ways=WAYS,
+        episodes=jde.Poisson("episode", sampling_probability=1.0),
+        examples=jde.WithoutReplacement("example", size=6, population=6),
+    )
+    check = jde.GaussianStep(sampling, noise_multiplier=5.0)
+    options = {"train": GROUPED, "check": check}
+    run = jde.AdaptiveRun(options, quotas={"train": 2, "check": 1})
+    learner, params = model
+    held_out = classes(num_classes=12, seed=5)
+    return AdaptiveTrainer(
+        learner,
+        params,
+        data=classes(),
+        budget=AdaptiveBudget((run,), 1e-5, checks=("check",)),
+        rule=lambda released: "check" if released.number == 1 else "train",
+        checks={"check": PrivateValidation(held_out, check, shots=SHOTS)},
+        optimizer=adam(0.05),
+        shots=SHOTS,
+        l2_clip_norm=0.5,
+        seed=None,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a Python if", "predictions of another shape"])
+def test_a_run_that_chooses_pays_nothing_either(tmp_path, name):
+    """The second mistake is in the noisy score alone."""
+    (apply, params), parts, match = MISTAKES[name]
+    made = parts.get("learner", lambda apply: ProtoNet(apply, ways=WAYS))(apply)
+    run = chooses((made, params))
+    with costs_nothing(tmp_path, match):
+        run.train(tmp_path)
+    assert run.ledger.options == [] and run.num_steps_charged == 0
+
+
+def starts(model, num_steps=2, **changes):
+    """A run of private statistics, then of steps on two features that they project."""
+    data, relation = classes(), "zero_out"
+    config = StartConfig(kind="plda", mean=0.2, within=(0.3,), total=0.5)
+    step = dataclasses.replace(GROUPED, neighboring_relation=relation)
+    who = {"privacy_unit": "example", "neighboring_relation": relation, "slots": 6}
+    own = PrivateStatistics(data, config, **who)
+    before = tuple(dataclasses.replace(s, noise_multiplier=0.3) for s in own.steps)
+    total = len(before) + num_steps
+    return plain_trainer(
+        data=data,
+        learner=model,
+        start=own,
+        budget=PrivacyBudget(step, 1e9, 1e-5, total, total, before),
+        **changes,
+    )
+
+
+@pytest.mark.slow
+def test_statistics_are_not_paid_for_a_model_that_does_not_fit_them(tmp_path):
+    run = starts((ProtoNet(times, ways=WAYS), linear((FEATURES + 1, 4))))
+    with costs_nothing(tmp_path, "dot_general"):
+        run.train(tmp_path)
+
+
+# --- What it uses, and what it takes ---
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", ["planned", "chooses", "statistics", "alone"])
+def test_it_draws_nothing_and_compiles_once(monkeypatch, kind):
+    def used(*_, **__):
+        raise AssertionError("a key, a draw or noise of the run was used")
+
+    run = {
+        "planned": lambda: plain_trainer(seed=None),
+        "chooses": lambda: chooses(protonet()),
+        "statistics": lambda: starts(protonet(), seed=None),
+        "alone": lambda: starts((ProtoNet(as_they_are, ways=WAYS), {}), 0, seed=None),
+    }[kind]()
+    with monkeypatch.context() as patch:
+        patch.setattr(generators.Keys, "new", used)
+        patch.setattr(EpisodeSampler, "draw", used)
+        patch.setattr(private_gradient, "drawn_noise", used)
+        patch.setattr(PrivateStatistics, "_rows", used)
+        before = jax.tree.map(np.asarray, run.params)
+        run.dry_run()
+    assert run.num_steps_charged == run.num_steps_taken == 0
+    jax.tree.map(np.testing.assert_array_equal, before, run.params)
+    compiled = run._gradient._add._cache_size()
+    for _ in range(5):
+        run.step() if not run.has_ended else None
+    assert run._gradient._add._cache_size() == compiled
+    assert (compiled > 0) == run.budget.takes_steps
+
+
+def lost_at(number, folder, monkeypatch, **changes):
+    """A run whose device is lost between the charge and the release of a step."""
+    run, call = plain_trainer(**changes), PrivateGradient.__call__
+
+    def broken(*args, **kwargs):
+        if run.num_steps_charged == number:
+            raise RuntimeError("device lost")
+        return call(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateGradient, "__call__", broken)
+        with pytest.raises(RuntimeError, match="device lost") as caught:
+            run.train(folder)
+    return " ".join(caught.value.__notes__)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("seed", "said"),
+    [
+        (None, "Step 2 was charged and not released: it is lost. It raised epsilon "),
+        (1, "The run has a seed: it takes the step again when it is resumed."),
+    ],
+)
+def test_an_error_behind_the_charge_says_what_it_cost(
+    tmp_path, monkeypatch, seed, said
+):
+    assert said in lost_at(2, tmp_path, monkeypatch, seed=seed)
+
+
+def test_a_run_that_released_nothing_goes_on_with_another_model(tmp_path, monkeypatch):
+    """Its first step is lost; the repaired model has other shapes."""
+    lost_at(1, tmp_path, monkeypatch, seed=None)
+    lost = "step 1 was charged and broken off before"
+    with pytest.warns(UserWarning, match=lost):
+        again = plain_trainer(seed=None)
+        again.resume(tmp_path)  # and ends: the state is of the model before
+    repaired = ProtoNet(times, ways=WAYS), linear()
+    run = plain_trainer(learner=repaired, seed=None)
+    with pytest.warns(UserWarning, match=lost):
+        assert run.resume(tmp_path) == 1
+    run.train(tmp_path)
+    assert run.num_steps_taken == run.num_steps_charged == 6
+    assert [leaf.shape for leaf in jax.tree.leaves(run.params)] == [(FEATURES, 4)]
+    # One that has released cannot, also if its first release was not the first step.
+    other = plain_trainer(seed=None)
+    with pytest.raises(RunMismatchError, match="of another model or optimizer"):
+        other.resume(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_release_behind_the_first_state_keeps_the_model(tmp_path, monkeypatch):
+    """It is in the file, and the state that is saved there is older."""
+    lost_at(2, tmp_path, monkeypatch, seed=None)
+    run = plain_trainer(learner=(ProtoNet(times, ways=WAYS), linear()), seed=None)
+    with pytest.raises(RunMismatchError, match="of another model or optimizer"):
+        run.resume(tmp_path)

@@ -19,6 +19,7 @@ import jaxdp_episodic
 import pages
 from browsers import chromium
 from jaxdp_episodic.tools.cli.program import parsed as parse_command
+from notebooks import NOTEBOOKS
 
 DOCS = sorted(
     path.relative_to(pages.ROOT).as_posix()
@@ -241,7 +242,9 @@ def navigation():
 
 
 def test_the_navigation_names_every_page_once():
-    assert sorted(f"docs/{page}" for page in navigation()) == DOCS
+    """Notebooks too, which the site shows as pages."""
+    shown = [f"docs/notebooks/{path.stem}.md" for path in NOTEBOOKS]
+    assert sorted(f"docs/{page}" for page in navigation()) == sorted(DOCS + shown)
 
 
 def test_every_figure_is_in_the_gallery_or_on_its_page():

@@ -301,9 +301,19 @@ def not_public(page: str) -> set[str]:
     return set(_IMPORTED.findall(page)) - PUBLIC_DOORS
 
 
-def test_pages_import_from_the_public_doors():
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    found = {str(path): not_public(path.read_text("utf-8")) for path in pages}
+def shown_code(path: Path) -> str:
+    """The text of a page; of a notebook, that of its cells."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+
+
+def test_pages_and_notebooks_import_from_the_public_doors():
+    notebooks = [*(ROOT / "docs" / "notebooks").glob("*.ipynb")]
+    assert len(notebooks) == 2
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *notebooks]
+    found = {str(path): not_public(shown_code(path)) for path in pages}
     assert {page: names for page, names in found.items() if names} == {}
     assert not_public("from jaxdp_episodic.accountant.bounds import x") != set()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jaxdp_episodic.accountant import _engine
-from jaxdp_episodic.accountant.methods.question import Answer
+from jaxdp_episodic.accountant.methods.run import Answer
 from jaxdp_episodic.accountant.questions import calibration, worst_path
 
 _answer = worst_path.answer

@@ -16,10 +16,10 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods import single_step
+from jaxdp_episodic.accountant.methods import closed_form
 from jaxdp_episodic.accountant.methods.exact import solver
 from jaxdp_episodic.accountant.methods.rdp import kernels
-from jaxdp_episodic.accountant.methods.rdp.moments import LARGER
+from jaxdp_episodic.accountant.methods.rdp.kernels import LARGER
 from jaxdp_episodic.accountant.methods.run import Group
 from rows import fast_and_slow
 
@@ -60,9 +60,9 @@ def asked(loss):
         yield rdp(kernels.best_log_delta, loss, on_lattice=on_lattice)
         yield rdp(kernels.rdp, loss, on_lattice=on_lattice, direction=LARGER)
     yield rdp(kernels.rdp, loss, on_lattice=False, direction="backward")
-    yield single(single_step.delta_of_profile.__wrapped__, loss)
-    yield single(single_step.epsilon_of_profile.__wrapped__, loss)
-    yield single(single_step.slope_of_profile.__wrapped__, loss)
+    yield single(closed_form.delta_of_profile.__wrapped__, loss)
+    yield single(closed_form.epsilon_of_profile.__wrapped__, loss)
+    yield single(closed_form.slope_of_profile.__wrapped__, loss)
 
 
 @pytest.mark.slow

@@ -7,12 +7,14 @@ import pkgutil
 import numpy as np
 
 from jaxdp_episodic.accountant import losses
+from jaxdp_episodic.accountant.losses.allocated import (
+    AllocatedBoundingLoss,
+    AllocatedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.allocated_antipodal import (
     AllocatedAntipodalBoundingLoss,
     AllocatedAntipodalLoss,
 )
-from jaxdp_episodic.accountant.losses.allocated_bounds import AllocatedBoundingLoss
-from jaxdp_episodic.accountant.losses.allocated_gaussian import AllocatedGaussianLoss
 from jaxdp_episodic.accountant.losses.finite import (
     FiniteLoss,
     discrete_laplace_atoms,
@@ -37,7 +39,10 @@ from jaxdp_episodic.accountant.losses.people import (
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
-from jaxdp_episodic.accountant.losses.renyi_curve import RenyiCurveLoss
+from jaxdp_episodic.accountant.losses.renyi_curve import (
+    RenyiCurveLoss,
+    ZeroConcentratedLoss,
+)
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.losses.truncated_gaussian import (
     ReplacedTruncatedLoss,
@@ -45,7 +50,6 @@ from jaxdp_episodic.accountant.losses.truncated_gaussian import (
     ZeroedTruncatedLoss,
     cut_weights,
 )
-from jaxdp_episodic.accountant.losses.zero_concentrated import ZeroConcentratedLoss
 
 SIZE = 12
 _RNG = np.random.default_rng(20)

@@ -39,7 +39,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.bounds.common import checked
 from jaxdp_episodic.accountant.bounds.mechanisms import Mechanism, RdpCurve
-from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
+from jaxdp_episodic.accountant.numerics.binomial import log_binomial
 from jaxdp_episodic.accountant.numerics.loops import logsumexp
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
-from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
+from jaxdp_episodic.accountant.numerics.binomial import log_binomial, log_binomial_mass
 from jaxdp_episodic.accountant.numerics.loops import logsumexp
 
 # Share of the mass of a lower tail that is moved up to the first value kept; so much

@@ -16,8 +16,8 @@ from jaxdp_episodic.accountant.interop.dp_event import (
     steps_of,
 )
 from jaxdp_episodic.accountant.interop.to_dp_event import to_dp_event
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_bound
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.files.optional import require

@@ -1,7 +1,7 @@
-"""One mechanism a file: its dominating pair, moments and loss distribution.
+"""Mechanisms: the dominating pair, moments and loss distribution of each.
 
-Doors: `allocated_antipodal`, `allocated_gaussian`, `excess`, `finite`, `gaussian`,
+Doors: `allocated`, `allocated_antipodal`, `excess`, `finite`, `gaussian`,
 `gaussian_mixtures`, `independent_episodes`, `laplace`, `loss_nodes`, `people`,
-`privacy_loss`, `protocols`, `randomized_response`, `renyi_curve`, `sampled_gaussian`,
-`truncated_gaussian`, `zero_concentrated`.
+`privacy_loss`, `randomized_response`, `renyi_curve`, `sampled_gaussian`,
+`truncated_gaussian`.
 """

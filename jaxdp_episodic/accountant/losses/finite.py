@@ -23,8 +23,14 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     atoms,
     real_log_mixture,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
-from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Moments, Nodes
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    FiniteValues,
+    Hints,
+    MomentRule,
+    Moments,
+    Nodes,
+    Tails,
+)
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     logsumexp,

@@ -6,8 +6,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from jaxdp_episodic.accountant.losses.privacy_loss import Hints, NoisyLoss, Tails
-from jaxdp_episodic.accountant.losses.protocols import Moments, Profile
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    Hints,
+    Moments,
+    NoisyLoss,
+    Profile,
+    Tails,
+)
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 from jaxdp_episodic.accountant.numerics.special import (
     log_mills,

@@ -22,11 +22,11 @@ from jaxdp_episodic.accountant.losses.gaussian import (
     positive,
     scaled,
 )
-from jaxdp_episodic.accountant.losses.integration_paths import Pair
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LOG_SQRT_2PI,
     LossNodes,
     NodeRule,
+    Pair,
     collected,
     log_normal,
     undrawn_loss,
@@ -41,10 +41,10 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MixturePair,
     MomentRule,
+    Nodes,
     NoisyLoss,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.protocols import Nodes
 from jaxdp_episodic.accountant.losses.sampled import CANCELLATION
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     polar,

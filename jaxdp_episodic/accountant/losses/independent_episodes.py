@@ -24,18 +24,16 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     SwappedGaussianLoss,
     ZeroedGaussianLoss,
 )
-from jaxdp_episodic.accountant.losses.integration_paths import (
-    Pair,
-    half_line,
-    path_points,
-)
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
+    Pair,
     Rate,
+    half_line,
     log_mixture,
     log_normal,
     mirrored,
+    path_points,
     real_log_mixture,
     sampled_ends,
 )
@@ -43,10 +41,10 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MixturePair,
     MomentRule,
+    Nodes,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.protocols import Nodes
-from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
+from jaxdp_episodic.accountant.numerics.binomial import log_binomial
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     cos_sin,
     log_complex,

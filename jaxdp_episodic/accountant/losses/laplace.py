@@ -29,10 +29,12 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
+    Moments,
+    Nodes,
     NoisyLoss,
+    Profile,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.protocols import Moments, Nodes, Profile
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import (

@@ -13,16 +13,21 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import (
+    Windows,
     log_integral,
+    settle,
+    transitions,
+    windows_around,
 )
 from jaxdp_episodic.accountant.losses.gaussian import (
     LARGEST,
 )
-from jaxdp_episodic.accountant.losses.integration_paths import Pair, half_line_points
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
     LOG_SQRT_2PI,
     NodeRule,
+    Pair,
+    half_line_points,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     MomentRule,
@@ -30,12 +35,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.losses.sampled import weight_left
-from jaxdp_episodic.accountant.losses.windows import (
-    Windows,
-    settle,
-    transitions,
-    windows_around,
-)
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     expm1_complex,
     log1p_complex,

@@ -1,26 +1,478 @@
 """What a step tells of a person who may be in several of its clip units."""
-
 # Reference: docs/proofs.md, "People in many units".
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses import people_moments, people_nodes
-from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS
+from jaxdp_episodic.accountant.losses.excess import (
+    LARGE_LOSS,
+    LARGEST_EXPONENT,
+    Windows,
+    only_root,
+    settle,
+    sum_of,
+    unless_gaussian,
+)
 from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss, positive, scaled
-from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
+from jaxdp_episodic.accountant.losses.loss_nodes import (
+    FURTHEST_LEFT,
+    LossNodes,
+    NodeRule,
+    Pair,
+    collected,
+    half_line,
+    path_points,
+    whole_line,
+)
 from jaxdp_episodic.accountant.losses.mixture_halves import PROFILE_ERROR
-from jaxdp_episodic.accountant.losses.people_components import Components
-from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
-from jaxdp_episodic.accountant.losses.protocols import Nodes
+from jaxdp_episodic.accountant.losses.people_ratios import (
+    NOWHERE,
+    Components,
+    Points,
+    Ratio,
+    Ratios,
+)
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    Hints,
+    MomentRule,
+    Nodes,
+    Tails,
+)
 from jaxdp_episodic.accountant.losses.sampled import sampled_displacement
-from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp
+from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
+from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, map_first
+from jaxdp_episodic.accountant.numerics.power_excess import (
+    scaled_power_excess,
+    scaled_power_excess_derivatives,
+)
+from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels, lay_panels
+
+# Half-width of the window around a bump, in standard deviations.
+_HALF_WIDTH = 9.2
+# Panels per standard deviation, and per 1 / shift, where zeros are pi away.
+_DENSITY = 0.25
+_SHIFT_DENSITY = 0.4
+# Numbers of contributions around whose bumps there are windows.
+_NUM_BUMPS = 64
+# Points that show where there is weight below the floor.
+_NUM_PROBES = 48
+# Nats below the largest density at which there is none, and those by which a density
+# may be larger between two points than at both.
+_NEGLIGIBLE = 42.0
+_BETWEEN = 40.0
+# Nats below the largest weight at which components are left out of a search for the
+# best order, and fewest nodes per panel of what is no search: any order is a bound.
+_NEGLIGIBLE_IN_SEARCH = 18.0
+_NODES_OF_ANSWER = 12
+# Share of an answer's nodes that a first search has, and fewest nodes per panel of a
+# second one, which has half of them.
+_LEAST_SHARE = 0.3
+_NODES_NEAR_ANSWER = 10
+# Ratio of the panels that settings want within which they get the same number.
+_ALIKE = 1.5
+# Largest number of panels.
+_MOST_PANELS = 4096
+# Largest density of panels over that of a Gaussian's bump.
+_SHARPEST = 6.0
+
+
+def _log_excess(
+    t: Array, parts: Components, cover: Array, rule: MomentRule, *, replaced: bool
+) -> tuple[Array, ...]:
+    """See `Moments.log_excess`; of (C, n) components whose weights add up to e."""
+    is_search = rule.quadrature.nodes_per_panel < _NODES_OF_ANSWER
+    if is_search:
+        parts = parts.above(np.max(parts.log_weight, axis=0) - _NEGLIGIBLE_IN_SEARCH)
+    ratios = Ratios.of(parts, cover, replaced=replaced)
+    # Excesses grow with the ratio, and are summed over components.
+    ratios = dataclasses.replace(ratios, is_rough=True)
+    direction = "symmetric" if replaced else rule.direction
+    rule = rule._replace(direction=direction)
+    windows = _upper_windows(t, ratios, direction)
+    excess = _integrals(Ratios.upper, windows, t, ratios, rule)
+    if not replaced:
+        windows = _lower_windows(t, ratios, direction)
+        below = ratios.up_to(np.zeros_like(t))
+        below = _integrals(Ratios.lower, windows, t, below, rule)
+        excess = sum_of(excess, below)
+    # A component's profile is at most that of a shift of all its contributions.
+    shift = parts.count * parts.shift * (2 if replaced else 1)
+    weight = parts.log_weight + np.log(cover)
+    return unless_gaussian(np.zeros_like(t) > 0, weight, 0.5 * shift * shift, t, excess)
+
+
+def _integrals(
+    ratio: Callable[[Ratios, Points], Ratio],
+    windows: Windows,
+    t: Array,
+    ratios: Ratios,
+    rule: MomentRule,
+) -> tuple[Array, ...]:
+    """Logarithms of the excess of one half-line, and its derivatives over it."""
+    low, high, density = windows
+    per_panel = rule.quadrature.nodes_per_panel
+    length = np.sum(high - low, axis=0)
+    # As dense as the rule's own panels are on bumps.
+    wanted = np.max(density, axis=0) * length + np.sum(high > low, axis=0)
+    share = rule.quadrature.num_panels * per_panel / 512
+    least = _LEAST_SHARE if per_panel < _NODES_NEAR_ANSWER else 0.5
+    wanted = np.clip(wanted * 16 / per_panel * max(share, least), 4, _MOST_PANELS)
+    wanted = np.where(np.isnan(wanted), 4, wanted)  # without noise, which has no moment
+    # Settings that want about as many panels are integrated together.
+    size = np.ceil(np.log(wanted) / np.log(_ALIKE))
+    found = np.full((1 + 2 * rule.with_derivatives, t.size), np.nan)
+    for alike in np.unique(size):
+        rows = np.flatnonzero(size == alike)
+        part, *some = (a[..., rows] for a in (t, *windows))
+        few = ratios.take(rows)
+        if ratio is Ratios.upper:
+            few = few.up_to(np.max(some[1], axis=0))
+        number = int(np.max(wanted[rows]))
+        found[:, rows] = _integral(ratio, (*some,), part, few, rule, number)
+    return tuple(found)
+
+
+def _integral(
+    ratio: Callable[[Ratios, Points], Ratio],
+    windows: Windows,
+    t: Array,
+    ratios: Ratios,
+    rule: MomentRule,
+    number: int,
+) -> tuple[Array, ...]:
+    """The same of settings with a number of panels."""
+    low, high, density = windows
+    per_panel = rule.quadrature.nodes_per_panel
+    weight = ratios.parts.log_weight[:, None]
+
+    def densities(w: Array) -> tuple[Array, Array]:
+        """Losses and weighted log-densities at (K, n) distances."""
+        found = ratio(ratios, (w, None))
+        return found.loss[0], found.log_density()[0] + weight
+
+    share = np.linspace(0.0, 1.0, 17)[:, None, None]
+    y, b = densities((low + share * (high - low)).reshape(-1, t.shape[-1]))
+    direction = rule.direction
+    exponents = [b + (1 + t) * y] * (direction != "backward")
+    exponents += [b - t * y] * (direction != "forward")
+    peak = np.max(np.stack(exponents), axis=(0, 1, 2))
+    peak = np.maximum(peak - LARGEST_EXPONENT, 0.0)
+
+    def integrand(w: Array) -> tuple[Array, ...]:
+        y, b = densities(w.reshape(-1, w.shape[-1]))
+        if rule.with_derivatives:
+            found = scaled_power_excess_derivatives(y, b - peak, t, direction)
+        else:
+            found = (scaled_power_excess(y, b - peak, t, direction),)
+        return tuple(np.sum(part, axis=0).reshape(w.shape) for part in found)
+
+    lefts, rights = lay_panels(low, high, density, np.zeros_like(t), num_panels=number)
+    total, *derivatives = integrate_panels(
+        integrand, lefts, rights, nodes_per_panel=per_panel
+    )
+    safe = np.maximum(total, 1e-300)
+    return np.log(total) + peak, *(d / safe for d in derivatives)
+
+
+def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
+    """Near the floor, and forward from the first to the last bump that counts."""
+    floor, zero = ratios.floor, np.zeros_like(t)
+    s, last = ratios.parts.shift, ratios.terms.last
+    spread = np.max(floor, axis=0) - np.min(floor, axis=0)
+    near = zero, zero + _HALF_WIDTH + np.maximum(spread, 0.5 * _HALF_WIDTH)
+    if direction == "backward":
+        return _windows(t, ratios, near)
+    alpha, size = 1 + t, min(_NUM_BUMPS, last)
+    index = np.arange(1, size + 1)[:, None]
+    grown = np.round(np.exp((index - 1) / max(size - 1, 1) * np.log(last + 0.0)))
+    j = np.where(last > size, grown, np.minimum(index, last + 0.0))
+    # A bump of N(j s) over N(0), and over N(-j s); and those in between.
+    tops = (
+        (2 * alpha - 1) * j * s if ratios.covers or ratios.replaced else alpha * j * s
+    )
+    settled = _settled(alpha, ratios)
+    bumps = np.concatenate(
+        [alpha * j * s, tops, np.max(settled, 1), np.min(settled, 1)]
+    )
+    bumps = bumps - 0.5 * (np.max(floor, axis=0) + np.min(floor, axis=0))
+    found = np.max(_exponent(Ratios.upper, bumps, t, ratios), axis=0)
+    base = 0.5 * near[1] * np.linspace(0.0, 1.0, 5)[:, None]
+    base = np.max(_exponent(Ratios.upper, base, t, ratios), axis=(0, 1))
+    top = np.maximum(np.max(found, axis=0), base)
+    counts = found > top - _NEGLIGIBLE - np.minimum((alpha * s) ** 2 / 8, _BETWEEN)
+    reach = _HALF_WIDTH + 0.5 * spread
+    low = np.min(np.where(counts, bumps, np.inf), axis=0) - reach
+    high = np.max(np.where(counts, bumps, 0.0), axis=0) + reach
+    low = np.clip(low, 0.0, high)
+    return _windows(t, ratios, near, (low, high))
+
+
+def _settled(alpha: Array, ratios: Ratios) -> Array:
+    """(2, C, n) where the exponent of a component is stationary, from both ends."""
+    s, zero = ratios.parts.shift, np.zeros_like(ratios.floor)
+    top = (2 * alpha - 1) * ratios.parts.count * s
+
+    def slope(x: Array) -> tuple[Array, Array]:
+        rise = np.stack([alpha * s * ratios.mean_at(row) for row in x])
+        if ratios.replaced:
+            rise += np.stack([(alpha - 1) * s * ratios.mean_at(-row) for row in x])
+        return rise, np.zeros_like(x)
+
+    return settle(slope, np.stack([zero, top]), zero, top)
+
+
+def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
+    """Near the floor, and backward on to where ``B^+`` falls no more."""
+    floor, zero = ratios.floor, np.zeros_like(t)
+    spread = np.max(floor, axis=0) - np.min(floor, axis=0)
+    near = zero, zero + 2 * _HALF_WIDTH + np.max(floor, axis=0)
+    if direction == "forward":
+        return _windows(t, ratios, near)
+    # The last bump is at x = -t s E j, whose mean falls with x.
+    s, last = ratios.parts.shift, ratios.terms.last
+
+    def slope(x: Array) -> Array:
+        return -t * s * ratios.mean_at(x)
+
+    bumps = floor - only_root(slope, -t * last * s + 0 * floor, 0 * floor)
+    far = np.max(bumps, axis=0)
+    share = np.linspace(0.0, 1.0, _NUM_PROBES)[:, None]
+    points = np.concatenate([far * share, bumps])
+    found = np.max(_exponent(Ratios.lower, points, -1 - t, ratios), axis=0)
+    gap = far / _NUM_PROBES
+    slack = np.minimum(gap * gap / 8, _BETWEEN)
+    counts = found > np.max(found, axis=0) - _NEGLIGIBLE - slack
+    high = np.max(np.where(counts, points, 0.0), axis=0) + _HALF_WIDTH + spread
+    low = np.min(np.where(counts, points, np.inf), axis=0) - _HALF_WIDTH - spread
+    return _windows(t, ratios, near, (np.clip(low, 0.0, high), high))
+
+
+def _exponent(
+    ratio: Callable[[Ratios, Points], Ratio], w: Array, t: Array, ratios: Ratios
+) -> Array:
+    """``log(Q (P/Q)^{1+t})``, weighted, at (K, n) distances; (C, K, n)."""
+    found = ratio(ratios, (np.maximum(w, 0.0), None))
+    weight = ratios.parts.log_weight[:, None]
+    return found.log_density()[0] + (1 + t) * found.loss[0] + weight
+
+
+def _windows(t: Array, ratios: Ratios, *ends: tuple[Array, Array]) -> Windows:
+    """Low and high ends, and densities of panels: bumps may be sharper than N(0)."""
+    s = ratios.parts.shift
+    few = np.max(ratios.parts.count, axis=0)
+    # Variance of j at most, below and among the floors.
+    variance = np.minimum(0.25 * few, 1 / (s * s))
+    sharp = _DENSITY * np.minimum(np.sqrt(1 + t * s * s * variance), _SHARPEST)
+    sharp = np.where(np.any(ratios.parts.rate < 1, axis=0), sharp, _DENSITY)
+    density = np.maximum(sharp, _SHIFT_DENSITY * s)
+    low, high = (np.stack(side) for side in zip(*ends, strict=True))
+    return low, high, density + 0 * low
+
+
+# Height of paths times the shift, where zeros are pi away.
+_ANGLE = 1.2
+# Height up to which paths rise at once, in standard deviations.
+_TOP = 1.8
+# Length of a line for which the rule's nodes are enough, in deviations, where zeros are
+# pi away; and by how much there are more of them at most.
+_USUAL_LENGTH = 30.0
+_MOST_DENSE = 8.0
+# Shift for which nodes are not closer anywhere; see `paths`.
+_EVEN = 1.0
+
+
+class _Piece(NamedTuple):
+    """What is integrated along a path: ratios (C, K, n), and weighted dx (K, n)."""
+
+    ratio: Ratio
+    element: Pair
+    angle: Array
+    backward: Array
+
+
+def _nodes(
+    parts: Components, cover: Array, rule: NodeRule, *, replaced: bool
+) -> LossNodes:
+    """See `Nodes.nodes`; of (C, n) components whose weights add up to 1 at most."""
+    # Zeros of sum_j b_j e^{j s x - j² s²/2} lie where Im x is an odd multiple of pi / s
+    # (Laguerre); mixtures of both signs have lower ones, and paths stay below.
+    backward, log_cut, height = (a + 0 * cover for a in rule[:3])
+    rule = NodeRule(backward, log_cut, height, rule.num_nodes)
+    parts = parts.above(np.min(rule.log_cut, axis=0))
+    ratios = Ratios.of(parts, cover, replaced=replaced)
+    is_whole = not ratios.covers and not replaced
+    found = _whole(ratios, rule) if is_whole else _halves(ratios, rule)
+    return _shortened(found)
+
+
+def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
+    """Of mixtures of Gaussians against N(0), on one path along the line."""
+    s = ratios.parts.shift
+    zero = np.zeros_like(s)
+    reach, high = _ends(ratios, rule.log_cut)
+    ratios = ratios.up_to(np.max(high, axis=0))
+    low = np.where(rule.backward > 0, -reach, np.maximum(-reach, FURTHEST_LEFT))
+    number = _enough(rule.num_nodes, high - low, s)
+    line = map_first(
+        lambda a, b: whole_line(a, b, zero, zero + _EVEN, number), low, high
+    )
+    most = np.maximum(_ANGLE / s, _TOP)
+    points = path_points(line, zero - np.inf, _rise(zero, s), s, rule.height, most=most)
+
+    def one(x: Pair, element: Pair, log_cut: Array) -> LossNodes:
+        # The angle at the first node, of which only the rest of 2 pi is known.
+        angle = s * x[1][0] * ratios.mean_at(x[0][0] + zero)
+        piece = _Piece(ratios.whole(x), element, angle, rule.backward)
+        ends = np.stack([x[0][0], x[0][-1]])
+        at_ends = ratios.whole((ends, np.zeros_like(ends)))
+        return _gathered([piece], at_ends, ratios, log_cut)
+
+    return map_first(one, *points, rule.log_cut)
+
+
+def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
+    """Of two half-lines, or of one and its mirror image."""
+    s, floor, backward = ratios.parts.shift, ratios.floor, rule.backward
+    zero = np.zeros_like(s)
+    kink, turn = ratios.turning_point()
+    most = np.maximum(_ANGLE / s, _TOP)
+
+    def points(end: Array, kink: Array) -> tuple[Pair, Pair]:
+        end = np.maximum(end, 2.0)
+        number = _enough(rule.num_nodes, end, np.where(ratios.parts.is_hidden, turn, s))
+        line = map_first(
+            lambda end: half_line(zero, end, (kink,), zero + _EVEN, number), end
+        )
+        return path_points(line, zero, _rise(kink, s), turn, rule.height, most=most)
+
+    reach, high = _ends(ratios, rule.log_cut)
+    ratios = ratios.up_to(np.max(high, axis=0))
+    left = np.where(backward > 0, reach, np.minimum(reach, -FURTHEST_LEFT))
+    above = points(high - np.min(floor, axis=0), kink)
+    below = above
+    if not ratios.replaced:
+        below = points(left + np.max(floor, axis=0), zero)
+
+    def one(
+        above: tuple[Pair, Pair], below: tuple[Pair, Pair], cut: Array
+    ) -> LossNodes:
+        (w, element), nothing = above, np.zeros_like(floor)
+        end = ratios.upper((w[0][-1:], np.zeros_like(w[0][:1])))
+        upper = ratios.upper(w)
+        if ratios.replaced:
+            # Losses y with P's density, and -y with Q's.
+            both = [_Piece(upper, element, nothing, zero + k) for k in range(2)]
+            return _gathered(both, end, ratios, cut)
+        w, (re, im) = below
+        last = ratios.lower((w[0][-1:], np.zeros_like(w[0][:1])))
+        ends = Ratio(
+            *(
+                (np.hstack([a, b]), np.hstack([angle, other]))
+                for (a, angle), (b, other) in zip(end, last, strict=True)
+                if angle is not None and other is not None
+            )
+        )
+        # The mirror image of the path, which is run through backwards.
+        lower = ratios.lower((w[0], -w[1]))
+        pieces = [
+            _Piece(upper, element, nothing, backward),
+            _Piece(lower, (re, -im), nothing, backward),
+        ]
+        return _gathered(pieces, ends, ratios, cut)
+
+    return map_first(one, above, below, rule.log_cut)
+
+
+def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
+    """Where the densities at both sides have fallen to the cuts, (V, n)."""
+    parts, js = ratios.parts, ratios.terms.numbers * ratios.parts.shift
+    weight = parts.log_weight + parts.log_some + ratios.terms.log_shares
+    weight = weight + 0.5 * js * js
+
+    def one(log_cut: Array) -> Array:
+        above = weight - log_cut
+        seen = js + np.sqrt(2 * np.maximum(above, 0.0))
+        return np.max(np.where(above > 0, seen, 0.0), axis=(0, 1))
+
+    reach = np.sqrt(-2 * log_cut)
+    return reach, np.maximum(reach, map_first(one, log_cut))
+
+
+def _enough(num_nodes: int, length: Array, s: Array) -> int:
+    """A number of nodes as dense as the rule's own on a line of the usual length."""
+    longer = np.max(length * np.maximum(s, 1.0)) / _USUAL_LENGTH
+    return int(num_nodes * np.clip(longer, 1.0, _MOST_DENSE))
+
+
+def _rise(kink: Array, s: Array) -> Array:
+    """Where paths may rise: behind the kink, unless zeros are low everywhere."""
+    return np.where(_ANGLE / s < _TOP, NOWHERE, kink)
+
+
+def _gathered(
+    pieces: list[_Piece], ends: Ratio, ratios: Ratios, log_cut: Array
+) -> LossNodes:
+    """The nodes of all components, (K, n); those of no weight come last."""
+    log_weight = ratios.parts.log_weight
+    losses, weights = [], []
+    for piece in pieces:
+        loss, weight = _weighted(piece, log_weight, log_cut)
+        losses.append(loss)
+        weights.append(weight)
+    loss, weight = (
+        (np.concatenate(list(map(_flat, re))), np.concatenate(list(map(_flat, im))))
+        for re, im in (zip(*losses, strict=True), zip(*weights, strict=True))
+    )
+    sign, forward = 1 - 2 * pieces[-1].backward, 1 - pieces[-1].backward
+    if ratios.replaced:
+        sign, forward = 1.0, 1.0
+    density = ends.log_density()[0] + forward * ends.loss[0] + log_weight[:, None]
+    density = np.maximum(density, log_cut)
+    return collected(loss, weight, _flat(density), _flat(sign * ends.loss[0]))
+
+
+def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, Pair]:
+    """Losses and weights of a piece, (C, K, n); none below the cut."""
+    (re, im), element = piece.ratio.loss, piece.element
+    assert im is not None  # paths lie in the plane
+    im = np.unwrap(im, axis=1)
+    turns = np.round((piece.angle[:, None] - im[:, :1]) / (2 * math.pi))
+    im = im + 2 * math.pi * turns
+    sign, forward = 1 - 2 * piece.backward, 1 - piece.backward
+    density, angle = piece.ratio.log_density()
+    density = density + log_weight[:, None] + forward * re
+    weight = times(
+        polar(density, sign * angle + forward * im), (element[0], sign * element[1])
+    )
+    counts = density > log_cut
+    loss = np.where(counts, sign * re, 0.0), np.where(counts, im, 0.0)
+    return loss, (np.where(counts, weight[0], 0.0), np.where(counts, weight[1], 0.0))
+
+
+def _flat(a: Array) -> Array:
+    """(C, K, n) to (C K, n)."""
+    return a.reshape(-1, a.shape[-1])
+
+
+def _shortened(nodes: LossNodes) -> LossNodes:
+    """The (V, K, n) nodes that have a weight, as many as the most of a setting."""
+    used = (nodes.weight[0] != 0) | (nodes.weight[1] != 0)
+    number = int(np.max(np.sum(used, axis=1), initial=1))
+    order = np.argsort(~used, axis=1, kind="stable")[:, :number]
+
+    def taken(pair: Pair) -> Pair:
+        re, im = (np.take_along_axis(part, order, axis=1) for part in pair)
+        return re, im
+
+    return nodes._replace(loss=taken(nodes.loss), weight=taken(nodes.weight))
+
 
 # Components are left out up to this share of delta, which is then added to it.
 _TRUNCATED_SHARE = 1e-9
@@ -118,7 +570,7 @@ class PeopleLoss(GaussianLoss, Nodes):
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact up to quadrature error."""
         t, e, parts = self._components(t, np.broadcast_shapes(np.shape(t), self.shape))
-        return people_moments.log_excess(t, parts, e, rule, replaced=self.is_symmetric)
+        return _log_excess(t, parts, e, rule, replaced=self.is_symmetric)
 
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray
@@ -142,7 +594,7 @@ class PeopleLoss(GaussianLoss, Nodes):
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`."""
         e, parts = self._components(self.shift, self.shape)[1:]
-        return people_nodes.nodes(parts, e, rule, replaced=self.is_symmetric)
+        return _nodes(parts, e, rule, replaced=self.is_symmetric)
 
     def _components(
         self, u: Array, shape: tuple[int, ...]

@@ -11,8 +11,14 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule, atoms
-from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
-from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Moments, Nodes
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    FiniteValues,
+    Hints,
+    MomentRule,
+    Moments,
+    Nodes,
+    Tails,
+)
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 

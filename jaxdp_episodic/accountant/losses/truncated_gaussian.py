@@ -17,8 +17,12 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     SwappedGaussianLoss,
     ZeroedGaussianLoss,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Tails
-from jaxdp_episodic.accountant.losses.protocols import Bounds
+from jaxdp_episodic.accountant.losses.privacy_loss import (
+    Bounds,
+    Hints,
+    MomentRule,
+    Tails,
+)
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace

@@ -9,14 +9,87 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.finite import tails_of_values
-from jaxdp_episodic.accountant.losses.protocols import FiniteValues
+from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.question import Question
-from jaxdp_episodic.accountant.methods.run import Run
-from jaxdp_episodic.accountant.numerics.combinatorics import log_binomial
+from jaxdp_episodic.accountant.methods.run import EpsilonAt, Question, Run
+from jaxdp_episodic.accountant.numerics.binomial import log_binomial
+from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 from jaxdp_episodic.accountant.numerics.roots import smallest_within
+
+# Nats of delta by which the directions' order may be unknown: the largest stated error.
+_ALIKE = 1e-6
+
+
+def solve_single_step(question: Question, run: Run) -> np.ndarray:
+    """Epsilon or log(delta) of runs of one step, which may differ by setting."""
+    solve = epsilon_of_profile if isinstance(question, EpsilonAt) else delta_of_profile
+    value = np.full(question.target.shape, question.nothing)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = np.flatnonzero(count == 1)
+        if taken.size:
+            one = loss.map(lambda field, taken=taken: field[taken]).kept_in_range()
+            value[taken] = solve(question.target[taken], one)
+    return value
+
+
+def error_in_nats(
+    error: np.ndarray, epsilon: np.ndarray, question: Question, run: Run
+) -> np.ndarray:
+    """Error of a single step's epsilon, from the relative error of its delta."""
+    # By the slope of log(delta), which at large deltas is far below 1 / epsilon.
+    inside = np.isfinite(epsilon) & (epsilon >= 0)
+    at = np.where(inside, epsilon, 1.0)
+    log_delta, slope = np.zeros(epsilon.shape), np.ones(epsilon.shape)
+    for loss, count in zip(run.losses, run.counts, strict=True):
+        taken = np.flatnonzero(count == 1)
+        if taken.size:
+            one = loss.map(lambda field, taken=taken: field[taken]).kept_in_range()
+            log_delta[taken], slope[taken] = slope_of_profile(at[taken], one)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        nats = error * np.maximum(np.maximum(epsilon, 0.0), 1 / slope)
+        private = (epsilon <= 0) & (log_delta + error < question.target)
+    return np.where(inside, np.where(private, 0.0, nats), error)
+
+
+def _log_delta(epsilon: Array, loss: Profile) -> Array:
+    xp = namespace(epsilon, loss.outer_rate)
+    (forward, _), (backward, _) = loss.log_tails(epsilon)
+    return xp.minimum(xp.maximum(forward, backward), 0.0)
+
+
+def _epsilon(log_delta: Array, loss: Profile) -> Array:
+    """Where the profile falls to delta, an end at which it was seen to be enough."""
+    xp = namespace(log_delta, loss.outer_rate)
+
+    def excess(x: Array) -> Array:
+        return _log_delta(x, loss) - log_delta
+
+    at_zero = excess(xp.zeros_like(log_delta)) <= 0
+    found = smallest_within(excess, xp.where(at_zero, 0.0, 1.0))
+    return xp.where(at_zero, 0.0, found)
+
+
+def _slope(epsilon: Array, loss: Profile) -> tuple[Array, Array]:
+    """``log(delta)`` and minus its derivative, of the larger direction."""
+    # Of two alike, as at 0, the one that falls more slowly is larger further on.
+    xp = namespace(epsilon, loss.outer_rate)
+    (forward, tail_forward), (backward, tail_backward) = loss.log_tails(epsilon)
+    profile = xp.maximum(forward, backward)
+    tail = xp.where(forward >= backward, tail_forward, tail_backward)
+    are_alike = xp.minimum(forward, backward) > profile - _ALIKE
+    tail = xp.where(are_alike, xp.minimum(tail_forward, tail_backward), tail)
+    # Beyond the largest loss profile and tail are 0.
+    slope = xp.exp(xp.where(xp.isfinite(profile), tail - profile, 0.0))
+    return profile, slope
+
+
+delta_of_profile = float64_boundary(_log_delta)
+epsilon_of_profile = float64_boundary(_epsilon)
+slope_of_profile = float64_boundary(_slope)
+
 
 Taken = list[tuple[Any, float]]
 

@@ -21,7 +21,7 @@ from jaxdp_episodic.accountant.describe.menu import Menu, check_kind
 from jaxdp_episodic.accountant.describe.rule_book import RuleBook
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.questions import api, intervals
 from jaxdp_episodic.accountant.questions.prices import (
     AdaptivityCost,

@@ -17,9 +17,8 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     compose,
 )
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_curve
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions import worst_path
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 

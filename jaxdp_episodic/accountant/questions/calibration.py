@@ -23,9 +23,8 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep, Sampling
 from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
-from jaxdp_episodic.accountant.methods.question import EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import check_method, on_engine
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of

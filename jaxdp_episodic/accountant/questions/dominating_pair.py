@@ -37,8 +37,8 @@ from jaxdp_episodic.accountant.describe.step import (
 )
 from jaxdp_episodic.accountant.losses import finite, truncated_gaussian
 from jaxdp_episodic.accountant.losses import independent_episodes as episodes
+from jaxdp_episodic.accountant.losses.allocated import AllocatedGaussianLoss
 from jaxdp_episodic.accountant.losses.allocated_antipodal import AllocatedAntipodalLoss
-from jaxdp_episodic.accountant.losses.allocated_gaussian import AllocatedGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     GaussianMixtureLoss,
@@ -47,9 +47,11 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
-from jaxdp_episodic.accountant.losses.renyi_curve import RenyiCurveLoss
+from jaxdp_episodic.accountant.losses.renyi_curve import (
+    RenyiCurveLoss,
+    ZeroConcentratedLoss,
+)
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.zero_concentrated import ZeroConcentratedLoss
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from jaxdp_episodic.accountant.questions import contribution_pairs as rows

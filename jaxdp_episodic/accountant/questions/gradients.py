@@ -23,10 +23,9 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
     gaussian_parts,
 )
-from jaxdp_episodic.accountant.losses.protocols import Bounds
+from jaxdp_episodic.accountant.losses.privacy_loss import Bounds
 from jaxdp_episodic.accountant.methods.exact.held import have_held_slope, held_change
-from jaxdp_episodic.accountant.methods.question import EpsilonAt, Question
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import EpsilonAt, Question, Run
 from jaxdp_episodic.accountant.questions import api, worst_path
 from jaxdp_episodic.accountant.questions.dominating_pair import (
     in_one_place,

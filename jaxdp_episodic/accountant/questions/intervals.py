@@ -10,13 +10,13 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.step import AnyStep
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
-from jaxdp_episodic.accountant.methods.question import (
+from jaxdp_episodic.accountant.methods.run import (
     Answer,
     DeltaAt,
     EpsilonAt,
     Question,
+    Run,
 )
-from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.api import (
     check_step,
     checked_runs,

@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxdp_episodic.accountant.describe.menu import MOST_BUDGET, Menu
 from jaxdp_episodic.accountant.describe.step import compose
-from jaxdp_episodic.accountant.methods.adaptive.odometer import solver_of
-from jaxdp_episodic.accountant.methods.question import DeltaAt
+from jaxdp_episodic.accountant.methods.adaptive.method import solver_of
+from jaxdp_episodic.accountant.methods.run import DeltaAt
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,

@@ -9,10 +9,8 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.describe.step import OneStep
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
-from jaxdp_episodic.accountant.losses.protocols import Profile
-from jaxdp_episodic.accountant.methods.question import Answer, DeltaAt
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Profile
+from jaxdp_episodic.accountant.methods.run import Answer, DeltaAt, Run
 from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions.api import DIRECTIONS, on_engine
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs

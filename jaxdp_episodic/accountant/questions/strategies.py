@@ -13,16 +13,20 @@ import numpy as np
 
 from jaxdp_episodic.accountant.describe.menu import Menu, parts_of
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
-from jaxdp_episodic.accountant.methods.adaptive.graph import Graph, explored
-from jaxdp_episodic.accountant.methods.adaptive.method import AT_MOST, Solver
-from jaxdp_episodic.accountant.methods.adaptive.odometer import (
+from jaxdp_episodic.accountant.methods.adaptive.method import (
+    AT_MOST,
+    Solver,
     filter_epsilons,
     margin,
     odometer_delta,
 )
-from jaxdp_episodic.accountant.methods.adaptive.problem import Ends, Problem
-from jaxdp_episodic.accountant.methods.question import Question
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.adaptive.problem import (
+    Ends,
+    Graph,
+    Problem,
+    explored,
+)
+from jaxdp_episodic.accountant.methods.run import Question, Run
 from jaxdp_episodic.accountant.questions.api import delta_of
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.worst_path import rounded_up, undominated_paths

@@ -16,7 +16,7 @@ from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
 )
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of_parts

@@ -8,17 +8,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
-from jaxdp_episodic.accountant.losses.protocols import Profile
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Profile
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
-from jaxdp_episodic.accountant.methods.question import (
+from jaxdp_episodic.accountant.methods.rdp import method as rdp
+from jaxdp_episodic.accountant.methods.run import (
     Answer,
     EpsilonAt,
     Question,
+    Run,
 )
-from jaxdp_episodic.accountant.methods.rdp import method as rdp
-from jaxdp_episodic.accountant.methods.run import Run
 
 # Methods by the name that users give them.
 METHODS: dict[str, Callable[[Question, Run], Answer]] = {

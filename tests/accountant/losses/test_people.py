@@ -22,9 +22,8 @@ from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.exact.solver import ContourSolver
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions.worst_path import answer
 from oracles import people as oracle
 from rows import fast_and_slow

@@ -15,20 +15,17 @@ from jaxdp_episodic.accountant.losses.gaussian import gaussian_tails
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
     MomentRule,
-    Quadrature,
-)
-from jaxdp_episodic.accountant.losses.protocols import (
     Moments,
     Nodes,
     Profile,
+    Quadrature,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
-from jaxdp_episodic.accountant.methods.question import EpsilonAt
+from jaxdp_episodic.accountant.methods.rdp.kernels import LARGER, log_moment
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
-from jaxdp_episodic.accountant.methods.rdp.moments import LARGER, log_moment
-from jaxdp_episodic.accountant.methods.run import Group, Run
+from jaxdp_episodic.accountant.methods.run import EpsilonAt, Group, Run
 from oracles.mechanisms import SHIPPED, SIZE, concrete_kinds
 
 METHODS = ("rdp", "exact", "pld")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.methods.question import Answer, DeltaAt, EpsilonAt
+from jaxdp_episodic.accountant.methods.run import Answer, DeltaAt, EpsilonAt
 from jaxdp_episodic.bounds import RandomizedResponse
 from rows import fast_and_slow
 

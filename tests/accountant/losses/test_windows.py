@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import float64_boundary, using_engine
-from jaxdp_episodic.accountant.losses.windows import settle
+from jaxdp_episodic.accountant.losses.excess import settle
 from jaxdp_episodic.accountant.numerics.loops import namespace, sigmoid
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.numerics import combinatorics
+from jaxdp_episodic.accountant.numerics import binomial
 
-log_binomial = float64_boundary(combinatorics.log_binomial)
+log_binomial = float64_boundary(binomial.log_binomial)
 
 
 @functools.cache

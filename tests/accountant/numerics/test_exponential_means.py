@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant.numerics.exponential_means import bounds_between
+from jaxdp_episodic.accountant.numerics.signed_sums import bounds_between
 
 
 def means(x, seed):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from jaxdp_episodic.accountant.numerics.lattice_pieces import moments_of
-from jaxdp_episodic.accountant.numerics.signed_sums import sinh_sum
-from jaxdp_episodic.accountant.numerics.signed_terms import MEANS, far_out
+from jaxdp_episodic.accountant.numerics.convex_sums import moments_of
+from jaxdp_episodic.accountant.numerics.signed_sums import MEANS, far_out, sinh_sum
 
 
 def gain_of_two(shift, tilt, y):

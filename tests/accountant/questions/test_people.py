@@ -14,8 +14,7 @@ from scipy.integrate import quad
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question, Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 from jaxdp_episodic.accountant.questions.worst_path import answer
 

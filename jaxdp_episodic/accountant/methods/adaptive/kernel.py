@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import float64_boundary
-from jaxdp_episodic.accountant.losses.protocols import FiniteValues, Profile
-from jaxdp_episodic.accountant.methods.certified import lattice, lower
+from jaxdp_episodic.accountant.losses.privacy_loss import FiniteValues, Profile
+from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.numerics.lattice_sums import (
     Summand,
     cells_of_sum,
@@ -190,7 +190,7 @@ def _of_one(
     if up:
         found, infinite = lattice.upper_masses(points, bins)
     else:
-        found, _ = lower.lower_distribution(points, bins, tilt, may_shift=False)
+        found, _ = lattice.lower_distribution(points, bins, tilt, may_shift=False)
     masses = np.zeros(int(index[-1] - index[0]) + 1)
     masses[index - index[0]] = found
     return Kernel.of(int(index[0]), masses, infinite, spacing.step, up=up)
@@ -309,7 +309,7 @@ def _coarser(
         points = 0.5 * spacing.step * np.arange(2 * first, 2 * last + 1)
         losses = spacing.step / parts * fine.index
         bins = lattice.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
-        masses, _ = lower.lower_distribution(points, bins, tilt, may_shift=False)
+        masses, _ = lattice.lower_distribution(points, bins, tilt, may_shift=False)
         return Kernel.of(first, masses, fine.infinite, spacing.step, up=False)
     # Each is split to the two points about it, with its P- and Q-mass.
     before = fine.first - first * parts

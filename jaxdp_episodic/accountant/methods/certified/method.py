@@ -1,10 +1,10 @@
 """The "pld" method: certified intervals by composing privacy loss distributions."""
-
 # Reference: docs/theory.md, "Certified"; Koskela, Jälkö, Honkela (2020),
 # arXiv:1906.03049; Zhu, Dong, Wang (2022), arXiv:2106.08567.
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant._engine import using_choice
-from jaxdp_episodic.accountant.losses.protocols import BoundingPair
-from jaxdp_episodic.accountant.methods.certified import single
+from jaxdp_episodic.accountant.losses.privacy_loss import BoundingPair, Profile
+from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.certified.composition import (
     Interval,
     Step,
@@ -22,16 +22,60 @@ from jaxdp_episodic.accountant.methods.certified.composition import (
 from jaxdp_episodic.accountant.methods.certified.plan import Target
 from jaxdp_episodic.accountant.methods.closed_form import (
     composed,
+    epsilon_of_profile,
     have_closed_form,
     one_gaussian,
     shift_error,
 )
-from jaxdp_episodic.accountant.methods.question import Answer, Question
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
-from jaxdp_episodic.accountant.methods.rdp.total_variation import (
+from jaxdp_episodic.accountant.methods.rdp.method import (
     at_most_total_variation,
+    rdp_bound,
 )
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
+
+# Relative distances from the computed profile's solution at which ends are tried.
+_DISTANCES = 1e-15 * 4.0 ** np.arange(26)
+
+
+def epsilon_ends(loss: Profile, log_delta: float, upper: float) -> tuple[float, float]:
+    """Ends of epsilon of one step with scalar fields, at most ``upper``."""
+    epsilon = float(epsilon_of_profile(np.array([log_delta]), _row(loss))[0])
+    epsilon = min(epsilon, upper)
+    away = _DISTANCES * (epsilon if epsilon > 0 else upper)
+    tried = np.concatenate([epsilon - away[::-1], [epsilon], epsilon + away])
+    tried = np.maximum(tried, 0.0)
+    low, high = log_delta_ends(loss, tried)
+    # Each point is certified by itself: no monotonicity is used.
+    high = min([upper, *tried[high <= log_delta].tolist()])
+    low = max([0.0, *tried[low >= log_delta].tolist()])
+    return min(low, high), high
+
+
+def log_delta_ends(loss: Profile, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of log(delta) of one step at (k,) epsilons >= 0."""
+    # The computed profile is one whose losses are displaced by no more than
+    # `lattice.displacement` and rounding: it is read off as far to either side.
+    nats = lattice.displacement(loss) + lattice.loss_rounding(epsilon)
+    number = len(epsilon)
+    shifted = np.concatenate([np.maximum(epsilon - nats, 0.0), epsilon + nats])
+    (both,) = lattice.evaluate_tails([loss], [shifted])
+    low, high = np.full((2, number), -math.inf)
+    change = np.tile(lattice.displacement_error(nats), 2)
+    for own in both:
+        error = own.profile_error + change * own.scaled + 1e-300
+        above, below = own.profile + error, own.profile - error
+        most = np.log(above[:number])
+        alive = below[number:] > 0
+        least = np.log(np.where(alive, below[number:], 1.0))
+        high = np.maximum(high, most + 1e-15 * (1 + np.abs(most)))
+        least = np.where(alive, least - 1e-15 * (1 + np.abs(least)), -math.inf)
+        low = np.maximum(low, least)
+    return low, np.minimum(high, 0.0)
+
+
+def _row(loss: Profile) -> Profile:
+    return loss.map(np.atleast_1d)
+
 
 # Width of epsilon that is enough if no other is asked for, as a share of it.
 DEFAULT_EPSILON_SHARE = 1e-4
@@ -222,10 +266,10 @@ def _ends(
             if others or first.count > 1:
                 found = certified_ends(steps, target, known, most_cells)
             elif target.of_epsilon:
-                found = single.epsilon_ends(first.loss, target.given, known.upper)
+                found = epsilon_ends(first.loss, target.given, known.upper)
             else:
                 at = np.array([target.given])
-                found = (float(e[0]) for e in single.log_delta_ends(first.loss, at))
+                found = (float(e[0]) for e in log_delta_ends(first.loss, at))
             low, high = found
     except ArithmeticError:
         return known

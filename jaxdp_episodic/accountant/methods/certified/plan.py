@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints
-from jaxdp_episodic.accountant.methods.certified.curve import log_weight
 from jaxdp_episodic.accountant.methods.certified.lattice import (
     BinMasses,
     merged_losses,
@@ -102,6 +101,11 @@ class Estimate(NamedTuple):
     epsilon: float
     log_delta: float
     slope: float
+
+
+def log_weight(tilt: float) -> float:
+    """``w(c) = log max e^{-c x} (1 - e^{-x})`` over x > 0; at ``x = log(1 + 1/c)``."""
+    return -math.log1p(tilt) - tilt * math.log1p(1 / tilt)
 
 
 class CoarseLoss(NamedTuple):

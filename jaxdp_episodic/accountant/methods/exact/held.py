@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.protocols import Bounds, Nodes
+from jaxdp_episodic.accountant.losses.privacy_loss import Bounds, Nodes
 from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
 from jaxdp_episodic.accountant.methods.exact.contour import lay_contour
 from jaxdp_episodic.accountant.methods.exact.integral import Blocks, search
 from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
 from jaxdp_episodic.accountant.methods.exact.solver import CUT, PASSES
-from jaxdp_episodic.accountant.methods.question import Question
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import Question, Run
 
 # Settings side by side whose arrays fit the cache of a CPU.
 _CHUNKS = Chunks(numpy=8, cpu=(8,), accelerator=(8,))

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import LARGE_LOSS, ROUNDING
-from jaxdp_episodic.accountant.losses.protocols import (
+from jaxdp_episodic.accountant.losses.privacy_loss import (
     Bounds,
     Nodes,
     Profile,
@@ -17,11 +17,13 @@ from jaxdp_episodic.accountant.methods.certified.lattice import loss_rounding
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.closed_form import (
     composed,
+    error_in_nats,
     have_closed_form,
     one_gaussian,
     shift_error,
+    solve_single_step,
 )
-from jaxdp_episodic.accountant.methods.exact.initial_epsilon import (
+from jaxdp_episodic.accountant.methods.exact.contour import (
     ORDER_FACTORS,
     order_near,
 )
@@ -29,20 +31,17 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
     TOLERANCE,
     ContourSolver,
 )
-from jaxdp_episodic.accountant.methods.question import (
+from jaxdp_episodic.accountant.methods.rdp.method import (
+    at_most_total_variation,
+    rdp_bound,
+    rdp_curve,
+)
+from jaxdp_episodic.accountant.methods.run import (
     Answer,
     DeltaAt,
     EpsilonAt,
     Question,
-)
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
-from jaxdp_episodic.accountant.methods.rdp.total_variation import (
-    at_most_total_variation,
-)
-from jaxdp_episodic.accountant.methods.run import Run
-from jaxdp_episodic.accountant.methods.single_step import (
-    error_in_nats,
-    solve_single_step,
+    Run,
 )
 
 _FEW = 8  # settings up to which many orders take no longer than one

@@ -17,18 +17,24 @@ from jaxdp_episodic.accountant._engine import (
     on_jax,
     using_choice,
 )
-from jaxdp_episodic.accountant.losses.protocols import Nodes
+from jaxdp_episodic.accountant.losses.privacy_loss import Nodes
 from jaxdp_episodic.accountant.methods.engine import Chunks, in_chunks
-from jaxdp_episodic.accountant.methods.exact.contour import FALL, lay_contour
-from jaxdp_episodic.accountant.methods.exact.initial_epsilon import (
+from jaxdp_episodic.accountant.methods.exact.contour import (
+    FALL,
     exchanged_is_less,
     first_epsilon,
+    lay_contour,
 )
 from jaxdp_episodic.accountant.methods.exact.integral import Blocks, search
 from jaxdp_episodic.accountant.methods.exact.mgf import bulk_variance, steps_of
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt, Question
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
-from jaxdp_episodic.accountant.methods.run import Group, Run
+from jaxdp_episodic.accountant.methods.run import (
+    DeltaAt,
+    EpsilonAt,
+    Group,
+    Question,
+    Run,
+)
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     map_arrays,

@@ -1,26 +1,121 @@
 """Rényi-DP of composed steps, and the best order: pure kernels."""
-
 # Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
-from jaxdp_episodic.accountant.methods.rdp.first_order import first_order
-from jaxdp_episodic.accountant.methods.rdp.moments import LARGER, log_moment
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     by_blocks,
     map_arrays,
     namespace,
+    sigmoid,
     while_each,
 )
+
+# Shift beyond which there is no order whose moment is that of small losses.
+_LARGE_SHIFT = 1e3
+
+
+def first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
+    """An initial log t of the best order: the smaller of two approximations."""
+    # One is where small rates spend the budget, the other where rate^alpha e^{alpha
+    # (alpha-1) shift²/2} takes over: a search from the wrong side of that jump would
+    # have to bisect.
+    xp = namespace(groups[0].count)
+    curvature, jump = 0.0, xp.inf
+    for group in groups:
+        hints = group.loss.hints()
+        rate, s = hints.rate, hints.shift
+        # The variance of the privacy loss: of order rate² where losses are small; for
+        # large shifts a loss of s²/2 comes up with probability `rate`.
+        growth = xp.expm1(xp.minimum(s * s, 30.0))
+        variance = rate * (s**2 + 0.25 * s**4)
+        small = xp.minimum(rate**2 * growth, variance)
+        variance = xp.where(s > _LARGE_SHIFT, variance, small)
+        curvature += xp.sum(group.count * group.loss.outer_rate * variance, axis=0)
+        last = _jump_order(xp.log(hints.odds), s, group, budget)
+        # Below order 2 the moment is that of small losses.
+        jump = xp.minimum(jump, xp.min(xp.where(last > 2, last, xp.inf), axis=0))
+    smooth = 0.5 * (xp.log(2.0 * budget) - xp.log(curvature))
+    return xp.minimum(smooth, xp.log(jump - 1))
+
+
+def _jump_order(
+    log_rate: Array, s: Array, group: Group, budget: Array | float
+) -> Array:
+    """The order at which the jump of L(t) has spent the budget; inf without a jump."""
+    xp = namespace(log_rate, s, group.count)
+    half = 0.5 * s * s
+
+    def reaching(log_excess: Array) -> Array:
+        """Alpha with ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
+        b = log_rate - half
+        root = xp.sqrt(xp.maximum(b * b + 4 * half * log_excess, 0.0))
+        return xp.where(b < 0, (root - b) / (2 * half), xp.inf)
+
+    counts = xp.maximum(group.count, 1e-300)
+    log_outer = xp.log(group.loss.outer_rate)
+    top = reaching(-log_outer)  # where M - 1 = 1 and growth slows down
+    steepness = xp.maximum((top - 1) * (log_rate + top * s * s), 1.0)
+    # t L' = count M steepness = budget; one nat more, to start on the steep side.
+    needed = xp.log(budget) - xp.log(counts * steepness) + 1.0
+    beyond = xp.maximum(top, xp.sqrt(2 * budget / counts) / s)
+    return xp.where(needed > 0, beyond, reaching(xp.minimum(needed, 0.0) - log_outer))
+
+
+# The direction of what is reported: of each step the larger one, an upper bound of both
+# directions of the run.
+LARGER = "larger"
+
+
+def log_moment(
+    t: Array, groups: tuple[Group, ...], rule: MomentRule
+) -> tuple[Array, ...]:
+    """``L(t)`` of the whole run, (n,) >= 0; upper bound, exact up to quadrature."""
+    xp = namespace(t, groups[0].count)
+    totals: list[Array] = [xp.zeros_like(t)] * (3 if rule.with_derivatives else 1)
+    for group in groups:
+        shape = group.count.shape
+        loss = group.loss.map(lambda a: a.reshape(-1))
+        orders = xp.broadcast_to(t, shape).reshape(-1)
+        excess, *ratios = _log_excess(loss, orders, rule)
+        log_odds = excess + xp.log(loss.outer_rate)
+        parts = [xp.logaddexp(0.0, log_odds)]
+        if rule.with_derivatives:
+            # M = 1 + r E: M'/M = E'/E (1 - 1/M), and so on
+            first, second = ratios
+            slope = sigmoid(log_odds) * first
+            curvature = sigmoid(log_odds) * second - slope * slope
+            parts += [slope, xp.maximum(curvature, 0.0)]
+        for i, part in enumerate(parts):
+            totals[i] = totals[i] + xp.sum(group.count * part.reshape(shape), axis=0)
+    return tuple(totals)
+
+
+def _log_excess(loss: Any, t: Array, rule: MomentRule) -> tuple[Array, ...]:
+    """`Moments.log_excess`; of `LARGER` both, unless forward is known to be that."""
+    if rule.direction != LARGER:
+        return loss.log_excess(t, rule)
+    forward = loss.log_excess(t, rule._replace(direction="forward"))
+    if loss.is_symmetric or loss.forward_is_larger:
+        return forward
+    backward = loss.log_excess(t, rule._replace(direction="backward"))
+    xp = namespace(t)
+    is_forward = forward[0] >= backward[0]
+    slopes = zip(forward[1:], backward[1:], strict=True)
+    # Of a NaN the maximum is NaN.
+    return xp.maximum(forward[0], backward[0]), *(
+        xp.where(is_forward, one, other) for one, other in slopes
+    )
+
 
 # Quadrature of the answer: 1e-10 relative in rdp.
 FINE = Quadrature(32, 16)

@@ -9,8 +9,8 @@ import functools
 import numpy as np
 
 from jaxdp_episodic.accountant.methods.rdp import kernels
-from jaxdp_episodic.accountant.methods.rdp.moments import log_moment
-from jaxdp_episodic.accountant.methods.rdp.total_variation import may_be_less
+from jaxdp_episodic.accountant.methods.rdp.kernels import log_moment
+from jaxdp_episodic.accountant.methods.rdp.method import may_be_less
 from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import Array, by_blocks, namespace
 

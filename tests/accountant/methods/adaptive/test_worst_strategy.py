@@ -13,16 +13,18 @@ from jaxdp_episodic.accountant.losses.randomized_response import (
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.adaptive import method
-from jaxdp_episodic.accountant.methods.adaptive.graph import budget_graph, explored
-from jaxdp_episodic.accountant.methods.adaptive.method import Solver
-from jaxdp_episodic.accountant.methods.adaptive.odometer import (
+from jaxdp_episodic.accountant.methods.adaptive.method import (
+    Solver,
     filter_epsilons,
     margin,
     odometer_delta,
 )
-from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.adaptive.problem import (
+    Problem,
+    budget_graph,
+    explored,
+)
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from oracles import adaptive
 from rows import fast_and_slow
 

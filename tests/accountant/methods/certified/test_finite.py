@@ -11,7 +11,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.methods.certified import lattice, method
-from jaxdp_episodic.accountant.methods.certified.curve import Curve
+from jaxdp_episodic.accountant.methods.certified.composition import Curve
 from jaxdp_episodic.accountant.numerics.lattice_sums import LatticeSum
 
 LONG = np.longdouble

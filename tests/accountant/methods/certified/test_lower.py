@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.certified import lattice as loss_lattice
-from jaxdp_episodic.accountant.methods.certified import lower
+from jaxdp_episodic.accountant.methods.certified import lattice
 
 
 def exact_profile(u, p, s):
@@ -27,13 +26,13 @@ def exact_profile(u, p, s):
         return (1 - p) * tail(z) + p * tail(z - s) - mpmath.exp(u) * tail(z)
 
 
-def lattice(p, s, spacing, center, count):
+def bins_of(p, s, spacing, center, count):
     grid = center + spacing * np.arange(-4.0, count)
     points = np.empty(2 * len(grid) - 1)
     points[::2], points[1::2] = grid, 0.5 * (grid[1:] + grid[:-1])
     loss = SampledGaussianLoss(*map(np.float64, (1.0, p, s)))
-    ((own, other),) = loss_lattice.evaluate_tails([loss], [points])
-    return points, loss_lattice.bin_masses(points, own, other)
+    ((own, other),) = lattice.evaluate_tails([loss], [points])
+    return points, lattice.bin_masses(points, own, other)
 
 
 # The bulk of the second distribution is a spike narrower than the spacing, near -p.
@@ -44,8 +43,8 @@ LATTICES = [(0.3, 1.0, 0.1, 0.05, 60), (3e-4, 1.9, 1.5e-3, -2.1e-4, 400)]
 @pytest.mark.parametrize("tilt", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("may_shift", [True, False])
 def test_it_lies_below(p, s, spacing, center, count, tilt, may_shift):
-    points, bins = lattice(p, s, spacing, center, count)
-    masses, shift = lower.lower_distribution(points, bins, tilt, may_shift=may_shift)
+    points, bins = bins_of(p, s, spacing, center, count)
+    masses, shift = lattice.lower_distribution(points, bins, tilt, may_shift=may_shift)
     assert may_shift or shift == 0
     losses = points[::2] + shift
     # between its losses the lower profile is straight, the true one bent: there
@@ -62,12 +61,12 @@ def test_it_lies_below(p, s, spacing, center, count, tilt, may_shift):
 def test_a_peak_off_the_lattice_costs_little():
     """Its loss is one of second order, wherever it lies between two grid points."""
     p, s, spacing, _, count = LATTICES[1]
-    fine_points, fine = lattice(p, s, spacing / 50, -p, 50 * count)
-    mass, loss = loss_lattice.merged_losses(fine_points, fine)
+    fine_points, fine = bins_of(p, s, spacing / 50, -p, 50 * count)
+    mass, loss = lattice.merged_losses(fine_points, fine)
     truth = math.log1p(float(mass @ np.expm1(3 * loss)))
     for place in (0.0, 0.05, 0.15, 0.3):
-        points, bins = lattice(p, s, spacing, -2.1e-4 + place * spacing, count)
-        masses, shift = lower.lower_distribution(points, bins, 3.0)
+        points, bins = bins_of(p, s, spacing, -2.1e-4 + place * spacing, count)
+        masses, shift = lattice.lower_distribution(points, bins, 3.0)
         growth = float(masses @ np.expm1(3 * (points[::2] + shift))) + masses.sum() - 1
         lost = truth - math.log1p(growth)
         # a twentieth of the spacing would be 2e-4, three spacings squared 7e-6
@@ -75,12 +74,12 @@ def test_a_peak_off_the_lattice_costs_little():
 
 
 def test_errors_of_the_masses_go_to_the_safe_side():
-    points, bins = lattice(*LATTICES[0])
-    masses, _ = lower.lower_distribution(points, bins, 1.0, may_shift=False)
+    points, bins = bins_of(*LATTICES[0])
+    masses, _ = lattice.lower_distribution(points, bins, 1.0, may_shift=False)
     doubtful = bins._replace(
         mass_error=bins.mass_error + 1e-6 * (bins.bottom + bins.top),
         top_error=bins.top_error + 1e-6 * bins.top,
     )
-    less, _ = lower.lower_distribution(points, doubtful, 1.0, may_shift=False)
+    less, _ = lattice.lower_distribution(points, doubtful, 1.0, may_shift=False)
     gain = points[::2]
     assert less @ np.expm1(gain) + less.sum() < masses @ np.expm1(gain) + masses.sum()

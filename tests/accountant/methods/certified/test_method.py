@@ -20,12 +20,10 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.certified import composition, lattice, method
-from jaxdp_episodic.accountant.methods.certified import lower as loss_lower
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 from jaxdp_episodic.accountant.questions.profile import privacy_profile
 
@@ -461,7 +459,7 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
     Where they cross, the method says so, and claims nothing; nor does it where an upper
     distribution lacks mass.
     """
-    right_upper, right_lower = lattice.upper_masses, loss_lower.lower_distribution
+    right_upper, right_lower = lattice.upper_masses, lattice.lower_distribution
 
     def upper_without(points, bins):
         masses, infinite = right_upper(points, bins)
@@ -477,7 +475,7 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
         return right_lower(points, bins, tilt)
 
     monkeypatch.setattr(lattice, "upper_masses", upper_without)
-    monkeypatch.setattr(loss_lower, "lower_distribution", lower_with)
+    monkeypatch.setattr(lattice, "lower_distribution", lower_with)
     by_lattice(monkeypatch)
     truth, run = gaussian_log_delta(4.0, 10, 3.0), one_run("sampled", 10, noise=3.0)
     if fault in ("tail", "bottom"):

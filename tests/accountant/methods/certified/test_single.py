@@ -10,10 +10,9 @@ import pytest
 
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.certified import single
+from jaxdp_episodic.accountant.methods.certified import lattice
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 
 
 def run_of(kind, *fields):
@@ -73,7 +72,7 @@ def test_profiles_are_read_off_with_their_errors(monkeypatch):
     """A profile that is known less well gives ends that are further apart."""
     run = run_of(SwappedGaussianLoss, 1.0, 0.1, 2.0)
     goal = EpsilonAt(np.array([math.log(1e-5)]))
-    evaluate = single.lattice.evaluate_tails
+    evaluate = lattice.evaluate_tails
 
     def doubtful(*arguments):
         return [
@@ -82,7 +81,7 @@ def test_profiles_are_read_off_with_their_errors(monkeypatch):
         ]
 
     lower, upper = pld_bounds(goal, run)
-    monkeypatch.setattr(single.lattice, "evaluate_tails", doubtful)
+    monkeypatch.setattr(lattice, "evaluate_tails", doubtful)
     wide_lower, wide_upper = pld_bounds(goal, run)
     assert wide_lower < lower <= upper < wide_upper
     assert wide_upper - wide_lower < 1e-2

@@ -5,10 +5,9 @@ import pytest
 
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.exact import initial_epsilon, mgf
-from jaxdp_episodic.accountant.methods.question import EpsilonAt
+from jaxdp_episodic.accountant.methods.exact import contour, mgf
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 
 
 def sampled(rate, noise, outer=1.0):
@@ -66,9 +65,7 @@ def test_the_bound_is_above_the_best_one(loss, count, delta):
     log_delta = np.log([delta])
     run, group, steps = steps_of(loss, count, log_delta[0])
     with np.errstate(all="ignore"):
-        first = initial_epsilon.first_epsilon(
-            log_delta, np.array([np.inf]), (group,), (steps,)
-        )
+        first = contour.first_epsilon(log_delta, np.array([np.inf]), (group,), (steps,))
     best, _ = rdp_bound(EpsilonAt(log_delta), run)
     c = first.order - 1
     curve = rdp_curve(first.order, run, "forward")

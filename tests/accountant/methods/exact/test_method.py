@@ -12,13 +12,13 @@ from scipy.stats import norm
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import engine_name, using_engine
-from jaxdp_episodic.accountant.losses.allocated_gaussian import AllocatedGaussianLoss
+from jaxdp_episodic.accountant.losses.allocated import AllocatedGaussianLoss
+from jaxdp_episodic.accountant.methods.closed_form import slope_of_profile
 from jaxdp_episodic.accountant.methods.exact import (
-    initial_epsilon,
+    contour,
     method,
     solver,
 )
-from jaxdp_episodic.accountant.methods.single_step import slope_of_profile
 
 TABLES = json.loads((Path(__file__).parents[3] / "reference.json").read_text())
 
@@ -235,7 +235,7 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
 
     monkeypatch.setattr(solver, "lay_contour", watched)
     if is_poor:
-        poor = initial_epsilon.First(*np.array([[1.1], [2.0], [2.0]]))
+        poor = contour.First(*np.array([[1.1], [2.0], [2.0]]))
         monkeypatch.setattr(solver, "first_epsilon", lambda *_: poor)
     example = jde.Poisson("example", sampling_probability=2e-5)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)

@@ -23,9 +23,8 @@ from jaxdp_episodic.accountant.methods.exact import contour as contour_layout
 from jaxdp_episodic.accountant.methods.exact import integral
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
-from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
 _CONTOUR_NODES, _CHUNK = 1_537, 4

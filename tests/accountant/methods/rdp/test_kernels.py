@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.methods.question import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.methods.rdp import kernels
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
-from jaxdp_episodic.accountant.methods.run import Group
+from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Group
 from jaxdp_episodic.accountant.methods.run import Run as EveryRun
 
 # The bounds by Rényi-DP are what these tests are about.

@@ -62,7 +62,7 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
         written.append(str(out / CONFIG))
     lines = _table(plan)
     if pipeline is not None:
-        lines += ["", f"pipeline: {pipeline.name}: {pipeline.reason}"]
+        lines += ["", *pipeline.lines]
         if asked is not target:
             lines += [f"steps are planned with what is left, {asked.epsilon:.4g}"]
     try:

@@ -129,11 +129,7 @@ def _blocks(
     stated_size: int | None,
     num_people: int,
 ) -> list[Design]:
-    """Blocks of as few people as have, on average, what an episode draws.
-
-    As few as there can be: whoever is protected is in one of the more blocks. Nothing
-    is said of how an episode chooses: every one of a person's block may hold her.
-    """
+    """Blocks of as few people as have, on average, what an episode draws."""
     fewest = stated_size or int(np.min(population.children_counts[1], initial=2**53))
     designs: list[Design] = []
     for size in sorted(set(sizes)) if fewest else ():

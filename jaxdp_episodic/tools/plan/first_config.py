@@ -59,6 +59,7 @@ EPSILON = 8.0
 DELTA = 1e-5
 SHOTS = 1  # of a class; of a task
 _TASK_SHOTS = 4
+QUERIES = 15  # the custom of the field, of each class; fewer where it has fewer
 ADD_REMOVE = "add_remove"
 ZERO_OUT = "zero_out"
 _EPSILONS = (1.0, 2.0, 4.0, 8.0)  # whose noise is said, beside the one asked for
@@ -102,20 +103,16 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     if pipeline is not None:
         asked = pipeline.left_for_steps(asked)
     plan, said = None, []
-    if asked.episode.ways is None or data.level_names[0] == CLASS:
-        try:
-            plan = make_plan(asked, description.population)
-            said = advice(plan, asked, description.population)
-        except (ValueError, NotImplementedError) as error:
-            if pipeline is None or pipeline.learner is None:
-                raise
-            said = [f"no design of episodes: {error}"]
+    draws = pipeline is None or pipeline.learner is None  # episodes
+    if draws and (asked.episode.ways is None or data.level_names[0] == CLASS):
+        plan = make_plan(asked, description.population)
+        said = advice(plan, asked, description.population)
     config = _config(description, plan, pipeline)
     has_bound = wishes.population is not None
     comments = _notes(source, description, has_bound)
     head = _heading(description, plan, pipeline)
     if pipeline is not None:
-        said = [f"pipeline: {pipeline.name}: {pipeline.reason}", *said]
+        said = [*pipeline.lines, *said]
     said += _said_of_copies(source)
     text = head + to_toml(config, comments)
     read = {"type": "TrainingConfig", **tomllib.loads(text)}
@@ -230,11 +227,7 @@ def _ways(source: Source, wishes: Wishes) -> int:
 def _sizes(
     sizes: np.ndarray, size: int, ways: int | None, wishes: Wishes, is_example: bool
 ) -> tuple[str, int | None]:
-    """The relation, and the public number of examples that goes with it.
-
-    Slots (zero_out) cost less noise, and an empty one the whole episode: they are taken
-    where a third of the episodes are complete.
-    """
+    """The relation, and the public number of examples that goes with it."""
     most, fewest = int(sizes.max()), max(int(sizes.min()), 1)  # empty classes count
     if not is_example:
         return wishes.relation or ADD_REMOVE, wishes.population
@@ -261,7 +254,7 @@ def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
     if held_out:
         table["evaluation"] = {
             "splits": held_out,
-            "queries": 5,
+            "queries": QUERIES,
             "num_episodes": 600,
             "every": 100,
         }
@@ -280,8 +273,7 @@ def _config(
     description: PlanDescription, plan: Plan | None, pipeline: Pipeline | None
 ) -> dict[str, Any]:
     """The config of the pipeline, and of the recommended design if it takes any."""
-    takes_episodes = pipeline is None or pipeline.learner is None
-    if plan is not None and takes_episodes:
+    if plan is not None:
         config = training_config(plan, description)
         assert config is not None  # there are data, and a table train
     else:
@@ -326,10 +318,7 @@ def _without_episodes(description: PlanDescription) -> dict[str, Any]:
 def _notes(
     source: Source, description: PlanDescription, has_bound: bool
 ) -> dict[str, str]:
-    """What stands behind lines of a config, by their dotted names.
-
-    ``has_bound`` says that the public number of examples was given, not counted.
-    """
+    """What stands behind lines of a config, by their dotted names."""
     request = description.request
     one = description.population.level_names[0]
     counted = "from the data: private unless"
@@ -381,11 +370,9 @@ def _heading(
             "refused.",
         ]
     if pipeline is not None:
-        lines += ["", f"Pipeline: {pipeline.name}: {pipeline.reason}."]
+        lines += ["", *(f"{line[0].upper()}{line[1:]}." for line in pipeline.lines)]
     if plan is not None:
-        is_taken = pipeline is None or pipeline.learner is None
-        unused = "" if is_taken else " (this pipeline draws no episodes)"
-        lines += ["", f"Best setting of each design of episodes{unused}:"]
+        lines += ["", "Best setting of each design of episodes:"]
         for index, design in enumerate(plan.designs):
             if (plan.design == index).any():
                 best = plan.best_of(index)
@@ -411,7 +398,7 @@ def _prices(
     """What the same would take at other epsilons, and under the other relation."""
     request, tree = description.request, description.population
     others = [dataclasses.replace(request, epsilon=epsilon) for epsilon in _EPSILONS]
-    if plan is None or (pipeline is not None and pipeline.learner is not None):
+    if plan is None:
         noises = [noise_of_one(one_release(asked), asked) for asked in others]
         return [
             "Noise of one sum of all examples, as a multiple of their norm:",

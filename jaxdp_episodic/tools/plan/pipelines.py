@@ -1,17 +1,6 @@
 """Which pipeline: private statistics, gradient steps on episodes after them, or none?
 
-Each is judged by its signal-to-noise ratio, from sizes alone. In units of what one
-contribution gives in the one direction in which it lies:
-
-* statistics, of N contributions in D features: N / (noise sqrt(2 D)), all of the signal
-  over the noise's largest eigenvalue (Wigner's semicircle). In how many directions the
-  signal lies nobody knows beforehand; the largest of them have most of it;
-* gradient steps, T of them, with so many complete episodes each: complete sqrt(T) /
-  (noise sqrt(D)) a run.
-
-The limits were read from runs on several kinds of data (docs/plan.md). They are rules
-of thumb, no theorems. A run with validation classes releases the simplest of its stages
-that is as good as the best, so a wrong rule costs no more than what could be won.
+Signal-to-noise ratios decide, from sizes alone; docs/plan.md has formulas and limits.
 """
 
 from __future__ import annotations
@@ -28,6 +17,7 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.tools.plan.designs import POISSON, possible_designs
+from jaxdp_episodic.tools.plan.measured import NUMBERS, PICTURES, said_of_alike
 from jaxdp_episodic.tools.plan.plan import (
     budgeted,
     calibrated_noise,
@@ -62,10 +52,14 @@ MIN_STATISTICS = 0.2
 # Of a run of episodes: from 5.7 on steps after statistics were as good as these alone
 # or better, at 1.4 and below worse.
 MIN_STEPS = 5.0
+# Classes to train on, for steps after statistics: with 13 letters, 12 typefaces, 100
+# glyphs and 170 words they lost 0.002 to 0.017 at epsilon 8, with 300 they gained.
+MIN_CLASSES_OF_STEPS = 200
 # Means of classes in place of the total covariance, where no steps follow: better with
-# 12 and 18 classes; of 20 examples each 12 were as good, 50 worse by 0.003, and five
-# classes by 0.01 (docs/plan.md).
-CLASSES_OF_MEANS = 10, 30
+# 500 to 2,000 examples of each of 4 to 22 classes, worse with 170 and fewer, or with 50
+# and more classes (docs/plan.md).
+CLASSES_OF_MEANS = 4, 30
+EXAMPLES_OF_MEANS = 400  # of a class, on average: the fewest
 MIN_MIXED_RATIO = 20.0  # the smallest at which a mixed model was measured, docs/plan.md
 _DIMENSIONS = 128  # of the space that steps after statistics were measured in
 # Keys of a training config that are for gradient steps.
@@ -83,13 +77,19 @@ class Pipeline(NamedTuple):
     ratio: float = math.nan  # see the module; NaN where nothing was compared
     # What was weighed: signal to noise, and the least that each takes, by pipeline.
     weighed: Mapping[str, tuple[float, float]] = {}
+    alike: str = ""  # what sets like these data gained, a sentence
+    offer: str = ""  # what another relation would allow, a sentence
+
+    @property
+    def lines(self) -> list[str]:
+        """What to say: the choice and why, what to expect, what else there is."""
+        named = f"pipeline: {self.name}: {self.reason}"
+        expected = f"expected: {self.alike}" if self.alike else ""
+        offer = f"option: {self.offer}" if self.offer else ""
+        return [line for line in (named, expected, offer) if line]
 
     def left_for_steps(self, request: PlanRequest) -> PlanRequest:
-        """Returns the question about gradient steps: with the epsilon left to them.
-
-        As of one Gaussian mechanism with the rest of the squared distance: an
-        *estimate*, by which designs are ranked. Training calibrates it exactly.
-        """
+        """Returns the question with the epsilon left to steps, an *estimate*."""
         if self.start is None or self.learner is not None:
             return request
         left = 1 - math.fsum(StartConfig(**self.start).shares(False))
@@ -115,16 +115,7 @@ class Pipeline(NamedTuple):
 def recommended_pipeline(
     description: PlanDescription, *, is_chosen: bool = True
 ) -> Pipeline | None:
-    """Returns the pipeline for the sizes of a plan's data.
-
-    Without ``is_chosen`` no data are held out to choose a stage by, and the last one is
-    released as it comes: of classes with fixed features it is then that of steps alone,
-    for a model that has the features beside what it learns.
-
-    None where the plan's file has no table ``train``, one with a ``start`` of its own,
-    or with features by a network, whose number is not known before it runs; or a
-    privacy unit other than a class (task), an example or a person.
-    """
+    """Returns the pipeline for the sizes of a plan's data; None: nothing is known."""
     request, train = description.request, description.train
     shape, levels = description.feature_shape, description.population.level_names
     unit = request.privacy_unit
@@ -176,23 +167,37 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         f"needed), from {_num_contributions(description):,.0f} contributions "
         f"({request.privacy_unit or levels[-1]})"
     )
-    if request.privacy_unit != PERSON:
+    number_of_classes = len(_class_sizes(description))
+    has_many = number_of_classes >= MIN_CLASSES_OF_STEPS
+    if request.privacy_unit != PERSON and has_many:
         steps = _ratio_of_steps(description, number)
         weighed[BOTH] = steps, MIN_STEPS
         why += f"; of gradient steps on episodes: {steps:.2g} ({MIN_STEPS:g} is needed)"
     start: dict[str, Any] = {"kind": PLDA}
-    last, unlisted = _last_statistic(description, number)
-    alone = {"start": start | last, "learner": PLDA, "weighed": weighed, "ratio": total}
+    last, offer = _last_statistic(description, number)
+    alike = ""
+    if request.privacy_unit in (None, levels[-1]):
+        sizes, kind = _class_sizes(description), description.train or {}
+        is_picture = kind.get("features", {}).get("kind") == WAVELETS
+        kind = PICTURES if is_picture else NUMBERS
+        alike = said_of_alike(kind, len(sizes), sizes.mean(), request.epsilon)
+    said = {"weighed": weighed, "ratio": total, "alike": alike, "offer": offer}
+    alone = {"start": start | last, "learner": PLDA, **said}
     if total < MIN_STATISTICS and steps < MIN_STEPS:
         return Pipeline(
             NONE,
-            f"{why}. Neither is enough: the features as they are cost no privacy. The "
+            f"{why}. That is not enough: the features as they are cost no privacy. The "
             "config runs statistics all the same, to show what they would bring",
             **alone,
         )
     compute, without = request.compute, None
     if request.privacy_unit == PERSON:
         without = "gradient steps were not measured where people are protected"
+    elif not has_many:
+        without = (
+            f"gradient steps after them need {MIN_CLASSES_OF_STEPS} classes, got "
+            f"{number_of_classes}"
+        )
     elif levels[0] != CLASS:
         without = f"episodes are drawn of a level that is called {CLASS!r}"
     elif steps < MIN_STEPS:
@@ -200,29 +205,30 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
     elif min(compute.most_steps, compute.total_episodes) < MEASURED_STEPS:
         without = f"fewer than {MEASURED_STEPS} steps are within the budget"
     if without is not None:
-        return Pipeline(STATISTICS, f"{why}; {without}{unlisted}", **alone)
+        return Pipeline(STATISTICS, f"{why}; {without}", **alone)
     start |= {"dimensions": _DIMENSIONS}
-    return Pipeline(BOTH, why, start, ratio=total, weighed=weighed)
+    return Pipeline(BOTH, why, start, **said)
 
 
 def _last_statistic(
     description: PlanDescription, number: int
 ) -> tuple[dict[str, Any], str]:
-    """What statistics end with, in their config, and words on what it would take.
+    """What statistics end with, in their config, and words on what would allow means.
 
-    Where an example alone in its class is protected together with its being there, only
-    a public list may say how many means are released.
+    Under add_remove only a public list may say how many means are released.
     """
     request, levels = description.request, description.population.level_names
-    fewest, most = CLASSES_OF_MEANS
-    is_few = fewest <= len(_class_sizes(description)) <= min(most, number // 2)
-    if not is_few or request.privacy_unit not in (None, levels[-1]):
+    sizes, (fewest, most) = _class_sizes(description), CLASSES_OF_MEANS
+    is_few = fewest <= len(sizes) <= min(most, number)
+    is_large = sizes.sum() >= EXAMPLES_OF_MEANS * len(sizes)
+    if not (is_few and is_large) or request.privacy_unit not in (None, levels[-1]):
         return {}, ""
     is_private = not description.has_public_units
     if request.neighboring_relation == "add_remove" and is_private:
         return {}, (
-            f"; with a public list of {levels[0]} units, or with zero_out, statistics "
-            "would end with a mean of each"
+            "--relation zero_out --population N, if it is public that no "
+            f"{levels[0]} has more than N, or a public list of {levels[0]} units lets "
+            "statistics end with a mean of each, which gained more on data like these"
         )
     return {"between": MEANS}, ""
 
@@ -311,10 +317,7 @@ def _ratio_of_steps(description: PlanDescription, number: int) -> float:
 
 
 def _num_contributions(description: PlanDescription) -> float:
-    """Protected units that have examples: each gives one contribution.
-
-    People who are not counted are at least as many as their bounds allow.
-    """
+    """Protected units that have examples: each gives one contribution."""
     request, sizes = description.request, _class_sizes(description)
     unit, bounds = request.privacy_unit, request.people
     if unit == description.population.level_names[0]:

@@ -207,10 +207,7 @@ def _candidates(
 def budgeted(
     compute: Compute, design: Design, weight: float, *, of_people: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of episodes a step and steps within the budget, with its edges.
-
-    Fewer of what takes long to calibrate, as people do who are in many episodes.
-    """
+    """Returns pairs of episodes a step and steps within the budget, with its edges."""
     budget = compute.total_episodes / weight
     most = min(compute.episodes_per_step, design.most_episodes)
     largest = int(min(most, budget / compute.fewest_steps))
@@ -253,11 +250,7 @@ def calibrated_noise(
 def complete_contributions(
     request: PlanRequest, population: Population, design: Design, episodes: np.ndarray
 ) -> np.ndarray:
-    """Returns how many contributions of a step are complete, on average; (n,).
-
-    *Exact*, but of blocks of people all are counted: what an episode draws there is not
-    said. See `EpisodeSampler.complete_units`.
-    """
+    """Returns how many contributions of a step are complete, on average; (n,)."""
     if design.scheme == BLOCKS:
         return episodes
     numbers, place = np.unique(episodes, return_inverse=True)
@@ -294,13 +287,7 @@ def in_epochs(
     coins: Candidates | None,
     settings: tuple[np.ndarray, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, str]:
-    """Returns settings of a design by epochs, and what it gains on coins there.
-
-    Epochs are of whole numbers of steps, two or more. With coins to compare with, those
-    settings are taken at which they do best for their numbers of episodes, if epochs
-    cost less at the one of them that is recommended: the same batches, as many steps,
-    by the request's method.
-    """
+    """Returns settings of a design by epochs, and what it gains on coins there."""
     episodes, steps = settings
     if coins is not None and coins.steps.size:
         order = np.argsort(-coins.worth, kind="stable")

@@ -200,13 +200,7 @@ class PlanDescription(NamedTuple):
 
 
 def read_plan(path: Path) -> PlanDescription:
-    """Returns the question in a TOML file; its data are loaded for their sizes.
-
-    Besides the fields of `PlanRequest` it has either a table ``data`` or a table
-    ``population`` (``levels`` and ``sizes``, as in a request file), and may have a
-    table ``train`` with the rest of a training config. Or it is a training config,
-    whose design is then replaced: its target, its data, and as many episodes.
-    """
+    """Returns the question in a TOML file; its data are loaded for their sizes."""
     mapping = read_toml(path)
     config = None
     if "step" in mapping and "episode" not in mapping:

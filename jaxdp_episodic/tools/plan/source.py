@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +49,8 @@ SHARE = 0.2  # of the classes to validate on, and to test on: three fifths train
 SIZE = 28  # side to which pictures are brought, which the wavelets were measured at
 WAYS = 5  # of an episode, if there are so many classes: the custom of the field
 _SALTS = 400  # keys of the hash that are tried until all parts have enough classes
+_MANY = 100  # classes: of as many a key that gives exactly the wanted numbers is rare
+_PARTS = (1.0, 0.9, 0.75)  # of the wanted classes, that a key must give each part
 _LOOKED_AT = 64  # pictures that are decoded to see whether there are colours
 _ROWS = 1_000  # records that are read to guess what the columns are
 _DATA = "the data"
@@ -88,12 +90,7 @@ def described_source(
     keep_duplicates: bool = False,
     **options: Any,
 ) -> Source:
-    """Returns a source as the table of a config that is written to ``out``.
-
-    Where the source does not come in parts, a fifth of the classes is held out to
-    validate on and a fifth to test on, by a hash of their names; of few classes as many
-    as episodes need (see `_shares`).
-    """
+    """Returns a source as the table of a config that is written to ``out``."""
     layout = recognized(path)
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
@@ -227,11 +224,8 @@ def _are_grey(found: Images, size: int) -> bool:
 
 
 def _numbers(classes: int, ways: int | None) -> tuple[int, int, int] | None:
-    """How many classes to validate on, to test on, and of an episode; None: too few.
-
-    Stages of a run are compared if there are more validation classes than ways. So of
-    few classes fewer are drawn into an episode; of ten and more half are trained on.
-    """
+    """How many classes to validate on, to test on, and of an episode; None: too few."""
+    # Every stage of a run is compared if there are more validation classes than ways.
     fifth = round(SHARE * classes)
     for each in (ways,) if ways else range(WAYS, 1, -1):
         found = max(fifth, each + 1), max(fifth, each)
@@ -248,11 +242,7 @@ def _numbers(classes: int, ways: int | None) -> tuple[int, int, int] | None:
 def _shares(
     data: ExampleTable, ways: int | None, notes: dict[str, str], path: Path
 ) -> dict[str, Any]:
-    """The shares of the classes to hold out, and the key of the hash of their names.
-
-    The key is the first that leaves every part enough classes of two examples. Who is
-    trained on then follows from sizes: another key than the first is noted.
-    """
+    """The shares of the classes to hold out, and the key of the hash of their names."""
     sizes = data.population.children_counts[-1]
     ids = (data.population.unit_ids or ())[len(data.level_names) - 2]
     names = [name for name, size in zip(ids.tolist(), sizes, strict=True) if size > 1]
@@ -271,26 +261,26 @@ def _shares(
         )
         return {}
     wanted = dict(zip((VALIDATION, TEST), numbers, strict=False))
-    # As few as this still do, where a hash does not give what was expected.
-    each = numbers[2]
-    is_compared = numbers[0] > each
-    least = {VALIDATION: each + is_compared, TEST: each if numbers[1] else 0}
-    for name, number in wanted.items():
-        least[name] = max(least[name], int(0.75 * number))
-    trained = max(each, math.ceil(0.75 * (len(names) - sum(wanted.values()))))
-    fifth = round(SHARE * len(names))
+    fifth, each = round(SHARE * len(names)), numbers[2]
     shares = {
         n: SHARE if k == fifth else round(k / len(names), 3)
         for n, k in wanted.items()
         if k
     }
-    for number in range(_SALTS):
-        salt = str(number) if number else ""
-        split = ClassSplit(**shares, salt=salt)
-        found = [split.split_of(name) for name in names]
-        enough = all(found.count(name) >= few for name, few in least.items())
-        if enough and found.count(TRAIN) >= trained:
-            if salt:
+    fewest = {VALIDATION: each + (numbers[0] > each), TEST: each, TRAIN: each}
+    wanted[TRAIN] = len(names) - sum(wanted.values())
+    for part in _PARTS[len(names) >= _MANY :]:
+        for number in range(_SALTS):
+            salt = str(number) if number else ""
+            split = ClassSplit(**shares, salt=salt)
+            found = collections.Counter(map(split.split_of, names))
+            if not all(
+                found[n] >= max(fewest[n], int(part * k))
+                for n, k in wanted.items()
+                if k
+            ):
+                continue
+            if salt:  # who is trained on then follows from sizes
                 notes["split_salt"] = (
                     f"from {_DATA}: the first that leaves every part enough classes; "
                     "private, as it says who is trained on: take one chosen before"
@@ -306,10 +296,7 @@ def _shares(
 def _columns(
     path: Path, layout: str, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The columns of a table: those given, the others as guessed from some records.
-
-    Numbers are features, but for those that number the records.
-    """
+    """The columns of a table: those given, the others as guessed from some records."""
     names, *rows = _records(path, layout) or [()]
     if len(rows) < 1:
         raise ValueError(f"{path} must have records below a line of column names")
@@ -380,10 +367,7 @@ def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
 def _numeric(
     path: Path, cells: Mapping[str, Sequence[Any]]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The columns of numbers, and those that only number the records.
-
-    A column of numbers with something else among them is not left out in silence.
-    """
+    """The columns of numbers, and those that only number the records."""
     features, left_out = [], []
     for name, column in cells.items():
         odd = [row for row, cell in enumerate(column) if not _are_numbers([cell])]

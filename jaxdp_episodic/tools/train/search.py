@@ -250,12 +250,7 @@ class SearchBudget(NamedTuple):
 def search_budget(
     search: Search, base: Path | None = None, console: Console | None = None
 ) -> SearchBudget:
-    """Returns what a search costs; with a target, the largest runs that it permits.
-
-    Runs whose privacy differs (other numbers of steps, other sampling) are calibrated
-    to the same epsilon. A run with hyperparameters drawn at random is a mixture of
-    them, whose Rényi divergence is at most the largest of theirs at each order.
-    """
+    """Returns what a search costs; with a target, the largest runs that it permits."""
     data, _ = search.config({}, 1.0).training_data(base)
     settings, console = search.settings, console or Console(quiet=True)
     console.print("what runs cost: several are tried, each takes seconds")

@@ -238,13 +238,7 @@ def is_priced(name: str) -> bool:
 
 
 def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
-    """Returns the search in a TOML file; paths of data are relative to it.
-
-    The file has the fields of `SearchSettings`, a table ``hyperparameters`` of dotted
-    names (``"optimizer.learning_rate"``) and distributions, and a table ``run``: a
-    training config without epsilon and delta. Or it is a training config, and what is
-    searched is what is most often tuned of it; see `search_around`.
-    """
+    """Returns the search in a TOML file; paths of data are relative to it."""
     mapping = read_toml(path)
     if "data" in mapping and "run" not in mapping:
         if not held_out_is_public:

@@ -13,11 +13,7 @@ _LEAST_COMPARED = 64
 
 
 def shared_rows(data: ExampleTable, other: ExampleTable) -> list[int]:
-    """Returns which examples are in another table, too, to the last bit.
-
-    Of data in memory, and of examples of many numbers that are not all one: others may
-    be equal by chance, and none of them is found.
-    """
+    """Returns which examples are in another table, too, to the last bit."""
     rows, others = data.features, other.features
     if not (isinstance(rows, np.ndarray) and isinstance(others, np.ndarray)):
         return []

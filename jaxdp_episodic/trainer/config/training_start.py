@@ -135,13 +135,7 @@ def statistics_steps(
     privacy_unit: str,
     neighboring_relation: str,
 ) -> tuple[GaussianStep, ...]:
-    """Returns the step of each statistic, in order, with a noise multiplier of 1.
-
-    Everybody takes part in each. Where examples are protected each is clipped or, in a
-    statistic of pairs, each pair, by a level "pair"; where classes are, each class.
-    Where people are, all that one gives is clipped as one, so that a person has one
-    "contribution", and is in one pair: bounds of 1, whatever those of the data.
-    """
+    """Returns the step of each statistic, in order, with a noise multiplier of 1."""
     *_, class_level, example_level = levels
     units = (class_level, example_level, PERSON)
     _validation.choice("privacy_unit", privacy_unit, units)

@@ -475,10 +475,7 @@ def decoded_parts(
 def decoded_image(
     file: Path | IO[bytes], size: int | None, grey: bool, name: Any
 ) -> np.ndarray:
-    """Returns (H, W, channels) uint8 of an image file; see `Images`.
-
-    What is transparent lies on white.
-    """
+    """Returns (H, W, channels) uint8 of an image file; see `Images`."""
     with warnings.catch_warnings(action="ignore"):
         return _decoded(file, size, grey, name)
 

@@ -200,10 +200,7 @@ class PeopleStatistics(NamedTuple):
 
 
 def owner_of_name(pattern: str) -> Callable[[str], str | None]:
-    r"""Returns the function from a path to the owner that its last part names.
-
-    ``"^(\d+)_"`` finds "17" in "cats/17_3.png". Where nothing is found it is None.
-    """
+    r"""Returns the function from a path to the owner that its last part names."""
     if not isinstance(pattern, str):
         raise TypeError(
             f"owner must be a regular expression, got {_validation.shown(pattern)}"

@@ -82,11 +82,7 @@ def store(
     made_from: Mapping[str, Any],
     on_progress: Progress = lambda done, total, what: None,
 ) -> None:
-    """Writes tables into a folder that is there whole or not at all.
-
-    They are written beside it, and it is named last. What a process that was killed
-    left there is written anew.
-    """
+    """Writes tables into a folder that is there whole or not at all."""
     if is_complete(folder):
         raise FileExistsError(
             f"{folder} is complete; name another folder, or look at it with "

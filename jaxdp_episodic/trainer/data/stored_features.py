@@ -60,11 +60,7 @@ class StoredFeatures:
         return self.shape[0]
 
     def codes(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Returns what the file has of some examples, and zeros where masked.
-
-        Rows (...) are in [0, R), and read where the mask is. A file that is shorter
-        than it was, or a number that is not finite, is a `ValueError`.
-        """
+        """Returns what the file has of some examples, and zeros where masked."""
         codes = np.zeros((*mask.shape, *self.shape[1:]), self._column.dtype)
         flat = codes.reshape(mask.size, *self.shape[1:])
         indices = np.flatnonzero(mask)

@@ -273,11 +273,7 @@ class ExampleTable:
 
 
 def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
-    """Returns, for each unit of the level ``bottom``, the id of the unit above it.
-
-    That is one of ``level``, counted from 1 at the top, or its index where it has no
-    ids.
-    """
+    """Returns, for each unit of the level ``bottom``, the id of the unit above it."""
     ids = (tree.unit_ids or ())[level - 1 : level]
     labels = ids[0] if ids else np.arange(tree.num_units(level))
     for below in tree.children_counts[level:bottom]:

@@ -164,10 +164,7 @@ def npz_records(
 
 
 def refuse_unnamed(path: Path) -> None:
-    """Refuses a file of arrays whose classes are numbered: there is no name to hash.
-
-    Where one left, others would get its number, and with it perhaps another part.
-    """
+    """Refuses a file of arrays whose classes are numbered: there is no name to hash."""
     if not {"labels", "classes"} & set(array_headers(path)):
         raise ValueError(
             f"{path} must hold classes, the ids of the classes, for these to be split "
@@ -317,13 +314,7 @@ def table_records(
     class_level: bool = False,
     max_bytes: int = 2**63,
 ) -> Records:
-    """Returns the records of a CSV or Parquet file; see `load_table`.
-
-    In place of features Parquet may have ``images``: a column of image files (bytes, or
-    Hugging Face's struct of them; ``size`` and ``grey`` as of `load_class_folders`), or
-    of lists of as many numbers, which are images of a ``shape``. ``class_level``: the
-    only group's level is called "class".
-    """
+    """Returns the records of a CSV or Parquet file; see `load_table`."""
     if bool(features) == (images is not None):
         raise ValueError(
             "a Parquet file needs the names of columns of features, or of one of "
@@ -512,10 +503,7 @@ def numbers_of(
     first: int,
     before: int = 0,
 ) -> np.ndarray:
-    """Returns float64 of the cells of a column, whose name and file messages have.
-
-    ``first`` is the row of the first cell, of which ``before`` records are before.
-    """
+    """Returns float64 of the cells of a column, whose name and file messages have."""
     try:
         values = np.asarray(cells, np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -560,12 +548,7 @@ def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.nd
 def refuse_numbers_as_names(
     file: Path, names: Sequence[str], used: Sequence[str]
 ) -> None:
-    """Refuses columns that are named by numbers, but for plain whole ones.
-
-    Those are the names of a data frame without names, of pixels and of years. ``names``
-    are all of the first line, ``used`` those that are read; where one of these is not
-    there, or two columns are named by one number, all columns are looked at.
-    """
+    """Refuses columns that are named by numbers, but for plain whole ones."""
     twice = repeated(names)
     if twice is not None and _is_number(twice):
         _refuse(file, names.index(twice), "and another are named by one number")
@@ -583,11 +566,7 @@ def refuse_numbers_as_names(
 def refuse_ids_as_names(
     file: Path, names: Sequence[str], ids: Mapping[str, Sequence[Any]]
 ) -> None:
-    """Refuses columns of ids whose name is an id in them: it is that of a record.
-
-    ``ids`` are their cells, by name. Columns that are all named by their places, 0, 1,
-    ..., may be.
-    """
+    """Refuses columns of ids whose name is an id in them: it is that of a record."""
     if sorted(names) == sorted(map(str, range(len(names)))):
         return
     for name, cells in ids.items():

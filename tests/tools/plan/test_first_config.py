@@ -314,7 +314,7 @@ def test_the_column_of_classes_is_found(head, row, label, tmp_path):
     assert "guessed" in source.notes["label"] and "id" in source.notes["features"]
     assert source.parts["train"].level_names == ("class", "example")
     text, _ = first_config(source, Wishes(epsilon=1000.0))
-    assert "GroupedClasses" in text  # episodes of classes, as of any source
+    assert tomllib.loads(text)["step"]["sampling"]["levels"][0]["name"] == "class"
 
 
 @pytest.mark.parametrize(
@@ -515,15 +515,16 @@ def test_classes_that_no_public_list_names_release_no_means(
     is_listed, relation, between, tmp_path
 ):
     """Under add_remove the number of sums would tell of an example alone in its own."""
-    values, labels = features(60)
-    arrays = {"features": np.tile(values, (1, 7)).astype(np.float32), "labels": labels}
+    values, labels = features(400, NAMES[:20])
+    arrays = {"features": np.tile(values, (1, 3)).astype(np.float32), "labels": labels}
     if is_listed:
         arrays["classes"] = np.unique(labels)
     np.savez(tmp_path / "data.npz", **arrays)
     source = described_source(tmp_path / "data.npz", tmp_path / "x.toml")
     text, said = first_config(source, Wishes(relation=relation))
     assert tomllib.loads(text)["start"].get("between") == between
-    assert ("would end with a mean of each" in said[0]) == (between is None)
+    offer = "option: --relation zero_out --population N, if it is public"
+    assert (offer in "\n".join(said)) == (between is None)
     if between:
         line = text[text.index("between = ") :].splitlines()[0]
         assert "private unless the list of all class units is public" in line

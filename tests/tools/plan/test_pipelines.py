@@ -154,10 +154,13 @@ def test_the_best_that_was_measured_is_recommended(sizes, gains):
     ("description", "expected"),
     [
         (texts(), "means"),
-        (texts(classes=30, examples=200), "means"),
-        (texts(classes=9), None),
-        (texts(classes=31, examples=200), None),
-        (texts(classes=20)._replace(feature_shape=(39,)), None),  # hardly more features
+        (texts(classes=30, examples=400), "means"),
+        (texts(classes=4), "means"),
+        (texts(classes=3), None),
+        (texts(classes=31), None),
+        (texts(examples=399), None),
+        (texts()._replace(feature_shape=(18,)), "means"),
+        (texts()._replace(feature_shape=(17,)), None),  # fewer features than classes
         (texts(privacy_unit="class", epsilon=8.0), None),
         # Their number is private, though the sums would show it.
         (texts(neighboring_relation="add_remove"), None),

@@ -16,6 +16,7 @@ from jaxdp_episodic.trainer.data.folders import (
 )
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds, truncated
+from jaxdp_episodic.trainer.data.rotations import with_rotations
 from jaxdp_episodic.trainer.data.splits import ClassSplit
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -39,4 +40,5 @@ __all__ = [
     "load_table",
     "make_sinusoids",
     "truncated",
+    "with_rotations",
 ]

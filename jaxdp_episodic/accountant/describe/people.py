@@ -14,7 +14,9 @@ from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, Sampling
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
+    ORIGINAL,
     OWNED,
+    PERSON,
     MultistageSampling,
     Scheme,
     WithoutReplacement,
@@ -84,6 +86,43 @@ def levels_of_people(sampling: Sampling) -> tuple[Scheme | None, ...]:
             f"here; covered: up to {len(BOUNDS)}, whose last is that of examples"
         )
     return levels[::-1]
+
+
+def bounds_with_copies(
+    sampling: Sampling,
+    privacy_unit: str | None,
+    people: PersonBounds | None,
+    copies: int,
+) -> tuple[str | None, PersonBounds | None]:
+    """Returns privacy unit and bounds where each class has so many copies.
+
+    Copies of a class are classes of their own, in the same unit of the level above; of
+    what has no classes, examples.
+
+    Raises:
+      NotImplementedError: a class that is protected with its copies.
+    """
+    names = sampling.level_names
+    if isinstance(sampling, PeopleBlocks):
+        privacy_unit = PERSON
+    if copies == 1 or (privacy_unit in names and privacy_unit not in names[-2:]):
+        return privacy_unit, people  # all copies are in one unit
+    if privacy_unit in names[:-1]:
+        raise NotImplementedError(
+            f"privacy_unit={privacy_unit!r} with rotations has no theorem here: its "
+            f"copies are units of their own; covered: {names[-1]!r}, {PERSON!r} and "
+            f"{names[:-2]}"
+        )
+    levels = levels_of_people(sampling)
+    numbers = {name: 1 for name in BOUNDS[: len(levels)]}
+    if privacy_unit == PERSON:
+        numbers = {} if people is None else dict(people.numbers)
+    # Without classes all copies are examples of the one group there is.
+    copied = "classes" if len(levels) > 1 else "examples"
+    if copied in numbers:
+        numbers[copied] = numbers[copied] * copies
+    bounds = PersonBounds(**numbers) if numbers else None
+    return PERSON if privacy_unit == PERSON else ORIGINAL, bounds
 
 
 def check_people(

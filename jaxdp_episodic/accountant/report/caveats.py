@@ -21,7 +21,10 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon
-from jaxdp_episodic.accountant.report.protected import bounds_in_words
+from jaxdp_episodic.accountant.report.protected import (
+    bounds_in_words,
+    step_of_bounds,
+)
 from jaxdp_episodic.accountant.report.rounding import upward
 
 # What must be true of a run, of the words filled in: see `preconditions_of`.
@@ -106,7 +109,8 @@ _SIZES = (
 def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str, ...]:
     """Returns what must be true for the guarantee and cannot be checked."""
     first = run.gaussian_steps[0]
-    unit, last = str(first.privacy_unit), first.design.level_names[-1]
+    bounding = step_of_bounds(run.gaussian_steps)
+    unit, last = str(first.privacy_unit), bounding.design.level_names[-1]
     relation, is_person = first.neighboring_relation, unit in OWNED
     designs = [part.design for part in run.gaussian_steps]
     kinds = {type(scheme) for design in designs for scheme in design.schemes}
@@ -119,7 +123,7 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         "above": last if is_person else unit,
         "unit": unit,
         "last": last,
-        "bounds": bounds_in_words(first.people),
+        "bounds": bounds_in_words(bounding.people),
         "looks": "data" if relation == "add_remove" else "slots",
         "how_often": "epoch" if in_epochs else "step",
         "slots": last if is_person and not in_blocks else unit,

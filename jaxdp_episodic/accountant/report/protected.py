@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import ORIGINAL, OWNED, PERSON
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 
 
-def protected_unit(step: GaussianStep) -> str:
+def protected_unit(*steps: GaussianStep) -> str:
     """Returns "one example"; of people also what of a person's is protected."""
+    step = step_of_bounds(steps)
     return unit_in_words(str(step.privacy_unit), step.people)
+
+
+def step_of_bounds(steps: Sequence[GaussianStep]) -> GaussianStep:
+    """Returns the step that bounds the most: statistics clip all of a person as one."""
+
+    def most(step: GaussianStep) -> float:
+        bounds = {} if step.people is None else step.people.numbers
+        return math.prod(float(np.max(bound)) for bound in bounds.values())
+
+    return max(steps, key=most)
 
 
 def unit_in_words(privacy_unit: str, people: PersonBounds | None) -> str:

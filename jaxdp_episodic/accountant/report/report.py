@@ -114,7 +114,7 @@ def privacy_report(
     by_level, level_runs = _by_level(run, target, spent, method, people)
     return PrivacyReport(
         privacy_unit=str(first.privacy_unit),
-        protected=protected_unit(first),
+        protected=protected_unit(*run.gaussian_steps),
         clip_units=tuple(str(part.clip_unit) for part in run.gaussian_steps),
         neighboring_relation=first.neighboring_relation,
         method=method,

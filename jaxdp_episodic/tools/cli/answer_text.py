@@ -78,7 +78,7 @@ def _facts(request: Request, answer: Any) -> dict[str, str]:
     if len(steps) == 1 and request.quantity != "noise_multiplier":
         noise = steps[0].noise_multiplier
         rows |= {"noise multiplier": f"{noise:g}"} if np.ndim(noise) == 0 else {}
-    unit = protected_unit(steps[0]) if steps else "one unit"
+    unit = protected_unit(*steps) if steps else "one unit"
     rows["protected"] = f"{unit} ({_relation(request) or 'as claimed'})"
     clipped = dict.fromkeys(str(step.clip_unit) for step in steps)
     if clipped:

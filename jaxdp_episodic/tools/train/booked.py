@@ -59,8 +59,7 @@ class PartOfSearch(NamedTuple):
 def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
     """Returns whom a run protects, and in which data: as loaded, nobody left out."""
     data = config.data.load(TRAINING_DATA, base)
-    people = None if config.people is None else config.people.bounds
-    step = config.step.step(data.population, people)
+    step = config.step_on(data.population)
     unit, relation = str(step.privacy_unit), step.neighboring_relation
     return Protected(unit, relation, step.people, data.fingerprint)
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._kernel_cache import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
+from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.tools.book.check_in import check_out
 from jaxdp_episodic.tools.train import booked
@@ -309,7 +310,7 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
         lines.append(f"expected (private): {words}")
     if budget.is_private:
         lines.append(
-            f"protected: one {step.privacy_unit} ({step.neighboring_relation}), "
+            f"protected: {protected_unit(step)} ({step.neighboring_relation}), "
             f"epsilon <= {epsilon} at delta {budget.delta:g}{limit}"
         )
         if budget.planned is not None:

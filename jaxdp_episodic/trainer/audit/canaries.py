@@ -17,7 +17,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
+    OWNED,
     MultistageSampling,
     Poisson,
     RandomAllocation,
@@ -134,8 +134,8 @@ def _chosen(
 ) -> tuple[Canaries, list[np.ndarray]]:
     """Units in different clip units, chosen at random; and other rows of the same."""
     _validation.whole_number("num_canaries", number)
-    if step.privacy_unit == PERSON:
-        return _people(data, number, generator)
+    if step.privacy_unit in OWNED:
+        return _people(data, str(step.privacy_unit), number, generator)
     names = list(data.level_names)
     _validation.choice("privacy_unit", step.privacy_unit, names)
     unit = names.index(str(step.privacy_unit))
@@ -179,21 +179,22 @@ def _chosen(
 
 
 def _people(
-    data: ExampleTable, number: int, generator: np.random.Generator
+    data: ExampleTable, unit: str, number: int, generator: np.random.Generator
 ) -> tuple[Canaries, list[np.ndarray]]:
-    """The people who are in most classes; whoever is drawn else contributes its own."""
-    if data.owners is None:
-        raise ValueError("data must have owners for canaries that are people")
-    owners, examples = np.unique(data.owners.codes, return_counts=True)
+    """Those who are in most classes; whoever is drawn else contributes its own."""
+    codes = data.owned(unit)
+    if codes is None:
+        raise ValueError(f"data must have owners for canaries of unit {unit!r}")
+    owners, examples = np.unique(codes.codes, return_counts=True)
     if number > len(owners):
         raise ValueError(
-            f"num_canaries must be at most {len(owners)}, the number of people, "
+            f"num_canaries must be at most {len(owners)}, the number of {unit} units, "
             f"got {number}"
         )
-    pairs = np.unique([data.owners.codes, data.class_places], axis=1)
+    pairs = np.unique([codes.codes, data.class_places], axis=1)
     classes = np.bincount(pairs[0])[owners]
     order = np.lexsort((generator.random(len(owners)), -examples, -classes))[:number]
-    groups = [np.flatnonzero(data.owners.codes == p) for p in owners[order]]
+    groups = [np.flatnonzero(codes.codes == p) for p in owners[order]]
     owner = np.repeat(np.arange(number), [len(group) for group in groups])
     nobody = [np.zeros(0, np.int64)] * number
     return Canaries(data, np.concatenate(groups), owner, None, number), nobody

@@ -22,7 +22,8 @@ from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import CLASS, EPISODE, GroupedClasses
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
+    ORIGINAL,
+    OWNED,
     MultistageSampling,
     Poisson,
     ShuffledEpochs,
@@ -298,9 +299,10 @@ def worlds_of(
 
 def _rows_of(step: GaussianStep, data: ExampleTable, unit: int) -> np.ndarray:
     """(R,) bool: the examples of one protected unit."""
-    if step.privacy_unit == PERSON:
-        assert data.owners is not None  # `check_owners`
-        return data.owners.codes == unit
+    if step.privacy_unit in OWNED:
+        owners = data.owned(step.privacy_unit)
+        assert owners is not None  # `check_owners`
+        return owners.codes == unit
     names = list(data.level_names)
     _validation.choice("privacy_unit", step.privacy_unit, names)
     return data.places(names.index(str(step.privacy_unit)) + 1) == unit
@@ -309,7 +311,7 @@ def _rows_of(step: GaussianStep, data: ExampleTable, unit: int) -> np.ndarray:
 def _leaves_the_list(step: GaussianStep, data: ExampleTable) -> bool:
     """Whether a unit that is out has no place in the tree; else it is an empty one."""
     names = list(data.level_names)
-    if step.privacy_unit == PERSON or step.privacy_unit == names[-1]:
+    if step.privacy_unit in OWNED or step.privacy_unit == names[-1]:
         return False  # rows that are left out are no place
     is_class = len(names) > 1 and step.privacy_unit == names[-2]
     if step.neighboring_relation == "zero_out":
@@ -385,9 +387,10 @@ def made_up(step: GaussianStep) -> tuple[GaussianStep, ExampleTable]:
     nested: Any = sizes[-1]
     for size in reversed(sizes[:-1]):
         nested = [nested] * size
-    owners = _one_owner(step, sizes) if step.privacy_unit == PERSON else None
+    owners = _one_owner(step, sizes) if step.privacy_unit in OWNED else None
+    copies = {"originals" if step.privacy_unit == ORIGINAL else "owners": owners}
     tree = Population.from_sizes(nested, level_names=names)
-    return step, ExampleTable(np.zeros((rows, 1), np.float32), None, tree, owners)
+    return step, ExampleTable(np.zeros((rows, 1), np.float32), None, tree, **copies)
 
 
 def _number(scheme: Any) -> int:

@@ -23,7 +23,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
+    OWNED,
     MultistageSampling,
     RandomAllocation,
     ShuffledEpochs,
@@ -333,7 +333,7 @@ def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
     if step.population is not None:
         return dataclasses.replace(step, population=data.population)
     design, unit = step.design, str(step.privacy_unit)
-    if isinstance(design, IndependentEpisodes) or step.privacy_unit == PERSON:
+    if isinstance(design, IndependentEpisodes) or step.privacy_unit in OWNED:
         return step
     within = design.level_names[design.level_names.index(unit) + 1 :]
     for scheme in design.schemes:
@@ -399,7 +399,7 @@ def _scored(step: GaussianStep, released: np.ndarray) -> np.ndarray:
 def _rates(step: GaussianStep) -> tuple[float, float]:
     """Rates of a canary's clip unit, and of the canary in it; 1 where unknown."""
     scheme, design = epoch_scheme(step.design), step.design
-    if step.privacy_unit == PERSON or isinstance(scheme, ShuffledEpochs):
+    if step.privacy_unit in OWNED or isinstance(scheme, ShuffledEpochs):
         return 1.0, 1.0
     rates = [float(np.max(one)) for one in step.path_rates.rates]
     if isinstance(scheme, RandomAllocation):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,10 @@ from jaxdp_episodic.accountant.describe.designs import (
     IndependentEpisodes,
     checked_sampling,
 )
-from jaxdp_episodic.accountant.describe.people import PersonBounds
+from jaxdp_episodic.accountant.describe.people import (
+    PersonBounds,
+    bounds_with_copies,
+)
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.schemes import (
@@ -62,6 +66,7 @@ from jaxdp_episodic.trainer.data.fields import (
     within,
 )
 from jaxdp_episodic.trainer.data.people import Truncation, truncated
+from jaxdp_episodic.trainer.data.rotations import with_rotations
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource, Stored
 from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -105,9 +110,19 @@ class StepConfig(CheckedSpec):
     small_units: str | None = None  # as of `GaussianStep`
 
     def step(
-        self, population: Population, people: PersonBounds | None = None
+        self,
+        population: Population,
+        people: PersonBounds | None = None,
+        copies: int = 1,
     ) -> GaussianStep:
-        """Returns the step on real data; without a noise multiplier, with one of 1."""
+        """Returns the step on real data; without a noise multiplier, with one of 1.
+
+        Of classes with several copies what is protected has all of these.
+        """
+        if copies > 1:
+            design, unit = checked_sampling(self.sampling), self.privacy_unit
+            unit, people = bounds_with_copies(design, unit, people, copies)
+            return dataclasses.replace(self, privacy_unit=unit).step(population, people)
         if self.neighboring_relation == "zero_out":
             return self._with(None, people)  # slots, not what fills them
         if isinstance(self.sampling, PeopleBlocks):
@@ -256,6 +271,11 @@ class TrainingConfig(CheckedSpec):
             return ()
         return self.start.shares(self.learner.kind in CLOSED_FORM)
 
+    def step_on(self, population: Population) -> GaussianStep:
+        """Returns the step on real data, whose sizes these are."""
+        people = None if self.people is None else self.people.bounds
+        return self.step.step(population, people, self.data.copies)
+
     def training_data(
         self, base: Path | None = None
     ) -> tuple[ExampleTable, Truncation | None]:
@@ -269,16 +289,20 @@ class TrainingConfig(CheckedSpec):
             people beyond their bounds, or not known.
           NotImplementedError: classes split by their names where one may be replaced.
         """
-        data = self.data.load(TRAIN, base)
+        # Bounds are those of people's own examples: before there are copies.
+        source, copies = self.data, self.data.copies
+        data = source.read(TRAIN, base)
         if getattr(self.data, "class_split", None) is not None:
             self.step.check_split(data.level_names)
         if self.evaluation is not None and self.evaluation.drop_duplicates:
             # Of each example by itself and by public data: neighbours stay neighbours.
-            held_out = (self.data.load(one, base) for one in self.evaluation.splits)
+            held_out = (source.load(one, base) for one in self.evaluation.splits)
             data = without_rows(data, rows_held_out(data, held_out))
-        if self.people is None:
-            return data, None
-        return truncated(data, self.people.bounds, truncate=self.people.truncate)
+        truncation = None
+        if self.people is not None:
+            bounds, truncates = self.people.bounds, self.people.truncate
+            data, truncation = truncated(data, bounds, truncate=truncates)
+        return with_rotations(data) if copies > 1 else data, truncation
 
     def _mistakes(self) -> Iterator[str]:
         """What is wrong between the parts, the most basic first."""

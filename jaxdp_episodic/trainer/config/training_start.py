@@ -11,6 +11,7 @@ from typing import Annotated
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import (
+    OWNED,
     PERSON,
     MultistageSampling,
     Poisson,
@@ -137,14 +138,14 @@ def statistics_steps(
 ) -> tuple[GaussianStep, ...]:
     """Returns the step of each statistic, in order, with a noise multiplier of 1."""
     *_, class_level, example_level = levels
-    units = (class_level, example_level, PERSON)
+    units = (class_level, example_level, *OWNED)
     _validation.choice("privacy_unit", privacy_unit, units)
     if PAIR in levels:
         raise ValueError(
             f"no level of the data may be named {PAIR!r} with private statistics, got "
             f"{tuple(levels)}"
         )
-    is_person = privacy_unit == PERSON
+    is_person = privacy_unit in OWNED
     if config.pairs == PEOPLE and not is_person:
         raise ValueError(
             f"start.pairs={PEOPLE!r} is for privacy_unit={PERSON!r}, got "

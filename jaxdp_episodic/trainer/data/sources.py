@@ -39,6 +39,7 @@ from jaxdp_episodic.trainer.data.folders import (
     load_omniglot,
 )
 from jaxdp_episodic.trainer.data.owners import owner_of_name
+from jaxdp_episodic.trainer.data.rotations import TURNS, with_rotations
 from jaxdp_episodic.trainer.data.splits import (
     SPLITS,
     TEST,
@@ -68,8 +69,28 @@ GlyphOwner = Annotated[str, one_of(TYPEFACE)]
 HeldOut = Annotated[float | str, _held_out]  # a share of the classes, or a path
 
 
+class Source(CheckedSpec):
+    """Base of the sources: ``load`` returns a split."""
+
+    rotations: bool | None = None  # of those that have images
+
+    def load(self, split: str, base: Path | None = None) -> ExampleTable:
+        """Returns a split, with the rotations of its classes if these are wanted."""
+        data = self.read(split, base)
+        return with_rotations(data) if self.rotations else data
+
+    def read(self, split: str, base: Path | None) -> ExampleTable:
+        """Returns a split as it is."""
+        raise NotImplementedError
+
+    @property
+    def copies(self) -> int:
+        """How many classes are made of each class."""
+        return TURNS if self.rotations else 1
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FileSource(CheckedSpec):
+class FileSource(Source):
     """What sources share whose held-out data are classes of theirs, or other paths."""
 
     path: Text  # of what is trained on
@@ -117,7 +138,7 @@ class FileSource(CheckedSpec):
             )
         return paths["path"], self.class_split
 
-    def load(self, split: str, base: Path | None = None) -> ExampleTable:
+    def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split."""
         path, parts = self.located(split, base)
         data = self._loaded(path, split, parts)
@@ -128,37 +149,38 @@ class FileSource(CheckedSpec):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Glyphs(CheckedSpec):
+class Glyphs(Source):
     """The embedded glyphs; see `load_glyphs`. Splits train, validation, test."""
 
     size: Count = 14
     small: Flag = False
     owner: GlyphOwner | None = None
+    rotations: Flag | None = None
 
-    def load(self, split: str, base: Path | None = None) -> ExampleTable:
+    def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split."""
         return load_glyphs(split, size=self.size, small=self.small, owner=self.owner)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Schools(CheckedSpec):
+class Schools(Source):
     """Pupils of English schools; see `load_schools`. Splits train, validation, test."""
 
     authorities: Flag = False
 
-    def load(self, split: str, base: Path | None = None) -> ExampleTable:
+    def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split."""
         return load_schools(split, authorities=self.authorities)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Sinusoids(CheckedSpec):
+class Sinusoids(Source):
     """Made-up tasks; see `make_sinusoids`. Splits train, validation, test."""
 
     num_tasks: Count = 5_000
     points: Count = 40
 
-    def load(self, split: str, base: Path | None = None) -> ExampleTable:
+    def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split; held-out ones have 600 tasks."""
         _validation.choice("split", split, SPLITS)
         tasks = self.num_tasks if split == TRAIN else 600
@@ -170,6 +192,7 @@ class Npz(FileSource):
     """A user's arrays; see `load_npz`."""
 
     owner: Text | None = None  # name of the array of owners
+    rotations: Flag | None = None
 
     def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
         if parts is not None:
@@ -184,8 +207,9 @@ class ClassFolders(FileSource):
     size: Count | None = None
     grey: Flag = False
     owner: FileOwner | None = None
+    rotations: Flag | None = None
 
-    def load(self, split: str, base: Path | None = None) -> ExampleTable:
+    def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split; of other classes no image is opened."""
         path, parts = self.located(split, base)
         return load_class_folders(
@@ -204,6 +228,7 @@ class Omniglot(FileSource):
     size: Count = 28
     alphabets: Flag = False
     owner: FileOwner | None = None
+    rotations: Flag | None = None
 
     def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
         return load_omniglot(
@@ -212,14 +237,15 @@ class Omniglot(FileSource):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MiniImageNet(CheckedSpec):
+class MiniImageNet(Source):
     """Folders or lists of ``train``, ``val`` and ``test``; see `load_mini_imagenet`."""
 
     path: Text
     size: Count = 84
     owner: FileOwner | None = None
+    rotations: Flag | None = None
 
-    def load(self, split: str, base: Path | None = None) -> ExampleTable:
+    def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split; "validation" is the folder ``val``."""
         path = (base or Path()) / self.path
         return load_mini_imagenet(path, split, size=self.size, owner=self.owner)
@@ -250,12 +276,13 @@ class Table(FileSource):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Stored(CheckedSpec):
+class Stored(Source):
     """A folder made by `jaxdp-episodic data import`; see `load_stored`."""
 
     path: Text
+    rotations: Flag | None = None
 
-    def load(self, split: str, base: Path | None = None) -> ExampleTable:
+    def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split."""
         return load_stored((base or Path()) / self.path, split)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.schemes import ORIGINAL
 from jaxdp_episodic.trainer.data.ids import id_array
 from jaxdp_episodic.trainer.data.owners import Owners, PeopleStatistics
 from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
@@ -30,6 +31,8 @@ class ExampleTable:
       population: the tree; its last level are the R examples.
       owners: whose they are, one person each; None: not known.
       has_public_units: the units that examples lie in are those of a public list.
+      originals: of which example each one is a copy, by a code; None: there are no
+        copies. See `with_rotations`.
     """
 
     features: np.ndarray | StoredFeatures
@@ -37,6 +40,7 @@ class ExampleTable:
     population: Population
     owners: Owners | None = None
     has_public_units: bool = False
+    originals: Owners | None = None
 
     def __post_init__(self) -> None:
         number = self.population.num_units(self.population.num_levels)
@@ -49,10 +53,15 @@ class ExampleTable:
             raise ValueError(
                 f"targets must have shape ({number},), got {self.targets.shape}"
             )
-        if self.owners is not None and len(self.owners) != number:
-            raise ValueError(
-                f"owners must be those of the {number} examples, got {len(self.owners)}"
-            )
+        for name in ("owners", "originals"):
+            codes = getattr(self, name)
+            if codes is not None and len(codes) != number:
+                raise ValueError(
+                    f"{name} must be those of the {number} examples, got {len(codes)}"
+                )
+        if self.owners is not None and self.originals is not None:
+            if not _is_constant(self.owners.codes, self.originals.codes):
+                raise ValueError("owners must be the same of all copies of an example")
         if isinstance(self.features, np.ndarray):
             self.features.setflags(write=False)
         if self.targets is not None:
@@ -68,6 +77,7 @@ class ExampleTable:
         example_level: str = "example",
         public_units: Sequence[Any] | None = None,
         owners: Any = None,
+        originals: Any = None,
     ) -> ExampleTable:
         """Returns the table of records, put into the order of the tree.
 
@@ -81,6 +91,8 @@ class ExampleTable:
             without a record become empty units. None: all units have records.
           owners: (R,) ids of people, see `Owners.from_ids`, or `Owners`; None: whose
             the records are is not known.
+          originals: (R,) ids, likewise: records with one id are copies of one example,
+            such as its rotations, and are protected together; None: none is a copy.
 
         Raises:
           TypeError: features or targets that are no numbers, ids of another type.
@@ -100,7 +112,10 @@ class ExampleTable:
         columns = {name: id_array(name, ids) for name, ids in units.items()}
         if owners is not None and not isinstance(owners, Owners):
             owners = Owners.from_ids(owners)
-        every = {**columns, "features": inputs, "targets": values, "owners": owners}
+        if originals is not None and not isinstance(originals, Owners):
+            originals = Owners.from_ids(originals, name="originals")
+        codes = {"owners": owners, "originals": originals}
+        every = {**columns, "features": inputs, "targets": values, **codes}
         lengths = {name: len(one) for name, one in every.items() if one is not None}
         if len(set(lengths.values())) > 1 or not len(inputs):
             raise ValueError(
@@ -117,8 +132,9 @@ class ExampleTable:
             tree = _with_empty_units(tree, public_units)
         if values is not None:
             values = values[order].astype(np.float32)
-        owned = None if owners is None else owners.take(order)
-        return cls(inputs[order], values, tree, owned, public_units is not None)
+        owned, copied = (None if o is None else o.take(order) for o in codes.values())
+        is_public = public_units is not None
+        return cls(inputs[order], values, tree, owned, is_public, copied)
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -141,8 +157,9 @@ class ExampleTable:
         if self.targets is not None:
             arrays.append(self.targets)
         arrays += [ids.astype(str) for ids in self.population.unit_ids or ()]
-        if self.owners is not None:
-            arrays += [self.owners.codes, self.owners.names]
+        for codes in (self.owners, self.originals):
+            if codes is not None:
+                arrays += [codes.codes, codes.names]
         for array in arrays:
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             is_stored = isinstance(array, StoredFeatures)
@@ -197,16 +214,39 @@ class ExampleTable:
             Population(counts, self.level_names, tuple(ids) or None),
             None if self.owners is None else self.owners.take(rows),
             self.has_public_units,
+            None if self.originals is None else self.originals.take(rows),
         )
 
-    @functools.cached_property
+    @property
     def people(self) -> PeopleStatistics | None:
         """How many own examples, and of how many classes; None without owners."""
-        if self.owners is None:
+        return self.spread(self.owners)
+
+    def owned(self, privacy_unit: str | None) -> Owners | None:
+        """Returns whose the examples are or, of "original", whose copies."""
+        return self.originals if privacy_unit == ORIGINAL else self.owners
+
+    def spread(self, codes: Owners | None) -> PeopleStatistics | None:
+        """Returns in how many places the examples of one code are; None of no codes."""
+        if codes is None:
             return None
         above = len(self.level_names) - 1
         tasks = None if above < 2 else self.places(above - 1)
-        return self.owners.statistics(self.class_places if above else None, tasks)
+        return codes.statistics(self.class_places if above else None, tasks)
+
+    def check_copies(self, privacy_unit: str) -> None:
+        """Refuses to protect a unit that holds some of an example's copies alone."""
+        names = list(self.level_names)
+        if self.originals is None or privacy_unit not in names:
+            return
+        places = self.places(names.index(privacy_unit) + 1)
+        if not _is_constant(places, self.originals.codes):
+            raise ValueError(
+                f"privacy_unit must be {ORIGINAL!r} for data with copies (rotations) "
+                f"of examples, got {privacy_unit!r}, which holds some of them: an "
+                f"epsilon of one copy protects nobody; {ORIGINAL!r} takes "
+                "people=PersonBounds(examples=1, classes=number of copies)"
+            )
 
     def places(self, level: int) -> np.ndarray:
         """Returns (R,) int64: the unit of a level that each example lies in.
@@ -259,6 +299,7 @@ class ExampleTable:
             units={name: ids[kept] for name, ids in columns.items()},
             example_level=self.level_names[-1],
             owners=None if self.owners is None else self.owners.take(kept),
+            originals=None if self.originals is None else self.originals.take(kept),
         )
 
     @property
@@ -270,6 +311,13 @@ class ExampleTable:
     def __repr__(self) -> str:
         shape = self.features.shape[1:]
         return f"ExampleTable(units={self.num_units}, features={shape})"
+
+
+def _is_constant(values: np.ndarray, groups: np.ndarray) -> bool:
+    """Whether all values of a group are one."""
+    first = np.zeros(int(groups.max(initial=-1)) + 1, np.int64)
+    first[groups] = values
+    return bool(np.all(first[groups] == values))
 
 
 def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:

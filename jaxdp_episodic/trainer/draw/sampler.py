@@ -23,7 +23,7 @@ from jaxdp_episodic.accountant.describe.designs import (
 )
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
+    OWNED,
     RESERVED_LEVEL_NAME,
     MultistageSampling,
     Scheme,
@@ -216,7 +216,7 @@ class EpisodeSampler:
             sampling, population, clip_unit, slots_of, num_people
         )
         names = (RESERVED_LEVEL_NAME, *sampling.level_names)
-        unit = names[-1] if privacy_unit in (None, PERSON) else str(privacy_unit)
+        unit = names[-1] if privacy_unit in (None, *OWNED) else str(privacy_unit)
         _validation.choice("privacy_unit", unit, names[1:])
         counted = names[: max(names.index(unit), names.index(clip_unit)) + 1]
         if not population_is_accounted:

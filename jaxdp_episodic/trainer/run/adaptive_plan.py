@@ -43,8 +43,7 @@ def adaptive_plan(
     """Returns the calibrated budget of a config; ``held_out`` is the check's data."""
     adaptive = config.adaptive
     assert adaptive is not None
-    people = None if config.people is None else config.people.bounds
-    step = config.step.step(data.population, people)
+    step = config.step_on(data.population)
     check = None
     if adaptive.check is not None:
         assert held_out is not None
@@ -82,13 +81,12 @@ def _of_check() -> Iterator[None]:
 def _check_step(
     config: TrainingConfig, check: CheckConfig, population: Population
 ) -> GaussianStep:
-    people = None if config.people is None else config.people.bounds
     # A classifier clips examples in training; what is judged here are episodes.
     clip_unit = config.step.clip_unit if config.learner.kind != CLASSIFIER else None
     like = dataclasses.replace(
         config.step, sampling=check.sampling, noise_multiplier=None, clip_unit=clip_unit
     )
-    return like.step(population, people)
+    return dataclasses.replace(config, step=like).step_on(population)
 
 
 def _with_quotas(

@@ -236,9 +236,8 @@ def run_parts(
 
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     """Returns the calibrated budget of a config for these data."""
-    people = None if config.people is None else config.people.bounds
     return plan_budget(
-        config.step.step(data.population, people),
+        config.step_on(data.population),
         epsilon=config.epsilon,
         delta=config.delta,
         num_steps=0 if config.learner.kind in CLOSED_FORM else config.num_steps,
@@ -252,8 +251,7 @@ def _statistics(
     """The steps of the private statistics by name, with their shares of the budget."""
     if config.start is None:
         return {}
-    people = None if config.people is None else config.people.bounds
-    step = config.step.step(data.population, people)
+    step = config.step_on(data.population)
     steps = statistics_steps(data.level_names, config.start, **_who_is_protected(step))
     pairs = zip(steps, config.start_shares, strict=True)
     return {f"statistic {i + 1}": pair for i, pair in enumerate(pairs)}

@@ -12,7 +12,11 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
-from jaxdp_episodic.accountant.describe.schemes import PERSON, MultistageSampling
+from jaxdp_episodic.accountant.describe.schemes import (
+    ORIGINAL,
+    OWNED,
+    MultistageSampling,
+)
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
@@ -90,7 +94,7 @@ def level_of_slots(step: GaussianStep) -> str | None:
             "population must be None under zero_out, which trains with public numbers "
             f"of slots: give the level {step.privacy_unit!r} a population"
         )
-    if step.privacy_unit == PERSON:
+    if step.privacy_unit in OWNED:
         return step.design.level_names[-1]  # where a person's slots are
     return str(step.privacy_unit)
 
@@ -117,17 +121,25 @@ def sampler_of(
 
 
 def check_owners(step: GaussianStep, data: ExampleTable) -> None:
-    """Refuses data without owners, or beyond a person's public bounds."""
-    if step.privacy_unit != PERSON:
+    """Refuses data without owners, beyond public bounds, or of copies protected apart."""
+    unit = str(step.privacy_unit)
+    if unit not in OWNED:
+        data.check_copies(unit)
         return
-    if data.owners is None:
+    owners = data.owned(unit)
+    if owners is None and unit == ORIGINAL:
         raise ValueError(
-            f"data must say whose each example is for privacy_unit={PERSON!r}: give "
+            f"data must say which examples are copies for privacy_unit={unit!r}: take "
+            "with_rotations, or originals= of ExampleTable.from_records"
+        )
+    if owners is None:
+        raise ValueError(
+            f"data must say whose each example is for privacy_unit={unit!r}: give "
             "owner= where they are loaded, or owners= of ExampleTable.from_records"
         )
     if step.people is None:
         return
-    found = data.people
+    found = data.spread(owners)
     for name, bound in step.people.numbers.items():
         most = getattr(found, f"most_{name}")
         if most is not None and most > int(np.asarray(bound)):
@@ -218,8 +230,9 @@ def check_finite(params: Any, step: int) -> None:
 def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> None:
     """Warns if delta would allow publishing one unit outright."""
     names = data.level_names
-    if step.privacy_unit == PERSON:
-        units = 0 if data.owners is None else len(data.owners.names)
+    if step.privacy_unit in OWNED:
+        owners = data.owned(step.privacy_unit)
+        units = 0 if owners is None else len(owners.names)
     elif step.privacy_unit in names:
         units = data.population.num_units(names.index(str(step.privacy_unit)) + 1)
     else:
@@ -242,7 +255,7 @@ def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
         return True
     private = str(step.privacy_unit if level is None else level)
     # A person's examples are at the last level; the units above are public lists.
-    first_private = names.index(names[-1] if private == PERSON else private)
+    first_private = names.index(names[-1] if private in OWNED else private)
     if step.neighboring_relation == "zero_out" and epoch_scheme(step.design) is None:
         first_private += 1  # slots are public, their content is not; epochs have none
     return names.index(str(clip)) < first_private

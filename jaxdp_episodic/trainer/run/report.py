@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
-from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.schemes import OWNED, PERSON
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
@@ -264,7 +264,7 @@ def report_of_budget(
     levels: dict[str, float | str] = dict(report.epsilon_by_level)
     unit, step = report.privacy_unit, budget.step
     # Slots of people are those of the last level.
-    if step.neighboring_relation == "zero_out" and unit != PERSON:
+    if step.neighboring_relation == "zero_out" and unit not in OWNED:
         finer = list(levels)[list(levels).index(unit) + 1 :]
         reason = f"only slots of the level {unit!r} were drawn"
         levels |= dict.fromkeys(finer, reason)
@@ -341,7 +341,7 @@ def _reasons(
 def _without_sizes(budget: PrivacyBudget) -> list[str]:
     """What may be said where the noise was calibrated to private sizes."""
     unit = counted = budget.step.privacy_unit
-    if unit == PERSON:
+    if unit in OWNED:
         counted = budget.step.design.level_names[-1]
     return [
         f"Trained for ({budget.epsilon:g}, {budget.delta:g})-differential privacy of "

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.schemes import (
-    PERSON,
+    OWNED,
     Poisson,
     WithoutReplacement,
 )
@@ -94,13 +94,13 @@ def _of_plan(trainer: Any, how: dict[str, Any]) -> Said:
         (True, "epsilon spent", spent),
         # What others would charge, who do not count the draw of an example.
         (
-            step.privacy_unit != PERSON,
+            step.privacy_unit not in OWNED,
             "epsilon without counting the draw of examples",
             uncounted,
         ),
         (True, "target", f"epsilon {budget.epsilon:g}, delta {budget.delta:g}"),
         (True, "noise", trainer.noise),
-        (True, "protected", f"one {step.privacy_unit} ({step.neighboring_relation})"),
+        (True, "protected", f"{protected_unit(step)} ({step.neighboring_relation})"),
         (
             budget.is_private and taken < budget.num_steps,
             "ended early",
@@ -202,7 +202,7 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
     whole. *Upper bound*, as `PrivacyBudget.spent`; where people are protected that
     itself, as others count no draw of theirs at all.
     """
-    if budget.step.privacy_unit == PERSON:
+    if budget.step.privacy_unit in OWNED:
         return float(budget.spent(num_steps))
     step, last = budget.step, budget.step.design.schemes[-1]
     if isinstance(last, WithoutReplacement):

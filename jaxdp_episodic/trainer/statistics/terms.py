@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
-from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.schemes import OWNED
 from jaxdp_episodic.trainer.config.training_start import MEANS, PEOPLE, StartConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
@@ -71,13 +71,15 @@ class Contributors:
         """Returns those of a table; arguments as of `PrivateStatistics`."""
         sizes = np.asarray(data.population.children_counts[-1], np.int64)
         by_class, person = privacy_unit == data.level_names[-2], None
-        if privacy_unit == PERSON:
-            if data.owners is None:
+        data.check_copies(privacy_unit)
+        if privacy_unit in OWNED:
+            owners = data.owned(privacy_unit)
+            if owners is None:
                 raise ValueError(
-                    f"data must have owners with privacy_unit={PERSON!r}, got a table "
-                    "without"
+                    f"data must have owners with privacy_unit={privacy_unit!r}, got a "
+                    "table without"
                 )
-            codes = np.unique(data.owners.codes, return_inverse=True)[1]
+            codes = np.unique(owners.codes, return_inverse=True)[1]
             person = codes.reshape(-1).astype(np.int64)
         couples = person is not None and config.pairs == PEOPLE
         most = None

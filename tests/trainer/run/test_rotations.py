@@ -1,0 +1,190 @@
+"""Runs with rotated classes: what is made, drawn, charged, said and refused."""
+
+import dataclasses
+import json
+import tomllib
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.data import ExampleTable, load_glyphs, with_rotations
+from jaxdp_episodic.trainer.audit.canaries import input_canaries
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.config.training_start import StartConfig
+from jaxdp_episodic.trainer.run.assemble import Tables, assembled, plan
+from jaxdp_episodic.trainer.statistics.terms import Contributors
+from jaxdp_episodic.training import load_release, run_training
+from training_runs import TINY
+
+ROTATED = TINY.replace("small = true", "small = true\nrotations = true").replace(
+    "num_classes = 40", "num_classes = 160"
+)
+ONE_LEVEL_UP = ("x", "y", "y")
+
+
+def config_of(text=ROTATED, **step):
+    table = tomllib.loads(text)
+    table["step"].update(step)
+    return TrainingConfig.from_dict({"type": "TrainingConfig", **table})
+
+
+def images(classes=3, each=2, **fields):
+    labels = np.repeat(list("abcdef"[:classes]), each)
+    pixels = np.arange(len(labels) * 9, dtype=np.float32).reshape(-1, 3, 3)
+    fields.setdefault("units", {"class": labels})
+    return ExampleTable.from_records(pixels, **fields)
+
+
+def test_each_class_becomes_four_whose_examples_are_copies():
+    base = images()
+    table = with_rotations(base)
+    names = table.population.unit_ids[0].tolist()
+    assert names[:5] == ["a", "a@90", "a@180", "a@270", "b"]
+    assert table.population.children_counts[1].tolist() == [2] * 12
+    for row, original in enumerate(table.originals.codes):
+        turned = np.rot90(base.features[original], table.class_places[row] % 4)
+        np.testing.assert_array_equal(table.features[row], turned)
+    assert np.bincount(table.originals.codes).tolist() == [4] * 6
+    # The tree above, owners and public lists stay; what is taken keeps its originals.
+    units = {"task": np.repeat(ONE_LEVEL_UP, 2), "class": np.repeat(list("abc"), 2)}
+    tall = with_rotations(images(units=units, owners=np.tile([1, 2], 3)))
+    assert tall.num_units == {"task": 2, "class": 12, "example": 24}
+    np.testing.assert_array_equal(tall.owners.codes, tall.originals.codes % 2)
+    assert tall.select("task", ["x"]).originals.codes.tolist() == [0, 1] * 4
+    assert table.fingerprint != dataclasses.replace(table, originals=None).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (images().with_features(np.zeros((6, 3, 2))), "square images"),
+        (images().with_features(np.zeros((6, 9))), "square images"),
+        (images(targets=np.zeros(6)), "without targets"),
+        (with_rotations(images()), "without copies"),
+        (images(units={"class": ["a", "a", "a@90"] * 2}), "name of a rotation"),
+    ],
+)
+def test_what_has_no_rotations_is_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        with_rotations(table)
+
+
+def test_all_copies_of_a_class_are_in_one_part():
+    """The split is by the name of the class, before there are copies."""
+    config = config_of()
+    parts = {s: config.data.load(s) for s in ("train", "validation", "test")}
+    for split, table in parts.items():
+        plain = load_glyphs(split, small=True, size=14)
+        np.testing.assert_array_equal(table.features[:20], plain.features[:20])
+        assert table.num_examples == 4 * plain.num_examples
+        names = [str(one).partition("@")[0] for one in table.population.unit_ids[0]]
+        assert set(names) == set(plain.population.unit_ids[0])
+
+
+@pytest.mark.parametrize("unit", [None, "example", "original"])
+def test_the_account_is_of_an_example_with_its_copies(unit):
+    config = config_of() if unit is None else config_of(privacy_unit=unit)
+    data, _ = config.training_data()
+    step = plan(config, data).step
+    assert step.privacy_unit == "original"
+    assert step.people == jde.PersonBounds(examples=1, classes=4)
+    asked = {"num_steps": 3, "delta": 1e-5}
+    alone = dataclasses.replace(step, privacy_unit="example", people=None)
+    assert jde.epsilon(alone, **asked) < 4.0 < jde.epsilon(step, **asked) <= 8.0
+
+
+def test_people_have_copies_too_and_a_class_is_refused():
+    people = "[people]\nexamples = 1\nclasses = 7\n[learner]"
+    text = ROTATED.replace("[learner]", people)
+    text = text.replace("small = true", 'small = true\nowner = "typeface"')
+    config = config_of(text, privacy_unit="person")
+    data, truncation = config.training_data()
+    step = config.step_on(data.population)
+    assert step.people == jde.PersonBounds(examples=1, classes=28)
+    assert data.people.most_classes == 28 and truncation.bounds.classes == 7
+    # Whoever keeps a drawing keeps all four copies of it.
+    assert set(np.bincount(data.originals.codes)) <= {0, 4}
+    with pytest.raises(
+        NotImplementedError, match="privacy_unit='class' with rotations"
+    ):
+        config_of(privacy_unit="class").step_on(data.population)
+
+
+def test_one_copy_alone_is_never_protected():
+    """The trainer and the statistics refuse a step that forgets the copies."""
+    config = config_of()
+    plain = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, rotations=None)
+    )
+    data, _ = config.training_data()
+    tables = Tables(plain, None)
+    tables._loaded["train"] = data
+    with pytest.raises(ValueError, match="privacy_unit must be 'original'"):
+        assembled(plain, tables, evaluates=False)
+    with pytest.raises(ValueError, match="privacy_unit must be 'original'"):
+        Contributors.of(
+            data,
+            None,
+            privacy_unit="example",
+            neighboring_relation="zero_out",
+            slots=20,
+            people=None,
+        )
+    bare = dataclasses.replace(data, originals=None)
+    tables = Tables(config, None)
+    tables._loaded["train"] = bare
+    with pytest.raises(ValueError, match="which examples are copies"):
+        assembled(config, tables, evaluates=False)
+    with pytest.raises(ValueError, match="same of all copies"):
+        images(owners=np.arange(6), originals=np.zeros(6, int))
+
+
+@pytest.mark.slow
+def test_a_run_says_what_it_protects_and_keeps_copies_together(tmp_path):
+    """Steps, evaluation, release and ledger of a small run."""
+    slots = '[step]\nneighboring_relation = "zero_out"\n[step.sampling]'
+    config = tmp_path / "run.toml"
+    config.write_text(ROTATED.replace("[step.sampling]", slots))
+    run_training(read_config(config), tmp_path / "out")
+    said = (tmp_path / "out" / "release" / "privacy.md").read_text()
+    assert "one original example with all copies, in at most 4 classes" in said
+    assert "the slots of one example and of all of its copies" in said
+    facts = json.loads((tmp_path / "out" / "release" / "run.json").read_text())
+    assert facts["protected"].startswith("one original example with all copies")
+    content = read_ledger(tmp_path / "out")
+    assert {str(step.privacy_unit) for step, _ in content.groups} == {"original"}
+    assert load_release(tmp_path / "out" / "release").stage
+
+
+def test_canaries_are_examples_with_all_copies():
+    config = config_of(neighboring_relation="zero_out")
+    data, _ = config.training_data()
+    step = config.step_on(data.population)
+    canaries = input_canaries(data, step, 3, np.random.default_rng(0))
+    assert np.bincount(canaries.owner).tolist() == [4, 4, 4]
+    left = canaries.data(np.zeros(3, bool))
+    assert left.num_examples == data.num_examples - 12
+    assert set(np.unique(left.originals.codes, return_counts=True)[1]) == {4}
+
+
+def test_statistics_give_an_example_one_contribution():
+    """All four copies together are one term of each sum, and in pairs of weight 1/4."""
+    data, _ = config_of().training_data()
+    start = StartConfig(kind="plda")
+    who = Contributors.of(
+        data,
+        start,
+        privacy_unit="original",
+        neighboring_relation="zero_out",
+        slots=20,
+        people=jde.PersonBounds(examples=1, classes=4),
+    )
+    terms = who.examples()
+    assert set(terms.shares) == {4} and who.number == data.num_examples // 4
+    pairs = who.pairs(np.random.default_rng(1))
+    weight = np.zeros(who.number)
+    for rows in pairs.rows:
+        np.add.at(weight, data.originals.codes[rows], 1 / pairs.shares)
+    assert weight.max() <= 1 + 1e-12

@@ -121,7 +121,7 @@ def sampler_of(
 
 
 def check_owners(step: GaussianStep, data: ExampleTable) -> None:
-    """Refuses data without owners, beyond public bounds, or of copies protected apart."""
+    """Refuses data without owners, beyond bounds, or of copies protected apart."""
     unit = str(step.privacy_unit)
     if unit not in OWNED:
         data.check_copies(unit)

@@ -379,8 +379,13 @@ class OldLedger:
 def run_file(path: Path) -> Any:
     """Opens a run's folder, its file, or a ledger of version 0.2."""
     if path.is_dir():
-        is_old = not (path / STORE).exists() and (path / OLD_LEDGER).exists()
-        path = path / (OLD_LEDGER if is_old else STORE)
+        names = (name for name in (STORE, OLD_LEDGER) if (path / name).exists())
+        name = next(names, None)
+        if name is None and (path.parent / STORE).exists():
+            raise LedgerError(f"no charges are in {path}: give its run, {path.parent}")
+        if name is None:
+            raise FileNotFoundError(f"no {STORE} in {path}: give the folder of a run")
+        path = path / name
     # By its name: who opens and closes a database drops the locks that it holds there.
     return OldLedger(path) if path.suffix == ".jsonl" else RunFile(path)
 
@@ -451,18 +456,23 @@ def checked_facts(path: Path, text: str) -> dict[str, Any]:
     fits = {
         f"version must be {VERSION}": type(version) is int and version == VERSION,
         "planned must be a number of steps": type(planned) is int and planned >= 1,
-        "book must be a name": isinstance(facts.get("book", ""), str),
-        "search must be a name": isinstance(facts.get("search", ""), str),
+        "book must be a name": _is_name(facts.get("book", "")),
+        "search must be a name": _is_name(facts.get("search", "")),
         "epsilon must be > 0 or 'inf'": epsilon == "inf"
         or (isinstance(epsilon, float) and epsilon > 0),
         "delta must lie in (0, 1)": isinstance(delta, float) and 0 < delta < 1,
-        "run must be a string": isinstance(facts["run"], str),
+        "run must be a name": _is_name(facts["run"]),
         "seeded must be true or false": isinstance(facts["seeded"], bool),
     }
     for words in (words for words, is_so in fits.items() if not is_so):
         got = shown(facts[words.split()[0]])
         raise LedgerError(f"{path}: {words}, got {got}")
     return dict(facts)
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it can be printed as it is: files may be hostile."""
+    return isinstance(value, str) and value.isprintable()
 
 
 def as_json(path: Path, text: str | bytes) -> Any:

@@ -104,6 +104,8 @@ def read_receipt(folder: Path) -> Receipt | None:
     try:
         sessions = tuple(str(session) for session in found["sessions"])
         book, run = str(found["book"]), str(found["run"])
+        if not f"{book}{run}".isprintable():
+            raise TypeError("names that cannot be printed")
         return Receipt(book, run, sessions, bool(found["has_paid"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: damaged: {error!r}") from None

@@ -99,6 +99,9 @@ class MenuPrices:
 
     def __post_init__(self) -> None:
         self.menu.one_setting("menu")
+        for name in self.menu.options:
+            if not name.isprintable():
+                raise ValueError(f"menu must have names that can be printed: {name!r}")
 
     def check_total(self, *, epsilon: float, delta: float, method: str) -> None:
         """Refuses a menu that costs more than the total; takes seconds."""

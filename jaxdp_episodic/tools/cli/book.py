@@ -196,23 +196,6 @@ class Close(_OfBook):
         return [f"closed; {_guarantee(content.terms)}, which does not shrink"]
 
 
-@dataclass
-class Book:
-    """The command ``book``."""
-
-    action: Annotated[
-        Annotated[Create, tyro.conf.subcommand("create")]
-        | Annotated[Charge, tyro.conf.subcommand("charge")]
-        | Annotated[Show, tyro.conf.subcommand("show")]
-        | Annotated[Close, tyro.conf.subcommand("close")],
-        tyro.conf.arg(name=""),
-    ]
-
-    def run(self) -> int:
-        """Does what was asked for; returns the exit code."""
-        return self.action.run()
-
-
 def _quota(text: str) -> tuple[Path, int]:
     """File and number of "RUN.toml=N"."""
     path, _, number = text.rpartition("=")

@@ -235,20 +235,6 @@ class Check(Command):
         return lines
 
 
-@dataclass
-class Data:
-    """The command ``data``."""
-
-    action: tyro.conf.OmitSubcommandPrefixes[
-        Annotated[Import, tyro.conf.subcommand("import")]
-        | Annotated[Check, tyro.conf.subcommand("check")]
-    ]
-
-    def run(self) -> int:
-        """Does what was asked for; returns the exit code."""
-        return self.action.run()
-
-
 def _share_or_path(text: str | None) -> float | str | None:
     """An option that is a number or the name of a source."""
     try:

@@ -1,21 +1,18 @@
-"""Which commands there are, and what one call of the program does.
-
-Only the module of the command that is called is imported, so that a question pays for
-nothing that it does not need.
-"""
+"""The commands, and one call of the program: only the called one is imported."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import importlib
 import io
-import itertools
 import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Union
 
 import tyro
 
@@ -33,8 +30,8 @@ from jaxdp_episodic.tools.cli.process import (
     keep_compiled_kernels,
 )
 
-# Command -> its module, where a class has its name, and what it does.
-COMMANDS = {
+# Command -> its module, which has a class of its name, and what it does.
+COMMANDS: dict[str, tuple[str, str]] = {
     "epsilon": (
         "answers",
         "Compute what a run costs in privacy: epsilon at a delta, or delta at an "
@@ -104,6 +101,8 @@ COMMANDS = {
         "Try to disprove a claimed epsilon by simulation, or by canaries in training.",
     ),
 }
+# Commands that are several: a class each, of its name.
+ACTIONS = {"book": ("create", "charge", "show", "close"), "data": ("import", "check")}
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 _HELP = f"""usage: {PROGRAM} [--help] [--version] COMMAND ...
 
@@ -112,6 +111,16 @@ in configs/; {PROGRAM} COMMAND --help lists the options of a command.
 
 commands:
 """
+# Types of options, by how their annotation begins, in the words of a message.
+_KINDS = {
+    "Number": "a number",
+    "Floats": "a number",
+    "Whole": "a whole number",
+    "Ints": "a whole number",
+    "int": "a whole number",
+    "Annotated[tuple[float": "numbers",
+    "Annotated[tuple[int": "whole numbers",
+}
 
 
 def main() -> None:
@@ -131,16 +140,12 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command and returns its exit code.
+    """Runs a command line without the program's name; returns the exit code.
 
-    Args:
-      arguments: the command line without the program's name.
-
-    Returns:
-      0, or 2 after an error that the user can repair: one line on standard error.
+    2 follows one line on standard error about what the user can repair.
     """
     if arguments and arguments[0] in ("-h", "--help"):
-        print(_HELP + "\n".join(itertools.starmap(_listed, COMMANDS.items())))
+        print(_HELP + _listed((name, about) for name, (_, about) in COMMANDS.items()))
         return 0
     if list(arguments) == ["--version"]:
         print(PROGRAM, sys.modules["jaxdp_episodic"].__version__)
@@ -160,46 +165,105 @@ def parsed(arguments: Sequence[str]) -> Any:
     """
     name, *rest = arguments or [""]
     if name.startswith("--tyro-"):  # completions of a shell
-        every = {name: _class(name) for name in COMMANDS}
+        every = {name: _every(name) for name in COMMANDS}
         return tyro.extras.subcommand_cli_from_dict(
             every, prog=PROGRAM, args=arguments, config=_CONFIG
         )
-    if name not in COMMANDS:
-        close = _validation.nearest(name, COMMANDS)
-        said = f"unknown command {name!r}{close}" if name else "no command was given"
-        complain(f"{said} (see {PROGRAM} --help)")
-        raise SystemExit(USER_ERROR)
+    _check_word("command", name, COMMANDS, "")
+    path, about = name, COMMANDS[name][1]
+    if name in ACTIONS:
+        action, *rest = rest or [""]
+        if action in ("-h", "--help"):
+            rows = ((one, str(_class(name, one).__doc__)) for one in ACTIONS[name])
+            usage = (
+                f"usage: {PROGRAM} {name} [--help] ACTION ...\n\n{about}\n\nactions:\n"
+            )
+            print(usage + _listed((one, doc.partition("\n")[0]) for one, doc in rows))
+            raise SystemExit(0)
+        _check_word(f"action of {name}", action, ACTIONS[name], f" {name}")
+        path, command = f"{name} {action}", _class(name, action)
+        about = command.__doc__
+    else:
+        command = _class(name, name)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                _class(name),
-                prog=f"{PROGRAM} {name}",
-                description=COMMANDS[name][1],
+                command,
+                prog=f"{PROGRAM} {path}",
+                description=about,
                 args=rest,
                 config=_CONFIG,
             )
     except SystemExit as end:
         if end.code:
-            complain(f"{_message(errors.getvalue())} (see {PROGRAM} {name} --help)")
+            said = _message(command, rest, errors.getvalue())
+            complain(f"{said} (see {PROGRAM} {path} --help)")
             raise SystemExit(USER_ERROR) from None
         raise
 
 
-def _class(name: str) -> type:
+def _check_word(what: str, word: str, known: Iterable[str], path: str) -> None:
+    """Refuses a word that is none of the known ones."""
+    if word in known:
+        return
+    if word:
+        said = f"unknown {what} {word!r}{_validation.nearest(word, known)}"
+    else:
+        said = f"no {what} was given"
+    complain(f"{said} (see {PROGRAM}{path} --help)")
+    raise SystemExit(USER_ERROR)
+
+
+def _class(name: str, action: str) -> type:
     home = importlib.import_module(f"jaxdp_episodic.tools.cli.{COMMANDS[name][0]}")
-    return getattr(home, name.capitalize())
+    return getattr(home, action.capitalize())
 
 
-def _listed(name: str, about: tuple[str, str]) -> str:
-    """A command in the list of all."""
-    first, others = f"  {name:<11}", 13 * " "
-    return textwrap.fill(about[1], 88, initial_indent=first, subsequent_indent=others)
+def _every(name: str) -> Any:
+    """A command's class, or the union of its actions."""
+    if name not in ACTIONS:
+        return _class(name, name)
+    kinds = (
+        Annotated[_class(name, one), tyro.conf.subcommand(one)] for one in ACTIONS[name]
+    )
+    return functools.reduce(lambda one, other: Union[one, other], kinds)  # noqa: UP007
 
 
-def _message(box: str) -> str:
-    """The message in a box that tyro draws: below its title, above a rule."""
-    rows = (row.strip("│ ") for row in box.splitlines()[1:])
-    said = " ".join(itertools.takewhile(lambda row: row[:1] not in ("─", "╰"), rows))
-    # tyro names what has no flag by its field, the help by capitals.
-    return re.sub(r"'action\.(\w+)'", lambda found: repr(found[1].upper()), said)
+def _listed(rows: Iterable[tuple[str, str]]) -> str:
+    """Commands and what they do, folded."""
+    fold = functools.partial(textwrap.fill, width=88, subsequent_indent=13 * " ")
+    return "\n".join(fold(t, initial_indent=f"  {name:<11}") for name, t in rows)
+
+
+def _message(command: type, arguments: Sequence[str], box: str) -> str:
+    """What is wrong with arguments: tyro's message, with the option and the value."""
+    fields = {
+        f"--{one.name.replace('_', '-')}": one for one in dataclasses.fields(command)
+    }
+    words = [word.partition("=")[0].replace("_", "-") for word in arguments]
+    for word in words:
+        if word.startswith("--") and word not in fields:
+            return f"unknown option {word!r}{_validation.nearest(word, fields)}"
+    said = " ".join(re.sub("[│─╭╮╰╯]|-{3,}", " ", box).split())
+    said = said.partition(" For full helptext")[0].partition(" Argument helptext")[0]
+    if found := re.search(r"Missing from [^:]*: (.*)", said):
+        parts = found[1].split("(required)")[:-1]
+        names = (re.match(r"(--\S+ )?\S+", part.strip()) for part in parts)
+        return f"missing: {', '.join(name[0] for name in names if name)}"
+    if found := re.search(r"Unrecognized options: (.*)", said):
+        return f"unexpected argument {found[1]!r}"
+    if found := re.search(r"(?:Error parsing|argument) '?(--[\w-]+)", said):
+        option, place = found[1], words.index(found[1])
+        own, after = arguments[place].partition("=")[2], arguments[place + 1 :]
+        if not (own or after) or "Missing value" in said:
+            return f"{option} needs a value"
+        value, kind = own or after[0], str(fields[option].type)
+        if choices := re.search(r"one of \((.*)\)", said):
+            names = sorted(set(re.findall(r"'([\w-]+)'", choices[1])) - {"None"})
+            close = _validation.nearest(value, names)
+            return f"{option} must be one of {', '.join(names)}, got {value!r}{close}"
+        for start, in_words in _KINDS.items():
+            if kind.startswith(start):
+                return f"{option} must be {in_words}, got {value!r}"
+    return said

@@ -1,6 +1,6 @@
 """The page's server: this machine's own browser, under a secret address, and no files.
 
-Five texts of the package are served, and answers to questions; nothing is read from
+Six texts of the package are served, and answers to questions; nothing is read from
 the disk once it has started.
 """
 
@@ -29,6 +29,7 @@ _PAGES = {
     "page.js": ("page.js", "text/javascript"),
     "form.js": ("form.js", "text/javascript"),
     "chart.js": ("chart.js", "text/javascript"),
+    "help.html": ("help.html", "text/html"),
 }
 _HEADERS = {
     # Nothing is loaded from another site, or sent to one.

@@ -369,24 +369,43 @@ def test_archives_are_read_without_pickle(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("line", "said"),
     [
-        ["epsilon"],
-        ["epsilon", "x.toml", "--jsn"],
-        ["epsilon", "x.toml", "--delta", "abc"],
-        ["epsilon", "no such file.toml"],
-        ["epsilon", "."],
-        ["data", "import", "x.npz", "--out"],
+        ("", "no command was given (see jaxdp-episodic --help)"),
+        ("epsilonn", "unknown command 'epsilonn'; did you mean 'epsilon'?"),
+        ("trian x.toml", "did you mean 'train'?"),
+        ("frobnicate", "unknown command 'frobnicate' (see"),
+        ("book", "no action of book was given (see jaxdp-episodic book --help)"),
+        ("data chek x", "unknown action of data 'chek'; did you mean 'check'?"),
+        ("sweep x --outt y", "unknown option '--outt'; did you mean '--out'? (see"),
+        ("epsilon x --jsn", "did you mean '--json'? (see jaxdp-episodic epsilon --"),
+        ("data import x.npz --out y", "unknown option '--out'"),
+        ("epsilon x y", "unexpected argument 'y'"),
+        ("epsilon x --delta abc", "--delta must be a number, got 'abc'"),
+        ("epsilon x --num-steps 1.5", "--num-steps must be a whole number, got '1.5'"),
+        ("epsilon x --num-steps", "--num-steps needs a value"),
+        ("explore --port=y", "--port must be a whole number, got 'y'"),
+        ("data import a b --shape x", "--shape must be whole numbers, got 'x'"),
+        ("plot x --levels y", "--levels must be numbers, got 'y'"),
+        (
+            "plot x --kind line",
+            "one of contours, heatmap, lines, pareto, got 'line'; d",
+        ),
+        ("sweep x --out y --engine z", "--engine must be one of local, ray, got 'z'"),
+        ("train", "missing: FILE.toml, --out DIR (see jaxdp-episodic train --help)"),
+        ("book create x y", "missing: --epsilon FLOAT, --delta FLOAT (see"),
+        ("epsilon", "give exactly one of FILE.toml, --batch FILE and --ledger FILE"),
+        ("epsilon nofile.toml", "nofile.toml: No such file or directory"),
+        ("epsilon .", ". must be a plain file"),
     ],
 )
-def test_usage_errors(arguments, capsys):
-    assert cli.run(arguments) == 2
+def test_usage_errors_name_what_is_wrong(line, said, capsys):
+    """The option or argument, its value, and what it may be."""
+    assert cli.run(line.split()) == 2
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("jaxdp-episodic: error: ")
-    assert err.count("\n") == 1
-    assert "│" not in err
-    assert "action." not in err
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("jaxdp-episodic: error: ") and said in err
+    assert "│" not in err and "helptext" not in err
 
 
 def test_the_version(capsys):
@@ -406,24 +425,21 @@ def test_every_command_is_listed_and_has_help(capsys):
             assert " ".join(about.split()) in " ".join(text.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["epsilonn"], "unknown command 'epsilonn'; did you mean 'epsilon'?"),
-        (["trian", "x.toml"], "did you mean 'train'?"),
-        (["frobnicate"], "unknown command 'frobnicate' (see"),
-        ([], "no command was given"),
-    ],
-)
-def test_a_mistyped_command_suggests_the_nearest(arguments, said, capsys):
-    assert cli.run(arguments) == 2
-    assert said in capsys.readouterr().err
+def test_actions_of_a_command_are_listed_and_have_help(capsys):
+    for name, actions in program.ACTIONS.items():
+        assert cli.run([name, "-h"]) == 0
+        listed = capsys.readouterr().out
+        for action in actions:
+            assert f"\n  {action} " in listed
+            assert cli.run([name, action, "--help"]) == 0
+            usage = f"usage: jaxdp-episodic {name} {action} "
+            assert capsys.readouterr().out.startswith(usage)
 
 
 def test_completions_of_a_shell_know_every_option(capsys):
     assert cli.run(["--tyro-print-completion", "bash"]) == 0
     out = capsys.readouterr().out
-    assert "--ray-gpus" in out and "--no-json" not in out
+    assert "--ray-gpus" in out and "--floors" in out and "--no-json" not in out
 
 
 # --- The process ---

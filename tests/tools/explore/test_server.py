@@ -73,7 +73,7 @@ def post(part, question, **options):
 
 
 def test_the_page_and_nothing_from_elsewhere():
-    for name in ("", "style.css", "page.js", "form.js", "chart.js"):
+    for name in ("", "style.css", "page.js", "form.js", "chart.js", "help.html"):
         status, headers, body = call(f"/secret/{name}")
         assert status == 200 and body
         assert "default-src 'none'" in headers["content-security-policy"]

@@ -268,14 +268,15 @@ def other_step(text):
         ([forged(more=1)], "the keys must be"),
         ([forged(epsilon=-1.0)], "epsilon must be > 0"),
         ([forged(delta=1.0)], "delta must lie in"),
-        ([forged(run=3)], "run must be a string"),
+        ([forged(run=3)], "run must be a name"),
         ([forged(book=3)], "book must be a name"),
+        ([forged(book="a\x1b[2Jb")], "book must be a name"),
         ([forged(search=[])], "search must be a name"),
         ([forged(delta=1e-6)], "charge 1, or one before it"),
         (["DELETE FROM charges", other_step('{"type": "os.system"}')], "missing key"),
         (["DELETE FROM charges", other_step("[" * 10**5)], "nested too deeply"),
     ],
-    ids=range(24),
+    ids=range(25),
 )
 def test_an_edited_file_is_refused_with_the_reason(path, statements, reason):
     if reason == "UNIQUE":
@@ -297,6 +298,11 @@ def test_other_files_are_refused(tmp_path, content):
         read_ledger(path)
     with pytest.raises(OSError):
         read_ledger(tmp_path / "none")
+    (tmp_path / "release").mkdir()
+    with pytest.raises(LedgerError, match="give its run, "):
+        read_ledger(tmp_path / "release")
+    with pytest.raises(FileNotFoundError, match="give the folder of a run"):
+        read_ledger(tmp_path.parent)
 
 
 def test_descriptions_take_bounded_memory(path, monkeypatch):

@@ -18,13 +18,13 @@ const BOUNDS = { // of one person, from the last level upwards
   tasks: "most tasks with a person's examples",
 };
 const SCHEMES = {
-  Poisson: "each by its own coin", WithoutReplacement: "a fixed number",
+  Poisson: "Poisson sampling", WithoutReplacement: "a fixed number",
   RandomAllocation: "epochs, at random steps", ShuffledEpochs: "epochs, shuffled",
 };
 const FRESH = ["Poisson", "WithoutReplacement"];
 const METHODS = { exact: "exact", pld: "certified upper bound", rdp: "Rényi upper bound" };
 const RELATIONS = {
-  add_remove: "is added or removed", replace_one: "gets other content", zero_out: "is made null",
+  add_remove: "is added or removed", replace_one: "gets other content", zero_out: "slot is emptied or filled",
 };
 const STEPS = 1000;
 

@@ -9,7 +9,7 @@ const FACTS = {
   "true positives at 0.001": "found, 1 in 1,000 accused falsely",
   "true positives at 0.01": "found, 1 in 100 accused falsely",
   "true positives at 0.1": "found, 1 in 10 accused falsely",
-  "Gaussian mu": "as one Gaussian shifted by mu",
+  "Gaussian mu": "mu of Gaussian DP",
 };
 const CAPTIONS = {
   run: "What has been spent after so many steps.",
@@ -177,9 +177,11 @@ function showError() {
   const found = [...$("form").querySelectorAll("[data-place]")].filter(({ dataset }) => dataset.place && around(dataset.place))
     .sort((a, b) => b.dataset.place.length - a.dataset.place.length)[0];
   const home = found ?? $("form").querySelector('[data-place=""]');
-  // The field's own label in place of the key, which nobody sees on the page.
-  const label = home.matches(".field") && home.querySelector("label").textContent;
-  const message = label ? error.message.replace(/^\w+(?= must )/, label) : error.message;
+  // Labels in place of keys, which nobody sees on the page.
+  const labels = Object.fromEntries([...$("form").querySelectorAll(".field[data-place]")].reverse()
+    .map((field) => [field.dataset.place.split(/[.\]]/).at(-1), field.querySelector("label").textContent]));
+  if (home.matches(".field")) labels[home.dataset.place.split(/[.\]]/).at(-1)] = home.querySelector("label").textContent;
+  const message = error.message.replace(/^\w+(?= must )|\w+(?==)|\w+_\w+/g, (key) => labels[key] ?? key);
   (home.matches(".error") ? home : home.querySelector(".error")).textContent = message;
   if (home.matches(".field")) home.querySelector("input, select").setAttribute("aria-invalid", "true");
 }

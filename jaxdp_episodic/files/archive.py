@@ -51,11 +51,7 @@ def check_plain_file(path: Path) -> None:
 def read_arrays(
     path: Path, *, max_bytes: int, names: list[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of an npz file, of truth values, numbers or text, by name.
-
-    ``max_bytes`` bounds what all arrays of the file take, read or not; ``names`` are
-    those that are wanted and must be there, None all.
-    """
+    """Returns the arrays of an npz file, of truth values, numbers or text, by name."""
     with _opened(path, max_bytes) as (archive, members):
         wanted = list(members) if names is None else names
         return {name: _array(archive, _found(members, name)) for name in wanted}

@@ -53,11 +53,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Gives a temporary folder, which becomes ``path`` if the body succeeds.
-
-    What stood there under other names stays; what stood there under the same is
-    replaced, all of it at once.
-    """
+    """Gives a temporary folder, which becomes ``path`` if the body succeeds."""
     word = secrets.token_hex(6)
     new, old = (
         path.with_name(f"{path.name}{TEMPORARY}{x}{word}") for x in ("", "old-")
@@ -116,10 +112,7 @@ def is_locked_by_us(descriptor: int) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes and threads from a folder, which is made.
-
-    The lock goes with the process, however that ends; the file stays, with its number.
-    """
+    """Keeps other processes and threads from a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:

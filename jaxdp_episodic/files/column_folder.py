@@ -51,14 +51,7 @@ OnProgress = Callable[[int, int], None]
 
 
 class StoredColumn:
-    """A column in a file: rows are read when they are asked for, by any thread.
-
-    Attributes:
-      path: of the file.
-      dtype: of what it holds.
-      shape: (R, ...).
-      sha256: of the whole file, by the manifest; "" where there is none yet.
-    """
+    """A column in a file: rows are read when they are asked for, by any thread."""
 
     def __init__(self, path: Path, sha256: str = "") -> None:
         self.path, self.sha256 = path, sha256
@@ -83,11 +76,7 @@ class StoredColumn:
         return out
 
     def gather(self, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-        """Reads ``rows[i]`` into ``out[places[i]]``, in the order of the file.
-
-        Both are (n,) integers; ``out`` (N, ...) is of this column's type, contiguous. A
-        file that is shorter than it was raises `ValueError`.
-        """
+        """Reads ``rows[i]`` into ``out[places[i]]``, in the order of the file."""
         if not rows.size:
             return
         target = out.reshape(len(out), -1).view(np.uint8)
@@ -140,11 +129,7 @@ def splits_of(folder: Path) -> tuple[str, ...]:
 
 
 def open_split(folder: Path, split: str | None = None) -> StoredSplit:
-    """Returns one split of a folder (None: the first) after a look at all files.
-
-    Types, shapes and sizes are compared with the manifest, and of all columns but the
-    features of the chosen split the checksums as well; `check_sums` compares all.
-    """
+    """Returns one split of a folder (None: the first) after a look at all files."""
     manifest = _manifest(folder)
     splits = list(manifest["splits"])
     if split is not None and split not in splits:
@@ -160,10 +145,7 @@ def open_split(folder: Path, split: str | None = None) -> StoredSplit:
 
 
 def check_sums(folder: Path, on_progress: OnProgress = lambda done, total: None) -> int:
-    """Compares every byte of a folder with the manifest; returns their number.
-
-    Errors are those of `open_split`; progress is in bytes, those read and all.
-    """
+    """Compares every byte of a folder with the manifest; returns their number."""
     opened = _all_columns(folder, _manifest(folder)).values()
     columns = [column for split in opened for column in split.values()]
     compare_sums(columns, on_progress)
@@ -241,11 +223,7 @@ def write_manifest(
     made_from: Mapping[str, Any],
     on_progress: OnProgress = lambda done, total: None,
 ) -> None:
-    """Completes a folder: sums up its columns, and writes down what they are.
-
-    Each split has its folder, with all columns on the disk, and names of levels and an
-    encoding of its features. ``made_from`` are plain values, for a reader.
-    """
+    """Completes a folder: sums up its columns, and writes down what they are."""
     files = [
         file for split in splits for file in sorted((folder / split).glob("*.npy"))
     ]

@@ -74,11 +74,7 @@ def column_places(names: Sequence[str], wanted: Iterable[str]) -> list[int]:
 
 
 class _Lines:
-    """The lines of a text file, those that are too long as errors.
-
-    Attributes:
-      number: of the last line, from 1.
-    """
+    """The lines of a text file, those that are too long as errors."""
 
     def __init__(self, file: Any) -> None:
         self._file, self.number = file, 0

@@ -16,10 +16,7 @@ TOO_LONG = "longer than 16 MiB"
 
 
 def parse_json(text: str | bytes, *, allow_infinity: bool = True) -> Any:
-    """Returns the value of a JSON text; of bytes in UTF-8.
-
-    NaN and infinities are read too, as Python does beyond the standard, if allowed.
-    """
+    """Returns the value of a JSON text; of bytes in UTF-8."""
     try:
         return json.loads(
             text if isinstance(text, str) else text.decode(),
@@ -52,11 +49,7 @@ def read_json(path: Path, *, max_bytes: int) -> Any:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
-    """Yields what the lines of a file hold that are not empty.
-
-    A line that cannot be read is an error in its place; one that is too long is not
-    kept.
-    """
+    """Yields what the lines of a file hold that are not empty."""
     check_plain_file(path)
     with path.open("rb") as file:
         number = 0
@@ -71,11 +64,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as JSON can hold it.
-
-    Tuples become lists, arrays and their numbers Python's, keys text; infinities and
-    NaN the strings that Python's ``float`` reads.
-    """
+    """Returns a value as JSON can hold it."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

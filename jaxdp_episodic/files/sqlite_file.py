@@ -60,17 +60,9 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def refuse_lost_commits(path: Path) -> None:
-    """Refuses a write-ahead log in which a whole commit follows a damaged one.
-
-    SQLite ends its reading at the first frame whose checksum is wrong, as a crash
-    leaves one. What a crash leaves has no commit behind it: each was on the disk
-    before the next began.
-
-    Reference: sqlite.org/fileformat2.html, section 4.
-
-    Raises:
-      ValueError: such a log.
-    """
+    """Refuses a write-ahead log in which a whole commit follows a damaged one."""
+    # SQLite ends its reading at the first frame whose checksum is wrong. A crash leaves
+    # no commit behind such a frame. Format: sqlite.org/fileformat2.html, section 4.
     log = path.with_name(path.name + "-wal")
     for tries_left in (2, 1, 0):  # whoever writes it may have been half way
         found = _lost_commit(log)
@@ -130,10 +122,7 @@ def _sums(words: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _weights(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """How each of 2 n words, and the sums before, enter the two sums of a row.
-
-    A pair of words (x, y) makes of sums (s, t) first s + t + x, then t + y + that.
-    """
+    """How each of 2 n words, and the sums before, enter the two sums of a row."""
     power, powers = [[1, 0], [0, 1]], []
     for _ in range(number + 1):
         powers.append(power)

@@ -78,12 +78,7 @@ def _check_depth(text: str) -> None:
 
 
 def to_toml(table: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
-    """Returns the TOML document of a table; ``tomllib.loads`` gives it back.
-
-    It holds strings, numbers, truth values, lists and tables of these. What is None is
-    left out; a value that TOML has no form for is a `TypeError`. Comments are of one
-    line each, by the dotted names of what they stand behind.
-    """
+    """Returns the TOML document of a table; ``tomllib.loads`` gives it back."""
     return "\n".join(_lines(table, (), comments or {})).strip() + "\n"
 
 

@@ -60,10 +60,7 @@ class Order:
 def order_of(
     *parts: AnyRun, what: str, name: str, protected: Protected, floor: Any = None
 ) -> Order:
-    """Returns the order of a run of steps and releases, at a floor of its own.
-
-    Of a run that adapts the whole of what it may choose; of data apart each part.
-    """
+    """Returns the order of a run of steps and releases, at a floor of its own."""
 
     def price(terms: BookTerms) -> Mapping[str, Any]:
         return terms.prices.price(*parts, method=terms.method, floor=floor)
@@ -100,12 +97,7 @@ def create_menu_book(
     quotas: Mapping[str, int] | None = None,
     method: str = "exact",
 ) -> BookTerms:
-    """Makes a book for the whole runs of a menu, by name; see `create_book`.
-
-    Each of ``quotas`` may be run so often. Without them any mixture may be run, each
-    at a price that is found (takes a minute), within the budget that the worst strategy
-    needs.
-    """
+    """Makes a book for whole runs, each within its quota or at a computed price."""
     total = _total(epsilon, delta, None)  # its floors are of no interest here
     target = {"epsilon": total.epsilon, "delta": total.delta}
     limits: dict[str, Any] = target if quotas is None else {"quotas": quotas}
@@ -152,12 +144,9 @@ def close_book(where: str) -> BookContent:
 def charge_query(
     where: str, run: AnyRun, *, name: str, floor: float | None = None
 ) -> Entry:
-    """Charges what is asked outside of training, before it is asked; see `charge`.
-
-    A query has no identity by which a second charge could find it: asked again it pays
-    again. The caller is trusted that it concerns the book's data and units, as far as
-    its steps do not say so.
-    """
+    """Charges what is asked outside of training, before it is asked; see `charge`."""
+    # Nothing identifies a query, so asking again pays again. What its steps do not say
+    # (data, units) the caller is trusted for.
     terms = read_book(where).terms
     for part in parts_of(run):
         terms.refuse_other(_protected_by(part, terms.protected))
@@ -191,12 +180,9 @@ def charge(
     book: str | None = None,  # the name that the book must have
     at_end: int | None = None,  # steps with which the folder's run has ended
 ) -> Entry:
-    """Charges a run, or finds that it has paid; when this returns it is on the disk.
-
-    A process that goes on with a run says which sessions of it its folder knows. The
-    last one in the book must be among them: otherwise a copy of the run has gone on in
-    the meantime, and its steps were paid for once only.
-    """
+    """Charges a run, or finds that it has paid; when this returns it is on the disk."""
+    # A resumed run names the sessions that its folder knows. The last one in the book
+    # must be among them: else a copy went on, and its steps were paid for once only.
     seen = read_book(where)
     seen.terms.refuse_other(order.protected)
     name = seen.terms.name if book is None else book
@@ -273,11 +259,8 @@ def _refuse_to_go_on(
 
 
 def end_run(where: str, run: str, sessions: tuple[str, ...], steps: int) -> None:
-    """Notes that a run takes no more steps; call it before anything is released.
-
-    When this returns it is on the disk. From then on no older copy of the run can go
-    on: see `charge`. A run that has ended with as many steps is left as it is.
-    """
+    """Notes that a run takes no more steps; call it before anything is released."""
+    # From then on `charge` refuses every older copy of the run.
 
     def end(rows: Rows, content: BookContent) -> None:
         paid = content.entry_of(run)

@@ -153,11 +153,7 @@ class BookContent:
         return next((entry for entry in self.entries if entry.run == run), None)
 
     def composition(self) -> ComposedSteps | None:
-        """Returns all runs that are there, as one that was fixed in advance.
-
-        What it costs is no guarantee where a run was chosen in view of others. None:
-        there are none, or one of them is a search, or adapts at prices or by rules.
-        """
+        """Returns all runs that are there, as one that was fixed in advance."""
         runs = [entry.steps for entry in self.entries]
         known = [run for run in runs if run is not None]
         return merged(known) if runs and len(known) == len(runs) else None

@@ -90,10 +90,7 @@ class GdpPrices:
 
 @dataclass(frozen=True, eq=False)
 class MenuPrices:
-    """Whole runs of a menu that was stated at the start; see `AdaptiveRun`.
-
-    Each within its quota, or any mixture, each at a price within one budget.
-    """
+    """Whole runs of a menu that was stated at the start; see `AdaptiveRun`."""
 
     menu: AdaptiveRun  # before anything was taken
 
@@ -217,10 +214,7 @@ def in_words(price: Price) -> str:
 
 
 def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
-    """Returns the composition of runs; those steps that draw alone are counted up.
-
-    Steps of epochs stay apart: every run begins its own.
-    """
+    """Returns the composition of runs; those steps that draw alone are counted up."""
     alone: dict[Any, int] = {}
     parts: list[tuple[Any, int]] = []
     for run in runs:

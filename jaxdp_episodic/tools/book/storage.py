@@ -82,12 +82,7 @@ class Rows:
 
 
 class Storage:
-    """A place for one book, by its path or URL; nothing is opened until it is used.
-
-    Raises:
-      ImportError: SQLAlchemy, or a driver, is not installed.
-      ValueError: a URL that cannot be read.
-    """
+    """A place for one book, by its path or URL; nothing is opened until it is used."""
 
     def __init__(self, where: str) -> None:
         scheme, self._shown = _SCHEME.match(where), shown(where)

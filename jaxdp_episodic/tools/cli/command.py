@@ -107,10 +107,7 @@ def empty() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[str]]:
-    """Yields a list that holds, after the body, what the library warned of in it.
-
-    JAX's own warnings (of a damaged cache entry) concern nobody.
-    """
+    """Yields a list that holds, after the body, what the library warned of in it."""
     said: list[str] = []
     with warnings.catch_warnings(record=True, action="always") as caught:
         yield said
@@ -145,11 +142,7 @@ def reason(error: BaseException, subject: str = "") -> str:
 
 @contextlib.contextmanager
 def waiting(what: str = COMPUTING) -> Iterator[Callable[[str], None]]:
-    """Shows on a terminal what is under way, and for how long already.
-
-    Yields a function that changes the text. The line is on standard error and goes when
-    the work is done; where there is no terminal nothing is shown.
-    """
+    """Shows on a terminal what is under way, and for how long already."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

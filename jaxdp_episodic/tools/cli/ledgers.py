@@ -83,13 +83,7 @@ def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[st
 def caveats_on_ledgers(
     ledgers: LedgersContent, spent: Any | None, method: str
 ) -> list[str]:
-    """Returns what an epsilon computed from ledgers does not show by itself.
-
-    Args:
-      ledgers: of the runs.
-      spent: epsilon of all at their own delta; None where it is not known.
-      method: by which it was computed.
-    """
+    """Returns what an epsilon computed from ledgers does not show by itself."""
     said, are_several = [], len(ledgers.contents) > 1
     for name, content, beginning in zip(*ledgers, strict=True):
         named = f"{name}: " if are_several else ""

@@ -29,13 +29,9 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM end the body as Ctrl-C does, with `Terminated`.
-
-    The first one counts; those that come while the body winds up are ignored. One that
-    is raised in a callback, whose exceptions are lost, is sent again, and so is Ctrl-C;
-    what the body swallows is raised at its end. Outside of the main thread, where
-    Python handles no signals, nothing changes.
-    """
+    """Makes SIGTERM end the body as Ctrl-C does, with `Terminated`."""
+    # The first one counts, later ones are ignored. One that is raised in a callback is
+    # lost, and sent again; what the body swallows is raised at its end.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -81,11 +77,8 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def use_all_cores() -> None:
-    """Makes JAX see one CPU device a core, before it starts; for our own process.
-
-    Episodes are spread over devices; XLA's own threads gain almost nothing. A number
-    of devices in ``XLA_FLAGS`` is kept.
-    """
+    """Makes JAX see one CPU device a core, before it starts; for our own process."""
+    # Episodes are spread over devices; XLA's own threads gain almost nothing.
     flag = "--xla_force_host_platform_device_count"
     flags = os.environ.get("XLA_FLAGS", "")
     if flag not in flags:
@@ -103,16 +96,7 @@ def keep_our_sigterm() -> None:
 def one_of_several(
     coordinator: str | None, number: int | None, index: int | None
 ) -> Iterator[None]:
-    """Makes this process one of several, by JAX's own runtime, for the body.
-
-    A process that is gone is noticed within half a minute, and ends all others.
-
-    Args:
-      coordinator: "HOST:PORT" of the first process; None: of the cluster, as the other
-        two.
-      number: of processes.
-      index: of this one.
-    """
+    """Makes this process one of several, by JAX's own runtime, for the body."""
     given = coordinator, number, index
     if coordinator is not None and not _ADDRESS.fullmatch(coordinator):
         raise ValueError(f"--coordinator must be HOST:PORT, got {coordinator!r}")
@@ -161,12 +145,8 @@ def end_process(code: int) -> None:
 
 
 def keep_compiled_kernels() -> None:
-    """Makes this process keep compiled kernels on disk, so the next starts faster.
-
-    For a process of our own, never for a caller's. Whoever has set JAX's cache, by
-    ``JAX_COMPILATION_CACHE_DIR`` or by switching it off, keeps that setting; a folder
-    that cannot be written is left alone. JAX is not imported for it.
-    """
+    """Makes this process keep compiled kernels on disk, so the next starts faster."""
+    # Whoever has set JAX's cache, or switched it off, keeps that setting.
     folder = kernel_folder()
     if folder is not None:
         os.environ[CACHE_VARIABLE] = str(folder)  # read when JAX is imported

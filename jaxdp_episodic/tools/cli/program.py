@@ -140,10 +140,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a command line without the program's name; returns the exit code.
-
-    2 follows one line on standard error about what the user can repair.
-    """
+    """Runs a command line without the program's name; returns the exit code."""
     if arguments and arguments[0] in ("-h", "--help"):
         print(_HELP + _listed((name, about) for name, (_, about) in COMMANDS.items()))
         return 0
@@ -158,11 +155,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def parsed(arguments: Sequence[str]) -> Any:
-    """Returns the command that the arguments name, an instance of its class.
-
-    Raises:
-      SystemExit: help was asked for; or a usage error, which was said in one line.
-    """
+    """Returns the command that the arguments name, an instance of its class."""
     name, *rest = arguments or [""]
     if name.startswith("--tyro-"):  # completions of a shell
         every = {name: _every(name) for name in COMMANDS}

@@ -90,10 +90,7 @@ class Train(Command):
         return f"; go on with --resume --out {self.out}"
 
     def run(self) -> int:
-        """Trains; returns the exit code.
-
-        Ctrl-C and SIGTERM keep the last step that was finished.
-        """
+        """Trains; returns the exit code."""
         code = super().run()
         if self.distributed and code:
             end_process(code)

@@ -83,19 +83,7 @@ def start(path: Path | None) -> dict[str, Any]:
 
 
 def answer(part: str, question: Any) -> dict[str, Any]:
-    """Returns one part of what is known of a design, as JSON can hold it.
-
-    Args:
-      part: one of `PARTS`.
-      question: ``{"request": ..., "epsilon": ...}``: a request in dictionary form,
-        and the target epsilon of the part "noise". It may be untrusted.
-
-    Returns:
-      The part's content, numbers and their text, rounded to the private side, and
-      "remarks". For what is refused ``{"error": {"place": ..., "message": ...}}``: the
-      library's message (without arrays, which the page has none of), and the field it
-      is about ("step.noise_multiplier").
-    """
+    """Returns one part of what is known of a design, as JSON can hold it."""
     try:
         with (
             using_engine("numpy"),

@@ -57,18 +57,7 @@ _TOO_LONG = (
 
 
 def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) -> None:
-    """Serves the page to this machine until the process is interrupted.
-
-    Args:
-      start: what the page begins with, see `questions.start`.
-      port: 0: a free one.
-      on_ready: called with the page's address once it can be opened.
-
-    Raises:
-      ImportError: Starlette or uvicorn, of the extra ``[explore]``, is not installed.
-      OSError: the port is taken.
-      OverflowError: there is no such port.
-    """
+    """Serves the page to this machine until the process is interrupted."""
     uvicorn = _need("uvicorn")
     secret = secrets.token_urlsafe(16)
     config = uvicorn.Config(
@@ -186,11 +175,7 @@ def _need(module: str) -> Any:
 
 
 async def _question(request: Any) -> Any:
-    """The question, which no other site's page can ask: JSON needs its permission.
-
-    Raises:
-      ValueError: not JSON, or too long.
-    """
+    """The question, which no other site's page can ask: JSON needs its permission."""
     if request.headers.get("content-type") != "application/json":
         raise ValueError("a question must be application/json")
     body = bytearray()
@@ -233,12 +218,7 @@ class Worker:
     async def ask(
         self, question: bytes, is_given_up: Callable[[], Awaitable[bool]]
     ) -> bytes | None:
-        """Returns the answer to a question, or None if it was given up.
-
-        Args:
-          question: one line.
-          is_given_up: says whether nobody waits for the answer any more.
-        """
+        """Returns the answer to a question, or None if it was given up."""
         async with self._lock:
             if await is_given_up():  # for a newer one, while it waited for the lock
                 return None

@@ -21,10 +21,7 @@ _TIP_RIGHT = 5  # matplotlib's triangle whose tip, not its middle, is at the val
 
 
 def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> None:
-    """Draws claimed and audited epsilons, a line a row: at least one `AuditRow`.
-
-    Marks are told apart without colour by their shapes.
-    """
+    """Draws claimed and audited epsilons, a line a row: at least one `AuditRow`."""
     path = check_suffix(path)
     if not rows:
         raise ValueError("rows must not be empty")

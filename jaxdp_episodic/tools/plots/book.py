@@ -28,17 +28,7 @@ def draw_book(
     *,
     title: str = "",
 ) -> None:
-    """Draws a bar for each currency, and in it what each run took.
-
-    Args:
-      totals: name, what was spent and the total of each currency.
-      runs: name of each run, and what it took of each currency.
-      path: .png or .svg.
-      title: above the picture.
-
-    Raises:
-      ValueError: a path that ends otherwise.
-    """
+    """Draws a bar for each currency, and in it what each run took."""
     path = check_suffix(path)
     rows = len(totals)
     legend = min(len(runs), _MOST_NAMED + 1)

@@ -49,10 +49,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 class PrivacyCurve(NamedTuple):
-    """The numbers in the picture; all are *upper bounds*, as sure as their method.
-
-    With "exact" the method's estimate of its error is added (`attacker.upper_delta`).
-    """
+    """The numbers in the picture; all are *upper bounds*, as sure as their method."""
 
     method: str  # how everything but ``delta`` was computed
     # (K,) nats, from 0 up to where delta is about ``smallest_delta``.

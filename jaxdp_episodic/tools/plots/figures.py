@@ -21,11 +21,7 @@ STAR = {"marker": "*", "ms": 16, "ls": "", "mec": "black", "zorder": 5}
 
 
 def matplotlib(module: str = "matplotlib.figure") -> Any:
-    """Returns matplotlib, or a module of it.
-
-    Raises:
-      ImportError: matplotlib, of the extra ``[plot]``, is not installed.
-    """
+    """Returns matplotlib, or a module of it."""
     return require(module, purpose="a picture", extra="plot")
 
 
@@ -48,11 +44,7 @@ def note(axes: Any, text: str, *, inset: float = 0.02, size: float = 9) -> None:
 
 
 def check_suffix(path: str | Path) -> Path:
-    """Returns the path of a picture.
-
-    Raises:
-      ValueError: it ends in neither ".png" nor ".svg".
-    """
+    """Returns the path of a picture."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"path must end in .png or .svg, got {path.name!r}")
@@ -87,10 +79,7 @@ def number(value: object) -> str:
 
 
 def is_logarithmic(points: np.ndarray) -> bool:
-    """Returns whether positive values look even on a logarithmic scale.
-
-    They span a factor of at least five, and their ratios vary less than their steps.
-    """
+    """Returns whether positive values look even on a logarithmic scale."""
     if points.size < 2 or points.min() <= 0 or not np.isfinite(points).all():
         return False
     ordered = np.sort(points)
@@ -132,10 +121,7 @@ def _variation(gaps: np.ndarray) -> float:
 
 
 def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> None:
-    """Makes the axis "x" or "y" logarithmic where that suits the points along it.
-
-    Where ``crowd`` such axes share the room there are fewer numbers.
-    """
+    """Makes the axis "x" or "y" logarithmic where that suits the points along it."""
     axis = getattr(axes, f"{which}axis")
     if is_logarithmic(points):
         getattr(axes, f"set_{which}scale")("log")

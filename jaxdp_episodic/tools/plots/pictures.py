@@ -92,16 +92,7 @@ def draw(
     mark: Mapping[str, str] | None = None,
     out: Path | None = None,
 ) -> tuple[Path, Path]:
-    """Draws a picture of a finished sweep, as PNG and as SVG; returns the two files.
-
-    The arguments are the options of the command ``plot``, see `cli.pictures.Plot`; of
-    ``fix`` and ``mark`` fields and their values, as text.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-      OSError: no sweep is there.
-      ValueError: an option that does not fit the sweep, or nothing to draw.
-    """
+    """Draws a picture of a finished sweep, as PNG and as SVG; returns the two files."""
     if kind is not None:
         _validation.choice("--kind", kind, KINDS)
     matplotlib()  # or its absence is said before the work
@@ -131,14 +122,7 @@ def draw(
 
 
 class SweepTable:
-    """A finished sweep, read as far as it is looked at.
-
-    Attributes:
-      path: of its table.
-      grid: the settings.
-      description: of the sweep.
-      value: name of the answers' column.
-    """
+    """A finished sweep, read as far as it is looked at."""
 
     def __init__(self, folder: Path) -> None:
         sweep = SweepFolder(folder, read_manifest(folder))
@@ -403,10 +387,7 @@ def _evenly(size: int, most: int) -> np.ndarray:
 
 
 def _index_of(option: str, field: str, points: np.ndarray, text: str) -> int:
-    """The index of the value written as ``text`` among the points of a field.
-
-    A number need be no more precise than a person reads it from a table.
-    """
+    """The index of the value written as ``text`` among the points of a field."""
     if points.dtype.kind == "U":
         _validation.choice(f"{option} {field}", text, points.tolist())
         return points.tolist().index(text)
@@ -438,10 +419,7 @@ def _lines(
     labels: Sequence[str],
     legend: str,
 ) -> Any:
-    """A figure of lines: ``answers`` (lines, n) over ``x`` (n,), ascending.
-
-    Labels are of x, the answers and the whole.
-    """
+    """A figure of lines: ``answers`` (lines, n) over ``x`` (n,), ascending."""
     figure = new_figure(7.6, 4.6)
     axes = figure.subplots()
     shades = matplotlib("matplotlib").colormaps[_MAP](
@@ -571,10 +549,7 @@ def _iso_lines(
 def _pareto(
     sweep: SweepTable, x: str | None, y: str | None, fix: Mapping[str, str]
 ) -> Any:
-    """A figure of the front, and of the settings behind it.
-
-    Across is the noise multiplier, or else the first axis, upwards what was asked for.
-    """
+    """A figure of the front, and of the settings behind it."""
     grid = sweep.grid
     fields = _columns(sweep, x, y)
     if QUANTITY in grid.names and QUANTITY not in fix:

@@ -40,11 +40,7 @@ _DASHED = (0, (5, 2))
 
 
 def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
-    """Draws the front as one picture with two panels.
-
-    Left, the most signal to noise a step that each design has for a number of steps;
-    right, the effective steps that each design reaches within a number of episodes.
-    """
+    """Draws the front as one picture with two panels."""
     figure = new_figure(10.4, 5.6)
     left, right = figure.subplots(1, 2)
     lines = []

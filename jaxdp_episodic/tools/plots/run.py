@@ -40,25 +40,7 @@ def draw_run(
     meaning: str = "",
     is_guarantee: bool = False,
 ) -> None:
-    """Draws the stages; below them loss, scores and epsilon against the step.
-
-    A panel that would hold a single point is left out, or is a bar: a run of private
-    statistics alone has stages and an epsilon, but no course.
-
-    Args:
-      path: of the picture, .png or .svg; readable by its owner only, as losses are
-        private.
-      epsilons: steps, and what was spent after each.
-      losses: steps and training losses, which are private; may be empty.
-      scores: steps, and for each part of the held-out data its score as in the log;
-        may be empty.
-      target_epsilon: inf for a run without noise.
-      stages: scores of each stage, on each part of the held-out data; may be empty.
-      released: the stage that is.
-      without_noise: last scores of the same run without noise, which is not private.
-      meaning: a sentence or two below, of what the protection means.
-      is_guarantee: the epsilons are what holds at any time, of a run that chooses.
-    """
+    """Draws the stages; below them loss, scores and epsilon against the step."""
     # What there was before the first step is among the stages.
     scores = [record for record in scores if record[0] > 0] or scores
     has_course = len(epsilons) > 1
@@ -88,10 +70,7 @@ def draw_run(
 
 
 def draw_reliability(path: Path, found: Mapping[str, Reliability]) -> None:
-    """Draws accuracy by probability for each held-out part, and how many queries.
-
-    Readable by its owner only.
-    """
+    """Draws accuracy by probability for each held-out part, and how many queries."""
     figure = new_figure(4.6, 5.2)
     upper, lower = figure.subplots(
         2, sharex=True, gridspec_kw={"height_ratios": (3, 1)}
@@ -153,10 +132,7 @@ def _draw_losses(axes: Any, losses: np.ndarray) -> None:
 def _draw_scores(
     axes: Any, scores: _Records, without_noise: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Score with its interval, one line for each part of the held-out data.
-
-    Beside it, dashed, what it would be without noise.
-    """
+    """Score with its interval, one line for each part of the held-out data."""
     names = list(dict.fromkeys(name for _, parts in scores for name in parts))
     for name, (color, marker) in zip(names, _STYLES, strict=False):
         rows = [(step, parts[name]) for step, parts in scores if name in parts]

@@ -81,30 +81,7 @@ def answer_requests(
     method: str = "rdp",
     base: Path | None = None,
 ) -> list[Answer]:
-    """Answers many requests, in order.
-
-    A row is the dictionary form of an `EpsilonRequest` or, if it has the key
-    ``calibrate``, of a `CalibrationRequest`: the keys of a request file, a table
-    ``population`` included. It may leave out ``version``, and may have an ``id``, which
-    is handed back. What is None counts as left out. Numbers are scalars: a row is one
-    setting.
-
-    Rows of the same kind (the same keys, names, schemes and, if any, population) are
-    evaluated by one call, whatever their order, and each gets what it would get alone:
-    the same to rounding for "rdp". A warning is given once for all rows of a kind.
-
-    Args:
-      rows: mappings; an exception in place of one is an error in its row.
-      method: of rows that do not name one: "rdp", "exact" or "pld". The default is the
-        fast upper bound.
-      base: folder that a population's ``file`` is relative to; None: the current one.
-
-    Returns:
-      One `Answer` a row. Nothing is raised for what a row says.
-
-    Raises:
-      ValueError: an unknown ``method``.
-    """
+    """Answers many requests, in order."""
     check_method(method)
     answers: list[Answer] = []
     groups: dict[Any, _Group] = {}
@@ -235,12 +212,7 @@ def _answer_group(
 
 
 def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
-    """Returns the table in which values lie where their paths, none empty, say.
-
-    A table with a key "0", and no keys but whole numbers, is a list; items of it that
-    are left out are None, and refused where something is expected. A value where
-    another path has a table is a `ValueError`, which says where the table lies.
-    """
+    """Returns the table in which values lie where their paths, none empty, say."""
     inside: dict[str, list[tuple[KeyPath, Any]]] = {}
     for path, leaf in leaves:
         inside.setdefault(path[0], []).append((path[1:], leaf))

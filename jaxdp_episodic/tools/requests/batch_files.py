@@ -55,30 +55,7 @@ def answer_file(
     method: str = "rdp",
     on_rows: Callable[[int], None] | None = None,
 ) -> BatchResult:
-    """Answers every row of a file of requests, in order, in bounded memory.
-
-    The kinds of file are told by their suffixes, ``.jsonl``, ``.csv`` and ``.parquet``
-    (pyarrow, of the extra ``[sweep]``), and may differ. JSON lines hold the nested keys
-    of a request file; columns of the others have dotted names, ``step.sampling.type``,
-    indices of a list among the parts, ``step.sampling.levels.0.name``. Cells that are
-    empty or null are left out; those of CSV that begin with ``[`` or ``{`` are JSON.
-
-    An answer is a row with ``row`` (from 1, the line for JSON lines), ``id``,
-    ``quantity``, ``value``, ``method`` and ``error``, of which either the last or the
-    three before it are null. Infinity is "inf" in JSON lines.
-
-    Args:
-      source: the requests.
-      out: the answers; replaced when all of them are there, else left as it was.
-      method: of rows that do not name one.
-      on_rows: called with the number of rows that are answered.
-
-    Raises:
-      OSError: a file that cannot be read or written.
-      ValueError: a suffix that is none of the three, a table without columns or with
-        two of one name, ``out`` that is ``source``, an unknown ``method``.
-      ImportError: Parquet without pyarrow.
-    """
+    """Answers every row of a file of requests, in order, in bounded memory."""
     rows = read_rows(source)
     if out.exists() and source.exists() and out.samefile(source):
         raise ValueError(f"out must be another file than the requests, got {out}")
@@ -201,20 +178,7 @@ class UnitBudgets(NamedTuple):
 def unit_budgets(
     step: AnyStep, *, delta: Any, num_steps: Any = None, method: str = "rdp"
 ) -> UnitBudgets:
-    """Returns the epsilon of every protected unit of a real population.
-
-    Under ``add_remove`` the table discloses sizes that are themselves private: it is
-    for those who hold the data.
-
-    Args:
-      step: a step with a `Population`, or a run made by `compose`.
-      delta: in (0, 1), one number.
-      num_steps: whole number >= 0; None for a composed run.
-      method: as of `privacy_report`.
-
-    Raises:
-      ValueError: no population, or more than 10**8 protected units.
-    """
+    """Returns the epsilon of every protected unit of a real population."""
     steps = gaussian_parts(step, "epsilon_per_unit")
     # An untrusted file may name 2**53 units in one number.
     number = max(one.num_protected_units or 0 for one in steps)

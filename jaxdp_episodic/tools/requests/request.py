@@ -59,18 +59,7 @@ class _Request(Spec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EpsilonRequest(_Request):
-    """What does a run cost: epsilon at a delta, or delta at an epsilon?
-
-    A request file holds its dictionary form: ``version = 1``, these fields, and the
-    step as a table. Numbers may be arrays; they broadcast together.
-
-    Attributes:
-      step: the step, or a composed run, or a run that adapts.
-      num_steps: whole number >= 0; None for the last two, which have their own counts.
-      delta: in (0, 1), to get epsilon.
-      epsilon: >= 0 and finite, to get delta. Exactly one of the two is given.
-      method: how the answer is computed; see `jaxdp_episodic.epsilon`.
-    """
+    """What does a run cost: epsilon at a delta, or delta at an epsilon?"""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "step": (GaussianStep, *RELEASES, ComposedSteps, AdaptiveRun)
@@ -133,11 +122,7 @@ class EpsilonRequest(_Request):
         return self.step
 
     def answer(self) -> np.ndarray | np.float64:
-        """Returns the epsilon or delta asked for, of the request's shape.
-
-        As exact as the method; see `jaxdp_episodic.epsilon` and `jaxdp_episodic.delta`.
-        A warning says how many exact answers are certified upper bounds instead.
-        """
+        """Returns the epsilon or delta asked for, of the request's shape."""
         value, info = self.answer_with_info()
         bounds = int(np.sum(info.is_certified_bound))
         is_exact = self.method == "exact" and not isinstance(self.step, AdaptiveRun)
@@ -172,19 +157,7 @@ class EpsilonRequest(_Request):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CalibrationRequest(_Request):
-    """Which noise, number of steps or rate keeps a run within a target epsilon?
-
-    Attributes:
-      step: the step. Where its noise or rate is sought, its own is replaced by the one
-        that is found, and ``noise_multiplier`` may be left out.
-      calibrate: what is sought: "noise_multiplier" (the smallest), "num_steps" or
-        "rate" (the largest).
-      epsilon: the target, > 0 and finite.
-      delta: in (0, 1].
-      num_steps: whole number >= 0; None where it is sought.
-      level: the level whose rate is sought; None elsewhere.
-      method: how epsilon is computed; see `jaxdp_episodic.epsilon`.
-    """
+    """Which noise, number of steps or rate keeps a run within a target epsilon?"""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"step": (GaussianStep,)}
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"calibrate": _SOUGHT}

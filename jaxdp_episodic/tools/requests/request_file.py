@@ -33,31 +33,7 @@ AnyRequest = TypeVar("AnyRequest", EpsilonRequest, CalibrationRequest)
 def read_request(
     path: str | Path, kind: type[AnyRequest], **overrides: Any
 ) -> AnyRequest:
-    """Returns the request in a TOML file, fully validated; nothing is computed yet.
-
-    The file holds the dictionary form of the request (``version = 1``, its fields, the
-    step as a table). In place of a population in the step it may have a table
-    ``[population]``, which holds for all steps:
-
-    * ``sizes``: nested sizes as in `Population.from_sizes`, and ``levels``, the
-      levels' names, which may be left out;
-    * or ``file``: a table of records, in the request file's folder or below it, with
-      one column of ids a level: ``.csv`` with a line of column names, or ``.npz`` with
-      one array a column. ``levels`` names the columns, top first, as in
-      `Population.from_ids`;
-      ``row_level`` names a last level of which every record is one unit.
-
-    Args:
-      path: the file.
-      kind: `EpsilonRequest` or `CalibrationRequest`.
-      **overrides: fields that replace those of the file; None keeps the file's.
-
-    Raises:
-      OSError: a file that cannot be read.
-      TypeError: something of the wrong type.
-      ValueError: not UTF-8, not TOML, an unknown or missing key, a value out of range.
-      NotImplementedError: a well-formed description of something not covered.
-    """
+    """Returns the request in a TOML file, fully validated; nothing is computed yet."""
     path = Path(path)
     mapping = read_toml(path)
     mapping |= {name: value for name, value in overrides.items() if value is not None}

@@ -51,11 +51,7 @@ _BYTES_A_ROW = 2048
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sweep(Spec):
-    """A grid of settings, and what is asked of every one.
-
-    The dictionary form is what a sweep file holds: a request file with ``axes``, a list
-    of tables (see `Axis`). A field that an axis gives may be left out elsewhere.
-    """
+    """A grid of settings, and what is asked of every one."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "axes": (Axis,),  # first, as their errors name them
@@ -103,10 +99,7 @@ class Sweep(Spec):
 
     @classmethod
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
-        """Returns the sweep that ``mapping`` describes; see `spec_from_dict`.
-
-        The axes' types may be left out, and fields of the step that axes give.
-        """
+        """Returns the sweep that ``mapping`` describes; see `spec_from_dict`."""
         # Before names are filled in below, which recurses as deep as the nesting.
         refuse_hostile(where or cls.__name__, mapping)
         if isinstance(mapping, Mapping):
@@ -149,12 +142,7 @@ class Sweep(Spec):
 
     @cached_property
     def chunk_size(self) -> int:
-        """How many settings are evaluated in one go, and saved as one shard.
-
-        A power of two, from the memory that may be used, and small enough that not
-        much is lost with it: a few seconds' work by the engine that the whole sweep
-        will use. It depends on nothing else, least of all on devices.
-        """
+        """How many settings are evaluated in one go, and saved as one shard."""
         step = self.step
         parts = step.steps if isinstance(step, ComposedSteps) else (step,)
         pairs = [dominating_pair(part) for part in parts]
@@ -171,10 +159,7 @@ class Sweep(Spec):
         return 1 << (max(most, 1).bit_length() - 1)
 
     def request(self, quantity: str, method: str, values: Mapping[str, Any]) -> Request:
-        """Returns the request for some settings: (n,) values for every axis.
-
-        Words among them are passed over.
-        """
+        """Returns the request for some settings: (n,) values for every axis."""
         given = {name: getattr(self, name) for name in _NEEDS[quantity]}
         given |= {name: v for name, v in values.items() if name in _TARGETS}
         step: Any = self.step
@@ -190,11 +175,7 @@ class Sweep(Spec):
         return CalibrationRequest(calibrate=quantity, **given)
 
     def description(self) -> dict[str, Any]:
-        """Returns what makes this sweep this sweep, for the manifest.
-
-        The dictionary form, but for sizes of real units, which are as private as the
-        data themselves: of a `Population` there is only a hash.
-        """
+        """Returns what makes this sweep this sweep, for the manifest."""
         return _without_sizes(self.to_dict())
 
     def _words(self, field: str) -> tuple[str, ...]:
@@ -245,10 +226,7 @@ class Sweep(Spec):
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """Returns the sweep in a TOML file, fully validated; nothing is computed yet.
-
-    As in every request file, a table ``[population]`` may stand beside the step.
-    """
+    """Returns the sweep in a TOML file, fully validated; nothing is computed yet."""
     # read_request needs no more of the class than these two: from_dict and step.
     return read_request(path, Sweep)  # pyright: ignore[reportArgumentType]
 

@@ -52,13 +52,7 @@ Engine = Callable[[Sweep, Sequence[int]], Iterator[ChunkResult]]
 
 
 def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
-    """Returns the answers of one chunk, and what the library warned of.
-
-    (n, 1) float64 answers: upper bounds, the smallest noise that is enough, or the
-    largest permitted number of steps (at most 2**53, hence exact); where
-    `answer_columns` says so (n, 3), with the two columns of `INFO`. Settings that are
-    out of range together, or covered by no theorem, raise as the questions do.
-    """
+    """Returns the answers of one chunk, and what the library warned of."""
     start, stop = chunk_range(number, sweep.grid.size, sweep.chunk_size)
     values, size = sweep.grid.values(np.arange(start, stop)), stop - start
     quantity = values.get(QUANTITY, np.full(size, sweep.quantities[0]))
@@ -102,12 +96,7 @@ def _in_work(
     begin: Callable[[int], Any],
     first_of: Callable[[list[Any]], Any],
 ) -> Iterator[tuple[int, Any]]:
-    """Yields chunks that are done, with ``width`` in work.
-
-    A chunk is begun only when another one has been taken and, the consumer asking for
-    more, saved: however slow the disk is, no answers pile up in memory, and a process
-    that is killed loses no more than the chunks in work.
-    """
+    """Yields chunks that are done, with ``width`` in work."""
     waiting, begun = iter(numbers), dict[Any, int]()
     while True:
         for number in itertools.islice(waiting, width - len(begun)):

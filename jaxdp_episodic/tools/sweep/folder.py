@@ -149,10 +149,7 @@ class SweepFolder:
         ]
 
     def remove_shards(self) -> None:
-        """Removes the shards, and what killed writers have left, once all is done.
-
-        Nothing else: not what a link leads to, and no file that is not ours.
-        """
+        """Removes the shards, and what killed writers have left, once all is done."""
         shards = self.path / SHARDS
         if shards.is_symlink():
             raise ValueError(f"{shards} must not be a link")

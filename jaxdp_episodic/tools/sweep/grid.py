@@ -70,10 +70,7 @@ def check_of(field: str) -> Check | None:
 
 
 def wrapped(step: Any) -> Any:
-    """Returns a step's table with every single scheme made a list of one level.
-
-    A path in the table is then the path of the same field in the step made of it.
-    """
+    """Returns a step's table with every single scheme made a list of one level."""
     if not isinstance(step, Mapping):
         return step
     table = dict(step)
@@ -89,10 +86,7 @@ def wrapped(step: Any) -> Any:
 
 
 def numeric_fields(step: Any, path: Path = (), prefix: str = "") -> dict[str, Path]:
-    """Returns where the numeric fields are in the wrapped table of a step.
-
-    What is not as it should be is passed over: it is refused where specs are read.
-    """
+    """Returns where the numeric fields are in the wrapped table of a step."""
     found: dict[str, Path] = {}
     if not isinstance(step, Mapping):
         return found
@@ -284,11 +278,7 @@ class Grid:
         return np.ravel_multi_index(arrays, self.shape)
 
     def corners(self) -> dict[str, np.ndarray]:
-        """Returns the settings where every field is at its smallest or largest.
-
-        What fields demand of each other (at most as many ways as classes) is monotone
-        in each, so it holds everywhere if it holds there. Of words all are taken.
-        """
+        """Returns the settings where every field is at its smallest or largest."""
         ends = []
         for fields in self.dimensions:
             columns = [self._points[name] for name in fields]

@@ -44,12 +44,7 @@ def run_sweep(
     part: tuple[int, int] | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Evaluates what is still missing of a sweep, and makes the table.
-
-    May be killed at any moment and called again: chunks that were saved are checked and
-    kept, and the table ends with the same bytes. Calls with different parts may run at
-    the same time, on machines that share the folder.
-    """
+    """Evaluates what is still missing of a sweep, and makes the table."""
     number, parts = part or (1, 1)
     if not 1 <= number <= parts:
         raise ValueError(f"shard must be i/n with 1 <= i <= n, got {number}/{parts}")

@@ -50,13 +50,10 @@ def tables(results: Results) -> dict[str, str]:
     return {
         "summary": summary(results, games, trained),
         "provenance": provenance(results),
-        "designs": designs(games),
-        "allocation": allocation(results["allocation"]["rows"]),
         "runs": runs(trained),
         "faults": faults(results["mutations"]["faults"]),
         "kills": moments(results["kills"]),
         "distributed": moments(results["distributed"]),
-        "readers": readers(results["fuzz"]["results"]),
     }
 
 
@@ -145,50 +142,9 @@ def provenance(results: Results) -> str:
         # Faults may have been added later.
         days = {found["date"], *(one.get("date", found["date"]) for one in older)}
         releases = {version, *(one.get("version", version) for one in older)}
-        versions = {**found["versions"], own: ", ".join(sorted(releases))}
-        words = ", ".join(f"{k} {v}" for k, v in versions.items() if v)
         script = f"`experiments/trust/{command}.py`"
-        rows.append([script, ", ".join(sorted(days)), found["machine"], words])
-    return table(["command", "date", "machine", "versions"], rows)
-
-
-def allocation(rows: list[Row]) -> str:
-    """Simulated deltas against the claims, the epsilons of one pair in a line."""
-    relations = {"add_remove": "add, remove", "replace_one": "replace one"}
-    pairs: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        relation = relations[row["relation"]]
-        if row["rate"] < 1:
-            relation = f"drawn below, {row['rate']:g}"
-        run = f"{row['steps']}, {row['noise']:g}, {row['num_steps']}"
-        pairs.setdefault((relation, run, row["direction"]), []).append(row)
-    lines = []
-    for key, found in pairs.items():
-        epsilons = ", ".join(f"{row['epsilons'][0]:g}" for row in found)
-        deltas = f"{found[0]['claimed']:.3g} to {found[-1]['claimed']:.3g}"
-        cells = [epsilons, f"at most {deltas}", "below", "", ""]
-        if all(row["is_attained"] for row in found):
-            off = [row["deviations"] for row in found]
-            sides = zip(*(row["deviations_planted"] for row in found), strict=True)
-            cells = [epsilons, deltas, f"{min(off):+.1f} to {max(off):+.1f}"]
-            cells += [f"{min(side):+.0f} to {max(side):+.0f}" for side in sides]
-        lines.append([*key, *cells])
-    head = ["unit", "steps an epoch, noise, steps", "direction", "epsilon"]
-    head += ["delta claimed", "simulated", "with 1 % less noise", "with 1 % more"]
-    return table(head, lines)
-
-
-def designs(rows: list[Row]) -> str:
-    """Audit games, a design a line."""
-    lines = []
-    for row in rows:
-        match = DESIGN.fullmatch(row["name"])
-        assert match is not None
-        run = f"{match['rates']}, {match['steps']}"
-        numbers = upward(row["claimed_exact"]), shown(row)
-        lines.append([match["design"], row["attacker"], run, *numbers])
-    head = ["design", "protected", "noise, steps", "claimed, exact", "audited"]
-    return table(head, lines)
+        rows.append([script, ", ".join(sorted(days)), ", ".join(sorted(releases))])
+    return table(["command", "date", "version"], rows)
 
 
 def shown(row: Row) -> str:
@@ -216,10 +172,9 @@ def faults(found: list[Row]) -> str:
     rows = []
     for fault in found:
         who = fault["caught_by"] if fault["is_caught"] else "**not caught**"
-        texts = (fault[which]["evidence"] for which in ("with", "without"))
-        evidence = [AUDITED.sub(r"\1 \2 \3 (delta \4)", text) for text in texts]
-        rows.append([fault["fault"], who, *evidence])
-    return table(["fault", "caught by", "with the fault", "without it"], rows)
+        evidence = AUDITED.sub(r"\1 \2 \3 (delta \4)", fault["with"]["evidence"])
+        rows.append([fault["fault"], who, evidence])
+    return table(["fault", "caught by", "with the fault"], rows)
 
 
 def moments(found: Row) -> str:
@@ -227,17 +182,6 @@ def moments(found: Row) -> str:
     facts = [[name, f"{value:,}"] for name, value in found["facts"].items()]
     facts += [[f"killed {name}", f"{n:,}"] for name, n in found["moments"].items()]
     return table(["", ""], facts)
-
-
-def readers(results: list[Row]) -> str:
-    """What became of the broken files."""
-    rows = []
-    for result in results:
-        cases, accepted = result["cases"], result["outcomes"].get("accepted", 0)
-        numbers = (f"{n:,}" for n in (cases, accepted, cases - accepted))
-        rows.append([result["target"], *numbers, f"{result['slowest_seconds']:.2f}"])
-    head = ["reader", "cases", "accepted", "refused, clearly", "slowest case, s"]
-    return table(head, rows)
 
 
 def picture(rows: list[Row], path: Path) -> None:

@@ -50,11 +50,9 @@ from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.choosing import RuleError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
-from jaxdp_episodic.trainer.run.loading import load_release
-from jaxdp_episodic.trainer.run.report import load_parameters
+from jaxdp_episodic.trainer.run.loading import load_parameters, load_release
 from jaxdp_episodic.trainer.run.run_files import StepProgress
-from jaxdp_episodic.trainer.run.selection import Selection
-from jaxdp_episodic.trainer.run.stages import Stage
+from jaxdp_episodic.trainer.run.selection import Selection, Stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.run.use import Classified, Release
 from jaxdp_episodic.trainer.run.validation import PrivateValidation

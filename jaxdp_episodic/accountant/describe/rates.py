@@ -273,7 +273,7 @@ def _most_children_drawn(
     elif bound is None:
         raise ValueError(
             f"level {scheme.name!r}: clipping below the protected unit needs a public "
-            "upper bound of the children of one unit; give Poisson(population=)"
+            "upper bound of the children of one unit, the draw's population"
         )
     bound = np.asarray(bound, np.int64)
     if population is not None:

@@ -113,7 +113,13 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
     unit, last = str(first.privacy_unit), bounding.design.level_names[-1]
     relation, is_person = first.neighboring_relation, unit in OWNED
     designs = [part.design for part in run.gaussian_steps]
-    kinds = {type(scheme) for design in designs for scheme in design.schemes}
+    # A scheme that takes everybody draws nothing.
+    kinds = {
+        type(scheme)
+        for design in designs
+        for scheme in design.schemes
+        if np.min(getattr(scheme, "sampling_probability", 0.0)) < 1
+    }
     in_blocks = isinstance(first.design, PeopleBlocks)
     in_epochs = any(map(epoch_scheme, designs))
     is_bounded = is_person and (first.people is not None or not in_blocks)
@@ -137,7 +143,7 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         (unit == ORIGINAL, _COPIES),
         (is_bounded and in_blocks, _WITHIN),
         (True, _CHOICES if chooses else _FIXED),
-        (True, _FRESH_EPOCHS if in_epochs else _FRESH_DRAWS),
+        (kinds, _FRESH_EPOCHS if in_epochs else _FRESH_DRAWS),
         (Poisson in kinds, _POISSON),
         (RandomAllocation in kinds, _BINS),
         (any(isinstance(design, GroupedClasses) for design in designs), _GROUPING),

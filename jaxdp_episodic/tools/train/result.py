@@ -25,9 +25,13 @@ from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.contributions import found_in
 from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.release import write_release
-from jaxdp_episodic.trainer.run.report import markdown_report
+from jaxdp_episodic.trainer.run.report import (
+    SEEDED,
+    markdown_report,
+    meaning_of,
+    said_of,
+)
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, read_log
-from jaxdp_episodic.trainer.run.said import SEEDED, meaning_of, said_of
 from jaxdp_episodic.trainer.run.selection import Selection
 from jaxdp_episodic.trainer.run.trainer import Trainer
 

@@ -29,11 +29,10 @@ from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled
 from jaxdp_episodic.trainer.run.contributions import in_words
-from jaxdp_episodic.trainer.run.parts import OwnParts
+from jaxdp_episodic.trainer.run.report import SEEDED, epsilon_without_last_stage
 from jaxdp_episodic.trainer.run.run_files import StepProgress
-from jaxdp_episodic.trainer.run.said import SEEDED, epsilon_without_last_stage
 from jaxdp_episodic.trainer.run.selection import choosing_split
 from jaxdp_episodic.trainer.run.trainer import Trainer
 

@@ -27,12 +27,7 @@ from jaxdp_episodic.trainer.draw.tree_draw import (
 def random_blocks(
     design: PeopleBlocks, num_known: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns a fresh partition of the list of people, one row for each episode.
-
-    (episodes, people a block) int64 places on the list, -1 for somebody beyond the
-    ``num_known`` who are in the data and stand first on it; the episodes of one block
-    are neighbours. A remainder of people is in no block.
-    """
+    """Returns (episodes, people a block) places of people, random; -1: no data."""
     size = int(np.asarray(design.people_per_block))
     order = generator.permutation(int(np.asarray(design.num_people)))
     blocks = order[: len(order) // size * size].reshape(-1, size)
@@ -132,10 +127,7 @@ class BlockExamples:
     def fill(
         self, people: np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns examples, mask and who drew a null, as `fill_slots` does.
-
-        Of people (J, people a block), places on the list; -1: somebody without data.
-        """
+        """As `fill_slots`, for (J, people a block) places on the list of people."""
         shape = len(people), *self.widths
         if self.slots is None:
             drawn = self._among_filled(people, generator)

@@ -27,10 +27,7 @@ _FEWEST_CLASSES = 2  # of an episode that draws them by coins: one tells nothing
 
 
 class CompleteUnits(NamedTuple):
-    """Clip units that a draw holds on average, and those that are complete.
-
-    They follow from the sizes of the data, which may be private: not for release.
-    """
+    """Mean numbers of drawn and complete clip units: private, from the data's sizes."""
 
     complete: float  # mean number
     drawn: float  # mean number
@@ -65,10 +62,7 @@ class Needs(NamedTuple):
 def complete_in_tree(
     above: Sequence[Level], below: Sequence[Level], needs: Needs
 ) -> float:
-    """Returns the mean number of complete units of the last of the levels ``above``.
-
-    No levels above: the root, which is drawn once.
-    """
+    """Returns the mean number of complete units of the last of the levels ``above``."""
     if not below:
         return float(np.sum(chances(above)))
     complete = chances_below(below, needs)[1]
@@ -99,10 +93,7 @@ def fewest_classes(level: Level) -> int:
 def complete_in_draw(
     mask: np.ndarray, holds_null: np.ndarray | None, needs: Needs, fewest: int
 ) -> int:
-    """Returns how many clip units of a draw are complete.
-
-    ``mask`` and ``holds_null`` as of a `Draw`, ``fewest`` classes an episode.
-    """
+    """Returns how many clip units of a draw are complete."""
     if not len(mask):
         return 0
     number = mask.sum(axis=-1) if mask.ndim > 1 else mask.astype(np.int64)
@@ -131,11 +122,7 @@ def chance_in_blocks(
     people_per_block: int,
     needs: Needs,
 ) -> tuple[float, bool]:
-    """Returns the chance that an episode of a block of people is complete, if exact.
-
-    It is where blocks are single people, few enough to count them all; else the mean
-    over random blocks, an *estimate*.
-    """
+    """Returns the chance that a block's episode is complete, and if that is exact."""
     counts = np.diff(blocks.starts).reshape(-1, blocks.num_classes)
     known = len(counts)
     if people_per_block == 1 and known <= _BLOCKS:
@@ -151,10 +138,7 @@ def chance_in_blocks(
 
 
 def mean_product(values: np.ndarray, number: int, size: int) -> float:
-    """Returns the mean product of ``size`` values drawn without replacement; *exact*.
-
-    Of ``number`` values >= 0: those given, and zeros. Up to rounding.
-    """
+    """Returns the mean product of ``size`` of ``number`` values, those not given 0."""
     positive, counts = np.unique(values[values > 0], return_counts=True)
     filled = int(counts.sum())
     chance = _all_among(filled, number, size)
@@ -198,10 +182,7 @@ def _of_sizes(
 
 
 def _of_children(level: Level, values: np.ndarray, fewest: int = 0) -> np.ndarray:
-    """The mean product of the values of each unit's children that are drawn.
-
-    0 where fewer than so many are; the value of a null is 0.
-    """
+    """The mean product of each unit's drawn children; 0 of fewer than ``fewest``."""
     product = _by_coins if isinstance(level.scheme, Poisson) else _by_size
     known: dict[tuple[int, bytes], float] = {}  # many units are alike
     result = np.empty(len(level.counts))
@@ -222,7 +203,6 @@ def _by_size(level: Level, values: np.ndarray, slots: int, fewest: int) -> float
 
 
 def _by_coins(level: Level, values: np.ndarray, slots: int, fewest: int) -> float:
-    """Less what comes of fewer children than so many."""
     assert isinstance(level.scheme, Poisson)
     rate = float(np.asarray(level.scheme.sampling_probability))
     # Coefficients: the chances of so many drawn children, all of them good.

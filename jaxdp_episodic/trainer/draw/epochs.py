@@ -86,10 +86,7 @@ def shuffled(number: int, steps: int, generator: np.random.Generator) -> Epoch:
 def random_groups(
     design: GroupedClasses, num_filled: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns a fresh random partition of all classes, (G, ways); null ones -1.
-
-    A remainder of fewer than ``ways`` classes is in no group.
-    """
+    """Returns a fresh random partition of all classes, (G, ways); null ones -1."""
     ways, number = int(np.asarray(design.ways)), int(design.num_possible_episodes)
     order = generator.permutation(int(np.asarray(design.num_classes)))
     groups = order[: number * ways].reshape(-1, ways)

@@ -64,10 +64,7 @@ class Keys:
             self._seed = _validation.whole_number("seed", seed, minimum=0)
 
     def new(self, purpose: str, number: int) -> bytes:
-        """Returns 32 bytes for one use, which the caller sees to.
-
-        The purpose is a word, such as "draw", the number that of the step or epoch.
-        """
+        """Returns 32 bytes for one use, such as "draw" of a step."""
         if not self.is_seeded:
             return secrets.token_bytes(KEY_BYTES)
         return _hashed(purpose, self._seed, number)

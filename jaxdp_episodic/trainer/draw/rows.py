@@ -47,10 +47,7 @@ class TreeRows:
         self.largest = largest_total(levels)
 
     def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (J, *inner_shape) units to draw below, and the (J,) clip units.
-
-        They are the same; the root once where no level is drawn.
-        """
+        """Returns (J, *inner_shape) units to draw below, and the (J,) clip units."""
         units = draw_units(self.levels, generator)
         return units, units.copy() if self.levels else np.full(1, NO_UNIT)
 

@@ -61,15 +61,7 @@ def rows_and_levels(
     slots_of: str | None = None,
     num_people: int = 0,
 ) -> tuple[TreeRows | FixedRows | GroupedRows | BlockRows | EpochRows, Sequence[Level]]:
-    """Returns what forms the rows of a draw, and the levels drawn below them.
-
-    With the level that has slots, some of which may be null, see `EpisodeSampler`, and
-    how many people are in the data.
-
-    Raises:
-      ValueError: a population whose levels or number of classes do not fit.
-      NotImplementedError: slots in shuffled epochs.
-    """
+    """Returns rows, the levels below them, the level with slots, and the people."""
     epochs = epoch_scheme(sampling)
     if isinstance(sampling, MultistageSampling):
         if epochs is not None:
@@ -280,12 +272,7 @@ class EpisodeSampler:
         return rows.steps_per_epoch if isinstance(rows, EpochRows) else None
 
     def begin_epoch(self, generator: np.random.Generator) -> Epoch:
-        """Returns who takes part in which step of an epoch, freshly drawn.
-
-        Raises:
-          TypeError: anything but a NumPy ``Generator``.
-          ValueError: a sampling that draws anew in every step.
-        """
+        """Returns who takes part in each step of an epoch, freshly drawn."""
         _check_generator(generator)
         if not isinstance(self._rows, EpochRows):
             raise ValueError("the sampling has no epochs: every step draws anew")

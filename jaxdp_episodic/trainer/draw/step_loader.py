@@ -170,10 +170,7 @@ def _tree(
 
 
 class _Rows:
-    """A data set whose items are rows of a batch, and the function that joins them.
-
-    A row is a batch of its slots: every part is collated first, then laid out.
-    """
+    """Items are rows of a batch: slots are collated first, then laid out."""
 
     def __init__(self, dataset: Any, slot_shape: tuple[int, ...]) -> None:
         self._dataset, self._slot_shape = dataset, slot_shape

@@ -49,10 +49,7 @@ class Children(NamedTuple):
 def poisson(
     counts: np.ndarray, rate: float, generator: np.random.Generator
 ) -> Children:
-    """Draws every child independently with probability ``rate``.
-
-    Time is linear in the drawn children: gaps between successes are geometric.
-    """
+    """Draws every child with probability ``rate``, in time linear in those drawn."""
     ends = np.cumsum(counts)
     drawn = _successes(int(ends[-1]) if len(ends) else 0, rate, generator)
     owner = np.searchsorted(ends, drawn, side="right")
@@ -63,10 +60,7 @@ def poisson(
 def without_replacement(
     counts: np.ndarray, size: int, generator: np.random.Generator
 ) -> Children:
-    """Draws ``min(size, count)`` children of each unit, uniformly among all subsets.
-
-    By one of three algorithms, the fastest for these sizes.
-    """
+    """Draws ``min(size, count)`` children of each unit, uniformly among all subsets."""
     number = np.minimum(counts, size)
     most, total = int(number.max(initial=0)), float(number.sum())
     elements = (1 + most / 40) * most * len(counts)
@@ -233,11 +227,7 @@ def _size(scheme: Scheme) -> int:
 def make_level(
     scheme: Scheme, counts: np.ndarray, slots_of: str | None = None
 ) -> Level:
-    """Returns the level whose units are the children that ``counts`` counts.
-
-    Where it is the level ``slots_of``, its ``population`` is the number of slots of
-    every unit one level up; without one, or with fewer, a ValueError.
-    """
+    """Returns the level of these children; ``slots_of`` needs enough slots."""
     starts = np.cumsum(counts) - counts
     if scheme.name != slots_of:
         return Level(scheme, counts, starts, counts, has_slots=False)

@@ -46,10 +46,7 @@ def count_deviation(clipping: ClippingConfig, noise_multiplier: Any) -> float:
 
 
 def vote(unit: Any, norm: Array, finite: Array, l2_clip_norm: Array) -> Array:
-    """Returns 2 b of a drawn clip unit, int32, by its norm before clipping.
-
-    A unit with a field ``slot_mask``, 0 everywhere, has nothing in it.
-    """
+    """Returns 2 b of a drawn clip unit, int32; 0 if all of its slots are masked."""
     is_short = finite & ~(norm > l2_clip_norm)
     held = jnp.any(getattr(unit, "slot_mask", jnp.ones((1,), jnp.float32)) > 0)
     return jnp.where(held, jnp.where(is_short, 1, -1), 0).astype(jnp.int32)
@@ -63,11 +60,7 @@ def released_share(
     *,
     is_discrete: bool,
 ) -> np.ndarray:
-    """Returns the share of short contributions, with its noise: float32, a scalar.
-
-    Of the sum of the units' `vote` and of the count's noise, grid steps if discrete,
-    else clip norms. The expected units a step are a public number, never the realised.
-    """
+    """Returns the noised share of short contributions, a float32 scalar."""
     steps = steps_of_vote(clipping)
     if is_discrete:
         # Whole numbers; what follows is post-processing. A vote is two times 1 / 2.
@@ -83,10 +76,7 @@ def next_clip_norm(
     l2_clip_norm: float,
     share: float,
 ) -> float:
-    """Returns the clip norm behind a step's: a function of what it released alone.
-
-    The bounds are those of `ClippingConfig.bounds`, the share is `released_share`.
-    """
+    """Returns the next clip norm: a function of what the step released alone."""
     change = clipping.rate * (clipping.quantile - float(share))
     logarithm = math.log(l2_clip_norm) + change
     low, high = bounds
@@ -102,10 +92,10 @@ def clipped_and_noised(clipping: ClippingConfig, noise: str, step: GaussianStep)
     if clipping.counts:
         scaled += f", to a norm that followed the {clipping.quantile:g} quantile"
         count = (
-            f", noise of {count_deviation(clipping, step.noise_multiplier):.5g} to "
+            f", and noise of {count_deviation(clipping, step.noise_multiplier):.5g} to "
             "the count of those that were at most that long"
         )
     return (
-        f"the gradient of each drawn `{step.clip_unit}` was {scaled}, {noise} of "
-        f"{deviation:.5g} times {norm} was added to their sum{count}"
+        f"the gradient of each drawn `{step.clip_unit}` was {scaled}, and {noise} "
+        f"of {deviation:.5g} times {norm} was added to their sum{count}"
     )

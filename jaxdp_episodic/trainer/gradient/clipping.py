@@ -60,10 +60,7 @@ def scale_to_norm(contribution: Any, l2_clip_norm: Array) -> tuple[Any, Array, A
 def _scaled(
     contribution: Any, l2_clip_norm: Array, factor_of: Callable[..., Array]
 ) -> tuple[Any, Array, Array]:
-    """A contribution times ``factor_of(full, relative, scale) / scale``.
-
-    ``full`` makes it as long as is allowed; ``relative`` is its norm in units of scale.
-    """
+    """A contribution times ``factor_of(full, relative norm, scale) / scale``."""
     dtype = training_dtype(contribution)
     leaves = [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(contribution)]
     scale, relative, finite = _measured(leaves)

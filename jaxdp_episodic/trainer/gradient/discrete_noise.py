@@ -85,24 +85,14 @@ def no_sum(params: Any) -> Any:
 
 
 def halves(block_sum: Any) -> Any:
-    """Returns a block's sum of whole numbers as (2, ...) a leaf, to be added up.
-
-    ``256 a + b`` is the number.
-    """
+    """Returns a block's sum as (2, ...) a leaf; ``256 a + b`` is the number."""
     return jax.tree.map(
         lambda x: jnp.stack([x >> _HALF, x & (2**_HALF - 1)]), block_sum
     )
 
 
 def steps_in_norm(*sizes: int) -> float:
-    """Returns how many grid steps a clip norm is before it is rounded.
-
-    Args:
-      sizes: of each leaf of the parameters.
-
-    Raises:
-      ValueError: so many entries that rounding takes half of the clip norm.
-    """
+    """Returns how many grid steps a clip norm has, for leaves of these sizes."""
     # A norm is off by half as much as its square; then half the diagonal of a cell.
     steps = GRID * math.sqrt(_shortened(sizes)) - 0.5 * math.sqrt(sum(sizes))
     if steps < GRID / 2:
@@ -152,15 +142,7 @@ def _shortened(sizes: Sequence[int]) -> float:
 
 
 def check_rows(rows: list[int], num_processes: int) -> None:
-    """Refuses more rows of clip units than sums have room for.
-
-    Args:
-      rows: of each block.
-      num_processes: with as many each.
-
-    Raises:
-      ValueError: a block of more than `MOST_ROWS`, or in all more than `MOST_UNITS`.
-    """
+    """Refuses more rows of clip units than int32 sums have room for."""
     if max(rows) > MOST_ROWS:
         raise ValueError(
             f"a block of discrete noise takes up to {MOST_ROWS:,} rows, got "

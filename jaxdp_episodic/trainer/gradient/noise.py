@@ -51,11 +51,7 @@ class Noise:
     def taken(
         self, kind: str, noise_multiplier: float, shapes: Sequence[tuple[int, ...]]
     ) -> list[np.ndarray]:
-        """Returns the leaves, once.
-
-        Raises:
-          ValueError: a second time, or for another kind, multiplier or shapes.
-        """
+        """Returns the leaves, once, for the settings that they were drawn for."""
         drawn_for = self.kind, self.noise_multiplier, self._shapes
         asked = kind, noise_multiplier, list(shapes)
         for name, own, other in zip(_DRAWN_FOR, drawn_for, asked, strict=True):
@@ -74,12 +70,7 @@ class Noise:
 
 
 def checked_noise(noise_multiplier: Any, kind: str) -> float:
-    """Returns a noise multiplier that the noise can have; see `PrivateGradient`.
-
-    Raises:
-      TypeError: no number.
-      ValueError: one out of range.
-    """
+    """Returns a noise multiplier that the noise can have; see `PrivateGradient`."""
     value = _validation.float32_number("noise_multiplier", noise_multiplier, zero=True)
     if kind == DISCRETE and value > LARGEST_NOISE:
         raise ValueError(

@@ -16,21 +16,13 @@ _WIDE = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def training_dtype(params: Any) -> np.dtype:
-    """Returns float64 if a leaf is, as arrays of JAX; else float32.
-
-    Args:
-      params: pytree of arrays. Without x64 JAX has no float64, and makes float32 of it.
-    """
+    """Returns float64 if a leaf is, else float32."""
     kinds = (jax.dtypes.canonicalize_dtype(x.dtype) for x in jax.tree.leaves(params))
     return np.dtype(np.float64 if _WIDE[1] in kinds else np.float32)
 
 
 def as_trained(data: Any, dtype: Any) -> Any:
-    """Returns a pytree of arrays, float32 and float64 ones in the type of training.
-
-    Whole numbers, and floats of lower precision, stay what they are: a model that takes
-    those converts them itself.
-    """
+    """Casts float32 and float64 arrays to the type of training; others stay."""
     return jax.tree.map(
         lambda leaf: leaf.astype(dtype) if leaf.dtype in _WIDE else leaf, data
     )

@@ -44,15 +44,7 @@ class RunEndedError(ConnectionError):
 
 
 class Processes:
-    """The processes of this JAX program; made by `all_processes`.
-
-    All methods but `end` must be called by every process, in the same order. Where
-    there is one process they do nothing.
-
-    Attributes:
-      count: how many there are.
-      index: which one this is; 0 is the first.
-    """
+    """The processes of this program, which call all methods but `end` in one order."""
 
     def __init__(self) -> None:
         self.count, self.index = jax.process_count(), jax.process_index()
@@ -80,11 +72,7 @@ class Processes:
         return self.index == 0
 
     def meet(self) -> None:
-        """Waits for all others, however long they take.
-
-        Raises:
-          RunEndedError: one has failed, or was killed.
-        """
+        """Waits for all others; `RunEndedError` if one has failed or was killed."""
         if self.count == 1:
             return
         with self._or_ended():
@@ -95,13 +83,7 @@ class Processes:
             raise RunEndedError(said)
 
     def sum(self, tree: Any) -> Any:
-        """Returns the sum over processes of pytrees of arrays of floats or int32.
-
-        Integers are summed exactly; every process gets the same bits.
-
-        Raises:
-          RunEndedError: a process has ended.
-        """
+        """Returns the sum over processes, the same bits in all, of integers exactly."""
         if self.count == 1:
             return tree
         leaves, structure = jax.tree.flatten(tree)
@@ -118,14 +100,7 @@ class Processes:
             )
 
     def shared(self, tree: Any) -> Any:
-        """Returns the first process's arrays, bit for bit.
-
-        Args:
-          tree: pytree of arrays, of the same structure, shapes and types everywhere.
-
-        Raises:
-          RunEndedError: a process has ended.
-        """
+        """Returns the first process's arrays, in the structure of ``tree``."""
         if self.count == 1:
             return tree
         bits = jax.tree.map(_bits, tree)

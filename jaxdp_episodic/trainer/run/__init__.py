@@ -1,6 +1,6 @@
 """The run: trainer, ledger, store.
 
 Doors: `adaptive`, `assemble`, `calibration`, `checks`, `choosing`, `contributions`,
-`evaluation`, `loading`, `parts`, `release`, `report`, `run_files`, `said`,
-`selection`, `stages`, `trainer`, `use`, `validation`.
+`evaluation`, `loading`, `release`, `report`, `run_files`, `selection`,
+`trainer`, `use`, `validation`.
 """

@@ -14,7 +14,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.trainer.config.rules import Released, ScoreThen
-from jaxdp_episodic.trainer.run.description import described_step
+from jaxdp_episodic.trainer.run.state import described_step
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 
 

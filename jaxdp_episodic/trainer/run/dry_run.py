@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
-from jaxdp_episodic.trainer.run.release import described_release
-from jaxdp_episodic.trainer.run.report import flat_params
+from jaxdp_episodic.trainer.run.release import described_release, flat_params
 
 
 def try_out(run: Any, evaluations: Mapping[str, Evaluation], *, is_tried: bool) -> None:

@@ -23,8 +23,7 @@ from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.trainer.config.rules import ScoreThen
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.run.choosing import can_any
-from jaxdp_episodic.trainer.run.description import refuse_other_run
-from jaxdp_episodic.trainer.run.state import refuse_other_state
+from jaxdp_episodic.trainer.run.state import refuse_other_run, refuse_other_state
 from jaxdp_episodic.trainer.run.store import Mark, RunStore, Saved
 
 Scores = Callable[[], Sequence[ScoreThen]]
@@ -259,9 +258,6 @@ class Ledger:
             )
         if not is_ours:
             raise LedgerError(f"the run's file is of another run: {said}")
-
-
-ledger_of = Ledger
 
 
 def taken_up(

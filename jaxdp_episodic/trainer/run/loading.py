@@ -39,7 +39,6 @@ from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
 from jaxdp_episodic.trainer.learners.untrained import as_they_are
 from jaxdp_episodic.trainer.run.calibration import calibration_of
 from jaxdp_episodic.trainer.run.evaluation import for_ways
-from jaxdp_episodic.trainer.run.parts import OWN
 from jaxdp_episodic.trainer.run.release import (
     AS_THEY_ARE,
     DESCRIPTION,
@@ -48,16 +47,18 @@ from jaxdp_episodic.trainer.run.release import (
     HIDDEN,
     LEARNERS,
     MODEL,
+    OWN,
     PARAMETERS,
     STATEMENT,
     VERSION,
+    flat_params,
 )
-from jaxdp_episodic.trainer.run.report import flat_params
 from jaxdp_episodic.trainer.run.use import Release
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import Started
 
 _MOST_BYTES = 2**30  # of parameters, unless a call says otherwise
+_HEADER_BYTES = 2**20  # most that headers of arrays may take
 _MOST_TEXT = 2**20  # bytes of a text of a release
 # Learners whose parameters have a prior beside those of the model.
 _WITH_PRIORS = (MixedModel.__name__, BayesianRegression.__name__)
@@ -137,6 +138,30 @@ def load_release(
         facts = _table("it", read_json(folder / FACTS, max_bytes=_MOST_TEXT))
     how = shape, dtype, source, statement, facts, calibration
     return Release(stage, made, params, fixed, *how)
+
+
+def load_parameters(path: Path, like: Any) -> Any:
+    """Returns exported parameters in the structure of ``like``; never unpickles.
+
+    Raises:
+      OSError: a file that cannot be read.
+      ValueError: no npz file of numbers, a larger one than parameters need, or other
+        names or shapes than ``like`` has.
+    """
+    wanted = flat_params(like)
+    # Twice as many bytes as doubles need.
+    most = 16 * sum(leaf.size for leaf in wanted.values()) + _HEADER_BYTES
+    arrays = read_arrays(path, max_bytes=most)
+    if wanted.keys() != arrays.keys():
+        odd = sorted(wanted.keys() ^ arrays.keys())
+        raise ValueError(f"{path}: parameters differ in {odd[:5]}")
+    for name, leaf in wanted.items():
+        if arrays[name].shape != leaf.shape:
+            raise ValueError(
+                f"{path}: {name} must have shape {leaf.shape}, got {arrays[name].shape}"
+            )
+    leaves = [jnp.asarray(arrays[n], v.dtype) for n, v in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _refuse_links(folder: Path) -> None:

@@ -29,10 +29,9 @@ from jaxdp_episodic.trainer.gradient.private_gradient import Counted, PrivateGra
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import checks, contributions
-from jaxdp_episodic.trainer.run.apart import found_in_both
+from jaxdp_episodic.trainer.run.checks import found_in_both
 from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep, RunDraws
-from jaxdp_episodic.trainer.run.state import TrainingState, kinds_of
-from jaxdp_episodic.trainer.run.update import updater
+from jaxdp_episodic.trainer.run.state import TrainingState, kinds_of, updater
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 

@@ -1,9 +1,6 @@
-"""A run's release: what may leave the house, and how it is written.
+"""Writes a run's release: parameters, privacy statement, public log, facts, and use.
 
-A folder with the parameters of the stage that is released, the statement of the run's
-privacy, the public log, public facts, and ``release.json``: how the parameters are put
-to use, in plain values. All of it follows from what the noised steps released and from
-public settings. `load_release` reads it.
+All of it follows from what the noised steps released and from public settings.
 """
 
 from __future__ import annotations
@@ -13,6 +10,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxdp_episodic.files.archive import write_arrays
 from jaxdp_episodic.files.atomic import atomic_folder
@@ -27,10 +28,8 @@ from jaxdp_episodic.trainer.learners.learners import (
 )
 from jaxdp_episodic.trainer.learners.untrained import Ridge, as_they_are
 from jaxdp_episodic.trainer.run.calibration import Calibration
-from jaxdp_episodic.trainer.run.parts import OWN
-from jaxdp_episodic.trainer.run.report import flat_arrays
+from jaxdp_episodic.trainer.run.report import Said
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
-from jaxdp_episodic.trainer.run.said import Said
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import Started
 
@@ -39,10 +38,11 @@ STATEMENT = "privacy.md"
 PUBLIC_LOG = "log.jsonl"
 FACTS = "run.json"
 DESCRIPTION = "release.json"
+OWN = "own"  # key of a description of what no config names
 FORMAT = "jaxdp-episodic release"
-VERSION = 1
-"""Of `DESCRIPTION`; others are refused."""
+VERSION = 1  # of `DESCRIPTION`; others are refused
 
+# Learners that a description rebuilds by their fields.
 LEARNERS = {
     cls.__name__: cls
     for cls in (
@@ -56,12 +56,11 @@ LEARNERS = {
         Supervised,
     )
 }
-"""Learners that a description rebuilds by their fields."""
 
+# What a learner applies: nothing, the model, or what the model's last layer sees.
 AS_THEY_ARE = "as_they_are"
 MODEL = "model"
 HIDDEN = "hidden"
-"""What a learner applies: nothing, the model, or what the model's last layer sees."""
 
 
 def write_release(folder: Path, trainer: Any, log: Path, said: Said) -> list[Path]:
@@ -88,23 +87,12 @@ def export_run(
     description: Mapping[str, Any],
     has_public_epsilon: bool = True,
 ) -> list[Path]:
-    """Writes the releasable part of a run and returns the files.
-
-    Args:
-      folder: made if missing; files of these names are replaced, all at once.
-      params: the parameters of what is released.
-      statement: what is protected, how well and under which conditions (Markdown).
-      log: the run's full log, whose public compartment is copied.
-      facts: public settings of the run, plain values; written as ``run.json``.
-      description: of `described_release`; written as ``release.json``.
-      has_public_epsilon: False if the epsilons in the log were computed from private
-        sizes: they, and with them how many steps there were, are left out.
-
-    Raises:
-      OSError: a file that cannot be written.
-      TypeError: facts that JSON cannot hold.
-    """
-    arrays = flat_arrays(params)
+    """Writes all files of a release at once, and returns them."""
+    arrays = {
+        path: np.asarray(leaf, np.float32) if leaf.dtype == jnp.bfloat16 else leaf
+        for path, leaf in flat_params(params).items()
+    }
+    # Epsilons from private sizes are not public, nor is how many steps there were.
     records = releasable_records(read_log(log)) if has_public_epsilon else []
     shapes = {name: list(array.shape) for name, array in arrays.items()}
     described = {**description, "parameters": shapes}
@@ -122,11 +110,17 @@ def export_run(
     return [folder / name for name in (PARAMETERS, *texts)]
 
 
-def described_release(trainer: Any) -> dict[str, Any]:
-    """Returns how to put to use what a trainer releases, as plain values.
+def flat_params(params: Any) -> dict[str, Any]:
+    """Returns the leaves by their path, e.g. ``"layers/0/kernel"``, in tree order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in leaves
+    }
 
-    It holds settings, and shapes of what a model sees; no number of units.
-    """
+
+def described_release(trainer: Any) -> dict[str, Any]:
+    """Returns how to use what a trainer releases: settings and shapes, no sizes."""
     recipe, stage = dict(trainer.recipe), trainer.released
     features = list(trainer.data.features.shape[1:])
     shape, model = features, recipe.pop("model", {OWN: True})

@@ -1,37 +1,49 @@
-"""What a run says of itself: the statement of its privacy, its page, its parameters.
+"""What a run says of itself: facts and statement of its privacy, and its page.
 
-What may leave the house is a function of what the noised steps released and of public
-settings: parameters, statement, public log. The checkpoint, the full log and the page
-are not.
+The statement for release holds what follows from releases and public settings alone.
+The page and the full log are private.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
-from jaxdp_episodic.accountant.describe.schemes import OWNED, PERSON
+from jaxdp_episodic.accountant.describe.schemes import (
+    OWNED,
+    PERSON,
+    Poisson,
+    WithoutReplacement,
+)
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.adaptive_words import (
     adaptive_preconditions,
     budget_in_words,
     owed_by_plan,
 )
+from jaxdp_episodic.accountant.report.in_words import FALSE_ALARMS
 from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
-from jaxdp_episodic.accountant.report.protected import bounds_in_words, changed_unit
+from jaxdp_episodic.accountant.report.protected import (
+    bounds_in_words,
+    changed_unit,
+    protected_unit,
+)
 from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.accountant.report.rounding import upward
-from jaxdp_episodic.files.archive import read_arrays
+from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.trainer.config.training_config import DISCRETE
-from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
+from jaxdp_episodic.trainer.config.training_parts import (
+    FIXED,
+    NORMALIZE,
+    ClippingConfig,
+)
 from jaxdp_episodic.trainer.config.training_start import contribution_norm
 from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -39,18 +51,179 @@ from jaxdp_episodic.trainer.gradient.clip_norm import clipped_and_noised
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT
 
+SEEDED = "draws and noise come from a fixed seed"
+_ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are drawn
+_UNITS = "mean units a step"
 _FIXED = ClippingConfig(kind=FIXED)
-# What is added, and what its low-order bits tell.
+# Whether the noise is discrete: its name, and what its low-order bits reveal.
 _NOISES = {
     True: (
         "discrete Gaussian noise",
-        "Sums and noise were whole numbers, whose low-order bits tell nothing.",
+        "Sums and noise were whole numbers, whose low-order bits reveal nothing.",
     ),
     False: (
         "Gaussian noise",
         "The noise was float64 Gaussian; its low-order bits are not hardened.",
     ),
 }
+
+
+class Said(NamedTuple):
+    """What a run says of itself, on its page and in its release."""
+
+    epsilon: float  # spent, or guaranteed
+    uncounted: float  # see `epsilon_without_last_stage`
+    facts: dict[str, Any]  # of the page
+    statement: str  # of the page
+    released: tuple[dict[str, Any], str]  # facts and statement of the release
+    has_public_epsilon: bool  # whether the log's epsilons are for release
+
+    def with_more(self, own: Mapping[str, Any], words: str) -> Said:
+        """Returns the same with facts and words added, in the release too."""
+        facts, statement = self.released
+        return self._replace(
+            facts={**self.facts, **own},
+            statement=self.statement + words,
+            released=({**facts, **own}, statement + words),
+        )
+
+
+def said_of(trainer: Any) -> Said:
+    """Returns what a run says of itself after the steps that were charged."""
+    budget, taken = trainer.budget, trainer.num_steps_charged
+    how: dict[str, Any] = {
+        name: getattr(trainer, name)
+        for name in ("is_seeded", "noise", "clipping", "truncation")
+    }
+    adapts = isinstance(budget, AdaptiveBudget)
+    if adapts:
+        budget = trainer.ledger.budget_charged
+        spent = uncounted = budget.epsilon
+        how["fixed"] = [name for name, check in trainer.checks.items() if check.fixed]
+    else:
+        spent = float(budget.spent(taken))
+        uncounted = epsilon_without_last_stage(budget, taken)
+        how |= {
+            "num_steps": taken,
+            "has_default_normalizer": trainer.has_default_normalizer,
+            "people": people_of(trainer.data, str(budget.step.privacy_unit)),
+        }
+    facts = plain(_facts(trainer, budget, spent, uncounted))
+    shown, released = (
+        (adaptive_statement if adapts else privacy_statement)(
+            budget, for_release=for_release, **how
+        )
+        for for_release in (False, True)
+    )
+    public = facts if adapts else _released_facts(facts, budget)
+    is_public = trainer.has_public_accounting
+    said = Said(spent, uncounted, facts, shown, (public, released), is_public)
+    selection = trainer.selection
+    if selection is None:
+        return said
+    if not is_public:  # nor is the number of steps
+        selection = selection.without_step()
+    return said.with_more({"stage": selection.stage.name}, f"\n{selection.words}\n")
+
+
+def _facts(trainer: Any, budget: Any, spent: float, uncounted: float) -> dict[str, Any]:
+    """The table of a run's facts."""
+    step, taken, words = budget.step, trainer.num_steps_charged, dict[str, Any]()
+    adapts = isinstance(budget, AdaptiveBudget)
+    for name, text in budget_in_words(budget) if adapts else ():
+        words[name] = f"{words[name]}; {text}" if name in words else text
+    noises = [float(one.noise_multiplier) for one in budget.before]
+    is_short = budget.is_private and taken < budget.num_steps
+    planned: dict[str, Any] = {
+        "steps": taken,
+        "epsilon spent": spent,
+        # Other accountants do not count the draw of an example.
+        "epsilon without counting the draw of examples": uncounted,
+        "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
+        "ended early": owed_by_plan(budget.epsilon, budget.delta) if is_short else None,
+        "noise multipliers of statistics": noises or None,
+    }
+    if step.privacy_unit in OWNED:
+        del planned["epsilon without counting the draw of examples"]
+    steps: dict[str, Any] = {
+        "clip norm": _clip_norm(trainer),
+        "clipped": f"each {step.clip_unit}",
+    }
+    if not adapts:
+        steps["noise multiplier"] = step.noise_multiplier
+        steps[_UNITS] = trainer.sampler.expected_units
+    not_private = None if budget.is_private else "there is no noise"
+    facts = {
+        **(words if adapts else planned),
+        "noise": trainer.noise,
+        "protected": f"{protected_unit(step)} ({step.neighboring_relation})",
+        **(steps if adapts or budget.num_steps > len(budget.before) else {}),
+        "not private": not_private or (SEEDED if trainer.is_seeded else None),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
+    """Those facts of a run that disclose no private number of units."""
+    hidden: set[str] = set()
+    if not mean_units_are_public(budget.step):
+        hidden.add(_UNITS)
+    if public_budget(budget) is None:  # the noise was calibrated to private sizes
+        hidden |= {"steps", "noise multiplier", _UNITS}
+        hidden |= {name for name in facts if name.startswith("epsilon ")}
+    return {name: value for name, value in facts.items() if name not in hidden}
+
+
+def _clip_norm(trainer: Any) -> float | str:
+    clipping, first = trainer.clipping, trainer.l2_clip_norm
+    if clipping.kind == NORMALIZE:
+        return f"{first:g}, of all contributions"
+    if not clipping.counts:
+        return first
+    return (
+        f"{first:g} at first, {trainer.clip_norm:.4g} at last: by the "
+        f"{clipping.quantile:g} quantile"
+    )
+
+
+def meaning_of(trainer: Any) -> str:
+    """Returns what the protection of a run means for one unit, in a sentence."""
+    budget, taken = trainer.budget, trainer.num_steps_charged
+    unit = budget.step.privacy_unit
+    if not budget.is_private or trainer.is_seeded:
+        return "not private"
+    if isinstance(budget, AdaptiveBudget):
+        return f"Every single {unit} is protected, however the run chose its steps."
+    found = true_positive_rate(budget.run(taken), false_positive_rate=FALSE_ALARMS)
+    rate = np.ceil(1000 * float(found)) / 10
+    alarms = f"{100 * FALSE_ALARMS:g} %"
+    return (
+        f"Every single {unit} is protected ({budget.step.neighboring_relation}). "
+        f"Somebody who sees all releases and knows\nall other data detects its presence"
+        f" with probability at most {rate:.1f} %,\nat a false alarm rate of {alarms} "
+        f"(guessing: {alarms})."
+    )
+
+
+def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
+    """Returns epsilon (*upper bound*) if all examples of a drawn unit took part.
+
+    Other accountants count no draw of a person, whose epsilon is returned as it is.
+    """
+    if budget.step.privacy_unit in OWNED:
+        return float(budget.spent(num_steps))
+    step, last = budget.step, budget.step.design.schemes[-1]
+    if isinstance(last, WithoutReplacement):
+        last = dataclasses.replace(last, size=_ALL_EXAMPLES, population_is_exact=False)
+    else:  # Poisson, or epochs
+        last = Poisson(last.name, sampling_probability=1.0, population=last.population)
+    sampling = step.design.with_scheme(last)
+    whole = dataclasses.replace(step, sampling=sampling, small_units="keep")
+    owed = budget.owed(num_steps)
+    return float(dataclasses.replace(budget, step=whole).spent(owed))
+
+
+# --- The statement ---
 
 
 def privacy_statement(
@@ -65,66 +238,75 @@ def privacy_statement(
     people: PersonBounds | None = None,
     truncation: Truncation | None = None,
 ) -> str:
-    """Returns what is protected, how well, why, and under which conditions.
+    """Returns what a planned run protects, how well and on what conditions (Markdown).
 
-    Args:
-      budget: of the run.
-      num_steps: steps that were taken; the statement speaks of these or, if that is
-        more, of those owed (`PrivacyBudget.owed`).
-      is_seeded: the run's draws and noise came from a seed that somebody knows.
-      has_default_normalizer: the divisor was the mean number of clip units a step. At
-        levels where that is private no epsilon is given.
-      for_release: leave out whatever was computed from private sizes.
-      noise: "discrete" or "gaussian"; see `Trainer`.
-      clipping: of the run; None: longer contributions were clipped.
-      people: what the people in the data own, where that is known and less than a
-        person is protected. It is private.
-      truncation: what bounding people has left out.
-
-    Returns:
-      Markdown. Epsilon in it is an *upper bound*.
+    Epsilon in it is an *upper bound*. ``for_release`` leaves out whatever was computed
+    from private sizes, such as ``people``: what people in the data own.
     """
     head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
     public = public_budget(budget) if for_release and budget.is_private else budget
     if not budget.is_private or public is None:
-        return _page([head, *([] if public else _without_sizes(budget))])
+        return _page([(True, head), *((public is None, s) for s in _unsized(budget))])
     budget, clipping = public, clipping or _FIXED
-    owed = int(budget.owed(num_steps))
+    owed, before = int(budget.owed(num_steps)), min(len(budget.before), num_steps)
     report, _ = report_of_budget(
         budget,
         owed,
         None if for_release else people,
         has_default_normalizer=has_default_normalizer,
     )
-    kind, bits = _NOISES[noise == DISCRETE]
-    epsilon, early = report.epsilon, ""
-    if num_steps < budget.num_steps:
+    is_early, epsilon = num_steps < budget.num_steps, report.epsilon
+    if is_early:
         epsilon = max(budget.epsilon, epsilon)
-        early = (
+    kind, bits = _NOISES[noise == DISCRETE]
+    said = _guarantee(report, epsilon, "the training data", report.delta)
+    said += f" The target was epsilon <= {budget.epsilon:g}."
+    if is_early:
+        said += (
             f" It ended after {num_steps:,} of {budget.num_steps:,} steps, which alone "
             f"are epsilon {upward(report.epsilon)}: "
             f"{owed_by_plan(budget.epsilon, budget.delta)}."
         )
-    reasons = "; and because ".join(_reasons(budget, num_steps, kind, clipping))
-    paragraphs = [
-        head,
-        f"It ended after {num_steps:,} steps, within an epoch and not by its plan, and "
-        f"is charged for {owed:,}: the end may depend on what was released."
-        if owed != num_steps
-        else "",
-        f"{_guarantee(report, epsilon, 'the training data')} The target was epsilon "
-        f"<= {budget.epsilon:g}.{early}",
-        f"It holds because {reasons}. {bits}",
-        f"Released are {'the noised sums and ' * bool(budget.before)}the parameters "
-        f"{'and the clip norm ' * clipping.counts}after every step. Not released, and "
-        "not covered: the full log (it holds losses and norms of private data), which "
-        "examples each step drew, and scores on held-out data, which disclose the "
-        "people in them. Sizes stated here were given by the config; where they were "
-        "counted in the data, they are not covered.",
-        people and _of_a_person(report, people, for_release=for_release),
-        truncation and bounded(truncation, for_release=for_release),
-    ]
-    return _page(paragraphs, str(report))
+    deviations = dict.fromkeys(
+        f"{step.noise_multiplier * contribution_norm(step):.5g} for each "
+        f"{step.clip_unit}"
+        for step in budget.before[:before]
+    )
+    rows = (
+        (True, head),
+        (
+            owed != num_steps,
+            f"It ended after {num_steps:,} steps, within an epoch and not by its plan, "
+            f"and is charged for {owed:,}: the end may depend on what was released.",
+        ),
+        (True, said),
+        (
+            before,
+            f"Each of {before} private statistics is one sum over all of the data, in "
+            f"which each contribution has norm 1 or less. To the sums {kind} was added,"
+            f" of standard deviation {', '.join(deviations)}.",
+        ),
+        (
+            num_steps > before,
+            f"In each of {num_steps - before:,} gradient steps "
+            f"{clipped_and_noised(clipping, kind, budget.step)}. The draws are secret, "
+            "and the sampler that made them is the one that is accounted.",
+        ),
+        (True, bits),
+        (
+            True,
+            f"The run released {'the noised sums and ' * bool(budget.before)}the "
+            f"parameters {'and the clip norm ' * clipping.counts}after every step. The "
+            "guarantee does not cover what is not released: the full log, which holds "
+            "losses and norms of private data; which examples each step drew; and "
+            "scores on held-out data, which disclose the people in those. Sizes in this"
+            " statement come from the config; if they were counted in the data, the "
+            "guarantee does not cover them.",
+        ),
+        (people, people and _of_a_person(report, people, for_release=for_release)),
+        (truncation, truncation and bounded(truncation, for_release=for_release)),
+    )
+    return _page(rows, str(report))
 
 
 def adaptive_statement(
@@ -137,51 +319,46 @@ def adaptive_statement(
     truncation: Truncation | None = None,
     for_release: bool = False,
 ) -> str:
-    """Returns the same of a run that chose on the way.
+    """Returns the statement of an adaptive run, by its budget after all charges.
 
-    Args:
-      budget: of the run, after all that was charged.
-      is_seeded: see `privacy_statement`, as ``noise``, ``clipping``, ``truncation``.
-      noise: "discrete" or "gaussian".
-      fixed: the checks that look at the same episodes each time.
-      clipping: of the run.
-      truncation: what bounding people has left out.
-      for_release: without the numbers of it, which are private.
-
-    Returns:
-      Markdown. Epsilon in it is an *upper bound*; all else of it is public.
+    ``fixed`` are the checks that look at the same episodes each time.
     """
     head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
     if not budget.is_private:
-        return _page([head])
+        return _page([(True, head)])
     clipping = clipping or _FIXED
-    menu = ["| option | noise multiplier | of each | taken |", "|---|---|---|---|"]
+    menu = ["| option | noise multiplier | clipped | taken |", "|---|---|---|---|"]
     menu += [
-        f"| {name} | {float(step.noise_multiplier):.5g} | `{step.clip_unit}`: its "
-        f"{'score' if name in budget.checks else 'contribution'} | "
-        f"{budget.taken[name]:,} |"
+        f"| {name} | {float(step.noise_multiplier):.5g} | "
+        f"{'the score' if name in budget.checks else 'the gradient'} of each "
+        f"`{step.clip_unit}` | {budget.taken[name]:,} |"
         for name, step in budget.options.items()
     ]
-    paragraphs = [
-        head,
-        _guarantee(budget.a_step, budget.epsilon, "its data", budget.delta),
-        "The run chose its steps on the way, in view of what it had released. What it "
-        "could choose was fixed before the first one, and the guarantee is that of the "
-        "worst way to choose. So it is the same after every step, and also where the "
-        "run ended early.",
-        "\n".join(menu),
-        " ".join(adaptive_methods(budget, noise, fixed, clipping)),
-        f"Released are {'the noised sums, ' * bool(budget.first)}the parameters "
-        f"{'and the clip norm ' * clipping.counts}after every step, the noisy scores, "
-        "and what was chosen. Not released, and not covered: the full log, which "
-        "examples each step drew, and scores without noise, by which nothing was "
-        "chosen.",
-        truncation and bounded(truncation, for_release=for_release),
-    ]
+    rows = (
+        (True, head),
+        (True, _guarantee(budget.a_step, budget.epsilon, "its data", budget.delta)),
+        (
+            True,
+            "The run chose each step in view of its earlier releases. The options were "
+            "fixed before the first step, and the guarantee holds for the worst way to "
+            "choose among them. So it is the same after every step, and also where the "
+            "run ended early.",
+        ),
+        (True, "\n".join(menu)),
+        (True, " ".join(adaptive_methods(budget, noise, fixed, clipping))),
+        (
+            True,
+            f"The run released {'the noised sums, ' * bool(budget.first)}the parameters"
+            f"{' and the clip norm' * clipping.counts} after every step, the noisy "
+            "scores, and its choices. The guarantee does not cover what is not "
+            "released: the full log, which examples each step drew, and scores without "
+            "noise, by which nothing was chosen.",
+        ),
+        (truncation, truncation and bounded(truncation, for_release=for_release)),
+    )
     facts = [f"{name:<12} {text}" for name, text in budget_in_words(budget)]
     unchecked = [f"  * {text}" for text in adaptive_preconditions(budget)]
-    block = [*facts, "", "Must be true, unchecked", *unchecked]
-    return _page(paragraphs, "\n".join(block))
+    return _page(rows, "\n".join([*facts, "", "Must be true, unchecked", *unchecked]))
 
 
 def adaptive_methods(
@@ -190,54 +367,58 @@ def adaptive_methods(
     fixed: Sequence[str],
     clipping: ClippingConfig | None,
 ) -> list[str]:
-    """Returns how a run that chooses protects, and what it does not; sentences.
-
-    Arguments are those of `adaptive_statement`.
-    """
-    unit = budget.a_step.privacy_unit
-    rounding = "discrete Gaussian noise, to sums that are whole numbers"
-    if noise != DISCRETE:
-        rounding = "float64 Gaussian noise; its low-order bits are not hardened"
-    clipping = clipping or _FIXED
-    sentences = [
-        unit != PERSON and f"{_not_a_person(unit)}, by as much as they are.",
-        f"Added is {rounding}.",
-        clipping.counts
-        and "Contributions are clipped to a norm that follows the "
-        f"{clipping.quantile:g} quantile of theirs, by a count in the same noise.",
+    """Returns sentences on how an adaptive run protects, and what it does not."""
+    unit, clipping = budget.a_step.privacy_unit, clipping or _FIXED
+    rows = (
+        (unit != PERSON, _not_a_person(unit)),
+        (
+            noise == DISCRETE,
+            "The noise is discrete Gaussian, on sums of whole numbers.",
+        ),
+        (
+            noise != DISCRETE,
+            "The noise is float64 Gaussian; its low-order bits are not hardened.",
+        ),
+        (
+            clipping.counts,
+            "Contributions are clipped to a norm that follows the "
+            f"{clipping.quantile:g} quantile of their norms, by a count with the same "
+            "noise.",
+        ),
         *(
-            f"The episodes of `{name}` are the same each time: everybody is in every "
-            "draw, and its secrecy is not counted on."
+            (
+                True,
+                f"The episodes of `{name}` are the same each time. Everybody is in "
+                "each of them, and the accounting does not rely on a secret draw.",
+            )
             for name in fixed
         ),
-    ]
-    return [sentence for sentence in sentences if sentence]
+    )
+    return [sentence for is_said, sentence in rows if is_said]
 
 
 def opening(*, is_private: bool, is_seeded: bool) -> list[str]:
-    """Returns how a statement begins: where a run is not private, with that."""
+    """Returns the first lines of a statement, which say if a run is not private."""
     lines = ["# Privacy of this run", ""]
     if not is_private:
-        return [
-            *lines,
-            "**Not private**: it was trained without noise (epsilon is infinite).",
-        ]
+        said = "**Not private**: it was trained without noise (epsilon is infinite)."
+        return [*lines, said]
     if is_seeded:
         lines += [
-            "**Not private**: the draws and the noise came from a fixed seed, and "
-            "whoever knows it can subtract the noise. What follows holds for the same "
-            "run with fresh entropy.",
+            "**Not private**: the draws and the noise came from a fixed seed. Whoever "
+            "knows the seed can subtract the noise. The rest of this statement holds "
+            "for the same run with fresh randomness.",
             "",
         ]
     return lines
 
 
 def bounded(truncation: Truncation, *, for_release: bool) -> str:
-    """Returns how people were bounded; numbers of the data are not for release."""
+    """Returns how people's data were bounded; the numbers are not for release."""
     words = (
-        f"Everybody's examples are within bounds, {_where(truncation.bounds)}: what "
-        "was beyond them was left out before training, by a rule that looks at one "
-        "person alone and at nothing in an example."
+        f"Each person's examples are within bounds, {_where(truncation.bounds)}. "
+        "Examples beyond these bounds were left out before training, by a rule that "
+        "looks at one person at a time and at no example's content."
     )
     return words if for_release else f"{words} Here: {truncation}."
 
@@ -249,12 +430,7 @@ def report_of_budget(
     *,
     has_default_normalizer: bool = False,
 ) -> tuple[PrivacyReport, ComposedSteps]:
-    """Returns the report of a run's first steps, and these; see `privacy_statement`.
-
-    Equal steps stand together. Levels of which the way it trains covers nothing have no
-    epsilon: below the one whose slots were drawn, as units there have no slots, and one
-    that is null would change the rates; and where the divisor is private.
-    """
+    """Returns the report of a run's first steps, equal ones together, and these."""
     taken, counts = budget.run(owed), dict[Any, int]()
     for step, count in zip(taken.steps, taken.counts, strict=True):
         counts[step] = counts.get(step, 0) + int(count)
@@ -263,6 +439,7 @@ def report_of_budget(
     report = privacy_report(run, delta=budget.delta, people=people)
     levels: dict[str, float | str] = dict(report.epsilon_by_level)
     unit, step = report.privacy_unit, budget.step
+    # Units below the protected one have no slots: a null one would change the rates.
     # Slots of people are those of the last level.
     if step.neighboring_relation == "zero_out" and unit not in OWNED:
         finer = list(levels)[list(levels).index(unit) + 1 :]
@@ -271,7 +448,7 @@ def report_of_budget(
     if has_default_normalizer:
         reason = (
             "the divisor was the mean number of clip units a step, which is private at "
-            "this level; give normalizer"
+            "this level; set normalizer"
         )
         levels |= {
             level: reason
@@ -282,107 +459,73 @@ def report_of_budget(
 
 
 def people_of(data: ExampleTable, unit: str) -> PersonBounds | None:
-    """Returns what people own where less than one is protected, and owners are known.
-
-    It is private.
-    """
+    """Returns what people own (private), if less than a person is protected."""
     if data.owners is None or unit == PERSON or len(data.level_names) > len(BOUNDS):
         return None
     return fitting_bounds(data)
 
 
-def _page(paragraphs: Iterable[str | None], block: str = "") -> str:
-    """Paragraphs, those that are empty left out, and a block as it is."""
-    texts = [text.strip() for text in paragraphs if text]
+def _page(rows: Iterable[tuple[Any, Any]], block: str = "") -> str:
+    """The paragraphs of the rows that hold, and a block as it is."""
+    texts = [text.strip() for is_said, text in rows if is_said]
     return "\n\n".join([*texts, *([f"```\n{block}\n```"] if block else [])]) + "\n"
 
 
 def _guarantee(
-    protected: PrivacyReport | GaussianStep,
-    epsilon: float,
-    data: str,
-    delta: float | None = None,
+    protected: PrivacyReport | GaussianStep, epsilon: float, data: str, delta: float
 ) -> str:
     unit, relation = str(protected.privacy_unit), protected.neighboring_relation
-    delta = protected.delta if isinstance(protected, PrivacyReport) else delta
     return (
-        "Whoever sees everything that this run released can hardly tell it from the "
-        f"run with {changed_unit(unit, relation)} in {data}: the two are "
-        f"({upward(epsilon)}, {delta:g})-indistinguishable."
+        f"This run is ({upward(epsilon)}, {delta:g})-differentially private. Compare "
+        f"it with a run with {changed_unit(unit, relation)} in {data}: every outcome is"
+        " at most e^epsilon times as likely, plus delta. (So epsilon is in nats, the "
+        "unit of natural logarithms.)"
     )
 
 
-def _reasons(
-    budget: PrivacyBudget, num_steps: int, kind: str, clipping: ClippingConfig
-) -> list[str]:
-    """Why the guarantee holds: the statistics, then the steps."""
-    statistics = min(len(budget.before), num_steps)
-    reasons = []
-    if statistics:
-        noises = dict.fromkeys(
-            f"{step.noise_multiplier * contribution_norm(step):.5g} for each "
-            f"{step.clip_unit}"
-            for step in budget.before[:statistics]
-        )
-        reasons.append(
-            f"{statistics} statistics of all of the data were released once, sums to "
-            f"which nobody gives more than norm 1, with {kind} of standard deviation "
-            + ", ".join(noises)
-        )
-    if num_steps > statistics:
-        clipped = clipped_and_noised(clipping, kind, budget.step)
-        reasons.append(
-            f"in each of {num_steps - statistics:,} steps {clipped}, and who was drawn "
-            "stayed secret: the object that drew is the one that is accounted"
-        )
-    return reasons
-
-
-def _without_sizes(budget: PrivacyBudget) -> list[str]:
-    """What may be said where the noise was calibrated to private sizes."""
+def _unsized(budget: PrivacyBudget) -> list[str]:
+    """What may be said if the noise was calibrated to private sizes."""
     unit = counted = budget.step.privacy_unit
     if unit in OWNED:
         counted = budget.step.design.level_names[-1]
     return [
-        f"Trained for ({budget.epsilon:g}, {budget.delta:g})-differential privacy of "
-        f"one `{unit}` more or less, among data sets whose groups have the sizes of "
-        "this one or of its neighbours.",
-        f"How many `{counted}` units there are in each group is private, and the "
-        "accounting of this run used it. Its noise, the number of its steps and what "
-        "it spent are therefore not for publication and not in this folder; that the "
-        "noise itself was chosen by these numbers is covered by no epsilon. A "
-        "`population` in every draw without replacement, a public lower bound, lets "
-        "the accounting rest on public facts alone.",
+        f"This run was trained for ({budget.epsilon:g}, {budget.delta:g})-differential "
+        f"privacy of one `{unit}` more or less, among data sets whose groups have the "
+        "sizes of this one or of its neighbours.",
+        f"How many `{counted}` units each group has is private, and the accounting used"
+        " it. The noise, the number of steps and the epsilon spent are therefore not "
+        "for publication, and not in this folder. No epsilon covers that the noise was "
+        "chosen by these numbers. To let the accounting rest on public facts alone, "
+        "give every draw without replacement a `population`, a public lower bound.",
     ]
 
 
 def _not_a_person(unit: Any) -> str:
     return (
-        f"Protected is one `{unit}`, not a person: somebody who has several is "
-        "protected less"
+        f"The guarantee protects one `{unit}`, not a person. Somebody with several is "
+        "protected less."
     )
 
 
 def _of_a_person(
     report: PrivacyReport, people: PersonBounds, *, for_release: bool
 ) -> str:
-    """What a run that protects less than a person means for one."""
     less = _not_a_person(report.privacy_unit)
     if for_release:
-        return f"{less}, by as much as they are."
+        return less
     found = report.epsilon_by_level.get(PERSON)
     own = f"no epsilon is known ({found})"
     if isinstance(found, float):
         own = f"epsilon {upward(found)}"
-    return (
-        f"{less}. For somebody who owns as much as anybody does here, "
-        f"{_where(people)}: {own}."
-    )
+    return f"{less} For somebody with as much as anybody here, {_where(people)}: {own}."
 
 
 def _where(people: PersonBounds) -> str:
     """Bounds without the words "all examples, "."""
     return bounds_in_words(people).partition(", ")[2]
+
+
+# --- The page ---
 
 
 def markdown_report(
@@ -394,21 +537,18 @@ def markdown_report(
     picture: str | None,
     stages: Sequence[str] = (),
 ) -> str:
-    """Returns the run's page. It shows private diagnostics: not for release.
-
-    ``stages`` are lines of a table of their scores.
-    """
+    """Returns the run's private page; ``stages`` are lines of a table of scores."""
     lines = [
         f"# {title}",
         "",
         "*Private: this page shows losses of private training data and scores on "
-        "held-out people. What may be released is in `release/`.*",
+        "held-out people. Only the folder `release/` may be published.*",
         "",
     ]
     if picture:
         lines += [f"![stages; loss, score and epsilon against the step]({picture})", ""]
     lines += ["| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in facts.items()]
+    lines += [f"| {name} | {_shown(name, value)} |" for name, value in facts.items()]
     lines += stages
     scores = [
         f"| {record['step']:,} | {float(record['epsilon']):.4g} | "
@@ -423,45 +563,10 @@ def markdown_report(
     return "\n".join([*lines, "", statement.replace("# Privacy", "## Privacy", 1)])
 
 
-_HEADER_BYTES = 1 << 20  # most that headers of arrays may take
-
-
-def load_parameters(path: Path, like: Any) -> Any:
-    """Returns exported parameters in the structure of ``like``; never unpickles.
-
-    Raises:
-      OSError: a file that cannot be read.
-      ValueError: no npz file of numbers, a larger one than parameters need, or other
-        names or shapes than ``like`` has.
-    """
-    wanted = flat_params(like)
-    # Twice as many bytes as doubles need.
-    most = 16 * sum(leaf.size for leaf in wanted.values()) + _HEADER_BYTES
-    arrays = read_arrays(path, max_bytes=most)
-    if wanted.keys() != arrays.keys():
-        odd = sorted(wanted.keys() ^ arrays.keys())
-        raise ValueError(f"{path}: parameters differ in {odd[:5]}")
-    for name, leaf in wanted.items():
-        if arrays[name].shape != leaf.shape:
-            raise ValueError(
-                f"{path}: {name} must have shape {leaf.shape}, got {arrays[name].shape}"
-            )
-    leaves = [jax.numpy.asarray(arrays[n], v.dtype) for n, v in wanted.items()]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def flat_params(params: Any) -> dict[str, Any]:
-    """The leaves by their path, e.g. ``"layers/0/kernel"``, in tree order."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in leaves
-    }
-
-
-def flat_arrays(params: Any) -> dict[str, Any]:
-    """The leaves as an npz file can hold them: of bfloat16 as float32."""
-    return {
-        path: np.asarray(leaf, np.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf
-        for path, leaf in flat_params(params).items()
-    }
+def _shown(name: str, value: Any) -> str:
+    """A fact with five digits; an epsilon is rounded up."""
+    if isinstance(value, list):
+        return ", ".join(_shown(name, one) for one in value)
+    if not isinstance(value, float):
+        return str(value)
+    return upward(value, 5) if name.startswith("epsilon") else f"{value:.5g}"

@@ -6,25 +6,30 @@ covers, it sees what was released, and nothing else.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxdp_episodic.trainer.run.apart import found_in_both, protects_people
+from jaxdp_episodic.trainer.config.training_parts import BOTH, HIDDEN, LOGITS
+from jaxdp_episodic.trainer.learners.learners import Classifier
+from jaxdp_episodic.trainer.learners.untrained import untrained
 from jaxdp_episodic.trainer.run.calibration import (
     Calibration,
     Reliability,
     calibrated,
     reliability,
 )
+from jaxdp_episodic.trainer.run.checks import found_in_both, protects_people
 from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation, Score
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, STAGES
-from jaxdp_episodic.trainer.run.stages import STEPS, Stage
-from jaxdp_episodic.trainer.run.state import kinds_of
+from jaxdp_episodic.trainer.run.state import TrainingState, kinds_of, released_params
 from jaxdp_episodic.trainer.run.store import BEST, RunStore
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 _VALIDATION = "validation"
 _TEST = "test"
@@ -62,18 +67,19 @@ class Selection(NamedTuple):
     @property
     def words(self) -> str:
         """What the statement of the run's privacy says of the choice."""
+        name = repr(self.stage.name)
         if self.split is None:
             return (
-                f"Released is the last stage of the run, {self.stage.name!r}. No "
-                f"choice among its stages was made: {self.reason}."
+                f"The run released its last stage, {name}. It made no choice among its "
+                f"stages: {self.reason}."
             )
-        also = self.calibration and " The temperatures of probabilities fit them, too."
+        also = " The temperatures of probabilities fit these data, too."
         return (
-            f"Released is the stage {self.stage.name!r} of the run: of "
-            f"{', '.join(map(repr, self.behind))}, the best on the held-out data "
-            f"{self.split!r}.{also or ''} **Who is in those is not protected**: the "
-            "guarantee is about the training data, which they are no part of, and "
-            "covers nothing that the choice tells of them."
+            f"The run released the stage {name}: of {', '.join(map(repr, self.behind))}"
+            f" it is the best on the held-out data {self.split!r}."
+            f"{also if self.calibration else ''} **Whoever is in those data is not "
+            "protected**: the guarantee is about the training data, and covers nothing "
+            "that the choice discloses of the held-out data."
         )
 
     def without_step(self) -> Selection:
@@ -289,3 +295,76 @@ def best_of(
         for one in scores
     ]
     return list(map(id, scores)).index(id(best)), behind
+
+
+FEATURES = "features"
+INITIAL = "initial"
+STEPS = "steps"
+
+
+class Stage(NamedTuple):
+    """Something that a run can release: ``evaluation(learner, params)`` scores it.
+
+    Attributes:
+      name: from the simplest on: "features" (as they are: nearest class mean or, of
+        numbers, `Ridge` on the task's own support; nothing of anybody is in it),
+        "initial" (of a run without statistics: the network before any step), "mean"
+        (the mean taken off; of a mixed model the line of all tasks), "within" (before
+        means of classes: whitened within these, and no more), "statistics", "steps"
+        (the parameters after gradient steps, or their average, where the optimizer
+        keeps one), "steps@N" (those after step N); of a `Classifier` also
+        "steps/logits" and the like, of what else prototypes can be taken.
+      learner: that predicts.
+      params: its released parameters.
+    """
+
+    name: str
+    learner: Any
+    params: Any
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Makes the stages of a run; ``initial`` are its first parameters."""
+
+    learner: Any
+    start: PrivateStatistics | None
+    initial: Any
+    ways: int
+
+    @property
+    def judged(self) -> Any:
+        """The learner on examples that predicts by the run's parameters."""
+        return self.learner if self.start is None else self.start.learner(self.learner)
+
+    def of(self, state: TrainingState, *, has_stepped: bool) -> tuple[Stage, ...]:
+        """Returns the stages of a state, the simplest first."""
+        simple = untrained(self.learner, self.ways)
+        found = [Stage(FEATURES, simple, {})]
+        if self.start is not None:
+            on_features = self.start.learner(simple)
+            for name, released in self.start.stages(state.start).items():
+                params = {"start": released, "model": {}}
+                found.append(Stage(name, on_features, params))
+        elif jax.tree.leaves(self.initial):
+            found.append(Stage(INITIAL, self.judged, self.initial))
+        if has_stepped:
+            found += self.stepped(released_params(state))
+        return tuple(found)
+
+    def stepped(self, params: Any, at: str = "") -> list[Stage]:
+        """The stages that parameters after gradient steps give; the run's own last."""
+        whole = Stage(f"{STEPS}{at}", self.judged, params)
+        learner = self.learner
+        if not isinstance(learner, Classifier) or learner.features is None:
+            return [whole]
+        # A model of the last layer alone sees the examples' own features.
+        has_more = isinstance(self.initial, Mapping) and len(self.initial) > 1
+        others = (LOGITS, HIDDEN, BOTH) if has_more else (LOGITS, BOTH)
+        stages = []
+        for embed in others:
+            if embed != learner.embed:
+                other = dataclasses.replace(learner, embed=embed)
+                judged = other if self.start is None else self.start.learner(other)
+                stages.append(Stage(f"{STEPS}/{embed}{at}", judged, params))
+        return [*stages, whole]

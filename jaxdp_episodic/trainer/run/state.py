@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
+import platform
+import re
+import warnings
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.files.json_file import differences
+from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
+from jaxdp_episodic.trainer.data.people import Truncation
+from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.gradient.clip_norm import next_clip_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
+from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.learners.optimizers import average_of
-from jaxdp_episodic.trainer.run.description import RunMismatchError
 
 
 class TrainingState(NamedTuple):
@@ -86,3 +99,194 @@ def refuse_other_state(saved: Mapping[str, str], wanted: Mapping[str, str]) -> N
             "the checkpoint is of another model or optimizer: resume with the run's "
             f"own ({first}{more})"
         )
+
+
+def updater(
+    optimizer: optax.GradientTransformation,
+    clipping: ClippingConfig,
+    l2_clip_norm: float,
+    noise_deviation: float,
+) -> Callable[[TrainingState, Any], TrainingState]:
+    """Returns the compiled ``(state, released) -> state``."""
+    bounds = clipping.bounds(l2_clip_norm)
+    moved = _compiled_update(optimizer)
+
+    def update(state: TrainingState, released: Any) -> TrainingState:
+        gradient, norm = released, l2_clip_norm
+        if clipping.counts:
+            gradient, norm = released.gradient, float(state.clip_norm)
+        deviation = noise_deviation * norm
+        params, kept = moved(state.params, state.optimizer_state, gradient, deviation)
+        # What is left as it was is the very same: see `PrivateStatistics.table`.
+        state = state._replace(params=params, optimizer_state=kept)
+        if not clipping.counts:
+            return state
+        norm = next_clip_norm(clipping, bounds, norm, float(released.share))
+        return state._replace(clip_norm=jnp.asarray(norm, jnp.float32))
+
+    return update
+
+
+@functools.lru_cache(maxsize=8)  # a run that is resumed or repeated compiles nothing
+def _compiled_update(optimizer: optax.GradientTransformation) -> Any:
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    @jax.jit
+    def moved(
+        params: Any, kept: Any, gradient: Any, noise_deviation: Any
+    ) -> tuple[Any, Any]:
+        # Optax mixes types; a caller's strict promotion is about the caller's code.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, kept = optimizer.update(
+                gradient, kept, params, noise_deviation=noise_deviation
+            )
+            return optax.apply_updates(params, updates), kept
+
+    return moved
+
+
+# What of a run's description its epsilon rests on, or what it is about.
+_ACCOUNTED = frozenset(
+    "step before target units data seed l2_clip_norm clipping noise adaptive checks"
+    "".split()
+)
+# Functions within functions of which a part's description says what they hold.
+_DEPTH = 8
+# Letters of what a part shows of itself.
+_MOST_SHOWN = 2000
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Packages that draws and sums come from.
+_PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "optax")
+
+
+def described_run(
+    budget: PrivacyBudget,
+    data: ExampleTable,
+    learner: Any,
+    *,
+    seed: int | None,
+    clipping: ClippingConfig,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Returns what a run is; `refuse_other_run` says what of it must not change."""
+    return {
+        "step": described_step(budget.step),
+        "before": [described_step(step) for step in budget.before],
+        "target": {
+            "epsilon": str(budget.epsilon),
+            "delta": budget.delta,
+            "num_steps": budget.num_steps,
+        },
+        "learner": described_learner(learner),
+        # By level, those without records included: what is gone is named as such.
+        "units": data.num_units,
+        "data": data.fingerprint,
+        "seed": "from the operating system" if seed is None else seed,
+        **({} if clipping.kind == FIXED else {"clipping": clipping.to_dict()}),
+        **settings,
+    }
+
+
+def described_step(step: GaussianStep) -> dict[str, Any]:
+    """Returns the step without its population, which the data's fingerprint covers."""
+    fields = step.to_dict()
+    return {k: fields[k] for k in fields if k not in ("version", "type", "population")}
+
+
+def described_learner(learner: Any) -> dict[str, Any]:
+    """Returns a learner's type and its plain fields."""
+    plain: dict[str, Any] = {"type": type(learner).__name__}
+    if dataclasses.is_dataclass(learner):
+        for field in dataclasses.fields(learner):
+            value = getattr(learner, field.name)
+            if isinstance(value, bool | int | float | str):
+                plain[field.name] = value
+    return plain
+
+
+def described_part(value: Any, depth: int = 0) -> Any:
+    """Returns a user's own part as plain values, which tell such parts apart."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if depth == _DEPTH:
+        return name
+    if isinstance(value, Mapping):
+        return {str(k): described_part(v, depth + 1) for k, v in value.items()}
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return [described_part(one, depth + 1) for one in value]
+    if isinstance(value, functools.partial):
+        parts = (value.func, value.args, value.keywords)
+        return {"partial": described_part(parts, depth + 1)}
+    if code := getattr(value, "__code__", None):
+        inside = zip(code.co_freevars, value.__closure__ or (), strict=True)
+        given = {k: described_part(cell.cell_contents, depth + 1) for k, cell in inside}
+        return {"function": f"{value.__module__}.{value.__qualname__}", **given}
+    return {"type": name, "shown": _ADDRESS.sub("", repr(value))[:_MOST_SHOWN]}
+
+
+class RunMismatchError(ValueError):
+    """A checkpoint, or another process, belongs to a run with other settings."""
+
+
+def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuses to resume if what is accounted differs; warns of other differences."""
+    found = differences(saved, wanted, "in the checkpoint", "now")
+    accounted = {k: found[k] for k in found if re.split(r"\W", k)[0] in _ACCOUNTED}
+    if accounted:
+        raise RunMismatchError(
+            f"the checkpoint is of another run: {_listed(accounted)}"
+        )
+    if found:
+        warnings.warn(
+            f"the run goes on with other settings than it had: {_listed(found)}",
+            stacklevel=2,
+        )
+
+
+def agreed(processes: Processes, run: Mapping[str, Any]) -> None:
+    """Refuses processes whose run or versions differ from the first process's."""
+    if processes.count == 1:
+        return
+    own = json.loads(json.dumps(run))
+    found = differences(
+        processes.shared_value(own), own, "in the first process", "here"
+    )
+    if found:
+        raise RunMismatchError(
+            f"process {processes.index} of {processes.count} has another run than the "
+            f"first: {_listed(found)}"
+        )
+    processes.meet()
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    return "; ".join(f"{key}: {words}" for key, words in found.items())
+
+
+# What is installed is read from files, and what a process imported stays.
+_version = functools.cache(version)
+
+
+def described_versions() -> dict[str, str]:
+    """Returns the versions and settings on which draws and sums depend."""
+    config: Any = jax.config  # its flags are made at run time
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        **versions,
+        "matmul_precision": str(config.jax_default_matmul_precision),
+        "x64": str(bool(config.jax_enable_x64)),
+    }
+
+
+def described_opening(
+    run: Mapping[str, Any], versions: Mapping[str, str], truncation: Truncation | None
+) -> dict[str, str]:
+    """Returns what the run's file says of a process that begins to charge."""
+    more = {} if truncation is None else {"people": str(truncation)}
+    if "clipping" in run:
+        more["clipping"] = json.dumps(run["clipping"])
+    machine = f"{platform.system()} {platform.machine()}"
+    return {"machine": machine, **versions, **more}

@@ -34,17 +34,11 @@ from jaxdp_episodic.trainer.run.choosing import (
     described_choices,
     scores_in,
 )
-from jaxdp_episodic.trainer.run.description import (
-    agreed,
-    described_opening,
-    described_run,
-    described_versions,
-)
 from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep
 from jaxdp_episodic.trainer.run.dry_run import try_out
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.importer import import_old_run
-from jaxdp_episodic.trainer.run.ledger import ledger_of, taken_up
+from jaxdp_episodic.trainer.run.ledger import Ledger, taken_up
 from jaxdp_episodic.trainer.run.loop import take_all_steps
 from jaxdp_episodic.trainer.run.mechanisms import (
     Parts,
@@ -53,13 +47,22 @@ from jaxdp_episodic.trainer.run.mechanisms import (
     no_scores,
 )
 from jaxdp_episodic.trainer.run.release import write_release
+from jaxdp_episodic.trainer.run.report import said_of
 from jaxdp_episodic.trainer.run.run_files import StepProgress
-from jaxdp_episodic.trainer.run.said import said_of
-from jaxdp_episodic.trainer.run.selection import Scoring, Selection, choosing_split
-from jaxdp_episodic.trainer.run.stages import Stage, Stages
+from jaxdp_episodic.trainer.run.selection import (
+    Scoring,
+    Selection,
+    Stage,
+    Stages,
+    choosing_split,
+)
 from jaxdp_episodic.trainer.run.state import (
     TrainingState,
+    agreed,
     as_arrays,
+    described_opening,
+    described_run,
+    described_versions,
     initial_state,
     kinds_of,
     placed,
@@ -121,8 +124,7 @@ class Trainer:
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: a value out of range; a budget for another population; a clip unit
-        that does not contain what interacts.
+      ValueError: a value out of range, a wrong population, or a wrong clip unit.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class Trainer:
             self.run |= described_choices(budget, rule, self.checks)
         # One attribute: whenever an interrupt comes, the two belong together.
         self._now = (self._gradient.on_devices(state), 0)
-        self.ledger, self.versions = ledger_of(budget), described_versions()
+        self.ledger, self.versions = Ledger(budget), described_versions()
         self.recipe: Mapping[str, Any] = {}
         self._has_agreed = self._is_joined = self._is_tried = False
         self._last_release = 0  # number of the last step that released
@@ -656,7 +658,7 @@ class Trainer:
             import_old_run(folder, self.state)
             with closing(RunStore(path)) as store:
                 saved, self.ledger = taken_up(
-                    store, ledger_of(self.budget), self.run, kinds_of(self.state), book
+                    store, Ledger(self.budget), self.run, kinds_of(self.state), book
                 )
                 state, self._last_release = self.state, saved.last_release
                 if saved.kinds == kinds_of(state):  # else nothing was released

@@ -72,10 +72,7 @@ class Start(NamedTuple):
 
 
 def projected(features: Array, mean: Array, projection: Array) -> Array:
-    """Returns the projected features, (n, d) of norm 1, or 0.
-
-    Features (n, ...) are flattened and scaled to norm 1, then the mean is subtracted.
-    """
+    """Returns the projected features, (n, d) of norm 1, or 0."""
     flat = _unit(features.reshape(len(features), -1).astype(jnp.float32))
     return _unit((flat - mean) @ projection)
 
@@ -91,12 +88,7 @@ def _unit(rows: Array) -> Array:
 
 
 def sum_of_rows(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Returns the sum of ``x / sqrt(2)``, x rows scaled to norm 1, (D,) int64.
-
-    Args:
-      rows: (n, D).
-      shares: (n,) by what each is divided: the rows of its class where that is clipped.
-    """
+    """Returns the (D,) int64 sum of ``x / sqrt(2) / share``, of rows x of norm 1."""
     whole = on_grid(unit(rows), STEPS**2 - _ONE**2)
     # Toward zero: no entry, and so no class's sum of them, gets longer.
     return totals(np.trunc(whole * STEPS / shares[:, None]))
@@ -132,16 +124,7 @@ def sums_by_class(
     whitening: Any,
     center: Any,
 ) -> np.ndarray:
-    """Returns each class's sum of whitened rows, (number, k) int64.
-
-    Args:
-      whole: (n, D) of `whole_rows`.
-      classes: (n,) codes below ``number``.
-      number: of classes.
-      most: bound of the sum of a row's squares; `PRODUCT_STEPS` is norm 1.
-      whitening: (D, k).
-      center: (D,) is subtracted.
-    """
+    """Returns each class's (k,) int64 sum of whitened rows of at most this square."""
     rows = on_grid(whitened_rows(whole, whitening, center), most) * STEPS
     sums = np.zeros((number, rows.shape[1]), np.int64)
     for one in np.unique(classes):
@@ -175,10 +158,7 @@ def symmetric_noise(
 
 
 def with_mean(state: Start, noised: np.ndarray) -> Start:
-    """The mean: a noised sum over a noised count, which is taken to be at least 1.
-
-    It is cut to norm 1, as that of rows of norm 1 is.
-    """
+    """The mean: a noised sum over a noised count, at least 1; cut to norm 1."""
     count = max(math.sqrt(2) * noised[-1], 1.0)
     mean = math.sqrt(2) * noised[:-1] / count
     mean /= max(float(np.linalg.norm(mean)), 1.0)

@@ -139,13 +139,7 @@ class Contributors:
 
 
 def check_classes(data: ExampleTable, number: int, relation: str) -> None:
-    """Refuses classes of which no means can be released, and warns of a private list.
-
-    Args:
-      data: a table.
-      number: of features.
-      relation: as ``neighboring_relation`` of `PrivateStatistics`.
-    """
+    """Refuses classes without releasable means, and warns of a private list."""
     classes = len(data.population.children_counts[-1])
     if not FEWEST_CLASSES <= classes <= number:
         raise ValueError(
@@ -164,11 +158,7 @@ def check_classes(data: ExampleTable, number: int, relation: str) -> None:
 
 
 def _in_all(people: PersonBounds | None, levels: int) -> int:
-    """The public bound of a person's examples, in whatever classes.
-
-    Raises:
-      ValueError: no bound at some level, without which there is none of all.
-    """
+    """The public bound of a person's examples over all classes."""
     given, needed = {} if people is None else people.numbers, BOUNDS[:levels]
     if levels > len(BOUNDS) or not set(needed) <= set(given):
         raise ValueError(

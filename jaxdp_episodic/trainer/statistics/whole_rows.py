@@ -142,11 +142,7 @@ def times(whole: np.ndarray, matrix: np.ndarray, longest: float) -> np.ndarray:
 
 
 def outer_products(whole: np.ndarray) -> np.ndarray:
-    """Returns the sum of the outer products of whole rows, (D, D) int64, exactly.
-
-    Raises:
-      ValueError: sums that would not be exact.
-    """
+    """Returns the exact sum of the outer products of whole rows, (D, D) int64."""
     total = np.zeros((whole.shape[1],) * 2, np.int64)
     for part in _parts(whole):
         _check_sum(len(part) * squares(part).max(initial=0.0))

@@ -21,10 +21,9 @@ from jaxdp_episodic.tools.train.run import Result, run_training
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.run import selection as selection_module
 from jaxdp_episodic.trainer.run.evaluation import Score
-from jaxdp_episodic.trainer.run.report import load_parameters
+from jaxdp_episodic.trainer.run.loading import load_parameters
 from jaxdp_episodic.trainer.run.run_files import read_log
-from jaxdp_episodic.trainer.run.selection import Selection
-from jaxdp_episodic.trainer.run.stages import Stage
+from jaxdp_episodic.trainer.run.selection import Selection, Stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from training_runs import TINY, PlainBudget, charged_run, flat_step
 
@@ -127,7 +126,7 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     # What is released is one of the stages that are shown.
     last = read_log(out / "run.sqlite")[-1]
     assert facts["stage"] == last["released"] in last["stages"]["scores"]
-    assert f"Released is the stage {facts['stage']!r} of the run" in statement
+    assert f"The run released the stage {facts['stage']!r}" in statement
     assert f"| **{facts['stage']}** |" in report
     assert f"released    {facts['stage']}, the best on" in printed.out
     public = read_log(out / "release" / "log.jsonl")

@@ -26,7 +26,7 @@ from jaxdp_episodic.trainer.gradient.discrete_noise import (
 )
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
-from jaxdp_episodic.trainer.run.description import RunMismatchError
+from jaxdp_episodic.trainer.run.state import RunMismatchError
 from rows import fast_and_slow
 from training_runs import KEY, noised, plain_trainer, trainer
 

@@ -24,7 +24,7 @@ from jaxdp_episodic.trainer.gradient.processes import (
 )
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import checks, run_files, trainer
-from jaxdp_episodic.trainer.run.description import (
+from jaxdp_episodic.trainer.run.state import (
     RunMismatchError,
     agreed,
     described_versions,

@@ -10,8 +10,7 @@ from jaxdp_episodic.trainer.learners.optimizers import (
     built_optimizer,
     noise_corrected_adam,
 )
-from jaxdp_episodic.trainer.run.state import TrainingState
-from jaxdp_episodic.trainer.run.update import updater
+from jaxdp_episodic.trainer.run.state import TrainingState, updater
 
 RATE, FLOOR = 0.1, 0.25
 START = np.float32([1.0, -2.0, 0.5, 0.0])

@@ -116,7 +116,7 @@ def test_only_the_part_that_chose_sets_a_temperature(
     told = json.loads(json.dumps(described_release(run)))["calibration"]
     assert (told is not None) == is_calibrated == bool(run.selection.reliability)
     words = run.selection.words
-    assert ("temperatures of probabilities fit them" in words) == is_calibrated
+    assert ("temperatures of probabilities fit" in words) == is_calibrated
     if is_calibrated:
         assert calibration_of(told) == run.selection.calibration
         assert list(run.selection.reliability) == ["validation"]

@@ -8,9 +8,8 @@ import pytest
 
 from jaxdp_episodic.tools.train import run
 from jaxdp_episodic.trainer.config.training_config import read_config
-from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.run.assemble import NO_PARTS, Tables, assembled
 from jaxdp_episodic.trainer.run.checks import check_targets
-from jaxdp_episodic.trainer.run.parts import NO_PARTS
 from jaxdp_episodic.training import Classifier, ProtoNet, classification_episode
 from training_runs import GROUPED, classes
 

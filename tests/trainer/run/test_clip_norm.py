@@ -15,9 +15,9 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import discrete_noise
 from jaxdp_episodic.trainer.gradient.clip_norm import next_clip_norm, steps_of_vote
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
-from jaxdp_episodic.trainer.run.description import RunMismatchError
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
+from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.trainer.run.store import RunStore
 from rows import fast_and_slow
 from training_runs import (
@@ -268,9 +268,9 @@ def test_a_run_of_one_clip_norm_says_nothing_new(tmp_path):
     assert "clip_norm" not in records[-1] and "clipping" not in run.run
     assert run.clip_norm == 0.5
     text = privacy_statement(run.budget, 2)
-    assert "was clipped, discrete Gaussian noise of 1 times the clip norm" in text
+    assert "was clipped, and discrete Gaussian noise of 1 times the clip norm" in text
     text = privacy_statement(run.budget, 2, clipping=ClippingConfig(kind="normalize"))
-    assert "was scaled to one norm, discrete Gaussian noise of 1 times this" in text
+    assert "was scaled to one norm, and discrete Gaussian noise of 1 times this" in text
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.ledger import Ledger
-from jaxdp_episodic.trainer.run.report import privacy_statement
-from jaxdp_episodic.trainer.run.said import epsilon_without_last_stage
+from jaxdp_episodic.trainer.run.report import (
+    epsilon_without_last_stage,
+    privacy_statement,
+)
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
 from old_ledgers import old_ledger
 from oracles import allocation_epochs

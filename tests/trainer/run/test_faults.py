@@ -35,8 +35,8 @@ from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.description import RunMismatchError
-from jaxdp_episodic.trainer.run.report import load_parameters
+from jaxdp_episodic.trainer.run.loading import load_parameters
+from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import ProtoNet, Trainer
 from training_runs import (

@@ -14,9 +14,8 @@ import pytest
 
 from jaxdp_episodic.accountant.report.ledger_file import STORE, LedgerError, read_ledger
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
-from jaxdp_episodic.trainer.run.description import RunMismatchError
 from jaxdp_episodic.trainer.run.run_files import read_log
-from jaxdp_episodic.trainer.run.state import kinds_of
+from jaxdp_episodic.trainer.run.state import RunMismatchError, kinds_of
 from jaxdp_episodic.trainer.run.store import RunStore
 from old_ledgers import old_ledger
 from training_runs import assert_same, plain_trainer

@@ -19,7 +19,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.episode import regression_episode
 from jaxdp_episodic.trainer.learners.learners import ProtoNet, Supervised
 from jaxdp_episodic.trainer.learners.untrained import Ridge, as_they_are, untrained
-from jaxdp_episodic.trainer.run.apart import found_in_both
+from jaxdp_episodic.trainer.run.checks import found_in_both
 from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation
 from jaxdp_episodic.trainer.run.run_files import (
     STAGES,
@@ -312,7 +312,7 @@ def test_without_any_signal_features_are_released(tmp_path):
     public = releasable_records(records)
     assert public[-1]["released"] == "features"
     assert STAGES not in str(public) and "mean" not in str(public)
-    assert "**Who is in those is not protected**" in chosen.words
+    assert "**Whoever is in those data is not protected**" in chosen.words
 
 
 def test_what_helps_is_released(tmp_path):
@@ -380,7 +380,7 @@ def test_where_nothing_is_chosen_the_last_stage_is_released(
     records = run.train(tmp_path, evaluations=given, select=select)
     chosen = run.selection
     assert run.released.name == "steps" and chosen.split is None
-    assert reason in chosen.words and "No choice" in chosen.words
+    assert reason in chosen.words and "made no choice" in chosen.words
     assert list(chosen.scores) == ["features", "initial", "steps"] * bool(given)
     assert (STAGES in records[-1]) == bool(given)
 

@@ -26,7 +26,6 @@ from jaxdp_episodic.accountant.report.ledger_file import (
 )
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.run import store as store_module
-from jaxdp_episodic.trainer.run.description import RunMismatchError, refuse_other_run
 from jaxdp_episodic.trainer.run.ledger import Ledger
 from jaxdp_episodic.trainer.run.run_files import (
     HELD_OUT,
@@ -34,6 +33,7 @@ from jaxdp_episodic.trainer.run.run_files import (
     read_log,
     releasable_records,
 )
+from jaxdp_episodic.trainer.run.state import RunMismatchError, refuse_other_run
 from jaxdp_episodic.trainer.run.store import (
     BEST,
     EPOCH,

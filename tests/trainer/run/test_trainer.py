@@ -17,9 +17,9 @@ from jaxdp_episodic.trainer.draw.generators import generator
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.learners import MAML, Supervised
 from jaxdp_episodic.trainer.learners.models import MLP, split_model
-from jaxdp_episodic.trainer.run.description import RunMismatchError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, STAGES, read_log
+from jaxdp_episodic.trainer.run.state import RunMismatchError
 from training_runs import (
     GROUPED,
     assert_same,

@@ -530,3 +530,21 @@ def test_rules_of_quotas_within_leave_no_lower_end(limits):
     assert lower <= true < upper
     lower, _ = run.epsilon_interval(delta=0.01)
     assert lower <= jde.epsilon(options["b"], delta=0.01, num_steps=1)
+
+
+@pytest.mark.slow
+def test_ends_are_close_where_values_fall_slowly_to_the_right():
+    """Refined with too steep a tilt the upper end stayed 7e-3 too large."""
+    response = jde.DiscreteLaplaceRelease
+    options = {
+        "gauss": jde.GaussianStep(
+            jde.Poisson("example", sampling_probability=1.0), noise_multiplier=7.815
+        ),
+        "first": response(0.2665, sampling_probability=0.537),
+        "second": response(0.2471, sampling_probability=0.705),
+        "laplace": jde.LaplaceRelease(8.797),
+    }
+    prices = {"gauss": 10, "first": 6, "second": 11, "laplace": 3}
+    run = jde.AdaptiveRun(options, prices=prices, budget=51)
+    lower, upper = run.epsilon_interval(delta=2.41e-9)
+    assert upper - lower < 2e-4

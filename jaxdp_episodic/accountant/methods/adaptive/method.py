@@ -273,6 +273,8 @@ class Solver:
             # Not a bound: where the curve is, and how steep.
             curve = Curve.of(row._replace(error=0.0), window, up=True)
             view = self._tilted(self.views[backward].seen(self.question, curve))
+            # Steeper than what was tried, rounding may hide the answer.
+            view = view._replace(tilt=min(view.tilt, window.tilt))
             self.views[backward] = view
             self.near[backward] = view.narrowed(row, window, self.share)
 

@@ -34,7 +34,7 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.layouts import STORED
 from jaxdp_episodic.trainer.data.splits import TRAIN
 
-_OF_SOURCE = ("owner", "size", "grey", "label", "features", "target")
+_OF_SOURCE = ("owner", "size", "grey", "label", "features", "target", "rotations")
 _HELD_OUT = ("validation", "test")
 
 
@@ -71,6 +71,8 @@ class Init(Command):
     """Side of the pictures after scaling; default: 28."""
     grey: bool = False
     """Read pictures in one channel; default: if those looked at have no colour."""
+    rotations: bool = False
+    """Make four classes of each by rotation, and protect an example with its copies."""
     owner: Name = None
     """Whose an example is: a column, an array, or a regular expression with one group
     for file names."""

@@ -18,6 +18,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
 from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.plan.designs import POISSON, Design, possible_designs
@@ -51,6 +52,7 @@ from jaxdp_episodic.tools.plan.source import WAYS, Source
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE, WAVELETS
 from jaxdp_episodic.trainer.data.people import fitting_bounds
+from jaxdp_episodic.trainer.data.sources import SOURCES
 from jaxdp_episodic.trainer.data.splits import TRAIN, VALIDATION
 from jaxdp_episodic.trainer.draw.complete import mean_product
 from jaxdp_episodic.trainer.run.contributions import LEAST_SHARE
@@ -156,10 +158,14 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     most = max(1, len(sizes) // (ways or 1))
     a_step = min(most, MOST_EPISODES)
     people = None
+    read = spec_from_dict(SOURCES, {"version": 1, **source.table}, where="data")
     if unit == PERSON:
         if data.owners is None:
             raise ValueError("owner must be given with unit='person'")
         people = fitting_bounds(data)
+        if read.copies > 1:  # bounds are those of people's own examples
+            own = int(people.numbers["classes"]) // read.copies
+            people = dataclasses.replace(people, classes=own)
     request = PlanRequest(
         epsilon=wishes.epsilon,
         delta=wishes.delta,
@@ -172,6 +178,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
         people=people,
         neighboring_relation=relation,
         schemes=("poisson",),
+        data=read,
     )
     return PlanDescription(
         request,
@@ -352,13 +359,14 @@ def _heading(
     """Returns the comment on top: why this, and what else there is at which price."""
     request = description.request
     unit, relation = request.privacy_unit, request.neighboring_relation
+    copies = " with all of its rotations" if request.copies > 1 else ""
     lines = [
         "Written by `jaxdp-episodic init`. Train with it as it is:",
         "",
         "    jaxdp-episodic train THIS.toml --out runs/first",
         "",
-        f"One {unit} is protected ({relation}), at epsilon {request.epsilon:g} and "
-        f"delta {request.delta:g}.",
+        f"One {unit}{copies} is protected ({relation}), at epsilon "
+        f"{request.epsilon:g} and delta {request.delta:g}.",
         "Comments mark the numbers that are private. So this file is private.",
     ]
     if unit == PERSON:

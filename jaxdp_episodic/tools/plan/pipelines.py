@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.designs import CLASS
-from jaxdp_episodic.accountant.describe.schemes import PERSON
+from jaxdp_episodic.accountant.describe.schemes import ORIGINAL, PERSON
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.tools.plan.designs import POISSON, possible_designs
@@ -223,6 +223,8 @@ def _last_statistic(
     is_large = sizes.sum() >= EXAMPLES_OF_MEANS * len(sizes)
     if not (is_few and is_large) or request.privacy_unit not in (None, levels[-1]):
         return {}, ""
+    if request.copies > 1:
+        return {}, ""  # means are of examples without copies
     is_private = not description.has_public_units
     if request.neighboring_relation == "add_remove" and is_private:
         return {}, (
@@ -323,7 +325,7 @@ def _num_contributions(description: PlanDescription) -> float:
     if unit == description.population.level_names[0]:
         return float(np.count_nonzero(sizes))
     if unit != PERSON:
-        return float(sizes.sum())
+        return float(sizes.sum()) / request.copies
     if known := description.people or request.num_people:
         return float(known)
     assert bounds is not None  # or people are listed, which `PlanRequest` asks for
@@ -353,10 +355,11 @@ def _class_sizes(description: PlanDescription) -> np.ndarray:
 def _statistics(
     request: PlanRequest, levels: tuple[str, ...], config: StartConfig
 ) -> Any:
+    is_copied = request.copies > 1 and request.privacy_unit != PERSON
     return statistics_steps(
         levels,
         config,
-        privacy_unit=request.privacy_unit or levels[-1],
+        privacy_unit=ORIGINAL if is_copied else request.privacy_unit or levels[-1],
         neighboring_relation=request.neighboring_relation,
     )
 

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxdp_episodic.accountant.describe.designs import checked_sampling
+from jaxdp_episodic.accountant.describe.people import bounds_with_copies
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.serialization import spec_to_dict
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
@@ -324,12 +326,16 @@ def planned_step(
     """Returns the step of a design with so many episodes, a number or an array."""
     in_blocks = design.scheme == BLOCKS
     rests_on_sizes = request.episode.population is None and not in_blocks
+    sampling, people = design.sampling(episodes), None if in_blocks else request.people
+    unit, people = bounds_with_copies(
+        checked_sampling(sampling), request.privacy_unit, people, request.copies
+    )
     return GaussianStep(
-        design.sampling(episodes),
+        sampling,
         noise_multiplier=noise,
         clip_unit=design.clip_unit,
-        privacy_unit=request.privacy_unit,
-        people=None if in_blocks else request.people,
+        privacy_unit=unit,
+        people=people,
         neighboring_relation=request.neighboring_relation,
         small_units="keep",
         population=population if rests_on_sizes else None,

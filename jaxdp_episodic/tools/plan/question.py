@@ -186,6 +186,11 @@ class PlanRequest(Spec):
         if self.people is not None and self.people.shape:
             raise ValueError(f"people must be of one setting, got {self.people!r}")
 
+    @property
+    def copies(self) -> int:
+        """How many classes the data make of each class: rotations."""
+        return 1 if self.data is None else self.data.copies
+
 
 class PlanDescription(NamedTuple):
     """A plan's file, read."""

@@ -33,6 +33,7 @@ from jaxdp_episodic.trainer.data.layouts import (
     STORED,
     recognized,
 )
+from jaxdp_episodic.trainer.data.rotations import with_rotations
 from jaxdp_episodic.trainer.data.sources import SOURCES
 from jaxdp_episodic.trainer.data.splits import TEST, TRAIN, VALIDATION, ClassSplit
 from jaxdp_episodic.trainer.data.stored import load_stored, stored_splits
@@ -59,11 +60,11 @@ _OMNIGLOT_NAME = re.compile(r"\d+_\d+\.\w+")  # number of the character, of the 
 _TYPES = {CLASSES: "ClassFolders", OMNIGLOT: "Omniglot", MINI_IMAGENET: "MiniImageNet"}
 # Options of each layout.
 _OPTIONS = {
-    STORED: (),
-    NPZ: ("owner", VALIDATION, TEST),
-    CLASSES: ("owner", "size", "grey", VALIDATION, TEST),
-    OMNIGLOT: ("owner", "size", VALIDATION, TEST),
-    MINI_IMAGENET: ("owner", "size"),
+    STORED: ("rotations",),
+    NPZ: ("owner", "rotations", VALIDATION, TEST),
+    CLASSES: ("owner", "size", "grey", "rotations", VALIDATION, TEST),
+    OMNIGLOT: ("owner", "size", "rotations", VALIDATION, TEST),
+    MINI_IMAGENET: ("owner", "size", "rotations"),
     CSV: ("owner", "label", "features", "target", VALIDATION, TEST),
     PARQUET: ("owner", "label", "features", "target", VALIDATION, TEST),
 }
@@ -103,12 +104,16 @@ def described_source(
 
     held_out = {n: relative(given.pop(n)) for n in (VALIDATION, TEST) if n in given}
     table: dict[str, Any] = {"type": _TYPES.get(layout, ""), "path": relative(path)}
+    rotated = {"rotations": True} if given.pop("rotations", False) else {}
     notes: dict[str, str] = {}
     files: list[Path] | None = None
     if layout == STORED:
         parts = {split: load_stored(path, split) for split in stored_splits(path)}
         shape = tuple(parts[TRAIN].features.shape[1:])
-        return Source(layout, table | {"type": "Stored"}, parts, shape, notes)
+        if rotated:
+            parts = {split: with_rotations(part) for split, part in parts.items()}
+        table |= {"type": "Stored", **rotated}
+        return Source(layout, table, parts, shape, notes)
     if layout in _TYPES:
         fields, listed, shape = _pictures(layout, path, given, notes)
         table |= fields
@@ -143,8 +148,14 @@ def described_source(
     splits = (TRAIN, *(s for s in (VALIDATION, TEST) if s in held_out))
     read = spec_from_dict(SOURCES, {"version": 1, **table}, where="data")
     parts = {split: read.load(split, base) for split in splits}
-    source = Source(layout, table, parts, shape, notes)
-    return _without_copies(source, files, keep_duplicates)
+    if rotated:  # held-out examples are left out of training before it is rotated
+        parts |= {split: with_rotations(parts[split]) for split in splits[1:]}
+    source = Source(layout, table | rotated, parts, shape, notes)
+    found = _without_copies(source, files, keep_duplicates)
+    if not rotated:
+        return found
+    train = with_rotations(found.parts[TRAIN])
+    return found._replace(parts={**found.parts, TRAIN: train})
 
 
 def _part(data: ExampleTable, table: Mapping[str, Any], split: str) -> ExampleTable:

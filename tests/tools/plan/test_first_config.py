@@ -528,3 +528,22 @@ def test_classes_that_no_public_list_names_release_no_means(
     if between:
         line = text[text.index("between = ") :].splitlines()[0]
         assert "private unless the list of all class units is public" in line
+
+
+@pytest.mark.slow
+def test_rotations_are_planned_and_protected_with_their_copies(tmp_path, capsys):
+    source, out = pictures(tmp_path), tmp_path / "first.toml"
+    plan_file = tmp_path / "plan.toml"
+    assert init(source, out, "--rotations", "--plan", str(plan_file)) == 0
+    capsys.readouterr()
+    text = out.read_text()
+    assert "with all of its rotations is protected" in text
+    config = read_config(out)
+    data, _ = config.training_data(tmp_path)
+    step = config.step_on(data.population)
+    assert step.privacy_unit == "original" and step.people is not None
+    assert step.people.numbers["classes"] == 4
+    assert data.num_examples == 4 * config.data.read("train", tmp_path).num_examples
+    description = read_plan(plan_file)
+    assert description.request.copies == 4
+    assert description.population == data.population

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import operator
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,8 @@ from jaxdp_episodic.accountant.questions.traced_program import (
 from jaxdp_episodic.files.optional import require
 
 Check = Callable[[str, Any], np.ndarray]
+# Mark of an error that a program raises in full.
+_SAID = "_jaxdp_episodic_said"
 
 
 def epsilon(
@@ -280,7 +284,11 @@ def _called_back(
         if is_double:
             arrays = tuple(array.view(np.float64)[..., 0] for array in arrays)
         arrays = tuple(map(_widened, arrays))
-        found = [np.broadcast_to(row, arrays[0].shape) for row in function(*arrays)]
+        try:
+            found = function(*arrays)
+        except Exception as error:
+            raise _alone(error) from None
+        found = [np.broadcast_to(row, arrays[0].shape) for row in found]
         with np.errstate(all="ignore"):
             rows = [_rounded_up(found[0], dtype), *(r.astype(dtype) for r in found[1:])]
         if is_double:
@@ -298,6 +306,21 @@ def _called_back(
     # callbacks do not say.
     varies = functools.reduce(operator.and_, (leaf == leaf for leaf in leaves))
     return tuple(jax.numpy.where(varies, row, row) for row in found)
+
+
+def _alone(error: Exception) -> Exception:
+    """The error without a page of frames, in XLA's message and in JAX's log."""
+    logging.getLogger("jax._src.callback").addFilter(_is_of_others)
+    # XLA lists all frames above the innermost one; that of a generator has none.
+    frame = (nothing for nothing in ()).gi_frame
+    error.__dict__[_SAID] = True
+    return error.with_traceback(TracebackType(None, frame, 0, 1))
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    """Whether a line of JAX's log says more than the error that is raised."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    return _SAID not in getattr(error, "__dict__", {})
 
 
 def _widened(array: np.ndarray) -> np.ndarray:

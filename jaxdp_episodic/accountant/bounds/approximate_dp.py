@@ -111,7 +111,7 @@ def amplify_poisson(
     """An (epsilon, delta) mechanism on a Poisson sample.
 
     Assumes: (epsilon, delta) of the mechanism under ``add_remove``, for which the
-    result holds; every unit is drawn independently by fresh, secret coins.
+    result holds; every unit is Poisson sampled, freshly and in secret.
 
     Returns:
       (epsilon, delta) of the subsampled mechanism, an *upper bound*.
@@ -247,10 +247,10 @@ def group_delta(mechanism: Profile, *, group_size: Any, epsilon: Any) -> Any:
 
 
 def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> Any:
-    """Privacy of randomized response run with probability p, else a fair coin.
+    """Privacy of randomized response run with probability p, else a random bit.
 
     ``2 artanh(p tanh(eps / 2))``, nats, *exact*: below the ``log(1 + p (e^eps - 1))``
-    that holds for any mechanism, because a coin hides more than silence does. (Notes
+    that holds for any mechanism, because a random bit hides more than silence. (Notes
     that say ``(1 + a) / (2 + a)`` for the true answer's chance mean ``e^eps = 1 + a``.)
 
     Reference: Warner (1965), for the response; docs/proofs.md for the sampling.

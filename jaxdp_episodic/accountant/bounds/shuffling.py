@@ -3,7 +3,7 @@
 Each of ``n`` users sends one message of an ``eps0``-locally private randomizer; a
 trusted shuffler forgets who sent what. Neighbours replace one user's value.
 
-*Why.* Let R, R' be the distributions of the differing user's message on her two values.
+*Why.* Let R, R' be the distributions of the differing user's message on the two values.
 As ``eps0``-private distributions they are ``R = q A + p B``, ``R' = p A + q B`` with
 ``q = e^{eps0} / (1 + e^{eps0})``, ``p = 1 - q`` (Kairouz, Oh, Viswanath 2015).
 Everybody else's distribution is at least ``e^{-eps0}`` times either, hence at least

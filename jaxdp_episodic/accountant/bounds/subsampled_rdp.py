@@ -72,7 +72,7 @@ def rdp_poisson_subsampled(
 
     Assumes: the curve bounds the RDP of one release, in both directions, when one
     clipped contribution is *added or removed*; each contribution is drawn
-    independently, by fresh and secret coins in every step, and the drawn units
+    independently, freshly and in secret in every step, and the drawn units
     contribute whether or not the protected one is drawn (locality).
 
     The ``bound`` is "general" (c = 3), "tight" (c = 1), or "lower": c = 1 for any

@@ -158,7 +158,7 @@ def check_people(
         )
     schemes = levels_of_people(sampling)
     if isinstance(sampling, PeopleBlocks) and people is None:
-        return  # any episode of her block may hold her
+        return  # any episode of a person's block may hold the person
     needed = BOUNDS[: len(schemes)]
     given = () if people is None else tuple(people.numbers)
     missing = tuple(name for name in needed if name not in given)

@@ -268,9 +268,9 @@ class MultistageSampling(Design):
     * *Slots.* Under ``zero_out`` the draws are made among public slots, whether they
       are filled or not, and a contribution whose drawn content holds a null is 0.
     * *One path each.* Every protected unit lies under exactly one path of the tree.
-    * *Worst path.* With unequal units the guarantee is the worst path's; give the step
-      a `Population` to have every path evaluated, or a ``population`` that is a lower
-      bound for all units of its level.
+    * *Unequal units.* The guarantee is that of the path with the largest epsilon;
+      give the step a `Population` to have every path evaluated, or a ``population``
+      that is a lower bound for all units of its level.
     * *Fixed in advance.* Rates, noise and the number of steps do not react to what was
       released; the draws of every step are fresh and secret.
 

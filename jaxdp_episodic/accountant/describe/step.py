@@ -91,7 +91,7 @@ class GaussianStep(Spec):
         sizes are private and an upper bound of them is public, or for less epsilon
         than under replace_one. A null that is only masked is *not* covered.
       population: a `Population`, whose sizes replace those of the specs; under zero_out
-        of slots. The guarantee is then the worst path's.
+        of slots. The guarantee is that of the largest path.
       small_units: a unit with fewer children than a draw asks for is an error ("error",
         the default under replace_one) or gives all it has ("keep", the default under
         zero_out, where children are slots, and the only choice under add_remove, where

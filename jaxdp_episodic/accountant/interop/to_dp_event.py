@@ -95,7 +95,7 @@ def _gaussian(step: GaussianStep) -> Any:
     event = dp_event.GaussianDpEvent(step.noise_multiplier)
     design: Any = step.design
     each = design.sampling if isinstance(design, IndependentEpisodes) else design
-    # A person may be in many places, so that no draw of units is hers.
+    # A person may be in many places, so that no draw of units is theirs alone.
     in_tree = isinstance(each, MultistageSampling) and step.privacy_unit not in OWNED
     if step.population is None and in_tree:
         top: Any = each.levels[0]
@@ -130,8 +130,8 @@ def _gaussian(step: GaussianStep) -> Any:
         f"{design!r} with clip_unit={step.clip_unit!r} and "
         f"privacy_unit={step.privacy_unit!r} has no event in dp_accounting; covered: "
         "one level that is drawn, clipped and protected, by sizes that the specs say, "
-        "and people, or units, whose contributions are drawn by coins of their own and "
-        "clipped one by one, under add_remove or zero_out"
+        "and people, or units, whose contributions are Poisson sampled and clipped one "
+        "by one, under add_remove or zero_out"
     )
 
 

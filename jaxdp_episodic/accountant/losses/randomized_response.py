@@ -33,7 +33,7 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
 
     @property
     def loses_nothing(self) -> Array:
-        """Where the answer is a fair coin, and nothing fails."""
+        """Where the answer is a random bit, and nothing fails."""
         return np.equal(self.epsilon, 0) & np.equal(self.failure, 0)
 
     @property

@@ -57,8 +57,8 @@ class AdaptiveRun(Menu):
     "check": 5})``. What may be chosen is fixed here: the options, and how often each
     may be taken (quotas), or what each costs (prices) and how much may be spent
     (budget). Everything asked of it is about the worst *strategy*: one that picks each
-    option in view of all releases before it, and of coins of its own, and stops when
-    it likes. It must be given releases and public facts only: not losses that were not
+    option in view of all releases before it, and of random numbers, and stops when it
+    likes. It must be given releases and public facts only: not losses that were not
     noised, not the sizes of draws.
 
     Immutable: `charge` returns a new run. What was taken changes what may be taken

@@ -116,7 +116,7 @@ def curve_of(
     *,
     axis: bool = False,
 ) -> np.ndarray:
-    """The worst path's divergences, of a shape."""
+    """The divergences of the path with the largest, of a shape."""
     curves = []
     for run in runs_of(step, np.asarray(1)):
         run.refuse("rdp")
@@ -148,7 +148,7 @@ def epsilon(
 ) -> Any:
     """Returns epsilon of ``num_steps`` steps at the given delta.
 
-    With a `Population` it is the worst path's. The methods:
+    With a `Population` it is the largest of all paths. The methods:
 
     * "rdp", an *upper bound*: Rényi-DP of the dominating pair, converted at the best
       real order (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition 12).
@@ -267,7 +267,7 @@ def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
 def worst_epsilon(
     runs: Sequence[Run], delta: np.ndarray, shape: tuple[int, ...], *, method: str
 ) -> np.ndarray:
-    """Epsilon of the worst path: each path composed first, the largest taken last."""
+    """The largest epsilon: each path composed first, the largest taken last."""
     value = worst_path.answer(EpsilonAt(np.log(delta)), runs, method).value
     return np.broadcast_to(value, shape)
 

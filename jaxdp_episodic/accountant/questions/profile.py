@@ -38,7 +38,7 @@ def privacy_profile(
       engine: see `jaxdp_episodic.epsilon`.
 
     Returns:
-      float64 in [0, 1] of the broadcast shape; with a `Population` the worst path's.
+      float64 in [0, 1] of the broadcast shape; with a `Population` the largest.
 
     Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647, and the theorems in
     docs/theory.md, "Profiles" and "Other designs".

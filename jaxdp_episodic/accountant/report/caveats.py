@@ -47,8 +47,8 @@ _ONE_PATH = "One path: every {unit!r} lies under exactly one path of the tree."
 _BOUNDS = (
     "Bounds of people: every {last!r} has one owner, and nobody owns more than this: "
     "{bounds}. These bounds are public, not read from the data, and enforced before "
-    "training by a rule that looks at one person's {looks} alone. Whoever is beyond "
-    "them is not protected by this epsilon."
+    "training by a rule that looks at one person's {looks} alone. This epsilon does "
+    "not protect people beyond them."
 )
 _COPIES = (
     "Copies: every {last!r} is a copy of one original, and nobody's original has more "
@@ -183,10 +183,12 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
             continue
         steps = int(np.asarray(scheme.steps_per_epoch))
         others = {
-            "independent bins (RandomAllocation)": RandomAllocation(
+            "random allocation (RandomAllocation)": RandomAllocation(
                 scheme.name, steps_per_epoch=steps
             ),
-            "coins (Poisson)": Poisson(scheme.name, sampling_probability=1 / steps),
+            "Poisson sampling (Poisson)": Poisson(
+                scheme.name, sampling_probability=1 / steps
+            ),
         }
         costs = []
         for name, other in others.items():
@@ -288,7 +290,7 @@ def _private_sizes(run: ComposedSteps) -> list[str]:
             continue
         unit, schemes = str(part.privacy_unit), part.design.schemes
         if unit in OWNED:
-            unit = schemes[-1].name  # whose units are hers
+            unit = schemes[-1].name  # whose units belong to one person
         last = {scheme.name: scheme for scheme in schemes}.get(unit)
         if isinstance(last, WithoutReplacement):
             return [

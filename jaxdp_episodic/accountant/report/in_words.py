@@ -22,8 +22,8 @@ from jaxdp_episodic.accountant.report.report import run_at_level
 from jaxdp_episodic.accountant.report.rounding import upward
 
 _ANSWER = (
-    "Whoever trains answers for these, as no program can check them all; they are in "
-    "the words of docs/guarantees.md."
+    "You must make sure of these: no program can check them all. docs/guarantees.md "
+    "explains them."
 )
 FALSE_ALARMS = 0.01
 """False positive rate at which an attack is described."""
@@ -94,9 +94,9 @@ def _opening(protected: str, released: str, changed: str) -> list[str]:
         "",
         "## What is protected",
         "",
-        f"Protected is {protected}: {released} would have come out nearly the "
-        f"same with {changed} in the training data. That holds whatever "
-        "else is known, and whatever is done with the release.",
+        f"This protects {protected}: {released} would have come out nearly the "
+        f"same with {changed} in the training data. This holds whatever else an "
+        "attacker knows, and whatever is done with the release.",
     ]
 
 
@@ -106,15 +106,14 @@ def _how_well(epsilon: float, delta: float, right: str, found: str) -> list[str]
         "",
         "## How well",
         "",
-        f"Epsilon is {_epsilon(epsilon)} at delta {delta:g}; the smaller "
-        "both are, the better. What they mean: suppose "
-        "that somebody sees everything that is released, knows all of the rest of the "
-        "data, and asks whether the data were changed like that:",
+        f"Epsilon is {_epsilon(epsilon)} at delta {delta:g}; smaller is better. "
+        "Suppose that an attacker sees everything that is released, knows all of the "
+        "rest of the data, and asks whether the data were changed in this way:",
         "",
-        f"* If a coin had decided, at most {right} of the answers would be right; "
+        f"* If both were equally likely, at most {right} of the answers are right; "
         "without the release 50 % are.",
-        f"* If a false alarm may be raised in {100 * FALSE_ALARMS:g} % of the cases "
-        f"in which nothing was changed, at most {found} of the changes are found; "
+        f"* With a false alarm in {100 * FALSE_ALARMS:g} % of the cases in which "
+        f"nothing was changed, at most {found} of the changes are found; "
         f"without the release {100 * FALSE_ALARMS:g} % are.",
     ]
 
@@ -174,7 +173,7 @@ def _percent(share: float) -> str:
 def _table(rows: dict[str, tuple[str, str, str]]) -> list[str]:
     alarms = f"found with {100 * FALSE_ALARMS:g} % false alarms"
     return [
-        f"| one | epsilon | right answers, a coin deciding | {alarms} |",
+        f"| one | epsilon | right answers, if equally likely | {alarms} |",
         "|---|---|---|---|",
         *(f"| {level} | {' | '.join(cells)} |" for level, cells in rows.items()),
     ]

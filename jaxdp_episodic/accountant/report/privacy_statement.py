@@ -77,14 +77,14 @@ class PrivacyReport:
 
     Attributes:
       privacy_unit: level of the protected unit, or "person".
-      protected: the same in words; of a person also what of hers.
+      protected: the same in words; of a person also which of their examples.
       clip_units: level (or "step") whose contributions are clipped, for each step.
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
       method: how epsilon is computed.
       delta: the delta.
       num_steps: how often each step of the run is taken.
       noise_multipliers: of each step.
-      epsilon: at the privacy unit: that of the worst path.
+      epsilon: at the privacy unit: the largest of all paths.
       epsilon_by_level: level name to epsilon with that level as the privacy unit, or to
         the reason why it has none; "person" first, where bounds of people are known.
       worst_path: the path that decides epsilon; None of a person, who may be on many.
@@ -187,7 +187,7 @@ def _distribution(report: PrivacyReport) -> list[str]:
 
 
 def _worst(report: PrivacyReport) -> list[str]:
-    """The worst path, named."""
+    """The path with the largest epsilon, named."""
     worst = report.worst_path
     if worst is None:
         return []
@@ -204,7 +204,7 @@ def _worst(report: PrivacyReport) -> list[str]:
         rows.append(("rates", text))
     rows.append(("inclusion rate", f"{worst.inclusion_rate:.5g}"))
     rows.append(("epsilon", _upward(worst.epsilon)))
-    return ["", "Worst path", *_aligned(rows)]
+    return ["", "Path with the largest epsilon", *_aligned(rows)]
 
 
 def _listed(title: str, texts: tuple[str, ...]) -> list[str]:

@@ -50,7 +50,7 @@ def changed_unit(privacy_unit: str, neighboring_relation: str) -> str:
         }[neighboring_relation]
     if privacy_unit == PERSON:
         return {
-            "add_remove": "one person, with all of her examples, more or less",
+            "add_remove": "one person, with all of their examples, more or less",
             "replace_one": "the content of all examples of one person replaced",
             "zero_out": "all of one person's slots empty, or filled,",
         }[neighboring_relation]

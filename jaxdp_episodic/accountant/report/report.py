@@ -81,7 +81,7 @@ def privacy_report(
       per_unit: also give the epsilon of each protected unit; needs a `Population`.
       people: public bounds of what one person may own, single numbers: the report of a
         run that protects less than a person then says what it costs one, with all of
-        her examples. Of a run that protects people they are the run's own.
+        their examples. Of a run that protects people they are the run's own.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -317,7 +317,7 @@ def _distribution(
         return None
     # Of several runs each is a bound: the first will do for the other paths.
     fewer, index, rounding = path_rows.rounded_up(accounted[0], _MAX_PATHS)
-    # The worst path's epsilon bounds every path's, also where rounding went above it.
+    # The largest epsilon bounds every path's, also where rounding went above it.
     epsilons = _path_epsilons([fewer], delta, method)[index]
     epsilons = np.minimum(epsilons, worst.epsilon)
     units = step.path_rates.multiplicity

@@ -99,7 +99,7 @@ class Plan(NamedTuple):
     is_on_front: np.ndarray
     recommended: int  # index of the recommended candidate
     left_out: dict[str, str]  # why designs were left out, by name
-    gains: dict[str, str]  # what epochs gain on coins, by the name of the design
+    gains: dict[str, str]  # what epochs gain on Poisson sampling, by design
 
     def best_of(self, design: int) -> int:
         """Returns the index of a design's candidate that is recommended within it."""
@@ -165,7 +165,7 @@ def _candidates(
     others: list[Candidates],
     smallest: int,
 ) -> tuple[Candidates, str]:
-    """The settings of a design, and what epochs gain on coins there."""
+    """The settings of a design, and what epochs gain on Poisson there."""
     compute, learning = request.compute, request.learning
     weight = design.examples / smallest
     of_people = request.people is not None
@@ -289,7 +289,7 @@ def in_epochs(
     coins: Candidates | None,
     settings: tuple[np.ndarray, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, str]:
-    """Returns settings of a design by epochs, and what it gains on coins there."""
+    """Returns settings of a design by epochs, and what it gains on Poisson there."""
     episodes, steps = settings
     if coins is not None and coins.steps.size:
         order = np.argsort(-coins.worth, kind="stable")
@@ -310,7 +310,10 @@ def in_epochs(
     asked = {"delta": request.delta, "method": request.method}
     spent = float(np.asarray(epsilon_of(step, num_steps=first[1], **asked))[0])
     where = f"{first[0][0]:,.4g} episodes, {steps[0]:,} steps and noise {noise[0]:.4g}"
-    compared = f"at {where} epochs cost epsilon {spent:.4g}, coins {request.epsilon:g}"
+    compared = (
+        f"at {where} epochs cost epsilon {spent:.4g}, Poisson sampling "
+        f"{request.epsilon:g}"
+    )
     if not spent < request.epsilon:
         raise ValueError(compared)
     return episodes, steps, compared

@@ -1,4 +1,4 @@
-"""Canaries: units made up by the auditor, each in the data or not by a coin."""
+"""Canaries: units made up by the auditor, each in the data or not, at random."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _people(
 
 
 def _is_independent(step: GaussianStep) -> bool:
-    """True if each clip unit is drawn by itself: by coins, or into its own step."""
+    """True if each clip unit is drawn by itself: by Poisson, or into its own step."""
     if isinstance(step.design, GroupedClasses):
         return isinstance(step.design.episodes, Poisson | RandomAllocation)
     if not isinstance(step.design, MultistageSampling):

@@ -1,4 +1,4 @@
-"""Auditing with one run: many canaries, each in or out by a coin, and guesses."""
+"""Auditing with one run: many canaries, each in or out at random, and guesses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Guesses(NamedTuple):
       epsilon: nats, >= 0; a *lower bound* that holds with the stated confidence.
       delta: at which it holds.
       confidence: of the bound, the choice among numbers of guesses included.
-      num_canaries: coins that were tossed.
+      num_canaries: canaries that were in or out.
       num_guesses: canaries that were not abstained from.
       num_correct: right ones among them.
     """

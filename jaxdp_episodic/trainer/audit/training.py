@@ -199,7 +199,7 @@ def audit_run(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> TrainingAudit:
-    """Trains once with canaries in the data or out, by coins, and guesses the coins.
+    """Trains once with canaries that are in or out at random, and guesses which.
 
     Canaries share episodes and the clip norm of what holds them, so an audit of one run
     stays far below an exact claim.
@@ -211,7 +211,7 @@ def audit_run(
       num_canaries: each in a clip unit of its own.
       num_steps: in place of the run's; the claim is then about as many.
       confidence: of the bound.
-      seed: chooses canaries and coins. The training itself is never seeded.
+      seed: chooses canaries, and which are in. The training itself is never seeded.
       on_step: is called after every step.
 
     Raises:
@@ -490,7 +490,7 @@ def _without_start(training: Training) -> Training:
 def _claims(
     training: Training, canaries: Canaries, data: ExampleTable, num_steps: int
 ) -> tuple[float, float]:
-    """Claimed epsilon, by RDP and exactly; the largest for any outcome of the coins."""
+    """Claimed epsilon, by RDP and exactly; the largest for any choice of canaries."""
     steps = [
         on_data(training.budget.step, table) for table in (data, *_tables(canaries))
     ]

@@ -1,4 +1,4 @@
-"""Draws down a tree of units, level by level; among children by coins, or by size.
+"""Draws down a tree of units, level by level; children by Poisson sampling or by size.
 
 Everywhere ``counts`` is (n,) int64, the number of children of each of n units, and what
 is drawn is a ragged list without padding, see `Children`.

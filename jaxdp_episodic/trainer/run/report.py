@@ -405,9 +405,9 @@ def opening(*, is_private: bool, is_seeded: bool) -> list[str]:
         return [*lines, said]
     if is_seeded:
         lines += [
-            "**Not private**: the draws and the noise came from a fixed seed. Whoever "
-            "knows the seed can subtract the noise. The rest of this statement holds "
-            "for the same run with fresh randomness.",
+            "**Not private**: the draws and the noise came from a fixed seed. Anybody "
+            "who knows the seed can subtract the noise. The rest of this statement "
+            "holds for the same run with fresh randomness.",
             "",
         ]
     return lines

@@ -485,7 +485,7 @@ def test_shuffled_epochs_are_told_what_bins_and_coins_would_cost(monkeypatch):
     run = {"num_steps": 40, "delta": 1e-5}
     said = rdp_report(shuffled, **run)
     (text,) = [text for text in said.warnings if "no amplification is known" in text]
-    assert "epsilon 0.25 by independent bins" in text and "0.5 by coins" in text
+    assert "0.25 by random allocation" in text and "0.5 by Poisson sampling" in text
     assert asked == {
         jde.RandomAllocation: (bins, run),
         jde.Poisson: (coins, run),

@@ -71,7 +71,7 @@ def test_a_request_is_said_exactly(said):
 def test_a_request_is_said_in_words(said):
     code, words = said(f'method = "rdp"\n{PATIENTS}')
     assert code == 0
-    assert "Protected is one patient: what the 500 steps" in words
+    assert "This protects one patient: what the 500 steps" in words
     assert "with one `patient` more or less in the training data" in words
     assert "at delta 1e-05" in words
     assert "It holds if" in words and "Fresh draws" in words
@@ -124,7 +124,7 @@ def test_without_noise_everything_is_seen():
 def test_a_run_is_read_with_its_data(said):
     code, words = said(TINY)
     assert code == 0
-    assert "Protected is one example: what the 3 steps" in words
+    assert "This protects one example: what the 3 steps" in words
     # As the run's own statement: no epsilon where its default divisor is private.
     assert "epsilon is known" in words or "| class |" in words
     code, words = said(f"seed = 1\n{TINY}")
@@ -181,7 +181,7 @@ embedding = 4
 @pytest.mark.slow
 def test_of_a_plan_the_recommended_run_is_meant(said):
     code, words = said(_PLAN + _TRAIN)
-    assert code == 0 and "Protected is one example" in words and "at delta" in words
+    assert code == 0 and "This protects one example" in words and "at delta" in words
 
 
 def test_what_it_cannot_answer_is_said(said):

@@ -23,6 +23,7 @@ from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import RunEndedError
+from jaxdp_episodic.trainer.learners.adapted import film
 from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.episode import (
     Episode,
@@ -101,6 +102,7 @@ __all__ = [
     "TrainingConfig",
     "averaged",
     "classification_episode",
+    "film",
     "load_parameters",
     "load_release",
     "noise_corrected_adam",

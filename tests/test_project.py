@@ -415,7 +415,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/draw": 1_850,
     "jaxdp_episodic/trainer/config": 1_500,
     "jaxdp_episodic/trainer/gradient": 1_200,
-    "jaxdp_episodic/trainer/learners": 2_250,
+    "jaxdp_episodic/trainer/learners": 2_530,
     "jaxdp_episodic/trainer/statistics": 1_450,
     "jaxdp_episodic/trainer/run": 7_320,
     "jaxdp_episodic/trainer/audit": 2_150,

@@ -26,7 +26,9 @@ DOORS = (
 NOT_IMPORTED = "jaxdp_episodic.interop.opacus"
 PLAIN = (type(None), bool, int, float, str, tuple)
 # How descriptions check themselves: no user calls these.
-INNER = ("check_values", "from_fields", "numbers", "one_setting")
+INNER = ["check_values", "from_fields", "numbers", "one_setting"]
+# What `Trainer.dry_run` calls.
+INNER += ["trace", "try_out", "sum_of_zeros", "stages_to_come"]
 # What descriptions have from a base that is behind the doors.
 INHERITED = ("from_dict", "to_dict")
 

@@ -56,7 +56,12 @@ from jaxdp_episodic.trainer.learners.episode import (
     contribution_loss,
     make_blocks,
 )
-from jaxdp_episodic.trainer.run.assemble import Tables, run_parts, statistics_of
+from jaxdp_episodic.trainer.run.assemble import (
+    OwnParts,
+    Tables,
+    run_parts,
+    statistics_of,
+)
 from jaxdp_episodic.trainer.run.checks import sampler_of
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
@@ -144,7 +149,7 @@ def training_of_config(
       ValueError: a run that claims nothing.
     """
     data = Tables(config, base).load("train")
-    parts = run_parts(config, data)
+    parts = run_parts(config, data, own=OwnParts(base=base))
     budget, step = parts["budget"], parts["budget"].step
     if budget.before and privacy_unit not in (None, step.privacy_unit):
         raise NotImplementedError(

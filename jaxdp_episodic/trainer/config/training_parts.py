@@ -58,6 +58,11 @@ CONV_CLASSIFIER = "conv_classifier"
 MLP_KIND = "mlp"
 EMBEDDINGS = (CONV_EMBEDDING, LINEAR)
 MODELS = (*EMBEDDINGS, CONV_CLASSIFIER, MLP_KIND)
+ALL = "all"
+FILM = "film"
+LORA = "lora"
+HEAD = "head"
+TRAINED = (ALL, FILM, LORA, HEAD)
 
 # Episodes a step below which a linear map had better keep its inputs. Measured: with 3
 # they save 0.04 to 0.06 (texts); with 360 they cost 0.02 to 0.03 (glyphs).
@@ -193,14 +198,28 @@ class ModelConfig(CheckedSpec):
     skip: Flag | None = None  # of "linear": inputs beside outputs; None: see `skips`
     # of the initial parameters, which are public
     seed: Annotated[int, whole(0, _LARGEST_SEED)] = 0
+    # a release, or a file of arrays, that the network begins with; it is public
+    parameters: Text | None = None
+    train: Annotated[str, one_of(*TRAINED)] = ALL  # the rest stays as it begins
+    rank: Annotated[int, whole(1, MOST_UNITS)] = 4  # of "lora"
 
     def check_values(self) -> None:
-        """Refuses layers that are too large."""
+        """Refuses layers that are too large, and a body that is not there."""
+        if self.train != ALL and self.kind == LINEAR:
+            raise ValueError(
+                f"train must be {ALL!r} with kind={LINEAR!r}, which has one layer, got "
+                f"{self.train!r}"
+            )
         if max(*self.channels, self.embedding) > MOST_UNITS:
             raise ValueError(
                 f"channels and embedding must be at most {MOST_UNITS}, got "
                 f"{self.channels} and {self.embedding}"
             )
+
+    def described(self) -> dict[str, Any]:
+        """Returns what the network is, whatever it begins with and is trained of it."""
+        beside = ("parameters", "train", "rank")
+        return {k: v for k, v in self.to_dict().items() if k not in beside}
 
     def skips(self, sampling: Any) -> bool:
         """Returns ``skip``, or what it is by default: of public numbers alone."""

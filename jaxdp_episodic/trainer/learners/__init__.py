@@ -1,5 +1,5 @@
 """Models, and how they learn from an episode.
 
-Doors: `bayesian`, `episode`, `features`, `learners`, `models`, `optimizers`, `own`,
-`untrained`.
+Doors: `adapted`, `bayesian`, `episode`, `features`, `learners`, `models`, `optimizers`,
+`own`, `untrained`.
 """

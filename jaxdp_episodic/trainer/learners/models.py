@@ -7,13 +7,15 @@ units, and a clipped contribution must depend on its own unit only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import linen, nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from jaxdp_episodic.trainer.config.training_parts import (
@@ -261,32 +263,87 @@ class Linear(nnx.Module):
         return inputs.reshape(len(inputs), -1)
 
 
+class FilmParam(nnx.Param):
+    """A parameter that `film` trains: a scale, a shift, or one of the head."""
+
+
 def split_model(
-    module: nnx.Module, method: str = "__call__"
+    module: Any, method: str = "__call__", *, wrt: Any = None
 ) -> tuple[Callable[[Any, Array], Array], Any]:
-    """Returns ``(apply, params)``: any NNX module as a pure function of its parameters.
+    """Returns ``(apply, params)``: a model as a pure function of what is trained.
 
     Args:
-      module: called as ``module(inputs)``; see `refuse_shared_state`.
-      method: its name, of another one of the module's.
+      module: of ``flax.nnx``, called as ``module(inputs)``; see `refuse_shared_state`.
+        Or a pair (module of ``flax.linen``, its parameters), or (function of
+        parameters and inputs, parameters), with parameters in nested dictionaries.
+      method: its name, of another one of the NNX module's.
+      wrt: what is trained. Of NNX a filter, such as ``nnx.LoRAParam``; None: what
+        `film` has made, or else ``nnx.Param``. Of a pair a function of the path of a
+        parameter, a tuple of keys, that returns whether it is; None: all are.
 
     Returns:
       ``apply(params, inputs)`` and the parameters, nested dictionaries of arrays. What
-      else the module holds is constant.
+      else the module holds is constant, in the type that it has.
 
     Raises:
-      TypeError: no module of NNX.
-      ValueError: a module with batch statistics (BatchNorm) or random state (Dropout).
+      TypeError: something else than such a model.
+      ValueError: a module with batch statistics (BatchNorm) or random state (Dropout)
+        that is not in evaluation mode; nothing to train.
     """
+    if isinstance(module, tuple) and len(module) == 2:
+        return _split_pair(*module, wrt)
     if not isinstance(module, nnx.Module):
         raise TypeError(
             f"module must be a flax.nnx.Module, got a {type(module).__name__}; one of "
-            "flax.linen needs no split: params = module.init(key, inputs)['params'], "
-            "apply = lambda params, inputs: module.apply({'params': params}, inputs)"
+            "flax.linen needs its parameters: split_model((module, module.init(key, "
+            "inputs)['params']))"
         )
     refuse_shared_state(module)
-    graph, state, rest = nnx.split(module, nnx.Param, ...)
-    return _Apply(graph, state, rest, method), _string_keys(nnx.to_pure_dict(state))
+    if wrt is None:
+        has_film = jax.tree.leaves(nnx.state(module, FilmParam))
+        wrt = FilmParam if has_film else nnx.Param
+    graph, state, rest = nnx.split(module, wrt, ...)
+    if not jax.tree.leaves(state) and wrt is not nnx.Param:
+        raise ValueError(f"wrt must name a parameter to train, got {wrt!r}")
+    return _Apply(graph, state, rest, method), string_keys(nnx.to_pure_dict(state))
+
+
+def _split_pair(
+    model: Any, params: Any, wrt: Callable[[tuple[Any, ...]], bool] | None
+) -> tuple[Callable[[Any, Array], Array], Any]:
+    """`split_model` of a function, or a linen module, and its parameters."""
+    apply = model
+    if isinstance(model, linen.Module):
+        apply = LinenApply(model)
+    if wrt is None:
+        return apply, params
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            "params must be nested dictionaries to be split by paths, got a "
+            f"{type(params).__name__}"
+        )
+    flat = flatten_dict(params)
+    trained = {path: leaf for path, leaf in flat.items() if wrt(path)}
+    frozen = {path: leaf for path, leaf in flat.items() if path not in trained}
+    if not trained:
+        paths = ", ".join("/".join(map(str, path)) for path in list(flat)[:5])
+        raise ValueError(f"wrt must be true of a path, got none of {paths}")
+
+    def of_trained(params: Any, inputs: Array) -> Array:
+        return apply(unflatten_dict({**frozen, **flatten_dict(params)}), inputs)
+
+    return of_trained, unflatten_dict(trained)
+
+
+@dataclass(frozen=True)
+class LinenApply:
+    """A linen module as a function; equal to that of an equal module."""
+
+    module: Any
+
+    def __call__(self, params: Any, inputs: Array) -> Array:
+        """The module's outputs."""
+        return self.module.apply({"params": params}, inputs)
 
 
 class _Apply:
@@ -307,12 +364,23 @@ class _Apply:
             self._alike = object()
 
     def __call__(self, params: Any, inputs: Array) -> Array:
+        module = self.module(params)
+        shared = _shared_values(module)
+        outputs = getattr(module, self._method)(inputs)
+        for name, value in _shared_values(module).items():
+            if value is not shared[name]:
+                raise ValueError(
+                    f"module must not change {name} when it is called: batch "
+                    "statistics and random numbers must be in evaluation mode"
+                )
+        return outputs
+
+    def module(self, params: Any) -> Any:
+        """Returns the module with these parameters."""
         filled = [
             (path, v.replace(_found(params, path))) for path, v in self._variables
         ]
-        state = nnx.from_flat_state(filled)
-        module = nnx.merge(self._graph, state, self._rest)
-        return getattr(module, self._method)(inputs)
+        return nnx.merge(self._graph, nnx.from_flat_state(filled), self._rest)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Apply) and self._alike == other._alike
@@ -324,23 +392,41 @@ class _Apply:
 def refuse_shared_state(module: nnx.Module) -> None:
     """Raises unless a module's outputs are a function of parameters and inputs alone.
 
+    After ``module.eval()`` batch statistics of public data are constants, and Dropout
+    does nothing: both are allowed, and a call that changes them is refused.
+
     Raises:
       ValueError: batch statistics (BatchNorm), which carry data from one clip unit to
         another, so that clipping each of them would bound nothing; or random state
         (Dropout with a stream of its own), of which one draw would be frozen.
     """
+    modules = dict(nnx.iter_modules(module))
+    still = {p for p, one in modules.items() if _is_true(one, "use_running_average")}
+    quiet = {p for p, one in modules.items() if _is_true(one, "deterministic")}
     for path, variable in nnx.to_flat_state(nnx.state(module)):
         name = "/".join(map(str, path))
-        if isinstance(variable, nnx.BatchStat):
+        if isinstance(variable, nnx.BatchStat) and path[:-1] not in still:
             raise ValueError(
                 f"module must hold no batch statistics, got {name}: they couple the "
-                "examples of different clip units; use GroupNorm or LayerNorm"
+                "examples of different clip units; use GroupNorm or LayerNorm, or, if "
+                "they are of public data, make them constants by module.eval()"
             )
-        if isinstance(variable, nnx.RngState):
+        owners = {path[:depth] for depth in range(len(path))}
+        if isinstance(variable, nnx.RngState) and not owners & quiet:
             raise ValueError(
                 f"module must draw no random numbers, got {name}: one draw would be "
-                "frozen; leave Dropout out"
+                "frozen; leave Dropout out, or turn it off by module.eval()"
             )
+
+
+def _is_true(module: Any, name: str) -> bool:
+    return getattr(module, name, None) is True
+
+
+def _shared_values(module: Any) -> dict[str, Any]:
+    """Batch statistics and random state, by their paths."""
+    found = nnx.to_flat_state(nnx.state(module, (nnx.BatchStat, nnx.RngState)))
+    return {"/".join(map(str, path)): one.get_value() for path, one in found}
 
 
 def _found(params: Any, path: Sequence[Any]) -> Any:
@@ -349,10 +435,10 @@ def _found(params: Any, path: Sequence[Any]) -> Any:
     return params
 
 
-def _string_keys(tree: Any) -> Any:
-    """Nested dictionaries with keys that every checkpoint format can hold."""
+def string_keys(tree: Any) -> Any:
+    """Returns nested dictionaries with keys that every checkpoint format can hold."""
     if isinstance(tree, dict):
-        return {str(key): _string_keys(value) for key, value in tree.items()}
+        return {str(key): string_keys(value) for key, value in tree.items()}
     return tree
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax import Array
 
-from jaxdp_episodic.trainer.learners.models import split_model
+from jaxdp_episodic.trainer.learners.models import LinenApply, split_model
 
 
 def apply_and_params(
@@ -32,25 +31,17 @@ def apply_and_params(
             raise ValueError(
                 f"model must hold parameters alone, got the collection {others[0]!r}: "
                 "batch statistics couple the examples of different clip units; use "
-                "GroupNorm or LayerNorm"
+                "GroupNorm or LayerNorm, or close over those of public data: model = "
+                "(lambda params, inputs: module.apply({'params': params, "
+                f"{others[0]!r}: constants}}, inputs), params), in evaluation mode"
             )
-        return _LinenApply(model), made["params"] if "params" in made else {}
+        return LinenApply(model), made["params"] if "params" in made else {}
     if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
         return model
     raise TypeError(
         "model must be a module of flax.nnx or flax.linen, or a pair (apply, params), "
         f"got a {type(model).__name__}"
     )
-
-
-@dataclass(frozen=True)
-class _LinenApply:
-    """A linen module as a function; equal to that of an equal module."""
-
-    module: Any
-
-    def __call__(self, params: Any, inputs: Array) -> Array:
-        return self.module.apply({"params": params}, inputs)
 
 
 def learner_of(learner: Any, apply: Callable[[Any, Array], Array]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
+    ALL,
     BAYES,
     CLASSIFIER,
     CLOSED_FORM,
@@ -29,6 +31,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
     PLDA,
     PROTONET,
     LearnerConfig,
+    ModelConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
@@ -36,6 +39,11 @@ from jaxdp_episodic.trainer.data.sources import Omniglot
 from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.stored_features import INVERTED
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.learners.adapted import (
+    adapted,
+    begin_with,
+    parameters_file,
+)
 from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.episode import code_of
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
@@ -57,12 +65,16 @@ from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 
 class OwnParts(NamedTuple):
-    """The user's own model, learner, optimizer and rule; None: the config's."""
+    """The user's own model, learner, optimizer and rule; None: the config's.
+
+    ``base`` is the folder that paths in the config are relative to.
+    """
 
     model: Any = None
     learner: Any = None
     optimizer: optax.GradientTransformation | None = None
     rule: Rule | None = None
+    base: Path | None = None
 
     def settings(self, config: TrainingConfig) -> dict[str, Any]:
         """Returns model and optimizer as plain values; refuses unused parts."""
@@ -75,10 +87,18 @@ class OwnParts(NamedTuple):
                 f"{config.learner.kind!r}, which takes no gradient steps"
             )
         of_config: dict[str, Any] = {
-            "model": "none" if config.model is None else config.model.to_dict(),
+            "model": "none" if config.model is None else self._network(config.model),
             "optimizer": config.optimizer.to_dict(),
         }
         return of_config | {name: {OWN: described_part(p)} for name, p in own.items()}
+
+    def _network(self, model: ModelConfig) -> dict[str, Any]:
+        """The config's network, with the checksum of what it begins with."""
+        if model.parameters is None:
+            return model.described() if model.train == ALL else model.to_dict()
+        file = parameters_file(model.parameters, self.base)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        return model.to_dict() | {"parameters": digest}
 
 
 NO_PARTS = OwnParts()
@@ -104,9 +124,12 @@ def built_model(
         embeds = learner.kind == PROTONET
         model = dataclasses.replace(model, skip=model.skips(config.step.sampling))
         module = built_module(model, input_shape, outputs, embeds=embeds)
-        apply, params = split_model(module)
+        if model.parameters is not None:
+            begin_with(module, parameters_file(model.parameters, own.base))
+        module, wrt = adapted(module, model.train, model.rank, model.seed)
+        apply, params = split_model(module, wrt=wrt)
         if learner.kind == CLASSIFIER:
-            features, _ = split_model(module, "hidden")
+            features, _ = split_model(module, "hidden", wrt=wrt)
     else:
         seed = 0 if model is None else model.seed
         apply, params = apply_and_params(own.model, input_shape, seed=seed)
@@ -183,7 +206,7 @@ class Tables:
         features: FixedFeatures | None = None,
         keeps_features: bool = True,
     ) -> None:
-        self._config, self._base = config, base
+        self._config, self.base = config, base
         self._loaded: dict[str, ExampleTable] = {}
         self.truncation: Truncation | None = None
         self.examples: dict[str, Any] = {}
@@ -200,14 +223,14 @@ class Tables:
         """Returns a split, loaded once; refuses held-out data equal to training's."""
         if split not in self._loaded:
             if split == TRAIN:
-                data, self.truncation = self._config.training_data(self._base)
+                data, self.truncation = self._config.training_data(self.base)
                 self.examples = {
                     "example_shape": list(data.features.shape[1:]),
                     "dtype": str(data.features.dtype),
                     "inverted": code_of(data) == INVERTED,
                 }
             else:
-                data = self._config.data.load(split, self._base)
+                data = self._config.data.load(split, self.base)
             if self.features is not None:
                 cache = None if self._cache is None else self._cache / split
                 data = self.features.table(data, cache=cache)
@@ -226,7 +249,7 @@ def assembled(
     evaluates: bool = True,
 ) -> tuple[Trainer, dict[str, Evaluation], int]:
     """Returns the trainer, its evaluations (if asked for), the number of parameters."""
-    data = tables.load(TRAIN)
+    data, own = tables.load(TRAIN), own._replace(base=tables.base)
     evaluations = _evaluations(config, tables) if evaluates else {}
     settings = {
         **own.settings(config),
@@ -269,7 +292,7 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
     if config.model is not None and own.model is None:
         num_classes = len(tables.load(TRAIN).population.children_counts[-1])
         model = {
-            **model,
+            **config.model.described(),
             "outputs": num_outputs(config, _ways(config), num_classes),
             "skip": config.model.skips(config.step.sampling),
             "embeds": config.learner.kind == PROTONET,

@@ -18,6 +18,7 @@ import numpy as np
 from jaxdp_episodic.files.archive import write_arrays
 from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.trainer.learners.adapted import plain_params
 from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.learners import (
     ANIL,
@@ -66,15 +67,30 @@ HIDDEN = "hidden"
 def write_release(folder: Path, trainer: Any, log: Path, said: Said) -> list[Path]:
     """Writes what a run releases, with what is said of it; see `export_run`."""
     facts, statement = said.released
+    stage, params = trainer.released, trainer.released.params
+    if OWN not in trainer.recipe.get("model", {OWN: True}):
+        params = whole_params(stage.learner, params)
     return export_run(
         folder,
-        params=trainer.released.params,
+        params=params,
         statement=statement,
         log=log,
         facts=facts,
         description=described_release(trainer),
         has_public_epsilon=said.has_public_epsilon,
     )
+
+
+def whole_params(learner: Any, params: Any) -> Any:
+    """Returns the parameters of a built-in network without adapters, for a release."""
+    if isinstance(learner, Started):
+        return {**params, "model": whole_params(learner.learner, params["model"])}
+    apply = getattr(learner, "apply", None)
+    if not hasattr(apply, "module"):
+        return params
+    inner = params["model"] if isinstance(learner, BayesianRegression) else params
+    whole = plain_params(apply.module(inner))
+    return whole if inner is params else {**params, "model": whole}
 
 
 def export_run(

@@ -36,7 +36,6 @@ RESULTS = {
 # contributions are known that come near the claim.
 PERSON, UNATTAINED = "a person", "not attained"
 DESIGN = re.compile(r"(?P<design>.*) \((?P<rates>.*)\), T=(?P<steps>\d+)")
-AUDITED = re.compile(r"audited (\S+) (\S+) claimed (\S+) at delta (\S+)")
 
 Row = dict[str, Any]
 Results = dict[str, Row]
@@ -172,9 +171,8 @@ def faults(found: list[Row]) -> str:
     rows = []
     for fault in found:
         who = fault["caught_by"] if fault["is_caught"] else "**not caught**"
-        evidence = AUDITED.sub(r"\1 \2 \3 (delta \4)", fault["with"]["evidence"])
-        rows.append([fault["fault"], who, evidence])
-    return table(["fault", "caught by", "with the fault"], rows)
+        rows.append([fault["fault"], who])
+    return table(["fault", "caught by"], rows)
 
 
 def moments(found: Row) -> str:

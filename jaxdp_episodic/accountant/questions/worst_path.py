@@ -113,44 +113,43 @@ def end_values(question: Question, run: Run) -> np.ndarray:
 
 def _inside(question: Question, run: Run, little: np.ndarray, method: str) -> Answer:
     """The answer at targets that are not at an end; a bound at too little noise."""
+    shape = np.broadcast_shapes(question.target.shape, run.shape)
+    if 0 in shape:
+        empty = np.zeros(shape[:-1])
+        return Answer(empty, empty, np.zeros(empty.shape, bool))
     log_kept, run = run.log_kept(), run.kept()
     if not (np.any(log_kept) or np.any(little)):
-        return _worst(question, run, method)
+        if shape[-1] > 1 and method != "rdp":
+            return _worst(question, run, method)
+        return _largest(_ask(question, run, method))
     # A loss may be infinite: the question is asked given that it is not, path by path.
     left = question.given_kept(log_kept)
     hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
-    given = _each_path(left, run, method)
-    given = question.with_failure(given, log_kept)
+    given = question.with_failure(_ask(left, run, method), log_kept)
     bound = little & (given.value != question.nothing)
     error = np.where(bound, np.inf, given.error)
     is_certified = given.is_certified | (bound & (method != "rdp"))
     return _largest(Answer(given.value, error, is_certified))
 
 
-def _each_path(question: Question, run: Run, method: str) -> Answer:
-    shape = np.broadcast_shapes(question.target.shape, run.shape)
-    found = _ask(question, run, method)
-    return Answer(*(np.broadcast_to(field, shape) for field in found))
-
-
 def _ask(question: Question, run: Run, method: str) -> Answer:
-    """The method's answer, but no more than what the largest loss allows."""
+    """The method's answer on each path, but no more than the largest loss allows."""
     found = _ANSWERS[method](question, run)
     most = run.most_lost
     if question.is_epsilon:
-        return found._replace(value=np.minimum(found.value, most))
-    limited = np.isfinite(most)
-    if not np.any(limited):
-        return found
-    bound = np.maximum(
-        *(_near_largest(question.target, run, backward=b) for b in (False, True))
-    )
-    lower = limited & (bound < found.value)
-    return found._replace(
-        value=np.where(lower, bound, found.value),
-        is_certified=found.is_certified | lower,
-    )
+        found = found._replace(value=np.minimum(found.value, most))
+    elif np.any(limited := np.isfinite(most)):
+        bound = np.maximum(
+            *(_near_largest(question.target, run, backward=b) for b in (False, True))
+        )
+        lower = limited & (bound < found.value)
+        found = found._replace(
+            value=np.where(lower, bound, found.value),
+            is_certified=found.is_certified | lower,
+        )
+    shape = np.broadcast_shapes(question.target.shape, run.shape)
+    return Answer(*(np.broadcast_to(field, shape) for field in found))
 
 
 def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarray:
@@ -184,11 +183,6 @@ def _largest(every: Answer) -> Answer:
 def _worst(question: Question, run: Run, method: str) -> Answer:
     """Only paths that may be the worst are answered by slower methods than "rdp"."""
     shape = np.broadcast_shapes(question.target.shape, run.shape)
-    if 0 in shape:
-        empty = np.zeros(shape[:-1])
-        return Answer(empty, empty, np.zeros(empty.shape, bool))
-    if method == "rdp" or shape[-1] == 1:
-        return _largest(_each_path(question, run, method))
     bound = rdp.rdp_answer(question, run).value.reshape(-1, shape[-1])
     target = np.broadcast_to(question.target, shape).reshape(bound.shape)
     question = question.at(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
@@ -241,7 +242,7 @@ class Design(Spec):
         """The schemes of all levels that are drawn, top to bottom."""
         raise NotImplementedError
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields, those of the schemes included."""
         return levels_shape(self.schemes, **self.numbers)
@@ -316,7 +317,7 @@ class MultistageSampling(Design):
             raise TypeError(f"levels must be a list, got {_validation.shown(levels)}")
         return cls(*levels)
 
-    @property
+    @functools.cached_property
     def level_names(self) -> tuple[str, ...]:
         """The levels' names, top to bottom."""
         return tuple(level.name for level in self.levels)

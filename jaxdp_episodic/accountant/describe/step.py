@@ -156,12 +156,12 @@ class GaussianStep(Spec):
             _refuse_small_units(self.path_rates, names, self.population)
         _ = self.path_rates  # refuses a level without a size
 
-    @property
+    @functools.cached_property
     def design(self) -> Sampling:
         """``sampling``, which the constructor has made a design if it was a scheme."""
         return cast(Sampling, self.sampling)
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numeric fields."""
         parts = {"sampling": self.design.shape}

@@ -130,7 +130,7 @@ def test_the_advice_on_local_ids_works():
         ({"school": ["a", None]}, TypeError, "integer or string ids"),
         ({"school": [[1, 2]]}, ValueError, "1-D array"),
         ({"school": 3}, ValueError, "1-D array"),
-        ({"step": [1]}, ValueError, "other than 'step'"),
+        ({"step": [1]}, ValueError, "other than .'step'"),
     ],
 )
 def test_bad_ids(ids, error, message):

@@ -481,6 +481,19 @@ def _is_text(node: ast.Expr) -> bool:
     return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
+def test_the_paths_of_contributing_exist():
+    """The files that a question and a step of training run through."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    for folder, start in (
+        ("accountant", "`epsilon(step, ...)` runs through"),
+        ("trainer/run", "A step of training"),
+    ):
+        block = page.split(start)[1].split("\n\n")[1]
+        names = re.findall(r"[\w/]+\.py", block)
+        assert len(names) >= 5
+        assert [n for n in names if not (PACKAGE / folder / n).exists()] == []
+
+
 def test_third_party_imports_are_declared():
     """At the top of a module a dependency; elsewhere, and in interop, also an extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -429,7 +429,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 3_100,
     "jaxdp_episodic/files": 1_700,
     "experiments": 9_300,
-    "tests": 63_900,
+    "tests": 64_000,
 }
 
 

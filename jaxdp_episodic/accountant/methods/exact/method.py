@@ -33,6 +33,7 @@ from jaxdp_episodic.accountant.methods.exact.solver import (
 )
 from jaxdp_episodic.accountant.methods.rdp.method import (
     at_most_total_variation,
+    bounding_few,
     rdp_bound,
     rdp_curve,
 )
@@ -83,7 +84,8 @@ def _otherwise(
     """Rényi's bound in place of poor answers, or where it is less a certified one."""
     index, best = np.flatnonzero(poor), np.flatnonzero(ends)
     value, error, _ = answer
-    value[index], _ = rdp_bound(question.take(index), run.take(index))
+    with bounding_few(index.size):
+        value[index], _ = rdp_bound(question.take(index), run.take(index))
     error[index] = np.inf
     if best.size and _has_certified_ends(run):
         found = _certified(question.take(best), run.take(best), value[best])
@@ -177,7 +179,8 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
         bound = at_most_total_variation(question, run, bound)
     else:
         near = None if guess is None else order_near(question.target, guess)
-        bound, order = rdp_bound(question, run, near=near, loose=True)
+        with bounding_few(question.target.size):
+            bound, order = rdp_bound(question, run, near=near, loose=True)
     if question.is_epsilon and np.any(bound == 0):
         # Epsilon is 0 where delta is at least the total variation distance.
         answer = Answer(np.zeros(bound.shape), np.zeros(bound.shape), bound < 0)
@@ -211,7 +214,8 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
                 may_be_larger &= ~state.surely_private(may_be_larger, least)
         if unbounded and (left := np.flatnonzero(may_be_larger)).size:
             asked, part = question.take(left), run.take(left)
-            state.bound[left], order = rdp_bound(asked, part, loose=True)
+            with bounding_few(left.size):
+                state.bound[left], order = rdp_bound(asked, part, loose=True)
             state.order[left] = order  # the kernel's own may be far from the best one
             may_be_larger[left] = _may_exceed(asked, part, least[left], order)
         other, other_error = state.solve(may_be_larger, backward=True, least=least)
@@ -333,7 +337,8 @@ def _may_exceed(
             break
         # 1 + c is representable, and above 1.
         c = 1 + np.maximum(factor * (order[index] - 1), np.finfo(np.float64).eps) - 1
-        curve = rdp_curve(1 + c, run.take(index), "backward")
+        with bounding_few(index.size):
+            curve = rdp_curve(1 + c, run.take(index), "backward")
         # Log of the maximum over x of e^{-c x} (1 - e^{-x}); -inf settles.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             payoff = -np.log1p(c) - c * np.log1p(1 / c)

@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.methods.exact.contour import (
 )
 from jaxdp_episodic.accountant.methods.exact.integral import Blocks, search
 from jaxdp_episodic.accountant.methods.exact.mgf import bulk_variance, steps_of
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
+from jaxdp_episodic.accountant.methods.rdp.method import bounding_few, rdp_bound
 from jaxdp_episodic.accountant.methods.run import (
     DeltaAt,
     EpsilonAt,
@@ -43,7 +43,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 
 # Of one pass; a chunk of it takes JAX as long as NumPy some five settings.
-KERNEL = Kernel("exact", numpy_seconds=2e-3, compile_seconds=8.0, least=16)
+KERNEL = Kernel("exact", numpy_seconds=2e-3, compile_seconds=16.0, least=16)
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
 # Nats below delta at which loss distributions are truncated. With a later cut, rare
@@ -209,8 +209,9 @@ class ContourSolver:
         # large.
         poor = index[~(log_error < USELESS) & (self.bound[index] > 0)]
         if poor.size:
-            found = rdp_bound(self.question.take(poor), self.run.take(poor), loose=True)
-            self.bound[poor], self.order[poor] = found
+            asked = self.question.take(poor), self.run.take(poor)
+            with bounding_few(poor.size):
+                self.bound[poor], self.order[poor] = rdp_bound(*asked, loose=True)
 
     def _pass(
         self,

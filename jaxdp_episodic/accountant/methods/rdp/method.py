@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +122,13 @@ def rdp_bound(
     ends = question.nothing, question.everything
     value, order = _evaluate(kernel, question.target, run, ends, near, loose=loose)
     return at_most_total_variation(question, run, value), order
+
+
+def bounding_few(settings: int) -> contextlib.AbstractContextManager[None]:
+    """Bounds that help another method run on NumPy, if they are few."""
+    # Compiling these kernels takes 12 s of CPU, so many settings a tenth of a second.
+    few = settings < _KERNEL.least
+    return using_choice("numpy") if few else contextlib.nullcontext()
 
 
 def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:

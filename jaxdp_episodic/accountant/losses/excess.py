@@ -132,9 +132,6 @@ def only_root(slope, low: Array, high: Array) -> Array:
 # Largest logarithm of a term of a sum, nats; larger ones are scaled down: e^709
 # overflows.
 LARGEST_EXPONENT = 600.0
-# Largest position of a bump, in standard deviations: beyond it float64 cannot resolve
-# the bump's width.
-_FARTHEST_BUMP = 1e9
 # Rounding error of a log-density, relative to the largest of its terms: half a unit in
 # the last place for each operation, 1.25 in all near the bump and 3 at high orders.
 ROUNDING = 4 * float(np.finfo(np.float64).eps)
@@ -198,7 +195,7 @@ def unless_gaussian(
     exact = excess_of(scale * t * order, slope, 2 * scale, len(excess) > 1)
     size = xp.max(scale, axis=0)
     reach = size * order * order
-    is_far = 2 * reach > _FARTHEST_BUMP**2
+    is_far = 2 * ROUNDING * reach > _MOST_ROUNDING
     is_large, found = (size > LARGE_LOSS) | is_far, excess
     if xp is not np or np.any(is_large):
         parts = log_weight + xp.logaddexp(exact[0], xp.log(t))

@@ -413,7 +413,8 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
             below = np.floor((losses - center) / spacing)
             grid = np.unique(np.add.outer([-1.0, 0.0, 1.0, 2.0], below))
         else:
-            grid = graded_grid([center, *each[1:]], spacing, plan, span)
+            terms = float(np.max(getattr(step.loss, "num_terms", 1.0)))
+            grid = graded_grid([center, *each[1:]], spacing, plan, span, terms)
         if not len(grid):
             return None
         grids.append(grid)

@@ -80,6 +80,8 @@ _MOST_TRIED = 2000
 _ROUNDING = 1e-9
 # Most grid points of one step.
 _MOST_POINTS = 2**18
+# The same times the terms of a mixture, where points are nats apart: 2 to 5 s of CPU.
+_MOST_TERMS_OF_POINTS = 2**18
 
 
 class Target(NamedTuple):
@@ -423,7 +425,11 @@ def aligned(spacing: float, distances: np.ndarray, weights: np.ndarray) -> float
 
 
 def graded_grid(
-    anchors: Sequence[float], spacing: float, plan: Plan, span: tuple[float, float]
+    anchors: Sequence[float],
+    spacing: float,
+    plan: Plan,
+    span: tuple[float, float],
+    num_terms: float = 1.0,
 ) -> np.ndarray:
     """Whole numbers j of grid points ``anchors[0] + j spacing``: near anchors all."""
     places = [round((a - anchors[0]) / spacing) for a in sorted(anchors)]
@@ -431,7 +437,13 @@ def graded_grid(
     high = max(math.ceil((span[1] - anchors[0]) / spacing), places[-1] + 1)
     if max(-low, high) > _FURTHEST:
         return np.empty(0)
-    offsets = _offsets(high - low, max(plan.widest / spacing, 1.0))
+    widest = max(plan.widest / spacing, 1.0)
+    offsets = _offsets(high - low, widest)
+    # With so little noise fewer points make the interval wider, and answer in time.
+    few = _MOST_TERMS_OF_POINTS / num_terms if spacing >= 1 else math.inf
+    while len(offsets) > max(few, 2 * _DENSE):
+        widest *= 2
+        offsets = _offsets(high - low, widest)
     if len(offsets) > _MOST_POINTS:
         return np.empty(0)
     between = [(a + b) // 2 for a, b in zip(places[:-1], places[1:], strict=True)]

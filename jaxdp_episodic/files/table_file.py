@@ -21,7 +21,7 @@ Writer = Callable[[list[dict[str, Any]]], None]
 def check_suffix(path: Path) -> None:
     """Refuses a file whose suffix is none of the three."""
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path.name}: the name must end in {', '.join(SUFFIXES)}")
+        raise ValueError(f"{path} must end in {', '.join(SUFFIXES)}")
 
 
 @contextmanager

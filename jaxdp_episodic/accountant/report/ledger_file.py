@@ -382,9 +382,11 @@ def run_file(path: Path) -> Any:
         names = (name for name in (STORE, OLD_LEDGER) if (path / name).exists())
         name = next(names, None)
         if name is None and (path.parent / STORE).exists():
-            raise LedgerError(f"no charges are in {path}: give its run, {path.parent}")
+            raise LedgerError(f"{path} holds no charges: give its run, {path.parent}")
         if name is None:
-            raise FileNotFoundError(f"no {STORE} in {path}: give the folder of a run")
+            raise FileNotFoundError(
+                f"{path} holds no {STORE}: give the folder of a run"
+            )
         path = path / name
     # By its name: who opens and closes a database drops the locks that it holds there.
     return OldLedger(path) if path.suffix == ".jsonl" else RunFile(path)

@@ -40,6 +40,7 @@ from jaxdp_episodic.trainer.config.training_config import read_config
 VIOLATED = 3  # exit code
 # Runs of the game with the unit, and as many without: some ten seconds.
 _MECHANISM_DRAWS = 20_000
+_FEWEST_DRAWS = 100
 # Steps with the canary, and as many without.
 _STEP_DRAWS = 2_000
 
@@ -77,6 +78,10 @@ class Audit(Command):
 
     def _lines(self) -> list[str]:
         self.out.mkdir(parents=True, exist_ok=True)
+        if self.draws is not None and self.draws < _FEWEST_DRAWS:
+            raise ValueError(
+                f"--draws must be at least {_FEWEST_DRAWS}, got {self.draws}"
+            )
         if self.kind is None:
             self.kind = "step" if "data" in read_toml(self.file) else "mechanism"
         attempt = self._mechanism if self.kind == "mechanism" else self._canaries

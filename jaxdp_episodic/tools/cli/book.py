@@ -43,7 +43,7 @@ from jaxdp_episodic.tools.requests.request_file import read_request
 from jaxdp_episodic.trainer.config.training_config import read_config
 
 _Book = Annotated[tyro.conf.Positional[str], option("FILE_OR_URL")]
-_WIDTH = 10  # of the names of facts
+_WIDTH = 11  # of the names of facts
 _RULES = {
     "no refunds": "a run pays before its first draw and gets nothing back, however it "
     "ends: paying only for what was taken is not private if somebody looked and "

@@ -21,7 +21,7 @@ from jaxdp_episodic.tools.cli.command import (
     waiting,
 )
 from jaxdp_episodic.tools.plots.curve import plot_curve, summary
-from jaxdp_episodic.tools.plots.pictures import draw
+from jaxdp_episodic.tools.plots.pictures import SUFFIXES, draw
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, caveats_on, steps_of
 from jaxdp_episodic.tools.requests.request_file import read_request
 
@@ -47,6 +47,9 @@ class Curve(Command):
             self.file, EpsilonRequest, num_steps=self.num_steps, method=self.method
         )
         step = request.planned("curve")
+        if self.out.suffix.lower() not in SUFFIXES:
+            names = " or ".join(SUFFIXES)
+            raise ValueError(f"--out must end in {names}, got {str(self.out)!r}")
         with waiting("privacy curve") as say:
             curve = plot_curve(
                 step,

@@ -14,6 +14,7 @@ from jaxdp_episodic.files.table_file import check_suffix, writing
 from jaxdp_episodic.tools.cli.command import (
     Command,
     File,
+    UsageError,
     aligned,
     option,
     printable,
@@ -42,6 +43,8 @@ class Predict(Command):
     """Write all predictions: .csv, .jsonl or .parquet."""
 
     def _lines(self) -> list[str]:
+        if not self.queries:
+            raise UsageError("--queries needs a path")
         if self.out is not None:
             check_suffix(self.out)
         # Imported here: Flax costs a second, which no help should pay.

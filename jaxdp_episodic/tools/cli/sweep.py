@@ -75,10 +75,10 @@ class Sweep(Command):
                 raise ValueError(
                     "--collect takes all shards, so it goes without --shard"
                 )
-            numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.shard)
-            if numbers is None:
+            numbers = re.fullmatch(r"([1-9]\d{0,8})/(\d{1,9})", self.shard)
+            if numbers is None or int(numbers[1]) > int(numbers[2]):
                 raise ValueError(
-                    f"--shard must be I/N, for example 3/8, got {self.shard!r}"
+                    f"--shard must be I/N with 1 <= I <= N, got {self.shard!r}"
                 )
             part = int(numbers[1]), int(numbers[2])
         sweep = read_sweep(self.file)

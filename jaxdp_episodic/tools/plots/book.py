@@ -19,6 +19,7 @@ from jaxdp_episodic.tools.plots.figures import (
 _COLORS = (BLUE, "#56b4e9", VERMILION, "#f0c000", "#009e73", "#cc79a7")
 _MOST_NAMED = 18
 _HATCHES = ("", "//", "..")
+_MOST_LETTERS = 30  # of a name: three stand side by side
 
 
 def draw_book(
@@ -44,13 +45,13 @@ def draw_book(
         style: dict[str, Any] = {
             "color": _COLORS[index % len(_COLORS)],
             "hatch": _HATCHES[index // len(_COLORS) % len(_HATCHES)],
-            "label": name if index <= _MOST_NAMED else None,
+            "label": _short(name) if index <= _MOST_NAMED else None,
         }
-        axes.barh(heights, shares, 0.55, left=at, edgecolor="white", **style)
+        axes.barh(heights, shares, 0.55, left=at, edgecolor="white", lw=0.4, **style)
         at = [a + share for a, share in zip(at, shares, strict=True)]
     labels = [f"{name}\n{spent:.3g} of {total:.3g}" for name, spent, total in totals]
     axes.set_yticks(list(heights), labels, fontsize=9)
-    axes.set_xlabel("% of what the book has; what is white is left")
+    axes.set_xlabel("% of the budget spent (white: left)")
     axes.set_xlim(0, 102)
     plain(axes, grid="x")
     if title:
@@ -59,3 +60,7 @@ def draw_book(
         where: dict[str, Any] = {"loc": "outside lower center", "ncols": 3}
         figure.legend(frameon=False, fontsize=9, **where)
     save(figure, path)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MOST_LETTERS else name[: _MOST_LETTERS - 1] + "…"

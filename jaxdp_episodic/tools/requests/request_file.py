@@ -27,6 +27,14 @@ _MAX_BYTES = 2**30  # of a table of records; of npz uncompressed
 _RELEASE_NAMES = tuple(kind.__name__ for kind in RELEASES)
 _POPULATION_KEYS = ("sizes", "file", "levels", "row_level")
 
+# Keys of other kinds of files, which no request has, and what those are.
+_OTHER_KINDS = {
+    "learner": "a training config, for `train` and `report`",
+    "axes": "a sweep, for `sweep`",
+    "hyperparameters": "a search, for `tune`",
+    "episode": "a plan, for `plan`",
+}
+
 AnyRequest = TypeVar("AnyRequest", EpsilonRequest, CalibrationRequest)
 
 
@@ -36,6 +44,9 @@ def read_request(
     """Returns the request in a TOML file, fully validated; nothing is computed yet."""
     path = Path(path)
     mapping = read_toml(path)
+    for key, other in _OTHER_KINDS.items():
+        if key in mapping and key not in kind.__dataclass_fields__:
+            raise ValueError(f"a request must be given, got {other}: it has {key!r}")
     mapping |= {name: value for name, value in overrides.items() if value is not None}
     if "population" in mapping:
         # One table for all steps; each step's own dictionary form has it too.

@@ -172,6 +172,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = read_json(file, max_bytes=_MAX_MANIFEST_BYTES)
         _check_manifest(manifest)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{path} holds no sweep: it has no {MANIFEST}"
+        ) from None
     except (ValueError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{file} is not the manifest of a sweep: {error}") from None
     return manifest

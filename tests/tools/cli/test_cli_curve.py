@@ -61,7 +61,7 @@ def test_a_picture_its_numbers_and_a_table(call):
 
 def test_errors_are_one_line(call):
     for options, message in [
-        ((), "path must end in .png or .svg, got 'curve.gif'"),
+        ((), "--out must end in .png or .svg, got"),
         (("--method", "rpd"), "did you mean 'rdp'?"),
         (("--num-steps", "-1"), "num_steps must be a whole number >= 0"),
     ]:

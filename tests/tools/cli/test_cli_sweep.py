@@ -86,7 +86,7 @@ def test_shards_and_collect(call):
             "axis 'example.sampling_probability'",
         ),
         (SWEEP.replace("example.", "exampel."), (), "did you mean 'example.samp"),
-        (SWEEP, ("--shard", "0/3"), "1 <= i <= n"),
+        (SWEEP, ("--shard", "4/3"), "--shard must be I/N with 1 <= I <= N, got"),
         (SWEEP, ("--shard", "1-3"), "--shard must be I/N"),
         (SWEEP, ("--shard", "1/3", "--collect"), "goes without --shard"),
         (SWEEP, ("--engine", "spark"), "engine"),
@@ -127,7 +127,7 @@ def test_a_full_disk_and_an_interruption(call, monkeypatch):
 
 def test_plot_errors_are_one_line(tmp_path, capsys):
     for options, complaint in [
-        ((), "No such file"),
+        ((), "holds no sweep: it has no manifest.json"),
         (("--fix", "num_steps"), "--fix must be FIELD=VALUE"),
     ]:
         assert cli.run(["plot", str(tmp_path / "none"), *options]) == 2

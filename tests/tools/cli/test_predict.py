@@ -222,7 +222,7 @@ def test_what_is_no_input_is_said(folder, predict):
     code, said = predict(release, support, asked / "light")
     assert code == 2 and "must be a readable image" in said
     code, said = predict(release, support, asked, out=folder / "found.txt")
-    assert code == 2 and "the name must end in" in said
+    assert code == 2 and "must end in .jsonl" in said
     told = json.loads((release / DESCRIPTION).read_text())
     (release / DESCRIPTION).write_text(
         json.dumps(told | dict.fromkeys(("example_shape", "feature_shape"), [4]))

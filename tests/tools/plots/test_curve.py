@@ -177,6 +177,6 @@ def test_a_folder_that_is_none_is_found_out_before_the_work(fast, tmp_path):
 
 def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"jaxdp-episodic\[plot\]"):
+    with pytest.raises(ImportError, match=r"pip install .\.\[plot\]"):
         curve_plot.plot_curve(poisson_step(0.1, 1.0), tmp_path / "c.png", num_steps=1)
     assert list(tmp_path.iterdir()) == []

@@ -215,4 +215,4 @@ def test_command_makes_the_folder_and_refuses_a_name_before_work(
     )  # no work
     capsys.readouterr()
     assert run(["epsilon", str(file), "--per-unit", "--out", "a.txt"]) == 2
-    assert "a.txt: the name must end in" in capsys.readouterr().err
+    assert "a.txt must end in" in capsys.readouterr().err

@@ -110,14 +110,8 @@ def test_the_default_picture(folder):
     assert without[0] == without[1]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        # Others draw the other kinds.
-        kind if kind == "heatmap" else pytest.param(kind, marks=pytest.mark.slow)
-        for kind in pictures.KINDS
-    ],
-)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", sorted(pictures.KINDS, key="heatmap".__ne__))
 def test_every_kind(folder, tmp_path, kind):
     png, svg = pictures.draw(folder, kind=kind, out=tmp_path / f"my.{kind}.png")
     assert png.name == f"my.{kind}.png" and svg.name == f"my.{kind}.svg"
@@ -274,7 +268,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(folder, monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(optional.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"jaxdp-episodic\[plot\]"):
+    with pytest.raises(ImportError, match=r"pip install .\.\[plot\]"):
         pictures.draw(folder)
 
 

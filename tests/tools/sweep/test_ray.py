@@ -44,7 +44,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch, read, sweep_text)
 
     engines._ray.cache_clear()
     monkeypatch.setattr(optional.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"jaxdp-episodic\[ray\]"):
+    with pytest.raises(ImportError, match=r"pip install .\.\[ray\]"):
         next(RayEngine()(read(sweep_text), [0]))
 
 

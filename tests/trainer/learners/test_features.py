@@ -217,7 +217,7 @@ def test_a_network_without_its_packages_names_the_extra(monkeypatch, tmp_path):
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"needs onnx, .*'jaxdp-episodic\[onnx\]'"):
+    with pytest.raises(ImportError, match=r"needs onnx, .*'\.\[onnx\]'"):
         FixedFeatures.onnx(tmp_path / "x.onnx")
 
 

@@ -200,7 +200,7 @@ def test_the_sessions_are_not_empty():
     assert counts["docs/account.md"]["python"] >= 8
     assert counts["docs/sweep.md"]["commands"] >= 5
     assert counts["docs/training.md"] == {"python": 1, "commands": 1}
-    assert counts["docs/use.md"] == {"python": 4, "commands": 2}
+    assert counts["docs/use.md"] == {"python": 5, "commands": 2}
     assert counts["docs/own_data.md"]["python"] >= 3
     assert counts["docs/runs.md"]["commands"] >= 3
     assert set(SLOW) <= set(DOCS)

@@ -179,3 +179,9 @@ class StepProgress(NamedTuple):
     num_steps: int
     public: Mapping[str, Any]
     private_record: Mapping[str, Any]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of ``public`` but for the step, as trackers take them."""
+        found = {k: v for k, v in self.public.items() if isinstance(v, int | float)}
+        return {name: float(v) for name, v in found.items() if name != "step"}

@@ -10,9 +10,10 @@ import optax
 import pytest
 from flax import linen, nnx
 
+import pages
 from jaxdp_episodic.tools.train.run import run_training
 from jaxdp_episodic.trainer.config.training_config import read_config
-from jaxdp_episodic.trainer.config.training_parts import LearnerConfig
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig, LearnerConfig
 from jaxdp_episodic.trainer.learners.learners import MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
@@ -119,6 +120,67 @@ def test_a_callback_is_told_what_is_public(tmp_path):
     trainer(num_steps=2).train(tmp_path / "private", on_step=told.append)
     assert [one.public for one in told] == [{}, {}]
     assert told[1].private_record["epsilon"] > 0
+
+
+class SummaryWriter:
+    """Of ``torch.utils.tensorboard``, of PyTorch 2."""
+
+    def __init__(self):
+        self.noted = []
+
+    def add_scalar(
+        self,
+        tag,
+        scalar_value,
+        global_step=None,
+        walltime=None,
+        new_style=False,
+        double_precision=False,
+    ):
+        self.noted.append((global_step, {tag: scalar_value}))
+
+
+class WandbRun(SummaryWriter):
+    """What ``wandb.init`` returns; a step once logged cannot be gone back to."""
+
+    def log(self, data, step=None, commit=None):
+        self.noted.append((step, dict(data)))
+
+
+class MLflow(SummaryWriter):
+    """The module ``mlflow``, of version 2."""
+
+    def log_metrics(self, metrics, step=None, synchronous=None, run_id=None):
+        assert {type(value) for value in metrics.values()} == {float}
+        self.noted.append((step, dict(metrics)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "function", "made"),
+    [
+        ("writer", "to_tensorboard", SummaryWriter),
+        ("run", "to_wandb", WandbRun),
+        ("mlflow", "to_mlflow", MLflow),
+    ],
+)
+def test_trackers_get_public_numbers_alone(tmp_path, name, function, made):
+    """The lines of the page, with objects that take what the packages take."""
+    blocks = pages.fences(pages.read("docs/use.md"), "python")
+    (text,) = (one for one in blocks if "def to_tensorboard" in one)
+    tracker = made()
+    namespace = {name: tracker}
+    exec(text, namespace)
+    assert len(text.split(f"def {function}")[1].split("\n\n")[0].splitlines()) == 3
+    clipping = ClippingConfig(count_noise=1.0)
+    on_step = namespace[function]
+    run = plain_trainer(num_steps=2, clipping=clipping)
+    run.train(tmp_path / "public", on_step=on_step)
+    assert {step for step, _ in tracker.noted} == {1, 2}
+    assert set().union(*(d for _, d in tracker.noted)) == {"epsilon", "clip_norm"}
+    tracker.noted.clear()
+    trainer(num_steps=2).train(tmp_path / "private", on_step=on_step)
+    assert tracker.noted == []
 
 
 # --- A run with them ---

@@ -1,7 +1,6 @@
 """A first training config for a source of data, as `plan` would write it, explained.
 
-It runs as it is. What it states of the data was counted in the data: where such a
-number is private, a comment says so, and what else would do.
+It runs as it is, and a comment marks each number that was counted in private data.
 """
 
 from __future__ import annotations

@@ -180,7 +180,8 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         sizes, kind = _class_sizes(description), description.train or {}
         is_picture = kind.get("features", {}).get("kind") == WAVELETS
         kind = PICTURES if is_picture else NUMBERS
-        alike = said_of_alike(kind, len(sizes), sizes.mean(), request.epsilon)
+        shape = len(sizes), max(float(sizes.mean()), 1.0), number
+        alike = said_of_alike(kind, shape, request.epsilon)
     said = {"weighed": weighed, "ratio": total, "alike": alike, "offer": offer}
     alone = {"start": start | last, "learner": PLDA, **said}
     if total < MIN_STATISTICS and steps < MIN_STEPS:
@@ -228,9 +229,9 @@ def _last_statistic(
     is_private = not description.has_public_units
     if request.neighboring_relation == "add_remove" and is_private:
         return {}, (
-            "--relation zero_out --population N, if it is public that no "
-            f"{levels[0]} has more than N, or a public list of {levels[0]} units lets "
-            "statistics end with a mean of each, which gained more on data like these"
+            f"with --relation zero_out --population N (no {levels[0]} has more than N, "
+            f"and that is public), or with a public list of {levels[0]} units, "
+            "statistics end with class means, which gained more on data like these"
         )
     return {"between": MEANS}, ""
 

@@ -1,19 +1,6 @@
 """Which design should I run? A search over designs within privacy and compute.
 
-Every candidate is calibrated to the same (epsilon, delta). They are compared by
-
-* ``signal_to_noise``: of a sum of ``m`` complete contributions (the others give nothing
-  or little: `EpisodeSampler.complete_units`) with noise of standard deviation
-  ``noise_multiplier`` clip norms in every direction, the ratio ``m /
-  noise_multiplier``: what the step would have if all contributions had the clip norm
-  and agreed. With the whole step as one contribution, ``m = 1``.
-* ``num_steps``: more updates, each noisier;
-* ``total_episodes``: what has to be computed. An episode with more examples than the
-  smallest that is tried counts by its examples.
-
-A candidate that another one beats in one of the three and equals or beats in the others
-is not on the front. To choose from the front one needs to know how much noise learning
-bears; `effective_steps` is an estimate of it.
+Candidates have the same (epsilon, delta); docs/plan.md says by what they are compared.
 """
 
 from __future__ import annotations

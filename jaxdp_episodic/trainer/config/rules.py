@@ -1,10 +1,6 @@
-"""Rules of adaptive runs: what comes next, in view of what was released alone.
+"""Rules of adaptive runs: from what was released alone to the next option, or None.
 
-A rule is a function of a `Released`, which holds nothing else: parameters, noisy
-scores, and public facts. So whatever it does with them the guarantee of the run holds.
-It is asked before each release and returns the name of an option, or None to end the
-run. It should remember nothing by itself: what it needs is in what it is given, also
-when the run was resumed.
+A rule remembers nothing by itself: a resumed run asks it as the first one did.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The parts of a training config: no arrays, no JAX.
-
-Each field is checked by the type that it is declared of, see `trainer.data.fields`.
-"""
+"""The parts of a training config: no arrays, no JAX."""
 
 from __future__ import annotations
 

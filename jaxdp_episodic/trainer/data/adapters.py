@@ -1,7 +1,4 @@
-"""Data sets that Hugging Face's datasets or TFDS have loaded.
-
-Neither is imported: the caller has the data set in hand already.
-"""
+"""Data sets that Hugging Face's datasets or TFDS have loaded; neither is imported."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Data sets that come with the package: glyphs, schools and made-up sinusoids.
 
-Glyphs are a few-shot data set about as hard as Omniglot, without a download: 2,350
-syllables of KS X 1001, the classes, drawn by 20 typefaces each. ``glyphs.toml`` says
-where the shapes come from; ``experiments/build_glyphs.py`` makes them again. Schools
-come from the extra ``[data]``.
+``glyphs.toml`` says where the shapes come from; schools come from the extra ``[data]``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Examples in files that nothing is trained on, in the order in which they come.
-
-For use of a model: read as a source reads what was trained on, with a name for each.
-"""
+"""Examples in files that nothing is trained on, in order, with a name for each."""
 
 from __future__ import annotations
 

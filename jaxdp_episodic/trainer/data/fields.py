@@ -1,8 +1,6 @@
 """Specs whose fields are checked by the types they are declared of.
 
-A field declared as ``Annotated[type, check]`` is replaced by ``check(name, value)``,
-which raises `TypeError` or `ValueError` with name, value and allowed range; one that is
-declared ``| None`` may be None.
+A field ``Annotated[type, check]`` is replaced by ``check(name, value)``, which raises.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Where a run's examples come from, as plain data that a file can hold.
-
-Every source has ``load(split, base)``, which returns an `ExampleTable`; paths are
-relative to ``base``.
-"""
+"""Where a run's examples come from, as plain data that a file can hold."""
 
 from __future__ import annotations
 

@@ -523,7 +523,7 @@ def test_classes_that_no_public_list_names_release_no_means(
     source = described_source(tmp_path / "data.npz", tmp_path / "x.toml")
     text, said = first_config(source, Wishes(relation=relation))
     assert tomllib.loads(text)["start"].get("between") == between
-    offer = "option: --relation zero_out --population N, if it is public"
+    offer = "option: with --relation zero_out --population N "
     assert (offer in "\n".join(said)) == (between is None)
     if between:
         line = text[text.index("between = ") :].splitlines()[0]

@@ -23,16 +23,14 @@ def test_the_table_is_that_of_the_docs(one):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "epsilon", "said"),
+    ("kind", "sizes", "epsilon", "said"),
     [
-        ((PICTURES, 6, 700), 1.0, "data like these (mnist, "),
-        ((PICTURES, 1_300, 4), 8.0, "over untrained features at epsilon 8 "),
-        ((PICTURES, 1_300, 4), 2.0, "over untrained features at epsilon 1 "),
-        ((NUMBERS, 20, 1_000), 0.5, "data like these (modules, "),
-        ((NUMBERS, 10, 4), 1.0, "no data like these were measured"),
+        (PICTURES, (6, 700, 425), 1.0, "data like these (mnist, typefaces, digits)"),
+        (PICTURES, (1_300, 4, 425), 8.0, "over untrained features at epsilon 8 "),
+        (PICTURES, (1_300, 4, 425), 2.0, "over untrained features at epsilon 1 "),
+        (NUMBERS, (10, 900, 10), 0.5, "data like these (letters)"),
+        (NUMBERS, (10, 4, 512), 1.0, "no data like these were measured"),
     ],
 )
-def test_the_sets_with_about_as_many_classes_and_examples_are_named(
-    sizes, epsilon, said
-):
-    assert said in said_of_alike(*sizes, epsilon)
+def test_the_sets_of_about_the_same_sizes_are_named(kind, sizes, epsilon, said):
+    assert said in said_of_alike(kind, sizes, epsilon)

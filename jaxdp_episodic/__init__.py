@@ -5,6 +5,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
 )
+from jaxdp_episodic.accountant.describe.disjoint import DisjointParts, disjoint
 from jaxdp_episodic.accountant.describe.mechanisms import (
     DiscreteLaplaceRelease,
     GaussianMixtureRelease,
@@ -58,6 +59,7 @@ __all__ = [
     "AdaptiveRun",
     "ApproximateDP",
     "ComposedSteps",
+    "DisjointParts",
     "DiscreteLaplaceRelease",
     "GaussianMixtureRelease",
     "PrivacyInfo",
@@ -86,6 +88,7 @@ __all__ = [
     "compose",
     "delta",
     "delta_interval",
+    "disjoint",
     "epsilon",
     "epsilon_and_gradient",
     "epsilon_interval",

@@ -11,6 +11,10 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
+from jaxdp_episodic.accountant.describe.disjoint import (
+    DisjointParts,
+    refuse_disjoint,
+)
 from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
 from jaxdp_episodic.accountant.describe.releases import (
     Release,
@@ -283,11 +287,13 @@ def parts_of(option: Any) -> tuple[GaussianStep | Release, ...]:
     """Returns the steps that an option is made of."""
     if isinstance(option, Menu):
         return tuple(part for one in option.options.values() for part in parts_of(one))
-    return option.steps if isinstance(option, ComposedSteps) else (option,)
+    several = isinstance(option, ComposedSteps | DisjointParts)
+    return option.steps if several else (option,)
 
 
 def _check_option(what: str, option: Any, kind: type) -> None:
     """Refuses what is no option, and says why."""
+    refuse_disjoint(option, what)
     if not isinstance(option, GaussianStep | Release | ComposedSteps | kind):
         raise TypeError(
             f"{what} must be a GaussianStep, a release, a composed run or an "

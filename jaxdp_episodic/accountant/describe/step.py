@@ -231,8 +231,9 @@ class ComposedSteps(Spec):
         for step in self.steps:
             if not isinstance(step, GaussianStep | Release):
                 raise TypeError(
-                    "compose takes GaussianStep objects, releases and composed runs, "
-                    f"got {_validation.shown(step)}"
+                    "compose takes GaussianStep objects, releases and composed runs "
+                    "(of disjoint parts each takes what is taken of all), got "
+                    f"{_validation.shown(step)}"
                 )
         if len(self.counts) != len(self.steps):
             raise ValueError(
@@ -337,13 +338,8 @@ def _multiplied(count: Any, times: np.ndarray) -> np.ndarray:
 
 def _check_composable(steps: tuple[GaussianStep | Release, ...]) -> None:
     """Refuses steps that protect different units."""
-    relations = [step.neighboring_relation for step in steps]
     gaussian = [step for step in steps if isinstance(step, GaussianStep)]
-    units = [step.privacy_unit for step in gaussian]
-    for field, values in (("privacy_unit", units), ("neighboring_relation", relations)):
-        known = tuple(value for value in values if value is not None)
-        if len(set(known)) > 1:
-            raise ValueError(f"composed steps must have one {field}, got {known}")
+    one_protection("composed steps", steps)
     trees = [step.population for step in gaussian if step.population is not None]
     if any(tree is not trees[0] and tree != trees[0] for tree in trees[1:]):
         raise ValueError("composed steps must have one and the same population")
@@ -353,6 +349,15 @@ def _check_composable(steps: tuple[GaussianStep | Release, ...]) -> None:
             "composed steps must reach the privacy unit by the same levels of the "
             f"population, got {tuple(s.design.level_names for s in gaussian)}"
         )
+
+
+def one_protection(what: str, steps: tuple[GaussianStep | Release, ...]) -> None:
+    """Refuses steps of several privacy units or relations, where they have one."""
+    for field in ("privacy_unit", "neighboring_relation"):
+        values = (getattr(step, field, None) for step in steps)
+        known = tuple(value for value in values if value is not None)
+        if len(set(known)) > 1:
+            raise ValueError(f"{what} must have one {field}, got {known}")
 
 
 def _depth_in_tree(step: GaussianStep) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
+from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.schemes import (
     OWNED,
     MultistageSampling,
@@ -53,6 +54,7 @@ def to_dp_event(step: AnyStep) -> Any:
         raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
     if step.shape:
         raise ValueError(f"step must be one setting, got an array of {step.shape}")
+    refuse_disjoint(step, "to_dp_event")
     is_run = isinstance(step, ComposedSteps)
     parts = zip(step.steps, step.counts, strict=True) if is_run else [(step, 1)]
     events = []

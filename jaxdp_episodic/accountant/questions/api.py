@@ -11,6 +11,10 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant.describe.disjoint import (
+    DisjointParts,
+    refuse_disjoint,
+)
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,
@@ -63,9 +67,51 @@ def on_engine(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def of_worst_part(
+    function: Callable[P, R], worst: Callable[..., Any] = np.maximum
+) -> Callable[P, R]:
+    """Makes a question answer for the worst of disjoint parts, setting by setting."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # The step may be given by name.
+        step: Any = args[0] if args else kwargs.get("step")
+        if not isinstance(step, DisjointParts):
+            return function(*args, **kwargs)
+        found: list[Any] = []
+        for part in step.parts:
+            given: Any = (part, *args[1:]) if args else ()
+            named: Any = {**kwargs, **({} if args else {"step": part})}
+            found.append(function(*given, **named))
+        if not isinstance(found[0], tuple):
+            return functools.reduce(worst, found)
+        if not isinstance(found[0][1], PrivacyInfo):  # ends of an interval
+            ends: Any = tuple(
+                functools.reduce(worst, end) for end in zip(*found, strict=True)
+            )
+            return ends
+        return _with_info(found)
+
+    return call
+
+
+def _with_info(found: list[tuple[Any, PrivacyInfo]]) -> Any:
+    """The largest values, and what is known of each."""
+    fields = [(value, *info) for value, info in found]
+    every = [
+        np.stack(np.broadcast_arrays(*field)) for field in zip(*fields, strict=True)
+    ]
+    index = every[0].argmax(axis=0)[None]
+    value, *info = (
+        _scalar_or_array(np.take_along_axis(field, index, axis=0)[0]) for field in every
+    )
+    return value, PrivacyInfo(*info)
+
+
 @on_engine
+@of_worst_part
 def rdp(
-    step: AnyStep,
+    step: AnyStep | DisjointParts,
     orders: Any,
     *,
     direction: str = "both",
@@ -80,8 +126,8 @@ def rdp(
     series; the quadrature used for all real orders agrees with it (tested).
 
     Args:
-      step: a step, a release, or a run made by `compose`. A step drawn by epochs is
-        one alone: curves of such steps may not be added up, compose the run.
+      step: a step, a release, or a run made by `compose` or `disjoint`. A step drawn by
+        epochs is one alone: curves of such steps may not be added up, compose the run.
       orders: real orders, each > 1, inf included; any shape, also empty.
       direction: "forward", "backward" or "both".
       engine: see `epsilon`.
@@ -136,8 +182,9 @@ def curve_of(
 
 
 @on_engine
+@of_worst_part
 def epsilon(
-    step: AnyStep,
+    step: AnyStep | DisjointParts,
     *,
     delta: Any,
     num_steps: Any = None,
@@ -162,11 +209,11 @@ def epsilon(
     * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
 
     Args:
-      step: a step, a release, or a run made by `compose`.
+      step: a step, a release, or a run made by `compose` or `disjoint`.
       delta: in [0, 1]. At 0 epsilon is the largest loss, ``inf`` of Gaussian noise; at
         1 it is 0.
       num_steps: whole number >= 0; of a composed run how often it is taken as a whole,
-        None for once.
+        None for once. Of disjoint parts that of each part.
       method: "rdp", "exact" or "pld".
       orders: with "rdp", use only these orders (1-d, not empty) instead of the search.
         If the best of them is the first or last, a warning says that the grid is too
@@ -206,8 +253,9 @@ def epsilon(
 
 
 @on_engine
+@of_worst_part
 def delta(
-    step: AnyStep,
+    step: AnyStep | DisjointParts,
     *,
     epsilon: Any,
     num_steps: Any = None,
@@ -221,7 +269,7 @@ def delta(
     other way, at the order that is best for it.
 
     Args:
-      step: a step, a release, or a run made by `compose`.
+      step: a step, a release, or a run made by `compose` or `disjoint`.
       epsilon: >= 0, nats. At inf delta is the probability of losing everything at once.
       num_steps: whole number >= 0; of a composed run as of `epsilon`.
       method: "rdp", "exact" or "pld".
@@ -337,6 +385,7 @@ def order_grid(orders: Any) -> np.ndarray:
 
 def check_step(step: Any) -> None:
     """Refuses what is neither a step, a release, nor a composed run."""
+    refuse_disjoint(step, "this question")
     if not isinstance(step, AnyStep):
         raise TypeError(
             "step must be a GaussianStep or a composed run, "

@@ -22,6 +22,7 @@ from jaxdp_episodic.accountant.questions.api import (
     checked_runs,
     delta,
     epsilon,
+    of_worst_part,
 )
 
 # Smallest delta that is computed, unless a question asks for a smaller one.
@@ -58,6 +59,7 @@ _COARSER = 4
 _MORE_REFINEMENTS = 2
 
 
+@functools.partial(of_worst_part, worst=np.minimum)
 def trade_off(
     step: AnyStep,
     *,
@@ -98,6 +100,7 @@ def trade_off(
     return _rates(step, false_positive_rate, num_steps, method)[0]
 
 
+@of_worst_part
 def true_positive_rate(
     step: AnyStep,
     *,
@@ -113,6 +116,7 @@ def true_positive_rate(
     return _rates(step, false_positive_rate, num_steps, method)[1]
 
 
+@of_worst_part
 def advantage(
     step: AnyStep,
     *,
@@ -131,6 +135,7 @@ def advantage(
     return upper_delta(step, epsilon=0.0, num_steps=num_steps, method=method)
 
 
+@of_worst_part
 def upper_delta(
     step: AnyStep,
     *,
@@ -148,6 +153,7 @@ def upper_delta(
     return np.minimum(value * (1 + error) * (1 + _ROUNDING), 1.0)[()]
 
 
+@of_worst_part
 def gdp_mu(
     step: AnyStep,
     *,

@@ -12,6 +12,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import asking_together, engine_name
 from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses
+from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
 from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
 from jaxdp_episodic.accountant.describe.schemes import (
@@ -583,6 +584,7 @@ def _largest_size(step: GaussianStep, level: str) -> np.ndarray:
 
 
 def _check_is(step: Any, *kinds: type) -> None:
+    refuse_disjoint(step, "calibration")
     if not isinstance(step, kinds):
         names = " or a ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"step must be a {names}, got {_validation.shown(step)}")

@@ -22,12 +22,14 @@ from jaxdp_episodic.accountant.questions.api import (
     checked_runs,
     delta_of,
     log_of,
+    of_worst_part,
     on_engine,
 )
 from jaxdp_episodic.accountant.questions.worst_path import end_values, undominated_paths
 
 
 @on_engine
+@of_worst_part
 def epsilon_interval(
     step: AnyStep,
     *,
@@ -76,6 +78,7 @@ def epsilon_interval(
 
 
 @on_engine
+@of_worst_part
 def delta_interval(
     step: AnyStep,
     *,

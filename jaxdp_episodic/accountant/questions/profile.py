@@ -12,11 +12,16 @@ from jaxdp_episodic.accountant.describe.step import OneStep
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Profile
 from jaxdp_episodic.accountant.methods.run import Answer, DeltaAt, Run
 from jaxdp_episodic.accountant.numerics.loops import Array
-from jaxdp_episodic.accountant.questions.api import DIRECTIONS, on_engine
+from jaxdp_episodic.accountant.questions.api import (
+    DIRECTIONS,
+    of_worst_part,
+    on_engine,
+)
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 
 
 @on_engine
+@of_worst_part
 def privacy_profile(
     step: OneStep,
     epsilon: Any,

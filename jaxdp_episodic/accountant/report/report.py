@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.rates import inclusion_along
 from jaxdp_episodic.accountant.describe.schemes import (
@@ -91,6 +92,7 @@ def privacy_report(
         bound.
     """
     check_method(method)
+    refuse_disjoint(step, "privacy_report")
     run = single_run(step, num_steps)
     target = _validation.open_unit_array("delta", delta)
     if target.ndim:

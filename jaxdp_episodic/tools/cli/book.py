@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
@@ -225,6 +226,7 @@ def _run_of_request(path: Path) -> ComposedSteps | AdaptiveRun:
     step = request.step
     if isinstance(step, AdaptiveRun):
         return step.composition() or step
+    refuse_disjoint(step, "a book")
     if isinstance(step, ComposedSteps):
         return step
     return compose((step, request.num_steps))

@@ -12,6 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.disjoint import (
+    DisjointParts,
+    refuse_disjoint,
+)
 from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.spec import Spec, set_checked
@@ -62,10 +66,10 @@ class EpsilonRequest(_Request):
     """What does a run cost: epsilon at a delta, or delta at an epsilon?"""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "step": (GaussianStep, *RELEASES, ComposedSteps, AdaptiveRun)
+        "step": (GaussianStep, *RELEASES, ComposedSteps, DisjointParts, AdaptiveRun)
     }
 
-    step: AnyStep | AdaptiveRun
+    step: AnyStep | DisjointParts | AdaptiveRun
     num_steps: ArrayLike | None = None
     delta: ArrayLike | None = None
     epsilon: ArrayLike | None = None
@@ -74,13 +78,16 @@ class EpsilonRequest(_Request):
     def __post_init__(self) -> None:
         check_method(self.method)
         adapts = isinstance(self.step, AdaptiveRun)
-        if not adapts:
+        is_disjoint = isinstance(self.step, DisjointParts)
+        if not (adapts or is_disjoint):
             check_step(self.step)
-        elif self.method == "rdp":
+        elif adapts and self.method == "rdp":
             raise ValueError(
                 "method must be 'exact' or 'pld' for a run that adapts, got 'rdp'"
             )
         composed = adapts or isinstance(self.step, ComposedSteps)
+        if is_disjoint:
+            composed = self.step.have_counts
         if composed != (self.num_steps is None):
             rule = "be left out for" if composed else "be given unless step is"
             raise ValueError(
@@ -119,6 +126,7 @@ class EpsilonRequest(_Request):
             raise NotImplementedError(
                 f"{what} covers runs that are planned, got an AdaptiveRun"
             )
+        refuse_disjoint(self.step, what)
         return self.step
 
     def answer(self) -> np.ndarray | np.float64:

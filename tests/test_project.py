@@ -403,7 +403,7 @@ MOST_LINES = 700
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
     "jaxdp_episodic": 72_650,
-    "jaxdp_episodic/accountant/describe": 4_100,
+    "jaxdp_episodic/accountant/describe": 4_200,
     "jaxdp_episodic/accountant/losses": 7_250,
     "jaxdp_episodic/accountant/methods": 7_700,
     "jaxdp_episodic/accountant/numerics": 3_850,
@@ -429,7 +429,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 3_100,
     "jaxdp_episodic/files": 1_700,
     "experiments": 9_300,
-    "tests": 64_000,
+    "tests": 64_700,
 }
 
 

@@ -1,5 +1,6 @@
 """What a step draws, clips, noises and protects: descriptions, no computation.
 
-Doors: `blocks`, `designs`, `mechanisms`, `menu`, `people`, `people_laws`, `population`,
-`rates`, `releases`, `rule_book`, `schemes`, `serialization`, `spec`, `step`.
+Doors: `blocks`, `designs`, `disjoint`, `mechanisms`, `menu`, `people`, `people_laws`,
+`population`, `rates`, `releases`, `rule_book`, `schemes`, `serialization`, `spec`,
+`step`.
 """

@@ -49,8 +49,8 @@ from jaxdp_episodic.trainer.learners.models import (
 )
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.choosing import RuleError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
+from jaxdp_episodic.trainer.run.ledger import RuleError
 from jaxdp_episodic.trainer.run.loading import load_parameters, load_release
 from jaxdp_episodic.trainer.run.run_files import StepProgress
 from jaxdp_episodic.trainer.run.selection import Selection, Stage

@@ -6,7 +6,7 @@ from jaxdp_episodic.accountant.questions import contribution_pairs, dominating_p
 from jaxdp_episodic.trainer.draw import epochs, generators, rows, sampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners import episode
-from jaxdp_episodic.trainer.run import draws, ledger, trainer
+from jaxdp_episodic.trainer.run import ledger, mechanisms, trainer
 from mutation import audits, crashes, draw_audits, sampled
 from mutation.person_faults import PERSON_FAULTS
 from mutation.planting import AUDIT, LEDGER, SAMPLER, Edit, Fault
@@ -196,7 +196,7 @@ FAULTS = (
         "bins reused in every epoch",
         (
             Edit(
-                draws.RunDraws,
+                mechanisms.RunDraws,
                 "_epoch",
                 'self._keys.new("epoch", number)',
                 'self._keys.new("epoch", 0)',

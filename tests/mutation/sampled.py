@@ -14,7 +14,7 @@ from jaxdp_episodic.trainer.draw import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners import episode
-from jaxdp_episodic.trainer.run.draws import RunDraws
+from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from mutation.verdicts import Effort, Verdict
 from oracles.draws import false_alarm, outcome_tally
 from trainer.draw.test_draw_statistics import CASES, FALSE_ALARMS, check

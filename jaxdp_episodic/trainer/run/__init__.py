@@ -1,6 +1,6 @@
 """The run: trainer, ledger, store.
 
-Doors: `adaptive`, `assemble`, `calibration`, `checks`, `choosing`, `contributions`,
-`evaluation`, `loading`, `release`, `report`, `run_files`, `selection`,
-`trainer`, `use`, `validation`.
+Doors: `adaptive`, `assemble`, `calibration`, `checks`, `contributions`, `evaluation`,
+`ledger`, `loading`, `release`, `report`, `run_files`, `selection`, `trainer`, `use`,
+`validation`.
 """

@@ -1,4 +1,4 @@
-"""The steps of a run in its folder: each taken, noted, judged and committed."""
+"""Takes the steps of a run; scores, notes and saves each if that is due."""
 
 from __future__ import annotations
 
@@ -23,33 +23,13 @@ def take_all_steps(
     every: tuple[int | None, int, int],
     on_step: Callable[[StepProgress], None] | None,
 ) -> list[dict[str, Any]]:
-    """Takes a trainer's steps; returns the records of its log.
-
-    At an interruption, or the end of another process, the last step that was released
-    is committed. Its evaluation, if interrupted, is repeated when the run resumes.
-
-    Args:
-      run: a `Trainer`.
-      store: its open file.
-      scoring: scores for records, and the choice of what is released.
-      every: steps between evaluations (None: before the first step and after the last),
-        checkpoints and records.
-      on_step: is called after every record.
-    """
-    budget = run.budget
-    last, before = budget.num_steps, len(budget.before)
-    accounted, is_public = run.accounting(), run.has_public_accounting
+    """Takes all steps of a `Trainer`; returns the records of its log."""
+    last, before = run.budget.num_steps, len(run.budget.before)
+    evaluate_every, checkpoint_every, log_every = every
+    noted: list[dict[str, Any]] = []
 
     def is_due(often: int | None, step: int) -> bool:
         return step in (last, before) or (often is not None and step % often == 0)
-
-    evaluate_every, checkpoint_every, log_every = every
-
-    def public(step: int) -> dict[str, Any]:
-        norm = {"clip_norm": run.clip_norm} if run.clipping.counts else {}
-        return {"step": step, **accounted(step), **norm}
-
-    noted: list[dict[str, Any]] = []
 
     def note(record: dict[str, Any]) -> None:
         noted.append(record)
@@ -60,34 +40,34 @@ def take_all_steps(
         return scoring.now(is_last=step == last) if is_evaluated else {}
 
     run.selection = None
-    start, noted_last = run.num_steps_taken, (store.log() or [{}])[-1]
-    if noted_last.get("step", -1) < start:
-        held_out = evaluate(start)
-        if held_out or is_due(log_every, start):
-            note({**public(start), **held_out})
+    step, noted_last = run.num_steps_taken, (store.log() or [{}])[-1]
+    if noted_last.get("step", -1) < step:
+        held_out = evaluate(step)
+        if held_out or is_due(log_every, step):
+            note({**run.public_record(step), **held_out})
     try:
         with run.ahead() as ahead:
             for prepared in ahead:
                 begun = time.perf_counter()
-                diagnostics = run.step(prepared)
+                private = run.step(prepared)
                 step = run.num_steps_taken
                 held_out = evaluate(step)
                 if is_due(log_every, step) or held_out:
-                    seconds = time.perf_counter() - begun
-                    private = {**diagnostics, "seconds": seconds}
-                    note({**public(step), PRIVATE: private, **held_out})
+                    private |= {"seconds": time.perf_counter() - begun}
+                    note({**run.public_record(step), PRIVATE: private, **held_out})
                     if on_step is not None:
-                        shown = public_record(noted[-1]) if is_public else {}
+                        public = public_record(noted[-1])
+                        shown = public if run.has_public_accounting else {}
                         on_step(StepProgress(step, last, shown, noted[-1]))
                 if is_due(checkpoint_every, step) or store.is_full:
                     run.save(store)
-        if run.selection is None or run.selection.step != run.num_steps_taken:
+        step = run.num_steps_taken
+        if run.selection is None or run.selection.step != step:
             # The run ended before, or has not known that this step is the last.
-            step, chosen = run.num_steps_taken, scoring.choose()
+            chosen = scoring.choose()
             if STAGES not in (noted[-1] if noted else noted_last) and chosen.scores:
-                held_out = scoring.now(is_last=True)
-                epsilon = accounted(step)["epsilon"]
-                note({"step": step, "epsilon": epsilon, **held_out})
+                epsilon = {"epsilon": run.public_record(step)["epsilon"]}
+                note({"step": step, **epsilon, **scoring.now(is_last=True)})
         run.save(store)
     except (KeyboardInterrupt, ConnectionError) as end:
         try:

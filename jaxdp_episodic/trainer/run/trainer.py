@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,28 +27,30 @@ from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.checks import check_finite
-from jaxdp_episodic.trainer.run.choosing import (
+from jaxdp_episodic.trainer.run.dry_run import try_out
+from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.importer import import_old_run
+from jaxdp_episodic.trainer.run.ledger import (
+    Ledger,
     asked,
     can_any,
     check_rule,
     described_choices,
     scores_in,
+    taken_up,
 )
-from jaxdp_episodic.trainer.run.draws import DrawSecret, PreparedStep
-from jaxdp_episodic.trainer.run.dry_run import try_out
-from jaxdp_episodic.trainer.run.evaluation import Evaluation
-from jaxdp_episodic.trainer.run.importer import import_old_run
-from jaxdp_episodic.trainer.run.ledger import Ledger, taken_up
 from jaxdp_episodic.trainer.run.loop import take_all_steps
 from jaxdp_episodic.trainer.run.mechanisms import (
+    DrawSecret,
     Parts,
+    PreparedStep,
     as_released,
     mechanisms_of,
     no_scores,
 )
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.report import said_of
-from jaxdp_episodic.trainer.run.run_files import StepProgress
+from jaxdp_episodic.trainer.run.run_files import PRIVATE, StepProgress
 from jaxdp_episodic.trainer.run.selection import (
     Scoring,
     Selection,
@@ -74,53 +76,52 @@ from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 
 class Trainer:
-    """One private run: the draws, the clipped and noised steps, and their ledger.
+    """One private run: draws, clipped and noised steps, and the charges for them.
 
-    The step in ``budget`` is the description that is accounted, and its ``sampling`` is
-    the very object that draws: there is no second copy of a rate. Each call of `step`
-    charges the budget first, then draws, clips, sums, adds noise and updates.
+    The step in ``budget`` is what is accounted, and its ``sampling`` is the object that
+    draws: no rate is written down twice. `step` charges the budget first, then draws,
+    clips, sums, adds noise and updates.
 
     After ``jax.distributed.initialize`` all processes train one run: each makes the
-    same trainer and calls `resume`, `train` and `step` as all others do. The first one
-    has the run's files, secrets and optimizer state, and its average of parameters; the
-    others work off their shares of each step, and have the same ``state.params``.
+    same trainer and calls the same methods. The first one has the run's files, secrets
+    and optimizer state; all have the same ``state.params``.
 
     Args:
       learner: `ProtoNet`, `MAML`, `ANIL`, `Supervised`, or anything with their methods.
-      params: the initial parameters, a pytree. They must not depend on private data.
-        Where one is float64 all is computed in float64, noise too; else in float32.
+      params: initial parameters, a pytree, which must not depend on private data. If
+        one is float64 everything is computed in float64, else in float32.
       data: the private training data.
-      budget: of `plan_budget`, for a step with ``population=data.population``; or
-        without one, its ``sampling`` then stating public bounds of the sizes, which
-        the data must keep.
+      budget: of `plan_budget`, for a step with ``population=data.population``, or
+        without one: its ``sampling`` then states public bounds of the sizes, which the
+        data must keep.
       shots: support examples, of each class or of the task; 0 for `Supervised`.
       optimizer: of optax; it sees noised gradients only, and their ``noise_deviation``.
-      l2_clip_norm: C > 0, bound of each clip unit's contribution; in the first step, if
-        it follows a quantile of their norms.
+      l2_clip_norm: C > 0, the (first) bound of each clip unit's contribution.
       normalizer: public constant > 0 by which the noised sum is divided. Default: the
-        mean number of clip units a step, where that is public.
-      block_size: clip units whose gradients are computed in one call; memory grows with
-        it, the result does not. Default, and most: enough for almost every draw.
+        mean number of clip units a step, if that is public.
+      block_size: clip units whose gradients are computed in one call. Memory grows with
+        it, the result does not. Default and maximum: almost every draw fits.
       devices: that share a block. Default: all local devices.
-      clipping: what is made of C; None: longer contributions are scaled to it.
-      noise: "discrete", hardened against attacks on low-order bits, or "gaussian":
-        see `PrivateGradient`. The budget is the same.
-      seed: None makes draws and noise of every step from fresh entropy of the operating
-        system, which is kept nowhere. A fixed seed makes the run repeatable and *not
-        private*: whoever knows it can subtract the noise.
-      settings: further plain values that describe the run, such as a description of the
-        optimizer; `resume` warns where they have changed.
-      start: private statistics of ``data`` to release first, the budget's ``before``;
-        learner and model then see the features that they project.
-      truncation: what bounding people has left out of ``data``, for the ledger.
-      rule: of a run that chooses on the way, like the next: see `AdaptiveTrainer`.
-      checks: likewise.
+      clipping: how contributions are bounded; None: longer ones are scaled to C.
+      noise: "discrete", hardened against attacks on low-order bits, or "gaussian": see
+        `PrivateGradient`. The budget is the same.
+      seed: None takes fresh entropy from the operating system for each step. With a
+        seed the run is repeatable and *not private*: whoever knows the seed can
+        subtract the noise.
+      settings: further plain values that describe the run; `resume` warns if they have
+        changed.
+      start: private statistics of ``data`` to release first, the budget's ``before``.
+        Learner and model then see projected features.
+      truncation: what bounding people has left out of ``data``, for the run's file.
+      rule: of an adaptive run, as ``checks``: see `AdaptiveTrainer`.
+      checks: as ``rule``.
+      folder: whose file has the charges of `step`; None: they wait for `train`.
 
     Attributes:
       run: what the run is.
       ledger: counts its charges; in other processes than the first a copy in memory.
       selection: what `train` has chosen to release; None before its end.
-      has_private_scores: held-out data are protected, too, and scored with noise.
+      has_private_scores: held-out data are protected too, and scored with noise.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -148,6 +149,7 @@ class Trainer:
         truncation: Truncation | None = None,
         rule: Rule | None = None,
         checks: Mapping[str, PrivateValidation] = MappingProxyType({}),
+        folder: Path | None = None,
     ) -> None:
         norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
         _validation.choice("noise", noise, NOISES)
@@ -177,17 +179,10 @@ class Trainer:
         ways = getattr(learner, "ways", [1, 1, *main.sampler.slot_shape][-2])
         self._stages = Stages(learner, start, params, ways)
         self.has_default_normalizer = normalizer is None and budget.takes_steps
+        how = {"seed": seed, "l2_clip_norm": norm, "shots": shots, "noise": noise}
+        how |= {"normalizer": self.normalizer, "settings": dict(settings or {})}
         self.run: dict[str, Any] = described_run(
-            budget,
-            data,
-            learner,
-            seed=seed,
-            l2_clip_norm=norm,
-            normalizer=self.normalizer,
-            shots=shots,
-            noise=noise,
-            settings=dict(settings or {}),
-            clipping=self.clipping,
+            budget, data, learner, clipping=self.clipping, **how
         )
         statistics = () if start is None else start.initial()
         first_norm = norm if self.clipping.counts else None
@@ -202,9 +197,11 @@ class Trainer:
         self._has_agreed = self._is_joined = self._is_tried = False
         self._last_release = 0  # number of the last step that released
         self.selection: Selection | None = None
-        self._folder: Path | None = None
-        self._name = ""
-        self._store: RunStore | None = None
+        self._given, self._folder, self._name = folder, None, ""
+        self._by_hand, self._is_by_hand, self._store = ExitStack(), False, None
+
+    _folder: Path | None
+    _store: Any  # a `RunStore`, while one is open
 
     @property
     def is_seeded(self) -> bool:
@@ -222,10 +219,7 @@ class Trainer:
         return released_params(self.state)
 
     def stages(self) -> tuple[Stage, ...]:
-        """What the run has now, the simplest first: see `Stage`.
-
-        All of it is post-processing of what was charged.
-        """
+        """The stages that the run has now, the simplest first: post-processing."""
         has_stepped = self.num_steps_taken > len(self.budget.before)
         return self._stages.of(self.state, has_stepped=has_stepped)
 
@@ -239,10 +233,7 @@ class Trainer:
 
     @property
     def released(self) -> Stage:
-        """The stage that is released: in the first process what `train` has chosen.
-
-        The last, where there was no choice, or steps were taken since.
-        """
+        """The stage that is released: what `train` has chosen, else the last one."""
         chosen = self.selection
         if chosen is None or chosen.step != self.num_steps_taken:
             return self.stages()[-1]
@@ -273,21 +264,14 @@ class Trainer:
         """False if epsilons were computed from private sizes; see `public_budget`."""
         return self.ledger.is_public
 
-    def accounting(self) -> Callable[[int], dict[str, Any]]:
-        """Returns what gives a step's further public facts for the log."""
-        return self.ledger.accounting(lambda: self.scores)
-
     @property
     def clipping(self) -> ClippingConfig:
-        """What is made of contributions; of a run that was given none, "fixed"."""
+        """How contributions are bounded."""
         return self._gradient.clipping
 
     @property
     def clip_norm(self) -> float:
-        """The clip norm of the next step: the run's, or what its releases made of it.
-
-        It is known before the step is charged and drawn.
-        """
+        """The clip norm of the next step, which is known before it is charged."""
         found = self.state.clip_norm
         return self.run["l2_clip_norm"] if isinstance(found, tuple) else float(found)
 
@@ -297,22 +281,22 @@ class Trainer:
         return self._gradient.deviation(self._main.noise_multiplier) * self.clip_norm
 
     def release(self, folder: Path) -> list[Path]:
-        """Writes what may be published of the run, as the command does; see `Release`.
+        """Writes what may be published of the run; see `Release`.
 
-        It speaks of all steps that were charged, and leaves out whatever was computed
-        from private sizes. Of a book, which it knows nothing of, `run_training` says
-        more. Files of the same names in the folder are replaced, all at once. Returns
-        the files; in other processes than the first, which write nothing, none.
+        It covers all charged steps, and nothing that was computed from private sizes.
+        `run_training` adds what is said of a book. Files of the same names are replaced
+        together. Returns the files; none in other processes than the first.
 
         Raises:
-          OSError: a file that cannot be written.
-          ValueError: a run that was not trained in a folder, where its log is.
+          OSError, ValueError: a file cannot be written; the run has no folder.
         """
         if not self.processes.is_first:
             return []
+        self.close()
         if self._folder is None:
             raise ValueError(
-                "release must come after train or resume: the log is there"
+                "release must come after train, resume, or steps of a Trainer with a "
+                "folder: the log is there"
             )
         return write_release(folder, self, self._folder, said_of(self))
 
@@ -324,7 +308,7 @@ class Trainer:
         book: str | None = None,
         search: str | None = None,
     ) -> str:
-        """Makes the file of a new run in a folder, once; returns the run's name."""
+        """Makes the file of a new run, once; returns the run's name."""
         if self._folder != folder.resolve():
             if self.ledger.mark is not None:
                 raise ValueError(
@@ -341,17 +325,9 @@ class Trainer:
     def dry_run(self, evaluations: Mapping[str, Evaluation] | None = None) -> None:
         """Tries all that the run will compute on zeros; nothing is charged or drawn.
 
-        Gradients, scores and the release are traced at their shapes, and one step of
-        each kind is compiled and run. `train` and `step` do it before their first
-        charge; what it compiles they need not. All processes call it.
-
-        Args:
-          evaluations: of `train`.
-
-        Raises:
-          Exception: what the model, learner or optimizer raises, or a device without
-            enough memory; a note says what was tried.
-          RunEndedError: another process has ended.
+        `train` and `step` do it before their first charge, and use what it compiles.
+        All processes call it; ``evaluations`` are those of `train`. It raises what
+        model, learner, optimizer or device raise, with a note on what was tried.
         """
         self._join()
         with self.processes.together():
@@ -366,25 +342,49 @@ class Trainer:
     def step(self, prepared: PreparedStep | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
 
-        Charge and release are on the disk only while `train` runs; steps taken outside
-        of it are in the file of a folder when `train` opens it.
+        Charge and release are on the disk while `train` runs, and if the trainer was
+        given a folder. Otherwise the next `train` writes them to its folder.
 
         Args:
           prepared: what was made ahead for this step; None makes it here.
 
         Returns:
-          Realised numbers of units and of complete ones, mean loss and norm before
-          clipping, the share clipped: of private data without noise, see `read_log`.
+          *Private* numbers without noise, such as the mean loss and the share clipped.
 
         Raises:
           BudgetExhaustedError: the step would exceed the target; nothing happened.
           ValueError: what was prepared is of another step; nothing happened.
-          OSError: the ledger could not be written; the step was not taken.
+          OSError: the charge could not be written; the step was not taken.
           RunEndedError: another process has ended.
         """
         self._join()
         with self.processes.together():
-            return self._step(prepared)
+            self._try_out({})
+            if self._store is None and self._given and self.processes.is_first:
+                self._open_by_hand(self._given)
+            private = self._step(prepared)
+            if self._is_by_hand:
+                record = self.public_record(self.num_steps_taken)
+                self._store.note({**record, PRIVATE: private})
+                if self._store.is_full:
+                    self.save(self._store)
+            return private
+
+    def _open_by_hand(self, folder: Path) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(run_files.locked(folder))
+            self.begin(folder)
+            store = stack.enter_context(self.opened(folder))
+            if not store.log():
+                store.note(self.public_record(self.num_steps_taken))
+            self._by_hand, self._is_by_hand = stack.pop_all(), True
+
+    def close(self) -> None:
+        """Saves the state, and closes the file that `step` opened in a given folder."""
+        if self._is_by_hand:
+            self._is_by_hand = False
+            with self._by_hand:
+                self.save(self._store)
 
     def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
         """Charges what comes next, releases it, applies it."""
@@ -393,7 +393,6 @@ class Trainer:
         number = taken + 1
         if name is None:
             raise BudgetExhaustedError("the run has chosen to end, or spent its budget")
-        self._try_out({})
         if prepared is not None and prepared.step != number:
             raise ValueError(
                 f"prepared must be of step {number}, got that of step {prepared.step}: "
@@ -418,7 +417,7 @@ class Trainer:
         fields = dict(zip(mechanism.shares, shared, strict=True))
         self._now = (state._replace(**fields), number)
         if self._store is not None:
-            self._end_epoch(self._store, number)
+            self._main.draws.end(self._store, number)
         return private
 
     def choose(self) -> str | None:
@@ -484,20 +483,19 @@ class Trainer:
     ) -> list[dict[str, Any]]:
         """Takes all steps of the budget; leaves ``run.sqlite`` in ``folder``.
 
-        Goes on after the steps that were taken: for those of a folder call `resume`.
-        An interruption (Ctrl-C) commits the last step that was released before it is
-        raised again; one that was charged and not released yet is given up.
+        It goes on after the steps that were taken; for those of a folder call `resume`.
+        An interruption (Ctrl-C) commits the last step that was released. A step that
+        was charged and not released is given up.
 
         Args:
-          folder: made if missing; ``run.sqlite`` is in it, with all that the run is,
-            private. No other run's may be there.
+          folder: made if missing. Its ``run.sqlite`` is private; no other run's may be
+            there.
           evaluations: by name, on held-out data; run before the first step, after the
             statistics, every ``evaluate_every`` steps and after the last.
           evaluate_every: None: steps are scored after the last alone.
-          select: what is `released` is the best stage on "validation", else on the
-            first part that is not "test"; which must have nobody in common with the
-            training data. False: the last stage is.
-            None: that is so where people are protected, who may be in both.
+          select: whether `released` is the best stage on "validation", else on the
+            first part that is not "test". That part must share nobody with the training
+            data. None: unless people are protected. Otherwise the last stage is.
           checkpoint_every: steps after which the state is saved; it is after the last
             step, too, and whenever the releases since exceed 256 MiB.
           log_every: steps between log records.
@@ -505,23 +503,24 @@ class Trainer:
             progress bar, or a tracker such as TensorBoard.
 
         Returns:
-          The log's records, those of earlier parts of a resumed run not included; in
-          other processes than the first, which write nothing, none.
+          The log's records since the start or `resume`; none in other processes than
+          the first, which write nothing.
 
         Raises:
-          FileExistsError: it holds another run, or a later state of this one.
+          FileExistsError: the folder holds another run, or a later state of this one.
           LedgerError: its file is damaged, or was changed in the meantime.
-          OSError: the disk is full, another process trains in the folder, or something
-            cannot be written. What is there can be gone on with.
+          OSError: something cannot be written, or another process has the folder. The
+            run can be resumed.
           RunEndedError: another process has ended; the last step is committed.
           RunMismatchError: another process has another run; nothing was charged.
-          ValueError: the parameters are no longer finite; the run has another folder;
-            stages are to be chosen by data that are in both parts.
+          ValueError: the parameters are no longer finite, the run has another folder,
+            or the data that choose a stage share somebody with the training data.
         """
         every = evaluate_every, checkpoint_every, log_every
         names = "evaluate_every", "checkpoint_every", "log_every"
         for name, value in zip(names, every, strict=True):
             _validation.whole_number(name, 1 if value is None else value)
+        self.close()
         self._join()
         with self.processes.together():
             if not self.processes.is_first:
@@ -541,13 +540,17 @@ class Trainer:
             self.processes.meet()
             return records
 
+    def public_record(self, step: int) -> dict[str, Any]:
+        """The public part of a step's record in the log."""
+        norm = {"clip_norm": self.clip_norm} if self.clipping.counts else {}
+        return {"step": step, **self._accounted(step), **norm}
+
     def resume(self, folder: Path, *, book: str | None = None) -> int:
         """Resumes a run after the last step that was released; returns its number.
 
-        The state is the one saved last and what was released since. Steps that were
-        charged and not released are given up, with a warning, and counted as taken; of
-        a run with a seed they are taken again. Nothing is released twice. A run that
-        has released nothing may go on with a model of other shapes.
+        Steps that were charged and not released are given up, with a warning, and
+        counted as taken; with a seed they are taken again. Nothing is released twice. A
+        run that has released nothing may go on with a model of other shapes.
 
         Args:
           folder: of the run.
@@ -589,10 +592,11 @@ class Trainer:
                 self._main.draws.keep(store, self.ledger.charged)
             with self.ledger.writing_to(store, opening):
                 self._take_releases(store)
-                self._end_epoch(store, self.num_steps_taken)
+                self._main.draws.end(store, self.num_steps_taken)
                 self.save(store)
                 store.drop_log(self.num_steps_taken)
                 self._store = store
+                self._accounted = self.ledger.accounting(lambda: self.scores)
                 try:
                     yield store
                 finally:
@@ -638,12 +642,8 @@ class Trainer:
         self._now = (state, charged)
         many = f"steps {taken + 1} to {charged} were"
         which = many if charged - taken > 1 else f"step {charged} was"
-        how = "charged and broken off before the release: given up, counted as taken"
-        warnings.warn(f"{which} {how}", stacklevel=2)
-
-    def _end_epoch(self, store: RunStore, step: int) -> None:
-        """Forgets an epoch on the disk that ends with this step."""
-        self._main.draws.end(store, step, is_last=step >= self.budget.num_steps)
+        said = "charged and broken off before the release: given up, counted as taken"
+        warnings.warn(f"{which} {said}", stacklevel=2)
 
     def _shared(self, tree: Any) -> Any:
         """The first process's arrays, on this one's devices."""

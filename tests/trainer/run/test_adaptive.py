@@ -32,8 +32,8 @@ from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.choosing import RuleError
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
+from jaxdp_episodic.trainer.run.ledger import RuleError
 from jaxdp_episodic.trainer.run.mechanisms import check_apart
 from jaxdp_episodic.trainer.run.report import adaptive_statement, markdown_report
 from jaxdp_episodic.trainer.run.run_files import read_log
@@ -411,7 +411,7 @@ def test_options_that_cannot_be_chosen_are_refused():
         clip_unit="class",
     )
     runs = [jde.AdaptiveRun({n: people}, quotas={n: 2}) for n in ("step", "check")]
-    with pytest.raises(NotImplementedError, match="people may be in several parts"):
+    with pytest.raises(NotImplementedError, match="people, and copies of an"):
         AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
     with pytest.raises(ValueError, match="each option must be in one run"):
         AdaptiveBudget((runs[0], runs[0]), DELTA)

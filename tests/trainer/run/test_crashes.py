@@ -21,7 +21,7 @@ from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.draws import RunDraws
+from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from rows import fast_and_slow
@@ -236,7 +236,7 @@ def test_the_witness_notices_a_step_that_is_taken_again(tmp_path, monkeypatch):
 
 def members_by_step(monkeypatch):
     """Who takes part in which step, as the steps that were released have it."""
-    found, secret = {}, "jaxdp_episodic.trainer.run.draws.RunDraws.secret"
+    found, secret = {}, "jaxdp_episodic.trainer.run.mechanisms.RunDraws.secret"
     drawn = RunDraws.secret
 
     def noted(self, step):

@@ -1,14 +1,17 @@
 """What is released holds no key and nothing private."""
 
+import gc
 import json
 
 import jax
 import numpy as np
 import pytest
 
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.run.loading import load_parameters
 from jaxdp_episodic.trainer.run.report import said_of
-from training_runs import plain_trainer, protonet
+from jaxdp_episodic.trainer.run.run_files import read_log
+from training_runs import assert_same, plain_trainer, protonet
 
 
 @pytest.fixture
@@ -55,6 +58,31 @@ def test_a_run_that_ended_early_guarantees_its_plan(release):
         assert facts["ended early"] in text and "owes its plan" in text
     for facts, text in ((planned.facts, planned.statement), planned.released):
         assert "ended early" not in facts and "It ended" not in text
+
+
+def test_steps_by_hand_are_in_the_folder_that_was_given(tmp_path):
+    folder = tmp_path / "run"
+    run = plain_trainer(num_steps=3, folder=folder)
+    for number in (1, 2):
+        run.step()
+        content = read_ledger(folder)
+        assert (content.charged, content.is_closed) == (number, False)
+    files = run.release(tmp_path / "release")
+    assert json.loads(files[3].read_text())["steps"] == 2
+    assert [r["step"] for r in read_log(files[2])] == [0, 1, 2]
+    assert read_ledger(folder).is_closed
+    run.step()  # opens it again
+    run.close()
+    again = plain_trainer(num_steps=3, folder=folder)
+    assert again.resume(folder) == 3
+    assert_same(run, again)
+    killed = plain_trainer(num_steps=3, folder=tmp_path / "killed")
+    killed.step()
+    del killed
+    gc.collect()
+    assert plain_trainer(num_steps=3).resume(tmp_path / "killed") == 1
+    with pytest.raises(ValueError, match="a Trainer with a folder: the log is"):
+        plain_trainer().release(tmp_path)
 
 
 def test_other_parameters_are_refused(release, tmp_path):

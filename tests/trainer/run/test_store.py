@@ -131,7 +131,7 @@ def test_arrays_come_back_bit_for_bit(path, monkeypatch, part):
     """Also those that are cut into parts, as larger ones are than SQLite has."""
     monkeypatch.setattr(store_module, "_PART", part)
     with opened(path) as store:
-        store.save(2, ARRAYS, {"a": 1}, {"w": "f"})
+        store.save(2, ARRAYS, {"a": 1}, {"w": "f"}, 2)
         store.release(3, ARRAYS)
         store.keep(BEST, 7, ARRAYS)
     with opened(path) as store:
@@ -149,7 +149,7 @@ def test_a_leaf_of_more_than_a_gigabyte(path):
     """SQLite has at most 10^9 bytes in one value."""
     large = np.full(1_100_000_000, 7, np.uint8)
     with opened(path) as store:
-        store.save(3, [large], {}, {})
+        store.save(3, [large], {}, {}, 3)
         (found,) = store.saved().arrays
     np.testing.assert_array_equal(found, large)
 
@@ -159,7 +159,7 @@ def test_a_state_takes_the_releases_out_that_it_contains(path):
         for number in (1, 3):
             store.release(number, [np.ones(4)])
         assert [number for number, _ in store.releases(0)] == [1, 3]
-        store.save(1, [np.ones(4)], {}, {})
+        store.save(1, [np.ones(4)], {}, {}, 1)
         assert [number for number, _ in store.releases(0)] == [3]
 
 
@@ -322,7 +322,7 @@ def test_a_step_that_no_reader_would_take_is_refused(tmp_path, monkeypatch):
 
 def test_a_state_whose_charges_are_gone_is_refused(path):
     with opened(path) as store:
-        store.save(3, [np.ones(3)], {}, {})
+        store.save(3, [np.ones(3)], {}, {}, 3)
     edited(path, "DELETE FROM charges WHERE number = 3")
     assert read_ledger(path).charged == 2  # by itself it is a run
     with opened(path) as store, pytest.raises(LedgerError, match="charges are gone"):
@@ -342,7 +342,7 @@ def test_a_state_whose_charges_are_gone_is_refused(path):
 )
 def test_a_damaged_state_is_refused(path, damage):
     with opened(path) as store:
-        store.save(3, [np.ones(3), np.ones(3)], {}, {})
+        store.save(3, [np.ones(3), np.ones(3)], {}, {}, 3)
     edited(path, damage)
     with opened(path) as store, pytest.raises(LedgerError, match="is damaged"):
         store.saved()
@@ -382,7 +382,7 @@ def test_a_copy_without_its_write_ahead_log_was_not_closed(path, tmp_path):
 
 def test_nothing_is_released_uncharged_or_twice(path):
     with opened(path) as store:
-        store.save(1, [], {}, {})
+        store.save(1, [], {}, {}, 1)
         store.release(3, [np.ones(1)])
         for number in (1, 3, 4):
             with pytest.raises(LedgerError, match=f"step {number} was not charged, or"):

@@ -1,10 +1,7 @@
 """Adaptive runs by brute force: every strategy of a menu, and one that is played.
 
-An option is a pair (P, Q) of distributions on finitely many outputs, exact fractions
-or floats. What may be bought is a function ``moves(state) -> [(option, next state)]``
-without cycles: prices, quotas and rule books are all the same to this module. A
-strategy is a decision tree: () stops, and (k, next state, subtrees) takes option k and
-has one subtree for each output. Nothing in here imports the library.
+An option is a pair (P, Q) on finitely many outputs. What may be bought is a function
+``moves(state) -> [(option, next state)]`` without cycles.
 """
 
 from __future__ import annotations
@@ -55,11 +52,7 @@ def nested(outer: Moves, inner: Moves, option: int, start: Hashable) -> Moves:
 
 
 class Run(NamedTuple):
-    """A run within runs: its limits and its options, leaves' numbers or runs.
-
-    A run of quotas stays open beside whatever else is taken. One of prices is over when
-    anything but its own options is taken.
-    """
+    """A run within runs: its limits and its options, leaves' numbers or runs."""
 
     options: tuple[Run | int, ...]
     quotas: tuple[int, ...] | None = None
@@ -183,11 +176,7 @@ PLACES, LARGEST = 4_001, 6.0
 
 
 class SampledSteps:
-    """w(left, g) of a menu of Poisson-sampled Gaussian steps, and its maximiser.
-
-    P = (1 - rate) N(0, 1) + rate N(1 / noise, 1) and Q = N(0, 1) (`forward`), or the
-    other way round. Each w(left, .) is a cubic spline in log g.
-    """
+    """w(left, g) of a menu of Poisson-sampled Gaussian steps, and its maximiser."""
 
     def __init__(self, rates, noises, prices, budget, forward=True):
         self.rates, self.noises, self.prices = rates, noises, prices

@@ -55,11 +55,7 @@ def random_design(
     below_unit: bool = False,
     relations: tuple[str, ...] = ("add_remove", "replace_one"),
 ) -> trees.Design:
-    """A random tree, schemes, clip level, privacy unit and relation.
-
-    With `below_unit` the clip level may lie below the privacy unit. Designs with more
-    than `max_contents` contents of clip units are drawn again.
-    """
+    """A random tree, schemes, clip level, privacy unit and relation."""
     while True:
         root = random_trees(rng, num_levels=num_levels, max_units=max_units)
         schemes = tuple(_random_scheme(rng, max_units) for _ in range(num_levels))
@@ -101,12 +97,7 @@ def random_table(
 
 
 def worst_tables(design: trees.Design) -> list[Table]:
-    """The proof's worst case: +1 where the privacy unit is reached, -1 where not.
-
-    Other clip units of its own outer unit contribute -1 without replacement (they are
-    what it is swapped for) and 0 under Poisson; clip units of other outer units
-    contribute +1, which sets their draws apart from those that matter.
-    """
+    """The proof's worst case: +1 where the privacy unit is reached, -1 where not."""
     if design.relation == "zero_out":
         return _worst_zeroed(design)
     clip, path = design.clip_level, design.path
@@ -159,11 +150,7 @@ def _worst_zeroed(design: trees.Design) -> list[Table]:
 
 
 def extreme_designs() -> dict[str, trees.Design]:
-    """For every row of the theorem, designs whose `worst_tables` reach the claim.
-
-    Names are "row/relation/variant"; "outer" designs have a rate below 1 above the
-    clip level, and enough other units there to set their draws apart.
-    """
+    """For every row of the theorem, designs whose `worst_tables` reach the claim."""
     designs = {}
     half, one = trees.Scheme("poisson", 0.4), trees.Scheme("without_replacement", 1)
     often, eight = trees.Scheme("poisson", 0.9), trees.Scheme("without_replacement", 8)
@@ -233,10 +220,7 @@ def _uniform_tree(sizes: tuple[int, ...], name: str = "r") -> Any:
 
 
 def worst_ratio(true: tuple, claim: tuple) -> float:
-    """Largest true/claimed over both directions where the claim can be judged.
-
-    Where the claim is smaller than the floor, the truth must not exceed the floor.
-    """
+    """Largest true/claimed over both directions where the claim can be judged."""
     ratios = [0.0]
     for actual, bound in zip(true, claim, strict=True):
         judged = bound > CLAIM_FLOOR

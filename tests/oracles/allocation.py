@@ -18,11 +18,7 @@ def _panels(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def antipodal(steps: int, taken: int, shift: float, epsilon: float) -> float:
-    """``H_g(P_s || P_-s)`` of 2 or 3 of an epoch's steps; 20 s of 3 at shift 6.
-
-    ``t H = E(sum (A - g B) + (1 - g)(t - j))_+``. Each step's nodes crowd about where
-    what is added up before it is 0: there the rest turns, under little noise sharply.
-    """
+    """``H_g(P_s || P_-s)`` of 2 or 3 of an epoch's steps; 20 s of 3 at shift 6."""
     s, g = shift, np.exp(epsilon)
     h, scale = np.exp(-s * s / 2), np.exp(-s * s / 2 + epsilon / 2)
 
@@ -51,11 +47,7 @@ def antipodal(steps: int, taken: int, shift: float, epsilon: float) -> float:
 def add_remove(
     steps: int, taken: int, shift: float, epsilon: float, direction: str
 ) -> float:
-    """``H_g(P || Q)`` ("remove") or ``H_g(Q || P)`` of 2 or 3 of an epoch's steps.
-
-    Of two, panels crowd at the kink where the last term is not needed; of three they do
-    not meet it: more than 1e-8 off, far out.
-    """
+    """``H_g(P || Q)`` ("remove") or ``H_g(Q || P)`` of 2 or 3 of an epoch's steps."""
     s, g, idle = shift, np.exp(epsilon), steps - taken
     sign = 1.0 if direction == "remove" else -1.0
     least = (g * steps if sign > 0 else steps / g) - idle
@@ -154,13 +146,7 @@ def log_excess_of_drawn_move(n: float, move: float, r: float) -> float:
 def antipodal_of_many(
     steps: int, taken: int, shift: float, epsilon: float, fineness: float = 1.0
 ) -> float:
-    """``H_g(P_s || P_-s)`` of any number of steps, by characteristic functions.
-
-    With ``S = sum (A - g B) + (1 - g)(t - j)``, ``t H = E(S)_+ = (E S + E|S|) / 2`` and
-    ``E|S| = 2/pi int (1 - Re E e^{i theta S}) / theta dlog(theta)``. One term is ``c
-    sinh(sx - (log g)/2)``: a line moved up in x makes its exponential fall off. Right
-    to some 1e-13 (g - 1), as S has the mean ``t (1 - g)``.
-    """
+    """``H_g(P_s || P_-s)`` of any number of steps, by characteristic functions."""
     s, g = shift, np.exp(epsilon)
     middle, rise = epsilon / (2 * s), min(np.pi / (2 * s), 2.0) / fineness
     spacing = min(0.05, 0.05 / s) / fineness

@@ -1,14 +1,7 @@
-"""Epochs of random allocation, add_remove, by distributions of sums that are added up.
+"""Epochs of random allocation, add_remove, by densities of sums that are added up.
 
-It shares no code, and no method, with the package. The log-density of ``log X``, X the
-sum of n lognormal terms of mean 1, is a spline; that of two sums' sum an integral over
-both shares, ``X_1 / X = 1 / (1 + e^-u)``, of positive terms, which do not cancel: so
-there are digits in all tails, at any noise. With ``W = X / t`` the transforms of
-``log W`` are multiplied over epochs, and inverted on a line through the saddle,
-
-    E(W - g)_+ = 1/(2 pi) int E[W^(1 + z)] g^-z / (z (z + 1)) dy,    z = c + iy, c > 0,
-
-and with ``W^-z`` in place of ``W^(1 + z)`` for the backward direction.
+The log-density of a sum of lognormal terms is a spline; that of two sums' sum an
+integral of positive terms over both shares.
 """
 
 from __future__ import annotations
@@ -175,10 +168,8 @@ def _by_size(
 def delta(
     steps: int, shift: float, epochs: int, epsilon: float
 ) -> tuple[float, float] | None:
-    """Delta of whole epochs, and its relative error: by other sizes, and by masses.
-
-    None where that is above `MOST`: then it is no measure of the error.
-    """
+    """Delta of whole epochs, and its relative error: by other sizes, and by masses."""
+    # None where that is above `MOST`: then it is no measure of the error.
     coarse, fine = (_by_size(steps, shift, epochs, epsilon, size) for size in SIZES)
     error = abs(coarse[0] / fine[0] - 1) + fine[1] + 1e-12
     return (fine[0], error) if error < MOST else None

@@ -1,17 +1,7 @@
 """Many epochs of random allocation, add_remove, by Mellin transforms in many digits.
 
-It shares no code, and no method, with the package. With ``W`` the product of the
-likelihood ratios of all epochs, ``remove = E(W - g)_+ = 1 - g + E(g - W)_+`` and
-``add = g E(1/g - W)_+``, and for z = c + iy, c > 0,
-
-    E(x - W)_+ = 1/(2 pi) int E[W^-z] x^(1 + z) / (z (z + 1)) dy,
-
-where ``E[W^-z]`` is the product of the epochs' own. Of one epoch it is ``t^z / Gamma(z)
-int e^(zv) L(e^v)^t dv`` with ``L(p) = E e^(-pA)``, A lognormal. All three integrands
-are analytic in a strip, so trapezoidal sums converge exponentially; their steps are
-chosen so that logarithms lie on one lattice: then L is a sum of products of two tables,
-and the transform that of one folded row, both in whole numbers of as many bits as
-cancellation asks for. (A part of an epoch has an edge, and a transform without end.)
+With W the product of all epochs' likelihood ratios and z = c + iy, c > 0, the mean
+``E(x - W)_+`` is ``1/(2 pi) int E[W^-z] x^{1+z} / (z (1 + z)) dy``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """What a step truly costs an example with copies in several classes, by enumeration.
 
-Shares nothing with the library. All draws of a small design are listed with fractions:
-where the classes that hold a copy fall in the partition, which groups are drawn, and
-which drawn groups hold a copy. Contributions are those of a fixed strategy of the
-adversary, so that every value is a *lower bound* of the true divergence.
+All draws of a small design are listed with fractions.
 """
 
 from __future__ import annotations
@@ -51,11 +48,7 @@ def _placed(design: Copies) -> Iterator[tuple[tuple[int, ...], Fraction]]:
 def _laws(
     design: Copies, counts: tuple[int, ...], beside: tuple[int, ...]
 ) -> tuple[Law, Law]:
-    """The sums with the example and without, given the partition.
-
-    A drawn group that holds a copy gives +1; one that could, and does not, gives the
-    entry of ``beside`` that stands at its place.
-    """
+    """The sums with the example and without, given the partition."""
     missed = 1 - Fraction(design.drawn, design.size)
     joint: dict[tuple[int, int], Fraction] = {(0, 0): Fraction(1)}
     for place, number in enumerate(counts):
@@ -120,10 +113,7 @@ def divergence(p: Law, q: Law, shift: float, g: float) -> float:
 
 
 def attained(design: Copies, noise: float, g: float) -> np.ndarray:
-    """(2,) the largest delta of one step forward and backward, over strategies.
-
-    The partition is public, as the theorems allow.
-    """
+    """(2,) the largest delta of one step forward and backward, over strategies."""
     best = np.zeros(2)
     for beside in ((0,), (-1,), (1,), (-1, 1), (1, -1), (0, -1)):
         both = np.zeros(2)

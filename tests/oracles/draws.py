@@ -1,10 +1,6 @@
 """Exact distributions of the draws of small designs, and exact tests of counts.
 
-Trees are nested lists of sizes, as `Population.from_sizes` takes them; examples are
-numbered depth first. Schemes are `trees.Scheme`: "poisson" with a probability, or
-"without_replacement" with a size. Nothing here looks at how a sampler works: small
-distributions are enumerated, and inclusion probabilities are products of textbook
-formulas.
+Trees are nested lists of sizes; examples are numbered depth first.
 """
 
 from __future__ import annotations
@@ -121,15 +117,10 @@ def grouped_rows_distribution(
 
 
 class Inclusion(NamedTuple):
-    """Probabilities of examples i and j; the diagonals are those of one example.
+    """Probabilities of examples i and j; the diagonals are those of one example."""
 
-    Attributes:
-      in_step: (R, R), both are drawn in a step.
-      in_row: (R, R), both are drawn in one and the same clip unit.
-    """
-
-    in_step: np.ndarray
-    in_row: np.ndarray
+    in_step: np.ndarray  # (R, R), both are drawn in a step
+    in_row: np.ndarray  # (R, R), both are drawn in one and the same clip unit
 
 
 def pair_rate(scheme: Scheme, number: int) -> float:
@@ -241,11 +232,7 @@ class Tally(NamedTuple):
 
 
 def false_alarm(*tallies: Tally) -> float:
-    """The smallest rate of false alarms at which these counts are rejected.
-
-    Two-sided exact binomial tails, times the number of counts (Bonferroni): where the
-    probabilities are right, the chance to get a value below x is at most x.
-    """
+    """The smallest rate of false alarms at which these counts are rejected."""
     smallest, number = 1.0, 0
     for tally in tallies:
         dist = stats.binom(tally.trials, np.clip(tally.probability, 0.0, 1.0))
@@ -256,19 +243,12 @@ def false_alarm(*tallies: Tally) -> float:
 
 
 class Incidence(NamedTuple):
-    """Who was in which step and row, from S draws.
+    """Who was in which step and row, from S draws."""
 
-    Attributes:
-      steps: (S, R) whether an example was in a step.
-      rows: (all rows, R) whether it was in a row.
-      num_rows: (S,) rows of each step.
-      together: (S, R, R) whether two examples were in one row of a step.
-    """
-
-    steps: np.ndarray
-    rows: np.ndarray
-    num_rows: np.ndarray
-    together: np.ndarray
+    steps: np.ndarray  # (S, R) whether an example was in a step
+    rows: np.ndarray  # (all rows, R) whether it was in a row
+    num_rows: np.ndarray  # (S,) rows of each step
+    together: np.ndarray  # (S, R, R) whether two examples were in one row of a step
 
 
 def incidence(draws: Sequence[Any], num_examples: int) -> Incidence:

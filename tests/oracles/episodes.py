@@ -1,13 +1,4 @@
-"""Exact releases of grouped classes and of independent episodes, by enumeration.
-
-Grouped classes: every class is in at most one episode of a step. Three draws of the
-episodes are enumerated: "partition" (all classes are partitioned afresh, then each
-episode is drawn with a probability), "without_replacement" (classes are drawn, then
-grouped) and "poisson" (every class with a probability, then grouped, left-overs
-dropped). The content of an episode is the frozenset of its classes' contents.
-
-Independent episodes: B episodes, each a fresh draw through all stages of a tree.
-"""
+"""Exact releases of grouped classes and of independent episodes, by enumeration."""
 
 from __future__ import annotations
 
@@ -23,13 +14,7 @@ Groups = frozenset[frozenset[int]]
 
 
 class GroupedDesign(NamedTuple):
-    """A pool of classes, how episodes are drawn from it, and who is protected.
-
-    `draw` is "partition" (`value` = an episode's probability), "without_replacement"
-    (`value` = number of episodes) or "poisson" (`value` = a class's probability).
-    `path` is (class,) or (class, example). A class removed leaves the pool, or, with
-    `emptied`, stays on the list without examples.
-    """
+    """A pool of classes, how episodes are drawn from it, and who is protected."""
 
     pool: tuple
     ways: int
@@ -133,10 +118,7 @@ def grouped(design: GroupedDesign):
 
 
 def worst_grouped_tables(design: GroupedDesign, keys: list) -> list[dict]:
-    """+1 where the protected unit is reached, -1 (0 in other episodes) where not.
-
-    In zero_out the others' sign is -1 forward, +1 backward.
-    """
+    """+1 where the protected unit is reached, -1 (0 in other episodes) where not."""
     own = design.pool[1][design.path[0]]
     private: frozenset = design.as_step().private_leaves()
     zeroed = design.relation == "zero_out"

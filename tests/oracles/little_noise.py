@@ -1,9 +1,7 @@
-"""What a run loses at the least where there is hardly any noise: a sum of large losses.
+"""What a run loses at the least with little noise: a sum of large losses.
 
-A step that moves the sum by k units of s deviations, k s far above 1, loses about
-``(k s)²/2 + k s z``, z a standard normal number; one that does not, next to nothing. So
-a run loses ``S s²/2 + sqrt(S) s z``, S the sum of all k², but for a few nats a step
-(logarithms of the rates), which are taken off.
+A step that moves the sum by k units of s deviations loses about ``(k s)²/2 + k s z``, z
+standard normal, so a run loses ``S s²/2 + sqrt(S) s z``, S the sum of all k².
 """
 
 from __future__ import annotations
@@ -70,11 +68,7 @@ def epsilon(delta: float, sums, noise: float, slack: float) -> float:
 
 
 def epsilon_of_hits(delta, num_steps, chance, shift, log_odds, log_rest) -> float:
-    """Epsilon itself, of steps whose K hits are Gaussians that overlap with nothing.
-
-    A hit loses ``log_odds + s²/2 + s z``, z a standard normal number, a miss
-    ``log_rest``; true but for e^{-s²/8}.
-    """
+    """Epsilon itself, of steps whose K hits are Gaussians that overlap with nothing."""
     spread = 45 * np.sqrt(num_steps * chance) + 400
     low = max(int(num_steps * chance - spread), 1)  # no hit, no loss
     hits = np.arange(low, min(int(num_steps * chance + spread), num_steps) + 1.0)

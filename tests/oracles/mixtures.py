@@ -1,12 +1,7 @@
 """Hockey-stick divergences of one-dimensional normal mixtures, and the claims.
 
-`hockey_stick` is the truth for a finite mixture; the `claimed_*` functions are plain
-NumPy and SciPy closed forms of the profiles under test, written for the middle of the
-range only (values above 1e-12). They exist so that the enumeration of small trees can
-be checked by itself, without the library.
-
-Letters: s = contribution's norm over the noise, g = e^epsilon, p = sampling
-probability at the clip level, r_in / r_out = product of the rates below / above it.
+`hockey_stick` is the truth; the `claimed_*` functions are plain closed forms of the
+profiles under test, for values above 1e-12 only.
 """
 
 from __future__ import annotations
@@ -23,13 +18,7 @@ Mixture = dict[float, float]
 
 
 def hockey_stick(top: Mixture, bottom: Mixture, s: float, g: np.ndarray) -> np.ndarray:
-    """H_g(top || bottom) of mixtures of N(s * mean, 1), for every g; exact.
-
-    The sign changes of P - g Q are bracketed on a grid of step 0.01 and narrowed, and
-    P - g Q is integrated over the positive intervals with normal distribution
-    functions. Any event gives a lower bound on H_g, so a sign change misplaced or
-    missed can only make the answer smaller: never a false alarm.
-    """
+    """H_g(top || bottom) of mixtures of N(s * mean, 1), for every g; exact."""
     return _sticks(top, bottom, s, g, 1)[0]
 
 

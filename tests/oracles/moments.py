@@ -1,23 +1,8 @@
 """Renyi moments of the dominating pairs, by adaptive quadrature of the definition.
 
-For a pair of densities with ratio L = P/Q and any order alpha,
-
-    M(alpha) - 1 = E_Q[f(L)],   f(L) = L^alpha - 1 - alpha (L - 1) >= 0,
-
-and the half of the integral over {L > 1} is the part that the profile
-H_g(P||Q), g >= 1, decides. A dominating profile whose two directions are equal
-therefore has M - 1 = E_Q[(f_alpha + f_{1-alpha})(L); L > 1]. No profile, series or
-closed form of the library is used: only densities, and a convex f whose value is
-positive, so that M - 1 keeps its relative precision however small it is.
-
-Everything works in extended precision (`numpy.longdouble`) on panels of 16-point
-Gauss-Legendre that are halved until each agrees with its two halves. Results are
-*exact* to about 1e-13 relative in M - 1 (in log M where M is large), which
-`tests/test_oracles.py` measures against 60-digit quadrature.
-
-Letters: p, eta = sampling probabilities, r = probability below the clip level,
-s = shift of the means in units of the noise, a = alpha, z = alpha - 1,
-y = position measured from the point where L = 1, v = L - 1, ell = log L.
+With L = P/Q, ``M(alpha) - 1 = E_Q[f(L)]``, ``f(L) = L^alpha - 1 - alpha (L - 1)``; the
+half over {L > 1} is what the profile decides. Extended precision; agrees with 60 digits
+to 1e-13.
 """
 
 from __future__ import annotations
@@ -91,10 +76,7 @@ def symmetric_ratio(p: float, r_in: float, shift: float) -> Ratio:
 
 
 def zeroed_ratios(p: float, r_in: float, shift: float) -> tuple[Ratio, Ratio]:
-    """The zeroed pairs at x = y + s/2: (P1, Q1) for y > 0, (P2, Q2) for y < 0.
-
-    P - Q = p r (N(s) - N(0)) in both.
-    """
+    """The zeroed pairs at x = y + s/2: (P1, Q1) for y > 0, (P2, Q2) for y < 0."""
     pl, rl, s = (np.longdouble(x) for x in (p, r_in, shift))
     with np.errstate(divide="ignore"):
         null, kept = np.log((1 - pl) + pl * rl), np.log(pl) + np.log1p(-rl)
@@ -244,18 +226,7 @@ def _half(ratio: Ratio, alpha: float, side: int, dual: bool) -> np.longdouble:
 def fine_sampled_gaussian(
     sampling_probability: float, shift: float, alpha: float, *, direction: str
 ) -> np.longdouble:
-    """Log of M(alpha) - 1 for the Poisson-sampled Gaussian pair.
-
-    Args:
-        sampling_probability: p in (0, 1].
-        shift: sensitivity over noise standard deviation, s > 0.
-        alpha: order > 1.
-        direction: "forward" for D_alpha((1-p)N(0)+pN(s) || N(0)), "backward" for the
-            opposite.
-
-    Returns:
-        log(M - 1), exact to about 1e-13 absolute (relative where it is large).
-    """
+    """Log of M(alpha) - 1 for the Poisson-sampled Gaussian pair."""
     dual = {"forward": False, "backward": True}[direction]
     ratio = sampled_ratio(sampling_probability, shift)
     return np.logaddexp(_half(ratio, alpha, -1, dual), _half(ratio, alpha, 1, dual))
@@ -292,11 +263,7 @@ def fine_symmetric(p: float, r_in: float, shift: float, alpha: float) -> np.long
 def fine_independent_episodes(
     num_episodes: int, eta: float, shift: float, alpha: float
 ) -> np.longdouble:
-    """Log of M(alpha) - 1 for both profiles e1 sum_k w_k D(2ks, 1 + (g-1)/e1).
-
-    `shift` is s, one contribution's norm over the noise; M - 1 is linear in the
-    profile, so it is the same mixture of swapped pairs. Exact.
-    """
+    """Log of M(alpha) - 1 for both profiles e1 sum_k w_k D(2ks, 1 + (g-1)/e1)."""
     log_e1, log_weights = binomial_at_least_one(num_episodes, eta)
     eta_1 = float(np.exp(log_e1))
     terms = [
@@ -333,20 +300,7 @@ def rdp_from_log_moment(
 def rdp_to_epsilon(
     rdp: Callable[[float], float], delta: float, *, max_alpha: float = 1e6
 ) -> float:
-    """Smallest epsilon over real orders by a dense scan and repeated zooming.
-
-    Args:
-        rdp: the whole composition's curve, nats.
-        delta: in (0, 1).
-        max_alpha: largest order tried.
-
-    Returns:
-        min over alpha of rdp + log((alpha-1)/alpha) - (log(delta alpha))/(alpha-1), not
-        below 0: an upper bound on epsilon; within 1e-9 of the minimum over the range
-        for a curve with one local minimum near the best point of the scan.
-
-    Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
-    """
+    """Smallest epsilon over real orders by a dense scan and repeated zooming."""
 
     @functools.cache  # both ends of a finer grid are known
     def epsilon(log_z: float) -> float:
@@ -365,10 +319,7 @@ def rdp_to_epsilon(
 
 
 def breakpoints(ratio: Ratio, alpha: float, offset: float) -> list[float]:
-    """Where to cut a quadrature of the upper half line, in x = y + offset.
-
-    Only panels where the integrand exceeds e^-64 of its peak are cut finely.
-    """
+    """Where to cut a quadrature of the upper half line, in x = y + offset."""
     z = np.longdouble(alpha) - 1
     edges: set[float] = set()
     with np.errstate(all="ignore"):

@@ -1,12 +1,7 @@
 """What the theorems about people in many units claim, as plain mixtures, and laws.
 
 A claim is two lists of visible parts, forward and backward, each a weight and two
-measures on multiples of s; `profiles` integrates them. Nothing is simplified to half
-lines and nothing of the library is used. Two directions everywhere.
-
-Letters: s = contribution's norm over the noise, p = coin of a clip unit, r = chance
-that a drawn unit holds the person, m = number of units that can hold her, J = number
-of drawn units that do, R = the set of units that would if drawn, e = P(R not empty).
+measures on multiples of s. Nothing is simplified to half lines.
 """
 
 from __future__ import annotations
@@ -79,10 +74,7 @@ def _mixed(*pairs: tuple[float, Mixture]) -> Mixture:
 
 
 def visible_laws(laws: list[tuple[float, Sequence[float]]], relation: str) -> Claim:
-    """Theorem R: with each weight a law of J, given what the other units show.
-
-    One law is Theorem M, laws of certain numbers are Theorem 3.
-    """
+    """Theorem R: with each weight a law of J, given what the other units show."""
     if relation == "zero_out":
         nothing = {0.0: 1.0}
         return Claim(
@@ -153,11 +145,7 @@ def _pair(claim: Claim, s: float, spacing: float, *, forward: bool) -> np.ndarra
 def chords(
     values: np.ndarray, spacing: float, num_steps: int, epsilons: np.ndarray
 ) -> np.ndarray:
-    """Delta of several steps of the pair with this profile on a lattice; from above.
-
-    The profile is replaced by its chords, whose pair loses lattice values only; the
-    sum of the steps is a power of a discrete transform (Doroshenko et al. 2022).
-    """
+    """Delta of several steps of the pair with this profile on a lattice; from above."""
     count = len(values) // 2
     losses = spacing * np.arange(-count, count + 1)
     ratio = np.exp(losses)

@@ -1,9 +1,7 @@
 """Every draw of small designs in which a person is in many units, and the worst data.
 
-A drawn clip unit has a content: its label and the names of the examples drawn in it,
-in order; names that begin with "x" are the person's. A law maps a draw, the tuple of
-contents of its units, to its chance. What a content contributes is free: `attack` looks
-for the contributions that tell most, on a line, under all three relations.
+A drawn clip unit has a content: its label and its examples' names; names that begin
+with "x" are the person's. A law maps a draw to its chance.
 """
 
 from __future__ import annotations
@@ -124,12 +122,7 @@ def partitions(num_classes: int, ways: int) -> list[tuple[tuple[int, ...], ...]]
 
 
 class Release(NamedTuple):
-    """Both worlds: counts of the columns in each draw, and the draws' chances.
-
-    Columns are contents; under replace_one those that hold the person have one more
-    column, what they contribute with the other data. `held`: the columns that only one
-    of the worlds has.
-    """
+    """Both worlds: counts of the columns in each draw, and the draws' chances."""
 
     columns: list
     held: np.ndarray
@@ -138,10 +131,7 @@ class Release(NamedTuple):
 
 
 def release(law: Law, relation: str, without: Law | None = None) -> Release:
-    """The step with the person, and without her or with other data of hers.
-
-    `without` is the law of add_remove; the two others keep the draws.
-    """
+    """The step with the person, and without her or with other data of hers."""
     if relation == "add_remove":
         if without is None:
             raise ValueError("add_remove needs the law without the person")
@@ -222,10 +212,7 @@ def attack(
     sign: int,
     starts: int = 4,
 ) -> np.ndarray:
-    """Contributions of the columns that tell most; sign -1 is backward.
-
-    Coordinate ascent: from the proofs' worst cases, then from random.
-    """
+    """Contributions of the columns that tell most; sign -1 is backward."""
     integral = _Integral(step, s, sign, g)
     best, best_table = -1.0, np.zeros(len(step.columns), int)
     for number in range(starts):

@@ -1,9 +1,7 @@
 """Epochs by random allocation in which a person is in several episodes, on a grid.
 
-Each of m episodes is put into one of t steps; it holds the person with some chance,
-drawn once an epoch. A contribution may depend on the step, and in later steps on the
-sign of the first release: the reaction that Theorem 5 allows. Releases are integrated
-over all steps by the trapezoidal rule.
+Each of m episodes is put into one of t steps. A contribution may depend on the step,
+and later on the sign of the first release: the reaction that Theorem 5 allows.
 """
 
 from __future__ import annotations
@@ -19,11 +17,7 @@ REGIONS = 2
 
 
 class Epoch(NamedTuple):
-    """All placements and contents of an epoch, with their chances.
-
-    `bins` and `columns` are (cases, m): the step of each episode, and which row of the
-    table of contributions it has: 2i where it holds the person, 2i + 1 where not.
-    """
+    """All placements and contents of an epoch, with their chances."""
 
     steps: int
     bins: np.ndarray
@@ -114,10 +108,7 @@ def attack(
     *,
     sign: int,
 ) -> Tables:
-    """Contributions of both worlds that tell most; sign -1 is backward.
-
-    Coordinate ascent over -1, -1/2, 0, 1/2, 1, from the worst case and from random.
-    """
+    """Contributions of both worlds that tell most; sign -1 is backward."""
     shape = (design.num_columns, design.steps, REGIONS)
     starts = [
         (np.ones(shape), -np.ones(shape)),

@@ -1,11 +1,7 @@
 """Exact release distributions of one step on small trees, by enumeration.
 
-A node above the last level is (name, children); a node of the last level is a name.
-Each level's scheme draws children of every unit drawn one level up. The drawn content
-of a clip unit is (name, frozenset of drawn children's contents), and its contribution
-is a table's entry for that content, in [-1, 1] clip norms: equal contents contribute
-equally, in both neighbours, and nothing else is looked at. The release is then a
-finite mixture of normals whose means are sums of contributions.
+A node above the last level is (name, children), one of the last a name. The content of
+a clip unit is (name, frozenset of its drawn children's contents).
 """
 
 from __future__ import annotations
@@ -51,11 +47,7 @@ class Scheme(NamedTuple):
 
 
 class Design(NamedTuple):
-    """A step on a tree, a private unit in it, and the relation that hides it.
-
-    `clip_level` is 0 for the whole step; levels count from 1. `path` gives the
-    positions that lead to the privacy unit, so its length is that unit's level.
-    """
+    """A step on a tree, a private unit in it, and the relation that hides it."""
 
     root: tuple
     schemes: tuple[Scheme, ...]
@@ -223,10 +215,7 @@ def prepare(tree: Any, schemes: tuple[Scheme, ...], clip_level: int) -> Release:
 
 
 def enumerated(design: Design):
-    """Enumerate a design once; then table, g -> both divergences, exact.
-
-    The result is H_g(M(T) || M(T')) and H_g(M(T') || M(T)), T the larger neighbour.
-    """
+    """Enumerate a design once; then table, g -> both divergences, exact."""
     first, second = (
         prepare(tree, design.schemes, design.clip_level) for tree in design.neighbours()
     )

@@ -7,11 +7,7 @@ from jaxdp_episodic.trainer.audit.game import likelihood_ratio
 
 
 def divergence(worlds, noise, epsilon, number, num_steps=1):
-    """The hockey-stick divergence of what two worlds release, larger direction.
-
-    Sums are drawn and noise is integrated, so it shows far more than counts do; of
-    several steps the noise is drawn, too.
-    """
+    """The hockey-stick divergence of what two worlds release, larger direction."""
     rng = np.random.default_rng(5)
     sums = [world.runs(number, num_steps, rng) / noise for world in worlds]
     if num_steps > 1:  # the mean of (1 - e^(epsilon - loss))_+ over fresh releases

@@ -65,11 +65,7 @@ def test_large_variances(variance):
 
 @pytest.mark.parametrize("variance", [1, 2, 17, 1_000, 3_000])
 def test_points_below_the_layers_curve_have_the_distribution_exactly(variance):
-    """Every number's share of the layers, in rational arithmetic, is its curve.
-
-    A number is kept from all heights of the layers that it is in, if these are below
-    the curve: so they must reach it; and what is kept unseen must lie below.
-    """
+    """Every number's share of the layers, in rational arithmetic, is its curve."""
     layers = discrete_gaussian._layers(variance)
     heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
     assert all(a >= b for a, b in itertools.pairwise(widths))

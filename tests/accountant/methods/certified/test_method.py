@@ -454,11 +454,7 @@ def test_a_count_that_is_not_whole_is_refused():
 
 @pytest.mark.parametrize("fault", ["tail", "bottom", "optimist", "crossing"])
 def test_a_planted_fault_is_found(fault, monkeypatch):
-    """Without a tail, or with the lower distribution too high, the ends are wrong.
-
-    Where they cross, the method says so, and claims nothing; nor does it where an upper
-    distribution lacks mass.
-    """
+    """Without a tail, or with the lower distribution too high, the ends are wrong."""
     right_upper, right_lower = lattice.upper_masses, lattice.lower_distribution
 
     def upper_without(points, bins):

@@ -12,11 +12,7 @@ from jaxdp_episodic.accountant.methods.exact import integral
 
 @pytest.mark.parametrize("rare", [0.0, 1e-4])
 def test_no_coincidence_makes_the_error_look_small(rare):
-    """Bumps ``1 / cosh`` on both sides of 0, and rare ones a tenth as wide.
-
-    Their transform at w is ``2 pi cos(w place) / cosh(pi w / 2)``: where the cosine is
-    0 at the highest frequency, it is -1 at that of the error.
-    """
+    """Bumps ``1 / cosh`` on both sides of 0, and rare ones a tenth as wide."""
     step = 0.45
     place = step * np.arange(4.0, 9.0, 1 / 8)
     u = step * np.arange(97)[:, None]

@@ -201,11 +201,7 @@ def test_a_delta_far_below_the_bound_is_not_taken_from_cut_distributions(monkeyp
 
 
 def test_the_stated_error_covers_too_few_nodes(monkeypatch):
-    """Halving the nodes of rare episodes tells little of how they converge.
-
-    An estimate by the power 3/2 of what halving changes was eight times too small
-    here. The truth is of 1,025 nodes, and the same to all digits at 513.
-    """
+    """Halving the nodes of rare episodes tells little of how they converge."""
     # The first pass is a guess of epsilon.
     effort = solver.Pass(128, 97)
     monkeypatch.setattr(solver, "PASSES", (effort, effort))
@@ -222,10 +218,7 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
 
 @pytest.mark.parametrize("is_poor", [False, True])
 def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monkeypatch):
-    """Rare episodes: with a first guess of 1.1, where the answer is 1.4e-4.
-
-    On the contour for that guess it came out as 1.2e-4, its error stated as 3e-11.
-    """
+    """Rare episodes: with a first guess of 1.1, where the answer is 1.4e-4."""
     laid_for = []
     lay_contour = solver.lay_contour
 
@@ -309,11 +302,7 @@ def test_rare_episodes_lie_within_certified_ends(num_steps):
 def test_steps_whose_distributions_are_far_apart_in_width(
     num_episodes, rate, noise, num_steps, epsilon, delta
 ):
-    """Little noise: five episodes with the unit lie five times as far out as one.
-
-    One path serves both. The deltas are of convolutions by FFT, spacing 2e-4, which
-    are true to 1e-9.
-    """
+    """Little noise: five episodes with the unit lie five times as far out as one."""
     example = jde.Poisson("example", sampling_probability=rate)
     episodes = jde.IndependentEpisodes(example, num_episodes=num_episodes)
     step = jde.GaussianStep(episodes, noise_multiplier=noise)

@@ -1,10 +1,4 @@
-"""The exact epsilon at random settings against certified ends and a finer contour.
-
-Every scheme, relation and clip unit, and runs of two different steps; 1 to 1e7 steps,
-delta 1e-12 to 1e-3. The finer computation takes sixteen times the nodes of the first
-pass, in both directions, on another contour, with the distributions that otherwise
-check: other paths in the plane, cut later.
-"""
+"""The exact epsilon at random settings against certified ends and a finer contour."""
 
 from __future__ import annotations
 

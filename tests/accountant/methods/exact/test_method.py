@@ -1,13 +1,11 @@
 """Exact epsilon and delta against closed forms, integration and the reference."""
 
-import dataclasses
 import json
 from pathlib import Path
 
 import mpmath as mp
 import numpy as np
 import pytest
-from scipy.integrate import quad
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
@@ -79,32 +77,22 @@ def test_rate_one_is_the_gaussian_mechanism(num_steps, mu):
 def extended(step, epsilon, direction):
     """The profile at any epsilon: below 0 by the exchanged one."""
     other = {"forward": "backward", "backward": "forward"}[direction]
-    if epsilon >= 0:
-        return jde.privacy_profile(step, epsilon, direction=direction)
-    back = jde.privacy_profile(step, -epsilon, direction=other)
-    return 1 - np.exp(epsilon) + np.exp(epsilon) * back
+    own, back = (
+        jde.privacy_profile(step, np.maximum(e, 0.0), direction=d)
+        for e, d in ((epsilon, direction), (-epsilon, other))
+    )
+    return np.where(epsilon >= 0, own, 1 - np.exp(epsilon) * (1 - back))
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_two_steps_against_direct_convolution(direction):
     """``delta_2(eps) = E[delta_1(eps - L)]`` over the loss L of one step."""
     p, s, epsilon = 0.1, 1.0, 0.8
-    step = poisson_step(p, 1 / s)
-
-    def loss(x):
-        return np.log(1 - p + p * np.exp(s * x - s * s / 2))
-
-    def integrand(x):
-        mixture = (1 - p) * norm.pdf(x) + p * norm.pdf(x, s)
-        density, sign = (mixture, 1) if direction == "forward" else (norm.pdf(x), -1)
-        return density * extended(step, epsilon - sign * loss(x), direction)
-
-    edges = np.linspace(-9, 10, 20)
-    exact = sum(
-        quad(integrand, a, b, epsabs=0, epsrel=1e-10)[0]
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
-    )
+    step, x = poisson_step(p, 1 / s), np.linspace(-9, 10, 4001)
+    loss = np.log(1 - p + p * np.exp(s * x - s * s / 2))
+    mixture = (1 - p) * norm.pdf(x) + p * norm.pdf(x, s)
+    density, sign = (mixture, 1) if direction == "forward" else (norm.pdf(x), -1)
+    exact = np.trapezoid(density * extended(step, epsilon - sign * loss, direction), x)
     found = jde.delta(step, num_steps=2, epsilon=epsilon, method="exact")
     if direction == "forward":
         np.testing.assert_allclose(found, exact, rtol=1e-7)
@@ -131,31 +119,13 @@ def test_never_above_renyi_and_the_inverse_of_delta():
 
 
 def test_edges():
-    nothing = poisson_step(0.0, 1.0)
-    assert jde.epsilon(nothing, num_steps=10, delta=1e-5, method="exact") == 0
-    bare = poisson_step(0.1, 0.0)
-    assert jde.epsilon(bare, num_steps=10, delta=1e-5, method="exact") == np.inf
+    asked = {"num_steps": 10, "delta": 1e-5, "method": "exact"}
+    assert jde.epsilon(poisson_step(0.0, 1.0), **asked) == 0
+    bare, step = poisson_step(0.1, 0.0), poisson_step(0.1, 1.0)
+    assert jde.epsilon(bare, **asked) == np.inf
     assert jde.delta(bare, num_steps=10, epsilon=1.0, method="exact") == 1
-    step = poisson_step(0.1, 1.0)
-    assert jde.epsilon(step, num_steps=0, delta=1e-5, method="exact") == 0
-    empty = jde.epsilon(step, num_steps=5, delta=np.zeros((0,)) + 1e-5, method="exact")
-    assert empty.shape == (0,)
-
-
-def test_calibrated_noise_is_enough_and_less_than_by_renyi():
-    sampling = jde.MultistageSampling(jde.Poisson("x", sampling_probability=0.05))
-    target = {"epsilon": 2.0, "delta": 1e-5, "num_steps": 300}
-    step = jde.GaussianStep(sampling, noise_multiplier=1.0, clip_unit="x")
-    noise = jde.calibrate_noise_multiplier(step, method="exact", **target)
-    more = jde.calibrate_noise_multiplier(step, method="rdp", **target)
-    assert noise < more
-    spent = jde.epsilon(
-        dataclasses.replace(step, noise_multiplier=noise),
-        num_steps=300,
-        delta=1e-5,
-        method="exact",
-    )
-    assert 2.0 - 1e-6 <= spent <= 2.0
+    assert jde.epsilon(step, **asked | {"num_steps": 0}) == 0
+    assert jde.epsilon(step, **asked | {"delta": np.zeros(0)}).shape == (0,)
 
 
 def test_one_step_is_the_inverse_of_its_profile_everywhere():
@@ -282,16 +252,6 @@ def test_nothing_is_compiled_for_the_few_that_need_more(monkeypatch):
     assert {engine for engine, size in passes if size < 8} == {"numpy"}
 
 
-@pytest.mark.parametrize("num_steps", [2, 3])
-def test_rare_episodes_lie_within_certified_ends(num_steps):
-    example = jde.Poisson("example", sampling_probability=2e-5)
-    episodes = jde.IndependentEpisodes(example, num_episodes=5)
-    step = jde.GaussianStep(episodes, noise_multiplier=5.0)
-    found = jde.epsilon(step, num_steps=num_steps, delta=1e-6)
-    lower, upper = jde.delta_interval(step, num_steps=num_steps, epsilon=found)
-    assert lower <= 1e-6 <= upper
-
-
 @pytest.mark.parametrize(
     ("num_episodes", "rate", "noise", "num_steps", "epsilon", "delta"),
     [
@@ -344,7 +304,7 @@ def delta_of_two(p, noise, epsilon):
 
 @pytest.mark.parametrize(
     "log10_delta",
-    [-100, *(pytest.param(d, marks=pytest.mark.slow) for d in (-150, -200)), -250],
+    [*(pytest.param(d, marks=pytest.mark.slow) for d in (-100, -150, -200)), -250],
 )
 def test_far_below_usual_deltas_an_answer_is_true_or_certified(log10_delta):
     # Nodes that turn once from each to the next hid the error from its estimate.

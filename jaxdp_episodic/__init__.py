@@ -48,8 +48,8 @@ from jaxdp_episodic.accountant.questions.gradients import epsilon_and_gradient
 from jaxdp_episodic.accountant.questions.intervals import (
     delta_interval,
     epsilon_interval,
+    privacy_profile,
 )
-from jaxdp_episodic.accountant.questions.profile import privacy_profile
 from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.accountant.report.report import privacy_report
 

@@ -1,8 +1,8 @@
 """JAX Privacy: its plans, strategies and training parameters, accounted here."""
 
 from jaxdp_episodic.accountant.interop.dp_accounting import EpisodicAccountant
-from jaxdp_episodic.accountant.interop.dp_params import from_dp_params
 from jaxdp_episodic.accountant.interop.jax_privacy import (
+    from_dp_params,
     from_execution_plan,
     training_config,
 )

@@ -1,4 +1,4 @@
 """Other libraries' descriptions and accountants.
 
-Doors: `dp_accounting`, `dp_event`, `dp_params`, `jax_privacy`, `opacus`.
+Doors: `dp_accounting`, `dp_event`, `jax_privacy`, `opacus`.
 """

@@ -50,11 +50,12 @@ from jaxdp_episodic.accountant.interop.event_tree import (
     uncomposed,
     whole,
 )
-from jaxdp_episodic.accountant.questions.trial_counts import (
+from jaxdp_episodic.accountant.questions.tuning import (
     NegativeBinomialTrials,
     PoissonTrials,
+    run_rdp,
+    tuned_rdp,
 )
-from jaxdp_episodic.accountant.questions.tuning import run_rdp, tuned_rdp
 from jaxdp_episodic.files.optional import check_version
 
 # Rényi orders at which a repeated run is known. Between two of the middle ones the

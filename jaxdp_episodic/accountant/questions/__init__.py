@@ -5,5 +5,5 @@ not broadcast `ValueError`; functions name what they refuse besides.
 
 Doors: `adaptive`, `adaptive_budget`, `api`, `attacker`, `budget`,
 `calibration`, `dominating_pair`, `gdp_budget`, `gradients`, `intervals`,
-`prices`, `profile`, `traced`, `trial_counts`, `tuning`, `worst_path`.
+`prices`, `traced`, `tuning`, `worst_path`.
 """

@@ -26,15 +26,13 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
 )
 from jaxdp_episodic.accountant.questions import api
-from jaxdp_episodic.accountant.questions.traced_host import (
+from jaxdp_episodic.accountant.questions.traced_program import (
     DELTA,
     EPSILON,
     NOISE,
     NUM_STEPS,
     ORDERS,
     Question,
-)
-from jaxdp_episodic.accountant.questions.traced_program import (
     evaluated,
     gathered,
     is_in_program,

@@ -2,19 +2,165 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.spec import Spec, frozen_number
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.methods.rdp.method import epsilons_at_orders
 from jaxdp_episodic.accountant.questions.api import order_grid, rdp
-from jaxdp_episodic.accountant.questions.trial_counts import (
-    NegativeBinomialTrials,
-    PoissonTrials,
-    Trials,
-)
+
+# Largest log(1/gamma): gamma stays a normal number.
+_LARGEST_LOG = 700.0
+# Bisections of log(1/gamma), to the last digit.
+_BISECTIONS = 200
+# Largest eta: beyond it the bisections end above log(1/gamma); it is a Poisson
+# distribution long before.
+_LARGEST_ETA = 1e30
+# Largest mean.
+_MOST_EXPECTED_RUNS = 1e12
+# Largest mean of a distribution that is inverted, in seconds beyond it.
+_MOST_DRAWN_RUNS = 1e6
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PoissonTrials(Spec):
+    """A Poisson number of runs; none with probability exp(-expected_runs)."""
+
+    expected_runs: ArrayLike
+
+    def __post_init__(self) -> None:
+        _set_expected_runs(self, smallest=0.0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the mean."""
+        return np.shape(self.expected_runs)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean number of runs."""
+        return np.asarray(self.expected_runs, np.float64)
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """Returns one number of runs; all fields must be scalars."""
+        _check_is_scalar(self)
+        return int(generator.poisson(float(self.mean)))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NegativeBinomialTrials(Spec):
+    """A truncated negative binomial number of runs, at least one."""
+
+    expected_runs: ArrayLike
+    eta: ArrayLike = 0.0
+
+    def __post_init__(self) -> None:
+        _set_expected_runs(self, smallest=1.0)
+        eta = _validation.real_array("eta", self.eta)
+        if not np.all((eta > -1) & (eta <= _LARGEST_ETA)):
+            raise ValueError(
+                f"eta must be > -1 and at most {_LARGEST_ETA:g}, got {self.eta!r}"
+            )
+        object.__setattr__(self, "eta", frozen_number(eta))
+        reachable = _mean(np.full(self.shape, _LARGEST_LOG), np.asarray(self.eta))
+        if np.any(reachable < self.expected_runs):
+            raise ValueError(
+                f"expected_runs must be at most {float(np.min(reachable)):.3g} with "
+                f"eta={self.eta!r}, got {self.expected_runs!r}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast shape of the fields."""
+        return _validation.broadcast_shape(
+            expected_runs=self.expected_runs, eta=self.eta
+        )
+
+    @functools.cached_property
+    def log_inverse_gamma(self) -> np.ndarray:
+        """``log(1/gamma)`` of the distribution that is drawn and accounted, >= 0."""
+        low, high = np.zeros(self.shape), np.full(self.shape, _LARGEST_LOG)
+        eta, wanted = np.asarray(self.eta, np.float64), np.asarray(self.expected_runs)
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            within = _mean(middle, eta) <= wanted
+            low, high = np.where(within, middle, low), np.where(within, high, middle)
+        return np.asarray(low)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean of exactly that distribution: ``expected_runs`` up to rounding."""
+        return _mean(self.log_inverse_gamma, np.asarray(self.eta, np.float64))
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """Returns one number of runs; all fields must be scalars."""
+        _check_is_scalar(self)
+        if np.any(np.greater(self.expected_runs, _MOST_DRAWN_RUNS)):
+            raise ValueError(
+                "expected_runs must be at most 1e6 to be drawn, got "
+                f"{self.expected_runs!r}"
+            )
+        x, eta = float(self.log_inverse_gamma), float(np.asarray(self.eta))
+        ratio = -np.expm1(-x)
+        probability = _first_probability(x, eta)
+        left, count = generator.random(), 1
+        # Beyond the last digit of the sum nothing can be added to it.
+        while left >= probability and probability > 1e-300:
+            left -= probability
+            probability *= ratio * (count + eta) / (count + 1)
+            count += 1
+        return count
+
+
+Trials = PoissonTrials | NegativeBinomialTrials
+
+
+def _first_probability(x: float, eta: float) -> float:
+    """``P(K = 1)``, with ``x = log(1/gamma)``; 1 at ``x = 0``."""
+    if x == 0:
+        return 1.0
+    scale = x if eta == 0 else np.expm1(eta * x) / eta
+    return float(-np.expm1(-x) / scale)
+
+
+def _mean(x: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    """Mean: ``eta (1-gamma) / (gamma (1 - gamma^eta))``, its limits too."""
+    tiny = x < 1e-300
+    safe_x = np.where(tiny, 1.0, x)
+    product = eta * safe_x
+    flat = np.abs(product) < 1e-300
+    safe = np.where(flat, 1.0, product)
+    with np.errstate(over="ignore"):  # an infinite mean is one that is too large
+        shrink = np.where(flat, 1.0, safe / -np.expm1(-safe))
+        mean = np.expm1(safe_x) / safe_x * shrink
+    return np.where(tiny, 1.0, mean)
+
+
+def _set_expected_runs(trials: Trials, *, smallest: float) -> None:
+    value = trials.expected_runs
+    mean = _validation.real_array("expected_runs", value)
+    good = (mean > 0) & (mean >= smallest) & (mean <= _MOST_EXPECTED_RUNS)
+    if not good.all():
+        rule = f">= {smallest:g}" if smallest else "> 0"
+        raise ValueError(
+            f"expected_runs must be {rule} and at most 1e12, "
+            f"got {_validation.shown(value)}"
+        )
+    object.__setattr__(trials, "expected_runs", frozen_number(mean))
+
+
+def _check_is_scalar(trials: Trials) -> None:
+    if trials.shape:
+        raise ValueError(
+            f"draw needs scalar fields, got fields of shape {trials.shape}"
+        )
+
 
 # Rényi orders, dense enough that the best of them costs less than 0.1 % more than the
 # best real order.

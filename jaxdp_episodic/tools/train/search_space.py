@@ -16,7 +16,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.accountant.describe.spec import Spec
-from jaxdp_episodic.accountant.questions.trial_counts import (
+from jaxdp_episodic.accountant.questions.tuning import (
     NegativeBinomialTrials,
     PoissonTrials,
     Trials,

@@ -16,8 +16,7 @@ from jaxdp_episodic.accountant.interop.dp_accounting import (
     from_dp_event,
     to_dp_event,
 )
-from jaxdp_episodic.accountant.questions.trial_counts import PoissonTrials
-from jaxdp_episodic.accountant.questions.tuning import tuning_cost
+from jaxdp_episodic.accountant.questions.tuning import PoissonTrials, tuning_cost
 
 ADD, REPLACE, SPECIAL = NeighboringRelation
 DELTA = 1e-6

@@ -15,13 +15,15 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.interop.dp_accounting import EpisodicAccountant
+from jaxdp_episodic.accountant.interop.dp_accounting import (
+    EpisodicAccountant,
+    to_dp_event,
+)
 from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
 from jaxdp_episodic.accountant.interop.event_tree import (
     FIELDS,
     EventNotCovered,
 )
-from jaxdp_episodic.accountant.interop.to_dp_event import to_dp_event
 from jaxdp_episodic.files.optional import check_version
 
 # The bounds by Rényi-DP are what these tests are about.

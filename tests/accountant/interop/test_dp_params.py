@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.interop.dp_params import from_dp_params
+from jaxdp_episodic.accountant.interop.jax_privacy import from_dp_params
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of theirs, at import

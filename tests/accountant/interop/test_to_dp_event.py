@@ -7,8 +7,8 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
 from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
-from jaxdp_episodic.accountant.interop.to_dp_event import to_dp_event
 
 THEIRS = {
     "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,

@@ -13,7 +13,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import traced
-from jaxdp_episodic.accountant.questions.traced_host import Question
+from jaxdp_episodic.accountant.questions.traced_program import Question
 
 DELTA = 1e-5
 P = jax.sharding.PartitionSpec

@@ -7,12 +7,10 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as peer
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions.trial_counts import (
-    NegativeBinomialTrials,
-    PoissonTrials,
-)
 from jaxdp_episodic.accountant.questions.tuning import (
     DEFAULT_ORDERS,
+    NegativeBinomialTrials,
+    PoissonTrials,
     curve_to_epsilon,
     tuned_rdp,
     tuning_cost,

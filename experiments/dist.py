@@ -27,7 +27,7 @@ VERSIONS = ("3.11", "3.12", "3.13")
 MODULES = {
     "plot": ("matplotlib.figure", "jaxdp_episodic.tools.plots.figures"),
     "sweep": ("pyarrow.parquet", "jaxdp_episodic.files.parquet_file"),
-    "ray": ("ray", "jaxdp_episodic.tools.sweep.engines"),
+    "ray": ("ray", "jaxdp_episodic.tools.sweep.run"),
     "explore": ("starlette", "jaxdp_episodic.tools.explore.server"),
     "onnx": ("onnxruntime", "jaxdp_episodic.trainer.learners.backbones"),
     "data": ("datasets", "jaxdp_episodic.trainer.data.adapters"),

@@ -29,17 +29,21 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
 from jaxdp_episodic.accountant.interop.event_tree import FIELDS
 from jaxdp_episodic.tools.plan.question import read_plan
-from jaxdp_episodic.tools.requests.batch_files import read_rows
-from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.tools.requests.request_file import read_population, read_request
+from jaxdp_episodic.tools.requests.batch import read_rows
+from jaxdp_episodic.tools.requests.request import (
+    CalibrationRequest,
+    EpsilonRequest,
+    read_population,
+    read_request,
+)
 from jaxdp_episodic.tools.sweep.description import Sweep, read_sweep
 from jaxdp_episodic.tools.sweep.folder import (
     MANIFEST,
     SHARDS,
     SweepFolder,
+    read_columns,
     read_manifest,
 )
-from jaxdp_episodic.tools.sweep.table import read_columns
 from jaxdp_episodic.tools.train.search_space import read_search
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import ModelConfig

@@ -22,13 +22,13 @@ CHILD = textwrap.dedent(
         include=["jaxdp_episodic.files", "jaxdp_episodic.tools.requests", "tomllib"]
     ):
         from jaxdp_episodic.files import archive, toml_file
-        from jaxdp_episodic.tools.requests import batch_files
+        from jaxdp_episodic.tools.requests import batch
 
     def arrays(path):
         archive.read_arrays(path, max_bytes=2**20)
 
     def rows(path):
-        for _, row, _ in batch_files.read_rows(path):
+        for _, row, _ in batch.read_rows(path):
             assert isinstance(row, (dict, TypeError, ValueError))
 
     readers = {

@@ -12,7 +12,7 @@ from PIL import Image
 
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.tools.requests.request_file import read_population
+from jaxdp_episodic.tools.requests.request import read_population
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
 from jaxdp_episodic.trainer.data.folders import load_class_folders
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table

@@ -25,9 +25,9 @@ CHILD = textwrap.dedent(
     import json, resource, sys, time
     import jax.numpy, pyarrow.parquet, PIL.Image
     from pathlib import Path
-    from jaxdp_episodic.tools.requests.batch_files import read_rows
+    from jaxdp_episodic.tools.requests.batch import read_rows
     from jaxdp_episodic.tools.requests.request import EpsilonRequest
-    from jaxdp_episodic.tools.requests.request_file import read_population, read_request
+    from jaxdp_episodic.tools.requests.request import read_population, read_request
     from jaxdp_episodic.accountant.describe.step import GaussianStep
     from jaxdp_episodic.trainer.data.folders import load_class_folders
     from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
@@ -35,7 +35,7 @@ CHILD = textwrap.dedent(
     from jaxdp_episodic.accountant.describe.population import Population
     from jaxdp_episodic.tools.sweep.folder import read_manifest
     from jaxdp_episodic.tools.sweep.grid import Axis
-    from jaxdp_episodic.tools.sweep.table import read_columns
+    from jaxdp_episodic.tools.sweep.folder import read_columns
 
     def table(path):
         return load_table(path, groups=["g"], features=["x"])

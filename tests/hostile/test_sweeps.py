@@ -11,11 +11,12 @@ from jaxdp_episodic.tools.sweep.folder import (
     MANIFEST,
     SHARDS,
     SweepFolder,
+    read_columns,
     read_manifest,
     saved_chunks,
+    write_table,
 )
 from jaxdp_episodic.tools.sweep.grid import Axis
-from jaxdp_episodic.tools.sweep.table import read_columns, write_table
 
 
 @pytest.fixture

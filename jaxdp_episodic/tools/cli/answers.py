@@ -1,19 +1,41 @@
-"""``jaxdp-episodic epsilon`` and ``calibrate``: what a request asks for."""
+"""``epsilon``, ``calibrate`` and ``log``: requests, and what runs were charged."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
 
-from jaxdp_episodic.accountant.report.ledgers import read_ledgers
-from jaxdp_episodic.accountant.report.rounding import upward
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.menu import parts_of
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.serialization import spec_fields
+from jaxdp_episodic.accountant.describe.spec import Spec
+from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
+from jaxdp_episodic.accountant.questions.api import epsilon
+from jaxdp_episodic.accountant.report.adaptive_words import (
+    INFORMATION,
+    budget_in_words,
+    owed_by_plan,
+)
+from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
+from jaxdp_episodic.accountant.report.ledger_file import (
+    read_ledger,
+    refusing,
+    run_file,
+)
+from jaxdp_episodic.accountant.report.ledgers import LedgersContent, read_ledgers
+from jaxdp_episodic.accountant.report.protected import protected_unit
+from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.table_file import check_suffix
-from jaxdp_episodic.tools.cli.answer_text import answer_document, answer_table
 from jaxdp_episodic.tools.cli.command import (
     Command,
     File,
@@ -23,16 +45,13 @@ from jaxdp_episodic.tools.cli.command import (
     TomlFile,
     UsageError,
     Whole,
+    aligned,
+    facts,
     noted,
     option,
     waiting,
 )
-from jaxdp_episodic.tools.cli.ledgers import (
-    adaptive_lines,
-    caveats_on_ledgers,
-    is_adaptive,
-)
-from jaxdp_episodic.tools.requests.batch_files import (
+from jaxdp_episodic.tools.requests.batch import (
     answer_file,
     unit_budgets,
     write_unit_budgets,
@@ -40,10 +59,11 @@ from jaxdp_episodic.tools.requests.batch_files import (
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
+    Request,
     caveats_on,
+    read_request,
     steps_of,
 )
-from jaxdp_episodic.tools.requests.request_file import read_request
 
 
 @dataclass
@@ -221,3 +241,276 @@ def _answered(
         return [answer_table(request, answer, said)]
     document = answer_document(request, answer, said) | (more or {})
     return [json.dumps(document, allow_nan=False)]
+
+
+def answer_document(
+    request: Request, answer: Any, caveats: list[str]
+) -> dict[str, Any]:
+    """Returns the answer for a program: arrays as nested lists, infinity as "inf"."""
+    units = {part.privacy_unit for part in steps_of(request)}
+    names = ("calibrate", "level", "num_steps", "delta", "epsilon")
+    asked = {name: plain(getattr(request, name, None)) for name in names}
+    bounds = (step.people for step in steps_of(request))
+    people = next((one for one in bounds if one is not None), None)
+    asked["people"] = None if people is None else plain(people.numbers)
+    return {
+        "version": 1,
+        **{name: value for name, value in asked.items() if value is not None},
+        request.quantity: plain(answer),
+        "shape": list(request.shape),
+        "method": request.method,
+        "privacy_unit": next(iter(units), None),
+        "clip_unit": list(dict.fromkeys(step.clip_unit for step in steps_of(request))),
+        "neighboring_relation": _relation(request),
+        "warnings": caveats,
+    }
+
+
+def _relation(request: Request) -> str | None:
+    """The relation of the run, or None where no part of it names one."""
+    named = (part.neighboring_relation for part in parts_of(request.step))
+    return next((relation for relation in named if relation is not None), None)
+
+
+def answer_table(request: Request, answer: Any, caveats: list[str]) -> str:
+    """Returns the answer for a person."""
+    varying = {k: v for k, v in _numbers(request) if np.size(v) != 1}
+    varying.pop(request.quantity, None)  # of the step, replaced by the answer
+    lines = facts(_facts(request, answer if np.ndim(answer) == 0 else None))
+    if np.ndim(answer):
+        lines += ["", *_grid(request, answer, varying)]
+    lines += [f"warning: {caveat}" for caveat in caveats]
+    return "\n".join(lines)
+
+
+def _facts(request: Request, answer: Any) -> dict[str, str]:
+    """Names and what is said, the answer first unless it is a grid."""
+    steps = steps_of(request)
+    rows = {}
+    if answer is not None:
+        rows[_label(request)] = f"{_rounded(request, answer)}   ({request.nature})"
+    for name in ("epsilon", "delta", "num_steps"):
+        value = getattr(request, name)
+        if value is not None and np.ndim(value) == 0:
+            is_target = name == "epsilon" and isinstance(request, CalibrationRequest)
+            rows[name.replace("_", " ")] = _shown(value) + " (target)" * is_target
+    if isinstance(request.step, ComposedSteps):
+        counts = request.step.counts
+        rows["num steps"] = " + ".join(str(np.asarray(c).tolist()) for c in counts)
+    if isinstance(request.step, AdaptiveRun):
+        rows["chosen among"] = ", ".join(request.step.options)
+    if len(steps) == 1 and request.quantity != "noise_multiplier":
+        noise = steps[0].noise_multiplier
+        rows |= {"noise multiplier": f"{noise:g}"} if np.ndim(noise) == 0 else {}
+    unit = protected_unit(*steps) if steps else "one unit"
+    rows["protected"] = f"{unit} ({_relation(request) or 'as claimed'})"
+    clipped = dict.fromkeys(str(step.clip_unit) for step in steps)
+    if clipped:
+        units = ["the whole step" if c == STEP else f"each {c}" for c in clipped]
+        rows["clipped"] = ", then ".join(units)
+    return rows | {"method": request.method}
+
+
+def _grid(request: Request, answer: np.ndarray, varying: dict[str, Any]) -> list[str]:
+    """One row a setting: the fields that vary, then the answer."""
+    columns = {
+        name: [
+            _shown(v) for v in np.broadcast_to(values, answer.shape).ravel().tolist()
+        ]
+        for name, values in varying.items()
+    }
+    columns[_label(request)] = [_rounded(request, v) for v in answer.ravel().tolist()]
+    rules = ["-" * max(map(len, [name, *cells])) for name, cells in columns.items()]
+    return aligned([tuple(columns), rules, *zip(*columns.values(), strict=True)])
+
+
+def _numbers(value: Any, name: str = "", prefix: str = "") -> list[tuple[str, Any]]:
+    """All numeric fields of a request, named as in its file: "school.size"."""
+    if value is None or isinstance(value, Population | AdaptiveRun | str | bool):
+        return []
+    if isinstance(value, Spec):
+        level = getattr(value, "name", None)
+        prefix += f"{level}." if level else f"{name}." if name.endswith("]") else ""
+        parts = [_numbers(getattr(value, n), n, prefix) for n in spec_fields(value)]
+    elif isinstance(value, tuple):
+        parts = [_numbers(v, f"{name}[{i}]", prefix) for i, v in enumerate(value)]
+    else:
+        return [(prefix + name, value)]
+    return [found for part in parts for found in part]
+
+
+def _label(request: Request) -> str:
+    if isinstance(request, CalibrationRequest) and request.level is not None:
+        return f"rate of {request.level}"
+    return request.quantity.replace("_", " ")
+
+
+def _shown(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _rounded(request: Request, value: float) -> str:
+    """A few digits of the answer, rounded to the private side."""
+    if isinstance(value, int | np.integer):
+        return f"{value:,}"
+    rounded = downward if request.quantity == "rate" else upward
+    return rounded(value, 5, zeros=True)
+
+
+# Relative, above the tolerance of calibration: a run whose epsilon is further below its
+# target than that has not taken all its steps.
+_CALIBRATION_SLACK = 1e-3
+
+
+def is_adaptive(path: Path) -> bool:
+    """Returns whether a run's file says that it chooses; False of one that is none."""
+    try:
+        with run_file(path) as run:
+            return "adaptive" in run.facts
+    except (OSError, ValueError):
+        return False  # whoever reads it says so
+
+
+def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[str]:
+    """Returns what the ledger of a run that chose says, at its own delta or another."""
+    content = read_ledger(path)
+    budget = content.adaptive_taken
+    assert budget is not None  # as the caller has seen
+    if delta is not None:
+        _validation.open_unit_array("delta", delta)
+        budget = dataclasses.replace(budget, delta=delta)
+    step, warned = budget.a_step, caveats_on_ledger(content)
+    if not as_json:
+        rows = [
+            *budget_in_words(budget),
+            ("protected", f"{protected_unit(step)} ({step.neighboring_relation})"),
+            ("ended", "by its own choice" if content.has_ended else "not yet"),
+        ]
+        return [*facts(rows), *(f"warning: {text}" for text in warned)]
+    prices = next((run for run in budget.runs if run.budget is not None), None)
+    document = {
+        "version": 1,
+        "delta": budget.delta,
+        "epsilon": plain(budget.epsilon),  # the guarantee
+        "taken": budget.taken,
+        "left": budget.left,
+        "price": prices and {"spent": prices.spent, "budget": prices.budget},
+        "odometers": [
+            {"epsilon": run.epsilon_so_far, "delta": run.odometer_interval()[1]}
+            for run in budget.runs
+            if run.odometer is not None
+        ],
+        "information": {
+            "epsilon": plain(budget.epsilon_taken()),
+            "meaning": INFORMATION,
+        },
+        "has_ended": content.has_ended,
+        "privacy_unit": step.privacy_unit,
+        "neighboring_relation": step.neighboring_relation,
+        "warnings": warned,
+    }
+    return [json.dumps(document, allow_nan=False)]
+
+
+def caveats_on_ledgers(
+    ledgers: LedgersContent, spent: Any | None, method: str
+) -> list[str]:
+    """Returns what an epsilon computed from ledgers does not show by itself."""
+    said, are_several = [], len(ledgers.contents) > 1
+    for name, content, beginning in zip(*ledgers, strict=True):
+        named = f"{name}: " if are_several else ""
+        said += [named + text for text in caveats_on_ledger(content)]
+        if beginning is None:
+            continue
+        other = ledgers.names[beginning.of]
+        if common := sum(beginning.charged):
+            said.append(
+                f"{name} has its first {common:,} steps in common with {other}: they "
+                "are counted once"
+            )
+        if not beginning.is_all:
+            said.append(
+                f"{name} and {other} may have more in common: their processes have no "
+                "names, so what both charged is counted twice"
+            )
+    if are_several:
+        said.append(
+            "composed as if all had been planned at the start: this is no guarantee if "
+            "one run was designed in view of what another released; a book that is "
+            "kept from the first run on gives one (jaxdp-episodic book)"
+        )
+    if ledgers.num_shared_epochs:
+        said.append(
+            "an epoch that several copies of a run continued is counted once for each "
+            f"copy that released from it; counted so: {ledgers.num_shared_epochs:,}"
+        )
+    early = []
+    for name, content in zip(ledgers.names, ledgers.contents, strict=True):
+        own = spent
+        if own is None or are_several:
+            step, num_steps = content.run_charged()
+            own = epsilon(step, num_steps=num_steps, delta=content.delta, method=method)
+        if float(own) < content.target_epsilon * (1 - _CALIBRATION_SLACK):
+            target = f"{content.target_epsilon:g} at delta {content.delta:g}"
+            early.append(
+                f"{name}: {content.charged:,} steps are charged, epsilon "
+                f"{upward(float(own), 5)}; planned was {target}"
+            )
+    if early:
+        early.append(owed_by_plan(*ledgers.planned, together=are_several))
+    return said + early
+
+
+def caveats_on_ledger(content: LedgerContent) -> list[str]:
+    """What an epsilon computed from one ledger does not show by itself."""
+    of_search = content.search is not None
+    # Runs that choose have whole epochs only.
+    owed = content.owed if content.adaptive is None else content.charged
+    rows = {
+        "not private: draws and noise came from a fixed seed; the answer holds for the "
+        "same run with fresh entropy": content.is_seeded,
+        "one run of a search: the search's own epsilon, in its release/privacy.md, "
+        "counts the other runs and the choice among them; this one does not": of_search,
+        f"{'the search as a whole' if of_search else 'the run'} is charged to the book "
+        f"{content.book}, whose guarantee holds for all of its runs together "
+        "(jaxdp-episodic book show); this one is of the run alone": (
+            content.book is not None
+        ),
+        f"{content.charged:,} steps were charged, the last within an epoch, and "
+        f"{owed:,} are accounted, to the end of the epoch or of the plan: an "
+        "end that was not planned may depend on what was released": owed
+        > content.charged,
+        "the run was not closed in order: it goes on, or was killed; an older copy of "
+        "its file says less than was charged": not content.is_closed,
+    }
+    return [text for text, holds in rows.items() if holds]
+
+
+@dataclass
+class Log(Command):
+    """The command ``log``."""
+
+    dir: Annotated[tyro.conf.Positional[Path], option("DIR")]
+    """The run's folder, or its file run.sqlite."""
+
+    def _lines(self) -> list[str]:
+        with refusing(self.dir), run_file(self.dir) as file:
+            return [json.dumps(line, allow_nan=False) for line in _said_by(file)]
+
+
+def _said_by(file: Any) -> Iterator[dict[str, Any]]:
+    yield {"kind": "run", **file.facts}
+    for name, text, _ in file.steps.values():
+        yield {"kind": "step", "name": name, "step": json.loads(text)}
+    for opening in file.openings:
+        yield {"kind": "opening", "charged": opening.charged, **opening.environment}
+    for charge in file.charges():
+        yield {
+            "kind": "charge",
+            "number": charge.number,
+            "step": file.steps[charge.step][0],
+            "process": charge.session,
+            "hash": charge.hash.hex(),
+        }
+    for record in file.log():
+        yield {"kind": "log", **record}

@@ -27,8 +27,7 @@ from jaxdp_episodic.tools.cli.command import (
 )
 from jaxdp_episodic.tools.cli.process import PROGRAM, use_all_cores
 from jaxdp_episodic.tools.plots.audit import plot_audit
-from jaxdp_episodic.tools.requests.request import EpsilonRequest
-from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.trainer.audit.report import (
     AuditRow,
     audit_document,

@@ -39,12 +39,11 @@ from jaxdp_episodic.tools.cli.command import (
     waiting,
 )
 from jaxdp_episodic.tools.plots.book import draw_book
-from jaxdp_episodic.tools.requests.request import EpsilonRequest
-from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.trainer.config.training_config import read_config
 
 _Book = Annotated[tyro.conf.Positional[str], option("FILE_OR_URL")]
-_WIDTH = 11  # of the names of facts
+_WIDTH = 10  # of the names of facts
 _RULES = {
     "no refunds": "a run pays before its first draw and gets nothing back, however it "
     "ends: paying only for what was taken is not private if somebody looked and "
@@ -278,13 +277,13 @@ def _text(content: BookContent, cost: float | None) -> list[str]:
         lines += facts({"spent": spent}, _WIDTH)
     last = {"left": "closed" if content.is_closed else terms.prices.left(content.paid)}
     if cost is not None:
-        last["information"] = (
+        last["if planned"] = (
             f"epsilon {upward(cost, 5)} at delta {terms.delta:g} is what these runs "
             "would cost if all had been fixed in advance; no guarantee where one "
             "was chosen in view of another"
         )
     elif content.entries:
-        last["information"] = (
+        last["if planned"] = (
             "the composition of what was run is not known: there is a search in it, "
             "or a run that adapts at prices or by rules"
         )

@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import tempfile
 import warnings
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from rich.console import Console
 
 from jaxdp_episodic.accountant.report.protected import protected_unit
+from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.tools.cli.command import (
     Command,
     File,
+    Floats,
+    Folder,
+    Ints,
     Name,
     TomlFile,
     Whole,
     facts,
     option,
+    reason,
     waiting,
 )
+from jaxdp_episodic.tools.cli.process import PROGRAM
+from jaxdp_episodic.tools.explore.questions import start
+from jaxdp_episodic.tools.explore.server import serve
 from jaxdp_episodic.tools.plots.curve import plot_curve, summary
 from jaxdp_episodic.tools.plots.pictures import SUFFIXES, draw
-from jaxdp_episodic.tools.requests.request import EpsilonRequest, caveats_on, steps_of
-from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.tools.requests.request import (
+    EpsilonRequest,
+    caveats_on,
+    read_request,
+    steps_of,
+)
+from jaxdp_episodic.tools.sweep.description import read_sweep
+from jaxdp_episodic.tools.sweep.folder import saved_chunks
+from jaxdp_episodic.tools.sweep.run import (
+    Outcome,
+    RayEngine,
+    collect,
+    on_devices,
+    run_sweep,
+)
 
 _Field = Annotated[Name, option("FIELD")]
 _Assigned = Annotated[tuple[str, ...], option("FIELD=VALUE")]
@@ -108,3 +135,143 @@ def _assigned(name: str, texts: tuple[str, ...]) -> dict[str, str]:
         if "=" not in text:
             raise ValueError(f"--{name} must be FIELD=VALUE, got {text!r}")
     return dict(text.split("=", 1) for text in texts)
+
+
+@dataclass
+class Sweep(Command):
+    """The command ``sweep``."""
+
+    file: TomlFile
+    """The sweep: a request as for `epsilon`, with axes in place of numbers."""
+    out: Folder
+    """Folder for the table and the picture; made if missing."""
+    shard: Annotated[Name, option("I/N")] = None
+    """Evaluate only part I of N (from 1), for job arrays, which may share DIR."""
+    collect: bool = False
+    """Only make the table of what job arrays have evaluated."""
+    engine: Literal["local", "ray"] = "local"
+    """Evaluate on the devices of this machine, or on workers of Ray."""
+    ray_address: Annotated[str, option("ADDRESS")] = "local"
+    """Address of a Ray cluster; "auto": the one of this machine; "local": start one."""
+    ray_cpus: Floats = 1.0
+    """CPUs for each task on Ray."""
+    ray_gpus: Floats = 0.0
+    """GPUs for each task on Ray."""
+    ray_retries: Ints = 5
+    """How often a task is started again after its worker was lost."""
+
+    _has_warnings = False  # the outcome has those of all chunks
+
+    def _lines(self) -> list[str]:
+        try:
+            outcome = self._outcome()
+            picture = {} if outcome.table is None else {"picture": self._picture()}
+        except OSError as error:  # a failing disk leaves intact what is saved
+            said = reason(error, str(self.file))
+            raise OSError(said + self._left()) from error
+        warned = [f"warning: {text}" for text in outcome.warnings]
+        return [*facts(_facts(outcome) | picture), *warned]
+
+    def _left(self) -> str:
+        saved = saved_chunks(self.out)
+        if saved is None:
+            return ""
+        done, of = saved
+        return f"; {done} of {of} chunks are saved, and the same command goes on"
+
+    def _outcome(self) -> Outcome:
+        part = None
+        if self.shard is not None:
+            if self.collect:
+                raise ValueError(
+                    "--collect takes all shards, so it goes without --shard"
+                )
+            numbers = re.fullmatch(r"([1-9]\d{0,8})/(\d{1,9})", self.shard)
+            if numbers is None or int(numbers[1]) > int(numbers[2]):
+                raise ValueError(
+                    f"--shard must be I/N with 1 <= I <= N, got {self.shard!r}"
+                )
+            part = int(numbers[1]), int(numbers[2])
+        sweep = read_sweep(self.file)
+        if self.collect:
+            return collect(sweep, self.out)
+        engine = on_devices
+        if self.engine == "ray":
+            engine = RayEngine(
+                address=self.ray_address,
+                num_cpus=self.ray_cpus,
+                num_gpus=self.ray_gpus,
+                max_retries=self.ray_retries,
+            )
+        console = Console(stderr=True)
+        return run_sweep(sweep, self.out, engine=engine, part=part, console=console)
+
+    def _picture(self) -> str:
+        """The default picture; a table is worth having without one."""
+        try:
+            return ", ".join(map(str, draw(self.out)))
+        except (ImportError, ValueError) as error:
+            return f"none: {error}"
+
+
+def _facts(outcome: Outcome) -> dict[str, str]:
+    chunks = "1 chunk" if outcome.num_chunks == 1 else f"{outcome.num_chunks:,} chunks"
+    evaluated = "nothing: it was all there"
+    if number := outcome.num_evaluated:
+        rate = number / outcome.seconds
+        evaluated = f"{number:,} in {outcome.seconds:,.1f} s, {rate:,.0f} a second"
+    rows = {"settings": f"{outcome.size:,} in {chunks}", "evaluated": evaluated}
+    return rows | ({} if outcome.table is None else {"table": str(outcome.table)})
+
+
+_LEADS = """<!doctype html>
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="0; url={0}">
+<a href="{0}">Explore privacy</a>
+"""
+
+
+@dataclass
+class Explore(Command):
+    """The command ``explore``."""
+
+    file: Annotated[File, tyro.conf.Positional, option("[FILE.toml]")] = None
+    """The first design, a request as for `epsilon`; default: that of the README."""
+    port: int = 0
+    """Port at 127.0.0.1; default: a free one."""
+    no_browser: bool = False
+    """Print the address and open no browser."""
+
+    _has_signals = False  # the server handles them
+
+    def _subject(self) -> Any:
+        return self.file or "explore"
+
+    def _lines(self) -> list[str]:
+        with tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-") as folder:
+            page = Path(folder) / "open.html"
+
+            def on_ready(address: str) -> None:
+                print(f"explore: {address} (Ctrl-C ends it)", flush=True)
+                if not self.no_browser and _has_screen():
+                    # A browser's command line can be read by everybody here; the file
+                    # that leads it to the secret address only by its owner.
+                    write_atomically(page, _LEADS.format(address), is_private=True)
+                    webbrowser.open(page.as_uri())
+
+            try:
+                serve(start(self.file), port=self.port, on_ready=on_ready)
+            except OverflowError as error:
+                raise ValueError(
+                    f"--port must be in 0-65535, got {self.port}"
+                ) from error
+            except KeyboardInterrupt:  # how it is meant to end
+                pass
+        return ["ended"]
+
+
+def _has_screen() -> bool:
+    """Elsewhere a browser of the terminal would take the place of the server."""
+    return not sys.platform.startswith("linux") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )

@@ -50,11 +50,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Draw a run's whole privacy curve, and what an attacker could do with it.",
     ),
     "explore": (
-        "explore",
+        "pictures",
         "Open a local page on which you change a design and see what it costs.",
     ),
     "sweep": (
-        "sweep",
+        "pictures",
         "Evaluate a grid of settings into a table and a picture. May be killed at any "
         "time: the same command goes on where it was.",
     ),
@@ -81,7 +81,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Train privately on episodes, and stop before the target epsilon is exceeded.",
     ),
     "log": (
-        "log",
+        "answers",
         "Print what a run was charged, and its private log, as JSON lines.",
     ),
     "tune": (

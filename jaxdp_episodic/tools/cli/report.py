@@ -13,11 +13,10 @@ from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.accountant.report.report import privacy_report, single_run
 from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.tools.cli.answers import caveats_on_ledger
 from jaxdp_episodic.tools.cli.command import Command, TomlFile, waiting
-from jaxdp_episodic.tools.cli.ledgers import caveats_on_ledger
 from jaxdp_episodic.tools.plan.question import read_plan
-from jaxdp_episodic.tools.requests.request import EpsilonRequest
-from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 
 

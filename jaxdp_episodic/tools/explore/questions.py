@@ -48,8 +48,8 @@ from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
     caveats_on,
+    read_request,
 )
-from jaxdp_episodic.tools.requests.request_file import read_request
 
 TARGETS = (1.0, 2.0, 4.0, 8.0)
 """Epsilons, nats, whose noise is shown beside that of the page's own target."""

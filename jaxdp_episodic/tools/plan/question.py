@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.describe.spec import (
 )
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.plan.designs import SCHEMES
-from jaxdp_episodic.tools.requests.request_file import read_population
+from jaxdp_episodic.tools.requests.request import read_population
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource

@@ -1,4 +1,4 @@
 """Questions in files.
 
-Doors: `batch_files`, `request`, `request_file`.
+Doors: `batch`, `request`.
 """

@@ -23,8 +23,8 @@ from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
     Request,
+    read_request,
 )
-from jaxdp_episodic.tools.requests.request_file import read_request
 from jaxdp_episodic.tools.sweep import grid as fields
 from jaxdp_episodic.tools.sweep.grid import AXIS_WAYS, METHOD, QUANTITY, Axis, Grid
 

@@ -11,11 +11,12 @@ from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
-from jaxdp_episodic.tools.book.book import order_of, read_book
-from jaxdp_episodic.tools.book.check_in import (
+from jaxdp_episodic.tools.book.book import (
     RECEIPT,
     Paid,
     check_in,
+    order_of,
+    read_book,
     read_receipt,
 )
 from jaxdp_episodic.tools.book.content import TRAIN, TUNE, Protected

@@ -18,7 +18,7 @@ from jaxdp_episodic.accountant.report.adaptive_words import (
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.optional import installing
-from jaxdp_episodic.tools.book.check_in import Paid
+from jaxdp_episodic.tools.book.book import Paid
 from jaxdp_episodic.tools.plots.run import draw_reliability, draw_run
 from jaxdp_episodic.tools.train.booked import facts_of_book, statement_of_book
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer

@@ -19,7 +19,7 @@ from jaxdp_episodic.accountant._kernel_cache import keeping_kernels
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.accountant.report.rounding import upward
-from jaxdp_episodic.tools.book.check_in import check_out
+from jaxdp_episodic.tools.book.book import check_out
 from jaxdp_episodic.tools.train import booked
 from jaxdp_episodic.tools.train.booked import Booking, PartOfSearch
 from jaxdp_episodic.tools.train.result import Result, finished

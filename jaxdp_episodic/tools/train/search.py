@@ -21,8 +21,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
     tuned_rdp,
 )
 from jaxdp_episodic.files.atomic import atomic_folder, write_atomically
-from jaxdp_episodic.tools.book.book import Order
-from jaxdp_episodic.tools.book.check_in import Paid, check_in, check_out
+from jaxdp_episodic.tools.book.book import Order, Paid, check_in, check_out
 from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name
 from jaxdp_episodic.tools.book.prices import price_of_search
 from jaxdp_episodic.tools.train.booked import (

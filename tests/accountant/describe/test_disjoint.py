@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jaxdp_episodic.tools.requests.request_file import read_request
 
 import jaxdp_episodic as jde
 import jaxdp_episodic.traced as traced
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.tools.requests.request_file import read_request
 
 
 def step(

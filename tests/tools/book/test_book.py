@@ -17,13 +17,14 @@ from jaxdp_episodic.tools.book.book import (
     Order,
     charge,
     charge_query,
+    check_in,
     close_book,
     create_book,
     create_menu_book,
     order_of,
     read_book,
+    read_receipt,
 )
-from jaxdp_episodic.tools.book.check_in import check_in, read_receipt
 from jaxdp_episodic.tools.book.content import Protected
 from jaxdp_episodic.tools.book.prices import (
     BookExhaustedError,
@@ -226,7 +227,7 @@ def test_a_folder_pays_once_whatever_is_killed(book, tmp_path, monkeypatch):
     def killed(*args, **kwargs):
         raise KeyboardInterrupt
 
-    module = "jaxdp_episodic.tools.book.check_in.charge"
+    module = "jaxdp_episodic.tools.book.book.charge"
     with monkeypatch.context() as m:  # before the book
         m.setattr(module, killed)
         for _ in range(2):

@@ -18,8 +18,11 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli import command, program
 from jaxdp_episodic.tools.plan.question import read_plan
-from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.tools.requests.request import (
+    CalibrationRequest,
+    EpsilonRequest,
+    read_request,
+)
 from jaxdp_episodic.tools.sweep.description import read_sweep
 from jaxdp_episodic.tools.train.search_space import read_search
 

@@ -18,8 +18,7 @@ import jaxdp_episodic as jde
 from browsers import chromium
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.explore import questions
-from jaxdp_episodic.tools.requests.request import EpsilonRequest
-from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from pages import ROOT
 
 pytest.importorskip("uvicorn", reason="the extra [explore] is not installed")

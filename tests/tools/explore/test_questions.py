@@ -11,8 +11,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.attacker import upper_delta
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.explore import questions
-from jaxdp_episodic.tools.requests.request import EpsilonRequest
-from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from pages import ROOT
 
 OMNIGLOT = ROOT / "configs" / "omniglot.toml"

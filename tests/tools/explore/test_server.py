@@ -302,7 +302,7 @@ def test_the_secret_is_on_no_command_line(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setattr("jaxdp_episodic.tools.cli.explore.serve", serve)
+    monkeypatch.setattr("jaxdp_episodic.tools.cli.pictures.serve", serve)
     monkeypatch.setattr("webbrowser.open", browser)
     assert cli.run(["explore"]) == 0
     ((page, text),) = opened

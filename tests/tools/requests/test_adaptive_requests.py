@@ -3,8 +3,7 @@
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.tools.requests.request import EpsilonRequest
-from jaxdp_episodic.tools.requests.request_file import read_request
+from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 
 TEXT = """
 version = 1

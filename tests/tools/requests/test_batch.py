@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.tools.requests.batch import answer_requests
-from jaxdp_episodic.tools.requests.batch_files import unit_budgets, write_unit_budgets
+from jaxdp_episodic.tools.requests.batch import (
+    answer_requests,
+    unit_budgets,
+    write_unit_budgets,
+)
 from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
 
 POOL = {

@@ -9,8 +9,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from jaxdp_episodic.tools.cli.program import run
-from jaxdp_episodic.tools.requests import batch_files
-from jaxdp_episodic.tools.requests.batch_files import answer_file
+from jaxdp_episodic.tools.requests import batch
+from jaxdp_episodic.tools.requests.batch import answer_file
 
 NOISES = (1.0, 2.0, -1.0, 0.0)
 COLUMNS = {
@@ -132,13 +132,13 @@ def test_malformed_csv(tmp_path):
 def test_where_cells_are_put(tmp_path, names, cells, said):
     path = tmp_path / "r.csv"
     path.write_text(f"{names}\n{cells}\n")
-    ((number, row, _),) = batch_files.read_rows(path)
+    ((number, row, _),) = batch.read_rows(path)
     assert number == 1
     assert row == said if isinstance(said, dict) else said in str(row)
 
 
 def test_rows_are_worked_off_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(batch_files, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(batch, "_ROWS_AT_ONCE", 3)
     source, out = tmp_path / "r.jsonl", tmp_path / "a.parquet"
     write(source)
     seen = []

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jaxdp_episodic.tools.sweep import engines
+from jaxdp_episodic.tools.sweep import run as engines
 from jaxdp_episodic.tools.sweep.description import read_sweep
 from jaxdp_episodic.tools.sweep.run import run_sweep
 from sweep_runs import SMALL, SWEEP, contents

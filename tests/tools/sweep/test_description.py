@@ -7,7 +7,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic import PrivacyInfo
 from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
 from jaxdp_episodic.tools.sweep.description import description_hash
-from jaxdp_episodic.tools.sweep.engines import evaluate_chunk
+from jaxdp_episodic.tools.sweep.run import evaluate_chunk
 
 HEAD = """
 version = 1

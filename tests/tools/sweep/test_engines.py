@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from jaxdp_episodic.tools.sweep import engines
+from jaxdp_episodic.tools.sweep import run as engines
 from jaxdp_episodic.tools.sweep.run import run_sweep
 from sweep_runs import SWEEP, contents, start
 
@@ -41,7 +41,7 @@ def test_no_chunk_is_begun_before_others_are_saved(undisturbed, monkeypatch):
 PROGRAM = """
 import sys
 import jax
-from jaxdp_episodic.tools.sweep import engines
+from jaxdp_episodic.tools.sweep import run as engines
 from jaxdp_episodic.tools.sweep.description import read_sweep
 from jaxdp_episodic.tools.sweep.run import run_sweep
 

@@ -19,7 +19,7 @@ pytestmark = [
 
 PROGRAM = """
 import sys
-from jaxdp_episodic.tools.sweep import engines
+from jaxdp_episodic.tools.sweep import run as engines
 from jaxdp_episodic.tools.sweep.description import read_sweep
 from jaxdp_episodic.tools.sweep.run import run_sweep
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from jaxdp_episodic.files import optional
-from jaxdp_episodic.tools.sweep import engines
-from jaxdp_episodic.tools.sweep.engines import RayEngine
-from jaxdp_episodic.tools.sweep.run import run_sweep
+from jaxdp_episodic.tools.sweep import run as engines
+from jaxdp_episodic.tools.sweep.run import RayEngine, run_sweep
 from sweep_runs import start
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,15 +8,20 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.files import atomic
 from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.tools.sweep import engines, table
-from jaxdp_episodic.tools.sweep.engines import evaluate_chunk
+from jaxdp_episodic.tools.sweep import folder as table
+from jaxdp_episodic.tools.sweep import run as engines
 from jaxdp_episodic.tools.sweep.folder import (
     MANIFEST,
     SHARDS,
     SweepFolder,
     saved_chunks,
 )
-from jaxdp_episodic.tools.sweep.run import SweepError, collect, run_sweep
+from jaxdp_episodic.tools.sweep.run import (
+    SweepError,
+    collect,
+    evaluate_chunk,
+    run_sweep,
+)
 from sweep_runs import columns, contents, no_work
 
 

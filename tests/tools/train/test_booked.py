@@ -14,12 +14,12 @@ from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.book.book import (
     Order,
+    check_in,
     close_book,
     create_book,
     create_menu_book,
     read_book,
 )
-from jaxdp_episodic.tools.book.check_in import check_in
 from jaxdp_episodic.tools.book.content import Protected
 from jaxdp_episodic.tools.cli.program import run as command
 from jaxdp_episodic.tools.train import run as run_module

@@ -129,7 +129,7 @@ class KindsOfData(Study):
             rows.append(
                 [
                     f"{run[0]}, {run[1]:g}",
-                    classes.removesuffix(" classes"),
+                    classes.replace(" classes", ""),
                     what,
                     "0",
                     f"{before:.3f}",

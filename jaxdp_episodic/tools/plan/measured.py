@@ -39,6 +39,8 @@ MEASURED = (
     Measured("letters", NUMBERS, 15, 772, 16, 0.1514, 0.1552),
     Measured("modules", NUMBERS, 22, 600, 512, 0.0068, 0.0173),
     Measured("languages", NUMBERS, 26, 500, 512, 0.0209, 0.0567),
+    Measured("libraries", NUMBERS, 22, 2_000, 512, 0.0047, 0.0110),
+    Measured("few languages", NUMBERS, 9, 520, 512, 0.0036, 0.0062),
 )
 
 

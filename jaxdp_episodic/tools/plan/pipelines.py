@@ -231,7 +231,8 @@ def _last_statistic(
         return {}, (
             f"with --relation zero_out --population N (no {levels[0]} has more than N, "
             f"and that is public), or with a public list of {levels[0]} units, "
-            "statistics end with class means, which gained more on data like these"
+            "statistics end with class means: 0.01 to 0.03 more on digits, typefaces "
+            "and letters, nothing on texts"
         )
     return {"between": MEANS}, ""
 

@@ -177,7 +177,10 @@ def _without_copies(source: Source, files: list[Path] | None, keep: bool) -> Sou
     if files is not None:
         names = [str(files[row]) for row in rows]
     else:
-        level, ids = data.level_names[-2], data.unit_column(data.level_names[-2])
+        level, ids = (
+            data.level_names[-2],
+            data.unit_column(data.level_names[-2]).tolist(),
+        )
         names = [f"an example of {level} {ids[row]!r}" for row in rows]
     parts = source.parts
     if not keep:

@@ -377,6 +377,16 @@ def test_copies_of_held_out_examples_are_not_trained_on(tmp_path):
     assert "select = false" in text and "drop_duplicates" not in text
 
 
+def test_copies_in_arrays_are_named_by_their_class(tmp_path):
+    rows, labels = np.random.default_rng(0).random((180, 70)), np.repeat(NAMES, 6)
+    rows[::6] = rows[0]  # one in every class
+    np.savez(tmp_path / "data.npz", features=rows.astype(np.float32), labels=labels)
+    source = described_source(tmp_path / "data.npz", tmp_path / "x.toml")
+    trained = source.parts["train"].num_units["class"]
+    assert len(source.copies) == trained > 9
+    assert re.fullmatch(r"an example of class 'class \d+'", source.copies[0])
+
+
 def test_the_command_keeps_duplicates_and_takes_few_classes(tmp_path, capsys):
     out = tmp_path / "x.toml"
     assert init(with_copies(tmp_path), out, "--keep-duplicates") == 0

@@ -44,17 +44,9 @@ def generator(key: bytes) -> np.random.Generator:
 class Keys:
     """Where a run's keys come from.
 
-    Args:
-      seed: None for fresh entropy of the operating system at every call. A whole
-        number >= 0 makes every key a function of it, of what it is for and of the
-        step: repeatable, and *not private*.
-
-    Attributes:
-      is_seeded: whether there is a seed.
-
-    Raises:
-      TypeError: a seed that is no whole number.
-      ValueError: a negative one.
+    Without a seed each key is fresh entropy of the operating system. A seed, a whole
+    number >= 0, makes every key a function of it, its purpose and its step: repeatable,
+    and *not private*.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -71,14 +63,13 @@ class Keys:
 
 
 def step_generator(entropy: int, step: int) -> np.random.Generator:
-    """Returns the random generator of one draw, a function of its arguments only.
+    """Returns the generator of one draw, a function of its arguments.
 
-    For loops of one's own that have to repeat a draw: the entropy has to stay secret
-    for as long as the draws do. `Trainer` does not need it.
+    For loops of your own that must repeat a draw; `Trainer` does not need it.
 
     Args:
-      entropy: whole number >= 0 of any size; from the operating system, of 128 bits or
-        more, for a private run.
+      entropy: whole number >= 0 of any size; for a private run 128 random bits or more,
+        which stay secret as long as the draws.
       step: whole number >= 0; different steps have independent streams.
 
     Raises:

@@ -130,45 +130,40 @@ class Draw(NamedTuple):
 class EpisodeSampler:
     """Draws what a sampling spec describes from a real population.
 
-    Nothing is capped, skipped or reused: every unit that a Poisson draw picks is
-    returned, a unit that has become empty is still drawn (and contributes masked
-    slots), one with fewer children than asked for gives all it has, and every call
-    draws afresh.
+    Nothing is capped, skipped or reused. Every unit that a Poisson draw picks is
+    returned. A unit without children is still drawn (its slots are masked), one with
+    fewer children than asked for gives all of them, and every call draws afresh.
 
-    The real sizes of ``population`` rule the draw. If the spec has a ``population`` of
-    its own, a public number, it must not contradict them, because the step may be
-    accounted by it: without replacement it must not exceed the children of any unit
-    (equal them, if said to be exact), under Poisson not fall below them.
+    The real sizes of ``population`` determine the draw. A public ``population`` in the
+    spec must not contradict them, because the step may be accounted by it: without
+    replacement it must not exceed the children of any unit (and equal them if it is
+    exact), under Poisson it must not be below them.
 
     Args:
-      sampling: the spec that is accounted, all its numeric fields scalars; a single
-        scheme is wrapped.
-      population: the tree that is drawn from, with as many levels as the spec has (for
+      sampling: the spec that is accounted, with scalar fields; a single scheme is
+        wrapped.
+      population: the tree to draw from, with the levels of the spec (for
         `GroupedClasses`: classes and examples).
       clip_unit: the level whose units become the rows of a draw, or "step": one row.
-        The two episodic designs know "episode" only.
-      population_is_accounted: True says that the step is given this `Population`, whose
-        sizes then replace those of the spec, which need not fit.
-      privacy_unit: the level of the protected unit. Sizes below it, and below the clip
-        unit, change nothing that is accounted and need not fit. None, "person": all
-        must.
+        The two episodic designs allow "episode" only.
+      population_is_accounted: the step is given this `Population`, whose sizes then
+        replace those of the spec.
+      privacy_unit: the level of the protected unit. Sizes below it and below the clip
+        unit are not accounted and need not fit. None, "person": all must fit.
       slots_of: under zero_out the protected level. The ``population`` of its scheme (or
-        the ``num_classes`` of grouped classes) is then the number of slots that every
-        unit one level up has; all are drawn alike, filled or not, see
-        `Draw.holds_null`.
+        the ``num_classes`` of grouped classes) is then the number of slots of every
+        unit one level up; all are drawn alike, filled or not, see `Draw.holds_null`.
       owners: of the examples, for `PeopleBlocks`.
-      among_slots: of `PeopleBlocks`, whether an episode draws classes and examples
-        among public slots, filled or not; else among the classes that have enough
-        examples in its block, as is sound where every episode is taken to hold the
-        person, and not under zero_out.
+      among_slots: of `PeopleBlocks`: draw classes and examples among public slots,
+        filled or not; else among the classes with enough examples in the block, which
+        is sound if every episode is taken to hold the person, and not under zero_out.
 
     Attributes:
       sampling: as given, a single scheme wrapped.
       population: as given.
       clip_unit: as given.
-      slot_shape: one axis for each level below the clip unit. Its length is ``size``
-        without replacement, the largest number of children under Poisson, and
-        ``ways`` for the classes of an episode.
+      slot_shape: one axis for each level below the clip unit: ``size`` without
+        replacement, the largest number of children under Poisson, ``ways`` classes.
       expected_units: mean number of clip units in a draw.
       max_units: largest possible number of clip units in a draw.
 

@@ -31,15 +31,7 @@ _ROUNDED = 1 + 1e-12
 
 
 class Noise:
-    """The noise of one release, drawn ahead; whoever takes it takes it away.
-
-    Made by `PrivateGradient.noise`.
-
-    Args:
-      kind: "discrete" or "gaussian".
-      noise_multiplier: that it was drawn for.
-      leaves: of what is released, each (...): int64 grid steps, or float64 clip norms.
-    """
+    """The noise of one release, drawn ahead by `PrivateGradient.noise`; taken once."""
 
     def __init__(
         self, kind: str, noise_multiplier: float, leaves: list[np.ndarray]

@@ -1,4 +1,4 @@
-"""A trainer whose next step is chosen on the way, by what was released."""
+"""A trainer that chooses its next step from what it has released."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from jaxdp_episodic.trainer.run.validation import PrivateValidation
 
 
 class AdaptiveTrainer(Trainer):
-    """A private run that chooses on the way; see `Trainer` for all that is alike.
+    """A private run that chooses its next step from what it has released.
 
-    What may be chosen is fixed before the first step: the options, each a step of its
-    own that trains or a noisy score of held-out data, and how much of them the budget
-    has. The rule is given releases and public facts, and nothing else reaches it. So
-    the guarantee is that of the worst rule there could be, whatever this one does.
+    The options and their budget are fixed before the first step: steps that train, or
+    noisy scores of held-out data. The rule sees releases and public facts alone, so the
+    guarantee is that of the worst possible rule. Everything else is as in `Trainer`.
 
     Args:
       learner: as of `Trainer`.
-      params: likewise.
+      params: as of `Trainer`.
       data: the private training data.
       budget: what may be chosen. Options that train may differ in noise and sampling;
         those of ``budget.first`` are the steps of ``start``.
-      rule: asked before each release; see `Released`. None ends the run, as does a
-        budget of which nothing can be taken any more.
-      checks: for each option of ``budget.checks`` the validation that it is.
-      **arguments: as of `Trainer`; the same for all options.
+      rule: is asked before each release; see `Released`. None ends the run, as does a
+        budget that allows no further option.
+      checks: the validation of each option of ``budget.checks``.
+      **arguments: as of `Trainer`, the same for all options.
 
     Raises:
-      TypeError, ValueError: as `Trainer`; an option that is neither a check's step nor
-        one of the statistics where it should be.
+      TypeError, ValueError: as `Trainer`; an option that is no step of a check or of
+        the statistics where it should be one.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""How many contributions of a run are complete: said, warned of or refused before it.
+"""How many contributions of a run are complete: shown, warned of or refused.
 
-All of it follows from the sizes of the data, which may be private: it is for whoever
-has the data, in the terminal and the private report, never for a release.
+All of it follows from the sizes of the data, which may be private: never released.
 """
 
 from __future__ import annotations

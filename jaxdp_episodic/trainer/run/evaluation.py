@@ -65,19 +65,11 @@ class Score(NamedTuple):
 
 
 class EpisodeScores(NamedTuple):
-    """The scores of one learner on the episodes of an `Evaluation`.
+    """The scores of one learner on J episodes of an `Evaluation`, by class or task."""
 
-    Attributes:
-      sums: (J, K) float64, hits of each class of an episode; of numbers (J, 1), squared
-        errors of its task.
-      weights: (J, K) float64, queries: the same for every learner.
-      groups: (J, K) integers: which class or task each is; -1 of one without examples.
-      is_regression: the sums are of squared errors.
-    """
-
-    sums: np.ndarray
-    weights: np.ndarray
-    groups: np.ndarray
+    sums: np.ndarray  # (J, K) float64 hits of each class; (J, 1) squared errors
+    weights: np.ndarray  # (J, K) float64 queries, the same for every learner
+    groups: np.ndarray  # (J, K) integers, which class or task; -1 without examples
     is_regression: bool
 
     @property
@@ -109,13 +101,10 @@ class EpisodeScores(NamedTuple):
         return len(np.unique(self.groups[self.groups >= 0]))
 
     def ahead_of(self, other: EpisodeScores) -> tuple[float, float]:
-        """How much higher `value` is than another learner's on the same episodes.
+        """Returns how much higher `value` is than another's, and the standard error.
 
-        Returns:
-          The difference and its standard error, over the draw of the episodes and of
-          their classes (tasks); over that of the episodes alone where all have the same
-          classes, as nothing then says how others would differ. It is of the paired
-          differences: what makes an episode hard for both is not in it.
+        It is of paired differences, over the draw of the episodes and of their classes
+        (tasks); over episodes alone if all have the same classes.
         """
         differences = self.sums - other.sums
         if self.is_regression:
@@ -160,16 +149,15 @@ class EpisodeScores(NamedTuple):
 class Evaluation:
     """Draws the same held-out episodes every time; call it with a learner and params.
 
-    The result is *an estimate*: a normal interval for the mean over all episodes of
-    this kind, over the draw of the episodes only, not over the choice of classes. The
-    held-out people are not protected by the training's epsilon: publishing a score
-    discloses theirs.
+    The score is *an estimate*, with a normal interval over the draw of the episodes for
+    these classes. The training's epsilon does not protect the held-out people:
+    publishing a score discloses their data.
 
     Args:
       data: the held-out data.
       ways: classes an episode; None for regression, one task an episode.
       shots: support examples, of each class or of the task.
-      queries: query examples, likewise.
+      queries: query examples, of each class or of the task.
       num_episodes: at least 2; 600 is the custom of the field.
       seed: of the episodes.
 
@@ -239,11 +227,7 @@ class Evaluation:
         self._block_size = min(_BLOCK_EPISODES, num_episodes, fitting)
 
     def __call__(self, learner: Any, params: Any) -> Score:
-        """Returns the score of the learner with these parameters.
-
-        `ProtoNet` and `Classifier`, whatever their ways, tell as many classes apart as
-        the episodes have.
-        """
+        """Returns the score of the learner, of any ways, with these parameters."""
         return self.episodes(learner, params).score()
 
     def episodes(self, learner: Any, params: Any) -> EpisodeScores:

@@ -299,11 +299,7 @@ class RuleError(ValueError):
 def asked(
     rule: Any, number: int, params: Any, scores: tuple[ScoreThen, ...], ledger: Any
 ) -> str | None:
-    """Returns what a rule chooses after so many releases; None ends the run.
-
-    Raises:
-      RuleError: the rule raised, or asked for what there is not, or no more.
-    """
+    """Returns what a rule chooses next, or None; `RuleError` if that is no choice."""
     now, where = ledger.now, f"after {number:,} releases"
     last = ledger.options[-1] if ledger.options else None
     taken, left = MappingProxyType(now.taken), MappingProxyType(now.left)

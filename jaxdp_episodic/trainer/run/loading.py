@@ -1,7 +1,4 @@
-"""Reading a release, which anybody may have written: nothing is unpickled, all checked.
-
-Sizes are bounded before anything of them is read or made.
-"""
+"""Reads a release, which anybody may have written: all is bounded and checked."""
 
 from __future__ import annotations
 

@@ -184,15 +184,7 @@ class Parts:
 
 
 class GradientStep:
-    """A clipped, noised gradient step, and all that it takes.
-
-    Args:
-      parts: of the run.
-      budget: whose step it is.
-
-    Raises:
-      TypeError, ValueError: as of `Trainer`.
-    """
+    """A clipped, noised gradient step of a budget, and all that it needs."""
 
     shares = ("params", "clip_norm")  # of the state after it, with other processes
 
@@ -411,11 +403,7 @@ class NoisyCheck:
 
 
 def as_released(like: Any, number: int, arrays: list[np.ndarray]) -> Any:
-    """Returns what was released from its arrays; ``like`` is its mechanism's.
-
-    Raises:
-      LedgerError: arrays of other shapes or types.
-    """
+    """Returns a release from its arrays; `LedgerError` for other shapes or types."""
     if like is None:
         return arrays[0]
     found = list(kinds_of(arrays).values())

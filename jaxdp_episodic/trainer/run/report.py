@@ -206,10 +206,7 @@ def meaning_of(trainer: Any) -> str:
 
 
 def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
-    """Returns epsilon (*upper bound*) if all examples of a drawn unit took part.
-
-    Other accountants count no draw of a person, whose epsilon is returned as it is.
-    """
+    """Returns epsilon, an *upper bound*, if all examples of a drawn unit took part."""
     if budget.step.privacy_unit in OWNED:
         return float(budget.spent(num_steps))
     step, last = budget.step, budget.step.design.schemes[-1]

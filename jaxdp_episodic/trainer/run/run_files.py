@@ -1,18 +1,10 @@
 """A run's folder, which one process holds, and the log in the run's file.
 
-Every record of the log has three compartments, and which one a number belongs to is
-decided where it is computed:
+Each record of the log has a public top level (step, epsilon, clip norm: functions of
+settings and releases) and private parts, which `releasable_records` leaves out:
 
-* top level: public. Step, epsilon, the clip norm of the next step where it follows a
-  quantile: functions of the settings and of what was released.
-* ``"private"``: computed from private training data without noise (loss, gradient
-  norms, realised batch sizes, and seconds, which grow with the realised batch). Nothing
-  of it may be released, and nothing of it steers the run.
-* ``"held_out"``: results on held-out people. The training did not see them, so its
-  epsilon does not cover them: releasing such a number discloses *their* data.
-* ``"stages"``: likewise, of each stage that could be released; once, at the end.
-
-`releasable_records` leaves the last three out.
+* ``"private"``: computed from training data without noise; nothing of it steers the run
+* ``"held_out"``, ``"stages"``: scores on held-out people, whom epsilon does not cover
 """
 
 from __future__ import annotations
@@ -126,12 +118,12 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Returns the records of a run's log.
 
     Args:
-      path: of the run's folder or file, or of a log of JSON lines, as a release has it,
-        of which a last line that was cut off is left out.
+      path: of the run's folder or file, or of JSON lines as in a release; a last line
+        that was cut off is ignored.
 
     Raises:
       OSError: a file that cannot be read.
-      ValueError: a damaged file; a line, other than the last, that is no JSON object.
+      ValueError: a damaged file.
     """
     if path.suffix != ".jsonl":
         with RunFile(path / STORE if path.is_dir() else path) as file:
@@ -167,12 +159,9 @@ class StepProgress(NamedTuple):
     Attributes:
       step: steps taken and charged.
       num_steps: steps that the run takes.
-      public: the step's record in the public log, which may go to a tracker that others
-        see. Empty where the accounting rests on private sizes: nothing of the run is
-        then public before its release, the number of its steps neither.
-      private_record: its record in the full log, with epsilon, and by name what was
-        computed from private data ("private") and from held-out people ("held_out",
-        "stages").
+      public: the step's public record, for trackers that others see. Empty if epsilons
+        were computed from private sizes: then nothing is public before the release.
+      private_record: the step's full record, with "private", "held_out" and "stages".
     """
 
     step: int

@@ -41,16 +41,14 @@ class Selection(NamedTuple):
     Attributes:
       stage: that is released.
       step: after which it was chosen.
-      split: of the held-out data, by which it was; None: nothing was chosen, and it is
-        the last stage.
-      reason: why nothing was chosen, in words; "" if it was.
+      split: the held-out part that chose it; None: no choice, and it is the last stage.
+      reason: why no choice was made; "" if one was.
       scores: of each stage, in order, on each split.
-      behind: of each stage that was compared by how much the best of these is ahead,
-        and the standard error of that; see `EpisodeScores.ahead_of`. Empty if nothing
-        was chosen.
-      num_classes: on how many classes (tasks) of the split stages were compared.
-      calibration: temperatures of probabilities, fitted on the same split; None: its
-        learner has none, or nothing was chosen.
+      behind: how far each compared stage is behind the best, and the standard error;
+        see `EpisodeScores.ahead_of`. Empty without a choice.
+      num_classes: classes (tasks) of the split on which stages were compared.
+      calibration: temperatures fitted on that split; None without a choice, or if the
+        learner has no probabilities.
       reliability: of these probabilities, on each split.
     """
 
@@ -306,14 +304,12 @@ class Stage(NamedTuple):
     """Something that a run can release: ``evaluation(learner, params)`` scores it.
 
     Attributes:
-      name: from the simplest on: "features" (as they are: nearest class mean or, of
-        numbers, `Ridge` on the task's own support; nothing of anybody is in it),
-        "initial" (of a run without statistics: the network before any step), "mean"
-        (the mean taken off; of a mixed model the line of all tasks), "within" (before
-        means of classes: whitened within these, and no more), "statistics", "steps"
-        (the parameters after gradient steps, or their average, where the optimizer
-        keeps one), "steps@N" (those after step N); of a `Classifier` also
-        "steps/logits" and the like, of what else prototypes can be taken.
+      name: "features" (no private data: nearest class mean, or `Ridge` on each task's
+        support), "initial" (the network before any step), "mean" (the mean subtracted;
+        of a mixed model the line of all tasks), "within" (whitened within classes),
+        "statistics", "steps" (parameters after gradient steps, or their average),
+        "steps@N" (after step N); of a `Classifier` also "steps/logits" and the like,
+        for other embeddings.
       learner: that predicts.
       params: its released parameters.
     """

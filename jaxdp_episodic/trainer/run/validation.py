@@ -1,10 +1,9 @@
-"""A score on private held-out data that is released with noise, and so may be used.
+"""A noisy score on private held-out data, which may steer the run and be released.
 
-Each clip unit of a draw (an episode of held-out classes) gives one number, twice its
-score less 1, which lies in [-1, 1] and is a function of what was drawn of this unit and
-of released parameters alone. Their sum with Gaussian noise is a `GaussianStep` whose
-contributions have one entry, and is accounted as one: whoever is protected, under any
-relation, with the amplification of its draw. Proof: docs/proofs.md, "Noisy validation".
+Each clip unit (an episode of held-out classes) gives twice its score less 1, which lies
+in [-1, 1] and depends on what was drawn of it and on released parameters. The sum with
+Gaussian noise is accounted as a `GaussianStep`. Proof: docs/proofs.md, "Noisy
+validation".
 """
 
 from __future__ import annotations
@@ -50,25 +49,22 @@ class NoisyScore(NamedTuple):
 class PrivateValidation:
     """The noisy score of a model on private held-out tasks: one release a call.
 
-    The score of an episode is the share of its queries that are right or, of
-    regression, 1 less the mean squared error over ``error_bound``, at least 0. One
-    without queries, or whose score is no number, contributes nothing. The number of
-    episodes that the sum is divided by is public, never the realised one.
+    The score of an episode is the share of queries that are right or, for regression, 1
+    less the mean squared error over ``error_bound``, at least 0. An episode without
+    queries, or with a score that is no number, contributes nothing.
 
     Args:
       data: the held-out data.
-      step: how episodes of them are drawn, with the noise in units of what one episode
-        can give, 1: the release as it is charged. Its clip unit is one episode, and its
-        sizes are public: in the sampling, or ``population=data.population`` where no
-        unit is more or less.
-      shots: support examples, of each class or of the task; what else is drawn are
-        queries.
-      error_bound: public, > 0, of regression; None of classification.
-      normalizer: public number of episodes a call. Default: their mean, where that is
-        public.
-      fixed: every call looks at the same episodes, so that scores of different models
-        differ by the models and the noise alone. Only where everybody is in every
-        draw: else the draw has to be secret and new each time.
+      step: how episodes are drawn, with noise relative to the most that one episode can
+        give, 1; it is charged as it is. Its clip unit is one episode, and its sizes are
+        public: stated in the sampling, or ``population=data.population`` under
+        replace_one.
+      shots: support examples, of each class or of the task; the others are queries.
+      error_bound: public, > 0, for regression; None for classification.
+      normalizer: public number of episodes a call. Default: their mean, if public.
+      fixed: every call looks at the same episodes, so that scores differ by model and
+        noise alone. Only if everybody is in every draw, whose secrecy then does not
+        count.
       noise: "discrete" or "gaussian"; see `Trainer`.
 
     Attributes:

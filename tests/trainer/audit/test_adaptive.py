@@ -102,7 +102,7 @@ def hunted(hunter, is_in):
     )
     start, found = run._now, []
     for _ in range(RUNS):
-        run._now, run.ledger = start, run._new_ledger()
+        run._now, run.ledger = start, type(run.ledger)(run.budget)
         hunter.begin()
         while run.choose() is not None:
             run.step()

@@ -82,7 +82,7 @@ STAGES = {
     "before a charge": (RunStore, "charge", 5),
     "after a charge": (PrivateGradient, "__call__", 5),
     "before the release": (RunStore, "release", 5),
-    "after the release": (Trainer, "_end_epoch", 6),
+    "after the release": (RunDraws, "end", 6),
     "before the log": (RunStore, "note", 6),
     "before a state": (RunStore, "save", 2),
     "after a state": (RunStore, "charge", 4),

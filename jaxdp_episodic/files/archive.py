@@ -1,8 +1,6 @@
-"""Archives of NumPy arrays (npz) and their arrays (npy): no pickle, bounded memory.
+"""NumPy archives (npz, npy) from anybody: no pickle, bounded memory.
 
-What an archive claims is checked before anything of that size is read: the members'
-sizes, and the header of each array, which is matched and never evaluated. Nothing is
-unpacked to the disk. Releases and requests of strangers are read by this, too.
+Sizes and headers are checked before data are read; headers are never evaluated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Parquet files: columns of plain cells, of numbers, of lists and of files.
 
-Parquet packs a column of a billion equal texts into a few bytes, so what a file says of
-its own size does not bound what it becomes. `parquet_batches`, which reads strangers'
-requests too, keeps text as indices into a dictionary and refuses nested columns. The
-other functions read columns as arrays, some rows at a time.
+A small file can expand to billions of equal texts, so `parquet_batches`, which also
+reads foreign requests, keeps texts as dictionary indices and refuses nested columns.
 """
 
 from __future__ import annotations

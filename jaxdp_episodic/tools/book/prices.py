@@ -1,7 +1,6 @@
 """What a book charges: mu-GDP with floors, or a place on a menu.
 
-Both kinds are fixed when the book is made. ``paid`` is what the runs before have paid,
-in order; a price is a dictionary of plain values, as the book holds it.
+Fixed when the book is made. ``paid`` lists the prices of earlier runs, in order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Where a book is kept: a database of SQLAlchemy's; a path names an SQLite file.
+"""A book's table of numbered rows, in a database of SQLAlchemy (a path: SQLite).
 
-A book is one table of numbered rows. A transaction reads all rows and adds at most one.
-The number is the primary key: of two transactions that read the same rows one fails, at
-any isolation level. A committed row is on the disk.
+A transaction reads all rows and adds at most one. The number is the primary key: of two
+transactions that read the same rows, one fails at any isolation level.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The command line: questions in files, answers as tables or JSON; training runs.
-
-A command is a dataclass of its options, derived from `command.Command`, whose method
-``run`` returns the exit code. `program.COMMANDS` lists them.
-"""
+"""The command line; `program.COMMANDS` lists the commands."""
 
 from jaxdp_episodic.tools.cli.process import keep_compiled_kernels, use_all_cores
 from jaxdp_episodic.tools.cli.program import main, run

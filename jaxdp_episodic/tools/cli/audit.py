@@ -56,9 +56,9 @@ class Audit(Command):
     out: Folder
     """Folder for audit.json, audit.md and audit.png; made if missing."""
     kind: Annotated[Union[_Kind, None], option("NAME")] = None  # noqa: UP007
-    """mechanism: simulate a request with a unit and without it (default). The others
-    put canaries into the training of a run: step (default; one step, and the private
-    statistics, many times), gradient (a run, white box), input (a run, black box)."""
+    """mechanism (default of a request): simulate it with and without a unit. step
+    (default of a run): repeat one step, and the private statistics, with a canary.
+    gradient, input: train one run with canaries (white box, black box)."""
     draws: Whole = None
     """Simulations with the unit (default: 20,000); of step: steps with the canary
     (default: 2,000)."""
@@ -69,7 +69,7 @@ class Audit(Command):
     delta: Number = None
     """Delta; default: the file's (mechanism)."""
     privacy_unit: Annotated[Name, option("LEVEL")] = None
-    """Audit the protection of another unit than the run's (step, gradient, input)."""
+    """Privacy unit to audit; default: the run's (step, gradient, input)."""
     confidence: Floats = 0.95
     """Confidence of every lower bound."""
     seed: Ints = 0

@@ -66,30 +66,30 @@ class _OfBook(Command):
 
 @dataclass
 class Create(_OfBook):
-    """Make a book: who is protected, in which data, and the total. All of it is final.
+    """Make a book: the data, who is protected, and the total budget. All is final.
 
-    Runs are charged mu and a floor (any run, designed whenever), or are those of a menu
-    (--quota, --menu), which is final too; see the page "One budget for a data set".
+    By default any run can be charged (its mu-GDP price and a floor). With --quota or
+    --menu only the runs of a fixed menu can. See docs/book.md.
     """
 
     book: _Book
     """An SQLite file to make, or the URL of a database."""
     config: Annotated[tyro.conf.Positional[Path], option("RUN.toml")]
     """A training config. Its data, privacy unit, relation and bounds of people become
-    the book's; the rest of it is not used."""
+    the book's; nothing else of it is used."""
     epsilon: Floats
     """Epsilon of all runs together."""
     delta: Floats
     """Delta of all runs together."""
     floors: Number = None
-    """The part of delta that the floors of all runs may take; default: a fifth."""
+    """The part of delta for the floors of all runs; default: a fifth."""
     quota: Annotated[Files, option("RUN.toml=N")] = ()
-    """A run of a menu, and how often it may be taken: a training config, or a request
-    as for `epsilon`. Give it once for each run; it replaces prices in mu."""
+    """A run of a menu (a training config, or a request as for `epsilon`), and how often
+    it may run. Repeat the option for each run. Replaces mu-GDP prices."""
     menu: Annotated[Files, option("RUN.toml")] = ()
-    """The same without a number: any mixture of such runs, each at a price."""
+    """As --quota without a number: any mixture of these runs, each at a price."""
     method: Name = None
-    """How prices are computed: exact (default), or pld, certified and slower."""
+    """Method for prices: exact (default), or pld (certified, slower)."""
 
     def _lines(self) -> list[str]:
         # Imported here: Flax costs a second, which no help should pay.
@@ -126,16 +126,16 @@ class Create(_OfBook):
 
 @dataclass
 class Charge(_OfBook):
-    """Charge what is asked of the data outside of training, before it is asked.
+    """Charge a query outside of training, before you run it.
 
-    A statistic, a validation query, a whole run by other means: what a request as for
-    `epsilon` describes. Asking again is charged again.
+    A request (as for `epsilon`) describes it: a statistic, a validation query, or a run
+    by other means. Every call charges again.
     """
 
     book: _Book
     """The book."""
     request: Annotated[tyro.conf.Positional[Path], option("FILE.toml")]
-    """What is asked; its delta or epsilon is not used."""
+    """The query; its delta or epsilon is not used."""
     name: Name = None
     """Name of the entry; default: the file's name."""
     floor: Number = None
@@ -160,7 +160,7 @@ class Show(_OfBook):
     book: _Book
     """The book."""
     plot: File = None
-    """Draw what each run took, into a .png or .svg."""
+    """Draw what each run spent, into a .png or .svg."""
     json: bool = False
     """Print JSON in place of a table."""
 
@@ -181,10 +181,7 @@ class Show(_OfBook):
 
 @dataclass
 class Close(_OfBook):
-    """Close a book for good: nothing can be charged any more.
-
-    Its guarantee stays what it is, even if part of the budget was not spent.
-    """
+    """Close a book for good: nothing can be charged any more."""
 
     book: _Book
     """The book."""

@@ -79,10 +79,10 @@ _WIDTH = 9  # of the names of facts
 
 @dataclass
 class Import(Command):
-    """Write images or columns into a folder that is trained on without loading it.
+    """Write images or columns into a folder that training reads from disk.
 
-    The folder is there whole or not at all. A config then says `type = "Stored"` and
-    `path = "FOLDER"` in its table [data].
+    An import that fails leaves no folder. In the config, give `type = "Stored"` and
+    `path = "FOLDER"` in the table [data].
     """
 
     source: Annotated[_Argument, option("SOURCE")]
@@ -95,10 +95,10 @@ class Import(Command):
     """Layout of SOURCE: one folder a class; alphabet/character; train|val|test/class;
     a file."""
     validation: _HeldOut = None
-    """Data to choose settings by: a share of the classes in (0, 1), by a hash of their
+    """Validation data: a share of the classes in (0, 1), chosen by a hash of their
     names; or another source of the same layout."""
     test: _HeldOut = None
-    """Data to test on, likewise."""
+    """Test data, likewise."""
     split_salt: Annotated[Name, option("TEXT")] = None
     """Key of the hash."""
     size: Whole = None

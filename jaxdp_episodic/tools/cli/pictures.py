@@ -1,4 +1,4 @@
-"""``jaxdp-episodic curve`` and ``plot``: pictures of a run, and of a sweep."""
+"""``curve``, ``plot``, ``sweep`` and ``explore``: pictures of runs and of grids."""
 
 from __future__ import annotations
 
@@ -146,19 +146,19 @@ class Sweep(Command):
     out: Folder
     """Folder for the table and the picture; made if missing."""
     shard: Annotated[Name, option("I/N")] = None
-    """Evaluate only part I of N (from 1), for job arrays, which may share DIR."""
+    """Evaluate part I of N (from 1), for job arrays that share DIR."""
     collect: bool = False
-    """Only make the table of what job arrays have evaluated."""
+    """Only join the parts of job arrays into the table."""
     engine: Literal["local", "ray"] = "local"
-    """Evaluate on the devices of this machine, or on workers of Ray."""
+    """Evaluate on this machine, or on Ray workers."""
     ray_address: Annotated[str, option("ADDRESS")] = "local"
-    """Address of a Ray cluster; "auto": the one of this machine; "local": start one."""
+    """Ray cluster; "auto": the one running here; "local": start one."""
     ray_cpus: Floats = 1.0
     """CPUs for each task on Ray."""
     ray_gpus: Floats = 0.0
     """GPUs for each task on Ray."""
     ray_retries: Ints = 5
-    """How often a task is started again after its worker was lost."""
+    """Restarts of a task whose worker was lost."""
 
     _has_warnings = False  # the outcome has those of all chunks
 

@@ -1,4 +1,4 @@
-"""``jaxdp-episodic predict``: classes, or numbers, by what a run has released."""
+"""``jaxdp-episodic predict``: classes or numbers, predicted by a release."""
 
 from __future__ import annotations
 

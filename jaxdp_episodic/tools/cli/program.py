@@ -34,29 +34,28 @@ from jaxdp_episodic.tools.cli.process import (
 COMMANDS: dict[str, tuple[str, str]] = {
     "epsilon": (
         "answers",
-        "Compute what a run costs in privacy: epsilon at a delta, or delta at an "
-        "epsilon.",
+        "Compute the privacy cost of a run: epsilon at a delta, or the reverse.",
     ),
     "report": (
         "report",
-        "Say in plain words what a run protects, how well, and under which conditions.",
+        "Explain what a run protects, how strongly, and under which conditions.",
     ),
     "calibrate": (
         "answers",
-        "Find the noise, number of steps or rate that keeps a run within a target.",
+        "Find the noise, number of steps or sampling rate for a target epsilon.",
     ),
     "curve": (
         "pictures",
-        "Draw a run's whole privacy curve, and what an attacker could do with it.",
+        "Draw delta against epsilon, and the success of membership attacks.",
     ),
     "explore": (
         "pictures",
-        "Open a local page on which you change a design and see what it costs.",
+        "Open a local page where you change a design and see its privacy cost.",
     ),
     "sweep": (
         "pictures",
-        "Evaluate a grid of settings into a table and a picture. May be killed at any "
-        "time: the same command goes on where it was.",
+        "Evaluate a grid of settings into a table and a picture. If it is killed, the "
+        "same command continues.",
     ),
     "plot": (
         "pictures",
@@ -64,29 +63,31 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "plan": (
         "plan",
-        "Search designs within a privacy and a compute budget; write one to train.",
+        "Search designs within a privacy and a compute budget; write the best config.",
     ),
     "data": (
         "data",
-        "Import data into a folder on the disk to train on, or check such a folder.",
+        "Import data into a folder that training reads from disk, or check one.",
     ),
     "init": (
         "init",
-        "Read data, and write a commented config for them that runs as it is. Nothing "
-        "is trained or released. Numbers counted in the data are marked in the config: "
-        "they are private, unless they were public before.",
+        "Read data and write a commented config that runs without edits. Nothing is "
+        "trained or released. The config marks numbers that were counted in the data: "
+        "they are private unless they were public before.",
     ),
     "train": (
         "train",
-        "Train privately on episodes, and stop before the target epsilon is exceeded.",
+        "Train on episodes with differential privacy; stop before the target epsilon "
+        "is exceeded.",
     ),
     "log": (
         "answers",
-        "Print what a run was charged, and its private log, as JSON lines.",
+        "Print the charges of a run and its private log as JSON lines.",
     ),
     "tune": (
         "train",
-        "Train a random number of times, release the best run, and charge the choice.",
+        "Search hyperparameters privately: train a random number of runs, release the "
+        "best, and account for the choice.",
     ),
     "predict": (
         "predict",
@@ -94,11 +95,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "book": (
         "book",
-        "Keep one privacy budget for all that is ever run on a data set.",
+        "Keep one privacy budget for everything that is run on a data set.",
     ),
     "audit": (
         "audit",
-        "Try to disprove a claimed epsilon by simulation, or by canaries in training.",
+        "Test a claimed epsilon by simulation or by canaries: a lower bound beside it.",
     ),
 }
 # Commands that are several: a class each, of its name.

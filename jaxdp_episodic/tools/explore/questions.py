@@ -1,8 +1,4 @@
-"""What the page asks, and what it is told: settings -> request -> numbers of the API.
-
-The page holds a request in its dictionary form, as a file does; nothing is computed
-here but by the functions that everybody calls.
-"""
+"""Answers the page's questions, which are requests in dictionary form, by the API."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The page's server: this machine's own browser, under a secret address, and no files.
-
-Six texts of the package are served, and answers to questions; nothing is read from
-the disk once it has started.
-"""
+"""Serves the page to this machine under a secret address: six texts, and answers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Pictures of a finished sweep: lines, maps, and Pareto fronts.
 
-Readable in greyscale and by the colour-blind: lines differ by dashes and markers, not
-by colour alone; maps use "viridis", which is perceptually even and falls in lightness,
-and carry labelled iso-lines.
+Readable in greyscale and by the colour-blind: lines differ by dashes and markers, maps
+use "viridis" and carry labelled iso-lines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Many questions at once: one description a row, equal kinds in one vectorized call.
+"""Many requests, one a row of a file: those that differ in numbers are one call.
 
-Rows that differ in nothing but their numbers become one request whose fields are
-arrays. A row with a bad value gets an error of its own; it costs the others nothing.
+A bad row gets its own error and affects no other. Files are not trusted.
 """
 
 from __future__ import annotations

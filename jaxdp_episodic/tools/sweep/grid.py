@@ -1,12 +1,8 @@
-"""Axes, the grid that they span, and the fields of a step that they move.
+"""Axes and their grid, which is never held in memory: a setting is its index.
 
-A grid is never held in memory: a setting is a number, its index, from which the values
-of its fields are computed. Axes combine as a product, the first one slowest. Axes with
-the same ``zip`` name move together, as one axis.
-
-Fields are called as the columns of ``jaxdp-episodic epsilon``: "noise_multiplier",
-"school.size", "num_episodes", "people.classes"; of a composed run "counts[0]" and
-"steps[0].school.size".
+Axes combine as a product, the first one slowest; axes with one ``zip`` name move
+together. Fields are named as in the table of ``epsilon``: "noise_multiplier",
+"school.size", "people.classes"; of a composed run "counts[0]", "steps[0].school.size".
 """
 
 from __future__ import annotations

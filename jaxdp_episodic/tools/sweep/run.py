@@ -1,11 +1,7 @@
-"""The chunks of a sweep: their answers, and who evaluates them.
+"""Runs a sweep: an engine (this machine's devices, Ray) evaluates numbered chunks.
 
-The arrays of a chunk have the same shape wherever it is evaluated, so its bytes are the
-same on one device, on four, or on another worker.
-
-An engine, the devices of this machine or the workers of Ray, is given numbers of chunks
-and yields their results in any order. A chunk that fails is a result too, so it takes
-no other with it. Closing the iterator stops the engine.
+An engine yields results in any order, failures included; closing it stops it. All
+arrays of a chunk have one shape everywhere, so its bytes depend on no device.
 """
 
 from __future__ import annotations

@@ -111,15 +111,9 @@ def log_ratio_bound(
     delta: float,
     error: float,
 ) -> np.ndarray:
-    """Returns a lower bound of ``log((p - delta) / q)`` by the counts of an event.
-
-    An (epsilon, delta)-private mechanism has ``p <= e^epsilon q + delta`` for the
-    probabilities p and q of any event on neighbouring data, so this is a *lower bound*
-    of epsilon that fails with probability ``error`` at most: each of the two limits by
-    Clopper and Pearson fails with half of it. The event must have been chosen without
-    looking at the draws that are counted here, ``num_draws`` where it is likely
-    (``hits``) and as many where it is not. (...,) nats, not below 0.
-    """
+    """Returns a lower bound of ``log((p - delta) / q)`` that fails by ``error``."""
+    # p <= e^epsilon q + delta of any event that was chosen without these draws; each of
+    # the two limits by Clopper and Pearson fails with half of the error.
     for name, counts in {"hits": hits, "false_hits": false_hits}.items():
         if np.any(np.asarray(counts) > num_draws):
             raise ValueError(

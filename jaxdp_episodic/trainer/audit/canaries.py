@@ -29,26 +29,16 @@ from jaxdp_episodic.trainer.learners.episode import Episode
 
 
 class Canaries(NamedTuple):
-    """A table with all canaries in it, and what becomes of those that are out.
+    """A table with all canaries in it, and what becomes of those that are out."""
 
-    Attributes:
-      table: all canaries in. Canary examples are added to the data; canaries that are
-        larger units are units of the data.
-      rows: (n,) the canaries' rows in it.
-      owner: (n,) which canary, from 0, each of these rows belongs to.
-      substitutes: (n, ...) features in place of those of canaries that are out, under
-        replace_one; None: the rows are left out (a larger unit stays on the public
-        list, emptied).
-      number: of canaries.
-      leaves_null: a larger unit that is out is a null slot: not even on the list.
-    """
-
-    table: ExampleTable
-    rows: np.ndarray
-    owner: np.ndarray
+    table: ExampleTable  # all in: added examples; larger units are those of the data
+    rows: np.ndarray  # (n,) the canaries' rows in it
+    owner: np.ndarray  # (n,) which canary, from 0, each of these rows belongs to
+    # (n, ...) features in place of those that are out, under replace_one; None: the
+    # rows are left out, and a larger unit stays on the public list, emptied.
     substitutes: np.ndarray | None
-    number: int
-    leaves_null: bool = False
+    number: int  # of canaries
+    leaves_null: bool = False  # a larger unit that is out is not even on the list
 
     def data(self, is_in: np.ndarray) -> ExampleTable:
         """Returns the table with those canaries that are in, (number,) bool."""
@@ -74,15 +64,9 @@ def gradient_canaries(
     number: int,
     generator: np.random.Generator,
 ) -> Canaries:
-    """Returns canaries for `CanaryLearner`, which reads marks behind the features.
-
-    The features become vectors with one more entry, the mark: ``k + 1`` in the rows of
-    canary k, ``-(k + 1)`` in those of the others in its clip unit, so that a clip unit
-    that is drawn without the canary contributes the opposite, as the theorem's worst
-    case does. A single canary has everybody as others where one more contribution
-    displaces another. The generator chooses units in different clip units; `ValueError`
-    if there are fewer of these than canaries.
-    """
+    """Returns canaries for `CanaryLearner`: marks stand behind the features."""
+    # The mark is k + 1 in the rows of canary k, and -(k + 1) in those of the others in
+    # its clip unit, which contribute the opposite: the theorem's worst case.
     chosen, others = _chosen(data, step, number, generator)
     table = chosen.table
     marks = np.zeros(table.num_examples, np.float32)
@@ -104,12 +88,8 @@ def input_canaries(
     number: int,
     generator: np.random.Generator,
 ) -> Canaries:
-    """Returns canaries of unusual content, which the model's loss may give away.
-
-    Their features are those of the unit (of an example: of one beside it), each row's
-    entries shuffled; their targets, where there are any, are mirrored at the mean and
-    three times as far away. Errors are those of `gradient_canaries`.
-    """
+    """Returns canaries of unusual content, which the model's loss may give away."""
+    # Entries of each row are shuffled; targets are mirrored at the mean, far away.
     chosen, _ = _chosen(data, step, number, generator)
     table, rows = chosen.table, chosen.rows
     features = table.features.copy()
@@ -235,13 +215,7 @@ _STEEPNESS = 1e4
 
 @dataclass(frozen=True)
 class CanaryLearner:
-    """Wraps a learner; gradient canaries in its episodes replace its gradient.
-
-    The parameters get an entry "canaries", one number each. The gradient of an episode
-    with marks (see `gradient_canaries`) points along these numbers, and has nothing of
-    the model's: the worst contribution that clipping lets through. Episodes without
-    marks contribute what they always do.
-    """
+    """Wraps a learner; gradient canaries in its episodes replace its gradient."""
 
     learner: Any  # what is wrapped
     # Of an example, before marks were put behind its features.

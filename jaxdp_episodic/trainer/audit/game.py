@@ -1,11 +1,6 @@
 """The audit game of a described step: two neighbouring data sets, drawn and compared.
 
-The sampler of training draws from data with the protected unit and from data without
-it. Each drawn clip unit contributes a number of clip norms that the auditor chooses:
-+1 where the unit is in it, and the worst that can be without it. The attacker sees the
-noised sums, and scores them by the likelihood ratio of the sums that earlier draws had.
-Nothing here knows a theorem: a wrong theorem, a wrong rate and a sampler that draws
-otherwise than it says are all found out.
+Nothing here knows a theorem, so wrong theorems, rates and samplers are found out.
 """
 
 from __future__ import annotations
@@ -99,17 +94,11 @@ class World(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Equal steps of a run, in both worlds.
+    """Equal steps of a run, in both worlds."""
 
-    Attributes:
-      worlds: with the unit, and without it.
-      noise_multiplier: of the noise, > 0.
-      num_steps: how many of them.
-    """
-
-    worlds: tuple[World, World]
-    noise_multiplier: float
-    num_steps: int = 1
+    worlds: tuple[World, World]  # with the unit, and without it
+    noise_multiplier: float  # > 0
+    num_steps: int = 1  # how many of them
 
 
 def audit_mechanism(
@@ -327,12 +316,9 @@ def _leaves_the_list(step: GaussianStep, data: ExampleTable) -> bool:
 def _units_that_react(
     step: GaussianStep, data: ExampleTable, own: np.ndarray, left: ExampleTable
 ) -> np.ndarray | None:
-    """Units of the clip level, in ``left``, whose other contents contribute; None: all.
-
-    Where each is drawn by itself those of others would be a noise of their own. Where
-    one takes the place of another they are those below the same parent: they show
-    whether it was drawn.
-    """
+    """Units of the clip level whose other contents contribute; None: all."""
+    # Where each is drawn by itself others would be a noise of their own; where one
+    # takes the place of another those below the same parent show whether it was drawn.
     design = step.design
     if not isinstance(design, MultistageSampling) or step.clip_unit == STEP:
         return None
@@ -351,14 +337,7 @@ def _units_that_react(
 
 
 def made_up(step: GaussianStep) -> tuple[GaussianStep, ExampleTable]:
-    """Returns a table without features that has the sizes of which a step speaks.
-
-    With it comes the step as it is drawn from the table: under ``zero_out`` it states
-    numbers of slots, of which no rate is made.
-
-    Raises:
-      NotImplementedError: a design whose data have to be given.
-    """
+    """Returns the step as drawn from a table without features, and that table."""
     if step.population is not None:
         tree = step.population
         rows = tree.num_units(tree.num_levels)
@@ -378,7 +357,7 @@ def made_up(step: GaussianStep) -> tuple[GaussianStep, ExampleTable]:
             f"data must be given for an audit of {rows:,} examples, more than "
             f"{_MOST_EXAMPLES:,}"
         )
-    if step.neighboring_relation == "zero_out":
+    if step.neighboring_relation == "zero_out":  # numbers of slots, of no rate's
         for scheme, size in zip(schemes, sizes[-len(schemes) :], strict=True):
             if isinstance(scheme, Poisson) and scheme.population is None:
                 stated = dataclasses.replace(scheme, population=size)
@@ -453,11 +432,8 @@ def _noise(step: GaussianStep) -> float:
 def likelihood_ratio(
     with_unit: np.ndarray, without: np.ndarray, *, is_joint: int | None
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """The log-likelihood ratio of releases, by (n, t) sums of each side.
-
-    Steps that draw anew are independent, and their ratios add up; those of an epoch are
-    not.
-    """
+    """The log-likelihood ratio of releases, by (n, t) sums of each side."""
+    # Steps that draw anew are independent, and their ratios add up; of an epoch not.
     mixtures = [
         _mixture(sums if is_joint else sums.reshape(-1, 1))
         for sums in (with_unit, without)

@@ -102,11 +102,9 @@ def audit_statistics(
 def _table(
     training: Training, own: StartConfig, is_in: bool, seed: int
 ) -> ExampleTable:
-    """A few classes; the canary is the last example, or the last class.
-
-    Examples of a class are nearly equal, so that all random pairs have nearly the same
-    sum; the canary's own content is far from them. What replaces it is like them.
-    """
+    """A few classes; the canary is the last example, or the last class."""
+    # Examples of a class are nearly equal, so all random pairs have nearly one sum; the
+    # canary's own content is far from them, what replaces it is not.
     step, data = training.budget.step, training.data
     is_class = step.privacy_unit == data.level_names[-2]
     relation = step.neighboring_relation

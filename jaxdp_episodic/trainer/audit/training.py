@@ -330,11 +330,9 @@ class MarkedStatistics:
 
 
 def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
-    """Returns the step with the sizes that the data have, where it states sizes.
-
-    A unit that is out is empty: sizes that the step states of levels within the privacy
-    unit do not hold then. Its privacy does not rest on them, and they are left out.
-    """
+    """Returns the step with the sizes that the data have, where it states sizes."""
+    # Sizes that are stated of levels within a unit that is out do not hold; its privacy
+    # does not rest on them.
     if step.population is not None:
         return dataclasses.replace(step, population=data.population)
     design, unit = step.design, str(step.privacy_unit)
@@ -355,11 +353,7 @@ def released_scores(
     num_steps: int,
     on_step: OnStep | None,
 ) -> np.ndarray:
-    """Takes unseeded steps; returns (gradient steps, canaries) scores of the releases.
-
-    A score is large where the canary seems to be in. Private statistics are ignored: an
-    audit is valid with any score.
-    """
+    """Takes unseeded steps; returns (steps, canaries) scores of the releases."""
     statistics: Any = None
     shape = training.data.features.shape[1:]
     kind = str(training.data.features.dtype)
@@ -435,11 +429,7 @@ def falls_of_losses(
     generator: np.random.Generator,
     on_step: OnStep | None,
 ) -> np.ndarray:
-    """Trains with input canaries; returns (canaries,) mean falls of losses around each.
-
-    Losses are those of clip units that hold a canary, drawn by the generator as in
-    training from the table in which all canaries are; 0 of one that is never drawn.
-    """
+    """Trains with input canaries; returns the mean fall of losses around each."""
     trainer = training.trainer(data, num_steps=num_steps)
     for _ in _steps_of(trainer, on_step):
         pass

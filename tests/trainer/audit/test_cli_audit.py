@@ -198,14 +198,14 @@ def test_statistics_alone_have_no_gradients(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("which", "flags", "complaint"),
     [
-        ("request", ["--draws", "7"], "num_draws"),
+        ("request", ["--draws", "7"], "--draws"),
         ("request", ["--privacy-unit", "user"], "--privacy-unit"),
         ("request", ["--kind", "gradient"], "config"),
         ("request", ["--confidence", "2", "--draws", "1000"], "confidence"),
         ("run", ["--kind", "step", "--num-steps", "3"], "--num-steps"),
         ("run", ["--kind", "gradient", "--draws", "3"], "--draws"),
         ("run", ["--kind", "gradient", "--delta", "1e-3"], "--delta"),
-        ("run", ["--kind", "gradient", "--canaries", "1000"], "num_canaries"),
+        ("run", ["--kind", "gradient", "--canaries", "1000"], "canaries"),
         ("run", ["--kind", "loud"], "kind"),
     ],
 )

@@ -227,8 +227,6 @@ LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 FURTHEST_LEFT = -9.0
 # Sampling rate above which losses do not concentrate at that of not being drawn.
 _LARGEST_BULK_RATE = 0.99
-# Number of nodes of a distribution, unless the caller asks for fewer.
-NUM_NODES = 384
 
 
 class NodeRule(NamedTuple):

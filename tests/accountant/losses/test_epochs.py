@@ -410,7 +410,8 @@ def test_whole_orders_are_the_sum_over_all_compositions(t, j, s):
         assert exact <= excess("forward", n, s, t, j) <= exact + 3e-11
 
 
-@pytest.mark.parametrize(("t", "s"), [(2, 2.5), (5, 0.7), (60, 0.2)])
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("t", "s"), [(5, 0.7), (60, 0.2), (2, 2.5)])
 def test_powers_are_integrals_over_two_steps_noise(t, s):
     def mean(power):
         return allocation.mean_of_two(lambda w, y: w**power - 1 - power * (w - 1), t, s)
@@ -439,8 +440,9 @@ def test_antipodal_moments_are_above_the_profiles_and_near_them(t, s, r):
             assert found <= exact + 0.35
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("noise", [0.2, 0.5])
-@pytest.mark.parametrize("r", [0.999, 0.4, 1e-4])
+@pytest.mark.parametrize("r", [0.4, 0.999, 1e-4])
 def test_units_below_two_steps_are_drawn_from_that_move(noise, r):
     for n in (2, 6):
         exact = allocation.log_excess_of_drawn_move(n, math.sqrt(2) / noise, r)

@@ -12,7 +12,7 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     SwappedGaussianLoss,
     ZeroedGaussianLoss,
 )
-from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES, NodeRule
+from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at
@@ -29,7 +29,7 @@ LOSSES = {
 
 
 def moments(loss, backward, cut, height, z):
-    nodes = loss.nodes(NodeRule(backward, cut[None], height[None], NUM_NODES))
+    nodes = loss.nodes(NodeRule(backward, cut[None], height[None], 384))
     one = at(nodes, 0)
     return *sum_expm1(z, one.weight, one.loss), one
 

@@ -100,15 +100,6 @@ def explored(
     return graph, number
 
 
-def budget_graph(prices: Sequence[int], budget: int) -> Graph:
-    """The states of a budget: what is left, as far as a path leads there."""
-
-    def moves(left: int) -> Iterable[tuple[int, int]]:
-        return ((k, left - price) for k, price in enumerate(prices) if price <= left)
-
-    return explored([budget], moves, lambda left: budget - left)[0]
-
-
 # Orders at which Rényi's filter is computed.
 _ORDERS = 1 + np.geomspace(0.05, 500.0, 40)
 # Relative rounding error of Rényi's bound.

@@ -11,7 +11,6 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import float64_boundary, using_engine
-from jaxdp_episodic.accountant.losses.loss_nodes import NUM_NODES
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact import contour as contour_layout
 from jaxdp_episodic.accountant.methods.exact import integral
@@ -181,7 +180,7 @@ def finer_epsilon(given: Problem, near: np.ndarray) -> tuple[np.ndarray, np.ndar
         steps = []
         for group in groups:
             num_terms = int(group.loss.num_terms.max())
-            nodes = {"num_nodes": NUM_NODES, "num_terms": num_terms}
+            nodes = {"num_nodes": 384, "num_terms": num_terms}
             both = steps_of(group, backward, log_cut, **nodes)
             steps.append(both._replace(nodes=both.check, check=both.nodes))
         steps = tuple(steps)

@@ -49,6 +49,8 @@ _LEFT_OUT = 0.01
 _CLOSER = 0.8
 # Refinements of one question, at most.
 _MOST_REFINEMENTS = 8
+# Share of a width that a refinement leaves at least where no further one is tried.
+_STALLED = 0.97
 # Refinements after which no lower end is hoped for.
 _HOPELESS = 2
 # Logarithm of a delta below which masses may underflow.
@@ -260,9 +262,7 @@ class Solver:
                 window = self.window(tried, view.reach / _COARSE_POINTS)
                 ends = (True, False) if backward == lead else (True,)
                 rows = self.rows(backward, window, *ends)
-                # Where the tilt is too steep the largest values are elsewhere.
-                at = np.argmin(np.abs(window.points - view.at))
-                error = rows[0].error / max(rows[0].values[at], 1e-300)
+                error = _visible_error(rows[0], window, view.at)
                 if kept is None or error < best:
                     best, kept = error, (window, *rows)
                 if error < _VISIBLE or not tilt:
@@ -273,10 +273,14 @@ class Solver:
             # Not a bound: where the curve is, and how steep.
             curve = Curve.of(row._replace(error=0.0), window, up=True)
             view = self._tilted(self.views[backward].seen(self.question, curve))
-            # Steeper than what was tried, rounding may hide the answer.
-            view = view._replace(tilt=min(view.tilt, window.tilt))
-            self.views[backward] = view
-            self.near[backward] = view.narrowed(row, window, self.share)
+            near = view.narrowed(row, window, self.share)
+            if near.tilt > window.tilt:
+                tried = self.window(near, near.reach / _COARSE_POINTS)
+                (row,) = self.rows(backward, tried, True)
+                if _visible_error(row, tried, near.at) >= _VISIBLE:
+                    flat = {"tilt": window.tilt}
+                    view, near = view._replace(**flat), near._replace(**flat)
+            self.views[backward], self.near[backward] = view, near
 
     def _found(self, backward: bool, window: Window, above: Row, *below: Row) -> None:
         """What rows say, from above and maybe from below."""
@@ -291,7 +295,12 @@ class Solver:
         self, enough: float, at_most: float = math.inf, usual_work: float = _USUAL_WORK
     ) -> None:
         """Finer passes until the ends are close enough, or the work is too much."""
+        before = math.inf
         for number in range(_MOST_REFINEMENTS):
+            # Finer lattices do not help where rounding keeps the ends apart.
+            if number > 1 and self.width > _STALLED * before:
+                return
+            before = self.width
             lead, view = self.lead, self.near[self.lead]
             if number == _HOPELESS and self.lower == self.question.nothing:
                 return
@@ -399,6 +408,12 @@ class Solver:
     def lower_end(self, curve: Curve, above: Curve) -> float:
         """The lower end that curves from below and above say."""
         return curve.lower_end(above, self.question, *self.errors[False])
+
+
+def _visible_error(row: Row, window: Window, at: float) -> float:
+    """The rounding over the value at an epsilon: large where a tilt is too steep."""
+    place = np.argmin(np.abs(window.points - at))
+    return row.error / max(float(row.values[place]), 1e-300)
 
 
 def profiles_above(

@@ -61,7 +61,8 @@ def said_of_alike(kind: str, sizes: Sequence[float], epsilon: float) -> str:
     at = 1 if epsilon < math.sqrt(8) else 8
     gains = [one.at_1 if at == 1 else one.at_8 for one in near]
     names = ", ".join(one.name for one in near)
+    ends = dict.fromkeys(f"{gain:.2f}" for gain in (min(gains), max(gains)))
     return (
-        f"data like these ({names}) gained {min(gains):.2f} to {max(gains):.2f} of "
+        f"data like these ({names}) gained {' to '.join(ends)} of "
         f"accuracy over untrained features at epsilon {at} (docs/accuracy.md)"
     )

@@ -86,7 +86,9 @@ def _check_step(
     like = dataclasses.replace(
         config.step, sampling=check.sampling, noise_multiplier=None, clip_unit=clip_unit
     )
-    return dataclasses.replace(config, step=like).step_on(population)
+    people = None if config.people is None else config.people.bounds
+    # Not of a config with this step: a classifier's config refuses steps of episodes.
+    return like.step(population, people, config.data.copies)
 
 
 def _with_quotas(

@@ -85,7 +85,7 @@ def whole_params(learner: Any, params: Any) -> Any:
     """Returns the parameters of a built-in network without adapters, for a release."""
     if isinstance(learner, Started):
         return {**params, "model": whole_params(learner.learner, params["model"])}
-    apply = getattr(learner, "apply", None)
+    apply: Any = getattr(learner, "apply", None)
     if not hasattr(apply, "module"):
         return params
     inner = params["model"] if isinstance(learner, BayesianRegression) else params
@@ -166,8 +166,9 @@ def described_release(trainer: Any) -> dict[str, Any]:
 def calibration_for(trainer: Any) -> Calibration | None:
     """Returns the temperatures of what is released; None: scores, no probabilities."""
     chosen = trainer.selection
-    is_now = chosen is not None and chosen.step == trainer.num_steps_taken
-    return chosen.calibration if is_now else None
+    if chosen is None or chosen.step != trainer.num_steps_taken:
+        return None
+    return chosen.calibration
 
 
 def described_learner(learner: Any) -> dict[str, Any]:

@@ -92,10 +92,12 @@ class RunStore(RunFile):
     """The file of a run, held by one process, which holds the run's folder too."""
 
     def __init__(self, path: Path) -> None:
-        self._is_in_doubt = self._has_secret = False
+        self._is_in_doubt = False
         self._log = path.with_name(path.name + "-wal")
-        self._has_secret = self._log.exists()  # a crash may have left one in it
+        self._had_log = self._log.exists()  # of a process that crashed
         super().__init__(path)
+        # Of an epoch that has ended, in the log; only runs in epochs have any.
+        self._has_secret = self._had_log and "planned" in self.facts
         if self.lacks_log and not self._says_closed:
             self._db.close()
             raise LedgerError(
@@ -213,7 +215,7 @@ class RunStore(RunFile):
             if mode == "wal":  # else the file system has no shared memory
                 self._db.execute("SELECT 1 FROM charges").fetchone()  # makes the log
                 self._files[self._log] = _identity(self._log)
-                if self._has_secret:
+                if self._had_log:
                     self._erase_log(1)
 
     def _erase_log(self, seconds: int) -> None:
@@ -222,7 +224,7 @@ class RunStore(RunFile):
             self._db.execute(f"PRAGMA busy_timeout = {1000 * seconds}")
             (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             self._db.execute(f"PRAGMA busy_timeout = {1000 * _SECONDS_TO_WAIT}")
-        self._has_secret = bool(busy)
+        self._has_secret = self._has_secret and bool(busy)
 
     def charge(self, name: str, step: GaussianStep | None = None) -> None:
         """Charges one step; when this returns it is on the disk."""

@@ -363,11 +363,11 @@ class Trainer:
             if self._store is None and self._given and self.processes.is_first:
                 self._open_by_hand(self._given)
             private = self._step(prepared)
-            if self._is_by_hand:
+            if self._is_by_hand and (store := self._store):
                 record = self.public_record(self.num_steps_taken)
-                self._store.note({**record, PRIVATE: private})
-                if self._store.is_full:
-                    self.save(self._store)
+                store.note({**record, PRIVATE: private})
+                if store.is_full:
+                    self.save(store)
             return private
 
     def _open_by_hand(self, folder: Path) -> None:
@@ -381,10 +381,10 @@ class Trainer:
 
     def close(self) -> None:
         """Saves the state, and closes the file that `step` opened in a given folder."""
-        if self._is_by_hand:
+        if self._is_by_hand and (store := self._store):
             self._is_by_hand = False
             with self._by_hand:
-                self.save(self._store)
+                self.save(store)
 
     def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
         """Charges what comes next, releases it, applies it."""

@@ -271,10 +271,12 @@ class TrainingConfig(CheckedSpec):
             return ()
         return self.start.shares(self.learner.kind in CLOSED_FORM)
 
-    def step_on(self, population: Population) -> GaussianStep:
-        """Returns the step on real data, whose sizes these are."""
+    def step_on(
+        self, population: Population, step: StepConfig | None = None
+    ) -> GaussianStep:
+        """Returns the step, or another one of the run, on data of these sizes."""
         people = None if self.people is None else self.people.bounds
-        return self.step.step(population, people, self.data.copies)
+        return (step or self.step).step(population, people, self.data.copies)
 
     def training_data(
         self, base: Path | None = None

@@ -86,9 +86,8 @@ def _check_step(
     like = dataclasses.replace(
         config.step, sampling=check.sampling, noise_multiplier=None, clip_unit=clip_unit
     )
-    people = None if config.people is None else config.people.bounds
     # Not of a config with this step: a classifier's config refuses steps of episodes.
-    return like.step(population, people, config.data.copies)
+    return config.step_on(population, like)
 
 
 def _with_quotas(

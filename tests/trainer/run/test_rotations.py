@@ -13,10 +13,15 @@ from jaxdp_episodic.data import ExampleTable, load_glyphs, with_rotations
 from jaxdp_episodic.trainer.audit.canaries import input_canaries
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_start import StartConfig
-from jaxdp_episodic.trainer.run.assemble import Tables, assembled, plan
+from jaxdp_episodic.trainer.run.assemble import (
+    Tables,
+    adaptive_plan_of,
+    assembled,
+    plan,
+)
 from jaxdp_episodic.trainer.statistics.terms import Contributors
 from jaxdp_episodic.training import load_release, run_training
-from training_runs import TINY
+from training_runs import CHECK_SAMPLING, TINY
 
 ROTATED = TINY.replace("small = true", "small = true\nrotations = true").replace(
     "num_classes = 40", "num_classes = 160"
@@ -83,7 +88,8 @@ def test_all_copies_of_a_class_are_in_one_part():
         assert set(names) == set(plain.population.unit_ids[0])
 
 
-@pytest.mark.parametrize("unit", [None, "example", "original"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("unit", ["example", None, "original"])
 def test_the_account_is_of_an_example_with_its_copies(unit):
     config = config_of() if unit is None else config_of(privacy_unit=unit)
     data, _ = config.training_data()
@@ -188,3 +194,22 @@ def test_statistics_give_an_example_one_contribution():
     for rows in pairs.rows:
         np.add.at(weight, data.originals.codes[rows], 1 / pairs.shares)
     assert weight.max() <= 1 + 1e-12
+
+
+@pytest.mark.slow
+def test_noisy_scores_protect_held_out_examples_with_their_copies():
+    """In one budget; apart, copies might be in both parts, and it is refused."""
+    chosen = """
+[adaptive]
+rule = { type = "StopWhenStalled", every = 1, patience = 3 }
+[adaptive.check]
+number = 2
+"""
+    check = CHECK_SAMPLING.replace("num_classes = 8", "num_classes = 32")
+    config = config_of(ROTATED + chosen + check)
+    budget, checks = adaptive_plan_of(config, Tables(config, None))
+    assert checks["check"].step.privacy_unit == "original"
+    assert budget.a_step.people == jde.PersonBounds(examples=1, classes=4)
+    config = config_of(ROTATED + chosen.replace("= 2", "= 2\napart = true") + check)
+    with pytest.raises(NotImplementedError, match="copies of an example"):
+        adaptive_plan_of(config, Tables(config, None))

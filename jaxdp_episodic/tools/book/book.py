@@ -132,10 +132,7 @@ def read_book(where: str) -> BookContent:
 
 
 def close_book(where: str) -> BookContent:
-    """Closes a book: nothing can be charged any more; its guarantee stays what it is.
-
-    Runs that have paid can still be resumed. Returns what it said before.
-    """
+    """Closes a book to new charges; returns what it said before."""
 
     def close(rows: Rows, content: BookContent) -> BookContent:
         if not content.is_closed:

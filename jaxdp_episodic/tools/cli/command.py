@@ -75,10 +75,7 @@ class Command:
         return None
 
     def run(self) -> int:
-        """Does the work, prints what came of it or went wrong; returns the exit code.
-
-        An interruption of a command without `_left` is raised.
-        """
+        """Does the work and prints the outcome; an interruption may be raised."""
         signals = ended_by_sigterm() if self._has_signals else contextlib.nullcontext()
         try:
             with signals, noted() if self._has_warnings else empty() as said:

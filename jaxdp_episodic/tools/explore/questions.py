@@ -60,11 +60,7 @@ _FIELD = re.compile(r"request((?:\.\w+|\[\d+\])*): (?:(\w+)\b)?")
 
 
 def start(path: Path | None) -> dict[str, Any]:
-    """Returns what the page begins with: the first design, and others to choose from.
-
-    Args:
-      path: of a request; None: the README's design.
-    """
+    """Returns the first design (None: the README's), and others to choose from."""
     request = EpsilonRequest(step=_EXAMPLES[0], num_steps=300, delta=1e-5)
     if path is not None:
         request = _checked(read_request(path, EpsilonRequest))

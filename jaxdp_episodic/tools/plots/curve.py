@@ -70,18 +70,7 @@ def plot_curve(
     method: str = "exact",
     on_part: Callable[[str, int, int], None] | None = None,
 ) -> PrivacyCurve:
-    """Draws delta against epsilon, and what an attacker can reach; returns the numbers.
-
-    The numbers are also written as JSON beside the picture, under the same name.
-
-    Args:
-      step: the step, or a run made by `compose`; every field a scalar.
-      path: of the picture, ending in ".png" or ".svg".
-      num_steps: whole number >= 0; None for a composed run.
-      method: of the attacker's rates, the advantage and mu; delta is drawn by all.
-      on_part: called before each part of the work with its name, its number, from 1
-        on, and how many there are.
-    """
+    """Draws a run's privacy curve and attacks; returns the numbers."""
     path = check_suffix(path)
     figure = new_figure(10.0, 4.4)
     # Before the work, which takes its time.

@@ -92,11 +92,7 @@ def is_logarithmic(points: np.ndarray) -> bool:
 
 
 def round_levels(low: float, high: float, most: int = 9) -> list[float]:
-    """Returns round numbers (1, 2, 5 times a power of ten) between two positive ones.
-
-    Where these are too many they are 1 and 3, or powers of ten; where there are too
-    few, evenly spaced numbers take their place.
-    """
+    """Returns round numbers (1, 2, 5 times powers of ten) between two positive ones."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     inside: list[float] = []
     for digits in ((1, 2, 5), (1, 3), (1,)):
@@ -141,10 +137,7 @@ def plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
 
 
 def front_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the points (n,) that no other one beats, where smaller is better in both.
-
-    Their indices, by ascending ``x``; of equal points the first.
-    """
+    """Returns which points (n,) are on the front where smaller is better in both."""
     order = np.lexsort((y, x))
     best = np.minimum.accumulate(y[order])
     first = np.concatenate([[True], best[1:] < best[:-1]])

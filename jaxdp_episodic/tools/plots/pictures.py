@@ -162,11 +162,7 @@ class SweepTable:
     def held(
         self, drawn: Sequence[str], fix: Mapping[str, str]
     ) -> tuple[dict[int, int], dict[str, Any]]:
-        """Returns where the axes that are not drawn are held, by ``fix`` or by default.
-
-        For each such dimension the index along it, and for each field there its value:
-        of numbers the middle one, of words the first.
-        """
+        """Returns where each axis that is not drawn is held: index, and value."""
         held: dict[int, int] = {}
         moving = {self.grid.dimension_of(field) for field in drawn}
         for field, text in fix.items():
@@ -476,11 +472,7 @@ def _maps(
     stars: Sequence[tuple[int, float, float]],
     iso_lines: bool,
 ) -> Any:
-    """A figure of maps (panels, m, n) over points (n,) and (m,), with a common scale.
-
-    Labels are of x, y, the answers and the whole. ``iso_lines`` makes bands between
-    labelled lines, in place of a continuous map.
-    """
+    """A figure of maps (panels, m, n) over points (n,) and (m,), on one scale."""
     x, y = points
     finite = answers[np.isfinite(answers) & (answers > 0)]
     if not finite.size:

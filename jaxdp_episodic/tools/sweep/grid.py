@@ -57,10 +57,7 @@ def is_whole(field: str) -> bool:
 
 
 def check_of(field: str) -> Check | None:
-    """What the values of a field that is left out must be, to be rounded where whole.
-
-    None of the counts of a composed run, which cannot be left out.
-    """
+    """The check for the values of a field, which are rounded later where whole."""
     check = _CHECKS.get(field.rpartition(".")[2])
     return _validation.positive_array if check and is_whole(field) else check
 

@@ -140,7 +140,7 @@ def test_images_and_folders_of_them(folder, predict):
     assert code == 0 and str(asked / "1.png") in said
     (asked / "0.png").rename(asked / "0\naccuracy  1.png")  # a name is no line
     code, said = predict(release, folder / "support", asked)
-    assert code == 0 and said.count("\n") == 4 and r"0\naccuracy" in said
+    assert code == 0 and said.count("\n") == 6 and r"0\naccuracy" in said
 
 
 def test_arrays_with_labels_and_without(folder, predict):
@@ -197,38 +197,41 @@ def test_tables_of_tasks(tmp_path, predict):
     assert code == 2 and "queries must say the task of each example" in said
 
 
-def test_what_is_no_input_is_said(folder, predict):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"release": "."}, "release\n"),  # names the folder inside
+        ({"release": "nothing"}, "No such file"),
+        ({"support": "nothing"}, "nothing does not exist"),
+        ({"support": "log.jsonl"}, "must be an image, a folder, or a file .npz"),
+        ({"queries": "queries/light queries/dark"}, "must be the only folder"),
+        ({"queries": "t.csv"}, "came from no table"),
+        ({"queries": "odd.npz"}, "must be examples of shape (6, 6, 1)"),
+        ({"queries": "empty"}, "must hold images, or folders of them"),
+        ({"queries": "bad"}, "must be a readable image"),
+        ({"out": "found.txt"}, "must end in .jsonl"),
+        ({"release": "flat"}, "come in a file .npz, .csv or .parquet"),
+    ],
+)
+def test_what_is_no_input_is_said(folder, predict, given, said):
     release = released(folder)
-    support, asked = folder / "support", folder / "queries"
-    code, said = predict(folder, support, asked)
-    assert code == 2 and f"name {release}" in said and said.count("\n") == 1
-    code, said = predict(folder / "nothing", support, asked)
-    assert code == 2 and "No such file" in said
-    code, said = predict(release, folder / "nothing", asked)
-    assert code == 2 and f"{folder / 'nothing'} does not exist" in said
-    code, said = predict(release, folder / "log.jsonl", asked)
-    assert code == 2 and "must be an image, a folder, or a file .npz" in said
-    code, said = predict(release, support, asked / "light", asked / "dark")
-    assert code == 2 and "must be the only folder" in said
-    code, said = predict(release, support, table(folder / "t.csv", ["1,2,3"]))
-    assert code == 2 and "came from no table" in said
+    table(folder / "t.csv", ["1,2,3"])
     np.savez(folder / "odd.npz", images=np.zeros((3, 7, 7), np.float32))
-    code, said = predict(release, support, folder / "odd.npz")
-    assert code == 2 and "must be examples of shape (6, 6, 1)" in said
-    (folder / "empty").mkdir()
-    code, said = predict(release, support, folder / "empty")
-    assert code == 2 and "must hold images, or folders of them" in said
-    (asked / "light" / "0.png").write_bytes(b"no image")
-    code, said = predict(release, support, asked / "light")
-    assert code == 2 and "must be a readable image" in said
-    code, said = predict(release, support, asked, out=folder / "found.txt")
-    assert code == 2 and "must end in .jsonl" in said
-    told = json.loads((release / DESCRIPTION).read_text())
-    (release / DESCRIPTION).write_text(
-        json.dumps(told | dict.fromkeys(("example_shape", "feature_shape"), [4]))
+    for name in ("empty", "bad"):
+        (folder / name).mkdir()
+    (folder / "bad" / "0.png").write_bytes(b"no image")
+    flat = json.loads(
+        (shutil.copytree(release, folder / "flat") / DESCRIPTION).read_text()
     )
-    code, said = predict(release, support, asked)
-    assert code == 2 and "come in a file .npz, .csv or .parquet" in said
+    flat |= dict.fromkeys(("example_shape", "feature_shape"), [4])
+    (folder / "flat" / DESCRIPTION).write_text(json.dumps(flat))
+    names = {"release": "release", "support": "support", "queries": "queries"} | given
+    queries = [folder / name for name in names["queries"].split()]
+    out = folder / names["out"] if "out" in names else None
+    found = predict(
+        folder / names["release"], folder / names["support"], *queries, out=out
+    )
+    assert found[0] == 2 and said in found[1] and found[1].count("\n") == 1
 
 
 def test_images_are_read_as_they_were_trained_on(folder):

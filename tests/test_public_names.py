@@ -5,6 +5,7 @@ write the file anew with ``python tests/test_public_names.py``, and say so in CH
 """
 
 import ast
+import functools
 import importlib
 import inspect
 from pathlib import Path
@@ -76,7 +77,7 @@ def members(thing, public):
             yield name, arguments(getattr(thing, name))
         elif inspect.isfunction(member):
             yield name, arguments(member)
-        elif isinstance(member, property):
+        elif isinstance(member, property | functools.cached_property):
             yield name, ""
 
 

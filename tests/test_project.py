@@ -428,7 +428,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/explore": 600,
     "jaxdp_episodic/tools/cli": 3_100,
     "jaxdp_episodic/files": 1_700,
-    "experiments": 9_300,
+    "experiments": 9_400,
     "tests": 64_700,
 }
 

@@ -23,9 +23,9 @@ _PARTS = (
 def owed_by_plan(epsilon: float, delta: float, *, together: bool = False) -> str:
     """Returns what holds of a fixed run that ended before its plan did."""
     return (
-        "what was charged is what a run costs whose end did not depend on what it "
-        "released (planned, a crash, a bill); one that was stopped for what was seen, "
-        f"such as a score, owes its plan: epsilon {upward(epsilon, 5)} at delta "
+        "this cost holds if the end did not depend on what it released (a plan, a "
+        "crash, a bill). A run that was stopped because of a release, such as a score, "
+        f"owes its plan: epsilon {upward(epsilon, 5)} at delta "
         f"{delta:g}" + " together" * together
     )
 

@@ -261,7 +261,7 @@ def privacy_statement(
     if is_early:
         said += (
             f" It ended after {num_steps:,} of {budget.num_steps:,} steps, which alone "
-            f"are epsilon {upward(report.epsilon)}: "
+            f"cost epsilon {upward(report.epsilon)}: "
             f"{owed_by_plan(budget.epsilon, budget.delta)}."
         )
     deviations = dict.fromkeys(

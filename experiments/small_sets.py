@@ -27,6 +27,7 @@ import argparse
 import csv
 import gettext
 import gzip
+import importlib
 import io
 import json
 import re
@@ -272,8 +273,7 @@ def spectrogram(word: str, voice: str, path: Path) -> np.ndarray:
 
 def letters(packages: Path) -> Classes:
     """Capital letters as 16 whole numbers, of R's mlbench."""
-    import rdata
-
+    rdata = importlib.import_module("rdata")
     (deb,) = packages.glob("r-cran-mlbench_*.deb")
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(["dpkg", "-x", deb, scratch], check=True)

@@ -167,22 +167,16 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         f"needed), from {_num_contributions(description):,.0f} contributions "
         f"({request.privacy_unit or levels[-1]})"
     )
-    number_of_classes = len(_class_sizes(description))
-    has_many = number_of_classes >= MIN_CLASSES_OF_STEPS
+    classes = len(_class_sizes(description))
+    has_many = classes >= MIN_CLASSES_OF_STEPS
     if request.privacy_unit != PERSON and has_many:
         steps = _ratio_of_steps(description, number)
         weighed[BOTH] = steps, MIN_STEPS
         why += f"; of gradient steps on episodes: {steps:.2g} ({MIN_STEPS:g} is needed)"
     start: dict[str, Any] = {"kind": PLDA}
     last, offer = _last_statistic(description, number)
-    alike = ""
-    if request.privacy_unit in (None, levels[-1]):
-        sizes, kind = _class_sizes(description), description.train or {}
-        is_picture = kind.get("features", {}).get("kind") == WAVELETS
-        kind = PICTURES if is_picture else NUMBERS
-        shape = len(sizes), max(float(sizes.mean()), 1.0), number
-        alike = said_of_alike(kind, shape, request.epsilon)
-    said = {"weighed": weighed, "ratio": total, "alike": alike, "offer": offer}
+    said = {"weighed": weighed, "ratio": total, "offer": offer}
+    said["alike"] = _gained_by_alike(description, number)
     alone = {"start": start | last, "learner": PLDA, **said}
     if total < MIN_STATISTICS and steps < MIN_STEPS:
         return Pipeline(
@@ -197,7 +191,7 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
     elif not has_many:
         without = (
             f"gradient steps after them need {MIN_CLASSES_OF_STEPS} classes, got "
-            f"{number_of_classes}"
+            f"{classes}"
         )
     elif levels[0] != CLASS:
         without = f"episodes are drawn of a level that is called {CLASS!r}"
@@ -209,6 +203,16 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         return Pipeline(STATISTICS, f"{why}; {without}", **alone)
     start |= {"dimensions": _DIMENSIONS}
     return Pipeline(BOTH, why, start, **said)
+
+
+def _gained_by_alike(description: PlanDescription, number: int) -> str:
+    """What sets of about these sizes gained; of examples alone some were measured."""
+    request, sizes = description.request, _class_sizes(description)
+    if request.privacy_unit not in (None, description.population.level_names[-1]):
+        return ""
+    is_picture = (description.train or {}).get("features", {}).get("kind") == WAVELETS
+    shape = len(sizes), max(float(sizes.mean()), 1.0), number
+    return said_of_alike(PICTURES if is_picture else NUMBERS, shape, request.epsilon)
 
 
 def _last_statistic(

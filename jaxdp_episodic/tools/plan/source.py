@@ -274,7 +274,7 @@ def _shares(
             "few to score others; give held-out data by --validation PATH"
         )
         return {}
-    wanted = dict(zip((VALIDATION, TEST), numbers, strict=False))
+    wanted: dict[str, int] = dict(zip((VALIDATION, TEST), numbers, strict=False))
     fifth, each = round(SHARE * len(names)), numbers[2]
     shares = {
         n: SHARE if k == fifth else round(k / len(names), 3)

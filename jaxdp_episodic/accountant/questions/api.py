@@ -155,7 +155,7 @@ def rdp(
 
 
 def curve_of(
-    step: AnyStep,
+    step: Any,
     orders: np.ndarray,
     direction: str,
     shape: tuple[int, ...],
@@ -326,7 +326,7 @@ def check_method(method: str) -> None:
 
 
 def checked_runs(
-    step: AnyStep, num_steps: Any, **targets: np.ndarray
+    step: Any, num_steps: Any, **targets: np.ndarray
 ) -> tuple[tuple[Run, ...], tuple[int, ...]]:
     """The runs of a step, of which the least answer counts, and the answer's shape."""
     named: dict[str, Any] = {"step": np.empty(step.shape, np.uint8), **targets}
@@ -393,7 +393,7 @@ def check_step(step: Any) -> None:
         )
 
 
-def _warn_about_delta(step: AnyStep, delta: np.ndarray) -> None:
+def _warn_about_delta(step: Any, delta: np.ndarray) -> None:
     """Warns where a delta lets the mechanism publish somebody's data outright."""
     parts = step.steps if isinstance(step, ComposedSteps) else (step,)
     gaussian = [part for part in parts if isinstance(part, GaussianStep)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -86,15 +86,14 @@ class EpsilonRequest(_Request):
     def __post_init__(self) -> None:
         check_method(self.method)
         adapts = isinstance(self.step, AdaptiveRun)
-        is_disjoint = isinstance(self.step, DisjointParts)
-        if not (adapts or is_disjoint):
+        if not (adapts or isinstance(self.step, DisjointParts)):
             check_step(self.step)
         elif adapts and self.method == "rdp":
             raise ValueError(
                 "method must be 'exact' or 'pld' for a run that adapts, got 'rdp'"
             )
         composed = adapts or isinstance(self.step, ComposedSteps)
-        if is_disjoint:
+        if isinstance(self.step, DisjointParts):
             composed = self.step.have_counts
         if composed != (self.num_steps is None):
             rule = "be left out for" if composed else "be given unless step is"
@@ -135,7 +134,7 @@ class EpsilonRequest(_Request):
                 f"{what} covers runs that are planned, got an AdaptiveRun"
             )
         refuse_disjoint(self.step, what)
-        return self.step
+        return cast(AnyStep, self.step)
 
     def answer(self) -> np.ndarray | np.float64:
         """Returns the epsilon or delta asked for, of the request's shape."""

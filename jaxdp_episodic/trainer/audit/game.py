@@ -367,7 +367,9 @@ def made_up(step: GaussianStep) -> tuple[GaussianStep, ExampleTable]:
     for size in reversed(sizes[:-1]):
         nested = [nested] * size
     owners = _one_owner(step, sizes) if step.privacy_unit in OWNED else None
-    copies = {"originals" if step.privacy_unit == ORIGINAL else "owners": owners}
+    copies: dict[str, Any] = {
+        "originals" if step.privacy_unit == ORIGINAL else "owners": owners
+    }
     tree = Population.from_sizes(nested, level_names=names)
     return step, ExampleTable(np.zeros((rows, 1), np.float32), None, tree, **copies)
 

@@ -271,7 +271,7 @@ def test_the_choice_can_be_turned_off(tmp_path):
     assert result.selection is not None and result.selection.split is None
     assert result.trainer.released.name == "steps"
     statement = (tmp_path / "out" / "release" / "privacy.md").read_text()
-    assert "No choice among its stages was made: the choice was turned off" in statement
+    assert "no choice among its stages: the choice was turned off" in statement
 
 
 def parsed(text, tmp_path):

@@ -78,11 +78,12 @@ def of_worst_part(
         step: Any = args[0] if args else kwargs.get("step")
         if not isinstance(step, DisjointParts):
             return function(*args, **kwargs)
+        ask: Any = function
         found: list[Any] = []
         for part in step.parts:
             given: Any = (part, *args[1:]) if args else ()
             named: Any = {**kwargs, **({} if args else {"step": part})}
-            found.append(function(*given, **named))
+            found.append(ask(*given, **named))
         if not isinstance(found[0], tuple):
             return functools.reduce(worst, found)
         if not isinstance(found[0][1], PrivacyInfo):  # ends of an interval

@@ -131,14 +131,13 @@ class KindsOfData(Study):
                     f"{run[0]}, {run[1]:g}",
                     classes.replace(" classes", ""),
                     what,
-                    "0",
                     f"{before:.3f}",
                     f"{released:.3f}: {stage}",
                     f"{best:.3f}: {best_stage}",
                     f"{difference:+.4f} ± {error:.4f}",
                 ]
             )
-        head = ["set, epsilon", "classes", "`init` wrote", "edits", "untrained"]
+        head = ["set, epsilon", "classes", "`init` wrote", "untrained"]
         text = markdown([*head, "released", "best stage", "difference"], rows)
         return {self.name: f"{text}\n{harm(found.rows, ahead)}\n"}
 

@@ -5,7 +5,8 @@
 * ``texts``: a row each for what the run is (``facts``), for each kind of step that it
   takes (``step``), each process that took it up (``opening``) and let go of it in order
   (``closed``), the saved state (``state``), the end that it chose (``ended``), and each
-  record of its log (``log``). Values are JSON; a row has the hash of its text.
+  record of its log (``log``). ``whole``: no charge is in a write-ahead log alone.
+  Values are JSON; a row has the hash of its text.
 * ``charges``: one row for each charged step, on the disk before anything of the step
   exists. Its hash is of the hash before it, its number, the text of its step and the
   random name of the process; the first one follows the hash of the facts.
@@ -50,6 +51,7 @@ FACTS = "facts"
 STEP = "step"
 OPENING = "opening"
 CLOSED = "closed"
+WHOLE = "whole"
 STATE = "state"
 ENDED = "ended"
 LOG = "log"
@@ -258,6 +260,11 @@ class RunFile:
         opened = [key for _, key, _ in self.texts(OPENING)]
         closed = {key for _, key, _ in self.texts(CLOSED)}
         return not opened or opened[-1] in closed
+
+    @property
+    def says_whole(self) -> bool:
+        """Whether all charges are in the file, and none in a write-ahead log alone."""
+        return self._says_closed or any(self.texts(WHOLE))
 
     def log(self) -> list[dict[str, Any]]:
         """Returns the records of the run's log."""

@@ -39,6 +39,7 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     STATE,
     STEP,
     TABLES,
+    WHOLE,
     LedgerError,
     RunFile,
     as_json,
@@ -98,7 +99,7 @@ class RunStore(RunFile):
         super().__init__(path)
         # Of an epoch that has ended, in the log; only runs in epochs have any.
         self._has_secret = self._had_log and "planned" in self.facts
-        if self.lacks_log and not self._says_closed:
+        if self.lacks_log and not self.says_whole:
             self._db.close()
             raise LedgerError(
                 f"{path} lacks its write-ahead log, {self._log.name}: it was copied "
@@ -200,6 +201,7 @@ class RunStore(RunFile):
             # Before the log: a file that lacks its log must say that it was open.
             with self._commit():
                 self._opening = self._text(OPENING, self._session, value)
+                self._say_whole()
             self._open_log()
         except BlockingIOError:
             raise BlockingIOError(
@@ -215,8 +217,22 @@ class RunStore(RunFile):
             if mode == "wal":  # else the file system has no shared memory
                 self._db.execute("SELECT 1 FROM charges").fetchone()  # makes the log
                 self._files[self._log] = _identity(self._log)
+                # From here on charges are in the log: the file itself must say so.
+                with self._commit() as db:
+                    db.execute("DELETE FROM texts WHERE kind = ?", (WHOLE,))
+                (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+                if busy:
+                    raise BlockingIOError
                 if self._had_log:
                     self._erase_log(1)
+
+    def _say_whole(self) -> None:
+        """Says in a commit that no charge will be in a write-ahead log alone.
+
+        Without it a crash while SQLite makes or removes the log would look like a copy.
+        """
+        if not any(self.texts(WHOLE)):
+            self._text(WHOLE, "", "true")
 
     def _erase_log(self, seconds: int) -> None:
         """Empties the write-ahead log, in which secrets stay; not while it is read."""
@@ -472,9 +488,12 @@ class RunStore(RunFile):
     def close(self) -> None:
         """Notes an end in order, if it can, and makes the file whole by itself."""
         with suppress(OSError, ValueError):  # a full disk: the charges are there
-            if not self._is_in_doubt and (self._opening or self._pending):
+            is_open = self._opening or self._pending
+            if not self._is_in_doubt and (is_open or self._had_log):
                 with self._commit():
-                    self._text(CLOSED, self._session, "true")
+                    if is_open:
+                        self._text(CLOSED, self._session, "true")
+                    self._say_whole()
         try:
             seconds = _SECONDS_TO_WAIT if self._has_secret else 1
             self._db.execute(f"PRAGMA busy_timeout = {1000 * seconds}")

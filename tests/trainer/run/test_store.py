@@ -380,6 +380,35 @@ def test_a_copy_without_its_write_ahead_log_was_not_closed(path, tmp_path):
     RunStore(copy).close()
 
 
+def test_a_crash_while_the_log_is_made_or_removed_is_no_copy(path, monkeypatch):
+    """The header then names a log that is not there, and no charge was in it."""
+
+    def goes_on():
+        data = bytearray(path.read_bytes())
+        data[18:20] = b"\2\2"  # the header has it
+        path.write_bytes(data)
+        with opened(path) as store:
+            store.take_up({})
+            store.charge("phase 1")
+
+    store = RunStore(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_open_log", lambda: None)
+        store.take_up({})
+    store._db.close()
+    goes_on()
+    crashed = RunStore(path)
+    crashed.take_up({})
+    crashed.charge("phase 1")
+    kept = {one: one.read_bytes() for one in path.parent.glob(f"{STORE}*")}
+    crashed._db.close()
+    for one, data in kept.items():
+        one.write_bytes(data)
+    RunStore(path).close()
+    goes_on()
+    assert read_ledger(path).charged == 6
+
+
 def test_nothing_is_released_uncharged_or_twice(path):
     with opened(path) as store:
         store.save(1, [], {}, {}, 1)

@@ -88,12 +88,8 @@ def refuse_other_files(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder, which is made; reentrant. BlockingIOError: a run has it."""
-    path = folder.resolve()
-    if path in _held.get():
-        yield
-        return
+def held(folder: Path) -> Iterator[None]:
+    """Holds a folder, which is made, in all threads; BlockingIOError: a run has it."""
     with ExitStack() as stack:
         try:
             stack.enter_context(atomic.locked(folder))
@@ -102,6 +98,17 @@ def locked(folder: Path) -> Iterator[None]:
                 said = f"{folder} is on a file system without locks: name a local one"
                 raise OSError(error.errno, said) from None
             raise
+        yield
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a folder as `held` does; within its body it does so again."""
+    path = folder.resolve()
+    if path in _held.get():
+        yield
+        return
+    with held(folder):
         token = _held.set(_held.get() | {path})
         try:
             yield

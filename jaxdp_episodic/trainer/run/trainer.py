@@ -372,7 +372,7 @@ class Trainer:
 
     def _open_by_hand(self, folder: Path) -> None:
         with ExitStack() as stack:
-            stack.enter_context(run_files.locked(folder))
+            stack.enter_context(run_files.held(folder))
             self.begin(folder)
             store = stack.enter_context(self.opened(folder))
             if not store.log():

@@ -1,5 +1,6 @@
 """What is released holds no key and nothing private."""
 
+import concurrent.futures
 import gc
 import json
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.loading import load_parameters
 from jaxdp_episodic.trainer.run.report import said_of
 from jaxdp_episodic.trainer.run.run_files import read_log
@@ -83,6 +85,22 @@ def test_steps_by_hand_are_in_the_folder_that_was_given(tmp_path):
     assert plain_trainer(num_steps=3).resume(tmp_path / "killed") == 1
     with pytest.raises(ValueError, match="a Trainer with a folder: the log is"):
         plain_trainer().release(tmp_path)
+
+
+def test_folders_of_steps_by_hand_are_held_each_until_its_close(tmp_path):
+    """By whatever thread, and whichever is closed first."""
+    folders = tmp_path / "a", tmp_path / "b"
+    runs = [plain_trainer(num_steps=3, folder=folder) for folder in folders]
+    for run, folder in zip(runs, folders, strict=True):
+        run.step()
+        with pytest.raises(BlockingIOError, match="in use by another process"):
+            plain_trainer(num_steps=3).resume(folder)
+    for run, folder in zip(runs, folders, strict=True):
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            pool.submit(run.close).result()
+        with run_files.locked(folder), pytest.raises(BlockingIOError):
+            with run_files.held(folder):
+                pass
 
 
 def test_other_parameters_are_refused(release, tmp_path):

@@ -13,6 +13,7 @@ import json
 import math
 import re
 import shutil
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -167,19 +168,31 @@ def runs(rows: list[Row]) -> str:
 
 
 def faults(found: list[Row]) -> str:
-    """What was planted and who noticed."""
-    rows = []
+    """Which faults were planted, one paragraph for each that noticed them."""
+    noticed: dict[str, list[str]] = {}
     for fault in found:
         who = fault["caught_by"] if fault["is_caught"] else "**not caught**"
-        rows.append([fault["fault"], who])
-    return table(["fault", "caught by"], rows)
+        noticed.setdefault(who, []).append(fault["fault"])
+    lines = (f"* {who}: {'; '.join(names)}." for who, names in noticed.items())
+    return "\n".join(wrapped(line, "  ") for line in lines)
 
 
 def moments(found: Row) -> str:
     """What came of the kills of a rig, and when they were."""
-    facts = [[name, f"{value:,}"] for name, value in found["facts"].items()]
-    facts += [[f"killed {name}", f"{n:,}"] for name, n in found["moments"].items()]
-    return table(["", ""], facts)
+    facts = [f"{name}: {value:,}" for name, value in found["facts"].items()]
+    facts += [f"killed {name}: {n:,}" for name, n in found["moments"].items()]
+    return wrapped("; ".join(facts).capitalize() + ".", "")
+
+
+def wrapped(line: str, indent: str) -> str:
+    """Returns a paragraph in lines of the pages' width."""
+    return textwrap.fill(
+        line,
+        width=120,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def picture(rows: list[Row], path: Path) -> None:

@@ -110,13 +110,12 @@ class KindsOfData(Study):
         """Means of the runs, and in words how much is lost by what is released."""
         if not found.rows:
             return {}
-        rows, ahead = [], []
+        rows = []
         runs = dict.fromkeys(tuple(row[k] for k in self.keys) for row in found.rows)
         for run in sorted(runs, key=lambda r: (list(KINDS).index(r[0]), r[1])):
             columns = ("untrained", "released", "best", "difference", "error")
             means = [found.column(c, run).astype(float).mean() for c in columns]
             before, released, best, difference, error = means
-            ahead.append(difference)
             named = (
                 ", ".join(f"{k} ({n})" if len(c) > 1 else k for k, n in c.items())
                 for c in (
@@ -139,19 +138,19 @@ class KindsOfData(Study):
             )
         head = ["set, epsilon", "classes", "`init` wrote", "untrained"]
         text = markdown([*head, "released", "best stage", "difference"], rows)
-        return {self.name: f"{text}\n{harm(found.rows, ahead)}\n"}
+        return {self.name: f"{text}\n{harm(found.rows)}\n"}
 
 
-def harm(rows: list[dict[str, Any]], ahead: list[float]) -> str:
+def harm(rows: list[dict[str, Any]]) -> str:
     """Returns how much is lost by what is released, in words."""
     differences = [float(row["difference"]) for row in rows]
-    few = [sum(v < -NO_HARM for v in values) for values in (differences, ahead)]
+    few = sum(value < -NO_HARM for value in differences)
     behind = np.array([float(row["best"]) - float(row["released"]) for row in rows])
     worst = rows[int(behind.argmax())]
     return (
-        f"**Does it harm?** {few[0]} of {len(rows)} runs release a stage that is more "
-        f"than {NO_HARM:g} below untrained features, and {few[1]} of the {len(ahead)} "
-        f"rows do; the smallest difference of a run is {min(differences):+.4f}. The "
+        f"**Does it harm?** {few} of {len(rows)} runs release a stage that is more "
+        f"than {NO_HARM:g} below untrained features; the smallest difference is "
+        f"{min(differences):+.4f}. The "
         f"best stage of the same run is ahead by {behind.mean():.4f} on average, by "
         f"more than 0.01 in {np.count_nonzero(behind > 0.01)} runs, and by "
         f"{behind.max():.4f} at most ({worst['set']}, epsilon {worst['epsilon']:g})."

@@ -238,7 +238,7 @@ def _held_slope(moved: Moved, answer: np.ndarray, scale: np.ndarray) -> np.ndarr
     width = np.where(moves, _power_of_two(_HELD_SHARE * scale), 0.0)
     both = [moved(sign * width[None]) for sign in (-1.0, 1.0)]
     found = np.full(shape, np.nan).reshape(-1)
-    if any(len(runs) > 1 or runs[0].num_paths > 1 for _, runs in both):
+    if any(len(runs) != 1 or runs[0].num_paths > 1 for _, runs in both):
         return found.reshape(shape)
     sides = [
         (

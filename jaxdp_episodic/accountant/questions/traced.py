@@ -310,9 +310,9 @@ def _alone(error: Exception) -> Exception:
     """The error without a page of frames, in XLA's message and in JAX's log."""
     logging.getLogger("jax._src.callback").addFilter(_is_of_others)
     # XLA lists all frames above the innermost one; that of a generator has none.
-    frame = (nothing for nothing in ()).gi_frame
+    empty: Any = (nothing for nothing in ())
     error.__dict__[_SAID] = True
-    return error.with_traceback(TracebackType(None, frame, 0, 1))
+    return error.with_traceback(TracebackType(None, empty.gi_frame, 0, 1))
 
 
 def _is_of_others(record: logging.LogRecord) -> bool:

@@ -140,7 +140,7 @@ class Question(NamedTuple):
             else DeltaAt(np.asarray(others[EPSILON], np.float64))
         )
         return asked, runs_of_parts(
-            parts, [moved.get(i, n) * times for i, n in enumerate(base)]
+            parts, [(moved[i] if i in moved else n) * times for i, n in enumerate(base)]
         )
 
     def refuse_derivatives(self, by: Sequence[int], *, second: bool = False) -> None:

@@ -219,7 +219,7 @@ def _whole_run_of(path: Path) -> ComposedSteps:
 def _run_of_request(path: Path) -> ComposedSteps | AdaptiveRun:
     """What a request describes; of a run that adapts the worst composition, if any."""
     request = read_request(path, EpsilonRequest)
-    step = request.step
+    step: Any = request.step
     if isinstance(step, AdaptiveRun):
         return step.composition() or step
     refuse_disjoint(step, "a book")

@@ -218,7 +218,7 @@ def _every(name: str) -> Any:
     """A command's class, or the union of its actions."""
     if name not in ACTIONS:
         return _class(name, name)
-    kinds = (
+    kinds: Any = (
         Annotated[_class(name, one), tyro.conf.subcommand(one)] for one in ACTIONS[name]
     )
     return functools.reduce(lambda one, other: Union[one, other], kinds)  # noqa: UP007

@@ -7,7 +7,7 @@ the run, or declared unprotected. Private validation data never come here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +116,7 @@ def calibration_of(told: Mapping[str, Any]) -> Calibration:
     return Calibration(ways, tuple(shots), tuple(temperatures))
 
 
-def _temperature(logits: np.ndarray, targets: Sequence[int]) -> float:
+def _temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     """The maximum-likelihood temperature.
 
     Targets are smoothed by one query, or a separable sample would have temperature 0.

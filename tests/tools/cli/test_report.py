@@ -264,7 +264,7 @@ fixed = true
         r"\| check \|[^|]*\| each episode \| 2 \|", words
     )
     assert "The episodes of `check` are the same each time" in words
-    assert "Added is discrete Gaussian noise" in words
+    assert "The noise is discrete Gaussian" in words
     code, words = said(f"seed = 1\n{config}")
     assert code == 0 and words.startswith("**Not private**")
     code, words = said(config.replace("epsilon = 8.0", "epsilon = inf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,11 @@ def have_held_slope(run: Run) -> np.ndarray:
 
 
 def held_change(
-    sides: tuple[tuple[Question, Run], tuple[Question, Run]], answer: np.ndarray
+    sides: Sequence[tuple[Question, Run]], answer: np.ndarray
 ) -> np.ndarray:
     """By how much answers rise from one side to the other; NaN if that is not known.
 
-    The sides lie symmetrically about the setting of the answer and close to it. Each
+    The two sides lie symmetrically about the setting of the answer, close to it. Each
     has a question and a run of (n,) settings.
     """
     found = np.full(answer.shape, np.nan)

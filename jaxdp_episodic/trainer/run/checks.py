@@ -409,6 +409,8 @@ def _names_of(data: ExampleTable, unit: str) -> np.ndarray:
     """Names of the units of a level; empty if they are only numbered."""
     names, ids = data.level_names, data.population.unit_ids or ()
     level = names.index(unit) if unit in names else len(ids)
-    found = np.asarray(ids[level]) if level < len(ids) else np.empty(0)
-    is_count = np.array_equal(found, np.arange(len(found)))
+    every = found = np.asarray(ids[level]) if level < len(ids) else np.empty(0)
+    if unit == ORIGINAL and data.originals is not None:
+        every, found = data.originals.names, data.originals.present
+    is_count = np.array_equal(every, np.arange(len(every)))
     return found[:0] if is_count else found

@@ -19,9 +19,10 @@ from jaxdp_episodic.trainer.run.assemble import (
     assembled,
     plan,
 )
+from jaxdp_episodic.trainer.run.checks import found_in_both
 from jaxdp_episodic.trainer.statistics.terms import Contributors
 from jaxdp_episodic.training import load_release, run_training
-from training_runs import CHECK_SAMPLING, TINY
+from training_runs import CHECK_SAMPLING, TINY, flat_step
 
 ROTATED = TINY.replace("small = true", "small = true\nrotations = true").replace(
     "num_classes = 40", "num_classes = 160"
@@ -145,6 +146,22 @@ def test_one_copy_alone_is_never_protected():
         assembled(config, tables, evaluates=False)
     with pytest.raises(ValueError, match="same of all copies"):
         images(owners=np.arange(6), originals=np.zeros(6, int))
+
+
+def test_an_original_with_copies_in_both_parts_chooses_no_stage():
+    """Other copies of it are other numbers; what is only counted has no name."""
+    step = dataclasses.replace(
+        flat_step(),
+        privacy_unit="original",
+        people=jde.PersonBounds(examples=4),
+    )
+    named = [images(originals=[f"x{i}" for i in range(n, n + 6)]) for n in (0, 5, 6)]
+    other = named[0].with_features(-1 - named[0].features)
+    found, _ = found_in_both(other, named[1], step)
+    assert found == "1 'original' units in both, such as 'x5'"
+    assert found_in_both(other, named[2], step) == ("", "")
+    counted = with_rotations(images()), with_rotations(images(each=3))
+    assert found_in_both(*counted, step) == ("", "")
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def better_settings(
     better = [f"{v:.2g} {how}" for how, v in other.items() if v > _BETTER * share]
     if not better:
         return ""
-    return f". {share:.2g} of them are complete; it would be {', '.join(better)}"
+    return f". The complete share is {share:.2g}; it would be {', '.join(better)}"
 
 
 def ways_out(

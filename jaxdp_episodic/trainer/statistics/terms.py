@@ -90,7 +90,8 @@ class Contributors:
             slots = _enough("start.num_people", config.num_people, number, "people")
         else:
             largest = int(sizes.max(initial=0))
-            slots = _enough("slots", slots, largest, "examples in a class")
+            population = f"population of {data.level_names[-1]!r}"
+            slots = _enough(population, slots, largest, "examples in a class")
         if neighboring_relation == "add_remove" and person is not None and not couples:
             largest = int(np.bincount(person).max(initial=0))
             bound = _in_all(people, len(data.level_names))

@@ -468,7 +468,11 @@ def many_columns(folder):
     [
         (many_columns, [], "take at most 4096 features"),
         (npz, ["--population", "1000000"], "population must be at most"),
-        (npz, ["--relation", "zero_out", "--population", "5"], "slots must allow for"),
+        (
+            npz,
+            ["--relation", "zero_out", "--population", "5"],
+            "population of 'example' must allow for",
+        ),
         (npz, ["--relation", "add_remove", "--population", "50"], "must be at most"),
     ],
 )

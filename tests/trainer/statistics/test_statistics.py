@@ -504,7 +504,9 @@ def test_bad_configs(fields, complaint):
 
 
 def test_bad_tables():
-    with pytest.raises(ValueError, match="slots must allow for at least the 6"):
+    with pytest.raises(
+        ValueError, match="population of 'example' must allow for at least the 6"
+    ):
         statistics(slots=5)
     with pytest.raises(ValueError, match="privacy_unit"):
         statistics(unit="step")

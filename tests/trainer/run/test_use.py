@@ -75,7 +75,9 @@ def check_against_learner(release, learner, params, task, *, seen=None):
     mask = jnp.ones(seen.shape[:2], jnp.float32)
     episode = classification_episode(jnp.asarray(seen), mask, shots=shots)
     logits = np.asarray(for_ways(learner, len(inputs)).predict(params, episode))
-    wanted = np.asarray(jax.nn.softmax(logits))
+    fitted = release.calibration
+    temperature = 1.0 if fitted is None else fitted.temperature(shots)
+    wanted = np.asarray(jax.nn.softmax(logits / temperature))
     np.testing.assert_allclose(given.scores, wanted, rtol=2e-4, atol=1e-5)
     assert given.classes.tolist() == sorted(set(ids.ravel().tolist()))
     best = given.classes[given.scores.argmax(axis=1)]

@@ -278,7 +278,7 @@ _POPULATION_KEYS = ("sizes", "file", "levels", "row_level")
 
 # Keys of other kinds of files, which no request has, and what those are.
 _OTHER_KINDS = {
-    "learner": "a training config, for `train` and `report`",
+    "learner": "a training config, for `train`, `report` and `audit`",
     "axes": "a sweep, for `sweep`",
     "hyperparameters": "a search, for `tune`",
     "episode": "a plan, for `plan`",

@@ -252,7 +252,7 @@ def search_budget(
     """Returns what a search costs; with a target, the largest runs that it permits."""
     data, _ = search.config({}, 1.0).training_data(base)
     settings, console = search.settings, console or Console(quiet=True)
-    console.print("what runs cost: several are tried, each takes seconds")
+    console.print("computing what the search costs; this may take a minute")
     if settings.run_epsilon is not None:
         total, is_public = _total(search, settings.run_epsilon, data)
         return SearchBudget(settings.run_epsilon, total, is_public)

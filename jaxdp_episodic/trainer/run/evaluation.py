@@ -192,7 +192,9 @@ class Evaluation:
             )
         names = data.level_names
         drawn = [1] * (len(names) - 2) + [1 if ways is None else ways]
-        drawn.append(shots + queries)
+        # More slots than the largest class fills would only be computed and masked.
+        largest = int(np.max(data.population.children_counts[-1], initial=0))
+        drawn.append(shots + min(queries, max(largest - shots, 1)))
         levels = [
             WithoutReplacement(name, size=size)
             for name, size in zip(names, drawn, strict=True)

@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.interop.event_tree import joint, refuse_unknown
 from jaxdp_episodic.files.optional import check_version, require
 
 # Versions whose parameters were read here; later ones have none.
-_VERSIONS = ("2.0",)
+_PARAMS_VERSIONS = ("2.0",)
 _DISTRIBUTION = "jax-privacy"
 _FIELDS = (
     "noise_multipliers num_samples delta batch_size batch_size_scale_schedule "
@@ -63,7 +63,7 @@ def from_dp_params(
       NotImplementedError: cycles or truncated batches (`training_config` is for
         these), a field or a version that is not known here.
     """
-    check_version(_DISTRIBUTION, _VERSIONS)
+    check_version(_DISTRIBUTION, _PARAMS_VERSIONS)
     if not hasattr(dp_params, "noise_multipliers"):
         shown = _validation.shown(dp_params)
         raise TypeError(f"dp_params must be DpParams of jax_privacy, got {shown}")
@@ -131,7 +131,6 @@ _events = require(
 _REPLACE_ONE = "replace_one"
 # Versions whose strategies and plans were read here; of 2.1 there was no release.
 _VERSIONS = ("2.0", "2.2", "2.3")
-_DISTRIBUTION = "jax-privacy"
 _PLAN_FIELDS = (
     "clipped_grad batch_selection_strategy noise_addition_transform dp_event "
     "neighboring_relation"

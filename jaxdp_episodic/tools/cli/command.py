@@ -30,9 +30,9 @@ USER_ERRORS = (
 COMPUTING = "computing (the first question of a kind compiles)"
 
 
-def option(metavar: str) -> Any:
-    """Returns what stands for an option's value in the help."""
-    return tyro.conf.arg(metavar=metavar)
+def option(metavar: str, *, may_lack: bool = False) -> Any:
+    """Returns how the help shows an option; its text says what a missing one means."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="" if may_lack else None)
 
 
 # Arguments that many commands have.
@@ -40,11 +40,11 @@ TomlFile = Annotated[tyro.conf.Positional[Path], option("FILE.toml")]
 Folder = Annotated[Path, option("DIR")]
 # Options that may be left out. Not `X | None`, which tyro checks with a module whose
 # import takes a tenth of a second.
-Number = Annotated[Union[float, None], option("FLOAT")]  # noqa: UP007
-Whole = Annotated[Union[int, None], option("INT")]  # noqa: UP007
-Name = Annotated[Union[str, None], option("NAME")]  # noqa: UP007
-File = Annotated[Union[Path, None], option("FILE")]  # noqa: UP007
-Names = Annotated[tuple[str, ...], option("NAME ...")]
+Number = Annotated[Union[float, None], option("FLOAT", may_lack=True)]  # noqa: UP007
+Whole = Annotated[Union[int, None], option("INT", may_lack=True)]  # noqa: UP007
+Name = Annotated[Union[str, None], option("NAME", may_lack=True)]  # noqa: UP007
+File = Annotated[Union[Path, None], option("FILE", may_lack=True)]  # noqa: UP007
+Names = Annotated[tuple[str, ...], option("NAME ...", may_lack=True)]
 Ints = Annotated[int, option("INT")]
 Floats = Annotated[float, option("FLOAT")]
 # Texts, one each time it is given; of a tuple of paths the same module checks each.

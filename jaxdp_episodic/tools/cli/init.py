@@ -43,57 +43,62 @@ class Init(Command):
     """The command ``init``."""
 
     source: Annotated[tyro.conf.Positional[Path], option("SOURCE")]
-    """A folder with a folder of images for each class (or Omniglot's, mini-ImageNet's),
-    an .npz, .csv or .parquet file, or a folder made by `data import`."""
+    """The data: a folder with a folder of images for each class, a folder of Omniglot
+    or mini-ImageNet, an .npz, .csv or .parquet file, or a folder that `data import`
+    wrote."""
     out: Annotated[Path, option("FILE.toml")] = Path("train.toml")
-    """The config to write; it must not exist."""
+    """The config to write. The file must not exist yet."""
     epsilon: Floats = EPSILON
-    """The target epsilon."""
+    """Target epsilon."""
     delta: Floats = DELTA
-    """The target delta."""
+    """Target delta."""
     unit: Name = None
-    """Who is protected: "example", "class" (or the column of tasks), or "person", known
-    by --owner; default: one example."""
+    """Protected unit: "example" (the default), "class" (or the column of tasks), or
+    "person", which needs --owner."""
     relation: Annotated[
         Union[Literal["add_remove", "zero_out"], None],  # noqa: UP007
-        option("NAME"),
+        option("NAME", may_lack=True),
     ] = None
-    """add_remove: one more or less; zero_out: one of a public number of slots empty or
-    filled; default: zero_out if a third of the episodes or more find no empty slot."""
+    """How neighbouring data sets differ. add_remove: one unit is added or removed.
+    zero_out: one slot of a public number of slots is emptied or filled.
+    Default: zero_out if at least a third of all episodes would draw no empty slot."""
     population: Whole = None
-    """Public number of examples that no class has fewer than (add_remove) or more than
-    (zero_out); default: counted in the data, and marked."""
+    """Public bound on the examples of a class: a lower bound for add_remove, an upper
+    bound for zero_out. Default: counted in the data, and marked as private."""
     ways: Whole = None
-    """Classes in an episode; default: 5, or as many as there are."""
+    """Classes per episode. Default: 5, or fewer if the data have too few classes."""
     shots: Whole = None
-    """Labelled examples of each class; default: 1, or 4 for tasks with numbers."""
+    """Labelled examples per class. Default: 1, or 4 where numbers are predicted."""
     size: Whole = None
-    """Side of the pictures after scaling; default: 28."""
+    """Height and width of the images after scaling, in pixels. Default: 28."""
     grey: bool = False
-    """Read pictures in one channel; default: if those looked at have no colour."""
+    """Convert images to grey. Without it, they are read in grey if a sample of them has
+    no colour."""
     rotations: bool = False
-    """Make four classes of each by rotation, and protect an example with its copies."""
+    """Turn each class into four by rotating its images. An example is protected
+    together with its rotations."""
     owner: Name = None
-    """Whose an example is: a column, an array, or a regular expression with one group
-    for file names."""
+    """Who owns an example: the name of a column or array, or a regular expression with
+    one group that is matched to file names."""
     label: Name = None
-    """Of a table: the column of classes, or with --target of tasks; default: the one
-    whose values repeat."""
+    """Table column with the class, or with --target the task.
+    Default: a column whose values repeat."""
     features: Names = ()
-    """Of a table: columns of numbers; default: all other columns of numbers."""
+    """Table columns with numbers to use as features.
+    Default: all numeric columns that have no other role."""
     target: Name = None
-    """Of a table: column of numbers to predict; default: classes are told apart."""
+    """Table column with numbers to predict. Default: classes are predicted."""
     validation: File = None
-    """Data to choose a stage by, as SOURCE is; default: a share of its classes."""
+    """Data for validation, in a format of SOURCE. Default: a share of its classes."""
     test: File = None
-    """Data to test on, likewise."""
+    """Data for the test. Default: another share of the classes of SOURCE."""
     plan: File = None
-    """Write a file for `plan` as well, with the same data and target."""
+    """Also write a file for `plan`, with the same data and target."""
     tune: File = None
-    """Write a file for `tune` as well: a search around this config."""
+    """Also write a file for `tune`, with a search around this config."""
     keep_duplicates: bool = False
-    """Train on examples that are held out, too; then no stage is chosen. Default: leave
-    them out of training."""
+    """Keep training examples that are in held-out data, too, and choose no stage by
+    these. Without it, such examples are left out of training."""
 
     def _lines(self) -> list[str]:
         files = {"out": self.out, "plan": self.plan, "tune": self.tune}

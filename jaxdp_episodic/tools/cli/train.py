@@ -26,7 +26,7 @@ from jaxdp_episodic.tools.cli.process import (
 )
 from jaxdp_episodic.trainer.config.training_config import read_config
 
-_Book = Annotated[Name, option("FILE_OR_URL")]
+_Book = Annotated[Name, option("FILE_OR_URL", may_lack=True)]
 
 
 @dataclass
@@ -34,24 +34,26 @@ class Train(Command):
     """The command ``train``."""
 
     file: TomlFile
-    """The run: data, step, target, learner, model, optimizer."""
+    """Training config, such as `init` writes: data, target, step, model, learner."""
     out: Folder
-    """Folder for the run, its log, report and release; made if missing."""
+    """Folder for the log, the report and the release. It is created if missing."""
     resume: bool = False
-    """Go on with the run in DIR."""
+    """Continue the run in DIR."""
     book: _Book = None
-    """Charge the run to the book of its data set before its first draw; see `book`."""
+    """Charge the run to the privacy budget of its data set before it starts (see
+    `book`)."""
     floor: Number = None
-    """The run's floor, in a book with mu-GDP prices; default: 1 % of its delta."""
+    """Part of the budget's delta that the run may use, where prices are mu-GDP (see
+    docs/book.md). Default: 1 % of that delta."""
     distributed: bool = False
-    """Be one of several processes that train one run. Start each by this command; the
-    cluster (Slurm, Open MPI, Kubernetes) or the next three options tell them apart."""
-    coordinator: Annotated[Name, option("HOST:PORT")] = None
-    """Host of process 0, and a free port there."""
+    """Train one run in several processes. Start this command once per process.
+    Slurm, Open MPI, Kubernetes or the next three options give each its number."""
+    coordinator: Annotated[Name, option("HOST:PORT", may_lack=True)] = None
+    """Host of process 0 and a free port on it."""
     num_processes: Whole = None
     """Number of processes."""
     process_index: Whole = None
-    """Index of this process, from 0. Process 0 alone writes into DIR."""
+    """Index of this process, from 0. Only process 0 writes into DIR."""
 
     _has_warnings = False
 
@@ -102,22 +104,23 @@ class Tune(Command):
     """The command ``tune``."""
 
     file: TomlFile
-    """The search: the target, how many runs are drawn, a run, hyperparameters. Or a
-    training config."""
+    """Search config (target, number of runs, run, hyperparameters), or a training
+    config."""
     out: Folder
-    """Folder for the runs and the release; made if missing."""
+    """Folder for the runs and the release. It is created if missing."""
     resume: bool = False
-    """Go on with the search in DIR, with the number of runs that was drawn."""
+    """Continue the search in DIR. The number of runs is not drawn again."""
     book: _Book = None
-    """Charge the search to the book of its data set before its first run; see `book`.
-    """
+    """Charge the search to the privacy budget of its data set before it starts (see
+    `book`)."""
     floor: Number = None
-    """The search's floor in the book; default: 1 % of its delta."""
+    """Part of the budget's delta that the search may use, where prices are mu-GDP (see
+    docs/book.md). Default: 1 % of that delta."""
     cost_only: bool = False
-    """Only print what each run and the search would cost; nothing is drawn."""
+    """Only print the privacy cost of each run and of the search. Nothing is trained."""
     held_out_is_public: bool = False
-    """Nobody in the held-out data is to be protected; needed if the file is a training
-    config, around which is searched."""
+    """State that the held-out data are public, so that scores on them may choose the
+    best run. Required if FILE.toml is a training config."""
 
     _has_warnings = False
 

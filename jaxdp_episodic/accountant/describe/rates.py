@@ -272,8 +272,8 @@ def _most_children_drawn(
             return size
     elif bound is None:
         raise ValueError(
-            f"level {scheme.name!r}: clipping below the protected unit needs a public "
-            "upper bound of the children of one unit, the draw's population"
+            f"level {scheme.name!r}: it needs a public upper bound of how many of them "
+            "one protected unit has (the draw's population), as each is clipped alone"
         )
     bound = np.asarray(bound, np.int64)
     if population is not None:

@@ -11,6 +11,9 @@ from jaxdp_episodic.accountant.report.rounding import upward
 GUARANTEE = "guarantee"
 """The name of what does not move."""
 
+TAKEN = "taken"
+"""The name of what was taken of each option."""
+
 INFORMATION = "no guarantee; the same steps, had they been fixed in advance"
 """What the exact composition of the steps that were taken is."""
 
@@ -50,7 +53,7 @@ def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
             f"epsilon {upward(budget.epsilon)} at delta {budget.delta:g}, however the "
             "steps were chosen and whenever the run ends; it does not move",
         ),
-        *(("taken", text) for text in _spent(budget)),
+        *((TAKEN, text) for text in _spent(budget)),
         *so_far,
         ("information", f"epsilon {known} ({INFORMATION})"),
     ]

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, epoch_scheme
+from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import (
     ORIGINAL,
     OWNED,
@@ -23,16 +24,21 @@ from jaxdp_episodic.accountant.describe.step import STEP, ComposedSteps, Gaussia
 from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.accountant.report.protected import (
     bounds_in_words,
+    makes_one,
     step_of_bounds,
 )
 from jaxdp_episodic.accountant.report.rounding import upward
 
 # What must be true of a run, of the words filled in: see `preconditions_of`.
 _LOCALITY = (
-    "Locality: the clipped contribution of each {clipped} depends on nothing but what "
-    "was drawn of it, the current model, public data and fresh randomness. Where "
-    "examples interact (support and query, a softmax over classes, batch statistics), "
-    "they do so within one clip unit."
+    "Locality: the clipped contribution of each {clipped} depends only on what was "
+    "drawn of it, the current model, public data and fresh randomness. Where examples "
+    "interact (support and query, a softmax over classes, batch statistics), they do "
+    "so within one clip unit."
+)
+_OWN_DATA = (
+    "Locality: the contribution of each {clipped} depends only on its own data, "
+    "earlier releases, public data and fresh randomness."
 )
 _BLOCKS = (
     "Blocks: the partition of people into blocks looks at nobody's data, and nobody's "
@@ -41,18 +47,18 @@ _BLOCKS = (
 )
 _LISTS = (
     "Public lists: the units above the level {above!r} are public. One that is emptied "
-    "stays listed, is drawn at the same rate and contributes zero."
+    "stays listed{drawn} and contributes zero."
 )
 _ONE_PATH = "One path: every {unit!r} lies under exactly one path of the tree."
 _BOUNDS = (
-    "Bounds of people: every {last!r} has one owner, and nobody owns more than this: "
+    "Bounds of people: every {last!r} has one owner, and nobody owns more than "
     "{bounds}. These bounds are public, not read from the data, and enforced before "
     "training by a rule that looks at one person's {looks} alone. This epsilon does "
     "not protect people beyond them."
 )
 _COPIES = (
-    "Copies: every {last!r} is a copy of one original, and nobody's original has more "
-    "than this: {bounds}. Which examples are copies of one another is public; all of "
+    "Copies: every {last!r} belongs to one original, and no original has more than "
+    "{bounds}. Which examples are copies of one another is public; all of "
     "them come, go or change together. An epsilon of one copy alone protects nobody."
 )
 _WITHIN = (
@@ -64,12 +70,12 @@ _CHOICES = (
     "chosen, its noise, rates and budget were fixed before the first release."
 )
 _FIXED = (
-    "Fixed in advance: rates, noise and the number of steps do not react to anything "
+    "Fixed in advance: {rates}noise and the number of steps do not react to anything "
     "that was released."
 )
 _FRESH_DRAWS = (
-    "Fresh draws: every step draws anew and secretly; the same draws for an epoch are "
-    "another design (RandomAllocation, ShuffledEpochs)."
+    "Fresh draws: every step draws anew, and its draws stay secret. Draws that are "
+    "kept for an epoch need another accounting."
 )
 _FRESH_EPOCHS = (
     "Fresh epochs: who takes part in which step is drawn anew and secretly in every "
@@ -94,10 +100,9 @@ _REPLACEMENT = (
     "is a removal and an addition, and not covered."
 )
 _SLOTS = (
-    "Slots: how many slots for {slots!r} there are is public, draws are made among all "
-    "of them, filled or not, and a contribution whose drawn content holds a null one "
-    "is 0 as a whole. Masking the null is not enough. An epsilon at another level "
-    "supposes the same of its slots."
+    "Slots: the number of slots for {slots!r} is public. {among}A contribution with an "
+    "empty slot in it is 0 as a whole; masking the empty slot is not enough. An "
+    "epsilon at another level needs the same of its own slots."
 )
 _SIZES = (
     "Sizes: where children are drawn without replacement, their number is that in the "
@@ -129,13 +134,16 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         "above": last if is_person else unit,
         "unit": unit,
         "last": last,
-        "bounds": bounds_in_words(bounding.people),
+        "rates": "rates, " if kinds else "",
+        "drawn": ", is drawn at the same rate" if kinds else "",
+        "among": "All of them are drawn alike, filled or not. " if kinds else "",
+        "bounds": _bounds_of(bounding.people),
         "looks": "data" if relation == "add_remove" else "slots",
         "how_often": "epoch" if in_epochs else "step",
         "slots": last if is_person and not in_blocks else unit,
     }
     rows = (
-        (True, _LOCALITY),
+        (True, _LOCALITY if kinds else _OWN_DATA),
         (in_blocks, _BLOCKS),
         (not in_blocks, _LISTS),
         (not in_blocks and not is_person, _ONE_PATH),
@@ -152,6 +160,12 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         (relation == "add_remove" and WithoutReplacement in kinds, _SIZES),
     )
     return tuple(text.format(**words) for holds, text in rows if holds)
+
+
+def _bounds_of(people: PersonBounds | None) -> str:
+    if people is not None and makes_one(people):
+        return "one"
+    return f"this: {bounds_in_words(people)}"
 
 
 def caveats_of(
@@ -259,13 +273,16 @@ def _unprotected_levels(
         if not isinstance(value, str) and math.isinf(value)
     ]
     levels = list(epsilon_by_level)
-    coarser = [repr(level) for level in levels[: levels.index(unit)] if level != PERSON]
+    coarser = [level for level in levels[: levels.index(unit)] if level != PERSON]
     if unit != PERSON and PERSON in levels:
         found.append(_of_a_person(unit, level_runs, epsilon_by_level[PERSON]))
     if coarser and unit != PERSON:
+        is_known = any(isinstance(epsilon_by_level[level], float) for level in coarser)
         found.append(
-            f"epsilon protects a single {unit!r}; for a whole {' or '.join(coarser)} "
-            "see the epsilon at that level"
+            f"epsilon protects a single {unit!r}, not a whole "
+            f"{' or '.join(map(repr, coarser))}"
+            + "; see the epsilon at that level"
+            * is_known
         )
     return found
 

@@ -50,8 +50,7 @@ def report_in_words(
         lines += ["", "## Whom else it protects, and how well", "", *_table(rows)]
     for level, reason in report.epsilon_by_level.items():
         if isinstance(reason, str):
-            said = f"About one `{level}` nothing is promised, as no epsilon of it is "
-            lines += ["", f"{said}known. The accountant's reason: {reason}."]
+            lines += ["", f"No epsilon is known for one whole `{level}`: {reason}."]
     lines += _reversals(report, run)
     lines += _conditions(report.preconditions, report.warnings)
     return "\n".join(map(_filled, lines))
@@ -94,8 +93,8 @@ def _opening(protected: str, released: str, changed: str) -> list[str]:
         "",
         "## What is protected",
         "",
-        f"This protects {protected}: {released} would have come out nearly the "
-        f"same with {changed} in the training data. This holds whatever else an "
+        f"This protects {protected}: {released} would be nearly as likely "
+        f"with {changed} in the training data. This holds whatever else an "
         "attacker knows, and whatever is done with the release.",
     ]
 
@@ -123,7 +122,7 @@ def _conditions(preconditions: Sequence[str], warnings: Sequence[str]) -> list[s
     lines = ["", "## It holds if", "", _ANSWER, ""]
     lines += [f"* {text}" for text in preconditions]
     if warnings:
-        lines += ["", "## To be known", "", *(f"* {text}" for text in warnings)]
+        lines += ["", "## Also to note", "", *(f"* {text}" for text in warnings)]
     return lines
 
 

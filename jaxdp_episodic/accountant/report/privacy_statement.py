@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.json_file import plain
 
 SCHEMA_VERSION = 1
+CONDITIONS = "It holds if (nothing checks this)"
 _WIDTH = 88  # letters a line
 
 
@@ -132,8 +133,8 @@ class PrivacyReport:
             *_levels(self),
             *_distribution(self),
             *_worst(self),
-            *_listed("Warnings", self.warnings),
-            *_listed("Must be true, unchecked", self.preconditions),
+            *listed("Warnings", self.warnings),
+            *listed(CONDITIONS, self.preconditions),
         ]
         return "\n".join(lines)
 
@@ -191,6 +192,9 @@ def _worst(report: PrivacyReport) -> list[str]:
     worst = report.worst_path
     if worst is None:
         return []
+    rates = [", ".join(f"{k} {v:.5g}" for k, v in r.items()) for r in worst.rates]
+    if worst.units is None and worst.inclusion_rate == 1:
+        return []  # nothing is drawn, and nobody is named
     rows = []
     if worst.units is not None:
         names = ", ".join(f"{k} {v!r}" for k, v in worst.units.items()) or "the root"
@@ -199,15 +203,14 @@ def _worst(report: PrivacyReport) -> list[str]:
     if worst.sizes:
         sizes = ", ".join(f"{k} {v}" for k, v in worst.sizes.items())
         rows.append(("drawn out of", sizes))
-    for rates in worst.rates:
-        text = ", ".join(f"{k} {v:.5g}" for k, v in rates.items())
-        rows.append(("rates", text))
+    rows += [("rates", text) for text in dict.fromkeys(rates)]
     rows.append(("inclusion rate", f"{worst.inclusion_rate:.5g}"))
     rows.append(("epsilon", _upward(worst.epsilon)))
     return ["", "Path with the largest epsilon", *_aligned(rows)]
 
 
-def _listed(title: str, texts: tuple[str, ...]) -> list[str]:
+def listed(title: str, texts: Sequence[str]) -> list[str]:
+    """A title and texts as a wrapped list; nothing without texts."""
     if not texts:
         return []
     marked = [

@@ -32,9 +32,14 @@ def unit_in_words(privacy_unit: str, people: PersonBounds | None) -> str:
     """Returns the same of a privacy unit and its bounds."""
     if privacy_unit not in OWNED:
         return f"one {privacy_unit}"
+    is_joined = people is not None and makes_one(people)
     bounds = bounds_in_words(people)
     if privacy_unit == PERSON:
-        return f"one person, {bounds}"
+        return "one person" + (
+            " with all of their examples" if is_joined else f", {bounds}"
+        )
+    if is_joined:
+        return "one original example with all of its copies"
     return f"one original example with {bounds.replace('examples', 'copies', 1)}"
 
 
@@ -45,21 +50,25 @@ def changed_unit(privacy_unit: str, neighboring_relation: str) -> str:
             "add_remove": "one example, with all of its copies, more or less",
             "replace_one": "the content of one example, and of all of its copies, "
             "replaced",
-            "zero_out": "the slots of one example and of all of its copies empty, or "
-            "filled,",
+            "zero_out": "the slots of one example and of all of its copies emptied "
+            "or filled",
         }[neighboring_relation]
     if privacy_unit == PERSON:
         return {
             "add_remove": "one person, with all of their examples, more or less",
             "replace_one": "the content of all examples of one person replaced",
-            "zero_out": "all of one person's slots empty, or filled,",
+            "zero_out": "all slots of one person emptied or filled",
         }[neighboring_relation]
     return {
         "add_remove": f"one `{privacy_unit}` more or less",
         "replace_one": f"the content of one `{privacy_unit}` replaced",
-        "zero_out": f"one more of the public slots of `{privacy_unit}` empty, or "
-        "filled,",
+        "zero_out": f"one `{privacy_unit}` slot emptied or filled",
     }[neighboring_relation]
+
+
+def makes_one(people: PersonBounds) -> bool:
+    """Whether somebody owns one unit at most, as where all of theirs is joined."""
+    return not people.shape and people.numbers == {"examples": 1}
 
 
 def bounds_in_words(people: PersonBounds | None) -> str:

@@ -37,7 +37,7 @@ TOTAL = "total"
 MEANS = "means"
 BETWEEN = (TOTAL, MEANS)
 PAIR = "pair"  # level of pairs of examples
-_GIVEN = "contribution"  # level of what each person gives
+GIVEN = "contribution"  # level of what each person gives
 # Share of the budget where a config states none and gradient steps follow.
 _SHARES = {MEAN: 0.02, PLDA: 0.6}
 MOST_FEATURES = 4096  # a covariance has their square: 128 MB
@@ -170,8 +170,8 @@ def statistics_steps(
         )
 
     if is_person:
-        one = step(_GIVEN, clip_unit=_GIVEN)
-        pairs = step(PAIR, _GIVEN, clip_unit=PAIR)
+        one = step(GIVEN, clip_unit=GIVEN)
+        pairs = step(PAIR, GIVEN, clip_unit=PAIR)
     else:
         one = pairs = step(*levels, clip_unit=privacy_unit)
         if privacy_unit == example_level:

@@ -51,6 +51,8 @@ class Truncation(Spec):
     def __str__(self) -> str:
         bounds = ", ".join(f"{name}={n}" for name, n in self.bounds.numbers.items())
         number = self.examples_kept + self.examples_dropped
+        if not self.examples_dropped:
+            return f"none of {number:,} examples left out: all are within {bounds}"
         return (
             f"{self.examples_dropped:,} of {number:,} examples left out, of "
             f"{self.people_cut:,} of {self.people:,} people: all are within {bounds}"

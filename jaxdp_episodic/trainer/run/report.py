@@ -7,6 +7,7 @@ The page and the full log are private.
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import (
+    ORIGINAL,
     OWNED,
     PERSON,
     Poisson,
@@ -24,12 +26,17 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.attacker import true_positive_rate
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, public_budget
 from jaxdp_episodic.accountant.report.adaptive_words import (
+    TAKEN,
     adaptive_preconditions,
     budget_in_words,
     owed_by_plan,
 )
 from jaxdp_episodic.accountant.report.in_words import FALSE_ALARMS
-from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
+from jaxdp_episodic.accountant.report.privacy_statement import (
+    CONDITIONS,
+    PrivacyReport,
+    listed,
+)
 from jaxdp_episodic.accountant.report.protected import (
     bounds_in_words,
     changed_unit,
@@ -44,7 +51,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
     NORMALIZE,
     ClippingConfig,
 )
-from jaxdp_episodic.trainer.config.training_start import contribution_norm
+from jaxdp_episodic.trainer.config.training_start import GIVEN, contribution_norm
 from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.clip_norm import clipped_and_noised
@@ -54,7 +61,12 @@ from jaxdp_episodic.trainer.run.run_files import HELD_OUT
 SEEDED = "draws and noise come from a fixed seed"
 _ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are drawn
 _UNITS = "mean units a step"
+_WIDTH = 88  # letters of a line of a block
 _FIXED = ClippingConfig(kind=FIXED)
+_JOINED = {
+    PERSON: " A contribution is what all examples of one person add together.",
+    ORIGINAL: " A contribution is what one example and its copies add together.",
+}
 # Whether the noise is discrete: its name, and what its low-order bits reveal.
 _NOISES = {
     True: (
@@ -264,11 +276,12 @@ def privacy_statement(
             f"cost epsilon {upward(report.epsilon)}: "
             f"{owed_by_plan(budget.epsilon, budget.delta)}."
         )
-    deviations = dict.fromkeys(
-        f"{step.noise_multiplier * contribution_norm(step):.5g} for each "
-        f"{step.clip_unit}"
-        for step in budget.before[:before]
-    )
+    deviations = dict[str, list[str]]()
+    for step in budget.before[:before]:
+        deviation = step.noise_multiplier * contribution_norm(step)
+        deviations.setdefault(str(step.clip_unit), []).append(f"{deviation:.5g}")
+    joined = _JOINED.get(str(budget.step.privacy_unit), "")
+    noises = (f"{', '.join(each)} for each {of}" for of, each in deviations.items())
     rows = (
         (True, head),
         (
@@ -281,7 +294,8 @@ def privacy_statement(
             before,
             f"Each of {before} private statistics is one sum over all of the data, in "
             f"which each contribution has norm 1 or less. To the sums {kind} was added,"
-            f" of standard deviation {', '.join(deviations)}.",
+            f" of standard deviation {'; '.join(noises)}."
+            f"{joined * (GIVEN in deviations)}",
         ),
         (
             num_steps > before,
@@ -295,10 +309,11 @@ def privacy_statement(
             f"The run released {'the noised sums and ' * bool(budget.before)}the "
             f"parameters {'and the clip norm ' * clipping.counts}after every step. The "
             "guarantee does not cover what is not released: the full log, which holds "
-            "losses and norms of private data; which examples each step drew; and "
-            "scores on held-out data, which disclose the people in those. Sizes in this"
-            " statement come from the config; if they were counted in the data, the "
-            "guarantee does not cover them.",
+            "losses and norms of private data; "
+            f"{'which examples each step drew; ' * (num_steps > before)}and scores on "
+            "held-out data, which reveal something about the people in these. Sizes in "
+            "this statement come from the config. If they were counted in the data, "
+            "the guarantee does not cover them.",
         ),
         (people, people and _of_a_person(report, people, for_release=for_release)),
         (truncation, truncation and bounded(truncation, for_release=for_release)),
@@ -324,10 +339,12 @@ def adaptive_statement(
     if not budget.is_private:
         return _page([(True, head)])
     clipping = clipping or _FIXED
+    given = dict.fromkeys(budget.first, "the contribution")
     menu = ["| option | noise multiplier | clipped | taken |", "|---|---|---|---|"]
     menu += [
         f"| {name} | {float(step.noise_multiplier):.5g} | "
-        f"{'the score' if name in budget.checks else 'the gradient'} of each "
+        f"{'the score' if name in budget.checks else given.get(name, 'the gradient')}"
+        " of each "
         f"`{step.clip_unit}` | {budget.taken[name]:,} |"
         for name, step in budget.options.items()
     ]
@@ -353,9 +370,18 @@ def adaptive_statement(
         ),
         (truncation, truncation and bounded(truncation, for_release=for_release)),
     )
-    facts = [f"{name:<12} {text}" for name, text in budget_in_words(budget)]
-    unchecked = [f"  * {text}" for text in adaptive_preconditions(budget)]
-    return _page(rows, "\n".join([*facts, "", "Must be true, unchecked", *unchecked]))
+    # What was taken is in the table.
+    facts = [(name, text) for name, text in budget_in_words(budget) if name != TAKEN]
+    said = [*_wrapped(facts), *listed(CONDITIONS, adaptive_preconditions(budget))]
+    return _page(rows, "\n".join(said))
+
+
+def _wrapped(facts: Sequence[tuple[str, str]]) -> list[str]:
+    """A line or more for each name and its text."""
+    return [
+        textwrap.fill(f"{name:<12} {text}", _WIDTH, subsequent_indent=13 * " ")
+        for name, text in facts
+    ]
 
 
 def adaptive_methods(
@@ -442,6 +468,8 @@ def report_of_budget(
         finer = list(levels)[list(levels).index(unit) + 1 :]
         reason = f"only slots of the level {unit!r} were drawn"
         levels |= dict.fromkeys(finer, reason)
+    if unit == PERSON and budget.before:
+        levels.pop(GIVEN, None)  # all that a person gives to a sum: the person again
     if has_default_normalizer:
         reason = (
             "the divisor was the mean number of clip units a step, which is private at "

@@ -597,3 +597,39 @@ def test_bounds_that_do_not_suit_the_draw_are_said_not_to_be_covered():
     )
     assert "bound of classes" in str(report.epsilon_by_level["person"])
     assert any("of a person none is known" in text for text in report.warnings)
+
+
+# --- Only what the run in hand does ---
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_conditions_of_draws_are_those_of_runs_that_draw(rate):
+    design = jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=1.0),
+        jde.Poisson("example", sampling_probability=rate),
+    )
+    step = jde.GaussianStep(
+        design,
+        noise_multiplier=4.0,
+        clip_unit="example",
+        neighboring_relation="zero_out",
+    )
+    report = jde.privacy_report(step, num_steps=1, delta=1e-5, method="rdp")
+    told = " ".join(report.preconditions)
+    for word in ("drawn", "draws", "rates", "episode", "support"):
+        assert (word in told) <= (rate < 1)
+    assert "Slots:" in told and "Locality:" in told and "Public lists:" in told
+    assert ("drawn at the same rate" in told) == (rate < 1)
+    assert ("Path with the largest epsilon" in str(report)) == (rate < 1)
+
+
+def test_joined_examples_of_a_person_read_as_one_person():
+    step = jde.GaussianStep(
+        jde.Poisson("contribution", sampling_probability=1.0),
+        noise_multiplier=4.0,
+        privacy_unit="person",
+        people=jde.PersonBounds(examples=1),
+    )
+    report = jde.privacy_report(step, num_steps=1, delta=1e-5, method="rdp")
+    assert report.protected == "one person with all of their examples"
+    assert "nobody owns more than one." in " ".join(report.preconditions)

@@ -49,10 +49,7 @@ MEASURED = (
 
 
 def said_of_alike(kind: str, sizes: Sequence[float], epsilon: float) -> str:
-    """Returns what the sets most like some data gained, as a sentence.
-
-    ``sizes``: classes, examples of a class, features of an example.
-    """
+    """Returns what sets like one of ``sizes`` (as `Measured` has them) gained."""
     apart = {
         one: sum(abs(math.log(a / b)) for a, b in zip(one[3:6], sizes, strict=True))
         for one in MEASURED
@@ -63,8 +60,7 @@ def said_of_alike(kind: str, sizes: Sequence[float], epsilon: float) -> str:
     near = [one for one in near if apart[one] <= _TOO_FAR]
     if not near:
         return "no data of this kind and size were measured (docs/accuracy.md)"
-    low, high = EPSILONS
-    places = [0] * (epsilon < high) + [1] * (epsilon > low)
+    places = [0] * (epsilon < EPSILONS[1]) + [1] * (epsilon > EPSILONS[0])
     said = [f"{_gained(near, i)} at epsilon {EPSILONS[i]:g}" for i in places]
     names = ", ".join(dict.fromkeys(one.said for one in near))
     which = "" if epsilon in EPSILONS else f"; epsilon {epsilon:g} was not measured"

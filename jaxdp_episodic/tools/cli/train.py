@@ -157,6 +157,10 @@ class Tune(Command):
         return facts(rows, 10)
 
     def _left(self) -> str:
+        from jaxdp_episodic.tools.train.search import STATE
+
+        if not (self.out / STATE).exists():
+            return "; no search was drawn yet, start again"
         return f"; go on with --resume --out {self.out}"
 
 

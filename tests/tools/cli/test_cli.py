@@ -574,6 +574,21 @@ def test_every_config_names_its_command(path):
     assert read_request(path, kind[command])
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+def test_an_interrupted_search_says_how_to_go_on(drawn, monkeypatch, tmp_path, capsys):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    for name in ("search_budget", "run_search"):
+        monkeypatch.setattr(f"jaxdp_episodic.tools.train.search.{name}", interrupted)
+    if drawn:
+        (tmp_path / "search.json").write_text("{}")
+    config = str(ROOT / "configs/tune_glyphs.toml")
+    assert cli.run(["tune", config, "--out", str(tmp_path)]) == 130
+    hint = "go on with --resume" if drawn else "no search was drawn yet, start again"
+    assert hint in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "module",
     [

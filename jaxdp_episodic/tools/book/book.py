@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
@@ -65,6 +66,8 @@ def order_of(
     *parts: AnyRun, what: str, name: str, protected: Protected, floor: Any = None
 ) -> Order:
     """Returns the order of a run of steps and releases, at a floor of its own."""
+    for part in parts:
+        refuse_disjoint(part, "a book")
 
     def price(terms: BookTerms) -> Mapping[str, Any]:
         return terms.prices.price(*parts, method=terms.method, floor=floor)
@@ -149,9 +152,9 @@ def charge_query(
     # Nothing identifies a query, so asking again pays again. What its steps do not say
     # (data, units) the caller is trusted for.
     terms = read_book(where).terms
+    order = order_of(run, what=QUERY, name=name, protected=terms.protected, floor=floor)
     for part in parts_of(run):
         terms.refuse_other(_protected_by(part, terms.protected))
-    order = order_of(run, what=QUERY, name=name, protected=terms.protected, floor=floor)
     return charge(where, order, run=new_name(), sessions=(), session=new_name())
 
 

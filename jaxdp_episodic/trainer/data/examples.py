@@ -152,7 +152,8 @@ def _of_table(
     if not features or not groups:
         raise ValueError(
             f"{path}: what was trained on came from no table, so that nobody knows "
-            "which columns are meant; give an .npz file"
+            "which columns are meant; give an .npz file, or a folder of pictures "
+            "where the release reads pictures"
         )
     there, unit, target = names_of_columns(path), str(groups[-1]), source.get("target")
     others = [name for name in (unit, target) if name in there]

@@ -12,6 +12,7 @@ import jaxdp_episodic as jde
 import jaxdp_episodic.traced as traced
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools import cli
+from jaxdp_episodic.tools.book.book import order_of
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
@@ -189,6 +190,7 @@ REFUSALS = {
     "gradient": lambda: jde.epsilon_and_gradient(BOTH, num_steps=3, delta=1e-5),
     "options": lambda: jde.AdaptiveRun({"a": BOTH}, quotas={"a": 3}),
     "traced": lambda: traced.epsilon(BOTH, num_steps=3, delta=1e-5),
+    "book": lambda: order_of(BOTH, what="query", name="both", protected=None),
     "requests": lambda: CalibrationRequest(step=BOTH, calibrate="num_steps", **TARGET),
 }
 

@@ -154,13 +154,10 @@ def test_a_private_run_comes_near_the_true_prior(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
     import published
 
-    test, run = published.test_error(), published.Run(epsilon=3.0, tasks=300)
-    found = published.trained(run, 5, published.STEPS, tmp_path / "run", test)
-    learner = published.learner_and_params()[0]
-    alone, best = (
-        test(learner, params).mean ** 2
-        for params in (published.ridge(3.0), published.oracle())
-    )
+    study = published.Published()
+    study.out = tmp_path
+    found = study.train((3.0, 300.0), 5)[published.ERROR]
+    alone, best = published.bounds().values()
     assert best < 0.4 and 1.1 < alone < 1.4
     assert found < 0.55
 

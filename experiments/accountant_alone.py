@@ -18,7 +18,7 @@ from typing import Any
 
 TRAINER = ("flax", "optax", "orbax", "tensorstore", "randomgen", "rich", "tyro")
 # Each is for another library, and says so where that one is missing.
-BRIDGES = ("dp_accounting", "to_dp_event", "jax_privacy", "opacus")
+BRIDGES = ("dp_accounting", "jax_privacy", "opacus")
 DELTA, NUM_STEPS = 1e-5, 10
 
 
@@ -71,8 +71,7 @@ def main() -> None:
     assert jde.trade_off(step, false_positive_rate=0.01, **run) < 0.99
     print(str(jde.privacy_report(tasks, delta=DELTA, **run)).splitlines()[2].strip())
     for name in BRIDGES:
-        library = {"to_dp_event": "dp_accounting"}.get(name, name)
-        if not _is_there(library):
+        if not _is_there(name):
             _refused(_bridge, name, says="pip install '.[")
     value, slopes = jde.epsilon_and_gradient(step, delta=DELTA, **run)
     assert value == jde.epsilon(step, delta=DELTA, **run), value

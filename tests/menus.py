@@ -1,6 +1,7 @@
 """Options of runs that adapt that several test files ask about."""
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.methods.adaptive.problem import explored
 
 
 def two_groups():
@@ -25,3 +26,12 @@ def two_groups():
 
     options = {"a": drawn(1), "b": drawn(20)}
     return jde.AdaptiveRun(options, prices={"a": 1, "b": 2}, budget=6)
+
+
+def budget_graph(prices, budget):
+    """The states of a budget: what is left, as far as a path leads there."""
+
+    def moves(left):
+        return ((k, left - price) for k, price in enumerate(prices) if price <= left)
+
+    return explored([budget], moves, lambda left: budget - left)[0]

@@ -10,8 +10,9 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.methods.adaptive.method import Solver
-from jaxdp_episodic.accountant.methods.adaptive.problem import Problem, budget_graph
+from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
 from jaxdp_episodic.accountant.methods.run import DeltaAt, Run
+from menus import budget_graph
 from oracles import adaptive
 from rows import fast_and_slow
 

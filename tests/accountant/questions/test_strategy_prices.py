@@ -6,11 +6,11 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.methods.adaptive.method import profiles_above
-from jaxdp_episodic.accountant.methods.adaptive.problem import Problem, budget_graph
+from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price
 from jaxdp_episodic.bounds import Gaussian
-from menus import two_groups
+from menus import budget_graph, two_groups
 from oracles import adaptive
 
 FLOOR = 1e-6

@@ -220,7 +220,7 @@ def check_that_the_clip_norm_is_known_before_the_draw():
     assert len(set(used)) == 4
 
 
-_CALL = private_gradient.PrivateGradient, "__call__"
+_CALL = private_gradient.PrivateGradient, "_noised"
 _SUM = "totals = self._sum(params, blocks, clip)"
 FAULTS = {
     "padded places count": (

@@ -44,7 +44,7 @@ def test_nothing_private_is_in_it(release):
 def test_sizes_that_were_counted_are_said_to_be_uncovered(release):
     _, files = release
     assert (
-        "if they were counted in the data, the guarantee does not cover them"
+        "If they were counted in the data, the guarantee does not cover them"
         in " ".join(files[1].read_text().split())
     )
 

@@ -367,7 +367,10 @@ def test_couples_give_every_pair_that_they_can_and_no_other():
             {"people": PersonBounds(examples=1, classes=2)},
             "people must allow for at least the 3 examples of a person .* got 2",
         ),
-        ({"neighboring_relation": "zero_out"}, "slots must .* 4 examples in a class"),
+        (
+            {"neighboring_relation": "zero_out"},
+            "population of .* must .* 4 examples in a class",
+        ),
         (
             {"neighboring_relation": "zero_out", "config": StartConfig(pairs="people")},
             "start.num_people must .* the 4 people",

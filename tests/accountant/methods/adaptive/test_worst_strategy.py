@@ -24,19 +24,11 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import (
     explored,
 )
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
+from menus import budget_graph
 from oracles import adaptive
 from rows import fast_and_slow
 
 ONE = np.ones(1)
-
-
-def budget_graph(prices, budget):
-    """The states of a budget: what is left, as far as a path leads there."""
-
-    def moves(left):
-        return ((k, left - price) for k, price in enumerate(prices) if price <= left)
-
-    return explored([budget], moves, lambda left: budget - left)[0]
 
 
 def gaussian(noise, rate, steps=1):

@@ -424,6 +424,13 @@ def test_losses_beyond_the_range_of_exponentials_lie_within_certified_ends(case)
 
 def _of_hits(name, rate, shift):
     """The step, log of the odds of a hit, and the loss of a miss."""
+    if name == "above":  # whether its class is drawn may be known
+        draw = jde.MultistageSampling(
+            jde.Poisson("class", sampling_probability=rate),
+            jde.WithoutReplacement("example", size=3, population=3),
+        )
+        step = jde.GaussianStep(draw, noise_multiplier=2 / shift, clip_unit="example")
+        return step, 0.0, 0.0
     odds, rest = np.log(rate / (1 - rate)), np.log1p(-rate)
     scheme, relation, moves, log_odds, log_rest = {
         "sampled": (poisson, "add_remove", 1, np.log(rate), rest),
@@ -452,12 +459,14 @@ HITS = [
     ("sampled", 0.3, 100.0, 900, 1e-3),
     ("zeroed", 0.06, 39.8, 100, 2e-3),
     ("zeroed", 0.5, 60.0, 300, 1e-6),
+    ("above", 0.001758, 13.6147, 4_944, 3.906e-5),
+    ("above", 0.03761, 36.84, 492, 3.85e-5),
 ]
 
 
 @pytest.mark.parametrize("case", HITS)
 def test_sums_of_far_hits(case):
-    """Their exact epsilons were 0, or up to 2e-4 too small."""
+    """Their exact epsilons were 0, up to 2e-4 too small, or 9e-4 too large."""
     name, rate, shift, steps, delta = case
     step, log_odds, log_rest = _of_hits(name, rate, shift)
     hits = rate, shift, log_odds, log_rest

@@ -146,7 +146,13 @@ def steps_of(
         shift if has_gaussians and not (xp is np and not np.any(shift)) else None,
         group.loss.bulk_width(),
         begins,
-        _apart(nodes, begins, xp.exp(cuts[0, : cut.size]), atoms),
+        _apart(
+            nodes,
+            begins,
+            xp.exp(cuts[0, : cut.size]),
+            atoms,
+            flat(group.loss.outer_rate),
+        ),
         group.loss.may_have_atoms,
         xp.where(group.count > 0, group.count * log_left, 0.0).sum(axis=0),
     )
@@ -410,7 +416,11 @@ def _begins(weight: Pair) -> Array:
 
 
 def _apart(
-    nodes: LossNodes, begins: Array, least: Array, is_discrete: Array | bool
+    nodes: LossNodes,
+    begins: Array,
+    least: Array,
+    is_discrete: Array | bool,
+    outer_rate: Array,
 ) -> Array:
     """Largest distance of the mean losses of two parts, (m,)."""
     xp = namespace(nodes.mass)
@@ -435,7 +445,8 @@ def _apart(
         terms = zip((size, size * loss, size * loss * loss), state[:3], strict=True)
         return *(a + xp.where(new, 0.0, b) for a, b in terms), *ends
 
-    atom = 1 - nodes.mass > 1e-12
+    # Steps that see nothing have loss 0, also where those that do have no atom there.
+    atom = 1 - outer_rate * nodes.mass > 1e-12
     seen = xp.where(xp.hypot(*nodes.weight) > least, xp.abs(nodes.loss[0]), 0.0)
     far = (xp.max(seen, axis=0) > _NEAR_LOSS) | is_discrete
     needed = (atom | xp.any(begins, axis=0)) & far

@@ -1,17 +1,8 @@
 """Amplification by subsampling of (epsilon, delta) guarantees and privacy profiles.
 
-The whole family follows from one identity of hockey-stick divergences. If two
-distributions share a part, ``mu = (1-r) mu0 + r mu1`` and ``mu' = (1-r) mu0 + r mu1'``,
-then
-
-    H_{e^eps'}(mu || mu') = r H_{e^eps}(mu1 || (1-b) mu0 + b mu1'),
-    eps' = log(1 + r (e^eps - 1)),   b = e^{eps' - eps}
-
-(advanced joint convexity). The shared part is what happens when the differing unit is
-not drawn, r the chance that it is.
-
-With several levels of sampling the product of their rates is not always r: see
-docs/theory.md, "Why the product rate alone is wrong".
+All follow from advanced joint convexity (docs/amplification.md). With several levels of
+sampling the product of their rates is not always the rate: see docs/theory.md, "Why the
+product rate alone is wrong".
 
 Arguments may be arrays that broadcast: ``epsilon`` >= 0 in nats, ``delta`` and
 ``sampling_probability`` p in [0, 1], ``size`` m and ``population`` n whole numbers,
@@ -268,7 +259,7 @@ def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> A
 def advanced_joint_convexity(
     shared: Any, first: Any, second: Any, *, rate: float, epsilon: float
 ) -> tuple[float, float]:
-    """The identity at the head of this module, for finite pairs.
+    """Advanced joint convexity (docs/amplification.md) of finite pairs.
 
     Args:
       shared: mu0, (K,) probabilities.

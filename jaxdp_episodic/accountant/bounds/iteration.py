@@ -1,24 +1,6 @@
 """Amplification by iteration: steps that follow hide the steps before.
 
-Noisy gradient descent releases its *last* iterate only. For convex losses that are
-smooth, a gradient step of length at most 2 / smoothness does not expand distances; a
-difference made by one example can only shrink on its way, while noise is added at
-every step. The shift technique of Feldman, Mironov, Talwar and Thakurta turns that into
-Rényi-DP: a difference ``s`` made at step t may be paid for in parts ``a_t, …, a_T`` at
-the steps that follow,
-
-    rdp(alpha) = alpha sum_i a_i² / (2 w_i),     w_i = (eta_i sigma_i)²,
-
-if the parts add up once each is carried to the end. The best parts (Cauchy-Schwarz)
-give, with ``C_i`` the product of the contraction factors after step i,
-
-    rho_t = (s_t C_t)² / (2 sum_{i >= t} w_i C_i²),     rdp(alpha) = rho_t alpha.
-
-A run on ``replace_one`` neighbours makes ``s_t = 2 eta_t L / b``: two gradients of norm
-at most L, averaged over b examples. All ``rho`` here are such slopes (zero-concentrated
-DP): they bound the RDP at every order.
-
-What several functions take:
+docs/amplification.md has the theorems in short. What several functions take:
 
 * ``learning_rates``: (T,) eta_t, each in (0, 2 / smoothness];
 * ``noise_stds``: (T,) sigma_t >= 0 of every coordinate, in units of the gradient; a
@@ -27,32 +9,13 @@ What several functions take:
   gradient gives that, but not convexity);
 * ``smoothness``: beta > 0: the gradient of every loss is beta-Lipschitz;
 * ``strong_convexity``: m >= 0 of every loss; 0 for losses that are convex and no more.
-  There is no way to say "not convex": the theorems do not hold there;
+  The theorems do not hold for losses that are not convex;
 * ``batch_size``: b, whole number >= 1;
 * ``learning_rate`` and ``noise_std``: one of each, the same in all steps;
 * ``diameter``: D >= 0 of the convex set projected onto, ``inf`` for no projection.
 
 A step that expands, lengths that disagree and more convexity than smoothness are
-errors.
-
-*On a bounded set* the price stops growing with the number of steps. However far back
-two runs parted, they are never more than D apart, so only the last ``tau`` steps count:
-
-    rdp(alpha) <= tau S(alpha) + alpha D² / (2 tau (eta sigma_2)²),
-
-where the noise is split, ``sigma² = sigma_1² + sigma_2²``: the first part pays for the
-sampled gradients of the last tau steps (S, one step's RDP with sigma_1), the second for
-the distance D. After a burn-in the best tau is below the number of steps T and the
-bound is constant in T.
-
-*Why a step costs S.* Batches of b out of n are drawn without replacement. Let A be a
-batch of other examples, and let the differing one take a random place in it with
-probability b/n. At one point the three possible gradient steps, without it, with its
-one value and with its other, are within ``2 eta L / b`` of each other; by advanced
-joint convexity the pair of mixtures is dominated by that of a sampled Gaussian with
-rate ``b/n`` and shift ``2 L / (b sigma_1)``, in both directions. Each branch is a
-contraction for convex losses and ``eta <= 2/beta``, so the shift technique carries
-the remaining distance along.
+`ValueError`. Every ``rho`` is a slope: RDP is at most ``rho alpha`` at every order.
 """
 
 from __future__ import annotations
@@ -308,7 +271,7 @@ def bounded_iteration_rdp(
     """RDP of noisy SGD with random batches on a bounded set, last iterate only.
 
     ``min(T S_sigma(alpha), min_{tau <= T, split} tau S_{sigma_1}(alpha) + alpha D² /
-    (2 tau (eta sigma_2)²))``; see the head of this module.
+    (2 tau (eta sigma_2)²))``; see docs/amplification.md.
 
     ``orders`` are (K,) each > 1, ``num_steps`` whole numbers T >= 0 of any shape,
     ``num_examples`` n and ``batch_size`` b in [1, n] whole numbers, ``noise_std`` is

@@ -22,10 +22,10 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import call_in_float64
 from jaxdp_episodic.accountant.describe.spec import ByValue, set_checked
-from jaxdp_episodic.accountant.numerics.special import log_saturating_tail
+from jaxdp_episodic.accountant.numerics.special import log_saturating_tail, polynomial
 
-# Taylor coefficients of (e^x - 1 - x) / x² for |x| <= 1/2: the next term is < 1e-19.
-_REMAINDER_COEFFICIENTS = tuple(1 / math.factorial(k) for k in range(2, 18))
+# Taylor coefficients of e^x - 1 - x for |x| <= 1/2: the next term is < 1e-19.
+_REMAINDER = np.array([0.0, 0.0] + [1 / math.factorial(k) for k in range(2, 18)])
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -70,8 +70,7 @@ class Mechanism(ByValue):
 
     def up_to(self, max_order: int) -> Mechanism:
         """Returns a mechanism that answers at the whole orders 2 … ``max_order``."""
-        del max_order  # the named mechanisms are known at every order
-        return self
+        return self  # the named mechanisms are known at every order
 
     def settings(self, rows: np.ndarray) -> Mechanism:
         """Returns the mechanism of these settings, numbered as in the flat shape."""
@@ -394,9 +393,5 @@ def _round_up(value: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 def _exp_remainder(x: np.ndarray) -> np.ndarray:
     """``e^x - 1 - x``: Taylor near 0, where the difference cancels."""
-    small = np.abs(x) <= 0.5
-    near = np.where(small, x, 0.0)
-    series = np.zeros_like(near)
-    for coefficient in reversed(_REMAINDER_COEFFICIENTS):
-        series = series * near + coefficient
-    return np.where(small, near * near * series, np.expm1(x) - x)
+    near = polynomial(_REMAINDER, np.clip(x, -0.5, 0.5))
+    return np.where(np.abs(x) <= 0.5, near, np.expm1(x) - x)

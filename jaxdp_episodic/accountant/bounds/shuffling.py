@@ -1,26 +1,8 @@
 """Amplification by shuffling: what hiding among n local randomizers buys.
 
 Each of ``n`` users sends one message of an ``eps0``-locally private randomizer; a
-trusted shuffler forgets who sent what. Neighbours replace one user's value.
-
-*Why.* Let R, R' be the distributions of the differing user's message on the two values.
-As ``eps0``-private distributions they are ``R = q A + p B``, ``R' = p A + q B`` with
-``q = e^{eps0} / (1 + e^{eps0})``, ``p = 1 - q`` (Kairouz, Oh, Viswanath 2015).
-Everybody else's distribution is at least ``e^{-eps0}`` times either, hence at least
-``e^{-eps0} (A + B) / 2``: with probability ``e^{-eps0}`` a user is a clone who sends A
-or B with equal chances. Reveal every message that is no clone's: what is left is the
-number of A's and B's among ``C + 1`` messages, ``C ~ Binomial(n - 1, e^{-eps0})``, and
-given C the two distributions are a binomial of C fair coins moved by one with chance q
-or p. That hockey stick is explicit (`log_shifted_hockey_stick`), the average over C is
-summed.
-
-*What is not used.* Feldman, McMillan and Talwar 2023 replace ``e^{-eps0}`` by the
-larger ``2 / (1 + e^{eps0})`` for every randomizer. For binary randomized response it is
-the exact distribution of the clones. For others the decomposition behind it leaves the
-differing user outside the crowd with some probability, and a proof that this may be
-ignored could not be reconstructed here; so the bound for any randomizer is that of
-2021. (At a given data set randomized response is better still, since what is no clone
-is not revealed either: experiments/shuffled_responses.py.)
+trusted shuffler forgets who sent what. Neighbours replace one user's value. The proof,
+and what of later papers is not used, is in docs/amplification.md.
 
 ``local_epsilon`` is eps0 >= 0 in nats, at most 300 but for the closed form;
 ``num_users`` is n, a whole number >= 1, up to 1e9 and more. Both may be arrays; results

@@ -1,25 +1,7 @@
 """RDP of a subsampled mechanism of which only the RDP curve is known.
 
-With ``r`` the curve, ``p`` the rate and ``M(a) = e^{(a-1) rdp(a)}`` the moment of the
-subsampled mechanism, both theorems bound ``M`` at whole orders by a series in ``p^l
-e^{(l-1) r(l)}``. Here ``M - 1`` is summed, never ``M``: the 1 is removed by
-
-    1 = (1-p)^{a-1} (ap - p + 1) + sum_{l=2}^a C(a,l) (1-p)^{a-l} p^l,
-
-so that every remaining term is >= 0 and a rate of 1e-12 loses no digits. Everything
-is a logarithm, so that ``(l-1) r(l)`` may be as large as a float.
-
-What completes the theorems, each an upper bound of the same moment:
-
-* *Orders that are not whole.* ``log M`` is convex in the order and 0 at order 1 (van
-  Erven and Harremoës 2014, arXiv:1206.2459, Corollary 2): the chord between the whole
-  neighbours.
-* *Never looser than no subsampling.* The distributions compared are mixtures, over the
-  same draws, of pairs that are neighbouring or equal, so joint quasi-convexity (the
-  same paper, Theorem 13) gives ``rdp <= r``.
-* *Outer levels.* A unit that is reached with probability ``outer_rate`` through levels
-  above: ``M - 1`` is multiplied by it (joint convexity of the moment), after the two
-  steps before.
+docs/amplification.md says how the published series are summed, and what completes them
+at orders that are not whole and for outer levels.
 
 Both functions take a ``mechanism``, a `Mechanism` or a function from orders (K,) to RDP
 (..., K) as in `RdpCurve`; rates in [0, 1], scalars or arrays that broadcast with it;

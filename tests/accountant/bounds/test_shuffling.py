@@ -1,11 +1,14 @@
-"""Shuffling: against enumeration of the clones, of the answers, and each other."""
+"""Shuffling: every bound at random settings, against enumeration.
+
+The clones counted one by one, the answers of real data sets, histograms of users who
+each have a randomizer of their own.
+"""
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
-from shuffled_responses import (
-    exact_randomized_response_delta,
-)
+from shuffled_responses import exact_randomized_response_delta
 
 from jaxdp_episodic.accountant.numerics.binomial import log_shifted_hockey_stick
 from jaxdp_episodic.bounds import (
@@ -14,69 +17,158 @@ from jaxdp_episodic.bounds import (
     shuffled_epsilon,
     shuffled_epsilon_closed_form,
 )
+from oracles.finite_distributions import assert_between, stick, worst_stick
 from rows import fast_and_slow
+
+COUNT = 1_000
+FEW_AND_MANY = pytest.mark.parametrize(
+    "count", [250, pytest.param(COUNT, marks=pytest.mark.slow)]
+)
+
+
+def clone_sum(eps0, n, eps, chance):
+    """The published pair, literally: all clone counts, all numbers of A's among them.
+
+    Weights of the pair, of C ~ Binomial(n - 1, chance) and of A ~ Binomial(C, 1/2).
+    """
+    true = 1 / (1 + np.exp(-eps0))
+    c = np.arange(n)
+    f = scipy.stats.binom.pmf(np.arange(-1, n + 1), c[:, None], 0.5)
+    first = true * f[:, :-1] + (1 - true) * f[:, 1:]
+    second = (1 - true) * f[:, :-1] + true * f[:, 1:]
+    sticks = np.maximum(first - np.exp(eps) * second, 0).sum(axis=1)
+    return scipy.stats.binom.pmf(c, n - 1, chance) @ sticks
 
 
 def answered(eps0, n, eps, ones):
-    """Shuffled answers by convolution over the users, one after the other."""
-    truth = 1 / (1 + np.exp(-eps0))
-    dists = {bit: [1 - truth, truth] if bit else [truth, 1 - truth] for bit in (0, 1)}
-    others = np.array([1.0])
-    for bit in [1] * ones + [0] * (n - 1 - ones):
-        others = np.convolve(others, dists[bit])
-    zero, one = (np.convolve(others, dists[bit]) for bit in (0, 1))
-    g = np.exp(eps)
-    return max(np.maximum(a - g * b, 0).sum() for a, b in ((one, zero), (zero, one)))
+    """Shuffled randomized response at given data: how the ones are distributed."""
+    true = 1 / (1 + np.exp(-eps0))
+    others = np.convolve(
+        scipy.stats.binom.pmf(np.arange(ones + 1), ones, true),
+        scipy.stats.binom.pmf(np.arange(n - ones), n - 1 - ones, 1 - true),
+    )
+    one, zero = (np.convolve(others, [1 - p, p]) for p in (true, 1 - true))
+    return max(stick(one, zero, eps), stick(zero, one, eps))
 
 
-def random_settings(count, most_users, seed):
-    rng = np.random.default_rng(seed)
-    n = np.floor(10 ** rng.uniform(0, np.log10(most_users), count)).astype(int)
+def histogram(dists):
+    """Joint distribution of the counts of two of three messages."""
+    n = len(dists)
+    table = np.zeros((n + 1, n + 1))
+    table[0, 0] = 1
+    for a, b, c in dists:
+        moved = c * table
+        moved[1:] += a * table[:-1]
+        moved[:, 1:] += b * table[:, :-1]
+        table = moved
+    return table.ravel()
+
+
+def random_randomizers(rng, eps0, users):
+    """Distributions on three messages, all within e^eps0: extreme and others."""
+    base = rng.dirichlet(np.ones(3) * rng.choice([0.3, 3.0]))
+    tilt = np.where(rng.random((users, 3)) < 0.5, 1.0, np.exp(eps0))
+    if rng.random() < 0.3:
+        tilt = np.exp(eps0 * rng.random((users, 3)))
+    dists = base * tilt
+    # Dividing by a sum that differs may exceed e^eps0: shrink towards the base.
+    dists /= dists.sum(axis=1, keepdims=True)
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        mixed = middle * dists + (1 - middle) * base
+        spread = (mixed.max(axis=0) / mixed.min(axis=0)).max()
+        low, high = (middle, high) if spread <= np.exp(eps0) else (low, middle)
+    return low * dists + (1 - low) * base
+
+
+def shuffling_settings(rng, most_users, count):
+    n = np.floor(10 ** rng.uniform(0, np.log10(most_users + 1), count)).astype(int)
     eps0 = 10 ** rng.uniform(-2, 0.9, count)
-    return eps0, n, eps0 * rng.uniform(0, 1, count)
+    return eps0, n, eps0 * rng.uniform(0, 1, count) ** 2
+
+
+@pytest.mark.slow
+@FEW_AND_MANY
+def test_shuffled_bounds_are_the_clones(count):
+    """All counts of clones and of messages among them; the lower bound is attained."""
+    rng = np.random.default_rng(51)
+    eps0, n, eps = shuffling_settings(rng, 60, count)
+    upper, response, lower = (
+        shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS
+    )
+    for row, (local, users, at) in enumerate(zip(eps0, n, eps, strict=True)):
+        any_ = clone_sum(local, users, at, np.exp(-local))
+        binary = clone_sum(local, users, at, 2 / (1 + np.exp(local)))
+        assert upper[row] == pytest.approx(any_, rel=1e-7, abs=1e-13)
+        assert response[row] == pytest.approx(binary, rel=1e-7, abs=1e-13)
+        assert upper[row] >= any_ * (1 - 1e-11) - 1e-14
+        assert response[row] >= binary * (1 - 1e-11) - 1e-14
+        if users > 40:
+            continue
+        b = 1 / (np.exp(local) + 2)
+        dists = np.full((3, 3), b) + np.diag([1 - 3 * b] * 3)
+        third = [dists[2]] * (users - 1)
+        pair = (histogram([dists[0], *third]), histogram([dists[1], *third]))
+        attained = max(stick(*pair, at), answered(local, users, at, 0))
+        assert lower[row] == pytest.approx(attained, rel=1e-6, abs=1e-13)
+        assert lower[row] <= attained * (1 + 1e-9) + 1e-14
+
+
+@FEW_AND_MANY
+def test_shuffled_randomizers_of_any_kind(count):
+    """Users with randomizers and data of their own, enumerated: below "upper"."""
+    rng = np.random.default_rng(52)
+    eps0, n, eps = shuffling_settings(rng, 20, count)
+    upper = shuffled_delta(eps0, num_users=n, epsilon=eps)
+    tightest = 0.0
+    for row in range(count):
+        dists = random_randomizers(rng, eps0[row], n[row] + 1)
+        spread = np.log((dists.max(axis=0) / dists.min(axis=0)).max())
+        assert spread <= eps0[row] * (1 + 1e-9)
+        pair = [histogram([own, *dists[2:]]) for own in dists[:2]]
+        exact = worst_stick([tuple(pair)], eps[row])
+        assert exact <= upper[row] * (1 + 1e-9) + 1e-13
+        tightest = max(tightest, exact / max(upper[row], 1e-6))
+    assert tightest > 0.5
+
+
+@pytest.mark.slow
+def test_epsilons_of_shuffling_up_to_a_billion_users():
+    """closed form >= upper >= response, lower; delta at the epsilon is the target."""
+    rng = np.random.default_rng(54)
+    n = np.floor(10 ** rng.uniform(0, 9, COUNT)).astype(int)
+    eps0 = 10 ** rng.uniform(-2, 0.9, COUNT)
+    delta = 10 ** rng.uniform(-12, -1, COUNT)
+    upper, response, lower = (
+        shuffled_epsilon(eps0, num_users=n, delta=delta, kind=k) for k in KINDS
+    )
+    closed = shuffled_epsilon_closed_form(eps0, num_users=n, delta=delta)
+    assert_between(0, upper, closed, rtol=1e-6)
+    # Blocks of clone counts cost more where there are more clones: 1 % of delta, which
+    # near delta(0) is much of epsilon.
+    value = shuffled_delta(eps0, num_users=n, epsilon=upper, kind="randomized_response")
+    assert np.all(value <= delta * 1.01)
+    assert_between(0, response, eps0)
+    assert_between(lower, upper, eps0, rtol=1e-6)
+    for row in np.flatnonzero(n <= 300):
+        local, users, target = eps0[row], n[row], delta[row] * (1 + 1e-7) + 1e-13
+        assert clone_sum(local, users, upper[row], np.exp(-local)) <= target
+        chance = 2 / (1 + np.exp(local))
+        assert clone_sum(local, users, response[row], chance) <= target
+        assert answered(local, users, response[row], 0) <= target
 
 
 def test_exact_answers_by_enumeration():
     rng = np.random.default_rng(2)
-    for eps0, n, eps in zip(*random_settings(60, 200, 2), strict=True):
+    settings = shuffling_settings(rng, 200, 60)
+    for eps0, n, eps in zip(*settings, strict=True):
         ones = int(rng.integers(n))
         value = exact_randomized_response_delta(
             eps0, num_users=n, epsilon=eps, num_other_ones=ones
         )
         expected = answered(eps0, n, eps, ones)
         assert value == pytest.approx(expected, rel=1e-6, abs=1e-13)
-
-
-@pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.slow)])
-def test_upper_exact_lower_in_order(count):
-    """The exact value at random data, and at data that agree."""
-    eps0, n, eps = random_settings(count, 500, 3)
-    ones = np.random.default_rng(3).integers(0, n)
-    upper, response, lower = (
-        shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS
-    )
-    for k in (ones, np.zeros_like(n), n - 1):
-        exact = exact_randomized_response_delta(
-            eps0, num_users=n, epsilon=eps, num_other_ones=k
-        )
-        assert np.all(response * (1 + 1e-9) + 1e-14 >= exact)
-    agree = exact  # all others hold a one
-    assert np.all(lower >= agree * (1 - 1e-8) - 1e-14)
-    assert np.all(upper * (1 + 1e-9) + 1e-14 >= response)
-    assert np.all(upper * (1 + 1e-9) + 1e-14 >= lower)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [200, 2_000])
-@pytest.mark.parametrize(("eps0", "share"), [(0.3, 0.2), (1.0, 0.1), (4.0, 0.3)])
-def test_worst_data_at_2000_users(n, eps0, share):
-    """Every data set there is, in both directions, below the bound for all."""
-    eps = eps0 * share
-    worst = exact_randomized_response_delta(eps0, num_users=n, epsilon=eps)
-    exact = max(answered(eps0, n, eps, k) for k in range(0, n, max(1, n // 20)))
-    assert worst >= exact * (1 - 1e-9)
-    bound = shuffled_delta(eps0, num_users=n, epsilon=eps, kind="randomized_response")
-    assert bound >= worst
 
 
 @pytest.mark.parametrize("n", [100_000, 10_000_000])

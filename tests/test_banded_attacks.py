@@ -1,0 +1,387 @@
+"""Correlated noise attacked: runs written out against the price of one group.
+
+The price is the ordinary one: as many compositions of a step within a group as the
+group has steps. Honest runs cost at most that, with crashes anywhere, and each planted
+fault costs more. Comparisons of simulations are 4.5 standard errors wide: a false alarm
+in 300,000.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from oracles import banded
+from oracles.banded import Mechanism, World, at, by_releases, coins, never
+
+RELATIONS = ("add_remove", "zero_out", "replace_one")
+EPSILONS = (0.3, 1.0, 2.0)
+WIDTH = 4.5
+POISSON = jde.Poisson("example", sampling_probability=0.5)
+EVERYTHING = jde.Poisson("example", sampling_probability=1.0)
+NESTED = jde.MultistageSampling(jde.Poisson("task", sampling_probability=0.6), POISSON)
+NESTED_SLOTS = jde.MultistageSampling(
+    jde.Poisson("task", sampling_probability=0.6),
+    jde.WithoutReplacement("example", size=1, population=2),
+)
+TWO_SLOTS = jde.WithoutReplacement("example", size=1, population=2)
+EPOCHS = jde.RandomAllocation("example", steps_per_epoch=2)
+
+
+class Design(NamedTuple):
+    """What a step within a group draws, and the same written out."""
+
+    sampling: jde.MultistageSampling
+    relation: str
+    name: str = "coins"
+    group: int = 0  # the protected unit's
+    near: float = 0.95  # part of the price that simple contributions attain
+
+    def __str__(self):
+        return f"{self.name}, {self.relation}"
+
+    def step(self, noise):
+        nested = {"clip_unit": "task"} if self.name.startswith("nested") else {}
+        person = (
+            {"privacy_unit": "person", "people": jde.PersonBounds(examples=2)}
+            if self.name == "person"
+            else {}
+        )
+        return jde.GaussianStep(
+            self.sampling,
+            noise_multiplier=noise,
+            neighboring_relation=self.relation,
+            **nested,
+            **person,
+        )
+
+    def worlds(self, groups, own, others):
+        """With the protected unit and without, its value and that of others given."""
+        held = {"zero_out": 0.0, "add_remove": 0.0, "replace_one": -1.0}[self.relation]
+        within = [group == self.group for group in groups]
+        if self.name == "allocation":
+            units = {"u": self.group, "v": self.group, "w": 1 - self.group}
+            runs = banded.allocated(groups, units, 2)
+        else:
+            runs = banded.independent([self._law(is_own) for is_own in within])
+        names = {draw for path in runs for draws in path for draw in draws}
+        values = dict.fromkeys(names, others)
+        gone = values | {"u": lambda t, y: held * own(t, y), "u2": lambda t, y: held}
+        if self.name.startswith("nested") and self.relation == "add_remove":
+            gone["u"] = others
+        return World(runs, values | {"u": own, "u2": own}), World(runs, gone)
+
+    def _law(self, is_own):
+        if self.name.startswith("nested"):  # the task contributes in every step
+            share = 0.5 if is_own else 0.0
+            return banded.thinned({("u",): share, ("v",): 1 - share}, 0.6)
+        if self.name == "slots":  # places 1 and 3 of five, or 0, 2 and 4
+            return banded.subsets(("u", "v") if is_own else ("v", "w", "x"), 1)
+        units = {"person": ("u", "u2"), "coins": ("u", "v")}[self.name]
+        return coins(units if is_own else ("w",), 0.5)
+
+
+DESIGNS = [
+    *(Design(POISSON, relation) for relation in RELATIONS),
+    Design(POISSON, "add_remove", "person"),
+    *(Design(NESTED, r, "nested", near=0.8) for r in RELATIONS),
+    *(Design(NESTED_SLOTS, r, "nested slots", near=0.8) for r in RELATIONS[1:]),
+    *(Design(TWO_SLOTS, r, "slots", 1, near=0.85) for r in RELATIONS[1:]),
+    Design(EPOCHS, "add_remove", "allocation"),
+]
+
+
+def by_name(designs):
+    return pytest.mark.parametrize("design", designs, ids=str)
+
+
+def constant(value):
+    return lambda t, y: value
+
+
+def unit(*coefficients):
+    return np.array(coefficients) / math.hypot(*coefficients)
+
+
+def claimed(step, uses):
+    return jde.delta(step, num_steps=uses, epsilon=list(EPSILONS))
+
+
+def excess(found, claims):
+    """By how many standard errors the deltas are above the claims, at most."""
+    return ((found.values - claims) / np.maximum(found.errors, 1e-9)).max()
+
+
+def worst(design, mechanism, groups, number):
+    """Deltas where the unit contributes 1 and the others what tells most, of three."""
+    rng = np.random.default_rng(len(groups))
+    found = [
+        banded.simulated(
+            mechanism,
+            design.worlds(groups, constant(1.0), constant(other)),
+            EPSILONS,
+            number,
+            rng,
+        )
+        for other in (0.0, -1.0, 1.0)
+    ]
+    return max(found, key=lambda deltas: deltas.values[:, 0].max())
+
+
+@pytest.mark.parametrize(
+    "number", [800, pytest.param(20_000, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+@by_name(DESIGNS)
+def test_the_worst_run_costs_the_price_of_its_group(design, number):
+    groups = [t % 2 for t in range(4 + design.group)]  # its columns are whole
+    step = design.step(1.5)
+    found, claims = (
+        worst(design, Mechanism(unit(4, 3), 1.5), groups, number),
+        claimed(step, 2),
+    )
+    assert excess(found, claims) < WIDTH
+    largest, error = found.values.max(0), found.errors.max(0)
+    assert largest[0] + WIDTH * error[0] > design.near * claims[0]
+
+
+def last_release(t, y):
+    return np.sign(y[:, t - 1]) if t else 1.0
+
+
+def all_releases(t, y):
+    return np.tanh(y[:, :t].sum(1)) if t else -1.0
+
+
+REACTIONS = {
+    "constant": (constant(1.0), constant(-1.0)),
+    "agrees": (last_release, last_release),
+    "opposes": (all_releases, lambda t, y: -last_release(t, y)),
+}
+CRASHES = {
+    "no crash": never,
+    **{f"restart at {t}": at(restarts=(t,)) for t in range(1, 5)},
+    **{f"row {t} lost": at(lost=(t,)) for t in range(4)},
+    "two restarts": at(restarts=(1, 3)),
+    "restart in every step": at(restarts=range(6)),
+    "lost, then restart": at(lost=(1,), restarts=(3,)),
+    "by releases": by_releases(0.5),
+}
+
+
+def shuffled_rows():
+    """Each design with each crash, in an order that mixes them."""
+    rows = list(itertools.product(DESIGNS, CRASHES))
+    order = np.random.default_rng(1).permutation(len(rows)).tolist()
+    return [pytest.param(*rows[i], i, id=f"{rows[i][0]}, {rows[i][1]}") for i in order]
+
+
+@pytest.mark.parametrize(("design", "crash", "seed"), shuffled_rows())
+@pytest.mark.few(5)
+def test_no_crash_and_no_reaction_costs_more(design, crash, seed):
+    rng = np.random.default_rng(seed)
+    bands = int(rng.choice([2, 3]))
+    steps = int(rng.integers(bands + 1, 6))
+    groups = [t % bands for t in range(steps)]
+    noise = float(rng.uniform(0.7, 2.0))
+    mechanism = Mechanism(unit(*rng.normal(size=bands)), noise, CRASHES[crash])
+    worlds = design.worlds(groups, *REACTIONS[str(rng.choice(list(REACTIONS)))])
+    found = banded.simulated(mechanism, worlds, EPSILONS, 2_000, rng)
+    claims = claimed(design.step(noise), groups.count(design.group))
+    assert excess(found, claims) < WIDTH
+
+
+# --- Whole numbers, enumerated ---
+
+
+def hardened(whole, longest, noise, crash=never):
+    """Whole coefficients, contributions of whole numbers up to ``longest``."""
+    variance = noise**2 * longest**2 * sum(k * k for k in whole)
+    return Mechanism(np.array(whole), math.sqrt(math.ceil(variance) + 16), crash)
+
+
+ENUMERATED = [
+    ((4, 3), 2, 4, 0.9),
+    ((2, 1), 3, 2, 0.0),
+    pytest.param((4, 3), 3, 3, 0.0, marks=pytest.mark.slow),
+    pytest.param((2, 1, 1), 3, 4, 0.7, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("whole", "steps", "longest", "near"), ENUMERATED)
+@pytest.mark.parametrize(
+    "crash", ["no crash", "restart at 1", "row 0 lost", "by releases"]
+)
+@pytest.mark.parametrize("other", [0, -1])
+def test_whole_numbers_cost_at_most_the_price(
+    other, crash, whole, steps, longest, near
+):
+    groups = [t % len(whole) for t in range(steps)]
+    laws = [coins(("u",), 0.5) if group == 0 else {(): 1.0} for group in groups]
+    worlds = tuple(
+        World(banded.independent(laws), {"u": constant(float(longest * value))})
+        for value in (1, other)
+    )
+    mechanism = hardened(whole, longest, 1.0, CRASHES[crash])
+    found = banded.enumerated(mechanism, worlds, EPSILONS, longest * sum(whole))
+    assert (np.abs(found.errors) < 1e-6).all()
+    step = Design(POISSON, "replace_one" if other else "zero_out").step(1.0)
+    claims = claimed(step, groups.count(0))
+    assert (found.values + found.errors <= claims).all()
+    if crash == "no crash":
+        assert (found.values.max(0) >= near * claims)[:2].all()
+
+
+# --- Planted faults: each is charged what an honest run of its steps costs ---
+
+
+def alone(groups, rate=1.0, *, at_steps=None):
+    """The unit by coins in the steps of group 0, and nobody else."""
+    steps = [t for t, group in enumerate(groups) if group == 0]
+    taken = steps if at_steps is None else at_steps
+    laws = [
+        coins(("u",), rate) if t in taken else {(): 1.0} for t in range(len(groups))
+    ]
+    runs = banded.independent(laws)
+    return World(runs, {"u": constant(1.0)}), World(runs, {"u": constant(0.0)})
+
+
+def halves_of_who_is_there():
+    """Four units cut into halves in their order: without the first, one moves."""
+    there = [("u", "a"), ("b", "c")] * 2
+    gone = [("a", "b"), ("c",)] * 2
+    values = {"u": 1.0, "a": 0.0, "b": -1.0, "c": 0.0}
+    worlds = (
+        banded.independent([{draw: 1.0} for draw in runs]) for runs in (there, gone)
+    )
+    return tuple(World(w, {k: constant(v) for k, v in values.items()}) for w in worlds)
+
+
+def two_of(drawings):
+    """Two of a class's drawings in the unit's group, a slot that is filled or not."""
+    names = ("u", "v", "w", "x")[:drawings]
+    laws = [banded.subsets(names, 2) if t % 2 == 0 else {(): 1.0} for t in range(4)]
+    runs = banded.independent(laws)
+
+    def counted(with_u):  # a contribution that holds a null slot is 0
+        merged = {}
+        for path, chance in runs.items():
+            step = tuple(("u",) if "u" in d else () for d in path)
+            merged[step] = merged.get(step, 0.0) + chance
+        return World(merged, {"u": constant(float(with_u))})
+
+    return counted(True), counted(False)
+
+
+def with_a_count():
+    """The gradient, and a vote in the first row of a column alone."""
+    runs = banded.independent([{("u",): 1.0}, {(): 1.0}])
+    return tuple(
+        World(runs, {"u": constant(np.array([value, value]))}) for value in (1.0, 0.0)
+    )
+
+
+def plain(rate=1.0, noise=2.0):
+    sampling = jde.Poisson("example", sampling_probability=rate)
+    return jde.GaussianStep(sampling, noise_multiplier=noise)
+
+
+EQUAL, FALLING = unit(1, 1), unit(4, 3)
+COUNTED = np.array([[0.8, 1.0], [0.6, 0.0]])  # of whole coefficients 4, 3
+CYCLE = [0, 1, 0, 1]
+
+
+class Fault(NamedTuple):
+    """A run that is not what it is charged for."""
+
+    mechanism: Mechanism
+    worlds: tuple[World, World]
+    charged: tuple[jde.GaussianStep, int]
+
+
+def slots(population):
+    return jde.GaussianStep(
+        jde.WithoutReplacement("example", size=2, population=population),
+        noise_multiplier=2.0,
+        neighboring_relation="zero_out",
+    )
+
+
+FAULTS = {
+    "a column of norm 1.1": Fault(
+        Mechanism(1.1 * FALLING, 2.0), alone(CYCLE), (plain(), 2)
+    ),
+    "the band kept while the cycle begins anew": Fault(
+        Mechanism(EQUAL, 2.0), alone([0, 0, 1, 0]), (plain(), 2)
+    ),
+    "the cycle begun anew": Fault(
+        Mechanism(FALLING, 2.0, at(restarts=range(6))), alone([0] * 6), (plain(), 3)
+    ),
+    "groups by who is there": Fault(
+        Mechanism(FALLING, 2.0), halves_of_who_is_there(), (plain(), 2)
+    ),
+    "three bands on two groups": Fault(
+        Mechanism(unit(1, 1, 1), 2.0), alone([*CYCLE, 0]), (plain(), 3)
+    ),
+    "the price of the total for two copies": Fault(
+        Mechanism(FALLING, 2.0, at(restarts=(3,))), alone([0, 1, 0] * 2), (plain(), 3)
+    ),
+    "the rate of all groups together": Fault(
+        Mechanism(FALLING, 2.0), alone(CYCLE, 0.5), (plain(0.25), 2)
+    ),
+    "unlike noises in a band": Fault(
+        Mechanism(EQUAL, np.array([2.0, 1.0])), alone([0, 1]), (plain(), 1)
+    ),
+    "the count left out of the variance": Fault(
+        Mechanism(COUNTED, 2.0), with_a_count(), (plain(), 1)
+    ),
+    "owners hashed, sizes assumed equal": Fault(
+        Mechanism(FALLING, 2.0), two_of(2), (slots(4), 2)
+    ),
+    "three groups after a restart with two": Fault(
+        Mechanism(FALLING, 2.0, at(restarts=(3,))),
+        alone([0, 1, 0, 0, 1, 2, 0, 1, 2]),
+        (plain(), 3),
+    ),
+}
+HONEST = {
+    "a column of norm 1": FAULTS["a column of norm 1.1"]._replace(
+        mechanism=Mechanism(FALLING, 2.0)
+    ),
+    "the cycle goes on": Fault(
+        Mechanism(EQUAL, 2.0, at(restarts=(1, 3))), alone(CYCLE), (plain(), 2)
+    ),
+    "two bands on two groups": Fault(
+        Mechanism(EQUAL, 2.0), alone([*CYCLE, 0]), (plain(), 3)
+    ),
+    "two copies, counted": FAULTS["the price of the total for two copies"]._replace(
+        charged=(plain(), 4)
+    ),
+    "like noises": Fault(Mechanism(EQUAL, 2.0), alone([0, 1]), (plain(), 1)),
+    "the count in the variance": Fault(
+        Mechanism(COUNTED, 2.0 * math.sqrt(2)), with_a_count(), (plain(), 1)
+    ),
+    "owners counted": Fault(Mechanism(FALLING, 2.0), two_of(4), (slots(4), 2)),
+}
+
+
+def attacked(run, number):
+    d = np.atleast_2d(np.transpose(run.mechanism.coefficients)).shape[0]
+    rng = np.random.default_rng(7)
+    found = banded.simulated(run.mechanism, run.worlds, EPSILONS, number, rng, d)
+    step, uses = run.charged
+    return excess(found, claimed(step, uses))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_costs_more_than_it_is_charged(name):
+    assert attacked(FAULTS[name], 20_000) > WIDTH
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_without_the_fault_the_charge_is_enough(name):
+    assert attacked(HONEST[name], 20_000) < WIDTH

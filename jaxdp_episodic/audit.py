@@ -5,19 +5,19 @@ Of described steps, releases and runs of the trainer. See docs/audit.md.
 
 from jaxdp_episodic.trainer.audit.bounds import (
     EpsilonBound,
-    clopper_pearson,
-    score_bounds,
-)
-from jaxdp_episodic.trainer.audit.game import World, audit_mechanism, audit_worlds
-from jaxdp_episodic.trainer.audit.guesses import (
     Guesses,
     best_guesses,
+    clopper_pearson,
     one_run_epsilon,
     one_run_p_value,
+    score_bounds,
 )
-from jaxdp_episodic.trainer.audit.release import (
+from jaxdp_episodic.trainer.audit.game import (
     ReleaseAudit,
+    World,
+    audit_mechanism,
     audit_release,
+    audit_worlds,
     claimed_epsilons,
 )
 from jaxdp_episodic.trainer.audit.report import (
@@ -26,7 +26,6 @@ from jaxdp_episodic.trainer.audit.report import (
     audit_markdown,
     release_rows,
 )
-from jaxdp_episodic.trainer.audit.statistics import audit_statistics
 from jaxdp_episodic.trainer.audit.training import (
     GRADIENT,
     INPUT,
@@ -35,6 +34,7 @@ from jaxdp_episodic.trainer.audit.training import (
     Training,
     TrainingAudit,
     audit_run,
+    audit_statistics,
     audit_steps,
     training_of_config,
 )

@@ -179,8 +179,7 @@ class Audit(Command):
     def _step(self, training: Any, console: Console) -> list[AuditRow]:
         """Repeats one step, and the private statistics before it, with a canary."""
         # Imported here: Flax costs a second.
-        from jaxdp_episodic.trainer.audit.statistics import audit_statistics
-        from jaxdp_episodic.trainer.audit.training import audit_steps
+        from jaxdp_episodic.trainer.audit.training import audit_statistics, audit_steps
 
         if self.num_steps is not None:
             raise ValueError("--num-steps does not go with --kind step: give --draws")

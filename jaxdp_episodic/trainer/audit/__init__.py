@@ -1,4 +1,4 @@
 """Attempts to break the library's own promises: lower bounds next to claimed epsilons.
 
-Doors: `bounds`, `game`, `guesses`, `release`, `report`, `statistics`, `training`.
+Doors: `bounds`, `game`, `report`, `training`.
 """

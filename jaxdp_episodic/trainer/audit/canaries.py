@@ -59,20 +59,13 @@ class Canaries(NamedTuple):
 
 
 def gradient_canaries(
-    data: ExampleTable,
-    step: GaussianStep,
-    number: int,
-    generator: np.random.Generator,
+    data: ExampleTable, step: GaussianStep, number: int, generator: np.random.Generator
 ) -> Canaries:
     """Returns canaries for `CanaryLearner`: marks stand behind the features."""
     # The mark is k + 1 in the rows of canary k, and -(k + 1) in those of the others in
     # its clip unit, which contribute the opposite: the theorem's worst case.
-    chosen, others = _chosen(data, step, number, generator)
+    chosen, marks = _chosen(data, step, number, generator)
     table = chosen.table
-    marks = np.zeros(table.num_examples, np.float32)
-    for canary, rows in enumerate(others):
-        marks[rows] = -(canary + 1)
-    marks[chosen.rows] = chosen.owner + 1
     flat = table.features.reshape(table.num_examples, -1).astype(np.float32)
     marked = np.concatenate([flat, marks[:, None]], axis=1)
     substitutes = None
@@ -83,10 +76,7 @@ def gradient_canaries(
 
 
 def input_canaries(
-    data: ExampleTable,
-    step: GaussianStep,
-    number: int,
-    generator: np.random.Generator,
+    data: ExampleTable, step: GaussianStep, number: int, generator: np.random.Generator
 ) -> Canaries:
     """Returns canaries of unusual content, which the model's loss may give away."""
     # Entries of each row are shuffled; targets are mirrored at the mean, far away.
@@ -107,100 +97,92 @@ def input_canaries(
 
 
 def _chosen(
-    data: ExampleTable,
-    step: GaussianStep,
-    number: int,
-    generator: np.random.Generator,
-) -> tuple[Canaries, list[np.ndarray]]:
-    """Units in different clip units, chosen at random; and other rows of the same."""
+    data: ExampleTable, step: GaussianStep, number: int, generator: np.random.Generator
+) -> tuple[Canaries, np.ndarray]:
+    """Units in different clip units, chosen at random; and the marks of all rows."""
     _validation.whole_number("num_canaries", number)
-    if step.privacy_unit in OWNED:
-        return _people(data, str(step.privacy_unit), number, generator)
-    names = list(data.level_names)
-    _validation.choice("privacy_unit", step.privacy_unit, names)
-    unit = names.index(str(step.privacy_unit))
-    is_example = unit == len(names) - 1
-    leaves_null = step.neighboring_relation == "zero_out" and not is_example
-    if leaves_null and len(names) != 2:
-        raise NotImplementedError(
-            "canaries for zero_out are examples, or units of data with two levels, got "
-            f"{step.privacy_unit!r} of {tuple(names)}"
-        )
-    # Each unit of this level has at most one canary: the clip unit or, where that is
-    # lower in the tree, the canary's parent.
-    host = unit - is_example
-    if step.clip_unit in names:  # else it is formed in the draw
-        host = min(host, names.index(str(step.clip_unit)))
-    host = max(host, 0)
-    hosts = np.unique(data.places(host + 1))
-    if number > len(hosts):
-        raise ValueError(
-            f"num_canaries must be at most {len(hosts)}, the number of units of level "
-            f"{names[host]!r}, each of which has room for one, got {number}"
-        )
-    hosts = generator.choice(hosts, number, replace=False)
-    places = data.places(host + 1)
-    firsts = [generator.choice(np.flatnonzero(places == h)) for h in hosts]
-    if is_example and step.neighboring_relation == "add_remove":
-        data, added = _with_copies(data, np.asarray(firsts))
-        groups = [np.asarray([row]) for row in added]
+    names, unit = list(data.level_names), str(step.privacy_unit)
+    places, is_null = None, False
+    if step.privacy_unit in OWNED:  # whoever is drawn else contributes its own
+        groups = _people(data, unit, number, generator)
     else:
-        units = data.places(unit + 1)
-        groups = [np.flatnonzero(units == units[first]) for first in firsts]
+        _validation.choice("privacy_unit", step.privacy_unit, names)
+        is_example = unit == names[-1]
+        is_null = step.neighboring_relation == "zero_out" and not is_example
+        if is_null and len(names) != 2:
+            raise NotImplementedError(
+                "canaries for zero_out are examples, or units of data with two levels, "
+                f"got {step.privacy_unit!r} of {tuple(names)}"
+            )
+        # Each unit of this level has at most one canary: the clip unit or, where that
+        # is lower in the tree, the canary's parent.
+        host = names.index(unit) - is_example
+        if step.clip_unit in names:  # else it is formed in the draw
+            host = min(host, names.index(str(step.clip_unit)))
+        host = max(host, 0)
+        places = data.places(host + 1)
+        hosts = np.unique(places)
+        _refuse_more(
+            number,
+            len(hosts),
+            f"units of level {names[host]!r}, each of which has room for one",
+        )
+        hosts = generator.choice(hosts, number, replace=False)
+        firsts = [generator.choice(np.flatnonzero(places == h)) for h in hosts]
+        if is_example and step.neighboring_relation == "add_remove":
+            # A copy of each behind it.
+            times = np.bincount(firsts, minlength=data.num_examples) + 1
+            data = data.take(np.repeat(np.arange(data.num_examples), times))
+            groups = [np.array([row]) for row in np.cumsum(times)[firsts] - 1]
+            places = data.places(host + 1)
+        else:
+            units = data.places(names.index(unit) + 1)
+            groups = [np.flatnonzero(units == units[first]) for first in firsts]
+    marks = np.zeros(data.num_examples, np.float32)
+    for canary, group in enumerate(groups, start=1):
+        if places is not None:
+            is_around = places == places[group[0]]
+            if number == 1 and not _is_independent(step):  # one more displaces another
+                is_around[:] = True
+            marks[is_around] = -canary
+        marks[group] = canary
     rows = np.concatenate(groups)
     owner = np.repeat(np.arange(number), [len(group) for group in groups])
-    others, places = [], data.places(host + 1)
-    for group in groups:
-        around = np.flatnonzero(places == places[group[0]])
-        if number == 1 and not _is_independent(step):  # one more displaces another
-            around = np.arange(data.num_examples)
-        others.append(np.setdiff1d(around, group))
-    return Canaries(data, rows, owner, None, number, leaves_null), others
+    return Canaries(data, rows, owner, None, number, is_null), marks
 
 
 def _people(
     data: ExampleTable, unit: str, number: int, generator: np.random.Generator
-) -> tuple[Canaries, list[np.ndarray]]:
-    """Those who are in most classes; whoever is drawn else contributes its own."""
+) -> list[np.ndarray]:
+    """The rows of those who are in most classes."""
     codes = data.owned(unit)
     if codes is None:
         raise ValueError(f"data must have owners for canaries of unit {unit!r}")
     owners, examples = np.unique(codes.codes, return_counts=True)
-    if number > len(owners):
-        raise ValueError(
-            f"num_canaries must be at most {len(owners)}, the number of {unit} units, "
-            f"got {number}"
-        )
+    _refuse_more(number, len(owners), f"{unit} units")
     pairs = np.unique([codes.codes, data.class_places], axis=1)
     classes = np.bincount(pairs[0])[owners]
     order = np.lexsort((generator.random(len(owners)), -examples, -classes))[:number]
-    groups = [np.flatnonzero(codes.codes == p) for p in owners[order]]
-    owner = np.repeat(np.arange(number), [len(group) for group in groups])
-    nobody = [np.zeros(0, np.int64)] * number
-    return Canaries(data, np.concatenate(groups), owner, None, number), nobody
+    return [np.flatnonzero(codes.codes == p) for p in owners[order]]
+
+
+def _refuse_more(number: int, most: int, units: str) -> None:
+    if number > most:
+        raise ValueError(
+            f"num_canaries must be at most {most}, the number of {units}, got {number}"
+        )
 
 
 def _is_independent(step: GaussianStep) -> bool:
     """True if each clip unit is drawn by itself: by Poisson, or into its own step."""
-    if isinstance(step.design, GroupedClasses):
-        return isinstance(step.design.episodes, Poisson | RandomAllocation)
-    if not isinstance(step.design, MultistageSampling):
-        return False
-    names = step.design.level_names
-    if step.clip_unit not in names:
-        return False
-    scheme = step.design.levels[names.index(str(step.clip_unit))]
+    design, scheme = step.design, None
+    if isinstance(design, GroupedClasses):
+        scheme = design.episodes
+    elif (
+        isinstance(design, MultistageSampling) and step.clip_unit in design.level_names
+    ):
+        scheme = design.levels[design.level_names.index(str(step.clip_unit))]
     return isinstance(scheme, Poisson | RandomAllocation)
-
-
-def _with_copies(
-    data: ExampleTable, rows: np.ndarray
-) -> tuple[ExampleTable, np.ndarray]:
-    """The table with a copy of each of these rows behind it, and the copies' rows."""
-    times = np.ones(data.num_examples, np.int64)
-    times[rows] += 1
-    table = data.take(np.repeat(np.arange(data.num_examples), times))
-    return table, np.cumsum(times)[rows] - 1
 
 
 # Entries of the parameters.
@@ -224,20 +206,11 @@ class CanaryLearner:
     num_canaries: int  # how many there are
     l2_clip_norm: float  # C of the run
 
-    @property
-    def is_regression(self) -> bool:
-        """As the wrapped learner."""
-        return self.learner.is_regression
-
-    @property
-    def couples_examples(self) -> bool:
-        """As the wrapped learner."""
-        return getattr(self.learner, "couples_examples", True)
-
-    @property
-    def ways(self) -> int | None:
-        """As the wrapped learner, if it says so."""
-        return getattr(self.learner, "ways", None)
+    is_regression = property(lambda self: self.learner.is_regression)
+    couples_examples = property(
+        lambda self: getattr(self.learner, "couples_examples", True)
+    )
+    ways = property(lambda self: getattr(self.learner, "ways", None))
 
     def params(self, params: Any) -> dict[str, Any]:
         """Returns the parameters with those of the canaries."""
@@ -260,23 +233,15 @@ class CanaryLearner:
 
     def _without_marks(self, episode: Episode) -> tuple[Episode, Array]:
         """The episode as it would be, and the marks of all that is in it."""
-
-        def plain(inputs: Array) -> Array:
-            size = math.prod(self.feature_shape)
-            flat = inputs.reshape(-1, size + 1)[:, :-1]
-            shaped = flat.reshape(-1, *self.feature_shape)
-            return as_trained(shaped.astype(self.feature_dtype), inputs.dtype)
-
-        parts = (
-            (episode.support_inputs, episode.support_mask),
-            (episode.query_inputs, episode.query_mask),
-        )
-        marks = [jnp.where(mask > 0, inputs[..., -1], 0.0) for inputs, mask in parts]
-        bare = episode._replace(
-            support_inputs=plain(episode.support_inputs),
-            query_inputs=plain(episode.query_inputs),
-        )
-        return bare, jnp.concatenate([jnp.ravel(mark) for mark in marks])
+        parts, marks = {}, []
+        for kind in ("support", "query"):
+            inputs = getattr(episode, f"{kind}_inputs")
+            there = getattr(episode, f"{kind}_mask") > 0
+            marks.append(jnp.ravel(jnp.where(there, inputs[..., -1], 0.0)))
+            flat = inputs.reshape(-1, math.prod(self.feature_shape) + 1)[:, :-1]
+            plain = flat.reshape(-1, *self.feature_shape).astype(self.feature_dtype)
+            parts[f"{kind}_inputs"] = as_trained(plain, inputs.dtype)
+        return episode._replace(**parts), jnp.concatenate(marks)
 
     def _direction(self, marks: Array) -> Array:
         """(num_canaries,) 1 for a canary that is there, else -0.01 for its others."""

@@ -1,16 +1,20 @@
-"""The audit game of a described step: two neighbouring data sets, drawn and compared.
+"""The audit game: something is run with a protected unit and without, and compared.
 
-Nothing here knows a theorem, so wrong theorems, rates and samplers are found out.
+Nothing here knows a theorem, so wrong theorems, rates and samplers are found.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from scipy.special import logsumexp
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
@@ -31,12 +35,12 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     gaussian_parts,
 )
-from jaxdp_episodic.trainer.audit.bounds import CHOOSING_SHARE, score_bounds
-from jaxdp_episodic.trainer.audit.release import (
-    DELTAS,
-    ReleaseAudit,
-    checked_claim,
-    claimed_epsilons,
+from jaxdp_episodic.accountant.questions.api import epsilon
+from jaxdp_episodic.trainer.audit.bounds import (
+    CHOOSING_SHARE,
+    EpsilonBound,
+    check_confidence,
+    score_bounds,
 )
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -46,6 +50,14 @@ from jaxdp_episodic.trainer.run.checks import check_owners, sampler_of
 Contribute = Callable[[Draw], np.ndarray]
 """From a draw to the (J,) contributions of its clip units, in clip norms."""
 
+Release = Callable[[jax.Array, bool], Any]
+"""``release(key, with_unit)`` returns what is released, a pytree of arrays."""
+
+Score = Callable[[Any], Any]
+"""From a release to one number, large where the unit seems to be there."""
+
+# At which claims are tested: with few calls a large delta shows more than a small one.
+DELTAS = (1e-5, 1e-3, 1e-2, 1e-1)
 # Different sums of which the likelihood ratio is made; more add little to it.
 _MOST_SUMS = 512
 # What clip units without the protected unit may contribute; the better one is taken.
@@ -56,6 +68,143 @@ _MOST_EXAMPLES = 1_000_000
 _ROWS_AT_ONCE = 10_000
 # Children of a unit where the design states no number of them.
 _FEW = 2
+
+
+class ReleaseAudit(NamedTuple):
+    """What calls of a mechanism show about its epsilon; arrays over deltas.
+
+    Attributes:
+      claimed: (k,) epsilon at each delta; *upper bounds* if the claim is true.
+      bounds: one a delta; all of them hold together with the stated confidence.
+    """
+
+    claimed: np.ndarray
+    bounds: tuple[EpsilonBound, ...]
+
+    @property
+    def is_violated(self) -> bool:
+        """Whether the calls disprove the claim at a delta with 99.99 % confidence."""
+        pairs = zip(self.bounds, self.claimed, strict=True)
+        return any(bound.disproves(float(claim)) for bound, claim in pairs)
+
+
+def claimed_epsilons(
+    step: GaussianStep | ComposedSteps,
+    num_steps: int | None = None,
+    deltas: Sequence[float] = DELTAS,
+) -> np.ndarray:
+    """Returns the exact epsilons of a run at these deltas (*upper bounds*)."""
+    return np.asarray(epsilon(step, num_steps=num_steps, delta=list(deltas)))
+
+
+Games = Sequence[tuple[Callable[..., Any], Callable[[Any, Any], Score]]]
+"""``draw(number, score)``, scores with the unit and without (of None: releases), and
+``fit(with, without)``, the score of such releases."""
+
+
+def _play(
+    games: Games, claimed: Any, deltas: Any, num_draws: int, confidence: float
+) -> ReleaseAudit:
+    """Plays the game that shows most of the first draws, and counts the others."""
+    levels = np.atleast_1d(_validation.open_unit_array("deltas", list(deltas)))
+    claims = np.atleast_1d(_validation.nonnegative_array("claimed", list(claimed)))
+    if claims.shape != levels.shape or claims.ndim != 1:
+        raise ValueError(
+            f"claimed must have one epsilon a delta, got shapes {claims.shape} and "
+            f"{levels.shape}"
+        )
+    check_confidence(confidence)
+    number = _validation.whole_number("num_draws", num_draws, minimum=100)
+    choosing, found = int(CHOOSING_SHARE * number), []
+    for draw, fit in games:
+        there, gone = draw(choosing, None)
+        score = fit(there, gone)
+        choice = score(there), score(gone)
+        shown = score_bounds(choice, choice, levels, confidence)
+        found.append((sum(one.epsilon for one in shown), draw, score, choice))
+    _, draw, score, choice = max(found, key=lambda game: game[0])
+    counted = draw(number - choosing, score)
+    return ReleaseAudit(claims, score_bounds(choice, counted, levels, confidence))
+
+
+def audit_release(
+    release: Release,
+    *,
+    claimed: Sequence[float] | np.ndarray,
+    deltas: Sequence[float] = DELTAS,
+    num_draws: int = 10_000,
+    score: Score | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    is_jax: bool = False,
+    draws_at_once: int = 4096,
+    on_draws: Callable[[int], None] | None = None,
+) -> ReleaseAudit:
+    """Calls a mechanism many times with and without a unit; bounds epsilon from below.
+
+    It knows nothing of what is inside, so it finds faults of code: too little noise,
+    no clipping, a unit drawn too often. Several deltas are tested, and their bounds
+    hold together. The first calls choose the score, where none is given (the direction
+    in which the means differ), and the events; the others are counted.
+
+    Args:
+      release: ``release(key, with_unit)``. Calls must be independent given their keys;
+        one that draws its own randomness, as a trainer does, may ignore the key.
+      claimed: (k,) claimed epsilon at each delta; see `claimed_epsilons`.
+      deltas: (k,) each in (0, 1).
+      num_draws: calls with the unit, and as many without, at least 100.
+      score: from what is released to a number, large where the unit seems to be
+        there; must not depend on the calls. The likelihood ratio of the claimed
+        mechanism is best.
+      confidence: of all bounds together, in [0.5, 1).
+      seed: of the keys.
+      is_jax: the release and the score are JAX functions, to be vectorized over keys
+        and compiled.
+      draws_at_once: how many of these are vectorized.
+      on_draws: is called now and then with the number of calls made since, of twice
+        ``num_draws``.
+
+    Raises:
+      TypeError: an argument of the wrong type.
+      ValueError: a number out of range, or a score that is NaN.
+    """
+    numpy: Any = jnp if is_jax else np
+    fresh = iter(jax.random.split(jax.random.key(seed), 4))
+
+    def one_call(key: jax.Array, is_in: bool) -> Any:
+        released = release(key, is_in)
+        if score is not None:
+            return score(released)
+        return numpy.concatenate([numpy.ravel(a) for a in jax.tree.leaves(released)])
+
+    call = one_call
+    if is_jax:
+        call = jax.jit(jax.vmap(one_call, in_axes=(0, None)), static_argnums=1)
+
+    def called(number: int, is_in: bool, scored: Score | None) -> np.ndarray:
+        key, size = next(fresh), min(draws_at_once, number) if is_jax else 1
+        keys = jax.random.split(key, -(-number // size) * size)
+        # JAX compiles for seconds to take an array of keys apart; NumPy does not.
+        data, found = np.asarray(jax.random.key_data(keys)), []
+        for rows in data.reshape(-1, size, data.shape[-1]):
+            some: Any = rows if is_jax else rows[0]
+            some = jax.random.wrap_key_data(some, impl=jax.random.key_impl(key))
+            made = np.asarray(call(some, is_in), np.float64).reshape(size, -1)
+            found.append(made if scored is None else scored(made))
+            if on_draws is not None:
+                on_draws(size)
+        return np.concatenate(found)[:number]
+
+    def draw(number: int, scored: Score | None) -> list[np.ndarray]:
+        return [called(number, is_in, scored) for is_in in (True, False)]
+
+    def fit(there: np.ndarray, gone: np.ndarray) -> Score:
+        direction = np.ones(1)
+        if score is None:
+            direction = there.mean(axis=0) - gone.mean(axis=0)
+        return lambda rows: rows @ direction
+
+    return _play([(draw, fit)], claimed, deltas, num_draws, confidence)
 
 
 class World(NamedTuple):
@@ -73,16 +222,10 @@ class World(NamedTuple):
         self, number: int, num_steps: int, generator: np.random.Generator
     ) -> np.ndarray:
         """Returns the (number, num_steps) sums of fresh runs, in clip norms."""
-        return np.array([self._run(num_steps, generator) for _ in range(number)])
-
-    def _run(self, num_steps: int, generator: np.random.Generator) -> list[float]:
-        length = self.sampler.steps_per_epoch
-        members: list[Any] = [None] * num_steps
-        if length is not None:
-            epochs = range(-(-num_steps // length))
-            begun = [self.sampler.begin_epoch(generator) for _ in epochs]
-            members = [one for epoch in begun for one in epoch][:num_steps]
-        return [self._sum(self.sampler.draw(generator, who)) for who in members]
+        runs = (self.sampler.draws(generator) for _ in range(number))
+        return np.array(
+            [[self._sum(d) for d in itertools.islice(run, num_steps)] for run in runs]
+        )
 
     def _sum(self, draw: Draw) -> float:
         found = np.asarray(self.contribute(draw), np.float64)
@@ -158,13 +301,13 @@ def audit_mechanism(
         ]
         for value in (_OTHERS if others is None else (others,))
     ]
-    return _play(choices, claimed, deltas, num_draws, confidence, seed, on_draws)
+    games = _games(choices, seed, on_draws)
+    return _play(games, claimed, deltas, num_draws, confidence)
 
 
-def total_draws(num_draws: int, *, others: float | None = None) -> int:
+def total_draws(num_draws: int) -> int:
     """Returns how many runs `audit_mechanism` draws, with the unit and without."""
-    choosing = int(CHOOSING_SHARE * num_draws)
-    return 2 * (num_draws + choosing * (len(_OTHERS) - 1 if others is None else 0))
+    return 2 * (num_draws + int(CHOOSING_SHARE * num_draws) * (len(_OTHERS) - 1))
 
 
 def audit_worlds(
@@ -189,61 +332,47 @@ def audit_worlds(
     if not noise_multiplier > 0:
         raise ValueError(f"noise_multiplier must be > 0, got {noise_multiplier!r}")
     count = _validation.whole_number("num_steps", num_steps)
-    parts = [[Part((with_unit, without), noise_multiplier, count)]]
-    return _play(parts, claimed, deltas, num_draws, confidence, seed, on_draws)
+    parts = [Part((with_unit, without), noise_multiplier, count)]
+    games = _games([parts], seed, on_draws)
+    return _play(games, claimed, deltas, num_draws, confidence)
 
 
-def _play(
+def _games(
     choices: Sequence[Sequence[Part]],
-    claimed: Any,
-    deltas: Any,
-    num_draws: int,
-    confidence: float,
     seed: int,
     on_draws: Callable[[int], None] | None,
-) -> ReleaseAudit:
-    """Plays the game that shows most of the first draws, and counts the others."""
-    claims, levels, number = checked_claim(claimed, deltas, num_draws, confidence)
+) -> Games:
+    """A game a choice: of each part's sums, and the sums with noise."""
     generator = np.random.default_rng(seed)
-    choosing = int(CHOOSING_SHARE * number)
 
-    def drawn(parts: Sequence[Part], number: int) -> list[tuple[Any, Any]]:
-        """Sums and noised sums of each part, (with the unit, without)."""
-        found = []
-        for part in parts:
-            sums = [
-                world.runs(number, part.num_steps, generator) / part.noise_multiplier
-                for world in part.worlds
+    def of(parts: Sequence[Part]) -> Any:
+        def one(part: Part, world: World, number: int) -> tuple[Any, Any]:
+            sums = world.runs(number, part.num_steps, generator) / part.noise_multiplier
+            return sums, sums + generator.normal(size=sums.shape)
+
+        def draw(number: int, score: Score | None) -> list[Any]:
+            sides = [
+                [one(part, part.worlds[side], number) for part in parts]
+                for side in (0, 1)
             ]
-            noised = [one + generator.normal(size=one.shape) for one in sums]
-            found.append((sums, noised))
-        if on_draws is not None:
-            on_draws(2 * number)
-        return found
+            if on_draws is not None:
+                on_draws(2 * number)
+            return sides if score is None else list(map(score, sides))
 
-    def scores(ratios: Any, found: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-        there, gone = (
-            sum(
-                ratio(noised[side])
-                for ratio, (_, noised) in zip(ratios, found, strict=True)
+        def fit(there: Any, gone: Any) -> Score:
+            ratios = [
+                likelihood_ratio(
+                    a, b, is_joint=part.worlds[0].sampler.steps_per_epoch is not None
+                )
+                for part, (a, _), (b, _) in zip(parts, there, gone, strict=True)
+            ]
+            return lambda side: sum(
+                ratio(noised) for ratio, (_, noised) in zip(ratios, side, strict=True)
             )
-            for side in (0, 1)
-        )
-        return there, gone
 
-    games = []
-    for parts in choices:
-        found = drawn(parts, choosing)
-        ratios = [
-            likelihood_ratio(*sums, is_joint=part.worlds[0].sampler.steps_per_epoch)
-            for part, (sums, _) in zip(parts, found, strict=True)
-        ]
-        choice = scores(ratios, found)
-        shown = score_bounds(choice, choice, levels, confidence)
-        games.append((sum(one.epsilon for one in shown), parts, ratios, choice))
-    _, parts, ratios, choice = max(games, key=lambda game: game[0])
-    counted = scores(ratios, drawn(parts, number - choosing))
-    return ReleaseAudit(claims, score_bounds(choice, counted, levels, confidence))
+        return draw, fit
+
+    return [of(parts) for parts in choices]
 
 
 def worlds_of(
@@ -258,7 +387,9 @@ def worlds_of(
             f"got {unit!r}"
         )
 
-    def contribute(own: np.ndarray, value: float, reacting: Any) -> Contribute:
+    def contribute(own: np.ndarray, value: float, left: ExampleTable) -> Contribute:
+        reacting = _units_that_react(step, data, rows, left)
+
         def contributions(draw: Draw) -> np.ndarray:
             inner = tuple(range(1, draw.mask.ndim))
             holds = (own[draw.examples] & draw.mask).any(axis=inner)
@@ -269,10 +400,10 @@ def worlds_of(
 
         return contributions
 
-    reacting = _units_that_react(step, data, own, data)
-    there = World(sampler_of(step, data), contribute(own, 1.0, reacting))
+    rows = own
+    there = World(sampler_of(step, data), contribute(own, 1.0, data))
     if step.neighboring_relation == "replace_one":
-        return there, World(there.sampler, contribute(own, -1.0, reacting))
+        return there, World(there.sampler, contribute(own, -1.0, data))
     # Sizes that are accounted are those with the unit.
     if _leaves_the_list(step, data):
         kept = np.ones(len(data.population.children_counts[-1]), bool)
@@ -280,10 +411,8 @@ def worlds_of(
         left = data.of_classes(kept)
     else:
         left = data.take(np.flatnonzero(~own))
-    gone = np.zeros(left.num_examples, bool)
-    reacting = _units_that_react(step, data, own, left)
-    sampler = sampler_of(step, left, is_smaller=True)
-    return there, World(sampler, contribute(gone, 0.0, reacting))
+    gone = contribute(np.zeros(left.num_examples, bool), 0.0, left)
+    return there, World(sampler_of(step, left, is_smaller=True), gone)
 
 
 def _rows_of(step: GaussianStep, data: ExampleTable, unit: int) -> np.ndarray:
@@ -303,14 +432,13 @@ def _leaves_the_list(step: GaussianStep, data: ExampleTable) -> bool:
     if step.privacy_unit in OWNED or step.privacy_unit == names[-1]:
         return False  # rows that are left out are no place
     is_class = len(names) > 1 and step.privacy_unit == names[-2]
-    if step.neighboring_relation == "zero_out":
-        if not is_class:
-            raise NotImplementedError(
-                "an audit of zero_out is of examples, of people or of the units that "
-                f"hold the examples, got {step.privacy_unit!r} of {tuple(names)}"
-            )
-        return True
-    return is_class and isinstance(step.design, MultistageSampling)
+    if step.neighboring_relation == "zero_out" and not is_class:
+        raise NotImplementedError(
+            "an audit of zero_out is of examples, of people or of the units that "
+            f"hold the examples, got {step.privacy_unit!r} of {tuple(names)}"
+        )
+    is_tree = isinstance(step.design, MultistageSampling)
+    return is_class and (is_tree or step.neighboring_relation == "zero_out")
 
 
 def _units_that_react(
@@ -324,25 +452,24 @@ def _units_that_react(
         return None
     level = design.level_names.index(str(step.clip_unit)) + 1
     is_renumbered = left is not data and _leaves_the_list(step, data)
+    is_last, nobody = level == len(design.levels), np.zeros(0, np.int64)
     if isinstance(design.levels[level - 1], WithoutReplacement | ShuffledEpochs):
         if level == 1:
             return None
+        if is_renumbered and is_last:  # the parent itself is gone
+            return nobody
         parents = np.unique(data.places(level - 1)[own])
-        if is_renumbered and level == len(design.levels):  # the parent itself is gone
-            return np.zeros(0, np.int64)
         return np.unique(left.places(level)[np.isin(left.places(level - 1), parents)])
-    if is_renumbered or level == len(design.levels):  # an example has no other content
-        return np.zeros(0, np.int64)
+    if is_renumbered or is_last:  # an example has no other content
+        return nobody
     return np.unique(data.places(level)[own])
 
 
 def made_up(step: GaussianStep) -> tuple[GaussianStep, ExampleTable]:
     """Returns the step as drawn from a table without features, and that table."""
-    if step.population is not None:
-        tree = step.population
-        rows = tree.num_units(tree.num_levels)
-        return step, ExampleTable(np.zeros((rows, 1), np.float32), None, tree)
     design: Any = step.design
+    if step.population is not None:
+        return step, _bare(step.population)
     if isinstance(design, PeopleBlocks):
         raise NotImplementedError("data must be given for an audit of PeopleBlocks")
     schemes = [one for one in design.schemes if one.name != EPISODE]
@@ -366,12 +493,17 @@ def made_up(step: GaussianStep) -> tuple[GaussianStep, ExampleTable]:
     nested: Any = sizes[-1]
     for size in reversed(sizes[:-1]):
         nested = [nested] * size
-    owners = _one_owner(step, sizes) if step.privacy_unit in OWNED else None
-    copies: dict[str, Any] = {
-        "originals" if step.privacy_unit == ORIGINAL else "owners": owners
-    }
-    tree = Population.from_sizes(nested, level_names=names)
-    return step, ExampleTable(np.zeros((rows, 1), np.float32), None, tree, **copies)
+    table = _bare(Population.from_sizes(nested, level_names=names))
+    if step.privacy_unit not in OWNED:
+        return step, table
+    kind = "originals" if step.privacy_unit == ORIGINAL else "owners"
+    owners: dict[str, Any] = {kind: _one_owner(step, sizes)}
+    return step, dataclasses.replace(table, **owners)
+
+
+def _bare(tree: Population) -> ExampleTable:
+    rows = tree.num_units(tree.num_levels)
+    return ExampleTable(np.zeros((rows, 1), np.float32), None, tree)
 
 
 def _number(scheme: Any) -> int:
@@ -388,13 +520,9 @@ def _number(scheme: Any) -> int:
 def _one_owner(step: GaussianStep, sizes: list[int]) -> Owners:
     """Owners of the examples: person 0 has as many as allowed, all others one each."""
     numbers = {} if step.people is None else step.people.numbers
-    bounds = [
-        int(np.asarray(numbers.get(name, 1)))
-        for name in ("tasks", "classes", "examples")
-    ]
+    limits = [numbers.get(name, 1) for name in ("tasks", "classes", "examples")]
     places = np.indices(sizes).reshape(len(sizes), -1)
-    limits = bounds[-len(sizes) :]
-    own = np.all(places < np.asarray(limits)[:, None], axis=0)
+    own = np.all(places < np.array(limits[-len(sizes) :], int)[:, None], axis=0)
     codes = np.where(own, 0, np.cumsum(~own))
     return Owners(codes, np.arange(codes.max() + 1))
 
@@ -432,32 +560,28 @@ def _noise(step: GaussianStep) -> float:
 
 
 def likelihood_ratio(
-    with_unit: np.ndarray, without: np.ndarray, *, is_joint: int | None
+    with_unit: np.ndarray, without: np.ndarray, *, is_joint: bool
 ) -> Callable[[np.ndarray], np.ndarray]:
     """The log-likelihood ratio of releases, by (n, t) sums of each side."""
     # Steps that draw anew are independent, and their ratios add up; of an epoch not.
-    mixtures = [
-        _mixture(sums if is_joint else sums.reshape(-1, 1))
-        for sums in (with_unit, without)
-    ]
+    mixtures = []
+    for sums in (with_unit, without):
+        rows = sums if is_joint else sums.reshape(-1, 1)
+        means, counts = np.unique(rows, axis=0, return_counts=True)
+        most = np.argsort(-counts, kind="stable")[:_MOST_SUMS]
+        logs = np.log(counts[most] / counts[most].sum())
+        mixtures.append((means[most], logs - 0.5 * (means[most] ** 2).sum(axis=1)))
+
+    def log_density(rows: np.ndarray, mixture: Any) -> np.ndarray:
+        return logsumexp(rows @ mixture[0].T + mixture[1], axis=1)
 
     def ratio(released: np.ndarray) -> np.ndarray:
         blocks = released.reshape(-1, mixtures[0][0].shape[1])
-        found = []
-        for start in range(0, len(blocks), _ROWS_AT_ONCE):
-            rows, logs = blocks[start : start + _ROWS_AT_ONCE], []
-            for means, weights in mixtures:
-                exponents = rows @ means.T + (weights - 0.5 * (means**2).sum(axis=1))
-                peak = exponents.max(axis=1, keepdims=True)
-                logs.append(np.log(np.exp(exponents - peak).sum(axis=1)) + peak[:, 0])
-            found.append(logs[0] - logs[1])
+        starts = range(_ROWS_AT_ONCE, len(blocks), _ROWS_AT_ONCE)
+        found = [
+            log_density(rows, mixtures[0]) - log_density(rows, mixtures[1])
+            for rows in np.split(blocks, starts)
+        ]
         return np.concatenate(found).reshape(len(released), -1).sum(axis=1)
 
     return ratio
-
-
-def _mixture(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The most frequent of these sums, and the logarithms of their frequencies."""
-    means, counts = np.unique(sums, axis=0, return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:_MOST_SUMS]
-    return means[most], np.log(counts[most] / counts[most].sum())

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
-from jaxdp_episodic.trainer.audit.bounds import EpsilonBound
-from jaxdp_episodic.trainer.audit.guesses import Guesses
-from jaxdp_episodic.trainer.audit.release import ReleaseAudit
+from jaxdp_episodic.trainer.audit.bounds import EpsilonBound, Guesses
+from jaxdp_episodic.trainer.audit.game import ReleaseAudit
 
 
 class AuditRow(NamedTuple):

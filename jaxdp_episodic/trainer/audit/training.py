@@ -22,6 +22,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     block_lengths,
     epoch_scheme,
 )
+from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
     OWNED,
     MultistageSampling,
@@ -34,6 +35,8 @@ from jaxdp_episodic.accountant.questions.api import epsilon
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.trainer.audit.bounds import (
     CHOOSING_SHARE,
+    Guesses,
+    best_guesses,
     check_confidence,
     score_bounds,
 )
@@ -44,11 +47,17 @@ from jaxdp_episodic.trainer.audit.canaries import (
     input_canaries,
     recording,
 )
-from jaxdp_episodic.trainer.audit.guesses import Guesses, best_guesses
-from jaxdp_episodic.trainer.audit.release import DELTAS, ReleaseAudit
+from jaxdp_episodic.trainer.audit.game import (
+    DELTAS,
+    ReleaseAudit,
+    audit_release,
+    claimed_epsilons,
+)
 from jaxdp_episodic.trainer.config.training_config import DISCRETE, TrainingConfig
-from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.config.training_parts import MIXED, ClippingConfig
+from jaxdp_episodic.trainer.config.training_start import StartConfig, contribution_norm
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
 from jaxdp_episodic.trainer.learners.episode import (
@@ -78,6 +87,15 @@ _DRAWS_EACH = 8
 _MOST_DRAWS = 500
 # Clip units whose losses are computed in one call.
 _UNITS_AT_ONCE = 64
+
+# Of the made-up table of statistics, which is small because a unit's effect on a sum
+# does not depend on the others.
+_CLASSES = 4
+_FEATURES = 8
+_STEP = 1e-3  # between the examples of a class, of norm about 1
+_CANARY = (-0.5, 0.75**0.5)  # first two features: 120 degrees from its class
+# Of each sum without noise: pairs are random, and their mean is what counts.
+_EVALUATIONS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,15 +297,13 @@ def audit_steps(
     draws = _validation.whole_number("num_draws", num_draws, minimum=100)
     check_confidence(confidence)
     scheme = epoch_scheme(training.budget.step.design)
-    lengths = np.ones(1, int) if scheme is None else block_lengths(scheme)
-    length = int(lengths.sum())
+    length = 1 if scheme is None else int(block_lengths(scheme).sum())
     steps = draws * length
-    generator = np.random.default_rng(seed)
     training = _without_start(training)
+    generator = np.random.default_rng(seed)
     canaries = gradient_canaries(training.data, training.budget.step, 1, generator)
-    scores = []
-    for before, is_in in ((0, True), (steps, False)):
-        data = canaries.data(np.asarray([is_in]))
+    scores, tables = [], _tables(canaries)
+    for before, data in zip((0, steps), tables, strict=True):
 
         def tell(taken: int, _: int, before: int = before) -> None:
             if on_step is not None:
@@ -295,15 +311,14 @@ def audit_steps(
 
         found = released_scores(training, canaries, data, steps, tell)
         scores.append(found[:, 0].reshape(draws, -1).sum(axis=1))
-    choosing = int(CHOOSING_SHARE * draws)
-    choice, counted = zip(*((s[:choosing], s[choosing:]) for s in scores), strict=True)
+    choosing = [int(CHOOSING_SHARE * draws)]
+    choice, counted = zip(*(np.split(s, choosing) for s in scores), strict=True)
     bounds = score_bounds(choice, counted, deltas, confidence)
-    steps_in_and_out = [on_data(training.budget.step, t) for t in _tables(canaries)]
-    claimed = np.max(
-        [epsilon(one, num_steps=length, delta=deltas) for one in steps_in_and_out],
-        axis=0,
-    )
-    return ReleaseAudit(claimed, bounds)
+    claims = [
+        epsilon(on_data(training.budget.step, t), num_steps=length, delta=deltas)
+        for t in tables
+    ]
+    return ReleaseAudit(np.max(claims, axis=0), bounds)
 
 
 class MarkedStatistics:
@@ -354,13 +369,12 @@ def released_scores(
     on_step: OnStep | None,
 ) -> np.ndarray:
     """Takes unseeded steps; returns (steps, canaries) scores of the releases."""
-    statistics: Any = None
-    shape = training.data.features.shape[1:]
-    kind = str(training.data.features.dtype)
+    shape, start = training.data.features.shape[1:], None
+    kind, longest = str(training.data.features.dtype), training.l2_clip_norm
     if training.start is not None:
-        statistics = MarkedStatistics(training.start, data)
+        statistics: Any = MarkedStatistics(training.start, data)
         shape, kind = (statistics.dimensions - 1,), "float32"
-    longest = training.l2_clip_norm
+        start = lambda _: statistics  # noqa: E731
     if training.clipping is not None:
         _, longest = training.clipping.bounds(longest)
     learner = CanaryLearner(training.learner, shape, kind, canaries.number, longest)
@@ -369,17 +383,16 @@ def released_scores(
         learner=learner,
         params=learner.params(training.params),
         optimizer=recording(training.optimizer),
-        start=None if statistics is None else (lambda _: statistics),
+        start=start,
     )
     trainer = marked.trainer(data, num_steps=num_steps)
     deviation, released = trainer.noise_deviation, []
     for taken in _steps_of(trainer, on_step):
-        if taken <= len(training.budget.before):
-            continue
-        state: Any = trainer.state.optimizer_state
-        sums = np.asarray(state.canaries, np.float64) * trainer.normalizer
-        released.append(sums / deviation)
-        deviation = trainer.noise_deviation  # of the next one
+        if taken > len(training.budget.before):
+            state: Any = trainer.state.optimizer_state
+            sums = np.asarray(state.canaries, np.float64) * trainer.normalizer
+            released.append(sums / deviation)
+            deviation = trainer.noise_deviation  # of the next one
     return _scored(trainer.budget.step, np.stack(released))
 
 
@@ -505,3 +518,110 @@ def _tables(canaries: Canaries) -> tuple[ExampleTable, ExampleTable]:
     """The data with all canaries and with none: the largest and smallest sizes."""
     everyone = np.ones(canaries.number, bool)
     return canaries.data(everyone), canaries.data(~everyone)
+
+
+def audit_statistics(
+    training: Training,
+    *,
+    num_draws: int = 2_000,
+    deltas: tuple[float, ...] = DELTAS,
+    confidence: float = 0.95,
+    seed: int = 0,
+    on_draws: Callable[[int], None] | None = None,
+) -> ReleaseAudit:
+    """Audits all private statistics of a run together, by one canary, many times.
+
+    The run's releases, with its noise, of a made-up table of a few classes, each as
+    large as the data's largest: a unit's effect on a sum does not depend on the others.
+    The canary changes every sum about as much as any unit can; the attacker adds up the
+    likelihood ratios. Each release is made in the space that the first one sees.
+
+    Args:
+      training: a run with ``start``.
+      num_draws: of all releases with the canary, and as many without; at least 100.
+      deltas: at which the claim is tested; all bounds hold together.
+      confidence: of the bounds.
+      seed: of the table. Pairs and noise are never seeded.
+      on_draws: see `audit_release`.
+
+    Raises:
+      ValueError: a run without private statistics, or a number out of range.
+    """
+    if training.start is None:
+        raise ValueError("training must begin with private statistics, got none")
+    steps, config = training.budget.before, training.start(training.data).config
+    without_and_with = [
+        training.start(_table(training, config, is_in, seed)) for is_in in (False, True)
+    ]
+    noises = [float(step.noise_multiplier) for step in steps]
+    pairs = np.random.default_rng()
+
+    def sums(is_in: bool, scale: float) -> list[np.ndarray]:
+        own = without_and_with[is_in]
+        state, fresh = own.initial(), Keys(None)
+        return [
+            own.noised_sum(state, index, pairs, fresh.new("noise", index), scale * one)
+            for index, one in enumerate(noises)
+        ]
+
+    means = []
+    for is_in in (False, True):
+        evaluated = zip(*(sums(is_in, 0.0) for _ in range(_EVALUATIONS)), strict=True)
+        means.append([np.mean(of_release, axis=0) for of_release in evaluated])
+    directions = [inside - out for out, inside in zip(*means, strict=True)]
+    variances = [
+        (noise * contribution_norm(step)) ** 2
+        for noise, step in zip(noises, steps, strict=True)
+    ]
+
+    def score(released: list[np.ndarray]) -> float:
+        parts = zip(released, directions, variances, strict=True)
+        return float(sum(np.sum(total * way) / v for total, way, v in parts))
+
+    return audit_release(
+        lambda _, with_unit: sums(with_unit, 1.0),
+        claimed=claimed_epsilons(training.budget.run(len(steps)), deltas=deltas),
+        deltas=deltas,
+        num_draws=num_draws,
+        score=score,
+        confidence=confidence,
+        seed=seed,
+        on_draws=on_draws,
+    )
+
+
+def _table(
+    training: Training, own: StartConfig, is_in: bool, seed: int
+) -> ExampleTable:
+    """A few classes; the canary is the last example, or the last class."""
+    # Examples of a class are nearly equal, so all random pairs have nearly one sum; the
+    # canary's own content is far from them, what replaces it is not.
+    step, data = training.budget.step, training.data
+    is_class = step.privacy_unit == data.level_names[-2]
+    relation = step.neighboring_relation
+    size = max(int(np.max(data.population.children_counts[-1])), 2)
+    if relation == "add_remove" and not is_class:
+        size = max(size - 1 + size % 2, 3)  # odd: in its pair it then displaces another
+    sizes, canary = np.full(_CLASSES, size), slice(-size if is_class else -1, None)
+    number = max(own.slopes, 1) if own.kind == MIXED else _FEATURES
+    centers = np.random.default_rng(seed).normal(size=(_CLASSES, number))
+    features = centers.repeat(size, axis=0)
+    targets = np.full(len(features), own.target_bound, np.float32)
+    if own.kind == MIXED:
+        features[-size:] = 0.0
+        targets[canary] *= -1 if is_in else 1
+    else:
+        features[-size:] = np.eye(number)[0]
+        along = _STEP * np.arange(size)
+        features[:-size, 2] += np.tile(along, _CLASSES - 1)
+        features[-size:, 2 if is_in or not is_class else 3] += along
+        if is_in:
+            features[canary, :2] = _CANARY
+    if not is_in and relation != "replace_one":
+        gone = size if is_class else 1
+        sizes[-1] -= gone
+        features, targets = features[:-gone], targets[:-gone]
+    tree = Population((np.array([_CLASSES]), sizes), tuple(data.level_names[-2:]))
+    return ExampleTable(
+        features.astype(np.float32), targets, tree, has_public_units=True
+    )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxdp_episodic.trainer.audit.guesses import (
+from jaxdp_episodic.trainer.audit.bounds import (
     best_guesses,
     one_run_epsilon,
     one_run_p_value,

@@ -4,8 +4,7 @@ import math
 import pytest
 
 from jaxdp_episodic.tools.plots.audit import plot_audit
-from jaxdp_episodic.trainer.audit.bounds import EpsilonBound, log_ratio_bound
-from jaxdp_episodic.trainer.audit.guesses import Guesses
+from jaxdp_episodic.trainer.audit.bounds import EpsilonBound, Guesses, log_ratio_bound
 from jaxdp_episodic.trainer.audit.report import (
     AuditRow,
     audit_document,

@@ -15,7 +15,6 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     CLASS,
-    GroupedClasses,
     IndependentEpisodes,
     Sampling,
     checked_sampling,
@@ -26,6 +25,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     OWNED,
     RESERVED_LEVEL_NAME,
     MultistageSampling,
+    Poisson,
     Scheme,
     ShuffledEpochs,
 )
@@ -33,14 +33,11 @@ from jaxdp_episodic.accountant.describe.step import check_clip_unit
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw.blocks import BlockExamples, BlockRows, random_blocks
 from jaxdp_episodic.trainer.draw.complete import (
+    SEED,
     CompleteUnits,
     Needs,
-    chance_in_blocks,
-    chance_of_group,
-    chances_below,
     complete_in_draw,
-    complete_in_tree,
-    fewest_classes,
+    counted,
 )
 from jaxdp_episodic.trainer.draw.epochs import Epoch, EpochRows, random_groups
 from jaxdp_episodic.trainer.draw.rows import FixedRows, GroupedRows, TreeRows
@@ -218,31 +215,13 @@ class EpisodeSampler:
         self.max_units: int = self._rows.largest
 
     def complete_units(self, needs: Needs) -> CompleteUnits:
-        """Returns how many clip units a draw holds, and how many are complete.
+        """Returns how many clip units a draw holds, and an *estimate* of the complete.
 
-        On average; *exact*, or an *estimate* in blocks of several people. Complete
-        means: without a null, and with what an episode needs; see `draw.complete`.
+        Complete means: without a null, and with what an episode needs.
         """
-        drawn, design = self.expected_units, self.sampling
-        if isinstance(design, PeopleBlocks):
-            assert self._blocks is not None
-            people = int(np.asarray(design.num_people))
-            size = int(np.asarray(design.people_per_block))
-            chance, exact = chance_in_blocks(self._blocks, people, size, needs)
-            return CompleteUnits(drawn * chance, drawn, exact)
-        if isinstance(design, GroupedClasses):
-            classes, ways = (
-                int(np.asarray(n)) for n in (design.num_classes, design.ways)
-            )
-            chance = chance_of_group(self._below[0], classes, ways, needs)
-            return CompleteUnits(drawn * chance, drawn)
-        if isinstance(self._rows, TreeRows):
-            complete = complete_in_tree(self._rows.levels, self._below, needs)
-            return CompleteUnits(complete, drawn)
-        if not self._below:  # examples in epochs
-            return CompleteUnits(drawn, drawn)
-        chance = float(np.mean(chances_below(self._below, needs)[1]))
-        return CompleteUnits(drawn * chance, drawn)
+        draws = self.draws(np.random.default_rng(SEED))
+        found = ((len(draw.mask), self.complete_in(draw, needs)) for draw in draws)
+        return counted(found, self.slot_shape, self.expected_units)
 
     def draws(self, generator: np.random.Generator) -> Iterator[Draw]:
         """Yields fresh draws, of a sampling by epochs those of one after another."""
@@ -256,8 +235,9 @@ class EpisodeSampler:
     def complete_in(self, draw: Draw, needs: Needs) -> int:
         """Returns how many clip units of a draw of this sampler are complete."""
         fewest = self.slot_shape[-2] if len(self.slot_shape) > 1 else 1
-        if len(self._below) > 1:  # else classes are of the design, which says how many
-            fewest = fewest_classes(self._below[-2])
+        # One class drawn by coins tells nothing apart.
+        if len(self._below) > 1 and isinstance(self._below[-2].scheme, Poisson):
+            fewest = 2
         return complete_in_draw(draw.mask, draw.holds_null, needs, fewest)
 
     @property

@@ -45,7 +45,7 @@ def checked(
         return None
     units, step = sampler.complete_units(needs), budget.step
     number = budget.num_steps - len(budget.before)
-    is_refused = units.most * number < LEAST_IN_RUN
+    is_refused = not units.is_seen or units.most * number < LEAST_IN_RUN
     if units.share >= LEAST_SHARE and not is_refused:
         return units
     said = (
@@ -64,7 +64,7 @@ def checked(
 
 def in_words(units: CompleteUnits, clip_unit: str, num_steps: int) -> str:
     """Returns how many contributions are complete, in a step and in the run."""
-    about = "" if units.is_exact else "about "
+    about = "" if units.complete == units.drawn else "about "
     in_all = units.complete * num_steps
     return (
         f"{units.drawn:.4g} contributions ({clip_unit}) a step on average, of which "

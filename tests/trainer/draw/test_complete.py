@@ -1,4 +1,4 @@
-"""Chances of complete contributions, against enumeration and against draws."""
+"""How many contributions are complete: counted draws, against closed forms."""
 
 import itertools
 import math
@@ -17,68 +17,25 @@ from jaxdp_episodic import (
     WithoutReplacement,
 )
 from jaxdp_episodic.trainer.data.owners import Owners
-from jaxdp_episodic.trainer.draw.complete import Needs, mean_product
+from jaxdp_episodic.trainer.draw.complete import Needs, complete_in_draw
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 
 SIZES = [1, 2, 4, 4, 5]
-EPISODES = Needs.of(1, is_regression=False)
+EPISODES, TASK = (Needs.of(1, is_regression=r) for r in (False, True))
+COIN = Poisson("episode", sampling_probability=0.5)
 
 
 def examples(size=2, population=None):
     return WithoutReplacement("example", size=size, population=population)
 
 
-def grouped(population=None, ways=2, **episodes):
+def grouped(population=None, num_classes=5, episodes=COIN):
     return GroupedClasses(
-        num_classes=len(SIZES),
-        ways=ways,
+        num_classes=num_classes,
+        ways=2,
         examples=examples(population=population),
-        **(episodes or {"episodes": Poisson("episode", sampling_probability=0.5)}),
+        episodes=episodes,
     )
-
-
-def sampler(sampling, sizes=SIZES, clip_unit="episode", names=("class",), **others):
-    population = Population.from_sizes(sizes, level_names=names)
-    return EpisodeSampler(
-        sampling,
-        population,
-        clip_unit=clip_unit,
-        population_is_accounted=True,
-        **others,
-    )
-
-
-def test_mean_product_is_that_of_all_subsets():
-    rng = np.random.default_rng(0)
-    for values, number, size in (
-        (rng.random(6), 6, 3),
-        (rng.random(5), 8, 4),
-        (np.repeat(rng.random(3), 3), 10, 5),
-        (np.ones(4), 9, 2),
-        (rng.random(4), 4, 4),
-        (np.zeros(3), 3, 1),
-        (rng.random(2), 5, 3),
-    ):
-        every = [*values, *np.zeros(number - len(values))]
-        products = [math.prod(s) for s in itertools.combinations(every, size)]
-        exact = math.fsum(products) / len(products)
-        assert mean_product(values, number, size) == pytest.approx(exact, rel=1e-12)
-
-
-@pytest.mark.slow
-def test_mean_product_of_thousands():
-    values = np.linspace(0.5, 1.0, 3_000)
-    # Newton's identities in exact integers: values are k / (2 * 2999), shifted.
-    whole = [2999 + k for k in range(3_000)]
-    powers = [sum(w**p for w in whole) for p in range(6)]
-    symmetric = [1]
-    for k in range(1, 6):
-        signed = [
-            (-1) ** (i - 1) * symmetric[k - i] * powers[i] for i in range(1, k + 1)
-        ]
-        symmetric.append(sum(signed) // k)
-    exact = symmetric[5] / (5998**5 * math.comb(3_000, 5))
-    assert mean_product(values, 3_000, 5) == pytest.approx(exact, rel=1e-10)
 
 
 def by_enumeration(slots):
@@ -88,160 +45,124 @@ def by_enumeration(slots):
     return math.fsum(a * b for a, b in pairs) / len(pairs)
 
 
-@pytest.mark.parametrize("slots", [None, 6])
-def test_grouped_episodes_by_enumeration(slots):
-    slots_of = None if slots is None else "example"
-    found = sampler(grouped(slots), slots_of=slots_of).complete_units(EPISODES)
-    assert found.drawn == 1.0 and found.is_exact
-    assert found.share == pytest.approx(by_enumeration(slots), rel=1e-12)
-    epochs = grouped(slots, episodes=RandomAllocation("episode", steps_per_epoch=4))
-    found = sampler(epochs, slots_of=slots_of).complete_units(EPISODES)
-    assert found.complete == pytest.approx(0.5 * by_enumeration(slots), rel=1e-12)
+def tree(*below, level="class", rate=0.5):
+    return MultistageSampling(Poisson(level, sampling_probability=rate), *below)
 
 
-def test_slots_of_classes():
-    design = GroupedClasses(
-        num_classes=8,
-        ways=2,
-        episodes=Poisson("episode", sampling_probability=1.0),
-        examples=examples(),
-    )
-    found = sampler(design, slots_of="class", privacy_unit="class")
-    found = found.complete_units(EPISODES)
+COINS = Poisson("example", sampling_probability=0.4, population=4)
+EPOCHS = RandomAllocation("episode", steps_per_epoch=4)
+# design, sizes, clip unit, level of the slots, needs, share of those drawn
+SHARES = {
+    "grouped": (grouped(), SIZES, "episode", None, EPISODES, by_enumeration(None)),
+    "slots": (grouped(6), SIZES, "episode", "example", EPISODES, by_enumeration(6)),
+    "epochs": (
+        grouped(6, episodes=EPOCHS),
+        SIZES,
+        "episode",
+        "example",
+        EPISODES,
+        by_enumeration(6),
+    ),
     # Four of the eight places hold a class with two examples.
-    assert found.share == pytest.approx((4 * 3) / (8 * 7), rel=1e-12)
+    "slots of classes": (
+        grouped(num_classes=8),
+        SIZES,
+        "episode",
+        "class",
+        EPISODES,
+        (4 * 3) / (8 * 7),
+    ),
+    "tasks": (
+        tree(examples(3, 7), level="class"),
+        [2, 3, 5, 7, 0],
+        "class",
+        "example",
+        TASK,
+        sum(math.comb(n, 3) for n in (3, 5, 7)) / math.comb(7, 3) / 5,
+    ),
+    "examples of classes": (
+        tree(COINS),
+        [4, 2, 0],
+        "class",
+        "example",
+        Needs(),
+        sum(0.6 ** (4 - n) * (1 - 0.6**n) for n in (4, 2, 0)) / 3,
+    ),
+    "examples": (tree(COINS), [4, 2, 0], "example", "example", Needs(), 6 / 12),
+    "independent": (
+        IndependentEpisodes(
+            MultistageSampling(WithoutReplacement("class", size=3), examples(2, 6)),
+            num_episodes=5,
+        ),
+        [6, 6, 6],
+        "episode",
+        "example",
+        EPISODES,
+        1.0,
+    ),
+    "wasted": (grouped(), [1] * 5, "episode", None, EPISODES, 0.0),
+}
 
 
-@pytest.mark.parametrize(
-    ("sampling", "sizes", "clip_unit", "names", "slots_of", "needs"),
-    [
-        (grouped(6), SIZES, "episode", ("class",), "example", EPISODES),
-        (
-            MultistageSampling(
-                Poisson("school", sampling_probability=0.6), examples(3, 7)
-            ),
-            [2, 3, 5, 7, 0],
-            "school",
-            ("school",),
-            "example",
-            Needs.of(1, is_regression=True),
-        ),
-        (
-            MultistageSampling(
-                Poisson("school", sampling_probability=0.6),
-                Poisson("pupil", sampling_probability=0.5, population=7),
-            ),
-            [2, 3, 5, 7, 0],
-            "step",
-            ("school", "pupil"),
-            "pupil",
-            Needs.of(1, is_regression=True),
-        ),
-        (
-            MultistageSampling(
-                WithoutReplacement("alphabet", size=2),
-                WithoutReplacement("class", size=2),
-                examples(2, 4),
-            ),
-            [[3, 4], [2, 4, 1], [4, 4, 4]],
-            "step",
-            ("alphabet", "class"),
-            "example",
-            EPISODES,
-        ),
-        (
-            MultistageSampling(
-                Poisson("alphabet", sampling_probability=0.5),
-                Poisson("class", sampling_probability=0.7),
-                examples(2),
-            ),
-            [[3, 4], [2, 4, 1], [4, 4, 4]],
-            "alphabet",
-            ("alphabet", "class"),
-            None,
-            EPISODES,
-        ),
-        (
-            IndependentEpisodes(
-                MultistageSampling(WithoutReplacement("class", size=3), examples(2, 6)),
-                num_episodes=5,
-            ),
-            [6, 5, 6, 4, 1, 6],
-            "episode",
-            ("class",),
-            "example",
-            EPISODES,
-        ),
-        (
-            MultistageSampling(
-                Poisson("class", sampling_probability=0.5),
-                Poisson("example", sampling_probability=0.4, population=4),
-            ),
-            [4, 2, 0],
-            "class",
-            ("class",),
-            "example",
-            Needs(),
-        ),
-        (
-            MultistageSampling(
-                Poisson("class", sampling_probability=0.5),
-                Poisson("example", sampling_probability=0.4, population=4),
-            ),
-            [4, 2, 0],
-            "example",
-            ("class",),
-            "example",
-            Needs(),
-        ),
-    ],
-)
-def test_draws_are_as_often_complete(
-    sampling, sizes, clip_unit, names, slots_of, needs
-):
-    """6 standard deviations: 2e-9 false alarms a row."""
-    drawer = sampler(sampling, sizes, clip_unit, names, slots_of=slots_of)
-    expected = drawer.complete_units(needs)
-    generator = np.random.default_rng(7)
-    found = np.array(
-        [drawer.complete_in(drawer.draw(generator), needs) for _ in range(700)]
+def sampler(sampling, sizes, clip_unit, slots_of=None, **others):
+    return EpisodeSampler(
+        sampling,
+        Population.from_sizes(sizes, level_names=("class",)),
+        clip_unit=clip_unit,
+        population_is_accounted=True,
+        privacy_unit="class" if slots_of == "class" else None,
+        slots_of=slots_of,
+        **others,
     )
-    assert 0 < found.mean() < expected.drawn
-    error = found.std() / math.sqrt(len(found))
-    assert abs(found.mean() - expected.complete) < 6 * error
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("people_per_block", [1, 2])
-@pytest.mark.parametrize("slots", [None, 6])
-def test_blocks_of_people(people_per_block, slots):
-    """Against draws, by 6 standard deviations and the estimate's own 12 %."""
-    rng = np.random.default_rng(3)
-    sizes = [8, 8, 8, 8]
-    owners = Owners.from_ids(rng.integers(0, 5, 32), name="owners")
+@pytest.mark.few(5)
+@pytest.mark.parametrize("name", SHARES)
+def test_as_many_are_complete_as_closed_forms_say(name):
+    """6 standard deviations of the clip units that are simulated."""
+    sampling, sizes, clip_unit, slots_of, needs, share = SHARES[name]
+    found = sampler(sampling, sizes, clip_unit, slots_of).complete_units(needs)
+    number = 200 if share > 0.45 else 4_000
+    slack = 6 * math.sqrt(share * (1 - share) / number)
+    assert abs(found.share - share) <= slack
+    assert found.is_seen == (share > 0)
+    assert found.most >= found.complete
+    assert found.drawn * share <= found.most + slack * found.drawn
+
+
+def test_what_is_complete_in_a_draw():
+    """Two classes of an episode with their support and a query, no null."""
+    filled = [[3, 2], [3, 0], [2, 2], [1, 4], [4, 4]]
+    mask = np.arange(4) < np.array(filled)[:, :, None]
+    null = np.array([False, False, False, False, True])
+    assert complete_in_draw(mask, None, EPISODES, 2) == 3
+    assert complete_in_draw(mask, null, EPISODES, 2) == 2
+    assert complete_in_draw(mask, None, EPISODES, 1) == 4
+    # A clip unit of several episodes needs one.
+    assert complete_in_draw(mask[None], None, EPISODES, 2) == 1
+    assert complete_in_draw(mask[:, 0], None, TASK, 1) == 4
+    assert complete_in_draw(mask[:, 0, 0], None, Needs(), 1) == 5
+    assert complete_in_draw(mask[:0], None, EPISODES, 2) == 0
+
+
+@pytest.mark.parametrize("among_slots", [False, True])
+def test_blocks_of_one_person(among_slots):
+    """Each of five people has two examples of all of four classes, one has nothing."""
     design = PeopleBlocks(
         num_people=6,
-        people_per_block=people_per_block,
+        people_per_block=1,
         episodes=Poisson("episode", sampling_probability=1.0),
         sampling=MultistageSampling(
-            WithoutReplacement("class", size=2),
-            examples(2, slots),
+            WithoutReplacement("class", size=2), examples(2, 3 if among_slots else None)
         ),
     )
-    drawer = sampler(
+    found = sampler(
         design,
-        sizes,
-        owners=owners,
-        among_slots=slots is not None,
-        slots_of=None if slots is None else "example",
-    )
-    expected = drawer.complete_units(EPISODES)
-    assert expected.is_exact == (people_per_block == 1)
-    generator = np.random.default_rng(8)
-    found = np.array(
-        [drawer.complete_in(drawer.draw(generator), EPISODES) for _ in range(700)]
-    )
-    error = 6 * found.std() / math.sqrt(len(found))
-    error += 0.0 if expected.is_exact else 0.12 * expected.complete
-    assert 0 < found.mean() < expected.drawn
-    assert abs(found.mean() - expected.complete) <= error + 1e-9
+        [10] * 4,
+        "episode",
+        "example" if among_slots else None,
+        owners=Owners.from_ids(np.tile(np.arange(5), 8), name="owners"),
+        among_slots=among_slots,
+    ).complete_units(EPISODES)
+    share = 5 / 6 * (1 / 9 if among_slots else 1)
+    assert abs(found.share - share) < 6 * math.sqrt(share * (1 - share) / 200)

@@ -1,5 +1,6 @@
 """Differential-privacy accounting for episodic training, in JAX."""
 
+from jaxdp_episodic.accountant.describe.bands import Bands
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
@@ -29,7 +30,12 @@ from jaxdp_episodic.accountant.describe.schemes import (
     ShuffledEpochs,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.describe.step import (
+    ComposedSteps,
+    GaussianStep,
+    banded,
+    compose,
+)
 from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import PrivacyInfo, delta, epsilon, rdp
@@ -58,6 +64,7 @@ __version__ = "1.0.0"
 __all__ = [
     "AdaptiveRun",
     "ApproximateDP",
+    "Bands",
     "ComposedSteps",
     "DisjointParts",
     "DiscreteLaplaceRelease",
@@ -82,6 +89,7 @@ __all__ = [
     "WithoutReplacement",
     "ZeroConcentratedDP",
     "advantage",
+    "banded",
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
     "calibrate_rate",

@@ -248,33 +248,6 @@ def block_lengths(scheme: EpochScheme) -> np.ndarray:
     return np.full(times, steps // times) + (np.arange(times) < steps % times)
 
 
-def steps_owed(sampling: Sampling, num_steps: ArrayLike, planned: int) -> np.ndarray:
-    """Returns the steps that a run owes if it ends, or stands, after ``num_steps``."""
-    taken = np.asarray(num_steps, np.int64)
-    scheme = epoch_scheme(sampling)
-    if scheme is None:
-        return taken
-    length = int(np.asarray(scheme.steps_per_epoch))
-    whole = -(-taken // length) * length
-    return np.where(taken <= planned, np.minimum(whole, planned), whole)
-
-
-def refuse_part_of_epoch(
-    sampling: Sampling, count: ArrayLike, times: ArrayLike
-) -> None:
-    """Refuses to repeat a run that ends within an epoch: each time begins a new one."""
-    scheme = epoch_scheme(sampling)
-    if scheme is None:
-        return
-    part = np.mod(np.asarray(count), scheme.steps_per_epoch) > 0
-    if np.any(part & (np.asarray(times) > 1)):
-        raise NotImplementedError(
-            f"compose cannot repeat a run with part of an epoch of {scheme.name!r} "
-            f"({count!r} steps, steps_per_epoch={scheme.steps_per_epoch!r}): give one "
-            "(step, count) pair for each time it is taken"
-        )
-
-
 def _check_grouped_populations(design: GroupedClasses) -> None:
     """Refuses populations, and class counts, that contradict the design."""
     if design.episodes is not None and design.episodes.population is not None:

@@ -205,8 +205,35 @@ class Menu(Spec):
             )
         object.__setattr__(self, "odometer", tuple(values.tolist()))
 
+    def _check_bands(self) -> None:
+        """Refuses bands of several kinds of steps, and prices of part of a round."""
+        banded = [
+            (name, part)
+            for name, option in self.options.items()
+            for part in parts_of(option)
+            if isinstance(part, GaussianStep) and part.bands is not None
+        ]
+        for name, step in banded:
+            nested = isinstance(self.options[name], Menu)
+            if len(banded) > 1 or nested or self.rules is not None:
+                raise NotImplementedError(
+                    f"option {name!r} has bands, which have no theorem with rules, "
+                    "within another adaptive run or beside other steps with bands: one "
+                    "group could be given all steps of the dearest kind; covered: one "
+                    "kind of step with bands, and quotas, or prices of whole rounds"
+                )
+            alone = self.options[name] is step
+            part = np.any(np.mod(self._block(name), step.cycle))
+            if self.prices is not None and alone and part:
+                raise NotImplementedError(
+                    f"option {name!r} has {step.cycle} bands: a price must pay for a "
+                    f"round of all groups, blocks={{{name!r}: {step.cycle}}}, got "
+                    f"{self._block(name)}"
+                )
+
     def _check_taken(self) -> None:
         """Refuses a run that never ends, or was read with more taken than it allows."""
+        self._check_bands()
         limits = self.quotas is not None or self.prices is not None
         if not limits and self.rules is not None and self.rules.has_cycles():
             raise ValueError(
@@ -308,13 +335,13 @@ def _check_option(what: str, option: Any, kind: type) -> None:
         if isinstance(part, Release):
             _check_release(what, part)
             continue
-        scheme = epoch_scheme(part.design)
-        length = 1 if scheme is None else scheme.steps_per_epoch
-        if np.any(np.asarray(count) % np.asarray(length)):
+        # Bands by themselves: see `Menu._check_bands`.
+        alone = option is part and epoch_scheme(part.design) is None
+        if not alone and np.any(np.mod(count, part.cycle)):
             raise NotImplementedError(
-                f"{what} takes {count} steps of an epoch of {length}: the steps "
+                f"{what} takes {count} steps of an epoch of {part.cycle}: the steps "
                 "of an epoch depend on one another through the secret draw, so that "
-                f"only whole epochs are options: compose((step, {length}))"
+                f"only whole epochs are options: compose((step, {part.cycle}))"
             )
 
 

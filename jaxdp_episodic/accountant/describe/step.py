@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, cast, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.bands import Bands, in_group
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
@@ -17,7 +20,6 @@ from jaxdp_episodic.accountant.describe.designs import (
     Sampling,
     checked_sampling,
     epoch_scheme,
-    refuse_part_of_epoch,
 )
 from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
 from jaxdp_episodic.accountant.describe.people import PersonBounds, check_people
@@ -97,6 +99,7 @@ class GaussianStep(Spec):
         zero_out, where children are slots, and the only choice under add_remove, where
         refusing data by its size would itself leak).
       people: the `PersonBounds` of privacy_unit="person" or "original".
+      bands: the `Bands` of correlated noise, see `banded`; None for independent noise.
 
     Raises:
       ValueError: an unknown level, a level without a size, bounds of a person that are
@@ -114,6 +117,7 @@ class GaussianStep(Spec):
         ),
         "population": (Population,),
         "people": (PersonBounds,),
+        "bands": (Bands,),
     }
 
     numeric: ClassVar[Mapping[str, Check]] = {
@@ -129,6 +133,7 @@ class GaussianStep(Spec):
     population: Population | None = None
     small_units: str | None = None
     people: PersonBounds | None = None
+    bands: Bands | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampling", checked_sampling(self.sampling))
@@ -149,6 +154,7 @@ class GaussianStep(Spec):
         )
         small_units = _checked_small_units(self.small_units, self.neighboring_relation)
         object.__setattr__(self, "small_units", small_units)
+        _ = self.in_group  # refuses bands without a theorem
         if self.is_traced:
             return  # checked when they are known
         if small_units == "error":
@@ -160,6 +166,40 @@ class GaussianStep(Spec):
     def design(self) -> Sampling:
         """``sampling``, which the constructor has made a design if it was a scheme."""
         return cast(Sampling, self.sampling)
+
+    @property
+    def in_group(self) -> GaussianStep:
+        """The ordinary step of the smallest group of `Bands`; without any, this one."""
+        return self if self.bands is None else self._in_group
+
+    @functools.cached_property
+    def _in_group(self) -> GaussianStep:
+        if not isinstance(self.bands, Bands):
+            shown = _validation.shown(self.bands)
+            raise TypeError(f"bands must be a Bands or None, got {shown}")
+        if self.population is not None and self.bands.count > 1:
+            raise NotImplementedError(
+                "bands with a Population have no theorem here: state the sizes that "
+                "groups share out as population= of the levels"
+            )
+        drawn = in_group(
+            self.design, self.bands, str(self.privacy_unit), self.neighboring_relation
+        )
+        return dataclasses.replace(self, sampling=drawn, bands=None)
+
+    def uses(self, num_steps: Any) -> Any:
+        """Returns the steps of ``num_steps`` that one unit can be in, at most.
+
+        Those of the group that has most, ``ceil(num_steps / bands.count)``.
+        """
+        return num_steps if self.bands is None else -(-num_steps // self.bands.count)
+
+    @property
+    def cycle(self) -> Any:
+        """After how many steps a run may be repeated: an epoch, of all groups; or 1."""
+        scheme = epoch_scheme(self.design)
+        length = 1 if scheme is None else np.asarray(scheme.steps_per_epoch)
+        return length if self.bands is None else length * self.bands.count
 
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
@@ -179,7 +219,7 @@ class GaussianStep(Spec):
         Of a person, whose examples may be on many paths: down to the last level.
         """
         refuse_traced(self)
-        drawn = self.design
+        drawn = self.in_group.design
         levels = drawn.level_names
         used = len(levels)
         if self.privacy_unit not in OWNED:
@@ -204,6 +244,27 @@ class GaussianStep(Spec):
         if self.population is None or self.privacy_unit in OWNED:
             return None
         return int(self.path_rates.multiplicity.sum())
+
+
+def banded(step: GaussianStep, bands: Bands | None) -> GaussianStep:
+    """Returns the step with correlated noise: it draws from one group at a time.
+
+    The rates of ``step`` are those *within* a group, its sizes those of all data: with
+    ``Poisson("user", sampling_probability=0.2)`` and five groups of users, every step
+    draws a fifth of one group. Every question then answers for it: a run of
+    ``num_steps`` costs what ``ceil(num_steps / bands.count)`` steps within a group do.
+
+    Args:
+      step: the step.
+      bands: see `Bands`; None for independent noise.
+
+    Raises:
+      NotImplementedError: groups below the protected level, or of people whose
+        examples may lie in several; a level without replacement whose groups have no
+        public size; a `Population`.
+      ValueError: a group that is smaller than a draw.
+    """
+    return dataclasses.replace(step, bands=bands)
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,13 +363,22 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
             times = _validation.integer_array("count", count, minimum=0)
             for inner, often in zip(step.steps, step.counts, strict=True):
                 if isinstance(inner, GaussianStep):
-                    refuse_part_of_epoch(inner.design, often, times)
+                    _refuse_part_of_cycle(inner, often, times)
             steps += step.steps
             counts += [_multiplied(inner, times) for inner in step.counts]
         else:
             steps.append(step)
             counts.append(count)
     return ComposedSteps(tuple(steps), tuple(counts))
+
+
+def steps_owed(step: GaussianStep, num_steps: ArrayLike, planned: int) -> np.ndarray:
+    """Returns the steps that a run owes if it ends, or stands, after ``num_steps``."""
+    taken = np.asarray(num_steps, np.int64)
+    if epoch_scheme(step.design) is None:
+        return taken
+    whole = -(-taken // step.cycle) * step.cycle
+    return np.where(taken <= planned, np.minimum(whole, planned), whole)
 
 
 def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
@@ -325,6 +395,17 @@ def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
                 f"got {_validation.shown(step)}"
             )
     return cast("tuple[GaussianStep, ...]", parts)
+
+
+def _refuse_part_of_cycle(step: GaussianStep, count: Any, times: np.ndarray) -> None:
+    """Refuses to repeat a run that ends within an epoch: each time begins a new one."""
+    if np.any((np.mod(count, step.cycle) > 0) & (times > 1)):
+        scheme = epoch_scheme(step.design)
+        what = "a round of its groups" if scheme is None else f"epoch {scheme.name!r}"
+        raise NotImplementedError(
+            f"compose cannot repeat a run with part of {what} ({count!r} steps of "
+            f"{step.cycle!r}): give one (step, count) pair for each time it is taken"
+        )
 
 
 def _multiplied(count: Any, times: np.ndarray) -> np.ndarray:

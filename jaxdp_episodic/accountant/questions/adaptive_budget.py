@@ -86,6 +86,12 @@ class AdaptiveBudget:
         self._check_first()
         if not self.training:
             raise ValueError("one option or more must train, got checks alone")
+        banded = [name for name, step in self.options.items() if step.bands]
+        if banded and list(self.training) != banded:
+            raise NotImplementedError(
+                f"option {banded[0]!r} has bands: it must be the only option that "
+                f"trains, got {list(self.training)}"
+            )
 
     def _check_first(self) -> None:
         """Refuses what could be chosen once more, or is none of the statistics."""

@@ -12,8 +12,13 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import epoch_scheme, steps_owed
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.describe.designs import epoch_scheme
+from jaxdp_episodic.accountant.describe.step import (
+    ComposedSteps,
+    GaussianStep,
+    compose,
+    steps_owed,
+)
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.api import rdp as rdp_of
@@ -81,7 +86,7 @@ class PrivacyBudget:
         taken = _validation.integer_array("num_steps", num_steps, minimum=0)
         first = len(self.before)
         drawn = np.maximum(taken - first, 0)
-        owed = steps_owed(self.step.design, drawn, self.num_steps - first)
+        owed = steps_owed(self.step, drawn, self.num_steps - first)
         return (np.minimum(taken, first) + owed)[()]
 
     @property
@@ -233,10 +238,10 @@ def plan_budget(
             why = "steps before" if before else "epsilon=inf"
             raise ValueError(f"num_steps must be given with {why}, got None")
         if before:
-            if any(epoch_scheme(one.design) for one, _ in before):
+            if any(epoch_scheme(one.design) or one.bands for one, _ in before):
                 raise NotImplementedError(
                     "before: everybody takes part in such a step, which is taken once; "
-                    "in a step of an epoch only some do"
+                    "in a step of an epoch, or with bands, only some do"
                 )
             return _with_steps_before(step, target, allowed, steps, before)
         bare = dataclasses.replace(step, noise_multiplier=0.0)
@@ -254,9 +259,8 @@ def plan_budget(
             "the noise calibrated, or more noise"
         )
     planned = permitted if steps is None else min(steps, permitted)
-    scheme = epoch_scheme(step.design)
-    if scheme is not None:  # what was not planned is charged by whole epochs
-        length = int(np.asarray(scheme.steps_per_epoch))
+    if epoch_scheme(step.design) is not None:
+        length = int(step.cycle)  # what was not planned is charged by whole epochs
         permitted = max(planned, permitted // length * length)
     return PrivacyBudget(step, target, allowed, planned, permitted)
 

@@ -109,6 +109,8 @@ def runs_of_parts(
 
 def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:
     """The pairs that steps of a kind use, of each theorem: epochs, not their steps."""
+    if isinstance(step, GaussianStep):  # of bands: the group that has most steps
+        num_steps, step = step.uses(np.asarray(num_steps)), step.in_group
     count = column(num_steps)
     if isinstance(step, mechanisms.TruncatedPoissonRelease):
         return [_uses_of_truncated(step, count)]
@@ -135,7 +137,7 @@ def dominating_pairs(step: OneStep) -> Pairs:
     """Returns dominating pairs of one step, for every setting and every path."""
     if not isinstance(step, GaussianStep):
         return (_release(step),)
-    step = in_one_place(step)
+    step = in_one_place(step.in_group)
     person = step.privacy_unit in OWNED
     match step.design, epoch_scheme(step.design):
         case _, RandomAllocation():  # "Epochs"
@@ -200,7 +202,7 @@ def coins_of(step: OneStep) -> tuple[Poisson, ...]:
     """Returns the levels of a step of which `drawn_by_coins` is the pair, else none."""
     if not isinstance(step, GaussianStep) or step.clip_unit != step.privacy_unit:
         return ()
-    if step.population is not None or step.people is not None:
+    if any((step.population, step.people, step.bands)):
         return ()
     if step.neighboring_relation not in ("add_remove", "zero_out"):
         return ()

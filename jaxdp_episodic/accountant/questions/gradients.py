@@ -464,11 +464,11 @@ def _checked_names(
         raise TypeError(f"wrt must be a tuple of names, got {_validation.shown(wrt)}")
     fields = _fields(step)
     parts = gaussian_parts(step, _NAME)
-    has_epochs = any(epoch_scheme(part.design) is not None for part in parts)
+    has_epochs = any(epoch_scheme(part.design) or part.bands for part in parts)
     for name in wrt:
         _validation.choice("wrt", name, tuple(fields))
         if has_epochs and name.partition("[")[0] != NOISE:
             raise NotImplementedError(
-                f"{_NAME} with epochs covers {NOISE!r} only, got {name!r}"
+                f"{_NAME} with epochs or bands covers {NOISE!r} only, got {name!r}"
             )
     return {name: fields[name] for name in wrt}

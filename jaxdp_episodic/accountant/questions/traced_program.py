@@ -153,14 +153,18 @@ class Question(NamedTuple):
             )
         parts, _ = parts_of(self.step)
         epochs = any(
-            isinstance(part, GaussianStep) and epoch_scheme(part.design) is not None
+            isinstance(part, GaussianStep) and (epoch_scheme(part.design) or part.bands)
             for part in parts
         )
         for place in (self.places[i] for i in by):
             name = place.rpartition(".")[2]
             is_count = name.startswith("counts[") or name == NUM_STEPS
             if is_count and (epochs or second):
-                where = "where steps come in epochs" if epochs else "of second order"
+                where = (
+                    "where steps come in epochs or bands"
+                    if epochs
+                    else "of second order"
+                )
                 raise NotImplementedError(f"{place} has no derivative {where}")
             if name in _WHOLE:
                 raise NotImplementedError(

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxdp_episodic.accountant.describe.designs import steps_owed
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
+from jaxdp_episodic.accountant.describe.step import (
+    ComposedSteps,
+    GaussianStep,
+    compose,
+    steps_owed,
+)
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 
 
@@ -100,6 +104,6 @@ class LedgerContent(NamedTuple):
         left = (self.planned or 0) - sum(count for _, count in self.groups[:-1])
         planned = [0] * (len(self.groups) - 1) + [max(left, 0)]
         return [
-            (step, int(steps_owed(step.design, count, number)))
+            (step, int(steps_owed(step, count, number)))
             for (step, count), number in zip(self.groups, planned, strict=False)
         ]

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxdp_episodic._validation import shown
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
@@ -71,10 +69,9 @@ class LedgersContent(NamedTuple):
         whole: dict[GaussianStep, int] = {}
         parts = []
         for step, count in self._uses():
-            scheme = epoch_scheme(step.design)
-            if scheme is None or count % int(np.asarray(scheme.steps_per_epoch)) == 0:
+            if count % int(step.cycle) == 0:
                 whole[step] = whole.get(step, 0) + count
-            else:  # its epochs are its own
+            else:  # its epochs, and its rounds of groups, are its own
                 parts.append((step, count))
         uses = [*whole.items(), *parts]
         return uses[0] if len(uses) == 1 else (compose(*uses), None)
@@ -89,7 +86,7 @@ class LedgersContent(NamedTuple):
         shared = self._shared_epochs()
         for index, content in enumerate(self.contents):
             for group, (step, owed) in enumerate(content.groups_owed()):
-                first, length = self._in_common(index, group), _epoch_length(step)
+                first, length = self._in_common(index, group), int(step.cycle)
                 # From the first epoch on that no other ledger has.
                 left = max(owed - -(-first // length) * length, 0)
                 for key in (key for key in shared if key[:2] == (index, group)):
@@ -102,7 +99,7 @@ class LedgersContent(NamedTuple):
         indices: dict[tuple[int, int, int], list[int]] = {}
         for index, content in enumerate(self.contents):
             for group, (step, charged) in enumerate(content.groups):
-                own, length = self._in_common(index, group), _epoch_length(step)
+                own, length = self._in_common(index, group), int(step.cycle)
                 if own % length == 0 or charged <= own:
                     continue
                 start, owner = own // length * length, index
@@ -119,7 +116,7 @@ class LedgersContent(NamedTuple):
     ) -> tuple[int, int]:
         """Steps owed of an epoch, and how often one of them was released at most."""
         first, group, epoch = key
-        length = _epoch_length(self.contents[first].groups[group][0])
+        length = int(self.contents[first].groups[group][0].cycle)
         start, owed, released = epoch * length, 0, []
         for index in indices:
             content = self.contents[index]
@@ -158,8 +155,15 @@ class LedgersContent(NamedTuple):
                 )
 
     def _refuse_adaptive_copies(self) -> None:
-        """Refuses copies of a run that chose on the way: each chose by what it saw."""
+        """Refuses copies of runs with bands, or that chose by what they saw."""
         for name, content, beginning in zip(*self, strict=True):
+            banded = any(step.bands for step, _ in content.groups)
+            if beginning is not None and banded:
+                raise NotImplementedError(
+                    f"{name} and {self.names[beginning.of]} are copies of one run with "
+                    "bands, which are not covered together: a group may have most of "
+                    "its steps in both"
+                )
             if content.adaptive is not None and beginning is not None:
                 raise NotImplementedError(
                     f"{name} and {self.names[beginning.of]} are copies of one run "
@@ -208,9 +212,3 @@ def _common(path: Path, other: Path, index: int) -> Beginning:
                 charged, step = [*charged, 0], own.step
             charged[-1] += 1
     return Beginning(index, tuple(charged), is_all=True)
-
-
-def _epoch_length(step: GaussianStep) -> int:
-    """Steps that share a draw: 1 where every step draws anew."""
-    scheme = epoch_scheme(step.design)
-    return 1 if scheme is None else int(np.asarray(scheme.steps_per_epoch))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
@@ -218,7 +217,7 @@ def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
     parts: list[tuple[Any, int]] = []
     for run in runs:
         for step, count in zip(run.steps, run.counts, strict=True):
-            if isinstance(step, GaussianStep) and epoch_scheme(step.design) is not None:
+            if isinstance(step, GaussianStep) and int(step.cycle) > 1:
                 parts.append((step, int(count)))
             else:
                 alone[step] = alone.get(step, 0) + int(count)

@@ -54,7 +54,7 @@ def test_a_run_that_ends_within_an_epoch_cannot_be_repeated():
     step = jde.GaussianStep(bins(), noise_multiplier=1.0)
     assert jde.compose((jde.compose((step, 20)), 3)).counts == (60,)
     assert jde.compose((jde.compose((step, 25)), 1)).counts == (25,)
-    with pytest.raises(NotImplementedError, match="part of an epoch of 'task'"):
+    with pytest.raises(NotImplementedError, match="part of epoch 'task'"):
         jde.compose((jde.compose((step, 25)), 2))
 
 

@@ -5,6 +5,7 @@ correction:
 a correct sampler fails one with a chance of at most 1e-6 (seeds are fixed).
 """
 
+import functools
 import itertools
 
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     block_lengths,
-    steps_owed,
 )
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     ShuffledEpochs,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.step import GaussianStep, steps_owed
 from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator
 from jaxdp_episodic.trainer.draw.generators import Keys, generator
 from oracles.draws import false_alarm, outcome_tally
@@ -299,12 +300,13 @@ def test_bad_input(ask, error, message):
 
 
 def test_an_end_within_an_epoch_owes_all_of_it_unless_it_was_planned():
+    of = functools.partial(GaussianStep, noise_multiplier=1.0)
     taken = np.arange(0, 33)
-    owed = steps_owed(MultistageSampling(bins(10)), taken, 25)
+    owed = steps_owed(of(bins(10)), taken, 25)
     np.testing.assert_array_equal(owed[:11], [0] + [10] * 10)
     np.testing.assert_array_equal(owed[11:21], 20)
     np.testing.assert_array_equal(owed[21:26], 25)  # no further than the plan
     np.testing.assert_array_equal(owed[26:], [30] * 5 + [40] * 2)
     assert np.all(owed >= taken) and np.all(np.diff(owed) >= 0)
-    plain = MultistageSampling(Poisson("unit", sampling_probability=0.5))
+    plain = of(Poisson("unit", sampling_probability=0.5))
     np.testing.assert_array_equal(steps_owed(plain, taken, 25), taken)

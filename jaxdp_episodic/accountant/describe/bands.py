@@ -1,0 +1,164 @@
+"""Correlated noise in bands: which group of the data each step draws from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
+from jaxdp_episodic.accountant.describe.designs import (
+    CLASS,
+    GroupedClasses,
+    Sampling,
+)
+from jaxdp_episodic.accountant.describe.schemes import (
+    EPISODE,
+    OWNED,
+    PERSON,
+    MultistageSampling,
+    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Check, Spec
+
+
+@dataclass(frozen=True, eq=False)
+class Bands(Spec):
+    """Noise that later steps partly cancel, and groups that take turns.
+
+    A fixed public rule sends every unit of one level to one of ``count`` groups, and
+    step ``t`` draws from group ``t % count`` alone. The noise of a step is subtracted
+    in part from the next ``count - 1`` steps. Each unit takes part in every
+    ``count``-th step at most, so it pays for ``ceil(num_steps / count)`` steps of its
+    own group. See docs/theory.md, "Correlated noise".
+
+    Preconditions, beyond those of the step and its sampling:
+
+    * *The rule* looks at public facts of the unit alone and never changes: under
+      ``add_remove`` a hash of its public id (of what stands on a public list, its
+      place); else the place of its slot within its parent. A rule by content, or by
+      who is there, is *not* covered.
+    * *One noise multiplier* in all steps, and the number of steps fixed in advance.
+    * *Fresh randomness* in every step (with `RandomAllocation`, in every epoch of every
+      group).
+
+    Attributes:
+      count: number of bands and of groups, whole number >= 1; 1 is independent noise.
+      level: the level whose units are grouped, at or above the protected one;
+        "person" of `PeopleBlocks`.
+      horizon: how many steps the optimizer remembers, >= 1, or inf: for this the
+        cancelling is fitted. The guarantee does not depend on it.
+
+    Raises:
+      ValueError: a number out of range.
+    """
+
+    singles: ClassVar[Mapping[str, Check]] = {
+        "count": AT_LEAST_ONE,
+        "horizon": _validation.nonnegative_array,
+    }
+
+    count: int
+    _: KW_ONLY
+    level: str
+    horizon: float = 30.0
+
+    def check_values(self) -> None:
+        """Refuses a horizon of less than one step, and a level without a name."""
+        if not isinstance(self.level, str):
+            shown = _validation.shown(self.level)
+            raise TypeError(f"level must be the name of a level, got {shown}")
+        if self.horizon < 1:
+            raise ValueError(f"horizon must be >= 1, got {self.horizon!r}")
+
+
+def grouped_levels(design: Sampling, privacy_unit: str) -> tuple[str, ...]:
+    """Returns the levels by which a design's units may be grouped."""
+    if isinstance(design, PeopleBlocks):
+        return (PERSON,)
+    if privacy_unit in OWNED:
+        return ()
+    names = design.level_names[: design.level_names.index(privacy_unit) + 1]
+    # The episodes of episodic designs are formed, not found.
+    return names if isinstance(design, MultistageSampling) else names[1:]
+
+
+def in_group(
+    design: Sampling, bands: Bands, privacy_unit: str, relation: str
+) -> Sampling:
+    """Returns what a step draws from the smallest group, refused without a theorem."""
+    count, level = bands.count, bands.level
+    covered = grouped_levels(design, privacy_unit)
+    if not covered and count > 1:
+        raise NotImplementedError(
+            f"bands with privacy_unit={privacy_unit!r}: the examples of one person may "
+            "lie in several groups, which has no theorem; covered: PeopleBlocks with "
+            "level='person', or people as a level of the sampling"
+        )
+    if covered and level not in covered:
+        raise NotImplementedError(
+            f"bands by level {level!r} with privacy_unit={privacy_unit!r} have no "
+            "theorem: a protected unit must lie in one group; covered: "
+            f"{', '.join(map(repr, covered))}"
+        )
+    if count == 1:
+        return design
+    if isinstance(design, PeopleBlocks):
+        people = _part(design.num_people, count, PERSON, design.people_per_block)
+        return _checked_episodes(dataclasses.replace(design, num_people=people))
+    if isinstance(design, GroupedClasses) and level == CLASS:
+        classes = _part(design.num_classes, count, CLASS, design.ways)
+        scheme = design.classes
+        if isinstance(scheme, WithoutReplacement):
+            _part(design.num_classes, count, CLASS, scheme.size)
+        if scheme is not None and scheme.population is not None:
+            scheme = dataclasses.replace(scheme, population=classes)
+        design = dataclasses.replace(design, num_classes=classes, classes=scheme)
+        return _checked_episodes(design)
+    scheme = next(one for one in design.schemes if one.name == level)
+    if not isinstance(scheme, WithoutReplacement):
+        return design  # a probability, or an epoch of the group's own
+    if relation == "add_remove":
+        raise NotImplementedError(
+            f"bands by level {level!r}, drawn without replacement, under add_remove: "
+            "the sizes of groups are private and have no public lower bound; covered: "
+            "a Poisson scheme or RandomAllocation there, zero_out and replace_one"
+        )
+    if scheme.population is None:
+        raise ValueError(
+            f"bands by level {level!r} need its population, the number of units that "
+            "are shared out among the groups, got None"
+        )
+    # Else one group has a unit more, and leaving one out costs more than none.
+    exact = scheme.population_is_exact and not np.any(np.mod(scheme.population, count))
+    return design.with_scheme(
+        dataclasses.replace(
+            scheme,
+            population=_part(scheme.population, count, level, scheme.size),
+            population_is_exact=exact,
+        )
+    )
+
+
+def _part(number: Any, count: int, level: str, least: Any) -> Any:
+    """The smallest group of so many units, refused if it is less than a draw."""
+    part = number // count
+    if not _validation.is_traced(part) and np.any(np.less(part, least)):
+        raise ValueError(
+            f"bands must leave every group as many units of level {level!r} as a draw "
+            f"takes, {np.max(least)}, got {count} groups of {np.min(number)}: the "
+            f"smallest has {np.min(part)}"
+        )
+    return part
+
+
+def _checked_episodes(design: GroupedClasses | PeopleBlocks) -> Sampling:
+    """The design, refused if a group has fewer episodes than a step draws."""
+    episodes = design.episodes
+    if isinstance(episodes, WithoutReplacement):
+        _part(design.num_possible_episodes, 1, EPISODE, episodes.size)
+    return design

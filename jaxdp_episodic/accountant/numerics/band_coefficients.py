@@ -1,0 +1,68 @@
+"""Coefficients of correlated noise, and the error that an optimizer sees of it."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+# Starts of the search: decay and exponent of the family. (1, 1/2) is the closed form.
+_STARTS = ((0.99, 0.5), (0.7, 0.3))
+# Relative to an error of at least 1.
+_TOLERANCE = 1e-10
+
+
+def band_error(coefficients: np.ndarray, num_steps: int, horizon: float) -> float:
+    """Root mean square, over steps, of the noise in what an optimizer remembers.
+
+    Relative to the noise of a released row. The optimizer weighs step j by
+    ``(1 - 1/horizon)^(t - j)`` at step t; ``horizon=inf`` are prefix sums, and
+    ``horizon=1`` is the noise of one decoded step.
+    """
+    from scipy.signal import lfilter
+
+    impulse = np.zeros(num_steps)
+    impulse[0] = 1.0
+    memory = [1.0, 1.0 / horizon - 1.0]
+    with np.errstate(over="ignore", invalid="ignore"):  # too large is inf
+        response = lfilter([1.0], np.convolve(coefficients, memory), impulse)
+        return float(np.sqrt(np.mean(np.cumsum(response**2))))
+
+
+@functools.lru_cache(maxsize=256)
+def _fitted(count: int, num_steps: int, horizon: float) -> tuple[float, ...]:
+    from scipy.optimize import minimize
+
+    def family(point: np.ndarray) -> np.ndarray:
+        # A logit and a logarithm: no point leaves the family.
+        decay, exponent = 1 / (1 + np.exp(-point[0])), np.exp(point[1])
+        k = np.arange(1, count)
+        found = np.cumprod([1.0, *(decay * (k - 1 + exponent) / k)])
+        return found / np.linalg.norm(found)
+
+    def error(point: np.ndarray) -> float:
+        found = band_error(family(point), num_steps, horizon)
+        return found if np.isfinite(found) else np.inf
+
+    fits = [
+        minimize(
+            error,
+            [np.log(decay / (1 - decay)), np.log(exponent)],
+            method="Nelder-Mead",
+            options={"xatol": 1e-6, "fatol": _TOLERANCE, "maxiter": 2000},
+        )
+        for decay, exponent in _STARTS
+    ]
+    return tuple(family(min(fits, key=lambda fit: fit.fun).x))
+
+
+def band_coefficients(count: int, num_steps: int, horizon: float) -> np.ndarray:
+    """Returns (count,) coefficients of norm 1: the noise of a step in later ones.
+
+    The best of the family ``(1 - a x)^-gamma``, cut to ``count``, for a run of
+    ``num_steps`` steps and an optimizer that remembers ``horizon`` of them.
+    docs/theory.md, "Correlated noise".
+    """
+    if count == 1:
+        return np.ones(1)
+    return np.array(_fitted(count, num_steps, float(horizon)))

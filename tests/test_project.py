@@ -402,11 +402,11 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 69_450,
-    "jaxdp_episodic/accountant/describe": 4_150,
+    "jaxdp_episodic": 70_400,
+    "jaxdp_episodic/accountant/describe": 4_420,
     "jaxdp_episodic/accountant/losses": 6_200,
     "jaxdp_episodic/accountant/methods": 7_050,
-    "jaxdp_episodic/accountant/numerics": 3_350,
+    "jaxdp_episodic/accountant/numerics": 3_400,
     "jaxdp_episodic/accountant/questions": 6_650,
     "jaxdp_episodic/accountant/bounds": 2_130,
     "jaxdp_episodic/accountant/interop": 1_920,

@@ -26,8 +26,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
-from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
-from jaxdp_episodic.accountant.interop.event_tree import FIELDS
+from jaxdp_episodic.accountant.interop.dp_event import FIELDS, from_dp_event
 from jaxdp_episodic.tools.plan.question import read_plan
 from jaxdp_episodic.tools.requests.batch import read_rows
 from jaxdp_episodic.tools.requests.request import (

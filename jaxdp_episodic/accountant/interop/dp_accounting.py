@@ -26,12 +26,12 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
 )
 from jaxdp_episodic.accountant.interop.dp_event import (
+    RELEASED_AS,
     EventNotCovered,
     from_dp_event,
     nothing,
     steps_of,
 )
-from jaxdp_episodic.accountant.interop.event_tree import RELEASED_AS
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_bound

@@ -4,60 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe import mechanisms, releases, schemes
 from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
-from jaxdp_episodic.accountant.describe.mechanisms import (
-    GaussianMixtureRelease,
-    TruncatedPoissonRelease,
-)
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.accountant.describe.releases import (
-    ApproximateDP,
-    LaplaceRelease,
-    RenyiDP,
-    ZeroConcentratedDP,
-)
-from jaxdp_episodic.accountant.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    RandomAllocation,
-    WithoutReplacement,
-)
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
     OneStep,
     compose,
 )
-from jaxdp_episodic.accountant.interop.event_tree import (
-    FIELDS,
-    RELEASED_AS,
-    ROUNDING_MARGIN,
-    VERSIONS,
-    EventNotCovered,
-    Parts,
-    field,
-    joint,
-    joint_noise,
-    joint_scale,
-    kind,
-    nonnegative,
-    number,
-    uncomposed,
-    whole,
-)
-from jaxdp_episodic.accountant.questions.tuning import (
-    NegativeBinomialTrials,
-    PoissonTrials,
-    run_rdp,
-    tuned_rdp,
-)
+from jaxdp_episodic.accountant.questions import tuning
 from jaxdp_episodic.files.optional import check_version
 
+Parts = list[tuple[Any, int]]
+"""Events, and how often each happens."""
+Law = tuple[np.ndarray, np.ndarray]
+"""Values, ascending, and their probabilities."""
+
+# Versions of dp_accounting whose events were read here.
+_VERSIONS = ("0.6",)
 # Rényi orders at which a repeated run is known. Between two of the middle ones the
 # chord, by which the divergence is bounded, is within 3e-4 of the curve.
 _ORDERS = 1 + np.concatenate(
@@ -67,17 +38,6 @@ _ORDERS = 1 + np.concatenate(
         np.geomspace(1e4, 1e12, 60),
     ]
 )
-
-# Events known to be (epsilon, delta)-DP, and no more.
-_CLAIMS = {
-    "EpsilonDeltaDpEvent",
-    "ExponentialMechanismDpEvent",
-    "PermuteAndFlipDpEvent",
-}
-# What is joined to a mixture about one sample.
-_MIXED = {"GaussianDpEvent", "MixtureOfGaussiansDpEvent"}
-# What a Poisson sample of is a release here.
-_SAMPLED_ALONE = {"DiscreteLaplaceDpEvent", "MixtureOfGaussiansDpEvent"}
 # The one level that events have.
 _LEVEL = "example"
 # Most different norms of what is joined: the loss sums as many terms, each of which
@@ -85,9 +45,10 @@ _LEVEL = "example"
 _MOST_NORMS = 256
 # Squared norms this close, relative, are taken for equal: the larger one.
 _EQUAL_SQUARES = 1e-12
-
-Law = tuple[np.ndarray, np.ndarray]
-"""Values, ascending, and their probabilities."""
+# Relative; more than the rounding of what is put together, added on the safe side.
+_ROUNDING_MARGIN = 1e-13
+# Fields of the named-tuple form that say which class it describes.
+_OF_NAMED_TUPLES = "module_name class_name"
 
 
 def from_dp_event(
@@ -136,11 +97,10 @@ def from_dp_event(
     )
     _validation.flag("population_is_exact", population_is_exact)
     # As keys of a dictionary equal steps fall together, in order of appearance.
-    counts: dict[OneStep, int] = {}
-    read = steps_of(
-        event, neighboring_relation, population_is_exact=population_is_exact
-    )
-    for _, step, count in read:
+    counts: dict[Any, int] = {}
+    for _, step, count in steps_of(event, neighboring_relation):
+        if population_is_exact and isinstance(step, GaussianStep):
+            step = _of_exact_population(step)
         counts[step] = counts.get(step, 0) + count
     if not counts:
         counts[nothing(neighboring_relation)] = 0
@@ -148,18 +108,12 @@ def from_dp_event(
 
 
 def steps_of(
-    event: Any,
-    neighboring_relation: str,
-    orders: np.ndarray | None = None,
-    *,
-    population_is_exact: bool = False,
-) -> Iterator[tuple[Any, OneStep, int]]:
+    event: Any, neighboring_relation: str, orders: np.ndarray | None = None
+) -> Iterator[tuple[Any, Any, int]]:
     """Yields the events inside that are no composition, their steps and counts."""
-    check_version("dp-accounting", VERSIONS)
+    check_version("dp-accounting", _VERSIONS)
     for part, count in uncomposed(event):
         step = _read(part, neighboring_relation, orders)
-        if population_is_exact and isinstance(step, GaussianStep):
-            step = _of_exact_population(step)
         if step is not None:
             # The event of a whole epoch counts as its steps.
             is_epoch = kind(part) == "RandomAllocationDpEvent"
@@ -167,52 +121,190 @@ def steps_of(
             yield part, step, count * steps
 
 
+def _of_exact_population(step: GaussianStep) -> GaussianStep:
+    if not isinstance(step.design, schemes.MultistageSampling):
+        return step
+    (scheme,) = step.design.levels
+    if not isinstance(scheme, schemes.WithoutReplacement):
+        return step
+    exact = dataclasses.replace(scheme, population_is_exact=True)
+    return dataclasses.replace(step, sampling=exact)
+
+
 def nothing(relation: str) -> OneStep:
     """Returns a step that draws nobody."""
     return _sampled_gaussian(0.0, 1.0, relation)
 
 
-def _read(
-    event: Any, relation: str, orders: np.ndarray | None = None
-) -> OneStep | None:
+def joint(noises: list[tuple[float, int]], power: int = 2) -> float:
+    """Returns the noise multiplier of several Gaussian releases taken together."""
+    taken = [(noise, count) for noise, count in noises if count]
+    least = min((noise for noise, _ in taken), default=np.inf)
+    if least == 0 or np.isinf(least) or taken == [(least, 1)]:
+        return least
+    # Relative to the least noise, so that no square overflows.
+    total = float(sum(count * (least / noise) ** power for noise, count in taken))
+    return least / total ** (1 / power) * (1 - _ROUNDING_MARGIN)
+
+
+# --- Events and their fields ---
+
+
+class EventNotCovered(NotImplementedError):
+    """An event without a theorem here."""
+
+    def __init__(self, event: Any, why: str) -> None:
+        super().__init__(
+            f"{_name(event)} cannot be imported: {why}; covered: "
+            f"{', '.join(sorted(FIELDS))}"
+        )
+        self.event = event
+
+
+def uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
+    """The events that a composition consists of, and how often each happens."""
+    held: dict[int, tuple[Any, Parts | None]] = {}
+    waiting = [event]  # a stack of our own, as Python recurses less deeply
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in held:
+            held[id(part)] = part, _parts(part)
+            waiting.extend(inner for inner, _ in reversed(held[id(part)][1] or []))
+    graph = {key: [id(inner) for inner, _ in p or []] for key, (_, p) in held.items()}
+    counts = dict.fromkeys(graph, 0)
+    counts[id(event)] = 1
+    try:
+        children_first = [*TopologicalSorter(graph).static_order()]
+    except CycleError:
+        raise ValueError("event must not be a composition of itself") from None
+    for key in reversed(children_first):
+        for inner, repeats in held[key][1] or []:
+            counts[id(inner)] += counts[key] * repeats
+    for key, (part, parts) in held.items():
+        if parts is None:
+            _validation.integer_array("count", counts[key], minimum=0)
+            yield part, counts[key]
+
+
+def _parts(event: Any) -> Parts | None:
+    """What a composition holds directly, and how often; None of other events."""
+    match kind(event):
+        case "NoOpDpEvent":
+            return []
+        case "SelfComposedDpEvent":
+            return [(field(event, "event"), whole(event, "count", minimum=0))]
+        case "ComposedDpEvent":
+            events = field(event, "events")
+            if not isinstance(events, list | tuple):
+                shown = _validation.shown(events)
+                raise TypeError(f"events must be a list of events, got {shown}")
+            return [(inner, 1) for inner in events]
+        case "PoissonSampledDpEvent":
+            # A sample of everybody is what is released about it.
+            if bool(number(event, "sampling_probability") == 1):
+                return [(field(event, "event"), 1)]
+    return None
+
+
+def field(event: Any, name: str) -> Any:
+    """A field of an event; a class may have an event's name without being one."""
+    try:
+        return getattr(event, name)
+    except AttributeError:
+        raise TypeError(f"{kind(event)} must have a field {name!r}") from None
+
+
+def number(event: Any, name: str) -> Any:
+    """A field that is one number, or at least no array."""
+    value = field(event, name)
+    if np.ndim(value):
+        raise ValueError(
+            f"{name} must be one number in an event, got {_validation.shown(value)}"
+        )
+    return value
+
+
+def nonnegative(event: Any, name: str) -> float:
+    """A field that is one number >= 0."""
+    return float(_validation.nonnegative_array(name, number(event, name)))
+
+
+def whole(event: Any, name: str, *, minimum: int) -> int:
+    """A field that is one whole number."""
+    return int(_validation.integer_array(name, number(event, name), minimum=minimum))
+
+
+def kind(event: Any) -> str:
+    """The name of an event's class; refuses what is no event, and unknown fields."""
+    name = _name(event)
+    if not name.endswith("DpEvent"):
+        raise TypeError(
+            f"event must be a DpEvent of dp_accounting, got {_validation.shown(event)}"
+        )
+    if name in FIELDS:
+        unknown = _unknown_fields(event, f"{FIELDS[name]} {_OF_NAMED_TUPLES}")
+        if unknown:
+            raise EventNotCovered(event, f"no theorem of its {unknown}")
+    return name
+
+
+def _name(event: Any) -> str:
+    name = getattr(event, "class_name", type(event).__name__)
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+def _unknown_fields(thing: Any, known: str) -> str:
+    """The fields that another library's object has besides the known ones, by name."""
+    held = {*getattr(thing, "__dict__", ())}
+    for declared in ("_fields", "__dataclass_fields__"):
+        held.update(getattr(type(thing), declared, ()))
+    held.update(one.name for one in getattr(type(thing), "__attrs_attrs__", ()))
+    return ", ".join(sorted(held - set(known.split())))
+
+
+def refuse_unknown(thing: Any, known: str) -> None:
+    """Refuses another library's object with fields that were not read here, by name."""
+    if unknown := _unknown_fields(thing, known):
+        raise NotImplementedError(
+            f"{type(thing).__name__} is not covered with {unknown}; known fields: "
+            f"{known.replace(' ', ', ')}"
+        )
+
+
+# --- One release ---
+
+
+def _read(event: Any, relation: str, orders: np.ndarray | None = None) -> Any:
     """One release; None of an event that releases nothing."""
     name = kind(event)
     if name not in FIELDS:
         raise EventNotCovered(event, "no theorem here")
     if name == "RepeatAndSelectDpEvent":
         return _repeat_and_select(event, relation, orders)
-    if name in _READERS:
-        return _READERS[name](event, relation)
-    return _released(event, relation)
+    return _READERS.get(name, _released)(event, relation)
 
 
-def _released(event: Any, relation: str, rate: float = 1.0) -> Any:
-    """An event that is a release here, about a Poisson sample."""
+def _released(event: Any, relation: str, **given: Any) -> Any:
+    """An event that is a release here; what is given comes before its fields."""
     cls, fields = RELEASED_AS[kind(event)]
     if cls.relations and relation not in cls.relations:
-        raise _wrong_relation(event, relation, " or ".join(map(repr, cls.relations)))
-    given: dict[str, Any] = {}
+        raise _wrong_relation(event, relation, *cls.relations)
     for theirs, ours in fields.items():
         one = ours in cls.numeric or ours in cls.singles
-        given[ours] = number(event, theirs) if one else np.asarray(field(event, theirs))
+        value = number(event, theirs) if one else np.asarray(field(event, theirs))
+        given.setdefault(ours, value)
     if cls.relations:
         given["neighboring_relation"] = relation
-    if rate != 1:
-        given["sampling_probability"] = rate
     try:
         return cls(**given)
     except NotImplementedError as error:
         raise EventNotCovered(event, str(error)) from None
 
 
-def _pure(event: Any) -> ApproximateDP:
-    return ApproximateDP(nonnegative(event, "epsilon"))
-
-
 def _tree(event: Any, relation: str) -> OneStep | None:
     """A record is in one node at each height of one tree at most."""
     if relation != "zero_out":
-        raise _wrong_relation(event, relation, "'zero_out'")
+        raise _wrong_relation(event, relation, "zero_out")
     noise = nonnegative(event, "noise_multiplier")
     counts = _validation.integer_array(
         "step_counts", field(event, "step_counts"), minimum=0
@@ -220,9 +312,9 @@ def _tree(event: Any, relation: str) -> OneStep | None:
     if counts.size == 0:
         raise ValueError("step_counts must have at least one number of steps, got none")
     height = int(counts.max()).bit_length()
-    if height == 0:
-        return None
-    return _sampled_gaussian(1.0, joint([(noise, height)]), relation)
+    return (
+        _sampled_gaussian(1.0, joint([(noise, height)]), relation) if height else None
+    )
 
 
 def _discrete_gaussian(event: Any, relation: str) -> OneStep:
@@ -231,20 +323,15 @@ def _discrete_gaussian(event: Any, relation: str) -> OneStep:
     moved *= 2.0 if relation == "replace_one" else 1.0
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         rho = 0.5 * np.square(np.float64(moved) / nonnegative(event, "sigma"))
-    return ZeroConcentratedDP(0.0 if moved == 0 else rho * (1 + ROUNDING_MARGIN))
+    rho = 0.0 if moved == 0 else rho * (1 + _ROUNDING_MARGIN)
+    return releases.ZeroConcentratedDP(rho)
 
 
 def _truncated(event: Any, relation: str) -> OneStep | None:
     """A Poisson sample that is cut to a physical batch."""
     population = whole(event, "dataset_size", minimum=0)
-    step = TruncatedPoissonRelease(
-        number(event, "noise_multiplier"),
-        sampling_probability=number(event, "sampling_probability"),
-        batch_size=whole(event, "truncated_batch_size", minimum=0),
-        # The larger of two neighbours has at least one record.
-        population=max(population, 1),
-        neighboring_relation=relation,
-    )
+    # The larger of two neighbours has at least one record.
+    step = _released(event, relation, population=max(population, 1))
     return None if population == 0 and relation != "add_remove" else step
 
 
@@ -254,19 +341,43 @@ def _repeat_and_select(
     """The best of a random number of runs, by `tuned_rdp`."""
     mean, shape = number(event, "mean"), number(event, "shape")
     if np.isposinf(_validation.real_array("shape", shape)):
-        trials = PoissonTrials(expected_runs=mean)
+        trials: Any = tuning.PoissonTrials(expected_runs=mean)
     else:
         eta = nonnegative(event, "shape")
-        trials = NegativeBinomialTrials(expected_runs=mean, eta=eta)
+        trials = tuning.NegativeBinomialTrials(expected_runs=mean, eta=eta)
     try:
         run = from_dp_event(field(event, "event"), neighboring_relation=relation)
     except RecursionError:
         raise ValueError("event must not repeat runs nested so deeply") from None
     grid = _ORDERS if orders is None else np.union1d(_ORDERS, orders)
-    return RenyiDP(grid, tuned_rdp(trials, grid, run_rdp(run, grid)))
+    curve = tuning.tuned_rdp(trials, grid, tuning.run_rdp(run, grid))
+    return releases.RenyiDP(grid, curve)
+
+
+def _wrong_relation(event: Any, relation: str, *covered: str) -> EventNotCovered:
+    """The refusal of an event under another relation than those of its theorem."""
+    names = " or ".join(map(repr, covered))
+    return EventNotCovered(
+        event, f"neighboring_relation must be {names}, got {relation!r}"
+    )
+
+
+def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
+    """A Gaussian release about a Poisson sample."""
+    return _gaussian_step(
+        schemes.Poisson(_LEVEL, sampling_probability=rate), noise, relation
+    )
+
+
+def _gaussian_step(sampling: Any, noise: float, relation: str) -> GaussianStep:
+    return GaussianStep(sampling, noise_multiplier=noise, neighboring_relation=relation)
 
 
 # --- Releases about a sample ---
+
+
+def _joint_noise(parts: Parts, power: int = 2) -> float:
+    return joint([(nonnegative(one, "noise_multiplier"), n) for one, n in parts], power)
 
 
 def _poisson(event: Any, relation: str) -> OneStep:
@@ -274,34 +385,34 @@ def _poisson(event: Any, relation: str) -> OneStep:
     rate, inner, seen = 1.0, event, set()
     # A draw of a draw is a draw.
     while kind(inner) == "PoissonSampledDpEvent":
-        rate *= float(
-            _validation.probability_array(
-                "sampling_probability", number(inner, "sampling_probability")
-            )
-        )
+        share = number(inner, "sampling_probability")
+        rate *= float(_validation.probability_array("sampling_probability", share))
         seen.add(id(inner))
         inner = field(inner, "event")
         if id(inner) in seen:
             raise ValueError("event must not be a sample of itself")
     parts = list(uncomposed(inner))
     kinds = {kind(part) for part, _ in parts}
-    if kinds <= {"GaussianDpEvent"}:
-        return _sampled_gaussian(rate, joint_noise(parts), relation)
-    if kinds == {"LaplaceDpEvent"}:
-        if relation == "replace_one":
-            raise _wrong_relation(event, relation, "'add_remove' or 'zero_out'")
-        return LaplaceRelease(
-            joint_scale(parts), sampling_probability=rate, neighboring_relation=relation
-        )
     # Of a composition the part that happens, which need not be the first.
     is_one = sum(count for _, count in parts) == 1
     one = next(part for part, count in parts if count) if is_one else None
-    if kinds <= _CLAIMS and one is not None:
-        return _sampled_claim(rate, _read(one, relation), relation)
-    if kinds <= _SAMPLED_ALONE and one is not None:
-        return _released(one, relation, rate)
-    if "MixtureOfGaussiansDpEvent" in kinds and kinds <= _MIXED:
+    if kinds <= {"GaussianDpEvent"}:
+        return _sampled_gaussian(rate, _joint_noise(parts), relation)
+    is_mixture = kinds <= {"GaussianDpEvent", "MixtureOfGaussiansDpEvent"}
+    if relation == "replace_one" and (is_mixture or kinds == {"LaplaceDpEvent"}):
+        raise _wrong_relation(event, relation, "add_remove", "zero_out")
+    if kinds == {"LaplaceDpEvent"}:
+        return releases.LaplaceRelease(
+            _joint_noise(parts, 1),
+            sampling_probability=rate,
+            neighboring_relation=relation,
+        )
+    if kinds <= {"DiscreteLaplaceDpEvent", "MixtureOfGaussiansDpEvent"} and is_one:
+        return _released(one, relation, sampling_probability=rate)
+    if is_mixture:
         return _joint_mixture(event, parts, relation, rate)
+    if kinds <= _CLAIMS and is_one:
+        return _sampled_claim(rate, _read(one, relation), relation)
     raise _unsampled(event, parts, relation)
 
 
@@ -314,18 +425,16 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
         return None
     sampling: Any
     if kind(event) == "SampledWithReplacementDpEvent":
-        one = WithoutReplacement(_LEVEL, size=1, population=population)
+        one = schemes.WithoutReplacement(_LEVEL, size=1, population=population)
         sampling = IndependentEpisodes(one, num_episodes=size)
     elif size <= population:
-        sampling = WithoutReplacement(_LEVEL, size=size, population=population)
+        sampling = schemes.WithoutReplacement(_LEVEL, size=size, population=population)
     else:
         raise ValueError(
             "sample_size must be at most source_dataset_size, got "
             f"{size!r} of {population!r}"
         )
-    return GaussianStep(
-        sampling, noise_multiplier=joint_noise(parts), neighboring_relation=relation
-    )
+    return _gaussian_step(sampling, _joint_noise(parts), relation)
 
 
 def _random_allocation(event: Any, relation: str) -> OneStep | None:
@@ -339,20 +448,8 @@ def _random_allocation(event: Any, relation: str) -> OneStep | None:
         )
     if selected == 0:
         return None
-    scheme = RandomAllocation(_LEVEL, steps_per_epoch=steps, times=selected)
-    return GaussianStep(
-        scheme, noise_multiplier=joint_noise(parts), neighboring_relation=relation
-    )
-
-
-def _of_exact_population(step: GaussianStep) -> GaussianStep:
-    scheme = step.design
-    if isinstance(scheme, MultistageSampling):
-        (scheme,) = scheme.levels
-    if not isinstance(scheme, WithoutReplacement):
-        return step
-    exact = dataclasses.replace(scheme, population_is_exact=True)
-    return dataclasses.replace(step, sampling=exact)
+    scheme = schemes.RandomAllocation(_LEVEL, steps_per_epoch=steps, times=selected)
+    return _gaussian_step(scheme, _joint_noise(parts), relation)
 
 
 def _gaussian_parts(sampled: Any, relation: str) -> Parts:
@@ -381,21 +478,21 @@ def _sampled_claim(rate: float, claim: Any, relation: str) -> OneStep:
     if relation == "add_remove":
         with np.errstate(over="ignore"):
             amplified = np.log1p(rate * np.expm1(epsilon))
-        epsilon = min(float(amplified) * (1 + ROUNDING_MARGIN), epsilon)
-    return ApproximateDP(epsilon, min(rate * delta * (1 + ROUNDING_MARGIN), delta))
+        epsilon = min(float(amplified) * (1 + _ROUNDING_MARGIN), epsilon)
+    return releases.ApproximateDP(
+        epsilon, min(rate * delta * (1 + _ROUNDING_MARGIN), delta)
+    )
 
 
 def _joint_mixture(sampled: Any, parts: Parts, relation: str, rate: float) -> OneStep:
     """Mixtures and Gaussians of one sample, as a mixture of their joint norms."""
-    if relation == "replace_one":
-        raise _wrong_relation(sampled, relation, "'add_remove' or 'zero_out'")
     law: Law = np.zeros(1), np.ones(1)
     for part, count in parts:
         law = _plus(law, _times(_squares(part), count, sampled), sampled)
     squares, chance = law
     bare = np.isinf(squares).any()  # a size without any noise shows whoever has one
-    norms = 1.0 * (squares > 0) if bare else np.sqrt(squares) * (1 + ROUNDING_MARGIN)
-    return GaussianMixtureRelease(
+    norms = 1.0 * (squares > 0) if bare else np.sqrt(squares) * (1 + _ROUNDING_MARGIN)
+    return mechanisms.GaussianMixtureRelease(
         norms,
         chance / chance.sum(),
         standard_deviation=0.0 if bare else 1.0,
@@ -448,33 +545,89 @@ def _plus(a: Law, b: Law, event: Any) -> Law:
     return values[np.array(ends) - 1], np.add.reduceat(chance, starts)
 
 
-def _wrong_relation(event: Any, relation: str, covered: str) -> EventNotCovered:
-    """The refusal of an event under another relation than those of its theorem."""
-    return EventNotCovered(
-        event, f"neighboring_relation must be {covered}, got {relation!r}"
-    )
+# --- The table ---
 
 
-def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
-    """A Gaussian release about a Poisson sample."""
-    scheme = Poisson(_LEVEL, sampling_probability=rate)
-    return GaussianStep(scheme, noise_multiplier=noise, neighboring_relation=relation)
+def _pure(event: Any, relation: str) -> OneStep:
+    """Of what is epsilon-DP no more is used, an upper bound."""
+    del relation
+    return releases.ApproximateDP(nonnegative(event, "epsilon"))
 
 
-_READERS: dict[str, Callable[..., OneStep | None]] = {
-    "GaussianDpEvent": lambda event, relation: _sampled_gaussian(
-        1.0, nonnegative(event, "noise_multiplier"), relation
+# Events that are read: their fields, and what reads them. Where that is a release, a
+# row serves both ways; "theirs=ours" is a field that has another name there.
+_ROWS: tuple[tuple[str, str, Any], ...] = (
+    ("NoOpDpEvent", "", None),
+    ("ComposedDpEvent", "events", None),
+    ("SelfComposedDpEvent", "event count", None),
+    ("RepeatAndSelectDpEvent", "event mean shape", None),
+    (
+        "NonPrivateDpEvent",
+        "",
+        lambda event, relation: _sampled_gaussian(1.0, 0.0, relation),
     ),
-    "NonPrivateDpEvent": lambda _, relation: _sampled_gaussian(1.0, 0.0, relation),
-    # Of what is epsilon-DP no more is used, an upper bound.
-    "ExponentialMechanismDpEvent": lambda event, _: _pure(event),
-    "PermuteAndFlipDpEvent": lambda event, _: _pure(event),
-    "SingleEpochTreeAggregationDpEvent": _tree,
-    "DiscreteGaussianDpEvent": _discrete_gaussian,
-    "TruncatedSubsampledGaussianDpEvent": _truncated,
-    "PoissonSampledDpEvent": _poisson,
-    "SampledWithReplacementDpEvent": _fixed_size,
-    "SampledWithoutReplacementDpEvent": _fixed_size,
-    "RandomAllocationDpEvent": _random_allocation,
+    (
+        "GaussianDpEvent",
+        "noise_multiplier",
+        lambda event, relation: _sampled_gaussian(
+            1.0, nonnegative(event, "noise_multiplier"), relation
+        ),
+    ),
+    ("DiscreteGaussianDpEvent", "sigma sensitivity dimension", _discrete_gaussian),
+    ("ExponentialMechanismDpEvent", "epsilon", _pure),
+    ("PermuteAndFlipDpEvent", "epsilon", _pure),
+    ("SingleEpochTreeAggregationDpEvent", "noise_multiplier step_counts", _tree),
+    ("PoissonSampledDpEvent", "sampling_probability event", _poisson),
+    (
+        "SampledWithReplacementDpEvent",
+        "source_dataset_size sample_size event",
+        _fixed_size,
+    ),
+    (
+        "SampledWithoutReplacementDpEvent",
+        "source_dataset_size sample_size event",
+        _fixed_size,
+    ),
+    ("RandomAllocationDpEvent", "event num_selected num_steps", _random_allocation),
+    ("LaplaceDpEvent", "noise_multiplier", releases.LaplaceRelease),
+    (
+        "DiscreteLaplaceDpEvent",
+        "noise_parameter sensitivity",
+        mechanisms.DiscreteLaplaceRelease,
+    ),
+    (
+        "RandomizedResponseDpEvent",
+        "noise_parameter num_buckets",
+        mechanisms.RandomizedResponse,
+    ),
+    (
+        "MixtureOfGaussiansDpEvent",
+        "standard_deviation sensitivities sampling_probs=probabilities",
+        mechanisms.GaussianMixtureRelease,
+    ),
+    ("ZCDpEvent", "rho xi", releases.ZeroConcentratedDP),
+    ("EpsilonDeltaDpEvent", "epsilon delta", releases.ApproximateDP),
+    (
+        "TruncatedSubsampledGaussianDpEvent",
+        "dataset_size=population sampling_probability truncated_batch_size=batch_size "
+        "noise_multiplier",
+        mechanisms.TruncatedPoissonRelease,
+    ),
+)
+FIELDS = {
+    name: " ".join(one.partition("=")[0] for one in fields.split())
+    for name, fields, _ in _ROWS
 }
-"""What reads each event that is more, or less, than a release by `RELEASED_AS`."""
+"""Events that are read and the fields of each: one more may change what is released."""
+RELEASED_AS = {
+    name: (read, {f.partition("=")[0]: f.rpartition("=")[2] for f in fields.split()})
+    for name, fields, read in _ROWS
+    if isinstance(read, type)
+}
+"""Events that are a release here: its class, and each field as ours."""
+_READERS: dict[str, Callable[..., Any]] = {
+    "TruncatedSubsampledGaussianDpEvent": _truncated,
+    **{n: read for n, _, read in _ROWS if read and not isinstance(read, type)},
+}
+# Events known to be (epsilon, delta)-DP, and no more.
+_CLAIMS = {"EpsilonDeltaDpEvent", *(n for n, r in _READERS.items() if r is _pure)}

@@ -22,8 +22,11 @@ from jaxdp_episodic.accountant.interop.dp_accounting import (
     RELATIONS,
     EpisodicAccountant,
 )
-from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
-from jaxdp_episodic.accountant.interop.event_tree import joint, refuse_unknown
+from jaxdp_episodic.accountant.interop.dp_event import (
+    from_dp_event,
+    joint,
+    refuse_unknown,
+)
 from jaxdp_episodic.files.optional import check_version, require
 
 # Versions whose parameters were read here; later ones have none.

@@ -19,10 +19,10 @@ from jaxdp_episodic.accountant.interop.dp_accounting import (
     EpisodicAccountant,
     to_dp_event,
 )
-from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
-from jaxdp_episodic.accountant.interop.event_tree import (
+from jaxdp_episodic.accountant.interop.dp_event import (
     FIELDS,
     EventNotCovered,
+    from_dp_event,
 )
 from jaxdp_episodic.files.optional import check_version
 

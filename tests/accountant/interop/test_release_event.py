@@ -6,8 +6,7 @@ from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import PLDAccountant
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
-from jaxdp_episodic.accountant.interop.event_tree import EventNotCovered
+from jaxdp_episodic.accountant.interop.dp_event import EventNotCovered, from_dp_event
 
 THEIRS = {
     "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,

@@ -13,7 +13,6 @@ from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.schemes import (
     PERSON,
-    MultistageSampling,
     Poisson,
     WithoutReplacement,
 )
@@ -298,6 +297,17 @@ def _noise_and_size(event: Any, strategy: Any) -> tuple[float, int | None]:
     return leaf.noise_multiplier, size
 
 
+# Strategies that are covered, and their fields.
+_STRATEGIES = {
+    "BallsInBinsSampling": "iterations cycle_length",
+    "CyclicPoissonSampling": (
+        "sampling_prob iterations truncated_batch_size cycle_length partition_type"
+    ),
+    "FixedBatchSampling": "batch_size iterations replace",
+    "RandomAllocationSampling": "total_participations iterations cycle_length",
+}
+
+
 def _event(
     strategy: Any, noise: float, relation: str, num_examples: Any, num_bands: int = 1
 ) -> Any:
@@ -308,12 +318,40 @@ def _event(
             f"{name} is not covered; covered: {', '.join(_STRATEGIES)}, and {USERS} of "
             "those that draw users independently"
         )
-    reader, known = _STRATEGIES[name]
-    refuse_unknown(strategy, known)
+    refuse_unknown(strategy, _STRATEGIES[name])
     size = num_examples
     if size is not None:
         size = _validation.whole_number("num_examples", num_examples, minimum=0)
-    return reader(strategy, noise, relation, size, num_bands)
+    if name == "CyclicPoissonSampling":
+        return _cyclic_poisson(strategy, noise, relation, size, num_bands)
+    if num_bands > 1:
+        raise NotImplementedError(
+            f"{name} with num_bands={num_bands} is not covered: the rounds of one "
+            "record may overlap"
+        )
+    if name == "FixedBatchSampling":
+        sampled = (
+            _events.SampledWithReplacementDpEvent
+            if strategy.replace
+            else _events.SampledWithoutReplacementDpEvent
+        )
+        gaussian = _events.GaussianDpEvent(noise)
+        step = sampled(_required(name, size), strategy.batch_size, gaussian)
+        return _events.SelfComposedDpEvent(step, strategy.iterations)
+    if name == "BallsInBinsSampling":
+        steps = strategy.cycle_length
+        selected, cycles = 1, math.ceil(strategy.iterations / steps)
+    else:
+        selected, steps, cycles = _participations(strategy)
+    if cycles == 0 or steps == 0:
+        return _events.NoOpDpEvent()
+    if cycles > 1 and relation == _REPLACE_ONE:
+        raise NotImplementedError(
+            "the same secret steps in every cycle are covered under replace_one for "
+            f"one cycle alone, got {cycles} cycles of cycle_length={steps}"
+        )
+    gaussian = _events.GaussianDpEvent(joint([(noise, cycles)]))
+    return RandomAllocationDpEvent(gaussian, selected, steps)
 
 
 def _cyclic_poisson(
@@ -352,90 +390,28 @@ def _cyclic_poisson(
     return _events.SelfComposedDpEvent(step, math.ceil(strategy.iterations / cycle))
 
 
-def _fixed_batch(
-    strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
-) -> Any:
-    _check_is_independent(strategy, num_bands)
-    sampled = (
-        _events.SampledWithReplacementDpEvent
-        if strategy.replace
-        else _events.SampledWithoutReplacementDpEvent
-    )
-    gaussian = _events.GaussianDpEvent(noise)
-    step = sampled(_required("FixedBatchSampling", size), strategy.batch_size, gaussian)
-    return _events.SelfComposedDpEvent(step, strategy.iterations)
-
-
-def _balls_in_bins(
-    strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
-) -> Any:
-    _check_is_independent(strategy, num_bands)
-    cycles = math.ceil(strategy.iterations / strategy.cycle_length)
-    return _allocated(noise, 1, strategy.cycle_length, cycles, relation)
-
-
-def _random_allocation(
-    strategy: Any, noise: float, relation: str, size: int | None, num_bands: int
-) -> Any:
-    _check_is_independent(strategy, num_bands)
-    selected, steps, cycles = strategy.total_participations, strategy.iterations, 1
+def _participations(strategy: Any) -> tuple[int, int, int]:
+    """Steps of a cycle that a record is in, steps of a cycle, and cycles."""
+    selected, steps = strategy.total_participations, strategy.iterations
     cycle = getattr(strategy, "cycle_length", None)
-    if cycle is not None and steps:
-        steps = _validation.whole_number("cycle_length", cycle)
-        cycles, rest = divmod(strategy.iterations, steps)
-        selected, uneven = divmod(selected, max(cycles, 1))
-        if rest or uneven:
-            raise NotImplementedError(
-                "RandomAllocationSampling with a cycle_length is covered where "
-                "iterations are whole cycles, and total_participations as many in "
-                f"each, got {strategy.iterations!r}, {strategy.total_participations!r} "
-                f"and cycle_length={cycle!r}"
-            )
-    return _allocated(noise, selected, steps, cycles, relation)
-
-
-def _allocated(
-    noise: float, selected: int, steps: int, cycles: int, relation: str
-) -> Any:
-    """The event of cycles in each of which a record is in the same secret steps."""
-    if cycles == 0 or steps == 0:
-        return _events.NoOpDpEvent()
-    if cycles > 1 and relation == _REPLACE_ONE:
+    if cycle is None or not steps:
+        return selected, steps, 1
+    length = _validation.whole_number("cycle_length", cycle)
+    cycles, rest = divmod(steps, length)
+    each, uneven = divmod(selected, max(cycles, 1))
+    if rest or uneven:
         raise NotImplementedError(
-            "the same secret steps in every cycle are covered under replace_one for "
-            f"one cycle alone, got {cycles} cycles of cycle_length={steps}"
+            "RandomAllocationSampling with a cycle_length is covered where "
+            "iterations are whole cycles, and total_participations as many in "
+            f"each, got {steps!r}, {selected!r} and cycle_length={cycle!r}"
         )
-    gaussian = _events.GaussianDpEvent(joint([(noise, cycles)]))
-    return RandomAllocationDpEvent(gaussian, selected, steps)
-
-
-def _check_is_independent(strategy: Any, num_bands: int) -> None:
-    if num_bands > 1:
-        raise NotImplementedError(
-            f"{type(strategy).__name__} with num_bands={num_bands} is not covered: the "
-            "rounds of one record may overlap"
-        )
+    return each, length, cycles
 
 
 def _required(what: str, size: int | None) -> int:
     if size is None:
         raise ValueError(f"num_examples must be given with {what}, got None")
     return size
-
-
-# Strategies that are covered: what makes the event of each, and its fields.
-_STRATEGIES = {
-    "BallsInBinsSampling": (_balls_in_bins, "iterations cycle_length"),
-    "CyclicPoissonSampling": (
-        _cyclic_poisson,
-        "sampling_prob iterations truncated_batch_size cycle_length partition_type",
-    ),
-    "FixedBatchSampling": (_fixed_batch, "batch_size iterations replace"),
-    "RandomAllocationSampling": (
-        _random_allocation,
-        "total_participations iterations cycle_length",
-    ),
-}
 
 
 def _base_strategy(strategy: Any) -> Any:
@@ -460,25 +436,17 @@ def _drawn_by(strategy: Any, run: ComposedSteps) -> ComposedSteps:
     """Returns a run of records as one of what the strategy draws, by its name."""
     if type(strategy).__name__ != USERS:
         return run
-    return compose(
-        *(
-            (_of_users(step), count)
-            for step, count in zip(run.steps, run.counts, strict=True)
+
+    def of_users(step: Any) -> GaussianStep:
+        (scheme,) = step.design.levels
+        return dataclasses.replace(
+            step,
+            sampling=dataclasses.replace(scheme, name=_USER_LEVEL),
+            clip_unit=_USER_LEVEL,
+            privacy_unit=_USER_LEVEL,
         )
-    )
 
-
-def _of_users(step: Any) -> GaussianStep:
-    """A step that draws and clips users in place of examples."""
-    design = step.design
-    assert isinstance(design, MultistageSampling)  # all that base strategies become
-    (scheme,) = design.levels
-    return dataclasses.replace(
-        step,
-        sampling=dataclasses.replace(scheme, name=_USER_LEVEL),
-        clip_unit=_USER_LEVEL,
-        privacy_unit=_USER_LEVEL,
-    )
+    return ComposedSteps(tuple(map(of_users, run.steps)), run.counts)
 
 
 def training_config(

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import importlib.metadata
 import types
 from typing import Any, cast
 
@@ -24,7 +23,6 @@ from jaxdp_episodic.accountant.interop.dp_event import (
     EventNotCovered,
     from_dp_event,
 )
-from jaxdp_episodic.files.optional import check_version
 
 # The bounds by Rényi-DP are what these tests are about.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -51,44 +49,19 @@ def their_epsilon(event):
 
 
 @pytest.mark.parametrize(
-    "event",
+    "inner",
     [
-        gaussian(3.0),
-        dp_event.SelfComposedDpEvent(gaussian(20.0), 40),
-        poisson(),
-        dp_event.SelfComposedDpEvent(poisson(0.01), 1000),
-        dp_event.SelfComposedDpEvent(poisson(1.0, gaussian(30.0)), 100),
-        pytest.param(
-            dp_event.ComposedDpEvent(
-                [
-                    dp_event.SelfComposedDpEvent(poisson(0.02, gaussian(1.5)), 300),
-                    dp_event.NoOpDpEvent(),
-                    dp_event.SelfComposedDpEvent(
-                        dp_event.ComposedDpEvent([gaussian(50.0), poisson(0.001)]), 20
-                    ),
-                ]
-            ),
-            marks=pytest.mark.slow,
-        ),
-        dp_event.SelfComposedDpEvent(
-            poisson(
-                0.05,
-                dp_event.ComposedDpEvent(
-                    [
-                        gaussian(4.0),
-                        dp_event.SelfComposedDpEvent(gaussian(5.0), 3),
-                    ]
-                ),
-            ),
-            200,
+        gaussian(30.0),
+        dp_event.ComposedDpEvent(
+            [gaussian(4.0), dp_event.SelfComposedDpEvent(gaussian(5.0), 3)]
         ),
     ],
 )
-def test_epsilon_is_that_of_dp_accounting_or_smaller(event):
+def test_epsilon_of_a_sample_is_that_of_dp_accounting_or_smaller(inner):
+    event = dp_event.SelfComposedDpEvent(poisson(0.05, inner), 200)
     ours, theirs = epsilon(event), their_epsilon(event)
     # Ours searches all real orders, theirs the integers.
-    assert ours <= theirs * (1 + 1e-9)
-    assert ours >= theirs * 0.97
+    assert theirs * 0.97 <= ours <= theirs * (1 + 1e-9)
     rdp = jde.rdp(from_dp_event(event), [2, 5, 17])
     expected = RdpAccountant([2, 5, 17]).compose(event).rdp
     np.testing.assert_allclose(rdp, expected, rtol=1e-9, atol=0)
@@ -154,12 +127,6 @@ def test_no_noise_costs_everything():
     )
 
 
-def test_replacing_a_record_moves_the_sum_twice_as_far():
-    # By the events' definition: noise over the norm bound, not over sensitivity.
-    twice = epsilon(gaussian(4.0), neighboring_relation="replace_one")
-    assert twice == pytest.approx(epsilon(gaussian(2.0)), rel=1e-7)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("event", [gaussian(1.0), poisson(0.1)])
 def test_their_pld_accountant_reads_a_replacement_as_we_do(event):
@@ -214,6 +181,8 @@ def test_all_of_an_exact_population_is_full_participation():
     assert jde.epsilon(from_dp_event(event), delta=1e-5) > 2 * everybody
     with pytest.raises(TypeError, match="population_is_exact"):
         from_dp_event(event, population_is_exact=cast(Any, "yes"))
+    with pytest.raises(ValueError, match="neighboring_relation"):
+        from_dp_event(poisson(), neighboring_relation="replace_all")
 
 
 def test_a_random_allocation_is_an_epoch(monkeypatch):
@@ -369,20 +338,6 @@ def test_the_known_fields_are_theirs():
             assert sorted(declared) == sorted(fields.split()), name
 
 
-def test_a_version_that_is_not_known_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.61.0")
-    check_version.cache_clear()
-    try:
-        with pytest.raises(
-            NotImplementedError, match=r"dp-accounting 0\.61\.0.* 0\.6$"
-        ):
-            from_dp_event(gaussian())
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.6.1.dev0")
-        assert from_dp_event(gaussian()).counts == (1,)
-    finally:
-        check_version.cache_clear()
-
-
 @pytest.mark.parametrize(
     "event, error, words",
     [
@@ -404,8 +359,3 @@ def test_a_version_that_is_not_known_is_refused_by_name(monkeypatch):
 def test_wrong_fields_are_refused(event, error, words):
     with pytest.raises(error, match=words):
         from_dp_event(event)
-
-
-def test_unknown_relation_is_refused():
-    with pytest.raises(ValueError, match="neighboring_relation"):
-        from_dp_event(poisson(), neighboring_relation="replace_all")

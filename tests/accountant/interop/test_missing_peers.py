@@ -1,11 +1,68 @@
-"""What needs a package that is not there says so, and which extra brings it."""
+"""Packages that are not there, or of a version that was not read."""
 
 import importlib
+import importlib.metadata
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+from dp_accounting import dp_event
+
+from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
+from jaxdp_episodic.files.optional import check_version
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of theirs, at import
+    from jax_privacy import accounting
+
+    from jaxdp_episodic.interop import jax_privacy
+
+PARAMS = accounting.DpParams(
+    noise_multipliers=4.0, num_samples=1_000, delta=1e-6, batch_size=50
+)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "found", "ask"),
+    [
+        ("dp-accounting", "0.61.0", lambda: from_dp_event(dp_event.NoOpDpEvent())),
+        *(
+            ("jax-privacy", found, ask)
+            for found in ("2.4.0", "2.30.1", "1.0.0", "3.0.0rc1")
+            for ask in (
+                lambda: jax_privacy.from_execution_plan(None),
+                jax_privacy.training_config,
+            )
+        ),
+        # Plans were read of 2.2 as well, parameters of 2.0 alone.
+        (
+            "jax-privacy",
+            "2.2.0",
+            lambda: jax_privacy.from_dp_params(PARAMS, num_updates=3),
+        ),
+        ("dp-accounting", "0.6.1.dev0", None),
+    ],
+)
+def test_a_version_that_is_not_known_is_refused_by_name(
+    distribution, found, ask, monkeypatch
+):
+    true = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata,
+        "version",
+        lambda name: found if name == distribution else true(name),
+    )
+    check_version.cache_clear()
+    try:
+        if ask is None:
+            assert from_dp_event(dp_event.NoOpDpEvent()).counts == (0,)
+            return
+        with pytest.raises(NotImplementedError, match=f"{distribution} {found} is not"):
+            ask()
+    finally:
+        check_version.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,17 @@
 """Strategies of jax_privacy that draw users."""
 
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.interop.dp_accounting import EpisodicAccountant
 from jaxdp_episodic.accountant.interop.jax_privacy import from_execution_plan
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of theirs, at import
     import dp_accounting
     from jax_privacy import batch_selection
-    from jax_privacy.experimental import execution_plan
 
 Relation = dp_accounting.NeighboringRelation
 DELTA = 1e-6
@@ -47,27 +44,6 @@ def test_users_cost_what_records_do(base, relation):
     assert jde.epsilon(run, delta=DELTA) == jde.epsilon(records, delta=DELTA)
     (step,) = run.steps
     assert (step.clip_unit, step.privacy_unit) == ("user", "user")
-
-
-@pytest.mark.slow
-def test_a_plan_that_draws_users_agrees_with_the_accountant_of_its_authors():
-    plan = execution_plan.BandMFExecutionPlanConfig(
-        strategy=np.ones(1),
-        iterations=200,
-        epsilon=None,
-        delta=None,
-        noise_multiplier=1.3,
-        sampling_prob=0.2,
-        accountant=EpisodicAccountant(Relation.ADD_OR_REMOVE_ONE),
-        partition_type=INDEPENDENT,
-    ).plan
-    users = SimpleNamespace(**vars(plan))
-    users.batch_selection_strategy = users_of(plan.batch_selection_strategy)
-    run = from_execution_plan(users, neighboring_relation="add_remove")
-    theirs = dp_accounting.pld.PLDAccountant(Relation.ADD_OR_REMOVE_ONE)
-    bound = theirs.compose(plan.dp_event).get_epsilon(DELTA)
-    assert 0.999 * bound < jde.epsilon(run, delta=DELTA) <= bound
-    assert run.steps[0].privacy_unit == "user"
 
 
 def test_what_is_drawn_are_users():

@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, epoch_scheme
-from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.schemes import (
     ORIGINAL,
     OWNED,
@@ -28,87 +27,6 @@ from jaxdp_episodic.accountant.report.protected import (
     step_of_bounds,
 )
 from jaxdp_episodic.accountant.report.rounding import upward
-
-# What must be true of a run, of the words filled in: see `preconditions_of`.
-_LOCALITY = (
-    "Locality: the clipped contribution of each {clipped} depends only on what was "
-    "drawn of it, the current model, public data and fresh randomness. Where examples "
-    "interact (support and query, a softmax over classes, batch statistics), they do "
-    "so within one clip unit."
-)
-_OWN_DATA = (
-    "Locality: the contribution of each {clipped} depends only on its own data, "
-    "earlier releases, public data and fresh randomness."
-)
-_BLOCKS = (
-    "Blocks: the partition of people into blocks looks at nobody's data, and nobody's "
-    "leaving moves another one. An episode takes its data, and makes all its choices, "
-    "from its own block and public facts."
-)
-_LISTS = (
-    "Public lists: the units above the level {above!r} are public. One that is emptied "
-    "stays listed{drawn} and contributes zero."
-)
-_ONE_PATH = "One path: every {unit!r} lies under exactly one path of the tree."
-_BOUNDS = (
-    "Bounds of people: every {last!r} has one owner, and nobody owns more than "
-    "{bounds}. These bounds are public, not read from the data, and enforced before "
-    "training by a rule that looks at one person's {looks} alone. This epsilon does "
-    "not protect people beyond them."
-)
-_COPIES = (
-    "Copies: every {last!r} belongs to one original, and no original has more than "
-    "{bounds}. Which examples are copies of one another is public; all of "
-    "them come, go or change together. An epsilon of one copy alone protects nobody."
-)
-_WITHIN = (
-    "Draws within blocks: each episode draws classes and examples afresh among public "
-    "slots, filled or not, without a look at what is in them."
-)
-_CHOICES = (
-    "Choices: whatever chose saw releases and public facts alone; what could be "
-    "chosen, its noise, rates and budget were fixed before the first release."
-)
-_FIXED = (
-    "Fixed in advance: {rates}noise and the number of steps do not react to anything "
-    "that was released."
-)
-_FRESH_DRAWS = (
-    "Fresh draws: every step draws anew, and its draws stay secret. Draws that are "
-    "kept for an epoch need another accounting."
-)
-_FRESH_EPOCHS = (
-    "Fresh epochs: who takes part in which step is drawn anew and secretly in every "
-    "epoch, never reused, and what is drawn below in every step. The number of steps "
-    "is fixed in advance; a run that stops within an epoch for what it saw owes all of "
-    "it."
-)
-_POISSON = (
-    "Poisson draws: everything drawn is processed, without a cap, and an empty draw "
-    "still releases noise."
-)
-_BINS = (
-    "Sums of bins: what a step releases is the sum over its bin, or that divided by a "
-    "constant, never by the realised number; an empty bin still releases noise."
-)
-_GROUPING = (
-    "Grouping: the partition of classes into episodes is drawn afresh in every "
-    "{how_often} and does not look at the data."
-)
-_REPLACEMENT = (
-    "Replacement: one {unit!r} changes its content in place; a move to another group "
-    "is a removal and an addition, and not covered."
-)
-_SLOTS = (
-    "Slots: the number of slots for {slots!r} is public. {among}A contribution with an "
-    "empty slot in it is 0 as a whole; masking the empty slot is not enough. An "
-    "epsilon at another level needs the same of its own slots."
-)
-_SIZES = (
-    "Sizes: where children are drawn without replacement, their number is that in the "
-    "larger of two neighbouring data sets or a lower bound of it, and no unit is left "
-    "out for its size."
-)
 
 
 def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str, ...]:
@@ -129,43 +47,123 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
     in_epochs = any(map(epoch_scheme, designs))
     is_bounded = is_person and (first.people is not None or not in_blocks)
     clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
-    words = {
-        "clipped": " or ".join("step" if c == STEP else f"{c!r}" for c in clips),
-        "above": last if is_person else unit,
-        "unit": unit,
-        "last": last,
-        "rates": "rates, " if kinds else "",
-        "drawn": ", is drawn at the same rate" if kinds else "",
-        "among": "All of them are drawn alike, filled or not. " if kinds else "",
-        "bounds": _bounds_of(bounding.people),
-        "looks": "data" if relation == "add_remove" else "slots",
-        "how_often": "epoch" if in_epochs else "step",
-        "slots": last if is_person and not in_blocks else unit,
-    }
-    rows = (
-        (True, _LOCALITY if kinds else _OWN_DATA),
-        (in_blocks, _BLOCKS),
-        (not in_blocks, _LISTS),
-        (not in_blocks and not is_person, _ONE_PATH),
-        (is_bounded and unit == PERSON, _BOUNDS),
-        (unit == ORIGINAL, _COPIES),
-        (is_bounded and in_blocks, _WITHIN),
-        (True, _CHOICES if chooses else _FIXED),
-        (kinds, _FRESH_EPOCHS if in_epochs else _FRESH_DRAWS),
-        (Poisson in kinds, _POISSON),
-        (RandomAllocation in kinds, _BINS),
-        (any(isinstance(design, GroupedClasses) for design in designs), _GROUPING),
-        (relation == "replace_one", _REPLACEMENT),
-        (relation == "zero_out", _SLOTS),
-        (relation == "add_remove" and WithoutReplacement in kinds, _SIZES),
-    )
-    return tuple(text.format(**words) for holds, text in rows if holds)
-
-
-def _bounds_of(people: PersonBounds | None) -> str:
+    clipped = " or ".join("step" if c == STEP else f"{c!r}" for c in clips)
+    above, slots = (last if is_person else unit), unit
+    if is_person and not in_blocks:
+        slots = last
+    people = bounding.people
+    bounds = f"this: {bounds_in_words(people)}"
     if people is not None and makes_one(people):
-        return "one"
-    return f"this: {bounds_in_words(people)}"
+        bounds = "one"
+    rows = (
+        (
+            kinds,
+            f"Locality: the clipped contribution of each {clipped} depends only on "
+            "what was drawn of it, the current model, public data and fresh "
+            "randomness. Where examples interact (support and query, a softmax over "
+            "classes, batch statistics), they do so within one clip unit.",
+        ),
+        (
+            not kinds,
+            f"Locality: the contribution of each {clipped} depends only on its own "
+            "data, earlier releases, public data and fresh randomness.",
+        ),
+        (
+            in_blocks,
+            "Blocks: the partition of people into blocks looks at nobody's data, and "
+            "nobody's leaving moves another one. An episode takes its data, and makes "
+            "all its choices, from its own block and public facts.",
+        ),
+        (
+            not in_blocks,
+            f"Public lists: the units above the level {above!r} are public. One that "
+            f"is emptied stays listed{', is drawn at the same rate' if kinds else ''} "
+            "and contributes zero.",
+        ),
+        (
+            not in_blocks and not is_person,
+            f"One path: every {unit!r} lies under exactly one path of the tree.",
+        ),
+        (
+            is_bounded and unit == PERSON,
+            f"Bounds of people: every {last!r} has one owner, and nobody owns more "
+            f"than {bounds}. These bounds are public, not read from the data, and "
+            "enforced before training by a rule that looks at one person's "
+            f"{'data' if relation == 'add_remove' else 'slots'} alone. This epsilon "
+            "does not protect people beyond them.",
+        ),
+        (
+            unit == ORIGINAL,
+            f"Copies: every {last!r} belongs to one original, and no original has "
+            f"more than {bounds}. Which examples are copies of one another is public; "
+            "all of them come, go or change together. An epsilon of one copy alone "
+            "protects nobody.",
+        ),
+        (
+            is_bounded and in_blocks,
+            "Draws within blocks: each episode draws classes and examples afresh "
+            "among public slots, filled or not, without a look at what is in them.",
+        ),
+        (
+            chooses,
+            "Choices: whatever chose saw releases and public facts alone; what could "
+            "be chosen, its noise, rates and budget were fixed before the first "
+            "release.",
+        ),
+        (
+            not chooses,
+            f"Fixed in advance: {'rates, ' if kinds else ''}noise and the number of "
+            "steps do not react to anything that was released.",
+        ),
+        (
+            kinds and not in_epochs,
+            "Fresh draws: every step draws anew, and its draws stay secret. Draws "
+            "that are kept for an epoch need another accounting.",
+        ),
+        (
+            kinds and in_epochs,
+            "Fresh epochs: who takes part in which step is drawn anew and secretly in "
+            "every epoch, never reused, and what is drawn below in every step. The "
+            "number of steps is fixed in advance; a run that stops within an epoch "
+            "for what it saw owes all of it.",
+        ),
+        (
+            Poisson in kinds,
+            "Poisson draws: everything drawn is processed, without a cap, and an "
+            "empty draw still releases noise.",
+        ),
+        (
+            RandomAllocation in kinds,
+            "Sums of bins: what a step releases is the sum over its bin, or that "
+            "divided by a constant, never by the realised number; an empty bin still "
+            "releases noise.",
+        ),
+        (
+            any(isinstance(design, GroupedClasses) for design in designs),
+            "Grouping: the partition of classes into episodes is drawn afresh in "
+            f"every {'epoch' if in_epochs else 'step'} and does not look at the data.",
+        ),
+        (
+            relation == "replace_one",
+            f"Replacement: one {unit!r} changes its content in place; a move to "
+            "another group is a removal and an addition, and not covered.",
+        ),
+        (
+            relation == "zero_out",
+            f"Slots: the number of slots for {slots!r} is public. "
+            f"{'All of them are drawn alike, filled or not. ' if kinds else ''}A "
+            "contribution with an empty slot in it is 0 as a whole; masking the empty "
+            "slot is not enough. An epsilon at another level needs the same of its "
+            "own slots.",
+        ),
+        (
+            relation == "add_remove" and WithoutReplacement in kinds,
+            "Sizes: where children are drawn without replacement, their number is "
+            "that in the larger of two neighbouring data sets or a lower bound of it, "
+            "and no unit is left out for its size.",
+        ),
+    )
+    return tuple(text for holds, text in rows if holds)
 
 
 def caveats_of(

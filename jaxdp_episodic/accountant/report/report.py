@@ -30,7 +30,6 @@ from jaxdp_episodic.accountant.describe.step import (
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import worst_path as path_rows
 from jaxdp_episodic.accountant.questions.api import check_method, worst_epsilon
-from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.report.caveats import caveats_of, preconditions_of
 from jaxdp_episodic.accountant.report.privacy_statement import (
@@ -107,7 +106,7 @@ def privacy_report(
     _check_people(people, first)
     worst = distribution = None
     if first.privacy_unit in OWNED:
-        spent = float(epsilon_of(run, delta=target, method=method))
+        spent = _epsilon(run, target, method)
     else:
         accounted = runs_of(run, None)
         worst = _worst_path(run, accounted, target, method)
@@ -228,7 +227,15 @@ def _worst_path(
     return WorstPath(
         units=None if step is None else _named_units(step, index),
         sizes=sizes,
-        rates=tuple(_named_rates(part, index) for part in run.gaussian_steps),
+        rates=tuple(
+            {
+                name: float(_at(rate, index))
+                for name, rate in zip(
+                    part.level_names_used, part.path_rates.rates, strict=True
+                )
+            }
+            for part in run.gaussian_steps
+        ),
         inclusion_rate=float(_at(_inclusion_rates(run), index)),
         epsilon=float(epsilons.max()),
         num_units=None if step is None else int(multiplicity[index]),
@@ -240,11 +247,6 @@ def _front(runs: Sequence[Run]) -> np.ndarray:
     if len(runs) == 1:
         return path_rows.undominated_paths(runs[0])
     return np.arange(max(run.num_paths for run in runs))
-
-
-def _named_rates(step: GaussianStep, index: int) -> dict[str, float]:
-    names, rates = step.level_names_used, step.path_rates.rates
-    return {n: float(_at(rate, index)) for n, rate in zip(names, rates, strict=True)}
 
 
 def _named_units(step: GaussianStep, index: int) -> dict[str, Any]:
@@ -277,11 +279,16 @@ def _by_level(
         bounds = people if level == PERSON else None
         try:
             same = run_at_level(run, level, bounds)
-            values[level] = _worst_epsilon(same, delta, method)
+            values[level] = _epsilon(same, delta, method)
             runs[level] = same
         except (ValueError, NotImplementedError) as error:
             values[level] = str(error)
     return values, runs
+
+
+def _epsilon(run: ComposedSteps, delta: np.ndarray, method: str) -> float:
+    """Epsilon of the privacy unit, without the warnings of `epsilon`."""
+    return float(worst_epsilon(runs_of(run, None), delta, (), method=method))
 
 
 def run_at_level(
@@ -293,16 +300,6 @@ def run_at_level(
         for step in run.gaussian_steps
     ]
     return ComposedSteps(tuple(steps), run.counts)
-
-
-def _worst_epsilon(run: ComposedSteps, delta: np.ndarray, method: str) -> float:
-    """Epsilon of the privacy unit, of the paths that can be the worst."""
-    if run.gaussian_steps[0].privacy_unit in OWNED:
-        return float(epsilon_of(run, delta=delta, method=method))
-    accounted = runs_of(run, None)
-    front = _front(accounted)
-    fewer = [one.take_paths(front) for one in accounted]
-    return float(_path_epsilons(fewer, delta, method).max())
 
 
 def _distribution(

@@ -38,7 +38,15 @@ from jaxdp_episodic.accountant.describe.step import (
 )
 from jaxdp_episodic.accountant.interop.dp_event import from_dp_event
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
-from jaxdp_episodic.accountant.questions.api import PrivacyInfo, delta, epsilon, rdp
+from jaxdp_episodic.accountant.questions.api import (
+    PrivacyInfo,
+    delta,
+    delta_interval,
+    epsilon,
+    epsilon_interval,
+    privacy_profile,
+    rdp,
+)
 from jaxdp_episodic.accountant.questions.attacker import (
     advantage,
     gdp_mu,
@@ -51,11 +59,6 @@ from jaxdp_episodic.accountant.questions.calibration import (
     calibrate_rate,
 )
 from jaxdp_episodic.accountant.questions.gradients import epsilon_and_gradient
-from jaxdp_episodic.accountant.questions.intervals import (
-    delta_interval,
-    epsilon_interval,
-    privacy_profile,
-)
 from jaxdp_episodic.accountant.report.privacy_statement import PrivacyReport
 from jaxdp_episodic.accountant.report.report import privacy_report
 

@@ -22,7 +22,7 @@ from jaxdp_episodic.accountant.describe.rule_book import RuleBook
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt
-from jaxdp_episodic.accountant.questions import api, intervals
+from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.prices import (
     AdaptivityCost,
     adaptivity_cost,
@@ -215,7 +215,7 @@ class AdaptiveRun(Menu):
         """
         same, asked = self.composition(), {"delta": delta, "max_width": max_width}
         if same is not None:
-            lower, upper = intervals.epsilon_interval(same, **asked)
+            lower, upper = api.epsilon_interval(same, **asked)
             return self._reached(lower), upper
         if self.shape:
             return self._of_settings("epsilon_interval", **asked)
@@ -234,7 +234,7 @@ class AdaptiveRun(Menu):
         """
         same = self.composition()
         if same is not None:
-            lower, upper = intervals.delta_interval(same, epsilon=epsilon)
+            lower, upper = api.delta_interval(same, epsilon=epsilon)
             return self._reached(lower), upper
         if self.shape:
             return self._of_settings("delta_interval", epsilon=epsilon)

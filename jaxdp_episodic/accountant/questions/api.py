@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant._engine import float64_boundary, using_engine
 from jaxdp_episodic.accountant.describe.disjoint import (
     DisjointParts,
     refuse_disjoint,
@@ -19,12 +19,25 @@ from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
     ComposedSteps,
     GaussianStep,
+    OneStep,
     compose,
 )
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Profile
+from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_curve
-from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
+from jaxdp_episodic.accountant.methods.run import (
+    Answer,
+    DeltaAt,
+    EpsilonAt,
+    Question,
+    Run,
+)
+from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions import worst_path
-from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
+from jaxdp_episodic.accountant.questions.dominating_pair import (
+    dominating_pairs,
+    runs_of,
+)
 
 METHODS = tuple(worst_path.METHODS)
 DIRECTIONS = ("forward", "backward", "both")
@@ -49,59 +62,52 @@ class PrivacyInfo(NamedTuple):
     is_certified_bound: np.ndarray | np.bool_
 
 
-def on_engine(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a question run on the engine that its keyword ``engine`` names."""
+def asked(
+    worst: Callable[..., Any] | None = np.maximum,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes a function a question: on the engine that its keyword ``engine`` names.
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        engine = kwargs.pop("engine", None)
-        if engine is None:
-            return function(*args, **kwargs)
-        if not isinstance(engine, str):
-            raise TypeError(
-                f"engine must be a name or None, got {_validation.shown(engine)}"
-            )
-        with using_engine(engine):
-            return function(*args, **kwargs)
+    Of disjoint parts the answer is that of the worst, setting by setting; with None the
+    function itself refuses them.
+    """
 
-    return call
-
-
-def of_worst_part(
-    function: Callable[P, R], worst: Callable[..., Any] = np.maximum
-) -> Callable[P, R]:
-    """Makes a question answer for the worst of disjoint parts, setting by setting."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        # The step may be given by name.
-        step: Any = args[0] if args else kwargs.get("step")
-        if not isinstance(step, DisjointParts):
-            return function(*args, **kwargs)
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
         ask: Any = function
-        found: list[Any] = []
-        for part in step.parts:
-            given: Any = (part, *args[1:]) if args else ()
-            named: Any = {**kwargs, **({} if args else {"step": part})}
-            found.append(ask(*given, **named))
-        if not isinstance(found[0], tuple):
-            return functools.reduce(worst, found)
-        if not isinstance(found[0][1], PrivacyInfo):  # ends of an interval
-            ends: Any = tuple(
-                functools.reduce(worst, end) for end in zip(*found, strict=True)
-            )
-            return ends
-        return _with_info(found)
+        takes_engine = "engine" in (ask.__kwdefaults__ or {})
 
-    return call
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            engine: Any = kwargs.pop("engine", None) if takes_engine else None
+            if engine is not None:
+                if not isinstance(engine, str):
+                    raise TypeError(
+                        "engine must be a name or None, got "
+                        f"{_validation.shown(engine)}"
+                    )
+                with using_engine(engine):
+                    return call(*args, **kwargs)
+            step: Any = args[0] if args else kwargs.get("step")  # or given by name
+            if worst is None or not isinstance(step, DisjointParts):
+                return function(*args, **kwargs)
+            if args:
+                found = [ask(part, *args[1:], **kwargs) for part in step.parts]
+            else:
+                found = [ask(**{**kwargs, "step": part}) for part in step.parts]
+            return _worst_of(found, worst)
+
+        return call
+
+    return decorated
 
 
-def _with_info(found: list[tuple[Any, PrivacyInfo]]) -> Any:
-    """The largest values, and what is known of each."""
-    fields = [(value, *info) for value, info in found]
-    every = [
-        np.stack(np.broadcast_arrays(*field)) for field in zip(*fields, strict=True)
-    ]
+def _worst_of(found: list[Any], worst: Callable[..., Any]) -> Any:
+    """The worst of the answers of parts, and what is known of it."""
+    if not isinstance(found[0], tuple):
+        return functools.reduce(worst, found)
+    if not isinstance(found[0][1], PrivacyInfo):  # ends of an interval
+        return tuple(functools.reduce(worst, end) for end in zip(*found, strict=True))
+    fields = zip(*((value, *info) for value, info in found), strict=True)
+    every = [np.stack(np.broadcast_arrays(*field)) for field in fields]
     index = every[0].argmax(axis=0)[None]
     value, *info = (
         _scalar_or_array(np.take_along_axis(field, index, axis=0)[0]) for field in every
@@ -109,8 +115,7 @@ def _with_info(found: list[tuple[Any, PrivacyInfo]]) -> Any:
     return value, PrivacyInfo(*info)
 
 
-@on_engine
-@of_worst_part
+@asked()
 def rdp(
     step: AnyStep | DisjointParts,
     orders: Any,
@@ -182,8 +187,7 @@ def curve_of(
     return np.broadcast_to(least.max(axis=-2 if axis else -1), shape)
 
 
-@on_engine
-@of_worst_part
+@asked()
 def epsilon(
     step: AnyStep | DisjointParts,
     *,
@@ -253,8 +257,7 @@ def epsilon(
     return (value, PrivacyInfo(error, certified)) if return_info else value
 
 
-@on_engine
-@of_worst_part
+@asked()
 def delta(
     step: AnyStep | DisjointParts,
     *,
@@ -295,6 +298,207 @@ def delta(
     info = PrivacyInfo(_scalar_or_array(error), _scalar_or_array(certified))
     value = _scalar_or_array(value)
     return (value, info) if return_info else value
+
+
+@asked()
+def privacy_profile(
+    step: OneStep,
+    epsilon: Any,
+    *,
+    direction: str = "both",
+    engine: str | None = None,
+) -> np.ndarray | np.float64:
+    """Returns delta of a *single* step at the given epsilon.
+
+    *Exact* for the step's dominating pair, hence an upper bound for the step; for the
+    designs of the multistage theorem there are data sets that reach it. It is not to
+    be added up over steps: for those use `epsilon` and `delta`.
+
+    Args:
+      step: one step or release, not a composed run.
+      epsilon: >= 0, nats; any shape that broadcasts with the step.
+      direction: "forward" (the larger data set against the smaller), "backward" or
+        "both" (the larger delta).
+      engine: see `epsilon`.
+
+    Returns:
+      float64 in [0, 1] of the broadcast shape; with a `Population` the largest.
+
+    Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647, and the theorems in
+    docs/theory.md, "Profiles" and "Other designs".
+    """
+    if not isinstance(step, OneStep):
+        raise TypeError(
+            f"step must be a GaussianStep or a release, got {_validation.shown(step)}"
+        )
+    target = _validation.nonnegative_array("epsilon", epsilon)
+    _validation.choice("direction", direction, DIRECTIONS)
+    shape = _validation.broadcast_shape(
+        step=np.empty(step.shape, np.uint8), epsilon=target
+    )
+    every = [
+        _worst_profile(target[..., None], loss, direction)
+        for loss in dominating_pairs(step)
+    ]
+    least = np.minimum.reduce(np.broadcast_arrays(*every)).max(axis=-1)
+    return _scalar_or_array(np.broadcast_to(np.exp(least), shape))
+
+
+def _worst_profile(target: np.ndarray, loss: PrivacyLoss, direction: str) -> np.ndarray:
+    """The logarithm of delta of one pair, on each path."""
+    Run((loss,), (np.ones(1),)).refuse("exact")
+    finite = np.where(np.isinf(target), 1e300, target)
+    at_end = np.isinf(target) & ~loss.is_unprotected
+    log_kept = np.where(loss.is_unprotected, 0.0, loss.log_kept())
+    forward, backward = (
+        DeltaAt(target)
+        .with_failure(Answer(log_profile, target, target), log_kept)
+        .value
+        for log_profile in (
+            np.where(at_end, -np.inf, profile)
+            for profile in _log_profiles(finite, loss)
+        )
+    )
+    return {
+        "forward": forward,
+        "backward": backward,
+        "both": np.maximum(forward, backward),
+    }[direction]
+
+
+def _profiles_kernel(u: Array, loss: Profile) -> tuple[Array, Array]:
+    (forward, _), (backward, _) = loss.log_tails(u)
+    return forward, backward
+
+
+_log_profiles = float64_boundary(_profiles_kernel)
+
+
+@asked()
+def epsilon_interval(
+    step: AnyStep,
+    *,
+    delta: Any,
+    num_steps: Any = None,
+    max_width: float | None = None,
+    engine: str | None = None,
+) -> tuple[Any, Any]:
+    """Returns certified lower and upper ends of epsilon at the given delta.
+
+    The true epsilon of the composed dominating pair lies between them, rounding
+    errors included. (The upper end is one for the mechanism as well.) Privacy-loss
+    distributions are rounded pessimistically and optimistically and composed by FFT;
+    tails cut off and round-off are bounded and added. With a `Population` both ends
+    are those of the largest epsilon over the paths.
+
+    Args:
+      step: a step, a release, or a run made by `compose`.
+      delta: in [0, 1]. At 0 the ends are 0 and the largest loss, unless nothing is lost
+        or everything may be.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      max_width: largest width of the interval in nats, > 0. None aims at 1e-4 of
+        epsilon or 1e-7, whichever is larger, and promises nothing: where memory or
+        rounding is in the way (more than about 1e9 steps, deltas far below 1e-12 of
+        rare units) the ends are as far apart as they are.
+      engine: see `epsilon`.
+
+    Returns:
+      ``(lower, upper)``, float64 nats of the broadcast shape; ``(0, inf)``, which says
+      nothing, without noise, ``(0, 0)`` where nothing is drawn.
+
+    Raises:
+      ValueError: a width that cannot be met within the memory
+        that the computation may use.
+
+    Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380.
+    """
+    check_step(step)
+    delta = _validation.probability_array("delta", delta)
+    if max_width is not None:
+        checked = _validation.positive_array("max_width", max_width)
+        # Smaller shares of an answer would underflow.
+        max_width = max(_validation.single("max_width", checked), 1e-290)
+    runs, shape = checked_runs(step, num_steps, delta=delta)
+    return _least_ends(EpsilonAt(log_of(delta)), runs, shape, max_width)
+
+
+@asked()
+def delta_interval(
+    step: AnyStep,
+    *,
+    epsilon: Any,
+    num_steps: Any = None,
+    engine: str | None = None,
+) -> tuple[Any, Any]:
+    """Returns certified lower and upper ends of delta at the given epsilon.
+
+    See `epsilon_interval`; aims at a relative width of 1e-3, without a promise.
+
+    Args:
+      step: a step, a release, or a run made by `compose`.
+      epsilon: >= 0, nats.
+      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      engine: see `epsilon`.
+
+    Returns:
+      ``(lower, upper)``, float64 in [0, 1] of the broadcast shape.
+    """
+    check_step(step)
+    target = _validation.nonnegative_array("epsilon", epsilon)
+    runs, shape = checked_runs(step, num_steps, epsilon=target)
+    lower, upper = _least_ends(DeltaAt(target), runs, shape, None)
+    return delta_of(lower, up=False)[()], delta_of(upper, up=True)[()]
+
+
+def _least_ends(
+    question: Question,
+    runs: Sequence[Run],
+    shape: tuple[int, ...],
+    width: float | None,
+) -> tuple[Any, Any]:
+    """Both ends, the largest over the paths of the least over the runs."""
+    question = question.at(np.broadcast_to(question.target, shape)[..., None])
+    both = [_ends(question, run, width, alone=len(runs) == 1) for run in runs]
+    ends = []
+    for each in zip(*both, strict=True):
+        least = np.minimum.reduce(np.broadcast_arrays(*each))
+        ends.append(np.array(np.broadcast_to(least.max(axis=-1), shape))[()])
+    return ends[0], ends[1]
+
+
+def _ends(
+    question: Question, run: Run, width: float | None, *, alone: bool
+) -> list[np.ndarray]:
+    """Both ends for each path; of a run ``alone`` for those that may be the worst."""
+    run.refuse("pld")
+    if alone:
+        run = run.take_paths(worst_path.undominated_paths(run))
+    # Of steps with too little noise only an upper bound is known.
+    runs = run.kept(), run.in_reach()
+    inside = question.inside()
+    nothing = np.zeros(())
+    ends: list[np.ndarray] = []
+    both: tuple[np.ndarray, np.ndarray] | None = None
+    for i, up in enumerate((False, True)):
+        kept, log_kept = runs[up].kept(), runs[up].log_kept()
+        left = inside.given_kept(log_kept, up=up)
+        hopeless = np.isneginf(left.target)
+        left = left.at(np.where(hopeless, -1.0, left.target))
+        # Targets differ, by rounding, only where a loss may be infinite.
+        if both is None or np.any(log_kept) or np.any(run.is_unprotected):
+            both = pld_bounds(left, kept, width=width)
+        found = Answer(both[i], nothing, nothing)
+        end = inside.with_failure(found, log_kept, up=up).value
+        at_end = question.at_end(runs[True].most_lost)
+        if np.any(at_end):
+            limit = worst_path.end_values(question, runs[True])
+            # At delta 0 the largest loss is an upper end only.
+            known = ~np.isfinite(limit) | (limit == 0) | (not question.is_epsilon)
+            known &= question.is_epsilon | ~run.has_too_little_noise
+            limit = np.where(known | up, limit, question.nothing)
+            end = np.where(at_end, limit, end)
+        ends.append(end)
+    return ends
 
 
 def log_of(delta: np.ndarray) -> np.ndarray:

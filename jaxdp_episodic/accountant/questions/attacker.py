@@ -17,12 +17,12 @@ from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import (
+    asked,
     check_method,
     check_step,
     checked_runs,
     delta,
     epsilon,
-    of_worst_part,
 )
 
 # Smallest delta that is computed, unless a question asks for a smaller one.
@@ -59,7 +59,7 @@ _COARSER = 4
 _MORE_REFINEMENTS = 2
 
 
-@functools.partial(of_worst_part, worst=np.minimum)
+@asked(np.minimum)
 def trade_off(
     step: AnyStep,
     *,
@@ -100,7 +100,7 @@ def trade_off(
     return _rates(step, false_positive_rate, num_steps, method)[0]
 
 
-@of_worst_part
+@asked()
 def true_positive_rate(
     step: AnyStep,
     *,
@@ -116,7 +116,7 @@ def true_positive_rate(
     return _rates(step, false_positive_rate, num_steps, method)[1]
 
 
-@of_worst_part
+@asked()
 def advantage(
     step: AnyStep,
     *,
@@ -135,7 +135,7 @@ def advantage(
     return upper_delta(step, epsilon=0.0, num_steps=num_steps, method=method)
 
 
-@of_worst_part
+@asked()
 def upper_delta(
     step: AnyStep,
     *,
@@ -153,7 +153,7 @@ def upper_delta(
     return np.minimum(value * (1 + error) * (1 + _ROUNDING), 1.0)[()]
 
 
-@of_worst_part
+@asked()
 def gdp_mu(
     step: AnyStep,
     *,

@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
-from jaxdp_episodic.accountant.questions.api import check_method, on_engine
+from jaxdp_episodic.accountant.questions.api import asked, check_method
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.worst_path import (
     CONTOUR,
@@ -320,7 +320,7 @@ def bracket(
     return np.where(never, 0.0, low), np.where(never, 0.0, high), values
 
 
-@on_engine
+@asked(None)
 def calibrate_noise_multiplier(
     step: GaussianStep | LaplaceRelease,
     *,
@@ -377,8 +377,8 @@ def calibrate_noise_multiplier(
 
         def evaluated(elements: np.ndarray) -> np.ndarray:
             noise = found.reshape(run.shape)
-            asked = dataclasses.replace(step, noise_multiplier=noise)
-            return run.excess(elements, step=asked)
+            at_noise = dataclasses.replace(step, noise_multiplier=noise)
+            return run.excess(elements, step=at_noise)
 
         # 1 / (1 / x) may round down; what is returned must be what was checked.
         checked = evaluated(np.arange(run.size))
@@ -405,7 +405,7 @@ def calibrate_noise_multiplier(
     return run.shaped(found)
 
 
-@on_engine
+@asked(None)
 def calibrate_num_steps(
     step: OneStep,
     *,
@@ -445,7 +445,7 @@ def calibrate_num_steps(
     return run.shaped(found)
 
 
-@on_engine
+@asked(None)
 def calibrate_rate(
     step: GaussianStep,
     *,

@@ -32,9 +32,8 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep
-from jaxdp_episodic.accountant.questions.api import epsilon
+from jaxdp_episodic.accountant.questions.api import epsilon, epsilon_interval
 from jaxdp_episodic.accountant.questions.attacker import upper_delta
-from jaxdp_episodic.accountant.questions.intervals import epsilon_interval
 from jaxdp_episodic.accountant.report.report import tree_levels
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import parse_json, plain

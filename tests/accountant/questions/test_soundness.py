@@ -18,7 +18,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.questions import intervals
+from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 from oracles import adversary, episodes, trees
 
@@ -231,7 +231,7 @@ def contribution_that_comes_or_not(right: Any, step: jde.GaussianStep):
 def test_a_false_theorem_is_caught(wrong, relations, monkeypatch):
     """The tests above are able to fail: a planted false theorem does not pass them."""
     monkeypatch.setattr(
-        intervals,
+        api,
         "dominating_pairs",
         lambda step: (wrong(dominating_pair(step), step),),
     )

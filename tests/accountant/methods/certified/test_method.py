@@ -24,8 +24,8 @@ from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
+from jaxdp_episodic.accountant.questions.api import privacy_profile
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
-from jaxdp_episodic.accountant.questions.intervals import privacy_profile
 
 KINDS = {
     "sampled": SampledGaussianLoss,

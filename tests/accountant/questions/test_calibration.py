@@ -101,12 +101,6 @@ class TestNoise:
         many, _ = calibrated_step({"sampling": poisson(1.0)}, num_steps=900, **targets)
         assert many == pytest.approx(30 * one, rel=3e-7)
 
-    def test_ends(self):
-        targets = {"epsilon": 1.0, "delta": DELTA}
-        silent, _ = calibrated_step({"sampling": poisson(0.0)}, num_steps=9, **targets)
-        idle, _ = calibrated_step({"sampling": poisson(0.5)}, num_steps=0, **targets)
-        assert silent == idle == 0
-
     @pytest.mark.parametrize(
         "epsilon, delta, num_steps, rate",
         [(1e-6, 1e-10, 10**7, 1.0), (1e3, 0.5, 1, 1e-9), (1e-3, 1e-300, 1, 0.3)],
@@ -121,15 +115,6 @@ class TestNoise:
         )
         assert 0 < noise < np.inf
         assert rdp_epsilon(step, delta=delta, num_steps=num_steps) <= epsilon
-
-    def test_a_batch_is_its_scalars(self):
-        rates = np.array([1e-4, 0.01, 0.3])
-        targets = {"epsilon": 2.0, "delta": DELTA, "num_steps": 100}
-        batch, _ = calibrated_step({"sampling": poisson(rates)}, **targets)
-        for rate, value in zip(rates, batch, strict=True):
-            alone, _ = calibrated_step({"sampling": poisson(rate)}, **targets)
-            assert isinstance(alone, np.float64)
-            assert value == pytest.approx(alone, rel=3e-7)
 
     def test_worst_path_of_a_population(self):
         tree = jde.Population.from_sizes([[40, 9], [3, 200]])
@@ -154,16 +139,6 @@ class TestNoise:
     @hypothesis_settings(max_examples=5)
     @given(*EXPONENTS)
     def test_random_targets(self, rate, epsilon, num_steps, delta):
-        self._random_targets(rate, epsilon, num_steps, delta)
-
-    @NEXT_TO_NONE
-    @pytest.mark.slow
-    @hypothesis_settings(max_examples=50)
-    @given(*EXPONENTS)
-    def test_many_random_targets(self, rate, epsilon, num_steps, delta):
-        self._random_targets(rate, epsilon, num_steps, delta)
-
-    def _random_targets(self, rate, epsilon, num_steps, delta):
         targets = {
             "epsilon": 10**epsilon,
             "delta": 10**delta,
@@ -246,15 +221,6 @@ class TestNumSteps:
         assert largest(0.0, 1.0) == 2**53
         assert largest(0.5, np.inf) == 2**53
         assert isinstance(largest(0.01, 1.0), np.int64)
-
-    def test_targets_broadcast(self):
-        step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
-        count = rdp_num_steps(
-            step, epsilon=np.array([1.0, 2.0, 4.0]), delta=np.array([[1e-8], [1e-4]])
-        )
-        assert count.shape == (2, 3)
-        assert np.all(np.diff(count, axis=0) >= 0)
-        assert np.all(np.diff(count, axis=1) > 0)
 
 
 class TestRate:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions import attacker
 from jaxdp_episodic.accountant.questions.gdp_budget import (
     GdpBudget,
     GdpPrice,
@@ -81,17 +80,6 @@ def test_a_price_holds_everywhere_and_no_smaller_one(rate, noise, floor):
     assert np.any(true > less)
 
 
-@pytest.mark.slow
-def test_mu_down_to_a_floor_far_below_rounding():
-    one, floor = step(0.1, 1.5), 1e-60
-    mu = attacker.gdp_mu(one, num_steps=50, smallest_delta=floor)
-    # Without sampling it is 4.71; the tail down to there is that of few draws.
-    assert 1.0 < mu < 1.2
-    at = np.array([2.0, 16.0])
-    true = jde.delta(one, epsilon=at, num_steps=50)
-    assert np.all(true <= gaussian_delta(mu, at)) and true[-1] < 1e-50
-
-
 def test_a_run_that_loses_nothing_and_one_that_loses_all():
     assert gdp_price(step(0.0, 1.0), num_steps=5, floor=1e-9).mu == 0
     with pytest.raises(ValueError, match="no mu describes the run"):
@@ -160,18 +148,6 @@ def _epsilon_of(mu, floors):
         delta = floors + (1 - floors) * float(gaussian_delta(mu, middle))
         low, high = (low, middle) if delta <= DELTA else (middle, high)
     return high
-
-
-@pytest.mark.slow
-def test_runs_of_different_kinds_use_one_budget():
-    """The sums of the squares of mu and of the floors, with nothing left over."""
-    kinds = [(step(0.1, 1.5), 20, 1e-7), (step(0.02, 1.0), 50, 1e-6)]
-    prices = [gdp_price(s, num_steps=n, floor=f) for s, n, f in kinds]
-    mu = math.sqrt(sum(p.mu**2 for p in prices))
-    run = jde.compose(*((s, n) for s, n, _ in kinds))
-    at = np.array([0.0, 1.0, 3.0])
-    claimed = 1.1e-6 + gaussian_delta(mu, at)
-    assert np.all(jde.delta(run, epsilon=at) <= claimed)
 
 
 # --- Adaptive choices: every strategy over finite runs, as a recursion ---
@@ -251,13 +227,6 @@ def test_sums_are_exact():
     assert budget.permits([half], left)
     more = GdpPrice(math.nextafter(left.mu, 9.0), left.floor)
     assert not budget.permits([half], more)
-
-
-def test_other_epsilons_of_the_same_budget():
-    budget = GdpBudget(4.0, DELTA, 1e-6)
-    at = budget.delta_at([0.0, 2.0, 4.0, 30.0])
-    assert np.all(np.diff(at) < 0) and at[2] <= DELTA
-    assert at[3] == pytest.approx(1e-6)  # the floors stay, at any epsilon
 
 
 @pytest.mark.parametrize(

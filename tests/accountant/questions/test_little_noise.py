@@ -198,19 +198,10 @@ FEW = ("sampled", "replaced", "zeroed")
 def test_no_answer_is_below_the_limit(name):
     rng = np.random.default_rng(sorted(DESIGNS).index(name))
     for method in METHODS:
-        check(random_setting(rng, name, -12, -6.1), method)
-    check(random_setting(rng, name, -8, -3), "rdp")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", DESIGNS)
-def test_no_answer_is_below_the_limit_of_many(name, method):
-    rng = np.random.default_rng([sorted(DESIGNS).index(name), METHODS.index(method)])
-    for _ in range(25):
-        check(random_setting(rng, name, -12, -6.1), method)
-    for _ in range(50 if method == "rdp" else 3):
-        check(random_setting(rng, name, -6.1, -3), method)
+        for _ in range(1 if name in FEW else 5):
+            check(random_setting(rng, name, -12, -6.1), method)
+    for _ in range(1 if name in FEW else 10):
+        check(random_setting(rng, name, -8, -3), "rdp")
 
 
 @pytest.mark.parametrize("noise", [1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10, 1e-12])
@@ -253,20 +244,6 @@ def test_down_to_no_noise(method, relation):
     assert np.all(found[:9] >= 3 * u * (1 - 1e-14))
     assert np.all(np.isinf(found[noise < 1e-70]))
     assert np.all(delta >= 1 - 0.5**3)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_batch_says_what_each_setting_says(method):
-    noise = 10.0 ** -np.arange(6.5, 14, 0.9)
-    make = one_level(poisson, "add_remove")
-    together = jde.epsilon(
-        make(noise, 0.2, None, None), delta=1e-8, num_steps=500, method=method
-    )
-    alone = [
-        jde.epsilon(make(x, 0.2, None, None), delta=1e-8, num_steps=500, method=method)
-        for x in noise
-    ]
-    np.testing.assert_allclose(alone, together, rtol=1e-14)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,7 +13,6 @@ from scipy.integrate import quad
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import using_engine
-from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question, Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 from jaxdp_episodic.accountant.questions.worst_path import answer
@@ -469,13 +468,6 @@ def test_other_questions_are_answered_or_refused_by_name() -> None:
         "example",
     ]
     assert "at most 5 classes" in " ".join(report.preconditions)
-
-
-def test_no_event_says_that_a_person_is_one_example() -> None:
-    design = jde.IndependentEpisodes(W("example", size=1, population=9), num_episodes=4)
-    step = person({"sampling": design, "people": Bounds(examples=3)}, REPLACE, 2.0)
-    with pytest.raises(NotImplementedError, match="person"):
-        to_dp_event(step)
 
 
 def test_more_units_than_can_be_summed_are_refused() -> None:

@@ -175,14 +175,10 @@ def check_extremes(relations: tuple[str, ...] = SIZED) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("relations", FEW)
-def test_no_violation_on_random_trees(relations):
-    check_random_trees(11, FEW[relations], climb_every=50, relations=relations)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("relations", FEW)
-def test_no_violation_on_many_random_trees(relations):
-    check_random_trees(12, 1_000, climb_every=5, relations=relations)
+@pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_no_violation_on_random_trees(relations, many):
+    asked = (12, 1_000, 5) if many else (11, FEW[relations], 50)
+    check_random_trees(*asked[:2], climb_every=asked[2], relations=relations)
 
 
 @pytest.mark.parametrize("relations", FEW)

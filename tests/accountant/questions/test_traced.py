@@ -226,16 +226,6 @@ def test_loops() -> None:
     np.testing.assert_allclose(few, on_host(0.8), rtol=2e-7)
 
 
-@pytest.mark.slow
-def test_shards() -> None:
-    devices = np.array(jax.devices()[:1])
-    mesh = jax.sharding.Mesh(devices, ("runs",))
-    sharded = jax.shard_map(epsilon, mesh=mesh, in_specs=P("runs"), out_specs=P("runs"))
-    np.testing.assert_allclose(jax.jit(sharded)(NOISES), on_host(NOISES), rtol=2e-7)
-    slopes = jax.grad(lambda noises: sharded(noises).sum())(NOISES)
-    np.testing.assert_allclose(slopes, jax.vmap(jax.grad(epsilon))(NOISES), rtol=1e-6)
-
-
 SEVERAL_DEVICES = """
 import sys, threading
 import jax, jax.numpy as jnp, numpy as np
@@ -307,11 +297,6 @@ def test_several_devices_and_threads(how) -> None:
         command, env=environment, capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 0, ended.stderr
-
-
-def test_nothing_leaks() -> None:
-    with jax.checking_leaks():
-        assert jax.jit(epsilon)(NOISES[0]) > 0
 
 
 # --- Derivatives ---

@@ -70,27 +70,26 @@ from jaxdp_episodic.tools.requests.request import (
 class Epsilon(Command):
     """The command ``epsilon``."""
 
+    #: The request: a step, the number of steps, and a delta or an epsilon.
     file: Annotated[File, tyro.conf.Positional, option("[FILE.toml]")] = None
-    """The request: a step, the number of steps, and a delta or an epsilon."""
+    #: Delta; default: the file's.
     delta: Number = None
-    """Delta; default: the file's."""
+    #: Number of steps; default: the file's.
     num_steps: Whole = None
-    """Number of steps; default: the file's."""
+    #: Print JSON in place of a table.
     json: bool = False
-    """Print JSON in place of a table."""
+    #: Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml.
     batch: File = None
-    """Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml."""
+    #: The folder of a training run, in place of FILE.toml. Give it once for each of
+    #: several runs, or copies of one: the answer is what they cost together.
     ledger: Files = ()
-    """The folder of a training run, in place of FILE.toml. Give it once for each of
-    several runs, or copies of one: the answer is what they cost together.
-    """
+    #: Write each protected unit's own epsilon to --out.
     per_unit: bool = False
-    """Write each protected unit's own epsilon to --out."""
+    #: Where --batch and --per-unit write: .jsonl, .csv or .parquet.
     out: File = None
-    """Where --batch and --per-unit write: .jsonl, .csv or .parquet."""
+    #: exact, rdp or pld: with --ledger (default: exact), and with --batch for rows
+    #: that name none (default: rdp).
     method: Name = None
-    """exact, rdp or pld: with --ledger (default: exact), and with --batch for rows that
-    name none (default: rdp)."""
 
     def _subject(self) -> Any:
         return self.file or self.batch or next(iter(self.ledger), "")
@@ -215,10 +214,10 @@ class Epsilon(Command):
 class Calibrate(Command):
     """The command ``calibrate``."""
 
+    #: The request: as for `epsilon`, with what is sought and the target.
     file: TomlFile
-    """The request: as for `epsilon`, with what is sought and the target."""
+    #: Print JSON in place of a table.
     json: bool = False
-    """Print JSON in place of a table."""
 
     def _lines(self) -> list[str]:
         with noted() as said, waiting():
@@ -490,8 +489,8 @@ def caveats_on_ledger(content: LedgerContent) -> list[str]:
 class Log(Command):
     """The command ``log``."""
 
+    #: The run's folder, or its file run.sqlite.
     dir: Annotated[tyro.conf.Positional[Path], option("DIR")]
-    """The run's folder, or its file run.sqlite."""
 
     def _lines(self) -> list[str]:
         with refusing(self.dir), run_file(self.dir) as file:

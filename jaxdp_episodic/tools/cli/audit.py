@@ -44,36 +44,37 @@ _FEWEST_DRAWS = 100
 _STEP_DRAWS = 2_000
 
 
-_Kind = Literal["mechanism", "step", "gradient", "input"]
+_Kind = Union[Literal["mechanism", "step", "gradient", "input"], None]  # noqa: UP007
 
 
 @dataclass
 class Audit(Command):
     """The command ``audit``."""
 
+    #: A request, as for `epsilon`, or a run, as for `train`.
     file: TomlFile
-    """A request, as for `epsilon`, or a run, as for `train`."""
+    #: Folder for audit.json, audit.md and audit.png; made if missing.
     out: Folder
-    """Folder for audit.json, audit.md and audit.png; made if missing."""
-    kind: Annotated[Union[_Kind, None], option("NAME")] = None  # noqa: UP007
-    """mechanism (default of a request): simulate it with and without a unit. step
-    (default of a run): repeat one step, and the private statistics, with a canary.
-    gradient, input: train one run with canaries (white box, black box)."""
+    #: mechanism (default of a request): simulate it with and without a unit.
+    #: step (default of a run): repeat one step, and the private statistics, with
+    #: a canary. gradient, input: train one run with canaries (white box, black
+    #: box).
+    kind: Annotated[_Kind, option("NAME")] = None
+    #: Simulations with the unit (default: 20,000); of step: steps with the
+    #: canary (default: 2,000).
     draws: Whole = None
-    """Simulations with the unit (default: 20,000); of step: steps with the canary
-    (default: 2,000)."""
+    #: Canaries in a run (gradient, input).
     canaries: Ints = 100
-    """Canaries in a run (gradient, input)."""
+    #: Number of steps; default: the file's.
     num_steps: Whole = None
-    """Number of steps; default: the file's."""
+    #: Delta; default: the file's (mechanism).
     delta: Number = None
-    """Delta; default: the file's (mechanism)."""
+    #: Privacy unit to audit; default: the run's (step, gradient, input).
     privacy_unit: Annotated[Name, option("LEVEL")] = None
-    """Privacy unit to audit; default: the run's (step, gradient, input)."""
+    #: Confidence of every lower bound.
     confidence: Floats = 0.95
-    """Confidence of every lower bound."""
+    #: Seed of the simulation, or of the choice of canaries; training is not seeded.
     seed: Ints = 0
-    """Seed of the simulation, or of the choice of canaries; training is not seeded."""
 
     def _lines(self) -> list[str]:
         self.out.mkdir(parents=True, exist_ok=True)

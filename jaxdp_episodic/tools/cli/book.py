@@ -72,24 +72,24 @@ class Create(_OfBook):
     --menu only the runs of a fixed menu can. See docs/book.md.
     """
 
+    #: An SQLite file to make, or the URL of a database.
     book: _Book
-    """An SQLite file to make, or the URL of a database."""
+    #: A training config. Its data, privacy unit, relation and bounds of people become
+    #: the book's; nothing else of it is used.
     config: Annotated[tyro.conf.Positional[Path], option("RUN.toml")]
-    """A training config. Its data, privacy unit, relation and bounds of people become
-    the book's; nothing else of it is used."""
+    #: Epsilon of all runs together.
     epsilon: Floats
-    """Epsilon of all runs together."""
+    #: Delta of all runs together.
     delta: Floats
-    """Delta of all runs together."""
+    #: The part of delta for the floors of all runs; default: a fifth.
     floors: Number = None
-    """The part of delta for the floors of all runs; default: a fifth."""
+    #: A run of a menu (a training config, or a request as for `epsilon`), and how
+    #: often it may run. Repeat the option for each run. Replaces mu-GDP prices.
     quota: Annotated[Files, option("RUN.toml=N")] = ()
-    """A run of a menu (a training config, or a request as for `epsilon`), and how often
-    it may run. Repeat the option for each run. Replaces mu-GDP prices."""
+    #: As --quota without a number: any mixture of these runs, each at a price.
     menu: Annotated[Files, option("RUN.toml")] = ()
-    """As --quota without a number: any mixture of these runs, each at a price."""
+    #: Method for prices: exact (default), or pld (certified, slower).
     method: Name = None
-    """Method for prices: exact (default), or pld (certified, slower)."""
 
     def _lines(self) -> list[str]:
         # Imported here: Flax costs a second, which no help should pay.
@@ -132,14 +132,14 @@ class Charge(_OfBook):
     by other means. Every call charges again.
     """
 
+    #: The book.
     book: _Book
-    """The book."""
+    #: The query; its delta or epsilon is not used.
     request: Annotated[tyro.conf.Positional[Path], option("FILE.toml")]
-    """The query; its delta or epsilon is not used."""
+    #: Name of the entry; default: the file's name.
     name: Name = None
-    """Name of the entry; default: the file's name."""
+    #: Its floor, in a book without a menu; default: a hundredth of the book's delta.
     floor: Number = None
-    """Its floor, in a book without a menu; default: a hundredth of the book's delta."""
 
     def _lines(self) -> list[str]:
         run = _run_of_request(self.request)
@@ -157,12 +157,12 @@ class Show(_OfBook):
     also shows what the runs so far would cost if all had been fixed in advance.
     """
 
+    #: The book.
     book: _Book
-    """The book."""
+    #: Draw what each run spent, into a .png or .svg.
     plot: File = None
-    """Draw what each run spent, into a .png or .svg."""
+    #: Print JSON in place of a table.
     json: bool = False
-    """Print JSON in place of a table."""
 
     def _lines(self) -> list[str]:
         content = read_book(self.book)
@@ -183,8 +183,8 @@ class Show(_OfBook):
 class Close(_OfBook):
     """Close a book for good: nothing can be charged any more."""
 
+    #: The book.
     book: _Book
-    """The book."""
 
     def _lines(self) -> list[str]:
         content = close_book(self.book)

@@ -85,44 +85,43 @@ class Import(Command):
     `path = "FOLDER"` in the table [data].
     """
 
+    #: A folder of images, an .npz or a .parquet file.
     source: Annotated[_Argument, option("SOURCE")]
-    """A folder of images, an .npz or a .parquet file."""
+    #: The folder to make.
     folder: Annotated[_Argument, option("FOLDER")]
-    """The folder to make."""
+    #: Layout of SOURCE: one folder a class; alphabet/character; train|val|test/class;
+    #: a file.
     layout: Literal[
         "auto", "class-folders", "omniglot", "mini-imagenet", "npz", "parquet"
     ] = "auto"
-    """Layout of SOURCE: one folder a class; alphabet/character; train|val|test/class;
-    a file."""
+    #: Validation data: a share of the classes in (0, 1), chosen by a hash of their
+    #: names; or another source of the same layout.
     validation: _HeldOut = None
-    """Validation data: a share of the classes in (0, 1), chosen by a hash of their
-    names; or another source of the same layout."""
+    #: Test data, likewise.
     test: _HeldOut = None
-    """Test data, likewise."""
+    #: Key of the hash.
     split_salt: Annotated[Name, option("TEXT")] = None
-    """Key of the hash."""
+    #: Side of images; default: 28 for Omniglot, 84 for mini-ImageNet, else their own.
     size: Whole = None
-    """Side of images; default: 28 for Omniglot, 84 for mini-ImageNet, else their own.
-    """
+    #: Store one channel in place of three.
     grey: bool = False
-    """Store one channel in place of three."""
+    #: Omniglot: keep the alphabets as the top level.
     alphabets: bool = False
-    """Omniglot: keep the alphabets as the top level."""
+    #: Whose an example is: a column (Parquet), an array (npz), a regular expression
+    #: with one group for file names, or "drawer" for Omniglot; default: unknown.
     owner: Name = None
-    """Whose an example is: a column (Parquet), an array (npz), a regular expression
-    with one group for file names, or "drawer" for Omniglot; default: unknown."""
+    #: Parquet: columns of unit ids, top level first.
     groups: Names = ()
-    """Parquet: columns of unit ids, top level first."""
+    #: Parquet: columns of numbers. Or give --images.
     features: Names = ()
-    """Parquet: columns of numbers. Or give --images."""
+    #: Parquet: a column of image files, or of lists of numbers.
     images: Name = None
-    """Parquet: a column of image files, or of lists of numbers."""
+    #: Parquet: shape of an image that is a list, such as 32 32 3.
     shape: Annotated[tuple[int, ...], option("INT ...")] = ()
-    """Parquet: shape of an image that is a list, such as 32 32 3."""
+    #: Parquet: column of numbers to predict; default: none.
     target: Name = None
-    """Parquet: column of numbers to predict; default: none."""
+    #: Parquet: public list of the ids of the only group, with those without records.
     public_units: Annotated[tuple[str, ...], option("ID ...")] = ()
-    """Parquet: public list of the ids of the only group, with those without records."""
 
     def _left(self) -> str:
         return "; nothing was written"
@@ -222,8 +221,8 @@ class Import(Command):
 class Check(Command):
     """Compare every byte of a folder with the checksums of its manifest."""
 
+    #: The folder made by `data import`.
     folder: Annotated[_Argument, option("FOLDER")]
-    """The folder made by `data import`."""
 
     def _lines(self) -> list[str]:
         with _shown() as progress:

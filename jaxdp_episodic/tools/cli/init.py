@@ -42,63 +42,63 @@ _HELD_OUT = ("validation", "test")
 class Init(Command):
     """The command ``init``."""
 
+    #: The data: a folder with a folder of images for each class, a folder of Omniglot
+    #: or mini-ImageNet, an .npz, .csv or .parquet file, or a folder that `data import`
+    #: wrote.
     source: Annotated[tyro.conf.Positional[Path], option("SOURCE")]
-    """The data: a folder with a folder of images for each class, a folder of Omniglot
-    or mini-ImageNet, an .npz, .csv or .parquet file, or a folder that `data import`
-    wrote."""
+    #: The config to write. The file must not exist yet.
     out: Annotated[Path, option("FILE.toml")] = Path("train.toml")
-    """The config to write. The file must not exist yet."""
+    #: Target epsilon.
     epsilon: Floats = EPSILON
-    """Target epsilon."""
+    #: Target delta.
     delta: Floats = DELTA
-    """Target delta."""
+    #: Protected unit: "example" (the default), "class" (or the column of tasks),
+    #: or "person", which needs --owner.
     unit: Name = None
-    """Protected unit: "example" (the default), "class" (or the column of tasks), or
-    "person", which needs --owner."""
+    #: How neighbouring data sets differ. add_remove: one unit is added or removed.
+    #: zero_out: one slot of a public number of slots is emptied or filled. Default:
+    #: zero_out if at least a third of all episodes would draw no empty slot.
     relation: Annotated[
         Union[Literal["add_remove", "zero_out"], None],  # noqa: UP007
         option("NAME", may_lack=True),
     ] = None
-    """How neighbouring data sets differ. add_remove: one unit is added or removed.
-    zero_out: one slot of a public number of slots is emptied or filled.
-    Default: zero_out if at least a third of all episodes would draw no empty slot."""
+    #: Public bound on the examples of a class: a lower bound for add_remove, an upper
+    #: bound for zero_out. Default: counted in the data, and marked as private.
     population: Whole = None
-    """Public bound on the examples of a class: a lower bound for add_remove, an upper
-    bound for zero_out. Default: counted in the data, and marked as private."""
+    #: Classes per episode. Default: 5, or fewer if the data have too few classes.
     ways: Whole = None
-    """Classes per episode. Default: 5, or fewer if the data have too few classes."""
+    #: Labelled examples per class. Default: 1, or 4 where numbers are predicted.
     shots: Whole = None
-    """Labelled examples per class. Default: 1, or 4 where numbers are predicted."""
+    #: Height and width of the images after scaling, in pixels. Default: 28.
     size: Whole = None
-    """Height and width of the images after scaling, in pixels. Default: 28."""
+    #: Convert images to grey. Without it, they are read in grey if a sample of them
+    #: has no colour.
     grey: bool = False
-    """Convert images to grey. Without it, they are read in grey if a sample of them has
-    no colour."""
+    #: Turn each class into four by rotating its images. An example is protected
+    #: together with its rotations.
     rotations: bool = False
-    """Turn each class into four by rotating its images. An example is protected
-    together with its rotations."""
+    #: Who owns an example: the name of a column or array, or a regular expression with
+    #: one group that is matched to file names.
     owner: Name = None
-    """Who owns an example: the name of a column or array, or a regular expression with
-    one group that is matched to file names."""
+    #: Table column with the class, or with --target the task. Default: a column whose
+    #: values repeat.
     label: Name = None
-    """Table column with the class, or with --target the task.
-    Default: a column whose values repeat."""
+    #: Table columns with numbers to use as features. Default: all numeric columns that
+    #: have no other role.
     features: Names = ()
-    """Table columns with numbers to use as features.
-    Default: all numeric columns that have no other role."""
+    #: Table column with numbers to predict. Default: classes are predicted.
     target: Name = None
-    """Table column with numbers to predict. Default: classes are predicted."""
+    #: Data for validation, in a format of SOURCE. Default: a share of its classes.
     validation: File = None
-    """Data for validation, in a format of SOURCE. Default: a share of its classes."""
+    #: Data for the test. Default: another share of the classes of SOURCE.
     test: File = None
-    """Data for the test. Default: another share of the classes of SOURCE."""
+    #: Also write a file for `plan`, with the same data and target.
     plan: File = None
-    """Also write a file for `plan`, with the same data and target."""
+    #: Also write a file for `tune`, with a search around this config.
     tune: File = None
-    """Also write a file for `tune`, with a search around this config."""
+    #: Keep training examples that are in held-out data, too, and choose no stage by
+    #: these. Without it, such examples are left out of training.
     keep_duplicates: bool = False
-    """Keep training examples that are in held-out data, too, and choose no stage by
-    these. Without it, such examples are left out of training."""
 
     def _lines(self) -> list[str]:
         files = {"out": self.out, "plan": self.plan, "tune": self.tune}

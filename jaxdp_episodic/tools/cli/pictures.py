@@ -60,14 +60,14 @@ _Assigned = Annotated[tuple[str, ...], option("FIELD=VALUE")]
 class Curve(Command):
     """The command ``curve``."""
 
+    #: The request, as for `epsilon`; its delta or epsilon is not used.
     file: TomlFile
-    """The request, as for `epsilon`; its delta or epsilon is not used."""
+    #: The picture, .png or .svg. Its numbers are written beside it as .json.
     out: Annotated[Path, option("FILE.png")]
-    """The picture, .png or .svg. Its numbers are written beside it as .json."""
+    #: Number of steps; default: the file's.
     num_steps: Whole = None
-    """Number of steps; default: the file's."""
+    #: exact, pld or rdp; default: the file's.
     method: Name = None
-    """exact, pld or rdp; default: the file's."""
 
     def _lines(self) -> list[str]:
         request = read_request(
@@ -99,26 +99,26 @@ class Curve(Command):
 class Plot(Command):
     """The command ``plot``."""
 
+    #: The folder that `sweep` made.
     folder: Annotated[tyro.conf.Positional[Path], option("DIR")]
-    """The folder that `sweep` made."""
+    #: Kind of picture; default: the one that suits the axes.
     kind: Literal["contours", "heatmap", "lines", "pareto"] | None = None
-    """Kind of picture; default: the one that suits the axes."""
+    #: The axis of the sweep that runs across.
     x: _Field = None
-    """The axis of the sweep that runs across."""
+    #: The axis that runs upwards (not for lines). On a Pareto front also the answer.
     y: _Field = None
-    """The axis that runs upwards (not for lines). On a Pareto front also the answer."""
+    #: The quantity to draw, if the sweep asks for several.
     value: _Field = None
-    """The quantity to draw, if the sweep asks for several."""
+    #: Draw a line or a panel for each of some values of this axis.
     by: _Field = None
-    """Draw a line or a panel for each of some values of this axis."""
+    #: Values at which the other axes are held; default: the middle value of each.
     fix: _Assigned = ()
-    """Values at which the other axes are held; default: the middle value of each."""
+    #: Levels of the iso-lines; default: round numbers.
     levels: Annotated[tuple[float, ...], option("NUMBER")] = ()
-    """Levels of the iso-lines; default: round numbers."""
+    #: Draw a star on a map at this x and y; the panel may be named as well.
     mark: _Assigned = ()
-    """Draw a star on a map at this x and y; the panel may be named as well."""
+    #: The pictures, FILE.png and FILE.svg; default: DIR/KIND.
     out: File = None
-    """The pictures, FILE.png and FILE.svg; default: DIR/KIND."""
 
     def _lines(self) -> list[str]:
         given: dict[str, Any] = dict(vars(self))
@@ -141,24 +141,24 @@ def _assigned(name: str, texts: tuple[str, ...]) -> dict[str, str]:
 class Sweep(Command):
     """The command ``sweep``."""
 
+    #: The sweep: a request as for `epsilon`, with axes in place of numbers.
     file: TomlFile
-    """The sweep: a request as for `epsilon`, with axes in place of numbers."""
+    #: Folder for the table and the picture; made if missing.
     out: Folder
-    """Folder for the table and the picture; made if missing."""
+    #: Evaluate part I of N (from 1), for job arrays that share DIR.
     shard: Annotated[Name, option("I/N")] = None
-    """Evaluate part I of N (from 1), for job arrays that share DIR."""
+    #: Only join the parts of job arrays into the table.
     collect: bool = False
-    """Only join the parts of job arrays into the table."""
+    #: Evaluate on this machine, or on Ray workers.
     engine: Literal["local", "ray"] = "local"
-    """Evaluate on this machine, or on Ray workers."""
+    #: Ray cluster; "auto": the one running here; "local": start one.
     ray_address: Annotated[str, option("ADDRESS")] = "local"
-    """Ray cluster; "auto": the one running here; "local": start one."""
+    #: CPUs for each task on Ray.
     ray_cpus: Floats = 1.0
-    """CPUs for each task on Ray."""
+    #: GPUs for each task on Ray.
     ray_gpus: Floats = 0.0
-    """GPUs for each task on Ray."""
+    #: Restarts of a task whose worker was lost.
     ray_retries: Ints = 5
-    """Restarts of a task whose worker was lost."""
 
     _has_warnings = False  # the outcome has those of all chunks
 
@@ -235,12 +235,12 @@ _LEADS = """<!doctype html>
 class Explore(Command):
     """The command ``explore``."""
 
+    #: The first design, a request as for `epsilon`; default: that of the README.
     file: Annotated[File, tyro.conf.Positional, option("[FILE.toml]")] = None
-    """The first design, a request as for `epsilon`; default: that of the README."""
+    #: Port at 127.0.0.1; default: a free one.
     port: int = 0
-    """Port at 127.0.0.1; default: a free one."""
+    #: Print the address and open no browser.
     no_browser: bool = False
-    """Print the address and open no browser."""
 
     _has_signals = False  # the server handles them
 

@@ -33,10 +33,10 @@ PICTURE = "plan.png"
 class Plan(Command):
     """The command ``plan``."""
 
+    #: The plan: data or sizes, the target, the episodes, how much to compute.
     file: TomlFile
-    """The plan: data or sizes, the target, the episodes, how much to compute."""
+    #: Folder for the table, the picture and the config; made if missing.
     out: Folder
-    """Folder for the table, the picture and the config; made if missing."""
 
     def _lines(self) -> list[str]:
         return planned(read_plan(self.file), self.file.parent, self.out)
@@ -60,14 +60,15 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
         write_atomically(out / CONFIG, _comment(plan, pipeline) + to_toml(config))
         written.append(str(out / CONFIG))
-    lines = _table(plan)
+    draws = pipeline is None or pipeline.learner is None  # episodes, of a design
+    lines = _table(plan, draws)
     if pipeline is not None:
         lines += ["", *pipeline.lines]
         if asked is not target:
             lines += [f"steps are planned with what is left, {asked.epsilon:.4g}"]
     try:
         title = f"epsilon {target.epsilon:g} at delta {target.delta:g}"
-        draw_plan(plan, out / PICTURE, title=title)
+        draw_plan(plan, out / PICTURE, title=title, draws=draws)
         written.append(str(out / PICTURE))
     except ImportError as error:
         lines.append(f"no picture: {error}")
@@ -130,8 +131,8 @@ def _comment(plan: Candidates, pipeline: Pipeline | None) -> str:
     )
 
 
-def _table(plan: Candidates) -> list[str]:
-    """The best of each design side by side, the recommended one marked."""
+def _table(plan: Candidates, draws: bool) -> list[str]:
+    """The best of each design side by side; marked is the one that is recommended."""
     names = "design,episodes,complete,steps,noise,signal/noise,effective steps"
     rows = [("", *names.split(","))]
     for index, design in enumerate(plan.designs):
@@ -141,7 +142,7 @@ def _table(plan: Candidates) -> list[str]:
         is_best = int(plan.design[plan.recommended]) == index
         rows.append(
             (
-                "*" if is_best else "",
+                "*" if is_best and draws else "",
                 design.name,
                 f"{plan.episodes_per_step[best]:,.4g}",
                 f"{plan.complete_per_step[best]:,.3g}",
@@ -151,9 +152,9 @@ def _table(plan: Candidates) -> list[str]:
                 f"{plan.effective_steps[best]:.3g}",
             )
         )
-    best = (
-        f"* recommended; {plan.design.size:,} candidates, "
-        f"{int(plan.is_on_front.sum()):,} on the front of signal to noise, steps and "
-        "episodes"
+    best = "* recommended" if draws else "no design is recommended, as below"
+    counts = (
+        f"{best}; {plan.design.size:,} candidates, {int(plan.is_on_front.sum()):,} on "
+        "the front of signal to noise, steps and episodes"
     )
-    return [*aligned(rows, left=2), "", best]
+    return [*aligned(rows, left=2), "", counts]

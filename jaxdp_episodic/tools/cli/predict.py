@@ -29,18 +29,18 @@ _MOST_ROWS = 20  # on a terminal
 class Predict(Command):
     """The command ``predict``."""
 
+    #: The folder `release` of a run or a search.
     release: Annotated[Path, tyro.conf.Positional, option("RELEASE")]
-    """The folder `release` of a run or a search."""
+    #: Labelled examples: a folder with a folder of images for each class, or
+    #: an .npz, .csv or .parquet file like the training data.
     support: Annotated[Path, option("PATH")]
-    """Labelled examples: a folder with a folder of images for each class, or an .npz,
-    .csv or .parquet file like the training data."""
+    #: Examples to predict: images, a folder of them, or as --support. If they have
+    #: classes or values, the accuracy or the error is printed.
     queries: Annotated[tuple[str, ...], option("PATH ...")]
-    """Examples to predict: images, a folder of them, or as --support. If they have
-    classes or values, the accuracy or the error is printed."""
+    #: The ONNX file of the run's features, if it had one: no release contains it.
     network: File = None
-    """The ONNX file of the run's features, if it had one: no release contains it."""
+    #: Write all predictions: .csv, .jsonl or .parquet.
     out: File = None
-    """Write all predictions: .csv, .jsonl or .parquet."""
 
     def _lines(self) -> list[str]:
         if not self.queries:

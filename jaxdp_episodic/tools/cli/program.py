@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import inspect
 import io
 import os
 import re
@@ -176,7 +177,7 @@ def parsed(arguments: Sequence[str]) -> Any:
             raise SystemExit(0)
         _check_word(f"action of {name}", action, ACTIONS[name], f" {name}")
         path, command = f"{name} {action}", _class(name, action)
-        about = command.__doc__
+        about = inspect.cleandoc(str(command.__doc__))
     else:
         command = _class(name, name)
     errors = io.StringIO()

@@ -24,10 +24,10 @@ from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_c
 class Report(Command):
     """The command ``report``."""
 
+    #: A request, as for `epsilon`; or a run, as for `train`, whose data are read; or a
+    #: plan, as for `plan`: then the report is on the recommended run; or the folder of
+    #: a run that was trained: then it is on what was charged.
     file: TomlFile
-    """A request, as for `epsilon`; or a run, as for `train`, whose data are read; or a
-    plan, as for `plan`: then the report is on the recommended run; or the folder of a
-    run that was trained: then it is on what was charged."""
 
     def _lines(self) -> list[str]:
         if self.file.is_dir() or self.file.suffix in (".sqlite", ".jsonl"):

@@ -33,27 +33,27 @@ _Book = Annotated[Name, option("FILE_OR_URL", may_lack=True)]
 class Train(Command):
     """The command ``train``."""
 
+    #: Training config, such as `init` writes: data, target, step, model, learner.
     file: TomlFile
-    """Training config, such as `init` writes: data, target, step, model, learner."""
+    #: Folder for the log, the report and the release. It is created if missing.
     out: Folder
-    """Folder for the log, the report and the release. It is created if missing."""
+    #: Continue the run in DIR.
     resume: bool = False
-    """Continue the run in DIR."""
+    #: Charge the run to the privacy budget of its data set before it
+    #: starts (see `book`).
     book: _Book = None
-    """Charge the run to the privacy budget of its data set before it starts (see
-    `book`)."""
+    #: Part of the budget's delta that the run may use, where prices are mu-GDP (see
+    #: docs/book.md). Default: 1 % of that delta.
     floor: Number = None
-    """Part of the budget's delta that the run may use, where prices are mu-GDP (see
-    docs/book.md). Default: 1 % of that delta."""
+    #: Train one run in several processes. Start this command once per process. Slurm,
+    #: Open MPI, Kubernetes or the next three options give each its number.
     distributed: bool = False
-    """Train one run in several processes. Start this command once per process.
-    Slurm, Open MPI, Kubernetes or the next three options give each its number."""
+    #: Host of process 0 and a free port on it.
     coordinator: Annotated[Name, option("HOST:PORT", may_lack=True)] = None
-    """Host of process 0 and a free port on it."""
+    #: Number of processes.
     num_processes: Whole = None
-    """Number of processes."""
+    #: Index of this process, from 0. Only process 0 writes into DIR.
     process_index: Whole = None
-    """Index of this process, from 0. Only process 0 writes into DIR."""
 
     _has_warnings = False
 
@@ -103,24 +103,24 @@ class Train(Command):
 class Tune(Command):
     """The command ``tune``."""
 
+    #: Search config (target, number of runs, run, hyperparameters), or a training
+    #: config.
     file: TomlFile
-    """Search config (target, number of runs, run, hyperparameters), or a training
-    config."""
+    #: Folder for the runs and the release. It is created if missing.
     out: Folder
-    """Folder for the runs and the release. It is created if missing."""
+    #: Continue the search in DIR. The number of runs is not drawn again.
     resume: bool = False
-    """Continue the search in DIR. The number of runs is not drawn again."""
+    #: Charge the search to the privacy budget of its data set before it
+    #: starts (see `book`).
     book: _Book = None
-    """Charge the search to the privacy budget of its data set before it starts (see
-    `book`)."""
+    #: Part of the budget's delta that the search may use, where prices are mu-GDP (see
+    #: docs/book.md). Default: 1 % of that delta.
     floor: Number = None
-    """Part of the budget's delta that the search may use, where prices are mu-GDP (see
-    docs/book.md). Default: 1 % of that delta."""
+    #: Only print the privacy cost of each run and of the search. Nothing is trained.
     cost_only: bool = False
-    """Only print the privacy cost of each run and of the search. Nothing is trained."""
+    #: State that the held-out data are public, so that scores on them may choose the
+    #: best run. Required if FILE.toml is a training config.
     held_out_is_public: bool = False
-    """State that the held-out data are public, so that scores on them may choose the
-    best run. Required if FILE.toml is a training config."""
 
     _has_warnings = False
 

@@ -65,6 +65,12 @@ ZERO_OUT = "zero_out"
 _EPSILONS = (1.0, 2.0, 4.0, 8.0)  # whose noise is said, beside the one asked for
 _WIDTH = 88  # letters of a line of comment
 _MOST_NAMED = 20  # duplicates that are named
+# Where people are protected.
+_UNCHOSEN = (
+    "the last stage is released even if it is worse than the features, as people may "
+    "be in validation classes, too. With `select = true` under [evaluation] a stage is "
+    "chosen, and data with people in both parts are refused"
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class Wishes:
     def __post_init__(self) -> None:
         for name in ("population", "shots"):
             if (value := getattr(self, name)) is not None:
-                _validation.whole_number(name, value)
+                _validation.whole_number(f"--{name}", value)
 
 
 def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
@@ -113,6 +119,8 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     head = _heading(description, plan, pipeline)
     if pipeline is not None:
         said = [*pipeline.lines, *said]
+    if description.request.privacy_unit == PERSON:
+        said.append(f"stage: {_UNCHOSEN}")
     said += _said_of_copies(source)
     text = head + to_toml(config, comments)
     read = {"type": "TrainingConfig", **tomllib.loads(text)}
@@ -143,7 +151,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     unit = example if wishes.unit is None else wishes.unit
     if unit not in (classes, example, PERSON):
         raise ValueError(
-            f"unit must be one of {(classes, example, PERSON)}, got {unit!r}"
+            f"--unit must be one of {(classes, example, PERSON)}, got {unit!r}"
         )
     is_regression = data.targets is not None
     sizes = data.population.children_counts[1]
@@ -159,7 +167,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     read = spec_from_dict(SOURCES, {"version": 1, **source.table}, where="data")
     if unit == PERSON:
         if data.owners is None:
-            raise ValueError("owner must be given with unit='person'")
+            raise ValueError("--owner must be given with --unit person")
         people = fitting_bounds(data)
         if read.copies > 1:  # bounds are those of people's own examples
             own = int(people.numbers["classes"]) // read.copies
@@ -195,7 +203,7 @@ def _check_shots(source: Source, shots: int) -> None:
         most = int(part.population.children_counts[-1].max())
         if shots >= most:
             raise ValueError(
-                f"shots must be less than {most}, the examples of the largest "
+                f"--shots must be less than {most}, the examples of the largest "
                 f"{part.level_names[0]} of {name!r}, got {shots}: a query is needed"
             )
 
@@ -218,13 +226,13 @@ def _ways(source: Source, wishes: Wishes) -> int:
         return min(WAYS, fewest, compared)
     if wishes.ways > fewest:
         raise ValueError(
-            f"ways must be at most {fewest}, the classes of the smallest of "
+            f"--ways must be at most {fewest}, the classes of the smallest of "
             f"{tuple(source.parts)}, got {wishes.ways}"
         )
     if wishes.ways < 2:
         raise ValueError(
-            f"ways must be at least 2, got {wishes.ways}: of one class every answer is "
-            "right"
+            f"--ways must be at least 2, got {wishes.ways}: of one class every answer "
+            "is right"
         )
     return wishes.ways
 
@@ -369,13 +377,7 @@ def _heading(
         "Comments mark the numbers that are private. So this file is private.",
     ]
     if unit == PERSON:
-        lines += [
-            "",
-            "The last stage is released even if it is worse than the features, as "
-            "people may be in validation classes, too. With `select = true` under "
-            "[evaluation] a stage is chosen, and data with people in both parts are "
-            "refused.",
-        ]
+        lines += ["", f"{_UNCHOSEN[0].upper()}{_UNCHOSEN[1:]}."]
     if pipeline is not None:
         lines += ["", *(f"{line[0].upper()}{line[1:]}." for line in pipeline.lines)]
     if plan is not None:

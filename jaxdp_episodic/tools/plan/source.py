@@ -96,7 +96,7 @@ def described_source(
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name not in _OPTIONS[layout]:
-            raise ValueError(f"{name} is for other sources than {layout}, {path}")
+            raise ValueError(f"--{name} is for other sources than {layout}, {path}")
     base = out.absolute().parent
 
     def relative(place: Path) -> str:
@@ -373,7 +373,7 @@ def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
         for name in found
     )
     raise ValueError(
-        f"label must be given (--label COLUMN), which column of {path} names the class "
+        f"--label COLUMN must be given: which column of {path} names the class "
         f"(or task) of a record; values repeat in {each}"
     )
 

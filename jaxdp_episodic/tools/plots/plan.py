@@ -39,8 +39,8 @@ _MARKERS = {POISSON: "o", EPOCHS: "v", FIXED: "s", INDEPENDENT: "^", BLOCKS: "P"
 _DASHED = (0, (5, 2))
 
 
-def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
-    """Draws the front as one picture with two panels."""
+def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) -> None:
+    """Draws the front in two panels, with a star if a design is recommended."""
     figure = new_figure(10.4, 5.6)
     left, right = figure.subplots(1, 2)
     lines = []
@@ -63,10 +63,10 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "") -> None:
         right.plot(x, y, drawstyle="steps-post", **style)
     best = plan.recommended
     star: dict[str, Any] = STAR | {"color": "#f0c000"}
-    lines += left.plot(
-        plan.num_steps[best], plan.signal_to_noise[best], label="recommended", **star
-    )
-    right.plot(plan.total_episodes[best], plan.effective_steps[best], **star)
+    if draws:
+        x, y = plan.num_steps[best], plan.signal_to_noise[best]
+        lines += left.plot(x, y, label="recommended", **star)
+        right.plot(plan.total_episodes[best], plan.effective_steps[best], **star)
     left.set_xlabel("steps of the run")
     left.set_ylabel("signal to noise of a step\n(clipped contributions / noise)")
     left.set_title("At equal privacy, within the budget", fontsize=11)

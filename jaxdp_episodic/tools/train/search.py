@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
+from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.budget import public_budget
 from jaxdp_episodic.accountant.questions.tuning import (
@@ -44,6 +45,7 @@ RUNS = "runs"
 CHOSEN = "hyperparameters.json"
 _VERSION = 1  # of search.json
 _TOLERANCE = 1e-3  # relative, of the search for a run's epsilon, from below
+_TOTALS = 9  # that the search for a run's epsilon takes, about
 _SMALLEST_SHARE = 1e-4  # of the whole epsilon that is tried for a run
 
 
@@ -250,48 +252,45 @@ def search_budget(
     search: Search, base: Path | None = None, console: Console | None = None
 ) -> SearchBudget:
     """Returns what a search costs; with a target, the largest runs that it permits."""
-    data, _ = search.config({}, 1.0).training_data(base)
     settings, console = search.settings, console or Console(quiet=True)
-    console.print("computing what the search costs; this may take a minute")
-    if settings.run_epsilon is not None:
-        total, is_public = _total(search, settings.run_epsilon, data)
-        return SearchBudget(settings.run_epsilon, total, is_public)
-    assert settings.epsilon is not None  # exactly one is given
-    low, high = settings.epsilon * _SMALLEST_SHARE, settings.epsilon
-    least, is_public = _total(search, low, data)
-    if not least <= settings.epsilon:
-        raise ValueError(
-            f"epsilon={settings.epsilon:g} at delta={settings.delta:g} is too small "
-            f"for a search with {settings.trials!r}: runs of epsilon {low:.2g} make "
-            f"it {least:.4g}; expect fewer runs, or a smaller eta"
-        )
-    totals, target = {low: least}, settings.epsilon
+    console.print("computing what the search costs")
+    data, _ = search.config({}, 1.0).training_data(base)
+    target, budgets = settings.epsilon, dict[float, SearchBudget]()
+    priced = (1 if target is None else _TOTALS) * sum(1 for _ in search.variants())
+    with ProgressBar(console, "runs priced", priced) as bar:
+        bar.show(0)
 
-    def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
-        one = float(run_epsilon[0])
-        totals[one] = _total(search, one, data)[0]
-        said = f"runs of epsilon {one:.4g} make the search {totals[one]:.4g}"
-        console.print(said, highlight=False)
-        return np.atleast_1d(np.log(totals[one] / target))
+        def total(run_epsilon: float) -> float:
+            curve, is_public = _curve(search, run_epsilon, data, bar)
+            found = curve_to_epsilon(DEFAULT_ORDERS, curve, delta=settings.delta)
+            budgets[run_epsilon] = SearchBudget(run_epsilon, float(found), is_public)
+            return budgets[run_epsilon].epsilon
 
-    if excess(np.array([high]), np.zeros(1, int)) <= 0:  # one run, for example
-        return SearchBudget(high, totals[high], is_public)
-    ends = np.array([low]), np.array([high])
-    found = float(largest_within(excess, *ends, tolerance=_TOLERANCE)[0])
-    return SearchBudget(found, totals[found], is_public)
+        if target is None:
+            assert settings.run_epsilon is not None  # exactly one is given
+            total(settings.run_epsilon)
+            return budgets[settings.run_epsilon]
+        low, high = target * _SMALLEST_SHARE, target
+        if not total(low) <= target:
+            raise ValueError(
+                f"epsilon={target:g} at delta={settings.delta:g} is too small "
+                f"for a search with {settings.trials!r}: runs of epsilon {low:.2g} "
+                f"make it {budgets[low].epsilon:.4g}; expect fewer runs, or a "
+                "smaller eta"
+            )
+        if total(high) <= target:  # one run, for example
+            return budgets[high]
 
+        def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
+            return np.atleast_1d(np.log(total(float(run_epsilon[0])) / target))
 
-def _total(
-    search: Search, run_epsilon: float, data: ExampleTable
-) -> tuple[float, bool]:
-    """Epsilon of the search with such runs; whether it rests on public facts."""
-    tuned, is_public = _curve(search, run_epsilon, data)
-    total = curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=search.settings.delta)
-    return float(total), is_public
+        ends = np.array([low]), np.array([high])
+        found = float(largest_within(excess, *ends, tolerance=_TOLERANCE)[0])
+        return budgets[found]
 
 
 def _curve(
-    search: Search, run_epsilon: float, data: ExampleTable
+    search: Search, run_epsilon: float, data: ExampleTable, bar: ProgressBar | None
 ) -> tuple[np.ndarray, bool]:
     """The search's Rényi-DP at `DEFAULT_ORDERS`; whether it rests on public facts."""
     curve = np.zeros(DEFAULT_ORDERS.size)
@@ -306,6 +305,8 @@ def _curve(
         step = budget.step
         whom.add((step.privacy_unit, step.neighboring_relation, step.people))
         is_public &= public_budget(budget) is not None
+        if bar is not None:
+            bar.advance(1)
     if len(whom) > 1:
         raise ValueError(
             "hyperparameters must leave whom a run protects as it is, got "
@@ -342,7 +343,7 @@ def _check_in(
     protected = protected_by(first, base)
 
     def price(terms: BookTerms) -> Mapping[str, Any]:
-        tuned, is_public = _curve(search, run_epsilon, data)
+        tuned, is_public = _curve(search, run_epsilon, data, None)
         if not is_public:
             raise ValueError(
                 "run.step.sampling: a book's prices are public, that of this search "

@@ -429,6 +429,9 @@ def test_every_command_is_listed_and_has_help(capsys):
         assert shown.startswith(f"usage: jaxdp-episodic {name} ")
         for text in (listed, shown):
             assert " ".join(about.split()) in " ".join(text.split())
+    assert cli.run(["init", "--help"]) == 0  # no line ends early
+    shown = capsys.readouterr().out
+    assert "for add_remove, an upper bound for zero_out." in shown
 
 
 def test_actions_of_a_command_are_listed_and_have_help(capsys):

@@ -176,9 +176,9 @@ def test_what_is_protected_can_be_chosen(tmp_path):
     text, _ = first_config(source, Wishes(unit="class", epsilon=2.0))
     config = tomllib.loads(text)
     assert config["step"]["privacy_unit"] == "class" and config["epsilon"] == 2.0
-    with pytest.raises(ValueError, match="unit must be one of"):
+    with pytest.raises(ValueError, match="--unit must be one of"):
         first_config(source, Wishes(unit="patient"))
-    with pytest.raises(ValueError, match="owner must be given"):
+    with pytest.raises(ValueError, match="--owner must be given"):
         first_config(source, Wishes(unit="person"))
     with pytest.raises(ValueError, match="ways must be at most"):
         first_config(source, Wishes(ways=29))
@@ -267,7 +267,7 @@ def few(folder):
         (empty, [], "must hold folders, one of images for each class"),
         (damaged, [], "0.png"),
         (few, [], 'learner.kind = "classifier" in a config'),
-        (two_texts, [], "label must be given (--label COLUMN)"),
+        (two_texts, [], "--label COLUMN must be given"),
         (two_texts, ["--label", "d"], "has no column 'd'"),
         (table_of("a;b;class\n" + "1;2;x\n" * 3), [], "must be separated by commas"),
         (table_of("class,a\nx,1\nx,2\ny,\ny,4\n"), [], "'' in record 3"),

@@ -21,7 +21,6 @@ FIGURES := designs draws iso_epsilon_demo iteration local_dp \
 
 VENV := .venv
 BENCH_VENV := .venv-bench
-ALLOCATION_VENV := .venv-allocation
 DOCS_VENV := .venv-docs
 GPU_VENV := .venv-gpu
 # The JAX of the device, for other than CUDA 12, and flags of `make bench-gpu`.
@@ -62,7 +61,7 @@ help:
 	@echo "make bench-sweep  speed and memory of sweeps of up to ten million settings"
 	@echo "make docs      the documentation as a site, into results/site"
 	@echo "make docs-serve  the same at a local address, made again at every change"
-	@echo "make bench-training  speed of a private training step against PyTorch, and from the disk"
+	@echo "make bench-training  speed of a private training step, and from the disk"
 	@echo "make bench-gpu  tests, sweeps and training steps on an accelerator"
 	@echo "make trust     audits, planted faults, kills and fuzzing at full counts: hours"
 
@@ -80,13 +79,6 @@ $(BENCH_VENV)/.stamp: pyproject.toml $(BENCH_PINS)
 	$(PYTHON) -m venv --clear $(BENCH_VENV)
 	$(BENCH_PY) -m pip install --quiet --disable-pip-version-check $(BENCH_PIP_FLAGS) \
 	  --requirement $(BENCH_PINS) --editable .
-	@touch $@
-
-# A peer that needs an older NumPy than the library; both are asked by the benchmark.
-$(ALLOCATION_VENV)/.stamp: Makefile
-	$(PYTHON) -m venv --clear $(ALLOCATION_VENV)
-	$(ALLOCATION_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  random-allocation==1.0.5 pld-accounting==2.0 numpy==2.1.3 pandas==3.1.1
 	@touch $@
 
 $(GPU_VENV)/.stamp: pyproject.toml constraints.txt
@@ -165,15 +157,14 @@ bench: $(BENCH_VENV)/.stamp
 bench-start: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/start.py --slow
 
-bench-exact: $(BENCH_VENV)/.stamp $(ALLOCATION_VENV)/.stamp
+bench-exact: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/exact.py
-	$(BENCH_PY) experiments/benchmarks/allocation.py --peer $(ALLOCATION_VENV)/bin/python
 
 bench-sweep: $(VENV)/.stamp
 	$(PY) experiments/benchmarks/sweep.py
 
-bench-training: $(BENCH_VENV)/.stamp $(VENV)/.stamp
-	$(BENCH_PY) experiments/benchmarks/training.py
+bench-training: $(VENV)/.stamp
+	$(PY) experiments/benchmarks/training.py
 	$(PY) experiments/benchmarks/stored.py
 
 # Where JAX finds no device it says so and measures the CPU.
@@ -181,4 +172,4 @@ bench-gpu: $(GPU_VENV)/.stamp
 	$(GPU_VENV)/bin/python experiments/benchmarks/gpu.py $(GPU_FLAGS)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) $(GPU_VENV) $(ALLOCATION_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(DOCS_VENV) $(GPU_VENV) build dist .pytest_cache .ruff_cache .hypothesis

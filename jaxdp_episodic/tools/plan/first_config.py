@@ -273,10 +273,10 @@ def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
             "every": 100,
         }
         if source.copies:
-            key, value = "drop_duplicates", True
-            if source.keeps_copies:
-                key, value = "select", False
-            table["evaluation"][key] = value
+            left_out = {"drop_duplicates": True}
+            table["evaluation"] |= (
+                {"select": False} if source.keeps_copies else left_out
+            )
     if ways is not None and VALIDATION not in held_out:
         # The last stage is released as it comes: it is to keep the features.
         table["model"] = {**table["model"], "skip": True}

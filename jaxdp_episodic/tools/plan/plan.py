@@ -381,7 +381,6 @@ def effective_steps(
     noise_multiplier^2``. Curvature, adaptive optimizers and shrinking gradients are
     not in it: it ranks designs, it does not foretell accuracy.
 
-
     Reference: Bottou, Curtis, Nocedal (2018), arXiv:1606.04838v3, Lemma 4.4 at its best
     step length.
     """

@@ -177,10 +177,8 @@ def _without_copies(source: Source, files: list[Path] | None, keep: bool) -> Sou
     if files is not None:
         names = [str(files[row]) for row in rows]
     else:
-        level, ids = (
-            data.level_names[-2],
-            data.unit_column(data.level_names[-2]).tolist(),
-        )
+        level = data.level_names[-2]
+        ids = data.unit_column(level).tolist()
         names = [f"an example of {level} {ids[row]!r}" for row in rows]
     parts = source.parts
     if not keep:

@@ -20,7 +20,7 @@ PERSON_FAULTS = (
         (
             Edit(
                 contribution_pairs,
-                "tree_of_person",
+                "_clip_units",
                 "theorem_a(counts * unit.bound, masses, unit.rate, held)",
                 "theorem_a(counts * unit.bound, masses, unit.rate * held, 1.0)",
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,6 +20,19 @@ from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 # Most releases of a run: they are numbered by 32-bit integers on the device.
 _MOST_RELEASES = 2**31 - 1
 _KEYS = {"delta", "runs", "first", "checks"}
+
+
+# Options that a line of text names; of more it says how many there are.
+_MOST_NAMED = 4
+
+
+def in_words(texts: Iterable[str]) -> str:
+    """Returns texts about options as a list that fits into a message."""
+    every = list(texts)
+    if len(every) > _MOST_NAMED + 1:
+        more = f"{len(every) - _MOST_NAMED} more options"
+        every = [*every[:_MOST_NAMED], more]
+    return ", ".join(every)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +299,7 @@ class AdaptiveBudget:
 
     def left_in_words(self) -> str:
         """Returns how often each option could still be taken, for messages."""
-        return ", ".join(f"{number:,} of {n!r}" for n, number in self.left.items())
+        return in_words(f"{number:,} of {n!r}" for n, number in self.left.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for ledgers."""

@@ -418,12 +418,56 @@ def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
 
 def tree_of_person(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
     """Clip units of a tree: levels above them are visible."""
-    settings = Settings(person_stages(step))
+    stages = person_stages(step)
     if step.clip_unit == STEP:
         # The whole step is one contribution, which holds her or not.
-        return (one_contribution(step, None, settings.each(chance_of_holding)),)
+        chance = Settings(stages).each(chance_of_holding)
+        return (one_contribution(step, None, chance),)
     clip = sampling.level_names.index(str(step.clip_unit))
-    refuse_many(*(stage.bound for stage in settings.stages[: clip + 1]))
+    coins = isinstance(sampling.levels[clip], Poisson)
+    leaves = step.neighboring_relation == "add_remove"
+    if leaves and not coins and len(sampling.levels) == 1:
+        # docs/proofs.md, "A sample of fixed size, from which a person is gone".
+        def exchanged(stages: Any) -> Mixture:
+            found = hidden(*merged(log_drawn(stages[0])))
+            if not found.cover > 0:
+                return found
+            # One of hers is there, and one of others is not.
+            return found._replace(counts=2 * found.counts)
+
+        settings = Settings(stages)
+        parts = settings.each(lambda stages: len(exchanged(stages).counts))
+        if np.max(parts, initial=0) <= _MOST_HIDDEN:
+            return (_hidden_pair(step, settings, exchanged),)
+    is_last = coins and clip == len(sampling.levels) - 1
+    return _clip_units(step, stages, clip, coins, is_last=is_last)
+
+
+def blocks_of_people(step: GaussianStep, design: PeopleBlocks) -> Pairs:
+    """Episodes of blocks of people: hers alone can hold her."""
+    rate, size = _drawn_by(design.episodes)
+    coins = isinstance(design.episodes, Poisson)
+    units, number = design.num_possible_episodes, design.episodes_per_block
+    if np.all(np.equal(number, 1)):
+        chance = chance_of_episode(step)
+        share = column(np.minimum(size, units) / units)
+        drawn = (column(rate), chance) if coins else (None, share * chance)
+        return (one_contribution(step, *drawn),)
+    episodes = Stage(*map(column, (number, rate, size, units)))
+    return _clip_units(step, (episodes, *person_stages(step)), 0, coins)
+
+
+def _clip_units(
+    step: GaussianStep,
+    stages: Sequence[Stage],
+    clip: int,
+    coins: bool,
+    *,
+    is_last: bool = False,
+) -> Pairs:
+    """Units at a level, of which all below may hold her, and all above are visible."""
+    refuse_many(*(stage.bound for stage in stages[: clip + 1]))
+    settings, unit = Settings(stages), stages[clip]
 
     def chance(stages: Any) -> float:
         return chance_of_holding(stages[clip + 1 :])
@@ -445,26 +489,14 @@ def tree_of_person(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
         each = laws.sums_of(held, counts)
         return covered(mixed(each, masses), each[-1])
 
-    def exchanged(stages: Any) -> Mixture:
-        found = hidden(*merged(log_drawn(stages[0])))
-        # One of hers is there, and one of others is not.
-        return found._replace(counts=2 * found.counts) if found.cover > 0 else found
-
-    leaves = step.neighboring_relation == "add_remove"
-    is_last = clip == len(sampling.levels) - 1
-    unit = settings.stages[clip]
-    if isinstance(sampling.levels[clip], Poisson) and is_last:  # Theorem M
+    if is_last:  # Theorem M
         # Nobody reacts: what is not drawn is not there, nor is what has left.
+        leaves = step.neighboring_relation == "add_remove"
         return (mixture_pair(step, settings, hiding_contents, leaves=leaves),)
-    if isinstance(sampling.levels[clip], Poisson):  # Theorems A and 2
-        only_a = (settings.each(chance) == 1) | _are_rare(unit.rate, unit.bound)
-        return _by_coins(step, settings, hiding_contents, hiding_units, only_a)
-    if leaves and len(sampling.levels) == 1:
-        # docs/proofs.md, "A sample of fixed size, from which a person is gone".
-        parts = settings.each(lambda stages: len(exchanged(stages).counts))
-        if np.max(parts, initial=0) <= _MOST_HIDDEN:
-            return (_hidden_pair(step, settings, exchanged),)
-    return (mixture_pair(step, settings, revealing_units),)  # Theorem 1
+    if not coins:  # Theorem 1
+        return (mixture_pair(step, settings, revealing_units),)
+    only_a = (settings.each(chance) == 1) | _are_rare(unit.rate, unit.bound)
+    return _by_coins(step, settings, hiding_contents, hiding_units, only_a)
 
 
 def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
@@ -503,38 +535,6 @@ def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
     # Of a person in every class units are as many, and as likely, as they seem.
     everywhere = bound == design.num_classes
     only_a = _are_rare(rate, np.where(everywhere, design.num_possible_episodes, 0))
-    return _by_coins(step, settings, hiding_contents, hiding_units, only_a)
-
-
-def blocks_of_people(step: GaussianStep, design: PeopleBlocks) -> Pairs:
-    """Episodes of blocks of people: hers alone can hold her."""
-    rate, size = _drawn_by(design.episodes)
-    coins = isinstance(design.episodes, Poisson)
-    units, number = design.num_possible_episodes, design.episodes_per_block
-    chance = chance_of_episode(step)
-    if np.all(np.equal(number, 1)):
-        share = column(np.minimum(size, units) / units)
-        drawn = (column(rate), chance) if coins else (None, share * chance)
-        return (one_contribution(step, *drawn),)
-    refuse_many(number)
-    settings = Settings(person_stages(step), number, units, rate, size)
-
-    def hiding_contents(stages: Any, number: float, *of: float) -> Mixture:
-        chance = chance_of_holding(stages)
-        return theorem_a(np.array([number]), np.zeros(1), of[1], chance)
-
-    def hiding_units(stages: Any, number: float, *of: float) -> Mixture:
-        law = log_binomial_law(number, chance_of_holding(stages))
-        return covered(law, law, of[1])
-
-    def revealing_units(stages: Any, number: float, *of: float) -> Mixture:
-        drawn = log_drawn(Stage(number, 0.0, of[2], of[0]))
-        law = laws.log_held(drawn, chance_of_holding(stages))
-        return covered(law, law)
-
-    if not coins:  # Theorem 1
-        return (mixture_pair(step, settings, revealing_units),)
-    only_a = (chance == 1) | _are_rare(column(rate), column(number))
     return _by_coins(step, settings, hiding_contents, hiding_units, only_a)
 
 

@@ -65,6 +65,8 @@ _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
 # Widths that are tried in turn, as shares of a number.
 _SHARES = (1e-3, 1e-2, 1e-4)
+# Those of a rate next to 1, where epsilon under replace_one bends within 1e-4.
+_SHARES_DOWN = (*_SHARES, 1e-5, 1e-6)
 # Width of differences on one contour, as a share of a number.
 _HELD_SHARE = 2e-5
 # Width of differences of certified ends, which are known to some 1e-5.
@@ -265,14 +267,18 @@ def difference(
     found = _difference(function, scale.size, np.where(scale.rises, 1.0, 0.0))
     falls = np.where(np.isnan(found), scale.falls, 0.0)
     if np.any(falls > 0):
-        down = _difference(function, falls, np.full(falls.shape, -1.0))
+        down = np.full(falls.shape, -1.0)
+        down = _difference(function, falls, down, _SHARES_DOWN)
         found = np.where(np.isnan(found), down, found)
     return found
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def _difference(
-    function: Callable[[np.ndarray], np.ndarray], size: np.ndarray, end: np.ndarray
+    function: Callable[[np.ndarray], np.ndarray],
+    size: np.ndarray,
+    end: np.ndarray,
+    shares: Sequence[float] = _SHARES,
 ) -> np.ndarray:
     """The same by differences to both sides, or to that of a sign."""
     sided = (end != 0).astype(int)
@@ -284,7 +290,7 @@ def _difference(
     # Of an infinite number as of 1: nothing changes with it.
     size = np.where(np.isposinf(size), 1.0, size)
     middle = function(np.zeros((1, *size.shape)))[0] if np.any(sided) else 0.0
-    for share in _SHARES:
+    for share in shares:
         left = (size > 0) & ~(best <= _ENOUGH)
         if not np.any(left):
             break

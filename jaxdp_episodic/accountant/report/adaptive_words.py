@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget, in_words
 from jaxdp_episodic.accountant.report.caveats import preconditions_of
 from jaxdp_episodic.accountant.report.rounding import upward
 
@@ -70,9 +70,11 @@ def _spent(budget: AdaptiveBudget) -> list[str]:
     """What was taken of each part, what is left, and the price of it."""
     found = []
     for run in budget.runs:
-        each = ", ".join(
+        # What was taken is named first.
+        taken = sorted(run.taken.items(), key=lambda one: not one[1])
+        each = in_words(
             f"{number:,} of {name!r} ({budget.most(name):,} left)"
-            for name, number in run.taken.items()
+            for name, number in taken
         )
         if run.budget is not None:
             each += f"; {run.spent:,} of {run.budget:,} spent"

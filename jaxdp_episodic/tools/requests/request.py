@@ -392,6 +392,11 @@ def with_population(mapping: dict[str, Any], tree: Population) -> dict[str, Any]
             raise ValueError("give the population once: in the step or at the top")
         if step.get("type") in _RELEASE_NAMES:
             return step  # no units of its own
+        if "parts" in step:
+            raise ValueError(
+                "population must be given in the step of each part: disjoint parts "
+                "have data of their own, got one at the top"
+            )
         if isinstance(step.get("steps"), list):
             return {**step, "steps": [filled(part) for part in step["steps"]]}
         if isinstance(options := step.get("options"), Mapping):

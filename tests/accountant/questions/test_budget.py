@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
     SpentAhead,
     plan_budget,
 )
+from jaxdp_episodic.accountant.report.adaptive_words import TAKEN, budget_in_words
 from jaxdp_episodic.trainer.run.ledger import Ledger
 from rows import fast_and_slow
 from training_runs import GROUPED, flat_step
@@ -171,3 +173,19 @@ def test_epsilon_along_a_run_of_people_is_of_few_steps_and_never_too_small(monke
     np.testing.assert_allclose(np.delete(found, 10), np.delete(exact, 10), rtol=1e-8)
     assert found[10] == found[11]
     assert asked == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13]
+
+
+def test_a_message_names_few_of_many_options():
+    names = [f"option {i}" for i in range(30)]
+    options = {name: flat_step() for name in names}
+    run = jde.AdaptiveRun(options, quotas=dict.fromkeys(names, 7))
+    budget = AdaptiveBudget((run,), DELTA)
+    words = "7 of 'option 0', 7 of 'option 1', 7 of 'option 2', 7 of 'option 3', "
+    assert budget.left_in_words() == words + "26 more options"
+    (taken,) = [
+        text
+        for name, text in budget_in_words(budget.charge("option 20"))
+        if name == TAKEN
+    ]
+    assert taken.startswith("1 of 'option 20' (6 left), 0 of 'option 0'")
+    assert taken.endswith("0 of 'option 2' (7 left), 26 more options")

@@ -251,6 +251,28 @@ def test_next_to_an_end_no_number_is_a_wrong_one(method):
     assert not np.isnan(by_rate["a.sampling_probability"][:4]).any()
 
 
+@pytest.mark.parametrize(("noise", "steps"), [(0.7, 1), (0.8, 100), (1.0, 1)])
+def test_next_to_one_epsilon_bends_and_has_its_derivative(noise, steps):
+    """Under replace_one within 1e-4; it was NaN from 1e-6 of 1 on."""
+
+    def step(rate):
+        return jde.GaussianStep(
+            poisson("a", rate),
+            noise_multiplier=noise,
+            neighboring_relation="replace_one",
+        )
+
+    rate, asked = 1 - 10.0 ** -np.arange(5, 10), {"delta": 1e-5, "num_steps": steps}
+    _, found = jde.epsilon_and_gradient(
+        step(rate), **asked, wrt=("a.sampling_probability",)
+    )
+    ends = [jde.epsilon(step(1 - h), **asked) for h in (0.0, 1e-7)]
+    limit = (ends[0] - ends[1]) / 1e-7
+    slopes = found["a.sampling_probability"]
+    np.testing.assert_allclose(slopes, limit, rtol=0.1)
+    np.testing.assert_allclose(slopes[2:], limit, rtol=1e-3)
+
+
 def test_an_infinite_value_has_no_derivative():
     """Nor has one that is not known; of a constant it is 0."""
     beyond = np.array([np.inf, -np.inf, np.nan, 3.0, 7.0])

@@ -293,6 +293,11 @@ TABLE = "[step.sampling]\n"
         (SCHOOLS + 'file = "no.csv"', "missing key 'levels'"),
         (SCHOOLS + "file = 3\nlevels = ['a']", "must be a file name"),
         (SCHOOLS.replace("[population]", "population = 3\n") + "", "unknown key"),
+        (
+            "version = 1\ndelta = 1e-5\nstep = {type = 'DisjointParts', parts = []}\n"
+            "population = {sizes = [3]}",
+            "population must be given in the step of each part",
+        ),
     ],
 )
 def test_errors_are_one_line(call, content, complaint):

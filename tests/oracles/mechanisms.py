@@ -8,12 +8,10 @@ import numpy as np
 
 from jaxdp_episodic.accountant import losses
 from jaxdp_episodic.accountant.losses.allocated import (
-    AllocatedBoundingLoss,
-    AllocatedGaussianLoss,
-)
-from jaxdp_episodic.accountant.losses.allocated_antipodal import (
     AllocatedAntipodalBoundingLoss,
     AllocatedAntipodalLoss,
+    AllocatedBoundingLoss,
+    AllocatedGaussianLoss,
 )
 from jaxdp_episodic.accountant.losses.finite import (
     FiniteLoss,
@@ -108,8 +106,10 @@ SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
         GaussianMixtureLoss(_ONE, _RATE, _SHIFTS, _WEIGHTS),
         AllocatedGaussianLoss(_OUTER, **_EPOCH),
         AllocatedBoundingLoss(_OUTER, **_ABOVE),
-        AllocatedAntipodalLoss(_ONE, np.resize([1.0, 0.3, 0.3], SIZE), **_EPOCH),
-        AllocatedAntipodalBoundingLoss(_ONE, 0.3 * _ONE, **_ABOVE),
+        AllocatedAntipodalLoss(
+            _ONE, **_EPOCH, inner_rate=np.resize([1.0, 0.3, 0.3], SIZE)
+        ),
+        AllocatedAntipodalBoundingLoss(_ONE, **_ABOVE, inner_rate=0.3 * _ONE),
         PeopleLoss(_ONE, _INNER, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
         ReplacedPeopleLoss(_ONE, _INNER, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
         ReplacedUnitLoss(_ONE, _INNER, _ONE, _SHIFT / 3, *_PEOPLE, _RATE),

@@ -1,20 +1,33 @@
-"""What the losses of random allocation share."""
-# Profiles and moments are bounds, made by NumPy setting by setting: see docs/proofs.md,
-# "Random allocation".
+"""Random allocation: a unit in one secret slot of an epoch, under all relations."""
+# Profiles and moments are bounds, made by NumPy setting by setting. Reference:
+# docs/proofs.md, "Random allocation"; Chua et al. (2024), arXiv:2412.16802; Feldman
+# and Shenfeld (2025), arXiv:2502.08202, for the pair.
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.allocated_moments import sum_excess
+from jaxdp_episodic.accountant.losses.allocated_moments import (
+    antipodal_excess,
+    sum_excess,
+)
+from jaxdp_episodic.accountant.losses.excess import excess_of
 from jaxdp_episodic.accountant.losses.finite import log_excess_of_atoms
-from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss, scaled
+from jaxdp_episodic.accountant.losses.gaussian import (
+    GaussianLoss,
+    drawn_tails,
+    inner_exponent,
+    scaled,
+)
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import AntipodalGaussianLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     BoundingPair,
     Bounds,
@@ -25,8 +38,13 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
+from jaxdp_episodic.accountant.numerics.convex_sums import UNIT, lognormal_sum
 from jaxdp_episodic.accountant.numerics.loops import Array
+from jaxdp_episodic.accountant.numerics.signed_sums import (
+    SignedSumBound,
+    bounds_between,
+    sinh_sum,
+)
 
 # Shifts that pairs are made for: noise of 1e4 and of 0.1 clip norms. Less noise counts
 # as none, more as 1e4.
@@ -36,27 +54,23 @@ LARGEST_SHIFT = 10.0
 
 @dataclass(frozen=True)
 class AllocatedLoss(GaussianLoss, Bounds):
-    """Base: a unit in one secret slot of ``slots``, of which ``steps`` >= 2 are run."""
+    """Base: a unit in one secret slot of an epoch."""
 
+    shift: Array  # s >= 0, the clip norm over the noise
+    slots: Array  # t, whole number, the steps of an epoch
+    steps: Array  # j, whole number, 2 <= j <= t, those that are run
     # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
+    _bounding: ClassVar[type[BoundingLoss]]
     compiles: ClassVar[bool] = False
-
-    @property
-    def _slots(self) -> Array:
-        return self.__dict__["slots"]
-
-    @property
-    def _steps(self) -> Array:
-        return self.__dict__["steps"]
 
     @property
     def _drawn_rate(self) -> Array:
         """Chance that the unit's slot is run: the rate of `with_little_noise`."""
         # With the slot revealed an epoch is a Poisson draw at this rate, and H_g is
         # jointly convex. Its losses are at most log(slots) above the epoch's.
-        return np.minimum(self._steps / np.maximum(self._slots, 1.0), 1.0)
+        return np.minimum(self.steps / np.maximum(self.slots, 1.0), 1.0)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """*Upper bounds*: those of the pair that the upper certified ends are of."""
@@ -72,36 +86,36 @@ class AllocatedLoss(GaussianLoss, Bounds):
             )
         return forward, backward
 
-    def bounding_pair(self, bounding: Callable[..., Profile], *, up: bool) -> Profile:
-        """`Bounds.certified`, of a class with these fields and ``above``."""
+    def certified(self, *, up: bool) -> Profile:
+        """A finite pair that dominates this one, or is dominated by it."""
         kept = self.kept_in_range()
         # Shifts that are too small: up to the smallest, down to 0.
-        raised = np.where(self._shift > 0, np.maximum(self._shift, kept._shift), 0.0)
-        shift = raised if up else np.where(raised > self._shift, 0.0, self._shift)
+        raised = np.where(self.shift > 0, np.maximum(self.shift, kept.shift), 0.0)
+        shift = raised if up else np.where(raised > self.shift, 0.0, self.shift)
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        fields |= {"shift": shift, "slots": kept._slots, "steps": kept._steps}
-        return bounding(**fields, above=np.full(self.shape, 1.0 * up))
+        fields |= {"shift": shift, "slots": kept.slots, "steps": kept.steps}
+        return self._bounding(**fields, above=np.full(self.shape, 1.0 * up))
 
     def kept_in_range(self) -> Self:
         """Returns numbers that pairs can be made of, none of less privacy loss."""
-        steps = np.maximum(self._steps, 2.0)
+        steps = np.maximum(self.steps, 2.0)
         return dataclasses.replace(
             super().kept_in_range(),
             # Beyond the largest the step is unprotected, and nothing is computed.
-            shift=np.clip(self._shift, SMALLEST_SHIFT, LARGEST_SHIFT),
+            shift=np.clip(self.shift, SMALLEST_SHIFT, LARGEST_SHIFT),
             steps=steps,
-            slots=np.maximum(self._slots, steps),
+            slots=np.maximum(self.slots, steps),
         )
 
     @property
     def is_unprotected(self) -> Array:
         """Where there is (nearly) no noise: less than pairs are made for."""
-        return ~self.loses_nothing & (self._shift > LARGEST_SHIFT)
+        return ~self.loses_nothing & (self.shift > LARGEST_SHIFT)
 
     def hints(self) -> Hints:
         """As many Poisson draws at rate 1 / slots."""
-        rate = self._inner_rate / self._slots
-        return Hints(rate * np.sqrt(self._steps), rate, self._shift, self._shift)
+        rate = self._inner_rate / self.slots
+        return Hints(rate * np.sqrt(self.steps), rate, self.shift, self.shift)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `PrivacyLoss`."""
@@ -132,76 +146,91 @@ def by_setting(
     return result.reshape(-1, *arrays[0].shape)
 
 
-# Reference: docs/proofs.md, "Random allocation"; Chua et al. (2024), arXiv:2412.16802;
-# Feldman and Shenfeld (2025), arXiv:2502.08202, for the pair.
+# --- Finite pairs above and below; they hold in any composition ---
 
-
-@dataclass(frozen=True)
-class AllocatedGaussianLoss(AllocatedLoss):
-    """``W = ((slots - steps) + A_1 + ... + A_steps) / slots``."""
-
-    shift: Array  # s >= 0
-    slots: Array  # t, whole number, the steps of an epoch
-    steps: Array  # j, whole number, 2 <= j <= t, those that are run
-    is_symmetric: ClassVar[bool] = False
-    _excess = staticmethod(sum_excess)
-
-    def certified(self, *, up: bool) -> Profile:
-        """A finite pair that dominates this one, or is dominated, by convex order."""
-        return self.bounding_pair(AllocatedBoundingLoss, up=up)
-
-    def largest_loss(self, *, backward: bool) -> Array:
-        """For a part of an epoch: W is at least ``(slots - steps) / slots``."""
-        if not backward:
-            return super().largest_loss(backward=backward)
-        with np.errstate(divide="ignore"):
-            least = (self.slots - self.steps) / self.slots
-            return np.broadcast_to(-np.log(least), self.shape)
-
-    def with_little_noise(self) -> SampledGaussianLoss:
-        """The slot revealed: see `AllocatedLoss`."""
-        return SampledGaussianLoss(self.outer_rate, self._drawn_rate, self.shift)
-
-
-# They hold in any composition (docs/proofs.md, "Random allocation").
-
-# Distributions that are kept.
+# Settings whose pairs are kept, of each kind.
 _CACHED = 256
-# Summands of a block: sums are formed block by block, in extended precision.
-_BLOCK = 256
-# Bound of the relative error of such sums of up to 2^16 masses.
-_SUM_ERROR = 2 * (_BLOCK + 2**16 / _BLOCK) * float(np.finfo(np.longdouble).eps)
-# Bound of that of rounding a sum and its logarithm: 18 units in the last place.
-_ROUNDING = 4e-15
-# Bound of the error of a loss over 1 + its size: a logarithm of a rounded ratio.
-_LOSS_ERROR = 4e-16
 # Spacing of the finest useful lattice over the mean gap between losses, of lower
 # bounds, where cells with hardly a loss waste mass; and of upper ones.
 _SPACING_BELOW = 3.2
 _SPACING_ABOVE = 0.5
 # Number of losses from which moments are computed.
 _FEW_LOSSES = 512
+# Bound of the error of a loss over 1 + its size: a logarithm of a rounded ratio.
+_LOSS_ERROR = 4e-16
+
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Losses, ascending, and at each the profile and ``g Q(L >= log g)``; (n,)."""
 
 
+class FinitePair(NamedTuple):
+    """A pair of finitely many losses, run with probability ``rate``."""
+
+    loss: np.ndarray  # (n,) losses, ascending, at that rate
+    mass: np.ndarray  # (n,) and their masses under P; what is missing is at loss 0
+    forward: Rows  # from which tails are read
+    backward: Rows
+    lost: float  # mass that is truncated and charged as an infinite loss
+    rate: float = 1.0  # of the rows
+    mass_error: float = 0.0  # of the logarithm of profiles; see `certified_error`
+    ratio_error: float = 0.0  # of log g
+
+    def tails(self, u: np.ndarray) -> np.ndarray:
+        """The four rows of `Profile.log_tails` at u, (m,)."""
+        inner = np.minimum(inner_exponent(u, np.float64(self.rate)), 1e300)
+        found = []
+        for rows in (self.forward, self.backward):
+            tails = tails_between(u if self.rate >= 1 else inner, *rows)
+            found += drawn_tails(tails, u, np.float64(self.rate))
+        return np.stack(found)
+
+    def coarse(self) -> tuple[np.ndarray, np.ndarray]:
+        """A dominating pair of few losses, with masses under P."""
+        number = len(self.loss)
+        chosen = np.linspace(0, number - 1, min(_FEW_LOSSES, number)).round()
+        few, ratio = np.exp(self.loss[chosen.astype(np.intp)]), np.exp(self.loss)
+        cell = np.clip(np.searchsorted(few, ratio, side="right") - 1, 0, len(few) - 2)
+        share = np.clip((ratio - few[cell]) / np.diff(few)[cell], 0.0, 1.0)
+        mass = self.mass / ratio
+        masses = np.bincount(cell, mass * (1 - share), len(few))
+        masses += np.bincount(cell + 1, mass * share, len(few))
+        kept = masses > 0
+        return np.log(few[kept]), (masses * few)[kept]
+
+
+def tails_between(u: np.ndarray, *rows: np.ndarray) -> Tails:
+    """Tails at u (m,): profiles are linear in e^u between losses, 0 beyond the last."""
+    loss, profile, scaled = rows
+    above = np.searchsorted(loss, u, side="right")
+    beyond = above == len(loss)
+    above = np.minimum(above, len(loss) - 1)
+    gap = np.minimum(u - loss[above], 0.0)
+    with np.errstate(divide="ignore"):
+        value = np.log(profile[above] - scaled[above] * np.expm1(gap))
+        tail = np.log(scaled[above]) + gap
+    return np.where(beyond, -np.inf, value), np.where(beyond, -np.inf, tail)
+
+
+@dataclass(frozen=True)
 class BoundingLoss(AllocatedLoss, BoundingPair):
-    """Base: ``above`` is 1 where it dominates, 0 where it is dominated."""
+    """Base: the finite pair from which certified ends are computed."""
 
+    above: Array  # 1 where it dominates, 0 where it is dominated
     may_have_atoms: ClassVar[bool] = True
-    # Map the fields of one setting to the losses and their masses under P, forward, and
-    # to `_facts`.
-    _atoms: ClassVar[Callable[..., tuple[np.ndarray, np.ndarray]]]
-    _facts_of_setting: ClassVar[Callable[..., tuple[float, ...]]]
+    # Maps the fields of one setting to its pair.
+    _pair: ClassVar[Callable[..., FinitePair]]
     # Relative rounding error of the profiles.
     _rounding: ClassVar[float]
 
     def certified(self, *, up: bool) -> Self:
         """See `Bounds`."""
-        above = np.full(self.shape, 1.0 * up)
-        return dataclasses.replace(self, **{"above": above})
+        return dataclasses.replace(self, above=np.full(self.shape, 1.0 * up))
 
-    @property
-    def _above(self) -> Array:
-        return self.__dict__["above"]
+    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
+        """Of the finite pair as computed, up to `certified_error`."""
+        fields = self.fields[1:]
+        a, b, c, d = by_setting(lambda u, *s: self._pair(*s).tails(u), u, *fields)
+        return scaled((a, b), self.outer_rate), scaled((c, d), self.outer_rate)
 
     def log_kept(self) -> Array:
         """Of the mass that is truncated and charged as an infinite loss."""
@@ -209,9 +238,8 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
 
     def least_spacing(self) -> Array:
         """In proportion to the mean gap between neighbouring losses."""
-        return (
-            np.where(self._above > 0, _SPACING_ABOVE, _SPACING_BELOW) * self._facts()[1]
-        )
+        spacing = np.where(self.above > 0, _SPACING_ABOVE, _SPACING_BELOW)
+        return spacing * self._facts()[1]
 
     def certified_error(self) -> tuple[Array, Array]:
         """See `BoundingPair`."""
@@ -228,7 +256,7 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
     @classmethod
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
         """Of a dominating pair with fewer losses."""
-        loss, mass = coarse(*cls._atoms(*setting))
+        loss, mass = cls._pair(*setting).coarse()
         rule = MomentRule(direction, Quadrature(0, 0), with_derivatives=True)
         given = loss[:, None], np.log(mass)[:, None], order
         return np.stack(log_excess_of_atoms(*given, rule))
@@ -239,58 +267,29 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         def facts(usable: np.ndarray, *setting: float) -> np.ndarray:
             if not usable.any():
                 return np.zeros((5, len(usable)))
-            return usable * np.array(self._facts_of_setting(*setting))[:, None]
+            pair = self._pair(*setting)
+            log_kept = np.log1p(-pair.rate * pair.lost * (1 + 1e-9))
+            gap = np.sum(np.diff(pair.loss) * pair.mass[1:])
+            largest = np.abs(pair.loss).max(initial=0.0)
+            found = log_kept, gap, largest, pair.mass_error, pair.ratio_error
+            return usable * np.array(found)[:, None]
 
         usable = ~np.asarray(self.is_unprotected | self.loses_nothing)
         return by_setting(facts, 1.0 * usable, *self.kept_in_range().fields[1:])
 
 
-@dataclass(frozen=True)
-class AllocatedBoundingLoss(BoundingLoss):
-    """The finite pair from which the certified ends of an epoch are computed."""
+# --- With the unit and without: bounds of W in convex order ---
 
-    shift: Array  # s > 0
-    slots: Array  # t, whole number, the steps of an epoch
-    steps: Array  # j, whole number, 2 <= j <= t, those that are run
-    above: Array  # see `BoundingLoss`
-    is_symmetric: ClassVar[bool] = False
-    _rounding: ClassVar[float] = _ROUNDING + _SUM_ERROR
-
-    def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """Of the finite pair as computed, up to `certified_error`."""
-        u, outer, *fields = np.broadcast_arrays(u, *self.fields)
-        found = by_setting(_tails, u, *fields)
-        return scaled((found[0], found[1]), outer), scaled((found[2], found[3]), outer)
-
-    @staticmethod
-    def _atoms(*setting: float) -> tuple[np.ndarray, np.ndarray]:
-        dist = epoch_distribution(*setting)
-        return dist.loss, dist.with_unit
-
-    @staticmethod
-    def _facts_of_setting(*setting: float) -> tuple[float, ...]:
-        dist = epoch_distribution(*setting)
-        gap = float(np.sum(np.diff(dist.loss) * dist.with_unit[1:]))
-        largest = float(np.abs(dist.loss[[0, -1]]).max())
-        return dist.log_kept, gap, largest, dist.mass_error, dist.ratio_error
-
-
-class EpochDistribution(NamedTuple):
-    """Losses, and the rows that tails are read from; (n,) each."""
-
-    loss: np.ndarray  # ascending
-    with_unit: np.ndarray  # masses under P
-    forward: tuple[np.ndarray, np.ndarray]
-    backward: tuple[np.ndarray, np.ndarray]
-    log_kept: float  # see `PrivacyLoss.log_kept`
-    mass_error: float  # of the logarithm of profiles; see `certified_error`
-    ratio_error: float  # of log g
+# Bound of the relative error of two sums of up to 2^16 masses, in extended precision.
+_SUM_ERROR = 2 * 2**16 * float(np.finfo(np.longdouble).eps)
+# Bound of that of rounding a sum and its logarithm: 18 units in the last place.
+_ROUNDING = 4e-15
 
 
 @functools.lru_cache(_CACHED)
 def epoch_distribution(
     shift: float, slots: float, steps: float, above: float
-) -> EpochDistribution:
+) -> FinitePair:
     """W of one setting as finitely many atoms, above or below in convex order."""
     found = lognormal_sum(round(steps), shift, above=above > 0)
     idle = slots - steps
@@ -301,31 +300,17 @@ def epoch_distribution(
     masses = masses / whole
     mean = float(np.sum(ratio * masses))
     ratio = ratio / mean
-    loss = np.log(ratio)
-    with_unit = ratio * masses
+    loss, with_unit = np.log(ratio), ratio * masses
     mass_error = found.mass_error + found.place_error + abs(np.log(whole)) + _ROUNDING
-    return EpochDistribution(
+    return FinitePair(
         loss,
         with_unit,
-        _profile(ratio, masses),
-        _profile(1 / ratio[::-1], with_unit[::-1]),
-        float(np.log1p(-lost * (1 + 1e-9))),
-        float(mass_error),
-        float(found.place_error + abs(np.log(mean)) + _ROUNDING),
+        (loss, *_profile(ratio, masses)),
+        (-loss[::-1], *_profile(1 / ratio[::-1], with_unit[::-1])),
+        lost,
+        mass_error=float(mass_error),
+        ratio_error=float(found.place_error + abs(np.log(mean)) + _ROUNDING),
     )
-
-
-def coarse(loss: np.ndarray, with_unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A dominating pair of few losses, with masses under P."""
-    chosen = np.linspace(0, len(loss) - 1, min(_FEW_LOSSES, len(loss))).round()
-    few, ratio = np.exp(loss[chosen.astype(np.intp)]), np.exp(loss)
-    cell = np.clip(np.searchsorted(few, ratio, side="right") - 1, 0, len(few) - 2)
-    share = np.clip((ratio - few[cell]) / np.diff(few)[cell], 0.0, 1.0)
-    mass = with_unit / ratio
-    masses = np.bincount(cell, mass * (1 - share), len(few))
-    masses += np.bincount(cell + 1, mass * share, len(few))
-    kept = masses > 0
-    return np.log(few[kept]), (masses * few)[kept]
 
 
 def _profile(ratio: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -337,31 +322,377 @@ def _profile(ratio: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _summed_from(array: np.ndarray) -> np.ndarray:
     """``sum(array[i:])`` at every i."""
-    size = len(array)
-    padded = np.pad(array[::-1], (0, -size % _BLOCK))
-    blocks = padded.astype(np.longdouble).reshape(-1, _BLOCK)
-    blocks = np.cumsum(blocks, axis=1)
-    before = np.append(np.longdouble(0), np.cumsum(blocks[:-1, -1]))
-    sums = (blocks + before[:, None]).reshape(-1)[:size][::-1]
-    return sums.astype(np.float64)
+    return np.cumsum(array[::-1], dtype=np.longdouble)[::-1].astype(np.float64)
 
 
-def _tails(u: np.ndarray, *setting: float) -> np.ndarray:
-    """The four rows of `log_tails`."""
-    dist = epoch_distribution(*setting)
-    forward = tails_between(u, dist.loss, *dist.forward)
-    return np.stack([*forward, *tails_between(u, -dist.loss[::-1], *dist.backward)])
+@dataclass(frozen=True)
+class AllocatedBoundingLoss(BoundingLoss):
+    """Of `AllocatedGaussianLoss`."""
+
+    is_symmetric: ClassVar[bool] = False
+    _rounding: ClassVar[float] = _ROUNDING + _SUM_ERROR
+    _pair = staticmethod(epoch_distribution)
 
 
-def tails_between(
-    u: np.ndarray, loss: np.ndarray, profile: np.ndarray, scaled: np.ndarray
+@dataclass(frozen=True)
+class AllocatedGaussianLoss(AllocatedLoss):
+    """``W = ((slots - steps) + A_1 + ... + A_steps) / slots``."""
+
+    is_symmetric: ClassVar[bool] = False
+    _excess = staticmethod(sum_excess)
+    _bounding: ClassVar[type[BoundingLoss]] = AllocatedBoundingLoss
+
+    def largest_loss(self, *, backward: bool) -> Array:
+        """For a part of an epoch: W is at least ``(slots - steps) / slots``."""
+        if not backward:
+            return super().largest_loss(backward=backward)
+        with np.errstate(divide="ignore"):
+            least = (self.slots - self.steps) / self.slots
+            return np.broadcast_to(-np.log(least), self.shape)
+
+    def with_little_noise(self) -> SampledGaussianLoss:
+        """The slot revealed: see `AllocatedLoss`."""
+        return SampledGaussianLoss(self.outer_rate, self._drawn_rate, self.shift)
+
+
+# --- Where a contribution changes its sign: bounds of a convex profile D ---
+
+# Nodes on either side of a cell that polynomials go through.
+_AROUND = 3
+# Largest exponent, nats, that scales the means they go through.
+_LARGEST_EXPONENT = 250.0
+# Relative rounding error of what is computed from a mean of `signed_sums`.
+_GAIN_ROUNDING = 1e-11
+# Distance of nodes, in standard deviations of ``z_1 + ... + z_j``, at which the
+# polynomial through eight of them is off by `_CHORD_ERROR`, relative.
+_NODE_DISTANCE = 0.28
+_CHORD_ERROR = 1e-5
+# Relative error of D that is aimed at; by how many times more at most where D falls
+# steeply, as an epsilon moves by the error over the slope; and by how many times more
+# below each of these levels of log D. A third takes three times as long.
+_ERROR = 1.5e-4
+_STEEPEST = 8.0
+_LEVELS = (-30.0, -37.0)
+_LOOSER = 8.0
+_LEAST_LOG_D = -42.0  # no nodes where log D is below it
+_MOST_NODES = 400
+# Number of cells of the sums: at first, least and largest.
+_CELLS = 320
+_FEWEST_CELLS = 96
+_MOST_CELLS = 1024
+# Losses between two nodes: least and largest number; and the fall of log D from one to
+# the next, over the root of the error allowed.
+_FEWEST_LOSSES = 32
+_MOST_LOSSES = 1024
+_FALL = 0.25
+# Over how many losses lines below D are drawn.
+_BASES = (1, 2, 4, 8, 16, 32)
+# The g at which lower bounds are 0, at the latest, over the last one.
+_LAST_RATIO = 1e3
+_LEAST_SLOPE = 1e-300  # of lower bounds, positive
+
+
+class Node(NamedTuple):
+    """A loss u = log g at which D is bounded from both sides."""
+
+    u: float
+    below: SignedSumBound  # see `Epoch.sums`
+    above: SignedSumBound
+
+
+class Epoch(NamedTuple):
+    """The setting of an epoch's bounds."""
+
+    steps: int
+    count: int
+    shift: float
+
+    def scale(self, u: np.ndarray | float):
+        """D over the mean of ``(S - y)_+``."""
+        return np.exp(0.5 * (u - self.shift * self.shift)) / self.steps
+
+    def threshold(self, u: np.ndarray | float):
+        """y, of S."""
+        idle = self.steps - self.count
+        return 2 * np.sinh(0.5 * u) * math.exp(0.5 * self.shift**2) * idle
+
+    def sums(self, u: float, cells: int) -> list[SignedSumBound]:
+        """Bounds of the distribution of S."""
+        given = self.count, self.shift, 0.5 * u / self.shift, float(self.threshold(u))
+        return [sinh_sum(*given, above=up, cells=cells) for up in (False, True)]
+
+    def rounding(self, u: float) -> float:
+        """Bound of the relative rounding error of `scale` and `threshold`."""
+        return UNIT * (16 + self.shift**2 + 2 * u)
+
+
+def _cell_bounds(
+    nodes: list[Node], cell: int, u: np.ndarray, epoch: Epoch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tails at u (m,): profiles are linear in e^u between losses, 0 beyond the last."""
-    above = np.searchsorted(loss, u, side="right")
-    beyond = above == len(loss)
-    above = np.minimum(above, len(loss) - 1)
-    gap = np.minimum(u - loss[above], 0.0)
-    with np.errstate(divide="ignore"):
-        value = np.log(profile[above] - scaled[above] * np.expm1(gap))
-        tail = np.log(scaled[above]) + gap
-    return np.where(beyond, -np.inf, value), np.where(beyond, -np.inf, tail)
+    """Bounds of D at u between two nodes, by polynomials through means of S."""
+    count, shift = epoch.count, epoch.shift
+    threshold = epoch.threshold(u)
+    rounded = epoch.rounding(float(u[-1])) * threshold
+    tilt = 0.5 * u / shift
+    middle = 0.5 * float(tilt[0] + tilt[-1])
+    # Nodes below 0 are the mirror images of those above.
+    numbers = range(cell - _AROUND, min(cell + 2 + _AROUND, len(nodes)))
+    numbers = [i for i in numbers if -i < len(nodes)]
+    rows = []
+    for i in numbers:
+        node = nodes[abs(i)]
+        place = 0.5 * node.u / shift
+        sign = 1 if i >= 0 else -1
+        bounds = [
+            sums.gain(sign * threshold - toward * rounded, above=up)
+            for sums, up, toward in ((node.below, False, -1), (node.above, True, 1))
+        ]
+        if i < 0:
+            # E(-S - y)_+ = E(S + y)_+ - E S - y
+            mean = -2 * count * math.exp(0.5 * shift**2) * math.sinh(shift * place)
+            slack = _GAIN_ROUNDING * (abs(mean) + threshold)
+            bounds = [
+                np.maximum(bound - mean - threshold + s * slack, 0.0)
+                for bound, s in zip(bounds, (-1, 1), strict=True)
+            ]
+        rows.append((sign * place, *bounds))
+    where, low, high = (np.stack(part) for part in zip(*rows, strict=True))
+    # Scaled so that F is about as large at both ends of the cell.
+    away = where - middle
+    one = numbers.index(cell)
+    ends = [math.log(max(float(high[one + i][len(u) // 2]), 1e-300)) for i in (0, 1)]
+    gap = where[one + 1] - where[one]
+    center = -(ends[1] - ends[0]) / gap - count * middle
+
+    def exponent(away: np.ndarray) -> np.ndarray:
+        return away * (count * middle + 0.5 * count * away + center)
+
+    # Beyond that range means over- or underflow, and are no bounds.
+    usable = np.abs(exponent(away)) < _LARGEST_EXPONENT
+    if not np.all(usable[one : one + 2]):
+        return np.zeros_like(u), np.full_like(u, np.inf)
+    first = one - int(np.argmin(np.append(usable[one::-1], False))) + 1
+    last = one + int(np.argmin(np.append(usable[one:], False)))
+    kept = slice(first, last)
+    factor = np.exp(exponent(away[kept]))[:, None]
+    found = bounds_between(
+        where[kept],
+        low[kept] * factor * (1 - _GAIN_ROUNDING),
+        high[kept] * factor * (1 + _GAIN_ROUNDING),
+        one - first,
+        tilt,
+    )
+    back = epoch.scale(u) * np.exp(-exponent(tilt - middle))
+    return found[0] * back, found[1] * back
+
+
+@functools.lru_cache(_CACHED)
+def profile_bounds(steps: int, count: int, shift: float) -> tuple[np.ndarray, ...]:
+    """Losses u, (n,) from 0, and bounds of D there, lower and upper."""
+    epoch = Epoch(steps, count, shift)
+    nodes, log_d = _nodes(epoch)
+    rows = []
+    for i, (a, b) in enumerate(itertools.pairwise(nodes)):
+        end = i == len(nodes) - 2
+        fall = max(log_d[i] - log_d[i + 1], 0.0)
+        within = _allowed(b.u, log_d[i], fall / (b.u - a.u))
+        number = math.ceil(fall / (_FALL * math.sqrt(within)))
+        number = min(max(number, _FEWEST_LOSSES), _MOST_LOSSES)
+        u = np.linspace(a.u, b.u, number + 1)[: number + end]
+        rows.append((u, *_cell_bounds(nodes, i, u, epoch)))
+    return tuple(np.concatenate(part) for part in zip(*rows, strict=True))
+
+
+def _allowed(u: float, log_d: float, slope: float) -> float:
+    """Relative error of D that a node may have."""
+    looser = _LOOSER ** sum(log_d < level for level in _LEVELS)
+    return _ERROR * looser * min(max(1.0, u * slope), _STEEPEST)
+
+
+def _nodes(epoch: Epoch) -> tuple[list[Node], list[float]]:
+    """Nodes as far apart as bounds between them allow, and an upper bound of log D."""
+    steps, count, shift = epoch
+    nodes: list[Node] = []
+    logs = [0.0]
+    u, step, cells = 0.0, 0.0, _CELLS
+    # Standard deviation of the loss at much noise.
+    deviation = 2 * shift * math.sqrt(count) / steps
+    apart = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
+    while True:
+        at = float(epoch.threshold(u))
+        node, gains = Node(u, *epoch.sums(u, cells)), []
+        for sums, up in ((node.below, False), (node.above, True)):
+            gains.append(float(sums.gain(np.array([at]), above=up)[0]))
+        log_d, last = math.log(gains[1]) + math.log(epoch.scale(u)), logs[-1]
+        nodes.append(node)
+        logs.append(log_d)
+        # D falls: bounds that rise again are due to what the sums truncate.
+        is_lost = last < _LEVELS[0] and log_d >= last
+        if log_d < _LEAST_LOG_D or is_lost or len(nodes) >= _MOST_NODES:
+            return nodes, logs[1:]
+        # D falls by half of what it is below 1, in g, at 1.
+        slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
+        slope = max(slope, 1e-3)
+        within = _allowed(u, log_d, slope)
+        cells = int(cells * math.sqrt(max((1 - gains[0] / gains[1]) / within, 1e-3)))
+        cells = min(max(cells, _FEWEST_CELLS), _MOST_CELLS)
+        chord = 0.5 * within
+        # The error of eight nodes' polynomial is of the eighth order.
+        step = max(
+            apart * (chord / _CHORD_ERROR) ** 0.125,
+            math.sqrt(8 * chord / (slope * (1 + slope))),
+        )
+        # With few steps of the unit among many D falls sooner.
+        step = step if steps == count else min(step, max(deviation, 0.5 * u))
+        u += step
+
+
+@functools.lru_cache(_CACHED)
+def _bounding_rows(
+    shift: float, slots: float, steps: float, above: float
+) -> tuple[Rows, float]:
+    """Corners of a convex profile above D, or below, without its last value."""
+    u, low, high = profile_bounds(round(slots), round(steps), shift)
+    # D falls from 1; what is not a number is no bound.
+    g, low, high = np.exp(u), np.fmax(low, 0.0), np.fmin(high, 1.0)
+    high = np.minimum.accumulate(high)
+    if above > 0:
+        # D is convex in g: chords through upper bounds are upper bounds.
+        value = high * (1 + _GAIN_ROUNDING)
+        infinite = float(value[-1])
+        return _rows_of(*_convex(g, value), infinite), infinite
+    g, value = _convex(
+        *_below_chords(g, low * (1 - _GAIN_ROUNDING), high * (1 + _GAIN_ROUNDING))
+    )
+    # Lowered by the rounding error of the pair's mass.
+    return _rows_of(g, value * (1 - _GAIN_ROUNDING), 0.0), 0.0
+
+
+def antipodal_pair(*fields: float) -> FinitePair:
+    """The pair of ``r D(1 + (g - 1)/r)``, bounded; symmetric, but for an atom at 0."""
+    *setting, rate = fields
+    rows, infinite = _bounding_rows(*setting)
+    loss, _, scaled = rows
+    mass = -np.diff(np.append(scaled * np.exp(-loss), 0.0))[1:]
+    loss, kept = np.log1p(rate * np.expm1(loss[1:])), mass > 0
+    loss, mass = loss[kept], mass[kept]
+    return FinitePair(
+        np.concatenate([-loss[::-1], loss]),
+        np.concatenate([mass[::-1], mass * np.exp(loss)]),
+        rows,
+        rows,
+        infinite,
+        rate,
+    )
+
+
+def _mirrored(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Extended to all 1/g, increasing, by ``D(g) = 1 - g + g D(1/g)``; lines stay."""
+    z = np.concatenate([1 / g[:0:-1], g])
+    return z, np.concatenate([(1 - 1 / g + value / g)[:0:-1], value])
+
+
+def _below_chords(
+    g: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Corners of a function below D, from 1 on: two lines in each cell."""
+    size = len(g)
+    g, low = _mirrored(g, low)
+    high = _mirrored(g[size - 1 :], high)[1]
+    # D is convex: its slope at each g is at least that of any chord ending there, and
+    # at most that of any chord starting there.
+    slope, back = np.full(len(g), -np.inf), np.full(len(g), np.inf)
+    for base in (base for base in _BASES if base < len(g)):
+        run = g[base:] - g[:-base]
+        slope[base:] = np.fmax(slope[base:], (low[base:] - high[:-base]) / run)
+        back[:-base] = np.fmin(back[:-base], (high[base:] - low[:-base]) / run)
+    first = size - 1
+    left, right = g[first:-2], g[first + 1 : -1]
+    start, end = low[first:-2], low[first + 1 : -1]
+    from_left, from_right = slope[first:-2], back[first + 1 : -1]
+    bend = from_right - from_left
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x = left + (start - end + from_right * (right - left)) / bend
+    x = np.where(bend > 0, np.clip(x, left, right), right)
+    y = np.maximum(start + from_left * (x - left), end + from_right * (x - right))
+    # In the last cell, and beyond it, a single line down to 0; a steeper one is lower.
+    steepest = max(
+        -float(slope[-2]), float(low[-2] / (_LAST_RATIO * g[-1])), _LEAST_SLOPE
+    )
+    last = g[-2] + low[-2] / steepest
+    places = np.concatenate([g[first:-1], x, [last]])
+    values = np.concatenate([low[first:-1], np.maximum(y, 0.0), [0.0]])
+    order = np.argsort(places, kind="stable")
+    return places[order], values[order]
+
+
+def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Corners of the largest convex function below points and their mirror images."""
+    z, y = _mirrored(g, value)
+    corners: list[int] = []
+    places, values = z.tolist(), y.tolist()
+    for i, (place, top) in enumerate(zip(places, values, strict=True)):
+        while len(corners) > 1:
+            a, b = corners[-2:]
+            rise, run = values[b] - values[a], places[b] - places[a]
+            if rise * (place - places[b]) < (top - values[b]) * run:
+                break
+            corners.pop()
+        if not corners or place > places[corners[-1]]:
+            corners.append(i)
+    kept = np.array([i for i in corners if i >= len(g) - 1])
+    # 1 itself need not be a corner
+    x, top = z[kept], y[kept]
+    if x[0] > 1:
+        before = max(i for i in corners if z[i] < 1)
+        share = (1 - z[before]) / (x[0] - z[before])
+        at_one = y[before] + share * (top[0] - y[before])
+        x, top = np.append(1.0, x), np.append(at_one, top)
+    return x, top
+
+
+def _rows_of(g: np.ndarray, value: np.ndarray, infinite: float) -> Rows:
+    """Of the convex decreasing profile with these corners, if no loss is infinite."""
+    value = np.maximum(value - infinite, 0.0) / (1 - infinite)
+    slope = np.maximum(-np.diff(value) / np.diff(g), 0.0)
+    slope = np.maximum.accumulate(slope[::-1])[::-1]
+    gained = slope * np.diff(g.astype(np.longdouble))
+    scaled = g * np.append(slope[0], slope)
+    return np.log(g), np.append(_summed_from(gained), 0.0), scaled
+
+
+@dataclass(frozen=True)
+class AllocatedAntipodalBoundingLoss(BoundingLoss):
+    """Of `AllocatedAntipodalLoss`."""
+
+    inner_rate: Array  # see `AllocatedAntipodalLoss`
+    is_symmetric: ClassVar[bool] = True
+    _rounding: ClassVar[float] = 8e-15
+    _pair = staticmethod(antipodal_pair)
+
+    @classmethod
+    def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
+        """At the ends of the range as without sampling."""
+        shift, rate = setting[0], setting[-1]
+        if SMALLEST_SHIFT < shift < LARGEST_SHIFT:
+            return super()._excess(direction, order, *setting)
+        # ``rate (M - 1)``, M of a shift of 2s (Jensen).
+        square = 2 * shift * shift
+        slope = square * (1 + 2 * order)
+        excess = excess_of(square * order * (1 + order), slope, 2 * square, True)
+        return np.stack([np.log(rate) + excess[0], *excess[1:]])
+
+
+@dataclass(frozen=True)
+class AllocatedAntipodalLoss(AllocatedLoss):
+    """``r D_t(1 + (g - 1)/r)`` in both directions."""
+
+    inner_rate: Array  # r in [0, 1], below the level that is allocated
+    is_symmetric: ClassVar[bool] = True
+    _excess = staticmethod(antipodal_excess)
+    _bounding: ClassVar[type[BoundingLoss]] = AllocatedAntipodalBoundingLoss
+
+    def with_little_noise(self) -> AntipodalGaussianLoss:
+        """The slot revealed: see `AllocatedLoss`."""
+        inner, drawn = self.inner_rate, self._drawn_rate
+        return AntipodalGaussianLoss(self.outer_rate, drawn, inner, self.shift)

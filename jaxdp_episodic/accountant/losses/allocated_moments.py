@@ -76,7 +76,7 @@ def sum_excess(
 
 
 def antipodal_excess(
-    direction: str, order: np.ndarray, r: float, s: float, t: float, j: float
+    direction: str, order: np.ndarray, s: float, t: float, j: float, r: float
 ) -> np.ndarray:
     """(3, m): log-excess of ``r D_t(1 + (g-1)/r)`` and two derivatives."""
     del direction

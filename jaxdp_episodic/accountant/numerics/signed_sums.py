@@ -305,7 +305,6 @@ def sinh_sum(
     *,
     above: bool,
     cells: int = _CELLS,
-    at_threshold: bool = False,
 ) -> SignedSumBound:
     """Sum of ``2 sinh(shift z)`` over ``count >= 2`` independent z ~ N(-tilt, 1)."""
     plan = planned(count, shift, tilt, threshold, above, cells)
@@ -319,8 +318,6 @@ def sinh_sum(
             break
         power = _on_levels(_added(power, power, plan), plan)
     other = power if total is None else total
-    if at_threshold:
-        return _at_threshold(power, other, threshold, plan)
     total = _added(power, other, plan)
     points, masses = _atoms(total, plan)
     return _signed(points, masses, total, plan)
@@ -355,24 +352,6 @@ def _signed(
         total.mass_error + (8 + 4 * len(points)) * UNIT,
         4 * UNIT * abs(total.count * plan.center),
     )
-
-
-def _at_threshold(
-    a: LatticeSum, b: LatticeSum, threshold: float, plan: Plan
-) -> SignedSumBound:
-    """The sum at the threshold alone: the mean over a of b's profile."""
-    points, masses = _atoms(a, plan)
-    other = _signed(*_atoms(b, plan), b, plan)
-    sign = 1.0 if plan.above else -1.0
-    y = threshold - sign * 8 * UNIT * abs(threshold)
-    rounded = 4 * UNIT * (np.abs(points) + abs(a.count * plan.center))
-    gains = other.gain(y - points - sign * rounded, above=plan.above)
-    # Of long rows BLAS's products wake its threads; see `quadrature.in_blocks`.
-    gain = float(np.sum(masses * gains)) + plan.unit * a.infinite * (1 + 1e-9)
-    known = np.array([gain, gain if plan.above else 0.0])
-    beyond = np.array([1.0 + 1e-9, 0.0]) if plan.above else np.zeros(2)
-    error = a.mass_error + (8 + 4 * len(points)) * UNIT
-    return SignedSumBound(np.array([y]), beyond, known, 0.0, error, 0.0)
 
 
 def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:

@@ -37,8 +37,10 @@ from jaxdp_episodic.accountant.describe.step import (
 )
 from jaxdp_episodic.accountant.losses import finite, truncated_gaussian
 from jaxdp_episodic.accountant.losses import independent_episodes as episodes
-from jaxdp_episodic.accountant.losses.allocated import AllocatedGaussianLoss
-from jaxdp_episodic.accountant.losses.allocated_antipodal import AllocatedAntipodalLoss
+from jaxdp_episodic.accountant.losses.allocated import (
+    AllocatedAntipodalLoss,
+    AllocatedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     GaussianMixtureLoss,
@@ -355,7 +357,7 @@ def _allocated_blocks(
     uses: Uses = []
     pairs = number * (bins == 2)
     if np.any(number - pairs):
-        loss = AllocatedAntipodalLoss(ALWAYS, units.inner, shift, bins, taken)
+        loss = AllocatedAntipodalLoss(ALWAYS, shift, bins, taken, units.inner)
         uses.append((loss, number - pairs))
     if np.any(pairs):
         shift = shift_of(step.noise_multiplier, np.sqrt(2.0) * root)

@@ -396,7 +396,7 @@ def excess(direction, order, s, t, j):
 
 def drawn_excess(order, r, s, t, j):
     row = ours.antipodal_excess(
-        "forward", np.array([order - 1.0]), r, s, float(t), float(j)
+        "forward", np.array([order - 1.0]), s, float(t), float(j), r
     )
     return float(row[0, 0])
 
@@ -457,8 +457,8 @@ def test_moments_grow_with_the_order_where_formulas_meet():
         z = np.array([0.3, 0.9, 0.97, 1.0, 1.5, 2.0, 7.0, 30.0, 31.5, 40.0, 200.0])
         for rows in (
             ours.sum_excess("forward", z, s, t, j),
-            ours.antipodal_excess("forward", z, 1.0, s, t, j),
-            ours.antipodal_excess("forward", z, 0.2, s, t, j),
+            ours.antipodal_excess("forward", z, s, t, j, 1.0),
+            ours.antipodal_excess("forward", z, s, t, j, 0.2),
         ):
             assert np.all(np.isfinite(rows[0]))
             # t D_{1+t} over t: divergences grow with the order.

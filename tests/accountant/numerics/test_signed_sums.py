@@ -81,20 +81,6 @@ def test_the_mean_is_kept_but_for_what_is_cut_off():
             assert found == pytest.approx(mean + 1e4, rel=1e-9)
 
 
-@pytest.mark.parametrize(("count", "y"), [(2, 0.0), (3, 2.0), (7, 40.0)])
-def test_the_hinge_alone_is_bounded_as_by_the_whole_law(count, y):
-    for up in (False, True):
-        setting = count, 1.0, 0.4, y
-        whole = sinh_sum(*setting, above=up).gain(np.array([y]), above=up)
-        alone = sinh_sum(*setting, above=up, at_threshold=True)
-        assert alone.gain(np.array([y]), above=up) == pytest.approx(whole, rel=1e-4)
-        near = alone.gain(np.array([y - 0.5, y + 0.5]), above=up)
-        every = sinh_sum(*setting, above=up).gain(
-            np.array([y - 0.5, y + 0.5]), above=up
-        )
-        assert np.all(near >= every if up else near <= every)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [7, 64, 100])
 def test_more_terms_by_simulation(count):

@@ -39,8 +39,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 from jaxdp_episodic.tools.plots.pictures import draw
 from jaxdp_episodic.tools.sweep.description import read_sweep
-from jaxdp_episodic.tools.sweep.folder import read_columns
-from jaxdp_episodic.tools.sweep.run import run_sweep
+from jaxdp_episodic.tools.sweep.run import read_columns, run_sweep
 from jaxdp_episodic.trainer.run.assemble import plan
 from jaxdp_episodic.training import read_config
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdp_episodic.tools.sweep.folder import read_columns
+from jaxdp_episodic.tools.sweep.run import read_columns
 
 ROOT = Path(__file__).resolve().parents[1]
 

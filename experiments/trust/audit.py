@@ -39,7 +39,7 @@ from jaxdp_episodic.audit import (
     release_rows,
     training_of_config,
 )
-from jaxdp_episodic.tools.plots.audit import plot_audit
+from jaxdp_episodic.tools.plots.figures import plot_audit
 from jaxdp_episodic.training import TrainingConfig
 
 # Share of an attained claim that a game of many draws has to show.

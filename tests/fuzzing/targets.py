@@ -36,7 +36,7 @@ from jaxdp_episodic.tools.requests.request import (
     read_request,
 )
 from jaxdp_episodic.tools.sweep.description import Sweep, read_sweep
-from jaxdp_episodic.tools.sweep.folder import (
+from jaxdp_episodic.tools.sweep.run import (
     MANIFEST,
     SHARDS,
     SweepFolder,

@@ -33,9 +33,9 @@ CHILD = textwrap.dedent(
     from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
     from jaxdp_episodic.files.toml_file import read_toml
     from jaxdp_episodic.accountant.describe.population import Population
-    from jaxdp_episodic.tools.sweep.folder import read_manifest
-    from jaxdp_episodic.tools.sweep.grid import Axis
-    from jaxdp_episodic.tools.sweep.folder import read_columns
+    from jaxdp_episodic.tools.sweep.run import read_manifest
+    from jaxdp_episodic.tools.sweep.description import Axis
+    from jaxdp_episodic.tools.sweep.run import read_columns
 
     def table(path):
         return load_table(path, groups=["g"], features=["x"])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fuzzing import seeds
-from jaxdp_episodic.tools.sweep.description import Sweep, read_sweep
-from jaxdp_episodic.tools.sweep.folder import (
+from jaxdp_episodic.tools.sweep.description import Axis, Sweep, read_sweep
+from jaxdp_episodic.tools.sweep.run import (
     MANIFEST,
     SHARDS,
     SweepFolder,
@@ -16,7 +16,6 @@ from jaxdp_episodic.tools.sweep.folder import (
     saved_chunks,
     write_table,
 )
-from jaxdp_episodic.tools.sweep.grid import Axis
 
 
 @pytest.fixture

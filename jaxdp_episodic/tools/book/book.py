@@ -22,22 +22,20 @@ from jaxdp_episodic.accountant.questions.gdp_budget import GdpBudget
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.files.json_file import read_json
 from jaxdp_episodic.tools.book.content import (
+    FLOORS_SHARE,
     QUERY,
+    AnyRun,
     BookContent,
     BookTerms,
     Entry,
+    GdpPrices,
+    MenuPrices,
     Protected,
     check_name,
     first_row,
+    in_words,
     new_name,
     read_rows,
-)
-from jaxdp_episodic.tools.book.prices import (
-    FLOORS_SHARE,
-    AnyRun,
-    GdpPrices,
-    MenuPrices,
-    in_words,
 )
 from jaxdp_episodic.tools.book.storage import BookError, Rows, Storage, shown
 

@@ -1,6 +1,6 @@
 """The command line; `program.COMMANDS` lists the commands."""
 
-from jaxdp_episodic.tools.cli.process import keep_compiled_kernels, use_all_cores
+from jaxdp_episodic.tools.cli.command import keep_compiled_kernels, use_all_cores
 from jaxdp_episodic.tools.cli.program import main, run
 
 __all__ = ["keep_compiled_kernels", "main", "run", "use_all_cores"]

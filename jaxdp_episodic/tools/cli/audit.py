@@ -15,6 +15,7 @@ from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.cli.command import (
+    PROGRAM,
     Command,
     Floats,
     Folder,
@@ -24,9 +25,9 @@ from jaxdp_episodic.tools.cli.command import (
     TomlFile,
     Whole,
     option,
+    use_all_cores,
 )
-from jaxdp_episodic.tools.cli.process import PROGRAM, use_all_cores
-from jaxdp_episodic.tools.plots.audit import plot_audit
+from jaxdp_episodic.tools.plots.figures import plot_audit
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.trainer.audit.report import (
     AuditRow,

@@ -23,8 +23,12 @@ from jaxdp_episodic.tools.book.book import (
     create_menu_book,
     read_book,
 )
-from jaxdp_episodic.tools.book.content import BookContent, BookTerms
-from jaxdp_episodic.tools.book.prices import GdpPrices, in_words
+from jaxdp_episodic.tools.book.content import (
+    BookContent,
+    BookTerms,
+    GdpPrices,
+    in_words,
+)
 from jaxdp_episodic.tools.book.storage import shown
 from jaxdp_episodic.tools.cli.command import (
     Command,
@@ -38,7 +42,7 @@ from jaxdp_episodic.tools.cli.command import (
     option,
     waiting,
 )
-from jaxdp_episodic.tools.plots.book import draw_book
+from jaxdp_episodic.tools.plots.figures import draw_book
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.trainer.config.training_config import read_config
 

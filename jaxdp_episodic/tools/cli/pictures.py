@@ -18,6 +18,7 @@ from rich.console import Console
 from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.files.atomic import write_atomically
 from jaxdp_episodic.tools.cli.command import (
+    PROGRAM,
     Command,
     File,
     Floats,
@@ -31,7 +32,6 @@ from jaxdp_episodic.tools.cli.command import (
     reason,
     waiting,
 )
-from jaxdp_episodic.tools.cli.process import PROGRAM
 from jaxdp_episodic.tools.explore.questions import start
 from jaxdp_episodic.tools.explore.server import serve
 from jaxdp_episodic.tools.plots.curve import plot_curve, summary
@@ -43,13 +43,13 @@ from jaxdp_episodic.tools.requests.request import (
     steps_of,
 )
 from jaxdp_episodic.tools.sweep.description import read_sweep
-from jaxdp_episodic.tools.sweep.folder import saved_chunks
 from jaxdp_episodic.tools.sweep.run import (
     Outcome,
     RayEngine,
     collect,
     on_devices,
     run_sweep,
+    saved_chunks,
 )
 
 _Field = Annotated[Name, option("FIELD")]

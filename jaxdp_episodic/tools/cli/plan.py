@@ -1,16 +1,40 @@
-"""``jaxdp-episodic plan``: which design to run within privacy and compute."""
+"""``plan``, ``init`` and ``report``: designs, configs, and a run in plain words."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+import tempfile
+import tomllib
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union
 
 import numpy as np
+import tyro
 
-from jaxdp_episodic.files.atomic import write_atomically
-from jaxdp_episodic.files.toml_file import to_toml
-from jaxdp_episodic.tools.cli.command import Command, Folder, TomlFile, aligned
+from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.accountant.report.report import privacy_report, single_run
+from jaxdp_episodic.files.atomic import owner_only, write_atomically
+from jaxdp_episodic.files.toml_file import read_toml, to_toml
+from jaxdp_episodic.tools.cli.answers import caveats_on_ledger
+from jaxdp_episodic.tools.cli.command import (
+    PROGRAM,
+    USER_ERRORS,
+    Command,
+    File,
+    Floats,
+    Folder,
+    Name,
+    Names,
+    TomlFile,
+    Whole,
+    aligned,
+    facts,
+    option,
+    waiting,
+)
+from jaxdp_episodic.tools.plan.first_config import DELTA, EPSILON, Wishes, first_config
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.tools.plan.plan import (
     CONFIG,
@@ -21,10 +45,14 @@ from jaxdp_episodic.tools.plan.plan import (
     write_table,
 )
 from jaxdp_episodic.tools.plan.plan import Plan as Candidates
-from jaxdp_episodic.tools.plan.question import PlanDescription, read_plan
+from jaxdp_episodic.tools.plan.question import PlanDescription, plan_around, read_plan
+from jaxdp_episodic.tools.plan.source import described_source
 from jaxdp_episodic.tools.plots.plan import draw_plan
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.data.splits import SPLITS
+from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
+from jaxdp_episodic.tools.train.search_space import search_around
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.data.layouts import STORED
+from jaxdp_episodic.trainer.data.splits import SPLITS, TRAIN
 
 PICTURE = "plan.png"
 
@@ -158,3 +186,268 @@ def _table(plan: Candidates, draws: bool) -> list[str]:
         "the front of signal to noise, steps and episodes"
     )
     return [*aligned(rows, left=2), "", counts]
+
+
+_OF_SOURCE = ("owner", "size", "grey", "label", "features", "target", "rotations")
+_HELD_OUT = ("validation", "test")
+
+
+@dataclass
+class Init(Command):
+    """The command ``init``."""
+
+    #: The data: a folder with a folder of images for each class, a folder of Omniglot
+    #: or mini-ImageNet, an .npz, .csv or .parquet file, or a folder that `data import`
+    #: wrote.
+    source: Annotated[tyro.conf.Positional[Path], option("SOURCE")]
+    #: The config to write. The file must not exist yet.
+    out: Annotated[Path, option("FILE.toml")] = Path("train.toml")
+    #: Target epsilon.
+    epsilon: Floats = EPSILON
+    #: Target delta.
+    delta: Floats = DELTA
+    #: Protected unit: "example" (the default), "class" (or the column of tasks),
+    #: or "person", which needs --owner.
+    unit: Name = None
+    #: How neighbouring data sets differ. add_remove: one unit is added or removed.
+    #: zero_out: one slot of a public number of slots is emptied or filled. Default:
+    #: zero_out if at least a third of all episodes would draw no empty slot.
+    relation: Annotated[
+        Union[Literal["add_remove", "zero_out"], None],  # noqa: UP007
+        option("NAME", may_lack=True),
+    ] = None
+    #: Public bound on the examples of a class: a lower bound for add_remove, an upper
+    #: bound for zero_out. Default: counted in the data, and marked as private.
+    population: Whole = None
+    #: Classes per episode. Default: 5, or fewer if the data have too few classes.
+    ways: Whole = None
+    #: Labelled examples per class. Default: 1, or 4 where numbers are predicted.
+    shots: Whole = None
+    #: Height and width of the images after scaling, in pixels. Default: 28.
+    size: Whole = None
+    #: Convert images to grey. Without it, they are read in grey if a sample of them
+    #: has no colour.
+    grey: bool = False
+    #: Turn each class into four by rotating its images. An example is protected
+    #: together with its rotations.
+    rotations: bool = False
+    #: Who owns an example: the name of a column or array, or a regular expression with
+    #: one group that is matched to file names.
+    owner: Name = None
+    #: Table column with the class, or with --target the task. Default: a column whose
+    #: values repeat.
+    label: Name = None
+    #: Table columns with numbers to use as features. Default: all numeric columns that
+    #: have no other role.
+    features: Names = ()
+    #: Table column with numbers to predict. Default: classes are predicted.
+    target: Name = None
+    #: Data for validation, in a format of SOURCE. Default: a share of its classes.
+    validation: File = None
+    #: Data for the test. Default: another share of the classes of SOURCE.
+    test: File = None
+    #: Also write a file for `plan`, with the same data and target.
+    plan: File = None
+    #: Also write a file for `tune`, with a search around this config.
+    tune: File = None
+    #: Keep training examples that are in held-out data, too, and choose no stage by
+    #: these. Without it, such examples are left out of training.
+    keep_duplicates: bool = False
+
+    def _lines(self) -> list[str]:
+        files = {"out": self.out, "plan": self.plan, "tune": self.tune}
+        for name, path in files.items():
+            if path is not None and path.exists():
+                raise FileExistsError(f"{path} exists; name another file by --{name}")
+        options = {  # 0 and "" are given, too, and refused by name
+            name: value
+            for name in (*_OF_SOURCE, *_HELD_OUT)
+            if not ((value := getattr(self, name)) is None or value is False)
+            and value != ()
+        }
+        how = {"ways": self.ways, "keep_duplicates": self.keep_duplicates}
+        source = described_source(self.source, self.out, **how, **options)
+        wishes = {field.name: getattr(self, field.name) for field in fields(Wishes)}
+        text, said = first_config(source, Wishes(**wishes))
+        with waiting("checking it as training would (all data are read)"):
+            config = _check(text, self.out.parent)
+        written = {self.out: text} | self._beside(config, tomllib.loads(text))
+        for path, content in written.items():
+            with open(path, "x", encoding="utf-8", opener=owner_only) as file:
+                file.write(content)  # it holds private numbers
+        rows = {"source": f"{self.source} ({source.layout})"}
+        for split, part in source.parts.items():
+            units = (f"{name} {number:,}" for name, number in part.num_units.items())
+            rows[split] = ", ".join(units)
+        if set(source.parts) == {TRAIN}:
+            too_few = source.notes.get("held out")
+            rows["held out"] = too_few or _nothing_held_out(source.layout)
+        for key in ("label", "groups", "features"):
+            if key in source.notes:
+                names = source.table[key]
+                shown = names if isinstance(names, str) else ", ".join(names)
+                rows[key] = f"{shown} ({source.notes[key]})"
+        next_one = f"{PROGRAM} train {shlex.quote(str(self.out))} --out runs/1"
+        last = {
+            "written": f"{', '.join(map(str, written))}; read the comments, then",
+            "next": next_one,
+        }
+        return [*facts(rows, 10), *said, *facts(last, 10)]
+
+    def _beside(self, config: TrainingConfig, table: dict[str, Any]) -> dict[Path, str]:
+        """The files of `plan` and `tune` for the same data, if they are asked for."""
+        base, found = self.out.parent, {}
+        if self.plan is not None:
+            asked = relocated(plan_around(config, table), base)
+            text = to_toml(asked)
+            found[self.plan] = (
+                f"# For `{PROGRAM} plan {self.plan} --out DIR`.\n\n{text}"
+            )
+        if self.tune is not None:
+            if config.evaluation is None:
+                raise ValueError(
+                    "--tune needs held-out data, on which runs are compared; give them "
+                    "by --validation PATH"
+                )
+            search = search_around(relocated(table, base))
+            note = "runs are compared on held-out data: state true if they are public"
+            text = to_toml(search, {"held_out_is_public": note})
+            found[self.tune] = (
+                f"# For `{PROGRAM} tune {self.tune} --out DIR`.\n\n{text}"
+            )
+        return found
+
+
+def _nothing_held_out(layout: str) -> str:
+    """What follows if no data are held out, and what would have a part held out."""
+    give = (
+        "give the classes names (an array 'classes' or 'labels'), or paths of other "
+        "data as validation and test under [data], and an [evaluation]"
+    )
+    if layout == STORED:
+        give = "import the data with --validation and --test"
+    return (
+        "nothing, so nothing is chosen and nothing is scored: the last stage is "
+        f"released even if it is worse than the features; {give}"
+    )
+
+
+def _check(text: str, base: Path) -> TrainingConfig:
+    """Returns a config that training would take; refuses any other."""
+    # Imported here: Flax costs a second, which no help should pay.
+    from jaxdp_episodic.trainer.run.assemble import checked_run
+
+    table = {"type": "TrainingConfig", **tomllib.loads(text)}
+    try:
+        config = TrainingConfig.from_dict(table, where="config")
+        checked_run(config, base)
+    except USER_ERRORS as error:
+        raise ValueError(
+            f"nothing is written, as training would refuse it: {error}; change the "
+            "data or the options (--population, --relation, --shots, --ways, --unit, "
+            "--epsilon)"
+        ) from error
+    return config
+
+
+@dataclass
+class Report(Command):
+    """The command ``report``."""
+
+    #: A request, as for `epsilon`; or a run, as for `train`, whose data are read; or a
+    #: plan, as for `plan`: then the report is on the recommended run; or the folder of
+    #: a run that was trained: then it is on what was charged.
+    file: TomlFile
+
+    def _lines(self) -> list[str]:
+        if self.file.is_dir() or self.file.suffix in (".sqlite", ".jsonl"):
+            with waiting():
+                return [_of_run(self.file)]
+        keys = read_toml(self.file).keys()
+        with waiting():
+            if "episode" in keys:  # a plan
+                return [_of_plan(self.file)]
+            if "learner" in keys:  # a run
+                return [_of_config(read_config(self.file), self.file.parent)]
+            return [_of_request(read_request(self.file, EpsilonRequest))]
+
+
+def _of_request(request: EpsilonRequest) -> str:
+    if request.delta is None:
+        raise ValueError("a report needs a delta, got a request with an epsilon")
+    step: Any = request.planned("report")
+    run = single_run(step, request.num_steps)
+    delta = np.asarray(request.delta)
+    return report_in_words(privacy_report(run, delta=delta, method=request.method), run)
+
+
+def _of_run(path: Path) -> str:
+    content = read_ledger(path)
+    notes = [f"{content.charged:,} steps are charged.", *caveats_on_ledger(content)]
+    budget = content.adaptive_taken
+    if budget is not None:
+        return adaptive_in_words(budget, notes)
+    run = single_run(*content.run_charged())
+    report = privacy_report(run, delta=np.asarray(content.delta))
+    return "\n".join([report_in_words(report, run), "", *(f"* {t}" for t in notes)])
+
+
+def _of_plan(file: Path) -> str:
+    description = read_plan(file)
+    for table in ("data", "train"):
+        if getattr(description, table) is None:
+            raise ValueError(
+                f"a plan without the table {table} recommends no run to report on"
+            )
+    with tempfile.TemporaryDirectory() as folder:
+        said = planned(description, file.parent, Path(folder))
+        config = Path(folder, CONFIG)
+        if not config.exists():
+            why = [line for line in said if line.startswith("no config")]
+            raise ValueError("; ".join(["a plan recommends no run here", *why]))
+        return _of_config(read_config(config), config.parent)
+
+
+def _of_config(config: TrainingConfig, base: Path) -> str:
+    """The words of a run before it begins, if training would begin it."""
+    # Imported here: Flax costs a second, which a request should not pay.
+    from jaxdp_episodic.trainer.run.assemble import (
+        Tables,
+        adaptive_plan_of,
+        checked_run,
+    )
+    from jaxdp_episodic.trainer.run.report import (
+        adaptive_methods,
+        bounded,
+        opening,
+        people_of,
+        report_of_budget,
+    )
+
+    checks: dict[str, Any] = {}
+    trainer: Any = None
+    budget: Any
+    if config.adaptive is not None:
+        tables = Tables(config, base, keeps_features=False)
+        _, truncation = config.training_data(base)
+        budget, checks = adaptive_plan_of(config, tables)
+    else:
+        trainer, tables = checked_run(config, base)
+        budget, truncation = trainer.budget, tables.truncation
+    lines = opening(is_private=budget.is_private, is_seeded=config.seed is not None)
+    if not budget.is_private:
+        return "\n".join(lines)
+    bounds = [] if truncation is None else [bounded(truncation, for_release=False)]
+    if trainer is None:
+        fixed = [name for name, check in checks.items() if check.fixed]
+        said = adaptive_methods(budget, config.noise, fixed, config.clipping)
+        return "\n".join([*lines[2:], adaptive_in_words(budget, [*said, *bounds])])
+    people = people_of(trainer.data, str(budget.step.privacy_unit))
+    report, run = report_of_budget(
+        budget,
+        budget.num_steps,
+        people,
+        has_default_normalizer=config.normalizer is None and budget.takes_steps,
+    )
+    words = "\n\n".join([report_in_words(report, run, people), *bounds])
+    return "\n".join([*lines[2:], words])

@@ -20,13 +20,11 @@ import tyro
 from jaxdp_episodic import _validation
 from jaxdp_episodic.tools.cli.command import (
     INTERRUPTED,
+    PROGRAM,
     TERMINATED,
     USER_ERROR,
-    complain,
-)
-from jaxdp_episodic.tools.cli.process import (
-    PROGRAM,
     Terminated,
+    complain,
     end_process,
     keep_compiled_kernels,
 )
@@ -38,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Compute the privacy cost of a run: epsilon at a delta, or the reverse.",
     ),
     "report": (
-        "report",
+        "plan",
         "Explain what a run protects, how strongly, and under which conditions.",
     ),
     "calibrate": (
@@ -71,7 +69,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Import data into a folder that training reads from disk, or check one.",
     ),
     "init": (
-        "init",
+        "plan",
         "Read data and write a commented config that runs without edits. Nothing is "
         "trained or released. The config marks numbers that were counted in the data: "
         "they are private unless they were public before.",
@@ -91,7 +89,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "best, and account for the choice.",
     ),
     "predict": (
-        "predict",
+        "train",
         "Predict the class or the value of examples with the release of a run.",
     ),
     "book": (

@@ -20,7 +20,6 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
-from jaxdp_episodic.tools.plan.designs import POISSON, Design, possible_designs
 from jaxdp_episodic.tools.plan.pipelines import (
     Pipeline,
     noise_of_one,
@@ -28,12 +27,15 @@ from jaxdp_episodic.tools.plan.pipelines import (
     recommended_pipeline,
 )
 from jaxdp_episodic.tools.plan.plan import (
+    POISSON,
+    Design,
     Plan,
     advice,
     calibrated_noise,
     complete_contributions,
     config_around,
     make_plan,
+    possible_designs,
     training_config,
 )
 from jaxdp_episodic.tools.plan.question import (

@@ -28,12 +28,18 @@ from jaxdp_episodic.accountant.describe.spec import (
     set_positive,
 )
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.tools.plan.designs import SCHEMES
 from jaxdp_episodic.tools.requests.request import read_population
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource
 
+# Ways to draw the episodes of a step.
+POISSON = "poisson"
+EPOCHS = "epochs"
+FIXED = "without replacement"
+INDEPENDENT = "independent"
+BLOCKS = "blocks"
+SCHEMES = (POISSON, EPOCHS, FIXED, INDEPENDENT, BLOCKS)
 _MAX_SIZES = 100  # numbers of examples to try; each is a search of its own
 # Of a training config; the table ``train`` must leave them out.
 _SET_BY_PLAN = ("epsilon", "delta", "num_steps", "step", "data")

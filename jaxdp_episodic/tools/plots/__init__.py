@@ -1,4 +1,4 @@
 """Every picture.
 
-Doors: `audit`, `book`, `curve`, `pictures`, `plan`, `run`.
+Doors: `curve`, `figures`, `pictures`, `plan`, `run`.
 """

@@ -1,8 +1,9 @@
-"""What all pictures share: matplotlib, the file, words for numbers, and scales."""
+"""What all pictures share, and the pictures of an audit and of a book."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,89 @@ def front_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     best = np.minimum.accumulate(y[order])
     first = np.concatenate([[True], best[1:] < best[:-1]])
     return order[first & np.isfinite(x[order]) & np.isfinite(y[order])]
+
+
+_TIP_RIGHT = 5  # matplotlib's triangle whose tip, not its middle, is at the value
+
+
+def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> None:
+    """Draws claimed and audited epsilons, a line a row: at least one `AuditRow`."""
+    path = check_suffix(path)
+    if not rows:
+        raise ValueError("rows must not be empty")
+    figure = new_figure(9.0, 1.7 + 0.42 * len(rows))
+    axes = figure.add_subplot()
+    heights = np.arange(len(rows))[::-1]
+    exact = np.array([row.claimed_exact for row in rows])
+    rdp = np.array([row.claimed_rdp for row in rows], float)
+    audited = np.array([row.audited for row in rows])
+    axes.hlines(heights, audited, exact, color="#bbbbbb", lw=2, zorder=1)
+    style: dict[str, Any] = {"marker": _TIP_RIGHT, "ls": "", "color": BLUE, "ms": 7}
+    axes.plot(audited, heights, label="audited (lower bound)", **style)
+    axes.plot(exact, heights, "|", color="black", ms=13, mew=2, label="claimed, exact")
+    if not np.isnan(rdp).all():
+        style = {"color": VERMILION, "ms": 6, "mew": 1.6}
+        axes.plot(rdp, heights, "x", label="claimed, RDP", **style)
+    labels = [f"{row.name}\n{row.attacker}, delta {row.delta:g}" for row in rows]
+    axes.set_yticks(heights, labels, fontsize=8)
+    axes.set_xlabel("epsilon (nats)")
+    # A little room for the marks of audits that showed nothing.
+    axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    plain(axes, grid="x")
+    if title:
+        axes.set_title(title, fontsize=11, loc="left", pad=26)  # above the legend
+    where: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
+    axes.legend(frameon=False, fontsize=8, ncols=3, **where)
+    save(figure, path)
+
+
+# Colours of neighbouring runs; more than so many are not named one by one.
+_COLORS = (BLUE, "#56b4e9", VERMILION, "#f0c000", "#009e73", "#cc79a7")
+_MOST_NAMED = 18
+_HATCHES = ("", "//", "..")
+_MOST_LETTERS = 30  # of a name: three stand side by side
+
+
+def draw_book(
+    totals: Sequence[tuple[str, float, float]],
+    runs: Sequence[tuple[str, Sequence[float]]],
+    path: str | Path,
+    *,
+    title: str = "",
+) -> None:
+    """Draws a bar for each currency, and in it what each run took."""
+    path = check_suffix(path)
+    rows = len(totals)
+    legend = min(len(runs), _MOST_NAMED + 1)
+    figure = new_figure(9.0, 1.5 + 0.55 * rows + 0.22 * ((legend + 2) // 3))
+    axes = figure.add_subplot()
+    heights = range(rows - 1, -1, -1)
+    axes.barh(heights, [100.0] * rows, 0.55, color="white", edgecolor="#7f7f7f")
+    at = [0.0] * rows
+    for index, (name, took) in enumerate(runs):
+        shares = [100 * v / t for v, (_, _, t) in zip(took, totals, strict=True)]
+        if index == _MOST_NAMED:
+            name = f"and {len(runs) - _MOST_NAMED:,} more"
+        style: dict[str, Any] = {
+            "color": _COLORS[index % len(_COLORS)],
+            "hatch": _HATCHES[index // len(_COLORS) % len(_HATCHES)],
+            "label": _short(name) if index <= _MOST_NAMED else None,
+        }
+        axes.barh(heights, shares, 0.55, left=at, edgecolor="white", lw=0.4, **style)
+        at = [a + share for a, share in zip(at, shares, strict=True)]
+    labels = [f"{name}\n{spent:.3g} of {total:.3g}" for name, spent, total in totals]
+    axes.set_yticks(list(heights), labels, fontsize=9)
+    axes.set_xlabel("% of the budget spent (white: left)")
+    axes.set_xlim(0, 102)
+    plain(axes, grid="x")
+    if title:
+        axes.set_title(title, fontsize=11, loc="left")
+    if runs:
+        where: dict[str, Any] = {"loc": "outside lower center", "ncols": 3}
+        figure.legend(frameon=False, fontsize=9, **where)
+    save(figure, path)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MOST_LETTERS else name[: _MOST_LETTERS - 1] + "…"

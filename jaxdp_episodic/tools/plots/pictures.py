@@ -28,9 +28,14 @@ from jaxdp_episodic.tools.plots.figures import (
     save,
     scale_axis,
 )
-from jaxdp_episodic.tools.sweep.description import QUANTITIES, described_grid
-from jaxdp_episodic.tools.sweep.folder import SweepFolder, read_columns, read_manifest
-from jaxdp_episodic.tools.sweep.grid import METHOD, QUANTITY, Grid
+from jaxdp_episodic.tools.sweep.description import (
+    METHOD,
+    QUANTITIES,
+    QUANTITY,
+    Grid,
+    described_grid,
+)
+from jaxdp_episodic.tools.sweep.run import SweepFolder, read_columns, read_manifest
 
 KINDS = ("contours", "heatmap", "lines", "pareto")
 _MIN_MAP_VALUES = 6  # an axis with fewer values makes lines rather than a map

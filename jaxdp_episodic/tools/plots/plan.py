@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.step import STEP
-from jaxdp_episodic.tools.plan.designs import (
+from jaxdp_episodic.tools.plan.plan import (
     BLOCKS,
     EPOCHS,
     FIXED,
     INDEPENDENT,
     POISSON,
+    Plan,
 )
-from jaxdp_episodic.tools.plan.plan import Plan
 from jaxdp_episodic.tools.plots.figures import (
     BLUE,
     DOTTED,

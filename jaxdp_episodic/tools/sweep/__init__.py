@@ -1,4 +1,4 @@
 """Grids of settings, evaluated chunk by chunk: grid file, shards, table, pictures.
 
-Doors: `description`, `folder`, `grid`, `run`.
+Doors: `description`, `run`.
 """

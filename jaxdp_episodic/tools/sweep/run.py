@@ -1,19 +1,28 @@
-"""Runs a sweep: an engine (this machine's devices, Ray) evaluates numbered chunks.
+"""The folder of a sweep, and how it is run: an engine evaluates numbered chunks.
 
-An engine yields results in any order, failures included; closing it stops it. All
-arrays of a chunk have one shape everywhere, so its bytes depend on no device.
+An engine (this machine's devices, Ray) yields results in any order, failures included;
+closing it stops it. Arrays of a chunk have one shape everywhere, so its bytes depend
+on no device.
+
+DIR/manifest.json       what the sweep is; refuses another one
+DIR/shards/00000012     the answers of chunk 12
+DIR/table.parquet       everything, once all shards are there (or table.npz)
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import importlib.metadata
+import importlib.util
 import itertools
+import json
 import os
 import queue
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +35,353 @@ from rich.console import Console
 from jaxdp_episodic import _validation
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant._engine import asking_together
-from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
+from jaxdp_episodic.files.archive import array_batches
+from jaxdp_episodic.files.atomic import TEMPORARY, atomic_path, write_atomically
+from jaxdp_episodic.files.json_file import differences, read_json
+from jaxdp_episodic.files.optional import require, require_pyarrow
+from jaxdp_episodic.files.parquet_file import record_batches
 from jaxdp_episodic.tools.requests.request import EpsilonRequest
-from jaxdp_episodic.tools.sweep.description import Sweep
-from jaxdp_episodic.tools.sweep.folder import (
-    INFO,
-    SweepFolder,
-    chunk_range,
-    have_info,
-    write_table,
+from jaxdp_episodic.tools.sweep.description import (
+    METHOD,
+    QUANTITY,
+    WORD_FIELDS,
+    Sweep,
+    described_grid,
+    description_hash,
 )
-from jaxdp_episodic.tools.sweep.grid import METHOD, QUANTITY
+
+MANIFEST = "manifest.json"
+SHARDS = "shards"
+PARQUET = "table.parquet"
+NPZ = "table.npz"
+VALUE = "value"
+"""The answers' column where several quantities are asked for."""
+
+INFO = ("error", "is_certified_bound")
+"""Columns where an answer is known to be more than a bound: fields of `PrivacyInfo`.
+
+Calibrated values have no error of their own (NaN)."""
+
+_VERSION = 1  # of the manifest
+_LIBRARIES = ("jaxdp-episodic", "jax", "jaxlib", "numpy")  # whose versions it has
+# A shard: this, the sweep's hash and the chunk's number, the SHA-256 of the
+# answers, the answers as little-endian float64, row after row.
+_MAGIC = b"jaxdp-episodic sweep shard 1\n"
+_DIGEST_BYTES = 32  # of SHA-256
+_MAX_MANIFEST_BYTES = 2**30  # its axes may list ten million values each
+_MAX_CHUNK = 2**30  # settings, far more than any sweep makes
+
+
+def answer_columns(description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the columns that are computed, of a `Sweep.description`."""
+    words = {axis["field"]: axis.get("values") for axis in description["axes"]}
+    quantities = words.get(QUANTITY) or [description[QUANTITY]]
+    methods = words.get(METHOD) or [description[METHOD]]
+    name = VALUE if QUANTITY in words else description[QUANTITY]
+    return (name, *INFO) if have_info(quantities, methods) else (name,)
+
+
+def have_info(quantities: Sequence[str], methods: Sequence[str]) -> bool:
+    """Returns whether the columns of `INFO` are computed."""
+    evaluated = any(quantity in ("epsilon", "delta") for quantity in quantities)
+    return evaluated and any(method != "rdp" for method in methods)
+
+
+def chunk_range(number: int, size: int, chunk_size: int) -> tuple[int, int]:
+    """Returns the first setting of a chunk, and the one after its last."""
+    start = number * chunk_size
+    return start, min(start + chunk_size, size)
+
+
+class SweepFolder:
+    """Where a sweep is kept, as its manifest says."""
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+        self.size: int = manifest["num_settings"]
+        self.chunk_size: int = manifest["chunk_size"]
+        self.num_chunks = -(-self.size // self.chunk_size)
+        self.columns = answer_columns(manifest["sweep"])  # names of the answers'
+
+    @classmethod
+    def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
+        """Returns the folder for a sweep, made if missing."""
+        wanted = _manifest(sweep)
+        file = path / MANIFEST
+        if file.exists():
+            _check_same(path, read_manifest(path), wanted)
+        else:
+            _refuse_foreign(path)
+            path.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(wanted, indent=1, sort_keys=True) + "\n"
+            write_atomically(file, text)
+        (path / SHARDS).mkdir(exist_ok=True)
+        if (path / SHARDS).is_symlink():
+            raise ValueError(f"{path / SHARDS} must not be a link")
+        return cls(path, wanted)
+
+    @property
+    def table(self) -> Path | None:
+        """The finished table, or None."""
+        tables = (self.path / name for name in (PARQUET, NPZ))
+        return next((path for path in tables if path.exists()), None)
+
+    def shard(self, number: int) -> Path:
+        """Returns the path of one chunk's shard."""
+        return self.path / SHARDS / f"{number:08d}"
+
+    def range_of(self, number: int) -> tuple[int, int]:
+        """Returns the first setting of a chunk, and the one after its last."""
+        return chunk_range(number, self.size, self.chunk_size)
+
+    def save(self, number: int, answers: np.ndarray) -> None:
+        """Saves the answers (n, k) of one chunk, all or nothing."""
+        payload = np.ascontiguousarray(answers, "<f8").tobytes()
+        header = self._header(number) + hashlib.sha256(payload).digest()
+        try:
+            write_atomically(self.shard(number), header + payload)
+        except FileNotFoundError:
+            # Another process has made the table meanwhile, and removed the shards.
+            if self.table is None:
+                raise
+
+    def load(self, number: int) -> np.ndarray | None:
+        """Returns the answers (n, k) of a chunk, or None if they are not whole."""
+        (start, stop), width = self.range_of(number), len(self.columns)
+        header, size = self._header(number), 8 * width * (stop - start)
+        shard, begin = self.shard(number), len(header) + _DIGEST_BYTES
+        try:
+            if shard.stat().st_size != begin + size:
+                return None
+            data = shard.read_bytes()
+        except FileNotFoundError:
+            return None
+        if data[:begin] != header + hashlib.sha256(data[begin:]).digest():
+            return None
+        return np.frombuffer(data[begin:], "<f8").reshape(-1, width)
+
+    def missing(self, numbers: range) -> list[int]:
+        """Returns which of some chunks are not there whole; the others are checked."""
+        there = {name for name in os.listdir(self.path / SHARDS) if name.isdigit()}
+        return [
+            number
+            for number in numbers
+            if f"{number:08d}" not in there or self.load(number) is None
+        ]
+
+    def remove_shards(self) -> None:
+        """Removes the shards, and what killed writers have left, once all is done."""
+        shards = self.path / SHARDS
+        if shards.is_symlink():
+            raise ValueError(f"{shards} must not be a link")
+        for folder in (shards, self.path):
+            for file in folder.iterdir() if folder.is_dir() else ():
+                is_shard = folder == shards and file.name.isdecimal()
+                if is_shard or TEMPORARY in file.name:
+                    file.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if not any(shards.iterdir()):
+                shards.rmdir()
+
+    def _header(self, number: int) -> bytes:
+        return _MAGIC + f"{self.manifest['hash']} {number:08d}\n".encode()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Returns the manifest of a sweep's folder."""
+    file = path / MANIFEST
+    try:
+        manifest = read_json(file, max_bytes=_MAX_MANIFEST_BYTES)
+        _check_manifest(manifest)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{path} holds no sweep: it has no {MANIFEST}"
+        ) from None
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ValueError(f"{file} is not the manifest of a sweep: {error}") from None
+    return manifest
+
+
+def _check_manifest(manifest: Any) -> None:
+    """Refuses what was not written here, or has been edited since."""
+    if not isinstance(manifest, dict):
+        raise TypeError(f"must be an object, got {_validation.shown(manifest)}")
+    refuse_hostile("manifest", manifest)
+    version, kind = manifest.get("version"), manifest.get("kind")
+    if type(version) is not int or version != _VERSION or kind != "sweep":
+        raise ValueError(f"version {_validation.shown(version)} is not known")
+    for key in ("sweep", "versions"):
+        if not isinstance(manifest.get(key), dict):
+            raise ValueError(f"missing key {key!r}, or no table")
+    identity = {key: manifest.get(key) for key in ("sweep", "chunk_size", "versions")}
+    if manifest.get("hash") != description_hash(identity):
+        raise ValueError("its hash is not that of what it says: it was edited")
+    chunk = manifest["chunk_size"]
+    if type(chunk) is not int or not 1 <= chunk <= _MAX_CHUNK:
+        raise ValueError(f"chunk_size must be a whole number, got {chunk!r}")
+    size = described_grid(manifest["sweep"]).size
+    if manifest.get("num_settings") != size:
+        raise ValueError(f"num_settings must be {size}, as of its axes")
+
+
+def saved_chunks(path: Path) -> tuple[int, int] | None:
+    """Returns how many shards a folder has, of how many; None if it holds no sweep."""
+    try:
+        folder = SweepFolder(path, read_manifest(path))
+        names = [file.name for file in (path / SHARDS).iterdir()]
+    except (OSError, ValueError):
+        return None
+    return sum(name.isdigit() for name in names), folder.num_chunks
+
+
+def _manifest(sweep: Sweep) -> dict[str, Any]:
+    """What the folder of a sweep says about it."""
+    identity = {
+        "sweep": sweep.description(),
+        "chunk_size": sweep.chunk_size,
+        "versions": {name: _version_of(name) for name in _LIBRARIES},
+    }
+    return {
+        "version": _VERSION,
+        "kind": "sweep",
+        **json.loads(json.dumps(identity)),  # lists in place of tuples, as when read
+        "num_settings": sweep.grid.size,
+        "hash": description_hash(identity),
+    }
+
+
+def _version_of(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"  # run from its sources
+
+
+def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuses the folder of another sweep, and says what differs."""
+    if old["hash"] == new["hash"]:
+        return
+    found = differences(old, new, "there", "now")
+    shown = [
+        f"{name.removeprefix('sweep.')}: {words}"
+        for name, words in found.items()
+        if name not in ("hash", "num_settings")
+    ]
+    raise ValueError(
+        f"{path} holds another sweep; name another folder, or change back "
+        + "; ".join(shown[:5])
+        + "; ..." * (len(shown) > 5)
+    )
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuses a folder with other things in it; a killed start leaves none."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise NotADirectoryError(f"{path} is not a folder")
+    others = [f.name for f in path.iterdir() if TEMPORARY not in f.name]
+    if others:
+        raise FileExistsError(
+            f"{path} is not empty and holds no sweep; name another folder "
+            f"(there is {others[0]!r})"
+        )
+
+
+# NumPy's kinds of columns of numbers, and of words: its own, or Arrow's as objects.
+_KINDS_OF = ("iufb", "UO")
+_BLOCK = 1 << 20  # settings in memory at a time, and a row group of the Parquet file
+
+
+def write_table(folder: SweepFolder) -> Path:
+    """Makes the table of all shards, which must be there; returns its path."""
+    has_pyarrow = importlib.util.find_spec("pyarrow") is not None
+    path = folder.path / (PARQUET if has_pyarrow else NPZ)
+    try:
+        with atomic_path(path) as temporary:
+            if has_pyarrow:
+                _write_parquet(temporary, folder)
+            else:
+                blocks = list(_columns(folder))
+                columns: dict[str, Any] = {
+                    name: np.concatenate([block[name] for block in blocks])
+                    for name in blocks[0]
+                }
+                with open(temporary, "xb") as file:
+                    np.savez(file, **columns)
+    except ValueError:
+        # Another process has made it meanwhile; see `SweepFolder.save`.
+        if folder.table is None:
+            raise
+        return folder.table
+    return path
+
+
+def read_columns(
+    path: Path, names: Sequence[str], *, num_rows: int | None = None
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields some columns of a table, block after block, in the order of the rows."""
+    rows = 0
+    try:
+        for block in _blocks(path, names):
+            for name, column in block.items():
+                is_odd = column.dtype.kind not in _KINDS_OF[name in WORD_FIELDS]
+                if is_odd or column.shape != (next(iter(block.values())).size,):
+                    raise ValueError(f"column {name!r}")
+            rows += next(iter(block.values())).size
+            if num_rows is not None and rows > num_rows:
+                break
+            yield block
+        if num_rows not in (None, rows):
+            raise ValueError(f"it must have {num_rows:,} rows")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _blocks(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
+    if path.suffix == ".npz":
+        columns = [array_batches(path, name, axes=1, rows=_BLOCK) for name in names]
+        for blocks in zip(*columns, strict=True):
+            yield dict(zip(names, blocks, strict=True))
+        return
+    for batch in record_batches(path, names, _BLOCK):
+        columns = ((name, batch.column(name)) for name in names)
+        yield {n: np.asarray(c.to_numpy(zero_copy_only=False)) for n, c in columns}
+
+
+def _columns(folder: SweepFolder) -> Iterator[dict[str, np.ndarray]]:
+    """The table's columns, some chunks at a time."""
+    grid = described_grid(folder.manifest["sweep"])
+    kinds = {"num_steps": np.int64, "is_certified_bound": np.bool_}
+    at_a_time = max(1, _BLOCK // folder.chunk_size)
+    for first in range(0, folder.num_chunks, at_a_time):
+        parts = []
+        for number in range(first, min(first + at_a_time, folder.num_chunks)):
+            part = folder.load(number)
+            if part is None:
+                raise ValueError(f"{folder.shard(number)} is missing or damaged")
+            parts.append(part)
+        answers, (start, _) = np.concatenate(parts), folder.range_of(first)
+        yield grid.values(np.arange(start, start + len(answers))) | {
+            name: column.astype(kinds.get(name, np.float64))
+            for name, column in zip(folder.columns, answers.T, strict=True)
+        }
+
+
+def _write_parquet(path: Path, folder: SweepFolder) -> None:
+    pyarrow, parquet = require_pyarrow(purpose="a Parquet table")
+    writer = None
+    try:
+        for columns in _columns(folder):
+            table = pyarrow.table(columns)
+            if writer is None:
+                writer = parquet.ParquetWriter(path, table.schema, compression="zstd")
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+
 
 _CHUNKS_A_DEVICE = 2  # while one's answers are put together it works on the next
 # The same words for every chunk, so that they are printed once.

@@ -23,15 +23,13 @@ from jaxdp_episodic.accountant.questions.tuning import (
 )
 from jaxdp_episodic.files.atomic import atomic_folder, write_atomically
 from jaxdp_episodic.tools.book.book import Order, Paid, check_in, check_out
-from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name
-from jaxdp_episodic.tools.book.prices import price_of_search
+from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name, price_of_search
 from jaxdp_episodic.tools.train.booked import (
     Booking,
     PartOfSearch,
     protected_by,
 )
-from jaxdp_episodic.tools.train.result import RELEASE
-from jaxdp_episodic.tools.train.run import run_training
+from jaxdp_episodic.tools.train.run import RELEASE, run_training
 from jaxdp_episodic.tools.train.search_space import Search
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import all_processes

@@ -25,9 +25,9 @@ from jaxdp_episodic.tools.book.book import (
     read_book,
     read_receipt,
 )
-from jaxdp_episodic.tools.book.content import Protected
-from jaxdp_episodic.tools.book.prices import (
+from jaxdp_episodic.tools.book.content import (
     BookExhaustedError,
+    Protected,
     merged,
     price_of_search,
 )

@@ -465,8 +465,8 @@ from pathlib import Path
 import jaxdp_episodic
 before = set(sys.modules)
 import jaxdp_episodic.tools.cli
-from jaxdp_episodic.tools.cli import process, program
-process.keep_compiled_kernels()
+from jaxdp_episodic.tools.cli import command, program
+command.keep_compiled_kernels()
 arguments = sys.argv[1:]
 if arguments == ["--help"]:
     assert program.run(arguments) == 0

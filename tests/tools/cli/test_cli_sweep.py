@@ -4,7 +4,7 @@ import pytest
 
 from jaxdp_episodic.files import atomic
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.tools.sweep.folder import SHARDS
+from jaxdp_episodic.tools.sweep.run import SHARDS
 
 pytest.importorskip("matplotlib").use("Agg")
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jaxdp_episodic.tools.plan.measured import (
+from jaxdp_episodic.tools.plan.pipelines import (
     EPSILONS,
     MEASURED,
     NUMBERS,

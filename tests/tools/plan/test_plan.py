@@ -11,13 +11,13 @@ from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.cli import plan as plan_command
 from jaxdp_episodic.tools.cli.plan import Plan as PlanCommand
 from jaxdp_episodic.tools.cli.plan import relocated
-from jaxdp_episodic.tools.plan.designs import possible_designs
 from jaxdp_episodic.tools.plan.plan import (
     Candidates,
     advice,
     effective_steps,
     in_epochs,
     make_plan,
+    possible_designs,
     training_config,
 )
 from jaxdp_episodic.tools.plan.question import (

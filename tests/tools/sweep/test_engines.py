@@ -59,7 +59,7 @@ print(jax.local_device_count(), len(used))
 # In place of the accountant, whose kernels every device would compile for itself.
 QUICK = """
 import jax.numpy as jnp, numpy as np
-from jaxdp_episodic.tools.sweep.folder import chunk_range
+from jaxdp_episodic.tools.sweep.run import chunk_range
 
 def quick(sweep, number):
     start, stop = chunk_range(number, sweep.grid.size, sweep.chunk_size)

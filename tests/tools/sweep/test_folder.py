@@ -7,8 +7,13 @@ from importlib import metadata
 import pytest
 
 from jaxdp_episodic.files import atomic
-from jaxdp_episodic.tools.sweep.folder import MANIFEST, SweepFolder, saved_chunks
-from jaxdp_episodic.tools.sweep.run import evaluate_chunk, run_sweep
+from jaxdp_episodic.tools.sweep.run import (
+    MANIFEST,
+    SweepFolder,
+    evaluate_chunk,
+    run_sweep,
+    saved_chunks,
+)
 from sweep_runs import SWEEP, contents, no_work
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxdp_episodic.tools.sweep.grid import Axis, Grid
+from jaxdp_episodic.tools.sweep.description import Axis, Grid
 
 
 def test_the_product_counts_the_last_axis_fastest():

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from jaxdp_episodic.tools.sweep.folder import MANIFEST
-from jaxdp_episodic.tools.sweep.run import run_sweep
+from jaxdp_episodic.tools.sweep.run import MANIFEST, run_sweep
 from sweep_runs import SWEEP, contents, start
 
 pytestmark = [

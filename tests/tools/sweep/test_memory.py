@@ -19,7 +19,7 @@ import numpy as np
 from jaxdp_episodic.tools.plots.pictures import draw
 from jaxdp_episodic.tools.sweep import run as engines
 from jaxdp_episodic.tools.sweep.description import read_sweep
-from jaxdp_episodic.tools.sweep.folder import chunk_range
+from jaxdp_episodic.tools.sweep.run import chunk_range
 from jaxdp_episodic.tools.sweep.run import run_sweep
 
 def quick(sweep, number):

@@ -13,8 +13,7 @@ from jaxdp_episodic.tools.plots import figures, pictures
 from jaxdp_episodic.tools.plots.figures import front_of
 from jaxdp_episodic.tools.plots.pictures import SweepTable
 from jaxdp_episodic.tools.sweep.description import read_sweep
-from jaxdp_episodic.tools.sweep.folder import SweepFolder
-from jaxdp_episodic.tools.sweep.run import collect
+from jaxdp_episodic.tools.sweep.run import SweepFolder, collect
 
 pytest.importorskip("matplotlib").use("Agg")
 

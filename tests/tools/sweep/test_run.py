@@ -8,26 +8,23 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.files import atomic
 from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
-from jaxdp_episodic.tools.sweep import folder as table
 from jaxdp_episodic.tools.sweep import run as engines
-from jaxdp_episodic.tools.sweep.folder import (
+from jaxdp_episodic.tools.sweep.run import (
     MANIFEST,
     SHARDS,
-    SweepFolder,
-    saved_chunks,
-)
-from jaxdp_episodic.tools.sweep.run import (
     SweepError,
+    SweepFolder,
     collect,
     evaluate_chunk,
     run_sweep,
+    saved_chunks,
 )
 from sweep_runs import columns, contents, no_work
 
 
 @pytest.fixture
 def without_pyarrow(monkeypatch):
-    monkeypatch.setattr(table.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
 
 
 def test_the_table_has_every_setting(read, sweep_text, tmp_path):
@@ -60,7 +57,7 @@ def test_npz_without_pyarrow(read, sweep_text, tmp_path, without_pyarrow):
     run_sweep(read(sweep_text), tmp_path / "again")
     assert (tmp_path / "again/table.npz").read_bytes() == outcome.table.read_bytes()
     with pytest.raises(ValueError, match="damaged"):
-        list(table.read_columns(outcome.table, ["delta"]))
+        list(engines.read_columns(outcome.table, ["delta"]))
 
 
 EXACT = """

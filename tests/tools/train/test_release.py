@@ -67,7 +67,7 @@ def released(tmp_path, text):
 def _undrawn():
     """Pictures are private; one is drawn in `test_run`."""
     with pytest.MonkeyPatch.context() as patch:
-        result = "jaxdp_episodic.tools.train.result"
+        result = "jaxdp_episodic.tools.train.run"
         patch.setattr(f"{result}.draw_run", lambda *_, **__: None)
         patch.setattr(f"{result}.meaning_of", lambda _: "")
         yield

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from jaxdp_episodic.tools.plots.audit import plot_audit
+from jaxdp_episodic.tools.plots.figures import plot_audit
 from jaxdp_episodic.trainer.audit.bounds import EpsilonBound, Guesses, log_ratio_bound
 from jaxdp_episodic.trainer.audit.report import (
     AuditRow,

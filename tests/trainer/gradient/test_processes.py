@@ -13,7 +13,7 @@ import pytest
 
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.tools.cli.process import one_of_several
+from jaxdp_episodic.tools.cli.command import one_of_several
 from jaxdp_episodic.tools.train import search
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.gradient import private_gradient

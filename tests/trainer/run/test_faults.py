@@ -28,7 +28,7 @@ from PIL import Image
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.tools import cli
-from jaxdp_episodic.tools.cli.process import Terminated, ended_by_sigterm
+from jaxdp_episodic.tools.cli.command import Terminated, ended_by_sigterm
 from jaxdp_episodic.trainer.data.folders import load_class_folders
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.sampler import Draw

@@ -421,7 +421,7 @@ def _prices(
 
     def priced(asked: PlanRequest, design: Design) -> str:
         left = asked if pipeline is None else pipeline.left_for_steps(asked)
-        complete = complete_contributions(asked, tree, design, setting[0])
+        complete, _ = complete_contributions(asked, tree, design, setting[0])
         noise = calibrated_noise(left, tree, design, *setting)
         return f"noise {noise[0]:.4g}, {complete[0]:.3g} complete a step"
 

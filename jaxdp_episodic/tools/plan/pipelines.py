@@ -385,7 +385,7 @@ def _ratio_of_steps(description: PlanDescription, number: int) -> float:
         index = int(np.argmax(episodes * np.minimum(steps, MEASURED_STEPS)))
         asked = description.population, design, episodes[[index]]
         try:
-            complete = complete_contributions(request, *asked)
+            complete, _ = complete_contributions(request, *asked)
             noise = calibrated_noise(request, *asked, steps[[index]])
         except (ValueError, NotImplementedError):
             continue

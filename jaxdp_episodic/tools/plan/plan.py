@@ -343,13 +343,13 @@ def _candidates(
         coins = next((c for c in others if c.design.is_rival_of(design)), None)
         settings = episodes, steps
         episodes, steps, gain = in_epochs(request, population, design, coins, settings)
-    complete = complete_contributions(request, population, design, episodes)
-    some = complete * steps >= LEAST_IN_RUN
+    complete, most = complete_contributions(request, population, design, episodes)
+    some = most * steps >= LEAST_IN_RUN
     if not some.any():
         share = float(np.max(complete / episodes))
         better = _better(request, population, design, float(episodes[0]), share)
         raise ValueError(
-            f"{np.max(complete * steps):.2g} episodes in the run would be complete, "
+            f"about {np.max(complete * steps):.2g} episodes in the run are complete, "
             f"fewer than one{better}"
         )
     episodes, steps, complete = (a[some] for a in (episodes, steps, complete))
@@ -415,10 +415,10 @@ def calibrated_noise(
 
 def complete_contributions(
     request: PlanRequest, population: Population, design: Design, episodes: np.ndarray
-) -> np.ndarray:
-    """Returns how many contributions of a step are complete, on average; (n,)."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean number of complete contributions a step, and the most; (n,)."""
     if design.scheme == BLOCKS:
-        return episodes
+        return episodes, episodes
     numbers, place = np.unique(episodes, return_inverse=True)
     if design.clip_unit != STEP:  # what one episode draws does not depend on others
         numbers = numbers[-1:]
@@ -435,9 +435,11 @@ def complete_contributions(
             slots_of=level_of_slots(step),
         )
         found.append(sampler.complete_units(needs))
+    means = np.array([(units.complete, units.most) for units in found]).T
     if design.clip_unit == STEP:
-        return np.array([units.complete for units in found])[place]
-    return found[0].share * episodes
+        return means[0, place], means[1, place]
+    complete, most = means[:, 0] / found[0].drawn
+    return complete * episodes, most * episodes
 
 
 def recommended(worth: np.ndarray, total: np.ndarray) -> int:

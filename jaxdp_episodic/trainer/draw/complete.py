@@ -12,14 +12,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import gammaincinv
 
-# Clip units that are simulated: a share above .0008 is seen with probability 95 %. If
-# half of the first ones are complete, these are enough.
+# Clip units that are simulated. If half of the first ones are complete, these are
+# enough.
 _FIRST = 200
 _MOST = 4_000
 _MOST_DRAWS = 4_000
 _MOST_SLOTS = 2_000_000  # of all draws: some 0.3 s
-_UNSEEN = 3.0  # of a Poisson count with this mean 0 has probability 5 % (e^-3)
+_CONFIDENCE = 0.99  # of the upper bound of a mean, by its Poisson count
 SEED = 0  # of the simulated draws; none of a run's draws follows from it
 
 
@@ -28,7 +29,7 @@ class CompleteUnits(NamedTuple):
 
     complete: float  # mean number; an *estimate*
     drawn: float  # mean number
-    most: float  # the mean number is below this one with probability 95 %
+    most: float  # *upper bound* of the mean number at 99 % confidence
     is_seen: bool  # whether any was complete
 
     @property
@@ -62,9 +63,8 @@ def counted(
         is_clear = drawn >= _FIRST and 2 * complete >= drawn
         if is_clear or drawn >= enough or number >= _MOST_DRAWS:
             break
-    share, most = (
-        min(number / max(drawn, 1), 1.0) for number in (complete, complete + _UNSEEN)
-    )
+    largest = float(gammaincinv(complete + 1, _CONFIDENCE))
+    share, most = (min(n / max(drawn, 1), 1.0) for n in (complete, largest))
     return CompleteUnits(share * mean, mean, most * mean, complete > 0)
 
 

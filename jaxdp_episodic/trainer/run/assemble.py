@@ -54,7 +54,7 @@ from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
 from jaxdp_episodic.trainer.learners.untrained import as_they_are
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.adaptive_plan import AdaptivePlan, adaptive_plan
-from jaxdp_episodic.trainer.run.checks import check_held_out
+from jaxdp_episodic.trainer.run.checks import check_held_out, check_sizes
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.release import OWN
 from jaxdp_episodic.trainer.run.selection import choosing_split
@@ -224,6 +224,8 @@ class Tables:
         if split not in self._loaded:
             if split == TRAIN:
                 data, self.truncation = self._config.training_data(self.base)
+                # Sizes that do not fit are refused before a cache is written.
+                check_sizes(self._config.step_on(data.population), data)
                 self.examples = {
                     "example_shape": list(data.features.shape[1:]),
                     "dtype": str(data.features.dtype),

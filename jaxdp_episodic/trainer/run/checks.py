@@ -124,6 +124,13 @@ def sampler_of(
     )
 
 
+def check_sizes(step: GaussianStep, data: ExampleTable) -> None:
+    """Refuses data from which the step cannot be drawn as it is accounted."""
+    check_population(step, data)
+    check_owners(step, data)
+    sampler_of(step, data)
+
+
 def check_owners(step: GaussianStep, data: ExampleTable) -> None:
     """Refuses data without owners, beyond bounds, or of copies protected apart."""
     unit = str(step.privacy_unit)

@@ -215,6 +215,11 @@ def test_a_release_is_a_plain_network(public, tmp_path, train):
     images = np.random.default_rng(0).random((3, *release.example_shape), np.float32)
     embedded = stage.learner.embedding(stage.params, images)
     np.testing.assert_allclose(release.embed(images), embedded, atol=1e-5)
+    # What it predicts, against prototypes of the run's own embeddings.
+    apart = np.square(embedded[2:, None] - embedded[None, :2]).sum(axis=2)
+    scores = release.classify(images[:2], [0, 1], images[2:]).scores
+    odds = np.log(scores[:, 0]) - np.log(scores[:, 1])
+    np.testing.assert_allclose(odds, apart[:, 1] - apart[:, 0], atol=1e-4)
     assert len(result.trainer.run["settings"]["model"]["parameters"]) == 64  # a hash
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import NUM_WAVELETS, FeaturesConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
@@ -255,3 +255,12 @@ def test_wavelets_of_images():
         compiled_wavelets((28, 28))
     with pytest.raises(ValueError, match="at least 8 x 8"):
         compiled_wavelets((7, 28, 1))
+
+
+def test_sizes_that_do_not_fit_are_refused_before_a_cache_is_written(tmp_path):
+    text = TINY.replace("population = 20", "population = 21")
+    (tmp_path / "tiny.toml").write_text(text + '[features]\nkind = "wavelets"\n')
+    tables = Tables(read_config(tmp_path / "tiny.toml"), None, folder=tmp_path / "run")
+    with pytest.raises(ValueError, match="population"):
+        tables.load("train")
+    assert not (tmp_path / "run").exists()

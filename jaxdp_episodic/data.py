@@ -1,6 +1,6 @@
 """Data: tables of examples and the units they lie in, and where they come from.
 
-Doors: `folders`, `records`, `sources`, `stored`, `stored_features`, `table`.
+Doors: `folders`, `sources`, `stored`, `stored_features`, `table`.
 """
 
 from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
@@ -16,8 +16,7 @@ from jaxdp_episodic.trainer.data.folders import (
 )
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.people import Truncation, fitting_bounds, truncated
-from jaxdp_episodic.trainer.data.rotations import with_rotations
-from jaxdp_episodic.trainer.data.splits import ClassSplit
+from jaxdp_episodic.trainer.data.splits import ClassSplit, with_rotations
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table

@@ -24,7 +24,6 @@ from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import RunEndedError
 from jaxdp_episodic.trainer.learners.adapted import film
-from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.episode import (
     Episode,
     Learner,
@@ -35,6 +34,7 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.learners import (
     ANIL,
     MAML,
+    BayesianRegression,
     Classifier,
     ProtoNet,
     Supervised,
@@ -52,10 +52,10 @@ from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.evaluation import Evaluation, Score
 from jaxdp_episodic.trainer.run.ledger import RuleError
 from jaxdp_episodic.trainer.run.loading import load_parameters, load_release
+from jaxdp_episodic.trainer.run.release import Classified, Release
 from jaxdp_episodic.trainer.run.run_files import StepProgress
 from jaxdp_episodic.trainer.run.selection import Selection, Stage
 from jaxdp_episodic.trainer.run.trainer import Trainer
-from jaxdp_episodic.trainer.run.use import Classified, Release
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics

@@ -24,20 +24,17 @@ from jaxdp_episodic.tools.cli.command import (
     option,
 )
 from jaxdp_episodic.trainer.data.folders import (
-    image_records,
-    listed_classes,
-    listed_omniglot,
-    split_folders,
-)
-from jaxdp_episodic.trainer.data.layouts import (
     CLASSES,
     MINI_IMAGENET,
     NPZ,
     OMNIGLOT,
     PARQUET,
+    image_records,
+    listed_classes,
+    listed_omniglot,
     recognized,
+    split_folders,
 )
-from jaxdp_episodic.trainer.data.records import Records
 from jaxdp_episodic.trainer.data.sources import FileSource
 from jaxdp_episodic.trainer.data.splits import (
     SPLITS,
@@ -48,6 +45,7 @@ from jaxdp_episodic.trainer.data.splits import (
 )
 from jaxdp_episodic.trainer.data.stored import (
     Progress,
+    Records,
     load_stored,
     store,
     stored_splits,

@@ -51,7 +51,7 @@ from jaxdp_episodic.tools.plots.plan import draw_plan
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.tools.train.search_space import search_around
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
-from jaxdp_episodic.trainer.data.layouts import STORED
+from jaxdp_episodic.trainer.data.folders import STORED
 from jaxdp_episodic.trainer.data.splits import SPLITS, TRAIN
 
 PICTURE = "plan.png"

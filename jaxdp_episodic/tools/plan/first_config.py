@@ -55,7 +55,7 @@ from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE, WAVELETS
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.data.sources import SOURCES
 from jaxdp_episodic.trainer.data.splits import TRAIN, VALIDATION
-from jaxdp_episodic.trainer.run.contributions import LEAST_SHARE
+from jaxdp_episodic.trainer.run.checks import LEAST_SHARE
 
 EPSILON = 8.0
 DELTA = 1e-5
@@ -249,10 +249,9 @@ def _sizes(
     slots = wishes.population or most
     relation = wishes.relation
     if relation is None:
-        # The share of episodes that draw no empty slot, of classes drawn one by one.
         drawn = np.arange(min(size, slots))
         filled = np.maximum(sizes[:, None] - drawn, 0) / (slots - drawn)
-        share = float(np.prod(filled, axis=1).mean()) ** (ways or 1)
+        share = np.prod(filled, axis=1).mean() ** (ways or 1)  # without empty slots
         fits = most <= slots and share >= LEAST_SHARE and ways is not None
         relation = ZERO_OUT if fits else ADD_REMOVE
     if relation == ZERO_OUT:

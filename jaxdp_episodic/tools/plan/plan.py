@@ -48,11 +48,11 @@ from jaxdp_episodic.tools.plan.question import (
 )
 from jaxdp_episodic.trainer.draw.complete import Needs
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
-from jaxdp_episodic.trainer.run.checks import level_of_slots
-from jaxdp_episodic.trainer.run.contributions import (
+from jaxdp_episodic.trainer.run.checks import (
     LEAST_IN_RUN,
     LEAST_SHARE,
     better_settings,
+    level_of_slots,
 )
 
 _MAX_INDEPENDENT = 10**6  # episodes a step, which no pool of classes bounds
@@ -421,7 +421,7 @@ def complete_contributions(
         return episodes, episodes
     numbers, place = np.unique(episodes, return_inverse=True)
     if design.clip_unit != STEP:  # what one episode draws does not depend on others
-        numbers = numbers[-1:]
+        numbers, place = numbers[-1:], 0 * place
     needs = Needs.of(request.episode.shots, request.episode.ways is None)
     found = []
     for number in numbers:
@@ -435,11 +435,9 @@ def complete_contributions(
             slots_of=level_of_slots(step),
         )
         found.append(sampler.complete_units(needs))
-    means = np.array([(units.complete, units.most) for units in found]).T
-    if design.clip_unit == STEP:
-        return means[0, place], means[1, place]
-    complete, most = means[:, 0] / found[0].drawn
-    return complete * episodes, most * episodes
+    means = np.array([(units.complete, units.most) for units in found])[place].T
+    share = 1 if design.clip_unit == STEP else episodes / found[0].drawn
+    return tuple(share * means)
 
 
 def recommended(worth: np.ndarray, total: np.ndarray) -> int:

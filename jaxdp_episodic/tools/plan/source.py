@@ -17,13 +17,6 @@ from jaxdp_episodic.files.csv_file import csv_lines
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.trainer.config.duplicates import rows_held_out, without_rows
 from jaxdp_episodic.trainer.data.folders import (
-    Images,
-    decoded_image,
-    listed_classes,
-    listed_omniglot,
-    split_folders,
-)
-from jaxdp_episodic.trainer.data.layouts import (
     CLASSES,
     CSV,
     MINI_IMAGENET,
@@ -31,11 +24,21 @@ from jaxdp_episodic.trainer.data.layouts import (
     OMNIGLOT,
     PARQUET,
     STORED,
+    Images,
+    decoded_image,
+    listed_classes,
+    listed_omniglot,
     recognized,
+    split_folders,
 )
-from jaxdp_episodic.trainer.data.rotations import with_rotations
 from jaxdp_episodic.trainer.data.sources import SOURCES
-from jaxdp_episodic.trainer.data.splits import TEST, TRAIN, VALIDATION, ClassSplit
+from jaxdp_episodic.trainer.data.splits import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    ClassSplit,
+    with_rotations,
+)
 from jaxdp_episodic.trainer.data.stored import load_stored, stored_splits
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import (

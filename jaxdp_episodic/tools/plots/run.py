@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.tools.plots.figures import new_figure, plain, save
-from jaxdp_episodic.trainer.run.calibration import Reliability
-from jaxdp_episodic.trainer.run.evaluation import Score
+from jaxdp_episodic.trainer.run.evaluation import Reliability, Score
 
 _BLACK = "#333333"
 _BLUE = "#2a6fbb"

@@ -40,7 +40,7 @@ from jaxdp_episodic.accountant.questions.calibration import (
 from jaxdp_episodic.files.archive import read_arrays
 from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.trainer.data.ids import check_text_size
+from jaxdp_episodic.trainer.data.owners import check_text_size
 
 NOISE = "noise_multiplier"
 NUM_STEPS = "num_steps"

@@ -44,7 +44,10 @@ from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.assemble import OwnParts, Tables, assembled
-from jaxdp_episodic.trainer.run.contributions import found_in, in_words
+from jaxdp_episodic.trainer.run.checks import (
+    contributions_in_log,
+    contributions_in_words,
+)
 from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.release import write_release
 from jaxdp_episodic.trainer.run.report import (
@@ -177,7 +180,7 @@ def finished(
     said, selection = said_of(trainer), trainer.selection
     if paid is not None:
         said = said.with_more(facts_of_book(paid), statement_of_book(paid))
-    private_facts, found = said.facts, found_in(records)
+    private_facts, found = said.facts, contributions_in_log(records)
     if found is not None:
         drawn, complete = found
         words = f"{complete:,} of {drawn:,} that took part were complete"
@@ -500,7 +503,8 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
         if budget.is_private:
             limit = f"; step {budget.permitted_steps:,} is the last that this permits"
     if number and trainer.complete_units is not None:
-        words = in_words(trainer.complete_units, str(step.clip_unit), number)
+        unit, units = str(step.clip_unit), trainer.complete_units
+        words = contributions_in_words(units, unit, number)
         lines.append(f"expected (private): {words}")
     if budget.is_private:
         lines.append(

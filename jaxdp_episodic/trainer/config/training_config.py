@@ -66,9 +66,8 @@ from jaxdp_episodic.trainer.data.fields import (
     within,
 )
 from jaxdp_episodic.trainer.data.people import Truncation, truncated
-from jaxdp_episodic.trainer.data.rotations import with_rotations
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource, Stored
-from jaxdp_episodic.trainer.data.splits import TRAIN
+from jaxdp_episodic.trainer.data.splits import TRAIN, with_rotations
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 DISCRETE = "discrete"

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.trainer.data.ids import MAX_BYTES
-from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import scaled_images
 

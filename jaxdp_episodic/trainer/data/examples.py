@@ -18,7 +18,7 @@ from jaxdp_episodic.trainer.data.folders import (
     listed_classes,
     listed_images,
 )
-from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
+from jaxdp_episodic.trainer.data.owners import MAX_BYTES, id_array
 from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, INVERTED, UNIT
 from jaxdp_episodic.trainer.data.user_files import (
     columns_of,

@@ -35,13 +35,14 @@ from jaxdp_episodic.trainer.data.folders import (
     load_omniglot,
 )
 from jaxdp_episodic.trainer.data.owners import owner_of_name
-from jaxdp_episodic.trainer.data.rotations import TURNS, with_rotations
 from jaxdp_episodic.trainer.data.splits import (
     SPLITS,
     TEST,
     TRAIN,
+    TURNS,
     VALIDATION,
     ClassSplit,
+    with_rotations,
 )
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable

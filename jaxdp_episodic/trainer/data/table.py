@@ -13,8 +13,7 @@ import numpy as np
 
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import ORIGINAL
-from jaxdp_episodic.trainer.data.ids import id_array
-from jaxdp_episodic.trainer.data.owners import Owners, PeopleStatistics
+from jaxdp_episodic.trainer.data.owners import Owners, PeopleStatistics, id_array
 from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 
 

@@ -24,9 +24,8 @@ from jaxdp_episodic.files.parquet_file import (
     parquet_files,
 )
 from jaxdp_episodic.trainer.data.folders import decoded_parts, first_decoded
-from jaxdp_episodic.trainer.data.ids import MAX_BYTES, id_array
-from jaxdp_episodic.trainer.data.owners import Owners
-from jaxdp_episodic.trainer.data.records import Part, Records, only
+from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, id_array
+from jaxdp_episodic.trainer.data.stored import Part, Records, only
 from jaxdp_episodic.trainer.data.stored_features import UNIT
 from jaxdp_episodic.trainer.data.table import ExampleTable
 

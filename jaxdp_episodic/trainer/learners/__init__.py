@@ -1,5 +1,4 @@
 """Models, and how they learn from an episode.
 
-Doors: `adapted`, `bayesian`, `episode`, `features`, `learners`, `models`, `optimizers`,
-`own`, `untrained`.
+Doors: `adapted`, `episode`, `features`, `learners`, `models`, `optimizers`.
 """

@@ -1,6 +1,5 @@
 """The run: trainer, ledger, store.
 
-Doors: `adaptive`, `assemble`, `calibration`, `checks`, `contributions`, `evaluation`,
-`ledger`, `loading`, `release`, `report`, `run_files`, `selection`, `trainer`, `use`,
-`validation`.
+Doors: `adaptive`, `assemble`, `checks`, `evaluation`, `ledger`, `loading`, `release`,
+`report`, `run_files`, `selection`, `trainer`, `validation`.
 """

@@ -44,14 +44,23 @@ from jaxdp_episodic.trainer.learners.adapted import (
     begin_with,
     parameters_file,
 )
-from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.episode import code_of
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.learners import ANIL, MAML, Classifier, ProtoNet
-from jaxdp_episodic.trainer.learners.models import built_module, split_model
+from jaxdp_episodic.trainer.learners.learners import (
+    ANIL,
+    MAML,
+    BayesianRegression,
+    Classifier,
+    ProtoNet,
+    as_they_are,
+)
+from jaxdp_episodic.trainer.learners.models import (
+    apply_and_params,
+    built_module,
+    learner_of,
+    split_model,
+)
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
-from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
-from jaxdp_episodic.trainer.learners.untrained import as_they_are
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.adaptive_plan import AdaptivePlan, adaptive_plan
 from jaxdp_episodic.trainer.run.checks import check_held_out, check_sizes

@@ -28,14 +28,16 @@ from jaxdp_episodic.trainer.config.training_parts import (
 )
 from jaxdp_episodic.trainer.config.training_start import MOST_POWERS
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
-from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.models import built_module, split_model
-from jaxdp_episodic.trainer.learners.own import apply_and_params, learner_of
-from jaxdp_episodic.trainer.learners.untrained import as_they_are
-from jaxdp_episodic.trainer.run.calibration import calibration_of
-from jaxdp_episodic.trainer.run.evaluation import for_ways
+from jaxdp_episodic.trainer.learners.learners import BayesianRegression, as_they_are
+from jaxdp_episodic.trainer.learners.models import (
+    apply_and_params,
+    built_module,
+    learner_of,
+    split_model,
+)
+from jaxdp_episodic.trainer.run.evaluation import calibration_of, for_ways
 from jaxdp_episodic.trainer.run.release import (
     AS_THEY_ARE,
     DESCRIPTION,
@@ -48,9 +50,9 @@ from jaxdp_episodic.trainer.run.release import (
     PARAMETERS,
     STATEMENT,
     VERSION,
+    Release,
     flat_params,
 )
-from jaxdp_episodic.trainer.run.use import Release
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import Started
 

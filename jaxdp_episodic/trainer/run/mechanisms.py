@@ -32,7 +32,7 @@ from jaxdp_episodic.trainer.gradient.private_gradient import Counted, PrivateGra
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.learners.episode import Block
-from jaxdp_episodic.trainer.run import checks, contributions
+from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.checks import found_in_both
 from jaxdp_episodic.trainer.run.state import TrainingState, kinds_of, updater
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
@@ -201,8 +201,8 @@ class GradientStep:
         loss = episode.contribution_loss(learner, sampler.slot_shape, shots=parts.shots)
         if start is None:  # else the model sees what the statistics project
             loss = episode.loss_on_codes(loss, episode.code_of(data))
-        self.needs = contributions.needs_of(learner, parts.shots)
-        self.complete_units = contributions.checked(sampler, self.needs, budget)
+        self.needs = checks.needs_of(learner, parts.shots)
+        self.complete_units = checks.checked_contributions(sampler, self.needs, budget)
         inputs = checks.seen_by_model(data, start)
         checks.check_outputs(learner, parts.params, inputs, sampler.slot_shape)
         self.normalizer = checks.public_normalizer(parts.normalizer, budget, sampler)

@@ -1,4 +1,4 @@
-"""Writes a run's release: parameters, privacy statement, public log, facts, and use.
+"""A run's release: parameters, statement, public log and facts; and its use.
 
 All of it follows from what the noised steps released and from public settings.
 """
@@ -6,29 +6,38 @@ All of it follows from what the noised steps released and from public settings.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
 from jaxdp_episodic.files.archive import write_arrays
 from jaxdp_episodic.files.atomic import atomic_folder
 from jaxdp_episodic.files.json_file import plain
+from jaxdp_episodic.trainer.data.owners import id_array
+from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners.adapted import plain_params
-from jaxdp_episodic.trainer.learners.bayesian import BayesianRegression
+from jaxdp_episodic.trainer.learners.episode import Episode
+from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.learners import (
     ANIL,
     MAML,
+    BayesianRegression,
     Classifier,
     ProtoNet,
+    Ridge,
     Supervised,
+    as_they_are,
 )
-from jaxdp_episodic.trainer.learners.untrained import Ridge, as_they_are
-from jaxdp_episodic.trainer.run.calibration import Calibration
+from jaxdp_episodic.trainer.run.evaluation import Calibration, for_ways
 from jaxdp_episodic.trainer.run.report import Said
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
@@ -185,3 +194,233 @@ def described_learner(learner: Any) -> dict[str, Any]:
         elif callable(value):
             fields[name] = HIDDEN if name == "features" else MODEL
     return {"type": cls.__name__, **fields}
+
+
+# Queries of a call, at most, and their inputs' bytes.
+_QUERIES = 512
+_BLOCK_BYTES = 2**26
+
+
+class Classified(NamedTuple):
+    """The classes of queries.
+
+    Attributes:
+      labels: (Q,) the class of each query whose score is the largest.
+      classes: (W,) the classes of the support, sorted.
+      scores: (Q, W) softmax of the learner's logits, divided by the release's
+        temperature if it is calibrated. Each row sums to 1.
+      is_calibrated: whether the scores are probabilities: the temperature was fitted to
+        held-out classes, for such numbers of classes and of labelled examples. If not,
+        scores only order the classes.
+    """
+
+    labels: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray
+    is_calibrated: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A released model, ready for use; made by `load_release`.
+
+    All that it computes of examples follows from these and from what was released: it
+    costs the training data nothing more. The support and the queries are protected by
+    nothing.
+
+    Attributes:
+      stage: of its run that was released; see `Stage`.
+      learner: that predicts.
+      params: of the learner.
+      features: fixed features that are computed of every example; None: none are.
+      example_shape: of an example, without features, as the training data had them.
+      dtype: of its numbers: images of training files are float32 in [0, 1].
+      source: what is known of the training data's files, plain values.
+      statement: of the run's privacy (Markdown).
+      facts: of the run, plain values.
+      calibration: what its temperatures were fitted on; None: scores order the classes
+        and are no probabilities.
+    """
+
+    stage: str
+    learner: Any
+    params: Any
+    features: FixedFeatures | None
+    example_shape: tuple[int, ...]
+    dtype: np.dtype
+    source: Mapping[str, Any]
+    statement: str
+    facts: Mapping[str, Any]
+    calibration: Calibration | None = None
+
+    @property
+    def is_regression(self) -> bool:
+        """True if it predicts numbers, False if classes."""
+        return self.learner.is_regression
+
+    def embed(self, examples: Any) -> np.ndarray:
+        """Returns (n, D) float32 embeddings, in which a class's mean is its prototype.
+
+        Args:
+          examples: (n, *example_shape), as the training data's own.
+
+        Raises:
+          NotImplementedError: a learner without an embedding, such as one that adapts
+            to each task.
+          TypeError, ValueError: examples of another type or shape, or not finite.
+        """
+        inner = getattr(self.learner, "learner", self.learner)  # of `Started`
+        if not hasattr(inner, "embedding"):
+            name = type(inner).__name__
+            raise NotImplementedError(f"{name} has no embedding: it adapts to a task")
+        inputs = self._inputs("examples", examples)
+        made = [
+            np.asarray(_embedded(self.params, jnp.asarray(rows), learner=self.learner))
+            for rows, _ in _blocks(inputs)
+        ]
+        return np.concatenate(made)[: len(inputs)].astype(np.float32)
+
+    def classify(self, support: Any, labels: Any, queries: Any) -> Classified:
+        """Returns which of the support's classes each query is of.
+
+        Args:
+          support: (S, *example_shape) examples of the classes, any number of each.
+          labels: (S,) their classes: integers or strings. Of a learner that adapts a
+            network (MAML, ANIL) as many classes as it was trained for.
+          queries: (Q, *example_shape).
+
+        Raises:
+          NotImplementedError: a learner of numbers, or of its training classes alone.
+          TypeError, ValueError: examples of another type or shape, or not finite;
+            labels of another number than the support, or of another number of classes.
+        """
+        if self.is_regression:
+            raise NotImplementedError("this release predicts numbers: use predict")
+        if isinstance(self.learner, Supervised) and not isinstance(
+            self.learner, Classifier
+        ):
+            raise NotImplementedError(
+                "Supervised knows its training classes alone; learner.predict(params, "
+                "episode) gives their logits"
+            )
+        ids = id_array("labels", labels)
+        if ids.dtype.kind not in "iuU":
+            raise TypeError(f"labels must be integers or strings, got {ids.dtype}")
+        rows = self._inputs("support", support)
+        _same_length("labels", ids, rows)
+        classes, places = np.unique(ids, return_inverse=True)
+        learner = for_ways(self.learner, len(classes))
+        logits = self._predicted(learner, rows, places.astype(np.int32), queries)
+        if logits.shape[1] != len(classes):
+            raise ValueError(
+                f"labels must name {logits.shape[1]} classes, as many as "
+                f"{type(self.learner).__name__} was trained to tell apart, got "
+                f"{len(classes)}"
+            )
+        found, shots = self.calibration, len(ids) / len(classes)
+        temperature = 1.0 if found is None else found.temperature(shots)
+        is_calibrated = found is not None and found.covers(len(classes), shots)
+        scores = scipy.special.softmax(logits / temperature, axis=1)
+        labels = classes[logits.argmax(axis=1)]
+        return Classified(labels, classes, scores, is_calibrated)
+
+    def predict(self, support: Any, targets: Any, queries: Any) -> np.ndarray:
+        """Returns (Q,) float32 values of a task's queries, by its support.
+
+        Args:
+          support: (S, *example_shape) examples of the task.
+          targets: (S,) their values.
+          queries: (Q, *example_shape).
+
+        Raises:
+          NotImplementedError: a learner of classes.
+          TypeError, ValueError: as of `classify`.
+        """
+        if not self.is_regression:
+            raise NotImplementedError("this release tells classes apart: use classify")
+        values = _finite("targets", np.asarray(targets, np.float32))
+        rows = self._inputs("support", support)
+        _same_length("targets", values, rows)
+        return self._predicted(self.learner, rows, values, queries)
+
+    def _predicted(
+        self, learner: Any, support: np.ndarray, targets: np.ndarray, queries: Any
+    ) -> np.ndarray:
+        """The learner's predictions, block by block of the queries."""
+        wanted = self._inputs("queries", queries)
+        dtype = support.dtype if support.dtype.kind == "f" else np.dtype(np.float32)
+        # As many rows as a power of two: what is compiled serves other supports.
+        slots = 1 << (len(support) - 1).bit_length()
+        mask = np.zeros(slots, dtype)
+        mask[: len(support)] = 1
+        kind = dtype if learner.is_regression else np.dtype(np.int32)
+        given = _padded(support, slots), _padded(targets.astype(kind), slots), mask
+        found = []
+        for rows, there in _blocks(wanted):
+            arrays = (*given, rows, np.zeros(len(rows), kind), there)
+            episode = Episode(*map(jnp.asarray, arrays))
+            found.append(np.asarray(_answers(self.params, episode, learner=learner)))
+        return np.concatenate(found)[: len(wanted)]
+
+    def _inputs(self, name: str, examples: Any) -> np.ndarray:
+        """Examples as the learner sees them: checked, and with their features."""
+        array = np.asarray(examples)
+        shape = self.example_shape
+        if array.shape[1:] != shape or not len(array):
+            raise ValueError(
+                f"{name} must be of shape (n, {', '.join(map(str, shape))}), n at "
+                f"least 1, as the training data's examples, got {array.shape}"
+            )
+        if array.dtype.kind != self.dtype.kind:
+            raise TypeError(
+                f"{name} must be {self.dtype} as the training data were, got "
+                f"{array.dtype} (images of 8 bits are divided by 255)"
+            )
+        array = _finite(name, array)
+        if self.features is not None:
+            array = self.features.of_examples(array.astype(self.dtype, copy=False))
+        wide = training_dtype(self.params)
+        return array.astype(wide) if array.dtype.kind == "f" else array
+
+
+@functools.partial(jax.jit, static_argnames="learner")
+def _embedded(params: Any, inputs: Any, *, learner: Any) -> Any:
+    return learner.embedding(params, inputs)
+
+
+@functools.partial(jax.jit, static_argnames="learner")
+def _answers(params: Any, episode: Episode, *, learner: Any) -> Any:
+    return learner.predict(params, episode)
+
+
+def _blocks(inputs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows of at most a block, and which are there: all blocks are equally long."""
+    bytes_each = max(math.prod(inputs.shape[1:]) * inputs.dtype.itemsize, 1)
+    size = min(max(_BLOCK_BYTES // bytes_each, 1), _QUERIES)
+    size = min(size, 1 << (len(inputs) - 1).bit_length())
+    kind = inputs.dtype if inputs.dtype.kind == "f" else np.dtype(np.float32)
+    for start in range(0, len(inputs), size):
+        rows = inputs[start : start + size]
+        there = np.zeros(size, kind)
+        there[: len(rows)] = 1
+        yield _padded(rows, size), there
+
+
+def _padded(rows: np.ndarray, number: int) -> np.ndarray:
+    """Rows with zeros behind them."""
+    rest = np.zeros((number - len(rows), *rows.shape[1:]), rows.dtype)
+    return np.concatenate([rows, rest])
+
+
+def _same_length(name: str, array: np.ndarray, rows: np.ndarray) -> None:
+    if array.shape != (len(rows),):
+        raise ValueError(
+            f"{name} must be one for each of the {len(rows)} examples of the support, "
+            f"got shape {array.shape}"
+        )
+
+
+def _finite(name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite numbers")
+    return array

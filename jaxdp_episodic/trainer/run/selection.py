@@ -16,16 +16,17 @@ import jax
 import numpy as np
 
 from jaxdp_episodic.trainer.config.training_parts import BOTH, HIDDEN, LOGITS
-from jaxdp_episodic.trainer.learners.learners import Classifier
-from jaxdp_episodic.trainer.learners.untrained import untrained
-from jaxdp_episodic.trainer.run.calibration import (
+from jaxdp_episodic.trainer.learners.learners import Classifier, untrained
+from jaxdp_episodic.trainer.run.checks import found_in_both, protects_people
+from jaxdp_episodic.trainer.run.evaluation import (
     Calibration,
+    EpisodeScores,
+    Evaluation,
     Reliability,
+    Score,
     calibrated,
     reliability,
 )
-from jaxdp_episodic.trainer.run.checks import found_in_both, protects_people
-from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation, Score
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, STAGES
 from jaxdp_episodic.trainer.run.state import TrainingState, kinds_of, released_params
 from jaxdp_episodic.trainer.run.store import BEST, RunStore

@@ -14,9 +14,9 @@ import numpy as np
 from jax import Array
 
 from jaxdp_episodic.trainer.gradient.noise import drawn_noise
-from jaxdp_episodic.trainer.statistics.terms import Terms
-from jaxdp_episodic.trainer.statistics.whole_rows import (
+from jaxdp_episodic.trainer.statistics.terms import (
     STEPS,
+    Terms,
     as_one,
     on_grid,
     outer_products,

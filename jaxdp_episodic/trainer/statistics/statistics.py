@@ -61,11 +61,12 @@ from jaxdp_episodic.trainer.statistics.plda import (
     with_mean,
 )
 from jaxdp_episodic.trainer.statistics.terms import (
+    MOST_EXAMPLES,
+    PRODUCT_STEPS,
     Contributors,
     Terms,
     check_classes,
 )
-from jaxdp_episodic.trainer.statistics.whole_rows import MOST_EXAMPLES, PRODUCT_STEPS
 
 _ROWS = 4096  # gathered at a time: all may not fit into memory
 # Kinds of moments: of pairs of examples, of all examples.

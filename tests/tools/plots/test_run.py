@@ -6,8 +6,7 @@ import pytest
 
 from jaxdp_episodic.tools.plots import run
 from jaxdp_episodic.tools.plots.run import draw_reliability, draw_run
-from jaxdp_episodic.trainer.run.calibration import Reliability
-from jaxdp_episodic.trainer.run.evaluation import Score
+from jaxdp_episodic.trainer.run.evaluation import Reliability, Score
 
 pytest.importorskip("matplotlib").use("Agg")
 

@@ -14,8 +14,8 @@ from jaxdp_episodic.trainer.data.folders import (
     load_class_folders,
     load_mini_imagenet,
     load_omniglot,
+    recognized,
 )
-from jaxdp_episodic.trainer.data.layouts import recognized
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
 
 RNG = np.random.default_rng(0)

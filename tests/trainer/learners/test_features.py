@@ -11,8 +11,11 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import NUM_WAVELETS, FeaturesConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.learners.features import FixedFeatures
-from jaxdp_episodic.trainer.learners.wavelets import compiled_wavelets, make_filters
+from jaxdp_episodic.trainer.learners.features import (
+    FixedFeatures,
+    compiled_wavelets,
+    make_filters,
+)
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from training_runs import TINY
 

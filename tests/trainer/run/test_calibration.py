@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.trainer.learners.learners import ABSENT
-from jaxdp_episodic.trainer.run.calibration import (
+from jaxdp_episodic.trainer.run.evaluation import (
     Calibration,
+    Evaluation,
     Reliability,
     calibrated,
     calibration_of,
     reliability,
 )
-from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.release import calibration_for, described_release
 from training_runs import classes, plain_trainer
 

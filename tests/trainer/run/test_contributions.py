@@ -8,7 +8,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.complete import Needs
-from jaxdp_episodic.trainer.run.contributions import found_in, ways_out
+from jaxdp_episodic.trainer.run.checks import contributions_in_log, ways_out
 from jaxdp_episodic.trainer.run.run_files import read_log
 from training_runs import plain_trainer, protonet
 
@@ -54,7 +54,10 @@ def test_few_complete_contributions_are_warned_of_and_counted(tmp_path):
     assert run.complete_units is not None
     assert run.complete_units.share == pytest.approx(0.037, abs=2e-3)
     run.train(tmp_path, checkpoint_every=50)
-    took_part, complete = found_in(read_log(tmp_path / "run.sqlite")) or (0, 0)
+    took_part, complete = contributions_in_log(read_log(tmp_path / "run.sqlite")) or (
+        0,
+        0,
+    )
     # All that hold no null are complete; 4 deviations of a Poisson count of 14.8.
     assert took_part == complete and abs(complete - 14.8) < 16
 

@@ -21,8 +21,7 @@ from jaxdp_episodic.trainer.draw import generators
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
-from jaxdp_episodic.trainer.learners.learners import ProtoNet, Supervised
-from jaxdp_episodic.trainer.learners.untrained import as_they_are
+from jaxdp_episodic.trainer.learners.learners import ProtoNet, Supervised, as_they_are
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.evaluation import Evaluation

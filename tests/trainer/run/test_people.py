@@ -13,7 +13,7 @@ from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.data import truncated
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw import step_generator
-from jaxdp_episodic.trainer.run import contributions
+from jaxdp_episodic.trainer.run import checks as contributions
 from jaxdp_episodic.trainer.run.checks import check_held_out
 from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore

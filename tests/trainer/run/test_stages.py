@@ -17,8 +17,13 @@ from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.episode import regression_episode
-from jaxdp_episodic.trainer.learners.learners import ProtoNet, Supervised
-from jaxdp_episodic.trainer.learners.untrained import Ridge, as_they_are, untrained
+from jaxdp_episodic.trainer.learners.learners import (
+    ProtoNet,
+    Ridge,
+    Supervised,
+    as_they_are,
+    untrained,
+)
 from jaxdp_episodic.trainer.run.checks import found_in_both
 from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation
 from jaxdp_episodic.trainer.run.run_files import (

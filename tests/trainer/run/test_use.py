@@ -145,7 +145,7 @@ def test_blocks_and_padding_change_nothing(plain, monkeypatch):
     release = load_release(plain[1], model=own_mlp())
     data, labels = classes(seed=3), classes(seed=3).unit_column("class")
     whole = release.classify(data.features[:9], labels[:9], data.features[9:])
-    monkeypatch.setattr("jaxdp_episodic.trainer.run.use._QUERIES", 8)
+    monkeypatch.setattr("jaxdp_episodic.trainer.run.release._QUERIES", 8)
     parts = release.classify(data.features[:9], labels[:9], data.features[9:])
     np.testing.assert_allclose(whole.scores, parts.scores, rtol=1e-5)
     rows = [release.embed(data.features[i : i + 1]) for i in range(3)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxdp_episodic.trainer.config.training_config import StepConfig
-from jaxdp_episodic.trainer.run import contributions
+from jaxdp_episodic.trainer.run import checks as contributions
 from jaxdp_episodic.trainer.run.report import report_of_budget
 from jaxdp_episodic.training import plan_budget
 from training_runs import GROUPED, classes, trainer

@@ -19,7 +19,7 @@ from jaxdp_episodic.trainer.statistics.plda import (
     sums_by_class,
     whole_rows,
 )
-from jaxdp_episodic.trainer.statistics.whole_rows import PRODUCT_STEPS, STEPS
+from jaxdp_episodic.trainer.statistics.terms import PRODUCT_STEPS, STEPS
 from jaxdp_episodic.training import PrivateStatistics, StartConfig
 
 CONFIG = StartConfig(mean=0.2, within=(0.3,), total=0.5, between="means")

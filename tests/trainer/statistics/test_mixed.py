@@ -14,7 +14,7 @@ from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.run.trainer import Trainer
-from jaxdp_episodic.trainer.statistics.whole_rows import PRODUCT_STEPS
+from jaxdp_episodic.trainer.statistics.terms import PRODUCT_STEPS
 from jaxdp_episodic.training import MixedModel, PrivateStatistics, StartConfig
 from training_runs import adam, assert_same
 

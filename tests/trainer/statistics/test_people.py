@@ -25,8 +25,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.plda import Start
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
-from jaxdp_episodic.trainer.statistics.terms import Contributors, Terms
-from jaxdp_episodic.trainer.statistics.whole_rows import PRODUCT_STEPS
+from jaxdp_episodic.trainer.statistics.terms import PRODUCT_STEPS, Contributors, Terms
 
 RNG = np.random.default_rng(0)
 BOUNDS = PersonBounds(classes=2, examples=2)

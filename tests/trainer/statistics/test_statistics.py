@@ -32,8 +32,7 @@ from jaxdp_episodic.trainer.statistics.plda import (
     whole_rows,
 )
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
-from jaxdp_episodic.trainer.statistics.terms import Terms
-from jaxdp_episodic.trainer.statistics.whole_rows import PRODUCT_STEPS
+from jaxdp_episodic.trainer.statistics.terms import PRODUCT_STEPS, Terms
 from training_runs import GROUPED, KEY, adam, assert_same
 
 ZEROED = dataclasses.replace(GROUPED, neighboring_relation="zero_out")

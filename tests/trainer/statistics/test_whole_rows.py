@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxdp_episodic.trainer.statistics import whole_rows
-from jaxdp_episodic.trainer.statistics.whole_rows import (
+from jaxdp_episodic.trainer.statistics import terms as whole_rows
+from jaxdp_episodic.trainer.statistics.terms import (
     PRODUCT_STEPS,
     STEPS,
     as_one,

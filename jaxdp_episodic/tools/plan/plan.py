@@ -415,10 +415,10 @@ def calibrated_noise(
 
 def complete_contributions(
     request: PlanRequest, population: Population, design: Design, episodes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean number of complete contributions a step, and the most; (n,)."""
+) -> np.ndarray:
+    """Returns the mean number of complete contributions a step, and the most; (2, n)."""
     if design.scheme == BLOCKS:
-        return episodes, episodes
+        return np.stack([episodes, episodes])
     numbers, place = np.unique(episodes, return_inverse=True)
     if design.clip_unit != STEP:  # what one episode draws does not depend on others
         numbers, place = numbers[-1:], 0 * place
@@ -436,8 +436,8 @@ def complete_contributions(
         )
         found.append(sampler.complete_units(needs))
     means = np.array([(units.complete, units.most) for units in found])[place].T
-    share = 1 if design.clip_unit == STEP else episodes / found[0].drawn
-    return tuple(share * means)
+    drawn = episodes if design.clip_unit == STEP else found[0].drawn
+    return means * episodes / drawn
 
 
 def recommended(worth: np.ndarray, total: np.ndarray) -> int:

@@ -416,7 +416,7 @@ def calibrated_noise(
 def complete_contributions(
     request: PlanRequest, population: Population, design: Design, episodes: np.ndarray
 ) -> np.ndarray:
-    """Returns the mean number of complete contributions a step, and the most; (2, n)."""
+    """Returns (2, n): the mean number of complete contributions a step, and the most."""
     if design.scheme == BLOCKS:
         return np.stack([episodes, episodes])
     numbers, place = np.unique(episodes, return_inverse=True)

@@ -416,7 +416,7 @@ def calibrated_noise(
 def complete_contributions(
     request: PlanRequest, population: Population, design: Design, episodes: np.ndarray
 ) -> np.ndarray:
-    """Returns (2, n): the mean number of complete contributions a step, and the most."""
+    """Returns (2, n): the mean of complete contributions a step, and the most."""
     if design.scheme == BLOCKS:
         return np.stack([episodes, episodes])
     numbers, place = np.unique(episodes, return_inverse=True)

@@ -4,6 +4,6 @@ Arguments of the wrong type raise `TypeError`, values out of range and shapes th
 not broadcast `ValueError`; functions name what they refuse besides.
 
 Doors: `adaptive`, `adaptive_budget`, `api`, `attacker`, `budget`,
-`calibration`, `dominating_pair`, `gdp_budget`, `gradients`,
-`prices`, `traced`, `tuning`, `worst_path`.
+`calibration`, `dominating_pair`, `gdp_budget`, `gradients`, `strategies`,
+`traced`, `tuning`, `worst_path`.
 """

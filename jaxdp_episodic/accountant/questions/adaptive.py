@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -23,16 +23,12 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt
 from jaxdp_episodic.accountant.questions import api
-from jaxdp_episodic.accountant.questions.prices import (
-    AdaptivityCost,
-    adaptivity_cost,
-    default_prices,
-    largest_budget,
-)
 from jaxdp_episodic.accountant.questions.strategies import (
     Game,
     as_deltas,
+    default_prices,
     ends,
+    largest_budget,
     largest_loss,
     lost_at_once,
     odometer_ends,
@@ -47,6 +43,25 @@ _CHECKS = {
 }
 # The odometer that is found: the filter's epsilon plus a certified margin.
 MARGIN = "margin"
+
+
+class AdaptivityCost(NamedTuple):
+    """What the freedom to choose costs, at one delta.
+
+    Attributes:
+      epsilon: of the worst strategy.
+      alone: epsilon of each option where the whole budget goes to it.
+      numbers: how often each may be taken then.
+      ratio: ``epsilon`` over the largest of ``alone``.
+      held_back: share of the budget to be held back for the worst strategy to cost no
+        more than the largest of ``alone``.
+    """
+
+    epsilon: float
+    alone: dict[str, float]
+    numbers: dict[str, int]
+    ratio: float
+    held_back: float
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -162,11 +177,11 @@ class AdaptiveRun(Menu):
     def _find_budget(self, epsilon: float, delta: float) -> None:
         """Sets the budget that a target allows, and prices where none were given."""
         if self.prices is None:
-            laid = default_prices(
+            prices, blocks = default_prices(
                 self.options, epsilon, delta, blocks=self.rules is None
             )
-            object.__setattr__(self, "prices", MappingProxyType(laid.prices))
-            blocks = MappingProxyType(laid.blocks) if laid.blocks else None
+            object.__setattr__(self, "prices", MappingProxyType(prices))
+            blocks = MappingProxyType(blocks) if blocks else None
             object.__setattr__(self, "blocks", blocks)
         budget = largest_budget(self, epsilon, delta)
         object.__setattr__(self, "budget", budget)
@@ -260,11 +275,17 @@ class AdaptiveRun(Menu):
             "delta", _validation.open_unit_array("delta", delta)
         )
         start, alone = self._as_begun(), {}
+        numbers = {name: start.most(name) for name in self.options}
         for name, option in self.options.items():
-            only = type(self)({name: option}, quotas={name: start.most(name)})
+            only = type(self)({name: option}, quotas={name: numbers[name]})
             alone[name] = float(only.epsilon(delta=target))
-        worst = float(self.epsilon(delta=target))
-        return adaptivity_cost(start, worst, alone, target)
+        worst, largest = float(self.epsilon(delta=target)), max(alone.values())
+        if largest == 0:
+            ratio = math.inf if worst > 0 else 1.0
+            return AdaptivityCost(worst, alone, numbers, ratio, 0.0)
+        smaller = largest_budget(start, largest * (1 + 1e-9), target)
+        held_back = max(1 - smaller / self.budget, 0.0)
+        return AdaptivityCost(worst, alone, numbers, worst / largest, held_back)
 
     @property
     def epsilon_so_far(self) -> float:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
 from typing import Any
 
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant._engine import asking_together, engine_name
+from jaxdp_episodic.accountant._engine import asking_together
 from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses
 from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
@@ -24,7 +23,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep, Sampling
 from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import asked, check_method
@@ -32,7 +30,6 @@ from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.worst_path import (
     CONTOUR,
     answer,
-    undominated_paths,
 )
 
 # Lower estimate of d log epsilon / d log(1 / noise).
@@ -65,10 +62,6 @@ _TOLERANCE = 1e-7
 _INITIAL_TOLERANCE = 1e-3
 # About how often a setting is evaluated.
 _EVALUATIONS = 10
-# Tolerances of log epsilon below the target from which on a noise is searched again.
-_LOOSE = 10.0
-# log epsilon above the target up to which a noise is raised and not searched again.
-_AS_CHECKED = 1e-9
 # Noise multiplier below which nobody is protected: the unit changes the sum by a
 # thousand deviations.
 _NEXT_TO_NONE = 1e-3
@@ -90,8 +83,6 @@ class Targets:
         delta: Any,
         num_steps: Any,
         method: str,
-        *,
-        loose: bool = False,
     ) -> None:
         targets = {
             "epsilon": _validation.positive_array("epsilon", epsilon),
@@ -105,41 +96,34 @@ class Targets:
         flat = {k: self._flat(v.astype(np.float64)) for k, v in targets.items()}
         self.epsilon, self.delta = flat["epsilon"], flat["delta"]
         self.num_steps = flat["num_steps"]
-        self.step, self.method, self._loose = step, method, loose
+        self.step, self.method = step, method
         self.runs = runs_of(step, targets["num_steps"])
         for run in self.runs:
             run.refuse(method)
         # Where a large target is met by Rényi's bound, which goes on as it began.
         self.by_renyi = np.zeros(self.size, bool)
-        # The best order less 1, times the inverse noise at which it was found.
-        self.orders = [np.full((self.size, run.shape[-1]), np.nan) for run in self.runs]
 
     def inverse_noise(
-        self,
-        start: np.ndarray,
-        tolerance: float,
-        among: np.ndarray | None = None,
+        self, start: np.ndarray, tolerance: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """The largest inverse noise within the target, and where none is; (n,)."""
 
         def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
-            elements = active if among is None else among[active]
-            return self.excess(elements, inverse_noise=inverse_noise)
+            return self.excess(active, inverse_noise=inverse_noise)
 
-        tolerances = self.reached(tolerance)
-        if among is not None:
-            tolerances = tolerances[among]
+        # Targets may be too large for the tolerance.
+        rounded = np.minimum(_ROUNDING_OF_ORDERS * self.epsilon, COARSEST)
         ends = 1 / MOST_NOISE, 1 / _LEAST_NOISE
         low, high, ends = bracket(excess, start, *ends, _OF_NOISE)
         found = largest_within(
-            excess, low, high, tolerance=tolerances, at_jump=_AT_JUMP, ends=ends
+            excess,
+            low,
+            high,
+            tolerance=np.maximum(tolerance, rounded),
+            at_jump=_AT_JUMP,
+            ends=ends,
         )
         return found, low == 0
-
-    def reached(self, tolerance: float) -> np.ndarray:
-        """The tolerance, or a larger one where targets are too large for it."""
-        rounded = np.minimum(_ROUNDING_OF_ORDERS * self.epsilon, COARSEST)
-        return np.maximum(tolerance, rounded)
 
     def excess(
         self,
@@ -164,14 +148,7 @@ class Targets:
         if not all(loss.compiles for run in runs for loss in run.losses):
             guess = self.epsilon[active]
         question = EpsilonAt(np.log(self.delta[active]), guess)
-        if inverse_noise is not None and self.follows_orders:
-            found = [
-                self._near(question, run, orders, active, inverse_noise[:, None])
-                for run, orders in zip(runs, self.orders, strict=True)
-            ]
-            value = np.minimum.reduce(found).max(axis=-1)
-        else:
-            value = self._epsilon(question, runs, active)
+        value = self._epsilon(question, runs, active)
         with np.errstate(divide="ignore"):
             return np.log(value) - np.log(self.epsilon[active])
 
@@ -205,37 +182,6 @@ class Targets:
             if method == CONTOUR:
                 by_bound = found.is_certified & np.isposinf(found.error)
                 self.by_renyi[active[chosen]] = by_bound
-        return value
-
-    @functools.cached_property
-    def follows_orders(self) -> bool:
-        """Whether nothing but orders is sought, from one noise to the next."""
-        if self.method != "rdp" or engine_name() == "jax":
-            return False
-        return all(
-            np.all(np.isinf(run.most_lost) | run.loses_nothing)
-            and not np.any(run.log_kept())
-            for run in self.runs
-        )
-
-    def _near(
-        self,
-        question: EpsilonAt,
-        run: Run,
-        orders: np.ndarray,
-        active: np.ndarray,
-        inverse_noise: np.ndarray,
-    ) -> np.ndarray:
-        """Upper bounds of epsilon by Rényi-DP, at orders near those of other noises."""
-        alone = len(self.runs) == 1
-        kept = undominated_paths(run) if alone else np.arange(run.num_paths)
-        entries = np.ix_(active, kept)
-        near = 1 + orders[entries] / inverse_noise
-        question = question.at(question.target[:, None])
-        value, order = rdp_bound(
-            question, run.take_paths(kept), near=near, loose=self._loose
-        )
-        orders[entries] = (order - 1) * inverse_noise
         return value
 
     def needs_no_noise(self) -> np.ndarray:
@@ -368,7 +314,7 @@ def calibrate_noise_multiplier(
         start = 1 / run.initial_noise()
         if method != "rdp":
             # Rényi's bound is cheap, and its answer is near the final one.
-            bounded = Targets(step, epsilon, delta, num_steps, "rdp", loose=True)
+            bounded = Targets(step, epsilon, delta, num_steps, "rdp")
             start, _ = bounded.inverse_noise(start, _INITIAL_TOLERANCE)
             start = np.where(start > 0, start, 1 / run.initial_noise())
         inverse, hopeless = run.inverse_noise(start, tolerance)
@@ -381,18 +327,7 @@ def calibrate_noise_multiplier(
             return run.excess(elements, step=at_noise)
 
         # 1 / (1 / x) may round down; what is returned must be what was checked.
-        checked = evaluated(np.arange(run.size))
-        reached = run.reached(tolerance)
-        inexact = (checked < -_LOOSE * reached) | ~(checked < _AS_CHECKED)
-        loose = np.flatnonzero(np.isfinite(found) & inexact)
-        if run.follows_orders and loose.size:
-            # Orders followed in the search may differ from those found afresh.
-            run.follows_orders = False
-            again, _ = run.inverse_noise(inverse[loose], tolerance, loose)
-            with np.errstate(divide="ignore"):
-                found[loose] = 1 / again
-            checked[loose] = evaluated(loose)
-        bad, more = np.flatnonzero(~(checked <= 0)), _TOLERANCE
+        bad, more = np.flatnonzero(~(evaluated(np.arange(run.size)) <= 0)), _TOLERANCE
         # What the contour knew to be enough before it failed is asked of it again.
         run.by_renyi[bad] = False
         while (bad := bad[np.isfinite(found[bad])]).size:

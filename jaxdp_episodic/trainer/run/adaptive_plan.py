@@ -16,7 +16,7 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
-from jaxdp_episodic.accountant.questions.prices import default_prices
+from jaxdp_episodic.accountant.questions.strategies import default_prices
 from jaxdp_episodic.trainer.config.training_adaptive import CHECK, CheckConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER
@@ -185,7 +185,7 @@ def _with_prices(
         return (run, *apart), check
     # Each statistic once, by rules that lead to all else: its price is a formality.
     rules = (rules or RuleBook.freely(list(options))).preceded_by(list(first))
-    prices = default_prices(options, epsilon, delta, blocks=False).prices
+    prices, _ = default_prices(options, epsilon, delta, blocks=False)
     run = AdaptiveRun(
         {**first, **options},
         prices={**dict.fromkeys(first, 1), **prices},

@@ -174,7 +174,7 @@ class TestNoise:
         assert rdp_epsilon(nearly, **run) > epsilon
 
     @pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
-    def test_orders_that_are_followed_lose_nothing(self, count):
+    def test_nothing_is_lost_beside_cliffs(self, count):
         """Cliffs of the best order included: a noise is enough, and less is not."""
         rng = np.random.default_rng(0)
         rate = 10 ** rng.uniform(-5, 0, 40)[:count]

@@ -23,6 +23,7 @@ from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.questions.api import rdp as rdp_of
 from jaxdp_episodic.accountant.questions.calibration import (
+    bracket,
     calibrate_noise_multiplier,
     calibrate_num_steps,
 )
@@ -34,8 +35,8 @@ _MOST_STEPS = 2**31 - 1
 _STEPS_AHEAD = 4096
 # Relative tolerance of a calibration, and of the sum of shares.
 _SHARES = 1e-7
-# Factors of 1.3 by which a bracket is widened, at most.
-_WIDENINGS = 100
+# Inverse noise multipliers that are searched after steps before.
+_INVERSE_NOISE = (1e-12, 1e12)
 # Rényi orders at which two steps are compared.
 _ORDERS = (2.0, 8.0)
 
@@ -312,25 +313,15 @@ def _with_steps_before(
         planned = budget(noises, float(1 / inverse[0]))
         return np.atleast_1d(np.log(planned.spent(planned.num_steps) / epsilon))
 
-    # Starts as if the shares were the step's own, and searches to both sides.
-    high = low = np.array(
-        [math.sqrt(1 - total) / _noise(step, epsilon, delta, num_steps)]
-    )
-    nobody = np.zeros(1, np.int64)
-    for _ in range(_WIDENINGS):
-        if excess(low, nobody) <= 0:
-            break
-        high, low = low, low / 1.3
-    else:
+    # As if the shares were the step's own.
+    start = math.sqrt(1 - total) / _noise(step, epsilon, delta, num_steps)
+    low, high, ends = bracket(excess, np.array([start]), *_INVERSE_NOISE, 1.0)
+    if not low[0]:
         raise ValueError(
             f"no noise keeps {num_steps} steps after those before within "
             f"epsilon={epsilon:g} at delta={delta:g}"
         )
-    for _ in range(_WIDENINGS):
-        if excess(high, nobody) > 0:
-            break
-        low, high = high, high * 1.3
-    found = largest_within(excess, low, high, tolerance=_SHARES)
+    found = largest_within(excess, low, high, tolerance=_SHARES, ends=ends)
     return budget(noises, float(1 / found[0]))
 
 

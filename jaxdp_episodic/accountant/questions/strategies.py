@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -414,10 +415,8 @@ def number_alone(option: Any, epsilon: float, delta: float) -> float:
 
 def _largest_within(fits: Callable[[int], bool], low: int, high: int) -> int:
     """The largest number below ``high`` that fits, as ``low`` does; by bisection."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    above = range(low + 1, high)
+    return low + bisect.bisect_left(above, True, key=lambda number: not fits(number))
 
 
 def default_prices(

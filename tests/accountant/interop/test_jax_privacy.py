@@ -80,15 +80,6 @@ def test_a_config_is_accounted_in_one_call(relation, ours, norms, bands, rounds)
     assert jde.epsilon(alone, delta=DELTA) == poisson(1.3, rounds, ours)
 
 
-@pytest.mark.slow
-def test_a_plan_agrees_with_the_accountant_of_its_authors():
-    plan = config(Relation.REPLACE_SPECIAL, strategy=np.ones(4)).plan
-    theirs = dp_accounting.pld.PLDAccountant(Relation.REPLACE_SPECIAL)
-    bound = theirs.compose(plan.dp_event).get_epsilon(DELTA)
-    run = from_execution_plan(plan, neighboring_relation="zero_out")
-    assert 0.999 * bound < jde.epsilon(run, delta=DELTA) <= bound
-
-
 def test_strategies_alone():
     given = {"neighboring_relation": "add_remove", "noise_multiplier": 1.3}
     run = from_execution_plan(cyclic(), **given)

@@ -435,15 +435,6 @@ def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
 
 
 @pytest.mark.slow
-def test_an_epoch_of_blocks_costs_a_person_no_more_than_its_whole_episode() -> None:
-    epochs = {"episodes": jde.RandomAllocation("episode", steps_per_epoch=4)}
-    run = {"num_steps": 40, "delta": 1e-5}
-    among_slots = person(blocks(AMONG_SLOTS, **epochs), ZERO, 2.0)
-    made_anyhow = person(blocks(**epochs), ZERO, 2.0)
-    assert jde.epsilon(among_slots, **run) <= jde.epsilon(made_anyhow, **run)
-
-
-@pytest.mark.slow
 def test_other_questions_are_answered_or_refused_by_name() -> None:
     step = person(units(0.8, 0.2), ZERO, 3.0)
     run = {"num_steps": 100, "delta": 1e-5}
@@ -474,3 +465,16 @@ def test_more_units_than_can_be_summed_are_refused() -> None:
     step = person(TEN | {"people": Bounds(examples=10**6)}, ZERO, 2.0)
     with pytest.raises(NotImplementedError, match="more than 20,000 clip units"):
         jde.epsilon(step, num_steps=1, delta=1e-5)
+
+
+def test_many_examples_of_a_person_are_counted_in_another_way() -> None:
+    def epsilon(number: int) -> float:
+        step = jde.GaussianStep(
+            jde.WithoutReplacement("example", size=300, population=2_000),
+            noise_multiplier=200.0,
+            privacy_unit="person",
+            people=jde.PersonBounds(examples=number),
+        )
+        return jde.epsilon(step, num_steps=1, delta=1e-5)
+
+    assert 0 < epsilon(20) < epsilon(900) < np.inf

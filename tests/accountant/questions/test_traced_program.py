@@ -178,16 +178,6 @@ def test_epsilons_and_derivatives(host, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_rate_at_its_end_has_no_derivative() -> None:
-    rates = jax.numpy.where(NOISES == 2.0, 1.0, RATES)
-    by_noise, by_rate = jax.jit(
-        jax.grad(lambda noise, rate: epsilon(noise, rate).sum(), (0, 1))
-    )(NOISES, rates)
-    assert np.isfinite(by_noise).all()
-    np.testing.assert_array_equal(np.isnan(by_rate), NOISES == 2.0)
-
-
-@pytest.mark.slow
 def test_deltas_of_a_composed_run(host) -> None:
     def delta(first, rate, epsilon, times):
         parts = (step(first, rate), 100), (step(2.0, 0.02), 200)

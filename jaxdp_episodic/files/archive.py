@@ -1,6 +1,6 @@
 """NumPy archives (npz, npy) from anybody: no pickle, bounded memory.
 
-Sizes and headers are checked before data are read; headers are never evaluated.
+Sizes and headers are checked before data are read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -25,10 +26,15 @@ _MAX_ARRAYS = 4096  # each costs a look at its header
 _MAX_LISTING_BYTES = 2**24  # of an archive beside what its arrays take
 _MAX_HEADER_BYTES = 2**14  # of one array; NumPy itself reads 10,000 unasked
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_ENTRY = r"\s*'(descr|fortran_order|shape)'\s*:\s*('[^']*'|True|False|\([0-9,\s]*\))\s*"
-_HEADER = re.compile(rf"\{{{_ENTRY},{_ENTRY},{_ENTRY},?\s*\}}\s*", re.ASCII)
-# Numbers, truth values, bytes and text; "O" is a pickle, "V" a structure.
-_KIND = re.compile(r"'[<>|=]?(?:[?]|[biufcSU][0-9]{1,9})'", re.ASCII)
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    (3, 0): np.lib.format.read_array_header_2_0,  # of plain arrays both are ASCII
+}
+# What they raise, for one broken header or another.
+_NO_HEADER = (ValueError, KeyError, TypeError, SyntaxError, OverflowError)
+_NO_HEADER += (tokenize.TokenError, RecursionError, MemoryError)
+_KINDS = "biufcSU"  # numbers, truth values, bytes and text
 _UNSAFE = re.compile(r"[/\\]|.*[/\\]\.\.([/\\]|$)|\.\.([/\\]|$)|[A-Za-z]:", re.DOTALL)
 # What zipfile raises for one broken archive or another; RuntimeError: encrypted.
 _BROKEN = (
@@ -173,43 +179,29 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
 
 def npy_header(stream: Any, name: str, size: int) -> Header:
     """Returns the header of an ``.npy`` of a size; the stream stands at its data."""
-    start = stream.read(8)
-    forms = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
-    form = forms.get((*start[6:8],)) if start[:6] == b"\x93NUMPY" else None
-    if form is None:
-        raise ValueError(f"{name} must be an array of NumPy")
-    (length,) = struct.unpack(form, stream.read(struct.calcsize(form)))
-    if length > _MAX_HEADER_BYTES:
-        raise ValueError(f"{name} has a header of {length} bytes")
-    found = _HEADER.fullmatch(stream.read(length).decode("latin-1"))
-    cells = found.groups() if found else ()
-    parts = dict(zip(cells[::2], cells[1::2], strict=True))
-    order, sizes = parts.get("fortran_order"), parts.get("shape", "")
-    if order not in ("True", "False") or not sizes.startswith("("):
-        raise ValueError(f"{name} must be a plain array of NumPy, not a structure")
-    kind_text = parts["descr"]
-    if "O" in kind_text:
-        raise ValueError(f"{name} must not hold Python objects: pickles are refused")
-    if not _KIND.fullmatch(kind_text):
-        raise ValueError(f"{name} must hold numbers or text, has the type {kind_text}")
+    begun = stream.tell()
     try:
-        kind = np.dtype(kind_text.strip("'"))
-        shape = tuple(int(n) for n in sizes[1:-1].split(",") if n.strip())
-    except (TypeError, ValueError) as error:  # f3, or an integer of many digits
-        raise ValueError(f"{name}: {error}") from None
-    # Items of no size, and axes beside one of length 0, could be of any number.
+        read = _HEADERS[np.lib.format.read_magic(stream)]
+        shape, is_fortran, kind = read(stream, max_header_size=_MAX_HEADER_BYTES)
+    except _NO_HEADER as error:
+        why = " ".join(str(error).split())
+        raise ValueError(f"{name} must be an array of NumPy: {why[:200]}") from None
+    if kind.hasobject:
+        raise ValueError(f"{name} must not hold Python objects: pickles are refused")
+    if kind.kind not in _KINDS or not kind.itemsize:
+        raise ValueError(f"{name} must hold numbers or text, has the type {kind}")
+    # Axes beside one of length 0 could be of any number.
     if (
-        not kind.itemsize
-        or len(shape) > 32
+        len(shape) > 32
         or math.prod(max(n, 1) for n in shape) > 2**48
+        or (min(shape, default=0) < 0)
     ):
-        raise ValueError(f"{name} has the impossible shape {sizes[:60]} of {kind}")
-    claimed = math.prod(shape) * kind.itemsize
-    there = size - 8 - struct.calcsize(form) - length
+        raise ValueError(f"{name} has the impossible shape {str(shape)[:60]} of {kind}")
+    claimed, there = math.prod(shape) * kind.itemsize, size + begun - stream.tell()
     if claimed != there:
         how = "is cut off" if claimed > there else "holds more than it says"
         raise ValueError(f"{name} {how}: {claimed} bytes of data claimed")
-    return shape, kind, order == "True"
+    return shape, kind, is_fortran
 
 
 def write_npy_header(file: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:

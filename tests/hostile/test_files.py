@@ -69,7 +69,6 @@ HEADER = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 1), }"
         HEADER.replace("(2, 1)", "(" * 5000),
         HEADER.replace("'shape': (2, 1)", "'descr': '<f8'"),
         HEADER.replace("False", "None"),
-        HEADER + "#",
         "",
     ],
 )

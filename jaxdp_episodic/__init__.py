@@ -53,6 +53,7 @@ from jaxdp_episodic.accountant.questions.attacker import (
     trade_off,
     true_positive_rate,
 )
+from jaxdp_episodic.accountant.questions.bands import BandChoices, choose_bands
 from jaxdp_episodic.accountant.questions.calibration import (
     calibrate_noise_multiplier,
     calibrate_num_steps,
@@ -67,6 +68,7 @@ __version__ = "1.0.0"
 __all__ = [
     "AdaptiveRun",
     "ApproximateDP",
+    "BandChoices",
     "Bands",
     "ComposedSteps",
     "DisjointParts",
@@ -96,6 +98,7 @@ __all__ = [
     "calibrate_noise_multiplier",
     "calibrate_num_steps",
     "calibrate_rate",
+    "choose_bands",
     "compose",
     "delta",
     "delta_interval",

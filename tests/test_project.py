@@ -407,7 +407,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/losses": 6_200,
     "jaxdp_episodic/accountant/methods": 7_050,
     "jaxdp_episodic/accountant/numerics": 3_400,
-    "jaxdp_episodic/accountant/questions": 6_650,
+    "jaxdp_episodic/accountant/questions": 6_850,
     "jaxdp_episodic/accountant/bounds": 2_130,
     "jaxdp_episodic/accountant/interop": 1_920,
     "jaxdp_episodic/accountant/report": 2_230,

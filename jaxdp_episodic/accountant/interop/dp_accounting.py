@@ -79,6 +79,8 @@ def to_dp_event(step: AnyStep) -> Any:
     parts = zip(step.steps, step.counts, strict=True) if is_run else [(step, 1)]
     events = []
     for part, count in parts:
+        if isinstance(part, GaussianStep):  # of bands: what one group costs
+            part, count = part.in_group, part.uses(count)
         event = _event(part)
         repeats, rest = divmod(int(count), getattr(event, "num_steps", 1))
         if rest:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec, frozen_number
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.methods.rdp.method import epsilons_at_orders
 from jaxdp_episodic.accountant.questions.api import order_grid, rdp
 
@@ -187,13 +187,10 @@ def run_rdp(
     """Returns the Rényi-DP curve of one run, both directions: orders last."""
     if num_steps is None and not isinstance(step, ComposedSteps):
         raise ValueError("num_steps must be a whole number >= 0, got None")
-    curve = np.asarray(rdp(step, orders))
-    if num_steps is None:
-        return curve
-    counts = _validation.integer_array("num_steps", num_steps, minimum=0)[..., None]
-    # No step loses nothing, also where a single one would lose everything.
-    safe = np.where(counts == 0, 0.0, curve)
-    return safe * counts
+    if num_steps is not None:  # curves of epochs' and bands' steps do not add up
+        counts = _validation.integer_array("num_steps", num_steps, minimum=0)
+        step = compose((step, counts))
+    return np.asarray(rdp(step, orders))
 
 
 def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:

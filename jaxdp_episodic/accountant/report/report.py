@@ -367,7 +367,10 @@ def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
     """(P,) chance of a protected unit to take part, averaged over the run's steps."""
     counts = np.array([float(count) for count in run.counts])
     weights = counts if counts.any() else np.ones(len(counts))
-    rates = [inclusion_along(s.path_rates, s.design) for s in run.gaussian_steps]
+    rates = [
+        inclusion_along(s.path_rates, s.design) / (s.bands.count if s.bands else 1)
+        for s in run.gaussian_steps
+    ]
     total = sum(w * rate for w, rate in zip(weights, rates, strict=True))
     return np.asarray(total / weights.sum())
 

@@ -126,7 +126,8 @@ def _sort_in(
         raise TypeError(f"a row must be a table of keys, got {_validation.shown(row)}")
     leaves = dict(_leaves({key: value for key, value in row.items() if key != "id"}))
     paths = [p for p, v in leaves.items() if type(v) in (int, float)]
-    paths = sorted(p for p in paths if p != ("version",))
+    # Bands are one number each, no arrays.
+    paths = sorted(p for p in paths if p != ("version",) and p[-2:-1] != ("bands",))
     fixed = {path: leaves[path] for path in sorted(leaves.keys() - set(paths))}
     key = tuple(paths), tuple((path, _key(leaf)) for path, leaf in fixed.items())
     group = groups.get(key)

@@ -1,0 +1,186 @@
+"""How many bands of correlated noise pay: every number that a design permits."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.bands import Bands, grouped_levels
+from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
+from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses
+from jaxdp_episodic.accountant.describe.schemes import (
+    EPISODE,
+    Poisson,
+    RandomAllocation,
+    WithoutReplacement,
+)
+from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.numerics.band_coefficients import (
+    band_coefficients,
+    band_error,
+)
+from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
+
+# Numbers of bands that are tried: noise moves little between them.
+_COUNTS = (2, 3, 4, 5, 8, 10, 15, 20, 25, 50)
+
+
+@dataclass(frozen=True)
+class BandChoices:
+    """Numbers of bands and what each gives, the first without bands; `choose_bands`.
+
+    Attributes:
+      steps: (n,) the steps, with their bands, rates and noise.
+      bands: (n,) number of bands.
+      levels: (n,) the level whose units are grouped; "" without bands.
+      noise_multiplier: (n,) of the target.
+      relative_noise: (n,) deviation of the noise in what the optimizer remembers,
+        relative to independent noise.
+      jitter: (n,) the same of a single step.
+      horizon: how many steps the optimizer remembers.
+    """
+
+    steps: tuple[GaussianStep, ...]
+    bands: np.ndarray
+    levels: tuple[str, ...]
+    noise_multiplier: np.ndarray
+    relative_noise: np.ndarray
+    jitter: np.ndarray
+    horizon: float
+
+    @property
+    def chosen(self) -> int:
+        """The index of the least relative noise; of equal ones that of fewest bands."""
+        return int(np.argmin(self.relative_noise))
+
+    @property
+    def step(self) -> GaussianStep:
+        """The chosen step."""
+        return self.steps[self.chosen]
+
+    def __str__(self) -> str:
+        heads = ("bands", "groups", "noise_multiplier", "relative_noise", "jitter")
+        rows = [heads]
+        for i, level in enumerate(self.levels):
+            numbers = self.noise_multiplier, self.relative_noise, self.jitter
+            mark = "*" * (i == self.chosen)
+            shown = [f"{values[i]:.4g}" for values in numbers]
+            rows.append((f"{mark}{self.bands[i]}", level or "-", *shown))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(n) for cell, n in zip(row, widths, strict=True))
+            for row in rows
+        ]
+        told = f"* least noise over {self.horizon:g} steps, relative to independent"
+        return "\n".join([*lines, told])
+
+
+def choose_bands(
+    step: GaussianStep,
+    *,
+    epsilon: Any,
+    delta: Any,
+    num_steps: Any,
+    horizon: float = 30.0,
+    level: str | None = None,
+) -> BandChoices:
+    """Returns what each number of bands gives at one target; see `Bands`.
+
+    Each candidate draws as many units a step as ``step`` does: with b bands a Poisson
+    probability of the grouped level is b times as large, an epoch b times as short.
+    Candidates of which a group would be too small are left out. It looks at public
+    numbers alone. An estimate of what training gains, not a guarantee: each row's noise
+    meets the target, and which of them trains best also depends on the optimizer.
+
+    Args:
+      step: the step with independent noise, one setting; its noise is ignored.
+      epsilon: target, > 0 and finite, nats.
+      delta: in (0, 1].
+      num_steps: whole number >= 1, fixed in advance.
+      horizon: how many steps the optimizer remembers, >= 1; inf for plain sums, which
+        is too hopeful where curvature or weight decay forget.
+      level: the level to be grouped; None for every one that has a theorem.
+
+    Raises:
+      ValueError: a step with bands or arrays, or a number out of range.
+      NotImplementedError: a level that has no theorem.
+    """
+    if not isinstance(step, GaussianStep) or step.shape or step.bands is not None:
+        shown = _validation.shown(step)
+        raise ValueError(
+            f"step must be a GaussianStep of one setting without bands, got {shown}"
+        )
+    steps = _validation.whole_number("num_steps", num_steps)
+    candidates = [("", 1, step, 1.0)]
+    covered = grouped_levels(step.design, str(step.privacy_unit))
+    if level is not None:
+        _validation.choice("level", level, covered)
+    for name in covered if level is None else (level,):
+        for count in (count for count in _COUNTS if count <= steps):
+            bands = Bands(count, level=name, horizon=horizon)
+            try:
+                made = _of_as_many_units(step, bands)
+            except NotImplementedError:
+                if level is not None:
+                    raise
+                break
+            if made is not None:
+                candidates.append((name, count, *made))
+    found = []
+    for _, count, made, lost in candidates:
+        noise = calibrate_noise_multiplier(
+            made, epsilon=epsilon, delta=delta, num_steps=steps
+        )
+        kernel = band_coefficients(count, steps, horizon)
+        errors = [band_error(kernel, steps, memory) for memory in (horizon, 1.0)]
+        found.append((float(noise), *(float(noise) * lost * e for e in errors)))
+    noises, slow, fast = np.array(found).T
+    levels, counts, made, _ = zip(*candidates, strict=True)
+    return BandChoices(
+        steps=tuple(
+            dataclasses.replace(one, noise_multiplier=noise)
+            for one, noise in zip(made, noises.tolist(), strict=True)
+        ),
+        bands=np.array(counts),
+        levels=levels,
+        noise_multiplier=noises,
+        relative_noise=slow / slow[0],
+        jitter=fast / fast[0],
+        horizon=float(horizon),
+    )
+
+
+def _of_as_many_units(
+    step: GaussianStep, bands: Bands
+) -> tuple[GaussianStep, float] | None:
+    """The step with bands, and how many times fewer units it draws, or None."""
+    design: Any = step.design
+    grouped = isinstance(design, GroupedClasses) and bands.level == CLASS
+    in_episodes = isinstance(design, PeopleBlocks) or (grouped and design.episodes)
+    name = EPISODE if in_episodes else bands.level
+    scheme = next(one for one in design.schemes if one.name == name)
+    if isinstance(scheme, Poisson):
+        rate = float(scheme.sampling_probability) * bands.count
+        if rate > 1:
+            return None
+        scheme = dataclasses.replace(scheme, sampling_probability=rate)
+    elif not isinstance(scheme, WithoutReplacement):
+        length, rest = divmod(int(scheme.steps_per_epoch), bands.count)
+        times = scheme.times if isinstance(scheme, RandomAllocation) else 1
+        if rest or length < int(times):
+            return None
+        scheme = dataclasses.replace(scheme, steps_per_epoch=length)
+    try:
+        made = dataclasses.replace(
+            step, sampling=design.with_scheme(scheme), bands=bands
+        )
+    except ValueError:  # a group is too small
+        return None
+    if in_episodes and not isinstance(scheme, WithoutReplacement):
+        kept = made.in_group.design.num_possible_episodes * bands.count
+        return made, float(design.num_possible_episodes / kept)
+    return made, 1.0

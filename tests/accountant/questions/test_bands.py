@@ -1,0 +1,450 @@
+"""Correlated noise: what every question says of it, and how many bands pay."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+import jaxdp_episodic as jde
+from jaxdp_episodic import traced
+from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
+from jaxdp_episodic.accountant.numerics.band_coefficients import (
+    band_coefficients,
+    band_error,
+)
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
+from jaxdp_episodic.accountant.questions.tuning import run_rdp
+from jaxdp_episodic.accountant.report.ledgers import read_ledgers
+from jaxdp_episodic.tools.requests.batch import answer_requests
+from training_runs import charged_run
+
+DELTA = 1e-5
+
+
+def poisson(rate=0.2, name="user"):
+    return jde.Poisson(name, sampling_probability=rate)
+
+
+def drawn(size, population, name="drawing"):
+    return jde.WithoutReplacement(name, size=size, population=population)
+
+
+def plain(sampling, noise=1.0, relation="add_remove", **fields):
+    return jde.GaussianStep(
+        sampling, noise_multiplier=noise, neighboring_relation=relation, **fields
+    )
+
+
+def on(level, count, *args, horizon=30.0, **fields):
+    bands = jde.Bands(count, level=level, horizon=horizon)
+    return jde.banded(plain(*args, **fields), bands)
+
+
+def episodes(rate, size, population):
+    return jde.MultistageSampling(
+        poisson(rate, "episode"), drawn(size, population, "drawing")
+    )
+
+
+def bins(steps):
+    return jde.RandomAllocation("user", steps_per_epoch=steps)
+
+
+# --- Every question answers as of the steps of one group ---
+
+BANDED = {
+    "a coin": on("user", 4, poisson(), 1.3),
+    "everybody": on("user", 3, poisson(1.0), 2.0),
+    "replaced": on("user", 2, drawn(3, 23, "user"), 1.5, "replace_one"),
+    "drawings of an episode": on(
+        "drawing", 3, episodes(0.3, 2, 20), 1.4, "zero_out", clip_unit="episode"
+    ),
+    "one band": on("user", 1, poisson(), 1.3),
+}
+QUESTIONS = {
+    "epsilon": lambda s, n: jde.epsilon(s, num_steps=n, delta=DELTA),
+    "epsilon by rdp": lambda s, n: jde.epsilon(
+        s, num_steps=n, delta=DELTA, method="rdp"
+    ),
+    "delta": lambda s, n: jde.delta(s, num_steps=n, epsilon=0.7),
+    "interval": lambda s, n: jde.epsilon_interval(s, num_steps=n, delta=DELTA),
+    "noise": lambda s, n: jde.calibrate_noise_multiplier(
+        s, epsilon=2.0, delta=DELTA, num_steps=n
+    ),
+    "one step": lambda s, _: jde.rdp(s, [1.5, 8.0]),
+    "attack": lambda s, n: jde.true_positive_rate(
+        s, num_steps=n, false_positive_rate=0.01
+    ),
+    "gradient": lambda s, n: jde.epsilon_and_gradient(
+        s, num_steps=n, delta=DELTA, wrt=("noise_multiplier",)
+    )[1]["noise_multiplier"],
+    "tuning": lambda s, n: run_rdp(s, np.array([2.0, 8.0]), num_steps=n),
+    "report": lambda s, n: jde.privacy_report(s, num_steps=n, delta=DELTA).epsilon,
+    "in a program": lambda s, n: traced.epsilon(s, num_steps=n, delta=DELTA),
+    "a menu": lambda s, n: jde.AdaptiveRun({"train": s}, quotas={"train": n}).epsilon(
+        delta=DELTA
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "question"),
+    [
+        *(("a coin", question) for question in QUESTIONS),
+        *itertools.product(list(BANDED)[1:], ["epsilon", "delta", "one step"]),
+    ],
+)
+def test_a_run_costs_what_the_steps_of_one_group_do(case, question):
+    step, ask = BANDED[case], QUESTIONS[question]
+    for number in (1, 7, 8) if question in ("epsilon", "delta") else (7,):
+        uses = math.ceil(number / step.bands.count)
+        np.testing.assert_allclose(
+            ask(step, number), ask(step.in_group, uses), rtol=1e-9
+        )
+
+
+def test_uses_are_those_of_the_group_that_has_most():
+    step = BANDED["a coin"]
+    np.testing.assert_array_equal(
+        step.uses(np.arange(10)), [0] + [1] * 4 + [2] * 4 + [3]
+    )
+    steps = on("user", 4, poisson(np.array([0.1, 0.3])), np.array([[1.0], [2.0]]))
+    found = jde.epsilon(steps, num_steps=9, delta=DELTA)
+    assert found.shape == (2, 2)
+    alone = jde.epsilon(plain(poisson(0.1), 2.0), num_steps=3, delta=DELTA)
+    assert found[1, 0] == pytest.approx(alone, rel=1e-9)
+
+
+def test_a_budget_permits_every_group_its_last_step():
+    step = on("user", 4, poisson(), 1.3)
+    most = jde.calibrate_num_steps(step, epsilon=3.0, delta=DELTA)
+    uses = jde.calibrate_num_steps(step.in_group, epsilon=3.0, delta=DELTA)
+    assert most == 4 * uses > 4
+    budget = plan_budget(step, epsilon=3.0, delta=DELTA)
+    assert (budget.num_steps, budget.permitted_steps) == (most, most)
+    assert budget.spent(most) == budget.spent(most - 3) <= 3.0 < budget.spent(most + 1)
+    rate = jde.calibrate_rate(step, level="user", epsilon=3.0, delta=DELTA, num_steps=9)
+    assert rate == jde.calibrate_rate(
+        step.in_group, level="user", epsilon=3.0, delta=DELTA, num_steps=3
+    )
+
+
+@pytest.mark.slow
+def test_an_epoch_is_that_of_every_group():
+    step = on("user", 3, bins(4), 2.0)
+    budget = PrivacyBudget(step, 8.0, DELTA, 30, 30)
+    np.testing.assert_array_equal(
+        budget.owed([0, 1, 12, 13, 24, 25, 31]), [0, 12, 12, 24, 24, 30, 36]
+    )
+    for taken, epochs in ((1, 4), (13, 8), (25, 10)):
+        expected = jde.epsilon(step.in_group, num_steps=epochs, delta=DELTA)
+        assert budget.spent(taken) == pytest.approx(expected, rel=1e-9)
+
+
+def test_runs_are_counted_one_by_one():
+    step = on("user", 2, poisson(), 1.3)
+    twice = jde.compose((step, 3), (step, 3))
+    four = jde.epsilon(step.in_group, num_steps=4, delta=DELTA)
+    assert jde.epsilon(twice, delta=DELTA) == pytest.approx(four, rel=1e-9)
+    assert jde.compose((jde.compose((step, 4)), 3)).counts == (12,)
+    with pytest.raises(NotImplementedError, match="part of a round of its groups"):
+        jde.compose((jde.compose((step, 3)), 2))
+
+
+def test_ledgers_of_several_runs_add_up_and_copies_are_refused(tmp_path):
+    step = on("user", 2, poisson(), 1.3)
+    budget = PrivacyBudget(step, 8.0, DELTA, 50, 50)
+    one, two = (charged_run(tmp_path / name, budget, 3) for name in ("one", "two"))
+    run, _ = read_ledgers([one, two]).run_charged()
+    four = jde.epsilon(step.in_group, num_steps=4, delta=DELTA)
+    assert jde.epsilon(run, delta=DELTA) == pytest.approx(four, rel=1e-9)
+    copy = tmp_path / "copy"
+    copy.write_bytes(one.read_bytes())
+    charged_run(copy, None, 2)
+    charged_run(one, None, 3)
+    with pytest.raises(NotImplementedError, match="copies of one run with bands"):
+        read_ledgers([one, copy]).run_charged()
+
+
+# --- The band itself, enumerated ---
+
+
+def enumerated_delta(coefficients, steps, rate, sigma, epsilon):
+    """Both directions of one unit's sampled columns in noise of ``sigma``.
+
+    Disjoint columns are orthogonal: the likelihood ratio is a product, so that what is
+    left is an integral over one number a column, on a grid.
+    """
+    bands, x = len(coefficients), np.linspace(-9, 12, 1501)
+    log_ratio, log_q = np.zeros(1), np.zeros(1)
+    for start in range(0, steps, bands):
+        norm = np.linalg.norm(coefficients[: steps - start]) / sigma
+        ratio = np.log1p(rate * np.expm1(norm * x - norm**2 / 2))
+        mass = np.diff(ndtr(np.append(x, np.inf) - (x[1] - x[0]) / 2))
+        log_ratio = np.add.outer(log_ratio, ratio).ravel()
+        log_q = np.add.outer(log_q, np.log(np.maximum(mass, 1e-300))).ravel()
+    q = np.exp(log_q)
+    forward = q @ np.maximum(np.exp(log_ratio) - math.exp(epsilon), 0)
+    backward = q @ np.maximum(1 - np.exp(epsilon + log_ratio), 0)
+    return max(forward, backward)
+
+
+@pytest.mark.parametrize(
+    ("steps", "bands", "rate", "attained"),
+    [(4, 2, 0.3, 1.0), (3, 2, 0.3, 0.5), (6, 3, 1.0, 1.0), (2, 3, 0.7, 0.3)],
+)
+def test_no_band_loses_more_and_whole_ones_lose_as_much(steps, bands, rate, attained):
+    kernel = band_coefficients(bands, steps, 30.0)
+    step = on("user", bands, poisson(rate), 0.9)
+    for epsilon in (0.3, 1.0):
+        found = enumerated_delta(kernel, steps, rate, 0.9, epsilon)
+        claimed = jde.delta(step, num_steps=steps, epsilon=epsilon)
+        assert attained * claimed * (1 - 1e-4) <= found <= claimed * (1 + 1e-4)
+
+
+# --- Runs that adapt ---
+
+
+def menu(**fields):
+    step = on("user", 3, poisson(), 2.0)
+    check = plain(poisson(1.0), 9.0)
+    return jde.AdaptiveRun({"train": step, "check": check}, **fields)
+
+
+def test_prices_pay_for_rounds_of_all_groups():
+    step, check = on("user", 3, poisson(), 2.0), plain(poisson(1.0), 9.0)
+    run = menu(prices={"train": 1, "check": 1}, budget=4, blocks={"train": 3})
+    other = jde.AdaptiveRun(
+        {"train": step.in_group, "check": check},
+        prices={"train": 1, "check": 1},
+        budget=4,
+    )
+    assert run.most("train") == 12
+    assert run.epsilon(delta=DELTA) == pytest.approx(other.epsilon(delta=DELTA))
+
+
+PRICED = {"prices": {"train": 1, "check": 1}, "budget": 4}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: menu(**PRICED), "round of all groups, blocks={'train': 3}, got 1"),
+        (
+            lambda: menu(**PRICED, blocks={"train": 4}),
+            "round of all groups, blocks={'train': 3}, got 4",
+        ),
+        (
+            lambda: jde.AdaptiveRun(
+                {"a": on("user", 2, poisson()), "b": on("user", 2, poisson(), 2.0)},
+                quotas={"a": 4, "b": 4},
+            ),
+            "covered: one kind of step with bands",
+        ),
+        (
+            lambda: jde.AdaptiveRun(
+                {"a": on("user", 2, poisson())},
+                rules=jde.RuleBook("go", {"go": {"a": "end"}, "end": {}}),
+            ),
+            "no theorem with rules",
+        ),
+        (
+            lambda: jde.AdaptiveRun(
+                {"inner": menu(quotas={"train": 3, "check": 1})}, quotas={"inner": 2}
+            ),
+            "within another adaptive run",
+        ),
+        (
+            lambda: jde.AdaptiveRun(
+                {"a": jde.compose((on("user", 2, poisson()), 3))}, quotas={"a": 2}
+            ),
+            "takes 3 steps",
+        ),
+        (
+            lambda: AdaptiveBudget(menu(quotas={"train": 3, "check": 1}), delta=DELTA),
+            "the only option that trains",
+        ),
+        (
+            lambda: plan_budget(
+                plain(poisson()),
+                epsilon=1.0,
+                delta=DELTA,
+                num_steps=3,
+                before=[(on("user", 2, poisson(1.0)), 0.1)],
+            ),
+            "or with bands, only some do",
+        ),
+        (
+            lambda: jde.epsilon_and_gradient(
+                on("user", 2, poisson()), num_steps=3, delta=DELTA, wrt=("num_steps",)
+            ),
+            "epochs or bands",
+        ),
+        (
+            lambda: jde.choose_bands(
+                plain(drawn(2, 20)),
+                epsilon=1.0,
+                delta=DELTA,
+                num_steps=9,
+                level="drawing",
+            ),
+            "no public lower bound",
+        ),
+    ],
+)
+def test_what_has_no_theorem_is_refused(make, message):
+    with pytest.raises(NotImplementedError, match=message):
+        make()
+
+
+# --- Reports, events, requests ---
+
+
+def test_a_report_says_what_the_groups_need():
+    report = jde.privacy_report(BANDED["a coin"], num_steps=8, delta=DELTA)
+    (text,) = (text for text in report.preconditions if text.startswith("Groups:"))
+    assert "every 'user' to one of 4 groups" in text and "owes its plan" in text
+    assert report.worst_path.inclusion_rate == pytest.approx(0.2 / 4)
+
+
+def test_an_event_is_that_of_one_group():
+    run = jde.compose((on("user", 2, poisson()), 5))
+    assert to_dp_event(run) == to_dp_event(jde.compose((plain(poisson()), 3)))
+
+
+def test_rows_of_requests_with_bands():
+    rows = [
+        {
+            "step": on("user", count, poisson(), noise).to_dict(),
+            "num_steps": 8,
+            "delta": DELTA,
+        }
+        for count, noise in itertools.product((2, 3), (1.0, 2.0))
+    ]
+    answers = answer_requests(rows, method="exact")
+    expected = [
+        jde.epsilon(plain(poisson(), noise), num_steps=uses, delta=DELTA)
+        for uses, noise in itertools.product((4, 3), (1.0, 2.0))
+    ]
+    np.testing.assert_allclose([a.value for a in answers], expected, rtol=1e-9)
+
+
+# --- Which number of bands: the reference's own optimum and noise ---
+
+# Bands, steps, RMSE of the prefix sums of the best coefficients there are.
+OPTIMA = [
+    (1, 300, 12.267844),
+    (2, 300, 8.801464),
+    (5, 300, 5.855852),
+    (10, 300, 4.488725),
+    (10, 1000, 7.590657),
+    (20, 20, 1.818324),
+]
+# Closed form, cut to 5 and normalised: coefficients of (1 - x)^(-1/2).
+CLOSED_FORM = [0.79985941, 0.39992971, 0.29994728, 0.24995607, 0.21871156]
+DEMO = episodes(1.0, 2, 20)
+# A step, its target and length; bands, noise, relative noise at horizons.
+CHOICES = {
+    "demo": (
+        (plain(DEMO, relation="zero_out", clip_unit="episode"), 8.0, 300),
+        {
+            1: (1.917224, {np.inf: 1.0}),
+            2: (None, {np.inf: 0.843, 100: 0.857, 30: 0.883, 3: 1.049}),
+            5: (2.822617, {np.inf: 0.70275, 100: 0.752, 30: 0.837, 3: 1.267}),
+            10: (3.28759, {np.inf: 0.627422, 100: 0.716, 30: 0.861, 3: 1.474}),
+        },
+    ),
+    "users": (
+        (plain(poisson(0.05)), 8.0, 200),
+        {
+            4: (1.14914, {np.inf: 0.777283}),
+            10: (None, {np.inf: 0.751, 30: 0.997, 10: 1.272}),
+            20: (1.898091, {np.inf: 0.759478, 30: 1.149}),
+        },
+    ),
+    "users in bins": (
+        (plain(bins(20)), 8.0, 20),
+        {
+            4: (0.516362, {np.inf: 0.71777}),
+            5: (0.526351, {np.inf: 0.702168}),
+        },
+    ),
+}
+
+
+def test_coefficients_are_near_the_best_there_are():
+    for bands, steps, best in OPTIMA:
+        kernel = band_coefficients(bands, steps, np.inf)
+        assert kernel.shape == (bands,)
+        assert np.linalg.norm(kernel) == pytest.approx(1.0, abs=1e-12)
+        assert best * (1 - 1e-6) <= band_error(kernel, steps, np.inf) <= best * 1.0015
+        assert np.all(np.abs(np.roots(kernel[::-1])) > 1.001)
+    assert band_error(np.array(CLOSED_FORM), 300, np.inf) == pytest.approx(6.336874)
+    alone = np.sqrt(np.mean(np.cumsum(0.9 ** (2 * np.arange(50)))))
+    assert band_error(np.ones(1), 50, 10.0) == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CHOICES)
+def test_choices_are_those_of_the_reference(case):
+    (step, epsilon, num_steps), rows = CHOICES[case]
+    horizons = {h for _, expected in rows.values() for h in expected}
+    for horizon in horizons:
+        table = jde.choose_bands(
+            step, epsilon=epsilon, delta=DELTA, num_steps=num_steps, horizon=horizon
+        )
+        assert table.step == table.steps[int(np.argmin(table.relative_noise))]
+        for bands, (noise, expected) in rows.items():
+            (i,) = np.flatnonzero(table.bands == bands)
+            if noise is not None:
+                assert table.noise_multiplier[i] == pytest.approx(noise, rel=2e-6)
+            if horizon in expected:
+                assert table.relative_noise[i] == pytest.approx(
+                    expected[horizon], rel=2e-3
+                )
+            made, spent = table.steps[i], num_steps
+            assert jde.epsilon(made, num_steps=spent, delta=DELTA) <= epsilon
+
+
+@pytest.mark.slow
+def test_candidates_draw_as_many_units():
+    grouped = jde.GroupedClasses(
+        num_classes=31,
+        ways=3,
+        episodes=poisson(0.2, "episode"),
+        examples=drawn(2, 9, "example"),
+    )
+    table = jde.choose_bands(
+        plain(grouped, relation="zero_out"), epsilon=4.0, delta=DELTA, num_steps=4
+    )
+    rows = list(zip(table.levels, table.bands.tolist(), strict=True))
+    assert rows == [
+        ("", 1),
+        *(("class", n) for n in (2, 3, 4)),
+        *(("example", n) for n in (2, 3, 4)),
+    ]
+    made = table.steps[3]  # 7 classes of a group are 2 episodes, of 10 in all
+    assert made.design.episodes.sampling_probability == pytest.approx(0.8)
+    ratio = table.noise_multiplier[3] * band_error(band_coefficients(4, 4, 30), 4, 30)
+    ratio /= table.noise_multiplier[0] * band_error(np.ones(1), 4, 30)
+    assert table.relative_noise[3] == pytest.approx(ratio * 10 / 8)
+    assert "*" in str(table) and "relative_noise" in str(table)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"step": BANDED["a coin"]}, "one setting without bands"),
+        ({"step": plain(poisson([0.1, 0.2]))}, "one setting without bands"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"level": "task"}, "level must be one of"),
+        ({"horizon": 0.0}, "horizon"),
+    ],
+)
+def test_bad_arguments_of_the_choice(changed, message):
+    given = {"step": plain(poisson()), "epsilon": 1.0, "delta": DELTA, "num_steps": 9}
+    with pytest.raises(ValueError, match=message):
+        jde.choose_bands(**{**given, **changed})

@@ -23,6 +23,7 @@ from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, INVERTED, U
 from jaxdp_episodic.trainer.data.user_files import (
     columns_of,
     ids_of,
+    images_or_features,
     names_of_columns,
     numbers_of,
     scaled_images,
@@ -106,24 +107,19 @@ def _of_arrays(
 ) -> Examples:
     """The arrays of an npz file, laid out as for `load_npz`, or without labels."""
     arrays = read_arrays(path, max_bytes=MAX_BYTES)
-    given = [name for name in ("images", "features") if name in arrays]
-    if len(given) != 1:
-        raise ValueError(
-            f"{path} must hold images or features, one of the two, has {list(arrays)}"
-        )
-    values = arrays[given[0]]
-    is_grey = given[0] == "images" and shape[-1:] == (1,)
-    kinds = [shape, shape[:-1]] if is_grey else [shape]
+    is_images, values = images_or_features(path, arrays)
+    name, is_grey = ("features", "images")[is_images], shape[-1:] == (1,)
+    kinds = [shape, shape[:-1]] if is_images and is_grey else [shape]
     axes = next((n for n in (1, 2) if values.shape[n:] in kinds and values.size), 0)
     if not axes:
         raise ValueError(
-            f"{given[0]} in {path} must be examples of shape {shape}, [record, ...] or "
+            f"{name} in {path} must be examples of shape {shape}, [record, ...] or "
             f"[class, example, ...], got {values.shape}"
         )
     grid = values.shape[:axes]
     number = math.prod(grid)
     values = values.reshape(number, *values.shape[axes:])
-    if given[0] == "images":
+    if is_images:
         values = scaled_images(values)
     units, targets = arrays.get("labels"), arrays.get("targets")
     if axes == 2:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import CLASS
-from jaxdp_episodic.files.archive import array_batches, array_headers, read_arrays
+from jaxdp_episodic.files.archive import array_headers, read_arrays
 from jaxdp_episodic.files.csv_file import csv_lines, read_csv_columns
 from jaxdp_episodic.files.json_file import repeated
 from jaxdp_episodic.files.parquet_file import (
@@ -91,32 +91,23 @@ def npz_records(
     max_bytes: int = 2**63,
 ) -> Records:
     """Returns the records of an npz file; see `load_npz`."""
-    headers = array_headers(path)
-    given = [name for name in ("images", "features") if name in headers]
-    if len(given) != 1:
-        shapes = {name: shape for name, (shape, _) in headers.items()}
-        raise ValueError(
-            f"{path} must hold images or features, one of the two, and labels, has "
-            f"{shapes}; rename them: np.savez(FILE, images=..., labels=...)"
-        )
-    (name,) = given
-    shape, kind = headers[name]
-    arrays = read_arrays(
-        path, max_bytes=max_bytes, names=[one for one in headers if one != name]
+    arrays = read_arrays(path, max_bytes=max_bytes)
+    is_images, values = images_or_features(path, arrays)
+    name = "images" if is_images else "features"
+    axes, what, shape = (
+        1 if "labels" in arrays else 2,
+        f"{name} in {path}",
+        values.shape,
     )
-    is_images, what = name == "images", f"{name} in {path}"
-    axes = 1 if "labels" in arrays else 2
     if len(shape) < axes + (1 + is_images if axes == 2 else 0):
         raise ValueError(
             f"{name} must be [class, example, ...], or come with an array labels, the "
             f"class of each; got shape {shape}, and no labels"
         )
-    if not math.prod(shape):
+    if not values.size:
         raise ValueError(f"{what} must not be empty, got {shape}")
-    if kind.kind not in "biuf":
-        raise TypeError(f"{what} must be numbers, got {kind}")
-    empty = np.empty((0, *shape[axes:]), kind)
-    item = (scaled_images(empty) if is_images else empty).shape[1:]
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"{what} must be numbers, got {values.dtype}")
     grid, public = shape[:axes], None
     labels = arrays.get("classes", np.arange(grid[0]))
     if axes == 1:
@@ -128,8 +119,10 @@ def npz_records(
             )
     for wanted in (*levels, None if split is None else "split", owner):
         if wanted is not None and wanted not in arrays:
-            raise ValueError(f"{path} must hold {wanted}, has {list(headers)}")
+            raise ValueError(f"{path} must hold {wanted}, has {list(arrays)}")
     number = math.prod(grid)
+    values = values.reshape(number, *shape[axes:])
+    item = (scaled_images(values[:0]) if is_images else values).shape[1:]
     kept: Any = slice(None)
     if split is not None:
         kept = _one_a_record("split", arrays["split"], grid, path) == split
@@ -150,16 +143,24 @@ def npz_records(
         public_units=None if public is None else public.reshape(-1).tolist(),
         owners=owners,
     )
-    size = max(math.prod(item) * kind.itemsize, 1)
-    rows = max(min(_BATCH_BYTES // size, _BATCH_ROWS), 1)
+    whole = _as_kept(values.reshape(number, *item), 0, is_images, what)
+    encoding = UNIT if is_images and values.dtype.kind != "f" else None
+    read = functools.partial(only, parts=[whole])
+    return Records(numbers, whole.dtype, item, encoding, read)
 
-    def read(wanted: np.ndarray) -> Iterator[Part]:
-        parts = array_batches(path, name, axes=axes, rows=rows)
-        return only(wanted, _kept(parts, item, is_images, what))
 
-    encoding = UNIT if is_images and kind.kind != "f" else None
-    dtype = _as_kept(empty, 0, is_images, what).dtype
-    return Records(numbers, dtype, item, encoding, read)
+def images_or_features(
+    path: Path, arrays: Mapping[str, np.ndarray]
+) -> tuple[bool, np.ndarray]:
+    """Returns whether a file of arrays holds images, not features; and these."""
+    given = [name for name in ("images", "features") if name in arrays]
+    if len(given) != 1:
+        shapes = {name: array.shape for name, array in arrays.items()}
+        raise ValueError(
+            f"{path} must hold images or features, one of the two, and labels, has "
+            f"{shapes}; rename them: np.savez(FILE, images=..., labels=...)"
+        )
+    return given[0] == "images", arrays[given[0]]
 
 
 def refuse_unnamed(path: Path) -> None:

@@ -12,7 +12,6 @@ from PIL import Image
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
-from jaxdp_episodic.trainer.data import user_files
 from jaxdp_episodic.trainer.data.folders import load_class_folders
 from jaxdp_episodic.trainer.data.sources import (
     SOURCES,
@@ -24,7 +23,6 @@ from jaxdp_episodic.trainer.data.sources import (
 from jaxdp_episodic.trainer.data.splits import SPLITS, ClassSplit
 from jaxdp_episodic.trainer.data.stored import load_stored, stored_splits
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.data.user_files import npz_records
 
 SPLIT = ClassSplit(validation=0.25, test=0.25)
 NAMES = [f"class {number}" for number in range(400)]
@@ -219,13 +217,6 @@ def test_a_share_beside_a_path(files):
     assert source.load("test", files).num_units["class"] == 11  # c1, c10 .. c19
     trained = source.load("train", files).num_units["class"]
     assert trained + source.load("validation", files).num_units["class"] == 30
-
-
-def test_a_part_is_read_whole_whatever_the_batches(files, monkeypatch):
-    whole = npz_records(files / "in.npz").part(SPLIT, "train").table()
-    monkeypatch.setattr(user_files, "_BATCH_ROWS", 7)
-    again = npz_records(files / "in.npz").part(SPLIT, "train").table()
-    assert again.fingerprint == whole.fingerprint and 0 < whole.num_examples < 90
 
 
 def test_classes_without_names_are_not_split(files, tmp_path, capsys):

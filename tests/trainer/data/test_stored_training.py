@@ -18,10 +18,9 @@ from jaxdp_episodic.trainer.data.user_files import load_npz
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
-from jaxdp_episodic.trainer.statistics import statistics
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 from pages import ROOT
-from training_runs import TINY, assert_same, classes, plain_trainer
+from training_runs import TINY, assert_same, plain_trainer
 
 RNG = np.random.default_rng(3)
 IMAGES = RNG.integers(0, 256, (30, 6, 1, 2), dtype=np.uint8)  # see `classes`
@@ -57,18 +56,6 @@ def test_masked_slots_hold_zeros_also_of_inverted_codes(tables):
     inputs = np.asarray(episode.decoded(block, episode.code_of(table)).inputs)
     np.testing.assert_array_equal(inputs[0, 0], inverted[7], strict=True)
     np.testing.assert_array_equal(inputs[0, 1], np.zeros(2, np.float32), strict=True)
-
-
-@pytest.mark.slow
-def test_a_run_is_the_same_bit_for_bit(tables, tmp_path):
-    """Prefetched from the disk, and stepped by hand from memory."""
-    stored, memory = both(tables)
-    run, other = (plain_trainer(data=data, num_steps=4) for data in (stored, memory))
-    run.train(tmp_path)
-    for _ in range(4):
-        other.step()
-    assert_same(run, other)
-    assert run.num_steps_charged == other.num_steps_charged == 4
 
 
 def test_a_run_is_resumed_on_the_same_data_only(tables, tmp_path):
@@ -175,21 +162,6 @@ def test_private_statistics_are_the_same(kind, tables):
     if kind == "plda":
         seen = [s.table(state).features for state, s in states]
         np.testing.assert_array_equal(*seen, strict=True)
-
-
-@pytest.mark.slow
-def test_statistics_of_more_rows_than_a_chunk_are_those_of_all_at_once(monkeypatch):
-    data = classes(num_classes=20, examples=10)
-    config = StartConfig(kind="plda", share=0.5)
-    own = PrivateStatistics(
-        data, config, privacy_unit="example", neighboring_relation="add_remove"
-    )
-    state = own.initial()
-    pairs = own._terms("pairs", np.random.default_rng(0))
-    whole = own._total("pairs", state, pairs)
-    monkeypatch.setattr(statistics, "_ROWS", 32)
-    parts = own._total("pairs", state, pairs)
-    np.testing.assert_array_equal(parts, whole)
 
 
 # --- In processes of their own ---

@@ -153,19 +153,6 @@ def test_an_embedding_of_zeros_has_a_gradient():
     assert np.isfinite(gradient["weights"]).all()
 
 
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"distance": "manhattan"}, ValueError),
-        ({"temperature": 0.0}, ValueError),
-        ({"resplits": 1}, TypeError),
-    ],
-)
-def test_bad_protonets(changes, error):
-    with pytest.raises(error, match=next(iter(changes))):
-        ProtoNet(linear, ways=WAYS, **changes)
-
-
 def test_a_class_without_support_is_never_predicted():
     predict = jax.jit(ProtoNet(linear, ways=WAYS).predict)
     logits = predict(weights(2), classes(mask=CLASS_MISSING))
@@ -361,6 +348,9 @@ def test_an_unknown_head_is_named(head):
 @pytest.mark.parametrize(
     "changes, error, message",
     [
+        ({"distance": "manhattan"}, ValueError, "distance"),
+        ({"temperature": 0.0}, ValueError, "temperature"),
+        ({"resplits": 1}, TypeError, "resplits"),
         ({"inner_steps": 0}, ValueError, "inner_steps"),
         ({"inner_steps": True}, TypeError, "inner_steps"),
         ({"inner_learning_rate": 0.0}, ValueError, "inner_learning_rate"),
@@ -369,8 +359,9 @@ def test_an_unknown_head_is_named(head):
     ],
 )
 def test_bad_settings(changes, error, message):
+    cls = MAML if next(iter(changes)) in MAML.__dataclass_fields__ else ProtoNet
     with pytest.raises(error, match=message):
-        MAML(linear, **changes)
+        cls(linear, **({"ways": WAYS} if cls is ProtoNet else {}), **changes)
 
 
 def test_values_must_have_one_column():

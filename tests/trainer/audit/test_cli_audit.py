@@ -11,7 +11,6 @@ from jaxdp_episodic.trainer.statistics import statistics
 from training_runs import TINY
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
 
 REQUEST = """
 version = 1
@@ -218,32 +217,3 @@ def test_errors_are_one_line(
     lines = [line for line in error.splitlines() if "error:" in line]
     assert len(lines) == 1
     assert complaint in lines[0]
-
-
-@pytest.mark.slow
-def test_the_pages_code_runs(tmp_path, monkeypatch):
-    """In order and in one namespace, as somebody who reads along would run it."""
-    monkeypatch.chdir(ROOT)
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-    assert len(blocks) >= 3
-    namespace = {}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"docs/audit.md block {number}", "exec"), namespace)
-
-
-@pytest.mark.slow
-def test_the_pages_commands_run(tmp_path, monkeypatch, capsys):
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```console\n(.*?)^```", PAGE, re.M | re.S)
-    commands = [
-        line.removeprefix("$ ")
-        for block in blocks
-        for line in block.splitlines()
-        if line.startswith("$ ")
-    ]
-    assert commands
-    for command in commands:
-        program, *arguments = command.split()
-        assert program == "jaxdp-episodic"
-        assert cli.run(arguments) == 0

@@ -79,18 +79,6 @@ def test_gradients_of_gradients_of_the_group_normalization_are_those_of_flax():
     )
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("use_patches", [True, False])
-def test_a_network_embeds_images(use_patches):
-    net = ConvNet((14, 11, 1), (4, 6), 5, use_patches=use_patches, rngs=nnx.Rngs(0))
-    apply, params = split_model(net)
-    images = np.random.default_rng(0).normal(size=(3, 14, 11, 1)).astype(np.float32)
-    outputs = jax.jit(apply)(params, images)
-    assert outputs.shape == (3, 5)
-    plain = jax.jit(lambda inputs: net(inputs))(images)
-    np.testing.assert_allclose(outputs, plain, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.slow
 def test_images_of_an_episode_do_not_touch_each_other():
     apply, params = split_model(ConvNet((8, 8, 1), (4, 4), 5, rngs=nnx.Rngs(0)))

@@ -1,6 +1,5 @@
 """The private mixed model: its sums, how far a unit moves them, and its predictions."""
 
-import dataclasses
 import functools
 
 import jax
@@ -10,7 +9,6 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
-from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.run.trainer import Trainer
@@ -180,31 +178,6 @@ def test_all_noise_still_makes_a_model():
     state = released(statistics(), noise=1e6)
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
     assert np.linalg.eigvalsh(state.covariance).min() > -1e-6 and state.variance > 0
-
-
-@pytest.mark.parametrize(
-    ("unit", "relation", "expected"),
-    [
-        ("example", "add_remove", (1, 2)),
-        ("example", "replace_one", (2, 2)),
-        ("example", "zero_out", (1, 1)),
-        ("task", "add_remove", (1, 1)),
-    ],
-)
-def test_the_accountant_is_told_how_far(unit, relation, expected):
-    steps = statistics_steps(
-        ("task", "example"), CONFIG, privacy_unit=unit, neighboring_relation=relation
-    )
-    for step, moved in zip(steps, expected, strict=True):
-        plain = jde.GaussianStep(
-            jde.Poisson("one", sampling_probability=1.0), noise_multiplier=1.3 / moved
-        )
-        found = jde.epsilon(
-            dataclasses.replace(step, noise_multiplier=1.3), num_steps=1, delta=1e-5
-        )
-        assert found == pytest.approx(
-            jde.epsilon(plain, num_steps=1, delta=1e-5), rel=1e-9
-        )
 
 
 def run(unit="example", **changes):

@@ -4,7 +4,6 @@ Small tables, every person, every order that pairs can be drawn in: of all order
 and without her some coupling must move no sum by more than the stated sensitivity.
 """
 
-import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -14,12 +13,9 @@ import pytest
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-import jaxdp_episodic as jde
 from jaxdp_episodic import PersonBounds
 from jaxdp_episodic.trainer.config.training_start import (
     StartConfig,
-    contribution_norm,
-    statistics_steps,
 )
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
@@ -198,30 +194,6 @@ def test_somebody_moves_it_nearly_as_far(name, pairs, relation):
     }
     assert holds(people, "plda", pairs, relation, (name,), **more)
     assert not holds(people, "plda", pairs, relation, (name,), least=0.99, **more)
-
-
-@pytest.mark.parametrize("relation", SQUARES)
-@pytest.mark.parametrize("pairs", ["class", "people"])
-def test_the_accountant_is_told_how_far(pairs, relation):
-    config = StartConfig(pairs=pairs, mean=0.2, within=(0.3,), total=0.5)
-    steps = statistics_steps(
-        ("class", "example"),
-        config,
-        privacy_unit="person",
-        neighboring_relation=relation,
-    )
-    squares = [SQUARES[relation][place == 1] for place in range(3)]
-    for step, square in zip(steps, squares, strict=True):
-        noise = 1.3 * contribution_norm(step)  # what is added
-        plain = jde.GaussianStep(
-            jde.Poisson("one", sampling_probability=1.0),
-            noise_multiplier=noise / math.sqrt(square),
-        )
-        step = dataclasses.replace(step, noise_multiplier=1.3)
-        found = jde.epsilon(step, num_steps=1, delta=1e-5)
-        assert found == pytest.approx(
-            jde.epsilon(plain, num_steps=1, delta=1e-5), rel=1e-9
-        )
 
 
 # --- What must not pass ---

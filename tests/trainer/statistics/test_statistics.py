@@ -14,7 +14,11 @@ from jaxdp_episodic.accountant.questions.budget import (
 )
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.config.training_config import NOISES
-from jaxdp_episodic.trainer.config.training_start import StartConfig, contribution_norm
+from jaxdp_episodic.trainer.config.training_start import (
+    StartConfig,
+    contribution_norm,
+    statistics_steps,
+)
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import generator as random_generator
 from jaxdp_episodic.trainer.gradient import noise as noise_module
@@ -233,21 +237,32 @@ def test_pairs_are_disjoint_within_classes_and_uniform(relation, sizes, slots):
     np.testing.assert_allclose(together, 0.2, atol=5 * 0.4 / np.sqrt(2_000))
 
 
+ALONE, COUPLES = (dataclasses.replace(SHORT, pairs=p) for p in ("class", "people"))
+MIXED = StartConfig(kind="mixed")
+
+
 @pytest.mark.parametrize(
-    ("unit", "relation", "expected"),
+    ("config", "unit", "relation", "expected"),
     [
-        ("example", "add_remove", (1, APART, 1)),
-        ("example", "replace_one", (APART, APART, APART)),
-        ("example", "zero_out", (1, 1, 1)),
-        ("class", "add_remove", (1, 1, 1)),
-        ("class", "replace_one", (APART, APART, APART)),
-        ("class", "zero_out", (1, 1, 1)),
+        (ALONE, "example", "add_remove", (1, APART, 1)),
+        (ALONE, "example", "replace_one", (APART, APART, APART)),
+        (ALONE, "example", "zero_out", (1, 1, 1)),
+        (ALONE, "class", "add_remove", (1, 1, 1)),
+        (ALONE, "class", "replace_one", (APART, APART, APART)),
+        (ALONE, "class", "zero_out", (1, 1, 1)),
+        *((pairs, "person", "zero_out", (1, 1, 1)) for pairs in (ALONE, COUPLES)),
+        *((pairs, "person", "add_remove", (1, APART, 1)) for pairs in (ALONE, COUPLES)),
+        *((pairs, "person", "replace_one", 3 * (APART,)) for pairs in (ALONE, COUPLES)),
+        (MIXED, "example", "add_remove", (1, APART)),
+        (MIXED, "example", "replace_one", (APART, APART)),
+        (MIXED, "example", "zero_out", (1, 1)),
+        (MIXED, "class", "add_remove", (1, 1)),
     ],
 )
-def test_the_accountant_is_told_how_far(unit, relation, expected):
-    own = statistics(unit=unit, relation=relation)
-    for place, moved in enumerate(expected):
-        step = own.steps[place]
+def test_the_accountant_is_told_how_far(config, unit, relation, expected):
+    who = {"privacy_unit": unit, "neighboring_relation": relation}
+    steps = statistics_steps(("class", "example"), config, **who)
+    for step, moved in zip(steps, expected, strict=True):
         noise = 1.3 * contribution_norm(step)  # what is added
         plain = jde.GaussianStep(
             jde.Poisson("one", sampling_probability=1.0), noise_multiplier=noise / moved

@@ -198,7 +198,7 @@ class AdaptiveRun(Menu):
         Args:
           delta: in [0, 1], any shape.
         """
-        return self._upper("epsilon", api.epsilon, delta=delta)
+        return self._answer("epsilon", delta, upper=True)
 
     def delta(self, *, epsilon: Any) -> Any:
         """Returns delta of the worst strategy: an *upper bound*, as of `epsilon`.
@@ -206,16 +206,7 @@ class AdaptiveRun(Menu):
         Args:
           epsilon: >= 0, nats, any shape.
         """
-        return self._upper("delta", api.delta, epsilon=epsilon)
-
-    def _upper(self, question: str, composed: Callable[..., Any], **asked: Any) -> Any:
-        """An upper bound: of a composition, of each setting, or of an interval."""
-        same = self.composition()
-        if same is not None:
-            return composed(same, **asked)
-        if self.shape:
-            return self._of_settings(question, **asked)
-        return getattr(self, f"{question}_interval")(**asked)[1]
+        return self._answer("delta", epsilon, upper=True)
 
     def epsilon_interval(
         self, *, delta: Any, max_width: float | None = None
@@ -228,18 +219,11 @@ class AdaptiveRun(Menu):
             else up to 1e-3. Of a thousand states no more than some 10 s are spent: at a
             delta like 1e-100 the ends may be far apart, each as sure as ever.
         """
-        same, asked = self.composition(), {"delta": delta, "max_width": max_width}
-        if same is not None:
-            lower, upper = api.epsilon_interval(same, **asked)
-            return self._reached(lower), upper
-        if self.shape:
-            return self._of_settings("epsilon_interval", **asked)
         width = None
         if max_width is not None:
             checked = _validation.positive_array("max_width", max_width)
             width = _validation.single("max_width", checked)
-        targets = _validation.probability_array("delta", delta)
-        return self._each(targets, lambda d: self._epsilon_ends(d, width))
+        return self._answer("epsilon", delta, width=width)
 
     def delta_interval(self, *, epsilon: Any) -> tuple[Any, Any]:
         """Returns certified lower and upper ends of the worst strategy's delta.
@@ -247,14 +231,56 @@ class AdaptiveRun(Menu):
         Args:
           epsilon: >= 0, nats, any shape.
         """
-        same = self.composition()
+        return self._answer("delta", epsilon)
+
+    def _answer(
+        self,
+        kind: str,
+        target: Any,
+        *,
+        upper: bool = False,
+        width: float | None = None,
+    ) -> Any:
+        """Both ends of epsilon or delta, or an upper bound; of settings in threads."""
+        name, same = "delta" if kind == "epsilon" else "epsilon", self.composition()
         if same is not None:
-            lower, upper = api.delta_interval(same, epsilon=epsilon)
-            return self._reached(lower), upper
-        if self.shape:
-            return self._of_settings("delta_interval", epsilon=epsilon)
-        targets = _validation.nonnegative_array("epsilon", epsilon)
-        return self._each(targets, self._delta_ends)
+            asked = {name: target}
+            if upper:
+                return getattr(api, kind)(same, **asked)
+            asked |= {"max_width": width} if kind == "epsilon" else {}
+            low, high = getattr(api, f"{kind}_interval")(same, **asked)
+            return self._reached(low), high
+        targets = _CHECKS[name](name, target)
+        shape = _validation.broadcast_shape(
+            options=np.empty(self.shape, np.uint8), **{name: targets}
+        )
+        settings = self.settings() if self.shape else (self,)
+        number = np.arange(len(settings)).reshape(self.shape)
+        both = [np.broadcast_to(a, shape).ravel().tolist() for a in (number, targets)]
+
+        def of_one(pair: tuple[int, float]) -> Any:
+            run, at = settings[pair[0]], pair[1]
+            if run is not self:
+                return run._answer(kind, at, upper=upper, width=width)
+            found = (
+                self._epsilon_ends(at, width)
+                if kind == "epsilon"
+                else self._delta_ends(at)
+            )
+            return found.upper if upper else (self._reached(found.lower), found.upper)
+
+        pairs = list(zip(*both, strict=True))
+        if not self.shape:
+            each = list(map(of_one, pairs))
+        else:
+            workers = max(min(num_cores(), len(pairs)), 1)
+            device = chosen_device() if engine_name() == "jax" else None
+            each = in_threads(of_one, pairs, workers, device=device)
+        found = np.array(each, np.float64)
+        if upper:
+            return found.reshape(shape)[()]
+        low, high = found.reshape(len(pairs), 2).T
+        return low.reshape(shape)[()], high.reshape(shape)[()]
 
     def cost_of_adaptivity(self, *, delta: float) -> AdaptivityCost:
         """Returns what the freedom to choose costs, beside each option alone.
@@ -386,37 +412,6 @@ class AdaptiveRun(Menu):
     def settings(self) -> tuple[AdaptiveRun, ...]:
         """Returns the runs of one setting each, in the order of a flattened array."""
         return self._kept("settings", self._apart)
-
-    def _of_settings(self, question: str, **asked: Any) -> Any:
-        """The answers of all settings, in as many threads as there are cores."""
-        (name, value), *more = asked.items()
-        targets = _CHECKS[name](name, value)
-        shape = _validation.broadcast_shape(
-            options=np.empty(self.shape, np.uint8), **{name: targets}
-        )
-        settings = self.settings()
-        number = np.arange(len(settings)).reshape(self.shape)
-        each = np.broadcast_arrays(number, targets, np.empty(shape))[:2]
-        pairs = list(zip(*(array.ravel().tolist() for array in each), strict=True))
-
-        def answer(pair: tuple[int, float]) -> Any:
-            ask = getattr(settings[pair[0]], question)
-            return ask(**{name: pair[1], **dict(more)})
-
-        workers = max(min(num_cores(), len(pairs)), 1)
-        device = chosen_device() if engine_name() == "jax" else None
-        found = np.array(in_threads(answer, pairs, workers, device=device), np.float64)
-        if not question.endswith("interval"):
-            return found.reshape(shape)
-        lower, upper = found.reshape(len(pairs), 2).T
-        return lower.reshape(shape), upper.reshape(shape)
-
-    def _each(
-        self, targets: np.ndarray, ends_at: Callable[[float], Ends]
-    ) -> tuple[Any, Any]:
-        found = np.array([ends_at(float(t)) for t in targets.reshape(-1)])
-        lower, upper = found.reshape(*targets.shape, 2).T
-        return self._reached(lower.T[()]), upper.T[()]
 
     def _epsilon_ends(self, delta: float, width: float | None) -> Ends:
         if delta >= 1:

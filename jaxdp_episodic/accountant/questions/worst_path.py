@@ -14,7 +14,6 @@ from jaxdp_episodic.accountant.methods.exact import method as exact
 from jaxdp_episodic.accountant.methods.rdp import method as rdp
 from jaxdp_episodic.accountant.methods.run import (
     Answer,
-    EpsilonAt,
     Question,
     Run,
 )
@@ -44,33 +43,7 @@ def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
         return _of_one(question, runs[0], method)
     # Paths take the place of settings, so that the least is taken of each of them.
     each = question.at(np.asarray(question.target, np.float64)[..., None])
-    best = _of_one(each, runs[0].with_axis(), method)
-    for run in runs[1:]:
-        best = _lesser(best, each, run, method)
-    return _largest(best)
-
-
-def _lesser(best: Answer, question: Question, run: Run, method: str) -> Answer:
-    """The least of what is known and of the run's answers, which may not be needed."""
-    if method == "rdp":
-        return least([best, _of_one(question, run.with_axis(), method)])
-    shape = np.broadcast_shapes(best.value.shape, run.shape)
-    best = Answer(*(np.broadcast_to(field, shape).reshape(-1) for field in best))
-    question = question.at(np.broadcast_to(question.target, shape).reshape(-1))
-    run = run.flattened(shape)
-    left = np.flatnonzero(~exact.surely_above(question, run, best.value))
-    if left.size:
-        asked, some = question.take(left), run.take(left).with_axis()
-        known = Answer(*(field[left] for field in best))
-        is_slow = not all(loss.compiles for loss in run.losses)
-        near = np.isfinite(known.value) & (known.value > 0)
-        if is_slow and question.is_epsilon and np.all(near):
-            asked = EpsilonAt(asked.target, known.value)
-        lesser = least([known, _of_one(asked, some, method)])
-        best = Answer(*(np.array(field) for field in best))
-        for field, found in zip(best, lesser, strict=True):
-            field[left] = found
-    return Answer(*(field.reshape(shape) for field in best))
+    return _largest(least([_of_one(each, run.with_axis(), method) for run in runs]))
 
 
 def least(answers: Sequence[Answer]) -> Answer:

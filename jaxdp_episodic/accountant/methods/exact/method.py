@@ -39,7 +39,6 @@ from jaxdp_episodic.accountant.methods.rdp.method import (
 )
 from jaxdp_episodic.accountant.methods.run import (
     Answer,
-    DeltaAt,
     EpsilonAt,
     Question,
     Run,
@@ -92,24 +91,6 @@ def _otherwise(
         value[best], error[best] = found
     is_certified = np.where(poor, _has_certified_ends(run), answer.is_certified)
     return Answer(value, error, is_certified)
-
-
-def surely_above(question: Question, run: Run, known: np.ndarray) -> np.ndarray:
-    """Where a run's answer is surely above a known one, of (n,) settings."""
-    quick = all(loss.compiles for loss in run.losses)
-    if quick or not all(isinstance(loss, Nodes) for loss in run.losses):
-        return np.zeros(known.shape, bool)
-    epsilon, goal = (
-        (known, question.target) if question.is_epsilon else (question.target, known)
-    )
-    inside = np.isfinite(epsilon) & np.isfinite(goal) & (goal < 0)
-    inside &= ~(run.loses_nothing | run.is_unprotected | run.has_too_little_noise)
-    goal = np.where(inside, goal, -1.0)
-    cut, log_added, too_many = _truncated(goal, run)
-    asked = inside & ~too_many & (_of_densities(run) <= TOLERANCE)
-    order = np.full(goal.shape, np.inf)  # nothing is searched for
-    state = ContourSolver(DeltaAt(epsilon), cut, goal, order, goal, log_added)
-    return state.surely_above(asked, epsilon)
 
 
 def _answer(question: Question, run: Run) -> Answer:

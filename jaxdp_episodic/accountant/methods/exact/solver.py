@@ -121,11 +121,6 @@ class ContourSolver:
         log_delta, error = self._compared(asked, epsilon, backward=True)
         return log_delta + error < self.question.target
 
-    def surely_above(self, asked: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """Where delta at that epsilon is above its goal even without its error."""
-        log_delta, error = self._compared(asked, epsilon, backward=False)
-        return log_delta - error > self.goal
-
     def _compared(
         self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool
     ) -> tuple[np.ndarray, np.ndarray]:

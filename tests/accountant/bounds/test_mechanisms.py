@@ -12,36 +12,16 @@ from jaxdp_episodic.bounds import (
     RdpCurve,
     RdpTable,
 )
+from oracles.renyi_curves import mp_gaussian, mp_laplace, mp_response
 
 ORDERS = [1 + 1e-9, 1.001, 1.5, 2.0, 3.0, 17.25, 256.0, 4096.0]
 PARAMETERS = [1e-6, 1e-3, 0.05, 0.3, 0.5, 0.99, 1.0, 1.01, 2.0, 30.0, 700.0, 1e4]
 
 
-def mp_gaussian(alpha, sigma):
-    return mp.mpf(alpha) / (2 * mp.mpf(sigma) ** 2)
-
-
-def mp_laplace(alpha, scale):
-    """From E_Q[(P/Q)^alpha], the three pieces of the line integrated by hand."""
-    a, s = mp.mpf(alpha), 1 / mp.mpf(scale)
-    left = mp.exp(-s * a) * mp.exp(s * 0) / 2  # x < 0, P = e^{x-s}/2, Q = e^x/2
-    right = mp.exp(s * (a - 1)) / 2  # x > s: P/Q = e^s, Q(x > s) = e^{-s}/2
-    # 0 < x < s: P^a Q^{1-a} = e^{a(x-s) - (1-a)x}/2 = e^{-as} e^{(2a-1)x}/2
-    rate = 2 * a - 1
-    middle = mp.exp(-a * s) * mp.expm1(rate * s) / rate / 2
-    return mp.log(left + middle + right) / (a - 1)
-
-
-def mp_randomized_response(alpha, epsilon):
-    a, e = mp.mpf(alpha), mp.exp(mp.mpf(epsilon))
-    t, f = e / (1 + e), 1 / (1 + e)
-    return mp.log(t**a * f ** (1 - a) + f**a * t ** (1 - a)) / (a - 1)
-
-
 CASES = [
     (Gaussian, mp_gaussian),
     (Laplace, mp_laplace),
-    (RandomizedResponse, mp_randomized_response),
+    (RandomizedResponse, mp_response),
 ]
 
 

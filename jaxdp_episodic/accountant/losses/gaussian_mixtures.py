@@ -39,7 +39,6 @@ from jaxdp_episodic.accountant.losses.mixture_halves import (
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
-    MixturePair,
     MomentRule,
     Nodes,
     NoisyLoss,
@@ -191,21 +190,6 @@ class MixtureLoss(GaussianLoss, Nodes):
         whole = (len(start) == 1) & (half.move[0] >= 0)
         return xp.where(whole & ~(self.loses_nothing), (end - start)[0], 0.0)
 
-    def mixture(self) -> MixturePair:
-        """See `PrivacyLoss`: what stays where it is, and what moves."""
-        half = self.both_halves()[0]
-        stays = np.minimum(half.log_p, half.log_q)
-        kept = [i for i, w in enumerate(stays) if w > 0.5 * LOG_ZERO]
-        start, end = half.moves
-        chance = np.exp(np.concatenate([stays[kept], half.move]))
-        centers = half.centers[kept]
-        return MixturePair(
-            tuple(chance.tolist()),
-            tuple(np.concatenate([centers, end]).tolist()),
-            tuple(np.concatenate([centers, start]).tolist()),
-            float(half.floor()),
-        )
-
 
 @dataclass(frozen=True)
 class SwappedGaussianLoss(MixtureLoss):
@@ -269,10 +253,6 @@ class ZeroedGaussianLoss(MixtureLoss):
         up = Half.rising(shift[None], move, null, absent, low, kept)
         fall = low, low[:0], move, absent, drawn[None], null, kept
         return up, Half("fall", *fall)
-
-    def mixture(self) -> MixturePair:
-        """No one pair has both profiles; see `PrivacyLoss`."""
-        raise NotImplementedError("ZeroedGaussianLoss has no table to draw from")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
-    MixturePair,
     MomentRule,
     Nodes,
     Tails,
@@ -78,8 +77,8 @@ _LEAST_CUT = -18.0
 _NODES_PER_LOG_TERM = 0.4
 # Largest imaginary part of their path, in standard deviations of the narrowest term.
 _MOST_HEIGHT = 3.4
-# Stands for log 0 where the gradient at -inf would be NaN: e^{-1e30} = 0.
-_LOG_ZERO = -1e30
+# Stands for log 0 where a difference of two of them would be NaN.
+_LOG_NOTHING = -1e130
 
 
 @dataclass(frozen=True)
@@ -109,30 +108,18 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         draws = xp.minimum(self.num_episodes, draws)
         return Hints(self.rate, self.rate, self.shift, self.shift * draws)
 
-    def mixture(self) -> MixturePair:
-        """See `PrivacyLoss`: a swap in each episode that holds the unit."""
-        number, rate = int(self.num_episodes), float(self.rate)
-        any_rate = 1.0 if rate >= 1 else -math.expm1(number * math.log1p(-rate))
-        return MixturePair.sampled(any_rate, float(self.shift), (number, rate))
-
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `Profile`."""
         xp = namespace(u, *self.fields)
         u, outer, eta, s, episodes, kept = xp.broadcast_arrays(u, *self.fields)
         kept = xp.minimum(episodes, kept)
         safe = positive(eta, 1.0)
-        certain = safe >= 1
-        log_absent = xp.log1p(-xp.where(certain, 0.5, safe))
-        log_absent = xp.where(certain, _LOG_ZERO, log_absent)
-        any_rate = xp.maximum(-xp.expm1(episodes * log_absent), SMALLEST)
-        log_any = xp.log(any_rate)
-        directions, nothing = 2 - self.is_symmetric, 1e100 * _LOG_ZERO
+        directions, nothing = 2 - self.is_symmetric, _LOG_NOTHING
 
         def add_terms(index: Array, totals: tuple[Pair, ...]) -> tuple[Pair, ...]:
             """Terms k = index, (k, ...), added to what there is."""
             count = xp.minimum(index, episodes)
-            log_weight = log_binomial(episodes, count) + count * xp.log(safe)
-            log_weight = log_weight + (episodes - count) * log_absent - log_any
+            log_weight, any_rate = _log_weight(episodes, count, safe)
             both = self._one(any_rate, count * s).log_tails(u)
             used = (s > 0) & (index <= kept)
             terms = [log_weight + term for tails in both[:directions] for term in tails]

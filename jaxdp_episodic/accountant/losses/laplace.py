@@ -44,7 +44,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     namespace,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import (
-    log_expm1,
     scaled_power_excess,
     scaled_power_excess_derivatives,
 )
@@ -122,7 +121,7 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
         return rounding + 2 * sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`: two atoms and an integral; closed form at p = 1."""
+        """See `Moments`: two atoms and an integral."""
         xp = namespace(t, *self.fields)
         t, _, p, s = xp.broadcast_arrays(t, *self.fields)
         rate = Rate.of(p)
@@ -131,8 +130,7 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
             # As in `unless_gaussian`: moments are convex in P, and no loss is above s.
             most, *slopes = excess_of(t * s, s, 0.0, rule.with_derivatives)
             found = with_rounding(found, s * (1 + t), (rate.log + most, *slopes))
-        excess, *derivatives = found
-        return xp.where(p >= 1, _always_excess(t, s), excess), *derivatives
+        return found
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`: two atoms and a path between them; nothing is cut."""
@@ -164,38 +162,6 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
             )
 
         return map_first(between, height + xp.zeros_like(log_cut))
-
-
-def _always_excess(t: Array, s: Array) -> Array:
-    """``log(M - 1)``, ``M = (alpha e^{t s} + t e^{-alpha s}) / (2 alpha - 1)``."""
-    # The difference cancels where alpha s is small: there a series in s.
-    xp = namespace(t, s)
-    alpha = 1 + t
-    total = alpha + t
-    near = alpha * s <= 0.5
-    x = xp.where(near, s, 0.0)
-    # (alpha f(t x) + t f(-alpha x)) / (alpha t x²), f(x) = e^x - 1 - x
-    rise, fall = t * x, -alpha * x
-    series = xp.zeros_like(x)
-    for k in range(19, 1, -1):
-        power = t * _power(rise, k - 2) + alpha * _power(fall, k - 2)
-        series = series + power / math.factorial(k)
-    log_near = xp.log(alpha) + xp.log(t) + 2 * xp.log(xp.where(near, s, 1.0))
-    log_near = log_near + xp.log(series) - xp.log(total)
-    y = xp.where(near, 1.0, s)
-    rise, fall = t * y, alpha * y
-    log_rise = log_expm1(rise) + xp.log(alpha)
-    lost = t * -xp.expm1(-fall)
-    log_far = log_rise + xp.log1p(-lost * xp.exp(-log_rise)) - xp.log(total)
-    return xp.where(near, log_near, log_far)
-
-
-def _power(x: Array, k: int) -> Array:
-    """``x^k`` for a whole number, by multiplication."""
-    result = x * 0 + 1.0
-    for _ in range(k):
-        result = result * x
-    return result
 
 
 def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:

@@ -57,23 +57,6 @@ class Hints(NamedTuple):
         return cls(one, one, shift, shift)
 
 
-class MixturePair(NamedTuple):
-    """P and Q as mixtures of unit Gaussians with common weights, to draw from."""
-
-    weight: tuple[float, ...]  # of components, given the outer draw; sum 1
-    with_unit: tuple[float, ...]  # means under P, in standard deviations of the noise
-    without_unit: tuple[float, ...]  # means under Q
-    threshold: float  # the release at which both densities are equal
-    draws: tuple[int, float] | None = None  # a visible binomial factor
-
-    @classmethod
-    def sampled(
-        cls, rate: float, shift: float, draws: tuple[int, float] | None = None
-    ) -> Self:
-        """The mean is ``shift`` with probability ``rate``."""
-        return cls((1 - rate, rate), (0.0, shift), (0.0, 0.0), 0.5 * shift, draws)
-
-
 @dataclass(frozen=True)
 class PrivacyLoss(abc.ABC):
     """Base of all mechanisms: their fields, and facts that need no computing."""
@@ -187,10 +170,6 @@ class PrivacyLoss(abc.ABC):
     def with_little_noise(self) -> PrivacyLoss | None:
         """A pair that dominates this one, for steps that `is_unprotected` names."""
         return None
-
-    def mixture(self) -> MixturePair:
-        """The pair of one setting, scalar fields, as a table to draw from."""
-        raise NotImplementedError(f"{type(self).__name__} has no table to draw from")
 
 
 class NoisyLoss(PrivacyLoss):

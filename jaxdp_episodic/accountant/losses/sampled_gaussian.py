@@ -41,7 +41,6 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     undrawn_loss,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
-    MixturePair,
     MomentRule,
     Nodes,
     Quadrature,
@@ -207,10 +206,6 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`."""
         return sampled_displacement(u, self.rate)
-
-    def mixture(self) -> MixturePair:
-        """See `PrivacyLoss`."""
-        return MixturePair.sampled(float(self.rate), float(self.shift))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
         """See `Moments`; exact up to quadrature error."""

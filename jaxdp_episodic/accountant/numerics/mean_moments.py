@@ -292,30 +292,12 @@ def log_excess_transform(
 
 def _of_mean(single: np.ndarray, count: float) -> np.ndarray:
     """Excess moments (K + 1, P) of the mean of ``count`` terms, from those of one."""
-    if count + 1 >= len(single) - 1:
-        return _of_many(single, count)
     total, number = single, 1
     for bit in bin(round(count))[3:]:
         total, number = _combined(total, number, total, number), 2 * number
         if bit == "1":
             total, number = _combined(total, number, single, 1), number + 1
     return total
-
-
-def _of_many(single: np.ndarray, count: float) -> np.ndarray:
-    """`_of_mean` of K - 1 terms or more, by Euler's recurrence for powers."""
-    # With f = sum E A^k z^k / k! and h = f^t, f h' = t f' h is n m_n = sum over k >= 1
-    # of (k (t + 1) - n) C(n, k) t^-k E A^k m_{n-k}, without a negative summand where n
-    # <= t + 1.
-    n = np.arange(len(single), dtype=np.float64)
-    share = np.exp(_log_binomials(len(single) - 1)) * count**-n
-    share *= (n * (count + 1) - n[:, None]) / np.maximum(n, 1.0)[:, None]
-    result = np.zeros_like(single)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for i in range(2, len(single)):
-            one, other = single[1 : i + 1], result[i - 1 :: -1]
-            result[i] = share[i, 1 : i + 1] @ (one + other + one * other)
-    return np.where(np.isnan(result), np.inf, result)
 
 
 def _combined(x: np.ndarray, a: float, y: np.ndarray, b: float) -> np.ndarray:

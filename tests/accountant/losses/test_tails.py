@@ -342,15 +342,6 @@ def test_zero_rates_and_infinite_noise_leak_nothing():
             assert np.all(np.isneginf(found)) == (used == 0), (name, o, p, r, s)
 
 
-def test_zeroed_pairs_cost_no_more_than_replaced_ones():
-    """A null is one of the contents that a unit can be replaced by."""
-    _, outer, p, r, s = random_settings(300, 6)
-    u = np.linspace(0, 3, 300)
-    bound = ANTIPODAL(u, outer, p, r, s)[0]
-    for found in ZEROED(u, outer, p, r, s):
-        assert np.all(found <= bound + 1e-12 * (1 + np.abs(bound)))
-
-
 def test_no_noise_gives_the_total_variation_of_the_draw():
     u = np.array([0.0, 0.01, 5.0])
     for s in (1e9, np.inf):

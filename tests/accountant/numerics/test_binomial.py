@@ -1,10 +1,15 @@
-"""Binomial masses, tails and shifted hockey sticks, against SciPy and mpmath."""
+"""Binomial numbers, masses, tails and shifted hockey sticks, with many digits."""
+
+import functools
+import math
 
 import mpmath as mp
 import numpy as np
 import pytest
 import scipy.stats
 
+from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.numerics import binomial
 from jaxdp_episodic.accountant.numerics.binomial import (
     log_binomial_mass,
     log_binomial_tail,
@@ -13,6 +18,7 @@ from jaxdp_episodic.accountant.numerics.binomial import (
 )
 
 RNG_SEED = 20260101
+log_binomial = float64_boundary(binomial.log_binomial)
 
 
 def random_distributions(count, most_trials, seed=RNG_SEED):
@@ -94,3 +100,35 @@ def test_hockey_stick_by_summation():
                 )
             )
             assert value == pytest.approx(exact, rel=1e-7, abs=1e-13)
+
+
+@functools.cache
+def exact(n: int, k: int) -> float:
+    with mp.workdps(40):
+        return float(mp.log(math.comb(n, k)))
+
+
+def test_small_table(engine):
+    n, k = np.meshgrid(np.arange(0, 41), np.arange(0, 41), indexing="ij")
+    inside = k <= n
+    expected = [
+        exact(int(a), int(b)) for a, b in zip(n[inside], k[inside], strict=True)
+    ]
+    values = log_binomial(n, k)
+    np.testing.assert_allclose(values[inside], expected, rtol=1e-14, atol=2e-15)
+    assert np.all(values[~inside] == -np.inf)
+
+
+@pytest.mark.parametrize("n", [15, 16, 17, 31, 32, 33, 255, 1000, 4096])
+def test_large(n):
+    k = np.unique(np.geomspace(1, n, 60).astype(int))
+    k = np.unique(np.concatenate([k, n - k]))
+    expected = np.array([exact(n, int(j)) for j in k])
+    assert np.max(np.abs(log_binomial(n, k) - expected)) < 1e-12
+
+
+def test_edges():
+    assert log_binomial(7, 0) == 0
+    assert log_binomial(7, 7) == 0
+    assert log_binomial(7, -1) == -np.inf
+    assert log_binomial(0, 0) == 0

@@ -123,29 +123,6 @@ def test_layers_of_many_numbers_cover_the_curve(variance):
         assert curve(layers.last) <= number(heights[1]) / (2 * step)
 
 
-def test_all_of_the_layers_are_thrown_at_alike():
-    """Blocks and signs of what is proposed, before anything is rejected for height."""
-    layers = discrete_gaussian._layers(3_000)
-    everything = np.full(256, layers.last + 1)
-    layers.sure, kept = everything, layers.sure
-    try:
-        found = discrete_gaussian._candidates(layers, 400_000, stream())
-    finally:
-        layers.sure = kept
-    widths = layers.widths.astype(np.int64)
-    expected = np.array([(1 / widths[widths > x]).sum() for x in range(40)])
-    expected *= len(found) / 256 / (1 - (1 / widths).mean() / 2)
-    for sign in (-1, 1):
-        seen = np.array([(sign * found == x).sum() for x in range(1, 40)])
-        assert (
-            stats.chisquare(
-                seen, expected[1:] / 2 * seen.sum() / (expected[1:].sum() / 2)
-            ).pvalue
-            > 1e-6
-        )
-        assert abs(seen.sum() - expected[1:].sum() / 2) < 5 * math.sqrt(seen.sum())
-
-
 @pytest.mark.parametrize("variance", [1, 7, 10**6, 60_000**2 + 1])
 def test_exact_arithmetic_decides_as_float64_does(variance, monkeypatch):
     """Both look at the same first bits: where float64 is sure, it is right."""
@@ -206,23 +183,6 @@ def test_the_tail_is_that_of_the_curve(monkeypatch):
         (sum(x is not None and x > 8 for x in found), curve[2:].sum()),
     ):
         assert stats.binomtest(seen, len(found), chance).pvalue > 1e-7
-
-
-@pytest.mark.slow
-def test_samples_reach_the_tail(monkeypatch):
-    """All samples, of layers that end at 4.3 deviations; one false alarm in 10^6."""
-    monkeypatch.setattr(discrete_gaussian, "_END", 4.3)
-    monkeypatch.setattr(
-        discrete_gaussian, "_layers", discrete_gaussian._layers.__wrapped__
-    )
-    count, last = 4_000_000, discrete_gaussian._layers(3).last
-    samples = sample_discrete_gaussian(3, count, stream())
-    x, chances = probabilities(3, 40)
-    for far, least in ((last, 20), (last + 1, 0)):  # 44 and 2.5 are expected
-        mean = chances[np.abs(x) >= far].sum()
-        seen = int((np.abs(samples) >= far).sum())
-        assert seen >= least
-        assert stats.binomtest(seen, count, mean).pvalue > 1e-6
 
 
 def test_samples_follow_from_the_bits_alone():
@@ -309,24 +269,6 @@ def test_a_sampled_release_costs_no_more_than_is_accounted(grid, noise, rate):
             for pair in ((present, without), (without, present)):
                 found = hockey_stick(*pair, epsilon)
                 assert found <= accounted * (1 + 1e-9) + 1e-14
-
-
-@pytest.mark.slow
-def test_two_steps_cost_no_more_than_is_accounted():
-    """A task replaced by its opposite; enumeration of both steps."""
-    grid, noise, rate = 30, 1.0, 0.4
-    step = jde.GaussianStep(
-        jde.MultistageSampling(jde.Poisson("task", sampling_probability=rate)),
-        noise_multiplier=noise,
-        neighboring_relation="replace_one",
-    )
-    variance = covering_variance(noise * grid)
-    one = mixture(variance, {0: 1 - rate, grid: rate}, 600)
-    other = mixture(variance, {0: 1 - rate, -grid: rate}, 600)
-    for epsilon in (0.1, 0.5, 2.0):
-        accounted = jde.delta(step, num_steps=2, epsilon=epsilon)
-        found = hockey_stick(np.outer(one, one), np.outer(other, other), epsilon)
-        assert 0.5 * accounted <= found <= accounted * (1 + 1e-9) + 1e-14
 
 
 def test_without_the_smoothing_it_would_cost_more():

@@ -45,13 +45,6 @@ def test_integrals_are_summed_over_the_panels_of_each_element(engine):
     np.testing.assert_allclose(lengths, [6.0, 4.0], rtol=1e-14)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 8, 13, 20, 33])
-def test_ends_of_windows_are_sorted(number, engine):
-    rows = np.random.default_rng(number).normal(size=(number, 7)).round(1)
-    found = float64_boundary(quadrature._sorted)(rows)
-    np.testing.assert_array_equal(found, np.sort(rows, axis=0))
-
-
 def test_one_window_is_cut_into_equal_panels():
     lefts, rights = lay([1.0], [3.0], [5.0], num_panels=8)
     np.testing.assert_allclose(rights[:-1], lefts[1:], rtol=1e-12)

@@ -74,19 +74,6 @@ def test_finished_elements_are_not_evaluated():
     assert 3 * (1 - 2 * TOLERANCE) <= found[1] <= 3
 
 
-def test_arguments_are_left_alone():
-    low, high = np.array([1.0]), np.array([9.0])
-    largest_within(lambda x, _: x - 3, low, high, tolerance=TOLERANCE)
-    assert low[0] == 1.0 and high[0] == 9.0
-
-
-def test_nothing_to_search():
-    found = largest_within(
-        lambda x, _: x, np.empty(0), np.empty(0), tolerance=TOLERANCE
-    )
-    assert found.shape == (0,)
-
-
 FALLING = {
     "linear": lambda x, root: root - x,
     "logarithm": lambda x, root: np.log(root) - np.log(x),

@@ -5,7 +5,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant._engine import compiled, float64_boundary, using_engine
+from jaxdp_episodic.accountant._engine import float64_boundary, using_engine
 from jaxdp_episodic.accountant.numerics import special
 
 LOG1P = float64_boundary(special.log1p_bounded)
@@ -151,32 +151,6 @@ def test_log_saturating_tail_against_its_definition():
     )
     # widths too small for x are taken upwards
     assert LOG_SATURATING(-5.0, 0.01) == LOG_SATURATING(-5.0, 5.0)
-
-
-@pytest.mark.slow
-def test_derivative_where_the_width_just_reaches():
-    """Antipodal profiles at epsilon 0: x = -width, both from one shift."""
-    width = np.array([1.5, 3.0, 8.0])
-    slope = compiled(jax.vmap(jax.grad(special.log_saturating_tail, argnums=1)))
-    h = 1e-6
-    ahead = LOG_SATURATING(-width, width + np.array([[0.0], [h], [2 * h]]))
-    differences = (-3 * ahead[0] + 4 * ahead[1] - ahead[2]) / (2 * h)
-    np.testing.assert_allclose(slope(-width, width), differences, rtol=1e-6)
-
-
-@pytest.mark.slow
-@with_digits(90)
-def test_derivatives():
-    x = np.array([-30.0, -1.5, -1.0, -0.2, 0.0, 0.7, 5.0, 80.0, 1e4])
-    ratios = [mills(v) for v in x]
-    functions = special.log_normal_tail, special.log_mills
-    slopes = compiled(lambda x: [jax.vmap(jax.grad(f))(x) for f in functions])(x)
-    exact = (
-        [-1 / m for m in ratios],
-        [v - 1 / m for v, m in zip(x, ratios, strict=True)],
-    )
-    for slope, truth in zip(slopes, exact, strict=True):
-        np.testing.assert_allclose(slope, np.array(truth, float), rtol=1e-12)
 
 
 @with_digits(40)

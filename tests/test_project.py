@@ -412,12 +412,12 @@ MOST_LINES_OF = {
     "jaxdp_episodic/accountant/interop": 1_920,
     "jaxdp_episodic/accountant/report": 2_230,
     "jaxdp_episodic/trainer/data": 3_660,
-    "jaxdp_episodic/trainer/draw": 1_760,
-    "jaxdp_episodic/trainer/config": 1_500,
-    "jaxdp_episodic/trainer/gradient": 1_130,
+    "jaxdp_episodic/trainer/draw": 1_790,
+    "jaxdp_episodic/trainer/config": 1_560,
+    "jaxdp_episodic/trainer/gradient": 1_290,
     "jaxdp_episodic/trainer/learners": 2_530,
     "jaxdp_episodic/trainer/statistics": 1_400,
-    "jaxdp_episodic/trainer/run": 6_950,
+    "jaxdp_episodic/trainer/run": 7_040,
     "jaxdp_episodic/trainer/audit": 2_090,
     "jaxdp_episodic/tools/requests": 860,
     "jaxdp_episodic/tools/sweep": 1_300,
@@ -429,7 +429,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 3_050,
     "jaxdp_episodic/files": 1_630,
     "experiments": 9_400,
-    "tests": 64_700,
+    "tests": 65_400,
 }
 
 

@@ -15,7 +15,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.audit import Training, audit_steps, score_bounds
 from jaxdp_episodic.trainer.audit.game import made_up, worlds_of
-from jaxdp_episodic.trainer.config.training_config import DISCRETE, GAUSSIAN
+from jaxdp_episodic.trainer.config.training_parts import DISCRETE, GAUSSIAN
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners.episode import Block, contribution_loss

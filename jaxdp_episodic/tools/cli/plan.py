@@ -440,7 +440,7 @@ def _of_config(config: TrainingConfig, base: Path) -> str:
     bounds = [] if truncation is None else [bounded(truncation, for_release=False)]
     if trainer is None:
         fixed = [name for name, check in checks.items() if check.fixed]
-        said = adaptive_methods(budget, config.noise, fixed, config.clipping)
+        said = adaptive_methods(budget, config.noise_law, fixed, config.clipping)
         return "\n".join([*lines[2:], adaptive_in_words(budget, [*said, *bounds])])
     people = people_of(trainer.data, str(budget.step.privacy_unit))
     report, run = report_of_budget(

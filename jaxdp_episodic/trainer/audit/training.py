@@ -53,8 +53,8 @@ from jaxdp_episodic.trainer.audit.game import (
     audit_release,
     claimed_epsilons,
 )
-from jaxdp_episodic.trainer.config.training_config import DISCRETE, TrainingConfig
-from jaxdp_episodic.trainer.config.training_parts import MIXED, ClippingConfig
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import DISCRETE, MIXED, ClippingConfig
 from jaxdp_episodic.trainer.config.training_start import StartConfig, contribution_norm
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.bands import Bands
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
@@ -29,17 +30,21 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
     WithoutReplacement,
 )
+from jaxdp_episodic.accountant.describe.serialization import SCHEMA_VERSION
 from jaxdp_episodic.accountant.describe.spec import Spec
-from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling
+from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling, banded
 from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.duplicates import rows_held_out, without_rows
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
 from jaxdp_episodic.trainer.config.training_parts import (
+    AUTO,
+    BANDED,
     BAYES,
     CLASSIFIER,
     CLOSED_FORM,
     CONV_CLASSIFIER,
+    DISCRETE,
     EMBEDDINGS,
     HIDDEN,
     LINEAR,
@@ -52,8 +57,10 @@ from jaxdp_episodic.trainer.config.training_parts import (
     FeaturesConfig,
     LearnerConfig,
     ModelConfig,
+    NoiseConfig,
     OptimizerConfig,
     PeopleConfig,
+    checked_noise,
 )
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.data.fields import (
@@ -69,11 +76,6 @@ from jaxdp_episodic.trainer.data.people import Truncation, truncated
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource, Stored
 from jaxdp_episodic.trainer.data.splits import TRAIN, with_rotations
 from jaxdp_episodic.trainer.data.table import ExampleTable
-
-DISCRETE = "discrete"
-GAUSSIAN = "gaussian"
-NOISES = (DISCRETE, GAUSSIAN)
-"""What is added to a sum: the hardened discrete noise, or float64 Gaussian noise."""
 
 # Parts that a config may leave out.
 _OPTIONAL = ("evaluation", "start", "model", "people", "clipping", "adaptive")
@@ -206,7 +208,7 @@ class TrainingConfig(CheckedSpec):
       block_size: clip units computed in one call; see `Trainer`.
       evaluation: on held-out data; None: none.
       checkpoint_every: steps between checkpoints.
-      noise: "discrete", or "gaussian"; see `Trainer`.
+      noise: "discrete", or "gaussian"; see `Trainer`. Or a `NoiseConfig`: correlated.
       seed: None: the operating system's entropy. A number is *not private*.
       adaptive: what the run may choose on the way; None: nothing.
     """
@@ -242,7 +244,7 @@ class TrainingConfig(CheckedSpec):
     block_size: Count | None = None
     evaluation: EvaluationConfig | None = None
     checkpoint_every: Count = 100
-    noise: Annotated[str, one_of(*NOISES)] = DISCRETE
+    noise: Annotated[str | NoiseConfig, checked_noise] = DISCRETE
     seed: Natural | None = None
     adaptive: AdaptiveConfig | None = None
 
@@ -275,7 +277,20 @@ class TrainingConfig(CheckedSpec):
     ) -> GaussianStep:
         """Returns the step, or another one of the run, on data of these sizes."""
         people = None if self.people is None else self.people.bounds
-        return (step or self.step).step(population, people, self.data.copies)
+        made = (step or self.step).step(population, people, self.data.copies)
+        noise = self.noise
+        if step is not None or isinstance(noise, str) or noise.bands == AUTO:
+            return made
+        bands = Bands(int(noise.bands), level=noise.groups, horizon=noise.horizon)
+        try:
+            return banded(made, bands)
+        except (ValueError, NotImplementedError) as error:
+            raise type(error)(f"noise: {error}") from error
+
+    @property
+    def noise_law(self) -> str:
+        """The law of each step's fresh noise: "discrete" or "gaussian"."""
+        return self.noise if isinstance(self.noise, str) else self.noise.law
 
     def training_data(
         self, base: Path | None = None
@@ -321,6 +336,8 @@ class TrainingConfig(CheckedSpec):
             given = [name for name in names if getattr(self, name) is not None]
             if self.step.noise_multiplier is not None:
                 given.append("step.noise_multiplier")
+            if isinstance(self.noise, NoiseConfig):
+                given.append(f"noise.kind={BANDED!r}")
             if given:
                 yield (
                     f"{given[0]} must not be given {with_kind}, which takes no "
@@ -443,6 +460,12 @@ class TrainingConfig(CheckedSpec):
                 )
         if self.start is not None and self.num_steps is None:
             yield "num_steps must be given with start, got None"
+        if isinstance(self.noise, NoiseConfig):
+            if self.noise.bands == AUTO or len(options) > 1:
+                yield (
+                    "noise.bands must be a number, for one option that trains, with "
+                    f"adaptive, got {self.noise.bands!r} and {len(options)} options"
+                )
         if not adaptive.has_quotas and math.isinf(self.epsilon):
             yield "epsilon must be finite with adaptive prices, got inf"
 
@@ -452,6 +475,10 @@ class TrainingConfig(CheckedSpec):
 
         Types that cannot be other than they are may be left out.
         """
+        if isinstance(mapping, Mapping) and isinstance(mapping.get("noise"), Mapping):
+            table = {"version": SCHEMA_VERSION, **_typed(NoiseConfig, mapping["noise"])}
+            path = f"{where or cls.__name__}.noise"
+            mapping = {**mapping, "noise": NoiseConfig.from_dict(table, where=path)}
         return super().from_dict(_with_types(cls, mapping), where=where)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -74,6 +75,13 @@ _MOST_EPISODES = 10**7  # of an evaluation
 _MOST_PIXELS = 2048  # of a side
 _MOST_PARTS = 64  # of a side
 
+DISCRETE = "discrete"
+GAUSSIAN = "gaussian"
+NOISES = (DISCRETE, GAUSSIAN)
+"""What is added to a sum: the hardened discrete noise, or float64 Gaussian noise."""
+BANDED = "banded"
+AUTO = "auto"
+
 FIXED = "fixed"
 QUANTILE = "quantile"
 NORMALIZE = "normalize"
@@ -116,6 +124,33 @@ Layers = functools.partial(
     check=functools.partial(_validation.integer_array, minimum=1),
     what="numbers",
 )
+
+
+def _bands(name: str, value: Any) -> int | str:
+    if value == AUTO:
+        return AUTO
+    if isinstance(value, str):
+        raise ValueError(f"{name} must be at least 2, or {AUTO!r}, got {value!r}")
+    return _validation.whole_number(name, value, minimum=2)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NoiseConfig(CheckedSpec):
+    """Correlated noise: the table form of ``noise``. See docs/training.md."""
+
+    kind: Annotated[str, one_of(BANDED)] = BANDED
+    # Groups of the units, and steps that share noise; "auto": by `choose_bands`.
+    bands: Annotated[int | str, _bands] = AUTO
+    groups: Text  # the level whose units are grouped
+    horizon: Annotated[float, within(1.0, math.inf)] = 30.0  # steps of memory
+    law: Annotated[str, one_of(*NOISES)] = DISCRETE
+
+
+def checked_noise(name: str, value: Any) -> str | NoiseConfig:
+    """Returns the noise of a config: a word, or a table."""
+    if isinstance(value, NoiseConfig):
+        return value
+    return _validation.choice(name, value, NOISES)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,6 +1,6 @@
 """The sampler of what was described.
 
-Doors: `complete`, `generators`, `sampler`, `step_loader`.
+Doors: `complete`, `generators`, `groups`, `sampler`, `step_loader`.
 """
 
 from jaxdp_episodic.trainer.draw.generators import step_generator

@@ -80,6 +80,16 @@ def rank_within(owner: np.ndarray, number_of_owners: int) -> np.ndarray:
     return np.arange(len(owner)) - (np.cumsum(number) - number)[owner]
 
 
+def random_places(
+    slots: np.ndarray, filled: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Returns different random slots, within its parent, of each unit that there is."""
+    owner = np.repeat(np.arange(len(slots)), slots)
+    rank = rank_within(owner, len(slots))
+    order = _shuffle_within(owner, len(slots), generator)
+    return rank[order][rank < filled[owner]]
+
+
 def _successes(total: int, rate: float, generator: np.random.Generator) -> np.ndarray:
     """Indices of the successes among ``total`` independent trials, increasing."""
     if rate == 0 or total == 0:

@@ -59,12 +59,17 @@ def released_share(
     expected_units: float,
     *,
     is_discrete: bool,
+    weight: int = 1,
 ) -> np.ndarray:
-    """Returns the noised share of short contributions, a float32 scalar."""
+    """Returns the noised share of short contributions, a float32 scalar.
+
+    ``weight``: whole number by which the votes are counted, at most the length that the
+    noise hides of a contribution.
+    """
     steps = steps_of_vote(clipping)
     if is_discrete:
         # Whole numbers; what follows is post-processing. A vote is two times 1 / 2.
-        total = (steps * int(votes) + int(noise)) / (2 * steps)
+        total = (weight * steps * int(votes) + int(noise)) / (2 * weight * steps)
     else:
         total = int(votes) / 2 + float(noise) * GRID / (2 * steps)
     return np.asarray(0.5 + total / expected_units, np.float32)
@@ -94,6 +99,13 @@ def clipped_and_noised(clipping: ClippingConfig, noise: str, step: GaussianStep)
         count = (
             f", and noise of {count_deviation(clipping, step.noise_multiplier):.5g} to "
             "the count of those that were at most that long"
+        )
+    if step.bands is not None:
+        number, level = step.bands.count, step.bands.level
+        count += (
+            ". The noise is correlated: it was added to combinations, of norm 1, of the"
+            f" sums of {number} steps, from which the sums were decoded, and each step "
+            f"drew from one of as many groups of `{level}` units"
         )
     return (
         f"the gradient of each drawn `{step.clip_unit}` was {scaled}, and {noise} "

@@ -20,7 +20,7 @@ from jaxdp_episodic.accountant.numerics.discrete_gaussian import (
     covering_variance,
     sample_discrete_gaussian,
 )
-from jaxdp_episodic.trainer.config.training_config import DISCRETE
+from jaxdp_episodic.trainer.config.training_parts import DISCRETE
 
 LARGEST_NOISE = 1e6
 """Largest multiplier of discrete noise; with it sums and noise are within 64 bits."""
@@ -61,13 +61,16 @@ class Noise:
             ) from None
 
 
-def checked_noise(noise_multiplier: Any, kind: str) -> float:
-    """Returns a noise multiplier that the noise can have; see `PrivateGradient`."""
+def checked_noise(noise_multiplier: Any, kind: str, longer: float = 1.0) -> float:
+    """Returns a noise multiplier that the noise can have; see `PrivateGradient`.
+
+    With bands a contribution is ``longer`` by the norm of their coefficients.
+    """
     value = _validation.float32_number("noise_multiplier", noise_multiplier, zero=True)
-    if kind == DISCRETE and value > LARGEST_NOISE:
+    if kind == DISCRETE and value * longer > LARGEST_NOISE:
         raise ValueError(
             "noise_multiplier of discrete noise must be at most "
-            f"{LARGEST_NOISE:g}, got {noise_multiplier!r}"
+            f"{LARGEST_NOISE / longer:g}, got {noise_multiplier!r}"
         )
     return value
 

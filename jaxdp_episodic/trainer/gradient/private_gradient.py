@@ -27,14 +27,16 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
 from jaxdp_episodic.trainer.config.training_parts import (
+    DISCRETE,
     FIXED,
+    NOISES,
     NORMALIZE,
     ClippingConfig,
 )
 from jaxdp_episodic.trainer.draw.generators import generator
 from jaxdp_episodic.trainer.gradient import clip_norm, discrete_noise
+from jaxdp_episodic.trainer.gradient.bands import BandMemory
 from jaxdp_episodic.trainer.gradient.clipping import clip_by_norm, scale_to_norm
 from jaxdp_episodic.trainer.gradient.noise import Noise, checked_noise, drawn_noise
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
@@ -55,11 +57,13 @@ class Totals(NamedTuple):
     units: Array
 
 
-class Counted(NamedTuple):
-    """What a step releases where the clip norm follows a quantile."""
+class Released(NamedTuple):
+    """What a step releases with a clip norm that follows a quantile, or with bands."""
 
     gradient: Any  # pytree, noised
-    share: Any  # of the contributions that were at most C long, noised; float32 scalar
+    # Of the contributions that were at most C long, noised; float32 scalar, or None.
+    share: Any = None
+    rise: Any = None  # of `BandMemory`; float32 scalar, or None
 
 
 class PrivateGradient:
@@ -78,9 +82,11 @@ class PrivateGradient:
         discrete noise one is taken, so that no unit changes how another's are rounded.
       noise: "discrete", hardened against attacks on low-order bits, or "gaussian".
       clipping: what is made of contributions; None: longer ones are clipped.
+      coefficients: of correlated noise, the first one > 0; None: it is independent.
+        Each call then uses the sums of those before it, until `forget`.
 
     Raises:
-      ValueError: another noise.
+      ValueError: another noise, or coefficients that cannot be decoded.
     """
 
     def __init__(
@@ -91,11 +97,16 @@ class PrivateGradient:
         units_at_once: int = 1,
         noise: str = DISCRETE,
         clipping: ClippingConfig | None = None,
+        coefficients: Sequence[float] | None = None,
     ) -> None:
         _validation.choice("noise", noise, NOISES)
         self._kind = noise
         self._is_discrete = noise == DISCRETE
         self.clipping = clipping or ClippingConfig(kind=FIXED)
+        self._bands = None
+        if coefficients is not None:
+            self._bands = BandMemory(coefficients, is_discrete=self._is_discrete)
+        self._longer = 1.0 if self._bands is None else self._bands.norm
         self._processes = all_processes()
         chosen = list(devices) if devices is not None else jax.local_devices()[:1]
         self._mesh = Mesh(np.array(chosen), (_AXIS,))
@@ -127,8 +138,8 @@ class PrivateGradient:
           TypeError: a key that is no bytes, or a multiplier that is no number.
           ValueError: a key of another length, or a number out of range.
         """
-        multiplier = checked_noise(noise_multiplier, self._kind)
-        steps = clip_norm.longest(self.clipping)
+        multiplier = self.checked_noise(noise_multiplier)
+        steps = clip_norm.longest(self.clipping) * self._longer
         steps *= discrete_noise.GRID if self._is_discrete else 1
         shapes = self._shapes(params)
         sizes = [math.prod(shape) for shape in shapes]
@@ -137,14 +148,24 @@ class PrivateGradient:
         leaves = [part.reshape(s) for part, s in zip(parts, shapes, strict=True)]
         return Noise(self._kind, multiplier, leaves)
 
+    def checked_noise(self, noise_multiplier: Any) -> float:
+        """Returns a noise multiplier that the noise can have, or raises ValueError."""
+        return checked_noise(noise_multiplier, self._kind, self._longer)
+
     def _shapes(self, params: Any) -> list[tuple[int, ...]]:
         """Of a release: its gradient's leaves; with a count that behind them."""
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
         return [*shapes, ()] if self.clipping.counts else shapes
 
     def deviation(self, noise_multiplier: float) -> float:
-        """Returns the noise in each coordinate of the noised sum, in clip norms."""
-        return noise_multiplier * clip_norm.longest(self.clipping)
+        """Returns the noise in each coordinate of the next sum, in clip norms."""
+        rise = 1.0 if self._bands is None else self._bands.rise
+        return noise_multiplier * clip_norm.longest(self.clipping) * rise
+
+    def forget(self) -> None:
+        """Makes the next call begin anew, as if there had been none before."""
+        if self._bands is not None:
+            self._bands.clear()
 
     def __call__(
         self,
@@ -176,7 +197,7 @@ class PrivateGradient:
 
         Returns:
           ``(gradient, diagnostics)``: of the structure of ``params``, float64 if one
-          of these is, else float32, in a `Counted` if there is a count; and
+          of these is, else float32, in a `Released` with a count or bands; and
           ``num_units``, ``mean_loss``, ``mean_norm`` (before clipping),
           ``share_clipped``, ``num_not_finite`` (units whose gradient was not finite:
           they contribute zero), which are *private*.
@@ -188,13 +209,13 @@ class PrivateGradient:
         """
         _check_blocks(blocks, self._mesh.size)
         norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
-        multiplier = checked_noise(noise_multiplier, self._kind)
+        multiplier = self.checked_noise(noise_multiplier)
         divisor = _validation.float32_number("normalizer", normalizer)
         if self._is_discrete:
             rows = [len(block.unit_mask) for block in blocks]
             discrete_noise.check_rows(rows, self._processes.count)
         drawn = self._taken(noise, multiplier, params)
-        return self._noised(params, blocks, drawn, norm, divisor)
+        return self._noised(params, blocks, drawn, norm, divisor, self._bands)
 
     def trace(self, params: Any, block: Any) -> None:
         """Traces the sum for blocks of these shapes; raises what the loss raises."""
@@ -212,7 +233,7 @@ class PrivateGradient:
         noise, kind = None, np.int64 if self._is_discrete else np.float64
         if self._processes.is_first:
             noise = [np.zeros(shape, kind) for shape in self._shapes(params)]
-        return self._noised(params, [zeros], noise, l2_clip_norm, normalizer)[0]
+        return self._noised(params, [zeros], noise, l2_clip_norm, normalizer, None)[0]
 
     def _noised(
         self,
@@ -221,13 +242,16 @@ class PrivateGradient:
         drawn: list[np.ndarray] | None,
         norm: float,
         divisor: float,
+        bands: BandMemory | None,
     ) -> tuple[Any, dict[str, Any]]:
         """What a call returns, with the noise's numbers."""
         clip = np.asarray(norm, training_dtype(params))
         totals = self._sum(params, blocks, clip)
         if drawn is None:
             return None, {}
-        share = None
+        share = rise = None
+        if self._bands is not None:
+            rise = np.asarray(self._bands.rise, np.float32)
         if self.clipping.counts:
             share = clip_norm.released_share(
                 self.clipping,
@@ -235,13 +259,15 @@ class PrivateGradient:
                 drawn.pop(),
                 divisor,
                 is_discrete=self._is_discrete,
+                weight=1 if bands is None else bands.weight,
             )
-        released = self._released(totals.gradient, drawn, float(clip), divisor)
+        released = self._released(totals.gradient, drawn, float(clip), divisor, bands)
         leaves = [x.astype(clip.dtype) for x in released]
         gradient = jax.tree.unflatten(jax.tree.structure(params), leaves)
         gradient = self.on_devices(gradient)
-        released = gradient if share is None else Counted(gradient, share)
-        return released, _diagnostics(totals)
+        if share is not None or rise is not None:
+            gradient = Released(gradient, share, rise)
+        return gradient, _diagnostics(totals)
 
     def _sum(self, params: Any, blocks: Sequence[Any], clip: np.ndarray) -> Totals:
         """The sums over all blocks, on the host of the first process."""
@@ -266,17 +292,24 @@ class PrivateGradient:
         return noise.taken(self._kind, multiplier, self._shapes(params))
 
     def _released(
-        self, total: Any, noise: list[np.ndarray], clip: float, divisor: float
+        self,
+        total: Any,
+        noise: list[np.ndarray],
+        clip: float,
+        divisor: float,
+        bands: BandMemory | None,
     ) -> list[np.ndarray]:
         """The sum with its noise, divided, on the host; float64, to be rounded once."""
+        # All that follows the noised numbers is post-processing.
         if self._is_discrete:
-            # All that follows the whole numbers is post-processing.
             steps = discrete_noise.steps_in_norm(*(leaf.size for leaf in noise))
-            unit = clip / steps / divisor
-            whole = discrete_noise.whole_sum(total)
-            return [(x + n) * unit for x, n in zip(whole, noise, strict=True)]
-        sums = jax.tree.leaves(total)
-        return [(x + clip * n) / divisor for x, n in zip(sums, noise, strict=True)]
+            unit, sums = clip / steps / divisor, discrete_noise.whole_sum(total)
+        else:
+            unit = clip / divisor
+            sums = [leaf / np.float64(clip) for leaf in jax.tree.leaves(total)]
+        if bands is None:
+            return [(x + n) * unit for x, n in zip(sums, noise, strict=True)]
+        return [x * unit for x in bands.release(sums, noise)]
 
     def temporary_bytes(self, params: Any, block: Any) -> int:
         """Returns the working memory that a block takes on a device, in bytes.

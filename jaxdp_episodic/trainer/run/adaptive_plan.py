@@ -62,7 +62,7 @@ def adaptive_plan(
                 error_bound=adaptive.check.error_bound,
                 normalizer=adaptive.check.normalizer,
                 fixed=adaptive.check.fixed,
-                noise=config.noise,
+                noise=config.noise_law,
             )
     budget = AdaptiveBudget(runs, config.delta, tuple(statistics), tuple(checks))
     return AdaptivePlan(budget, checks)

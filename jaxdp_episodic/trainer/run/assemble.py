@@ -384,7 +384,7 @@ def run_parts(
         "clipping": config.clipping,
         "normalizer": config.normalizer,
         "block_size": config.block_size,
-        "noise": config.noise,
+        "noise": config.noise_law,
         "start": start,
     }
 
@@ -433,7 +433,7 @@ def statistics_of(
         **_who_is_protected(step),
         slots=None if slots is None else int(np.asarray(slots)),
         people=step.people,
-        noise=config.noise,
+        noise=config.noise_law,
         shots=config.learner.shots,
     )
 

@@ -39,6 +39,7 @@ from jaxdp_episodic.trainer.config.duplicates import shared_rows
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.complete import CompleteUnits, Needs
+from jaxdp_episodic.trainer.draw.groups import GroupSampler
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.gradient.clip_norm import count_deviation
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
@@ -125,18 +126,24 @@ def draws_among_slots(step: GaussianStep) -> bool:
 
 def sampler_of(
     step: GaussianStep, data: ExampleTable, *, is_smaller: bool = False
-) -> EpisodeSampler:
+) -> Any:
     """Returns the sampler of an accounted step; ``is_smaller``: a unit was removed."""
-    return EpisodeSampler(
-        step.design,
-        data.population,
-        clip_unit=str(step.clip_unit),
-        population_is_accounted=step.population is not None or is_smaller,
-        privacy_unit=step.privacy_unit,
-        slots_of=level_of_slots(step),
-        owners=data.owners,
-        among_slots=draws_among_slots(step),
-    )
+
+    def made(design: Any, population: Any, owners: Any) -> EpisodeSampler:
+        return EpisodeSampler(
+            design,
+            population,
+            clip_unit=str(step.clip_unit),
+            population_is_accounted=step.population is not None or is_smaller,
+            privacy_unit=step.privacy_unit,
+            slots_of=level_of_slots(step),
+            owners=owners,
+            among_slots=draws_among_slots(step),
+        )
+
+    if step.bands is None:
+        return made(step.design, data.population, data.owners)
+    return GroupSampler(step, data.population, data.owners, made)
 
 
 def check_sizes(step: GaussianStep, data: ExampleTable) -> None:

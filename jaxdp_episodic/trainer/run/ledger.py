@@ -145,6 +145,12 @@ class Ledger:
         # All phases but the last are taken once.
         return f"phase {min(number, len(self._budget.before) + 1)}"
 
+    def turn(self, number: int) -> int:
+        """Returns how many gradient steps were charged before a step."""
+        if not self._adapts:
+            return number - 1 - len(self._budget.before)
+        return sum(name in self._budget.training for name in self.options[: number - 1])
+
     def _kind(self, number: int) -> tuple[str, GaussianStep | None]:
         """Name of a step, and its description unless the file's facts have it."""
         if self._adapts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,22 +20,25 @@ import numpy as np
 import optax
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.numerics.band_coefficients import band_coefficients
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.draw.generators import Keys, generator
+from jaxdp_episodic.trainer.draw.generators import KEY_BYTES, Keys, generator
+from jaxdp_episodic.trainer.draw.groups import GroupSampler
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
+from jaxdp_episodic.trainer.gradient.clip_norm import longest
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
-from jaxdp_episodic.trainer.gradient.private_gradient import Counted, PrivateGradient
+from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient, Released
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.learners.episode import Block
 from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.checks import found_in_both
 from jaxdp_episodic.trainer.run.state import TrainingState, kinds_of, updater
-from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
+from jaxdp_episodic.trainer.run.store import EPOCH, GROUPS, RunStore
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
@@ -49,6 +52,7 @@ class DrawSecret(NamedTuple):
     key: bytes  # of its generator, for this draw alone
     # Of a sampling by epochs, who takes part in the step; else None.
     members: np.ndarray | None
+    turn: int  # gradient steps charged before
 
 
 class PreparedStep(NamedTuple):
@@ -61,18 +65,26 @@ class PreparedStep(NamedTuple):
 
 
 class RunDraws:
-    """What each step of a run draws; the first epoch begins with step ``first``."""
+    """What each step of a run draws; the first epoch begins with step ``first``.
+
+    ``turn`` says of a step how many gradient steps were charged before it.
+    """
 
     def __init__(
         self,
-        sampler: EpisodeSampler,
+        sampler: EpisodeSampler | GroupSampler,
         keys: Keys,
         processes: Processes,
         first: int,
         last: float = math.inf,
+        turn: Callable[[int], int] = lambda step: 0,
     ) -> None:
         self._sampler, self._keys, self._processes = sampler, keys, processes
-        self._first, self._last = first, last  # steps
+        self._first, self._last, self._turn = first, last, turn  # steps
+        is_grouped = isinstance(sampler, GroupSampler)
+        # Of the groups of bands: that of the run, and that by which units are dealt.
+        self._groups = keys.new("groups", 0) if is_grouped else b""
+        self._dealt, self._are_groups_kept = b"", not is_grouped
         self._length = sampler.steps_per_epoch
         self._epochs: dict[int, Epoch] = {}  # by number: the running one and the next
         self._kept: int | None = None  # number of the one that is kept
@@ -87,17 +99,35 @@ class RunDraws:
                 number, index = divmod(step - self._first, self._length)
                 members = self._epoch(number)[index]
         self._processes.meet()  # the first may evaluate for long, or have failed
+        keys = self._processes.shared_bytes(key + self._groups)
+        self._deal(keys[KEY_BYTES:])
         return DrawSecret(
-            self._processes.shared_bytes(key),
+            keys[:KEY_BYTES],
             None if self._length is None else self._shared(members),
+            self._turn(step),
         )
+
+    def _deal(self, key: bytes) -> None:
+        """Deals the units to groups, if they are not."""
+        if key != self._dealt and isinstance(self._sampler, GroupSampler):
+            self._sampler.deal(generator(key))
+            self._dealt = key
 
     def draw(self, secret: DrawSecret) -> Draw:
         """Returns the draw of a secret; safe in any thread."""
-        return self._sampler.draw(generator(secret.key), secret.members)
+        made = generator(secret.key)
+        if isinstance(self._sampler, GroupSampler):
+            return self._sampler.draw(made, secret.members, secret.turn)
+        return self._sampler.draw(made, secret.members)
 
     def keep(self, store: RunStore, step: int) -> None:
-        """Writes the epoch of the next step to the run's file, or raises OSError."""
+        """Writes groups, and the epoch of the next step, to the run's file.
+
+        OSError: they are not there.
+        """
+        if not self._are_groups_kept:
+            store.keep(GROUPS, 0, [np.frombuffer(self._groups, np.uint8)])
+            self._are_groups_kept = True
         if self._length is None or step < self._first:
             return
         number = (step - self._first) // self._length
@@ -114,6 +144,8 @@ class RunDraws:
 
     def end(self, store: RunStore, step: int) -> None:
         """Erases the epoch after its last step, or the run's."""
+        if step >= self._last and self._groups:
+            store.forget(GROUPS)
         if self._length is None or step < self._first:
             return
         if step >= self._last or (step - self._first + 1) % self._length == 0:
@@ -121,8 +153,24 @@ class RunDraws:
             self._kept = None
 
     def take_up(self, store: RunStore, step: int) -> None:
-        """Reads the epoch of a resumed run, which cannot go on without it."""
-        if self._length is None or self._keys.is_seeded or step < self._first:
+        """Reads what a resumed run cannot go on without: its groups, and its epoch."""
+        found = store.kept(GROUPS)
+        if found is not None:
+            self._groups, self._are_groups_kept = found[1][0].tobytes(), True
+        if self._keys.is_seeded:
+            if self._groups:
+                warnings.warn(
+                    "a run with bands that is resumed is not bit for bit what its seed "
+                    "makes of an unbroken one: its noise is correlated anew",
+                    stacklevel=4,
+                )
+            return
+        if found is None and self._groups and self._first < step <= self._last:
+            raise FileNotFoundError(
+                f"the groups in {store.path} are gone: who takes part in which steps "
+                "of a run with bands is not known, so it cannot go on"
+            )
+        if self._length is None or step < self._first:
             return
         number, index = divmod(step - self._first, self._length)
         if index == 0:
@@ -144,6 +192,7 @@ class RunDraws:
                 f"of epoch {number + 1}, which has begun, is not known: it cannot go on"
             )
         if number not in self._epochs:
+            self._deal(self._groups)
             key = self._keys.new("epoch", number)
             self._epochs[number] = self._sampler.begin_epoch(generator(key))
         return self._epochs[number]
@@ -181,6 +230,7 @@ class Parts:
     start: PrivateStatistics | None
     keys: Keys
     processes: Processes
+    turn: Callable[[int], int]  # gradient steps charged before a step
 
 
 class GradientStep:
@@ -214,20 +264,24 @@ class GradientStep:
         self._block_size = rows * len(parts.devices)
         self._is_taken = budget.takes_steps
         couples = getattr(learner, "couples_examples", True)
+        first, self._bands, coefficients = len(budget.before) + 1, step.bands, None
+        if step.bands is not None:
+            number = max(budget.num_steps - len(budget.before), 1)
+            bands = step.bands.count, number, step.bands.horizon
+            coefficients = band_coefficients(*bands).tolist()
         self.gradient = PrivateGradient(
             loss,
             clipping=clipping,
             devices=list(parts.devices),
             units_at_once=1 if couples else _EXAMPLES_AT_ONCE,
             noise=parts.noise,
+            coefficients=coefficients,
         )
-        self.noise_multiplier = float(step.noise_multiplier)
-        deviation = self.gradient.deviation(self.noise_multiplier) / self.normalizer
+        self.noise_multiplier = self.gradient.checked_noise(step.noise_multiplier)
+        deviation = self.noise_multiplier * longest(clipping) / self.normalizer
         self.update = updater(parts.optimizer, clipping, parts.l2_clip_norm, deviation)
-        first = len(budget.before) + 1
-        self.draws = RunDraws(
-            sampler, parts.keys, parts.processes, first, budget.num_steps
-        )
+        ends = first, budget.num_steps
+        self.draws = RunDraws(sampler, parts.keys, parts.processes, *ends, parts.turn)
 
     def prepared(
         self, state: TrainingState, number: int, secret: DrawSecret
@@ -309,9 +363,10 @@ class GradientStep:
         gradient = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), state.params
         )
-        if not self.gradient.clipping.counts:
+        counts, number = self.gradient.clipping.counts, np.float32(0)
+        if not counts and self._bands is None:
             return gradient
-        return Counted(gradient, jax.ShapeDtypeStruct((), np.float32))
+        return Released(gradient, number if counts else None, self._bands and number)
 
 
 @dataclass(frozen=True)

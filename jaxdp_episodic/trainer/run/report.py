@@ -45,8 +45,8 @@ from jaxdp_episodic.accountant.report.protected import (
 from jaxdp_episodic.accountant.report.report import privacy_report
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.files.json_file import plain
-from jaxdp_episodic.trainer.config.training_config import DISCRETE
 from jaxdp_episodic.trainer.config.training_parts import (
+    DISCRETE,
     FIXED,
     NORMALIZE,
     ClippingConfig,
@@ -164,6 +164,8 @@ def _facts(trainer: Any, budget: Any, spent: float, uncounted: float) -> dict[st
     if not adapts:
         steps["noise multiplier"] = step.noise_multiplier
         steps[_UNITS] = trainer.sampler.expected_units
+    if step.bands is not None:
+        steps["bands"] = f"{step.bands.count}, of groups of {step.bands.level}"
     not_private = None if budget.is_private else "there is no noise"
     facts = {
         **(words if adapts else planned),
@@ -221,14 +223,17 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
     """Returns epsilon, an *upper bound*, if all examples of a drawn unit took part."""
     if budget.step.privacy_unit in OWNED:
         return float(budget.spent(num_steps))
-    step, last = budget.step, budget.step.design.schemes[-1]
+    step = budget.step.in_group
+    last = step.design.schemes[-1]
     if isinstance(last, WithoutReplacement):
         last = dataclasses.replace(last, size=_ALL_EXAMPLES, population_is_exact=False)
     else:  # Poisson, or epochs
         last = Poisson(last.name, sampling_probability=1.0, population=last.population)
     sampling = step.design.with_scheme(last)
     whole = dataclasses.replace(step, sampling=sampling, small_units="keep")
-    owed = budget.owed(num_steps)
+    owed = int(budget.owed(num_steps))
+    before = min(owed, len(budget.before))
+    owed = before + budget.step.uses(owed - before)
     return float(dataclasses.replace(budget, step=whole).spent(owed))
 
 

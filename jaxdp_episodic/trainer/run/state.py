@@ -24,6 +24,7 @@ from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.clip_norm import next_clip_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
+from jaxdp_episodic.trainer.gradient.private_gradient import Released
 from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.learners.optimizers import average_of
 
@@ -112,10 +113,13 @@ def updater(
     moved = _compiled_update(optimizer)
 
     def update(state: TrainingState, released: Any) -> TrainingState:
-        gradient, norm = released, l2_clip_norm
+        gradient, norm, rise = released, l2_clip_norm, 1.0
+        if isinstance(released, Released):
+            gradient = released.gradient
+            rise = 1.0 if released.rise is None else float(released.rise)
         if clipping.counts:
-            gradient, norm = released.gradient, float(state.clip_norm)
-        deviation = noise_deviation * norm
+            norm = float(state.clip_norm)
+        deviation = noise_deviation * norm * rise
         params, kept = moved(state.params, state.optimizer_state, gradient, deviation)
         # What is left as it was is the very same: see `PrivateStatistics.table`.
         state = state._replace(params=params, optimizer_state=kept)

@@ -55,6 +55,8 @@ from jaxdp_episodic.files.sqlite_file import connect
 
 RELEASE = "release"
 EPOCH = "epoch"
+GROUPS = "groups"
+_SECRET = (EPOCH, GROUPS)
 BEST = "best"
 MOST_BYTES = 2**28
 """Bytes of releases above which a state is due, so that they are taken out."""
@@ -374,7 +376,7 @@ class RunStore(RunFile):
 
     def keep(self, kind: str, number: int, arrays: Sequence[Any]) -> None:
         """Keeps arrays in place of those of their kind."""
-        if kind == EPOCH:
+        if kind in _SECRET:
             self.forget(kind, must_be_erased=True)
         with self._commit() as db:
             db.execute("DELETE FROM arrays WHERE kind = ?", (kind,))
@@ -434,7 +436,7 @@ class RunStore(RunFile):
         for place, one in enumerate(arrays):
             array = np.ascontiguousarray(one)
             raw = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, "u1")
-            if kind == EPOCH:
+            if kind in _SECRET:
                 raw = np.concatenate([np.zeros(_PADDING, np.uint8), raw])
             count = max(-(-raw.size // _PART), 1)
             head = json.dumps([array.dtype.name, np.shape(one), count, len(arrays)])
@@ -477,7 +479,7 @@ class RunStore(RunFile):
             parts.append(data)
             if len(parts) == count:
                 whole = parts[0] if count == 1 else b"".join(parts)
-                start = _PADDING if kind == EPOCH else 0
+                start = _PADDING if kind in _SECRET else 0
                 array = np.frombuffer(whole, np.dtype(name), offset=start)
                 arrays.append(array.reshape(shape))
                 parts = []

@@ -16,12 +16,10 @@ import optax
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.trainer.config.rules import Rule, ScoreThen
-from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
-from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.config.training_parts import DISCRETE, ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys
-from jaxdp_episodic.trainer.gradient.noise import checked_noise
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners import episode
@@ -152,8 +150,6 @@ class Trainer:
         folder: Path | None = None,
     ) -> None:
         norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
-        _validation.choice("noise", noise, NOISES)
-        checked_noise(budget.step.noise_multiplier, noise)
         params, keys = as_arrays(params), Keys(seed)
         check_finite(params, 0)
         adapts = check_rule(budget, rule, checks)
@@ -163,7 +159,7 @@ class Trainer:
         devices = tuple(jax.local_devices() if devices is None else devices)
         given = learner, params, data, shots, optimizer, norm, normalizer, block_size
         more = devices, clipping, noise, start, keys, self.processes
-        parts = Parts(*given, *more)
+        parts = Parts(*given, *more, lambda number: self.ledger.turn(number))
         self.learner, self.data, self.truncation = learner, data, truncation
         self.l2_clip_norm, self.budget, self.noise = norm, budget, noise
         self._keys, self._start = keys, start
@@ -637,7 +633,10 @@ class Trainer:
         # Taken again they would be releases that nobody charged; with a seed the same.
         state, taken = self._now
         charged = self.ledger.charged
-        if taken == charged or self.is_seeded:
+        if taken == charged:
+            return
+        self._gradient.forget()  # of a step given up nothing is in later sums
+        if self.is_seeded:
             return
         self._now = (state, charged)
         many = f"steps {taken + 1} to {charged} were"

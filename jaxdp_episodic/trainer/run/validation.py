@@ -18,7 +18,7 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.step import GaussianStep
-from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
+from jaxdp_episodic.trainer.config.training_parts import DISCRETE, NOISES
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys, generator
 from jaxdp_episodic.trainer.draw.sampler import Draw

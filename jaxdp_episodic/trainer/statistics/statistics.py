@@ -28,8 +28,7 @@ from jax import Array
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import PersonBounds
-from jaxdp_episodic.trainer.config.training_config import DISCRETE, NOISES
-from jaxdp_episodic.trainer.config.training_parts import MIXED, PLDA
+from jaxdp_episodic.trainer.config.training_parts import DISCRETE, MIXED, NOISES, PLDA
 from jaxdp_episodic.trainer.config.training_start import (
     MEAN,
     MEANS,

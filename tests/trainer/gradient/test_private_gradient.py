@@ -14,7 +14,7 @@ from jax_privacy import clipping
 from randomgen import UserBitGenerator
 from scipy import stats
 
-from jaxdp_episodic.trainer.config.training_config import NOISES
+from jaxdp_episodic.trainer.config.training_parts import NOISES
 from jaxdp_episodic.trainer.draw.generators import generator
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.clipping import clip_by_norm

@@ -13,7 +13,7 @@ from jaxdp_episodic.accountant.questions.budget import (
     plan_budget,
 )
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
-from jaxdp_episodic.trainer.config.training_config import NOISES
+from jaxdp_episodic.trainer.config.training_parts import NOISES
 from jaxdp_episodic.trainer.config.training_start import (
     StartConfig,
     contribution_norm,

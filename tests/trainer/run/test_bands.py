@@ -1,0 +1,411 @@
+"""Runs with correlated noise: groups in turn, crashes, and what stays in memory."""
+
+import contextlib
+import dataclasses
+import sqlite3
+import warnings
+
+import numpy as np
+import pytest
+
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
+from jaxdp_episodic.tools.cli import run as command
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.gradient.bands import BandMemory
+from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
+from jaxdp_episodic.trainer.learners.optimizers import noise_corrected_adam
+from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.checks import sampler_of
+from jaxdp_episodic.trainer.run.ledger import Ledger
+from jaxdp_episodic.trainer.run.mechanisms import RunDraws
+from jaxdp_episodic.trainer.run.state import RunMismatchError
+from jaxdp_episodic.trainer.run.store import RunStore
+from jaxdp_episodic.training import AdaptiveBudget
+from rows import fast_and_slow
+from training_runs import (
+    GROUPED,
+    TINY,
+    Interrupted,
+    PlainBudget,
+    assert_same,
+    classes,
+    plain_trainer,
+)
+
+SLOTS = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
+BANDED = jde.banded(SLOTS, jde.Bands(2, level="example"))
+BINS = jde.banded(
+    dataclasses.replace(
+        GROUPED,
+        privacy_unit="class",
+        sampling=dataclasses.replace(
+            GROUPED.design, episodes=jde.RandomAllocation("episode", steps_per_epoch=2)
+        ),
+    ),
+    jde.Bands(2, level="class"),
+)
+BY_CLASS = jde.banded(SLOTS, jde.Bands(2, level="class"))
+STEPS = 7
+CORRECTED = noise_corrected_adam(0.05, floor=0.1)
+
+
+def a_run(step=BANDED, **changes):
+    changes = {"seed": None, "optimizer": CORRECTED, **changes}
+    return plain_trainer(step=step, num_steps=STEPS, **changes)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    a_run(BY_CLASS).train(folder)
+    return folder
+
+
+# --- Groups ---
+
+
+def groups_of(sampler, number=120):
+    """The examples that each group's draws hold."""
+    generator = np.random.default_rng(0)
+    found = [set(), set()]
+    length = sampler.steps_per_epoch or 1
+    for turn in range(number):
+        if sampler.steps_per_epoch and turn % length == 0:
+            epoch = sampler.begin_epoch(generator)
+        members = epoch[turn % length] if sampler.steps_per_epoch else None
+        draw = sampler.draw(generator, members, turn)
+        assert draw.mask.shape[1:] == sampler.slot_shape
+        found[turn % 2] |= set(draw.examples[draw.mask].tolist())
+    return found
+
+
+def tree(level, relation, scheme):
+    sampling = jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=0.5), scheme
+    )
+    step = jde.GaussianStep(
+        sampling,
+        noise_multiplier=1.0,
+        clip_unit="class",
+        neighboring_relation=relation,
+    )
+    return jde.banded(step, jde.Bands(2, level=level))
+
+
+COINS = jde.Poisson("example", sampling_probability=0.5, population=7)
+SIZED = jde.WithoutReplacement("example", size=3, population=6)
+EPISODES = jde.GaussianStep(
+    jde.IndependentEpisodes(
+        jde.MultistageSampling(
+            jde.WithoutReplacement("class", size=3, population=30), SIZED
+        ),
+        num_episodes=2,
+    ),
+    noise_multiplier=1.0,
+    neighboring_relation="replace_one",
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "size"),
+    [
+        (BANDED, 90),
+        (dataclasses.replace(BANDED, neighboring_relation="replace_one"), 90),
+        (BINS, 90),
+        *((tree("class", r, COINS), 90) for r in ("add_remove", "zero_out")),
+        (tree("example", "replace_one", COINS), 90),
+        (tree("example", "replace_one", SIZED), 90),
+        (tree("example", "zero_out", COINS), None),
+        (tree("example", "add_remove", COINS), None),
+        (jde.banded(EPISODES, jde.Bands(2, level="class")), 90),
+    ],
+)
+def test_every_example_is_in_one_group(step, size):
+    """Of even size, where sizes are public and no slot is empty."""
+    sampler = sampler_of(step, classes())
+    first, second = groups_of(sampler)
+    assert not first & second and len(first | second) == 180
+    assert size is None or len(first) == len(second) == size
+    again = np.random.default_rng(5)
+    sampler.deal(again)
+    assert groups_of(sampler)[0] != first
+
+
+@pytest.mark.parametrize(
+    ("step", "both"),
+    [
+        # Slots: of five in a class, three are in the first group.
+        (tree("example", "zero_out", dataclasses.replace(COINS, population=5)), 0.4),
+        (tree("example", "add_remove", COINS), 0.5),
+    ],
+)
+def test_whoever_is_there_moves_nobody_to_another_group(step, both):
+    """The chance that two share a group is the same without a third, whoever it is."""
+
+    def chance(examples, pair):
+        data = classes(num_classes=400, examples=examples)
+        sampler = sampler_of(step, data)
+        found = []
+        for seed in range(10):
+            sampler.deal(np.random.default_rng(seed))
+            group = np.zeros(data.num_examples, int)
+            for number, (_, rows) in enumerate(sampler._groups):
+                group[rows] = number
+            one, other = group.reshape(400, examples)[:, pair].T
+            found.append(np.mean(one == other))
+        return np.mean(found)
+
+    for examples, pair in [(4, [1, 2]), (4, [0, 3]), (3, [0, 1]), (3, [1, 2])]:
+        # Of 4,000 classes: five standard errors.
+        assert chance(examples, pair) == pytest.approx(both, abs=0.04)
+
+
+def test_a_turn_counts_charged_gradient_steps_alone():
+    check = dataclasses.replace(SLOTS, noise_multiplier=5.0)
+    quotas = {"step": 4, "check": 2}
+    options = jde.AdaptiveRun({"step": BANDED, "check": check}, quotas=quotas)
+    budget = AdaptiveBudget((options,), 1e-5, checks=("check",))
+    ledger = Ledger(budget, ["step", "check", "step", "step", "check"])
+    assert [ledger.turn(number) for number in range(1, 7)] == [0, 1, 1, 2, 3, 3]
+    planned = Ledger(PlainBudget(BANDED, 8.0, 1e-5, 9, 9, before=(check, check)))
+    assert [planned.turn(number) for number in (3, 4, 9)] == [0, 1, 6]
+
+
+# --- Crashes ---
+
+
+class Watch:
+    """What draws came from which group, and how many sums the memory held before."""
+
+    def __init__(self, patch):
+        self.drawn, self.held, self.secret = {0: set(), 1: set()}, [], []
+        draw, release = RunDraws.draw, BandMemory.release
+
+        def drawn(draws, secret):
+            found = draw(draws, secret)
+            self.drawn[secret.turn % 2] |= set(found.examples[found.mask].tolist())
+            return found
+
+        def released(memory, sums, noise):
+            self.held.append(len(memory._sums))
+            self.secret += [leaf.tobytes() for leaf in (*sums, *noise) if leaf.any()]
+            return release(memory, sums, noise)
+
+        patch.setattr(RunDraws, "draw", drawn)
+        patch.setattr(BandMemory, "release", released)
+
+    def complaints(self, *folders):
+        """What of the memory is at rest, and who was in two groups."""
+        files = [path for folder in folders for path in folder.rglob("*")]
+        stored = [path.read_bytes() for path in files if path.is_file()]
+        wrong = [one for one in self.secret if any(one in file for file in stored)]
+        return wrong, self.drawn[0] & self.drawn[1]
+
+
+MOMENTS = {
+    "after a charge": (PrivateGradient, "__call__", 4, [0, 1, 1], [0, 1, 1]),
+    "before the release": (RunStore, "release", 4, [0, 1, 1, 1], [0, 1, 1]),
+    "before a charge": (RunStore, "charge", 4, [0, 1, 1], [0, 1, 1, 1]),
+    "at a state": (RunStore, "save", 2, [0, 1, 1], [0, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("step", [BANDED, BINS], ids=["steps", "epochs"])
+@pytest.mark.parametrize("moment", fast_and_slow(MOMENTS, lambda m: m != "at a state"))
+@pytest.mark.parametrize("dies", [True, False])
+def test_after_a_crash_the_memory_is_empty_and_groups_take_turns(
+    tmp_path, monkeypatch, step, moment, dies
+):
+    """Also after a step that was given up within a process that goes on."""
+    owner, name, call, before, after = MOMENTS[moment]
+    watch, run = Watch(monkeypatch), a_run(step)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, _interrupted(getattr(owner, name), call))
+        run.train(tmp_path, checkpoint_every=3)
+    assert watch.held == before
+    if dies:
+        run = a_run(step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a step given up
+        if dies:
+            run.resume(tmp_path)
+        run.train(tmp_path, checkpoint_every=3)
+    is_given_up = len(before) + len(after) < STEPS or moment == "before the release"
+    if not dies and not is_given_up:
+        after = [1] * len(after)  # nothing was lost
+    assert watch.held == before + after
+    assert watch.complaints(tmp_path) == ([], set())
+    content = read_ledger(tmp_path)
+    assert content.charged == run.num_steps_taken == STEPS
+
+
+def _interrupted(function, call):
+    """A method, one call of which is interrupted; see `Interrupted`."""
+    made = Interrupted(function, call)
+    return lambda *args, **kwargs: made(*args, **kwargs)
+
+
+def test_the_witness_finds_what_is_at_rest(tmp_path, monkeypatch):
+    watch = Watch(monkeypatch)
+    a_run().train(tmp_path)
+    (tmp_path / "dump").write_bytes(b"x" + watch.secret[3])
+    assert watch.complaints(tmp_path)[0] == [watch.secret[3]]
+
+
+@pytest.mark.parametrize("noise", ["discrete", "gaussian"])
+@pytest.mark.parametrize("clipping", [None, ClippingConfig(count_noise=5.0)])
+def test_resuming_takes_what_was_released(tmp_path, noise, clipping):
+    """The decoded sum, with the deviation of its noise: nobody's data are needed."""
+
+    def stop(progress):
+        if progress.step == 5:
+            raise RuntimeError("killed")
+
+    settings = {"noise": noise, "clipping": clipping}
+    first = a_run(**settings)
+    with pytest.raises(RuntimeError, match="killed"):
+        first.train(tmp_path, on_step=stop, checkpoint_every=100)
+    run = a_run(**settings)
+    assert run.resume(tmp_path) == 5
+    assert_same(run, first)
+    assert run.noise_deviation < first.noise_deviation  # its memory is empty
+    run.train(tmp_path)
+    run.release(tmp_path / "release")
+    said = (tmp_path / "release" / "privacy.md").read_text()
+    assert "one of as many groups of `example` units" in " ".join(said.split())
+
+
+def test_a_seeded_run_that_is_resumed_says_that_it_is_another(tmp_path):
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        a_run(seed=1).train(tmp_path, on_step=stop)
+    run = a_run(seed=1)
+    with pytest.warns(UserWarning, match="not bit for bit"):
+        run.resume(tmp_path)
+    run.train(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bands": jde.Bands(3, level="class")}, "step.bands.count: 2 in the"),
+        ({"bands": jde.Bands(2, level="example")}, "step.bands.level: class in the"),
+        ({"bands": None}, "step.bands"),
+        ({"noise_multiplier": 2.0}, "step.noise_multiplier: 1.0 in the"),
+    ],
+)
+def test_other_bands_do_not_go_on(finished, change, message):
+    other = a_run(dataclasses.replace(BY_CLASS, **change))
+    with pytest.raises(RunMismatchError, match=message):
+        other.resume(finished)
+
+
+def test_groups_that_are_gone_do_not_go_on(tmp_path):
+    """Dealt anew, somebody would be in two steps of a row."""
+
+    def stop(progress):
+        if progress.step == 3:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        a_run().train(tmp_path, on_step=stop)
+    query = "FROM arrays WHERE kind = 'groups'"
+    with contextlib.closing(sqlite3.connect(tmp_path / run_files.STORE)) as file:
+        assert len(file.execute(f"SELECT 1 {query}").fetchall()) == 1
+        file.execute(f"DELETE {query}")
+        file.commit()
+    with pytest.raises(FileNotFoundError, match="the groups in .* are gone"):
+        a_run().resume(tmp_path)
+
+
+def test_groups_are_forgotten_with_the_last_step(finished):
+    with contextlib.closing(RunStore(finished / run_files.STORE)) as store:
+        assert store.kept("groups") is None
+    a_run(BY_CLASS).resume(finished)
+
+
+# --- Configs ---
+
+NOISY = TINY.replace(
+    "[step.sampling]", '[step]\nneighboring_relation = "zero_out"\n[step.sampling]'
+).replace(
+    "[learner]", '[noise]\nkind = "banded"\nbands = 2\ngroups = "example"\n[learner]'
+)
+
+
+def config_of(tmp_path, text):
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('kind = "banded"', 'kind = "band"', "config.noise.*kind.*'banded'"),
+        ("bands = 2", "bands = 1", "config.noise: bands must be .*>= 2.*got 1"),
+        ("bands = 2", 'bands = "many"', "bands must be at least 2, or 'auto'"),
+        ('groups = "example"', "", "config.noise: missing key 'groups'"),
+        ('groups = "example"', "groups = 1", "groups must be a non-empty string"),
+        ("bands = 2", "bands = 2\nhorizon = 0.5", "horizon must lie in"),
+        ("bands = 2", 'bands = 2\nlaw = "laplace"', "law must be one of"),
+        ("bands = 2", "band = 2", "unknown key 'band'; did you mean 'bands'"),
+        (
+            "[model]",
+            "[adaptive.options.a]\nmost = 1\n[adaptive.options.b]\nmost = 2\n[model]",
+            "noise.bands must be a number, for one opt",
+        ),
+        (
+            'kind = "protonet"',
+            'kind = "plda"',
+            "noise.kind='banded' must not",
+        ),
+    ],
+)
+def test_mistakes_are_named(tmp_path, old, new, message):
+    text = NOISY.replace(old, new, 1)
+    if "plda" in new:
+        text = text.replace("l2_clip_norm = 0.1\n", "").replace("num_steps = 3\n", "")
+        text = text[: text.index("[model]")]
+    with pytest.raises((TypeError, ValueError), match=message):
+        read_config(config_of(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("bands = 2", "bands = 7", "noise: bands must leave every group .* draw takes"),
+        ('groups = "example"', 'groups = "school"', "noise: bands by level 'school'"),
+        (
+            '"zero_out"',
+            '"add_remove"',
+            "noise: .*without replacement, under add_remove",
+        ),
+    ],
+)
+def test_groups_without_a_theorem_are_refused(tmp_path, old, new, message):
+    config = read_config(config_of(tmp_path, NOISY.replace(old, new)))
+    data, _ = config.training_data()
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        config.step_on(data.population)
+
+
+@pytest.mark.slow
+def test_a_config_trains_with_bands(tmp_path, capsys):
+    path, out = config_of(tmp_path, NOISY), tmp_path / "out"
+    config = read_config(path)
+    assert config.noise_law == "discrete" and config.noise.horizon == 30
+    assert TrainingConfig.from_dict(config.to_dict()) == config
+    assert command(["train", str(path), "--out", str(out)]) == 0
+    content = read_ledger(out)
+    assert content.a_step.bands == jde.Bands(2, level="example")
+    assert command(["epsilon", "--ledger", str(out)]) == 0
+    assert "epsilon" in capsys.readouterr().out
+    assert "2, of groups of example" in (out / "report.md").read_text()
+    other = config_of(tmp_path, NOISY.replace("bands = 2", "bands = 4"))
+    assert command(["train", str(other), "--out", str(out), "--resume"]) == 2
+    assert "step.bands.count: 2 in the checkpoint, 4 now" in capsys.readouterr().err

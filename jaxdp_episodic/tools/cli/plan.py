@@ -102,7 +102,7 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
         lines.append(f"no picture: {error}")
     lines += [f"{name}: {why}" for name, why in plan.gains.items()]
     lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]
-    lines += advice(plan, asked, description.population)
+    lines += advice(plan)
     if _rests_on_private_sizes(description, pipeline):
         lines.append(
             "note: the plan used sizes of the data, which are private under "

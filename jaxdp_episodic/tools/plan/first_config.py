@@ -31,8 +31,6 @@ from jaxdp_episodic.tools.plan.plan import (
     Design,
     Plan,
     advice,
-    calibrated_noise,
-    complete_contributions,
     config_around,
     make_plan,
     possible_designs,
@@ -114,7 +112,7 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     draws = pipeline is None or pipeline.learner is None  # episodes
     if draws and (asked.episode.ways is None or data.level_names[0] == CLASS):
         plan = make_plan(asked, description.population)
-        said = advice(plan, asked, description.population)
+        said = advice(plan)
     config = _config(description, plan, pipeline)
     has_bound = wishes.population is not None
     comments = _notes(source, description, has_bound)
@@ -420,8 +418,8 @@ def _prices(
 
     def priced(asked: PlanRequest, design: Design) -> str:
         left = asked if pipeline is None else pipeline.left_for_steps(asked)
-        complete, _ = complete_contributions(asked, tree, design, setting[0])
-        noise = calibrated_noise(left, tree, design, *setting)
+        complete, _ = design.complete(setting[0])
+        noise = dataclasses.replace(design, request=left).noise(*setting)
         return f"noise {noise[0]:.4g}, {complete[0]:.3g} complete a step"
 
     lines = ["The recommended design at other epsilons:"]
@@ -436,9 +434,7 @@ def _prices(
     episode = dataclasses.replace(request.episode, population=number)
     asked = dataclasses.replace(request, neighboring_relation=other, episode=episode)
     kind = POISSON, design.examples, design.clip_unit
-    for one in possible_designs(
-        tree, ways=episode.ways, sizes=episode.examples, stated_size=number
-    ):
+    for one in possible_designs(asked, tree):
         if (one.scheme, one.examples, one.clip_unit) == kind:
             with contextlib.suppress(ValueError, NotImplementedError):
                 lines.append(f"  {other}, population {number}: {priced(asked, one)}")

@@ -20,8 +20,6 @@ from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_mult
 from jaxdp_episodic.tools.plan.plan import (
     POISSON,
     budgeted,
-    calibrated_noise,
-    complete_contributions,
     possible_designs,
 )
 from jaxdp_episodic.tools.plan.question import STEPS as MEASURED_STEPS
@@ -366,14 +364,9 @@ def _ratio_of_statistics(description: PlanDescription, number: int) -> float:
 
 def _ratio_of_steps(description: PlanDescription, number: int) -> float:
     """What complete episodes add up to over a run, over its noise; 0 if none can be."""
-    request, episode, best = description.request, description.request.episode, 0.0
+    request, best = description.request, 0.0
     try:
-        designs = possible_designs(
-            description.population,
-            ways=episode.ways,
-            sizes=episode.examples,
-            stated_size=episode.population,
-        )
+        designs = possible_designs(request, description.population)
     except ValueError:
         return best
     for design in designs:
@@ -383,10 +376,9 @@ def _ratio_of_steps(description: PlanDescription, number: int) -> float:
         if not episodes.size:
             continue
         index = int(np.argmax(episodes * np.minimum(steps, MEASURED_STEPS)))
-        asked = description.population, design, episodes[[index]]
         try:
-            complete, _ = complete_contributions(request, *asked)
-            noise = calibrated_noise(request, *asked, steps[[index]])
+            complete, _ = design.complete(episodes[[index]])
+            noise = design.noise(episodes[[index]], steps[[index]])
         except (ValueError, NotImplementedError):
             continue
         signal = float(complete[0]) * math.sqrt(steps[index])

@@ -6,7 +6,6 @@ Candidates have the same (epsilon, delta); docs/plan.md says by what they are co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,16 +59,16 @@ _MAX_INDEPENDENT = 10**6  # episodes a step, which no pool of classes bounds
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """One way to draw the episodes of a step, for any number of them."""
+    """One way to draw the episodes of a step of a plan, for any number of them."""
 
+    request: PlanRequest  # what is planned
+    population: Population  # of two levels: classes or tasks, and examples
     name: str  # as it stands in tables and pictures
     scheme: str  # one of `SCHEMES`
-    is_multistage: bool  # False if all examples of a drawn unit take part
     clip_unit: str  # whose contributions are clipped
     examples: int  # drawn of each unit: support and query
+    is_multistage: bool  # False if all examples of a drawn unit take part
     most_episodes: int  # the most that a step can have
-    # The sampling for (mean) numbers of episodes, a number or an array.
-    sampling: Callable[[Any], Sampling]
 
     def is_rival_of(self, other: Design) -> bool:
         """Whether this is Poisson sampling of what the other design draws and clips."""
@@ -78,99 +77,152 @@ class Design:
         )
         return self.scheme == POISSON and ours == theirs
 
-
-def possible_designs(
-    population: Population,
-    *,
-    ways: int | None,
-    sizes: tuple[int, ...],
-    stated_size: int | None,
-    num_people: int | None = None,
-) -> list[Design]:
-    """Returns the designs of N-way episodes from a pool of classes, or of tasks."""
-    unit, example = _levels(population, ways)
-    num_units = population.num_units(1)
-    level, poisson_name = EPISODE, "Poisson episodes"
-    prefix, suffix = "grouped classes, ", ""
-    if ways is None:
-        level, poisson_name = unit, "Poisson"
-        prefix, suffix = "", f", each {unit} clipped"
-    most = num_units // (ways or 1)
-    designs = []
-    for size, is_multistage in _sizes(population, sizes, stated_size):
-        examples = WithoutReplacement(example, size=size, population=stated_size)
-
-        def drawn(scheme: Any, examples: Any = examples) -> Sampling:
-            if ways is None:
-                return MultistageSampling(scheme, examples)
-            return GroupedClasses(
-                num_classes=num_units, ways=ways, episodes=scheme, examples=examples
-            )
-
-        def poisson(number: Any, drawn: Any = drawn) -> Sampling:
-            rate = np.minimum(np.asarray(number) / most, 1.0)[()]
-            return drawn(Poisson(level, sampling_probability=rate))
-
-        def epochs(number: Any, drawn: Any = drawn) -> Sampling:
-            length = _whole(most / np.asarray(number, np.float64))
-            return drawn(RandomAllocation(level, steps_per_epoch=length))
-
-        def fixed(number: Any, drawn: Any = drawn) -> Sampling:
-            everyone = num_units if ways is None else None
-            return drawn(
-                WithoutReplacement(level, size=_whole(number), population=everyone)
-            )
-
-        def independent(number: Any, examples: Any = examples) -> Sampling:
-            units = WithoutReplacement(unit, size=ways or 1, population=num_units)
-            return IndependentEpisodes(
-                MultistageSampling(units, examples), num_episodes=_whole(number)
-            )
-
-        for name, scheme, clip, make in (
-            (f"{prefix}{poisson_name}{suffix}", POISSON, level, poisson),
-            ("Poisson, whole step clipped", POISSON, STEP, poisson),
-            (f"{prefix}epochs{suffix}", EPOCHS, level, epochs),
-            (f"{prefix}fixed number{suffix}", FIXED, level, fixed),
-            ("independent episodes", INDEPENDENT, EPISODE, independent),
-        ):
-            if clip == STEP and ways is not None:
-                continue
-            title = _title(name, size, is_multistage, len(sizes))
-            limit = _MAX_INDEPENDENT if scheme == INDEPENDENT else most
-            designs.append(
-                Design(title, scheme, is_multistage, clip, size, limit, make)
-            )
-    if num_people is not None:
-        designs += _blocks(population, sizes, stated_size, num_people)
-    return designs
-
-
-def _blocks(
-    population: Population,
-    sizes: tuple[int, ...],
-    stated_size: int | None,
-    num_people: int,
-) -> list[Design]:
-    """Blocks of as few people as have, on average, what an episode draws."""
-    fewest = stated_size or int(np.min(population.children_counts[1], initial=2**53))
-    designs: list[Design] = []
-    for size in sorted(set(sizes)) if fewest else ():
-        people = math.ceil(size * num_people / fewest)
-        most = num_people // people
-
-        def blocks(number: Any, people: int = people, most: int = most) -> Sampling:
-            rate = np.minimum(np.asarray(number) / most, 1.0)[()]
+    def sampling(self, number: Any) -> Sampling:
+        """Returns the sampling for (mean) numbers of episodes, a number or an array."""
+        request, episode = self.request, self.request.episode
+        rate = np.minimum(np.asarray(number) / self.most_episodes, 1.0)[()]
+        if self.scheme == BLOCKS:
             return PeopleBlocks(
-                num_people=num_people,
-                people_per_block=people,
+                num_people=request.num_people,
+                people_per_block=_people_of(request, self.population, self.examples),
                 episodes=Poisson(EPISODE, sampling_probability=rate),
             )
+        ways, everyone = episode.ways, self.population.num_units(1)
+        unit, example = _levels(self.population, ways)
+        level = unit if ways is None else EPISODE
+        bound = episode.population
+        examples = WithoutReplacement(example, size=self.examples, population=bound)
+        scheme: Any = Poisson(level, sampling_probability=rate)
+        if self.scheme == INDEPENDENT:
+            units = WithoutReplacement(unit, size=ways or 1, population=everyone)
+            one = MultistageSampling(units, examples)
+            return IndependentEpisodes(one, num_episodes=_whole(number))
+        if self.scheme == EPOCHS:
+            length = _whole(self.most_episodes / np.asarray(number, np.float64))
+            scheme = RandomAllocation(level, steps_per_epoch=length)
+        elif self.scheme == FIXED:
+            known = everyone if ways is None else None
+            scheme = WithoutReplacement(level, size=_whole(number), population=known)
+        if ways is None:
+            return MultistageSampling(scheme, examples)
+        return GroupedClasses(
+            num_classes=everyone, ways=ways, episodes=scheme, examples=examples
+        )
 
-        if most:
-            name = _title(f"blocks of {people:,} people", size, True, len(sizes))
-            designs.append(Design(name, BLOCKS, True, EPISODE, size, most, blocks))
+    def step(self, episodes: Any, noise: Any = 1.0) -> GaussianStep:
+        """Returns the step with so many episodes, a number or an array."""
+        request, in_blocks = self.request, self.scheme == BLOCKS
+        rests_on_sizes = request.episode.population is None and not in_blocks
+        sampling, people = self.sampling(episodes), request.people
+        unit, people = bounds_with_copies(
+            checked_sampling(sampling),
+            request.privacy_unit,
+            None if in_blocks else people,
+            request.copies,
+        )
+        return GaussianStep(
+            sampling,
+            noise_multiplier=noise,
+            clip_unit=self.clip_unit,
+            privacy_unit=unit,
+            people=people,
+            neighboring_relation=request.neighboring_relation,
+            small_units="keep",
+            population=self.population if rests_on_sizes else None,
+        )
+
+    def noise(self, episodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Returns the smallest noise of each setting, to 1e-3, by one call for all."""
+        request = self.request
+        return np.asarray(
+            calibrate_noise_multiplier(
+                self.step(episodes),
+                epsilon=request.epsilon,
+                delta=request.delta,
+                num_steps=steps,
+                method=request.method,
+                tolerance=_NOISE_TOLERANCE,
+            )
+        )
+
+    def complete(self, episodes: np.ndarray) -> np.ndarray:
+        """Returns (2, n): the mean of complete contributions a step, and the most."""
+        if self.scheme == BLOCKS:
+            return np.stack([episodes, episodes])
+        numbers, place = np.unique(episodes, return_inverse=True)
+        if self.clip_unit != STEP:  # what one episode draws does not depend on others
+            numbers, place = numbers[-1:], 0 * place
+        found = []
+        for number in numbers:
+            step = self.step(number)
+            sampler = EpisodeSampler(
+                step.design,
+                self.population,
+                clip_unit=str(step.clip_unit),
+                population_is_accounted=step.population is not None,
+                privacy_unit=step.privacy_unit,
+                slots_of=level_of_slots(step),
+            )
+            found.append(sampler.complete_units(self._needs))
+        means = np.array([(units.complete, units.most) for units in found])[place].T
+        drawn = episodes if self.clip_unit == STEP else found[0].drawn
+        return means * episodes / drawn
+
+    def better(self, episodes: float, share: float) -> str:
+        """Returns what would make more complete, as the end of a sentence."""
+        step = self.step(episodes)
+        return better_settings(share, step, self.population, self._needs)
+
+    @property
+    def _needs(self) -> Needs:
+        episode = self.request.episode
+        return Needs.of(episode.shots, episode.ways is None)
+
+
+def possible_designs(request: PlanRequest, population: Population) -> list[Design]:
+    """Returns the designs of N-way episodes from a pool of classes, or of tasks."""
+    episode, sizes = request.episode, sorted(set(request.episode.examples))
+    unit, _ = _levels(population, episode.ways)
+    most = population.num_units(1) // (episode.ways or 1)
+    if episode.ways is None:
+        rows = [
+            (f"Poisson, each {unit} clipped", POISSON, unit),
+            ("Poisson, whole step clipped", POISSON, STEP),
+            (f"epochs, each {unit} clipped", EPOCHS, unit),
+            (f"fixed number, each {unit} clipped", FIXED, unit),
+        ]
+    else:
+        rows = [
+            ("grouped classes, Poisson episodes", POISSON, EPISODE),
+            ("grouped classes, epochs", EPOCHS, EPISODE),
+            ("grouped classes, fixed number", FIXED, EPISODE),
+        ]
+    rows.append(("independent episodes", INDEPENDENT, EPISODE))
+    of_several = ", {} examples" if len(request.episode.examples) > 1 else ""
+    everyone = int(np.max(population.children_counts[1], initial=1))
+    everyone = max(everyone, episode.population or 0)
+    asked, designs = (request, population), []
+    # The last number of examples is all: no second stage.
+    for size in (*(size for size in sizes if size < everyone), everyone):
+        title = of_several.format(size) if size < everyone else ", all examples"
+        for name, scheme, clip in rows:
+            limit = _MAX_INDEPENDENT if scheme == INDEPENDENT else most
+            what = scheme, clip, size, size < everyone, limit
+            designs.append(Design(*asked, name + title, *what))
+    for size in sizes if request.num_people is not None else ():
+        people = _people_of(request, population, size)
+        if people and request.num_people >= people:
+            name = f"blocks of {people:,} people" + of_several.format(size)
+            what = BLOCKS, EPISODE, size, True, request.num_people // people
+            designs.append(Design(*asked, name, *what))
     return designs
+
+
+def _people_of(request: PlanRequest, population: Population, size: int) -> int:
+    """The fewest people who have, on average, what an episode draws; 0: none do."""
+    sizes, bound = population.children_counts[1], request.episode.population
+    fewest = bound or int(np.min(sizes, initial=2**53))
+    return math.ceil(size * (request.num_people or 0) / fewest) if fewest else 0
 
 
 def _levels(population: Any, ways: int | None) -> tuple[str, str]:
@@ -197,25 +249,8 @@ def _levels(population: Any, ways: int | None) -> tuple[str, str]:
     return task, example
 
 
-def _sizes(
-    population: Population, sizes: tuple[int, ...], stated_size: int | None
-) -> list[tuple[int, bool]]:
-    """The numbers of examples to try; the last one is all: no second stage."""
-    everyone = int(np.max(population.children_counts[1], initial=1))
-    if stated_size is not None:
-        everyone = max(everyone, stated_size)
-    tried = [(size, True) for size in sorted(set(sizes)) if size < everyone]
-    return [*tried, (everyone, False)]
-
-
 def _whole(number: Any) -> Any:
     return np.rint(number).astype(np.int64)[()]
-
-
-def _title(name: str, size: int, is_multistage: bool, num_sizes: int) -> str:
-    if not is_multistage:
-        return f"{name}, all examples"
-    return f"{name}, {size} examples" if num_sizes > 1 else name
 
 
 TABLE = "plan.csv"
@@ -275,21 +310,17 @@ class Plan(NamedTuple):
 
 def make_plan(request: PlanRequest, population: Population) -> Plan:
     """Returns the candidates within privacy and compute, compared."""
-    episode = request.episode
-    designs = possible_designs(
-        population,
-        ways=episode.ways,
-        sizes=episode.examples,
-        stated_size=episode.population,
-        num_people=request.num_people,
-    )
-    designs = [design for design in designs if design.scheme in request.schemes]
+    designs = [
+        design
+        for design in possible_designs(request, population)
+        if design.scheme in request.schemes
+    ]
     smallest = min(design.examples for design in designs)
     parts: list[Candidates] = []
     left_out, gains = {}, {}
     for design in designs:
         try:
-            found, gain = _candidates(request, population, design, parts, smallest)
+            found, gain = _candidates(design, parts, smallest)
         except (ValueError, NotImplementedError) as error:
             left_out[design.name] = str(error)
             continue
@@ -323,16 +354,12 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
 
 
 def _candidates(
-    request: PlanRequest,
-    population: Population,
-    design: Design,
-    others: list[Candidates],
-    smallest: int,
+    design: Design, others: list[Candidates], smallest: int
 ) -> tuple[Candidates, str]:
     """The settings of a design, and what epochs gain on Poisson there."""
-    compute, learning = request.compute, request.learning
+    compute, learning = design.request.compute, design.request.learning
     weight = design.examples / smallest
-    of_people = request.people is not None
+    of_people = design.request.people is not None
     episodes, steps = budgeted(compute, design, weight, of_people=of_people)
     if not episodes.size:
         raise ValueError(
@@ -341,19 +368,18 @@ def _candidates(
     gain = ""
     if design.scheme == EPOCHS:
         coins = next((c for c in others if c.design.is_rival_of(design)), None)
-        settings = episodes, steps
-        episodes, steps, gain = in_epochs(request, population, design, coins, settings)
-    complete, most = complete_contributions(request, population, design, episodes)
+        episodes, steps, gain = in_epochs(design, coins, (episodes, steps))
+    complete, most = design.complete(episodes)
     some = most * steps >= LEAST_IN_RUN
     if not some.any():
         share = float(np.max(complete / episodes))
-        better = _better(request, population, design, float(episodes[0]), share)
+        better = design.better(float(episodes[0]), share)
         raise ValueError(
             f"about {np.max(complete * steps):.2g} episodes in the run are complete, "
             f"fewer than one{better}"
         )
     episodes, steps, complete = (a[some] for a in (episodes, steps, complete))
-    noise = calibrated_noise(request, population, design, episodes, steps)
+    noise = design.noise(episodes, steps)
     good = np.isfinite(noise) & (noise > 0)
     columns = episodes, steps, noise, complete
     episodes, steps, noise, complete = (a[good] for a in columns)
@@ -393,53 +419,6 @@ def budgeted(
     return array[:, 0].astype(np.float64), array[:, 1]
 
 
-def calibrated_noise(
-    request: PlanRequest,
-    population: Population,
-    design: Design,
-    episodes: np.ndarray,
-    steps: np.ndarray,
-) -> np.ndarray:
-    """Returns the smallest noise of each setting, to 1e-3, by one call for all."""
-    return np.asarray(
-        calibrate_noise_multiplier(
-            planned_step(request, population, design, episodes),
-            epsilon=request.epsilon,
-            delta=request.delta,
-            num_steps=steps,
-            method=request.method,
-            tolerance=_NOISE_TOLERANCE,
-        )
-    )
-
-
-def complete_contributions(
-    request: PlanRequest, population: Population, design: Design, episodes: np.ndarray
-) -> np.ndarray:
-    """Returns (2, n): the mean of complete contributions a step, and the most."""
-    if design.scheme == BLOCKS:
-        return np.stack([episodes, episodes])
-    numbers, place = np.unique(episodes, return_inverse=True)
-    if design.clip_unit != STEP:  # what one episode draws does not depend on others
-        numbers, place = numbers[-1:], 0 * place
-    needs = Needs.of(request.episode.shots, request.episode.ways is None)
-    found = []
-    for number in numbers:
-        step = planned_step(request, population, design, number)
-        sampler = EpisodeSampler(
-            step.design,
-            population,
-            clip_unit=str(step.clip_unit),
-            population_is_accounted=step.population is not None,
-            privacy_unit=step.privacy_unit,
-            slots_of=level_of_slots(step),
-        )
-        found.append(sampler.complete_units(needs))
-    means = np.array([(units.complete, units.most) for units in found])[place].T
-    drawn = episodes if design.clip_unit == STEP else found[0].drawn
-    return means * episodes / drawn
-
-
 def recommended(worth: np.ndarray, total: np.ndarray) -> int:
     """Returns the index of the cheapest of those that are nearly the best."""
     near = np.flatnonzero(worth >= _NEARLY_BEST * worth.max())
@@ -447,11 +426,7 @@ def recommended(worth: np.ndarray, total: np.ndarray) -> int:
 
 
 def in_epochs(
-    request: PlanRequest,
-    population: Population,
-    design: Design,
-    coins: Candidates | None,
-    settings: tuple[np.ndarray, np.ndarray],
+    design: Design, coins: Candidates | None, settings: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, str]:
     """Returns settings of a design by epochs, and what it gains on Poisson there."""
     episodes, steps = settings
@@ -468,9 +443,9 @@ def in_epochs(
     episodes = design.most_episodes / length
     if coins is None or not coins.steps.size:
         return episodes, steps, ""
-    first = episodes[:1], steps[:1]
-    noise = calibrated_noise(request, population, coins.design, *first)
-    step = planned_step(request, population, design, first[0], noise)
+    request, first = design.request, (episodes[:1], steps[:1])
+    noise = coins.design.noise(*first)
+    step = design.step(first[0], noise)
     asked = {"delta": request.delta, "method": request.method}
     spent = float(np.asarray(epsilon_of(step, num_steps=first[1], **asked))[0])
     where = f"{first[0][0]:,.4g} episodes, {steps[0]:,} steps and noise {noise[0]:.4g}"
@@ -483,33 +458,7 @@ def in_epochs(
     return episodes, steps, compared
 
 
-def planned_step(
-    request: PlanRequest,
-    population: Population,
-    design: Design,
-    episodes: np.ndarray | float,
-    noise: np.ndarray | float = 1.0,
-) -> GaussianStep:
-    """Returns the step of a design with so many episodes, a number or an array."""
-    in_blocks = design.scheme == BLOCKS
-    rests_on_sizes = request.episode.population is None and not in_blocks
-    sampling, people = design.sampling(episodes), None if in_blocks else request.people
-    unit, people = bounds_with_copies(
-        checked_sampling(sampling), request.privacy_unit, people, request.copies
-    )
-    return GaussianStep(
-        sampling,
-        noise_multiplier=noise,
-        clip_unit=design.clip_unit,
-        privacy_unit=unit,
-        people=people,
-        neighboring_relation=request.neighboring_relation,
-        small_units="keep",
-        population=population if rests_on_sizes else None,
-    )
-
-
-def advice(plan: Plan, request: PlanRequest, population: Population) -> list[str]:
+def advice(plan: Plan) -> list[str]:
     """Returns what to change where few contributions of the recommended are complete.
 
     A sentence; none where a third or more are.
@@ -521,21 +470,8 @@ def advice(plan: Plan, request: PlanRequest, population: Population) -> list[str
     share = float(plan.complete_per_step[best]) / drawn
     if share >= LEAST_SHARE:
         return []
-    said = _better(request, population, design, episodes, share)
+    said = design.better(episodes, share)
     return [f"few of the recommended design's contributions are complete{said}"]
-
-
-def _better(
-    request: PlanRequest,
-    population: Population,
-    design: Design,
-    episodes: float,
-    share: float,
-) -> str:
-    """What else would make more contributions complete, as the end of a sentence."""
-    step = planned_step(request, population, design, episodes)
-    needs = Needs.of(request.episode.shots, request.episode.ways is None)
-    return better_settings(share, step, population, needs)
 
 
 def effective_steps(

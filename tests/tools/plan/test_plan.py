@@ -154,12 +154,12 @@ def test_epochs_are_compared_at_the_setting_that_is_best_of_coins(number, is_che
     request = PlanRequest(
         episode=EpisodeShape(shots=1, examples=(20,)), privacy_unit="class", **SMALL
     )
-    designs = possible_designs(tree, ways=None, sizes=(20,), stated_size=None)
+    designs = possible_designs(request, tree)
     coins, epochs = designs[0], designs[2]
     assert coins.is_rival_of(epochs) and not designs[1].is_rival_of(epochs)
     one = [np.array([x]) for x in (1.0 * number, 60, 1.0, 60.0, 1.0, 1.0)]
     asked = np.array([2.0]), np.array([30])
-    settings = (request, tree, epochs, Candidates(coins, *one), asked)
+    settings = (epochs, Candidates(coins, *one), asked)
     if not is_cheaper:
         with pytest.raises(ValueError, match="everybody takes part in every step"):
             in_epochs(*settings)
@@ -171,7 +171,7 @@ def test_epochs_are_compared_at_the_setting_that_is_best_of_coins(number, is_che
         "Poisson sampling 4"
     )
     # Without coins to compare with, what was asked.
-    episodes, steps, gain = in_epochs(*settings[:3], None, asked)
+    episodes, steps, gain = in_epochs(epochs, None, asked)
     assert (episodes.tolist(), steps.tolist(), gain) == ([2.0], [30], "")
 
 
@@ -412,11 +412,11 @@ def test_signal_is_that_of_complete_episodes():
     np.testing.assert_allclose(plan.signal_to_noise, signal)
     with pytest.raises(ValueError, match="fewer than one. .* it would be 1 under"):
         make_plan(unequal("zero_out", 30, size=8), UNEQUAL)
-    (said,) = advice(plan, unequal("zero_out", 30), UNEQUAL)
+    (said,) = advice(plan)
     assert 'it would be 1 under neighboring_relation = "add_remove"' in said
     whole = make_plan(unequal("add_remove", 3), UNEQUAL)
     np.testing.assert_array_equal(whole.complete_per_step, whole.episodes_per_step)
-    assert advice(whole, unequal("add_remove", 3), UNEQUAL) == []
+    assert advice(whole) == []
 
 
 def test_bounds_that_the_data_contradict_are_no_plan():

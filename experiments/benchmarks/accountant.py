@@ -8,8 +8,7 @@ or, in any environment with the library (a peer that is missing is named and ski
 What is compared: epsilon by Rényi-DP of a Poisson-sampled Gaussian mechanism, and the
 noise for a target epsilon. Ours is one call for a whole grid on all cores, theirs a
 loop on one core, which is what they offer. The peers get a sample of the grid, drawn at
-random in each of its cells, and times are compared by the setting. ``in_jax`` compares
-epsilons within jitted programs of float32 with fifteen lines of anybody's own jnp.
+random in each of its cells, and times are compared by the setting.
 """
 
 from __future__ import annotations
@@ -129,62 +128,11 @@ def one_by_one(sizes: Sizes) -> Rows:
     return [{"system": "ours", **row}]
 
 
-def in_jax(sizes: Sizes) -> Rows:
-    """Times of jitted batches in float32, and how often theirs are too small."""
-    import jax
-    import jax.numpy as jnp
-    from jax.scipy.special import gammaln, logsumexp
-
-    from jaxdp_episodic import traced
-
-    alphas, terms = jnp.arange(2.0, 65.0), jnp.arange(65.0)
-
-    def anybodys(rate: Any, noise: Any, num_steps: float) -> Any:
-        def log_moment(a: Any) -> Any:
-            parts = gammaln(a + 1.0) - gammaln(terms + 1.0) - gammaln(a - terms + 1.0)
-            parts += terms * jnp.log(rate) + (a - terms) * jnp.log1p(-rate)
-            parts += terms * (terms - 1) / (2 * noise**2)
-            return logsumexp(jnp.where(a >= terms, parts, -jnp.inf))
-
-        curve = num_steps * jax.vmap(log_moment)(alphas) / (alphas - 1)
-        best = curve + jnp.log1p(-1 / alphas) - jnp.log(DELTA * alphas) / (alphas - 1)
-        return jnp.maximum(best.min(), 0.0)
-
-    fields = (np.geomspace(1e-5, 0.1, 20)[:, None], np.geomspace(0.5, 8, 20))
-    rates, noises = (np.float32(f.ravel()) for f in np.broadcast_arrays(*fields))
-    step = sampled_gaussian(np.float64(rates), np.float64(noises))
-    rows: Rows = []
-    for count in (10_000, 1_000_000):
-
-        def ours(rate: Any, noise: Any, count: int = count) -> Any:
-            asked: dict[str, Any] = {"delta": DELTA, "num_steps": count}
-            return traced.epsilon(sampled_gaussian(rate, noise), method="rdp", **asked)
-
-        def theirs(rate: Any, noise: Any, count: int = count) -> Any:
-            return anybodys(rate, noise, float(count))
-
-        proven = epsilon(step, count)
-        true = jde.epsilon(step, delta=DELTA, num_steps=count)
-        for system, function in (("ours", ours), ("fifteen lines", theirs)):
-            program = jax.jit(jax.vmap(function))
-            row, found = timed(
-                lambda program=program: np.asarray(program(rates, noises), float),
-                sizes.repeats,
-            )
-            below = {
-                "below the best bound": float(np.mean(found < proven)),
-                "below the true one": float(np.mean(found < true)),
-            }
-            rows.append({"system": f"{system}, {count:,} steps", **row, **below})
-    return rows
-
-
 PARTS = {
     "grid": grid,
     "million": million,
     "calibration": calibration,
     "one_by_one": one_by_one,
-    "in_jax": in_jax,
 }
 
 if __name__ == "__main__":

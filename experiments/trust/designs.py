@@ -135,156 +135,110 @@ def _table(codes: np.ndarray, sizes: Any, *names: str) -> ExampleTable:
     return ExampleTable(np.zeros((len(codes), 1), np.float32), None, tree, owners)
 
 
-def _step(design: Any, noise: float, relation: str, clip: str, **bounds: int) -> Any:
-    return jde.GaussianStep(
-        design,
-        noise_multiplier=noise,
-        clip_unit=clip,
-        privacy_unit="person",
-        neighboring_relation=relation,
-        people=jde.PersonBounds(**bounds) if bounds else None,
-    )
-
-
-def _classes(
-    scheme: Any, drawn: int, of: int, noise: float, relation: str, *, bound: int
-) -> Any:
-    """Classes by a scheme, so many examples of each without replacement."""
-    below = Fixed("example", size=drawn, population=of)
-    design = jde.MultistageSampling(scheme, below)
-    return _step(design, noise, relation, "class", classes=bound, examples=1)
-
-
-def _grouped(episodes: Any, of: int, noise: float, relation: str, *, bound: int) -> Any:
-    below = Fixed("example", size=2, population=of)
-    design = jde.GroupedClasses(
-        num_classes=CLASSES, ways=3, episodes=episodes, examples=below
-    )
-    return _step(design, noise, relation, "episode", classes=bound, examples=1)
-
-
-def _blocks(
-    episodes: Any,
-    people: int,
-    size: int,
-    noise: float,
-    relation: str,
-    *,
-    number: int = 1,
-    **bounds: int,
-) -> Any:
-    """Blocks of so many of six people, and of their examples so many of a class."""
-    inside = jde.MultistageSampling(
-        Fixed("class", size=3, population=CLASSES),
-        Fixed("example", size=size, population=people),
-    )
-    design = jde.PeopleBlocks(
-        num_people=6,
-        people_per_block=people,
-        episodes=episodes,
-        sampling=inside,
-        episodes_per_block=number,
-    )
-    return _step(design, noise, relation, "episode", **bounds)
-
-
 def person_cases() -> Iterator[Case]:
     """Every design that has a theorem about people."""
-    yield from _trees()
-    yield from _examples()
-    yield from _episodes()
-    yield from _in_blocks()
-
-
-def _trees() -> Iterator[Case]:
-    """Clip units are classes."""
-    five = in_classes(5)
+    five, six = in_classes(5), everybody()
+    of_five: Any = {"classes": 5, "examples": 1}
+    of_all: Any = {"classes": CLASSES, "examples": 1}
     coins = Coins("class", sampling_probability=0.3)
-    for relation, noise, others in (
-        (ZERO, 0.66, 0),
-        (ONE, 0.77, -0.3),
-        (BOTH, 0.96, -1),
-    ):
-        of = 4 if relation == BOTH else 5
-        step = _classes(coins, 2, of, noise, relation, bound=5)
-        yield Case(
-            f"classes by Poisson sampling, {relation}",
-            step,
-            five,
-            others,
-            relation != BOTH,
+    episodes = Coins("episode", sampling_probability=0.4)
+
+    def case(
+        name: str,
+        design: Any,
+        noise: float,
+        relation: str,
+        clip: str,
+        *how: Any,
+        **of: int,
+    ) -> Case:
+        step = jde.GaussianStep(
+            design,
+            noise_multiplier=noise,
+            clip_unit=clip,
+            privacy_unit="person",
+            neighboring_relation=relation,
+            people=jde.PersonBounds(**of) if of else None,
         )
-    everything = Coins("class", sampling_probability=1.0)
-    step = _classes(everything, 5, 10, 1.84, ONE, bound=2)
-    yield Case("classes, all drawn, replace_one", step, in_classes(2, 5), -1)
-    step = _classes(Fixed("class", size=8, population=12), 3, 5, 1.76, ZERO, bound=5)
-    yield Case("classes without replacement", step, five, -0.3)
+        return Case(name, step, *how)
 
+    def classes(scheme: Any, drawn: int, of: int) -> Any:
+        below = Fixed("example", size=drawn, population=of)
+        return jde.MultistageSampling(scheme, below)
 
-def _examples() -> Iterator[Case]:
-    """Examples are clipped one by one: nobody reacts, or others take a place."""
-    drawn = jde.MultistageSampling(
+    def grouped(of: int) -> Any:
+        below: Any = Fixed("example", size=2, population=of)
+        pool: Any = {"num_classes": CLASSES, "ways": 3, "examples": below}
+        return jde.GroupedClasses(episodes=episodes, **pool)
+
+    def blocks(scheme: Any, people: int, size: int, number: int = 1) -> Any:
+        return jde.PeopleBlocks(
+            num_people=6,
+            people_per_block=people,
+            episodes=scheme,
+            sampling=classes(Fixed("class", size=3, population=CLASSES), size, people),
+            episodes_per_block=number,
+        )
+
+    # Clip units are classes.
+    for relation, noise, of, *how in (
+        (ZERO, 0.66, 5, five, 0, True),
+        (ONE, 0.77, 5, five, -0.3, True),
+        (BOTH, 0.96, 4, five, -1, False),
+    ):
+        name = f"classes by Poisson sampling, {relation}"
+        drawn = classes(coins, 2, of)
+        yield case(name, drawn, noise, relation, "class", *how, **of_five)
+    design = classes(Coins("class", sampling_probability=1.0), 5, 10)
+    how = 1.84, ONE, "class", in_classes(2, 5), -1
+    yield case("classes, all drawn, replace_one", design, *how, classes=2, examples=1)
+    design = classes(Fixed("class", size=8, population=12), 3, 5)
+    how = 1.76, ZERO, "class", five, -0.3
+    yield case("classes without replacement", design, *how, **of_five)
+    # Examples are clipped one by one: nobody reacts, or others take a place.
+    design = jde.MultistageSampling(
         Coins("class", sampling_probability=0.8),
         Coins("example", sampling_probability=0.3, population=10),
     )
-    step = _step(drawn, 2.04, BOTH, "example", classes=5, examples=2)
-    yield Case("examples clipped, of drawn classes", step, in_classes(5, each=2))
-    step = _step(
-        Coins("example", sampling_probability=0.2, population=50),
-        *(0.81, ZERO, "example"),
-        examples=4,
-    )
-    yield Case("examples clipped, by Poisson sampling", step, several_examples(4, 39))
-    step = _step(
-        Fixed("example", size=10, population=43), 1.83, ONE, "example", examples=4
-    )
-    yield Case(
-        "examples clipped, without replacement", step, several_examples(4, 39), -1
-    )
-    step = _step(Bins("example", steps_per_epoch=4), 1.39, ZERO, "example", examples=3)
+    how = 2.04, BOTH, "example", in_classes(5, each=2)
+    name = "examples clipped, of drawn classes"
+    yield case(name, design, *how, classes=5, examples=2)
+    four = several_examples(4, 39)
+    design = Coins("example", sampling_probability=0.2, population=50)
+    name = "examples clipped, by Poisson sampling"
+    yield case(name, design, 0.81, ZERO, "example", four, examples=4)
+    design = Fixed("example", size=10, population=43)
+    name = "examples clipped, without replacement"
+    yield case(name, design, 1.83, ONE, "example", four, -1, examples=4)
+    design = Bins("example", steps_per_epoch=4)
+    how = 1.39, ZERO, "example", several_examples(3, 20), None, False
     name = "three examples clipped, by random allocation"
-    yield Case(name, step, several_examples(3, 20), is_attained=False)
-
-
-def _episodes() -> Iterator[Case]:
-    """Episodes of classes."""
-    five, all_six = in_classes(5), everybody()
-    coins = Coins("episode", sampling_probability=0.4)
-    for relation, noise, others in ((ZERO, 1.05, 0), (BOTH, 1.67, -1)):
-        of = 5 if relation == BOTH else 6
-        step = _grouped(coins, of, noise, relation, bound=CLASSES)
+    yield case(name, design, *how, examples=3)
+    # Episodes of classes.
+    for relation, noise, of, *how in (
+        (ZERO, 1.05, 6, six, 0, True),
+        (BOTH, 1.67, 5, six, -1, False),
+    ):
         name = f"grouped, in all 12 classes, {relation}"
-        yield Case(name, step, all_six, others, relation != BOTH)
-    step = _grouped(coins, 5, 0.73, ZERO, bound=5)
-    yield Case("grouped, in 5 of 12 classes", step, five)
-    step = _step(
-        jde.IndependentEpisodes(
-            jde.MultistageSampling(
-                Fixed("class", size=3, population=CLASSES),
-                Fixed("example", size=1, population=6),
-            ),
-            num_episodes=3,
-        ),
-        *(1.22, ZERO, "episode"),
-        classes=CLASSES,
-        examples=1,
-    )
-    yield Case("independent episodes", step, all_six, -0.3)
-
-
-def _in_blocks() -> Iterator[Case]:
-    """Episodes within blocks of six people."""
-    coins, all_six = Coins("episode", sampling_probability=0.4), everybody()
+        yield case(name, grouped(of), noise, relation, "episode", *how, **of_all)
+    name = "grouped, in 5 of 12 classes"
+    yield case(name, grouped(5), 0.73, ZERO, "episode", five, **of_five)
+    one = classes(Fixed("class", size=3, population=CLASSES), 1, 6)
+    design = jde.IndependentEpisodes(one, num_episodes=3)
+    how = 1.22, ZERO, "episode", six, -0.3
+    yield case("independent episodes", design, *how, **of_all)
+    # Episodes within blocks of six people.
     for relation, noise in ((ZERO, 0.47), (ONE, 0.53)):
-        step = _blocks(coins, 2, 2, noise, relation)
-        yield Case(f"blocks of two people, {relation}", step, all_six)
-    inside = {"classes": CLASSES, "examples": 1}
-    step = _blocks(coins, 6, 1, 0.31, ZERO, **inside)
-    yield Case("a block whose episode may miss the person", step, all_six, -1)
-    step = _blocks(coins, 6, 1, 0.58, ZERO, number=3, **inside)
-    yield Case("three episodes of a block", step, all_six)
-    step = _blocks(Bins("episode", steps_per_epoch=4), 2, 2, 0.55, ZERO)
-    yield Case("blocks, episodes by random allocation", step, all_six)
+        name = f"blocks of two people, {relation}"
+        yield case(name, blocks(episodes, 2, 2), noise, relation, "episode", six)
+    how = 0.31, ZERO, "episode", six, -1
+    name = "a block whose episode may miss the person"
+    yield case(name, blocks(episodes, 6, 1), *how, **of_all)
+    how = 0.58, ZERO, "episode", six
+    yield case("three episodes of a block", blocks(episodes, 6, 1, 3), *how, **of_all)
+    design = blocks(Bins("episode", steps_per_epoch=4), 2, 2)
+    name = "blocks, episodes by random allocation"
+    yield case(name, design, 0.55, ZERO, "episode", six)
 
 
 def game_audits(draws: int) -> Audits:

@@ -122,19 +122,12 @@ class Plot(Command):
 
     def _lines(self) -> list[str]:
         given: dict[str, Any] = dict(vars(self))
-        given |= {name: _assigned(name, getattr(self, name)) for name in _ASSIGNED}
+        for name in ("fix", "mark"):
+            for text in given[name]:
+                if "=" not in text:
+                    raise ValueError(f"--{name} must be FIELD=VALUE, got {text!r}")
+            given[name] = dict(text.split("=", 1) for text in given[name])
         return [", ".join(map(str, draw(**given)))]
-
-
-_ASSIGNED = ("fix", "mark")
-
-
-def _assigned(name: str, texts: tuple[str, ...]) -> dict[str, str]:
-    """Fields and values of "FIELD=VALUE"."""
-    for text in texts:
-        if "=" not in text:
-            raise ValueError(f"--{name} must be FIELD=VALUE, got {text!r}")
-    return dict(text.split("=", 1) for text in texts)
 
 
 @dataclass

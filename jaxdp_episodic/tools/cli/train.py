@@ -272,15 +272,12 @@ def _classes(release: Any, support: Examples, queries: Examples) -> _Answers:
     name = "probability" if found.is_calibrated else "score"
     columns[name] = found.scores.max(axis=1).astype(float).tolist()
     if not found.is_calibrated:
-        said.append(_why_no_probability(release.calibration))
+        known = release.calibration
+        why = "not calibrated" if known is None else f"calibrated for {known}"
+        said.append(
+            f"score orders predictions, it is no probability: the release is {why}"
+        )
     return columns, said
-
-
-def _why_no_probability(calibration: Any) -> str:
-    head = "score orders predictions, it is no probability: "
-    if calibration is None:
-        return f"{head}the release is not calibrated"
-    return f"{head}the release is calibrated for {calibration}"
 
 
 def _values(release: Any, support: Examples, queries: Examples) -> _Answers:

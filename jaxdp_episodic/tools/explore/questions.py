@@ -223,11 +223,6 @@ def _noise(request: Any, target: Any) -> dict[str, Any]:
     return {"targets": noises.epsilon, "noise": found, "texts": texts}
 
 
-def _toml(request: Any, _: Any) -> dict[str, Any]:
-    """The design as a request file."""
-    return {"toml": to_toml(plain(request.to_dict()))}
-
-
 PARTS: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
     "epsilon": _epsilon,
     "levels": _levels,
@@ -235,7 +230,7 @@ PARTS: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
     "curve": _curve,
     "noise": _noise,
     "attack": _attack,
-    "toml": _toml,
+    "toml": lambda request, _: {"toml": to_toml(plain(request.to_dict()))},
 }
 
 _EXAMPLES = (

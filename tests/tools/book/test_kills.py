@@ -44,12 +44,6 @@ def check_kills(book, folder, *, runs, kills):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
-def test_killed_at_any_moment(tmp_path):
-    assert check_kills(str(tmp_path / "b.book"), tmp_path, runs=200, kills=3) >= 2
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
 def test_a_thousand_reservations_and_a_hundred_kills(tmp_path):
     killed = check_kills(str(tmp_path / "b.book"), tmp_path, runs=1000, kills=100)
     assert killed == 100

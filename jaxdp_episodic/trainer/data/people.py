@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -95,7 +95,7 @@ def truncated(
     """
     _validation.flag("truncate", truncate)
     owners = owners_of(table)
-    kept = _kept(table, owners, _levels(table, bounds), refuse=not truncate)
+    kept = _kept(table, owners, bounds, refuse=not truncate)
     cut = np.unique(owners.codes[~kept])
     truncation = Truncation(
         bounds=bounds,
@@ -135,19 +135,10 @@ def fitting_bounds(table: ExampleTable) -> PersonBounds:
     )
 
 
-class _Level(NamedTuple):
-    """A bound of a person's units of one level, within one unit of a level above."""
-
-    name: str  # of the bound
-    most: int  # the bound
-    within: np.ndarray  # (R,) the unit of the level above; zeros: all are one
-    units: np.ndarray  # (R,) the unit; each example its own
-    named: np.ndarray  # (R,) the unit whose id is hashed: it, or an example's class
-    id_of: Callable[[int], int | str]  # of such a unit
-
-
-def _levels(table: ExampleTable, bounds: PersonBounds) -> list[_Level]:
-    """The bounds, from the top down."""
+def _kept(
+    table: ExampleTable, owners: Owners, bounds: PersonBounds, *, refuse: bool
+) -> np.ndarray:
+    """(R,) bool: the examples that stay; bounds are kept from the top down."""
     if not isinstance(bounds, PersonBounds):
         raise TypeError(f"bounds must be PersonBounds, got {_validation.shown(bounds)}")
     depth = len(table.level_names)
@@ -156,8 +147,8 @@ def _levels(table: ExampleTable, bounds: PersonBounds) -> list[_Level]:
             f"people are bounded in data of up to {len(BOUNDS)} levels, got "
             f"{table.level_names}; leave one out: table.without_level(...)"
         )
-    levels = []
-    within = np.zeros(table.num_examples, np.int64)
+    kept = np.ones(table.num_examples, bool)
+    within = np.zeros(table.num_examples, np.int64)  # the unit of the level above
     for height in reversed(range(len(BOUNDS))):
         name = BOUNDS[height]
         most = bounds.numbers.get(name)
@@ -172,53 +163,58 @@ def _levels(table: ExampleTable, bounds: PersonBounds) -> list[_Level]:
             continue
         units = table.places(depth - height)
         if most is not None:
-            lowest = max(height, 1)  # ids are those of classes, and of what is above
-            named = within if height == 0 else units
+            # Ids are those of classes, and of what is above: an example has its class's
+            # and its place among the owner's own.
+            named, place = (units, depth - height) if height else (within, depth - 1)
             ids = np.zeros(1, np.int64)
-            if depth > lowest:
-                ids = unit_labels(table.population, depth - lowest, depth - lowest)
-            levels.append(_Level(name, int(most), within, units, named, ids.item))
+            if place > 0:
+                ids = unit_labels(table.population, place, place)
+            rows = np.flatnonzero(kept)
+            columns = owners.codes[rows], within[rows], units[rows]
+            first, group, child = _beyond(*columns, int(most), name, refuse)
+            if first.size:
+                own = 0 * first if height else _ranks(group, np.arange(len(first)))
+                described = zip(
+                    owners.names[columns[0][first]].tolist(),
+                    map(ids.item, named[rows[first]].tolist()),
+                    own.tolist(),
+                    strict=True,
+                )
+                hashes = [_hash(name, *one) for one in described]
+                stays = np.ones(int(child.max()) + 1, bool)
+                stays[child[first]] = _ranks(group, np.array(hashes, np.uint64)) < most
+                kept[rows] = stays[child]
         if most is not None or name == "classes":
             within = units
-    return levels
-
-
-def _kept(
-    table: ExampleTable, owners: Owners, levels: list[_Level], *, refuse: bool
-) -> np.ndarray:
-    """(R,) bool: the examples that stay."""
-    kept = np.ones(table.num_examples, bool)
-    for level in levels:
-        rows = np.flatnonzero(kept)
-        person, unit = owners.codes[rows], level.units[rows]
-        # A group is what the bound is of; a child is what it counts.
-        group = _numbered(person, level.within[rows])
-        child = _numbered(person, unit)
-        first = np.unique(child, return_index=True)[1]
-        group_of = group[first]
-        size = np.bincount(group_of)[group_of]
-        beyond = np.flatnonzero(size > level.most)
-        if not beyond.size:
-            continue
-        if refuse:
-            number = len(np.unique(person[first[beyond]]))
-            raise ValueError(
-                f"people must be within the bounds, {number:,} of "
-                f"{len(np.unique(owners.codes)):,} are beyond {level.name}="
-                f"{level.most}, the largest with {int(size.max()):,}: no guarantee "
-                "holds for them; state larger bounds that are public, or truncate"
-            )
-        first, group_of = first[beyond], group_of[beyond]
-        is_example = level.name == BOUNDS[0]
-        own = _ranks(group_of, np.arange(len(first))) if is_example else 0 * first
-        names = owners.names[person[first]].tolist()
-        ids = [level.id_of(place) for place in level.named[rows[first]].tolist()]
-        described = zip(names, ids, own.tolist(), strict=True)
-        hashes = np.array([_hash(level.name, *one) for one in described], np.uint64)
-        stays = np.ones(int(child.max()) + 1, bool)
-        stays[child[first]] = _ranks(group_of, hashes) < level.most
-        kept[rows] = stays[child]
     return kept
+
+
+def _beyond(
+    person: np.ndarray,
+    within: np.ndarray,
+    unit: np.ndarray,
+    most: int,
+    name: str,
+    refuse: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First rows and groups of the units of groups with too many; all rows' units.
+
+    A group is what the bound is of, a person in a unit above; a unit is counted once.
+    """
+    group, child = _numbered(person, within), _numbered(person, unit)
+    first = np.unique(child, return_index=True)[1]
+    group = group[first]
+    size = np.bincount(group)[group]
+    beyond = np.flatnonzero(size > most)
+    if refuse and beyond.size:
+        number = len(np.unique(person[first[beyond]]))
+        raise ValueError(
+            f"people must be within the bounds, {number:,} of "
+            f"{len(np.unique(person)):,} are beyond {name}={most}, the largest with "
+            f"{int(size.max()):,}: no guarantee holds for them; state larger bounds "
+            "that are public, or truncate"
+        )
+    return first[beyond], group[beyond], child
 
 
 def _numbered(person: np.ndarray, unit: np.ndarray) -> np.ndarray:

@@ -233,8 +233,6 @@ class Tables:
         if split not in self._loaded:
             if split == TRAIN:
                 data, self.truncation = self._config.training_data(self.base)
-                # Sizes that do not fit are refused before a cache is written.
-                check_sizes(self._config.step_on(data.population), data)
                 self.examples = {
                     "example_shape": list(data.features.shape[1:]),
                     "dtype": str(data.features.dtype),
@@ -244,6 +242,8 @@ class Tables:
                 data = self._config.data.load(split, self.base)
             if self.features is not None:
                 cache = None if self._cache is None else self._cache / split
+                if cache is not None and split == TRAIN:  # before anything is written
+                    check_sizes(self._config.step_on(data.population), data)
                 data = self.features.table(data, cache=cache)
             self._loaded[split] = data
             # The parts of the package's own sets are other classes by construction.

@@ -2,9 +2,12 @@
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.special import ndtr
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -49,3 +52,51 @@ def test_a_part_is_filled_and_the_rest_left(page):
     assert once.startswith("a\n<!-- trust: kills -->\n\n| new |\n")
     assert once.endswith("<!-- end of trust -->\nb\n")
     assert page.filled(once, {"kills": "| new |"}) == once
+
+
+# --- The simulation of `make trust` agrees with claims, and notices other noise ---
+
+TRUST = Path(__file__).resolve().parents[3] / "experiments" / "trust"
+
+
+@pytest.fixture(scope="module")
+def script():
+    sys.path.insert(0, str(TRUST))  # for `provenance`, beside it
+    try:
+        spec = importlib.util.spec_from_file_location(
+            "allocation", TRUST / "allocation.py"
+        )
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(TRUST))
+
+
+@pytest.mark.slow  # seconds for the tables of each noise
+def test_the_pair_of_an_epoch_and_noise_that_is_a_tenth_less(script, monkeypatch):
+    monkeypatch.setattr(script, "PLANTED", (0.9, 1.1))
+    rows = list(script.rows(script.CASES[0], 200_000, 3))
+    assert {row["direction"] for row in rows} == {"forward", "backward"}
+    assert not any(row["is_refuted"] for row in rows)
+    found = [row for row in rows if row["is_attained"]]
+    assert found and any(row["is_planted_found"] for row in found)
+
+
+@pytest.mark.slow
+def test_a_distribution_that_is_another_is_refuted(script, monkeypatch):
+    honest = script.claims
+    monkeypatch.setattr(script, "claims", lambda case, factor=1: honest(case, 1.1))
+    assert any(row["is_refuted"] for row in script.rows(script.CASES[0], 200_000, 3))
+
+
+def test_two_bins_by_definition(script):
+    """With both steps taken the pair that is replaced is a Gaussian's."""
+    case = script.Case("replace_one", 2, 1.0, 1.0, 2, (0.5, 1.0))
+    script.CASES += (case,)
+    mean, error = script.simulated(case, 300_000, 1)
+    move, epsilon = np.sqrt(2), np.array(case.epsilons)
+    first, second = (ndtr(sign * move / 2 - epsilon / move) for sign in (1, -1))
+    true = first - np.exp(epsilon) * second
+    assert np.all(np.abs(mean - true) < 5.5 * error)
+    assert np.all(error < 0.01 * true)

@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jaxdp_episodic.files.toml_file import read_toml
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.data.examples import read_examples
 from jaxdp_episodic.trainer.data.folders import (
+    image_records,
+    listed_classes,
     load_class_folders,
     load_mini_imagenet,
     load_omniglot,
     recognized,
 )
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table
+from pages import ROOT
 
 RNG = np.random.default_rng(0)
 
@@ -451,3 +457,126 @@ def test_a_table_with_a_public_list_of_units(tmp_path):
     assert table.population.children_counts[1].tolist() == [2, 0, 1]
     with pytest.raises(TypeError, match="public_units must be ids like those"):
         load_table(path, groups=["user"], features=["x"], public_units=[7, 8, 9])
+
+
+# --- Pictures with transparency: as on white paper, wherever their files are read ---
+
+
+def transparent(kind, ink):
+    """A black square, of that alpha, on a clear ground, which is stored as black."""
+    alpha = np.zeros((6, 6), np.uint8)
+    alpha[2:4, 2:4] = ink
+    black = Image.new("L", (6, 6), 0)
+    if kind in ("LA", "RGBA"):
+        image = black.convert(kind)
+        image.putalpha(Image.fromarray(alpha))
+        return image
+    image = Image.frombytes("P", (6, 6), (alpha > 0).astype(np.uint8).tobytes())
+    image.putpalette([0, 0, 0] * 2)
+    image.info["transparency"] = bytes([0, ink])
+    return image
+
+
+@pytest.mark.parametrize("kind", ["LA", "RGBA", "P"])
+@pytest.mark.parametrize("grey", [False, True])
+@pytest.mark.parametrize("ink", [255, 102])
+def test_what_is_transparent_lies_on_white(tmp_path, kind, grey, ink):
+    """Here, in what is imported, and in what a release is asked of."""
+    file = tmp_path / "data" / "a" / "1.png"
+    file.parent.mkdir(parents=True)
+    transparent(kind, ink).save(file)
+    with Image.open(file) as again:
+        assert again.mode == kind
+    expected = np.ones((6, 6))
+    expected[2:4, 2:4] = 1 - ink / 255
+    found = load_class_folders(tmp_path / "data", grey=grey).features[0]
+    for channel in np.moveaxis(found, -1, 0):
+        np.testing.assert_allclose(channel, expected, atol=1e-6)
+    records = image_records(listed_classes(tmp_path / "data", grey=grey))
+    ((_, codes),) = records.placed()
+    np.testing.assert_array_equal(codes[0] / np.float32(255), found)
+    asked = read_examples([file], shape=found.shape, source={})
+    np.testing.assert_array_equal(asked.features[0], found)
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_an_opaque_picture_with_alpha_is_what_it_is_without(tmp_path, mode):
+    plain = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
+    image = Image.fromarray(plain).convert(mode[:-1])
+    for name, one in (("1", image), ("2", image.convert(mode))):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        one.save(tmp_path / "a" / f"{name}.png")
+    first, second = load_class_folders(tmp_path, grey=mode == "LA").features
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_white_on_a_clear_ground_is_refused(tmp_path, mode):
+    """White below it would hide it; a picture without anything is one."""
+    file = tmp_path / "a" / "1.png"
+    file.parent.mkdir()
+    white, alpha = Image.new(mode, (6, 6), "white"), np.zeros((6, 6), np.uint8)
+    white.putalpha(Image.fromarray(alpha))
+    white.save(file)
+    assert np.all(np.asarray(load_class_folders(tmp_path).features) == 1)
+    alpha[2:4, 2:4] = 255
+    white.putalpha(Image.fromarray(alpha))
+    white.save(file)
+    with pytest.raises(ValueError, match="1.png .*white on a clear ground"):
+        load_class_folders(tmp_path)
+
+
+# --- Folders in the layouts of Omniglot and mini-ImageNet, and the configs for them ---
+
+# Of each config: folders and classes, examples of a class, slots, classes as shipped.
+TINY = {
+    "omniglot": ({"images_background": 40, "images_evaluation": 7}, 8, 20, 964),
+    "mini_imagenet": ({"train": 6, "val": 5, "test": 5}, 18, 600, 64),
+}
+CONFIGS = [f"{name}{kind}" for name in TINY for kind in ("", "_maml")]
+
+
+def generate(name, folder, counts, examples):
+    """Images that mean nothing in the layout of a data set."""
+    rng = np.random.default_rng(0)
+    places = [(part, i) for part, number in counts.items() for i in range(number)]
+    for number, (part, i) in enumerate(places):
+        place = folder / part / f"n{i:08d}"
+        if name == "omniglot":
+            place = folder / part / f"Alphabet_{i // 33}" / f"character{i % 33:02d}"
+        place.mkdir(parents=True)
+        for example in range(examples):
+            if name == "omniglot":
+                pixels = rng.integers(0, 2, (105, 105)).astype(bool)
+                file = place / f"{number:04d}_{example + 1:02d}.png"
+            else:
+                pixels = rng.integers(0, 256, (84, 84, 3)).astype(np.uint8)
+                file = place / f"{place.name}{example:08d}.jpg"
+            Image.fromarray(pixels).save(file)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("stem", CONFIGS)
+def test_generated_folders_are_what_the_configs_read(stem, tmp_path):
+    name = stem.removesuffix("_maml")
+    counts, examples, slots, classes = TINY[name]
+    generate(name, tmp_path, counts, examples)
+    table = {"type": "TrainingConfig", **read_toml(ROOT / f"configs/train_{stem}.toml")}
+    config = TrainingConfig.from_dict(table)
+    sampling = config.step.sampling
+    assert config.step.neighboring_relation == "zero_out"  # of public slots
+    assert (sampling.num_classes, sampling.examples.population) == (classes, slots)
+    parts = list(counts)
+    if name == "omniglot":
+        table["data"] |= {"path": str(tmp_path / parts[0])}
+        table["data"] |= {"test": str(tmp_path / parts[1])}
+    else:
+        table["data"]["path"] = str(tmp_path)
+    config = TrainingConfig.from_dict(table)
+    for split, part in (("train", parts[0]), ("test", parts[-1])):
+        data = config.data.load(split, None)
+        sizes = data.population.children_counts[-1].tolist()
+        assert sizes == [examples] * counts[part]
+        channels = 1 if name == "omniglot" else 3
+        assert data.features.shape[1:] == (config.data.size,) * 2 + (channels,)
+        assert 0 <= data.features.min() < data.features.max() <= 1

@@ -1,25 +1,48 @@
 """Scores on held-out tasks, and what their intervals cover."""
 
 import dataclasses
+import json
 import shutil
 import tomllib
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
+import jaxdp_episodic as jde
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.sources import ClassFolders, Glyphs, Npz, Table
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.learners.episode import Episode
-from jaxdp_episodic.trainer.learners.learners import ProtoNet
+from jaxdp_episodic.trainer.learners.learners import ABSENT, ProtoNet
 from jaxdp_episodic.trainer.run.assemble import Tables
-from jaxdp_episodic.trainer.run.evaluation import EpisodeScores, Evaluation, Score
+from jaxdp_episodic.trainer.run.evaluation import (
+    Calibration,
+    EpisodeScores,
+    Evaluation,
+    Reliability,
+    Score,
+    calibrated,
+    calibration_of,
+    reliability,
+)
+from jaxdp_episodic.trainer.run.release import calibration_for, described_release
+from jaxdp_episodic.trainer.run.validation import GRID, PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import Started
-from training_runs import TINY, classes, protonet, sinusoid_learner
+from training_runs import (
+    SHOTS,
+    TINY,
+    WAYS,
+    classes,
+    plain_trainer,
+    protonet,
+    sinusoid_learner,
+)
 
 
 class Oracle:
@@ -256,3 +279,280 @@ def test_classes_without_names_share_none(tmp_path, tables):
 def test_our_own_parts_have_nothing_in_common(tables):
     for split in ("validation", "test"):
         tables(Glyphs()).load(split)
+
+
+# --- Noisy validation: what one unit can change of it, and what is charged for it ---
+
+EVERYBODY = jde.GaussianStep(
+    jde.GroupedClasses(
+        num_classes=12,
+        ways=WAYS,
+        episodes=jde.Poisson("episode", sampling_probability=1.0),
+        examples=jde.WithoutReplacement("example", size=6, population=6),
+    ),
+    noise_multiplier=0.0,
+    neighboring_relation="zero_out",
+)
+
+
+def validation(step=EVERYBODY, data=None, **changes):
+    data = classes(num_classes=12, seed=5) if data is None else data
+    return PrivateValidation(data, step, shots=SHOTS, **changes)
+
+
+def released(one, number=1, seed=3, params=None):
+    learner, initial = protonet()
+    return one.release(
+        learner, initial if params is None else params, Keys(seed), number
+    )
+
+
+def test_without_noise_it_is_the_mean_score_of_all_episodes():
+    one = validation()
+    value = one.score(released(one)).value
+    assert 0.5 < value <= 1  # clusters that are far apart
+    # Twelve classes make four episodes of 15 queries: the score is a sixtieth.
+    assert value * 60 == pytest.approx(round(value * 60), abs=60 / GRID)
+    assert one.deviation == 0
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("noise", ["discrete", "gaussian"])
+def test_its_noise_is_that_of_the_step(noise):
+    step = dataclasses.replace(EVERYBODY, noise_multiplier=3.0)
+    quiet, one = validation(fixed=True), validation(step, fixed=True, noise=noise)
+    score = released(quiet)  # everybody's, of episodes that stay
+    assert all(released(quiet, n) == score for n in (2, 300))
+    found = [float(released(one, n) - score) for n in range(1, 301)]
+    assert one.deviation == 3.0 / 8
+    # 300 scores: the deviation is within 16 % but for one in 10^4 times.
+    assert np.std(found) / 2 == pytest.approx(one.deviation, rel=0.16)
+    assert len(set(found)) == 300
+
+
+def test_one_unit_moves_the_sum_by_at_most_what_is_charged():
+    """All slots of a class are emptied one by one: at most one episode changes."""
+    data = classes(num_classes=12, seed=5)
+    most = 0.0
+    for row in range(0, 72, 5):
+        rows = np.delete(np.arange(72), row)
+        fewer = ExampleTable.from_records(
+            data.features[rows], units={"class": np.repeat(np.arange(12), 6)[rows]}
+        )
+        both = [
+            released(validation(data=table, fixed=True)) * 4  # times the normalizer
+            for table in (data, fewer)
+        ]
+        most = max(most, abs(float(both[0] - both[1])))
+    assert 0 < most <= 1
+
+
+def test_padding_and_nulls_give_nothing():
+    """An episode with an empty slot gives zero, and not the score of a guess."""
+    learner, params = protonet()
+    data = classes(num_classes=12, examples=5, seed=5)  # a slot of each class is empty
+    one = validation(data=data)
+    assert released(one) == 0
+    draw = one._draw(Keys(1), 1)
+    assert draw.holds_null is not None and draw.holds_null.all()
+    whole = validation(data=classes(num_classes=12, seed=5))
+    draw = whole._draw(Keys(1), 1)
+    found = whole._contributions(learner, params, draw)
+    assert len(found) == 50 and not found[4:].any()  # a block with four episodes
+
+
+def test_a_score_that_is_no_number_gives_nothing():
+    learner, params = protonet()
+    data = dataclasses.replace(
+        classes(num_classes=12, seed=5), targets=np.zeros(72, np.float32)
+    )
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("class", sampling_probability=1.0),
+            jde.WithoutReplacement("example", size=6, population=6),
+        ),
+        noise_multiplier=0.0,
+        clip_unit="class",
+        privacy_unit="example",
+        neighboring_relation="zero_out",
+    )
+    one = PrivateValidation(data, step, shots=2, error_bound=4.0)
+
+    @dataclasses.dataclass(frozen=True)
+    class Broken:
+        value: float
+        is_regression = True
+
+        def predict(self, params, episode):
+            return 0 * episode.query_targets + self.value
+
+    def score(value):
+        return one.score(one.release(Broken(value), params, Keys(1), 1)).value
+
+    assert score(np.nan) == 0.5  # nothing: the middle
+    assert score(0.0) == 1 and score(1.0) == pytest.approx(0.75, abs=1e-4)
+    assert score(1e9) == 0  # cut at the bound
+
+
+def test_a_fixed_draw_is_one_and_a_fresh_one_is_not():
+    fixed, fresh = validation(fixed=True), validation()
+    a, b = (fixed._draw(Keys(None), n) for n in (1, 2))
+    assert a is b
+    a, b = (fresh._draw(Keys(None), n) for n in (1, 2))
+    assert not np.array_equal(a.examples, b.examples)
+
+
+def test_what_cannot_be_a_validation_is_refused():
+    half = dataclasses.replace(
+        EVERYBODY.design,
+        examples=jde.WithoutReplacement("example", size=3, population=6),
+    )
+    some = dataclasses.replace(EVERYBODY, sampling=half)
+    with pytest.raises(ValueError, match="fixed must be False"):
+        validation(some, fixed=True)
+    by_class = dataclasses.replace(
+        some, privacy_unit="class", neighboring_relation="add_remove"
+    )
+    with pytest.raises(ValueError, match="fixed must be False"):
+        validation(by_class, fixed=True)
+    epochs = dataclasses.replace(
+        EVERYBODY,
+        sampling=jde.GroupedClasses(
+            num_classes=12,
+            ways=WAYS,
+            episodes=jde.RandomAllocation("episode", steps_per_epoch=4),
+            examples=jde.WithoutReplacement("example", size=6, population=6),
+        ),
+        neighboring_relation="add_remove",
+    )
+    with pytest.raises(NotImplementedError, match="epoch"):
+        validation(epochs)
+    together = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("class", sampling_probability=1.0),
+            jde.Poisson("example", sampling_probability=1.0),
+        ),
+        noise_multiplier=1.0,
+        clip_unit="class",
+        privacy_unit="example",
+    )
+    with pytest.raises(ValueError, match="clip_unit must be one episode"):
+        validation(together)
+    with pytest.raises(ValueError, match="targets with error_bound"):
+        validation(error_bound=1.0)
+    with pytest.raises(ValueError, match="more examples .* than shots=6"):
+        PrivateValidation(classes(num_classes=12), EVERYBODY, shots=6)
+    with pytest.raises(ValueError, match="error_bound must be given"):
+        validation().check_learner(_Numbers())
+
+
+class _Numbers:
+    is_regression = True
+
+
+# --- Temperatures of a release: only where fitted are there probabilities ---
+
+CLASSES = SimpleNamespace(is_regression=False)
+
+
+def evaluation_of(temperatures, num_queries=20_000, shots=1, ways=5):
+    """An evaluation whose targets follow softmax(logits / temperature) exactly."""
+
+    def logits(learner, params):
+        rng = np.random.default_rng(int(10 * temperatures[shots]))
+        found = rng.normal(size=(num_queries, ways)) * 3 * temperatures[shots]
+        p = np.exp(found / temperatures[shots])
+        p /= p.sum(axis=1, keepdims=True)
+        targets = (p.cumsum(axis=1) < rng.random((num_queries, 1))).sum(axis=1)
+        return found, targets
+
+    return SimpleNamespace(
+        ways=ways,
+        shots=shots,
+        queries=5,
+        data=SimpleNamespace(
+            population=SimpleNamespace(children_counts=(np.full(7, 8),))
+        ),
+        logits=logits,
+        with_shots=lambda shots, _: evaluation_of(temperatures, shots=shots),
+    )
+
+
+def test_the_temperature_that_made_the_answers_is_found():
+    truth = {1: 0.25, 2: 2.0, 4: 0.1, 8: 0.1}
+    asked = evaluation_of(truth)
+    found = calibrated(asked, CLASSES, {})
+    assert found.ways == 5 and found.shots == (1, 2)  # 5 of the 8 are queries
+    np.testing.assert_allclose(found.temperatures, (0.25, 2.0), rtol=0.05)
+    assert reliability(asked, CLASSES, {}, found.temperature(1)).error < 0.015
+    assert reliability(asked, CLASSES, {}, 1.0).error > 0.2
+    assert calibrated(asked, SimpleNamespace(is_regression=True), {}) is None
+    asked.with_shots = lambda *_: SimpleNamespace(
+        logits=lambda *_: (np.full((3, 5), np.nan), np.zeros(3, int))
+    )
+    assert calibrated(asked, CLASSES, {}) is None
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_answers_that_are_all_right_have_no_temperature_of_zero(is_empty):
+    targets = np.arange(40) % 2
+    logits = np.eye(3)[targets] + np.where(np.arange(3) == 2, ABSENT * is_empty, 0.0)
+    asked = evaluation_of({1: 1.0})
+    asked.with_shots = lambda *_: SimpleNamespace(logits=lambda *_: (logits, targets))
+    found = calibrated(asked, CLASSES, {}).temperatures[0]
+    assert 0.1 < found < 0.5  # as if one query in 42 had any class
+
+
+def test_shots_between_are_interpolated_and_few_others_are_covered():
+    found = Calibration(5, (1, 4), (0.4, 0.1))
+    assert found.temperature(2) == pytest.approx(0.2)
+    assert found.temperature(9) == found.temperature(4) == pytest.approx(0.1)
+    covered = {(5, 1), (10, 4), (2, 1.5)}
+    others = {(11, 1), (5, 0.5), (5, 5)}
+    assert {one for one in covered | others if found.covers(*one)} == covered
+    assert str(found) == "episodes of 5 classes with 1 to 4 labelled examples of each"
+
+
+def test_the_error_is_the_mean_gap():
+    assert Reliability((0.5, 0.9), (0.7, 0.8), (1, 3)).error == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"ways": 0}, "calibration.ways"),
+        ({"shots": [2, 1]}, "calibration.shots must increase"),
+        ({"shots": [1]}, "one temperature for each of its shots"),
+        ({"shots": "12"}, "one temperature for each of its shots"),
+        ({"shots": [1, 2.5]}, "calibration.shots"),
+        ({"temperatures": [1.0, 0.0]}, "calibration.temperatures"),
+        ({"temperatures": [1.0, "x"]}, "calibration.temperatures"),
+    ],
+)
+def test_what_a_file_states_is_checked(changes, match):
+    told = {"ways": 5, "shots": [1, 2], "temperatures": [1.0, 0.5]}
+    assert calibration_of(told) == Calibration(5, (1, 2), (1.0, 0.5))
+    with pytest.raises((TypeError, ValueError), match=match):
+        calibration_of(told | changes)
+
+
+@pytest.mark.parametrize(
+    ("select", "split", "is_calibrated"),
+    [(True, "validation", True), (False, "validation", False), (True, "test", False)],
+)
+def test_only_the_part_that_chose_sets_a_temperature(
+    tmp_path, select, split, is_calibrated
+):
+    """A part that may be private, or is for testing, sets none."""
+    run = plain_trainer(num_steps=1)
+    held_out = Evaluation(classes(seed=9), ways=3, shots=1, queries=2, num_episodes=20)
+    run.train(tmp_path, evaluations={split: held_out}, select=select)
+    told = json.loads(json.dumps(described_release(run)))["calibration"]
+    assert (told is not None) == is_calibrated == bool(run.selection.reliability)
+    words = run.selection.words
+    assert ("temperatures of probabilities fit" in words) == is_calibrated
+    if is_calibrated:
+        assert calibration_of(told) == run.selection.calibration
+        assert list(run.selection.reliability) == ["validation"]
+        run.selection = run.selection._replace(step=0)  # steps were taken since
+        assert calibration_for(run) is None

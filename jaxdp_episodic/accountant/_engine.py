@@ -44,8 +44,9 @@ _chosen: ContextVar[str | None] = ContextVar("engine", default=None)
 _together: ContextVar[int] = ContextVar("together", default=0)
 # Threads among which this one shares the cores.
 _sharing: ContextVar[int] = ContextVar("sharing", default=1)
-# XLA's own choice is 256 bits; where a processor has no more it changes nothing.
-_CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
+# XLA's own choice is 256 bits; where a processor has no more it changes nothing. LLVM's
+# higher levels take a quarter longer to compile, and make programs no faster.
+_CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512, "xla_backend_optimization_level": 1}
 
 # Linux's table of this process's memory mappings, and their largest number.
 _MAPPINGS = Path("/proc/self/maps")
@@ -322,7 +323,10 @@ def jitted(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
     """Returns ``jax.jit`` of a kernel, one for each."""
     import jax
 
-    options = _CPU_OPTIONS if jax.default_backend() == "cpu" else None
+    options = None
+    if jax.default_backend() == "cpu":
+        said = os.environ.get("XLA_FLAGS", "")  # what the user chose stays
+        options = {name: v for name, v in _CPU_OPTIONS.items() if name not in said}
     return jax.jit(kernel, static_argnames=static, compiler_options=options)
 
 

@@ -289,6 +289,10 @@ class Nodes(PrivacyLoss):
         del count
         return self, np.full(log_goal.shape, -np.inf), np.zeros(log_goal.shape, bool)
 
+    def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
+        """Bound of the size of all losses of `nodes`, cut at a level; or inf."""
+        return np.full(np.broadcast_shapes(self.shape, log_cut.shape), np.inf)
+
     def bulk_loss(self) -> Array:
         """Loss near which most of the forward distribution is, or 0."""
         return namespace(self.outer_rate).zeros_like(self.outer_rate)

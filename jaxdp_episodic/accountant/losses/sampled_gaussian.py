@@ -233,6 +233,12 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
             lambda x: real_log_mixture(s * (x - 0.5 * s), p),
         )
 
+    def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
+        """Of the Gaussian alone, or 40, as log(1 - p) is above -37 where p < 1."""
+        # Nodes may lie two deviations beyond the ends of `sampled_ends`.
+        reach = np.sqrt(-2 * np.minimum(log_cut, -18.0)) + 2.0
+        return np.maximum(self.shift * (reach + 0.5 * self.shift), 40.0)
+
     def bulk_loss(self) -> Array:
         """The loss of not being drawn, where that is the rule."""
         return undrawn_loss(self.outer_rate, self.rate)

@@ -21,6 +21,7 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     log_bulk,
     log_powers,
     log_realigned,
+    may_realign,
     real_moments,
     without_bulk,
 )
@@ -117,7 +118,8 @@ def lay_contour(
         left = xp.maximum(left - size - xp.log(scale) + fall, 0.0)
         return rows_at(leans, left.argmin(axis=0)[None])[0]
 
-    lean = where_needed(alone | (lean <= 0), lean, steep)
+    if may_realign(groups):
+        lean = where_needed(alone | (lean <= 0), lean, steep)
     bend = xp.clip(scale * (distance + width) / _PHASE, 1e-9, 1.0)
     bend = xp.where(lean > 0, bend, 1.0)
     furthest = xp.where(
@@ -166,10 +168,11 @@ def _end(
     power, _ = log_powers(z, groups, checked=False)
     difference, size = without_bulk(z, power, contour.bulk, log_atoms(groups))
     size = size + log_size(difference)
-    # Phases may agree again between probes.
-    size = where_needed(
-        y < realign, size, lambda: xp.logaddexp(size, log_realigned(z, groups))
-    )
+    if may_realign(groups):  # between probes
+        beside, alone = size, y < realign
+        size = where_needed(
+            alone, size, lambda: xp.logaddexp(beside, log_realigned(z, groups))
+        )
     size = size + log_size(speed) - z[0] * epsilon + xp.log(xp.maximum(y, scale))
     above = size[1:] - size[0] + xp.where(leans, fall, _VERTICAL_FALL)
     last = xp.where(above > 0, xp.arange(_NUM_PROBES)[:, None], 0).max(axis=0)

@@ -24,6 +24,7 @@ from jaxdp_episodic.accountant.methods.exact.mgf import (
     log_bulk_mass,
     log_powers,
     log_realigned,
+    may_realign,
     without_bulk,
 )
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
@@ -221,16 +222,18 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
     y, _ = _height(contour, contour.end[None])
     z, _ = contour_points(contour, y)
-    # What may be left where phases agree again, times the integral of 1 / y².
-    realign = first_realignment(groups)
-    alone = ~xp.isfinite(realign)
-    again = xp.maximum(y, xp.where(alone, y, realign))
-    z, _ = contour_points(contour, again)
-    log_beyond = where_needed(
-        alone,
-        xp.full_like(bulk, _LOG_ZERO),
-        lambda: log_realigned(z, groups)[0] - xp.log(math.pi * again[0]),
-    )
+    log_beyond = xp.full_like(bulk, _LOG_ZERO)
+    if may_realign(groups):
+        # What may be left where phases agree again, times the integral of 1 / y².
+        realign = first_realignment(groups)
+        alone = ~xp.isfinite(realign)
+        again = xp.maximum(y, xp.where(alone, y, realign))
+        z, _ = contour_points(contour, again)
+        log_beyond = where_needed(
+            alone,
+            log_beyond,
+            lambda: log_realigned(z, groups)[0] - xp.log(math.pi * again[0]),
+        )
     log_mass = log_bulk_mass(log_atom)
     return _Integrand(each(rows), bulk, log_mass, density, z[0][0], log_beyond)
 
@@ -265,7 +268,7 @@ def _integrate(
         size = xp.exp(log_size - peak) * rows.lost
         rounding = size * (rows.error + _ROUNDING * (8 + phase))
         parts = [a.sum(axis=0) for a in (re, first[0], second, rounding)]
-        parts = xp.concatenate([xp.array(parts), waves[block] @ re])
+        parts = xp.concatenate([xp.array(parts), at(waves, block) @ re])
         sums = state[1] * xp.exp(before - peak) + parts
         return peak, sums, xp.hypot(re[-1], im[-1])
 

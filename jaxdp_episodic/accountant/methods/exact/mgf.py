@@ -51,7 +51,7 @@ _CHECK_CUT = -8.0
 _VALLEY = 2.0
 # Losses up to which no part is so far from another, in its widths, that phases agree:
 # a Gaussian of shift s has the mean s²/2 and the width s.
-_NEAR_LOSS = 80.0
+NEAR_LOSS = 80.0
 _WIDTHS = 3.0
 # Largest error of a rule's mass with which it is used at all.
 _MASS_ERROR = 1e-3
@@ -82,8 +82,9 @@ class Steps(NamedTuple):
     bulk_width: Array  # largest distance of losses without the unit from ``bulk_loss``
     # Nodes with which a part of the losses begins, (J, K n): each atom is one, and each
     # mass apart from others; and how far the means of parts lie apart, (K n,).
-    begins: Array
-    parts_apart: Array
+    # None where no two parts lie far apart.
+    begins: Array | None
+    parts_apart: Array | None
     is_discrete: bool  # whether losses may have atoms other than at 0
     log_atom: Array  # (n,) ``T log A``, A the probability of the atom at loss 0
 
@@ -96,6 +97,7 @@ def steps_of(
     num_nodes: int,
     num_terms: int,
     has_gaussians: bool = True,
+    is_near: bool = False,
 ) -> Steps:
     """The nodes of one group's losses, (K, n), and others that check them."""
     xp = namespace(group.count, backward, log_cut)
@@ -124,10 +126,14 @@ def steps_of(
         mass = np.array([part.sum(axis=0) for part in rules.weight[0]])
         rules = rules._replace(mass=mass)
     nodes, shift = at(rules, 0), group.loss.gaussian_shift()
-    begins, atoms = _begins(nodes.weight), False
-    if group.loss.may_have_atoms:
-        atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (flat(shift) <= 0)
-        begins = begins | atoms
+    begins = parts_apart = None
+    if not is_near:
+        begins, atoms = _begins(nodes.weight), False
+        if group.loss.may_have_atoms:
+            atoms = ((nodes.right <= 0) | (nodes.left <= 0)) & (flat(shift) <= 0)
+            begins = begins | atoms
+        least, outer = xp.exp(cuts[0, : cut.size]), flat(group.loss.outer_rate)
+        parts_apart = _apart(nodes, begins, least, atoms, outer)
     mass = nodes.mass
     # What is no probability, or not that of the other rule, is NaN from here on.
     right = xp.abs(mass - 0.5) <= 0.5 + _MASS_ERROR
@@ -146,13 +152,7 @@ def steps_of(
         shift if has_gaussians and not (xp is np and not np.any(shift)) else None,
         group.loss.bulk_width(),
         begins,
-        _apart(
-            nodes,
-            begins,
-            xp.exp(cuts[0, : cut.size]),
-            atoms,
-            flat(group.loss.outer_rate),
-        ),
+        parts_apart,
         group.loss.may_have_atoms,
         xp.where(group.count > 0, group.count * log_left, 0.0).sum(axis=0),
     )
@@ -345,6 +345,11 @@ def have_atoms(groups: tuple[Steps, ...]) -> bool:
     return any(steps.is_discrete for steps in groups)
 
 
+def may_realign(groups: tuple[Steps, ...]) -> bool:
+    """Whether any losses may have parts that lie far apart."""
+    return any(steps.begins is not None for steps in groups)
+
+
 def first_realignment(groups: tuple[Steps, ...]) -> Array:
     """Im z below which no two phases of parts agree again; (n,), inf of one part."""
     # Below it |M| falls along a vertical line: its derivative is a sum of -(L - L')
@@ -352,6 +357,8 @@ def first_realignment(groups: tuple[Steps, ...]) -> Array:
     xp = namespace(groups[0].count)
     height = xp.full_like(groups[0].count[0], xp.inf)
     for steps in groups:
+        if steps.parts_apart is None:
+            continue
         gap = steps.parts_apart.reshape(steps.count.shape)
         some = (gap > 0) & (steps.count > 0)
         least = xp.where(some, math.pi / xp.where(some, gap, 1.0), xp.inf)
@@ -386,7 +393,7 @@ def _moduli(z: Pair, steps: Steps) -> tuple[Array, Array]:
         return total + size, xp.maximum(largest, size)
 
     def add(j: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        begins, before = steps.begins[j], flushed(state)
+        begins, before = at(steps.begins, j), flushed(state)
         value = polar(*times(z, at(nodes.loss, j)))
         re, im = times(at(nodes.weight, j), value)
         pairs = zip(before, state[2:], strict=True)
@@ -410,8 +417,8 @@ def _begins(weight: Pair) -> Array:
     """Nodes with which parts of a distribution begin, (J, m): valleys of density."""
     xp = namespace(weight[0])
     size = xp.log(xp.maximum(xp.hypot(*weight), 1e-300))
-    sides = (running_max(a)[::k] for a, k in ((size, 1), (size[::-1], -1)))
-    low = xp.minimum(*sides) - size > _VALLEY
+    sides = running_max(xp.stack([size, size[::-1]], axis=1))
+    low = xp.minimum(sides[:, 0], sides[::-1, 1]) - size > _VALLEY
     return low & ~xp.concatenate([0 > size[:1] * 0, low[:-1]])
 
 
@@ -439,7 +446,7 @@ def _apart(
         )
 
     def add(j: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        new, before, loss = begins[j], flushed(state), nodes.loss[0][j]
+        new, before, loss = at(begins, j), flushed(state), at(nodes.loss[0], j)
         ends = (xp.where(new, a, b) for a, b in zip(before, state[3:], strict=True))
         size = xp.hypot(*at(nodes.weight, j))
         terms = zip((size, size * loss, size * loss * loss), state[:3], strict=True)
@@ -448,7 +455,7 @@ def _apart(
     # Steps that see nothing have loss 0, also where those that do have no atom there.
     atom = 1 - outer_rate * nodes.mass > 1e-12
     seen = xp.where(xp.hypot(*nodes.weight) > least, xp.abs(nodes.loss[0]), 0.0)
-    far = (xp.max(seen, axis=0) > _NEAR_LOSS) | is_discrete
+    far = (xp.max(seen, axis=0) > NEAR_LOSS) | is_discrete
     needed = (atom | xp.any(begins, axis=0)) & far
 
     def apart() -> Array:

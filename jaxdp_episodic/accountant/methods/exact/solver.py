@@ -26,7 +26,11 @@ from jaxdp_episodic.accountant.methods.exact.contour import (
     lay_contour,
 )
 from jaxdp_episodic.accountant.methods.exact.integral import Blocks, search
-from jaxdp_episodic.accountant.methods.exact.mgf import bulk_variance, steps_of
+from jaxdp_episodic.accountant.methods.exact.mgf import (
+    NEAR_LOSS,
+    bulk_variance,
+    steps_of,
+)
 from jaxdp_episodic.accountant.methods.rdp.method import bounding_few, rdp_bound
 from jaxdp_episodic.accountant.methods.run import (
     DeltaAt,
@@ -258,14 +262,15 @@ def _by_terms(
     # Neighbours are alike: a chunk's sums are as long as its longest one.
     rows = np.argsort(terms, kind="stable")
     lengths = _TERMS_BASE ** np.ceil(np.log(terms[rows]) / math.log(_TERMS_BASE))
+    far = _have_far_losses(groups, arrays[4])[rows]
     result = np.empty((len(Found._fields), terms.size))
-    for length in np.unique(lengths):
-        some = rows[lengths == length]
-        kernel = KERNEL._replace(what=(kinds, gaussians, length))
+    for length, is_far in sorted(set(zip(lengths.tolist(), far.tolist(), strict=True))):
+        some = rows[(lengths == length) & (far == is_far)]
+        kernel = KERNEL._replace(what=(kinds, gaussians, length, is_far))
         few = effort.loss_nodes > _MOST_LOSS_NODES
         engine = "numpy" if few else choose_engine(some.size, kernel, run.losses)
         on_chunk = functools.partial(
-            _on_chunk, effort, is_epsilon, int(length), gaussians
+            _on_chunk, effort, is_epsilon, int(length), gaussians, not is_far
         )
         chunk = map_arrays(lambda a, some=some: a[..., some], (arrays, groups))
         with using_choice(engine):
@@ -273,11 +278,21 @@ def _by_terms(
     return tuple(result)
 
 
+def _have_far_losses(groups: tuple[Group, ...], log_cut: np.ndarray) -> np.ndarray:
+    """Where parts of a distribution may lie so far apart that their phases matter."""
+    far = np.zeros(log_cut.shape, bool)
+    for loss, count in groups:
+        large = loss.largest_node(log_cut - np.log(loss.outer_rate)) > NEAR_LOSS
+        far |= np.any((count > 0) & large, axis=0)
+    return far
+
+
 def _on_chunk(
     effort: Pass,
     is_epsilon: bool,
     length: int,
     gaussians: tuple[bool, ...],
+    is_near: bool,
     chunk: Any,
 ) -> tuple[np.ndarray, ...]:
     """`one_pass` on either engine."""
@@ -285,11 +300,12 @@ def _on_chunk(
     if engine_name() == "jax":
         number = max(round(effort.contour_nodes / _BLOCK), 1)
         terms = tuple(length if g.loss.num_terms.max() > 1 else 1 for g in groups)
-        shape = Shape(_LOSS_NODES, terms, gaussians, _BLOCK, _MOST_BLOCKS)
+        shape = Shape(_LOSS_NODES, terms, gaussians, is_near, _BLOCK, _MOST_BLOCKS)
         call = functools.partial(on_jax, jitted(one_pass, ("shape",)))
     else:
         number, terms = 1, tuple(int(g.loss.num_terms.max()) for g in groups)
-        shape = Shape(effort.loss_nodes, terms, gaussians, effort.contour_nodes, 1)
+        sizes = effort.contour_nodes, 1
+        shape = Shape(effort.loss_nodes, terms, gaussians, is_near, *sizes)
         call: Any = one_pass
     with np.errstate(all="ignore"):
         held = float(not is_epsilon)
@@ -302,6 +318,7 @@ class Shape(NamedTuple):
     loss_nodes: int
     terms: tuple[int, ...]  # of each group's mixtures; 1 of others
     has_gaussians: tuple[bool, ...]  # whether steps of a group may be Gaussian
+    is_near: bool  # whether no losses have parts that may lie far apart
     block: int  # nodes of the contour that are computed side by side
     most: int  # blocks that there is memory for
 
@@ -343,6 +360,7 @@ def one_pass(
             num_nodes=shape.loss_nodes,
             num_terms=terms,
             has_gaussians=has_gaussians,
+            is_near=shape.is_near,
         )
         for group, terms, has_gaussians in zip(
             groups, shape.terms, shape.has_gaussians, strict=True

@@ -1,5 +1,5 @@
 """Rényi, exact and certified: three methods against one protocol of losses.
 
 Doors: `adaptive.method`, `adaptive.problem`, `certified.method`, `closed_form`,
-`engine`, `exact.held`, `exact.method`, `rdp.method`, `rdp.on_lattice`, `run`.
+`engine`, `exact.held`, `exact.method`, `rdp.method`, `run`.
 """

@@ -259,7 +259,7 @@ def running_max(array: Array) -> Array:
         most = xp.maximum(most, row)
         return most, most
 
-    # `lax.cummax` is a tree of many small operations, which take XLA a second.
+    # The cumulative maximum of JAX is a tree of many operations: a second of XLA.
     return lax.scan(add, array[0], array)[1]
 
 

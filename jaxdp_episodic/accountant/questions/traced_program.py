@@ -25,7 +25,11 @@ from jaxdp_episodic.accountant.describe.step import (
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.engine import on_cpu
-from jaxdp_episodic.accountant.methods.rdp import on_lattice
+from jaxdp_episodic.accountant.methods.rdp.method import (
+    KINDS,
+    traced_bound,
+    traced_bound_at,
+)
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Group
 from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions import api
@@ -287,7 +291,7 @@ Words = tuple[tuple[int, ...], ...]
 
 def is_in_program(question: Question, words: Words = ((),)) -> bool:
     """Whether questions of this kind are compiled where a batch is large."""
-    if engine_name() == "numpy" or question.kind not in on_lattice.KINDS:
+    if engine_name() == "numpy" or question.kind not in KINDS:
         return False
     asked = question.options.get("method", "rdp"), question.options.get("direction")
     names = [place.rpartition(".")[2].partition("[")[0] for place in question.places]
@@ -371,7 +375,7 @@ def answer_and_slopes(
         return value[: math.prod(shape)].reshape(shape)
 
     numbers = _Numbers.of(question, shape, leaves)
-    value, order = on_lattice.bound(question.kind, *numbers.asked)
+    value, order = traced_bound(question.kind, *numbers.asked)
     value = xp.where(numbers.idle, -np.inf if question.kind == DELTA else 0.0, value)
     value = row(xp.where(numbers.usual, value, np.nan))
     by = [i for (i,) in words[1:]]
@@ -380,7 +384,7 @@ def answer_and_slopes(
 
     def answer(*leaves: Array) -> Array:
         asked = _Numbers.of(question, shape, leaves).asked
-        return row(on_lattice.at_order(question.kind, *asked, order))
+        return row(traced_bound_at(question.kind, *asked, order))
 
     # All derivatives at once: what they have in common is computed once.
     along = (

@@ -34,6 +34,7 @@ from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.complex_exponentials import divided, log_size
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
+    at,
     logsumexp,
     namespace,
     rows_at,
@@ -211,9 +212,9 @@ def _crossing(
     )
     c = xp.minimum(plain * _CROSSINGS[:, None], xp.maximum(largest, plain))
     moments = real_moments(c, groups)
-    nothing = xp.zeros_like(bulk)
-    whole = transform(plain, nothing, groups, tuple(part[0] for part in moments))
-    left = transform(c, bulk, groups, moments)
+    both = xp.array([bulk, xp.zeros_like(bulk)])[:, None]
+    found = transform(c, both, groups, moments)
+    left, whole = at(found, 0), at(at(found, 1), 0)
     size = xp.where(left.valid, left.log_value - c * epsilon, xp.inf)
     found = xp.array([size, c, left.slope, left.curvature])
     size, *found = rows_at(found, size.argmin(axis=0)[None])[:, 0]
@@ -412,19 +413,15 @@ def _by_saddle_points(
 ) -> Array:
     """Epsilon where the saddle-point approximation is delta; NaN if it is nowhere."""
     xp = namespace(log_delta, c, bulk, groups[0].count)
-    with_bulk = transform(c, bulk, groups, moments)
-    plain = transform(c, xp.zeros_like(bulk), groups, moments)
-    at = Transform(
-        *(
-            xp.where(with_bulk.valid, a, b)
-            for a, b in zip(with_bulk, plain, strict=True)
-        )
-    )
-    x = at.slope
-    used = with_bulk.valid & (bulk > 0)
+    both = transform(c, xp.array([bulk, xp.zeros_like(bulk)])[:, None], groups, moments)
+    valid = both.valid[0]
+    found = Transform(*(xp.where(valid, part[0], part[1]) for part in both))
+    x = found.slope
+    used = valid & (bulk > 0)
     mu = xp.sqrt(xp.where(bulk > 0, bulk, 1.0))
     known = xp.where(used, log_gaussian_profile(mu, xp.maximum(x, 0.0)), _LOG_ZERO)
-    approximate = at.log_value - c * x - 0.5 * xp.log(2 * math.pi * at.curvature)
+    approximate = found.log_value - c * x
+    approximate = approximate - 0.5 * xp.log(2 * math.pi * found.curvature)
     approximate = xp.logaddexp(approximate, known)
     # delta falls with c: the last point above it, and the next one
     above = (approximate >= log_delta) & (x > 0)
@@ -439,5 +436,5 @@ def _by_saddle_points(
     drop = (value - log_delta) / (value - other)
     rise = (high + low) * drop
     share = rise / (low + xp.sqrt(low * low + (high - low) * rise))
-    found = (last >= 0) & (drop >= 0) & (drop <= 1)
-    return xp.where(found, x + share * (end - x), xp.nan)
+    crossed = (last >= 0) & (drop >= 0) & (drop <= 1)
+    return xp.where(crossed, x + share * (end - x), xp.nan)

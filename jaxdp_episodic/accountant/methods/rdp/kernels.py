@@ -14,7 +14,6 @@ from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     by_blocks,
-    map_arrays,
     namespace,
     sigmoid,
     while_each,
@@ -150,16 +149,7 @@ _NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best or
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Logarithm of the derivative over its target beyond which no step is the last.
 _CLOSE = 0.1
-# Settings up to which NumPy takes no longer for a dozen orders than for one, of kernels
-# that are worth compiling.
-_FEW = 4
-# Distances in log t of these orders from the first guess, which is right to a per cent
-# at most cliffs.
-_PROBES = np.array([-3, -1.4, -0.7, -0.35, -0.16, -0.07, -0.03, -0.012, -0.004])
-_PROBES = np.append(_PROBES, [0.001, 0.25, 1.0])
-# Squared error of Newton's steps below which a cubic through both needs no more search.
-_SURE = 1e-8
-# The same for a loose search.
+# What the last step of a loose search may leave of log t.
 _LOOSE = 1e-2
 # log t that is searched; e^90 is beyond every order that pays.
 _LOG_T_RANGE = (-90.0, 90.0)
@@ -279,19 +269,6 @@ def _search(
         log_t = np.clip(log_t, low, high)
         if np.all(known) and not on_lattice:
             searches = (_NEAR_SEARCH,)
-    elif (
-        xp is np
-        and not on_lattice
-        and log_t.size <= _FEW
-        and all(g.loss.compiles for g in groups)
-    ):
-        problem = target, groups, residual, log_t, high
-        log_t, bracket, sure = _probed(*problem, loose)
-        if np.all(sure):
-            searches = ()
-        elif np.all(np.isfinite(bracket)):
-            # at a cliff Newton's method needs the bracket
-            searches, (low, high) = searches[1:], bracket
 
     def improve(
         given: tuple[Array, tuple[Group, ...], Array],
@@ -369,61 +346,6 @@ def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
     xp = namespace(groups[0].count)
     ends = [xp.min(g.loss.largest_on_lattice(LATTICE), axis=0) for g in groups]
     return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-40))
-
-
-def _probed(
-    target: np.ndarray,
-    groups: tuple[Group, ...],
-    residual: Callable[..., tuple[Array, Array]],
-    log_t: np.ndarray,
-    highest: np.ndarray,
-    loose: bool,
-) -> tuple[np.ndarray, ...]:
-    """A root of the residual by evaluating it at many orders, up to twice; NumPy."""
-    # The root of the cubic in log t as a function of the residual about it; its error
-    # is less than the square of the distance to Newton's steps from both ends.
-    many = tuple(
-        map_arrays(lambda a: np.tile(a, (1, len(_PROBES))), group) for group in groups
-    )
-
-    def evaluate(x: np.ndarray, rule: Quadrature) -> tuple[np.ndarray, ...]:
-        """The root, the orders about it, whether there is one, its squared error."""
-        t = np.exp(x)
-        moment = log_moment(t.reshape(-1), many, MomentRule(LARGER, rule, True))
-        parts = (part.reshape(x.shape) for part in moment)
-        value, slope = residual(target, t, *parts)
-        below = np.logical_and.accumulate(value <= 0)
-        last = np.maximum(np.sum(below, axis=0) - 1, 0)
-        ends = np.stack([last, np.minimum(last + 1, len(x) - 1)])
-        (x0, x1), (f0, f1), (s0, s1) = (
-            np.take_along_axis(a, ends, axis=0) for a in (x, value, slope)
-        )
-        rise = f1 - f0
-        u = -f0 / rise
-        root = x0 + u * u * (3 - 2 * u) * (x1 - x0)
-        root += u * (1 - u) * rise * ((1 - u) / s0 - u / s1)
-        found = (f0 <= 0) & (f1 > 0)
-        inside = (root > x0) & (root < x1)
-        error = np.maximum(np.abs(x0 - f0 / s0 - root), np.abs(x1 - f1 / s1 - root))
-        left = error * error * np.maximum(np.maximum(s0, s1), 1.0)
-        left = np.where(found & inside, left, np.inf)
-        root = np.where(inside, root, 0.5 * (x0 + x1))
-        return root, np.stack([x0, x1]), found, left
-
-    around = np.clip(log_t + _PROBES[:, None], _LOG_T_RANGE[0], highest)
-    root, bracket, found, left = evaluate(around, COARSE)
-    if not (loose and np.all(left < _LOOSE)):
-        # Where there is no cliff the cubic is right, and only to be confirmed.
-        share = np.linspace(-1, 1, len(_PROBES))[:, None]
-        share = np.where(left < _LOOSE, share**5, share)
-        middle = np.where(left < _LOOSE, root, 0.5 * (bracket[0] + bracket[1]))
-        low, high = np.abs(bracket - middle)
-        closer = middle + share * np.where(share < 0, low, high)
-        root, bracket, again, left = evaluate(closer, MEDIUM)
-        found &= again
-    ends = np.where(found, bracket, np.array([[-np.inf], [np.inf]]))
-    sure = found & (left < (_LOOSE if loose else _SURE))
-    return np.where(found, root, log_t), ends, sure
 
 
 class _Search(NamedTuple):

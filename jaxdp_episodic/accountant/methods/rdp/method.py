@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,12 @@ from jaxdp_episodic.accountant.methods.run import (
     Question,
     Run,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array, map_arrays, namespace
+from jaxdp_episodic.accountant.numerics.loops import (
+    Array,
+    by_blocks,
+    map_arrays,
+    namespace,
+)
 
 # Nats by which the estimated total variation may exceed delta and yet be computed.
 NEAR = 3.0
@@ -263,3 +269,44 @@ def epsilons_at_orders(
     with np.errstate(invalid="ignore"):  # inf - inf where nothing is protected
         penalty = np.where(np.isinf(t), 0.0, (log_delta + np.log(orders)) / t)
         return np.maximum(curve + np.log1p(-1 / orders) - penalty, 0.0)
+
+
+KINDS = ("epsilon", "delta", "rdp")
+"""What a traced bound is asked: epsilon at log(delta), the reverse, or a curve."""
+
+
+def traced_bound(
+    kind: str, target: Array, groups: tuple[Group, ...], block: int
+) -> tuple[Array, Array]:
+    """*Upper bound* and its order, as JAX may trace it: no host decides anything."""
+    # NaN where the lattice has too few nodes, or another bound may be lower.
+    xp = namespace(target)
+    if kind == "rdp":
+        order = target
+        value, _ = kernels.rdp(
+            order, groups, direction="forward", on_lattice=True, block=block
+        )
+        return value, order
+    kernel = kernels.best_epsilon if kind == "epsilon" else kernels.best_log_delta
+    value, order = kernel(target, groups, on_lattice=True, block=block)
+    log_delta = target if kind == "epsilon" else value
+    lower = may_be_less(log_delta, groups)
+    if kind == "epsilon":
+        lower &= value > 0
+    return xp.where(lower, np.nan, value), order
+
+
+def traced_bound_at(
+    kind: str,
+    target: Array,
+    groups: tuple[Group, ...],
+    block: int,
+    order: Array,
+) -> Array:
+    """The same at a given order, not the best one; differentiable, (n,)."""
+    if kind == "rdp":
+        return traced_bound(kind, target, groups, block)[0]
+    moment = functools.partial(kernels.log_moment, rule=kernels.LATTICE_ANSWER)
+    (spent,) = by_blocks(moment, (order - 1, groups), block)
+    of = kernels.epsilon_at if kind == "epsilon" else kernels.log_delta_at
+    return of(target, order - 1, spent)

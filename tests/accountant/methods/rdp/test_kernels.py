@@ -139,6 +139,8 @@ def check_search(kind: str, runs: Run) -> None:
     for value, scan, run in zip(found, best, zip(*runs, strict=True), strict=True):
         allowed = scan * (1 + EXCESS) + SMALL
         assert value <= allowed, (value / scan - 1, Run(*run))
+        # Nothing from a delta of the total variation on; the scan ends on a grid.
+        assert value == 0 or value >= scan * (1 - SCAN_ERROR), Run(*run)
 
 
 FEW_KINDS = ("sampled", "antipodal below an outer level", "episodes")
@@ -186,26 +188,6 @@ def test_search_near_jumps(kind, run):
     check_search(kind, run)
 
 
-def test_one_by_one_as_in_a_batch():
-    """At the foot of a jump one was 0.24 % above, or the batch 1e-5."""
-    rows = [
-        (0.002279235755696516, 28.392684083127794, 10, 1e-8),
-        (0.002279235755696516, 28.392684083127794, 10, 1e-10),
-        (3.8668781991430163e-4, 99.87874590484715, 2, 1.093709779819529e-9),
-        (8.15450773208133e-5, 26.804108867189026, 4247, 7.687293700219953e-6),
-        (3.277341642771892e-4, 83.06366652746031, 8, 2.16346678879531e-7),
-        (0.01, 1.0, 1000, 1e-6),
-    ]
-
-    def epsilon(rate, noise, steps, delta):
-        step = jde.GaussianStep(poisson("user", rate), noise_multiplier=noise)
-        return jde.epsilon(step, num_steps=steps, delta=delta, method="rdp")
-
-    batch = epsilon(*(np.array(column) for column in zip(*rows, strict=True)))
-    single = [epsilon(*row) for row in rows]
-    np.testing.assert_allclose(single, batch, rtol=3e-9)
-
-
 @dataclass(frozen=True)
 class Misled(SampledGaussianLoss):
     """A loss that says something else of where to start."""
@@ -230,18 +212,6 @@ def test_search_does_not_go_to_and_fro():
     np.testing.assert_allclose(found, 3.308434, rtol=1e-4)
 
 
-def test_search_is_not_below_the_scan():
-    """A search that returned less than the curve allows would be unsound."""
-    runs = random_runs(7, 4, transition=False)
-    found = rdp_epsilon(
-        KINDS["sampled"](runs), num_steps=runs.num_steps, delta=runs.delta
-    )
-    # The scan ends on a grid, beside the best order: it may be a little above.
-    scan = scanned("sampled", runs) * (1 - SCAN_ERROR)
-    # From a delta of the total variation on it is nothing.
-    assert np.all((found == 0) | (found >= scan))
-
-
 UNIT = st.floats(0.0, 1.0)
 
 
@@ -256,10 +226,6 @@ RISK = (*[UNIT] * 4, st.sampled_from(FEW_KINDS), UNIT)
 @settings(max_examples=12)
 @given(*RISK)
 def test_epsilon_grows_with_the_risk(rate, noise, steps, delta, kind, change):
-    check_growth(rate, noise, steps, delta, kind, change)
-
-
-def check_growth(rate, noise, steps, delta, kind, change):
     """More noise, fewer steps, a larger delta: never a larger epsilon."""
     fields = {
         "rate": scaled(-6, -0.05, rate),
@@ -287,10 +253,6 @@ def check_growth(rate, noise, steps, delta, kind, change):
 @settings(max_examples=12)
 @given(*RISK[:-1])
 def test_delta_of_epsilon_is_not_more_than_delta(rate, noise, steps, delta, kind):
-    check_there_and_back(rate, noise, steps, delta, kind)
-
-
-def check_there_and_back(rate, noise, steps, delta, kind):
     """Both searches minimise the same thing, so going there and back loses little."""
     run = one_run(
         scaled(-6, -0.05, rate),

@@ -279,16 +279,6 @@ def in_threads(
         return list(pool.map(there, contexts, items))
 
 
-@contextlib.contextmanager
-def sharing_cores(workers: int) -> Iterator[None]:
-    """The body is one of so many that share this process's cores."""
-    token = _sharing.set(_sharing.get() * workers)
-    try:
-        yield
-    finally:
-        _sharing.reset(token)
-
-
 def num_cores() -> int:
     """Returns how many cores this thread may use: its share of the process's."""
     if hasattr(os, "sched_getaffinity"):

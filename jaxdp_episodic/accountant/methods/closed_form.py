@@ -91,120 +91,47 @@ epsilon_of_profile = float64_boundary(_epsilon)
 slope_of_profile = float64_boundary(_slope)
 
 
-Taken = list[tuple[Any, float]]
-
 # Relative rounding error of the shift of composed Gaussians, for each step.
 _SHIFT_ROUNDING = 4e-16
-# Largest number of losses of a whole run that are listed: 1 to 2 ms.
+# Largest number of losses of a whole run that are listed: 1 to 2 ms. Of steps with two
+# losses each, as randomized response, which are listed faster: half a second.
 _MOST_LOSSES = 4096
-# Largest number of randomized responses over which their closed form sums.
-_MOST_RESPONSES = 1_000_000
+_MOST_OF_TWO = 2**17
 # Rounding of a loss, or of the logarithm of a mass, relative to 1 and its size.
 _ROUNDING = 1e-15
 
 
 def have_closed_form(run: Run) -> np.ndarray:
-    """Where `composed` answers."""
-    return _are_alike(run) | _have_few_losses(run)
-
-
-def _are_alike(run: Run) -> np.ndarray:
-    """Where all steps are randomized responses of one epsilon."""
-    shape = run.shape  # of all losses: a run of thousands would ask for it as often
-    alike, epsilon = np.ones(shape, bool), np.full(shape, np.nan)
+    """Where all steps have finitely many losses, and the run not too many."""
+    number, of_two = np.ones(run.shape), np.ones(run.shape, bool)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
-        own = loss.epsilon if isinstance(loss, RandomizedResponseLoss) else np.nan
-        epsilon = np.where(taken & np.isnan(epsilon), own, epsilon)
-        alike &= ~taken | (epsilon == own)
-    return alike & ~np.isnan(epsilon)
-
-
-def _have_few_losses(run: Run) -> np.ndarray:
-    """Where all steps have finitely many losses, and the run at most so many."""
-    number = np.ones(run.shape)
-    for loss, count in zip(run.losses, run.counts, strict=True):
-        taken = (count > 0) & ~loss.loses_nothing
-        ways = np.inf
+        ways, values = np.inf, 0
         if isinstance(loss, FiniteValues):
-            ways = 1.0  # (count + size - 1)! / (count! (size - 1)!)
-            for i in range(1, loss.num_values):
-                ways = ways * (count + i) / i
-                ways = np.minimum(ways, 1e9)
+            ways, values = 1.0, loss.num_values
+            for i in range(1, values):  # (count + values - 1)! / (count! (values - 1)!)
+                ways = np.minimum(ways * (count + i) / i, 1e9)
         number = np.where(taken, number * ways, number)
-    return number <= _MOST_LOSSES
+        of_two &= ~taken | (values == 2)
+    return number <= np.where(of_two, _MOST_OF_TWO, _MOST_LOSSES)
 
 
 def composed(question: Question, run: Run) -> tuple[float, float]:
-    """One setting by a closed form, and a bound of its error in nats; NaN: too long."""
-    taken: Taken = [
+    """One setting by sums over all losses of a run, and a bound of its error, nats."""
+    taken = [
         (loss.kept_in_range(), float(count))
         for loss, count in zip(run.losses, run.counts, strict=True)
         if count > 0 and not loss.loses_nothing
     ]
-    target = float(question.target)
+    target, of_epsilon = float(question.target), question.is_epsilon
     with np.errstate(all="ignore"):
-        if _are_alike(run):
-            count = sum(count for _, count in taken)
-            epsilon = float(taken[0][0].epsilon)
-            return _of_responses(target, epsilon, count, of_epsilon=question.is_epsilon)
-        return _of_few_losses(target, taken, of_epsilon=question.is_epsilon)
-
-
-def _of_responses(
-    target: float, epsilon: float, count: float, *, of_epsilon: bool
-) -> tuple[float, float]:
-    """Randomized responses of one epsilon: a binomial sum."""
-    # Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3. With the tails A_j of
-    # p and S_j = E[(1 - e^{L_{j-1} - L})_+] delta at L_j - d is S_{j+1} + (1 - e^{-d})
-    # (A_j - S_{j+1}): all terms are positive.
-    if count > _MOST_RESPONSES:
-        return np.nan, np.inf
-    index = np.arange(int(count) + 1, dtype=np.float64)
-    width = 2 * epsilon
-    # p_j = C(T, j) e^{-(T-j) epsilon} / (1 + e^{-epsilon})^T
-    log_mass = log_binomial(np.float64(count), index) - (count - index) * epsilon
-    log_mass = log_mass - count * np.log1p(np.exp(-epsilon))
-    log_tail = np.logaddexp.accumulate(log_mass[::-1])[::-1]
-    log_step = np.log(-np.expm1(-width))
-    summed = np.logaddexp.accumulate((log_tail - index * width)[::-1])[::-1]
-    log_knot = np.append(log_step + index * width + summed, -np.inf)
-    losses = (2 * index - count) * epsilon
-    if of_epsilon:
-        # The last breakpoint above the target: delta falls from S_j at L_{j-1}.
-        j = int(np.searchsorted(-log_knot[:-1], -target, side="right")) - 1
-        if j < 0:
-            return 0.0, 0.0
-    else:
-        j = int(np.searchsorted(losses, target, side="right"))
-        if j > count:
-            return -np.inf, 0.0
-    log_above, log_low = log_tail[j], log_knot[j + 1]
-    # Below 0 by rounding: the upper end of the interval.
-    whole = max(-np.expm1(log_low - log_above), 0.0)
-    if of_epsilon:
-        share = np.exp(target - log_above) - np.exp(log_low - log_above)
-        share = share / whole if whole > 0 else 0.0
-        share = min(max(share, 0.0), 1.0 - 1e-16)
-        value = losses[j] + np.log1p(-share)
-    else:
-        share = -np.expm1(target - losses[j])
-        value = float(np.logaddexp(log_low, np.log(share * whole) + log_above))
-    # Of the sums, and of the losses between which delta is interpolated.
-    log_delta = target if of_epsilon else value
-    slope = (1 - share) * whole * np.exp(log_above - log_delta)
-    error = _ROUNDING * (count + np.abs(log_mass).max() + count * width)
-    displaced = _ROUNDING * (abs(losses[j]) + abs(0 if of_epsilon else target))
-    if of_epsilon:
-        error = (error / slope if slope > 0 else np.inf) + displaced
-        return max(float(value), 0.0), float(error)
-    return value, float(error + slope * displaced)
+        return _of_few_losses(target, taken, of_epsilon=of_epsilon)
 
 
 def _of_few_losses(
-    target: float, taken: Taken, *, of_epsilon: bool
+    target: float, taken: list[tuple[Any, float]], *, of_epsilon: bool
 ) -> tuple[float, float]:
-    """Sums over all the losses of a run, in both directions."""
+    """Sums in both directions."""
     if not of_epsilon and all(
         isinstance(loss, RandomizedResponseLoss) for loss, _ in taken
     ):

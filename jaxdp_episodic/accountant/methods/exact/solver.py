@@ -116,6 +116,9 @@ class ContourSolver:
     log_added: np.ndarray  # logarithm of the delta that truncation left out
     # Where Rényi's bound says so of the epsilon that was found forward.
     backward_is_less: np.ndarray = field(init=False)
+    # Whether parts of any distribution may lie so far apart that their phases matter:
+    # kept from pass to pass, so that one program serves all of them.
+    is_far: bool = False
 
     def __post_init__(self) -> None:
         self.backward_is_less = np.zeros(self.bound.shape, bool)
@@ -238,7 +241,10 @@ class ContourSolver:
             - CUT,
             np.full(index.shape, float(backward)),
         )
-        value, error, *rest = _by_terms(arrays, part, effort, question.is_epsilon)
+        groups = part.groups()
+        self.is_far |= _have_far_losses(groups, arrays[4])
+        kinds = question.is_epsilon, self.is_far
+        value, error, *rest = _by_terms(arrays, part, groups, effort, *kinds)
         with np.errstate(invalid="ignore"):  # NaN: not found with these nodes
             if not question.is_epsilon:
                 value = np.logaddexp(value, added)
@@ -250,22 +256,25 @@ class ContourSolver:
 
 
 def _by_terms(
-    arrays: tuple[np.ndarray, ...], run: Run, effort: Pass, is_epsilon: bool
+    arrays: tuple[np.ndarray, ...],
+    run: Run,
+    groups: tuple[Group, ...],
+    effort: Pass,
+    is_epsilon: bool,
+    is_far: bool,
 ) -> tuple[np.ndarray, ...]:
     """`one_pass` over chunks of settings with about as many terms."""
     terms = np.ones(arrays[0].shape)
     for loss in run.losses:
         terms = np.maximum(terms, cast(Nodes, loss).num_terms)
-    groups = run.groups()
     kinds = tuple((type(g.loss).__name__, len(g.count)) for g in groups)
     gaussians = tuple(bool(np.any(g.loss.gaussian_shift() > 0)) for g in groups)
     # Neighbours are alike: a chunk's sums are as long as its longest one.
     rows = np.argsort(terms, kind="stable")
     lengths = _TERMS_BASE ** np.ceil(np.log(terms[rows]) / math.log(_TERMS_BASE))
-    far = _have_far_losses(groups, arrays[4])[rows]
     result = np.empty((len(Found._fields), terms.size))
-    for length, is_far in sorted(set(zip(lengths.tolist(), far.tolist(), strict=True))):
-        some = rows[(lengths == length) & (far == is_far)]
+    for length in np.unique(lengths):
+        some = rows[lengths == length]
         kernel = KERNEL._replace(what=(kinds, gaussians, length, is_far))
         few = effort.loss_nodes > _MOST_LOSS_NODES
         engine = "numpy" if few else choose_engine(some.size, kernel, run.losses)
@@ -278,13 +287,13 @@ def _by_terms(
     return tuple(result)
 
 
-def _have_far_losses(groups: tuple[Group, ...], log_cut: np.ndarray) -> np.ndarray:
-    """Where parts of a distribution may lie so far apart that their phases matter."""
-    far = np.zeros(log_cut.shape, bool)
+def _have_far_losses(groups: tuple[Group, ...], log_cut: np.ndarray) -> bool:
+    """Whether any losses may be so large; a bound."""
     for loss, count in groups:
-        large = loss.largest_node(log_cut - np.log(loss.outer_rate)) > NEAR_LOSS
-        far |= np.any((count > 0) & large, axis=0)
-    return far
+        size = loss.largest_node(log_cut - np.log(loss.outer_rate))
+        if np.any((count > 0) & (size > NEAR_LOSS)):
+            return True
+    return False
 
 
 def _on_chunk(

@@ -467,20 +467,6 @@ def test_each_setting_has_the_answer_of_its_own_run():
         run.epsilon(delta=[1e-5, 2.0])
 
 
-@pytest.mark.slow
-def test_a_run_within_a_run_may_have_several_settings():
-    noises = np.array([1.5, 2.5])
-    run = jde.AdaptiveRun(
-        {"run": batch(noises), "check": CHECK}, quotas={"run": 1, "check": 2}
-    )
-    assert run.shape == (2,)
-    found = run.delta(epsilon=0.5)
-    for i, noise in enumerate(noises.tolist()):
-        one = {"run": batch(noise), "check": CHECK}
-        one = jde.AdaptiveRun(one, quotas={"run": 1, "check": 2})
-        assert one.delta(epsilon=0.5) == found[i]
-
-
 def test_quotas_of_several_settings_are_their_composition():
     quotas = {"slow": 3, "fast": 2}
     slow, fast = gaussian([1.5, 2.0]), gaussian([[3.0], [4.0]])

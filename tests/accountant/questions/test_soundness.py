@@ -256,22 +256,6 @@ def test_counterexample_to_the_product_rate():
     np.testing.assert_allclose(naive, [2.19e-4, 1.19e-5], rtol=5e-3)
 
 
-def test_the_outer_rate_is_a_factor_on_delta():
-    """Outer .1, inner .05, shift 1: 2.19e-5, where the product inside gives 5.3e-9."""
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("school", sampling_probability=0.1),
-            jde.WithoutReplacement("class", size=1, population=20),
-        ),
-        noise_multiplier=2.0,
-        clip_unit="class",
-        neighboring_relation="replace_one",
-    )
-    assert jde.privacy_profile(step, 0.5) == pytest.approx(2.19e-5, rel=5e-3)
-    product = dataclasses.replace(step, clip_unit="step")
-    assert jde.privacy_profile(product, 0.5) == pytest.approx(5.3e-9, rel=2e-2)
-
-
 # --- Grouped classes and independent episodes ---
 
 

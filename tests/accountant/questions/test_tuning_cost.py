@@ -175,20 +175,6 @@ def test_broadcasts_over_distributions_and_curves_as_single_calls_do():
     np.testing.assert_allclose(both[1], alone, rtol=1e-12)
 
 
-def test_grows_with_runs_shape_and_curve():
-    curve = ORDERS / 18
-    means = NegativeBinomialTrials(expected_runs=np.array([1.0, 2.0, 5.0, 50.0]))
-    assert np.all(np.diff(tuned_rdp(means, ORDERS, curve), axis=0) >= -1e-12)
-    shapes = NegativeBinomialTrials(
-        expected_runs=10.0, eta=np.array([-0.5, 0.0, 1.0, 5.0])
-    )
-    assert np.all(np.diff(tuned_rdp(shapes, ORDERS, curve), axis=0) >= -1e-12)
-    for trials in (PoissonTrials(expected_runs=3.0), shapes):
-        assert np.all(
-            tuned_rdp(trials, ORDERS, 2 * curve) >= tuned_rdp(trials, ORDERS, curve)
-        )
-
-
 def test_epsilon_of_a_step_is_above_that_of_one_run_and_falls_with_noise():
     step = jde.GaussianStep(
         jde.Poisson("user", sampling_probability=0.02),

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import time
 
 import numpy as np
 import pytest
@@ -275,21 +274,6 @@ def test_rounded_rates_err_upwards_and_not_far(bushy_tree, clip_unit, monkeypatc
     assert 1 < ratio.max() <= (1 + share) ** 2
     assert unit_epsilons(rounded).max() <= rounded.epsilon
     assert "rounded up" in str(rounded) and "rounded up" not in str(exact)
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_distinct_paths_take_seconds():
-    rng = np.random.default_rng(0)
-    sizes = [
-        rng.integers(20, 3000, size=rng.integers(5, 800)).tolist() for _ in range(300)
-    ]
-    tree = jde.Population.from_sizes(sizes)
-    start = time.perf_counter()
-    report = rdp_report(school_step(population=tree), num_steps=300, delta=1e-12)
-    assert over_units(report).num_paths > 1e5
-    assert over_units(report).rate_rounding < 0.01
-    # Compilation included, for a machine busy with other things.
-    assert time.perf_counter() - start < 60
 
 
 # --- Composed runs ---

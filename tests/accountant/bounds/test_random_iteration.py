@@ -17,6 +17,7 @@ from jaxdp_episodic.bounds import (
     Laplace,
     RandomizedResponse,
     RdpTable,
+    bounded_iteration_rdp,
     full_batch_rho,
     rdp_poisson_subsampled,
     rdp_without_replacement_subsampled,
@@ -154,6 +155,24 @@ def test_projected_runs_with_full_batches(count):
     bound = rho[:, None] * orders
     assert_between(0, exact, bound, rtol=1e-7, atol=1e-9)
     assert np.max(exact / bound) > 0.9
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
+def test_projected_runs_with_random_batches(count):
+    runs = ProjectedRuns(np.random.default_rng(63), count)
+    batch = np.ceil(runs.examples * np.random.default_rng(64).uniform(0, 1, count))
+    orders = np.array([1.5, 2.0, 8.0])
+    exact = runs.rdp(batch, orders)
+    bound = np.array(
+        [
+            bounded_iteration_rdp(
+                orders=orders, batch_size=int(batch[row]), **runs.setting(row)
+            )
+            for row in range(count)
+        ]
+    )
+    assert_between(0, exact, bound, rtol=1e-7, atol=1e-9)
+    assert np.max(exact / bound) > (0.9 if count > 100 else 0.3)
 
 
 # --- Subsampled RDP ---

@@ -590,8 +590,8 @@ def order_grid(orders: Any) -> np.ndarray:
 
 def check_step(step: Any) -> None:
     """Refuses what is neither a step, a release, nor a composed run."""
-    refuse_disjoint(step, "this question")
     if not isinstance(step, AnyStep):
+        refuse_disjoint(step, "this question")
         raise TypeError(
             "step must be a GaussianStep or a composed run, "
             f"got {_validation.shown(step)}"

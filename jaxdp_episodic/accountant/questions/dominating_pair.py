@@ -90,7 +90,8 @@ def run_of(step: AnyStep, num_steps: np.ndarray | None) -> Run:
 
 def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
     """Returns runs of a step, or of composed ones, with a path axis."""
-    refuse_traced(step)
+    if step.is_traced:
+        refuse_traced(step)
     if isinstance(step, ComposedSteps):
         return runs_of_parts(step.steps, step.counts)
     assert num_steps is not None  # the callers check

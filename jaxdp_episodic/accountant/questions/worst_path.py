@@ -59,24 +59,27 @@ def least(answers: Sequence[Answer]) -> Answer:
 
 
 def _of_one(question: Question, run: Run, method: str) -> Answer:
-    """The answer of one run."""
+    """The answer of one run: of the path with the largest value."""
     run.refuse("exact" if method == CONTOUR else method)
     question = question.at(np.asarray(question.target, np.float64)[..., None])
     if run.num_paths > 1:
         run = run.take_paths(undominated_paths(run))
     little, run = run.has_too_little_noise, run.in_reach()
-    at_end = question.at_end(run.most_lost).all(axis=-1)
+    shape = np.broadcast_shapes(question.target.shape, run.shape)
+    if 0 in shape:
+        empty = np.zeros(shape[:-1])
+        return Answer(empty, empty, np.zeros(empty.shape, bool))
+    at_end = question.at_end(run.most_lost)
     if not np.any(at_end):
-        return _inside(question, run, little, method)
-    value = end_values(question, run).max(axis=-1)
-    if np.all(at_end):
-        return Answer(value, np.zeros(value.shape), np.zeros(value.shape, bool))
-    found = _inside(question.inside(), run, little, method)
-    return Answer(
-        np.where(at_end, value, found.value),
-        np.where(at_end, 0.0, found.error),
-        np.where(at_end, False, found.is_certified),
-    )
+        every = _inside(question, run, little, method)
+    else:
+        value = np.broadcast_to(end_values(question, run), shape)
+        every = Answer(value, np.zeros(shape), np.zeros(shape, bool))
+        if not np.all(at_end):
+            found = _inside(question.inside(), run, little, method)
+            both = zip(every, found, strict=True)
+            every = Answer(*(np.where(at_end, end, inner) for end, inner in both))
+    return _largest(every)
 
 
 def end_values(question: Question, run: Run) -> np.ndarray:
@@ -85,16 +88,11 @@ def end_values(question: Question, run: Run) -> np.ndarray:
 
 
 def _inside(question: Question, run: Run, little: np.ndarray, method: str) -> Answer:
-    """The answer at targets that are not at an end; a bound at too little noise."""
-    shape = np.broadcast_shapes(question.target.shape, run.shape)
-    if 0 in shape:
-        empty = np.zeros(shape[:-1])
-        return Answer(empty, empty, np.zeros(empty.shape, bool))
+    """Answers at targets that are not at an end; bounds at too little noise."""
     log_kept, run = run.log_kept(), run.kept()
     if not (np.any(log_kept) or np.any(little)):
-        if shape[-1] > 1 and method != "rdp":
-            return _worst(question, run, method)
-        return _largest(_ask(question, run, method))
+        several = run.num_paths > 1 and method != "rdp"
+        return (_of_worst if several else _ask)(question, run, method)
     # A loss may be infinite: the question is asked given that it is not, path by path.
     left = question.given_kept(log_kept)
     hopeless = np.isneginf(left.target)
@@ -102,8 +100,7 @@ def _inside(question: Question, run: Run, little: np.ndarray, method: str) -> An
     given = question.with_failure(_ask(left, run, method), log_kept)
     bound = little & (given.value != question.nothing)
     error = np.where(bound, np.inf, given.error)
-    is_certified = given.is_certified | (bound & (method != "rdp"))
-    return _largest(Answer(given.value, error, is_certified))
+    return Answer(given.value, error, given.is_certified | (bound & (method != "rdp")))
 
 
 def _ask(question: Question, run: Run, method: str) -> Answer:
@@ -145,41 +142,36 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
         return np.log(-np.expm1(-gap)) + chance
 
 
+def _of_worst(question: Question, run: Run, method: str) -> Answer:
+    """The answers of paths that may be the worst; of others nothing."""
+    shape = np.broadcast_shapes(question.target.shape, run.shape)
+    bound = rdp.rdp_answer(question, run).value.reshape(-1, shape[-1])
+    target = np.broadcast_to(question.target, shape).reshape(bound.shape)
+    flat = run.map(lambda field: np.broadcast_to(field, shape).reshape(bound.shape))
+    nothing = np.full(bound.shape, -np.inf)
+    found = Answer(nothing, np.zeros(bound.shape), np.zeros(bound.shape, bool))
+
+    def ask(row: np.ndarray, path: np.ndarray) -> None:
+        some = flat.map(lambda field: field[row, path])
+        part = _ask(question.at(target[row, path]), some, method)
+        for every, values in zip(found, part, strict=True):
+            every[row, path] = values
+
+    settings, first = np.arange(len(bound)), bound.argmax(axis=1)
+    ask(settings, first)
+    others = bound > found.value[settings, first][:, None]
+    others[settings, first] = False
+    if np.any(others):
+        ask(*np.nonzero(others))
+    return Answer(*(field.reshape(shape) for field in found))
+
+
 def _largest(every: Answer) -> Answer:
     """The answer of the path with the largest value."""
     if every.value.shape[-1] == 1:  # as a rule
         return Answer(*(field[..., 0] for field in every))
     index = every.value.argmax(axis=-1)[..., None]
     return Answer(*(np.take_along_axis(f, index, axis=-1)[..., 0] for f in every))
-
-
-def _worst(question: Question, run: Run, method: str) -> Answer:
-    """Only paths that may be the worst are answered by slower methods than "rdp"."""
-    shape = np.broadcast_shapes(question.target.shape, run.shape)
-    bound = rdp.rdp_answer(question, run).value.reshape(-1, shape[-1])
-    target = np.broadcast_to(question.target, shape).reshape(bound.shape)
-    question = question.at(target)
-    flat = run.map(lambda field: np.broadcast_to(field, shape).reshape(bound.shape))
-
-    def at(row: np.ndarray, path: np.ndarray) -> Answer:
-        """The answers at some settings and paths, each (m,)."""
-        some = flat.map(lambda field: field[row, path])
-        return _ask(question.at(target[row, path]), some, method)
-
-    settings = np.arange(len(bound))
-    first = bound.argmax(axis=1)
-    best = Answer(*(np.array(field) for field in at(settings, first)))
-    others = bound > best.value[:, None]
-    others[settings, first] = False
-    row, path = np.nonzero(others)
-    if row.size:
-        found = at(row, path)
-        # Ascending, so that the last one written for a row is the largest.
-        order = np.argsort(found.value, kind="stable")
-        larger = order[found.value[order] > best.value[row[order]]]
-        for kept, new in zip(best, found, strict=True):
-            kept[row[larger]] = new[larger]
-    return Answer(*(field.reshape(shape[:-1]) for field in best))
 
 
 def undominated_paths(run: Run) -> np.ndarray:

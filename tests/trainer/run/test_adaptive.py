@@ -505,32 +505,39 @@ def test_beside_other_ledgers_it_owes_its_quotas(tmp_path, whole, capsys):
 # --- kill -9 ---
 
 _KILLED = """
-import os, signal, sys, warnings
+import contextlib, os, signal, sys, warnings
 from pathlib import Path
 sys.path[:0] = {paths!r}
 from test_adaptive import adaptive
 from jaxdp_episodic.trainer.run.run_files import files_of_a_run
+from jaxdp_episodic.trainer.run.store import RunStore
 
 folder, seed, left = Path(sys.argv[1]), eval(sys.argv[2]), [int(sys.argv[3])]
 warnings.simplefilter("ignore")
-sync = os.fsync
+commit = RunStore._commit
 
-def fsync(descriptor):
+def kill_if_due():
     left[0] -= 1
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    sync(descriptor)
+
+@contextlib.contextmanager
+def killed(store):
+    kill_if_due()
+    with commit(store) as db:
+        yield db
+    kill_if_due()
 
 run = adaptive(seed=seed)
 if files_of_a_run(folder):
     run.resume(folder)
-os.fsync = fsync
+RunStore._commit = killed
 run.train(folder, checkpoint_every=3)
 """
 
 
 def until_the_end(folder, seed, every):
-    """Runs processes that are killed at a sync of theirs until one is not."""
+    """Runs processes that are killed around a commit until one is not."""
     here = Path(__file__).resolve().parent
     code = _KILLED.format(paths=[str(here), str(here.parents[1])])
     root = str(here.parents[2])
@@ -553,7 +560,6 @@ def until_the_end(folder, seed, every):
     raise AssertionError("it does not end")
 
 
-# Five syncs are fewer than opening and the last save take: such a run never ends.
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [6, 8, 13])
 def test_killed_again_and_again_it_is_the_run_that_nobody_disturbed(tmp_path, every):

@@ -157,8 +157,8 @@ def test_steps_before_that_are_in_epochs_are_refused():
 def test_the_statement_says_what_an_early_end_owes():
     early, planned = (privacy_statement(budget(), steps) for steps in (5, 10))
     assert "ended after 5 steps" in early and "charged for 8" in early
-    assert "in each of 5 steps" in early
-    assert "ended after" not in planned and "in each of 10 steps" in planned
+    assert "In each of 5 gradient steps" in early
+    assert "ended after" not in planned and "In each of 10 gradient steps" in planned
     everyone = jde.GaussianStep(
         jde.Poisson("user", sampling_probability=1.0), noise_multiplier=2.0
     )

@@ -561,7 +561,8 @@ def until_the_end(folder, seed, every):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [6, 8, 13])
+# Fewer than nine do not take a step to its end: such a run never ends.
+@pytest.mark.parametrize("every", [10, 13])
 def test_killed_again_and_again_it_is_the_run_that_nobody_disturbed(tmp_path, every):
     whole, folder = adaptive(), tmp_path / "killed"
     whole.train(tmp_path / "whole")

@@ -16,7 +16,7 @@ from jaxdp_episodic.accountant.numerics.binomial import log_binomial
 from jaxdp_episodic.accountant.numerics.mean_moments import (
     Laplace,
     Tilted,
-    log_distances,
+    log_distance,
     most_orders,
     whole_orders,
 )
@@ -200,7 +200,7 @@ def _drawn_moments(
     logs, orders = _antipodal_moments(s, t, j, size), _orders(size)
     bounds = logs[orders]
     if r < 1:
-        distance = float(log_distances(t, j, s, np.array([0.5]))[0]) + _ERROR
+        distance = log_distance(t, j, s) + _ERROR
         q = _QUARTER_POWERS
         # R of `_drawn`.
         peak = math.sqrt(2) * np.max((q + 1 / q) / (1 + r * (q**4 - 1))) * (1 + 1e-3)

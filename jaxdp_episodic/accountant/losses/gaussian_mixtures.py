@@ -17,6 +17,7 @@ from jaxdp_episodic.accountant.losses.excess import (
     unless_gaussian,
 )
 from jaxdp_episodic.accountant.losses.gaussian import (
+    CANCELLATION,
     LARGEST,
     GaussianLoss,
     positive,
@@ -44,7 +45,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     NoisyLoss,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.sampled import CANCELLATION
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     polar,
     times,

@@ -17,7 +17,11 @@ from jaxdp_episodic.accountant.losses.excess import (
     excess_of,
     with_rounding,
 )
-from jaxdp_episodic.accountant.losses.gaussian import scaled
+from jaxdp_episodic.accountant.losses.gaussian import (
+    sampled_displacement,
+    sampled_tails,
+    scaled,
+)
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
@@ -35,7 +39,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Profile,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,

@@ -21,6 +21,7 @@ from jaxdp_episodic.accountant.losses.excess import (
 )
 from jaxdp_episodic.accountant.losses.gaussian import (
     LARGEST,
+    weight_left,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
@@ -34,7 +35,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Quadrature,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.sampled import weight_left
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     expm1_complex,
     log1p_complex,
@@ -76,7 +76,7 @@ _LARGEST_EXPONENT = 100.0
 # Rows from which on those that do not count are left out.
 _FEW_ROWS = 4
 # Nats below the largest term at which others are left out: e^-46 of 1e4 is 1e-16.
-_NEGLIGIBLE = 46.0
+NEGLIGIBLE = 46.0
 # By how much later than at the kink of two centers on either side of 0 paths rise.
 _LATER = 1.0
 # Largest place of a kink.
@@ -268,7 +268,7 @@ class Half(NamedTuple):
         kept = 1
         for term in (self.move, self.move + far * (reach - 0.5 * far)):
             # What is not a number counts.
-            counts = ~(term <= np.max(term, axis=0) - _NEGLIGIBLE)
+            counts = ~(term <= np.max(term, axis=0) - NEGLIGIBLE)
             rows = np.flatnonzero(np.any(counts, axis=tuple(range(1, term.ndim))))
             kept = max(kept, 1 + int(np.max(rows, initial=0)))
         names = "low", "high", "move", "q_low", "p_low"
@@ -485,7 +485,7 @@ def _sum_of(
     # In NumPy factors of terms that are negligible by their bound are left out.
     if namespace(bound) is not np or len(bound) <= _FEW_ROWS:
         return log_add(rest, logsumexp(bound + factor(*at)))
-    used = bound > np.maximum(np.max(bound, axis=0), rest) - _NEGLIGIBLE
+    used = bound > np.maximum(np.max(bound, axis=0), rest) - NEGLIGIBLE
     terms = np.full(bound.shape, LOG_ZERO)
     chosen = (np.broadcast_to(a, bound.shape)[used] for a in at)
     terms[used] = bound[used] + factor(*chosen)

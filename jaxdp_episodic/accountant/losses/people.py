@@ -20,7 +20,12 @@ from jaxdp_episodic.accountant.losses.excess import (
     sum_of,
     unless_gaussian,
 )
-from jaxdp_episodic.accountant.losses.gaussian import GaussianLoss, positive, scaled
+from jaxdp_episodic.accountant.losses.gaussian import (
+    GaussianLoss,
+    positive,
+    sampled_displacement,
+    scaled,
+)
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
     LossNodes,
@@ -45,7 +50,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Nodes,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.sampled import sampled_displacement
 from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, map_first
 from jaxdp_episodic.accountant.numerics.power_excess import (

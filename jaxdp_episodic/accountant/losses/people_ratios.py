@@ -10,7 +10,12 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.loss_nodes import LOG_SQRT_2PI
-from jaxdp_episodic.accountant.losses.mixture_halves import Half
+from jaxdp_episodic.accountant.losses.mixture_halves import (
+    LOG_ZERO,
+    NEGLIGIBLE,
+    Half,
+    log_rest,
+)
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     cos_sin,
@@ -18,15 +23,10 @@ from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     log_add_complex,
     times,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array
+from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp
 from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
 from jaxdp_episodic.accountant.numerics.special import log_add
 
-# Stands for log 0 where -inf would poison a gradient.
-LOG_ZERO = -1e30
-# Nats below the largest term of a sum at which others are left out: e^-46 of 1e4 terms
-# is 1e-16.
-NEGLIGIBLE = 46.0
 # Size of exponents below which their sum is one of expm1, nats.
 _SMALL_TILT = 0.5
 
@@ -49,8 +49,7 @@ class Components(NamedTuple):
         """Of counts, log-weights and rates (C, ...), and shifts (...)."""
         some = count > 0
         n = np.where(some, count, 1.0)
-        log_rest = log_complement(rate)
-        log_none = np.maximum(n * log_rest, LOG_ZERO)
+        log_none = np.maximum(n * log_rest(rate), LOG_ZERO)
         log_some = np.log(-np.expm1(log_none))
         weight = np.where(some, log_weight, -np.inf)
         never = np.zeros_like(shift) > 0
@@ -80,11 +79,11 @@ class Components(NamedTuple):
         """``log(b_j / p)`` of j up to the counts, without a coin besides."""
         kept = np.minimum(j, self.count)
         rest = self.count - kept
-        log_rest = log_complement(self.rate)
+        log_left = log_rest(self.rate)
         share = log_binomial(self.count + 0 * j, kept) + kept * np.log(self.rate)
-        share = share + np.where(rest > 0, rest * log_rest, 0.0)
+        share = share + np.where(rest > 0, rest * log_left, 0.0)
         # Without a coin besides: it is as likely for every j.
-        return share - np.log(-np.expm1(np.maximum(self.count * log_rest, LOG_ZERO)))
+        return share - np.log(-np.expm1(np.maximum(self.count * log_left, LOG_ZERO)))
 
     def halves(self, cover: Array, *, replaced: bool) -> tuple[Half, ...]:
         """Of all components: in each, ``B^-`` to ``B^+`` moves with chance e."""
@@ -92,7 +91,7 @@ class Components(NamedTuple):
         j = j.reshape(-1, *(1,) * self.count.ndim)
         js = j * self.shift + 0 * self.count
         mass = np.maximum(self.log_shares(j) + 0.5 * js * js + self.log_some, LOG_ZERO)
-        log_e, rest = np.log(cover), log_complement(cover)
+        log_e, rest = np.log(cover), log_rest(cover)
         move, kept, none = mass + log_e, mass + rest, self.log_none + 0 * js[0]
         at_zero = log_add(none + rest, log_e + 0 * none)
         if replaced:
@@ -155,7 +154,9 @@ class Terms(NamedTuple):
     def log_ratio(self, x: Array) -> tuple[Array, Array]:
         """The log-ratio at x, (C, ...), and the mean of j there."""
         s, j, share = self.shift, self.numbers, self.log_shares
-        value, mean = self.log_sum(share + j * s * x)
+        terms = share + j * s * x
+        value = logsumexp(terms)
+        mean = np.sum(np.exp(terms - value) * j, axis=0)
         reach = self.last * s * (np.abs(x) + 0.5 * self.last * s)
         small = reach < _SMALL_TILT
         if not np.any(small):
@@ -163,18 +164,6 @@ class Terms(NamedTuple):
         tilt = np.where(small, j * s * (np.where(small, x, 0.0) - 0.5 * j * s), 0.0)
         near = np.sum(np.exp(share + 0.5 * (j * s) ** 2) * np.expm1(tilt), axis=0)
         return np.where(small, np.log1p(near), value), mean
-
-    def log_sum(self, terms: Array) -> tuple[Array, Array]:
-        """``log sum_j e^term`` of (J, C, ...) terms, and the mean of j."""
-        peak = np.max(terms, axis=0)
-        grown = np.exp(terms - peak)
-        total = np.sum(grown, axis=0)
-        return np.log(total) + peak, np.sum(grown * self.numbers, axis=0) / total
-
-
-def log_complement(rate: Array) -> Array:
-    """``log(1 - rate)``, finite."""
-    return np.where(rate < 1, np.log1p(-np.where(rate < 1, rate, 0.5)), LOG_ZERO)
 
 
 # Products of two matrices, with each node's largest term scaled to 1.
@@ -231,7 +220,7 @@ def gained(w: Points, slope: Array, offset: Array | float = 0.0) -> Factor:
 
 def shrunk(w: Points, slope: Array) -> Factor:
     """``1 - e^{-slope w}``, of Re w >= 0."""
-    less = gained(_negative(w), slope)
+    less = gained((-w[0], None if w[1] is None else -w[1]), slope)
     return Factor(less.exponent, -less.re, None if less.im is None else -less.im)
 
 
@@ -242,10 +231,6 @@ def turned(w: Points, slope: Array) -> Factor:
         return Factor(grown.exponent, less.re)
     product = times((less.re, less.im), (grown.re, grown.im))
     return Factor(grown.exponent, *product)
-
-
-def _negative(w: Points) -> Points:
-    return -w[0], None if w[1] is None else -w[1]
 
 
 def log_products(
@@ -378,7 +363,7 @@ class Ratios:
             # At least e N(0), beside which what is rough is nothing.
             base = self._mixture(-self.floor * s, -1.0, w, is_rough=rough)
             base = self._base(base)
-        return Ratio(_log1p_exp(_less(rise, base, -log_e)), base, x)
+        return Ratio(_add(0.0 * x[0], _less(rise, base, -log_e)), base, x)
 
     def lower(self, w: Points) -> Ratio:
         """At ``floor - w``, Re w >= 0, (K, n)."""
@@ -432,7 +417,7 @@ class Ratios:
             hidden = self.parts.is_hidden
             turn = np.where(hidden, self.terms.last * s, s)
             return np.where(hidden, NOWHERE, 0.0), turn
-        odds = log_complement(self.cover) - np.log(self.cover)
+        odds = log_rest(self.cover) - np.log(self.cover)
         some = odds > 0
         kink = self.parts.place_of_ratio(np.where(some, odds, 0.0))
         kink = np.maximum(np.where(some, kink, 0.0), self.floor)
@@ -477,7 +462,7 @@ class Ratios:
         if not self.covers:
             zero = mixture[0] * 0.0
             return zero, None if mixture[1] is None else zero
-        share = log_complement(self.cover)
+        share = log_rest(self.cover)
         return _add(np.log(self.cover), (mixture[0] + share, mixture[1]))
 
 
@@ -486,10 +471,6 @@ def _add(first: Array, second: Points) -> Points:
     if second[1] is None:
         return log_add(first + 0 * second[0], second[0]), None
     return log_add_complex(first + 0 * second[0], (second[0], second[1]))
-
-
-def _log1p_exp(log_v: Points) -> Points:
-    return _add(0.0 * log_v[0], log_v)
 
 
 def _less(first: Points, second: Points, more: Array | float = 0.0) -> Points:

@@ -25,6 +25,8 @@ from jaxdp_episodic.accountant.losses.excess import (
 from jaxdp_episodic.accountant.losses.gaussian import (
     GaussianLoss,
     gaussian_tails,
+    sampled_displacement,
+    sampled_tails,
     scaled,
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import (
@@ -46,7 +48,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Quadrature,
     Tails,
 )
-from jaxdp_episodic.accountant.losses.sampled import sampled_displacement, sampled_tails
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,

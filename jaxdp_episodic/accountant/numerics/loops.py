@@ -103,9 +103,7 @@ def scan(
     return value
 
 
-def map_first(
-    function: Callable[..., Any], *arrays: Any, batch: int | None = None
-) -> Any:
+def map_first(function: Callable[..., Any], *arrays: Any) -> Any:
     """Stacks ``function(a[i], …)`` over the first axis of (nested tuples of) arrays."""
     # XLA computes results outside of a loop again for each use, which takes four times
     # as long.
@@ -114,7 +112,7 @@ def map_first(
     if namespace(*leaves) is not np:
         from jax import lax
 
-        return lax.map(lambda one: function(*one), arrays, batch_size=batch)
+        return lax.map(lambda one: function(*one), arrays)
     return stacked([function(*at(arrays, i)) for i in range(_length(arrays))])
 
 

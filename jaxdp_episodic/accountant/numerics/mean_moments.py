@@ -28,7 +28,7 @@ _NARROW_SPACING = 0.75
 _FIRST_LOG_P = 37.0
 # Spacing of u, relative to the width of the integrand.
 FINENESS = 0.8
-# Spacing of log p of `log_distances`.
+# Spacing of log p of `log_distance`.
 _DISTANCE_SPACING = 0.2
 # Above this log q use the asymptotic form: e^q overflows.
 FAR = math.log(300.0)
@@ -123,22 +123,14 @@ class Tilted:
         return logsumexp(terms, axis=-1) - _log_gamma(z)
 
 
-def log_distances(
-    slots: float,
-    count: float,
-    shift: float,
-    part: np.ndarray,
-    spacing: float = _DISTANCE_SPACING,
-) -> np.ndarray:
-    """``log E (X - Y)² X^{a-1} Y^-a``, 0 < a < 1, by two Mellin transforms."""
+def log_distance(slots: float, count: float, shift: float) -> float:
+    """``log E (X - Y)² / sqrt(X Y)``, by two Mellin transforms."""
     s = shift
-    # Largest tilt of one term's x; two terms share it.
-    most = 2 * float(np.maximum(part, 1 - part).max()) + 1
-    top = last_log_p(1.0, (most / min(count, 2) + 0.5) * s * s, slots, count, s)
-    nearest = float(np.minimum(part, 1 - part).min())
-    wide = max((most - 0.5) * s * s + 4 * s - math.log(slots), 0.0)
-    log_p, log_weight = log_places(wide, nearest, top, spacing)
-    x, density = normal_places(s, -most * s, most * s, 0.0)
+    # A term's x is tilted by 2s at most, which two terms share.
+    top = last_log_p(1.0, (2 / min(count, 2) + 0.5) * s * s, slots, count, s)
+    wide = max(1.5 * s * s + 4 * s - math.log(slots), 0.0)
+    log_p, log_weight = log_places(wide, 0.5, top, _DISTANCE_SPACING)
+    x, density = normal_places(s, -2 * s, 2 * s, 0.0)
     a, b = np.exp(s * x - 0.5 * s * s), np.exp(-s * x - 0.5 * s * s)
     share = np.exp(log_p) / slots
     one, other = np.exp(-share[:, None] * a), np.exp(-share[:, None] * b)
@@ -151,11 +143,10 @@ def log_distances(
         products = 2 * (first - mass) + math.log(max(count * (count - 1), 1e-300))
         idle = (share[:, None] + share) * (slots - count)
         terms = np.logaddexp(squares, products) + count * mass - idle
-        terms += log_weight[:, None] + log_weight
+        each = log_weight + 0.5 * log_p
+        terms += each[:, None] + each
     terms = np.where(np.isnan(terms), -np.inf, terms)
-    powers = [((1 - a) * log_p)[:, None] + a * log_p for a in part]
-    sums = [logsumexp((terms + power).reshape(-1)) for power in powers]
-    return np.array(sums) + np.log(np.sin(math.pi * part) / (math.pi * slots * slots))
+    return float(logsumexp(terms.reshape(-1))) - math.log(math.pi * slots * slots)
 
 
 def last_log_p(

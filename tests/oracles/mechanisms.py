@@ -22,8 +22,12 @@ from jaxdp_episodic.accountant.losses.finite import (
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     GaussianMixtureLoss,
+    ReplacedTruncatedLoss,
     SwappedGaussianLoss,
+    TruncatedGaussianLoss,
     ZeroedGaussianLoss,
+    ZeroedTruncatedLoss,
+    cut_weights,
 )
 from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
@@ -42,12 +46,6 @@ from jaxdp_episodic.accountant.losses.renyi_curve import (
     ZeroConcentratedLoss,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.losses.truncated_gaussian import (
-    ReplacedTruncatedLoss,
-    TruncatedGaussianLoss,
-    ZeroedTruncatedLoss,
-    cut_weights,
-)
 
 SIZE = 12
 _RNG = np.random.default_rng(20)

@@ -1,7 +1,6 @@
 """Mechanisms: the dominating pair, moments and loss distribution of each.
 
 Doors: `allocated`, `excess`, `finite`, `gaussian`, `gaussian_mixtures`,
- `independent_episodes`, `laplace`, `loss_nodes`, `people`,
-`privacy_loss`, `randomized_response`, `renyi_curve`, `sampled_gaussian`,
-`truncated_gaussian`.
+`independent_episodes`, `laplace`, `loss_nodes`, `people`, `privacy_loss`,
+`randomized_response`, `renyi_curve`, `sampled_gaussian`.
 """

@@ -19,7 +19,6 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # both stay between 0.9 and 1.8 and tend to 1. From 40 digits: interpolation at 96
 # Chebyshev nodes, cut where the coefficients fall below 3e-17, written in powers of
 # tau (harmless here: their absolute values sum to 1.8 and 2.5).
-# `tests/accountant/numerics/test_special.py` computes both tables again.
 _MILLS_RATIO = np.array(
     [
         1.0660660454853614,

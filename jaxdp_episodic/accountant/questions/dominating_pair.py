@@ -35,7 +35,7 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     OneStep,
 )
-from jaxdp_episodic.accountant.losses import finite, truncated_gaussian
+from jaxdp_episodic.accountant.losses import finite
 from jaxdp_episodic.accountant.losses import independent_episodes as episodes
 from jaxdp_episodic.accountant.losses.allocated import (
     AllocatedAntipodalLoss,
@@ -44,7 +44,11 @@ from jaxdp_episodic.accountant.losses.allocated import (
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     GaussianMixtureLoss,
+    ReplacedTruncatedLoss,
     SwappedGaussianLoss,
+    TruncatedGaussianLoss,
+    ZeroedTruncatedLoss,
+    cut_weights,
 )
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
@@ -476,16 +480,16 @@ def _gaussian_mixture(release: mechanisms.GaussianMixtureRelease) -> PrivacyLoss
 
 def _truncated(
     release: mechanisms.TruncatedPoissonRelease,
-) -> truncated_gaussian.TruncatedGaussianLoss:
+) -> TruncatedGaussianLoss:
     """See docs/proofs.md, "A Poisson sample that is cut"."""
     size, batch_size = _sizes(release), column(release.batch_size)
     rate = column(release.sampling_probability)
     shift = shift_of(release.noise_multiplier, 1.0)
-    whole, cut, cut_rate, sure = truncated_gaussian.cut_weights(size, batch_size, rate)
+    whole, cut, cut_rate, sure = cut_weights(size, batch_size, rate)
     kinds = {
-        "add_remove": truncated_gaussian.TruncatedGaussianLoss,
-        "replace_one": truncated_gaussian.ReplacedTruncatedLoss,
-        "zero_out": truncated_gaussian.ZeroedTruncatedLoss,
+        "add_remove": TruncatedGaussianLoss,
+        "replace_one": ReplacedTruncatedLoss,
+        "zero_out": ZeroedTruncatedLoss,
     }
     kind = kinds[release.neighboring_relation]
     return kind(ALWAYS, whole, cut, rate, cut_rate, shift, sure)

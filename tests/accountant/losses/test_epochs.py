@@ -189,15 +189,6 @@ def test_ends_are_narrow_and_hold_the_answer(relation, steps, noise, num_steps, 
     assert low <= jde.epsilon(epoch, method="rdp", **asked)
 
 
-@pytest.mark.slow
-def test_values_of_an_independent_program():
-    """Estimates on a lattice, at most 0.3 % high; docs/theory.md."""
-    for epochs, value in ((1, 2.846), (10, 10.581)):
-        asked = {"delta": 1e-5, "num_steps": 10 * epochs}
-        low, high = jde.epsilon_interval(step(10, 1.0, REPLACE), **asked)
-        assert low <= value * 1.001 and value * 0.997 <= high
-
-
 def test_two_replaced_steps_are_a_gaussian_move():
     """``w = e^{s (x + x')}``: each epoch is a move by s sqrt(2)."""
     for epochs in (1, 7):

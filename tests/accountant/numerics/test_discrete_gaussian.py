@@ -63,9 +63,11 @@ def test_large_variances(variance):
         assert stats.chisquare(seen).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("variance", [1, 2, 17, 1_000, 3_000])
-def test_points_below_the_layers_curve_have_the_distribution_exactly(variance):
-    """Every number's share of the layers, in rational arithmetic, is its curve."""
+@pytest.mark.parametrize(
+    "variance", [1, 2, 17, 1_000, 3_000, 60_000**2, 2**72 + 1, LARGEST_VARIANCE]
+)
+def test_layers_cover_the_curve_and_what_is_sure_is_below_it(variance):
+    """In rational arithmetic: at every number if they are few, else at ends."""
     layers = discrete_gaussian._layers(variance)
     heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
     assert all(a >= b for a, b in itertools.pairwise(widths))
@@ -85,7 +87,9 @@ def test_points_below_the_layers_curve_have_the_distribution_exactly(variance):
         def number(height):
             return mp.mpf(height.numerator) / height.denominator
 
-        for x in range(layers.last):
+        assert number(heights[-1]) >= 1
+        ends = [width << layers.shift for width in widths[1:]]
+        for x in range(layers.last) if variance <= 3_000 else ends:
             above = sum(width << layers.shift > x for width in widths)
             assert number(heights[above]) >= curve(x)
         for place, sure in enumerate(layers.sure):
@@ -97,30 +101,6 @@ def test_points_below_the_layers_curve_have_the_distribution_exactly(variance):
         for k in range(9):
             most = number(heights[1]) / (2 ** (k + 1) * step)
             assert curve(layers.last + k * step) <= most
-
-
-@pytest.mark.parametrize("variance", [60_000**2, 2**72 + 1, LARGEST_VARIANCE])
-def test_layers_of_many_numbers_cover_the_curve(variance):
-    """As above, at the ends of each layer, where there are too many numbers."""
-    layers = discrete_gaussian._layers(variance)
-    heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
-    block = 1 << layers.shift
-    with mp.workdps(60):
-
-        def curve(x):
-            return mp.exp(-(mp.mpf(x) ** 2) / (2 * variance))
-
-        def number(height):
-            return mp.mpf(height.numerator) / height.denominator
-
-        assert number(heights[-1]) >= 1
-        for place in range(1, len(widths)):
-            assert number(heights[place]) >= curve(widths[place] * block)
-        for place, sure in enumerate(layers.sure):
-            assert not sure or number(heights[place + 1]) <= curve(int(sure) - 1)
-        step = math.isqrt(variance - 1) + 1
-        assert layers.last >= 10 * math.sqrt(variance)
-        assert curve(layers.last) <= number(heights[1]) / (2 * step)
 
 
 @pytest.mark.parametrize("variance", [1, 7, 10**6, 60_000**2 + 1])

@@ -107,28 +107,6 @@ def test_the_smallest_that_is_within_was_seen_to_be(curve):
     assert turns < 140
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: 5 - x,
-        lambda x: np.round(5 - x, 14),
-        lambda x: 25 - x * x,
-        lambda x: np.exp(-x) - np.exp(-5.0),
-    ],
-    ids=["line", "rounded line", "square", "exponential"],
-)
-def test_a_value_of_zero_ends_the_search(function):
-    turns = 0
-
-    def counted(x):
-        nonlocal turns
-        turns += 1
-        return function(x)
-
-    assert smallest_within(counted, np.ones(1)) == 5
-    assert turns < 20  # to halve the rest takes 50
-
-
 def test_what_is_never_within_is_infinite_and_what_always_is_is_tiny():
     def function(x):
         return np.array([1.0, -1.0, np.nan, 0.0]) + 0 * x

@@ -153,51 +153,6 @@ def test_log_saturating_tail_against_its_definition():
     assert LOG_SATURATING(-5.0, 0.01) == LOG_SATURATING(-5.0, 5.0)
 
 
-@with_digits(40)
-def test_the_tables_are_the_interpolation_that_they_claim_to_be():
-    nodes, order = 96, 50
-
-    def position(tau):
-        return 8 / (1 - tau) - 5
-
-    def scaled_ratio(tau):
-        x = position(tau)
-        return mills(x) * (x + 3 / (x + 3))
-
-    def scaled_slope(tau):
-        x = position(tau)
-        with mp.workdps(60):
-            return (1 - x * mills(x)) * (x + 3 / (x + 3)) ** 2
-
-    angles = [mp.pi * (k + mp.mpf(1) / 2) / nodes for k in range(nodes)]
-
-    def powers(function, terms):
-        values = [function(mp.cos(angle)) for angle in angles]
-        series = [
-            mp.fsum(v * mp.cos(j * a) for v, a in zip(values, angles, strict=True))
-            * (1 if j == 0 else 2)
-            / nodes
-            for j in range(order)
-        ]
-        assert max(abs(c) for c in series[terms:]) < mp.mpf("3e-17")
-        before, polynomial = [mp.mpf(1)], [mp.mpf(0), mp.mpf(1)]
-        total = [series[0], series[1]] + [mp.mpf(0)] * (terms - 2)
-        for j in range(2, terms):  # T_j = 2 tau T_{j-1} - T_{j-2}
-            following = [mp.mpf(0)] + [2 * c for c in polynomial]
-            for i, c in enumerate(before):
-                following[i] -= c
-            before, polynomial = polynomial, following
-            for i, c in enumerate(polynomial):
-                total[i] += series[j] * c
-        return [float(c) for c in total]
-
-    for table, function in (
-        (special._MILLS_RATIO, scaled_ratio),
-        (special._MILLS_SLOPE, scaled_slope),
-    ):
-        np.testing.assert_allclose(table, powers(function, table.size), rtol=1e-15)
-
-
 @pytest.mark.slow
 def test_the_slopes_of_a_log_sum_where_both_are_equal():
     with jax.enable_x64(True):

@@ -1,19 +1,21 @@
 """Kills private training runs with SIGKILL at random moments, and resumes each.
 
 ``python experiments/trust/kill_training.py --kills 200 --out results/kill_training``
-trains small private runs of five kinds in turn (plain, statistics first, adaptive with
-noisy scores, epochs, charged to a book), each in a process of its own that is killed at
-a random moment, and goes on with ``resume`` until they are finished. A witness beside
+trains small private runs of six kinds in turn (plain, statistics first, adaptive with
+noisy scores, epochs, charged to a book, correlated noise), each in a process of its own
+that is killed at a random moment, every third one between charge and release, and goes
+on with ``resume`` until they are finished. A witness beside
 the run notes every release (step number and a hash of the arrays, the moment the file
 has them), every noise and every sum without noise, independently of the run's file.
 After every kill:
 
 * charged steps are at least the released ones, and at most one more for each kill;
 * no step was released twice;
-* without a seed no noise was used for two sums, and no sum was made twice.
+* without a seed no noise was used for two sums, and no sum was made twice;
+* of correlated noise nothing that the process remembered is in any file of the run.
 
-After every finished run its file has exactly its steps. Of each kind but those in a
-book every second run has a seed, and then its parameters are those of a run that nobody
+After every finished run its file has exactly its steps. Of each kind but the last two
+every second run has a seed, and then its parameters are those of a run that nobody
 disturbed. ``summary.json`` and
 ``summary.md`` say how it went; the exit code is 1 if anything was not so. ``--fault
 NAME`` plants a fault that must be noticed: "charge-late" charges after the release,
@@ -26,6 +28,7 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -55,6 +58,7 @@ from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledge
 from jaxdp_episodic.data import ExampleTable
 from jaxdp_episodic.tools.book.book import create_book
 from jaxdp_episodic.tools.train.booked import protected_by
+from jaxdp_episodic.trainer.gradient.bands import BandMemory
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.store import RunStore
 from jaxdp_episodic.training import (
@@ -78,7 +82,11 @@ WAYS, SHOTS, CLASSES, EXAMPLES = 3, 1, 12, 5
 STEPS, CHECKPOINT_EVERY, DELTA, NOISE = 120, 11, 1e-5, 1.0
 # Runs with the same seed share one undisturbed run.
 SEEDS = 2
-KINDS = ("plain", "statistics", "adaptive", "epochs", "booked")
+KINDS = ("plain", "statistics", "adaptive", "epochs", "booked", "banded")
+UNSEEDED = ("booked", "banded")
+# Processes of which one ends itself within a step, at one of its first sums.
+TURNS, FIRST_SUMS = 3, 6
+PIECE = 128  # bytes of an array by which it is known again
 WITNESS, READY, PARAMETERS = "released.txt", "ready", "parameters.npz"
 
 
@@ -152,10 +160,14 @@ def made_trainer(seed: int | None, kind: str = "plain") -> Trainer:
     scheme: Any = jde.Poisson("episode", sampling_probability=0.5)
     if kind == "epochs":
         scheme = jde.RandomAllocation("episode", steps_per_epoch=7)
-    relation = "zero_out" if kind == "statistics" else "add_remove"
+    relation = "add_remove"
+    if kind in ("statistics", "banded"):
+        relation = "zero_out"
     step = jde.GaussianStep(
         episodes(scheme), noise_multiplier=NOISE, neighboring_relation=relation
     )
+    if kind == "banded":
+        step = jde.banded(step, jde.Bands(4, level="class"))
     apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(0)))
     table, start, before = data(), None, ()
     if kind == "statistics":
@@ -230,27 +242,36 @@ embedding = 4
 
 
 def train_in(
-    folder: Path, seed: int | None, fault: str | None, kind: str = "plain"
+    folder: Path,
+    seed: int | None,
+    fault: str | None,
+    kind: str = "plain",
+    ends_at: int = 0,
 ) -> None:
-    """Starts or goes on with a run; writes its parameters when it is finished."""
+    """Starts or goes on with a run; writes its parameters when it is finished.
+
+    ``ends_at``: number of the sum without noise at which it kills itself; 0: never.
+    """
     resumes = bool(run_files.files_of_a_run(folder))
     if kind == "booked":
         config = read_config(folder.parent / "booked.toml")
         book = Booking(str(folder.parent / "runs.book"))
-        with witnessed(folder):
+        with witnessed(folder, ends_at):
             result = run_training(config, folder, resume=resumes, book=book)
         write_parameters(result.trainer, folder)
         return
     run = made_trainer(seed, kind)
     if resumes:
         run.resume(folder)
-    train_before_a_witness(run, folder, fault)
+    train_before_a_witness(run, folder, fault, ends_at)
 
 
-def train_before_a_witness(run: Trainer, folder: Path, fault: str | None) -> None:
+def train_before_a_witness(
+    run: Trainer, folder: Path, fault: str | None, ends_at: int = 0
+) -> None:
     """Trains a run whose releases are noted; writes its parameters at the end."""
     planted = late_charges(run) if fault == "charge-late" else contextlib.nullcontext()
-    with planted, witnessed(folder):
+    with planted, witnessed(folder, ends_at):
         run.train(folder, checkpoint_every=CHECKPOINT_EVERY)
     write_parameters(run, folder)
 
@@ -262,8 +283,9 @@ def write_parameters(run: Trainer, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def witnessed(folder: Path) -> Iterator[None]:
+def witnessed(folder: Path, ends_at: int = 0) -> Iterator[None]:
     """Notes releases, noise and sums without noise in a file, one a line."""
+    sums = itertools.count(1)
     witness = os.open(folder / WITNESS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     release, total = RunStore.release, PrivateGradient._sum
     call = PrivateGradient.__call__
@@ -281,6 +303,8 @@ def witnessed(folder: Path) -> Iterator[None]:
     def summed(gradient: Any, *given: Any) -> Any:
         totals = total(gradient, *given)
         note("sum", totals.gradient)
+        if next(sums) == ends_at:
+            os.kill(os.getpid(), signal.SIGKILL)
         return totals
 
     def called(gradient: Any, params: Any, blocks: Any, noise: Any, **more: Any) -> Any:
@@ -288,8 +312,17 @@ def witnessed(folder: Path) -> Iterator[None]:
             note("noise", noise._unused)
         return call(gradient, params, blocks, noise, **more)
 
+    def remembered(memory: BandMemory, sums: Any, drawn: Any) -> Any:
+        with memory_of(folder).open("ab") as file:
+            for leaf in (*sums, *drawn):
+                if leaf.nbytes >= PIECE and leaf.any():
+                    file.write(leaf.tobytes()[:PIECE])
+        return encode(memory, sums, drawn)
+
     (folder / READY).touch()
+    encode = BandMemory.release
     with (
+        mock.patch.object(BandMemory, "release", remembered),
         mock.patch.object(RunStore, "release", released),
         mock.patch.object(PrivateGradient, "_sum", summed),
         mock.patch.object(PrivateGradient, "__call__", called),
@@ -336,6 +369,21 @@ def released_in(folder: Path) -> dict[int, list[str]]:
     return found
 
 
+def memory_of(folder: Path) -> Path:
+    """Returns the file, outside the run's folder, with what a process remembered."""
+    return folder.with_name(f"{folder.name}-memory")
+
+
+def at_rest(folder: Path) -> list[str]:
+    """Returns whether a file of the run has a piece of what a process remembered."""
+    path = memory_of(folder)
+    raw = path.read_bytes() if path.exists() else b""
+    pieces = [raw[i : i + PIECE] for i in range(0, len(raw), PIECE)]
+    files = [one.read_bytes() for one in folder.rglob("*") if one.is_file()]
+    found = any(piece in file for piece in pieces for file in files)
+    return ["sums without noise, or noise, in the run's files"] if found else []
+
+
 def used_twice(folder: Path) -> list[str]:
     """Returns which noise and sums without noise a witness has seen twice."""
     path = folder / WITNESS
@@ -368,7 +416,7 @@ def inspected(
     moment = "between two steps"
     if charged not in released and charged > latest:
         moment = "between charge and release"
-    wrong = violations(released, charged, kills)
+    wrong = violations(released, charged, kills) + at_rest(folder)
     if not is_seeded:
         wrong += used_twice(folder)
     return Kill(kind, moment, steps, charged, latest), wrong
@@ -438,17 +486,18 @@ def rig(
     (out / "booked.toml").write_text(BOOKED)
     make_book(out)
 
-    def started(folder: Path, number: int | None, kind: str) -> Any:
+    def started(folder: Path, number: int | None, kind: str, ends_at: int = 0) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / READY).unlink(missing_ok=True)
-        process = context.Process(target=train_in, args=(folder, number, fault, kind))
+        given = folder, number, fault, kind, ends_at
+        process = context.Process(target=train_in, args=given)
         process.start()
         return process
 
     while len(summary.kills) < kills and not summary.violations:
         turn, place = divmod(summary.runs_finished, len(kinds))
         kind, number = kinds[place], turn % SEEDS
-        seed = None if turn % 2 or kind == "booked" else number
+        seed = None if turn % 2 or kind in UNSEEDED else number
         whole, killed = out / f"whole-{kind}-{number}", 0
         if not whole.exists():
             undisturbed = started(whole, seed if seed is None else number, kind)
@@ -458,8 +507,10 @@ def rig(
         folder = out / f"run-{summary.runs_finished}"
         window = 0.6 * training_seconds(whole)
         while not summary.violations:
-            process = started(folder, seed, kind)
-            if len(summary.kills) < kills:
+            is_late = len(summary.kills) % TURNS == TURNS - 1
+            ends_at = chance.randint(1, FIRST_SUMS) if is_late else 0
+            process = started(folder, seed, kind, ends_at)
+            if len(summary.kills) < kills and not is_late:
                 wait_until_ready(folder, process)
                 process.join(chance.uniform(0.0, window))
                 process.kill()
@@ -486,6 +537,7 @@ def rig(
             summary.runs_equal += seed is not None and not wrong
         summary.releases += len(released_in(folder))
         shutil.rmtree(folder)
+        memory_of(folder).unlink(missing_ok=True)
     summary.seconds = time.perf_counter() - begun
     return summary
 

@@ -403,6 +403,12 @@ class TrainingConfig(CheckedSpec):
             yield (
                 f"model.kind must be one of {fits} {with_kind}, got {self.model.kind!r}"
             )
+        is_auto = isinstance(self.noise, NoiseConfig) and self.noise.bands == AUTO
+        if is_auto and (self.num_steps is None or math.isinf(self.epsilon)):
+            yield (
+                f"noise.bands must be a number without num_steps, or a finite epsilon, "
+                f"got {AUTO!r} with {self.num_steps} and {self.epsilon:g}"
+            )
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
             yield (
                 "give exactly one of num_steps (the noise is calibrated) and "

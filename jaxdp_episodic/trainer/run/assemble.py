@@ -16,12 +16,14 @@ from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, checked_sampling
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.bands import choose_bands
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     ALL,
+    AUTO,
     BAYES,
     CLASSIFIER,
     CLOSED_FORM,
@@ -32,6 +34,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
     PROTONET,
     LearnerConfig,
     ModelConfig,
+    NoiseConfig,
 )
 from jaxdp_episodic.trainer.config.training_start import statistics_steps
 from jaxdp_episodic.trainer.data.people import Truncation
@@ -391,8 +394,13 @@ def run_parts(
 
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     """Returns the calibrated budget of a config for these data."""
+    step, noise = config.step_on(data.population), config.noise
+    if isinstance(noise, NoiseConfig) and noise.bands == AUTO:
+        target = {"epsilon": config.epsilon, "delta": config.delta}
+        how = {"horizon": noise.horizon, "level": noise.groups}
+        step = choose_bands(step, num_steps=config.num_steps, **target, **how).step
     return plan_budget(
-        config.step_on(data.population),
+        step,
         epsilon=config.epsilon,
         delta=config.delta,
         num_steps=0 if config.learner.kind in CLOSED_FORM else config.num_steps,

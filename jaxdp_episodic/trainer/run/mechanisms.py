@@ -85,6 +85,7 @@ class RunDraws:
         # Of the groups of bands: that of the run, and that by which units are dealt.
         self._groups = keys.new("groups", 0) if is_grouped else b""
         self._dealt, self._are_groups_kept = b"", not is_grouped
+        self._groups_lost: Path | None = None  # the file that has them no more
         self._length = sampler.steps_per_epoch
         self._epochs: dict[int, Epoch] = {}  # by number: the running one and the next
         self._kept: int | None = None  # number of the one that is kept
@@ -92,6 +93,7 @@ class RunDraws:
 
     def secret(self, step: int) -> DrawSecret:
         """Returns what a step's draw follows from: new each call, the same in all."""
+        self._refuse_lost()
         key, members = b"", None
         if self._processes.is_first:
             key = self._keys.new("draw", step)
@@ -106,6 +108,14 @@ class RunDraws:
             None if self._length is None else self._shared(members),
             self._turn(step),
         )
+
+    def _refuse_lost(self) -> None:
+        """Refuses to deal anew: somebody would be in two steps of one round."""
+        if self._groups_lost is not None:
+            raise FileNotFoundError(
+                f"the groups in {self._groups_lost} are gone, lost or forgotten at the "
+                "end: a run with bands cannot go on without them"
+            )
 
     def _deal(self, key: bytes) -> None:
         """Deals the units to groups, if they are not."""
@@ -125,6 +135,7 @@ class RunDraws:
 
         OSError: they are not there.
         """
+        self._refuse_lost()
         if not self._are_groups_kept:
             store.keep(GROUPS, 0, [np.frombuffer(self._groups, np.uint8)])
             self._are_groups_kept = True
@@ -165,11 +176,8 @@ class RunDraws:
                     stacklevel=4,
                 )
             return
-        if found is None and self._groups and self._first < step <= self._last:
-            raise FileNotFoundError(
-                f"the groups in {store.path} are gone: who takes part in which steps "
-                "of a run with bands is not known, so it cannot go on"
-            )
+        if found is None and self._groups and step > self._first:
+            self._groups_lost = store.path
         if self._length is None or step < self._first:
             return
         number, index = divmod(step - self._first, self._length)

@@ -207,6 +207,11 @@ def test_a_search_refuses_several_processes(monkeypatch, tmp_path):
 DISCRETE = TINY.replace("[data]", 'noise = "discrete"\nseed = 3\n[data]', 1).replace(
     "[evaluation]", "[evaluation]\nselect = false"
 )
+BANDED = (
+    DISCRETE.replace('noise = "discrete"\n', "")
+    .replace("[learner]", '[noise]\nbands = 2\ngroups = "example"\n[learner]')
+    .replace("[step.s", '[step]\nneighboring_relation = "zero_out"\n[step.s')
+)
 STATISTICS = (
     DISCRETE.replace('noise = "discrete"\n', "")
     .replace("[evaluation]", '[start]\nkind = "plda"\ndimensions = 8\n[evaluation]')
@@ -270,8 +275,9 @@ def parameters(out):
         (DISCRETE, 0.0),
         (DISCRETE.replace('"discrete"', '"gaussian"'), 1e-5),
         (DISCRETE.replace("[data]", "[clipping]\ncount_noise = 1.0\n[data]", 1), 0.0),
+        (BANDED, 0.0),
     ],
-    ids=["discrete", "gaussian", "quantile"],
+    ids=["discrete", "gaussian", "quantile", "banded"],
 )
 def test_the_number_of_processes_does_not_matter(tmp_path, config, tolerance):
     out, ends = trained(tmp_path, config, 1)

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import sqlite3
 import warnings
 
@@ -13,10 +15,12 @@ from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.cli import run as command
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
+from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.bands import BandMemory
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.optimizers import noise_corrected_adam
 from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run.assemble import plan
 from jaxdp_episodic.trainer.run.checks import sampler_of
 from jaxdp_episodic.trainer.run.ledger import Ledger
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
@@ -160,6 +164,41 @@ def test_whoever_is_there_moves_nobody_to_another_group(step, both):
     for examples, pair in [(4, [1, 2]), (4, [0, 3]), (3, [0, 1]), (3, [1, 2])]:
         # Of 4,000 classes: five standard errors.
         assert chance(examples, pair) == pytest.approx(both, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        jde.Poisson("episode", sampling_probability=0.8),
+        jde.RandomAllocation("episode", steps_per_epoch=2),
+    ],
+)
+def test_people_are_in_one_group(scheme):
+    """Also where fewer are there than the list has places."""
+    owners = np.repeat(np.arange(11), 18)
+    data = ExampleTable.from_records(
+        np.random.default_rng(0).normal(size=(198, 2)),
+        units={"class": np.tile(np.repeat(np.arange(6), 3), 11)},
+        owners=owners,
+    )
+    design = jde.PeopleBlocks(
+        num_people=13,
+        people_per_block=2,
+        episodes=scheme,
+        sampling=jde.MultistageSampling(
+            jde.WithoutReplacement("class", size=3, population=6),
+            jde.WithoutReplacement("example", size=2, population=8),
+        ),
+    )
+    step = jde.GaussianStep(
+        design, noise_multiplier=1.0, neighboring_relation="add_remove"
+    )
+    sampler = sampler_of(jde.banded(step, jde.Bands(3, level="person")), data)
+    found = [set(), set(), set()]
+    draws = sampler.draws(np.random.default_rng(1))
+    for turn, draw in enumerate(itertools.islice(draws, 150)):
+        found[turn % 3] |= set(data.owners.codes[draw.examples[draw.mask]].tolist())
+    assert sorted(itertools.chain(*found)) == list(range(11))
 
 
 def test_a_turn_counts_charged_gradient_steps_alone():
@@ -318,14 +357,21 @@ def test_groups_that_are_gone_do_not_go_on(tmp_path):
         assert len(file.execute(f"SELECT 1 {query}").fetchall()) == 1
         file.execute(f"DELETE {query}")
         file.commit()
-    with pytest.raises(FileNotFoundError, match="the groups in .* are gone"):
-        a_run().resume(tmp_path)
+    run = a_run()
+    run.resume(tmp_path)
+    for goes_on in (run.step, lambda: run.train(tmp_path), lambda: run.draw_blocks(4)):
+        with pytest.raises(FileNotFoundError, match="the groups in .* are gone"):
+            goes_on()
+    assert read_ledger(tmp_path).charged == 3
 
 
 def test_groups_are_forgotten_with_the_last_step(finished):
     with contextlib.closing(RunStore(finished / run_files.STORE)) as store:
         assert store.kept("groups") is None
-    a_run(BY_CLASS).resume(finished)
+    run = a_run(BY_CLASS)
+    assert run.resume(finished) == STEPS
+    with pytest.raises(FileNotFoundError, match="lost or forgotten at the end"):
+        run.draw_blocks(STEPS + 1)  # nor beyond the plan, with groups dealt anew
 
 
 # --- Configs ---
@@ -392,6 +438,20 @@ def test_groups_without_a_theorem_are_refused(tmp_path, old, new, message):
     data, _ = config.training_data()
     with pytest.raises((ValueError, NotImplementedError), match=message):
         config.step_on(data.population)
+
+
+def test_auto_takes_what_the_chooser_takes(tmp_path):
+    text = NOISY.replace("bands = 2", 'bands = "auto"\nhorizon = inf')
+    config = read_config(config_of(tmp_path, text))
+    data, _ = config.training_data()
+    bare = config.step_on(data.population)
+    assert bare.bands is None
+    target = {"epsilon": 8.0, "delta": 1e-5, "num_steps": 3}
+    chosen = jde.choose_bands(bare, horizon=math.inf, level="example", **target).step
+    planned = plan(config, data).step
+    assert planned.bands == chosen.bands and planned.design == chosen.design
+    with pytest.raises(ValueError, match="noise.bands must be a number .* got 'auto'"):
+        read_config(config_of(tmp_path, text.replace("epsilon = 8.0", "epsilon = inf")))
 
 
 @pytest.mark.slow

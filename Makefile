@@ -151,14 +151,15 @@ trust: $(VENV)/.stamp
 	$(PY) experiments/trust/page.py --results results/trust
 
 bench: $(BENCH_VENV)/.stamp
-	$(BENCH_PY) experiments/benchmarks/accountant.py
+	$(BENCH_PY) experiments/benchmarks/accountant.py --only grid million calibration one_by_one
 
 # The peers' own start-up is in the same table.
 bench-start: $(BENCH_VENV)/.stamp
 	$(BENCH_PY) experiments/benchmarks/start.py --slow
 
 bench-exact: $(BENCH_VENV)/.stamp
-	$(BENCH_PY) experiments/benchmarks/exact.py
+	$(BENCH_PY) experiments/benchmarks/accountant.py --only batch exact memory \
+	  --out results/benchmark-exact
 
 bench-sweep: $(VENV)/.stamp
 	$(PY) experiments/benchmarks/sweep.py

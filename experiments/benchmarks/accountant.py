@@ -1,6 +1,7 @@
-"""Speed and tightness of the accountant by Rényi-DP, next to other accountants.
+"""Speed, tightness and memory of the accountant, next to other accountants.
 
-    make bench
+    make bench          # by Rényi-DP
+    make bench-exact    # exact and certified, against PLD and PRV
 
 or, in any environment with the library (a peer that is missing is named and skipped),
 ``python experiments/benchmarks/accountant.py [--quick] [--only PART ...]``.
@@ -9,6 +10,12 @@ What is compared: epsilon by Rényi-DP of a Poisson-sampled Gaussian mechanism, 
 noise for a target epsilon. Ours is one call for a whole grid on all cores, theirs a
 loop on one core, which is what they offer. The peers get a sample of the grid, drawn at
 random in each of its cells, and times are compared by the setting.
+
+``batch``, ``exact`` and ``memory`` are of exact and certified epsilons: `RANGES`,
+log-uniform, of which those settings are kept whose epsilon by Rényi-DP is in
+`EPSILONS`: outside of that nobody trains, and the peers' memory is not bounded. Each
+kind of step is one call. The peers' answers are bounds or estimates by design; ours are
+checked against our certified intervals.
 """
 
 from __future__ import annotations
@@ -16,14 +23,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from harness import Rows, peak_mib, run_parts, timed
-from peers import DELTA, EPSILON, NOISE, peer_rows
+from harness import Rows, peak_mib, run_parts, spread, timed
+from peers import DELTA, EPSILON, EXACT, NOISE, peer_rows
 
 import jaxdp_episodic as jde
 
 SEED, NUM_STEPS = 20_240, 1_000
 RATES, NOISE_MULTIPLIERS = (1e-4, 0.3), (0.5, 8.0)
 TARGETS, STEP_COUNTS = (0.5, 10.0), (100, 10_000)
+# Of exact settings: rates, noise, numbers of steps, deltas.
+RANGES = (1e-4, 0.3), (0.5, 5.0), (10, 1e5), (1e-9, 1e-4)
+EPSILONS = (0.1, 20.0)
+KINDS = ("sampled", "swapped", "antipodal", "episodes")
 
 
 class Sizes(NamedTuple):
@@ -37,6 +48,9 @@ class Sizes(NamedTuple):
       peer_calibrations: how many of them the peers get.
       calls: of one setting each.
       repeats: of our timings; the best counts.
+      batch: exact settings of each kind, enough for JAX.
+      exact_peers: sampled Gaussians that the peers get.
+      memory: sizes of the batches whose memory is measured.
     """
 
     cells: int = 8
@@ -46,9 +60,12 @@ class Sizes(NamedTuple):
     peer_calibrations: int = 16
     calls: int = 200
     repeats: int = 3
+    batch: int = 4_000
+    exact_peers: int = 64
+    memory: tuple[int, ...] = (10_000, 100_000)
 
 
-QUICK = Sizes(4, 8, (10, 20, 20), (5, 4, 3), 2, 20, 1)
+QUICK = Sizes(4, 8, (10, 20, 20), (5, 4, 3), 2, 20, 1, 16, 4, (64,))
 
 
 def sampled_gaussian(rate: Any, noise: Any) -> jde.GaussianStep:
@@ -120,12 +137,107 @@ def one_by_one(sizes: Sizes) -> Rows:
     generator = np.random.default_rng(SEED)
     ends = np.log([RATES, NOISE_MULTIPLIERS])
     settings = np.exp(generator.uniform(*ends.T, size=(sizes.calls, 2))).tolist()
+    rows: Rows = []
+    for method in ("rdp", "exact"):
+        asked: dict[str, Any] = {"num_steps": NUM_STEPS, "delta": DELTA}
 
-    def all_of_them() -> np.ndarray:
-        return np.array([epsilon(sampled_gaussian(*setting)) for setting in settings])
+        def all_of_them(asked: dict[str, Any] = asked | {"method": method}) -> Any:
+            steps = (sampled_gaussian(*setting) for setting in settings)
+            return np.array([jde.epsilon(step, **asked) for step in steps])
 
-    row, _ = timed(all_of_them, sizes.repeats)
-    return [{"system": "ours", **row}]
+        rows.append({"system": method, **timed(all_of_them, sizes.repeats)[0]})
+    return rows
+
+
+def draw(kind: str, size: int) -> np.ndarray:
+    """Returns rates, noise, steps, deltas and numbers of episodes, each (size,)."""
+    generator = np.random.default_rng([SEED + 1, KINDS.index(kind)])
+    parts: list[np.ndarray] = []
+    while sum(part.shape[1] for part in parts) < size:
+        ends = np.log(list(RANGES))
+        # Of a fixed length, so that a longer batch begins with the shorter one.
+        fields = np.exp(generator.uniform(*ends.T[..., None], size=(4, 256)))
+        fields[2] = np.rint(fields[2])
+        fields = np.vstack([fields, generator.integers(2, 6, 256)])
+        step, asked = described(kind, fields)
+        bound = jde.epsilon(step, method="rdp", **asked)
+        parts.append(fields[:, (bound > EPSILONS[0]) & (bound < EPSILONS[1])])
+    return np.concatenate(parts, axis=1)[:, :size]
+
+
+def described(kind: str, fields: np.ndarray) -> tuple[jde.GaussianStep, dict[str, Any]]:
+    """Returns settings of one kind of step: the step, and what is asked."""
+    rate, noise, steps, delta, episodes = fields
+    design: Any = jde.Poisson("example", sampling_probability=rate)
+    options: dict[str, Any] = {}
+    if kind == "episodes":
+        design = jde.IndependentEpisodes(design, num_episodes=episodes.astype(int))
+    elif kind == "antipodal":
+        # Classes are drawn and clipped, half of a class's examples are used.
+        classes = jde.Poisson("class", sampling_probability=rate)
+        half = jde.Poisson("example", sampling_probability=0.5)
+        design = jde.MultistageSampling(classes, half)
+        options["clip_unit"] = "class"
+    elif kind == "swapped":
+        options["clip_unit"] = "step"
+    step = jde.GaussianStep(design, noise_multiplier=noise, **options)
+    return step, {"num_steps": steps.astype(np.int64), "delta": delta}
+
+
+def one_each(fields: np.ndarray) -> list[tuple[float, float, int, float]]:
+    """Returns rate, noise, number of steps and delta of each setting."""
+    return [(p, s, int(t), d) for p, s, t, d, _ in fields.T.tolist()]
+
+
+def batch(sizes: Sizes) -> Rows:
+    """Batches by the exact accountant on JAX, kind by kind."""
+    rows: Rows = []
+    for kind in KINDS:
+        step, asked = described(kind, draw(kind, sizes.batch))
+        # By itself "auto" leaves to NumPy what is not worth compiling for one call.
+        asked["engine"] = "jax"
+        row, epsilon = timed(lambda s=step, a=asked: jde.epsilon(s, **a), sizes.repeats)
+        _, info = jde.epsilon(step, return_info=True, **asked)
+        stated = spread(info.error / epsilon)
+        certified = int(np.sum(info.is_certified_bound))
+        more = {"stated relative error": stated, "certified only": certified}
+        rows.append({"system": kind, **row, **more})
+    return rows
+
+
+def exact(sizes: Sizes) -> Rows:
+    """Exact and certified on the peers' settings, and the peers."""
+    fields = draw("sampled", sizes.exact_peers)
+    step, asked = described("sampled", fields)
+    exact, epsilon = timed(lambda: jde.epsilon(step, **asked), sizes.repeats)
+    interval = lambda: np.stack(jde.epsilon_interval(step, **asked))  # noqa: E731
+    certified, (lower, upper) = timed(interval, sizes.repeats)
+    outside = int(
+        ((epsilon < lower * (1 - 1e-9)) | (epsilon > upper * (1 + 1e-9))).sum()
+    )
+    settings = one_each(fields)
+    for name in ("ms each", "CPU ms each"):
+        certified[name] *= 2  # of both ends
+    return [
+        {"system": "exact", **exact, "outside the interval": outside},
+        {
+            "system": "certified",
+            **certified,
+            "settings": sizes.exact_peers,
+            "width / epsilon": spread((upper - lower) / epsilon),
+        },
+        *peer_rows(EXACT, settings, epsilon, exact),
+    ]
+
+
+def memory(sizes: Sizes) -> Rows:
+    """One call over many sampled Gaussians, the smallest batch first."""
+    rows: Rows = []
+    for size in sizes.memory:
+        step, asked = described("sampled", draw("sampled", size))
+        row, _ = timed(lambda s=step, a=asked: jde.epsilon(s, **a), 0)
+        rows.append({"system": "exact", **row, "peak MiB": peak_mib()})
+    return rows
 
 
 PARTS = {
@@ -133,6 +245,9 @@ PARTS = {
     "million": million,
     "calibration": calibration,
     "one_by_one": one_by_one,
+    "batch": batch,
+    "exact": exact,
+    "memory": memory,
 }
 
 if __name__ == "__main__":

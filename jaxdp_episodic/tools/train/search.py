@@ -280,7 +280,11 @@ def search_budget(
             return budgets[high]
 
         def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
-            return np.atleast_1d(np.log(total(float(run_epsilon[0])) / target))
+            one = float(run_epsilon[0])
+            whole = total(one)
+            said = f"runs of epsilon {one:.4g} make the search {whole:.4g}"
+            console.print(said, highlight=False)
+            return np.atleast_1d(np.log(whole / target))
 
         ends = np.array([low]), np.array([high])
         found = float(largest_within(excess, *ends, tolerance=_TOLERANCE)[0])

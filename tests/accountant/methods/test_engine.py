@@ -226,15 +226,6 @@ class TestChunks:
                         scalar, rel=1e-9, abs=1e-300
                     ), (size, index)
 
-    def test_any_shape_is_the_flat_grid(self):
-        rates, noises = settings(60)
-        flat = rdp_epsilon(step(rates, noises), delta=1e-6, num_steps=50)
-        shape = (3, 1, 4, 5)
-        folded = step(rates.reshape(shape), noises.reshape(shape))
-        values = rdp_epsilon(folded, delta=1e-6, num_steps=50)
-        assert values.shape == shape
-        np.testing.assert_array_equal(values.reshape(-1), flat)
-
     def test_the_number_of_workers_does_not_matter(self, monkeypatch):
         found = rdp_of(600)
         for cores in (1, 3):

@@ -217,24 +217,6 @@ def test_one_option_costs_what_its_composition_costs():
     assert found.upper - found.lower < 1e-4
 
 
-def test_the_other_orientation_is_the_left_side_of_the_same_recursion():
-    problem = Problem.of(budget_graph((15, 5, 2), 30), THREE)
-    solver = Solver(DeltaAt(np.array(0.3)), problem)
-    solver.share = 1e-12  # kernels keep what would move no digit of one answer
-    rows = {}
-    for backward in (False, True):
-        view = solver.views[backward]._replace(tilt=0.0, left=2.0, right=2.0)
-        window = solver.window(view, 2.0**-9)
-        rows[backward] = solver.rows(backward, window, True)[0].values
-    x = window.points
-    middle = -window.first
-    left = rows[False][:middle][::-1] / np.exp(x[:middle][::-1])
-    right = rows[True][middle + 1 :]
-    size = min(len(left), len(right), 300)  # to 0.6 nats
-    # On the left the errors of the masses count in full: 1e-12 a step.
-    np.testing.assert_allclose(left[:size], right[:size], rtol=1e-6, atol=1e-10)
-
-
 def test_composing_what_was_taken_is_no_filter():
     # No fixed order of this budget costs more than 2.2839; a strategy does.
     problem = Problem.of(budget_graph((15, 5, 2), 600), THREE)
@@ -320,25 +302,6 @@ def test_an_odometer_with_a_huge_epsilon_holds_with_what_its_others_say():
     least = Solver(DeltaAt(np.array(0.1)), before).answer(1e-3).lower
     for found in ends:
         assert least <= found.upper < least + 1e-2
-
-
-@pytest.mark.parametrize("most", [1, 2, 7, 1000])
-def test_states_that_are_taken_together_do_not_lead_to_one_another(most):
-    order = jde.RuleBook.in_order(["a", "b"])
-    graphs = [
-        budget_graph((25, 14, 8, 5), 200),
-        budget_graph((1,), 5),
-        rule_graph(order, ("a", "b"), (3, 2), 30),
-    ]
-    for graph in graphs:
-        groups = list(graph.groups(most))
-        assert [s for group in groups for s in group] == list(range(len(graph.moves)))
-        for group in groups:
-            moves = [move for state in group for move in graph.moves[state]]
-            assert all(to < group.start for _, to in moves)
-            assert len(group) == 1 or max(len(moves), len(group)) <= most
-    # Something is gained: the least price is how many go together.
-    assert most < 1000 or len(list(graphs[0].groups(most))) <= 200 / 5 + 2
 
 
 @pytest.mark.slow

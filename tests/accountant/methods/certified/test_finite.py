@@ -117,14 +117,6 @@ def check_pair(rng):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("by_lattice")
-def test_random_pairs_by_enumeration():
-    rng = np.random.default_rng(3)
-    for _ in range(6):
-        check_pair(rng)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("by_lattice")
 def test_many_random_pairs_by_enumeration():
     rng = np.random.default_rng(4)
     for _ in range(400):

@@ -24,8 +24,6 @@ from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
-from jaxdp_episodic.accountant.questions.api import privacy_profile
-from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
 KINDS = {
     "sampled": SampledGaussianLoss,
@@ -132,22 +130,6 @@ def test_where_a_peer_answers_less_than_the_truth():
     run = one_run("sampled", 1e3, rate=0.01, noise=1.0)
     lower, upper = pld_bounds(delta_at(2.0), run)
     assert math.exp(lower[0]) <= 2.665574e-6 <= math.exp(upper[0])
-
-
-@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-def test_one_step_is_the_profile(relation):
-    rate, noise = np.array([1e-3, 0.05, 0.4, 1.0]), np.array([0.8, 1.0, 2.0, 1.5])
-    step = jde.GaussianStep(
-        jde.MultistageSampling(jde.Poisson("user", sampling_probability=rate)),
-        noise_multiplier=noise,
-        neighboring_relation=relation,
-    )
-    epsilon = np.array([0.1, 1.0, 0.5, 2.0])
-    exact = np.log(privacy_profile(step, epsilon))
-    flat = dominating_pair(step).map(lambda a: np.broadcast_to(a, (4, 1))[:, 0])
-    lower, upper = pld_bounds(delta_at(epsilon), Run((flat,), (np.ones(4),)))
-    assert np.all((lower <= exact) & (exact <= upper))
-    assert np.all(upper - lower <= method.DEFAULT_DELTA_SHARE)
 
 
 def check_random(kind, size, seed):

@@ -115,11 +115,13 @@ SHARP = [
 def test_the_worlds_come_near_the_claim_and_exceed_that_of_more_noise(name, relation):
     step, steps = case(name, relation)
     worlds = worlds_of(*made_up(step), 0, -1.0)
-    noise = float(step.noise_multiplier)
+    noise, number = float(step.noise_multiplier), DRAWS
+    if name == "grouped":  # .0317, with an error of .004 at 1,500 draws
+        number = 20_000
     for factor, least in ((1.0, 0.03), (1.5, 0.075)):
         claimed = dataclasses.replace(step, noise_multiplier=factor * noise)
         epsilon = float(jde.epsilon(claimed, num_steps=steps, delta=0.05))
-        assert divergence(worlds, noise, epsilon, DRAWS, steps) > least
+        assert divergence(worlds, noise, epsilon, number, steps) > least
 
 
 @pytest.mark.slow

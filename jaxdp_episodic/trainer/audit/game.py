@@ -573,7 +573,7 @@ def likelihood_ratio(
         mixtures.append((means[most], logs - 0.5 * (means[most] ** 2).sum(axis=1)))
 
     def log_density(rows: np.ndarray, mixture: Any) -> np.ndarray:
-        return logsumexp(rows @ mixture[0].T + mixture[1], axis=1)
+        return np.asarray(logsumexp(rows @ mixture[0].T + mixture[1], axis=1))
 
     def ratio(released: np.ndarray) -> np.ndarray:
         blocks = released.reshape(-1, mixtures[0][0].shape[1])

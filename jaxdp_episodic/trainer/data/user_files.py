@@ -109,7 +109,7 @@ def npz_records(
     if values.dtype.kind not in "biuf":
         raise TypeError(f"{what} must be numbers, got {values.dtype}")
     grid, public = shape[:axes], None
-    labels = arrays.get("classes", np.arange(grid[0]))
+    labels: Any = arrays.get("classes", np.arange(grid[0]))
     if axes == 1:
         labels, public = arrays["labels"], arrays.get("classes")
         if public is not None and (levels or split is not None):

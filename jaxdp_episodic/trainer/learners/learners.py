@@ -453,8 +453,6 @@ class Ridge:
         return mean + (queries - middle) @ (rows.T @ weights)
 
 
-Apply = Callable[[Any, Array], Array]
-
 # Size of the factor's first entries, in first standard deviations of a weight. At 0 its
 # gradient vanishes; from .03 to 1 the tasks of docs/published.md ended alike.
 _FIRST_FACTOR = 0.3

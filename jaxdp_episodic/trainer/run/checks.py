@@ -55,6 +55,12 @@ _FACTOR = 2.0
 # Noise of the count's share, times the root of the rate, from which the logarithm of a
 # clip norm in the middle of its bounds wanders by more than 1.3.
 _MOST_NOISE = 1.0
+# Share of held-out examples up to which those equal to the last bit to ones trained on
+# may be so by chance: of the package's glyphs it is 1 of 4,000.
+_MOST_EQUAL = 1e-3
+LEAST_SHARE = 1 / 3  # of the drawn contributions to be complete; below it one is warned
+LEAST_IN_RUN = 1.0  # complete contributions in all; below it a run is refused
+_BETTER = 1.1  # by this factor another setting must raise the share to be named
 
 
 def check_population(step: GaussianStep, data: ExampleTable) -> None:
@@ -361,11 +367,6 @@ def rows_a_device(
     return min(most, -(-rows // num_devices))
 
 
-# Share of held-out examples up to which those equal to the last bit to ones trained on
-# may be so by chance: of the package's glyphs it is 1 of 4,000.
-_MOST_EQUAL = 1e-3
-
-
 def found_in_both(
     held_out: ExampleTable, trained: ExampleTable, step: GaussianStep
 ) -> tuple[str, str]:
@@ -443,11 +444,6 @@ def _names_of(data: ExampleTable, unit: str) -> np.ndarray:
         every, found = data.originals.names, data.originals.present
     is_count = np.array_equal(every, np.arange(len(every)))
     return found[:0] if is_count else found
-
-
-LEAST_SHARE = 1 / 3  # of the drawn contributions to be complete; below it one is warned
-LEAST_IN_RUN = 1.0  # complete contributions in all; below it a run is refused
-_BETTER = 1.1  # by this factor another setting must raise the share to be named
 
 
 def needs_of(learner: Learner, shots: int) -> Needs:

@@ -421,7 +421,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/audit": 2_090,
     "jaxdp_episodic/tools/requests": 860,
     "jaxdp_episodic/tools/sweep": 1_300,
-    "jaxdp_episodic/tools/plan": 2_330,
+    "jaxdp_episodic/tools/plan": 2_400,
     "jaxdp_episodic/tools/plots": 1_380,
     "jaxdp_episodic/tools/book": 1_250,
     "jaxdp_episodic/tools/train": 1_430,

@@ -30,8 +30,8 @@ from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Check, Spec
 class Bands(Spec):
     """Noise that later steps partly cancel, and groups that take turns.
 
-    A fixed public rule sends every unit of one level to one of ``count`` groups, and
-    step ``t`` draws from group ``t % count`` alone. The noise of a step is subtracted
+    A fixed rule sends every unit of one level to one of ``count`` groups, and step
+    ``t`` draws from group ``t % count`` alone. The noise of a step is subtracted
     in part from the next ``count - 1`` steps. Each unit takes part in every
     ``count``-th step at most, so it pays for ``ceil(num_steps / count)`` steps of its
     own group. See docs/theory.md, "Correlated noise".
@@ -40,8 +40,9 @@ class Bands(Spec):
 
     * *The rule* looks at public facts of the unit alone and never changes: under
       ``add_remove`` a hash of its public id (of what stands on a public list, its
-      place); else the place of its slot within its parent. A rule by content, or by
-      who is there, is *not* covered.
+      place); else the place of its slot within its parent. Or it is drawn once a run,
+      without a look at the data. A rule by content, or by who is there, is *not*
+      covered.
     * *One noise multiplier* in all steps, and the number of steps fixed in advance.
     * *Fresh randomness* in every step (with `RandomAllocation`, in every epoch of every
       group).

@@ -48,7 +48,7 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
     is_bounded = is_person and (first.people is not None or not in_blocks)
     bands = next((part.bands for part in run.gaussian_steps if part.bands), None)
     by_id = relation == "add_remove"
-    rule = "its id or place on a public list" if by_id else "its place, not its content"
+    rule = "its id, its place on a public list" if by_id else "its place"
     clips = dict.fromkeys(part.clip_unit for part in run.gaussian_steps)
     clipped = " or ".join("step" if c == STEP else f"{c!r}" for c in clips)
     above, slots = (last if is_person else unit), unit
@@ -143,12 +143,13 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         ),
         (
             bands is not None,
-            f"Groups: a fixed public rule sends every {bands and bands.level!r} to one "
-            f"of {bands and bands.count} groups by {rule}. Steps draw from the groups "
-            "in turn, by the number of steps charged, those given up included. All "
-            "have one noise multiplier, and their number is fixed in advance: a run "
-            "that ends for what it released owes its plan. No file holds sums without "
-            "noise.",
+            f"Groups: every {bands and bands.level!r} is in one of "
+            f"{bands and bands.count} groups for the whole run, by {rule} or at "
+            "random, not by its content or by who else is there. Steps draw from the "
+            "groups in turn, by the number of steps charged, those given up included. "
+            "All have one noise multiplier, and their number is fixed in advance: a "
+            "run that ends for what it released owes its plan. No file holds sums "
+            "without noise.",
         ),
         (
             any(isinstance(design, GroupedClasses) for design in designs),

@@ -34,6 +34,7 @@ from jaxdp_episodic.tools.cli.command import (
     option,
     waiting,
 )
+from jaxdp_episodic.tools.plan.bands import with_bands
 from jaxdp_episodic.tools.plan.first_config import DELTA, EPSILON, Wishes, first_config
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.tools.plan.plan import (
@@ -80,16 +81,19 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
     write_table(out / TABLE, plan)
     written = [str(out / TABLE)]
+    draws = pipeline is None or pipeline.learner is None  # episodes, of a design
+    lines = _table(plan, draws)
     config = training_config(plan, description)
     if config is not None:
         if pipeline is not None:
             config = pipeline.config(config)
+        if draws:
+            config, weighed = with_bands(config, plan)
+            lines += ["", weighed]
         config = relocated(config, base)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
         write_atomically(out / CONFIG, _comment(plan, pipeline) + to_toml(config))
         written.append(str(out / CONFIG))
-    draws = pipeline is None or pipeline.learner is None  # episodes, of a design
-    lines = _table(plan, draws)
     if pipeline is not None:
         lines += ["", *pipeline.lines]
         if asked is not target:

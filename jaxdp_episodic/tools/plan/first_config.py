@@ -20,6 +20,7 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
+from jaxdp_episodic.tools.plan.bands import with_bands
 from jaxdp_episodic.tools.plan.pipelines import (
     Pipeline,
     noise_of_one,
@@ -114,6 +115,9 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
         plan = make_plan(asked, description.population)
         said = advice(plan)
     config = _config(description, plan, pipeline)
+    if plan is not None:
+        config, line = with_bands(config, plan)
+        said.append(line)
     has_bound = wishes.population is not None
     comments = _notes(source, description, has_bound)
     head = _heading(description, plan, pipeline)

@@ -306,7 +306,7 @@ def test_what_has_no_theorem_is_refused(make, message):
 def test_a_report_says_what_the_groups_need():
     report = jde.privacy_report(BANDED["a coin"], num_steps=8, delta=DELTA)
     (text,) = (text for text in report.preconditions if text.startswith("Groups:"))
-    assert "every 'user' to one of 4 groups" in text and "owes its plan" in text
+    assert "every 'user' is in one of 4 groups" in text and "owes its plan" in text
     assert report.worst_path.inclusion_rate == pytest.approx(0.2 / 4)
 
 

@@ -330,6 +330,7 @@ def test_examples_that_do_not_interact_may_be_clipped_alone(tmp_path, clip_unit)
 def test_single_examples_are_clipped_one_by_one():
     """The sum is that of gradients computed and clipped in a plain loop."""
     data = classes(num_classes=4, examples=50)
+    data = dataclasses.replace(data, has_public_units=True)
     step = jde.GaussianStep(
         jde.MultistageSampling(
             jde.Poisson("class", sampling_probability=1.0),

@@ -447,7 +447,8 @@ def step_of(
     """Returns the step that a text describes; of an adaptive run that of its name."""
     if adaptive is not None:
         return or_refused(path, adaptive.option, name)
-    step = or_refused(path, GaussianStep.from_dict, as_json(path, text), where="step")
+    found = as_json(path, text, allow_infinity=True)  # a horizon of bands may be
+    step = or_refused(path, GaussianStep.from_dict, found, where="step")
     if step.shape:
         raise LedgerError(f"{path}: step must be one setting, got shape {step.shape}")
     return step
@@ -484,10 +485,10 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def as_json(path: Path, text: str | bytes) -> Any:
+def as_json(path: Path, text: str | bytes, *, allow_infinity: bool = False) -> Any:
     """Returns the value of a JSON text, or raises `LedgerError`."""
     try:
-        return parse_json(text, allow_infinity=False)
+        return parse_json(text, allow_infinity=allow_infinity)
     except ValueError as error:
         raise LedgerError(f"{path} is damaged: {error}") from None
 

@@ -397,3 +397,9 @@ def test_the_plans_of_several_runs_add_up(tmp_path, answer):
     said = answer(one, two)
     assert said["planned"] == {"epsilon": 16.0, "delta": 2 * DELTA}
     assert said["warnings"][-1].endswith("epsilon 16 at delta 2e-05 together")
+
+
+def test_a_step_with_bands_that_remember_all_is_read(tmp_path):
+    step = jde.banded(STEP, jde.Bands(2, level="user", horizon=math.inf))
+    path = new_run(tmp_path / "run", step, num_steps=3)
+    assert read_ledger(path).a_step == step

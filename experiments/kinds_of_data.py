@@ -113,31 +113,26 @@ class KindsOfData(Study):
         rows = []
         runs = dict.fromkeys(tuple(row[k] for k in self.keys) for row in found.rows)
         for run in sorted(runs, key=lambda r: (list(KINDS).index(r[0]), r[1])):
-            columns = ("untrained", "released", "best", "difference", "error")
+            columns = ("untrained", "released", "difference", "error")
             means = [found.column(c, run).astype(float).mean() for c in columns]
-            before, released, best, difference, error = means
-            named = (
-                ", ".join(f"{k} ({n})" if len(c) > 1 else k for k, n in c.items())
-                for c in (
-                    Counter(row[column] for row in found.of(run))
-                    for column in ("stage", "best_stage")
-                )
+            before, released, difference, error = means
+            stages = Counter(row["stage"] for row in found.of(run))
+            stage = ", ".join(
+                f"{name} ({n})" if len(stages) > 1 else name
+                for name, n in stages.items()
             )
-            stage, best_stage = named
-            classes, _, what = found.of(run)[0]["what"].partition("; ")
+            classes, _, _ = found.of(run)[0]["what"].partition("; ")
             rows.append(
                 [
                     f"{run[0]}, {run[1]:g}",
                     classes.replace(" classes", ""),
-                    what,
                     f"{before:.3f}",
                     f"{released:.3f}: {stage}",
-                    f"{best:.3f}: {best_stage}",
                     f"{difference:+.4f} ± {error:.4f}",
                 ]
             )
-        head = ["set, epsilon", "classes", "`init` wrote", "untrained"]
-        text = markdown([*head, "released", "best stage", "difference"], rows)
+        head = ["set, epsilon", "classes", "untrained", "released", "difference"]
+        text = markdown(head, rows)
         return {self.name: f"{text}\n{harm(found.rows)}\n"}
 
 
@@ -150,8 +145,9 @@ def harm(rows: list[dict[str, Any]]) -> str:
     return (
         f"**Does it harm?** {few} of {len(rows)} runs release a stage that is more "
         f"than {NO_HARM:g} below untrained features; the smallest difference is "
-        f"{min(differences):+.4f}. The "
-        f"best stage of the same run is ahead by {behind.mean():.4f} on average, by "
+        f"{min(differences):+.4f}. The [stage](stages.md) of the same run with the "
+        f"best test score, which a run cannot know, is ahead by "
+        f"{behind.mean():.4f} on average, by "
         f"more than 0.01 in {np.count_nonzero(behind > 0.01)} runs, and by "
         f"{behind.max():.4f} at most ({worst['set']}, epsilon {worst['epsilon']:g})."
     )

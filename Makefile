@@ -16,7 +16,7 @@ DEMO ?= train configs/demo.toml --out results/demo-$(shell date +%Y%m%d-%H%M%S)
 # More flags for the audits of `make trust`.
 TRUST_AUDIT ?=
 
-FIGURES := designs draws iso_epsilon_demo iteration local_dp \
+FIGURES := correlated designs draws iso_epsilon_demo iteration local_dp \
   poisson_against_without_replacement poisson_rdp product_rate shuffling stages
 
 VENV := .venv

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from drawing import (
     ORANGE,
     PINK,
     draw_curve,
+    draw_level,
     logarithmic,
     markdown,
     new_figure,
@@ -36,6 +38,10 @@ from figures_of_bounds import FIGURES as OF_BOUNDS
 from study import CONFIGS
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.numerics.band_coefficients import (
+    band_coefficients,
+    band_error,
+)
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_mass
 from jaxdp_episodic.tools.plots.pictures import draw
 from jaxdp_episodic.tools.sweep.description import read_sweep
@@ -509,6 +515,61 @@ def _batch_sizes(means: dict[int, tuple[str, str]], path: Path) -> None:
     save(figure, path)
 
 
+def correlated(folder: Path) -> Table:
+    """Noise in what an optimizer remembers, correlated against independent.
+
+    300 steps on all of 360 episodes of 2 of 20 drawings, one drawing protected
+    (`zero_out`), drawings in as many groups as there are bands. Coefficients are fitted
+    to each horizon, or once to plain sums.
+    """
+    steps, horizons = 300, [1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 1_000]
+    episodes = jde.GroupedClasses(
+        num_classes=1_800,
+        ways=5,
+        episodes=jde.Poisson("episode", sampling_probability=1.0),
+        examples=jde.WithoutReplacement("example", size=2, population=20),
+    )
+    plain = jde.GaussianStep(
+        episodes, noise_multiplier=1.0, neighboring_relation="zero_out"
+    )
+    figure, (axes,) = new_figure(size=(7.6, 4.8))
+    table: Table = {"steps": steps, "horizons": horizons}
+    curves = {
+        (8.0, 10): (BLUE, "-", "o"),
+        (8.0, 2): (GREEN, "-", "D"),
+        (1.0, 10): (ORANGE, "-", "s"),
+        (1.0, 2): (PINK, "-", "^"),
+    }
+    for (epsilon, count), look in curves.items():
+        target: Table = {"epsilon": epsilon, "delta": 1e-5, "num_steps": steps}
+        step = jde.banded(plain, jde.Bands(count, level="example"))
+        noise = [jde.calibrate_noise_multiplier(s, **target) for s in (step, plain)]
+        label, fits = f"epsilon {epsilon:g}, {count} bands", {"fitted": look}
+        if (epsilon, count) == (8.0, 10):
+            fits["for plain sums"] = (look[0], ":", look[2])
+        for fit, style in fits.items():
+            found = []
+            for horizon in horizons:
+                aim = horizon if fit == "fitted" else math.inf
+                kernel = band_coefficients(count, steps, aim)
+                errors = [band_error(c, steps, horizon) for c in (kernel, np.ones(1))]
+                found.append(float(noise[0] * errors[0] / (noise[1] * errors[1])))
+            words = label + (", fitted to plain sums" if fit != "fitted" else "")
+            draw_curve(axes, horizons, found, style, label=words)
+            table[words] = rounded(found, 4)
+    draw_level(axes, "independent noise", horizons[0], 1.0, xytext=(0, -11))
+    axes.axvline(30, color="0.5", linewidth=1, linestyle=":")
+    logarithmic(axes, "x", [1, 3, 10, 30, 100, 300, 1_000])
+    logarithmic(axes, "y", [0.5, 0.7, 1, 1.5, 2, 3, 4])
+    axes.set(
+        xlabel="horizon: steps that the optimizer remembers",
+        ylabel="noise in what it remembers,\nrelative to independent noise",
+    )
+    axes.legend(frameon=False)
+    save(figure, folder / "correlated.png")
+    return table
+
+
 def iso_epsilon_demo(folder: Path) -> Table:
     """Lines of equal epsilon around a run: noise against steps, with the run's place.
 
@@ -559,6 +620,7 @@ FIGURES: dict[str, Callable[[Path], Table]] = {
     "draws": draws,
     "iso_epsilon_demo": iso_epsilon_demo,
     "poisson_against_without_replacement": poisson_against_without_replacement,
+    "correlated": correlated,
     "stages": stages,
     "episode_costs": episode_costs,
     **OF_BOUNDS,

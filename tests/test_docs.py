@@ -33,6 +33,7 @@ SLOW = {
     "docs/attacks.md",
     "docs/audit.md",
     "docs/book.md",
+    "docs/correlated.md",
     "docs/draws.md",
     "docs/in_jax.md",
     "docs/own_images.md",

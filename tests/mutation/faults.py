@@ -8,6 +8,7 @@ from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import ledger, mechanisms, trainer
 from mutation import audits, crashes, draw_audits, sampled
+from mutation.band_faults import BAND_FAULTS
 from mutation.person_faults import PERSON_FAULTS
 from mutation.planting import AUDIT, LEDGER, SAMPLER, Edit, Fault
 
@@ -355,4 +356,5 @@ FAULTS = (
         "steps are taken again, uncharged, with fresh noise: two releases of each",
     ),
     *PERSON_FAULTS,
+    *BAND_FAULTS,
 )

@@ -9,7 +9,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.audit import EpsilonBound
 from jaxdp_episodic.trainer.gradient import private_gradient
-from mutation import audits
+from mutation import audits, band_audits
 from mutation.faults import FAULTS
 from mutation.planting import Edit, planted
 from mutation.verdicts import FULL, QUICK, of_bound
@@ -69,6 +69,12 @@ def test_all_classic_faults_are_planted():
         "blocks of people by who is in the data",
         # Not a classic: the library's own hardened noise.
         "discrete noise without its multiplier",
+        # Of correlated noise.
+        "noise of bands without the norm of their coefficients",
+        "noise of bands without the count",
+        "sums kept when a step is given up",
+        "groups numbered by released steps",
+        "the largest group's size charged",
     }
     names = [fault.name for fault in FAULTS]
     assert len(set(names)) == len(names)
@@ -103,6 +109,13 @@ def test_a_bound_at_the_claim_is_no_fault():
     lucky = bound._replace(hits=1_100)
     assert not of_bound(lucky, 0.9).is_caught
     assert "(>)" in of_bound(lucky, 0.9).evidence
+
+
+@pytest.mark.slow
+def test_a_run_with_bands_that_is_killed_three_times_keeps_its_claim():
+    found = band_audits.canaries(FULL)
+    assert not found.is_caught, found.evidence
+    assert found.audited > 0.3 * found.claimed
 
 
 @pytest.mark.slow

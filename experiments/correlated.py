@@ -54,7 +54,7 @@ class Noise(NamedTuple):
 
 
 NOISES = {
-    (STEPS, "independent"): Noise(1),
+    (STEPS, "independent"): Noise(1, pilots=(0.05,)),
     (STEPS, "10 bands"): Noise(10, rate=0.05, pilots=(0.02,)),
     (USERS, "Poisson, independent"): Noise(1, pilots=(0.01, 0.04)),
     (USERS, "epochs, independent"): Noise(1, is_allocated=True, pilots=(0.01, 0.04)),
@@ -99,9 +99,8 @@ class Correlated(Study):
         """All, those that say most first."""
         for epsilon in (8.0, 1.0, 4.0, 2.0):
             for (setting, name), noise in NOISES.items():
-                if (setting, noise.bands) == (STEPS, 1):
-                    continue  # in few_shot.csv
-                yield setting, name, noise.rate, "", epsilon
+                if (setting, noise.bands) != (STEPS, 1):  # else in few_shot.csv
+                    yield setting, name, noise.rate, "", epsilon
                 for rate in (noise.rate, *noise.pilots):
                     if epsilon == 8.0:
                         yield setting, name, rate, PILOT, epsilon

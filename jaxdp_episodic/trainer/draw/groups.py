@@ -3,6 +3,7 @@
 Units are dealt to groups at random, once a run and in secret: a unit more or less
 moves nobody to another group, in distribution, whatever its place in the data. Where
 groups must have public sizes, the units' slots are dealt out evenly within each parent.
+docs/proofs.md, "Correlated noise".
 """
 
 from __future__ import annotations

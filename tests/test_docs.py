@@ -107,11 +107,18 @@ FILES = {
 }
 # Paths that a reader has and a test has not.
 PLACES = {"/shared/": "shared/"}
-# One is there until it is ended, one ends its process, one needs a reader's images:
+# One is there until it is ended, one ends its process, others need a reader's images:
 # tests/explore, tests/trainer/gradient/test_processes.py and tests/data start them.
 ELSEWHERE = tuple(
     f"{pages.PROGRAM} {words}"
-    for words in ("explore", "train run.toml", "data ", "init ")
+    for words in (
+        "explore",
+        "train run.toml",
+        "train configs/train_omniglot.toml",
+        "train configs/train_mini_imagenet.toml",
+        "data ",
+        "init ",
+    )
 )
 # A page that makes the images that its commands need.
 WITH_IMAGES = "docs/own_images.md"

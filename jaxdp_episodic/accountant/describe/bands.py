@@ -41,8 +41,8 @@ class Bands(Spec):
     * *The rule* looks at public facts of the unit alone and never changes: under
       ``add_remove`` a hash of its public id (of what stands on a public list, its
       place); else the place of its slot within its parent. Or it is drawn once a run,
-      without a look at the data. A rule by content, or by who is there, is *not*
-      covered.
+      in secret, without a look at the data. A rule by content, or by who is there, is
+      *not* covered.
     * *One noise multiplier* in all steps, and the number of steps fixed in advance.
     * *Fresh randomness* in every step (with `RandomAllocation`, in every epoch of every
       group).

@@ -135,7 +135,10 @@ def in_group(
             "are shared out among the groups, got None"
         )
     # Else one group has a unit more, and leaving one out costs more than none.
-    exact = scheme.population_is_exact and not np.any(np.mod(scheme.population, count))
+    exact = scheme.population_is_exact and not (
+        _validation.is_traced(scheme.population)
+        or np.any(np.mod(scheme.population, count))
+    )
     return design.with_scheme(
         dataclasses.replace(
             scheme,
@@ -148,7 +151,9 @@ def in_group(
 def _part(number: Any, count: int, level: str, least: Any) -> Any:
     """The smallest group of so many units, refused if it is less than a draw."""
     part = number // count
-    if not _validation.is_traced(part) and np.any(np.less(part, least)):
+    if any(map(_validation.is_traced, (part, least))):
+        return part  # checked when they are known
+    if np.any(np.less(part, least)):
         raise ValueError(
             f"bands must leave every group as many units of level {level!r} as a draw "
             f"takes, {np.max(least)}, got {count} groups of {np.min(number)}: the "

@@ -192,7 +192,10 @@ class GaussianStep(Spec):
 
         Those of the group that has most, ``ceil(num_steps / bands.count)``.
         """
-        return num_steps if self.bands is None else -(-num_steps // self.bands.count)
+        if self.bands is None:
+            return num_steps
+        # Not by -(-n // count), as unsigned numbers have no -n.
+        return num_steps // self.bands.count + (num_steps % self.bands.count > 0)
 
     @property
     def cycle(self) -> Any:

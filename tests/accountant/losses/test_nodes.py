@@ -1,11 +1,14 @@
 """Moments of losses in the complex plane, against mpmath on the real line."""
 
+import itertools
+
 import mpmath
 import numpy as np
 import pytest
 from scipy import special
 from scipy.stats import norm
 
+import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
@@ -14,6 +17,7 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 )
 from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.methods.exact.mgf import NEAR_LOSS
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at
 
@@ -189,3 +193,38 @@ def test_the_cut_is_where_it_was_asked_for(kind):
     assert np.all(dist.end_log_weight[used] < log_cut + 3)
     # the losses at the nodes lie between those at the cuts
     assert dist.loss[0].max() <= dist.end_loss.max() + 1e-6
+
+
+def test_no_node_is_larger_than_the_bound_of_near_losses():
+    """Settings whose losses are all small get a shorter program; see `NEAR_LOSS`."""
+    rng = np.random.default_rng(0)
+    size = 2000
+    p = np.exp(rng.uniform(-30, 0, size))
+    p[::4], p[::8], p[:4] = 1 - p[::4], 1.0, [1e-300, 1 - 2.0**-53, 0.5, 1.0]
+    s, cut = np.exp(rng.uniform(-6, 4, size)), -np.exp(rng.uniform(2.9, 6.8, size))
+    loss, one = SampledGaussianLoss(np.ones(size), p, s), np.ones((1, size))
+    bound = loss.largest_node(cut)
+    near = bound <= NEAR_LOSS
+    assert 0.5 < near.mean() < 0.9
+    with np.errstate(all="ignore"):
+        for backward, number in itertools.product((0.0, 1.0), (64, 112)):
+            rule = NodeRule(backward * one[0], cut[None], one, number)
+            found = np.abs(loss.nodes(rule).loss[0][0]).max(axis=0)
+            assert np.all(found[near] <= bound[near])
+
+
+def test_small_losses_have_the_same_answer_with_what_large_ones_need(monkeypatch):
+    rng = np.random.default_rng(1)
+    rate, noise = np.exp(rng.uniform(-7, 0, 60)), np.exp(rng.uniform(-0.5, 3, 60))
+    step = jde.GaussianStep(
+        jde.Poisson("user", sampling_probability=rate), noise_multiplier=noise
+    )
+    steps = np.exp(rng.uniform(0, 7, 60)).astype(int)
+    asked = {"num_steps": steps, "delta": 1e-6, "engine": "numpy"}
+    near = jde.epsilon(step, **asked)
+    monkeypatch.setattr(
+        SampledGaussianLoss,
+        "largest_node",
+        lambda self, cut: np.full(cut.shape, np.inf),
+    )
+    np.testing.assert_allclose(near, jde.epsilon(step, **asked), rtol=1e-9)

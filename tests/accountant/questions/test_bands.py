@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import jax
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -111,11 +112,32 @@ def test_uses_are_those_of_the_group_that_has_most():
     np.testing.assert_array_equal(
         step.uses(np.arange(10)), [0] + [1] * 4 + [2] * 4 + [3]
     )
+    for kind in (np.uint8, np.uint64, np.float64):
+        assert step.uses(kind(255)) == 64
     steps = on("user", 4, poisson(np.array([0.1, 0.3])), np.array([[1.0], [2.0]]))
     found = jde.epsilon(steps, num_steps=9, delta=DELTA)
     assert found.shape == (2, 2)
     alone = jde.epsilon(plain(poisson(0.1), 2.0), num_steps=3, delta=DELTA)
     assert found[1, 0] == pytest.approx(alone, rel=1e-9)
+
+
+def test_sizes_may_be_known_later_only():
+    def asked(size, population):
+        sampling = jde.WithoutReplacement(
+            "user", size=size, population=population, population_is_exact=True
+        )
+        step = on("user", 3, sampling, 2.0, "replace_one")
+        return traced.epsilon(step, num_steps=7, delta=DELTA)
+
+    known = float(asked(4, 23))
+    for places in ((0,), (1,), (0, 1)):
+        given, fixed = [(4, 23)[i] for i in places], [4, 23]
+
+        def later(*values, places=places, fixed=fixed):
+            both = dict(enumerate(fixed)) | dict(zip(places, values, strict=True))
+            return asked(both[0], both[1])
+
+        assert float(jax.jit(later)(*given)) == pytest.approx(known, rel=1e-6)
 
 
 def test_a_budget_permits_every_group_its_last_step():

@@ -108,7 +108,7 @@ FILES = {
 # Paths that a reader has and a test has not.
 PLACES = {"/shared/": "shared/"}
 # One is there until it is ended, one ends its process, others need a reader's images:
-# tests/explore, tests/trainer/gradient/test_processes.py and tests/data start them.
+# tests/tools/explore, tests/trainer/gradient/test_processes.py, tests/trainer/data.
 ELSEWHERE = tuple(
     f"{pages.PROGRAM} {words}"
     for words in (

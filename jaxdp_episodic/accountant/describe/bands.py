@@ -102,9 +102,9 @@ def in_group(
         )
     if covered and level not in covered:
         raise NotImplementedError(
-            f"bands by level {level!r} with privacy_unit={privacy_unit!r} have no "
-            "theorem: a protected unit must lie in one group; covered: "
-            f"{', '.join(map(repr, covered))}"
+            f"groups must be of level {' or '.join(map(repr, covered))} with "
+            f"privacy_unit={privacy_unit!r}, so that a protected unit lies in one "
+            f"group, got {level!r}"
         )
     if count == 1:
         return design

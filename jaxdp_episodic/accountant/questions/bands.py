@@ -18,7 +18,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     RandomAllocation,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.step import GaussianStep
+from jaxdp_episodic.accountant.describe.step import GaussianStep, banded
 from jaxdp_episodic.accountant.numerics.band_coefficients import (
     band_coefficients,
     band_error,
@@ -117,8 +117,10 @@ def choose_bands(
     steps = _validation.whole_number("num_steps", num_steps)
     candidates = [("", 1, step, 1.0)]
     covered = grouped_levels(step.design, str(step.privacy_unit))
-    if level is not None:
-        _validation.choice("level", level, covered)
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        _validation.single(name, np.asarray(value))
+    if level is not None and level not in covered:
+        banded(step, Bands(2, level=level, horizon=horizon))  # refused by name
     for name in covered if level is None else (level,):
         for count in (count for count in _COUNTS if count <= steps):
             bands = Bands(count, level=name, horizon=horizon)

@@ -406,8 +406,8 @@ class TrainingConfig(CheckedSpec):
         is_auto = isinstance(self.noise, NoiseConfig) and self.noise.bands == AUTO
         if is_auto and (self.num_steps is None or math.isinf(self.epsilon)):
             yield (
-                f"noise.bands must be a number without num_steps, or a finite epsilon, "
-                f"got {AUTO!r} with {self.num_steps} and {self.epsilon:g}"
+                f"noise.bands={AUTO!r} needs num_steps and a finite epsilon, got "
+                f"num_steps={self.num_steps} and epsilon={self.epsilon:g}"
             )
         if (self.num_steps is None) == (self.step.noise_multiplier is None):
             yield (

@@ -136,7 +136,7 @@ def _bands(name: str, value: Any) -> int | str:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NoiseConfig(CheckedSpec):
-    """Correlated noise: the table form of ``noise``. See docs/training.md."""
+    """Correlated noise: the table form of ``noise``. See docs/correlated.md."""
 
     kind: Annotated[str, one_of(BANDED)] = BANDED
     # Groups of the units, and steps that share noise; "auto": by `choose_bands`.

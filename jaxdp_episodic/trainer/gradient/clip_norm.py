@@ -103,9 +103,10 @@ def clipped_and_noised(clipping: ClippingConfig, noise: str, step: GaussianStep)
     if step.bands is not None:
         number, level = step.bands.count, step.bands.level
         count += (
-            ". The noise is correlated: it was added to combinations, of norm 1, of the"
-            f" sums of {number} steps, from which the sums were decoded, and each step "
-            f"drew from one of as many groups of `{level}` units"
+            f". The noise is correlated: it was added to weighted sums of {number} "
+            "steps in a row (the squares of the weights add up to 1), and each step's "
+            f"own sum was computed from these. Steps drew from {number} groups of "
+            f"`{level}` units in turn"
         )
     return (
         f"the gradient of each drawn `{step.clip_unit}` was {scaled}, and {noise} "

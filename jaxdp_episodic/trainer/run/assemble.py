@@ -398,7 +398,10 @@ def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     if isinstance(noise, NoiseConfig) and noise.bands == AUTO:
         target = {"epsilon": config.epsilon, "delta": config.delta}
         how = {"horizon": noise.horizon, "level": noise.groups}
-        step = choose_bands(step, num_steps=config.num_steps, **target, **how).step
+        try:
+            step = choose_bands(step, num_steps=config.num_steps, **target, **how).step
+        except (ValueError, NotImplementedError) as error:
+            raise type(error)(f"noise: {error}") from error
     return plan_budget(
         step,
         epsilon=config.epsilon,

@@ -157,10 +157,16 @@ REFUSED = {
     ),
     "groups below the protected level": (
         lambda: on("example", grouped(), privacy_unit="class"),
-        "a protected unit must lie in one group; covered: 'class'",
+        "groups must be of level 'class' with .* got 'example'",
     ),
-    "groups of episodes": (lambda: on("episode", grouped()), "covered: 'class', 'exa"),
-    "a level that is none": (lambda: on("person", rare("user")), "covered: 'user'"),
+    "groups of episodes": (
+        lambda: on("episode", grouped()),
+        "'class' or 'example' with",
+    ),
+    "a level that is none": (
+        lambda: on("person", rare("user")),
+        "level 'user' with .* got 'person'",
+    ),
     "people of blocks by episode": (lambda: on("episode", blocks()), "'person'"),
     "hashed groups of slots": (
         lambda: on("user", some("user", 3, 23), relation="add_remove"),

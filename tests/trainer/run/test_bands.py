@@ -313,7 +313,7 @@ def test_resuming_takes_what_was_released(tmp_path, noise, clipping):
     run.train(tmp_path)
     run.release(tmp_path / "release")
     said = (tmp_path / "release" / "privacy.md").read_text()
-    assert "one of as many groups of `example` units" in " ".join(said.split())
+    assert "groups of `example` units in turn" in " ".join(said.split())
 
 
 def test_a_seeded_run_that_is_resumed_says_that_it_is_another(tmp_path):
@@ -425,7 +425,7 @@ def test_mistakes_are_named(tmp_path, old, new, message):
     ("old", "new", "message"),
     [
         ("bands = 2", "bands = 7", "noise: bands must leave every group .* draw takes"),
-        ('groups = "example"', 'groups = "school"', "noise: bands by level 'school'"),
+        ('groups = "example"', 'groups = "school"', "noise: groups must be of level"),
         (
             '"zero_out"',
             '"add_remove"',
@@ -450,7 +450,10 @@ def test_auto_takes_what_the_chooser_takes(tmp_path):
     chosen = jde.choose_bands(bare, horizon=math.inf, level="example", **target).step
     planned = plan(config, data).step
     assert planned.bands == chosen.bands and planned.design == chosen.design
-    with pytest.raises(ValueError, match="noise.bands must be a number .* got 'auto'"):
+    config = read_config(config_of(tmp_path, text.replace("zero_out", "add_remove")))
+    with pytest.raises(NotImplementedError, match="noise: .* under add_remove"):
+        plan(config, data)
+    with pytest.raises(ValueError, match="noise.bands='auto' needs .* epsilon=inf"):
         read_config(config_of(tmp_path, text.replace("epsilon = 8.0", "epsilon = inf")))
 
 

@@ -115,7 +115,8 @@ class Correlated(Study):
         setting, name, rate, _, epsilon = run
         noise = NOISES[setting, name]
         config = read_config(CONFIGS / "glyphs_linear.toml")
-        assert config.evaluation is not None and config.model is not None
+        evaluation, model = config.evaluation, config.model
+        assert evaluation is not None and model is not None
         level = "example" if setting == STEPS else "user"
         if setting == USERS:
             config = dataclasses.replace(
@@ -123,7 +124,7 @@ class Correlated(Study):
                 start=None,
                 num_steps=10 * EPOCH,
                 normalizer=float(ROUND),
-                model=dataclasses.replace(config.model, embedding=16),
+                model=dataclasses.replace(model, embedding=16),
                 step=StepConfig(
                     sampling=sampling(noise),
                     clip_unit="user",
@@ -132,7 +133,7 @@ class Correlated(Study):
                 ),
             )
         if noise.bands > 1:
-            bands = NoiseConfig(bands=noise.bands, groups=level, horizon=noise.horizon)
+            bands = NoiseConfig(bands=noise.bands, groups=level, horizon=math.inf)
             config = dataclasses.replace(config, noise=bands)
         return dataclasses.replace(
             config,
@@ -143,7 +144,7 @@ class Correlated(Study):
                 config.features, cache=str(self.out / "features")
             ),
             evaluation=dataclasses.replace(
-                config.evaluation, splits=("validation", "test"), without_noise=False
+                evaluation, splits=("validation", "test"), without_noise=False
             ),
         )
 

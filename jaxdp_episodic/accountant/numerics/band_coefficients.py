@@ -25,7 +25,8 @@ def band_error(coefficients: np.ndarray, num_steps: int, horizon: float) -> floa
     impulse[0] = 1.0
     memory = [1.0, 1.0 / horizon - 1.0]
     with np.errstate(over="ignore", invalid="ignore"):  # too large is inf
-        response = lfilter([1.0], np.convolve(coefficients, memory), impulse)
+        kernel = np.convolve(coefficients, memory)
+        response = np.asarray(lfilter([1.0], kernel, impulse))
         return float(np.sqrt(np.mean(np.cumsum(response**2))))
 
 

@@ -266,8 +266,9 @@ def at(tree: Any, index: Any) -> Any:
     if isinstance(tree, tuple | list):
         parts = [at(part, index) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    entries: Any = tree
     if isinstance(index, _NUMPY) or isinstance(tree, _NUMPY):
-        return tree[index]
+        return entries[index]
     from jax import lax
 
     row = lax.dynamic_index_in_dim

@@ -63,8 +63,9 @@ class BandChoices:
         return self.steps[self.chosen]
 
     def __str__(self) -> str:
-        heads = ("bands", "groups", "noise_multiplier", "relative_noise", "jitter")
-        rows = [heads]
+        rows: list[tuple[str, ...]] = [
+            ("bands", "groups", "noise_multiplier", "relative_noise", "jitter")
+        ]
         for i, level in enumerate(self.levels):
             numbers = self.noise_multiplier, self.relative_noise, self.jitter
             mark = "*" * (i == self.chosen)
@@ -164,16 +165,16 @@ def _of_as_many_units(
     grouped = isinstance(design, GroupedClasses) and bands.level == CLASS
     in_episodes = isinstance(design, PeopleBlocks) or (grouped and design.episodes)
     name = EPISODE if in_episodes else bands.level
-    scheme = next(one for one in design.schemes if one.name == name)
+    scheme: Any = next(one for one in design.schemes if one.name == name)
     if isinstance(scheme, Poisson):
-        rate = float(scheme.sampling_probability) * bands.count
+        rate = float(np.asarray(scheme.sampling_probability)) * bands.count
         if rate > 1:
             return None
         scheme = dataclasses.replace(scheme, sampling_probability=rate)
     elif not isinstance(scheme, WithoutReplacement):
         length, rest = divmod(int(scheme.steps_per_epoch), bands.count)
         times = scheme.times if isinstance(scheme, RandomAllocation) else 1
-        if rest or length < int(times):
+        if rest or length < int(np.asarray(times)):
             return None
         scheme = dataclasses.replace(scheme, steps_per_epoch=length)
     try:
@@ -183,6 +184,7 @@ def _of_as_many_units(
     except ValueError:  # a group is too small
         return None
     if in_episodes and not isinstance(scheme, WithoutReplacement):
-        kept = made.in_group.design.num_possible_episodes * bands.count
+        group: Any = made.in_group.design
+        kept = group.num_possible_episodes * bands.count
         return made, float(design.num_possible_episodes / kept)
     return made, 1.0

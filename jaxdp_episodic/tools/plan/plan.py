@@ -82,6 +82,7 @@ class Design:
         request, episode = self.request, self.request.episode
         rate = np.minimum(np.asarray(number) / self.most_episodes, 1.0)[()]
         if self.scheme == BLOCKS:
+            assert request.num_people is not None
             return PeopleBlocks(
                 num_people=request.num_people,
                 people_per_block=_people_of(request, self.population, self.examples),
@@ -209,11 +210,12 @@ def possible_designs(request: PlanRequest, population: Population) -> list[Desig
             limit = _MAX_INDEPENDENT if scheme == INDEPENDENT else most
             what = scheme, clip, size, size < everyone, limit
             designs.append(Design(*asked, name + title, *what))
-    for size in sizes if request.num_people is not None else ():
+    listed = request.num_people
+    for size in sizes if listed is not None else ():
         people = _people_of(request, population, size)
-        if people and request.num_people >= people:
+        if people and listed is not None and listed >= people:
             name = f"blocks of {people:,} people" + of_several.format(size)
-            what = BLOCKS, EPISODE, size, True, request.num_people // people
+            what = BLOCKS, EPISODE, size, True, listed // people
             designs.append(Design(*asked, name, *what))
     return designs
 

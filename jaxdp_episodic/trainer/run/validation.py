@@ -189,9 +189,9 @@ class PrivateValidation:
     def _draw(self, keys: Keys, number: int) -> Draw:
         if not self.fixed:
             return self._sampler.draw(generator(keys.new("draw", number)))
-        if self._kept is None:
-            self._kept = self._sampler.draw(generator(keys.new("validation", 0)))
-        return self._kept
+        kept = self._kept or self._sampler.draw(generator(keys.new("validation", 0)))
+        self._kept = kept
+        return kept
 
     def _contributions(self, learner: Any, params: Any, draw: Draw) -> np.ndarray:
         """(J,) whole grid steps, at most `GRID` each up or down; of nulls 0."""

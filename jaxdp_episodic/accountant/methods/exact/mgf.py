@@ -384,7 +384,8 @@ def log_realigned(z: Pair, groups: tuple[Steps, ...]) -> Array:
 
 def _moduli(z: Pair, steps: Steps) -> tuple[Array, Array]:
     """Sum of the moduli of M's parts at (K, m) points, and the largest of them."""
-    xp, nodes = namespace(z[0]), steps.nodes
+    xp, nodes, all_begins = namespace(z[0]), steps.nodes, steps.begins
+    assert all_begins is not None
     outer = steps.outer_rate.reshape(-1)
 
     def flushed(state: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -393,7 +394,7 @@ def _moduli(z: Pair, steps: Steps) -> tuple[Array, Array]:
         return total + size, xp.maximum(largest, size)
 
     def add(j: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        begins, before = at(steps.begins, j), flushed(state)
+        begins, before = at(all_begins, j), flushed(state)
         value = polar(*times(z, at(nodes.loss, j)))
         re, im = times(at(nodes.weight, j), value)
         pairs = zip(before, state[2:], strict=True)
@@ -403,7 +404,7 @@ def _moduli(z: Pair, steps: Steps) -> tuple[Array, Array]:
 
     zero = xp.zeros_like(z[0])
     rest = zero + xp.maximum(1 - outer * nodes.mass, 1e-15)
-    state = fori_loop(xp, 0, len(steps.begins), add, (zero, zero, rest, rest))
+    state = fori_loop(xp, 0, len(all_begins), add, (zero, zero, rest, rest))
     total, largest = flushed(state)
     if steps.gaussian_shift is not None:
         known = steps.gaussian_shift.reshape(-1) > 0

@@ -293,9 +293,19 @@ def audit_steps(
       confidence: of the bounds.
       seed: chooses the canary. The training itself is never seeded.
       on_step: is called after every step.
+
+    Raises:
+      NotImplementedError: a step with bands, of which a run is no series of independent
+        draws.
     """
     draws = _validation.whole_number("num_draws", num_draws, minimum=100)
     check_confidence(confidence)
+    if training.budget.step.bands is not None:
+        raise NotImplementedError(
+            "audit_steps does not cover bands: the noise of a step is part of that of "
+            "the next ones, so a run's steps are no independent draws; covered: "
+            "audit_run"
+        )
     scheme = epoch_scheme(training.budget.step.design)
     length = 1 if scheme is None else int(block_lengths(scheme).sum())
     steps = draws * length

@@ -241,6 +241,13 @@ def test_bad_input_is_refused(changes, complaint):
         audit_run(tasks(), **{"num_canaries": 3, "num_steps": 1, **changes})
 
 
+def test_steps_with_bands_are_no_independent_draws():
+    plain = tasks()
+    step = jde.banded(plain.budget.step, jde.Bands(4, level="task"))
+    with pytest.raises(NotImplementedError, match="audit_steps does not cover bands"):
+        audit_steps(dataclasses.replace(plain, budget=budget_of(step)), num_draws=100)
+
+
 # --- Epochs ---
 
 

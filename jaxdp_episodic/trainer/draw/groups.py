@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -63,6 +64,8 @@ class GroupSampler:
     def deal(self, generator: np.random.Generator) -> None:
         """Deals the units to groups, in place of what was dealt before."""
         group = _dealt(self._step, self.population, self._owners, generator)
+        # By which it is known again: another NumPy may deal otherwise.
+        self.dealt = hashlib.sha256(group.astype("<i8").tobytes()).digest()
         self._groups = [self._group(j, group == j) for j in range(self._bands.count)]
 
     def _group(self, index: int, kept: np.ndarray) -> tuple[EpisodeSampler, np.ndarray]:

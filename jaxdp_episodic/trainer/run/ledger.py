@@ -67,6 +67,7 @@ class Ledger:
         self.charged = self._begun = charged
         self.mark = mark
         self._store: RunStore | None = None
+        self._session = ""  # of the process's last charge in a file
         self.options, self.has_ended = list[str](), False
         for name in options:
             self.choose(name)
@@ -99,6 +100,7 @@ class Ledger:
             )
         self._begun = self.charged + 1
         if self._store is not None:
+            self._session = self._store.session
             self._store.charge(*self._kind(self._begun))
             self.mark = self._store.mark
             if self.mark.charged != self._begun:
@@ -239,11 +241,13 @@ class Ledger:
             raise LedgerError(
                 f"{store.path} is not what the run wrote: it was put back, or replaced"
             )
-        found = store.mark.charged
-        if found > self._begun:
+        found, ours = store.mark.charged, 0 if self.mark is None else self.mark.charged
+        # One more than we know of may be ours, broken off, or that of another process.
+        is_other = found > ours and store.session_of(found) != self._session
+        if found > self._begun or is_other:
             raise FileExistsError(
                 f"the run has gone on: {found} steps are charged in its file, this run "
-                f"is at step {self._begun}; resume it again"
+                f"is at step {self.charged}; resume it again"
             )
 
     def refuse_other(self, content: LedgerContent) -> None:

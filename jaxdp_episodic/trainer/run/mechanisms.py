@@ -37,7 +37,12 @@ from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.learners.episode import Block
 from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.checks import found_in_both
-from jaxdp_episodic.trainer.run.state import TrainingState, kinds_of, updater
+from jaxdp_episodic.trainer.run.state import (
+    RunMismatchError,
+    TrainingState,
+    kinds_of,
+    updater,
+)
 from jaxdp_episodic.trainer.run.store import EPOCH, GROUPS, RunStore
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
@@ -137,7 +142,9 @@ class RunDraws:
         """
         self._refuse_lost()
         if not self._are_groups_kept:
-            store.keep(GROUPS, 0, [np.frombuffer(self._groups, np.uint8)])
+            self._deal(self._groups)
+            dealt = self._groups, self._sampler.dealt
+            store.keep(GROUPS, 0, [np.frombuffer(one, np.uint8) for one in dealt])
             self._are_groups_kept = True
         if self._length is None or step < self._first:
             return
@@ -153,9 +160,9 @@ class RunDraws:
         store.keep(EPOCH, number, [np.frombuffer(file.getvalue(), np.uint8)])
         self._kept = number
 
-    def end(self, store: RunStore, step: int) -> None:
-        """Erases the epoch after its last step, or the run's."""
-        if step >= self._last and self._groups:
+    def end(self, store: RunStore, step: int, *, is_over: bool = False) -> None:
+        """Erases the epoch after its last step, or the run's, and then its groups."""
+        if (is_over or step >= self._last) and self._groups:
             store.forget(GROUPS)
         if self._length is None or step < self._first:
             return
@@ -167,7 +174,14 @@ class RunDraws:
         """Reads what a resumed run cannot go on without: its groups, and its epoch."""
         found = store.kept(GROUPS)
         if found is not None:
-            self._groups, self._are_groups_kept = found[1][0].tobytes(), True
+            self._groups, dealt = (one.tobytes() for one in found[1])
+            self._deal(self._groups)
+            self._are_groups_kept = True
+            if self._sampler.dealt != dealt:
+                raise RunMismatchError(
+                    "the run's groups come out otherwise here, by another NumPy or "
+                    f"randomgen: resume with those of {store.path} (jaxdp-episodic log)"
+                )
         if self._keys.is_seeded:
             if self._groups:
                 warnings.warn(

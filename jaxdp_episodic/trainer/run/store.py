@@ -111,7 +111,7 @@ class RunStore(RunFile):
                 f"{path.name} 'PRAGMA journal_mode=DELETE'"
             )
         self._files = {path: _identity(path)}
-        self._session, self._opening = secrets.token_hex(16), 0
+        self.session, self._opening = secrets.token_hex(16), 0
         self._pending: list[Mapping[str, Any]] = []
         self._kinds = {kind[0]: place for place, kind in self.steps.items()}
         self._bytes = 0  # released since the last state, of so many steps:
@@ -187,6 +187,12 @@ class RunStore(RunFile):
         number, last = found or (0, self.start)
         return Mark(self.facts["run"], number, last)
 
+    def session_of(self, number: int) -> str:
+        """Returns the random name of the process that charged a step."""
+        query = "SELECT key FROM texts WHERE id = (SELECT session FROM charges WHERE "
+        with refusing(self.path):
+            return self._db.execute(query + "number = ?)", (number,)).fetchone()[0]
+
     def contains(self, mark: Mark) -> bool:
         """Returns whether the file has what a mark of a run's file saw."""
         with refusing(self.path):
@@ -202,7 +208,7 @@ class RunStore(RunFile):
         try:
             # Before the log: a file that lacks its log must say that it was open.
             with self._commit():
-                self._opening = self._text(OPENING, self._session, value)
+                self._opening = self._text(OPENING, self.session, value)
                 self._say_whole()
             self._open_log()
         except BlockingIOError:
@@ -249,7 +255,7 @@ class RunStore(RunFile):
         with self._commit() as db:
             place = self._kinds.get(name) or self._new_kind(name, step)
             _, number, before = self.mark
-            link = next_hash(before, number + 1, self.steps[place][2], self._session)
+            link = next_hash(before, number + 1, self.steps[place][2], self.session)
             db.execute(
                 "INSERT INTO charges VALUES (?, ?, ?, ?)",
                 (number + 1, place, self._opening, link),
@@ -397,8 +403,8 @@ class RunStore(RunFile):
         BlockingIOError is raised if it must be erased now.
         """
         with refusing(self.path):
-            found = self._db.execute("SELECT 1 FROM arrays WHERE kind = ?", (kind,))
-            is_kept = found.fetchone() is not None
+            query = "SELECT 1 FROM arrays WHERE kind = ? LIMIT 1"  # none is left open
+            is_kept = self._db.execute(query, (kind,)).fetchone() is not None
         if is_kept:
             self._db.execute("PRAGMA secure_delete = ON")
             try:
@@ -494,7 +500,7 @@ class RunStore(RunFile):
             if not self._is_in_doubt and (is_open or self._had_log):
                 with self._commit():
                     if is_open:
-                        self._text(CLOSED, self._session, "true")
+                        self._text(CLOSED, self.session, "true")
                     self._say_whole()
         try:
             seconds = _SECONDS_TO_WAIT if self._has_secret else 1

@@ -604,6 +604,8 @@ class Trainer:
         check_finite(state.params, taken)
         kept = jax.device_get(jax.tree.leaves(state)), self.run, kinds_of(state)
         store.save(taken, *kept, self._last_release)
+        if self.has_ended:  # also of its own choice
+            self._main.draws.end(store, taken, is_over=True)
 
     def _let_out(
         self, mechanism: Any, state: TrainingState, number: int, released: Any
@@ -639,10 +641,9 @@ class Trainer:
         if self.is_seeded:
             return
         self._now = (state, charged)
-        many = f"steps {taken + 1} to {charged} were"
-        which = many if charged - taken > 1 else f"step {charged} was"
+        many, one = f"steps {taken + 1} to {charged} were", f"step {charged} was"
         said = "charged and broken off before the release: given up, counted as taken"
-        warnings.warn(f"{which} {said}", stacklevel=2)
+        warnings.warn(f"{many if charged - taken > 1 else one} {said}", stacklevel=2)
 
     def _shared(self, tree: Any) -> Any:
         """The first process's arrays, on this one's devices."""

@@ -16,6 +16,7 @@ from jaxdp_episodic.tools.cli import run as command
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.tree_draw import random_places
 from jaxdp_episodic.trainer.gradient.bands import BandMemory
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.optimizers import noise_corrected_adam
@@ -354,7 +355,7 @@ def test_groups_that_are_gone_do_not_go_on(tmp_path):
         a_run().train(tmp_path, on_step=stop)
     query = "FROM arrays WHERE kind = 'groups'"
     with contextlib.closing(sqlite3.connect(tmp_path / run_files.STORE)) as file:
-        assert len(file.execute(f"SELECT 1 {query}").fetchall()) == 1
+        assert len(file.execute(f"SELECT 1 {query}").fetchall()) == 2
         file.execute(f"DELETE {query}")
         file.commit()
     run = a_run()
@@ -363,6 +364,53 @@ def test_groups_that_are_gone_do_not_go_on(tmp_path):
         with pytest.raises(FileNotFoundError, match="the groups in .* are gone"):
             goes_on()
     assert read_ledger(tmp_path).charged == 3
+
+
+def test_groups_that_come_out_otherwise_do_not_go_on(tmp_path, monkeypatch):
+    """As another version of NumPy may deal them: somebody would be in two."""
+    run = a_run(folder=tmp_path)
+    run.step()
+    run.close()
+    dealt = "jaxdp_episodic.trainer.draw.groups.random_places"
+    monkeypatch.setattr(dealt, lambda *given: random_places(*given)[::-1])
+    other = a_run()
+    with pytest.raises(RunMismatchError, match="groups come out otherwise here"):
+        other.resume(tmp_path)
+
+
+@pytest.mark.parametrize("step", [BANDED, BINS], ids=["steps", "epochs"])
+def test_a_run_that_another_trainer_took_up_does_not_go_on(tmp_path, step):
+    """Also where its own charge had failed: what it remembers is not of that step."""
+    first = a_run(step, folder=tmp_path)
+    for _ in range(4):
+        first.step()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunStore, "charge", _interrupted(RunStore.charge, 1))
+        first.step()
+    first.close()
+    other = a_run(step)
+    other.resume(tmp_path)
+
+    def stop(progress):
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        other.train(tmp_path, on_step=stop)
+    with pytest.raises(FileExistsError, match="5 steps are charged .* at step 4"):
+        first.step()
+
+
+def test_groups_of_a_run_that_chose_to_end_are_forgotten(tmp_path):
+    quotas = jde.AdaptiveRun({"step": BANDED}, quotas={"step": 4})
+    budget = AdaptiveBudget((quotas,), 1e-5)
+
+    def two(released):
+        return "step" if released.number < 2 else None
+
+    a_run(budget=budget, rule=two).train(tmp_path)
+    assert read_ledger(tmp_path).charged == 2
+    with contextlib.closing(RunStore(tmp_path / run_files.STORE)) as store:
+        assert store.kept("groups") is None
 
 
 def test_groups_are_forgotten_with_the_last_step(finished):

@@ -32,6 +32,8 @@ _FIXED = ("epsilon", "delta", "data", "evaluation", "seed", "version", "type")
 # What private statistics alone have no use for, of the run and of its start.
 _OF_STEPS = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
 _OF_A_START = ("kind", "share")
+# The most that a search around a config tries, as `plan` takes of many features.
+_DIMENSIONS = 128
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -284,7 +286,10 @@ def search_around(config: Mapping[str, Any]) -> dict[str, Any]:
         values = [clip / 2, clip, clip * 2]
         searched["l2_clip_norm"] = {"type": "Choice", "values": values}
     if not searched and isinstance(run.get("start"), dict):
-        values = [32, 64, 128]
+        columns = (run.get("data") or {}).get("features")
+        most = len(columns) if isinstance(columns, list) else _DIMENSIONS
+        most = min(most, _DIMENSIONS)
+        values = sorted({max(1, most // part) for part in (4, 2, 1)})
         searched["start.dimensions"] = {"type": "Choice", "values": values}
     splits = (run.get("evaluation") or {}).get("splits") or ["validation"]
     return {

@@ -471,7 +471,7 @@ def many_columns(folder):
         (
             npz,
             ["--relation", "zero_out", "--population", "5"],
-            "level 'example': population must be at least the children",
+            "population of 'example' must allow for at least the 12 examples",
         ),
         (npz, ["--relation", "add_remove", "--population", "50"], "must be at most"),
     ],

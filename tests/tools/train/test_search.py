@@ -162,6 +162,16 @@ def test_a_training_config_is_a_search_around_it(tmp_path):
     assert search.config(drawn, 1.0).l2_clip_norm == drawn["l2_clip_norm"]
 
 
+def test_no_more_dimensions_are_searched_than_there_are_columns(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'epsilon = 8.0\ndelta = 1e-5\n[data]\ntype = "Table"\nlabel = "kind"\n'
+        'features = ["a", "b", "c", "d", "e", "f"]\n[start]\nkind = "plda"\n'
+    )
+    search = read_search(path, held_out_is_public=True)
+    assert search.distributions["start.dimensions"].values == (1, 3, 6)
+
+
 def test_private_held_out_people_are_refused(tmp_path):
     path = written(tmp_path)
     path.write_text(path.read_text().replace("public = true", "public = false"))

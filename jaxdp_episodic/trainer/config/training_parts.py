@@ -150,6 +150,11 @@ def checked_noise(name: str, value: Any) -> str | NoiseConfig:
     """Returns the noise of a config: a word, or a table."""
     if isinstance(value, NoiseConfig):
         return value
+    if value == BANDED:
+        raise ValueError(
+            f"{name} must be one of {NOISES}, or a table with kind={BANDED!r} and "
+            f"groups, got {value!r}"
+        )
     return _validation.choice(name, value, NOISES)
 
 

@@ -488,6 +488,12 @@ def test_groups_without_a_theorem_are_refused(tmp_path, old, new, message):
         config.step_on(data.population)
 
 
+def test_a_word_for_bands_is_answered_by_the_table(tmp_path):
+    config = read_config(config_of(tmp_path, NOISY))
+    with pytest.raises(ValueError, match="or a table with kind='banded' and groups"):
+        dataclasses.replace(config, noise="banded")
+
+
 def test_auto_takes_what_the_chooser_takes(tmp_path):
     text = NOISY.replace("bands = 2", 'bands = "auto"\nhorizon = inf')
     config = read_config(config_of(tmp_path, text))

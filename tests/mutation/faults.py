@@ -347,7 +347,7 @@ FAULTS = (
             Edit(
                 trainer.Trainer,
                 "_give_up_unreleased",
-                "if taken == charged or self.is_seeded:",
+                "if taken == charged:",
                 "if True:",
             ),
         ),

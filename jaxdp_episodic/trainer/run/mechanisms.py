@@ -28,7 +28,7 @@ from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import KEY_BYTES, Keys, generator
 from jaxdp_episodic.trainer.draw.groups import GroupSampler
-from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
+from jaxdp_episodic.trainer.draw.sampler import Draw
 from jaxdp_episodic.trainer.gradient.clip_norm import longest
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient, Released
@@ -77,7 +77,7 @@ class RunDraws:
 
     def __init__(
         self,
-        sampler: EpisodeSampler | GroupSampler,
+        sampler: Any,  # an `EpisodeSampler` or a `GroupSampler`
         keys: Keys,
         processes: Processes,
         first: int,

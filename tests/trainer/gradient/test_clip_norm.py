@@ -15,7 +15,7 @@ from jaxdp_episodic.trainer.gradient.clip_norm import longest, steps_of_vote
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID, steps_in_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
-from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.run.mechanisms import GradientStep
 from mutation.planting import Edit, planted
 from rows import fast_and_slow
 from training_runs import noised, plain_trainer
@@ -287,10 +287,11 @@ FAULTS = {
     "the clip norm follows the draw": (
         check_that_the_clip_norm_is_known_before_the_draw,
         Edit(
-            Trainer,
-            "_step",
-            "l2_clip_norm=self.clip_norm",
-            "l2_clip_norm=self.clip_norm * (1 + prepared.blocks[0].unit_mask.sum())",
+            GradientStep,
+            "release",
+            "l2_clip_norm=self._clip_norm(state)",
+            "l2_clip_norm=self._clip_norm(state) * (\n"
+            "            1 + prepared.blocks[0].unit_mask.sum())",
         ),
     ),
 }

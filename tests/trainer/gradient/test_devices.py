@@ -70,7 +70,7 @@ for kind in ("discrete", "gaussian"):
         ]
         found = [float(np.max(np.abs(one - flat[0]))) for one in flat]
         if kind == "discrete":
-            sums = [jax.tree.leaves(result[0]) for result in results]
+            sums = [jax.tree.leaves(jax.device_get(result[0])) for result in results]
             found = [
                 max(float(np.max(np.abs(a - b))) for a, b in zip(one, sums[0]))
                 for one in sums

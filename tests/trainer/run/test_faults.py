@@ -241,13 +241,13 @@ def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
             run.train(folder, checkpoint_every=2)
             ends.append("finished")
         except OSError as error:
-            assert error.errno == errno.ENOSPC, error
+            # SQLite says EIO where its shared memory file does not fit.
+            assert error.errno in (errno.ENOSPC, errno.EIO), error
             ends.append("full")
-            path = folder / run_files.STORE
-            charged = read_ledger(path).charged if path.exists() else 0
-            taken = run.num_steps_taken
-            assert taken <= charged <= taken + 1
-        ballast.unlink()
+        ballast.unlink()  # readers need room as well
+        path = folder / run_files.STORE
+        charged = read_ledger(path).charged if path.exists() else 0
+        assert run.num_steps_taken <= charged <= run.num_steps_taken + 1
         if ends[-1] == "full" and run_files.files_of_a_run(folder):
             gone_on_with(folder, whole)
     assert ends[0] == "full" and ends[-1] == "finished"

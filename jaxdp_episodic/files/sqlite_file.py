@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import sqlite3
 import struct
 import time
@@ -22,6 +23,8 @@ _SYSTEM = {
     sqlite3.SQLITE_PERM: errno.EACCES,
     sqlite3.SQLITE_AUTH: errno.EACCES,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+    # The memory that processes share does not fit: the disk is full.
+    sqlite3.SQLITE_IOERR_SHMSIZE: errno.ENOSPC,
 }
 _PAGE_SIZES = tuple(2**i for i in range(9, 17))
 _FRAMES_AT_ONCE = 1024  # of a write-ahead log, looked at together
@@ -34,12 +37,15 @@ def refusing(path: Path, damaged: type[ValueError]) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        whole = getattr(error, "sqlite_errorcode", 0)
+        code = whole if whole in _SYSTEM else whole & 0xFF
         if code in _BUSY:
             raise BlockingIOError(f"{path} is in use by another process") from None
         if code in _SYSTEM:
-            said = f"{path} cannot be read or written: {error}"
-            raise OSError(_SYSTEM[code], said) from None
+            system = _SYSTEM[code]
+            why = os.strerror(system) if code > 0xFF else error
+            said = f"{path} cannot be read or written: {why}"
+            raise OSError(system, said) from None
         raise damaged(f"{path} is damaged: {error}") from None
     except UnicodeDecodeError as error:
         raise damaged(f"{path} is damaged: {error}") from None

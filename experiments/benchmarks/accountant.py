@@ -210,8 +210,9 @@ def exact(sizes: Sizes) -> Rows:
     fields = draw("sampled", sizes.exact_peers)
     step, asked = described("sampled", fields)
     exact, epsilon = timed(lambda: jde.epsilon(step, **asked), sizes.repeats)
-    interval = lambda: np.stack(jde.epsilon_interval(step, **asked))  # noqa: E731
-    certified, (lower, upper) = timed(interval, sizes.repeats)
+    certified, (lower, upper) = timed(
+        lambda: np.stack(jde.epsilon_interval(step, **asked)), sizes.repeats
+    )
     outside = int(
         ((epsilon < lower * (1 - 1e-9)) | (epsilon > upper * (1 + 1e-9))).sum()
     )

@@ -236,3 +236,36 @@ def test_refused():
             diameter=1.0,
             **BOUNDED,
         )
+
+
+@pytest.mark.slow
+def test_full_batch_above_exact_quadratic_runs():
+    """Strongly convex quadratics without projection: the exact rho of the last iterate.
+
+    All steps see the change: it moves the last iterate by ``s sum c^i`` under variance
+    ``w sum c^{2i}``, which the bound without a diameter attains.
+    """
+    rng = np.random.default_rng(4)
+    for _ in range(1_000):
+        m, steps = 10 ** rng.uniform(-1, 0.2), int(rng.integers(1, 200))
+        eta, n = rng.uniform(0.01, 0.9) / m, int(rng.integers(1, 50))
+        sigma, diameter = rng.uniform(0.1, 2), 10 ** rng.uniform(-2, 3)
+        c = (1 - eta * m) ** np.arange(steps)
+        moved = 2 * eta / n * c.sum()
+        exact = moved**2 / (2 * (eta * sigma) ** 2 * (c**2).sum())
+        setting = {
+            "num_steps": steps,
+            "num_examples": n,
+            "learning_rate": eta,
+            "noise_std": sigma,
+            "lipschitz": 1.0,
+            "smoothness": m,
+            "strong_convexity": m,
+        }
+        free = full_batch_rho(**setting, diameter=np.inf)
+        assert free == pytest.approx(exact, rel=1e-9)
+        bound = full_batch_rho(**setting, diameter=diameter)
+        assert bound <= free * (1 + 1e-12)
+        # A set of this diameter that the runs never leave does not change them.
+        if diameter > 2 * moved:
+            assert bound >= exact * (1 - 1e-9)

@@ -279,3 +279,42 @@ def test_too_many_users_for_enumeration():
         exact_randomized_response_delta(
             1.0, num_users=10, epsilon=0.5, num_other_ones=10
         )
+
+
+def random_settings(count, most_users, seed):
+    rng = np.random.default_rng(seed)
+    n = np.floor(10 ** rng.uniform(0, np.log10(most_users), count)).astype(int)
+    eps0 = 10 ** rng.uniform(-2, 0.9, count)
+    return eps0, n, eps0 * rng.uniform(0, 1, count)
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.slow)])
+def test_upper_exact_lower_in_order(count):
+    """The exact value at random data, and at data that agree."""
+    eps0, n, eps = random_settings(count, 500, 3)
+    ones = np.random.default_rng(3).integers(0, n)
+    upper, response, lower = (
+        shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS
+    )
+    for k in (ones, np.zeros_like(n), n - 1):
+        exact = exact_randomized_response_delta(
+            eps0, num_users=n, epsilon=eps, num_other_ones=k
+        )
+        assert np.all(response * (1 + 1e-9) + 1e-14 >= exact)
+    agree = exact  # all others hold a one
+    assert np.all(lower >= agree * (1 - 1e-8) - 1e-14)
+    assert np.all(upper * (1 + 1e-9) + 1e-14 >= response)
+    assert np.all(upper * (1 + 1e-9) + 1e-14 >= lower)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [200, 2_000])
+@pytest.mark.parametrize(("eps0", "share"), [(0.3, 0.2), (1.0, 0.1), (4.0, 0.3)])
+def test_worst_data_at_2000_users(n, eps0, share):
+    """Every data set there is, in both directions, below the bound for all."""
+    eps = eps0 * share
+    worst = exact_randomized_response_delta(eps0, num_users=n, epsilon=eps)
+    exact = max(answered(eps0, n, eps, k) for k in range(0, n, max(1, n // 20)))
+    assert worst >= exact * (1 - 1e-9)
+    bound = shuffled_delta(eps0, num_users=n, epsilon=eps, kind="randomized_response")
+    assert bound >= worst

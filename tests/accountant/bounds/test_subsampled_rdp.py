@@ -411,3 +411,26 @@ def test_bad_mechanism_and_short_table():
         rdp_poisson_subsampled(
             RdpTable(np.array([1.0, 2.0])), sampling_probability=0.1, orders=3.5
         )
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("mechanism", "p"),
+    [
+        pytest.param(Gaussian(5.0), 0.3, marks=pytest.mark.slow),
+        (Laplace(2.0), 0.29289),
+        (Gaussian(1e3), 1e-12),
+    ],
+)
+def test_order_4096(mechanism, p):
+    """The longest series that is promised; 0.293 is where XLA's log1p(-p) is poor."""
+    with mp.workdps(60):
+        curve = mp_curve(mechanism)
+        tight = float(min(mp_poisson(curve, p, 4096, 1), curve(4096)))
+        fixed = float(min(mp_without_replacement(curve, p, 4096), curve(4096)))
+    value = rdp_poisson_subsampled(
+        mechanism, sampling_probability=p, orders=4096, bound="tight"
+    )
+    assert abs(value / tight - 1) < 1e-11
+    value = rdp_without_replacement_subsampled(mechanism, sampling_rate=p, orders=4096)
+    assert abs(value / fixed - 1) < 1e-11

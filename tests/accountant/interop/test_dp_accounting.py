@@ -359,3 +359,58 @@ def test_the_known_fields_are_theirs():
 def test_wrong_fields_are_refused(event, error, words):
     with pytest.raises(error, match=words):
         from_dp_event(event)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        gaussian(3.0),
+        dp_event.SelfComposedDpEvent(gaussian(20.0), 40),
+        poisson(),
+        dp_event.SelfComposedDpEvent(poisson(0.01), 1000),
+        dp_event.SelfComposedDpEvent(poisson(1.0, gaussian(30.0)), 100),
+        pytest.param(
+            dp_event.ComposedDpEvent(
+                [
+                    dp_event.SelfComposedDpEvent(poisson(0.02, gaussian(1.5)), 300),
+                    dp_event.NoOpDpEvent(),
+                    dp_event.SelfComposedDpEvent(
+                        dp_event.ComposedDpEvent([gaussian(50.0), poisson(0.001)]), 20
+                    ),
+                ]
+            ),
+            marks=pytest.mark.slow,
+        ),
+        dp_event.SelfComposedDpEvent(
+            poisson(
+                0.05,
+                dp_event.ComposedDpEvent(
+                    [
+                        gaussian(4.0),
+                        dp_event.SelfComposedDpEvent(gaussian(5.0), 3),
+                    ]
+                ),
+            ),
+            200,
+        ),
+    ],
+)
+def test_epsilon_is_that_of_dp_accounting_or_smaller(event):
+    ours, theirs = epsilon(event), their_epsilon(event)
+    # Ours searches all real orders, theirs the integers.
+    assert ours <= theirs * (1 + 1e-9)
+    assert ours >= theirs * 0.97
+    rdp = jde.rdp(from_dp_event(event), [2, 5, 17])
+    expected = RdpAccountant([2, 5, 17]).compose(event).rdp
+    np.testing.assert_allclose(rdp, expected, rtol=1e-9, atol=0)
+
+
+def test_replacing_a_record_moves_the_sum_twice_as_far():
+    # By the events' definition: noise over the norm bound, not over sensitivity.
+    twice = epsilon(gaussian(4.0), neighboring_relation="replace_one")
+    assert twice == pytest.approx(epsilon(gaussian(2.0)), rel=1e-7)
+
+
+def test_unknown_relation_is_refused():
+    with pytest.raises(ValueError, match="neighboring_relation"):
+        from_dp_event(poisson(), neighboring_relation="replace_all")

@@ -428,3 +428,12 @@ def test_their_training_accountants_take_our_config():
                 examples_per_user=2,
             ),
         )
+
+
+@pytest.mark.slow
+def test_a_plan_agrees_with_the_accountant_of_its_authors():
+    plan = config(Relation.REPLACE_SPECIAL, strategy=np.ones(4)).plan
+    theirs = dp_accounting.pld.PLDAccountant(Relation.REPLACE_SPECIAL)
+    bound = theirs.compose(plan.dp_event).get_epsilon(DELTA)
+    run = from_execution_plan(plan, neighboring_relation="zero_out")
+    assert 0.999 * bound < jde.epsilon(run, delta=DELTA) <= bound

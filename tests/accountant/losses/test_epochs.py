@@ -16,7 +16,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses import allocated_moments as ours
 from jaxdp_episodic.accountant.questions.dominating_pair import run_of
-from oracles import allocation
+from oracles import allocation, allocation_epochs
 
 PATH = Path(__file__).parents[2] / "allocation_random.csv"
 with PATH.open(encoding="utf-8", newline="") as file:
@@ -486,3 +486,22 @@ def test_the_search_finds_the_best_order(relation):
         spent = jde.rdp(jde.compose((step(t, noise, relation), steps)), a)
         spent = spent + np.log1p(-1 / a) - (math.log(1e-6) + np.log(a)) / (a - 1)
         assert by_rdp(t, noise, relation, steps) <= spent.min() * (1 + 1e-3)
+
+
+@pytest.mark.slow
+def test_values_of_an_independent_program():
+    """Estimates on a lattice, at most 0.3 % high; docs/theory.md."""
+    for epochs, value in ((1, 2.846), (10, 10.581)):
+        asked = {"delta": 1e-5, "num_steps": 10 * epochs}
+        low, high = jde.epsilon_interval(step(10, 1.0, REPLACE), **asked)
+        assert low <= value * 1.001 and value * 0.997 <= high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_the_oracle_of_many_epochs_by_definition(direction):
+    parts = [allocation_epochs.Epochs(3, 1)]
+    found, error = allocation_epochs.delta(parts, 1.0, 0.5, direction)
+    true = allocation.add_remove(3, 3, 1.0, 0.5, direction)
+    assert float(found) == pytest.approx(true, rel=1e-11)
+    assert error < 1e-11

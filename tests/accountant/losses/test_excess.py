@@ -365,3 +365,19 @@ def test_orders_without_a_lattice():
 
 def sampled(rate, noise):
     return jde.GaussianStep(poisson("unit", rate), noise_multiplier=noise)
+
+
+@pytest.mark.parametrize("kind, direction", DIRECTED)
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_rates_just_below_one_at_large_orders(kind, direction, count):
+    """Almost everybody is drawn: the chance of being left out is what decides."""
+    rng = np.random.default_rng(4)
+    settings = Setting(
+        outer=np.full(4, 0.5),
+        rate=1 - 10 ** rng.uniform(-12, -6, 4),
+        inner=np.full(4, 0.5),
+        noise=rng.uniform(1, 8, 4),
+        num_episodes=np.full(4, 2),
+    )
+    settings = Setting(*(field[:count] for field in settings))
+    assert_matches(KINDS[kind], settings, 10 ** rng.uniform(1, 3.5, 2), direction)

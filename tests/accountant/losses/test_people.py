@@ -21,6 +21,8 @@ from jaxdp_episodic.accountant.losses.people import (
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
+from jaxdp_episodic.accountant.methods.exact.solver import ContourSolver
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions.worst_path import answer
 from oracles import people as oracle
@@ -298,3 +300,19 @@ def test_forward_is_the_larger_profile_at_every_loss():
             ]
         assert np.all(backward <= forward + 1e-12 * (1 + np.abs(forward)))
         assert moments[1] <= moments[0] + 1e-10
+
+
+def composed(loss, count, *, backward):
+    """Epsilon at delta 1e-5 of one direction, and its error."""
+    question, run = EpsilonAt(np.log([1e-5])), Run((loss,), (np.array([count]),))
+    bound, order = rdp_bound(question, run, loose=True)
+    nothing = np.full(1, -np.inf)
+    solver = ContourSolver(question, run, bound, order, question.target, nothing)
+    value, error = solver.solve(np.ones(1, bool), backward=backward)
+    return value[0], error[0]
+
+
+def test_large_shifts_have_enough_nodes():
+    loss = exchanged(PeopleLoss, 0.8, reached(5, 0.5), 3.0)
+    epsilon, error = composed(loss, 10, backward=False)
+    assert error < 1e-6 * epsilon

@@ -370,3 +370,12 @@ def test_never_nan_at_every_edge(name):
     values = np.asarray(float64_boundary(tails(name))(*edges()))
     assert not np.isnan(values).any()
     assert np.all(values[:, 0] <= 0)
+
+
+def test_zeroed_pairs_cost_no_more_than_replaced_ones():
+    """A null is one of the contents that a unit can be replaced by."""
+    _, outer, p, r, s = random_settings(300, 6)
+    u = np.linspace(0, 3, 300)
+    bound = ANTIPODAL(u, outer, p, r, s)[0]
+    for found in ZEROED(u, outer, p, r, s):
+        assert np.all(found <= bound + 1e-12 * (1 + np.abs(bound)))

@@ -241,6 +241,21 @@ class TestChunks:
             values[:] = -1
             assert np.all(question(9) >= 0)
 
+    def test_infinite_and_zero_answers_stay_in_place(self):
+        _, noises = settings(513)
+        values = epsilon_of(513)
+        np.testing.assert_array_equal(values == 0, np.isinf(noises))
+        np.testing.assert_array_equal(np.isposinf(values), noises == 0)
+
+    def test_any_shape_is_the_flat_grid(self):
+        rates, noises = settings(60)
+        flat = rdp_epsilon(step(rates, noises), delta=1e-6, num_steps=50)
+        shape = (3, 1, 4, 5)
+        folded = step(rates.reshape(shape), noises.reshape(shape))
+        values = rdp_epsilon(folded, delta=1e-6, num_steps=50)
+        assert values.shape == shape
+        np.testing.assert_array_equal(values.reshape(-1), flat)
+
 
 @pytest.mark.parametrize(
     "setting",

@@ -282,3 +282,121 @@ def test_variances_cover_deviations():
             lambda k: mp.exp(-2 * mp.pi**2 * SMOOTHING * k**2), [1, mp.inf]
         )
         assert mp.log((1 + eta) / (1 - eta)) <= log_ratio_bound(1)
+
+
+@pytest.mark.parametrize("variance", [1, 2, 17, 1_000, 3_000])
+def test_points_below_the_layers_curve_have_the_distribution_exactly(variance):
+    """Every number's share of the layers, in rational arithmetic, is its curve."""
+    layers = discrete_gaussian._layers(variance)
+    heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
+    assert all(a >= b for a, b in itertools.pairwise(widths))
+    assert layers.last == (widths[0] << layers.shift) - 1 >= 10 * math.sqrt(variance)
+    areas = {
+        width * (top - bottom)
+        for width, (bottom, top) in zip(
+            widths, itertools.pairwise(heights), strict=True
+        )
+    }
+    assert len(areas) == 1  # a byte tells each as often as any other
+    with mp.workdps(60):
+
+        def curve(x):
+            return mp.exp(-(mp.mpf(x) ** 2) / (2 * variance))
+
+        def number(height):
+            return mp.mpf(height.numerator) / height.denominator
+
+        for x in range(layers.last):
+            above = sum(width << layers.shift > x for width in widths)
+            assert number(heights[above]) >= curve(x)
+        for place, sure in enumerate(layers.sure):
+            assert sure <= widths[place] << layers.shift
+            if sure:
+                assert number(heights[place + 1]) <= curve(int(sure) - 1)
+        # The tail, in steps of a deviation, against what is proposed for it.
+        step = math.isqrt(variance - 1) + 1
+        for k in range(9):
+            most = number(heights[1]) / (2 ** (k + 1) * step)
+            assert curve(layers.last + k * step) <= most
+
+
+@pytest.mark.parametrize("variance", [60_000**2, 2**72 + 1, LARGEST_VARIANCE])
+def test_layers_of_many_numbers_cover_the_curve(variance):
+    """As above, at the ends of each layer, where there are too many numbers."""
+    layers = discrete_gaussian._layers(variance)
+    heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
+    block = 1 << layers.shift
+    with mp.workdps(60):
+
+        def curve(x):
+            return mp.exp(-(mp.mpf(x) ** 2) / (2 * variance))
+
+        def number(height):
+            return mp.mpf(height.numerator) / height.denominator
+
+        assert number(heights[-1]) >= 1
+        for place in range(1, len(widths)):
+            assert number(heights[place]) >= curve(widths[place] * block)
+        for place, sure in enumerate(layers.sure):
+            assert not sure or number(heights[place + 1]) <= curve(int(sure) - 1)
+        step = math.isqrt(variance - 1) + 1
+        assert layers.last >= 10 * math.sqrt(variance)
+        assert curve(layers.last) <= number(heights[1]) / (2 * step)
+
+
+def test_all_of_the_layers_are_thrown_at_alike():
+    """Blocks and signs of what is proposed, before anything is rejected for height."""
+    layers = discrete_gaussian._layers(3_000)
+    everything = np.full(256, layers.last + 1)
+    layers.sure, kept = everything, layers.sure
+    try:
+        found = discrete_gaussian._candidates(layers, 400_000, stream())
+    finally:
+        layers.sure = kept
+    widths = layers.widths.astype(np.int64)
+    expected = np.array([(1 / widths[widths > x]).sum() for x in range(40)])
+    expected *= len(found) / 256 / (1 - (1 / widths).mean() / 2)
+    for sign in (-1, 1):
+        seen = np.array([(sign * found == x).sum() for x in range(1, 40)])
+        assert (
+            stats.chisquare(
+                seen, expected[1:] / 2 * seen.sum() / (expected[1:].sum() / 2)
+            ).pvalue
+            > 1e-6
+        )
+        assert abs(seen.sum() - expected[1:].sum() / 2) < 5 * math.sqrt(seen.sum())
+
+
+@pytest.mark.slow
+def test_samples_reach_the_tail(monkeypatch):
+    """All samples, of layers that end at 4.3 deviations; one false alarm in 10^6."""
+    monkeypatch.setattr(discrete_gaussian, "_END", 4.3)
+    monkeypatch.setattr(
+        discrete_gaussian, "_layers", discrete_gaussian._layers.__wrapped__
+    )
+    count, last = 4_000_000, discrete_gaussian._layers(3).last
+    samples = sample_discrete_gaussian(3, count, stream())
+    x, chances = probabilities(3, 40)
+    for far, least in ((last, 20), (last + 1, 0)):  # 44 and 2.5 are expected
+        mean = chances[np.abs(x) >= far].sum()
+        seen = int((np.abs(samples) >= far).sum())
+        assert seen >= least
+        assert stats.binomtest(seen, count, mean).pvalue > 1e-6
+
+
+@pytest.mark.slow
+def test_two_steps_cost_no_more_than_is_accounted():
+    """A task replaced by its opposite; enumeration of both steps."""
+    grid, noise, rate = 30, 1.0, 0.4
+    step = jde.GaussianStep(
+        jde.MultistageSampling(jde.Poisson("task", sampling_probability=rate)),
+        noise_multiplier=noise,
+        neighboring_relation="replace_one",
+    )
+    variance = covering_variance(noise * grid)
+    one = mixture(variance, {0: 1 - rate, grid: rate}, 600)
+    other = mixture(variance, {0: 1 - rate, -grid: rate}, 600)
+    for epsilon in (0.1, 0.5, 2.0):
+        accounted = jde.delta(step, num_steps=2, epsilon=epsilon)
+        found = hockey_stick(np.outer(one, one), np.outer(other, other), epsilon)
+        assert 0.5 * accounted <= found <= accounted * (1 + 1e-9) + 1e-14

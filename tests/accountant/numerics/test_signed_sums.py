@@ -1,5 +1,7 @@
 """Brackets of means of sums of hyperbolic sines, against integrals by definition."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -167,3 +169,38 @@ def test_two_places_bound_from_one_side_only():
     low, high = bounds_between(places, known, known, 0, x)
     assert np.all(low == 0)
     assert high == pytest.approx(np.interp(x, places, known[:, 0]), rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [7, 64, 100])
+def test_more_terms_by_simulation(count):
+    shift, tilt = 0.8, 0.1
+    rng = np.random.default_rng(11)
+    sums = np.concatenate(
+        [
+            (2 * np.sinh(shift * (rng.normal(size=(count, 20000)) - tilt))).sum(0)
+            for _ in range(20)
+        ]
+    )
+    for y in (0.0, 3 * np.sqrt(count)):
+        gains = np.maximum(sums - y, 0)
+        # six standard deviations: a false alarm in 1e8
+        error = 6 * gains.std() / np.sqrt(gains.size)
+        low, high = (
+            sinh_sum(count, shift, tilt, y, above=up).gain(np.array([y]), above=up)[0]
+            for up in (False, True)
+        )
+        assert low - error <= gains.mean() <= high + error
+        assert high <= low * 1.001
+
+
+@pytest.mark.slow
+def test_few_equal_many_by_two_orders_of_adding():
+    """Bounds of counts that are added up in other ways bracket one number."""
+    for a, b in itertools.pairwise((31, 32, 33)):
+        for count in (a, b):
+            low, high = (
+                sinh_sum(count, 1.0, 0.2, 0.0, above=up).gain(np.zeros(1), above=up)[0]
+                for up in (False, True)
+            )
+            assert low < high < low * 1.0005

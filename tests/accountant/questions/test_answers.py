@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.bounds import Gaussian, rdp_poisson_subsampled
 from oracles import moments
 
 # The bounds by Rényi-DP are what these tests are about.
@@ -114,6 +115,24 @@ class TestReferenceTables:
         assert actual >= row["epsilon"] - 1e-8
         assert actual <= 1.65 * row["epsilon"]
 
+    def test_both_directions_is_the_larger_one(self):
+        step = poisson_step(np.array([1e-6, 0.1, 0.9, 1.0])[:, None], [0.3, 1.0, 30.0])
+        one_way = [
+            jde.rdp(step, ORDERS, direction=direction)
+            for direction in ("forward", "backward")
+        ]
+        np.testing.assert_array_equal(jde.rdp(step, ORDERS), np.max(one_way, axis=0))
+
+    @pytest.mark.parametrize("rate", [1e-8, 0.01, 0.4, 1 - 1e-9])
+    @pytest.mark.parametrize("noise", [0.5, 1.0, 6.0])
+    def test_the_quadrature_is_the_series_at_integer_orders(self, rate, noise):
+        orders = np.concatenate([np.arange(2, 65), [128, 255, 1024]])
+        series = rdp_poisson_subsampled(
+            Gaussian(noise), sampling_probability=rate, orders=orders, bound="tight"
+        )
+        found = jde.rdp(poisson_step(rate, noise), orders, direction="forward")
+        np.testing.assert_allclose(found, series, rtol=1e-10)
+
 
 FULL_PARTICIPATION = [
     pytest.param(poisson_step(1.0, 1.5), 1.0, id="poisson add_remove"),
@@ -158,6 +177,14 @@ class TestRateOne:
             step = dataclasses.replace(step, noise_multiplier=noise)
             expected = gaussian_rdp(sensitivity, noise)(ORDERS)
             np.testing.assert_allclose(jde.rdp(step, ORDERS), expected, rtol=1e-10)
+
+    @pytest.mark.parametrize(("step", "sensitivity"), FULL_PARTICIPATION)
+    def test_epsilon_is_the_converted_closed_form(self, step, sensitivity):
+        def run(alpha):
+            return 7 * gaussian_rdp(sensitivity, 1.5)(alpha)
+
+        actual = rdp_epsilon(step, delta=1e-6, num_steps=7)
+        assert actual == pytest.approx(moments.rdp_to_epsilon(run, 1e-6), rel=1e-8)
 
 
 def silent_steps():
@@ -237,6 +264,18 @@ class TestEnds:
         assert jde.privacy_profile(step, none).shape == (0,)
         for values in (jde.rdp(step, none), rdp_epsilon(grid, delta=0.1, num_steps=1)):
             assert values.dtype == np.float64
+
+    def test_no_noise_protects_nothing(self):
+        step = poisson_step([1e-9, 0.5, 1.0], 0.0)
+        assert np.all(np.isposinf(jde.rdp(step, 2.0)))
+        assert np.all(np.isposinf(rdp_epsilon(step, delta=1e-6, num_steps=1)))
+        np.testing.assert_array_equal(rdp_delta(step, epsilon=3.0, num_steps=1), 1.0)
+
+    def test_no_steps(self):
+        step = poisson_step(0.1, 1.0)
+        assert rdp_epsilon(step, delta=1e-6, num_steps=0) == 0
+        assert rdp_epsilon(poisson_step(0.1, 0.0), delta=1e-6, num_steps=0) == 0
+        assert rdp_delta(step, epsilon=0.5, num_steps=0) == 0
 
 
 STEP = poisson_step(0.1, 1.0)
@@ -392,6 +431,23 @@ class TestComposition:
         with pytest.raises(ValueError, match="count must be a whole number >= 0"):
             jde.compose((STEP, -1))
 
+    def test_the_same_step_twice(self):
+        run = jde.compose((STEP, 120), (STEP, 80))
+        at_once = rdp_epsilon(STEP, delta=1e-6, num_steps=200)
+        assert rdp_epsilon(run, delta=1e-6) == pytest.approx(at_once, rel=1e-9)
+        at_once = rdp_delta(STEP, epsilon=1.3, num_steps=200)
+        assert rdp_delta(run, epsilon=1.3) == pytest.approx(at_once, rel=1e-9)
+
+    def test_counts_broadcast(self):
+        other = fixed_size_step(1, 50, 3.0)
+        run = jde.compose((STEP, np.array([0, 10, 20])), (other, 5))
+        values = rdp_epsilon(run, delta=1e-6)
+        alone = rdp_epsilon(other, delta=1e-6, num_steps=5)
+        assert values[0] == pytest.approx(alone, rel=1e-9)
+        for value, count in zip(values, (0, 10, 20), strict=True):
+            alone = rdp_epsilon(jde.compose((STEP, count), (other, 5)), delta=1e-6)
+            assert value == pytest.approx(alone, rel=1e-9)
+
 
 class TestBatches:
     def test_a_grid_is_its_scalars(self):
@@ -444,3 +500,31 @@ class TestBatches:
             alone.append(rdp_epsilon(one, delta=1e-6, num_steps=50))
         worst = rdp_epsilon(step, delta=1e-6, num_steps=50)
         assert worst == pytest.approx(max(alone), rel=1e-9)
+
+    def test_shapes_and_types(self):
+        step = poisson_step(np.full((2, 1), 0.01), np.array([1.0, 2.0, 3.0]))
+        assert jde.rdp(step, [2, 3, 4, 5]).shape == (2, 3, 4)
+        assert jde.rdp(step, 2).shape == (2, 3)
+        assert isinstance(jde.rdp(STEP, 2), np.float64)
+        grid = rdp_epsilon(step, num_steps=[[[1]], [[9]]], delta=1e-5)
+        assert grid.shape == (2, 2, 3)
+        assert grid.dtype == np.float64
+
+    def test_the_worst_path_is_not_that_of_the_largest_inclusion(self):
+        """(outer, p) = (0.1, 0.2) is drawn more often, (0.015, 1) costs more."""
+
+        def delta_of(outer, size):
+            levels = jde.MultistageSampling(
+                jde.Poisson("task", sampling_probability=outer),
+                jde.WithoutReplacement("example", size=size, population=100),
+            )
+            step = jde.GaussianStep(
+                levels,
+                noise_multiplier=2.0,
+                clip_unit="example",
+                neighboring_relation="replace_one",
+            )
+            return jde.privacy_profile(step, 1.0)
+
+        assert delta_of(0.1, 20) == pytest.approx(2.3e-4, rel=0.02)
+        assert delta_of(0.015, 100) == pytest.approx(1.9e-3, rel=0.02)

@@ -11,6 +11,7 @@ from scipy import optimize, stats
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions import attacker
 from jaxdp_episodic.accountant.questions import attacker as curve_points_module
+from jaxdp_episodic.accountant.questions.api import PrivacyInfo
 from jaxdp_episodic.accountant.questions.attacker import curve_points, lower_hull
 from jaxdp_episodic.bounds import Gaussian
 from rows import fast_and_slow
@@ -59,6 +60,14 @@ class TestGaussian:
         found = attacker.advantage(poisson_step(1.0, [0.5, 2.0]), num_steps=1)
         expected = 2 * stats.norm.cdf(np.array([2.0, 0.5]) / 2) - 1
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+    @pytest.mark.parametrize("noise", [1e7, 100.0, 3.0, 1.0, 0.3, 0.1, 0.07])
+    def test_mu(self, exact, noise):
+        mu = attacker.gdp_mu(poisson_step(1.0, noise), num_steps=1)
+        assert 1 <= mu * noise <= 1 + 1e-3
+
+    def test_mu_of_almost_no_noise(self, exact):
+        assert attacker.gdp_mu(poisson_step(0.999, 0.03), num_steps=1) == np.inf
 
 
 SHARP = pytest.mark.parametrize(
@@ -337,3 +346,30 @@ def test_errors_of_nearly_equal_deltas_are_no_bends():
         return len(curve_points(delta, 1, floor=1e-8)[0])
 
     assert points(1e-6) < 1.1 * points(0.0)
+
+
+def profile(step, epsilon):
+    """Exact curve of one step; filled up, since every number of points is compiled."""
+    epsilon = np.asarray(epsilon)
+    if epsilon.ndim == 0:
+        return jde.privacy_profile(step, epsilon)
+    fill = -len(epsilon) % 4096
+    filled = np.concatenate([epsilon, np.repeat(epsilon[-1:], fill, axis=0)])
+    return jde.privacy_profile(step, filled)[: len(epsilon)]
+
+
+def with_info(delta):
+    """The answer of `jaxdp_episodic.delta` with ``return_info``, without an error."""
+    return delta, PrivacyInfo(
+        np.zeros(np.shape(delta)), np.zeros(np.shape(delta), bool)
+    )
+
+
+def single_profile(step, *, epsilon, num_steps=1, method="exact", return_info=True):
+    assert (num_steps, return_info) == (1, True) and method in (DEFAULT, "rdp")
+    return with_info(profile(step, epsilon))
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    monkeypatch.setattr(attacker, "delta", single_profile)

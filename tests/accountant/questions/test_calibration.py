@@ -198,6 +198,22 @@ class TestNoise:
         with pytest.raises(ValueError, match="tolerance must"):
             noise_of(tolerance=tolerance)
 
+    def test_a_batch_is_its_scalars(self):
+        rates = np.array([1e-4, 0.01, 0.3])
+        targets = {"epsilon": 2.0, "delta": DELTA, "num_steps": 100}
+        batch, _ = calibrated_step({"sampling": poisson(rates)}, **targets)
+        for rate, value in zip(rates, batch, strict=True):
+            alone, _ = calibrated_step({"sampling": poisson(rate)}, **targets)
+            assert isinstance(alone, np.float64)
+            assert value == pytest.approx(alone, rel=3e-7)
+
+    @NEXT_TO_NONE
+    @pytest.mark.slow
+    @hypothesis_settings(max_examples=50)
+    @given(*EXPONENTS)
+    def test_many_random_targets(self, rate, epsilon, num_steps, delta):
+        self._random_targets(rate, epsilon, num_steps, delta)
+
 
 class TestNumSteps:
     @pytest.mark.few(2)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions import attacker
 from jaxdp_episodic.accountant.questions.gdp_budget import (
     GdpBudget,
     GdpPrice,
@@ -270,3 +271,26 @@ def test_arguments_of_a_price():
     with pytest.raises(ValueError, match="prices must not exceed"):
         budget = GdpBudget(1.0, DELTA, 1e-6)
         budget.left([GdpPrice(budget.mu * 1.1, 0.0)])
+
+
+@pytest.mark.slow
+def test_mu_down_to_a_floor_far_below_rounding():
+    one, floor = step(0.1, 1.5), 1e-60
+    mu = attacker.gdp_mu(one, num_steps=50, smallest_delta=floor)
+    # Without sampling it is 4.71; the tail down to there is that of few draws.
+    assert 1.0 < mu < 1.2
+    at = np.array([2.0, 16.0])
+    true = jde.delta(one, epsilon=at, num_steps=50)
+    assert np.all(true <= gaussian_delta(mu, at)) and true[-1] < 1e-50
+
+
+@pytest.mark.slow
+def test_runs_of_different_kinds_use_one_budget():
+    """The sums of the squares of mu and of the floors, with nothing left over."""
+    kinds = [(step(0.1, 1.5), 20, 1e-7), (step(0.02, 1.0), 50, 1e-6)]
+    prices = [gdp_price(s, num_steps=n, floor=f) for s, n, f in kinds]
+    mu = math.sqrt(sum(p.mu**2 for p in prices))
+    run = jde.compose(*((s, n) for s, n, _ in kinds))
+    at = np.array([0.0, 1.0, 3.0])
+    claimed = 1.1e-6 + gaussian_delta(mu, at)
+    assert np.all(jde.delta(run, epsilon=at) <= claimed)

@@ -458,3 +458,38 @@ def test_derivatives_of_epochs_against_mellin_transforms(number):
     by_epsilon = log_delta(noise, epsilon + h) - log_delta(noise, epsilon - h)
     true = -by_noise / by_epsilon
     assert gradient["noise_multiplier"] == pytest.approx(true, rel=2e-3)
+
+
+@pytest.mark.slow
+def test_composed_run_with_a_step_not_taken():
+    first, second = levels("class")(2.0, 0.2, 0.1), levels("class")(1.5, 0.3, 0.2)
+    wrt = ("num_steps[1]", "noise_multiplier[1]", "noise_multiplier")
+    for count in (1, 300):
+        run = jde.compose((first, count), (second, 0))
+        _, gradient = jde.epsilon_and_gradient(run, delta=DELTA, wrt=wrt)
+        _, alone = jde.epsilon_and_gradient(first, delta=DELTA, num_steps=count)
+        assert gradient["noise_multiplier[1]"] == 0
+        expected = pytest.approx(alone["noise_multiplier"], rel=1e-9)
+        assert gradient["noise_multiplier"] == expected
+    # A whole step raises epsilon by less than its first part at that pace would.
+    whole = jde.epsilon(jde.compose((first, 300), (second, 1)), delta=DELTA)
+    rise, slope = whole - jde.epsilon(run, delta=DELTA), gradient["num_steps[1]"]
+    assert 0.8 * slope < rise < slope
+
+
+@pytest.mark.slow
+def test_derivatives_of_epochs_composed_with_others():
+    bins = in_epochs(1.3, jde.RandomAllocation("u", steps_per_epoch=10))
+    coins = in_epochs(2.0, poisson("u", 0.1))
+    names = ("noise_multiplier", "noise_multiplier[0]", "noise_multiplier[1]")
+    run = jde.compose((bins, 35), (coins, 50))
+    value, gradient = jde.epsilon_and_gradient(run, delta=DELTA, wrt=names)
+    parts = gradient["noise_multiplier[0]"] + gradient["noise_multiplier[1]"]
+    assert gradient["noise_multiplier"] == pytest.approx(parts, rel=1e-2)
+    less, more = (
+        jde.compose((in_epochs(noise, bins.design), 35), (coins, 50))
+        for noise in (1.25, 1.35)
+    )
+    rise = jde.epsilon(more, delta=DELTA) - jde.epsilon(less, delta=DELTA)
+    assert value > 0
+    assert rise == pytest.approx(0.1 * gradient["noise_multiplier[0]"], rel=0.02)

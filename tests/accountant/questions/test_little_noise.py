@@ -468,3 +468,14 @@ def test_moments_of_huge_orders_are_unknown_and_never_0():
                 curve = np.asarray(jde.rdp(step, orders, direction=direction))
                 assert np.all(np.diff(curve[np.isfinite(curve)]) >= 0)
                 assert np.all(curve > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", DESIGNS)
+def test_no_answer_is_below_the_limit_of_many(name, method):
+    rng = np.random.default_rng([sorted(DESIGNS).index(name), METHODS.index(method)])
+    for _ in range(25):
+        check(random_setting(rng, name, -12, -6.1), method)
+    for _ in range(50 if method == "rdp" else 3):
+        check(random_setting(rng, name, -6.1, -3), method)

@@ -13,6 +13,7 @@ from scipy.integrate import quad
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question, Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 from jaxdp_episodic.accountant.questions.worst_path import answer
@@ -478,3 +479,19 @@ def test_many_examples_of_a_person_are_counted_in_another_way() -> None:
         return jde.epsilon(step, num_steps=1, delta=1e-5)
 
     assert 0 < epsilon(20) < epsilon(900) < np.inf
+
+
+@pytest.mark.slow
+def test_an_epoch_of_blocks_costs_a_person_no_more_than_its_whole_episode() -> None:
+    epochs = {"episodes": jde.RandomAllocation("episode", steps_per_epoch=4)}
+    run = {"num_steps": 40, "delta": 1e-5}
+    among_slots = person(blocks(AMONG_SLOTS, **epochs), ZERO, 2.0)
+    made_anyhow = person(blocks(**epochs), ZERO, 2.0)
+    assert jde.epsilon(among_slots, **run) <= jde.epsilon(made_anyhow, **run)
+
+
+def test_no_event_says_that_a_person_is_one_example() -> None:
+    design = jde.IndependentEpisodes(W("example", size=1, population=9), num_episodes=4)
+    step = person({"sampling": design, "people": Bounds(examples=3)}, REPLACE, 2.0)
+    with pytest.raises(NotImplementedError, match="person"):
+        to_dp_event(step)

@@ -356,3 +356,25 @@ def test_independent_episodes(num_episodes, reached, relation):
     tables = adversary.worst_tables(design.as_step())
     ratio = check_episodes(claim_of(step), tables, keys, divergences)
     assert reached < ratio <= SOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relations", FEW)
+def test_no_violation_on_many_random_trees(relations):
+    check_random_trees(12, 1_000, climb_every=5, relations=relations)
+
+
+def test_the_outer_rate_is_a_factor_on_delta():
+    """Outer .1, inner .05, shift 1: 2.19e-5, where the product inside gives 5.3e-9."""
+    step = jde.GaussianStep(
+        jde.MultistageSampling(
+            jde.Poisson("school", sampling_probability=0.1),
+            jde.WithoutReplacement("class", size=1, population=20),
+        ),
+        noise_multiplier=2.0,
+        clip_unit="class",
+        neighboring_relation="replace_one",
+    )
+    assert jde.privacy_profile(step, 0.5) == pytest.approx(2.19e-5, rel=5e-3)
+    product = dataclasses.replace(step, clip_unit="step")
+    assert jde.privacy_profile(product, 0.5) == pytest.approx(5.3e-9, rel=2e-2)

@@ -553,3 +553,8 @@ def test_derivatives_that_do_not_exist_are_refused(question, words) -> None:
 def test_plain_questions_name_the_module(question) -> None:
     with pytest.raises(TypeError, match=r"JAX traces: .*jaxdp_episodic\.traced"):
         jax.jit(question)(0.5)
+
+
+def test_nothing_leaks() -> None:
+    with jax.checking_leaks():
+        assert jax.jit(epsilon)(NOISES[0]) > 0

@@ -297,3 +297,17 @@ def test_mean_and_dictionary():
     with pytest.raises(ValueError, match="scalar"):
         PoissonTrials(expected_runs=np.array([1.0, 2.0])).draw(np.random.default_rng(0))
     assert DEFAULT_ORDERS.min() > 1
+
+
+def test_grows_with_runs_shape_and_curve():
+    curve = ORDERS / 18
+    means = NegativeBinomialTrials(expected_runs=np.array([1.0, 2.0, 5.0, 50.0]))
+    assert np.all(np.diff(tuned_rdp(means, ORDERS, curve), axis=0) >= -1e-12)
+    shapes = NegativeBinomialTrials(
+        expected_runs=10.0, eta=np.array([-0.5, 0.0, 1.0, 5.0])
+    )
+    assert np.all(np.diff(tuned_rdp(shapes, ORDERS, curve), axis=0) >= -1e-12)
+    for trials in (PoissonTrials(expected_runs=3.0), shapes):
+        assert np.all(
+            tuned_rdp(trials, ORDERS, 2 * curve) >= tuned_rdp(trials, ORDERS, curve)
+        )

@@ -79,3 +79,9 @@ def test_a_hundred_kills_at_postgresql(postgresql, tmp_path):
     assert check_kills(postgresql, tmp_path, runs=1000, kills=100) == 100
     with pytest.raises(FileExistsError, match="there is a book"):
         create_book(postgresql, PROTECTED, epsilon=8.0, delta=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
+def test_killed_at_any_moment(tmp_path):
+    assert check_kills(str(tmp_path / "b.book"), tmp_path, runs=200, kills=3) >= 2

@@ -18,9 +18,10 @@ from jaxdp_episodic.trainer.data.user_files import load_npz
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled
+from jaxdp_episodic.trainer.statistics import statistics
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 from pages import ROOT
-from training_runs import TINY, assert_same, plain_trainer
+from training_runs import TINY, assert_same, classes, plain_trainer
 
 RNG = np.random.default_rng(3)
 IMAGES = RNG.integers(0, 256, (30, 6, 1, 2), dtype=np.uint8)  # see `classes`
@@ -239,3 +240,30 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
     many = resident(written(tmp_path / "many", 4_200, 28))
     assert os.stat(tmp_path / "many/data/train/features.npy").st_size > 1.9e8
     assert abs(many - few) < 6e7, (few, many)
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_bit_for_bit(tables, tmp_path):
+    """Prefetched from the disk, and stepped by hand from memory."""
+    stored, memory = both(tables)
+    run, other = (plain_trainer(data=data, num_steps=4) for data in (stored, memory))
+    run.train(tmp_path)
+    for _ in range(4):
+        other.step()
+    assert_same(run, other)
+    assert run.num_steps_charged == other.num_steps_charged == 4
+
+
+@pytest.mark.slow
+def test_statistics_of_more_rows_than_a_chunk_are_those_of_all_at_once(monkeypatch):
+    data = classes(num_classes=20, examples=10)
+    config = StartConfig(kind="plda", share=0.5)
+    own = PrivateStatistics(
+        data, config, privacy_unit="example", neighboring_relation="add_remove"
+    )
+    state = own.initial()
+    pairs = own._terms("pairs", np.random.default_rng(0))
+    whole = own._total("pairs", state, pairs)
+    monkeypatch.setattr(statistics, "_ROWS", 32)
+    parts = own._total("pairs", state, pairs)
+    np.testing.assert_array_equal(parts, whole)

@@ -138,3 +138,18 @@ def test_arrays_cannot_be_written():
 def test_bad_input(changes, error, message):
     with pytest.raises(error, match=message):
         small(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": np.ones((0, 3))}, "features must have at least one number"),
+        ({"features": np.ones((5, 0))}, "features must have at least one number"),
+        ({"units": {"example": [1] * 5}}, "units must not be named 'example'"),
+        ({"units": {"class": ["a", "a\0", "b", "b", "b"]}}, "not ending in a NUL"),
+        ({"units": {"class": ["1", 1, "b", "b", "b"]}}, "ids of one type"),
+    ],
+)
+def test_what_would_be_lost_or_merged_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small(**changes)

@@ -517,3 +517,32 @@ def test_a_finished_run_that_is_resumed_chooses_the_same(tmp_path):
         file.commit()
     with pytest.raises(ValueError, match="an array of best . is not what was written"):
         again.train(tmp_path, **given)
+
+
+def constant(_, inputs):
+    return jnp.zeros((len(inputs), 1), inputs.dtype)
+
+
+@pytest.mark.slow
+def test_steps_that_help_are_released(tmp_path):
+    data = directions()
+    params = {"w": np.eye(5, dtype=np.float32)}
+    learner = ProtoNet(_linear, ways=3), params
+    step = dataclasses.replace(GROUPED, noise_multiplier=0.01)
+    run = plain_trainer(data=data, learner=learner, num_steps=60, step=step)
+    run.train(tmp_path, evaluations=scored(directions(seed=3), num_episodes=300))
+    assert run.released.name == "steps"
+    ahead, error = run.selection.behind["features"]
+    assert ahead > 5 * error
+
+
+@pytest.mark.slow
+def test_of_equal_stages_the_simplest_is_released(tmp_path):
+    """A network that tells nothing apart is as good after steps as before."""
+    same = classes(seed=9)
+    same = same.with_features(np.ones_like(same.features))
+    learner = ProtoNet(constant, ways=3), {"w": np.ones(1, np.float32)}
+    run = plain_trainer(learner=learner, num_steps=1)
+    run.train(tmp_path, evaluations=scored(same))
+    assert set(run.selection.behind.values()) == {(0.0, 0.0)}
+    assert run.released.name == "features"

@@ -671,3 +671,89 @@ def test_statistics_that_are_not_the_budgets_are_refused():
         statistics(noise="laplace")
     with pytest.raises(ValueError, match="start must be made of the run's data"):
         run(start=statistics(gaussian_classes(seed=1)))
+
+
+def _raise_no_space(*_):
+    raise OSError("full")
+
+
+def _stop_after_two(progress):
+    if progress.step == 2:
+        raise KeyboardInterrupt
+
+
+def test_a_release_is_a_sum_and_what_follows_from_it():
+    """So a sum that was written down is all that a run goes on with."""
+    own, state = statistics(), statistics().initial()
+    for place in range(3):
+        sums = own.noised_sum(state, place, np.random.default_rng(7), KEY, 0.3)
+        whole = own.release(state, place, np.random.default_rng(7), KEY, 0.3)
+        state = own.with_sum(state, place, sums, 0.3)
+        for one, other in zip(state, whole, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_all_noise_still_makes_a_finite_metric():
+    state = released(statistics(), noise=1e4)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+    assert np.asarray(state.projection).any()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_singular_covariances_make_a_finite_metric(noise):
+    data = gaussian_classes()
+    singular = data.features @ np.diag(np.float32([1, 1, 0, 0, 0]))
+    singular[:, 4] = 2 * singular[:, 0]
+    data = ExampleTable(singular, None, data.population)
+    state = released(statistics(data), noise=noise)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+    assert np.asarray(state.projection).any()
+
+
+def test_a_mean_that_was_given_up_leaves_a_metric():
+    """Of a run that was killed and goes on where sums come out differently."""
+    own = statistics()
+    state = own.initial()
+    for place in (1, 2):
+        generator, key = np.random.default_rng(place), bytes([place] * 32)
+        state = own.release(state, place, generator, key, 0.1)
+    assert np.isfinite(state.projection).all() and state.projection.any()
+
+
+def test_nobody_there_gives_a_metric_of_noise():
+    tree = jde.Population((np.array([2]), np.array([0, 0])), ("class", "example"))
+    data = ExampleTable(np.zeros((0, 5), np.float32), None, tree)
+    state = released(statistics(data), noise=1.0)
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
+
+
+@pytest.mark.slow
+def test_what_is_left_is_for_the_steps():
+    steps = statistics().steps
+    before = [(step, 0.2) for step in steps]
+    plan = plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=50, before=before)
+    assert plan.num_steps == 53
+    assert 1.999 < plan.spent(53) <= 2.0
+    parts = [*((step, 1) for step in plan.before), (plan.step, 50)]
+    assert jde.epsilon(jde.compose(*parts), delta=1e-5) == pytest.approx(plan.spent(53))
+
+
+@pytest.mark.slow
+def test_a_full_disk_after_the_statistics_loses_nothing(tmp_path):
+    part = run()
+    with pytest.raises(KeyboardInterrupt):
+        part.train(tmp_path, checkpoint_every=1, on_step=_stop_after_two)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "jaxdp_episodic.trainer.run.store.RunStore.charge", _raise_no_space
+        )
+        again = run()
+        again.resume(tmp_path)
+        with pytest.raises(OSError, match="full"):
+            again.train(tmp_path)
+    assert [c for _, c in read_ledger(tmp_path / "run.sqlite").groups] == [1, 1]
+    rest = run()
+    rest.resume(tmp_path)
+    rest.train(tmp_path)
+    groups = read_ledger(tmp_path / "run.sqlite").groups
+    assert [count for _, count in groups] == [1, 1, 1, 4]

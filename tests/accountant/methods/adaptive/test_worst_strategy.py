@@ -320,3 +320,21 @@ def test_an_orientation_that_is_not_resolved_leaves_the_other_one_its_end(monkey
     ends = solver.answer(1e-3)
     assert solver.uppers[True] == renyi[True] < ends.lower
     assert ends.upper - ends.lower < 5e-3
+
+
+def test_the_other_orientation_is_the_left_side_of_the_same_recursion():
+    problem = Problem.of(budget_graph((15, 5, 2), 30), THREE)
+    solver = Solver(DeltaAt(np.array(0.3)), problem)
+    solver.share = 1e-12  # kernels keep what would move no digit of one answer
+    rows = {}
+    for backward in (False, True):
+        view = solver.views[backward]._replace(tilt=0.0, left=2.0, right=2.0)
+        window = solver.window(view, 2.0**-9)
+        rows[backward] = solver.rows(backward, window, True)[0].values
+    x = window.points
+    middle = -window.first
+    left = rows[False][:middle][::-1] / np.exp(x[:middle][::-1])
+    right = rows[True][middle + 1 :]
+    size = min(len(left), len(right), 300)  # to 0.6 nats
+    # On the left the errors of the masses count in full: 1e-12 a step.
+    np.testing.assert_allclose(left[:size], right[:size], rtol=1e-6, atol=1e-10)

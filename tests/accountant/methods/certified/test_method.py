@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
+from jaxdp_episodic import privacy_profile
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     SwappedGaussianLoss,
@@ -24,6 +25,7 @@ from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
 KINDS = {
     "sampled": SampledGaussianLoss,
@@ -469,3 +471,19 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
     monkeypatch.setattr(method, "_CROSSING", math.inf)
     lower, upper = pld_bounds(delta_at(4.0), run)
     assert not lower <= truth <= upper
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_one_step_is_the_profile(relation):
+    rate, noise = np.array([1e-3, 0.05, 0.4, 1.0]), np.array([0.8, 1.0, 2.0, 1.5])
+    step = jde.GaussianStep(
+        jde.MultistageSampling(jde.Poisson("user", sampling_probability=rate)),
+        noise_multiplier=noise,
+        neighboring_relation=relation,
+    )
+    epsilon = np.array([0.1, 1.0, 0.5, 2.0])
+    exact = np.log(privacy_profile(step, epsilon))
+    flat = dominating_pair(step).map(lambda a: np.broadcast_to(a, (4, 1))[:, 0])
+    lower, upper = pld_bounds(delta_at(epsilon), Run((flat,), (np.ones(4),)))
+    assert np.all((lower <= exact) & (exact <= upper))
+    assert np.all(upper - lower <= method.DEFAULT_DELTA_SHARE)

@@ -332,3 +332,21 @@ def test_what_may_be_cut_off_is_in_the_stated_error():
     # 1e-10 below, as the deltas are asked with more terms.
     off = np.log(0.01 / delta)
     assert 2e-11 < off < info.error * slope + of_delta.error
+
+
+def test_different_steps_in_one_run():
+    first, second = poisson_step(0.02, 1.0), poisson_step(0.02, 1.0)
+    whole = jde.epsilon(first, num_steps=500, delta=1e-5, method="exact")
+    parts = jde.compose((first, 200), (second, 300))
+    assert jde.epsilon(parts, delta=1e-5, method="exact") == pytest.approx(
+        whole, rel=1e-9
+    )
+
+
+def test_never_above_renyi_and_the_inverse_of_delta():
+    step = poisson_step(np.array([0.002, 0.02, 0.2]), 1.2)
+    exact = jde.epsilon(step, num_steps=800, delta=1e-6, method="exact")
+    bound = jde.epsilon(step, num_steps=800, delta=1e-6, method="rdp")
+    assert np.all(exact <= bound)
+    back = jde.delta(step, num_steps=800, epsilon=exact, method="exact")
+    np.testing.assert_allclose(back, 1e-6, rtol=1e-5)

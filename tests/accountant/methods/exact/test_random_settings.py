@@ -305,3 +305,10 @@ def test_engines_agree(name):
     np.testing.assert_array_equal(ours.is_certified, theirs.is_certified)
     apart = np.abs(ours.value - theirs.value)
     assert np.all(apart <= ours.error + theirs.error + 1e-12 * ours.value)
+
+
+@pytest.mark.slow
+def test_rare_units_in_a_few_steps():
+    """Epsilons far below 1e-3, where a contour laid for another one misleads."""
+    outcome = examine("sampled", 16, 3, rare=True)
+    assert not outcome.violations

@@ -207,6 +207,20 @@ class TestNoise:
             assert isinstance(alone, np.float64)
             assert value == pytest.approx(alone, rel=3e-7)
 
+    def _random_targets(self, rate, epsilon, num_steps, delta):
+        targets = {
+            "epsilon": 10**epsilon,
+            "delta": 10**delta,
+            "num_steps": np.rint(10**num_steps),
+        }
+        noise, step = calibrated_step({"sampling": poisson(10**rate)}, **targets)
+        target = targets.pop("epsilon")
+        assert rdp_epsilon(step, **targets) <= target
+        if noise < 1e-8:  # delta covers all that can be told apart
+            return
+        less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
+        assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
+
     @NEXT_TO_NONE
     @pytest.mark.slow
     @hypothesis_settings(max_examples=50)

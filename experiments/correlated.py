@@ -154,7 +154,9 @@ class Correlated(Study):
         begun, config = time.process_time(), self.config(run)
         if run[0] not in self._tables:
             kind = Tables if run[0] == STEPS else UserTables
-            self._tables[run[0]] = kind(config, None)
+            # Of classes and drawings: users are made up after the features are loaded.
+            plain = self.config((STEPS, "independent", 0.02, "", 8.0))
+            self._tables[run[0]] = kind(plain, None)
         scores, trainer, epsilon = trained(
             config, self._tables[run[0]], self.out / "run"
         )

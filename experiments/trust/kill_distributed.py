@@ -12,7 +12,8 @@ moment. After every kill
 
 The run then goes on with another number of processes (1, 2 or 4), and when it is
 finished and has a seed, as every second one, it is to the last bit what one undisturbed
-process makes. ``--fault charge-late`` plants a fault that must be noticed.
+process makes. ``--kind`` names another kind of run than the plain one; those with bands
+have no seed. ``--fault charge-late`` plants a fault that must be noticed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from provenance import provenance
 from jaxdp_episodic.trainer.run import run_files
 
 SIZES = (1, 2, 4)
+KINDS = tuple(kind for kind in alone.KINDS if kind != "booked")
 alone.STEPS = 45  # each waits for several processes
 LIMIT_S, HEARTBEATS_S = 60.0, 10
 # What those that are left say; the second is JAX's own, when it is the quicker one.
@@ -57,7 +59,13 @@ class Summary:
 
 
 def process(
-    folder: Path, port: int, number: int, index: int, resume: bool, is_seeded: bool
+    folder: Path,
+    port: int,
+    number: int,
+    index: int,
+    resume: bool,
+    is_seeded: bool,
+    kind: str,
 ) -> None:
     """One process of a run, in a working folder of its own."""
     if number > 1:
@@ -68,7 +76,7 @@ def process(
             cluster_detection_method="deactivate",
             heartbeat_timeout_seconds=HEARTBEATS_S,
         )
-    run = alone.made_trainer(1 if is_seeded else None)
+    run = alone.made_trainer(1 if is_seeded else None, kind)
     if resume:
         run.resume(folder)
     if index == 0:
@@ -78,7 +86,7 @@ def process(
 
 
 def started(
-    folder: Path, number: int, resume: bool, is_seeded: bool
+    folder: Path, number: int, resume: bool, is_seeded: bool, kind: str
 ) -> list[subprocess.Popen[str]]:
     """Starts the processes of a run."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,6 +100,7 @@ def started(
         own.mkdir(exist_ok=True)
         told = [str(folder), port, number, index, int(resume), int(is_seeded)]
         command = [sys.executable, __file__, "--process", *map(str, told)]
+        command += ["--kind", kind]
         made.append(
             subprocess.Popen(
                 command,
@@ -143,10 +152,11 @@ def kill_one(
     is_seeded: bool,
     kills: int,
     chance: random.Random,
+    kind: str,
 ) -> tuple[dict[str, object], list[str]]:
     """Starts processes and kills one; returns what was found, and what is wrong."""
     before = len(alone.released_in(folder)) if resume else 0
-    processes = started(folder, number, resume, is_seeded)
+    processes = started(folder, number, resume, is_seeded, kind)
     wait_for_steps(folder, before + chance.randrange(1, 18), processes)
     time.sleep(chance.uniform(0.0, 0.02))
     victim = chance.randrange(number)
@@ -154,7 +164,7 @@ def kill_one(
     begun = time.monotonic()
     codes = waited(processes, LIMIT_S)
     seconds = time.monotonic() - begun
-    kill, wrong = alone.inspected(folder, kills)
+    kill, wrong = alone.inspected(folder, kills, kind, is_seeded=is_seeded)
     if codes[victim] != -signal.SIGKILL:
         wrong.append(f"process {victim} had ended before it was killed ({codes})")
     for index, code in enumerate(codes):
@@ -180,21 +190,23 @@ def kill_one(
     return found, wrong
 
 
-def rig(kills: int, scratch: Path, out: Path, *, seed: int) -> Summary:
+def rig(kills: int, scratch: Path, out: Path, *, seed: int, kind: str) -> Summary:
     """Trains and kills until that many processes were killed; see the module."""
     summary, chance = Summary(), random.Random(seed)
     begun = time.perf_counter()
     whole = scratch / "whole"
-    (undisturbed,) = started(whole, 1, False, True)
+    (undisturbed,) = started(whole, 1, False, kind not in alone.UNSEEDED, kind)
     if undisturbed.wait() != 0:
         raise RuntimeError(said(whole, 0))
     while len(summary.kills) < kills and not summary.violations:
         folder = scratch / "run"
         number, resume = chance.choice(SIZES[1:]), False
-        is_seeded, own = summary.runs_finished % 2 == 0, 0
+        is_seeded = kind not in alone.UNSEEDED and summary.runs_finished % 2 == 0
+        own = 0
         for _ in range(min(2, kills - len(summary.kills))):
             own += 1
-            kill, wrong = kill_one(folder, number, resume, is_seeded, own, chance)
+            given = folder, number, resume, is_seeded, own, chance, kind
+            kill, wrong = kill_one(*given)
             summary.kills.append(kill)
             summary.violations += wrong
             resume = bool(run_files.files_of_a_run(folder))
@@ -202,7 +214,7 @@ def rig(kills: int, scratch: Path, out: Path, *, seed: int) -> Summary:
             if summary.violations:
                 return summary
         number = chance.choice(SIZES)
-        codes = waited(started(folder, number, resume, is_seeded), 900.0)
+        codes = waited(started(folder, number, resume, is_seeded, kind), 900.0)
         if any(codes):
             summary.violations.append(
                 f"{number} processes that resumed failed ({codes}): {said(folder, 0)}"
@@ -252,12 +264,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fault", choices=("charge-late",))
     parser.add_argument("--out", type=Path, default=Path("results/kill_distributed"))
+    parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
     parser.add_argument("--process", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.process:
         folder, *numbers = options.process
         port, number, index, resume, is_seeded = map(int, numbers)
-        process(Path(folder), port, number, index, bool(resume), bool(is_seeded))
+        how = bool(resume), bool(is_seeded), options.kind
+        process(Path(folder), port, number, index, *how)
         return 0
     if options.fault:
         os.environ["FAULT"] = options.fault
@@ -266,7 +280,8 @@ def main() -> int:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{scratch}/compiled")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         runs = Path(scratch) / "runs"
-        summary = rig(options.kills, runs, options.out, seed=options.seed)
+        how = {"seed": options.seed, "kind": options.kind}
+        summary = rig(options.kills, runs, options.out, **how)
     written(summary, options.out)
     print((options.out / "summary.json").read_text())
     return bool(summary.violations) or not summary.runs_finished

@@ -1,25 +1,24 @@
 """Kills private training runs with SIGKILL at random moments, and resumes each.
 
 ``python experiments/trust/kill_training.py --kills 200 --out results/kill_training``
-trains small private runs of six kinds in turn (plain, statistics first, adaptive with
-noisy scores, epochs, charged to a book, correlated noise), each in a process of its own
-that is killed at a random moment, every third one between charge and release, and goes
-on with ``resume`` until they are finished. A witness beside
-the run notes every release (step number and a hash of the arrays, the moment the file
-has them), every noise and every sum without noise, independently of the run's file.
-After every kill:
+trains small private runs of seven kinds in turn: plain, statistics first, adaptive with
+noisy scores, epochs, charged to a book, correlated noise, and correlated noise in a run
+that adapts. Each runs in a process of its own, which is killed at a random moment,
+every third one between charge and release, and resumed until the run is finished. A
+witness beside the run notes every release (step number and a hash of the arrays, as
+soon as the file has them), every noise and every sum without noise, independently of
+the run's file. After every kill:
 
 * charged steps are at least the released ones, and at most one more for each kill;
 * no step was released twice;
 * without a seed no noise was used for two sums, and no sum was made twice;
-* of correlated noise nothing that the process remembered is in any file of the run.
+* with correlated noise nothing that the process remembered is in any file of the run.
 
-After every finished run its file has exactly its steps. Of each kind but the last two
-every second run has a seed, and then its parameters are those of a run that nobody
-disturbed. ``summary.json`` and
-``summary.md`` say how it went; the exit code is 1 if anything was not so. ``--fault
-NAME`` plants a fault that must be noticed: "charge-late" charges after the release,
-"forget" resumes from a file without the last charges.
+The file of every finished run has exactly its steps. Of each kind except the last three
+every second run has a seed, and its parameters equal those of an undisturbed run.
+``summary.json`` and ``summary.md`` have the results; the exit code is 1 if a check
+failed. ``--fault NAME`` plants a fault that must be noticed: "charge-late" charges
+after the release, "forget" resumes from a file without the last charges.
 """
 
 from __future__ import annotations
@@ -82,8 +81,9 @@ WAYS, SHOTS, CLASSES, EXAMPLES = 3, 1, 12, 5
 STEPS, CHECKPOINT_EVERY, DELTA, NOISE = 120, 11, 1e-5, 1.0
 # Runs with the same seed share one undisturbed run.
 SEEDS = 2
-KINDS = ("plain", "statistics", "adaptive", "epochs", "booked", "banded")
-UNSEEDED = ("booked", "banded")
+BANDED = ("banded", "banded adaptive")
+KINDS = ("plain", "statistics", "adaptive", "epochs", "booked", *BANDED)
+UNSEEDED = ("booked", *BANDED)
 # Processes of which one ends itself within a step, at one of its first sums.
 TURNS, FIRST_SUMS = 3, 6
 PIECE = 128  # bytes of an array by which it is known again
@@ -161,12 +161,12 @@ def made_trainer(seed: int | None, kind: str = "plain") -> Trainer:
     if kind == "epochs":
         scheme = jde.RandomAllocation("episode", steps_per_epoch=7)
     relation = "add_remove"
-    if kind in ("statistics", "banded"):
+    if kind in ("statistics", *BANDED):
         relation = "zero_out"
     step = jde.GaussianStep(
         episodes(scheme), noise_multiplier=NOISE, neighboring_relation=relation
     )
-    if kind == "banded":
+    if kind in BANDED:
         step = jde.banded(step, jde.Bands(4, level="class"))
     apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(0)))
     table, start, before = data(), None, ()
@@ -190,9 +190,11 @@ def made_trainer(seed: int | None, kind: str = "plain") -> Trainer:
         "seed": seed,
     }
     learner = ProtoNet(apply, ways=WAYS)
-    if kind == "adaptive":
+    if kind in ("adaptive", "banded adaptive"):
         everyone = jde.Poisson("episode", sampling_probability=1.0)
-        check = jde.GaussianStep(episodes(everyone), noise_multiplier=5.0)
+        check = dataclasses.replace(
+            step, sampling=episodes(everyone), noise_multiplier=5.0, bands=None
+        )
         quotas = {"step": STEPS - 20, "check": 20}
         run = jde.AdaptiveRun({"step": step, "check": check}, quotas=quotas)
         score = PrivateValidation(data(1), check, shots=SHOTS)

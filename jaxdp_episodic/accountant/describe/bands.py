@@ -60,7 +60,7 @@ class Bands(Spec):
 
     singles: ClassVar[Mapping[str, Check]] = {
         "count": AT_LEAST_ONE,
-        "horizon": _validation.nonnegative_array,
+        "horizon": _validation.real_array,
     }
 
     count: int
@@ -73,7 +73,7 @@ class Bands(Spec):
         if not isinstance(self.level, str):
             shown = _validation.shown(self.level)
             raise TypeError(f"level must be the name of a level, got {shown}")
-        if self.horizon < 1:
+        if not self.horizon >= 1:
             raise ValueError(f"horizon must be >= 1, got {self.horizon!r}")
 
 

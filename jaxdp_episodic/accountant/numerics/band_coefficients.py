@@ -12,12 +12,15 @@ _STARTS = ((0.99, 0.5), (0.7, 0.3))
 _TOLERANCE = 1e-10
 
 
-def band_error(coefficients: np.ndarray, num_steps: int, horizon: float) -> float:
-    """Root mean square, over steps, of the noise in what an optimizer remembers.
+def band_error(
+    coefficients: np.ndarray, num_steps: int, horizon: float, restarts: int = 0
+) -> float:
+    """Returns the deviation of the noise in what an optimizer remembers.
 
-    Relative to the noise of a released row. The optimizer weighs step j by
-    ``(1 - 1/horizon)^(t - j)`` at step t; ``horizon=inf`` are prefix sums, and
-    ``horizon=1`` is the noise of one decoded step.
+    It is the root mean square over all steps, relative to the noise of one release. At
+    step t the optimizer weights step j by ``(1 - 1/horizon)^(t - j)``: ``horizon=inf``
+    means prefix sums, and ``horizon=1`` a single decoded step. A restart empties the
+    memory of encoder and decoder; ``restarts`` of them are spaced evenly.
     """
     from scipy.signal import lfilter
 
@@ -26,8 +29,13 @@ def band_error(coefficients: np.ndarray, num_steps: int, horizon: float) -> floa
     memory = [1.0, 1.0 / horizon - 1.0]
     with np.errstate(over="ignore", invalid="ignore"):  # too large is inf
         kernel = np.convolve(coefficients, memory)
-        response = np.asarray(lfilter([1.0], kernel, impulse))
-        return float(np.sqrt(np.mean(np.cumsum(response**2))))
+        fresh = np.cumsum(np.asarray(lfilter([1.0], kernel, impulse)) ** 2)
+        before, parts = 0.0, []  # variance at the last restart
+        for part in np.array_split(fresh, restarts + 1):
+            ages = np.arange(1, len(part) + 1)
+            parts.append(fresh[: len(part)] + before * memory[1] ** (2 * ages))
+            before = parts[-1][-1]
+        return float(np.sqrt(np.mean(np.concatenate(parts))))
 
 
 @functools.lru_cache(maxsize=256)

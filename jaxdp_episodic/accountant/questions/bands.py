@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from jaxdp_episodic.accountant.numerics.band_coefficients import (
     band_coefficients,
     band_error,
 )
+from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 
 # Numbers of bands that are tried: noise moves little between them.
@@ -88,6 +90,8 @@ def choose_bands(
     num_steps: Any,
     horizon: float = 30.0,
     level: str | None = None,
+    restarts: int = 0,
+    before: Sequence[tuple[GaussianStep, float]] = (),
 ) -> BandChoices:
     """Returns what each number of bands gives at one target; see `Bands`.
 
@@ -105,6 +109,10 @@ def choose_bands(
       horizon: how many steps the optimizer remembers, >= 1; inf for plain sums, which
         is too hopeful where curvature or weight decay forget.
       level: the level to be grouped; None for every one that has a theorem.
+      restarts: expected number of crashes and resumes, >= 0. Each empties the memory of
+        the noise, which costs bands accuracy and independent noise nothing.
+      before: private statistics that the run starts with, and their shares of the
+        budget, as of `plan_budget`.
 
     Raises:
       ValueError: a step with bands or arrays, or a number out of range.
@@ -116,6 +124,9 @@ def choose_bands(
             f"step must be a GaussianStep of one setting without bands, got {shown}"
         )
     steps = _validation.whole_number("num_steps", num_steps)
+    most = steps - 1
+    breaks = _validation.whole_number("restarts", restarts, minimum=0, maximum=most)
+    Bands(1, level="", horizon=horizon)  # checks the horizon
     candidates = [("", 1, step, 1.0)]
     covered = grouped_levels(step.design, str(step.privacy_unit))
     for name, value in (("epsilon", epsilon), ("delta", delta)):
@@ -135,11 +146,13 @@ def choose_bands(
                 candidates.append((name, count, *made))
     found = []
     for _, count, made, lost in candidates:
-        noise = calibrate_noise_multiplier(
-            made, epsilon=epsilon, delta=delta, num_steps=steps
-        )
+        target: Any = {"epsilon": epsilon, "delta": delta, "num_steps": steps}
+        if before:
+            noise = plan_budget(made, before=before, **target).step.noise_multiplier
+        else:
+            noise = calibrate_noise_multiplier(made, **target)
         kernel = band_coefficients(count, steps, horizon)
-        errors = [band_error(kernel, steps, memory) for memory in (horizon, 1.0)]
+        errors = [band_error(kernel, steps, memory, breaks) for memory in (horizon, 1)]
         found.append((float(noise), *(float(noise) * lost * e for e in errors)))
     noises, slow, fast = np.array(found).T
     levels, counts, made, _ = zip(*candidates, strict=True)

@@ -129,9 +129,13 @@ Layers = functools.partial(
 def _bands(name: str, value: Any) -> int | str:
     if value == AUTO:
         return AUTO
-    if isinstance(value, str):
-        raise ValueError(f"{name} must be at least 2, or {AUTO!r}, got {value!r}")
-    return _validation.whole_number(name, value, minimum=2)
+    try:
+        return _validation.whole_number(name, value, minimum=2)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be a whole number >= 2 or {AUTO!r}, got "
+            f"{_validation.shown(value)}"
+        ) from None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

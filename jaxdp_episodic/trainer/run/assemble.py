@@ -395,9 +395,10 @@ def run_parts(
 def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     """Returns the calibrated budget of a config for these data."""
     step, noise = config.step_on(data.population), config.noise
+    before = tuple(_statistics(config, data).values())
     if isinstance(noise, NoiseConfig) and noise.bands == AUTO:
         target = {"epsilon": config.epsilon, "delta": config.delta}
-        how = {"horizon": noise.horizon, "level": noise.groups}
+        how = {"horizon": noise.horizon, "level": noise.groups, "before": before}
         try:
             step = choose_bands(step, num_steps=config.num_steps, **target, **how).step
         except (ValueError, NotImplementedError) as error:
@@ -407,7 +408,7 @@ def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
         epsilon=config.epsilon,
         delta=config.delta,
         num_steps=0 if config.learner.kind in CLOSED_FORM else config.num_steps,
-        before=tuple(_statistics(config, data).values()),
+        before=before,
     )
 
 

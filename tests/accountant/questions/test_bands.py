@@ -409,6 +409,42 @@ def test_coefficients_are_near_the_best_there_are():
     assert band_error(np.ones(1), 50, 10.0) == pytest.approx(alone, rel=1e-12)
 
 
+# Of the theory: plain sums with restarts at random steps, relative to none.
+RESTARTS = [(300, 10, [1.04, 1.12, 1.34]), (500, 5, [1.02, 1.05, 1.14])]
+
+
+@pytest.mark.parametrize(("steps", "bands", "factors"), RESTARTS)
+def test_restarts_cost_what_they_do_at_random_places(steps, bands, factors):
+    kernel = band_coefficients(bands, steps, np.inf)
+    alone = band_error(kernel, steps, np.inf)
+    for number, factor in zip((1, 3, 10), factors, strict=True):
+        found = band_error(kernel, steps, np.inf, number) / alone
+        assert found == pytest.approx(factor, rel=0.02)
+        assert band_error(np.ones(1), steps, 9.0, number) == pytest.approx(
+            band_error(np.ones(1), steps, 9.0), rel=1e-12
+        )
+    # In each step: independent noise of a smaller first coefficient.
+    broken = band_error(kernel, steps, 30.0, steps - 1) * kernel[0]
+    assert broken == pytest.approx(band_error(np.ones(1), steps, 30.0), rel=1e-12)
+
+
+def test_a_choice_weighs_restarts_and_statistics():
+    given = {"epsilon": 8.0, "delta": DELTA, "num_steps": 4, "horizon": np.inf}
+    step = plain(poisson(0.5))
+    first = plain(poisson(1.0)), 0.3
+    unbroken = jde.choose_bands(step, **given)
+    broken = jde.choose_bands(step, **given, restarts=2)
+    assert unbroken.step.bands is not None and broken.relative_noise[0] == 1.0
+    assert (broken.relative_noise[1:] > unbroken.relative_noise[1:]).all()
+    after = jde.choose_bands(step, **given, before=[first])
+    i = after.chosen
+    planned = plan_budget(
+        after.steps[i], epsilon=8.0, delta=DELTA, num_steps=4, before=[first]
+    )
+    assert planned.step.noise_multiplier == after.noise_multiplier[i]
+    assert (after.noise_multiplier > unbroken.noise_multiplier).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CHOICES)
 def test_choices_are_those_of_the_reference(case):
@@ -464,7 +500,10 @@ def test_candidates_draw_as_many_units():
         ({"num_steps": 0}, "num_steps"),
         ({"level": "task"}, "groups must be of level 'user' .* got 'task'"),
         ({"epsilon": [1.0, 2.0]}, "epsilon must be one number"),
-        ({"horizon": 0.0}, "horizon"),
+        ({"horizon": -1}, "horizon must be >= 1, got -1"),
+        ({"horizon": math.nan, "num_steps": 1}, "horizon"),
+        ({"restarts": 9}, "restarts must be at most 8, got 9"),
+        ({"before": [(plain(poisson(1.0)), 1.0)]}, "shares .* sum to less than 1"),
     ],
 )
 def test_bad_arguments_of_the_choice(changed, message):

@@ -27,6 +27,7 @@ from jaxdp_episodic.trainer.run.ledger import Ledger
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
 from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.trainer.run.store import RunStore
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.training import AdaptiveBudget
 from rows import fast_and_slow
 from training_runs import (
@@ -400,6 +401,68 @@ def test_a_run_that_another_trainer_took_up_does_not_go_on(tmp_path, step):
         first.step()
 
 
+def alternating(released):
+    """Two steps, then a score, until nothing is left."""
+    left = [name for name, number in released.left.items() if number]
+    is_due = released.number % 3 == 2 and "check" in left
+    return "check" if is_due else "step" if "step" in left else (left or [None])[0]
+
+
+def a_run_that_adapts(limits):
+    everyone = jde.Poisson("episode", sampling_probability=1.0)
+    design = dataclasses.replace(SLOTS.design, num_classes=12, episodes=everyone)
+    check = dataclasses.replace(SLOTS, sampling=design, noise_multiplier=5.0)
+    options = jde.AdaptiveRun({"step": BANDED, "check": check}, **limits)
+    return a_run(
+        budget=AdaptiveBudget((options,), 1e-5, checks=("check",)),
+        rule=alternating,
+        checks={"check": PrivateValidation(classes(num_classes=12), check, shots=1)},
+    )
+
+
+QUOTAS = {"quotas": {"step": 6, "check": 3}}
+PRICES = {"prices": {"step": 2, "check": 1}, "budget": 9, "blocks": {"step": 2}}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("limits", [QUOTAS, PRICES], ids=["quotas", "prices"])
+def test_a_run_that_adapts_takes_turns_by_charged_gradient_steps(
+    tmp_path, monkeypatch, limits
+):
+    """A score neither takes a turn nor clears the memory; a crash clears it."""
+    watch, turns, secret = Watch(monkeypatch), [], RunDraws.secret
+
+    def watched(draws, number):
+        made = secret(draws, number)
+        turns.append((number, made.turn))
+        return made
+
+    monkeypatch.setattr(RunDraws, "secret", watched)
+    run = a_run_that_adapts(limits)
+    # Step 4 is charged and lost; step 8 is not charged before the process dies.
+    for owner, name, call in ((RunStore, "release", 4), (RunStore, "charge", 4)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, name, _interrupted(getattr(owner, name), call))
+            run.train(tmp_path)
+        run = a_run_that_adapts(limits)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of the step given up
+            run.resume(tmp_path)
+    run.train(tmp_path)
+    order = ["step", "step", "check"] * 3
+    content = read_ledger(tmp_path)
+    assert content.choices[:9] == order and content.charged == len(content.choices)
+    steps = [i for i, name in enumerate(content.choices, 1) if name == "step"]
+    assert turns == list(zip(steps, range(len(steps)), strict=True))
+    assert watch.held[:6] == [0, 1, 1, 0, 1, 0]
+    assert watch.complaints(tmp_path) == ([], set())
+    assert content.adaptive_taken.taken["step"] == len(steps)
+    owed = jde.compose((BANDED.in_group, 3), (run.checks["check"].step, 3))
+    if limits is QUOTAS:
+        promised = jde.epsilon(owed, delta=1e-5)
+        assert run.budget.epsilon == pytest.approx(promised, rel=1e-9)
+
+
 def test_groups_of_a_run_that_chose_to_end_are_forgotten(tmp_path):
     quotas = jde.AdaptiveRun({"step": BANDED}, quotas={"step": 4})
     budget = AdaptiveBudget((quotas,), 1e-5)
@@ -441,8 +504,10 @@ def config_of(tmp_path, text):
     ("old", "new", "message"),
     [
         ('kind = "banded"', 'kind = "band"', "config.noise.*kind.*'banded'"),
-        ("bands = 2", "bands = 1", "config.noise: bands must be .*>= 2.*got 1"),
-        ("bands = 2", 'bands = "many"', "bands must be at least 2, or 'auto'"),
+        *(
+            ("bands = 2", f"bands = {bad}", "noise: bands must be .* >= 2 or 'auto'")
+            for bad in ("0", "1", "1.5", "true", '"many"')
+        ),
         ('groups = "example"', "", "config.noise: missing key 'groups'"),
         ('groups = "example"', "groups = 1", "groups must be a non-empty string"),
         ("bands = 2", "bands = 2\nhorizon = 0.5", "horizon must lie in"),

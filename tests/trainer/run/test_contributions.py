@@ -72,6 +72,10 @@ def test_what_would_help_is_priced_by_the_sizes():
     found = ways_out(step(size=4, ways=5), tree, Needs.of(1, is_regression=False))
     relation, size, ways = found.values()
     assert relation == 1.0 and 0 < size < 0.1 and 0 < ways < 0.1
+    # Bands refuse add_remove if what is grouped is drawn without replacement.
+    grouped = jde.banded(step(size=4, ways=5), jde.Bands(2, level="example"))
+    found = ways_out(grouped, tree, Needs.of(1, is_regression=False))
+    assert list(found.values())[:2] == [size, ways]
     sizes = np.repeat([3, 30], [30, 18]).tolist()
     tree = jde.Population.from_sizes(sizes, level_names=("class",))
     found = ways_out(step(size=4, ways=5), tree, Needs.of(1, is_regression=False))

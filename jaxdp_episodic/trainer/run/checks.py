@@ -524,8 +524,7 @@ def ways_out(
     slots, last = level_of_slots(step), design.schemes[-1]
     is_grouped = isinstance(design, GroupedClasses)
     found = {}
-    if slots is not None and (step.bands is None or _permits_add_remove(step)):
-        # Units that exist take the place of slots.
+    if slots is not None and not step.bands:  # which add_remove may refuse
         if is_grouped and slots == CLASS:
             other = dataclasses.replace(design, num_classes=population.num_units(1))
         else:
@@ -545,15 +544,6 @@ def ways_out(
     if is_grouped and slots is not None and slots == last.name:
         found |= _without_small(step, population, needs)
     return found
-
-
-def _permits_add_remove(step: GaussianStep) -> bool:
-    """Whether the bands of a step are covered under add_remove."""
-    try:
-        dataclasses.replace(step, neighboring_relation="add_remove")
-    except NotImplementedError:
-        return False
-    return True
 
 
 def _share(

@@ -130,10 +130,8 @@ class RunDraws:
 
     def draw(self, secret: DrawSecret) -> Draw:
         """Returns the draw of a secret; safe in any thread."""
-        made = generator(secret.key)
-        if isinstance(self._sampler, GroupSampler):
-            return self._sampler.draw(made, secret.members, secret.turn)
-        return self._sampler.draw(made, secret.members)
+        turn = [secret.turn] * isinstance(self._sampler, GroupSampler)
+        return self._sampler.draw(generator(secret.key), secret.members, *turn)
 
     def keep(self, store: RunStore, step: int) -> None:
         """Writes groups, and the epoch of the next step, to the run's file.

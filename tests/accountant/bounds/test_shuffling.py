@@ -281,17 +281,10 @@ def test_too_many_users_for_enumeration():
         )
 
 
-def random_settings(count, most_users, seed):
-    rng = np.random.default_rng(seed)
-    n = np.floor(10 ** rng.uniform(0, np.log10(most_users), count)).astype(int)
-    eps0 = 10 ** rng.uniform(-2, 0.9, count)
-    return eps0, n, eps0 * rng.uniform(0, 1, count)
-
-
 @pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.slow)])
 def test_upper_exact_lower_in_order(count):
     """The exact value at random data, and at data that agree."""
-    eps0, n, eps = random_settings(count, 500, 3)
+    eps0, n, eps = shuffling_settings(np.random.default_rng(3), 500, count)
     ones = np.random.default_rng(3).integers(0, n)
     upper, response, lower = (
         shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS

@@ -280,3 +280,9 @@ def test_a_callers_process_keeps_kernels_for_a_while(tmp_path, monkeypatch):
         jax.config.update("jax_compilation_cache_dir", ours)
         jax.config.update(least, limit)
         compilation_cache.reset_cache()
+
+
+def test_systems_without_the_limit_are_left_alone(cleared, monkeypatch, tmp_path):
+    monkeypatch.setattr(_engine, "_MAPPINGS_LIMIT", tmp_path / "missing")
+    _engine.clear_kernels_if_crowded()
+    assert not cleared

@@ -1,11 +1,13 @@
 """Strategies of jax_privacy that draw users."""
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.interop.dp_accounting import EpisodicAccountant
 from jaxdp_episodic.accountant.interop.jax_privacy import from_execution_plan
 
 with warnings.catch_warnings():
@@ -105,3 +107,25 @@ def test_users_whose_draws_hang_together_are_refused(base, message):
     given = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
     with pytest.raises(NotImplementedError, match=message):
         from_execution_plan(users_of(base), num_examples=50, **given)
+
+
+@pytest.mark.slow
+def test_a_plan_that_draws_users_agrees_with_the_accountant_of_its_authors():
+    execution_plan = pytest.importorskip("jax_privacy.experimental.execution_plan")
+    plan = execution_plan.BandMFExecutionPlanConfig(
+        strategy=np.ones(1),
+        iterations=200,
+        epsilon=None,
+        delta=None,
+        noise_multiplier=1.3,
+        sampling_prob=0.2,
+        accountant=EpisodicAccountant(Relation.ADD_OR_REMOVE_ONE),
+        partition_type=INDEPENDENT,
+    ).plan
+    users = SimpleNamespace(**vars(plan))
+    users.batch_selection_strategy = users_of(plan.batch_selection_strategy)
+    run = from_execution_plan(users, neighboring_relation="add_remove")
+    theirs = dp_accounting.pld.PLDAccountant(Relation.ADD_OR_REMOVE_ONE)
+    bound = theirs.compose(plan.dp_event).get_epsilon(DELTA)
+    assert 0.999 * bound < jde.epsilon(run, delta=DELTA) <= bound
+    assert run.steps[0].privacy_unit == "user"

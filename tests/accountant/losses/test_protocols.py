@@ -104,7 +104,7 @@ def test_profile_and_moments_are_enough():
         assert low <= exact.value <= high == found.value
         assert high - low < 1.1e-4 * high  # what is aimed for is 1e-4
         bounds = (rdp_bound(question, one)[0] for one in (run, known))
-        np.testing.assert_allclose(*bounds, rtol=1e-14)
+        np.testing.assert_allclose(*bounds, rtol=1e-15)
 
 
 def _always_sampled(rate, shift):

@@ -77,3 +77,10 @@ def test_windows_are_cut_at_the_floor():
 def test_windows_without_length_are_left_out():
     lefts, rights = lay([1.0, 4.0, 2.0], [3.0, 4.0, 2.0], [1.0, 1e9, 1e9])
     assert lefts[0] == 1.0 and rights[-1] == 3.0
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 8, 13, 20, 33])
+def test_ends_of_windows_are_sorted(number, engine):
+    rows = np.random.default_rng(number).normal(size=(number, 7)).round(1)
+    found = float64_boundary(quadrature._sorted)(rows)
+    np.testing.assert_array_equal(found, np.sort(rows, axis=0))

@@ -114,3 +114,38 @@ def test_what_is_never_within_is_infinite_and_what_always_is_is_tiny():
     found = smallest_within(function, np.array([1.0, 1.0, 1.0, 0.0]))
     assert found[0] == found[2] == np.inf
     assert 0 < found[1] <= 1e-30 and found[3] == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 5 - x,
+        lambda x: np.round(5 - x, 14),
+        lambda x: 25 - x * x,
+        lambda x: np.exp(-x) - np.exp(-5.0),
+    ],
+    ids=["line", "rounded line", "square", "exponential"],
+)
+def test_a_value_of_zero_ends_the_search(function):
+    turns = 0
+
+    def counted(x):
+        nonlocal turns
+        turns += 1
+        return function(x)
+
+    assert smallest_within(counted, np.ones(1)) == 5
+    assert turns < 20  # to halve the rest takes 50
+
+
+def test_arguments_are_left_alone():
+    low, high = np.array([1.0]), np.array([9.0])
+    largest_within(lambda x, _: x - 3, low, high, tolerance=TOLERANCE)
+    assert low[0] == 1.0 and high[0] == 9.0
+
+
+def test_nothing_to_search():
+    found = largest_within(
+        lambda x, _: x, np.empty(0), np.empty(0), tolerance=TOLERANCE
+    )
+    assert found.shape == (0,)

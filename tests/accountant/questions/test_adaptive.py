@@ -534,3 +534,17 @@ def test_ends_are_close_where_values_fall_slowly_to_the_right():
     run = jde.AdaptiveRun(options, prices=prices, budget=51)
     lower, upper = run.epsilon_interval(delta=2.41e-9)
     assert upper - lower < 2e-4
+
+
+@pytest.mark.slow
+def test_a_run_within_a_run_may_have_several_settings():
+    noises = np.array([1.5, 2.5])
+    run = jde.AdaptiveRun(
+        {"run": batch(noises), "check": CHECK}, quotas={"run": 1, "check": 2}
+    )
+    assert run.shape == (2,)
+    found = run.delta(epsilon=0.5)
+    for i, noise in enumerate(noises.tolist()):
+        one = {"run": batch(noise), "check": CHECK}
+        one = jde.AdaptiveRun(one, quotas={"run": 1, "check": 2})
+        assert one.delta(epsilon=0.5) == found[i]

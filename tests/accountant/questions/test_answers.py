@@ -338,6 +338,12 @@ class TestBadInputs:
         with pytest.raises(ValueError, match="orders must be a 1-d array"):
             rdp_epsilon(STEP, delta=1e-6, num_steps=1, orders=orders)
 
+    def test_order_and_repetition_do_not_matter(self):
+        def ask(orders):
+            return rdp_epsilon(STEP, delta=1e-6, num_steps=100, orders=orders)
+
+        assert ask([1.5, 2.5, 3.0, 9.0]) == ask([9.0, 3.0, 1.5, 2.5, 9.0])
+
     @pytest.mark.parametrize("field", ["clip_unit", "privacy_unit"])
     def test_unknown_level(self, field):
         message = f"{field} must be one of .*got 'usr'; did you mean 'user'"

@@ -241,6 +241,15 @@ class TestNumSteps:
         assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=count + 1) > 3.0)
         assert np.all(np.diff(count) >= 0)
 
+    def test_targets_broadcast(self):
+        step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
+        count = rdp_num_steps(
+            step, epsilon=np.array([1.0, 2.0, 4.0]), delta=np.array([[1e-8], [1e-4]])
+        )
+        assert count.shape == (2, 3)
+        assert np.all(np.diff(count, axis=0) >= 0)
+        assert np.all(np.diff(count, axis=1) > 0)
+
     def test_ends(self):
         def largest(rate, noise):
             step = jde.GaussianStep(poisson(rate), noise_multiplier=noise)

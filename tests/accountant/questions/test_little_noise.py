@@ -479,3 +479,17 @@ def test_no_answer_is_below_the_limit_of_many(name, method):
         check(random_setting(rng, name, -12, -6.1), method)
     for _ in range(50 if method == "rdp" else 3):
         check(random_setting(rng, name, -6.1, -3), method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_says_what_each_setting_says(method):
+    noise = 10.0 ** -np.arange(6.5, 14, 0.9)
+    make = one_level(poisson, "add_remove")
+    together = jde.epsilon(
+        make(noise, 0.2, None, None), delta=1e-8, num_steps=500, method=method
+    )
+    alone = [
+        jde.epsilon(make(x, 0.2, None, None), delta=1e-8, num_steps=500, method=method)
+        for x in noise
+    ]
+    np.testing.assert_allclose(alone, together, rtol=1e-14)

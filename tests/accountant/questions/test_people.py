@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -495,3 +496,48 @@ def test_no_event_says_that_a_person_is_one_example() -> None:
     step = person({"sampling": design, "people": Bounds(examples=3)}, REPLACE, 2.0)
     with pytest.raises(NotImplementedError, match="person"):
         to_dp_event(step)
+
+
+AT = np.linspace(-12, 12, 2_401)
+
+
+def law(examples, size, noise):
+    """Density of the noised sum of a sample of the examples, times the grid's step."""
+    sums = [sum(some) for some in itertools.combinations(examples, size)]
+    gaussians = np.exp(-0.5 * ((AT[:, None] - np.array(sums)) / noise) ** 2)
+    return gaussians.mean(axis=1) * (AT[1] - AT[0]) / (noise * np.sqrt(2 * np.pi))
+
+
+def attained(own, others, size, epsilon, noise):
+    """The largest divergence over what all examples may contribute, 1 at most."""
+    found = 0.0
+    for signs in itertools.product((-1.0, 0.0, 1.0), repeat=own + 1):
+        persons, other = signs[:own], signs[own]
+        with_person = law([*persons, *[other] * others], size, noise)
+        without = law([other] * others, min(size, others), noise)
+        for p, q in ((with_person, without), (without, with_person)):
+            found = max(found, np.maximum(p - np.exp(epsilon) * q, 0).sum())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "size"), [(2, 3, 2), (2, 4, 1), (3, 3, 2), (2, 2, 3)]
+)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_no_draw_is_above_the_mixture(own, others, size, epsilon):
+    noise = 1.3
+    step = jde.GaussianStep(
+        jde.WithoutReplacement("example", size=size, population=own + others),
+        noise_multiplier=noise,
+        privacy_unit="person",
+        people=jde.PersonBounds(examples=own),
+    )
+    bound = jde.delta(step, num_steps=1, epsilon=epsilon)
+    true = attained(own, others, size, epsilon, noise)
+    assert true <= bound * (1 + 1e-4)
+    if size > others:
+        return
+    assert bound <= true * (1 + 1e-4)  # the person's pull one way, the others the other
+    # As if nobody took the place of the person: exceeded.
+    alone = dataclasses.replace(step, noise_multiplier=2 * noise)
+    assert jde.delta(alone, num_steps=1, epsilon=epsilon) < true

@@ -299,6 +299,16 @@ def test_several_devices_and_threads(how) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
+def test_shards() -> None:
+    devices = np.array(jax.devices()[:1])
+    mesh = jax.sharding.Mesh(devices, ("runs",))
+    sharded = jax.shard_map(epsilon, mesh=mesh, in_specs=P("runs"), out_specs=P("runs"))
+    np.testing.assert_allclose(jax.jit(sharded)(NOISES), on_host(NOISES), rtol=2e-7)
+    slopes = jax.grad(lambda noises: sharded(noises).sum())(NOISES)
+    np.testing.assert_allclose(slopes, jax.vmap(jax.grad(epsilon))(NOISES), rtol=1e-6)
+
+
 # --- Derivatives ---
 
 

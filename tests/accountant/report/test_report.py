@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import time
 
 import numpy as np
 import pytest
@@ -617,3 +618,18 @@ def test_joined_examples_of_a_person_read_as_one_person():
     report = jde.privacy_report(step, num_steps=1, delta=1e-5, method="rdp")
     assert report.protected == "one person with all of their examples"
     assert "nobody owns more than one." in " ".join(report.preconditions)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_distinct_paths_take_seconds():
+    rng = np.random.default_rng(0)
+    sizes = [
+        rng.integers(20, 3000, size=rng.integers(5, 800)).tolist() for _ in range(300)
+    ]
+    tree = jde.Population.from_sizes(sizes)
+    start = time.perf_counter()
+    report = rdp_report(school_step(population=tree), num_steps=300, delta=1e-12)
+    assert over_units(report).num_paths > 1e5
+    assert over_units(report).rate_rounding < 0.01
+    # Compilation included, for a machine busy with other things.
+    assert time.perf_counter() - start < 60

@@ -284,3 +284,18 @@ def test_imported_owners_are_those_in_memory(tmp_path, capsys):
     )
     with pytest.raises(ValueError, match="must have owners and people"):
         load_stored(tmp_path / "npz")
+
+
+def test_parquet_owners(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"u": ["b", "a", "a"], "x": [1.0, 2.0, 3.0], "who": ["p", "q", "p"]}
+    parquet.write_table(arrow.table(columns), tmp_path / "in.parquet")
+    command = ["data", "import", str(tmp_path / "in.parquet"), str(tmp_path / "out")]
+    options = ["--groups", "u", "--features", "x", "--owner", "who"]
+    assert cli.run([*command, *options]) == 0
+    wanted = load_table(
+        tmp_path / "in.parquet", groups=["u"], features=["x"], owner="who"
+    )
+    assert owned_by(load_stored(tmp_path / "out")) == owned_by(wanted) == list("qpp")

@@ -338,3 +338,22 @@ def test_the_other_orientation_is_the_left_side_of_the_same_recursion():
     size = min(len(left), len(right), 300)  # to 0.6 nats
     # On the left the errors of the masses count in full: 1e-12 a step.
     np.testing.assert_allclose(left[:size], right[:size], rtol=1e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 1000])
+def test_states_that_are_taken_together_do_not_lead_to_one_another(most):
+    order = jde.RuleBook.in_order(["a", "b"])
+    graphs = [
+        budget_graph((25, 14, 8, 5), 200),
+        budget_graph((1,), 5),
+        rule_graph(order, ("a", "b"), (3, 2), 30),
+    ]
+    for graph in graphs:
+        groups = list(graph.groups(most))
+        assert [s for group in groups for s in group] == list(range(len(graph.moves)))
+        for group in groups:
+            moves = [move for state in group for move in graph.moves[state]]
+            assert all(to < group.start for _, to in moves)
+            assert len(group) == 1 or max(len(moves), len(group)) <= most
+    # Something is gained: the least price is how many go together.
+    assert most < 1000 or len(list(graphs[0].groups(most))) <= 200 / 5 + 2

@@ -47,8 +47,8 @@ from jaxdp_episodic.tools.cli.command import (
     Whole,
     aligned,
     facts,
-    noted,
     option,
+    recorded_warnings,
     waiting,
 )
 from jaxdp_episodic.tools.requests.batch import (
@@ -94,25 +94,25 @@ class Epsilon(Command):
     def _subject(self) -> Any:
         return self.file or self.batch or next(iter(self.ledger), "")
 
-    def _left(self) -> str | None:
+    def _after_interruption(self) -> str | None:
         return "; nothing was written" if self.out is not None else None
 
     def _lines(self) -> list[str]:
         self._check_options()
         if self.out is not None:
-            # A wrong name is refused, or the folder made, before the work.
+            # Before the work, so that a wrong name costs no time.
             check_suffix(self.out)
             self.out.parent.mkdir(parents=True, exist_ok=True)
             return self._batch(self.out) if self.batch else self._per_unit(self.out)
         if self.ledger:
-            return self._of_ledgers([Path(name) for name in self.ledger])
-        with noted() as said, waiting():
+            return self._from_ledgers([Path(name) for name in self.ledger])
+        with recorded_warnings() as warned, waiting():
             request = self._request()
             answer = request.answer()
-        return _answered(request, answer, said, as_json=self.json)
+        return _answer_lines(request, answer, warned, as_json=self.json)
 
     def _check_options(self) -> None:
-        """Refuses options that exclude or need one another."""
+        """Refuses options that exclude or need each other."""
         sources = (self.file, self.batch, self.ledger or None)
         is_table = self.batch is not None or self.per_unit
         given = {"--delta": self.delta, "--num-steps": self.num_steps}
@@ -125,7 +125,7 @@ class Epsilon(Command):
             "--per-unit goes with FILE.toml, not with --batch or --ledger": (
                 self.file is None and self.per_unit
             ),
-            "--num-steps does not go with --ledger, which says how many": (
+            "--num-steps does not go with --ledger, which holds the number": (
                 bool(self.ledger) and self.num_steps is not None
             ),
             "--out FILE goes with --batch or --per-unit, and they need it": (
@@ -143,18 +143,18 @@ class Epsilon(Command):
                 raise UsageError(message)
 
     def _request(self) -> EpsilonRequest:
-        assert self.file is not None  # as was checked
+        assert self.file is not None  # by `_check_options`
         return read_request(
             self.file, EpsilonRequest, delta=self.delta, num_steps=self.num_steps
         )
 
-    def _of_ledgers(self, paths: list[Path]) -> list[str]:
-        """Answers what ledgers alone say was charged."""
+    def _from_ledgers(self, paths: list[Path]) -> list[str]:
+        """The privacy cost of the steps that the ledgers charge."""
         if len(paths) == 1 and is_adaptive(paths[0]):
             if self.method is not None:
-                raise UsageError("--method does not go with a run that chose")
+                raise UsageError("--method does not go with an adaptive run")
             return adaptive_lines(paths[0], delta=self.delta, as_json=self.json)
-        with noted() as said, waiting():
+        with recorded_warnings() as warned, waiting():
             ledgers = read_ledgers(paths)
             step, num_steps = ledgers.run_charged()
             delta, method = self.delta, self.method or "exact"
@@ -165,16 +165,16 @@ class Epsilon(Command):
                 method=method,
             )
             answer = request.answer()
-            # At another delta the answer says nothing of how much of the plan is spent.
+            # An epsilon at another delta cannot be compared with the plan's target.
             spent = answer if delta is None else None
             caveats = caveats_on_ledgers(ledgers, spent, method)
         target, at = ledgers.planned
         planned = {"planned": {"epsilon": plain(target), "delta": at}}
-        said += caveats
-        return _answered(request, answer, said, as_json=self.json, more=planned)
+        warned += caveats
+        return _answer_lines(request, answer, warned, as_json=self.json, more=planned)
 
     def _batch(self, out: Path) -> list[str]:
-        """Answers a file of requests; says how many rows have errors."""
+        """Answers a file of requests; reports how many rows have errors."""
         assert self.batch is not None
         with waiting("answering") as say:
             result = answer_file(
@@ -192,7 +192,7 @@ class Epsilon(Command):
         """Writes each protected unit's own epsilon."""
         request = self._request()
         if request.delta is None:
-            raise ValueError("--per-unit gives epsilons, so the request needs a delta")
+            raise ValueError("--per-unit computes epsilons: the request needs a delta")
         budgets = unit_budgets(
             request.planned("--per-unit"),
             num_steps=request.num_steps,
@@ -204,7 +204,7 @@ class Epsilon(Command):
         lines = [f"{budgets.epsilon.size:,} units, largest epsilon {largest}"]
         if budgets.rate_rounding:
             share = upward(budgets.rate_rounding, 2)
-            lines.append(f"with rates rounded up by at most a share of {share}")
+            lines.append(f"rates are rounded up, by at most {share} of their value")
         if steps_of(request)[0].neighboring_relation == "add_remove":
             lines.append("private: under add_remove the table discloses sizes")
         return [*lines, f"written: {out}"]
@@ -214,47 +214,47 @@ class Epsilon(Command):
 class Calibrate(Command):
     """The command ``calibrate``."""
 
-    #: The request: as for `epsilon`, with what is sought and the target.
+    #: The request: as for `epsilon`, with what to find and the target.
     file: TomlFile
     #: Print JSON in place of a table.
     json: bool = False
 
     def _lines(self) -> list[str]:
-        with noted() as said, waiting():
+        with recorded_warnings() as warned, waiting():
             request = read_request(self.file, CalibrationRequest)
             answer = request.answer()
-        return _answered(request, answer, said, as_json=self.json)
+        return _answer_lines(request, answer, warned, as_json=self.json)
 
 
-def _answered(
+def _answer_lines(
     request: Any,
     answer: Any,
-    said: list[str],
+    warned: list[str],
     *,
     as_json: bool,
     more: dict[str, Any] | None = None,
 ) -> list[str]:
-    """The answer, with warnings; as JSON with more facts."""
-    said = [*said, *caveats_on(request)]
+    """The answer with warnings, as a table or as JSON; ``more`` goes into the JSON."""
+    caveats = [*warned, *caveats_on(request)]
     if not as_json:
-        return [answer_table(request, answer, said)]
-    document = answer_document(request, answer, said) | (more or {})
+        return [answer_table(request, answer, caveats)]
+    document = answer_document(request, answer, caveats) | (more or {})
     return [json.dumps(document, allow_nan=False)]
 
 
 def answer_document(
     request: Request, answer: Any, caveats: list[str]
 ) -> dict[str, Any]:
-    """Returns the answer for a program: arrays as nested lists, infinity as "inf"."""
+    """Returns the answer as JSON: arrays as nested lists, infinity as "inf"."""
     units = {part.privacy_unit for part in steps_of(request)}
     names = ("calibrate", "level", "num_steps", "delta", "epsilon")
-    asked = {name: plain(getattr(request, name, None)) for name in names}
+    question = {name: plain(getattr(request, name, None)) for name in names}
     bounds = (step.people for step in steps_of(request))
     people = next((one for one in bounds if one is not None), None)
-    asked["people"] = None if people is None else plain(people.numbers)
+    question["people"] = None if people is None else plain(people.numbers)
     return {
         "version": 1,
-        **{name: value for name, value in asked.items() if value is not None},
+        **{name: value for name, value in question.items() if value is not None},
         request.quantity: plain(answer),
         "shape": list(request.shape),
         "method": request.method,
@@ -266,15 +266,15 @@ def answer_document(
 
 
 def _relation(request: Request) -> str | None:
-    """The relation of the run, or None where no part of it names one."""
+    """The relation of the run; None if no part of it names one."""
     named = (part.neighboring_relation for part in parts_of(request.step))
     return next((relation for relation in named if relation is not None), None)
 
 
 def answer_table(request: Request, answer: Any, caveats: list[str]) -> str:
-    """Returns the answer for a person."""
+    """Returns the answer as text, with one row per setting if there are several."""
     varying = {k: v for k, v in _numbers(request) if np.size(v) != 1}
-    varying.pop(request.quantity, None)  # of the step, replaced by the answer
+    varying.pop(request.quantity, None)  # a field of the step that the answer replaces
     lines = facts(_facts(request, answer if np.ndim(answer) == 0 else None))
     if np.ndim(answer):
         lines += ["", *_grid(request, answer, varying)]
@@ -283,7 +283,7 @@ def answer_table(request: Request, answer: Any, caveats: list[str]) -> str:
 
 
 def _facts(request: Request, answer: Any) -> dict[str, str]:
-    """Names and what is said, the answer first unless it is a grid."""
+    """The facts of an answer by name, the answer itself first unless it is a grid."""
     steps = steps_of(request)
     rows = {}
     if answer is not None:
@@ -311,7 +311,7 @@ def _facts(request: Request, answer: Any) -> dict[str, str]:
 
 
 def _grid(request: Request, answer: np.ndarray, varying: dict[str, Any]) -> list[str]:
-    """One row a setting: the fields that vary, then the answer."""
+    """One row per setting: the fields that vary, then the answer."""
     columns = {
         name: [
             _shown(v) for v in np.broadcast_to(values, answer.shape).ravel().tolist()
@@ -324,7 +324,7 @@ def _grid(request: Request, answer: np.ndarray, varying: dict[str, Any]) -> list
 
 
 def _numbers(value: Any, name: str = "", prefix: str = "") -> list[tuple[str, Any]]:
-    """All numeric fields of a request, named as in its file: "school.size"."""
+    """All numeric fields of a request, named like "school.size"."""
     if value is None or isinstance(value, Population | AdaptiveRun | str | bool):
         return []
     if isinstance(value, Spec):
@@ -349,32 +349,32 @@ def _shown(value: float) -> str:
 
 
 def _rounded(request: Request, value: float) -> str:
-    """A few digits of the answer, rounded to the private side."""
+    """A few digits of the answer, rounded to the safe side."""
     if isinstance(value, int | np.integer):
         return f"{value:,}"
     rounded = downward if request.quantity == "rate" else upward
     return rounded(value, 5, zeros=True)
 
 
-# Relative, above the tolerance of calibration: a run whose epsilon is further below its
-# target than that has not taken all its steps.
+# Relative. If a run's epsilon is further below its target than this, some planned steps
+# were not charged. Larger than the tolerance of calibration.
 _CALIBRATION_SLACK = 1e-3
 
 
 def is_adaptive(path: Path) -> bool:
-    """Returns whether a run's file says that it chooses; False of one that is none."""
+    """Returns whether a run's file is that of an adaptive run."""
     try:
         with run_file(path) as run:
             return "adaptive" in run.facts
     except (OSError, ValueError):
-        return False  # whoever reads it says so
+        return False  # not a run's file: `read_ledger` raises the error
 
 
 def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[str]:
-    """Returns what the ledger of a run that chose says, at its own delta or another."""
+    """Returns the privacy cost in an adaptive run's ledger, at its delta or another."""
     content = read_ledger(path)
     budget = content.adaptive_taken
-    assert budget is not None  # as the caller has seen
+    assert budget is not None  # as `is_adaptive`
     if delta is not None:
         _validation.open_unit_array("delta", delta)
         budget = dataclasses.replace(budget, delta=delta)
@@ -414,32 +414,32 @@ def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[st
 def caveats_on_ledgers(
     ledgers: LedgersContent, spent: Any | None, method: str
 ) -> list[str]:
-    """Returns what an epsilon computed from ledgers does not show by itself."""
-    said, are_several = [], len(ledgers.contents) > 1
+    """Returns warnings that belong to an epsilon computed from ledgers."""
+    caveats, are_several = [], len(ledgers.contents) > 1
     for name, content, beginning in zip(*ledgers, strict=True):
         named = f"{name}: " if are_several else ""
-        said += [named + text for text in caveats_on_ledger(content)]
+        caveats += [named + text for text in caveats_on_ledger(content)]
         if beginning is None:
             continue
         other = ledgers.names[beginning.of]
         if common := sum(beginning.charged):
-            said.append(
+            caveats.append(
                 f"{name} has its first {common:,} steps in common with {other}: they "
                 "are counted once"
             )
         if not beginning.is_all:
-            said.append(
-                f"{name} and {other} may have more in common: their processes have no "
-                "names, so what both charged is counted twice"
+            caveats.append(
+                f"{name} and {other} may have more steps in common: their processes "
+                "have no names, so steps that both charged are counted twice"
             )
     if are_several:
-        said.append(
-            "composed as if all had been planned at the start: this is no guarantee if "
-            "one run was designed in view of what another released; a book that is "
-            "kept from the first run on gives one (jaxdp-episodic book)"
+        caveats.append(
+            "composed as if all runs had been planned at the start: this is no "
+            "guarantee if one run was designed in view of what another released; a "
+            "book that is kept from the first run on gives one (jaxdp-episodic book)"
         )
     if ledgers.num_shared_epochs:
-        said.append(
+        caveats.append(
             "an epoch that several copies of a run continued is counted once for each "
             f"copy that released from it; counted so: {ledgers.num_shared_epochs:,}"
         )
@@ -457,14 +457,14 @@ def caveats_on_ledgers(
             )
     if early:
         early.append(owed_by_plan(*ledgers.planned, together=are_several))
-    return said + early
+    return caveats + early
 
 
 def caveats_on_ledger(content: LedgerContent) -> list[str]:
-    """What an epsilon computed from one ledger does not show by itself."""
+    """Returns warnings that belong to an epsilon computed from one ledger."""
     of_search = content.search is not None
-    # Runs that choose have whole epochs only.
-    owed = content.owed if content.adaptive is None else content.charged
+    # An adaptive run has whole epochs only.
+    accounted = content.owed if content.adaptive is None else content.charged
     rows = {
         "not private: draws and noise came from a fixed seed; the answer holds for the "
         "same run with fresh entropy": content.is_seeded,
@@ -476,11 +476,11 @@ def caveats_on_ledger(content: LedgerContent) -> list[str]:
             content.book is not None
         ),
         f"{content.charged:,} steps were charged, the last within an epoch, and "
-        f"{owed:,} are accounted, to the end of the epoch or of the plan: an "
-        "end that was not planned may depend on what was released": owed
+        f"{accounted:,} are accounted, to the end of the epoch or of the plan: an "
+        "end that was not planned may depend on what was released": accounted
         > content.charged,
-        "the run was not closed in order: it goes on, or was killed; an older copy of "
-        "its file says less than was charged": not content.is_closed,
+        "the run was not closed: it is running or was killed; an older copy of its "
+        "file shows fewer steps than were charged": not content.is_closed,
     }
     return [text for text, holds in rows.items() if holds]
 
@@ -494,10 +494,11 @@ class Log(Command):
 
     def _lines(self) -> list[str]:
         with refusing(self.dir), run_file(self.dir) as file:
-            return [json.dumps(line, allow_nan=False) for line in _said_by(file)]
+            return [json.dumps(line, allow_nan=False) for line in _records_of(file)]
 
 
-def _said_by(file: Any) -> Iterator[dict[str, Any]]:
+def _records_of(file: Any) -> Iterator[dict[str, Any]]:
+    """The contents of a run's file, one dictionary per line of the output."""
     yield {"kind": "run", **file.facts}
     for name, text, _ in file.steps.values():
         yield {"kind": "step", "name": name, "step": json.loads(text)}

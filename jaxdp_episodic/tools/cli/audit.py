@@ -38,11 +38,9 @@ from jaxdp_episodic.trainer.audit.report import (
 from jaxdp_episodic.trainer.config.training_config import read_config
 
 VIOLATED = 3  # exit code
-# Runs of the game with the unit, and as many without: some ten seconds.
-_MECHANISM_DRAWS = 20_000
+_MECHANISM_DRAWS = 20_000  # simulations with the unit, and as many without: about 10 s
 _FEWEST_DRAWS = 100
-# Steps with the canary, and as many without.
-_STEP_DRAWS = 2_000
+_STEP_DRAWS = 2_000  # steps with the canary, and as many without
 
 
 _Kind = Union[Literal["mechanism", "step", "gradient", "input"], None]  # noqa: UP007
@@ -61,7 +59,7 @@ class Audit(Command):
     #: a canary. gradient, input: train one run with canaries (white box, black
     #: box).
     kind: Annotated[_Kind, option("NAME")] = None
-    #: Simulations with the unit (default: 20,000); of step: steps with the
+    #: Simulations with the unit (default: 20,000). With --kind step: steps with the
     #: canary (default: 2,000).
     draws: Whole = None
     #: Canaries in a run (gradient, input).
@@ -97,21 +95,23 @@ class Audit(Command):
             plot_audit(rows, self.out / "audit.png", title=self.file.stem)
         self._code = VIOLATED if any(row.is_violated for row in rows) else 0
         sure = f"{100 * self.confidence:.10g}% confidence each"
-        lines = [line for row in rows for line in _said(row)]
+        lines = [line for row in rows for line in _lines_of(row)]
         return [*lines, f"{sure}; written: {self.out}"]
 
-    def _left(self) -> str:
-        return "; nothing is kept of an audit that did not end"
+    def _after_interruption(self) -> str:
+        return "; nothing was written"
 
     def _mechanism(self, console: Console) -> list[AuditRow]:
-        """Simulates what the request describes."""
+        """Simulates the mechanism of a request."""
         if self.privacy_unit is not None:
-            raise ValueError("--privacy-unit goes with a run; a request names its own")
+            raise ValueError(
+                "--privacy-unit is for the config of a run; a request names its own"
+            )
         request = read_request(
             self.file, EpsilonRequest, delta=self.delta, num_steps=self.num_steps
         )
         if request.delta is None:
-            raise ValueError("an audit needs a delta; give --delta, or one in the file")
+            raise ValueError("delta must be given, by --delta or in the file")
         steps: Any = request.num_steps
         step = request.planned("audit")
         for name, value in (("delta", request.delta), ("num_steps", steps)):
@@ -119,8 +119,8 @@ class Audit(Command):
                 raise ValueError(f"{name} must be one number for an audit, got a list")
         if step.shape:
             raise ValueError(
-                "step must be one setting for an audit, its fields numbers and no "
-                f"lists, got shape {step.shape}"
+                "step must be one setting for an audit, without lists, got shape "
+                f"{step.shape}"
             )
         # Imported here: Flax costs a second, which bad input should not pay.
         from jaxdp_episodic.trainer.audit.game import audit_mechanism, total_draws
@@ -142,9 +142,9 @@ class Audit(Command):
         return {"confidence": self.confidence, "seed": self.seed}
 
     def _canaries(self, console: Console) -> list[AuditRow]:
-        """Trains with canaries as the config says."""
+        """Trains with canaries, as the training config describes."""
         if self.delta is not None:
-            raise ValueError("--delta goes with --kind mechanism; a run names its own")
+            raise ValueError("--delta is for --kind mechanism; a run names its own")
         use_all_cores()
         # Imported here: Flax costs a second.
         from jaxdp_episodic.trainer.audit.training import audit_run, training_of_config
@@ -155,7 +155,7 @@ class Audit(Command):
         if self.kind == "step":
             return self._step(training, console)
         if self.draws is not None:
-            raise ValueError("--draws does not go with one run: give --canaries")
+            raise ValueError(f"--draws is not for --kind {self.kind}; give --canaries")
         total = self.num_steps or training.budget.num_steps
         with ProgressBar(console, "steps", total) as progress:
             audit = audit_run(
@@ -184,7 +184,7 @@ class Audit(Command):
         from jaxdp_episodic.trainer.audit.training import audit_statistics, audit_steps
 
         if self.num_steps is not None:
-            raise ValueError("--num-steps does not go with --kind step: give --draws")
+            raise ValueError("--num-steps is not for --kind step; give --draws")
         draws = _STEP_DRAWS if self.draws is None else self.draws
         before = len(training.budget.before)
         rows = []
@@ -205,8 +205,8 @@ class Audit(Command):
         return rows
 
 
-def _said(row: AuditRow) -> list[str]:
-    """What was found, claims rounded up, audits down; and the verdict."""
+def _lines_of(row: AuditRow) -> list[str]:
+    """The result and the verdict. Claims are rounded up, audited bounds down."""
     rdp = "" if row.claimed_rdp is None else f" ({upward(row.claimed_rdp)} RDP)"
     audited, claimed = downward(row.audited), upward(row.claimed_exact)
     head = f"{row.attacker}, delta {row.delta:g}: audited {audited}, claimed {claimed}"
@@ -214,7 +214,7 @@ def _said(row: AuditRow) -> list[str]:
     if row.is_violated:
         verdict = f"VIOLATED: the claim of {upward(row.claimed)} is disproved, {shown}"
     elif row.is_above:
-        # At 95% confidence one in twenty exact claims that hold is above, too.
+        # At 95% confidence this happens to one in twenty claims that are exact.
         verdict = (
             f"{shown}, which is above the claim, but not with 99.99% confidence: "
             "repeat the audit with more draws"

@@ -50,16 +50,16 @@ _Book = Annotated[tyro.conf.Positional[str], option("FILE_OR_URL")]
 _WIDTH = 10  # of the names of facts
 _RULES = {
     "no refunds": "a run pays before its first draw and gets nothing back, however it "
-    "ends: paying only for what was taken is not private if somebody looked and "
-    "stopped",
+    "ends: paying only for the steps that were taken is not private if somebody looked "
+    "at the run and stopped it",
     "choose by": "what runs release (parameters, scores on people who are not in these "
     "data); a run that is chosen by losses, norms or scores without noise is not "
     "covered",
 }
 
 
-class _OfBook(Command):
-    """A command on a book, which errors name without its password."""
+class _BookCommand(Command):
+    """A command on a book; errors show its URL without the password."""
 
     _has_warnings = False
     book: Any
@@ -69,7 +69,7 @@ class _OfBook(Command):
 
 
 @dataclass
-class Create(_OfBook):
+class Create(_BookCommand):
     """Make a book: the data, who is protected, and the total budget. All is final.
 
     By default any run can be charged (its mu-GDP price and a floor). With --quota or
@@ -107,16 +107,19 @@ class Create(_OfBook):
         if not (self.quota or self.menu):
             terms = create_book(self.book, protected, floors=self.floors, **total)
         elif self.floors is not None:
-            raise ValueError("--floors is for prices with floors, not for a menu")
+            raise ValueError("--floors does not go with --quota or --menu")
         else:
             files = [_quota(text) for text in self.quota]
             files = files or [(Path(name), 0) for name in self.menu]
             quotas = {path.stem: number for path, number in files}
             menu: dict[str, Any] = {}
-            with waiting("what the menu costs"):
+            with waiting("computing the cost of the menu"):
                 for path, _ in files:
                     if path.stem in menu:
-                        raise ValueError(f"the menu has two files named {path.stem!r}")
+                        raise ValueError(
+                            "files of a menu must have different names, got two named "
+                            f"{path.stem!r}"
+                        )
                     menu[path.stem] = _whole_run_of(path)
                 terms = create_menu_book(
                     self.book,
@@ -129,7 +132,7 @@ class Create(_OfBook):
 
 
 @dataclass
-class Charge(_OfBook):
+class Charge(_BookCommand):
     """Charge a query outside of training, before you run it.
 
     A request (as for `epsilon`) describes it: a statistic, a validation query, or a run
@@ -148,13 +151,13 @@ class Charge(_OfBook):
     def _lines(self) -> list[str]:
         run = _run_of_request(self.request)
         name = self.name or self.request.stem
-        with waiting("what it costs"):
+        with waiting("computing its price"):
             entry = charge_query(self.book, run, name=name, floor=self.floor)
         return [f"entry {entry.number}: {in_words(entry.price)}; it is paid"]
 
 
 @dataclass
-class Show(_OfBook):
+class Show(_BookCommand):
     """Show what a book guarantees, what was charged, and what is left.
 
     The guarantee is the same from the first run to the last. For information only, it
@@ -174,7 +177,7 @@ class Show(_OfBook):
         if self.plot is not None:
             spent = terms.prices.spent(content.paid)
             draw_book(spent, _shares(content), self.plot, title=_guarantee(terms))
-        with waiting("composition of what was run, for information"):
+        with waiting("composing the runs, for information"):
             run, cost = content.composition(), None
             if run is not None:
                 cost = float(epsilon_of(run, delta=terms.delta, method=terms.method))
@@ -184,7 +187,7 @@ class Show(_OfBook):
 
 
 @dataclass
-class Close(_OfBook):
+class Close(_BookCommand):
     """Close a book for good: nothing can be charged any more."""
 
     #: The book.
@@ -198,7 +201,7 @@ class Close(_OfBook):
 
 
 def _quota(text: str) -> tuple[Path, int]:
-    """File and number of "RUN.toml=N"."""
+    """The file and the number in "RUN.toml=N"."""
     path, _, number = text.rpartition("=")
     if not path or not number.isdecimal() or int(number) < 1:
         raise ValueError(f"--quota must be RUN.toml=N with N >= 1, got {text!r}")
@@ -206,7 +209,7 @@ def _quota(text: str) -> tuple[Path, int]:
 
 
 def _whole_run_of(path: Path) -> ComposedSteps:
-    """The run that a training config or a request describes, if it is a composition."""
+    """The composition that a training config or a request describes."""
     if "data" in read_toml(path):
         from jaxdp_episodic.tools.train.booked import run_of_config
 
@@ -214,14 +217,14 @@ def _whole_run_of(path: Path) -> ComposedSteps:
     run = _run_of_request(path)
     if isinstance(run, AdaptiveRun):
         raise NotImplementedError(
-            f"step of {path}: a run that adapts at prices or by rules is no "
-            "composition, and on no menu"
+            f"step of {path}: an adaptive run with prices or rules is no composition, "
+            "so it cannot be on a menu"
         )
     return run
 
 
 def _run_of_request(path: Path) -> ComposedSteps | AdaptiveRun:
-    """What a request describes; of a run that adapts the worst composition, if any."""
+    """The run of a request; an adaptive run as its worst composition, if it has one."""
     request = read_request(path, EpsilonRequest)
     step: Any = request.step
     if isinstance(step, AdaptiveRun):
@@ -237,7 +240,7 @@ def _guarantee(terms: BookTerms) -> str:
 
 
 def _terms(terms: BookTerms) -> dict[str, str]:
-    """What is fixed."""
+    """The fixed terms of a book, by name."""
     if isinstance(terms.prices, GdpPrices):
         total = downward(terms.prices.budget.mu, 5)
         prices = (
@@ -285,8 +288,8 @@ def _text(content: BookContent, cost: float | None) -> list[str]:
         )
     elif content.entries:
         last["if planned"] = (
-            "the composition of what was run is not known: there is a search in it, "
-            "or a run that adapts at prices or by rules"
+            "the composition of these runs is not known: one is a search, or an "
+            "adaptive run with prices or rules"
         )
     return [*lines, *facts(last, _WIDTH)]
 
@@ -313,13 +316,13 @@ def _document(content: BookContent, cost: float | None) -> dict[str, Any]:
 
 
 def _shares(content: BookContent) -> list[tuple[str, list[float]]]:
-    """Of each entry its name, and what it took of each currency."""
+    """The name of each entry, and what it spent of each total."""
     paid, shares, before = content.paid, [], None
     for number in range(len(paid) + 1):
         spent = [value for _, value, _ in content.terms.prices.spent(paid[:number])]
         if before is not None:
             entry = content.entries[number - 1]
-            took = [new - old for old, new in zip(before, spent, strict=True)]
-            shares.append((f"{entry.number} {entry.name}", took))
+            parts = [new - old for old, new in zip(before, spent, strict=True)]
+            shares.append((f"{entry.number} {entry.name}", parts))
         before = spent
     return shares

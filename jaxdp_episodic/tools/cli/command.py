@@ -1,4 +1,4 @@
-"""What all commands share: options, ends, what they print, and their own process."""
+"""What all commands share: option types, exit codes, printing, and process set-up."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _ADDRESS = re.compile(r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.%]+\]:\d{1,5}")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: whoever runs machines wants the process to end."""
+    """The process received SIGTERM."""
 
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
     """Makes SIGTERM end the body as Ctrl-C does, with `Terminated`."""
-    # The first one counts, later ones are ignored. One that is raised in a callback is
-    # lost, and sent again; what the body swallows is raised at its end.
+    # Only the first signal counts. An exception that is raised in a callback is lost,
+    # so the signal is sent again. If the body swallows it, it is raised at the end.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     kinds = {signal.SIGTERM: Terminated, signal.SIGINT: KeyboardInterrupt}
-    come: set[type[KeyboardInterrupt]] = set()
+    received: set[type[KeyboardInterrupt]] = set()
     timers = []
 
     def end(number: int, frame: Any) -> None:
         kind = kinds[signal.Signals(number)]
-        come.add(kind)
+        received.add(kind)
         if kind is Terminated:
             signal.signal(number, signal.SIG_IGN)
         raise kind
@@ -62,11 +62,11 @@ def ended_by_sigterm() -> Iterator[None]:
         timers.append(timer)
         timer.start()
 
-    # Whoever ignores Ctrl-C, or handles it otherwise, goes on to.
+    # A process that ignores Ctrl-C or handles it in its own way keeps doing so.
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         del kinds[signal.SIGINT]
     before = {number: signal.signal(number, end) for number in kinds}
-    # Modules run callbacks while they are imported, whose exceptions go nowhere else.
+    # Exceptions in callbacks, which run even during imports, reach this hook alone.
     hook, sys.unraisablehook = sys.unraisablehook, not_raised
     try:
         yield
@@ -76,12 +76,12 @@ def ended_by_sigterm() -> Iterator[None]:
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-    if come:  # and somebody has swallowed it
-        raise Terminated if Terminated in come else KeyboardInterrupt
+    if received:  # but the body swallowed it
+        raise Terminated if Terminated in received else KeyboardInterrupt
 
 
 def use_all_cores() -> None:
-    """Makes JAX see one CPU device a core, before it starts; for our own process."""
+    """Makes JAX see one CPU device per core; has no effect once JAX has started."""
     # Episodes are spread over devices; XLA's own threads gain almost nothing.
     flag = "--xla_force_host_platform_device_count"
     flags = os.environ.get("XLA_FLAGS", "")
@@ -92,7 +92,7 @@ def use_all_cores() -> None:
 
 
 def keep_our_sigterm() -> None:
-    """Makes JAX, before it starts, leave SIGTERM to us: we commit a checkpoint."""
+    """Makes JAX leave SIGTERM to us, as we commit a checkpoint; call it before JAX."""
     os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
 
 
@@ -100,7 +100,7 @@ def keep_our_sigterm() -> None:
 def one_of_several(
     coordinator: str | None, number: int | None, index: int | None
 ) -> Iterator[None]:
-    """Makes this process one of several, by JAX's own runtime, for the body."""
+    """Joins this process to the others of a run, by JAX's runtime, for the body."""
     given = coordinator, number, index
     if coordinator is not None and not _ADDRESS.fullmatch(coordinator):
         raise ValueError(f"--coordinator must be HOST:PORT, got {coordinator!r}")
@@ -112,7 +112,7 @@ def one_of_several(
         )
     import jax
 
-    # JAX ends a process that nobody joins with words of its own.
+    # If the others do not come, JAX ends this process with a message of its own.
     print(f"{PROGRAM}: waits up to {_JOIN_S} s for all processes", file=sys.stderr)
     try:
         jax.distributed.initialize(
@@ -124,8 +124,9 @@ def one_of_several(
         )
     except ValueError as error:
         raise ValueError(
-            "no cluster of Slurm, Open MPI or Kubernetes was found that says all of "
-            "it; give --coordinator HOST:PORT, --num-processes N and --process-index I"
+            "found no Slurm, Open MPI or Kubernetes cluster that provides the missing "
+            "numbers; give --coordinator HOST:PORT, --num-processes N and "
+            "--process-index I"
         ) from error
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
@@ -141,8 +142,8 @@ def one_of_several(
 
 
 def end_process(code: int) -> None:
-    """Ends this process at once: waiting for the others in order is for a good end."""
-    with contextlib.suppress(OSError):  # nobody may be left to read it
+    """Ends this process at once, without waiting for threads or other processes."""
+    with contextlib.suppress(OSError):  # the reader of a pipe may be gone
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
@@ -150,8 +151,7 @@ def end_process(code: int) -> None:
 
 def keep_compiled_kernels() -> None:
     """Makes this process keep compiled kernels on disk, so the next starts faster."""
-    # Whoever has set JAX's cache, or switched it off, keeps that setting.
-    folder = kernel_folder()
+    folder = kernel_folder()  # None if the user has set JAX's cache, or switched it off
     if folder is not None:
         os.environ[CACHE_VARIABLE] = str(folder)  # read when JAX is imported
         if "jax" in sys.modules:
@@ -163,8 +163,8 @@ def keep_compiled_kernels() -> None:
 USER_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143
-_MAX_MESSAGE = 2000  # letters of an error, so that it fits a screen
-_MAX_WORD = 300  # letters of one word of it, which a file may have made
+_MAX_MESSAGE = 2000  # characters of an error, so that it fits a screen
+_MAX_WORD = 300  # characters of one word of it, which may come from an untrusted file
 USER_ERRORS = (
     OSError,
     TypeError,
@@ -176,9 +176,10 @@ USER_ERRORS = (
 COMPUTING = "computing (the first question of a kind compiles)"
 
 
-def option(metavar: str, *, may_lack: bool = False) -> Any:
-    """Returns how the help shows an option; its text says what a missing one means."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="" if may_lack else None)
+def option(metavar: str, *, is_optional: bool = False) -> Any:
+    """Returns how the help shows an option; an optional one states its own default."""
+    hint = "" if is_optional else None
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
 
 
 # Arguments that many commands have.
@@ -186,26 +187,26 @@ TomlFile = Annotated[tyro.conf.Positional[Path], option("FILE.toml")]
 Folder = Annotated[Path, option("DIR")]
 # Options that may be left out. Not `X | None`, which tyro checks with a module whose
 # import takes a tenth of a second.
-Number = Annotated[Union[float, None], option("FLOAT", may_lack=True)]  # noqa: UP007
-Whole = Annotated[Union[int, None], option("INT", may_lack=True)]  # noqa: UP007
-Name = Annotated[Union[str, None], option("NAME", may_lack=True)]  # noqa: UP007
-File = Annotated[Union[Path, None], option("FILE", may_lack=True)]  # noqa: UP007
-Names = Annotated[tuple[str, ...], option("NAME ...", may_lack=True)]
+Number = Annotated[Union[float, None], option("FLOAT", is_optional=True)]  # noqa: UP007
+Whole = Annotated[Union[int, None], option("INT", is_optional=True)]  # noqa: UP007
+Name = Annotated[Union[str, None], option("NAME", is_optional=True)]  # noqa: UP007
+File = Annotated[Union[Path, None], option("FILE", is_optional=True)]  # noqa: UP007
+Names = Annotated[tuple[str, ...], option("NAME ...", is_optional=True)]
 Ints = Annotated[int, option("INT")]
 Floats = Annotated[float, option("FLOAT")]
-# Texts, one each time it is given; of a tuple of paths the same module checks each.
+# Texts, one per use of the option. Not paths, which tyro checks with that slow module.
 Files = Annotated[tuple, tyro.conf.UseAppendAction, option("FILE")]
 
 
 class UsageError(ValueError):
-    """Options that do not go together: the error names no file."""
+    """Options that do not go together; the error names no file."""
 
 
 class Command:
     """A command: a dataclass of its options, and `_lines`, which does the work."""
 
-    _code = 0  # exit code where nothing went wrong
-    _has_warnings = True  # what the library warns of is printed below the lines
+    _code = 0  # exit code of a command that succeeds
+    _has_warnings = True  # the library's warnings are printed below the lines
     _has_signals = True  # SIGTERM ends it as Ctrl-C does
 
     def _lines(self) -> list[str]:
@@ -213,56 +214,52 @@ class Command:
         raise NotImplementedError
 
     def _subject(self) -> Any:
-        """What errors are about: the first argument, a file."""
+        """What error messages begin with: the first argument, a file."""
         return next(iter(vars(self).values()))
 
-    def _left(self) -> str | None:
-        """What an interruption has left; None: `main` ends the process."""
+    def _after_interruption(self) -> str | None:
+        """What an interruption leaves behind; None: the caller ends the process."""
         return None
 
     def run(self) -> int:
-        """Does the work and prints the outcome; an interruption may be raised."""
-        signals = ended_by_sigterm() if self._has_signals else contextlib.nullcontext()
+        """Does the work and prints the outcome; returns the exit code."""
+        unchanged = contextlib.nullcontext([])
+        signals = ended_by_sigterm() if self._has_signals else unchanged
+        warned = recorded_warnings() if self._has_warnings else unchanged
         try:
-            with signals, noted() if self._has_warnings else empty() as said:
+            with signals, warned as texts:
                 lines = self._lines()
         except USER_ERRORS as error:
             subject = "" if isinstance(error, UsageError) else str(self._subject())
             text = reason(error, subject)
-            complain(text if text.startswith(subject) else f"{subject}: {text}")
+            print_error(text if text.startswith(subject) else f"{subject}: {text}")
             return USER_ERROR
         except KeyboardInterrupt as end:
-            if (left := self._left()) is None:
+            if (left := self._after_interruption()) is None:
                 raise
             is_terminated = isinstance(end, Terminated)
-            complain(f"{'terminated' if is_terminated else 'interrupted'}{left}")
+            print_error(f"{'terminated' if is_terminated else 'interrupted'}{left}")
             return TERMINATED if is_terminated else INTERRUPTED
-        if lines := [*lines, *(f"warning: {text}" for text in said)]:
+        if lines := [*lines, *(f"warning: {text}" for text in texts)]:
             print(printable("\n".join(lines), keep="\n"))
         return self._code
 
 
 @contextlib.contextmanager
-def empty() -> Iterator[list[str]]:
-    """Yields an empty list."""
-    yield []
-
-
-@contextlib.contextmanager
-def noted() -> Iterator[list[str]]:
-    """Yields a list that holds, after the body, what the library warned of in it."""
-    said: list[str] = []
+def recorded_warnings() -> Iterator[list[str]]:
+    """Yields a list; after the body it holds the warnings, without those of JAX."""
+    texts: list[str] = []
     with warnings.catch_warnings(record=True, action="always") as caught:
-        yield said
-    jax = sys.modules.get("jax")  # without it none of them are JAX's
+        yield texts
+    jax = sys.modules.get("jax")
     home = None if jax is None else Path(str(jax.__file__)).parent
     ours = [w for w in caught if not home or not Path(w.filename).is_relative_to(home)]
-    said += dict.fromkeys(str(w.message) for w in ours)
+    texts += dict.fromkeys(str(w.message) for w in ours)
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Prints an error on standard error, in one line that fits a screen."""
-    # An untrusted file may be quoted: a long name must not hide what is said of it.
+    # A message may quote an untrusted file: a long name must not hide the rest.
     half = _MAX_WORD // 2
     message = " ".join(
         word if len(word) <= _MAX_WORD else f"{word[:half]}...{word[-half:]}"
@@ -274,7 +271,7 @@ def complain(message: str) -> None:
 
 
 def reason(error: BaseException, subject: str = "") -> str:
-    """Returns what went wrong, in one line; ``subject`` is the command's own file."""
+    """Returns an error's message in one line; ``subject`` is the command's own file."""
     if isinstance(error, OSError) and error.strerror:
         is_other = error.filename and str(error.filename) != subject
         return error.strerror + (f": {error.filename}" if is_other else "")
@@ -285,11 +282,11 @@ def reason(error: BaseException, subject: str = "") -> str:
 
 @contextlib.contextmanager
 def waiting(what: str = COMPUTING) -> Iterator[Callable[[str], None]]:
-    """Shows on a terminal what is under way, and for how long already."""
+    """Shows on a terminal what is being done, and for how long."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return
-    # Imported only where it is seen.
+    # Imported late, as many commands never show it.
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -313,7 +310,10 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> list[str]:
-    """Returns rows of cells as lines of equal columns, ``left`` of them to the left."""
+    """Returns rows as lines of equal columns, the first ``left`` of them left-aligned.
+
+    The others are right-aligned.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -327,7 +327,7 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> list[str]:
 def facts(
     rows: dict[str, str] | Sequence[tuple[str, str]], width: int = 0
 ) -> list[str]:
-    """Returns a line for each name and what is said of it."""
+    """Returns one line per name and text, the names padded to ``width``."""
     pairs = list(rows.items()) if isinstance(rows, dict) else rows
     width = width or max((len(name) for name, _ in pairs), default=0)
     return [f"{name:<{width}}  {text}" for name, text in pairs]

@@ -1,4 +1,4 @@
-"""``jaxdp-episodic data``: data that stay on the disk, made and looked at."""
+"""``jaxdp-episodic data``: imports data into folders that training reads from disk."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _Argument = tyro.conf.Positional[Path]
 _HeldOut = Annotated[Union[str, None], option("SHARE|SOURCE")]  # noqa: UP007
 _SPLITTING = (VALIDATION, TEST, "split_salt")
 _PICTURES = ("size", "grey")
-# The options that a layout has, beside "owner".
+# The options of each layout besides "owner", which all have.
 _OPTIONS_OF: dict[str, tuple[str, ...]] = {
     CLASSES: (*_SPLITTING, *_PICTURES),
     OMNIGLOT: (*_SPLITTING, "size", "alphabets"),
@@ -105,7 +105,7 @@ class Import(Command):
     grey: bool = False
     #: Omniglot: keep the alphabets as the top level.
     alphabets: bool = False
-    #: Whose an example is: a column (Parquet), an array (npz), a regular expression
+    #: Who owns an example: a column (Parquet), an array (npz), a regular expression
     #: with one group for file names, or "drawer" for Omniglot; default: unknown.
     owner: Name = None
     #: Parquet: columns of unit ids, top level first.
@@ -121,11 +121,11 @@ class Import(Command):
     #: Parquet: public list of the ids of the only group, with those without records.
     public_units: Annotated[tuple[str, ...], option("ID ...")] = ()
 
-    def _left(self) -> str:
+    def _after_interruption(self) -> str:
         return "; nothing was written"
 
     def _given(self, name: str) -> Any:
-        """The value of an option; None where it was not given."""
+        """The value of an option; None if it was not given."""
         value = getattr(self, name)
         return None if value is False or value == () else value
 
@@ -148,19 +148,19 @@ class Import(Command):
                 for index, name in enumerate(table.level_names, 1)
             ]
             kind = f"{records.dtype} {'x'.join(map(str, records.shape))}"
-            said = {split: f"{' / '.join(units)}, {kind} each"} | _of_people(table)
-            lines += facts(said, _WIDTH)
-        took = f"{time.perf_counter() - begun:,.1f} s"
-        last = {"took": took, "folder": str(self.folder)}
+            rows = {split: f"{' / '.join(units)}, {kind} each"} | _people_row(table)
+            lines += facts(rows, _WIDTH)
+        seconds = f"{time.perf_counter() - begun:,.1f} s"
+        last = {"took": seconds, "folder": str(self.folder)}
         return [*lines, *facts(last, _WIDTH)]
 
     def _layout(self) -> str:
-        """What SOURCE is; options that it does not have are refused."""
+        """The layout of SOURCE; options that it does not have are refused."""
         layout = recognized(self.source) if self.layout == "auto" else self.layout
         if layout not in _OPTIONS_OF:
             raise ValueError(
                 f"{self.source} must be a folder of images, an .npz or a .parquet "
-                f"file, got one that is {layout}"
+                f"file, got {layout}"
             )
         for name in sorted(set().union(*_OPTIONS_OF.values())):
             if self._given(name) is not None and name not in _OPTIONS_OF[layout]:
@@ -193,7 +193,7 @@ class Import(Command):
         split: str = TRAIN,
         parts: ClassSplit | None = None,
     ) -> Records:
-        """The records of a split: all of a path, or a part of them."""
+        """The records of a path, or only those that ``parts`` puts into a split."""
         names = set(_OPTIONS_OF[layout]) - set(_SPLITTING)
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         given["owner"] = self.owner
@@ -227,27 +227,27 @@ class Check(Command):
             size = check_sums(self.folder, lambda done, of: progress(done, of, "bytes"))
         lines = [f"as it was made: {size:,} bytes"]
         for split in stored_splits(self.folder):
-            for said in _of_people(load_stored(self.folder, split)).values():
-                lines += facts({split: said}, _WIDTH)
+            for text in _people_row(load_stored(self.folder, split)).values():
+                lines += facts({split: text}, _WIDTH)
         return lines
 
 
 def _share_or_path(text: str | None) -> float | str | None:
-    """An option that is a number or the name of a source."""
+    """The value of an option that is a number or the path of a source."""
     try:
         return None if text is None else float(text)
     except ValueError:
         return text
 
 
-def _of_people(table: ExampleTable) -> dict[str, str]:
-    """What is said of the people who own the examples, if these are known."""
+def _people_row(table: ExampleTable) -> dict[str, str]:
+    """A row on the people who own the examples, if these are known."""
     return {} if table.people is None else {"": str(table.people)}
 
 
 @contextmanager
 def _shown() -> Iterator[Progress]:
-    """Shows how far the work is, one part after the other."""
+    """Yields a function that shows a progress bar for each part of the work in turn."""
     console, bars = Console(stderr=True), dict[str, ProgressBar]()
     with ExitStack() as shown:
 

@@ -111,7 +111,7 @@ class Plot(Command):
     value: _Field = None
     #: Draw a line or a panel for each of some values of this axis.
     by: _Field = None
-    #: Values at which the other axes are held; default: the middle value of each.
+    #: Fixed values of the other axes; default: the middle value of each.
     fix: _Assigned = ()
     #: Levels of the iso-lines; default: round numbers.
     levels: Annotated[tuple[float, ...], option("NUMBER")] = ()
@@ -153,32 +153,30 @@ class Sweep(Command):
     #: Restarts of a task whose worker was lost.
     ray_retries: Ints = 5
 
-    _has_warnings = False  # the outcome has those of all chunks
+    _has_warnings = False  # the outcome has the warnings of all chunks
 
     def _lines(self) -> list[str]:
         try:
             outcome = self._outcome()
             picture = {} if outcome.table is None else {"picture": self._picture()}
-        except OSError as error:  # a failing disk leaves intact what is saved
-            said = reason(error, str(self.file))
-            raise OSError(said + self._left()) from error
+        except OSError as error:  # a failing disk leaves saved chunks intact
+            text = reason(error, str(self.file))
+            raise OSError(text + self._after_interruption()) from error
         warned = [f"warning: {text}" for text in outcome.warnings]
         return [*facts(_facts(outcome) | picture), *warned]
 
-    def _left(self) -> str:
+    def _after_interruption(self) -> str:
         saved = saved_chunks(self.out)
         if saved is None:
             return ""
         done, of = saved
-        return f"; {done} of {of} chunks are saved, and the same command goes on"
+        return f"; {done} of {of} chunks are saved; the same command continues"
 
     def _outcome(self) -> Outcome:
         part = None
         if self.shard is not None:
             if self.collect:
-                raise ValueError(
-                    "--collect takes all shards, so it goes without --shard"
-                )
+                raise ValueError("--collect joins all shards, so leave out --shard")
             numbers = re.fullmatch(r"([1-9]\d{0,8})/(\d{1,9})", self.shard)
             if numbers is None or int(numbers[1]) > int(numbers[2]):
                 raise ValueError(
@@ -200,7 +198,7 @@ class Sweep(Command):
         return run_sweep(sweep, self.out, engine=engine, part=part, console=console)
 
     def _picture(self) -> str:
-        """The default picture; a table is worth having without one."""
+        """Draws the default picture; the table is kept without one if that fails."""
         try:
             return ", ".join(map(str, draw(self.out)))
         except (ImportError, ValueError) as error:
@@ -209,7 +207,7 @@ class Sweep(Command):
 
 def _facts(outcome: Outcome) -> dict[str, str]:
     chunks = "1 chunk" if outcome.num_chunks == 1 else f"{outcome.num_chunks:,} chunks"
-    evaluated = "nothing: it was all there"
+    evaluated = "nothing: all were there"
     if number := outcome.num_evaluated:
         rate = number / outcome.seconds
         evaluated = f"{number:,} in {outcome.seconds:,.1f} s, {rate:,.0f} a second"
@@ -217,7 +215,7 @@ def _facts(outcome: Outcome) -> dict[str, str]:
     return rows | ({} if outcome.table is None else {"table": str(outcome.table)})
 
 
-_LEADS = """<!doctype html>
+_REDIRECT = """<!doctype html>
 <meta charset="utf-8">
 <meta http-equiv="refresh" content="0; url={0}">
 <a href="{0}">Explore privacy</a>
@@ -247,9 +245,9 @@ class Explore(Command):
             def on_ready(address: str) -> None:
                 print(f"explore: {address} (Ctrl-C ends it)", flush=True)
                 if not self.no_browser and _has_screen():
-                    # A browser's command line can be read by everybody here; the file
-                    # that leads it to the secret address only by its owner.
-                    write_atomically(page, _LEADS.format(address), is_private=True)
+                    # Every user of the machine can read a browser's command line, so
+                    # the secret address is in a file that only its owner can read.
+                    write_atomically(page, _REDIRECT.format(address), is_private=True)
                     webbrowser.open(page.as_uri())
 
             try:
@@ -258,13 +256,13 @@ class Explore(Command):
                 raise ValueError(
                     f"--port must be in 0-65535, got {self.port}"
                 ) from error
-            except KeyboardInterrupt:  # how it is meant to end
+            except KeyboardInterrupt:  # the usual end
                 pass
         return ["ended"]
 
 
 def _has_screen() -> bool:
-    """Elsewhere a browser of the terminal would take the place of the server."""
+    """False if a text browser would open in the server's own terminal."""
     return not sys.platform.startswith("linux") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )

@@ -72,12 +72,12 @@ class Plan(Command):
 
 
 def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
-    """Searches, writes into a folder, and returns what to say."""
+    """Searches, writes into a folder, and returns the lines to print."""
     pipeline = recommended_pipeline(description)
-    asked = target = description.request
+    for_steps = target = description.request
     if pipeline is not None:
-        asked = pipeline.left_for_steps(asked)
-    plan = make_plan(asked, description.population)
+        for_steps = pipeline.left_for_steps(target)
+    plan = make_plan(for_steps, description.population)
     out.mkdir(parents=True, exist_ok=True)
     write_table(out / TABLE, plan)
     written = [str(out / TABLE)]
@@ -96,8 +96,9 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
         written.append(str(out / CONFIG))
     if pipeline is not None:
         lines += ["", *pipeline.lines]
-        if asked is not target:
-            lines += [f"steps are planned with what is left, {asked.epsilon:.4g}"]
+        if for_steps is not target:
+            rest = f"the epsilon that is left, {for_steps.epsilon:.4g}"
+            lines += [f"steps are planned with {rest}"]
     try:
         title = f"epsilon {target.epsilon:g} at delta {target.delta:g}"
         draw_plan(plan, out / PICTURE, title=title, draws=draws)
@@ -110,13 +111,13 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
     if _rests_on_private_sizes(description, pipeline):
         lines.append(
             "note: the plan used sizes of the data, which are private under "
-            "add_remove; so is everything written here. Give episode.population, a "
-            "public lower bound, to avoid it where examples are protected"
+            "add_remove; so is everything written here. If examples are protected, "
+            "episode.population, a public lower bound, avoids this"
         )
     if config is None:
         lines.append(
-            "no config: the file has no data, or no table train, or does not say what "
-            "an episode draws within its block of people"
+            "no config: the file has no data or no table train, or the design is in "
+            "blocks of people, for which a plan does not say what an episode draws"
         )
     return [*lines, f"written: {', '.join(written)}"]
 
@@ -124,19 +125,19 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
 def _rests_on_private_sizes(
     description: PlanDescription, pipeline: Pipeline | None
 ) -> bool:
-    """True if somebody's presence changes the plan: a size, or the number of tasks."""
+    """True if the plan depends on a private size or number of tasks."""
     request = description.request
     if request.neighboring_relation != "add_remove":
         return False
     if pipeline is not None and pipeline.weighed:
-        return True  # by how many there are
+        return True  # the pipeline was chosen by the number of units
     tasks = description.population.level_names[:1]
     counts_tasks = request.episode.ways is None and request.privacy_unit in tasks
     return request.episode.population is None or counts_tasks
 
 
 def relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Returns the config with absolute paths, which hold from anywhere."""
+    """Returns the config with absolute paths, which are valid in any folder."""
     moved = {}
     for part, keys in (("data", ("path", *SPLITS)), ("features", ("path", "cache"))):
         table = config.get(part, {})
@@ -164,7 +165,7 @@ def _comment(plan: Candidates, pipeline: Pipeline | None) -> str:
 
 
 def _table(plan: Candidates, draws: bool) -> list[str]:
-    """The best of each design side by side; marked is the one that is recommended."""
+    """The best setting of each design as a table; the recommended one is marked."""
     names = "design,episodes,complete,steps,noise,signal/noise,effective steps"
     rows = [("", *names.split(","))]
     for index, design in enumerate(plan.designs):
@@ -218,7 +219,7 @@ class Init(Command):
     #: zero_out if at least a third of all episodes would draw no empty slot.
     relation: Annotated[
         Union[Literal["add_remove", "zero_out"], None],  # noqa: UP007
-        option("NAME", may_lack=True),
+        option("NAME", is_optional=True),
     ] = None
     #: Public bound on the examples of a class: a lower bound for add_remove, an upper
     #: bound for zero_out. Default: counted in the data, and marked as private.
@@ -263,7 +264,7 @@ class Init(Command):
         for name, path in files.items():
             if path is not None and path.exists():
                 raise FileExistsError(f"{path} exists; name another file by --{name}")
-        options = {  # 0 and "" are given, too, and refused by name
+        options = {  # also 0 and "", which are refused by name
             name: value
             for name in (*_OF_SOURCE, *_HELD_OUT)
             if not ((value := getattr(self, name)) is None or value is False)
@@ -272,10 +273,10 @@ class Init(Command):
         how = {"ways": self.ways, "keep_duplicates": self.keep_duplicates}
         source = described_source(self.source, self.out, **how, **options)
         wishes = {field.name: getattr(self, field.name) for field in fields(Wishes)}
-        text, said = first_config(source, Wishes(**wishes))
-        with waiting("checking it as training would (all data are read)"):
+        text, remarks = first_config(source, Wishes(**wishes))
+        with waiting("checking the config as training would (all data are read)"):
             config = _check(text, self.out.parent)
-        written = {self.out: text} | self._beside(config, tomllib.loads(text))
+        written = {self.out: text} | self._more_files(config, tomllib.loads(text))
         for path, content in written.items():
             with open(path, "x", encoding="utf-8", opener=owner_only) as file:
                 file.write(content)  # it holds private numbers
@@ -296,14 +297,15 @@ class Init(Command):
             "written": f"{', '.join(map(str, written))}; read the comments, then",
             "next": next_one,
         }
-        return [*facts(rows, 10), *said, *facts(last, 10)]
+        return [*facts(rows, 10), *remarks, *facts(last, 10)]
 
-    def _beside(self, config: TrainingConfig, table: dict[str, Any]) -> dict[Path, str]:
-        """The files of `plan` and `tune` for the same data, if they are asked for."""
+    def _more_files(
+        self, config: TrainingConfig, table: dict[str, Any]
+    ) -> dict[Path, str]:
+        """The files that --plan and --tune name, with their text."""
         base, found = self.out.parent, {}
         if self.plan is not None:
-            asked = relocated(plan_around(config, table), base)
-            text = to_toml(asked)
+            text = to_toml(relocated(plan_around(config, table), base))
             found[self.plan] = (
                 f"# For `{PROGRAM} plan {self.plan} --out DIR`.\n\n{text}"
             )
@@ -314,7 +316,7 @@ class Init(Command):
                     "by --validation PATH"
                 )
             search = search_around(relocated(table, base))
-            note = "runs are compared on held-out data: state true if they are public"
+            note = "runs are compared on held-out data: set true if they are public"
             text = to_toml(search, {"held_out_is_public": note})
             found[self.tune] = (
                 f"# For `{PROGRAM} tune {self.tune} --out DIR`.\n\n{text}"
@@ -323,21 +325,21 @@ class Init(Command):
 
 
 def _nothing_held_out(layout: str) -> str:
-    """What follows if no data are held out, and what would have a part held out."""
-    give = (
+    """What follows if no data are held out, and how to hold out a part."""
+    advice = (
         "give the classes names (an array 'classes' or 'labels'), or paths of other "
         "data as validation and test under [data], and an [evaluation]"
     )
     if layout == STORED:
-        give = "import the data with --validation and --test"
+        advice = "import the data with --validation and --test"
     return (
-        "nothing, so nothing is chosen and nothing is scored: the last stage is "
-        f"released even if it is worse than the features; {give}"
+        "nothing, so no stage is chosen and there is no score: the last stage is "
+        f"released even if it is worse than the features; {advice}"
     )
 
 
 def _check(text: str, base: Path) -> TrainingConfig:
-    """Returns a config that training would take; refuses any other."""
+    """Returns the parsed config; refuses one that training would refuse."""
     # Imported here: Flax costs a second, which no help should pay.
     from jaxdp_episodic.trainer.run.assemble import checked_run
 
@@ -347,9 +349,9 @@ def _check(text: str, base: Path) -> TrainingConfig:
         checked_run(config, base)
     except USER_ERRORS as error:
         raise ValueError(
-            f"nothing is written, as training would refuse it: {error}; change the "
-            "data or the options (--population, --relation, --shots, --ways, --unit, "
-            "--epsilon)"
+            f"nothing is written, as training would refuse the config: {error}; change "
+            "the data or the options (--population, --relation, --shots, --ways, "
+            "--unit, --epsilon)"
         ) from error
     return config
 

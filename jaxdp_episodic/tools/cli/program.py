@@ -1,4 +1,4 @@
-"""The commands, and one call of the program: only the called one is imported."""
+"""The commands, and the program: it imports only the command that is called."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from jaxdp_episodic.tools.cli.command import (
     TERMINATED,
     USER_ERROR,
     Terminated,
-    complain,
     end_process,
     keep_compiled_kernels,
+    print_error,
 )
 
-# Command -> its module, which has a class of its name, and what it does.
+# Command -> its module, which has a class of the same name, and what it does.
 COMMANDS: dict[str, tuple[str, str]] = {
     "epsilon": (
         "answers",
@@ -101,7 +101,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Test a claimed epsilon by simulation or by canaries: a lower bound beside it.",
     ),
 }
-# Commands that are several: a class each, of its name.
+# Commands with actions; each action has a class of the same name.
 ACTIONS = {"book": ("create", "charge", "show", "close"), "data": ("import", "check")}
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 _HELP = f"""usage: {PROGRAM} [--help] [--version] COMMAND ...
@@ -111,7 +111,7 @@ in configs/; {PROGRAM} COMMAND --help lists the options of a command.
 
 commands:
 """
-# Types of options, by how their annotation begins, in the words of a message.
+# How an option's annotation begins -> its type as messages name it.
 _KINDS = {
     "Number": "a number",
     "Floats": "a number",
@@ -130,8 +130,8 @@ def main() -> None:
         code = run(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt as end:
-        # XLA's threads go on compiling: an interpreter that shuts down beside them
-        # ends in a segmentation fault.
+        # XLA's threads continue to compile. An ordinary exit beside them ends in a
+        # segmentation fault.
         end_process(TERMINATED if isinstance(end, Terminated) else INTERRUPTED)
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -155,7 +155,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def parsed(arguments: Sequence[str]) -> Any:
-    """Returns the command that the arguments name, an instance of its class."""
+    """Returns the command that the arguments name, an instance of its class.
+
+    Raises:
+      SystemExit: the help was printed (code 0), or the arguments are wrong.
+    """
     name, *rest = arguments or [""]
     if name.startswith("--tyro-"):  # completions of a shell
         every = {name: _every(name) for name in COMMANDS}
@@ -190,21 +194,20 @@ def parsed(arguments: Sequence[str]) -> Any:
             )
     except SystemExit as end:
         if end.code:
-            said = _message(command, rest, errors.getvalue())
-            complain(f"{said} (see {PROGRAM} {path} --help)")
+            message = _message(command, rest, errors.getvalue())
+            print_error(f"{message} (see {PROGRAM} {path} --help)")
             raise SystemExit(USER_ERROR) from None
         raise
 
 
 def _check_word(what: str, word: str, known: Iterable[str], path: str) -> None:
-    """Refuses a word that is none of the known ones."""
+    """Refuses a word that is not one of the known ones."""
     if word in known:
         return
+    message = f"no {what} was given"
     if word:
-        said = f"unknown {what} {word!r}{_validation.nearest(word, known)}"
-    else:
-        said = f"no {what} was given"
-    complain(f"{said} (see {PROGRAM}{path} --help)")
+        message = f"unknown {what} {word!r}{_validation.nearest(word, known)}"
+    print_error(f"{message} (see {PROGRAM}{path} --help)")
     raise SystemExit(USER_ERROR)
 
 
@@ -224,13 +227,13 @@ def _every(name: str) -> Any:
 
 
 def _listed(rows: Iterable[tuple[str, str]]) -> str:
-    """Commands and what they do, folded."""
+    """One entry per name and description, wrapped to lines of 88 characters."""
     fold = functools.partial(textwrap.fill, width=88, subsequent_indent=13 * " ")
     return "\n".join(fold(t, initial_indent=f"  {name:<11}") for name, t in rows)
 
 
 def _message(command: type, arguments: Sequence[str], box: str) -> str:
-    """What is wrong with arguments: tyro's message, with the option and the value."""
+    """What is wrong with the arguments: tyro's message, with the option's value."""
     fields = {
         f"--{one.name.replace('_', '-')}": one for one in dataclasses.fields(command)
     }
@@ -238,25 +241,25 @@ def _message(command: type, arguments: Sequence[str], box: str) -> str:
     for word in words:
         if word.startswith("--") and word not in fields:
             return f"unknown option {word!r}{_validation.nearest(word, fields)}"
-    said = " ".join(re.sub("[│─╭╮╰╯]|-{3,}", " ", box).split())
-    said = said.partition(" For full helptext")[0].partition(" Argument helptext")[0]
-    if found := re.search(r"Missing from [^:]*: (.*)", said):
+    text = " ".join(re.sub("[│─╭╮╰╯]|-{3,}", " ", box).split())
+    text = text.partition(" For full helptext")[0].partition(" Argument helptext")[0]
+    if found := re.search(r"Missing from [^:]*: (.*)", text):
         parts = found[1].split("(required)")[:-1]
         names = (re.match(r"(--\S+ )?\S+", part.strip()) for part in parts)
         return f"missing: {', '.join(name[0] for name in names if name)}"
-    if found := re.search(r"Unrecognized options: (.*)", said):
+    if found := re.search(r"Unrecognized options: (.*)", text):
         return f"unexpected argument {found[1]!r}"
-    if found := re.search(r"(?:Error parsing|argument) '?(--[\w-]+)", said):
+    if found := re.search(r"(?:Error parsing|argument) '?(--[\w-]+)", text):
         option, place = found[1], words.index(found[1])
         own, after = arguments[place].partition("=")[2], arguments[place + 1 :]
-        if not (own or after) or "Missing value" in said:
+        if not (own or after) or "Missing value" in text:
             return f"{option} needs a value"
         value, kind = own or after[0], str(fields[option].type)
-        if choices := re.search(r"one of \((.*)\)", said):
+        if choices := re.search(r"one of \((.*)\)", text):
             names = sorted(set(re.findall(r"'([\w-]+)'", choices[1])) - {"None"})
             close = _validation.nearest(value, names)
             return f"{option} must be one of {', '.join(names)}, got {value!r}{close}"
         for start, in_words in _KINDS.items():
             if kind.startswith(start):
                 return f"{option} must be {in_words}, got {value!r}"
-    return said
+    return text

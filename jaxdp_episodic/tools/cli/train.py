@@ -35,7 +35,7 @@ from jaxdp_episodic.tools.cli.command import (
 from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.data.examples import Examples, read_examples
 
-_Book = Annotated[Name, option("FILE_OR_URL", may_lack=True)]
+_Book = Annotated[Name, option("FILE_OR_URL", is_optional=True)]
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Train(Command):
     #: Open MPI, Kubernetes or the next three options give each its number.
     distributed: bool = False
     #: Host of process 0 and a free port on it.
-    coordinator: Annotated[Name, option("HOST:PORT", may_lack=True)] = None
+    coordinator: Annotated[Name, option("HOST:PORT", is_optional=True)] = None
     #: Number of processes.
     num_processes: Whole = None
     #: Index of this process, from 0. Only process 0 writes into DIR.
@@ -91,14 +91,14 @@ class Train(Command):
             )
             return [str(result)] if _is_first() else []
 
-    def _left(self) -> str:
+    def _after_interruption(self) -> str:
         from jaxdp_episodic.trainer.run.run_files import files_of_a_run
 
         if self.distributed and not _is_first():
             return ""
         if not files_of_a_run(self.out):
             return "; nothing was trained yet, start again"
-        return f"; go on with --resume --out {self.out}"
+        return f"; continue with --resume --out {self.out}"
 
     def run(self) -> int:
         """Trains; returns the exit code."""
@@ -165,12 +165,12 @@ class Tune(Command):
         rows["secret"] = f"everything else in {self.out}, the number of runs too"
         return facts(rows, 10)
 
-    def _left(self) -> str:
+    def _after_interruption(self) -> str:
         from jaxdp_episodic.tools.train.search import STATE
 
         if not (self.out / STATE).exists():
             return "; no search was drawn yet, start again"
-        return f"; go on with --resume --out {self.out}"
+        return f"; continue with --resume --out {self.out}"
 
 
 def _booking(command: Any, what: str) -> Any:
@@ -185,7 +185,7 @@ def _booking(command: Any, what: str) -> Any:
 
 
 def _is_first() -> bool:
-    """Whether this is the one process that prints and writes."""
+    """Returns whether this is the process that prints and writes."""
     from jaxdp_episodic.trainer.gradient.processes import all_processes
 
     return all_processes().is_first
@@ -225,13 +225,13 @@ class Predict(Command):
         queries = read_examples([Path(name) for name in self.queries], **how)
         with waiting("predicting (the first prediction compiles)"):
             answer = _values if release.is_regression else _classes
-            columns, said = answer(release, support, queries)
+            columns, summary = answer(release, support, queries)
         rows = list(zip(*columns.values(), strict=True))
         lines = _table(columns, rows[:_MOST_ROWS])
         if more := rows[_MOST_ROWS:]:
             hint = "" if self.out else "; --out FILE.csv has all"
             lines.append(f"... and {len(more):,} more{hint}")
-        lines += ["", *said] if said else []
+        lines += ["", *summary] if summary else []
         if self.out is not None:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             types = {str: "string", int: "int64", float: "float64"}
@@ -242,29 +242,29 @@ class Predict(Command):
         return lines
 
 
-# Column -> its cells, one a query; and what is to be said of all.
+# Column -> its cells, one per query; and lines on all queries together.
 _Answers = tuple[dict[str, list[Any]], list[str]]
 
 
 def _classes(release: Any, support: Examples, queries: Examples) -> _Answers:
-    """The class of each query."""
+    """The predicted class of each query."""
     if support.units is None:
         raise ValueError(
-            "support must say the class of each example: a folder for each class, or "
-            "an array labels or a column of classes"
+            "--support must give the class of each example: a folder for each class, "
+            "or an array labels or a column of classes"
         )
     found = release.classify(support.features, support.units, queries.features)
     columns: dict[str, list[Any]] = {"query": list(queries.names)}
-    said = []
+    summary = []
     if queries.units is not None:
-        asked = queries.units.astype(str)
-        columns["class"] = asked.tolist()
-        right = asked == found.labels.astype(str)
-        said.append(
+        classes = queries.units.astype(str)
+        columns["class"] = classes.tolist()
+        right = classes == found.labels.astype(str)
+        summary.append(
             f"accuracy  {right.mean():.4f} ({int(right.sum()):,} of {right.size:,})"
         )
-        if unknown := int(np.sum(~np.isin(asked, found.classes.astype(str)))):
-            said.append(
+        if unknown := int(np.sum(~np.isin(classes, found.classes.astype(str)))):
+            summary.append(
                 f"{unknown:,} queries are of classes that the support does not have: "
                 "none of them can be right"
             )
@@ -274,30 +274,32 @@ def _classes(release: Any, support: Examples, queries: Examples) -> _Answers:
     if not found.is_calibrated:
         known = release.calibration
         why = "not calibrated" if known is None else f"calibrated for {known}"
-        said.append(
-            f"score orders predictions, it is no probability: the release is {why}"
+        summary.append(
+            f"a score orders predictions and is no probability: the release is {why}"
         )
-    return columns, said
+    return columns, summary
 
 
 def _values(release: Any, support: Examples, queries: Examples) -> _Answers:
-    """The value of each query, task by task."""
+    """The predicted value of each query, task by task."""
     for name, part in (("support", support), ("queries", queries)):
         if part.units is None:
             raise ValueError(
-                f"{name} must say the task of each example: an array labels, or the "
+                f"--{name} must give the task of each example: an array labels, or the "
                 "column that groups them"
             )
     if support.targets is None:
-        raise ValueError("support must have a target for each example")
+        raise ValueError("--support must have a target for each example")
     assert support.units is not None and queries.units is not None
     values = np.empty(len(queries.names), np.float32)
     for task in np.unique(queries.units):
-        known, asked = support.units == task, queries.units == task
+        known, wanted = support.units == task, queries.units == task
         if not known.any():
-            raise ValueError(f"support must have examples of the task {task.item()!r}")
-        values[asked] = release.predict(
-            support.features[known], support.targets[known], queries.features[asked]
+            raise ValueError(
+                f"--support must have examples of the task {task.item()!r}"
+            )
+        values[wanted] = release.predict(
+            support.features[known], support.targets[known], queries.features[wanted]
         )
     columns: dict[str, list[Any]] = {
         "query": list(queries.names),
@@ -312,7 +314,7 @@ def _values(release: Any, support: Examples, queries: Examples) -> _Answers:
 
 
 def _table(columns: dict[str, Any], rows: list[tuple[Any, ...]]) -> list[str]:
-    """Some rows as a table; names of files and classes may hold ends of lines."""
+    """Rows as a table; control characters in names of files and classes are escaped."""
     cells = [
         tuple(f"{v:.4g}" if isinstance(v, float) else printable(str(v)) for v in row)
         for row in rows

@@ -310,7 +310,7 @@ def test_errors_are_one_line(call, content, complaint):
 
 
 def test_long_names_are_shortened_in_errors(capsys):
-    command.complain(f"level {'n' * 5000!r} must be one that is drawn")
+    command.print_error(f"level {'n' * 5000!r} must be one that is drawn")
     err = capsys.readouterr().err
     assert "nnn...nnn" in err and err.endswith("must be one that is drawn\n")
     assert len(err) < 400
@@ -593,7 +593,7 @@ def test_an_interrupted_search_says_how_to_go_on(drawn, monkeypatch, tmp_path, c
         (tmp_path / "search.json").write_text("{}")
     config = str(ROOT / "configs/tune_glyphs.toml")
     assert cli.run(["tune", config, "--out", str(tmp_path)]) == 130
-    hint = "go on with --resume" if drawn else "no search was drawn yet, start again"
+    hint = "continue with --resume" if drawn else "no search was drawn yet, start again"
     assert hint in capsys.readouterr().err
 
 

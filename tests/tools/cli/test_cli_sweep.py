@@ -56,7 +56,7 @@ def test_a_sweep_its_table_and_its_pictures(call, capsys):
         "manifest.json",
         "table.parquet",
     ]
-    assert "it was all there" in run(SWEEP)[1]
+    assert "all were there" in run(SWEEP)[1]
     code = cli.run(["plot", str(out), "--kind", "lines", "--fix", "noise_multiplier=6"])
     assert code == 0
     assert capsys.readouterr().out.split(", ")[0].endswith("lines.png")
@@ -88,7 +88,7 @@ def test_shards_and_collect(call):
         (SWEEP.replace("example.", "exampel."), (), "did you mean 'example.samp"),
         (SWEEP, ("--shard", "4/3"), "--shard must be I/N with 1 <= I <= N, got"),
         (SWEEP, ("--shard", "1-3"), "--shard must be I/N"),
-        (SWEEP, ("--shard", "1/3", "--collect"), "goes without --shard"),
+        (SWEEP, ("--shard", "1/3", "--collect"), "so leave out --shard"),
         (SWEEP, ("--engine", "spark"), "engine"),
         (SWEEP, ("--engine", "ray", "--ray-gpus", "-1"), "num_gpus must be >= 0"),
     ],
@@ -120,7 +120,7 @@ def test_a_full_disk_and_an_interruption(call, monkeypatch):
     failure = KeyboardInterrupt()
     code, text, error = run(SWEEP)
     assert (code, text) == (130, "")
-    assert "interrupted; 1 of 3 chunks are saved, and the same command goes" in error
+    assert "interrupted; 1 of 3 chunks are saved; the same command continues" in error
     monkeypatch.undo()
     assert run(SWEEP)[0] == 0
 

@@ -114,7 +114,7 @@ def test_folders_of_classes(folder, predict):
     [
         ([1, 4], "probability", ""),
         ([1], "score", "calibrated for episodes of 2 classes with 1 labelled examples"),
-        (None, "score", "it is no probability: the release is not calibrated"),
+        (None, "score", "and is no probability: the release is not calibrated"),
     ],
 )
 def test_probabilities_only_where_they_are_calibrated(
@@ -158,7 +158,7 @@ def test_arrays_with_labels_and_without(folder, predict):
     code, said = predict(release, folder / "grid.npz", folder / "grid.npz")
     assert code == 0 and "accuracy  1.0000" in said
     code, said = predict(release, folder / "asked.npz", folder / "asked.npz")
-    assert code == 2 and "support must say the class of each example" in said
+    assert code == 2 and "--support must give the class of each example" in said
 
 
 TABLE = {"groups": ["task"], "features": ["x"], "target": "y"}
@@ -190,11 +190,11 @@ def test_tables_of_tasks(tmp_path, predict):
     code, said = predict(release, support, no_target)
     assert code == 0 and "rmse" not in said
     code, said = predict(release, support, table(tmp_path / "c.csv", ["7,1,1"]))
-    assert code == 2 and "support must have examples of the task '7'" in said
+    assert code == 2 and "--support must have examples of the task '7'" in said
     code, said = predict(release, no_target, no_target)
-    assert code == 2 and "support must have a target for each example" in said
+    assert code == 2 and "--support must have a target for each example" in said
     code, said = predict(release, support, table(tmp_path / "d.csv", ["1"], "x"))
-    assert code == 2 and "queries must say the task of each example" in said
+    assert code == 2 and "--queries must give the task of each example" in said
 
 
 @pytest.mark.parametrize(

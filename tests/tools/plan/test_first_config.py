@@ -118,7 +118,7 @@ def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
     for path in (out, beside["tune"]):
         search = read_search(path, held_out_is_public=True)
         assert search.config(search.draw(np.random.default_rng(0)), 1.0)
-    assert "state true if they are public" in beside["tune"].read_text()
+    assert "set true if they are public" in beside["tune"].read_text()
 
 
 @pytest.mark.slow
@@ -446,7 +446,7 @@ def test_what_nobody_scores_keeps_its_features(tmp_path, capsys):
     np.savez(path, features=values.reshape(30, 40, -1).astype(np.float32))
     assert init(path, out) == 0
     printed = capsys.readouterr().out
-    assert "nothing is chosen and nothing is scored" in printed
+    assert "no stage is chosen and there is no score" in printed
     assert "an array 'classes' or 'labels'" in printed
     config = tomllib.loads(out.read_text())
     assert "start" not in config and config["model"]["skip"] is True

@@ -492,8 +492,8 @@ def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
     for wrong, words in (
         ([*create, "--quota", "nothing"], "--quota must be RUN.toml=N"),
         ([*create, "--quota", f"{query}=0"], "--quota must be RUN.toml=N"),
-        ([*create, *menu, "--floors", "1e-6"], "not for a menu"),
-        ([*create, *menu, *menu], "two files named 'tiny'"),
+        ([*create, *menu, "--floors", "1e-6"], "--floors does not go with"),
+        ([*create, *menu, *menu], "got two named 'tiny'"),
         (
             [*create, *menu, "--menu", str(query)],
             "give --quota or --menu, got both",

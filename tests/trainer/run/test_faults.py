@@ -394,7 +394,7 @@ def test_a_process_ends_in_order_at_sigterm(tmp_path):
             break
     _, error = process.communicate(timeout=300)
     assert process.returncode == 143, error
-    assert "terminated; go on with --resume" in error
+    assert "terminated; continue with --resume" in error
     with contextlib.closing(RunStore(out / run_files.STORE)) as file:
         checkpoint = file.saved().taken
     content = read_ledger(out / run_files.STORE)

@@ -1,4 +1,4 @@
-"""Whether correlated noise pays in a planned run, and the config that has it."""
+"""Adds correlated noise to a planned run if it pays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A first training config for a source of data, as `plan` would write it, explained.
+"""Writes a first training config for a source of data, with comments.
 
-It runs as it is, and a comment marks each number that was counted in private data.
+It runs without edits. A comment marks each number that was counted in private data.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from jaxdp_episodic.trainer.run.checks import LEAST_SHARE
 
 EPSILON = 8.0
 DELTA = 1e-5
-SHOTS = 1  # of a class; of a task
-_TASK_SHOTS = 4
-QUERIES = 15  # the custom of the field, of each class; fewer where it has fewer
+SHOTS = 1  # per class
+_TASK_SHOTS = 4  # per task of regression
+QUERIES = 15  # per class, as usual in the field; fewer if a class has fewer
 ADD_REMOVE = "add_remove"
 ZERO_OUT = "zero_out"
-_EPSILONS = (1.0, 2.0, 4.0, 8.0)  # whose noise is said, beside the one asked for
-_WIDTH = 88  # letters of a line of comment
+_EPSILONS = (1.0, 2.0, 4.0, 8.0)  # other targets, for which the heading states noise
+_WIDTH = 88  # characters of a line of comment
 _MOST_NAMED = 20  # duplicates that are named
-# Where people are protected.
+# A note if people are protected.
 _UNCHOSEN = (
     "the last stage is released even if it is worse than the features, as people may "
     "be in validation classes, too. With `select = true` under [evaluation] a stage is "
@@ -76,17 +76,16 @@ _UNCHOSEN = (
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a first config is to be."""
+    """What the user wants of a first config; None: a default."""
 
     epsilon: float = EPSILON  # the target
     delta: float = DELTA  # the target
-    unit: str | None = None  # that is protected: a level, "person"; None: an example
-    # Public number of examples of a class or task: of the fewest under add_remove, of
-    # the most under zero_out. None: counted in the data.
+    unit: str | None = None  # protected: a level or "person"; None: an example
+    # Public bound on the examples of a class or task: a lower bound under add_remove,
+    # an upper bound under zero_out. None: counted in the data.
     population: int | None = None
-    # None: the one with more complete episodes a unit of noise (`_sizes`).
-    relation: str | None = None
-    ways: int | None = None  # classes an episode
+    relation: str | None = None  # None: see `_relation_and_population`
+    ways: int | None = None  # classes per episode
     shots: int | None = None  # support examples of each class, or of a task
 
     def __post_init__(self) -> None:
@@ -96,60 +95,62 @@ class Wishes:
 
 
 def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
-    """Returns the text of the config, and what to say beside it."""
+    """Returns the text of the config, and remarks to print with it."""
     data = source.parts[TRAIN]
     if len(data.level_names) != 2:
         raise NotImplementedError(
             "a first config is for classes (or tasks) and their examples, got levels "
             f"{data.level_names}; write one by hand (docs/training.md)"
         )
-    description = _question(source, wishes)
+    description = _description(source, wishes)
     is_chosen = VALIDATION in source.parts
     pipeline = recommended_pipeline(description, is_chosen=is_chosen)
-    asked = description.request
+    request = description.request
     if pipeline is not None:
-        asked = pipeline.left_for_steps(asked)
-    plan, said = None, []
-    draws = pipeline is None or pipeline.learner is None  # episodes
-    if draws and (asked.episode.ways is None or data.level_names[0] == CLASS):
-        plan = make_plan(asked, description.population)
-        said = advice(plan)
+        request = pipeline.left_for_steps(request)
+    plan, remarks = None, []
+    draws_episodes = pipeline is None or pipeline.learner is None
+    if draws_episodes and (
+        request.episode.ways is None or data.level_names[0] == CLASS
+    ):
+        plan = make_plan(request, description.population)
+        remarks = advice(plan)
     config = _config(description, plan, pipeline)
     if plan is not None:
         config, line = with_bands(config, plan)
-        said.append(line)
+        remarks.append(line)
     has_bound = wishes.population is not None
     comments = _notes(source, description, has_bound)
     head = _heading(description, plan, pipeline)
     if pipeline is not None:
-        said = [*pipeline.lines, *said]
+        remarks = [*pipeline.lines, *remarks]
     if description.request.privacy_unit == PERSON:
-        said.append(f"stage: {_UNCHOSEN}")
-    said += _said_of_copies(source)
+        remarks.append(f"stage: {_UNCHOSEN}")
+    remarks += _remark_on_duplicates(source)
     text = head + to_toml(config, comments)
     read = {"type": "TrainingConfig", **tomllib.loads(text)}
     TrainingConfig.from_dict(read, where="config")
-    return text, said
+    return text, remarks
 
 
-def _said_of_copies(source: Source) -> list[str]:
-    """How many examples of the training data are held out as well, and which."""
-    if not source.copies:
+def _remark_on_duplicates(source: Source) -> list[str]:
+    """How many training examples are also held out, and which; [] if there are none."""
+    if not source.duplicates:
         return []
     done = "evaluation.drop_duplicates leaves them out of training"
-    if source.keeps_copies:
+    if source.keeps_duplicates:
         done = "they stay, so no stage is chosen by held-out data (select = false)"
-    number = len(source.copies)
+    number = len(source.duplicates)
     are = "example is" if number == 1 else "examples are"
     more = f" and {number - _MOST_NAMED:,} more" if number > _MOST_NAMED else ""
     return [
         f"duplicates: {number:,} training {are} held out, too; {done}: "
-        f"{', '.join(source.copies[:_MOST_NAMED])}{more}"
+        f"{', '.join(source.duplicates[:_MOST_NAMED])}{more}"
     ]
 
 
-def _question(source: Source, wishes: Wishes) -> PlanDescription:
-    """What is asked of `plan`."""
+def _description(source: Source, wishes: Wishes) -> PlanDescription:
+    """The plan for a source and the user's wishes."""
     data = source.parts[TRAIN]
     classes, example = data.level_names
     unit = example if wishes.unit is None else wishes.unit
@@ -164,7 +165,9 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
     _check_shots(source, shots)
     ways = None if is_regression else _ways(source, wishes)
     size = 2 * shots
-    relation, population = _sizes(sizes, size, ways, wishes, unit == example)
+    relation, population = _relation_and_population(
+        sizes, size, ways, wishes, unit == example
+    )
     most = max(1, len(sizes) // (ways or 1))
     a_step = min(most, MOST_EPISODES)
     people = None
@@ -173,7 +176,7 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
         if data.owners is None:
             raise ValueError("--owner must be given with --unit person")
         people = fitting_bounds(data)
-        if read.copies > 1:  # bounds are those of people's own examples
+        if read.copies > 1:  # bounds count classes without their rotated copies
             own = int(people.numbers["classes"]) // read.copies
             people = dataclasses.replace(people, classes=own)
     request = PlanRequest(
@@ -202,18 +205,19 @@ def _question(source: Source, wishes: Wishes) -> PlanDescription:
 
 
 def _check_shots(source: Source, shots: int) -> None:
-    """Refuses so many that no class of a part has a query beside them."""
+    """Refuses shots that leave no class of some part a query."""
     for name, part in source.parts.items():
         most = int(part.population.children_counts[-1].max())
         if shots >= most:
             raise ValueError(
-                f"--shots must be less than {most}, the examples of the largest "
-                f"{part.level_names[0]} of {name!r}, got {shots}: a query is needed"
+                f"--shots must be less than {most}, the number of examples of the "
+                f"largest {part.level_names[0]} of {name!r}, as a query is needed, "
+                f"got {shots}"
             )
 
 
 def _ways(source: Source, wishes: Wishes) -> int:
-    """Classes an episode: as many as every part has, and fewer than to validate on."""
+    """Classes per episode: at most those of each part, fewer than for validation."""
     numbers = {
         name: int(np.count_nonzero(part.population.children_counts[-1]))
         for name, part in source.parts.items()
@@ -222,8 +226,8 @@ def _ways(source: Source, wishes: Wishes) -> int:
     fewest = numbers[smallest]
     if fewest < 2:
         raise ValueError(
-            f"{smallest!r} must have at least 2 classes, got {fewest}: of one class "
-            "every answer is right. Split the data otherwise"
+            f"{smallest!r} must have at least 2 classes to tell apart, got {fewest}; "
+            "split the data differently"
         )
     if wishes.ways is None:
         compared = max(numbers.get(VALIDATION, WAYS + 1) - 1, 2)
@@ -234,17 +238,17 @@ def _ways(source: Source, wishes: Wishes) -> int:
             f"{tuple(source.parts)}, got {wishes.ways}"
         )
     if wishes.ways < 2:
-        raise ValueError(
-            f"--ways must be at least 2, got {wishes.ways}: of one class every answer "
-            "is right"
-        )
+        raise ValueError(f"--ways must be at least 2, got {wishes.ways}")
     return wishes.ways
 
 
-def _sizes(
+def _relation_and_population(
     sizes: np.ndarray, size: int, ways: int | None, wishes: Wishes, is_example: bool
 ) -> tuple[str, int | None]:
-    """The relation, and the public number of examples that goes with it."""
+    """The relation, and the public bound on the examples of a class that it needs.
+
+    Default: zero_out if enough of the episodes draw no empty slot, else add_remove.
+    """
     most, fewest = int(sizes.max()), max(int(sizes.min()), 1)  # empty classes count
     if not is_example:
         return wishes.relation or ADD_REMOVE, wishes.population
@@ -253,7 +257,7 @@ def _sizes(
     if relation is None:
         drawn = np.arange(min(size, slots))
         filled = np.maximum(sizes[:, None] - drawn, 0) / (slots - drawn)
-        share = np.prod(filled, axis=1).mean() ** (ways or 1)  # without empty slots
+        share = np.prod(filled, axis=1).mean() ** (ways or 1)  # draw no empty slot
         fits = most <= slots and share >= LEAST_SHARE and ways is not None
         relation = ZERO_OUT if fits else ADD_REMOVE
     if relation == ZERO_OUT:
@@ -275,13 +279,13 @@ def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
             "num_episodes": 600,
             "every": 100,
         }
-        if source.copies:
-            left_out = {"drop_duplicates": True}
+        if source.duplicates:
+            drops = not source.keeps_duplicates
             table["evaluation"] |= (
-                {"select": False} if source.keeps_copies else left_out
+                {"drop_duplicates": True} if drops else {"select": False}
             )
     if ways is not None and VALIDATION not in held_out:
-        # The last stage is released as it comes: it is to keep the features.
+        # The last stage is always released, so it should retain the features.
         table["model"] = {**table["model"], "skip": True}
     return table
 
@@ -289,7 +293,7 @@ def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
 def _config(
     description: PlanDescription, plan: Plan | None, pipeline: Pipeline | None
 ) -> dict[str, Any]:
-    """The config of the pipeline, and of the recommended design if it takes any."""
+    """The config of the pipeline, with the recommended design if it draws episodes."""
     if plan is not None:
         config = training_config(plan, description)
         assert config is not None  # there are data, and a table train
@@ -305,7 +309,7 @@ def _config(
 
 
 def _without_episodes(description: PlanDescription) -> dict[str, Any]:
-    """A config whose step is never taken as it stands: statistics are all, or first."""
+    """A config with a placeholder step, for a pipeline of statistics alone."""
     names, tree = description.population.level_names, description.population
     episode = description.request.episode
     if episode.ways is None:
@@ -335,7 +339,7 @@ def _without_episodes(description: PlanDescription) -> dict[str, Any]:
 def _notes(
     source: Source, description: PlanDescription, has_bound: bool
 ) -> dict[str, str]:
-    """What stands behind lines of a config, by their dotted names."""
+    """Dotted name of a key -> the comment behind its line."""
     request = description.request
     one = description.population.level_names[0]
     counted = "from the data: private unless"
@@ -366,7 +370,7 @@ def _notes(
 def _heading(
     description: PlanDescription, plan: Plan | None, pipeline: Pipeline | None
 ) -> str:
-    """Returns the comment on top: why this, and what else there is at which price."""
+    """The comment at the top: the reasons for this config, and the alternatives."""
     request = description.request
     unit, relation = request.privacy_unit, request.neighboring_relation
     copies = " with all of its rotations" if request.copies > 1 else ""
@@ -400,18 +404,18 @@ def _heading(
         for line in lines
     ]
     text = "\n".join(line or "#" for line in wrapped) + "\n\n"
-    # A name of a column may have controls, which TOML's comments may not.
+    # Names of columns may contain control characters, which TOML's comments may not.
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def _prices(
     description: PlanDescription, plan: Plan | None, pipeline: Pipeline | None
 ) -> list[str]:
-    """What the same would take at other epsilons, and under the other relation."""
+    """The noise of the same design at other epsilons, and under the other relation."""
     request, tree = description.request, description.population
     others = [dataclasses.replace(request, epsilon=epsilon) for epsilon in _EPSILONS]
     if plan is None:
-        noises = [noise_of_one(one_release(asked), asked) for asked in others]
+        noises = [noise_of_one(one_release(other), other) for other in others]
         return [
             "Noise of one sum of all examples, as a multiple of their norm:",
             *map("  epsilon {:g}: {:.4g}".format, _EPSILONS, noises),
@@ -420,26 +424,26 @@ def _prices(
     design = plan.designs[int(plan.design[best])]
     setting = plan.episodes_per_step[[best]], plan.num_steps[[best]]
 
-    def priced(asked: PlanRequest, design: Design) -> str:
-        left = asked if pipeline is None else pipeline.left_for_steps(asked)
+    def price(target: PlanRequest, design: Design) -> str:
+        left = target if pipeline is None else pipeline.left_for_steps(target)
         complete, _ = design.complete(setting[0])
         noise = dataclasses.replace(design, request=left).noise(*setting)
         return f"noise {noise[0]:.4g}, {complete[0]:.3g} complete a step"
 
     lines = ["The recommended design at other epsilons:"]
-    for asked in others:
-        lines.append(f"  epsilon {asked.epsilon:g}: {priced(asked, design)}")
+    for other in others:
+        lines.append(f"  epsilon {other.epsilon:g}: {price(other, design)}")
     if request.privacy_unit != tree.level_names[1]:
         return lines
     is_slots = request.neighboring_relation == ZERO_OUT
-    other = ADD_REMOVE if is_slots else ZERO_OUT
+    relation = ADD_REMOVE if is_slots else ZERO_OUT
     filled = tree.children_counts[1][tree.children_counts[1] > 0]
     number = int(filled.min() if is_slots else filled.max())
     episode = dataclasses.replace(request.episode, population=number)
-    asked = dataclasses.replace(request, neighboring_relation=other, episode=episode)
+    other = dataclasses.replace(request, neighboring_relation=relation, episode=episode)
     kind = POISSON, design.examples, design.clip_unit
-    for one in possible_designs(asked, tree):
+    for one in possible_designs(other, tree):
         if (one.scheme, one.examples, one.clip_unit) == kind:
             with contextlib.suppress(ValueError, NotImplementedError):
-                lines.append(f"  {other}, population {number}: {priced(asked, one)}")
+                lines.append(f"  {relation}, population {number}: {price(other, one)}")
     return lines

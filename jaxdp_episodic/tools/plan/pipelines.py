@@ -1,7 +1,7 @@
-"""Which pipeline: private statistics, gradient steps on episodes after them, or none?
+"""Recommends a pipeline: private statistics, gradient steps after them, or neither.
 
-Signal-to-noise ratios decide, from sizes alone; docs/plan.md has formulas and limits.
-What to expect is what training gained on data that were measured.
+Signal-to-noise ratios decide, computed from sizes alone; docs/plan.md has the formulas
+and limits. The expected gain is that of training on similar data that were measured.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from jaxdp_episodic.trainer.config.training_start import (
 
 PICTURES = "pictures"
 NUMBERS = "numbers"
-EPSILONS = 1.0, 8.0  # at which all sets were measured
-_ALIKE = 3  # sets that are named
-_TOO_FAR = math.log(50)  # logarithms of the ratios of all three sizes, summed
-# Ratio of features from which on data are of another kind: pictures in colour have
-# three times those of grey ones, hashed texts 32 times those of measurements.
+EPSILONS = 1.0, 8.0  # at which all data sets were measured
+_MOST_SIMILAR = 3  # data sets that are named
+_TOO_FAR = math.log(50)  # distance: sum of the absolute log ratios of the three sizes
+# Data whose numbers of features differ by this factor are of another kind: colour
+# pictures have three times those of grey ones, hashed texts 32 times those of tables.
 _OTHER_KIND = 2.5
 
 
 class Measured(NamedTuple):
-    """A set, and what a run released gained over its untrained features."""
+    """A data set, and what a run's release gained over its untrained features."""
 
     name: str
-    said: str  # for readers who do not know the set
+    title: str  # for readers who do not know the data set
     kind: str  # PICTURES or NUMBERS
     classes: int  # to train on
     examples: int  # of a class
@@ -61,8 +61,8 @@ class Measured(NamedTuple):
     gains: tuple[float, float]  # in accuracy, at each of EPSILONS
 
 
-# The table of docs/accuracy.md, "Other kinds of data"; a test compares the two.
-# Without the page's spoken words, as spectrograms are unlike other pictures.
+# The table in docs/accuracy.md, "Other kinds of data"; a test compares the two. The
+# page's spoken words are left out, as spectrograms are unlike other pictures.
 MEASURED = (
     Measured("syllables", "syllables", PICTURES, 1_085, 4, 425, (0.0764, 0.1440)),
     Measured("material icons", "icons", PICTURES, 741, 4, 425, (0.0077, 0.0097)),
@@ -79,33 +79,35 @@ MEASURED = (
 )
 
 
-def said_of_alike(kind: str, sizes: Sequence[float], epsilon: float) -> str:
-    """Returns what sets like one of ``sizes`` (as `Measured` has them) gained."""
-    apart = {
+def measured_gains(kind: str, sizes: Sequence[float], epsilon: float) -> str:
+    """Returns a sentence: what training gained on measured data sets of similar sizes.
+
+    Args:
+      kind: PICTURES or NUMBERS.
+      sizes: classes to train on, examples of a class, features of an example.
+      epsilon: the target.
+    """
+    distance = {
         one: sum(abs(math.log(a / b)) for a, b in zip(one[3:6], sizes, strict=True))
         for one in MEASURED
         if one.kind == kind
         and max(one.features, sizes[2]) < _OTHER_KIND * min(one.features, sizes[2])
     }
-    near = sorted(apart, key=apart.__getitem__)[:_ALIKE]
-    near = [one for one in near if apart[one] <= _TOO_FAR]
+    near = sorted(distance, key=distance.__getitem__)[:_MOST_SIMILAR]
+    near = [one for one in near if distance[one] <= _TOO_FAR]
     if not near:
         return "no data of this kind and size were measured (docs/accuracy.md)"
-    places = [0] * (epsilon < EPSILONS[1]) + [1] * (epsilon > EPSILONS[0])
-    said = [f"{_gained(near, i)} at epsilon {EPSILONS[i]:g}" for i in places]
-    names = ", ".join(dict.fromkeys(one.said for one in near))
+    gained = []
+    for place in [0] * (epsilon < EPSILONS[1]) + [1] * (epsilon > EPSILONS[0]):
+        gains = [one.gains[place] for one in near]
+        ends = dict.fromkeys(f"{gain:.2f}" for gain in (min(gains), max(gains)))
+        gained.append(f"{' to '.join(ends)} at epsilon {EPSILONS[place]:g}")
+    names = ", ".join(dict.fromkeys(one.title for one in near))
     which = "" if epsilon in EPSILONS else f"; epsilon {epsilon:g} was not measured"
     return (
         f"data like these ({names}) gained accuracy over untrained features: "
-        f"{', '.join(said)} (docs/accuracy.md{which})"
+        f"{', '.join(gained)} (docs/accuracy.md{which})"
     )
-
-
-def _gained(near: Sequence[Measured], place: int) -> str:
-    """The least and the most, or one number where both round alike."""
-    gains = [one.gains[place] for one in near]
-    ends = dict.fromkeys(f"{gain:.2f}" for gain in (min(gains), max(gains)))
-    return " to ".join(ends)
 
 
 STEPS = "steps"
@@ -114,50 +116,51 @@ BOTH = "statistics, then steps"
 NONE = "do not train"
 MIXED_MODEL = "mixed model"
 
-# Statistics helped at 0.25 and all above, not at 0.17 (41 people) and below, where the
-# last stage was up to 0.006 worse than untrained features (docs/plan.md).
+# Smallest signal-to-noise ratio for statistics. They helped at 0.25 and above. At 0.17
+# (41 people) and below the last stage was up to 0.006 worse than untrained features
+# (docs/plan.md).
 MIN_STATISTICS = 0.2
-# Of a run of episodes: from 5.7 on steps after statistics were as good as these alone
-# or better, at 1.4 and below worse.
+# Smallest signal-to-noise ratio for steps after statistics. From 5.7 on they were as
+# good as statistics alone or better, at 1.4 and below worse.
 MIN_STEPS = 5.0
-# Classes to train on, for steps after statistics: with 13 letters, 12 typefaces, 100
-# glyphs and 170 words they lost 0.002 to 0.017 at epsilon 8, with 300 they gained.
+# Fewest classes for steps after statistics. With 13 letters, 12 typefaces, 100 glyphs
+# and 170 words they lost 0.002 to 0.017 at epsilon 8, with 300 classes they gained.
 MIN_CLASSES_OF_STEPS = 200
-# Means of classes in place of the total covariance, where no steps follow: better with
-# 500 to 2,000 examples of each of 4 to 22 classes, worse with 170 and fewer, or with 50
-# and more classes (docs/plan.md).
+# Fewest and most classes for class means in place of the total covariance, if no steps
+# follow. Means were better with 500 to 2,000 examples of each of 4 to 22 classes, worse
+# with 170 examples and fewer, or with 50 classes and more (docs/plan.md).
 CLASSES_OF_MEANS = 4, 30
-EXAMPLES_OF_MEANS = 400  # of a class, on average: the fewest
+EXAMPLES_OF_MEANS = 400  # fewest examples per class for class means, on average
 MIN_MIXED_RATIO = 20.0  # the smallest at which a mixed model was measured, docs/plan.md
-_DIMENSIONS = 128  # of the space that steps after statistics were measured in
-# Keys of a training config that are for gradient steps.
+_DIMENSIONS = 128  # of the space in which steps after statistics were measured
+# Keys of a training config that belong to gradient steps.
 _OF_STEPS = "model l2_clip_norm clipping num_steps normalizer optimizer".split()
 
 
 class Pipeline(NamedTuple):
-    """What is recommended."""
+    """A recommended pipeline."""
 
     name: str  # one of the constants above
     reason: str  # a sentence
-    start: dict[str, Any] | None = None  # of a training config; None: none
-    # Kind of the learner, where it is not that of episodes; else None.
+    start: dict[str, Any] | None = None  # table ``start`` of the config; None: none
+    # Kind of a learner without gradient steps; None: the learner of the design.
     learner: str | None = None
-    ratio: float = math.nan  # see the module; NaN where nothing was compared
-    # What was weighed: signal to noise, and the least that each takes, by pipeline.
+    ratio: float = math.nan  # signal to noise; NaN if nothing was compared
+    # Pipeline -> its signal-to-noise ratio, and the smallest ratio that it needs.
     weighed: Mapping[str, tuple[float, float]] = {}
-    alike: str = ""  # what sets like these data gained, a sentence
+    gains: str = ""  # what training gained on similar data, a sentence
     offer: str = ""  # what another relation would allow, a sentence
 
     @property
     def lines(self) -> list[str]:
-        """What to say: the choice and why, what to expect, what else there is."""
+        """The choice and its reason, what to expect, and other options."""
         named = f"pipeline: {self.name}: {self.reason}"
-        expected = f"expected: {self.alike}" if self.alike else ""
+        expected = f"expected: {self.gains}" if self.gains else ""
         offer = f"option: {self.offer}" if self.offer else ""
         return [line for line in (named, expected, offer) if line]
 
     def left_for_steps(self, request: PlanRequest) -> PlanRequest:
-        """Returns the question with the epsilon left to steps, an *estimate*."""
+        """Returns the request with the epsilon left for steps, an *estimate*."""
         if self.start is None or self.learner is not None:
             return request
         left = 1 - math.fsum(StartConfig(**self.start).shares(False))
@@ -168,7 +171,7 @@ class Pipeline(NamedTuple):
         return dataclasses.replace(request, epsilon=rest)
 
     def config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the training config of a design as that of this pipeline."""
+        """Returns the training config of a design, changed to this pipeline."""
         if self.start is None:
             return dict(config)
         if self.learner is None:
@@ -183,7 +186,12 @@ class Pipeline(NamedTuple):
 def recommended_pipeline(
     description: PlanDescription, *, is_chosen: bool = True
 ) -> Pipeline | None:
-    """Returns the pipeline for the sizes of a plan's data; None: nothing is known."""
+    """Returns the pipeline for a plan's data; None if no rule covers them.
+
+    Args:
+      description: the plan.
+      is_chosen: whether the run chooses its stage by held-out data.
+    """
     request, train = description.request, description.train
     shape, levels = description.feature_shape, description.population.level_names
     unit = request.privacy_unit
@@ -208,14 +216,15 @@ def recommended_pipeline(
         )
     if is_chosen or unit == PERSON or levels[0] != CLASS:
         return _of_features(description, number)
-    # Measured with 30 made-up classes of 40 examples, 10 or 24 features, at epsilon 8,
-    # two of each: accuracy on new classes less that of the features. Classes and noise
-    # alike in all directions: steps -0.001 and -0.003, statistics -0.13 and -0.15, both
-    # -0.09. Directions of noise alone: +0.02 and +0.03, +0.12, and +0.10 and +0.14.
+    # Measured at epsilon 8 with 30 made-up classes of 40 examples, 10 or 24 features,
+    # two data sets of each: accuracy on new classes minus that of the features. Signal
+    # and noise equal in all directions: steps -0.001 and -0.003, statistics -0.13 and
+    # -0.15, both together -0.09. Some directions without signal: steps +0.02 and +0.03,
+    # statistics +0.12, both together +0.10 and +0.14.
     ratio = _ratio_of_steps(description, number)
     why = (
-        "nothing is held out to choose a stage by. Where the features were good as "
-        "they are, gradient steps left them so, which statistics did not"
+        "nothing is held out to choose a stage by. If the untrained features were "
+        "already good, gradient steps did not worsen them, but statistics did"
     )
     if ratio < MIN_STEPS:
         why += (
@@ -226,7 +235,7 @@ def recommended_pipeline(
 
 
 def _of_features(description: PlanDescription, number: int) -> Pipeline:
-    """The pipeline of classes with so many fixed features."""
+    """The pipeline for classes, with this number of fixed features."""
     request, levels = description.request, description.population.level_names
     total, steps = _ratio_of_statistics(description, number), 0.0
     weighed = {STATISTICS: (total, MIN_STATISTICS)}
@@ -243,14 +252,14 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
         why += f"; of gradient steps on episodes: {steps:.2g} ({MIN_STEPS:g} is needed)"
     start: dict[str, Any] = {"kind": PLDA}
     last, offer = _last_statistic(description, number)
-    said = {"weighed": weighed, "ratio": total, "offer": offer}
-    said["alike"] = _gained_by_alike(description, number)
-    alone = {"start": start | last, "learner": PLDA, **said}
+    facts = {"weighed": weighed, "ratio": total, "offer": offer}
+    facts["gains"] = _expected_gains(description, number)
+    alone = {"start": start | last, "learner": PLDA, **facts}
     if total < MIN_STATISTICS and steps < MIN_STEPS:
         return Pipeline(
             NONE,
             f"{why}. That is not enough: the features as they are cost no privacy. The "
-            "config runs statistics all the same, to show what they would bring",
+            "config runs statistics all the same, to show what they would gain",
             **alone,
         )
     compute, without = request.compute, None
@@ -262,7 +271,7 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
             f"{classes}"
         )
     elif levels[0] != CLASS:
-        without = f"episodes are drawn of a level that is called {CLASS!r}"
+        without = f"episodes are drawn from a level that is called {CLASS!r}"
     elif steps < MIN_STEPS:
         without = "so gradient steps are left out"
     elif min(compute.most_steps, compute.total_episodes) < MEASURED_STEPS:
@@ -270,25 +279,26 @@ def _of_features(description: PlanDescription, number: int) -> Pipeline:
     if without is not None:
         return Pipeline(STATISTICS, f"{why}; {without}", **alone)
     start |= {"dimensions": _DIMENSIONS}
-    return Pipeline(BOTH, why, start, **said)
+    return Pipeline(BOTH, why, start, **facts)
 
 
-def _gained_by_alike(description: PlanDescription, number: int) -> str:
-    """What sets of about these sizes gained; of examples alone some were measured."""
+def _expected_gains(description: PlanDescription, number: int) -> str:
+    """The measured gains on similar data; "" unless examples are protected."""
     request, sizes = description.request, _class_sizes(description)
     if request.privacy_unit not in (None, description.population.level_names[-1]):
         return ""
     is_picture = (description.train or {}).get("features", {}).get("kind") == WAVELETS
     shape = len(sizes), max(float(sizes.mean()), 1.0), number
-    return said_of_alike(PICTURES if is_picture else NUMBERS, shape, request.epsilon)
+    return measured_gains(PICTURES if is_picture else NUMBERS, shape, request.epsilon)
 
 
 def _last_statistic(
     description: PlanDescription, number: int
 ) -> tuple[dict[str, Any], str]:
-    """What statistics end with, in their config, and words on what would allow means.
+    """Keys of ``start`` for the last statistic, and a sentence on what allows means.
 
-    Under add_remove only a public list may say how many means are released.
+    Class means need a public list of classes under add_remove, as their number is
+    released.
     """
     request, levels = description.request, description.population.level_names
     sizes, (fewest, most) = _class_sizes(description), CLASSES_OF_MEANS
@@ -297,20 +307,20 @@ def _last_statistic(
     if not (is_few and is_large) or request.privacy_unit not in (None, levels[-1]):
         return {}, ""
     if request.copies > 1:
-        return {}, ""  # means are of examples without copies
+        return {}, ""  # class means are defined for examples without copies
     is_private = not description.has_public_units
     if request.neighboring_relation == "add_remove" and is_private:
         return {}, (
             f"with --relation zero_out --population N (no {levels[0]} has more than N, "
             f"and that is public), or with a public list of {levels[0]} units, "
-            "statistics end with class means: 0.01 to 0.03 more on digits, typefaces "
-            "and letters, nothing on texts"
+            "statistics end with class means: accuracy 0.01 to 0.03 higher on digits, "
+            "typefaces and letters, the same on texts"
         )
     return {"between": MEANS}, ""
 
 
 def _of_numbers(description: PlanDescription, number: int) -> Pipeline:
-    """The pipeline of regression."""
+    """The pipeline for regression."""
     config = StartConfig(kind=MIXED)
     own = 1 + min(config.slopes, number)
     entries, line = own * (own + 1) // 2 + 1, 2 + config.powers * number
@@ -326,7 +336,8 @@ def _of_numbers(description: PlanDescription, number: int) -> Pipeline:
         return Pipeline(STEPS, why, ratio=ratio)
     return Pipeline(
         MIXED_MODEL,
-        f"{why}. It suits targets that are near lines in the features and their powers",
+        f"{why}. It suits targets that are nearly linear in the features and their "
+        "powers",
         {"kind": MIXED, "slopes": own - 1},
         MIXED,
         ratio,
@@ -343,7 +354,7 @@ def _ratio_of_moments(
     *,
     of_pairs: bool,
 ) -> float:
-    """Mean signal of a direction over the noise's largest eigenvalue."""
+    """Mean signal per direction, divided by the largest eigenvalue of the noise."""
     request, shares = description.request, config.shares(True)
     number = _num_pairs(description) if of_pairs else _num_contributions(description)
     share = max(shares[1:]) if of_pairs else shares[0]
@@ -354,7 +365,7 @@ def _ratio_of_moments(
 
 
 def _ratio_of_statistics(description: PlanDescription, number: int) -> float:
-    """The total covariance's trace over its noise's largest eigenvalue."""
+    """Trace of the total covariance, divided by the largest eigenvalue of its noise."""
     config, levels = StartConfig(kind=PLDA), description.population.level_names
     step = _statistics(description.request, levels, config)[-1]
     noise = noise_of_one(step, description.request) * contribution_norm(step)
@@ -363,7 +374,7 @@ def _ratio_of_statistics(description: PlanDescription, number: int) -> float:
 
 
 def _ratio_of_steps(description: PlanDescription, number: int) -> float:
-    """What complete episodes add up to over a run, over its noise; 0 if none can be."""
+    """Sum of a run's complete episodes divided by its noise; 0 if none is complete."""
     request, best = description.request, 0.0
     try:
         designs = possible_designs(request, description.population)
@@ -387,7 +398,7 @@ def _ratio_of_steps(description: PlanDescription, number: int) -> float:
 
 
 def _num_contributions(description: PlanDescription) -> float:
-    """Protected units that have examples: each gives one contribution."""
+    """Number of protected units with examples; each gives one contribution."""
     request, sizes = description.request, _class_sizes(description)
     unit, bounds = request.privacy_unit, request.people
     if unit == description.population.level_names[0]:
@@ -396,19 +407,19 @@ def _num_contributions(description: PlanDescription) -> float:
         return float(sizes.sum()) / request.copies
     if known := description.people or request.num_people:
         return float(known)
-    assert bounds is not None  # or people are listed, which `PlanRequest` asks for
+    assert bounds is not None  # `PlanRequest` requires bounds or a list of people
     most = math.prod(np.maximum(list(bounds.numbers.values()), 1).tolist())
     return float(math.ceil(sizes.sum() / most))
 
 
 def _num_pairs(description: PlanDescription) -> float:
-    """Contributions of pairs: of examples, of classes that have one, or of people."""
+    """Number of contributions of pairs: of examples, classes with a pair, or people."""
     unit, sizes = description.request.privacy_unit, _class_sizes(description)
     if unit == description.population.level_names[0]:
         return float(np.count_nonzero(sizes > 1))
     if unit == PERSON:
         return _num_contributions(description) / 2
-    slots = sizes  # what is drawn from in each class: under zero_out public slots
+    slots = sizes  # number that a class is drawn from; under zero_out public slots
     if description.request.neighboring_relation == "zero_out":
         public = description.request.episode.population
         slots = np.full_like(sizes, public or sizes.max())
@@ -433,7 +444,7 @@ def _statistics(
 
 
 def one_release(request: PlanRequest) -> Any:
-    """A Gaussian mechanism: one statistic in which every example is by itself."""
+    """Returns one Gaussian release to which every example contributes separately."""
     plain = dataclasses.replace(
         request, privacy_unit=None, people=None, num_people=None
     )
@@ -441,6 +452,6 @@ def one_release(request: PlanRequest) -> Any:
 
 
 def noise_of_one(step: Any, request: PlanRequest) -> float:
-    """The noise of one such release within the whole target."""
+    """Returns the noise multiplier of one release that spends the whole target."""
     target: Any = {"epsilon": request.epsilon, "delta": request.delta}
     return float(calibrate_noise_multiplier(step, **target, num_steps=1))

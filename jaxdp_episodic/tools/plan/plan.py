@@ -1,6 +1,6 @@
-"""Which design should I run? A search over designs within privacy and compute.
+"""A search over designs of training within a privacy and a compute budget.
 
-Candidates have the same (epsilon, delta); docs/plan.md says by what they are compared.
+All candidates have the same (epsilon, delta); docs/plan.md says how they are compared.
 """
 
 from __future__ import annotations
@@ -54,31 +54,33 @@ from jaxdp_episodic.trainer.run.checks import (
     level_of_slots,
 )
 
-_MAX_INDEPENDENT = 10**6  # episodes a step, which no pool of classes bounds
+_MAX_INDEPENDENT = (
+    10**6
+)  # independent episodes per step; no pool of classes bounds them
 
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """One way to draw the episodes of a step of a plan, for any number of them."""
+    """One way to draw the episodes of a step, for any number of episodes."""
 
-    request: PlanRequest  # what is planned
+    request: PlanRequest
     population: Population  # of two levels: classes or tasks, and examples
-    name: str  # as it stands in tables and pictures
+    name: str  # in tables and pictures
     scheme: str  # one of `SCHEMES`
-    clip_unit: str  # whose contributions are clipped
-    examples: int  # drawn of each unit: support and query
+    clip_unit: str
+    examples: int  # drawn from each unit, support and query together
     is_multistage: bool  # False if all examples of a drawn unit take part
-    most_episodes: int  # the most that a step can have
+    most_episodes: int  # the largest number that a step can have
 
-    def is_rival_of(self, other: Design) -> bool:
-        """Whether this is Poisson sampling of what the other design draws and clips."""
+    def is_poisson_form_of(self, other: Design) -> bool:
+        """Whether this draws and clips the same as ``other``, by Poisson sampling."""
         ours, theirs = (
             (d.clip_unit, d.examples, d.is_multistage) for d in (self, other)
         )
         return self.scheme == POISSON and ours == theirs
 
     def sampling(self, number: Any) -> Sampling:
-        """Returns the sampling for (mean) numbers of episodes, a number or an array."""
+        """Returns the sampling for a mean number of episodes, or an array of them."""
         request, episode = self.request, self.request.episode
         rate = np.minimum(np.asarray(number) / self.most_episodes, 1.0)[()]
         if self.scheme == BLOCKS:
@@ -111,9 +113,9 @@ class Design:
         )
 
     def step(self, episodes: Any, noise: Any = 1.0) -> GaussianStep:
-        """Returns the step with so many episodes, a number or an array."""
+        """Returns the step for a mean number of episodes, or an array of them."""
         request, in_blocks = self.request, self.scheme == BLOCKS
-        rests_on_sizes = request.episode.population is None and not in_blocks
+        uses_sizes = request.episode.population is None and not in_blocks
         sampling, people = self.sampling(episodes), request.people
         unit, people = bounds_with_copies(
             checked_sampling(sampling),
@@ -129,11 +131,14 @@ class Design:
             people=people,
             neighboring_relation=request.neighboring_relation,
             small_units="keep",
-            population=self.population if rests_on_sizes else None,
+            population=self.population if uses_sizes else None,
         )
 
     def noise(self, episodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Returns the smallest noise of each setting, to 1e-3, by one call for all."""
+        """Returns the calibrated noise multiplier of each setting, at most 1e-3 high.
+
+        The excess is relative. One call answers all settings.
+        """
         request = self.request
         return np.asarray(
             calibrate_noise_multiplier(
@@ -147,11 +152,11 @@ class Design:
         )
 
     def complete(self, episodes: np.ndarray) -> np.ndarray:
-        """Returns (2, n): the mean of complete contributions a step, and the most."""
+        """Returns (2, n): mean and maximum of complete contributions per step."""
         if self.scheme == BLOCKS:
             return np.stack([episodes, episodes])
         numbers, place = np.unique(episodes, return_inverse=True)
-        if self.clip_unit != STEP:  # what one episode draws does not depend on others
+        if self.clip_unit != STEP:  # an episode's draw does not depend on the number
             numbers, place = numbers[-1:], 0 * place
         found = []
         for number in numbers:
@@ -170,7 +175,7 @@ class Design:
         return means * episodes / drawn
 
     def better(self, episodes: float, share: float) -> str:
-        """Returns what would make more complete, as the end of a sentence."""
+        """Returns the end of a sentence: settings with more complete contributions."""
         step = self.step(episodes)
         return better_settings(share, step, self.population, self._needs)
 
@@ -202,33 +207,36 @@ def possible_designs(request: PlanRequest, population: Population) -> list[Desig
     of_several = ", {} examples" if len(request.episode.examples) > 1 else ""
     everyone = int(np.max(population.children_counts[1], initial=1))
     everyone = max(everyone, episode.population or 0)
-    asked, designs = (request, population), []
-    # The last number of examples is all: no second stage.
+    designs = []
+    # The last number of examples is that of a whole class: no second stage.
     for size in (*(size for size in sizes if size < everyone), everyone):
         title = of_several.format(size) if size < everyone else ", all examples"
         for name, scheme, clip in rows:
             limit = _MAX_INDEPENDENT if scheme == INDEPENDENT else most
             what = scheme, clip, size, size < everyone, limit
-            designs.append(Design(*asked, name + title, *what))
+            designs.append(Design(request, population, name + title, *what))
     listed = request.num_people
     for size in sizes if listed is not None else ():
         people = _people_of(request, population, size)
         if people and listed is not None and listed >= people:
             name = f"blocks of {people:,} people" + of_several.format(size)
             what = BLOCKS, EPISODE, size, True, listed // people
-            designs.append(Design(*asked, name, *what))
+            designs.append(Design(request, population, name, *what))
     return designs
 
 
 def _people_of(request: PlanRequest, population: Population, size: int) -> int:
-    """The fewest people who have, on average, what an episode draws; 0: none do."""
+    """The smallest number of people who own, on average, as much as an episode draws.
+
+    0 if some class or task is empty.
+    """
     sizes, bound = population.children_counts[1], request.episode.population
     fewest = bound or int(np.min(sizes, initial=2**53))
     return math.ceil(size * (request.num_people or 0) / fewest) if fewest else 0
 
 
 def _levels(population: Any, ways: int | None) -> tuple[str, str]:
-    """Names of the two levels of a tree that designs are known of."""
+    """Names of the two levels of a tree; other trees are refused."""
     if not isinstance(population, Population):
         raise TypeError(f"population must be a Population, got {population!r}")
     if population.num_levels != 2:
@@ -257,22 +265,22 @@ def _whole(number: Any) -> Any:
 
 TABLE = "plan.csv"
 CONFIG = "recommended.toml"
-# Independent episodes cost a sum over their number, and every length of an epoch has a
-# distribution of its own: seconds for a few points.
+# Schemes whose accounting takes seconds for a few points: independent episodes need a
+# sum over their number, random allocation a distribution for each length of an epoch.
 _SLOW = (INDEPENDENT, EPOCHS)
-_GRID = (18, 18)  # numbers of episodes a step, and of steps, that are tried
-_COARSE_GRID = (6, 5)  # the same of slow schemes
-_PEOPLE_GRID = (4, 3)  # of a person in many episodes: seconds for each
-# Relative, of a candidate's noise, from above: a twentieth of what _NEARLY_BEST tells
-# apart. What is trained is calibrated on its own.
+_GRID = (18, 18)  # tried numbers of episodes per step, and of steps
+_COARSE_GRID = (6, 5)  # the same for slow schemes
+_PEOPLE_GRID = (4, 3)  # the same if a person is in many episodes: seconds per point
+# Relative excess of a candidate's noise: a twentieth of the difference that
+# _NEARLY_BEST ignores. Training calibrates its noise again.
 _NOISE_TOLERANCE = 1e-3
-# Of candidates whose effective steps are at least this share of the best one's, the one
-# with the fewest episodes is recommended: the estimate is no better than that.
+# Among candidates with at least this share of the best one's effective steps, the one
+# with the fewest episodes is recommended: the estimate is not more precise than that.
 _NEARLY_BEST = 0.98
 
 
 class Candidates(NamedTuple):
-    """Settings of one design, (n,) each; see `Plan`."""
+    """Settings of one design; each array has shape (n,), see `Plan`."""
 
     design: Design
     episodes: np.ndarray
@@ -284,26 +292,26 @@ class Candidates(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The candidates, one entry each in every (n,) array."""
+    """The candidates; every array has shape (n,), with one entry per candidate."""
 
     designs: tuple[Design, ...]  # the designs that were compared
-    design: np.ndarray  # index of the candidate's design among them
+    design: np.ndarray  # index of the candidate's design in ``designs``
     episodes_per_step: np.ndarray  # on average
-    complete_per_step: np.ndarray  # contributions that are complete, on average
+    complete_per_step: np.ndarray  # complete contributions, on average
     num_steps: np.ndarray  # of the run
     # The smallest that keeps the run within the target, or up to 1e-3 more, relative.
     noise_multiplier: np.ndarray
-    signal_to_noise: np.ndarray  # of a step; see the module
+    signal_to_noise: np.ndarray  # of a step
     total_episodes: np.ndarray  # of the run, weighted by examples
     effective_steps: np.ndarray  # an *estimate*; see `effective_steps`
     # No other candidate is at least as good in everything and better in something.
     is_on_front: np.ndarray
     recommended: int  # index of the recommended candidate
-    left_out: dict[str, str]  # why designs were left out, by name
-    gains: dict[str, str]  # what epochs gain on Poisson sampling, by design
+    left_out: dict[str, str]  # design name -> why it was left out
+    gains: dict[str, str]  # design name -> what random allocation gains over Poisson
 
     def best_of(self, design: int) -> int:
-        """Returns the index of a design's candidate that is recommended within it."""
+        """Returns the index of the recommended candidate among those of a design."""
         return recommended(
             np.where(self.design == design, self.effective_steps, -np.inf),
             self.total_episodes,
@@ -311,7 +319,11 @@ class Plan(NamedTuple):
 
 
 def make_plan(request: PlanRequest, population: Population) -> Plan:
-    """Returns the candidates within privacy and compute, compared."""
+    """Returns all candidates within the privacy and compute budgets.
+
+    Raises:
+      ValueError: there is none.
+    """
     designs = [
         design
         for design in possible_designs(request, population)
@@ -358,7 +370,7 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
 def _candidates(
     design: Design, others: list[Candidates], smallest: int
 ) -> tuple[Candidates, str]:
-    """The settings of a design, and what epochs gain on Poisson there."""
+    """The settings of a design, and what random allocation gains over Poisson."""
     compute, learning = design.request.compute, design.request.learning
     weight = design.examples / smallest
     of_people = design.request.people is not None
@@ -369,8 +381,10 @@ def _candidates(
         )
     gain = ""
     if design.scheme == EPOCHS:
-        coins = next((c for c in others if c.design.is_rival_of(design)), None)
-        episodes, steps, gain = in_epochs(design, coins, (episodes, steps))
+        poisson = (c for c in others if c.design.is_poisson_form_of(design))
+        episodes, steps, gain = in_epochs(
+            design, next(poisson, None), (episodes, steps)
+        )
     complete, most = design.complete(episodes)
     some = most * steps >= LEAST_IN_RUN
     if not some.any():
@@ -385,7 +399,7 @@ def _candidates(
     good = np.isfinite(noise) & (noise > 0)
     columns = episodes, steps, noise, complete
     episodes, steps, noise, complete = (a[good] for a in columns)
-    is_one = design.clip_unit == STEP  # complete or not, as a whole
+    is_one = design.clip_unit == STEP  # the step is one contribution
     worth = effective_steps(
         steps * complete if is_one else steps,
         noise_multiplier=noise,
@@ -401,7 +415,7 @@ def _candidates(
 def budgeted(
     compute: Compute, design: Design, weight: float, *, of_people: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of episodes a step and steps within the budget, with its edges."""
+    """Returns a grid of episodes per step and steps, up to the edge of the budget."""
     budget = compute.total_episodes / weight
     most = min(compute.episodes_per_step, design.most_episodes)
     largest = int(min(most, budget / compute.fewest_steps))
@@ -422,34 +436,37 @@ def budgeted(
 
 
 def recommended(worth: np.ndarray, total: np.ndarray) -> int:
-    """Returns the index of the cheapest of those that are nearly the best."""
+    """Returns the index of the candidate with the fewest episodes among the best."""
     near = np.flatnonzero(worth >= _NEARLY_BEST * worth.max())
     return int(near[np.lexsort((-worth[near], total[near]))[0]])
 
 
 def in_epochs(
-    design: Design, coins: Candidates | None, settings: tuple[np.ndarray, np.ndarray]
+    design: Design, poisson: Candidates | None, settings: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, str]:
-    """Returns settings of a design by epochs, and what it gains on Poisson there."""
+    """Returns settings for random allocation, and what it gains over Poisson there.
+
+    Poisson candidates of the same design, if there are any, choose the settings.
+    """
     episodes, steps = settings
-    if coins is not None and coins.steps.size:
-        order = np.argsort(-coins.worth, kind="stable")
-        order = np.append(recommended(coins.worth, coins.total), order)
-        _, first = np.unique(coins.episodes[order], return_index=True)
+    if poisson is not None and poisson.steps.size:
+        order = np.argsort(-poisson.worth, kind="stable")
+        order = np.append(recommended(poisson.worth, poisson.total), order)
+        _, first = np.unique(poisson.episodes[order], return_index=True)
         best = order[np.sort(first)][: len(np.unique(episodes))]
-        episodes, steps = coins.episodes[best], coins.steps[best]
+        episodes, steps = poisson.episodes[best], poisson.steps[best]
     length = np.ceil(design.most_episodes / episodes)
     length, steps = (a[length > 1] for a in (length, steps))
     if not length.size:
-        raise ValueError("everybody takes part in every step")
+        raise ValueError("every unit takes part in every step")
     episodes = design.most_episodes / length
-    if coins is None or not coins.steps.size:
+    if poisson is None or not poisson.steps.size:
         return episodes, steps, ""
     request, first = design.request, (episodes[:1], steps[:1])
-    noise = coins.design.noise(*first)
+    noise = poisson.design.noise(*first)
     step = design.step(first[0], noise)
-    asked = {"delta": request.delta, "method": request.method}
-    spent = float(np.asarray(epsilon_of(step, num_steps=first[1], **asked))[0])
+    run: Any = {"num_steps": first[1], "delta": request.delta}
+    spent = float(np.asarray(epsilon_of(step, **run, method=request.method))[0])
     where = f"{first[0][0]:,.4g} episodes, {steps[0]:,} steps and noise {noise[0]:.4g}"
     compared = (
         f"at {where} epochs cost epsilon {spent:.4g}, Poisson sampling "
@@ -461,9 +478,9 @@ def in_epochs(
 
 
 def advice(plan: Plan) -> list[str]:
-    """Returns what to change where few contributions of the recommended are complete.
+    """Returns a sentence if under a third of the recommended contributions is complete.
 
-    A sentence; none where a third or more are.
+    It says what to change.
     """
     best = plan.recommended
     design = plan.designs[int(plan.design[best])]
@@ -472,8 +489,8 @@ def advice(plan: Plan) -> list[str]:
     share = float(plan.complete_per_step[best]) / drawn
     if share >= LEAST_SHARE:
         return []
-    said = design.better(episodes, share)
-    return [f"few of the recommended design's contributions are complete{said}"]
+    better = design.better(episodes, share)
+    return [f"few of the recommended design's contributions are complete{better}"]
 
 
 def effective_steps(
@@ -485,16 +502,16 @@ def effective_steps(
     effective_dimension: int,
     alignment: float,
 ) -> np.ndarray:
-    """Returns how many steps without any noise a run is worth; an *estimate*.
+    """Returns the number of noiseless steps that gain as much; an *estimate*.
 
     On a smooth loss a gradient step of the best length gains
     ``|g|^2 / (|g|^2 + E|noise|^2)`` of what it would gain without noise. With
     contributions of the clip norm whose mean has norm ``alignment`` (``a``), over
     ``m`` episodes and ``d`` directions, the ratio of the squared norms of signal and
-    noise is ``a^2 / ((1 - a^2)/m + d noise_multiplier^2 / m^2)``. Clipping the mean of
-    all episodes as one contribution makes its norm 1, the noise ``d
-    noise_multiplier^2``. Curvature, adaptive optimizers and shrinking gradients are
-    not in it: it ranks designs, it does not foretell accuracy.
+    noise is ``a^2 / ((1 - a^2)/m + d noise_multiplier^2 / m^2)``. If the mean of all
+    episodes is clipped as one contribution, its norm is 1 and the squared norm of the
+    noise is ``d noise_multiplier^2``. The estimate ignores curvature, adaptive
+    optimizers and shrinking gradients: it ranks designs and does not predict accuracy.
 
     Reference: Bottou, Curtis, Nocedal (2018), arXiv:1606.04838v3, Lemma 4.4 at its best
     step length.
@@ -512,10 +529,10 @@ def effective_steps(
 def training_config(
     plan: Plan, description: PlanDescription, candidate: int | None = None
 ) -> dict[str, Any] | None:
-    """Returns a candidate as a training config, the recommended one by default.
+    """Returns the training config of a candidate, by default of the recommended one.
 
-    None if the plan's file has no data or no table ``train``, and of episodes in blocks
-    of people: a plan does not say what one draws within its block.
+    None if the plan's file has no data or no table ``train``, and for episodes in
+    blocks of people: a plan does not say what an episode draws within its block.
     """
     train, request = description.train, description.request
     index = plan.recommended if candidate is None else candidate
@@ -533,8 +550,8 @@ def training_config(
         rounded = float(f"{scaled:.4g}")
         config["optimizer"] = {**train["optimizer"], "learning_rate": rounded}
     if design.clip_unit == request.privacy_unit and "normalizer" not in config:
-        # The number of protected units is private; the mean that was planned with is
-        # the public estimate that the trainer asks for.
+        # The number of protected units is private. The trainer needs a public
+        # estimate, for which the planned mean serves.
         config["normalizer"] = episodes
     return config
 
@@ -542,7 +559,7 @@ def training_config(
 def config_around(
     description: PlanDescription, num_steps: int, clip_unit: str, sampling: Any
 ) -> dict[str, Any]:
-    """Returns a training config of a plan's file, with steps that draw and clip so."""
+    """Returns a training config of a plan's file, with this sampling and clip unit."""
     request, train = description.request, description.train or {}
     people = {}
     if request.people is not None:
@@ -567,7 +584,7 @@ def config_around(
 
 
 def write_table(path: Path, plan: Plan) -> None:
-    """Writes all candidates as CSV; whole or not at all."""
+    """Writes all candidates as CSV, atomically."""
     first, last = map(Plan._fields.index, ("episodes_per_step", "is_on_front"))
     numbers = Plan._fields[first : last + 1]
     names = ("design", "clip_unit", "examples", *numbers, "is_recommended")
@@ -583,7 +600,7 @@ def write_table(path: Path, plan: Plan) -> None:
 
 
 def _front(costs: np.ndarray) -> np.ndarray:
-    """(n,) which columns of the (3, n) costs no other column dominates."""
+    """Returns (n,) flags: the columns of the (3, n) costs that no other dominates."""
     order = np.lexsort(costs[::-1])
     is_on_front = np.zeros(costs.shape[1], bool)
     front = np.zeros((costs.shape[0], 0))

@@ -1,4 +1,4 @@
-"""The question of a plan, and the file that it is in (docs/plan.md has its keys)."""
+"""The request for a plan, and its TOML file (docs/plan.md lists the keys)."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ FIXED = "without replacement"
 INDEPENDENT = "independent"
 BLOCKS = "blocks"
 SCHEMES = (POISSON, EPOCHS, FIXED, INDEPENDENT, BLOCKS)
-_MAX_SIZES = 100  # numbers of examples to try; each is a search of its own
-# Of a training config; the table ``train`` must leave them out.
+_MAX_SIZES = 100  # numbers of examples to try; each needs a search
+# Keys of a training config that the plan sets: the table ``train`` must not have them.
 _SET_BY_PLAN = ("epsilon", "delta", "num_steps", "step", "data")
+# Keys of a training config that `plan_around` leaves out of ``train``.
 _OF_RUN = ("version", "start", "people", "normalizer", "seed", "adaptive")
-STEPS = 300  # as were measured, see `pipelines`
-MOST_EPISODES = 360  # of a step, as the demo has
-# Settings of the demo, which all kinds of data were measured with.
+STEPS = 300  # of the measured runs, see `pipelines`
+MOST_EPISODES = 360  # per step, as in the demo
+# Settings of the demo, with which all kinds of data were measured.
 OF_CLASSES: dict[str, Any] = {
     "l2_clip_norm": 0.1,
     "learner": {
@@ -58,7 +59,7 @@ OF_CLASSES: dict[str, Any] = {
     "model": {"kind": "linear", "embedding": 128},
     "optimizer": {"kind": "adam", "learning_rate": 0.01, "ema": 0.97},
 }
-# Those of train_schools.toml.
+# Settings of train_schools.toml.
 OF_TASKS: dict[str, Any] = {
     "l2_clip_norm": 0.1,
     "learner": {
@@ -74,14 +75,15 @@ OF_TASKS: dict[str, Any] = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EpisodeShape(Spec):
-    """What an episode is."""
+    """The sizes of an episode."""
 
-    shots: int  # examples of each class (or of the task) to learn from
-    # Support and query together, one number or several to try; all are tried as well.
+    shots: int  # support examples of each class (or of the task)
+    # Support and query together: one number or several to try. A design that uses all
+    # examples of a class is tried as well.
     examples: tuple[int, ...]
     ways: int | None = None  # classes; None: the tasks are units of the tree
-    # Public lower bound of the examples of a class or task; None: the data's sizes,
-    # which are private under ``add_remove``, and so is the plan.
+    # Public lower bound on the examples of a class or task. None: the plan uses the
+    # data's sizes. Under ``add_remove`` these are private, and so is the plan.
     population: int | None = None
 
     def __post_init__(self) -> None:
@@ -103,12 +105,12 @@ class EpisodeShape(Spec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Compute(Spec):
-    """How much may be computed."""
+    """The compute budget."""
 
-    episodes_per_step: int  # the most that a step may have, on average
-    total_episodes: int  # the most that the run may have
+    episodes_per_step: int  # upper bound on the mean number per step
+    total_episodes: int  # upper bound for the run
     fewest_steps: int = 20  # of the run
-    most_steps: int = 10_000
+    most_steps: int = 10_000  # of the run
 
     def __post_init__(self) -> None:
         names = ("episodes_per_step", "total_episodes", "fewest_steps", "most_steps")
@@ -127,13 +129,13 @@ class Compute(Spec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Learning(Spec):
-    """What is known of the learning, and guesses where nothing is known."""
+    """What is known about the learning problem; the defaults are guesses."""
 
-    # Directions in which the loss is curved and noise hurts; a guess.
+    # Number of directions in which the loss is curved, so that noise hurts.
     effective_dimension: int = 1_000
-    alignment: float = 0.3  # norm of the mean contribution in clip norms; a guess
-    # Steps that ``train.optimizer.learning_rate`` was chosen for: another number of
-    # steps scales it by the root of the ratio. None: it is taken as it is.
+    alignment: float = 0.3  # norm of the mean contribution, in clip norms
+    # Number of steps that ``train.optimizer.learning_rate`` was chosen for. With
+    # another number it is scaled by the square root of the ratio. None: not scaled.
     learning_rate_steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -146,7 +148,7 @@ class Learning(Spec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlanRequest(Spec):
-    """What is to be planned; the dictionary form is what a TOML file holds."""
+    """The request for a plan; its dictionary form is the content of a TOML file."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "data": SOURCES,
@@ -163,10 +165,10 @@ class PlanRequest(Spec):
     data: DataSource | None = None  # None: a table ``population`` in the file
     learning: Learning = field(default_factory=Learning)
     privacy_unit: str | None = None  # a level, or "person"; None: the last level
-    people: PersonBounds | None = None  # what one person may own
-    num_people: int | None = None  # of a public list: designs in blocks of people
+    people: PersonBounds | None = None  # bounds on what one person owns
+    num_people: int | None = None  # on a public list; adds designs in blocks of people
     neighboring_relation: str = "add_remove"
-    schemes: tuple[str, ...] = SCHEMES  # ways to draw that are compared
+    schemes: tuple[str, ...] = SCHEMES  # ways to draw episodes that are compared
     method: str = "rdp"  # of the calibration
 
     def __post_init__(self) -> None:
@@ -194,24 +196,27 @@ class PlanRequest(Spec):
 
     @property
     def copies(self) -> int:
-        """How many classes the data make of each class: rotations."""
+        """Number of rotated copies of each class in the data, itself included."""
         return 1 if self.data is None else self.data.copies
 
 
 class PlanDescription(NamedTuple):
-    """A plan's file, read."""
+    """The content of a plan's file."""
 
     request: PlanRequest
     population: Population  # the tree of classes or tasks and their examples
     train: dict[str, Any] | None  # the table ``train``: the rest of a training config
-    data: dict[str, Any] | None  # the table ``data`` as it stands
+    data: dict[str, Any] | None  # the table ``data``, unchanged
     feature_shape: tuple[int, ...] | None = None  # of an example of the data
-    people: int | None = None  # who own the data; None: not known
-    has_public_units: bool = False  # the data say that their list of classes is public
+    people: int | None = None  # number of owners of the data; None: not known
+    has_public_units: bool = False  # the data state that the list of classes is public
 
 
 def read_plan(path: Path) -> PlanDescription:
-    """Returns the question in a TOML file; its data are loaded for their sizes."""
+    """Returns the plan in a TOML file, or one around a training config.
+
+    The data are loaded for their sizes.
+    """
     mapping = read_toml(path)
     config = None
     if "step" in mapping and "episode" not in mapping:
@@ -225,7 +230,7 @@ def read_plan(path: Path) -> PlanDescription:
         raise TypeError(f"train must be a table of keys, got {shown}")
     for name in _SET_BY_PLAN:
         if train is not None and name in train:
-            raise ValueError(f"train.{name}: the plan says this, leave it out")
+            raise ValueError(f"train.{name} must be left out: the plan sets it")
     table = mapping.pop("population", None)
     for name, kinds in PlanRequest.nested_specs.items():
         if name != "data" and isinstance(mapping.get(name), dict):
@@ -262,7 +267,7 @@ def read_plan(path: Path) -> PlanDescription:
 
 
 def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, Any]:
-    """Returns a plan's file: target, data and episodes of a training config."""
+    """Returns a plan's file with the target, data and episodes of a training config."""
     shots, ways, most = config.learner.shots, None, MOST_EPISODES
     sampling: Any = config.step.sampling
     kind, examples = type(sampling), None
@@ -278,7 +283,7 @@ def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, An
     if examples is None:
         raise ValueError(
             "step.sampling must draw episodes of classes, or tasks and their examples, "
-            "to be planned anew; write a plan's file (docs/plan.md)"
+            "for a plan around this config; write a plan's file (docs/plan.md)"
         )
     steps = config.num_steps or STEPS
     a_step = min(most, MOST_EPISODES)
@@ -290,7 +295,7 @@ def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, An
         "population": getattr(examples, "population", None),
     }
     train = {k: v for k, v in mapping.items() if k not in (*_SET_BY_PLAN, *_OF_RUN)}
-    if config.learner.kind in CLOSED_FORM:  # it has no settings of gradient steps
+    if config.learner.kind in CLOSED_FORM:  # the config has no gradient steps
         train |= OF_TASKS if ways is None else OF_CLASSES
     train["learner"] = {k: v for k, v in train["learner"].items() if k != "shots"}
     step = config.step
@@ -315,7 +320,7 @@ def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, An
 
 
 def learning_rate(train: Mapping[str, Any] | None) -> float | None:
-    """Returns the learning rate of the table ``train``, if it states a finite one."""
+    """Returns the learning rate in the table ``train``; None if it is not finite."""
     optimizer = (train or {}).get("optimizer")
     rate = optimizer.get("learning_rate") if isinstance(optimizer, Mapping) else None
     if isinstance(rate, bool) or not isinstance(rate, int | float):

@@ -1,4 +1,4 @@
-"""A source of data as the table ``[data]`` of a config, and what it says of itself."""
+"""A source of data as the table ``[data]`` of a config, with its sizes."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from jaxdp_episodic.trainer.data.user_files import (
     refuse_unnamed,
 )
 
-SHARE = 0.2  # of the classes to validate on, and to test on: three fifths train
-SIZE = 28  # side to which pictures are brought, which the wavelets were measured at
-WAYS = 5  # of an episode, if there are so many classes: the custom of the field
+SHARE = 0.2  # share of the classes for validation, and for the test
+SIZE = 28  # side of scaled pictures, in pixels; the wavelets were measured at it
+WAYS = 5  # usual number of classes per episode in the field
 _SALTS = 400  # keys of the hash that are tried until all parts have enough classes
-_MANY = 100  # classes: of as many a key that gives exactly the wanted numbers is rare
-_PARTS = (1.0, 0.9, 0.75)  # of the wanted classes, that a key must give each part
-_LOOKED_AT = 64  # pictures that are decoded to see whether there are colours
-_ROWS = 1_000  # records that are read to guess what the columns are
+_MANY = 100  # from this many classes, hardly any key gives exactly the wanted numbers
+_PARTS = (1.0, 0.9, 0.75)  # share of its wanted classes that each part must get
+_LOOKED_AT = 64  # pictures that are decoded to find colours
+_ROWS = 1_000  # records that are read to guess the roles of columns
 _DATA = "the data"
 _LABELS = ("class", "label", "species", "category", "target", "y")  # of columns
 _OMNIGLOT_NAME = re.compile(r"\d+_\d+\.\w+")  # number of the character, of the drawer
@@ -74,16 +74,15 @@ _OPTIONS = {
 
 
 class Source(NamedTuple):
-    """A source, described for a config."""
+    """A source of data, described for a config."""
 
     layout: str  # see `recognized`
     table: dict[str, Any]  # ``[data]``; ``path`` relative to the config's folder
-    parts: dict[str, ExampleTable]  # the data of each split, without copies
+    parts: dict[str, ExampleTable]  # split -> data, without duplicates unless kept
     feature_shape: tuple[int, ...]  # of an example
-    notes: dict[str, str]  # of keys of ``[data]``, what they rest on
-    # Examples of the training data that are held out as well, by name.
-    copies: tuple[str, ...] = ()
-    keeps_copies: bool = False  # they stay in the training data
+    notes: dict[str, str]  # key of ``[data]`` -> how its value was chosen
+    duplicates: tuple[str, ...] = ()  # names of training examples also held out
+    keeps_duplicates: bool = False  # they stay in the training data
 
 
 def described_source(
@@ -94,7 +93,15 @@ def described_source(
     keep_duplicates: bool = False,
     **options: Any,
 ) -> Source:
-    """Returns a source as the table of a config that is written to ``out``."""
+    """Returns a source as the table of a config that is written to ``out``.
+
+    Args:
+      path: the data.
+      out: the config; ``path`` in the table is relative to its folder.
+      ways: classes per episode, if they are given.
+      keep_duplicates: keep training examples that are also held out.
+      **options: options of `init` for the layout; others are refused by name.
+    """
     layout = recognized(path)
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
@@ -145,16 +152,16 @@ def described_source(
                 is_named = False
         held_out = _shares(data, ways, notes, path) if is_named else {}
         table |= held_out
-    if files is not None:  # a listing says which of them are in the training part
+    if files is not None:  # the features of a listing are the places of its files
         places = _part(data, table, TRAIN).features
         files = [files[int(place)] for place in places]
     splits = (TRAIN, *(s for s in (VALIDATION, TEST) if s in held_out))
     read = spec_from_dict(SOURCES, {"version": 1, **table}, where="data")
     parts = {split: read.load(split, base) for split in splits}
-    if rotated:  # held-out examples are left out of training before it is rotated
+    if rotated:  # the training data are rotated after duplicates were left out
         parts |= {split: with_rotations(parts[split]) for split in splits[1:]}
     source = Source(layout, table | rotated, parts, shape, notes)
-    found = _without_copies(source, files, keep_duplicates)
+    found = _without_duplicates(source, files, keep_duplicates)
     if not rotated:
         return found
     train = with_rotations(found.parts[TRAIN])
@@ -162,7 +169,7 @@ def described_source(
 
 
 def _part(data: ExampleTable, table: Mapping[str, Any], split: str) -> ExampleTable:
-    """A split of data whose classes are split as a table says, if they are."""
+    """The part of the data in a split; all of them if ``table`` has no shares."""
     shares = {
         n: table[n] for n in (VALIDATION, TEST) if isinstance(table.get(n), float)
     }
@@ -171,8 +178,8 @@ def _part(data: ExampleTable, table: Mapping[str, Any], split: str) -> ExampleTa
     return ClassSplit(**shares, salt=table.get("split_salt", "")).part(data, split)
 
 
-def _without_copies(source: Source, files: list[Path] | None, keep: bool) -> Source:
-    """A source without the training examples that are held out as well."""
+def _without_duplicates(source: Source, files: list[Path] | None, keep: bool) -> Source:
+    """The source with its duplicates named, and left out of training unless kept."""
     data, *held_out = source.parts.values()
     rows = rows_held_out(data, held_out)
     if not rows.size:
@@ -186,13 +193,13 @@ def _without_copies(source: Source, files: list[Path] | None, keep: bool) -> Sou
     parts = source.parts
     if not keep:
         parts = {**parts, TRAIN: without_rows(data, rows)}
-    return source._replace(parts=parts, copies=tuple(names), keeps_copies=keep)
+    return source._replace(parts=parts, duplicates=tuple(names), keeps_duplicates=keep)
 
 
 def _pictures(
     layout: str, path: Path, given: Mapping[str, Any], notes: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, Images], tuple[int, int, int]]:
-    """Keys of the table, the pictures of each split as listed, and their shape."""
+    """Keys of the table, the listed pictures of each split, and the shape of one."""
     owner, size = given.get("owner"), int(given.get("size", SIZE))
     list_of: Callable[..., Images] = listed_classes
     folders = {TRAIN: path}
@@ -206,16 +213,17 @@ def _pictures(
         common = sorted(set(other.units["class"]) & set(found.units["class"]))
         if split != TRAIN and common:
             raise ValueError(
-                f"{path}: {split} must have other classes than {TRAIN}, as a model is "
-                f"for new classes, but both have {str(common[0])!r} ({len(common)} in "
-                f"all); name {folders[TRAIN]}, whose classes are then split"
+                f"{path}: {split} and {TRAIN} must have different classes, as models "
+                f"are evaluated on new classes, but both have {str(common[0])!r} "
+                f"({len(common)} in all); give {folders[TRAIN]}, whose classes are "
+                "then split"
             )
     for file in found.paths if layout == OMNIGLOT else ():
         if not _OMNIGLOT_NAME.fullmatch(file.name):
             raise ValueError(
                 f"{path} must hold a folder of images for each class, but the images "
-                f"are deeper, such as {file}; name the folder whose folders are the "
-                f"classes, such as {file.parent.parent}"
+                f"are deeper, such as {file}; give the folder that holds the folders "
+                f"of the classes, such as {file.parent.parent}"
             )
     fields: dict[str, Any] = {"size": size}
     channels = 1 if layout == OMNIGLOT else 3
@@ -223,13 +231,13 @@ def _pictures(
         fields["grey"] = given.get("grey", _are_grey(found, size))
         channels = 1 if fields["grey"] else 3
         if "grey" not in given and fields["grey"]:
-            notes["grey"] = f"from {_DATA}: no colour in those pictures looked at"
+            notes["grey"] = f"from {_DATA}: a sample of the pictures has no colour"
     owned = {} if owner is None else {"owner": owner}
     return fields | owned, listed, (size, size, channels)
 
 
 def _are_grey(found: Images, size: int) -> bool:
-    """Whether a few pictures, from all over, have no colour; they must be readable."""
+    """Whether a sample of the pictures has no colour; raises if one is unreadable."""
     places = np.linspace(0, len(found.paths) - 1, _LOOKED_AT).astype(int)
     pixels = [
         decoded_image(found.paths[i], size, False, found.paths[i])
@@ -238,9 +246,9 @@ def _are_grey(found: Images, size: int) -> bool:
     return all(np.array_equal(p.min(axis=-1), p.max(axis=-1)) for p in pixels)
 
 
-def _numbers(classes: int, ways: int | None) -> tuple[int, int, int] | None:
-    """How many classes to validate on, to test on, and of an episode; None: too few."""
-    # Every stage of a run is compared if there are more validation classes than ways.
+def _split_sizes(classes: int, ways: int | None) -> tuple[int, int, int] | None:
+    """Numbers of validation and test classes, and ways; None: too few classes."""
+    # All stages of a run are compared if there are more validation classes than ways.
     fifth = round(SHARE * classes)
     for each in (ways,) if ways else range(WAYS, 1, -1):
         found = max(fifth, each + 1), max(fifth, each)
@@ -248,7 +256,7 @@ def _numbers(classes: int, ways: int | None) -> tuple[int, int, int] | None:
         if left >= each and (classes < 10 or ways or left >= classes / 2):
             return *found, each
     each = ways or 2
-    for validation in (each + 1, each):  # nothing to test on
+    for validation in (each + 1, each):  # without test classes
         if classes - validation >= max(each, validation):
             return validation, 0, each
     return None
@@ -257,22 +265,22 @@ def _numbers(classes: int, ways: int | None) -> tuple[int, int, int] | None:
 def _shares(
     data: ExampleTable, ways: int | None, notes: dict[str, str], path: Path
 ) -> dict[str, Any]:
-    """The shares of the classes to hold out, and the key of the hash of their names."""
+    """The keys of ``[data]`` that hold out classes: shares, and a salt if needed."""
     sizes = data.population.children_counts[-1]
     ids = (data.population.unit_ids or ())[len(data.level_names) - 2]
     names = [name for name, size in zip(ids.tolist(), sizes, strict=True) if size > 1]
     if len(names) < 3:
         raise ValueError(
-            f"{path}: of its {len(sizes)} classes (or tasks) {len(names)} have two "
-            "examples, too few to train on some and to score others. Give held-out "
-            "data by --validation PATH (and --test PATH), or tell the classes apart by "
-            'a network: learner.kind = "classifier" in a config (docs/training.md)'
+            f"{path}: {len(names)} of its {len(sizes)} classes (or tasks) have two "
+            "examples, too few to train on some and to evaluate on others. Give "
+            "held-out data by --validation PATH (and --test PATH), or train a "
+            'classifier: learner.kind = "classifier" in a config (docs/training.md)'
         )
-    numbers = _numbers(len(names), ways)
+    numbers = _split_sizes(len(names), ways)
     if numbers is None:
         notes["path"] = notes["held out"] = (
             f"nothing is held out, and there is no score: {len(names)} classes are too "
-            "few to score others; give held-out data by --validation PATH"
+            "few to hold some out; give held-out data by --validation PATH"
         )
         return {}
     wanted: dict[str, int] = dict(zip((VALIDATION, TEST), numbers, strict=False))
@@ -295,23 +303,24 @@ def _shares(
                 if k
             ):
                 continue
-            if salt:  # who is trained on then follows from sizes
+            if salt:  # it depends on sizes of the data
                 notes["split_salt"] = (
                     f"from {_DATA}: the first that leaves every part enough classes; "
-                    "private, as it says who is trained on: take one chosen before"
+                    "private, as it tells which classes are trained on: use one that "
+                    "was chosen before"
                 )
             return shares | ({"split_salt": salt} if salt else {})
     raise ValueError(
-        f"{path}: no key of the hash splits its {len(names)} classes (or tasks) of two "
-        "examples into enough to train on, to validate and to test on; give held-out "
-        "data by --validation PATH and --test PATH"
+        f"{path}: no key of the hash splits its {len(names)} classes (or tasks) with "
+        "two examples into large enough parts for training, validation and test; give "
+        "held-out data by --validation PATH and --test PATH"
     )
 
 
 def _columns(
     path: Path, layout: str, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The columns of a table: those given, the others as guessed from some records."""
+    """The columns of a table and notes on them; missing roles are guessed."""
     names, *rows = _records(path, layout) or [()]
     if len(rows) < 1:
         raise ValueError(f"{path} must have records below a line of column names")
@@ -323,10 +332,10 @@ def _columns(
     label = given.get("label")
     used = {*features, *others.values(), *([label] if label else [])}
     if layout == CSV:
-        # Before an error shows what is in a record that stands in place of names.
+        # First, as later errors show names, which may be the cells of a record.
         numbers = {name for name, one in cells.items() if _are_numbers(one)}
-        counting = {name for name in numbers if _counts(cells[name])}
-        refuse_numbers_as_names(path, names, [*used, *(numbers - counting)])
+        numbering = {name for name in numbers if _number_records(cells[name])}
+        refuse_numbers_as_names(path, names, [*used, *(numbers - numbering)])
         texts = {name: one for name, one in cells.items() if name not in numbers}
         refuse_ids_as_names(path, names, texts)
     for name in used:
@@ -342,14 +351,14 @@ def _columns(
         notes["features"] = f"guessed from {_DATA}: all columns of numbers"
         if left_out:
             notes["features"] += f" but {', '.join(left_out)}"
-    if "target" in others:  # each task is a unit of the level that its column names
+    if "target" in others:  # the column of tasks becomes a level
         notes = {"groups" if k == "label" else k: note for k, note in notes.items()}
         return {"groups": (label,), "features": features, **others}, notes
     return {"label": label, "features": features, **others}, notes
 
 
 def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
-    """The one column whose values repeat: texts, else whole numbers."""
+    """The one column with repeated values: of texts, or else of whole numbers."""
     texts, whole = [], []
     for name, column in cells.items():
         if len(set(column)) == len(column):
@@ -366,45 +375,45 @@ def _label(path: Path, cells: Mapping[str, Sequence[Any]]) -> str:
         return found[0]
     if not found:
         raise ValueError(
-            f"no column of {path} has values that repeat, as the names of classes (or "
-            f"tasks) do; it has {list(cells)}"
+            f"{path} must have a column with repeated values, which names the classes "
+            f"(or tasks); it has {list(cells)}"
         )
     each = ", ".join(
         f"{name} ({len(set(cells[name]))} values in {len(cells[name])} records)"
         for name in found
     )
     raise ValueError(
-        f"--label COLUMN must be given: which column of {path} names the class "
-        f"(or task) of a record; values repeat in {each}"
+        f"--label COLUMN must be given, the column of {path} with the class (or task) "
+        f"of each record; values repeat in {each}"
     )
 
 
 def _numeric(
     path: Path, cells: Mapping[str, Sequence[Any]]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The columns of numbers, and those that only number the records."""
+    """The columns of numbers, and those left out because they number the records."""
     features, left_out = [], []
     for name, column in cells.items():
         odd = [row for row, cell in enumerate(column) if not _are_numbers([cell])]
-        if not odd and _counts(column):
+        if not odd and _number_records(column):
             left_out.append(f"{name}, which numbers the records")
         elif not odd:
             features.append(name)
         elif 2 * len(odd) < len(column):
             raise ValueError(
-                f"column {name!r} of {path} has numbers, but {column[odd[0]]!r} in "
-                f"record {odd[0] + 1}; fill it, or name others by --features"
+                f"column {name!r} of {path} must hold numbers, got {column[odd[0]]!r} "
+                f"in record {odd[0] + 1}; fill it, or name others by --features"
             )
     if not features:
         raise ValueError(
-            f"{path} must have columns of numbers, to be features, beside the label; "
-            f"others are {list(cells)}"
+            f"{path} must have columns of numbers besides the label, as features; its "
+            f"other columns are {list(cells)}"
         )
     return tuple(features), left_out
 
 
 def _records(path: Path, layout: str) -> list[Sequence[Any]]:
-    """Column names, and the first records."""
+    """The column names, then the first records."""
     if layout == CSV:
         found: list[Sequence[Any]] = []
         for _, cells in itertools.islice(csv_lines(path), _ROWS):
@@ -424,7 +433,7 @@ def _are_numbers(cells: Sequence[Any]) -> bool:
         return False
 
 
-def _counts(cells: Sequence[Any]) -> bool:
-    """Whether these are successive whole numbers, in any order."""
+def _number_records(cells: Sequence[Any]) -> bool:
+    """Whether these are consecutive whole numbers, in any order."""
     numbers = sorted(map(float, cells))
     return len(cells) > 2 and numbers == [numbers[0] + i for i in range(len(cells))]

@@ -274,10 +274,14 @@ def few(folder):
         (table_of("class,a\n"), [], "must have records"),
         (npz_of(X=(9, 8, 8), y=(9,)), [], "rename them: np.savez"),
         (npz_of(images=(9, 8, 8)), [], "and no labels"),
-        (one_to_validate, [], "'validation' must have at least 2 classes, got 1"),
+        (
+            one_to_validate,
+            [],
+            "'validation' must have at least 2 classes to tell apart, got 1",
+        ),
         (same_classes, [], "pictures/train, whose classes"),
-        (deeper, [], "name the folder whose folders are the classes"),
-        (one_each, [], "of its 30 classes (or tasks) 0 have two examples"),
+        (deeper, [], "give the folder that holds the folders"),
+        (one_each, [], "0 of its 30 classes (or tasks) have two examples"),
         (npz, ["--target", "y"], "target is for other sources than npz"),
         (npz, ["--epsilon", "-1"], "epsilon must be"),
         (npz, ["--shots", "99"], "shots must be less than"),
@@ -358,15 +362,15 @@ def test_copies_of_held_out_examples_are_not_trained_on(tmp_path):
     folder, out = with_copies(tmp_path), tmp_path / "x.toml"
     kept = described_source(folder, out, keep_duplicates=True)
     source = described_source(folder, out)
-    assert source.copies == kept.copies and len(source.copies) > 3
-    assert all(Path(name).is_file() for name in source.copies)
+    assert source.duplicates == kept.duplicates and len(source.duplicates) > 3
+    assert all(Path(name).is_file() for name in source.duplicates)
     assert kept.parts["train"].num_examples - source.parts["train"].num_examples == len(
-        source.copies
+        source.duplicates
     )
     text, said = first_config(source, Wishes())
     assert "drop_duplicates = true" in text
-    assert f"duplicates: {len(source.copies)} training examples" in said[-1]
-    assert source.copies[0] in said[-1]
+    assert f"duplicates: {len(source.duplicates)} training examples" in said[-1]
+    assert source.duplicates[0] in said[-1]
     out.write_text(text)
     data, _ = read_config(out).training_data(tmp_path)
     assert data.fingerprint == source.parts["train"].fingerprint
@@ -383,8 +387,8 @@ def test_copies_in_arrays_are_named_by_their_class(tmp_path):
     np.savez(tmp_path / "data.npz", features=rows.astype(np.float32), labels=labels)
     source = described_source(tmp_path / "data.npz", tmp_path / "x.toml")
     trained = source.parts["train"].num_units["class"]
-    assert len(source.copies) == trained > 9
-    assert re.fullmatch(r"an example of class 'class \d+'", source.copies[0])
+    assert len(source.duplicates) == trained > 9
+    assert re.fullmatch(r"an example of class 'class \d+'", source.duplicates[0])
 
 
 def test_the_command_keeps_duplicates_and_takes_few_classes(tmp_path, capsys):
@@ -399,7 +403,7 @@ def test_the_command_keeps_duplicates_and_takes_few_classes(tmp_path, capsys):
     assert init(few, tmp_path / "y.toml", f"--tune={tmp_path / 't.toml'}") == 2
     assert "--tune needs held-out data" in capsys.readouterr().err
     assert init(few, tmp_path / "y.toml") == 0
-    assert "3 classes are too few to score others" in capsys.readouterr().out
+    assert "3 classes are too few to hold some out" in capsys.readouterr().out
     other = str(npz(tmp_path))
     assert init(few, tmp_path / "z.toml", "--validation", other) == 0
     assert 'validation = "data.npz"' in (tmp_path / "z.toml").read_text()
@@ -482,7 +486,7 @@ def test_what_training_would_refuse_is_not_written(
     out = tmp_path / "first.toml"
     assert init(make(tmp_path), out, *options) == 2
     said = capsys.readouterr().err
-    assert "nothing is written, as training would refuse it" in said
+    assert "nothing is written, as training would refuse the config" in said
     assert message in said and not out.exists()
 
 
@@ -513,7 +517,7 @@ def test_a_key_of_the_split_that_sizes_have_chosen_is_private(tmp_path):
         source = described_source(path, tmp_path / "x.toml")
         assert ("split_salt" in source.notes) == has_key
         assert ("split_salt" in source.table) == has_key
-    assert "private, as it says who is trained on" in first_config(source, Wishes())[0]
+    assert "private, as it tells which classes" in first_config(source, Wishes())[0]
 
 
 @pytest.mark.parametrize(

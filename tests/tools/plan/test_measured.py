@@ -9,7 +9,7 @@ from jaxdp_episodic.tools.plan.pipelines import (
     MEASURED,
     NUMBERS,
     PICTURES,
-    said_of_alike,
+    measured_gains,
 )
 from pages import ROOT
 
@@ -51,4 +51,4 @@ def test_the_table_is_that_of_the_docs(one):
     ],
 )
 def test_the_sets_of_the_same_kind_and_size_are_named(kind, sizes, epsilon, said):
-    assert said in said_of_alike(kind, sizes, epsilon)
+    assert said in measured_gains(kind, sizes, epsilon)

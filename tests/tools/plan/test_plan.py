@@ -149,19 +149,21 @@ def test_effective_steps_at_the_ends():
 
 
 @pytest.mark.parametrize(("number", "is_cheaper"), [(1, True), (8, False)])
-def test_epochs_are_compared_at_the_setting_that_is_best_of_coins(number, is_cheaper):
+def test_epochs_are_compared_at_the_setting_that_is_best_of_poisson(number, is_cheaper):
     tree = jde.Population.from_sizes([20] * 8, level_names=("class", "example"))
     request = PlanRequest(
         episode=EpisodeShape(shots=1, examples=(20,)), privacy_unit="class", **SMALL
     )
     designs = possible_designs(request, tree)
-    coins, epochs = designs[0], designs[2]
-    assert coins.is_rival_of(epochs) and not designs[1].is_rival_of(epochs)
+    poisson, epochs = designs[0], designs[2]
+    assert poisson.is_poisson_form_of(epochs) and not designs[1].is_poisson_form_of(
+        epochs
+    )
     one = [np.array([x]) for x in (1.0 * number, 60, 1.0, 60.0, 1.0, 1.0)]
     asked = np.array([2.0]), np.array([30])
-    settings = (epochs, Candidates(coins, *one), asked)
+    settings = (epochs, Candidates(poisson, *one), asked)
     if not is_cheaper:
-        with pytest.raises(ValueError, match="everybody takes part in every step"):
+        with pytest.raises(ValueError, match="every unit takes part in every step"):
             in_epochs(*settings)
         return
     episodes, steps, gain = in_epochs(*settings)
@@ -170,14 +172,14 @@ def test_epochs_are_compared_at_the_setting_that_is_best_of_coins(number, is_che
     assert float(gain.split(",")[-2].split()[-1]) < 3.9 and gain.endswith(
         "Poisson sampling 4"
     )
-    # Without coins to compare with, what was asked.
+    # Without Poisson sampling to compare with, the settings stay.
     episodes, steps, gain = in_epochs(epochs, None, asked)
     assert (episodes.tolist(), steps.tolist(), gain) == ([2.0], [30], "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-def test_epochs_are_proposed_where_they_cost_less_than_coins(relation):
+def test_epochs_are_proposed_where_they_cost_less_than_poisson(relation):
     few = {"episodes_per_step": 1, "total_episodes": 60, "fewest_steps": 60}
     request = PlanRequest(
         episode=EpisodeShape(shots=1, examples=(20,)),
@@ -190,21 +192,21 @@ def test_epochs_are_proposed_where_they_cost_less_than_coins(relation):
     plan = make_plan(request, tree)
     if relation == "replace_one":
         (why,) = plan.left_out.values()
-        epochs, coins = (
+        epochs, poisson = (
             float(part.split()[-1]) for part in why.split(", Poisson sampling ")
         )
-        assert epochs > coins == 4.0 and plan.gains == {}
+        assert epochs > poisson == 4.0 and plan.gains == {}
         return
     assert plan.left_out == {} and len(plan.gains) == 1
     (place,) = (i for i, d in enumerate(plan.designs) if d.scheme == "epochs")
-    coins, epochs = plan.designs[0], plan.designs[place]
+    poisson, epochs = plan.designs[0], plan.designs[place]
     for i in np.flatnonzero(plan.design == place):
         mean = float(plan.episodes_per_step[i])
         scheme = epochs.sampling(mean).levels[0]
         assert mean * scheme.steps_per_epoch == 8
         assert mean * plan.num_steps[i] <= few["total_episodes"]
         same = {"clip_unit": "class", "privacy_unit": "class"}
-        ours, theirs = (spent(plan, i, design=d, **same) for d in (epochs, coins))
+        ours, theirs = (spent(plan, i, design=d, **same) for d in (epochs, poisson))
         assert ours <= 4.0 < 0.99 * theirs
     # Of equal batches and as many steps, so they are recommended.
     assert plan.design[plan.recommended] == place
@@ -350,7 +352,7 @@ def test_the_learning_rate_is_for_a_run_of_a_certain_length(tmp_path, pool_plan)
         ("[compute]", "[compte]", "compte"),
         ("ways = 4", "way = 4", "did you mean 'ways'"),
         ("shots = 1", "shots = 3", "examples must exceed shots"),
-        ("l2_clip_norm", "epsilon", "the plan says this"),
+        ("l2_clip_norm", "epsilon", "must be left out"),
         ("version = 1", "version = ", "not valid TOML"),
         ("[data]", "[population]\nsizes = [3]\n[data]", "exactly one"),
     ],

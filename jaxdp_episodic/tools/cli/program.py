@@ -29,77 +29,41 @@ from jaxdp_episodic.tools.cli.command import (
     print_error,
 )
 
-# Command -> its module, which has a class of the same name, and what it does.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "epsilon": (
-        "answers",
-        "Compute the privacy cost of a run: epsilon at a delta, or the reverse.",
-    ),
-    "report": (
-        "plan",
-        "Explain what a run protects, how strongly, and under which conditions.",
-    ),
-    "calibrate": (
-        "answers",
-        "Find the noise, number of steps or sampling rate for a target epsilon.",
-    ),
-    "curve": (
-        "pictures",
-        "Draw delta against epsilon, and the success of membership attacks.",
-    ),
-    "explore": (
-        "pictures",
-        "Open a local page where you change a design and see its privacy cost.",
-    ),
-    "sweep": (
-        "pictures",
-        "Evaluate a grid of settings into a table and a picture. If it is killed, the "
-        "same command continues.",
-    ),
-    "plot": (
-        "pictures",
-        "Draw a finished sweep: iso-lines, a heat map, lines, or a Pareto front.",
-    ),
-    "plan": (
-        "plan",
-        "Search designs within a privacy and a compute budget; write the best config.",
-    ),
-    "data": (
-        "data",
-        "Import data into a folder that training reads from disk, or check one.",
-    ),
-    "init": (
-        "plan",
-        "Read data and write a commented config that runs without edits. Nothing is "
-        "trained or released. The config marks numbers that were counted in the data: "
-        "they are private unless they were public before.",
-    ),
-    "train": (
-        "train",
-        "Train on episodes with differential privacy; stop before the target epsilon "
-        "is exceeded.",
-    ),
-    "log": (
-        "answers",
-        "Print the charges of a run and its private log as JSON lines.",
-    ),
-    "tune": (
-        "train",
-        "Search hyperparameters privately: train a random number of runs, release the "
-        "best, and account for the choice.",
-    ),
-    "predict": (
-        "train",
-        "Predict the class or the value of examples with the release of a run.",
-    ),
-    "book": (
-        "book",
-        "Keep one privacy budget for everything that is run on a data set.",
-    ),
-    "audit": (
-        "audit",
-        "Test a claimed epsilon by simulation or by canaries: a lower bound beside it.",
-    ),
+COMMANDS = {
+    "epsilon": "Compute the privacy cost of a run: epsilon at a delta, or the reverse.",
+    "report": "Explain what a run protects, how strongly, and under which conditions.",
+    "calibrate": "Find the noise, number of steps or sampling rate for a target "
+    "epsilon.",
+    "curve": "Draw delta against epsilon, and the success of membership attacks.",
+    "explore": "Open a local page where you change a design and see its privacy cost.",
+    "sweep": "Evaluate a grid of settings into a table and a picture. If it is killed, "
+    "the same command continues.",
+    "plot": "Draw a finished sweep: iso-lines, a heat map, lines, or a Pareto front.",
+    "plan": "Search designs within a privacy and a compute budget; write "
+    "the best config.",
+    "data": "Import data into a folder that training reads from disk, or check one.",
+    "init": "Read data and write a commented config that runs without edits. Nothing "
+    "is trained or released. The config marks numbers that were counted in the "
+    "data: they are private unless they were public before.",
+    "train": "Train on episodes with differential privacy; stop before the target "
+    "epsilon is exceeded.",
+    "log": "Print the charges of a run and its private log as JSON lines.",
+    "tune": "Search hyperparameters privately: train a random number of runs, release "
+    "the best, and account for the choice.",
+    "predict": "Predict the class or the value of examples with the release of a run.",
+    "book": "Keep one privacy budget for everything that is run on a data set.",
+    "audit": "Test a claimed epsilon by simulation or by canaries: a lower bound "
+    "beside it.",
+}
+# Module -> the commands that it has, each a class of the same name.
+_MODULES = {
+    "answers": ("epsilon", "calibrate", "log"),
+    "plan": ("report", "plan", "init"),
+    "pictures": ("curve", "explore", "sweep", "plot"),
+    "data": ("data",),
+    "train": ("train", "tune", "predict"),
+    "book": ("book",),
+    "audit": ("audit",),
 }
 # Commands with actions; each action has a class of the same name.
 ACTIONS = {"book": ("create", "charge", "show", "close"), "data": ("import", "check")}
@@ -142,7 +106,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command line without the program's name; returns the exit code."""
     if arguments and arguments[0] in ("-h", "--help"):
-        print(_HELP + _listed((name, about) for name, (_, about) in COMMANDS.items()))
+        print(_HELP + _listed(COMMANDS.items()))
         return 0
     if list(arguments) == ["--version"]:
         print(PROGRAM, sys.modules["jaxdp_episodic"].__version__)
@@ -167,7 +131,7 @@ def parsed(arguments: Sequence[str]) -> Any:
             every, prog=PROGRAM, args=arguments, config=_CONFIG
         )
     _check_word("command", name, COMMANDS, "")
-    path, about = name, COMMANDS[name][1]
+    path, about = name, COMMANDS[name]
     if name in ACTIONS:
         action, *rest = rest or [""]
         if action in ("-h", "--help"):
@@ -212,7 +176,8 @@ def _check_word(what: str, word: str, known: Iterable[str], path: str) -> None:
 
 
 def _class(name: str, action: str) -> type:
-    home = importlib.import_module(f"jaxdp_episodic.tools.cli.{COMMANDS[name][0]}")
+    module = next(module for module, names in _MODULES.items() if name in names)
+    home = importlib.import_module(f"jaxdp_episodic.tools.cli.{module}")
     return getattr(home, action.capitalize())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import textwrap
-import tomllib
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +48,6 @@ from jaxdp_episodic.tools.plan.question import (
     PlanRequest,
 )
 from jaxdp_episodic.tools.plan.source import WAYS, Source
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE, WAVELETS
 from jaxdp_episodic.trainer.data.people import fitting_bounds
 from jaxdp_episodic.trainer.data.sources import SOURCES
@@ -127,10 +125,7 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     if description.request.privacy_unit == PERSON:
         remarks.append(f"stage: {_UNCHOSEN}")
     remarks += _remark_on_duplicates(source)
-    text = head + to_toml(config, comments)
-    read = {"type": "TrainingConfig", **tomllib.loads(text)}
-    TrainingConfig.from_dict(read, where="config")
-    return text, remarks
+    return head + to_toml(config, comments), remarks
 
 
 def _remark_on_duplicates(source: Source) -> list[str]:
@@ -232,13 +227,11 @@ def _ways(source: Source, wishes: Wishes) -> int:
     if wishes.ways is None:
         compared = max(numbers.get(VALIDATION, WAYS + 1) - 1, 2)
         return min(WAYS, fewest, compared)
-    if wishes.ways > fewest:
+    if not 2 <= wishes.ways <= fewest:
         raise ValueError(
-            f"--ways must be at most {fewest}, the classes of the smallest of "
-            f"{tuple(source.parts)}, got {wishes.ways}"
+            f"--ways must be from 2 to {fewest}, the number of classes of "
+            f"{smallest!r}, got {wishes.ways}"
         )
-    if wishes.ways < 2:
-        raise ValueError(f"--ways must be at least 2, got {wishes.ways}")
     return wishes.ways
 
 

@@ -82,10 +82,7 @@ MEASURED = (
 def measured_gains(kind: str, sizes: Sequence[float], epsilon: float) -> str:
     """Returns a sentence: what training gained on measured data sets of similar sizes.
 
-    Args:
-      kind: PICTURES or NUMBERS.
-      sizes: classes to train on, examples of a class, features of an example.
-      epsilon: the target.
+    ``sizes`` are the classes, examples and features of a `Measured`.
     """
     distance = {
         one: sum(abs(math.log(a / b)) for a, b in zip(one[3:6], sizes, strict=True))
@@ -188,9 +185,7 @@ def recommended_pipeline(
 ) -> Pipeline | None:
     """Returns the pipeline for a plan's data; None if no rule covers them.
 
-    Args:
-      description: the plan.
-      is_chosen: whether the run chooses its stage by held-out data.
+    ``is_chosen``: the run chooses its stage by held-out data.
     """
     request, train = description.request, description.train
     shape, levels = description.feature_shape, description.population.level_names
@@ -297,8 +292,7 @@ def _last_statistic(
 ) -> tuple[dict[str, Any], str]:
     """Keys of ``start`` for the last statistic, and a sentence on what allows means.
 
-    Class means need a public list of classes under add_remove, as their number is
-    released.
+    The number of means is released, so under add_remove the classes must be public.
     """
     request, levels = description.request, description.population.level_names
     sizes, (fewest, most) = _class_sizes(description), CLASSES_OF_MEANS

@@ -135,10 +135,7 @@ class Design:
         )
 
     def noise(self, episodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Returns the calibrated noise multiplier of each setting, at most 1e-3 high.
-
-        The excess is relative. One call answers all settings.
-        """
+        """Returns the noise multiplier of each setting, calibrated to 1e-3."""
         request = self.request
         return np.asarray(
             calibrate_noise_multiplier(
@@ -226,19 +223,14 @@ def possible_designs(request: PlanRequest, population: Population) -> list[Desig
 
 
 def _people_of(request: PlanRequest, population: Population, size: int) -> int:
-    """The smallest number of people who own, on average, as much as an episode draws.
-
-    0 if some class or task is empty.
-    """
+    """The fewest people who own, on average, what an episode draws; 0 if none do."""
     sizes, bound = population.children_counts[1], request.episode.population
     fewest = bound or int(np.min(sizes, initial=2**53))
     return math.ceil(size * (request.num_people or 0) / fewest) if fewest else 0
 
 
-def _levels(population: Any, ways: int | None) -> tuple[str, str]:
+def _levels(population: Population, ways: int | None) -> tuple[str, str]:
     """Names of the two levels of a tree; other trees are refused."""
-    if not isinstance(population, Population):
-        raise TypeError(f"population must be a Population, got {population!r}")
     if population.num_levels != 2:
         raise NotImplementedError(
             "population must have two levels (classes or tasks, and examples), "
@@ -319,11 +311,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(request: PlanRequest, population: Population) -> Plan:
-    """Returns all candidates within the privacy and compute budgets.
-
-    Raises:
-      ValueError: there is none.
-    """
+    """Returns the candidates within the privacy and compute budgets, compared."""
     designs = [
         design
         for design in possible_designs(request, population)
@@ -478,10 +466,7 @@ def in_epochs(
 
 
 def advice(plan: Plan) -> list[str]:
-    """Returns a sentence if under a third of the recommended contributions is complete.
-
-    It says what to change.
-    """
+    """Returns a sentence on what to change if few contributions are complete."""
     best = plan.recommended
     design = plan.designs[int(plan.design[best])]
     episodes = float(plan.episodes_per_step[best])

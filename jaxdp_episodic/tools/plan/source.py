@@ -95,12 +95,7 @@ def described_source(
 ) -> Source:
     """Returns a source as the table of a config that is written to ``out``.
 
-    Args:
-      path: the data.
-      out: the config; ``path`` in the table is relative to its folder.
-      ways: classes per episode, if they are given.
-      keep_duplicates: keep training examples that are also held out.
-      **options: options of `init` for the layout; others are refused by name.
+    ``options`` are those of `init` for the layout; others are refused by name.
     """
     layout = recognized(path)
     given = {name: value for name, value in options.items() if value is not None}
@@ -153,8 +148,11 @@ def described_source(
         held_out = _shares(data, ways, notes, path) if is_named else {}
         table |= held_out
     if files is not None:  # the features of a listing are the places of its files
-        places = _part(data, table, TRAIN).features
-        files = [files[int(place)] for place in places]
+        shares = {n: v for n, v in held_out.items() if isinstance(v, float)}
+        if shares:
+            split = ClassSplit(**shares, salt=table.get("split_salt", ""))
+            data = split.part(data, TRAIN)
+        files = [files[int(place)] for place in data.features]
     splits = (TRAIN, *(s for s in (VALIDATION, TEST) if s in held_out))
     read = spec_from_dict(SOURCES, {"version": 1, **table}, where="data")
     parts = {split: read.load(split, base) for split in splits}
@@ -166,16 +164,6 @@ def described_source(
         return found
     train = with_rotations(found.parts[TRAIN])
     return found._replace(parts={**found.parts, TRAIN: train})
-
-
-def _part(data: ExampleTable, table: Mapping[str, Any], split: str) -> ExampleTable:
-    """The part of the data in a split; all of them if ``table`` has no shares."""
-    shares = {
-        n: table[n] for n in (VALIDATION, TEST) if isinstance(table.get(n), float)
-    }
-    if not shares:
-        return data
-    return ClassSplit(**shares, salt=table.get("split_salt", "")).part(data, split)
 
 
 def _without_duplicates(source: Source, files: list[Path] | None, keep: bool) -> Source:

@@ -249,7 +249,6 @@ def test_tasks_of_unequal_sizes():
         ({"schemes": "poisson"}, TypeError, "schemes must be a list"),
         ({"alignment": 1.5}, ValueError, "alignment must lie"),
         ({"ways": 41}, ValueError, "ways must be at most the 40"),
-        ({"tree": 3}, TypeError, "population must be a Population"),
         (
             {"tree": jde.Population.from_sizes([[3, 4], [5]])},
             NotImplementedError,

@@ -1,4 +1,4 @@
-"""One privacy budget for a data set: what it is, where it is kept, what runs take.
+"""One privacy budget for a data set: its terms, its storage, and charging runs to it.
 
 Doors: `book`, `content`, `storage`.
 """

@@ -1,7 +1,7 @@
-"""Books: made, read, closed, and charged in one transaction.
+"""Making, reading, charging and closing a book, each in one transaction.
 
-The contract, whatever ends a process at whatever moment: a run that has drawn has paid,
-once, and what all runs have paid never exceeds the total.
+The contract, even if a process is killed at any moment: a run that has drawn has paid
+exactly once, and the prices of all runs together never exceed the total.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _Result = TypeVar("_Result")
 
 
 class BookClosedError(ValueError):
-    """The book is closed: nothing can be charged to it any more."""
+    """The book is closed: nothing more can be charged to it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What a run wants of a book."""
+    """A run to be charged to a book."""
 
     what: str  # "train", "tune" or "query"
-    name: str  # its title
+    name: str  # the run's title
     protected: Protected  # whom it protects, in which data
-    about: Mapping[str, Any]  # what it is, plain values; the same of the same run
-    price: Callable[[BookTerms], Mapping[str, Any]]  # takes seconds
+    about: Mapping[str, Any]  # description in plain values; equal for the same run
+    price: Callable[[BookTerms], Mapping[str, Any]]  # computes the price; takes seconds
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -63,7 +63,7 @@ class Order:
 def order_of(
     *parts: AnyRun, what: str, name: str, protected: Protected, floor: Any = None
 ) -> Order:
-    """Returns the order of a run of steps and releases, at a floor of its own."""
+    """Returns the order for a run, given by its parts on disjoint data."""
     for part in parts:
         refuse_disjoint(part, "a book")
 
@@ -87,7 +87,7 @@ def create_book(
     floors: Any = None,
     method: str = "exact",
 ) -> BookTerms:
-    """Makes a book for any runs; see `GdpBudget`."""
+    """Makes a book for any runs, charged by mu-GDP; see `GdpBudget`."""
     prices = GdpPrices(_total(epsilon, delta, floors))
     return _created(where, protected, prices.budget, method, prices)
 
@@ -102,8 +102,8 @@ def create_menu_book(
     quotas: Mapping[str, int] | None = None,
     method: str = "exact",
 ) -> BookTerms:
-    """Makes a book for whole runs, each within its quota or at a computed price."""
-    total = _total(epsilon, delta, None)  # its floors are of no interest here
+    """Makes a book for the runs of a menu, by quotas or (None) at computed prices."""
+    total = _total(epsilon, delta, None)  # a menu has no floors
     target = {"epsilon": total.epsilon, "delta": total.delta}
     limits: dict[str, Any] = target if quotas is None else {"quotas": quotas}
     prices = MenuPrices(AdaptiveRun(menu, **limits))
@@ -128,12 +128,12 @@ def _created(
 
 
 def read_book(where: str) -> BookContent:
-    """Returns what a book says."""
+    """Returns the checked content of a book."""
     return _changed(where, lambda rows, content: content, writes=False)
 
 
 def close_book(where: str) -> BookContent:
-    """Closes a book to new charges; returns what it said before."""
+    """Closes a book to new charges; returns its content before."""
 
     def close(rows: Rows, content: BookContent) -> BookContent:
         if not content.is_closed:
@@ -146,9 +146,9 @@ def close_book(where: str) -> BookContent:
 def charge_query(
     where: str, run: AnyRun, *, name: str, floor: float | None = None
 ) -> Entry:
-    """Charges what is asked outside of training, before it is asked; see `charge`."""
-    # Nothing identifies a query, so asking again pays again. What its steps do not say
-    # (data, units) the caller is trusted for.
+    """Charges a query outside of training, before it is made; see `charge`."""
+    # Nothing identifies a query, so each call charges again. Data and units that its
+    # steps do not state are assumed to be the book's.
     terms = read_book(where).terms
     order = order_of(run, what=QUERY, name=name, protected=terms.protected, floor=floor)
     for part in parts_of(run):
@@ -156,18 +156,18 @@ def charge_query(
     return charge(where, order, run=new_name(), sessions=(), session=new_name())
 
 
-def _protected_by(step: Any, unsaid: Protected) -> Protected:
-    """Whom a step protects; what it does not say is taken as it is in the book."""
+def _protected_by(step: Any, default: Protected) -> Protected:
+    """Whom a step protects; the book's ``default`` where the step does not state it."""
     relation = getattr(step, "neighboring_relation", None)
-    found = unsaid._replace(
-        neighboring_relation=relation or unsaid.neighboring_relation
+    found = default._replace(
+        neighboring_relation=relation or default.neighboring_relation
     )
     if not isinstance(step, GaussianStep):
         return found
     if step.population is not None and relation == "add_remove":
         raise ValueError(
             "population must be left out: under add_remove sizes of groups are "
-            "private, and a book is not; state public bounds in the sampling"
+            "private, but the book is public; state public bounds in the sampling"
         )
     return found._replace(privacy_unit=str(step.privacy_unit), people=step.people)
 
@@ -177,14 +177,15 @@ def charge(
     order: Order,
     *,
     run: str,
-    sessions: tuple[str, ...],  # names of earlier processes, as the run's folder has
-    session: str,  # of this process
+    sessions: tuple[str, ...],  # names of earlier processes, from the run's folder
+    session: str,  # name of this process
     book: str | None = None,  # the name that the book must have
-    at_end: int | None = None,  # steps with which the folder's run has ended
+    at_end: int | None = None,  # number of steps, if the folder's run has ended
 ) -> Entry:
-    """Charges a run, or finds that it has paid; when this returns it is on the disk."""
-    # A resumed run names the sessions that its folder knows. The last one in the book
-    # must be among them: else a copy went on, and its steps were paid for once only.
+    """Charges a run unless it has paid; returns its entry once it is on the disk."""
+    # A resumed run names the sessions that its folder knows. The book's last session
+    # of the run must be one of them. Otherwise a copy of the folder was resumed, and
+    # both copies would take steps that were paid for once.
     seen = read_book(where)
     seen.terms.refuse_other(order.protected)
     name = seen.terms.name if book is None else book
@@ -195,15 +196,16 @@ def charge(
             raise closed
         price = order.price(seen.terms)  # takes seconds, in no transaction
 
-    def take(rows: Rows, content: BookContent) -> Entry:
-        if content.terms.name != name:  # for which the price was computed
+    def pay(rows: Rows, content: BookContent) -> Entry:
+        if content.terms.name != name:  # the price was computed for another book
             raise BookError(
-                f"book {shown(where)} was {name[:12]}… a moment ago, and another one, "
-                f"{content.terms.name[:12]}…, is in its place: nothing was charged"
+                f"book {shown(where)} was {name[:12]}… a moment ago and has been "
+                f"replaced by another one, {content.terms.name[:12]}…: nothing was "
+                "charged"
             )
         paid = content.entry_of(run)
         if paid is not None:
-            _refuse_to_go_on(content, paid, order, sessions, at_end)
+            _check_resumed(content, paid, order, sessions, at_end)
             rows.append(content.next_row({"resumed": run, "session": session}))
             return paid
         if content.is_closed:
@@ -211,7 +213,7 @@ def charge(
         if price is None:
             raise BookError(
                 f"book {shown(where)} had an entry of this run a moment ago, and has "
-                "none now: it was put back to an older state"
+                "none now: it was restored to an older state"
             )
         content.terms.prices.check(content.paid, price)
         record = {
@@ -225,57 +227,59 @@ def charge(
         }
         row = content.next_row(record)
         rows.append(row)
-        entry = content.take(row)
-        assert entry is not None  # the record is one of a run
+        entry = content.add(row)
+        assert entry is not None  # as this record charges a run
         return entry
 
-    return _changed(where, take)
+    return _changed(where, pay)
 
 
-def _refuse_to_go_on(
+def _check_resumed(
     content: BookContent,
     paid: Entry,
     order: Order,
     sessions: tuple[str, ...],
     at_end: int | None,
 ) -> None:
-    """Refuses a run that is another one, a copy, or an older state."""
+    """Refuses a run with other settings, a copy of the run, or an older state of it."""
     entry = f"entry {paid.number} of the book is of this run"
     if not _is_same(paid.about, order.about):
         raise ValueError(
-            f"{entry} with other settings: begin another run, in another folder"
+            f"{entry} with other settings: start another run, in another folder"
         )
     if content.sessions[paid.run] not in sessions:
         raise ValueError(
-            f"{entry}, and another copy of it has gone on: this one has paid nothing, "
-            "begin another run"
+            f"{entry}, and another copy of it was resumed: this copy has not paid; "
+            "start another run, in another folder"
         )
     end = content.ends.get(paid.run)
     if end is not None and end != at_end:
-        stands = "goes on" if at_end is None else f"ended after {at_end:,}"
+        state = "has not ended" if at_end is None else f"ended after {at_end:,}"
         raise ValueError(
             f"{entry}, which has ended after {end:,} steps (of a search: runs); the "
-            f"one in this folder {stands}: it is an older copy, and would release "
-            "again what was paid for once. Begin another run, in another folder"
+            f"run in this folder {state}: it is an older copy, and would release a "
+            "second time what was paid for once. Start another run, in another folder"
         )
 
 
 def end_run(where: str, run: str, sessions: tuple[str, ...], steps: int) -> None:
-    """Notes that a run takes no more steps; call it before anything is released."""
-    # From then on `charge` refuses every older copy of the run.
+    """Records that a run takes no more steps; call it before anything is released.
+
+    From then on `charge` refuses every older copy of the run.
+    """
 
     def end(rows: Rows, content: BookContent) -> None:
         paid = content.entry_of(run)
         if paid is None:
             raise BookError(
-                f"book {shown(where)} does not know this run, which has paid: it was "
-                "put back to an older state"
+                f"book {shown(where)} has no entry of this run, which has paid: it was "
+                "restored to an older state"
             )
         entry = f"entry {paid.number} of the book is of this run"
         if content.sessions[run] not in sessions:
             raise ValueError(
-                f"{entry}, and another copy of it has gone on while it ran: nothing of "
-                "this one may be released, as one of the two was paid for"
+                f"{entry}, and another copy of it was resumed while it ran: nothing of "
+                "this copy may be released, as only one of the two was paid for"
             )
         found = content.ends.get(run)
         if found is None:
@@ -291,7 +295,7 @@ def end_run(where: str, run: str, sessions: tuple[str, ...], steps: int) -> None
 
 
 def _is_same(paid: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether two descriptions are of one run, whatever versions wrote them."""
+    """Whether two descriptions are of one run, also if two versions wrote them."""
     if "steps" not in paid or "steps" not in wanted:
         return paid == wanted
     ours, theirs = (ComposedSteps.from_dict(one["steps"]) for one in (paid, wanted))
@@ -301,7 +305,7 @@ def _is_same(paid: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 def _changed(
     where: str, act: Callable[[Rows, BookContent], _Result], *, writes: bool = True
 ) -> _Result:
-    """What ``act`` makes of a book that was read and checked in its transaction."""
+    """Reads and checks a book, and returns ``act``'s result, in one transaction."""
 
     def read(rows: Rows) -> _Result:
         try:
@@ -318,28 +322,29 @@ def _now() -> str:
 
 
 RECEIPT = "book.json"
-# Bytes of a receipt: of thousands of processes that were killed at the same place.
-_MOST_BYTES = 2**20
+_MOST_BYTES = 2**20  # of a receipt; enough for thousands of killed processes
 
 
 class Receipt(NamedTuple):
-    """What a folder knows of its run in a book."""
+    """What a run's folder records about its entry in a book."""
 
     book: str  # the book's name
     run: str  # the run's name
-    sessions: tuple[str, ...]  # one is the last in the book, if the run has paid
-    has_paid: bool  # the run is known to have paid
+    sessions: tuple[
+        str, ...
+    ]  # if the run has paid, one is its last session in the book
+    has_paid: bool  # False: the run may have paid nevertheless
 
 
 class Paid(NamedTuple):
-    """A run's entry, and the terms of the book that it is in."""
+    """The entry of a run that has paid, and the terms of its book."""
 
     terms: BookTerms
     entry: Entry
 
     @property
     def guarantee(self) -> str:
-        """What the book promises, in a sentence."""
+        """The guarantee of the book, as a sentence."""
         terms = self.terms
         return (
             f"all runs of this book together, however each was chosen in view of what "
@@ -349,17 +354,17 @@ class Paid(NamedTuple):
 
     @property
     def price(self) -> str:
-        """What the run has paid, in words."""
+        """The price of the run, in words."""
         return in_words(self.entry.price)
 
 
 def check_in(
     where: str, folder: Path, order: Order, *, run: str, at_end: int | None = None
 ) -> Paid:
-    """Charges the run of a folder, or goes on with it; see `charge` for the errors."""
+    """Charges the run of a folder unless it has paid; see `charge` for the errors."""
     content = read_book(where)
     terms, found = content.terms, read_receipt(folder)
-    if found is None or found.run != run:  # of a run that drew nothing, or is gone
+    if found is None or found.run != run:  # or a receipt of a run that drew nothing
         found = Receipt(terms.name, run, (), False)
     if found.has_paid and found.book != terms.name:
         raise ValueError(
@@ -368,26 +373,26 @@ def check_in(
         )
     if found.has_paid and content.entry_of(run) is None:
         raise BookError(
-            f"book {shown(where)} does not know the run in {folder}, which has paid: "
-            "it was put back to an older state"
+            f"book {shown(where)} has no entry of the run in {folder}, which has paid: "
+            "it was restored to an older state"
         )
     known, session = found.sessions, new_name()
     _write(folder, Receipt(terms.name, run, (*known, session), found.has_paid))
-    asked = {"run": run, "book": terms.name, "at_end": at_end}
-    entry = charge(where, order, sessions=known, session=session, **asked)
+    names: dict[str, Any] = {"run": run, "session": session, "book": terms.name}
+    entry = charge(where, order, sessions=known, at_end=at_end, **names)
     _write(folder, Receipt(terms.name, run, (session,), True))
     return Paid(terms, entry)
 
 
 def check_out(where: str, folder: Path, paid: Paid, *, steps: int) -> None:
-    """Tells the book that a run has ended, before anything of it is released."""
+    """Records the end of a run in the book; call it before anything is released."""
     receipt = read_receipt(folder)
     sessions = () if receipt is None else receipt.sessions
     end_run(where, paid.entry.run, sessions, steps)
 
 
 def read_receipt(folder: Path) -> Receipt | None:
-    """Returns what a folder knows of a book; None if nothing."""
+    """Returns the receipt in a folder; None if there is none."""
     path = folder / RECEIPT
     try:
         found = read_json(path, max_bytes=_MOST_BYTES)

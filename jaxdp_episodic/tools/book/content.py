@@ -1,16 +1,16 @@
-"""What a book says: its terms and prices, what runs took, and the chain over all.
+"""The content of a book: its terms, its prices, the runs charged, and the hash chain.
 
-Prices are mu-GDP with floors, or places on a menu, and fixed when the book is made;
+Prices are fixed when the book is made: mu-GDP with floors, or options of a menu.
 ``paid`` lists the prices of earlier runs, in order.
 
-Every record is a JSON object in a row of its own, numbered from 0. Beside it stands the
-SHA-256 of the previous hash and the record's text, so that every reader finds an edited
-or missing record. Nothing is ever rewritten.
+Every record is a JSON object in a row of its own, numbered from 0. The row also holds
+the SHA-256 of the previous row's hash and the record's text, so every reader finds an
+edited or missing record. No row is ever rewritten.
 
     {"format": "jaxdp-episodic book", "version": 1, "book": "…", "epsilon": 8.0, …}
     {"run": "…", "session": "…", "what": "train", "name": "…", "about": {…},
      "price": {…}, "time": "…"}            a run has paid
-    {"resumed": "…", "session": "…"}       another process goes on with it
+    {"resumed": "…", "session": "…"}       another process continues it
     {"ended": "…", "steps": 300, "time": "…"}  it takes no more steps
     {"closed": true, "time": "…"}
 """
@@ -47,9 +47,8 @@ from jaxdp_episodic.accountant.report.protected import unit_in_words
 from jaxdp_episodic.files.json_file import parse_json
 from jaxdp_episodic.tools.book.storage import BookError, Row
 
-# Of delta: what the floors of all runs may take, and the floor of a run, unless stated.
-FLOORS_SHARE = 0.2
-FLOOR_SHARE = 0.01
+FLOORS_SHARE = 0.2  # default share of delta for the floors of all runs
+FLOOR_SHARE = 0.01  # default share of delta for the floor of one run
 _FIELDS = ("mu", "floor")
 
 AnyRun = ComposedSteps | AdaptiveRun
@@ -57,18 +56,18 @@ Price = Mapping[str, Any]
 
 
 class BookExhaustedError(ValueError):
-    """What a book has left does not suffice. Nothing was charged."""
+    """The run costs more than the book has left; nothing was charged."""
 
 
 @dataclass(frozen=True)
 class GdpPrices:
-    """Any runs, each charged mu and a floor of its own; see `GdpBudget`."""
+    """Prices of a book for any runs: mu and a floor for each; see `GdpBudget`."""
 
     budget: GdpBudget
 
     @property
     def default_floor(self) -> float:
-        """The floor of a run that states none: a hundredth of delta."""
+        """The floor of a run that states none."""
         return FLOOR_SHARE * self.budget.delta
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,23 +75,23 @@ class GdpPrices:
         return {"kind": "gdp", "floors": self.budget.floors}
 
     def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
-        """Returns the price of a run at its floor, the largest over disjoint parts."""
-        lost = self.default_floor if floor is None else floor
-        each = [gdp_price(part, floor=lost, method=method) for part in parts]
+        """Returns the price of a run at a floor; the largest of its disjoint parts."""
+        floor = self.default_floor if floor is None else floor
+        each = [gdp_price(part, floor=floor, method=method) for part in parts]
         return {name: max(getattr(one, name) for one in each) for name in _FIELDS}
 
     def check(self, paid: Sequence[Price], price: Price) -> None:
-        """Refuses a price that does not fit beside those paid."""
+        """Refuses a price that exceeds what is left after ``paid``."""
         before, wanted = _read(paid), GdpPrice(**price)
         if not self.budget.permits(before, wanted):
             left = dataclasses.asdict(self.budget.left(before))
             raise BookExhaustedError(
-                f"the run costs {in_words(price)}, and the book has {in_words(left)} "
+                f"the run costs {in_words(price)}, but the book has {in_words(left)} "
                 "left: nothing was charged, nothing was drawn"
             )
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
-        """Returns names of the currencies, what was spent, and the total of each."""
+        """Returns for each currency its name, the amount spent, and the total."""
         before, total = _read(paid), self.budget
         amounts = float(sum(price.amount for price in before))
         floors = float(sum(price.floor for price in before))
@@ -109,9 +108,9 @@ class GdpPrices:
 
 @dataclass(frozen=True, eq=False)
 class MenuPrices:
-    """Whole runs of a menu that was stated at the start; see `AdaptiveRun`."""
+    """Prices of a book for the runs of a menu; see `AdaptiveRun`."""
 
-    menu: AdaptiveRun  # before anything was taken
+    menu: AdaptiveRun  # before any option was used
 
     def __post_init__(self) -> None:
         self.menu.one_setting("menu")
@@ -121,15 +120,16 @@ class MenuPrices:
 
     def check_total(self, *, epsilon: float, delta: float, method: str) -> None:
         """Refuses a menu that costs more than the total; takes seconds."""
-        same = self.menu.composition()
-        if same is None:
+        worst = self.menu.composition()
+        if worst is None:
             cost = float(self.menu.epsilon(delta=delta))
         else:
-            cost = float(epsilon_of(same, delta=delta, method=method))
+            cost = float(epsilon_of(worst, delta=delta, method=method))
         if not cost <= epsilon:
             raise ValueError(
-                f"epsilon={epsilon:g} is less than the menu costs, {cost:.5g} at "
-                f"delta={delta:g}: take smaller quotas, or runs with more noise"
+                f"epsilon must be at least the cost of the menu, {cost:.5g} at "
+                f"delta={delta:g}, got {epsilon:g}: give smaller quotas, or runs with "
+                "more noise"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,17 +138,17 @@ class MenuPrices:
         return {"kind": kind, "menu": self.menu.to_dict()}
 
     def price(self, *parts: AnyRun, method: str, floor: float | None = None) -> Price:
-        """Returns the option that a run is; more noise than it says is allowed."""
+        """Returns the option that covers a run; the run may have more noise."""
         del method
         run, *others = parts
         if others or isinstance(run, AdaptiveRun):
             raise NotImplementedError(
-                "adaptive: a book with a menu has whole runs that are compositions, "
-                "also runs that adapt within quotas on one part of the data; a book "
-                "with mu-GDP prices charges any run"
+                "adaptive: a book with a menu charges compositions, and adaptive runs "
+                "with quotas on one part of the data; a book with mu-GDP prices "
+                "charges any run"
             )
         if floor is not None:
-            raise ValueError("floor is for a book with mu-GDP prices, got a menu")
+            raise ValueError("floor must be left out: the book has a menu, no floors")
         options = self.menu.options
         fitting = [name for name in options if _is_at_most(run, options[name])]
         for name in sorted(fitting, key=lambda name: options[name] != run):
@@ -159,7 +159,7 @@ class MenuPrices:
         )
 
     def check(self, paid: Sequence[Price], price: Price) -> None:
-        """Refuses an option that costs more than is left."""
+        """Refuses an option that costs more than is left after ``paid``."""
         try:
             self._after([*paid, price])
         except ValueError as error:
@@ -168,12 +168,12 @@ class MenuPrices:
             ) from None
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
-        """Returns what limits the runs, what was taken of it, and all of it."""
+        """Returns for each quota, or the price, its name, what was used, the total."""
         after, quotas = self._after(paid), self.menu.quotas
         if quotas is None:
             return [("price", float(after.spent), float(self.menu.budget or 0))]
-        taken = after.taken
-        return [(name, float(taken[name]), float(n)) for name, n in quotas.items()]
+        used = after.taken
+        return [(name, float(used[name]), float(n)) for name, n in quotas.items()]
 
     def left(self, paid: Sequence[Price]) -> str:
         """Returns what is left, in words."""
@@ -181,7 +181,7 @@ class MenuPrices:
         return word.join(f"{name} {after.most(name)} times" for name in after.options)
 
     def _after(self, paid: Sequence[Price]) -> AdaptiveRun:
-        """The menu after what was taken."""
+        """The menu after the options in ``paid`` were used."""
         after = self.menu
         for price in paid:
             after = after.charge(price["option"])
@@ -195,16 +195,16 @@ def prices_from_dict(fields: Any, *, epsilon: float, delta: float) -> Prices:
     """Reads prices of any kind; raises KeyError, TypeError or ValueError."""
     if fields["kind"] == "base":
         raise ValueError(
-            "prices are in base steps, which version 0.2 was the last to charge: read, "
+            "prices are in base steps, which only versions up to 0.2 charge: read, "
             "charge and close this book with 0.2. A new book for these data is a "
-            "budget of its own, and the two add up"
+            "separate budget, and the two add up"
         )
     kinds = ("gdp", "quotas", "prices")
     if _validation.choice("kind of prices", fields["kind"], kinds) == "gdp":
         return GdpPrices(_budget(epsilon, delta, fields["floors"]))
     menu = AdaptiveRun.from_dict(fields["menu"])
     if any(menu.taken.values()) or menu.rules is not None:
-        raise ValueError("menu must be one of quotas or prices that has not begun")
+        raise ValueError("menu must be an unused one, with quotas or prices")
     return MenuPrices(menu)
 
 
@@ -215,42 +215,45 @@ def _read(paid: Sequence[Price]) -> list[GdpPrice]:
 def price_of_search(
     prices: Prices, orders: Any, rdp: Any, *, floor: float | None = None
 ) -> Price:
-    """Returns the price of what is known by its Rényi-DP; see `price_of_rdp`."""
+    """Returns the price of a search, from its Rényi DP; see `price_of_rdp`."""
     if not isinstance(prices, GdpPrices):
         raise NotImplementedError(
-            "a search for hyperparameters is on no menu: a Rényi bound of it is all "
-            "that is known; a book with mu-GDP prices charges it"
+            "a search for hyperparameters cannot be on a menu, as only a bound on its "
+            "Rényi DP is known; a book with mu-GDP prices charges it"
         )
-    lost = prices.default_floor if floor is None else floor
-    return dataclasses.asdict(price_of_rdp(orders, rdp, floor=lost))
+    floor = prices.default_floor if floor is None else floor
+    return dataclasses.asdict(price_of_rdp(orders, rdp, floor=floor))
 
 
 def in_words(price: Price) -> str:
-    """Returns a price as people read it."""
+    """Returns a price as text."""
     if "option" in price:
         return f"one of {price['option']}"
     return f"mu {price['mu']:.5g}, floor {price['floor']:.3g}"
 
 
 def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
-    """Returns the composition of runs; those steps that draw alone are counted up."""
-    alone: dict[Any, int] = {}
+    """Returns the composition of runs; equal steps that draw independently are merged.
+
+    Steps in cycles (random allocation, bands) stay apart.
+    """
+    counts: dict[Any, int] = {}
     parts: list[tuple[Any, int]] = []
     for run in runs:
         for step, count in zip(run.steps, run.counts, strict=True):
             if isinstance(step, GaussianStep) and int(step.cycle) > 1:
                 parts.append((step, int(count)))
             else:
-                alone[step] = alone.get(step, 0) + int(count)
-    return compose(*alone.items(), *parts)
+                counts[step] = counts.get(step, 0) + int(count)
+    return compose(*counts.items(), *parts)
 
 
-# What they hold is searched for, and a book is read before every charge.
+# Cached, as a budget computes its mu by a search, and every charge reads the book.
 _budget = functools.lru_cache(maxsize=16)(GdpBudget)
 
 
 def _is_at_most(run: ComposedSteps, option: Any) -> bool:
-    """Whether a run is an option, or that with more noise, which is post-processing."""
+    """Whether a run is an option, or the option with more noise (post-processing)."""
     if not isinstance(option, ComposedSteps) or len(run.steps) != len(option.steps):
         return False
     counts = zip(run.counts, option.counts, strict=True)
@@ -269,35 +272,35 @@ def _is_at_most(run: ComposedSteps, option: Any) -> bool:
 FORMAT = "jaxdp-episodic book"
 VERSION = 1
 TRAIN, TUNE, QUERY = _WHATS = ("train", "tune", "query")
-_MOST_NAME = 200  # letters of a run's title
-_MOST_BYTES = 2**26  # of a record: millions of units
+_MOST_NAME = 200  # characters of a run's title
+_MOST_BYTES = 2**26  # of a record; enough for a population of millions of units
 
 
 class Protected(NamedTuple):
     """Who is protected, and in which data."""
 
-    privacy_unit: str  # as of a `GaussianStep`
-    neighboring_relation: str  # likewise
-    people: PersonBounds | None  # public bounds, where people are protected
-    data: str  # fingerprint of the data as loaded (`ExampleTable.fingerprint`)
+    privacy_unit: str  # of a `GaussianStep`
+    neighboring_relation: str  # of a `GaussianStep`
+    people: PersonBounds | None  # public bounds, if people are protected
+    data: str  # fingerprint of the loaded data (`ExampleTable.fingerprint`)
 
     @property
     def words(self) -> str:
-        """Whom a guarantee protects."""
+        """The protected unit and the relation, as text."""
         unit = unit_in_words(self.privacy_unit, self.people)
         return f"{unit} ({self.neighboring_relation})"
 
 
 @dataclass(frozen=True, eq=False)
 class BookTerms:
-    """What is fixed when a book is made."""
+    """The terms of a book, which are fixed when it is made."""
 
-    name: str  # random, 32 letters; no other book has it
+    name: str  # random, 32 characters, unique
     protected: Protected
     epsilon: float  # of all runs together, nats
-    delta: float  # likewise
+    delta: float  # of all runs together
     method: str  # of the prices; see `jaxdp_episodic.epsilon`
-    prices: Prices  # what runs are charged
+    prices: Prices
 
     def __post_init__(self) -> None:
         check_method(self.method)
@@ -305,14 +308,13 @@ class BookTerms:
         _validation.choice("neighboring_relation", relation, NEIGHBORING_RELATIONS)
 
     def refuse_other(self, found: Protected) -> None:
-        """Refuses a run whose unit, relation, people or data are not the book's."""
+        """Refuses a run with another unit, relation, bounds of people, or data."""
         ours = self.protected
         for name in ("privacy_unit", "neighboring_relation", "people"):
             wanted, got = getattr(ours, name), getattr(found, name)
             if wanted != got:
                 raise ValueError(
-                    f"{name} must be {wanted!r}, as in the book, got {got!r}: a budget "
-                    "is for one kind of neighbour"
+                    f"{name} must be {wanted!r}, as in the book, got {got!r}"
                 )
         if ours.data != found.data:
             raise ValueError(
@@ -340,37 +342,37 @@ class BookTerms:
 
 
 class Entry(NamedTuple):
-    """What one run has paid."""
+    """The entry of one run, which has paid."""
 
     number: int  # of the entry, from 1
-    run: str  # its name: that in its ledger, of a search that in its state
+    run: str  # the run's name in its ledger, or the search's in its state
     what: str  # "train", "tune" or "query"
-    name: str  # its title
-    about: Mapping[str, Any]  # what it is, plain values: its steps, if it has any
-    price: Mapping[str, Any]  # as of the book's prices
+    name: str  # the run's title
+    about: Mapping[str, Any]  # description in plain values: its steps, if it has any
+    price: Mapping[str, Any]  # of the kind of the book's prices
     time: str  # UTC
 
     @property
     def steps(self) -> ComposedSteps | None:
-        """The run, for the accountant; None of a search, and where choices cost."""
+        """The run's composition; None for a search or a run that is none."""
         found = self.about.get("steps")
         return None if found is None else ComposedSteps.from_dict(found)
 
 
 @dataclass
 class BookContent:
-    """What a book says; `take` adds a record to it."""
+    """The content of a book; `add` appends a record."""
 
-    terms: BookTerms  # fixed when it was made
+    terms: BookTerms
     sha256: str  # the chain's hash after the last record
-    entries: tuple[Entry, ...] = ()  # of the runs that have paid, in order
-    num_records: int = 1  # all of them
-    is_closed: bool = False  # nothing can be charged any more
+    entries: tuple[Entry, ...] = ()  # runs that have paid, in order
+    num_records: int = 1
+    is_closed: bool = False  # nothing more can be charged
 
     def __post_init__(self) -> None:
-        # Run -> random name of the process that last went on with it.
+        # Run -> random name of the process that last started or resumed it.
         self.sessions: dict[str, str] = {}
-        # Run -> steps (of a search, runs) with which it ended, if it has.
+        # Run that has ended -> its number of steps (of a search: of runs).
         self.ends: dict[str, int] = {}
 
     @property
@@ -379,21 +381,21 @@ class BookContent:
         return [entry.price for entry in self.entries]
 
     def entry_of(self, run: str) -> Entry | None:
-        """Returns what a run has paid, if it has."""
+        """Returns the entry of a run; None if it has not paid."""
         return next((entry for entry in self.entries if entry.run == run), None)
 
     def composition(self) -> ComposedSteps | None:
-        """Returns all runs that are there, as one that was fixed in advance."""
+        """Returns the composition of all runs; None if one of them has none."""
         runs = [entry.steps for entry in self.entries]
         known = [run for run in runs if run is not None]
         return merged(known) if runs and len(known) == len(runs) else None
 
     def next_row(self, record: Mapping[str, Any]) -> Row:
-        """Returns the row that puts a record after all others."""
+        """Returns the row for a record after all others."""
         return _row(self.num_records, self.sha256, record)
 
-    def take(self, row: Row) -> Entry | None:
-        """Checks the next row and takes it in; returns its entry, if it is one."""
+    def add(self, row: Row) -> Entry | None:
+        """Checks and adds the next row; returns its entry, if it charges a run."""
         record, entry = _record(row, self.num_records, self.sha256), None
         if self.is_closed and not {"resumed", "ended"} & record.keys():
             raise ValueError("it comes after the book was closed")
@@ -427,7 +429,7 @@ class BookContent:
 
 
 def read_rows(rows: Sequence[Row]) -> BookContent:
-    """Returns what the rows of a book say, after checking all of them."""
+    """Returns the content of a book after checking all of its rows."""
     if not rows:
         raise BookError("it is empty")
     where = "record 0"
@@ -435,14 +437,14 @@ def read_rows(rows: Sequence[Row]) -> BookContent:
         content = BookContent(_terms(rows[0]), rows[0].hash)
         for row in rows[1:]:
             where = f"record {row.number}"
-            content.take(row)
+            content.add(row)
         where, paid = "prices", content.paid
-        if paid:  # whoever wrote it checked this
+        if paid:  # earlier ones were checked when they were written
             content.terms.prices.check(paid[:-1], paid[-1])
     except BookError:
         raise
     except BookExhaustedError:
-        raise BookError("its runs took more than it has") from None
+        raise BookError("its runs have paid more than its total") from None
     except (KeyError, TypeError, ValueError, NotImplementedError) as error:
         raise BookError(f"{where}: {error}") from None
     return content
@@ -454,23 +456,23 @@ def first_row(terms: BookTerms) -> Row:
 
 
 def check_name(name: Any) -> None:
-    """Refuses what is no title, which is printed in one line."""
+    """Refuses a title that cannot be printed in one line."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a text, got {_validation.shown(name)}")
     if not (0 < len(name) <= _MOST_NAME and name.isprintable()):
         raise ValueError(
-            f"name must have 1 to {_MOST_NAME} letters that can be printed, got "
+            f"name must have 1 to {_MOST_NAME} printable characters, got "
             f"{len(name)}: {_validation.shown(name)}"
         )
 
 
 def new_name() -> str:
-    """Returns a random name, for books, runs and sessions."""
+    """Returns a random name for a book, a run or a session."""
     return secrets.token_hex(16)
 
 
 def _terms(row: Row) -> BookTerms:
-    # The version first, as another one may hash otherwise.
+    # The version is checked first, as another version may compute other hashes.
     found = parse_json(row.record) if isinstance(row.record, str) else None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"format must be {FORMAT!r}")
@@ -500,21 +502,21 @@ def _row(number: int, before: str, record: Mapping[str, Any]) -> Row:
     text = json.dumps(record, separators=(",", ":"), allow_nan=False)
     if len(text) > _MOST_BYTES:
         raise ValueError(
-            f"the book cannot describe the run: {len(text):,} bytes, mostly its "
-            f"population, of at most {_MOST_BYTES:,}"
+            "the run's description, mostly its population, must have at most "
+            f"{_MOST_BYTES:,} bytes to be in a book, got {len(text):,}"
         )
     return Row(number, text, _hash(before, text))
 
 
 def _record(row: Row, number: int, before: str) -> dict[str, Any]:
-    """What a row holds, if it is the one that comes next."""
+    """The record in a row; refuses a row that is not the next one of the chain."""
     if row.number != number or not isinstance(row.record, str):
-        raise ValueError(f"it has number {row.number!r} in place of {number}")
+        raise ValueError(f"it must have number {number}, got {row.number!r}")
     if row.hash != _hash(before, row.record):
-        raise ValueError("its hash is another: the book was edited or damaged")
+        raise ValueError("its hash is wrong: the book was edited or damaged")
     record = parse_json(row.record)
     if not isinstance(record, dict):
-        raise TypeError("it is no object")
+        raise TypeError("it is no JSON object")
     return record
 
 

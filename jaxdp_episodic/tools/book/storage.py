@@ -1,7 +1,7 @@
-"""A book's table of numbered rows, in a database of SQLAlchemy (a path: SQLite).
+"""A book's table of numbered rows, in an SQLite file or a database of SQLAlchemy.
 
-A transaction reads all rows and adds at most one. The number is the primary key: of two
-transactions that read the same rows, one fails at any isolation level.
+A transaction reads all rows and adds at most one. Row numbers are the primary key, so
+if two transactions have read the same rows, one fails, at any isolation level.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from jaxdp_episodic.files.atomic import TEMPORARY, sync_folder
 from jaxdp_episodic.files.optional import require
 
 TABLE = "jaxdp_episodic_book"
-# The one statement in an SQLite book's schema, as every version has written it.
+# The only statement in the schema of an SQLite book, the same in every version.
 _SCHEMA = (
     f"CREATE TABLE {TABLE} (number INTEGER PRIMARY KEY, "
     "record TEXT NOT NULL, hash TEXT NOT NULL)"
 )
 _SIZE = f"SELECT total(length(CAST(record AS BLOB))) FROM {TABLE}"
-# Databases that list their triggers by the standard's table, and the question.
+# Databases that list their triggers in the standard's table, and the query for it.
 _WITH_TRIGGERS = ("postgresql", "mysql", "mariadb")
 _TRIGGERS = (
     "SELECT count(*) FROM information_schema.triggers WHERE event_object_table = :name"
 )
 _PATIENCE_S = 60.0  # seconds that a process waits for others
-_CONNECT_S = 20  # seconds until PostgreSQL is given up if it does not answer
-# Seconds between tries to write, at first; they grow by half each time, up to a second.
+_CONNECT_S = 20  # seconds that a process waits for PostgreSQL's answer
+# Seconds between the first tries to write; they grow by half each time, up to a second.
 _PAUSE_S = 0.01
 _MOST_READ = 2**28  # bytes of all records of an SQLite file
 _MOST_BYTES = 2**26  # bytes of a record: MySQL has several types of text
-_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+_.-]*)://")  # of every URL of SQLAlchemy
-# SQLSTATE classes of a transaction that lost against another, and of a duplicate key.
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+_.-]*)://")  # beginning of a URL
+# SQLSTATE classes: a transaction was rolled back for another, a key is a duplicate.
 _LOST = ("40", "23")
 
 Result = TypeVar("Result")
 
 
 class BookError(ValueError):
-    """No book, one that is damaged, or one of a version that is not known."""
+    """There is no book, it is damaged, or its version is unknown."""
 
 
 class Row(NamedTuple):
-    """One record of a book, as it is stored."""
+    """One record of a book as stored."""
 
     number: int
     record: str
@@ -64,31 +64,31 @@ class Rows:
         self._connection, self._table = connection, table
 
     def read(self, first: int = 0) -> list[Row]:
-        """Returns the rows from a number on, in order."""
+        """Returns the rows with numbers from ``first`` on, in order."""
         number = self._table.c.number
         query = self._table.select().where(number >= first).order_by(number)
         return [Row(*row) for row in self._connection.execute(query)]
 
     def append(self, row: Row) -> None:
-        """Adds a row, and reads it back: a trigger or a rule may have swallowed it."""
+        """Adds a row, and reads it back: a trigger or a rule may have dropped it."""
         self._connection.execute(self._table.insert().values(**row._asdict()))
         if self.read(row.number) != [row]:
             raise BookError(
                 f"record {row.number} is not there after it was written: something in "
-                "the database, like a trigger or a rule, swallows or changes what is "
-                "written. Nothing was charged"
+                "the database, like a trigger or a rule, drops or changes it. Nothing "
+                "was charged"
             )
 
 
 class Storage:
-    """A place for one book, by its path or URL; nothing is opened until it is used."""
+    """Where one book is stored: a path or a URL. Nothing is opened until it is used."""
 
     def __init__(self, where: str) -> None:
         scheme, self._shown = _SCHEME.match(where), shown(where)
         self._path = None if scheme else Path(where)
         if scheme and scheme[1].partition("+")[0] == "sqlite":
             raise ValueError(
-                "book must be a path or a URL; of an SQLite file give the path"
+                "book must be a path or a URL; give an SQLite file by its path"
             )
         self._alchemy = alchemy = require("sqlalchemy", purpose="a book", extra=None)
         long = alchemy.Text(_MOST_BYTES), "mysql", "mariadb"
@@ -111,24 +111,27 @@ class Storage:
         def first(rows: Rows) -> None:
             if rows.read():
                 raise FileExistsError(
-                    f"there is a book at {self._shown} already: name another database"
+                    f"there is already a book at {self._shown}: name another database"
                 )
             rows.append(row)
 
-        with self._understood():
+        with self._translated_errors():
             self._table.create(self._engine, checkfirst=True)
         self.transaction(first)
 
     def _create_file(self, path: Path, row: Row) -> None:
-        """The same in a new file, which gets its name when it is whole."""
-        taken = f"{path} is there already: name another file"
+        """Makes the book in a new file, which gets its name when it is complete."""
+        taken = f"{path} exists: name another file"
         if path.exists():
             raise FileExistsError(taken)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + TEMPORARY + secrets.token_hex(6))
         os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         try:
-            with self._understood(), self._engine_of(temporary).begin() as connection:
+            with (
+                self._translated_errors(),
+                self._engine_of(temporary).begin() as connection,
+            ):
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 connection.exec_driver_sql(_SCHEMA)
                 Rows(connection, self._table).append(row)
@@ -142,7 +145,7 @@ class Storage:
     def transaction(
         self, act: Callable[[Rows], Result], *, writes: bool = True
     ) -> Result:
-        """Runs ``act`` in a transaction, again where another one came first."""
+        """Runs ``act`` in a transaction; repeats it if another transaction won."""
         if self._path is not None:
             if not self._path.exists():
                 raise FileNotFoundError(f"there is no book {self._path}")
@@ -152,12 +155,12 @@ class Storage:
                 raise BookError(f"book {error}") from None
         errors, pause = self._alchemy.exc, _PAUSE_S
         end = time.monotonic() + _PATIENCE_S
-        with self._understood():
+        with self._translated_errors():
             while True:
                 try:
                     with self._engine.begin() as connection:
                         if self._path is not None:
-                            # Nobody else may write between reading and writing.
+                            # Locks the file, so that no other process writes meanwhile.
                             begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
                             connection.exec_driver_sql(begin)
                         self._check_schema(connection)
@@ -169,7 +172,7 @@ class Storage:
                         raise
                     if time.monotonic() > end:
                         raise self._in_use() from None
-                # Not together with those that lost against the same one.
+                # A random time, as others that lost would try at the same moment.
                 time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
                 pause = min(1.5 * pause, 1.0)
 
@@ -186,7 +189,7 @@ class Storage:
                 poolclass=alchemy.NullPool,
                 **options,
             )
-        except ImportError as error:  # of the driver that the URL names
+        except ImportError as error:  # the URL's driver is not installed
             raise ImportError(
                 f"book {self._shown} needs the database's driver for Python, with the "
                 f"module {error.name}, which is not installed"
@@ -198,7 +201,7 @@ class Storage:
             ) from None
 
     def _check_schema(self, connection: Any) -> None:
-        """Refuses what could change or swallow a row: triggers, views, other tables."""
+        """Refuses what could change or drop a row: triggers, views, other tables."""
         if self._path is None:
             found = int(TABLE in self._alchemy.inspect(connection).get_view_names())
             if connection.dialect.name in _WITH_TRIGGERS:
@@ -206,8 +209,8 @@ class Storage:
                 found += connection.execute(query, {"name": TABLE}).scalar()
             if found:
                 raise BookError(
-                    f"book {self._shown} must be a table without triggers, got a view, "
-                    "or a table with some: what is written might be lost. Nothing was "
+                    f"book {self._shown} must be a table without triggers, got a view "
+                    "or a table with triggers: a record might be lost. Nothing was "
                     "charged"
                 )
             return
@@ -219,8 +222,8 @@ class Storage:
             others = [f"{kind} {name}" for kind, name, sql in schema if sql != _SCHEMA]
             raise BookError(
                 f"book {self._path} must have the table {TABLE} as it was made, and "
-                f"nothing else, got {', '.join(others)!r}: somebody has changed it, "
-                "and what is written might be lost. Nothing was charged"
+                f"nothing else, got {', '.join(others)!r}: the file was changed, and a "
+                "record might be lost. Nothing was charged"
             )
         if connection.exec_driver_sql(_SIZE).scalar() > _MOST_READ:
             raise BookError(
@@ -229,36 +232,34 @@ class Storage:
 
     def _in_use(self) -> BlockingIOError:
         return BlockingIOError(
-            f"book {self._shown} is in use: other processes have had it for "
+            f"book {self._shown} is in use: other processes have locked it for "
             f"{_PATIENCE_S:g} s"
         )
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
-        """The database's errors as ours, without a password that they may show."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Raises the database's errors as our own, without passwords."""
         try:
             yield
         except UnicodeDecodeError as error:
             raise BookError(f"book {self._shown} is damaged: {error}") from None
         except self._alchemy.exc.SQLAlchemyError as error:
-            raise self._as_ours(error) from None
+            raise self._translated(error) from None
 
-    def _as_ours(self, error: Exception) -> Exception:
+    def _translated(self, error: Exception) -> Exception:
         errors, orig = self._alchemy.exc, getattr(error, "orig", None)
         reason = shown(" ".join(str(orig).partition("\n")[0].split()))
         if isinstance(orig, sqlite3.OperationalError):
             if "locked" in reason:
                 return self._in_use()
             code = getattr(orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-            if code != sqlite3.SQLITE_ERROR:  # the disk, or rights
+            if code != sqlite3.SQLITE_ERROR:  # a fault of the disk, or missing rights
                 return OSError(f"book {self._shown}: {reason}")
             return BookError(f"book {self._shown} is damaged: {reason}")
         if isinstance(orig, sqlite3.DatabaseError):
             return BookError(f"{self._shown} is no book, or it is damaged: {reason}")
         if isinstance(error, errors.ProgrammingError):
-            return BookError(
-                f"there is no book that can be used at {self._shown}: {reason}"
-            )
+            return BookError(f"there is no usable book at {self._shown}: {reason}")
         if isinstance(error, errors.OperationalError):
             reason = shown(" ".join(str(orig).split()))
             return ConnectionError(f"book {self._shown} could not be reached: {reason}")
@@ -266,18 +267,18 @@ class Storage:
 
 
 def shown(where: str) -> str:
-    """Returns a path or URL without the password that may be in it."""
+    """Returns a path or URL with its password, if it has one, replaced by asterisks."""
     named = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", where)
     return re.sub(r"(password=)[^&\s]*", r"\1***", named)
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """An SQLite file whose transactions are begun by hand."""
+    """A connection to an SQLite file that begins no transactions by itself."""
     address = f"{path.resolve().as_uri()}?mode=rw"
     connection = sqlite3.connect(
         address, uri=True, timeout=_PATIENCE_S, isolation_level=None
     )
-    # A commit is on the disk, its journal's name too, when it returns.
+    # A commit returns when it is on the disk, with the name of its journal removed.
     connection.execute("PRAGMA synchronous = EXTRA")
-    connection.execute("PRAGMA trusted_schema = OFF")  # anybody's file
+    connection.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
     return connection

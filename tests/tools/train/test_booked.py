@@ -90,7 +90,7 @@ def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys
     close_book(book)  # what has paid goes on
     train(config, out, book, resume=True)
     assert len(read_book(book).entries) == 1
-    with pytest.raises(ValueError, match="another copy of it has gone on"):
+    with pytest.raises(ValueError, match="another copy of it was resumed"):
         train(config, tmp_path / "copy", book, resume=True)
     said = (out / "release" / "privacy.md").read_text()
     name = read_book(book).terms.name
@@ -156,7 +156,7 @@ def test_a_copy_that_goes_on_meanwhile_leaves_nothing_to_release(
         return whole(trainer, folder, **settings)
 
     monkeypatch.setattr(Trainer, "train", copied)
-    with pytest.raises(ValueError, match="another copy of it has gone on while it ran"):
+    with pytest.raises(ValueError, match="another copy of it was resumed while it ran"):
         train(config, out, book)
     assert files_of_a_run(out) and not (out / "release").exists()
 
@@ -340,7 +340,9 @@ def test_a_run_that_adapts_at_prices_pays_for_its_worst_strategy(
     create_menu_book(
         menu, protected, plain, quotas={"score": 1}, epsilon=9.0, delta=1e-5
     )
-    with pytest.raises(NotImplementedError, match="a book with a menu has whole runs"):
+    with pytest.raises(
+        NotImplementedError, match="a book with a menu charges compositions"
+    ):
         train(config, tmp_path / "third", menu)
     assert not read_book(menu).entries
 
@@ -498,7 +500,7 @@ def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
             [*create, *menu, "--menu", str(query)],
             "give --quota or --menu, got both",
         ),
-        (create, "is there already"),
+        (create, "exists: name another file"),
         (["train", str(config), "--out", "x", "--floor", "1e-7"], "with --book"),
     ):
         assert command(wrong) == 2

@@ -35,7 +35,7 @@ from jaxdp_episodic.tools.cli.command import (
 from jaxdp_episodic.tools.explore.questions import start
 from jaxdp_episodic.tools.explore.server import serve
 from jaxdp_episodic.tools.plots.curve import plot_curve, summary
-from jaxdp_episodic.tools.plots.pictures import SUFFIXES, draw
+from jaxdp_episodic.tools.plots.pictures import draw
 from jaxdp_episodic.tools.requests.request import (
     EpsilonRequest,
     caveats_on,
@@ -74,9 +74,6 @@ class Curve(Command):
             self.file, EpsilonRequest, num_steps=self.num_steps, method=self.method
         )
         step = request.planned("curve")
-        if self.out.suffix.lower() not in SUFFIXES:
-            names = " or ".join(SUFFIXES)
-            raise ValueError(f"--out must end in {names}, got {str(self.out)!r}")
         with waiting("privacy curve") as say:
             curve = plot_curve(
                 step,

@@ -1,4 +1,4 @@
-"""A local page on which designs of a run are set by hand and compared.
+"""A local page on which a user changes designs of a run and compares them.
 
 Doors: `questions`, `server`.
 """

@@ -1,4 +1,4 @@
-"""The process that answers the page's questions, each in one line of JSON."""
+"""The process that answers the page's questions: a line of JSON each way."""
 
 import json
 import signal
@@ -7,6 +7,6 @@ import sys
 from jaxdp_episodic.tools.explore.questions import reply
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
     for line in sys.stdin.buffer:
         print(json.dumps(reply(line), allow_nan=False), flush=True)

@@ -1,4 +1,4 @@
-"""Answers the page's questions, which are requests in dictionary form, by the API."""
+"""Answers the page's questions, which are requests in dictionary form."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ from jaxdp_episodic.tools.requests.request import (
 )
 
 TARGETS = (1.0, 2.0, 4.0, 8.0)
-"""Epsilons, nats, whose noise is shown beside that of the page's own target."""
+"""Epsilons (nats) for which the page shows the noise, besides the user's target."""
 
 SMALLEST_TARGET = 1e-6
-"""Nats; below it a search takes seconds, for a digit that nobody wants."""
+"""The smallest target epsilon, in nats; below it a search takes seconds."""
 
-_POINTS_OF_A_RUN = 24  # number of steps at which epsilon is shown
-_POINTS_OF_A_CURVE = 81  # one call for all of them
-_DIGITS = 5  # of what is shown
+_POINTS_OF_A_RUN = 24  # numbers of steps at which epsilon is shown
+_POINTS_OF_A_CURVE = 81  # epsilons at which delta is shown
+_DIGITS = 5  # of printed numbers
 _FIELD = re.compile(r"request((?:\.\w+|\[\d+\])*): (?:(\w+)\b)?")
 
 
 def start(path: Path | None) -> dict[str, Any]:
-    """Returns the first design (None: the README's), and others to choose from."""
+    """Returns the first design (None: the README's), and examples to choose from."""
     request = EpsilonRequest(step=_EXAMPLES[0], num_steps=300, delta=1e-5)
     if path is not None:
         request = _checked(read_request(path, EpsilonRequest))
@@ -74,7 +74,7 @@ def start(path: Path | None) -> dict[str, Any]:
 
 
 def answer(part: str, question: Any) -> dict[str, Any]:
-    """Returns one part of what is known of a design, as JSON can hold it."""
+    """Returns one part of the page's results for a design, as JSON."""
     try:
         with (
             using_engine("numpy"),
@@ -89,7 +89,7 @@ def answer(part: str, question: Any) -> dict[str, Any]:
 
 
 def reply(line: bytes) -> dict[str, Any]:
-    """Returns the answer to a line of JSON, the part's name and the question."""
+    """Returns the answer to a line of JSON: the part's name, and the question."""
     part, question = parse_json(line, allow_infinity=False)
     return answer(part, question)
 
@@ -103,26 +103,26 @@ def _request(question: Any) -> EpsilonRequest:
 
 
 def _checked(request: EpsilonRequest) -> EpsilonRequest:
-    """The request, refused unless it is one that the page can show."""
+    """Returns the request; refuses one that the page cannot show."""
     if not isinstance(request.step, GaussianStep):
         raise NotImplementedError(
             "the page shows runs of one GaussianStep, got a "
             f"{type(request.step).__name__}; `epsilon` and `curve` take all runs"
         )
     if request.delta is None:
-        raise ValueError("the page shows epsilons, so the request needs a delta")
+        raise ValueError("delta must be given, as the page shows epsilons")
     if request.shape != ():
         raise ValueError(
-            "the page shows one setting, so every field must be a scalar, got fields "
+            "every field must be a scalar, as the page shows one setting, got fields "
             f"of shape {request.shape}"
         )
     return request
 
 
 def _error(error: Exception) -> dict[str, str]:
-    """What went wrong, and the field that it is about as far as the message says."""
+    """The message of an error, and the field that it names, if it names one."""
     text = " ".join(str(error).split()) or type(error).__name__
-    # The library takes arrays, no box on the page does.
+    # The library takes arrays, but the page does not.
     text = text.replace(" or an array of numbers", "")
     found = _FIELD.match(text)
     if found is None:
@@ -131,7 +131,7 @@ def _error(error: Exception) -> dict[str, str]:
     return {"place": field, "message": text[text.index(": ") + 2 :]}
 
 
-# What follows takes requests that are checked, whose fields are single numbers.
+# The following functions take checked requests, with single numbers as fields.
 
 
 def _epsilon(request: Any, _: Any) -> dict[str, Any]:
@@ -142,8 +142,8 @@ def _epsilon(request: Any, _: Any) -> dict[str, Any]:
 
 
 def _levels(request: Any, _: Any) -> dict[str, Any]:
-    """Epsilon of every level that may be protected: exact, and between which ends."""
-    asked: dict[str, Any] = {"num_steps": request.num_steps, "delta": request.delta}
+    """Epsilon of every level that may be protected, with its certified interval."""
+    run: dict[str, Any] = {"num_steps": request.num_steps, "delta": request.delta}
     rows = []
     step = request.step
     people = (PERSON,) if step.privacy_unit == PERSON else ()
@@ -155,9 +155,9 @@ def _levels(request: Any, _: Any) -> dict[str, Any]:
         try:
             bounds = step.people if level == step.privacy_unit else None
             other = dataclasses.replace(step, privacy_unit=level, people=bounds)
-            value = float(epsilon(other, **asked))
+            value = float(epsilon(other, **run))
             row |= {"epsilon": value, "text": upward(value, _DIGITS)}
-            lower, upper = (float(end) for end in epsilon_interval(other, **asked))
+            lower, upper = (float(end) for end in epsilon_interval(other, **run))
             ends = f"{downward(lower, _DIGITS)} to {upward(upper, _DIGITS)}"
             row |= {"lower": lower, "upper": upper, "ends": ends}
         except (ValueError, NotImplementedError) as error:
@@ -166,10 +166,10 @@ def _levels(request: Any, _: Any) -> dict[str, Any]:
 
 
 def _run(request: Any, _: Any) -> dict[str, Any]:
-    """Epsilon along the run; of epochs at their ends, where they are charged."""
+    """Epsilon along the run; for epochs only at their ends, where they are charged."""
     last, scheme = int(request.num_steps), epoch_scheme(request.step.design)
     every = 1 if scheme is None else int(np.asarray(scheme.steps_per_epoch))
-    # Epsilon grows like a root of the steps: denser where it is steep.
+    # Denser at the beginning, as epsilon grows like the square root of the steps.
     parts = np.linspace(0, 1, _POINTS_OF_A_RUN) ** 2
     wholes = (last // every * parts).round() * every
     steps = np.unique(np.append(wholes, last)).astype(np.int64)
@@ -180,18 +180,16 @@ def _run(request: Any, _: Any) -> dict[str, Any]:
 
 
 def _curve(request: Any, _: Any) -> dict[str, Any]:
-    """Delta against epsilon, from 0 to where delta is next to nothing."""
-    asked: dict[str, Any] = {"num_steps": request.num_steps, "method": request.method}
-    end = float(epsilon(request.step, delta=SMALLEST_DELTA, **asked))
+    """Delta against epsilon, from 0 to where delta is SMALLEST_DELTA."""
+    run: dict[str, Any] = {"num_steps": request.num_steps, "method": request.method}
+    end = float(epsilon(request.step, delta=SMALLEST_DELTA, **run))
     epsilons = np.linspace(0, end if 0 < end < np.inf else 1.0, _POINTS_OF_A_CURVE)
-    return {
-        "epsilon": epsilons,
-        "delta": upper_delta(request.step, epsilon=epsilons, **asked),
-    }
+    deltas = upper_delta(request.step, epsilon=epsilons, **run)
+    return {"epsilon": epsilons, "delta": deltas}
 
 
 def _attack(request: Any, _: Any) -> dict[str, Any]:
-    """What an attacker can reach at most."""
+    """Upper bounds on the success of an attacker."""
     curve = privacy_curve(
         request.step, num_steps=request.num_steps, method=request.method, methods=()
     )
@@ -203,17 +201,17 @@ def _attack(request: Any, _: Any) -> dict[str, Any]:
 
 
 def _noise(request: Any, target: Any) -> dict[str, Any]:
-    """The least noise for some targets, and for the one that is asked for."""
-    asked = _validation.single("epsilon", _validation.positive_array("epsilon", target))
-    if asked < SMALLEST_TARGET:
+    """The smallest noise for some targets, and for the user's."""
+    own = _validation.single("epsilon", _validation.positive_array("epsilon", target))
+    if own < SMALLEST_TARGET:
         raise ValueError(
-            f"epsilon must be at least {SMALLEST_TARGET:g} on the page, got {asked!r}; "
+            f"epsilon must be at least {SMALLEST_TARGET:g} on the page, got {own!r}; "
             "`calibrate` on the command line takes any above 0"
         )
     noises = CalibrationRequest(
         step=request.step,
         calibrate="noise_multiplier",
-        epsilon=sorted({*TARGETS, float(asked)}),
+        epsilon=sorted({*TARGETS, float(own)}),
         delta=request.delta,
         num_steps=request.num_steps,
         method=request.method,
@@ -271,7 +269,7 @@ _EXAMPLES = (
         noise_multiplier=2.0,
     ),
 )
-# What bounds of a person begin with, where one is protected.
+# First values of the bounds of a person.
 _PEOPLE = {"examples": 1, "classes": 100, "tasks": 10}
 _SCHEMES = (
     Poisson("level", sampling_probability=0.1),

@@ -1,4 +1,4 @@
-"""Serves the page to this machine under a secret address: six texts, and answers."""
+"""Serves the page and its answers to this machine, at a secret address."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PAGES = {
     "help.html": ("help.html", "text/html"),
 }
 _HEADERS = {
-    # Nothing is loaded from another site, or sent to one.
+    # Nothing is loaded from other sites, or sent to them.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src "
     "'self'; connect-src 'self'; img-src blob: data:; base-uri 'none'; form-action "
     "'none'; frame-ancestors 'none'",
@@ -37,18 +37,18 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_MAX_QUESTION_BYTES = 2**22  # of JSON, sizes of a population included
-# Seconds that a request may take to arrive: half-sent ones would hold the descriptors.
+_MAX_QUESTION_BYTES = 2**22  # of JSON, with the sizes of a population
+# Seconds in which a request must arrive; half-sent ones would use up the descriptors.
 _ARRIVAL_SECONDS = 10.0
-# -P: nothing is imported from the folder that somebody happens to be in.
+# -P: nothing is imported from the current folder.
 _PROGRAM = (sys.executable, "-P", "-m", "jaxdp_episodic.tools.explore")
-_MAX_ANSWER_BYTES = 2**26  # a line of JSON
-_TIMEOUT_S = 60.0  # of an answer that somebody waits for
-_GRACE_S = 1.0  # that a question given up may still take before its process is killed
-_POLL_S = 0.1  # between two looks whether somebody still waits
+_MAX_ANSWER_BYTES = 2**26  # of a line of JSON
+_TIMEOUT_S = 60.0  # for an answer
+_GRACE_S = 1.0  # for a question that the page gave up, before its process is killed
+_POLL_S = 0.1  # between checks whether the page still waits
 _TOO_LONG = (
     f"not answered within {_TIMEOUT_S:.0f} seconds; `calibrate` and `curve` on the "
-    "command line take the time that it takes"
+    "command line have no limit"
 )
 
 
@@ -62,7 +62,7 @@ def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) 
         http=_protocol(),
         ws="none",
         lifespan="on",
-        log_config=None,  # the process may have logs of its own
+        log_config=None,  # uvicorn's logging would replace the process's own
         log_level="warning",
         server_header=False,
     )
@@ -76,7 +76,7 @@ def serve(start: dict[str, Any], *, port: int, on_ready: Callable[[str], None]) 
 
 
 def _protocol() -> type[Any]:
-    """Uvicorn's protocol, which closes connections whose request does not arrive."""
+    """Uvicorn's protocol, with a time limit for a request to arrive."""
     h11_impl = _need("uvicorn.protocols.http.h11_impl")
     done = _need("h11").DONE
 
@@ -109,7 +109,7 @@ def _protocol() -> type[Any]:
 def application(
     start: dict[str, Any], secret: str, new_worker: Callable[[], Worker]
 ) -> Any:
-    """Returns the ASGI application whose addresses all begin with ``/secret/``."""
+    """Returns the ASGI application; all of its addresses begin with ``/secret/``."""
     routing = _need("starlette.routing")
     responses = _need("starlette.responses")
     middleware = _need("starlette.middleware")
@@ -131,7 +131,7 @@ def application(
     async def starting(request: Any) -> Any:
         return send(json.dumps(start), "application/json")
 
-    # A number never waits for a picture: it has a process of its own.
+    # Two processes, so that numbers never wait for pictures.
     number, pictures = new_worker(), new_worker()
 
     async def answered(request: Any) -> Any:
@@ -155,7 +155,7 @@ def application(
     routes = [routing.Route(f"/{n}", page(*where)) for n, where in _PAGES.items()]
     routes.append(routing.Route("/start", starting))
     routes.append(routing.Route("/answer/{part}", answered, methods=["POST"]))
-    # Another site's name that was made to lead here is not ours.
+    # Refuses other host names, which an attacker may have pointed here (DNS rebinding).
     hosts = middleware.Middleware(
         trustedhost.TrustedHostMiddleware, allowed_hosts=[_ADDRESS, "localhost"]
     )
@@ -171,7 +171,7 @@ def _need(module: str) -> Any:
 
 
 async def _question(request: Any) -> Any:
-    """The question, which no other site's page can ask: JSON needs its permission."""
+    """The question. Pages of other sites may not send this content type (CORS)."""
     if request.headers.get("content-type") != "application/json":
         raise ValueError("a question must be application/json")
     body = bytearray()
@@ -184,11 +184,11 @@ async def _question(request: Any) -> Any:
     return parse_json(bytes(body), allow_infinity=False)
 
 
-# --- Questions answered one after the other, those given up ended if they take long ---
+# --- A process answers questions in turn, and is killed if one is too slow ---
 
 
 class Worker:
-    """A process of its own: one that is in the middle of a long sum can be killed."""
+    """A separate process, which can be killed in the middle of a long computation."""
 
     def __init__(self, is_over: Callable[[], bool]) -> None:
         self._is_over = is_over
@@ -216,14 +216,16 @@ class Worker:
     ) -> bytes | None:
         """Returns the answer to a question, or None if it was given up."""
         async with self._lock:
-            if await is_given_up():  # for a newer one, while it waited for the lock
+            if (
+                await is_given_up()
+            ):  # for a newer question, during the wait for the lock
                 return None
             process = await self.start()
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(question)
             answer = asyncio.ensure_future(process.stdout.readline())
             begun = time.monotonic()
-            left = None  # when somebody was seen to wait no more
+            left = None  # time at which the question was found to be given up
             while not (await asyncio.wait([answer], timeout=_POLL_S))[0]:
                 now = time.monotonic()
                 if left is None and await is_given_up():

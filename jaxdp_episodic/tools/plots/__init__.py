@@ -1,4 +1,4 @@
-"""Every picture.
+"""All pictures.
 
 Doors: `curve`, `figures`, `pictures`, `plan`, `run`.
 """

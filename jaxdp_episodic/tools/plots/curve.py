@@ -1,4 +1,4 @@
-"""The whole privacy curve of one run, as a picture and as numbers beside it."""
+"""The privacy curve of a run, as a picture and as a JSON file of its numbers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ from jaxdp_episodic.tools.plots.figures import (
     save,
 )
 
-# The curve is drawn down to this delta; mu speaks of the same part of it.
-SMALLEST_DELTA = 1e-12
-# Denser towards both ends, where the two axes are read.
+SMALLEST_DELTA = 1e-12  # the curve ends here, and mu describes it down to here
+# Denser towards both ends.
 _FALSE_POSITIVE_RATES = np.concatenate(
     [np.geomspace(1e-6, 0.1, 101), 1 - 0.9 * np.geomspace(1, 1e-3, 61)[1:], [1.0]]
 )
 _NUM_EPSILONS = 51  # points of each curve
-# Told apart without colour: by the dashes, and by the lightness of the colour.
+# Lines differ in dashes and lightness, for readers without colour.
 _STYLES: dict[str, dict[str, Any]] = {
     "exact": {"color": "#000000", "ls": "-", "lw": 1.8},
     "pld": {"color": "#56b4e9", "ls": (0, (6, 2)), "lw": 1.6},
@@ -49,17 +48,16 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 class PrivacyCurve(NamedTuple):
-    """The numbers in the picture; all are *upper bounds*, as sure as their method."""
+    """The numbers in the picture: *upper bounds*, as certain as their method."""
 
-    method: str  # how everything but ``delta`` was computed
-    # (K,) nats, from 0 up to where delta is about ``smallest_delta``.
-    epsilon: np.ndarray
-    delta: dict[str, np.ndarray]  # for each method, (K,)
+    method: str  # of everything except ``delta``
+    epsilon: np.ndarray  # (K,) nats, from 0 to where delta is about ``smallest_delta``
+    delta: dict[str, np.ndarray]  # method -> (K,)
     false_positive_rate: np.ndarray  # (A,)
-    true_positive_rate: np.ndarray  # (A,) the largest an attacker reaches
+    true_positive_rate: np.ndarray  # (A,) the largest that an attacker reaches
     advantage: float  # the largest true positive rate minus false positive rate
     gdp_mu: float  # see `gdp_mu`
-    smallest_delta: float  # down to which mu describes the curve
+    smallest_delta: float  # mu describes the curve down to here
 
 
 def plot_curve(
@@ -71,10 +69,9 @@ def plot_curve(
     on_part: Callable[[str, int, int], None] | None = None,
 ) -> PrivacyCurve:
     """Draws a run's privacy curve and attacks; returns the numbers."""
-    path = check_suffix(path)
+    path = check_suffix(path, "--out")
     figure = new_figure(10.0, 4.4)
-    # Before the work, which takes its time.
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)  # before the long computation
     curve = privacy_curve(step, num_steps=num_steps, method=method, on_part=on_part)
     figure.get_layout_engine().set(wspace=0.06)
     left, right = figure.subplots(1, 2)
@@ -96,7 +93,7 @@ def privacy_curve(
     methods: Sequence[str] = METHODS,
     on_part: Callable[[str, int, int], None] | None = None,
 ) -> PrivacyCurve:
-    """Returns the numbers of `plot_curve`, delta by these ``methods``."""
+    """Returns the numbers of `plot_curve`, with delta by each of ``methods``."""
     run: dict[str, Any] = {"num_steps": num_steps}
     numbers = itertools.count(1)
 
@@ -108,8 +105,8 @@ def privacy_curve(
     gain = advantage(step, method=method, **run)
     if np.ndim(gain):
         raise ValueError(
-            "a curve is drawn for one setting: every field of the step, and num_steps, "
-            f"must be a scalar, got fields of shape {np.shape(gain)}"
+            "every field of the step, and num_steps, must be a scalar for a curve, got "
+            f"fields of shape {np.shape(gain)}"
         )
     begin("largest epsilon")
     end = float(epsilon(step, delta=SMALLEST_DELTA, method=method, **run))
@@ -138,7 +135,7 @@ def privacy_curve(
 
 
 def summary(curve: PrivacyCurve) -> dict[str, str]:
-    """Returns the few numbers that a person would ask for first, rounded up."""
+    """Returns the most important numbers as text, rounded up."""
     facts = {"advantage": f"at most {upward(curve.advantage, 3)}"}
     for rate in (0.001, 0.01, 0.1):
         nearest = np.argmin(np.abs(curve.false_positive_rate - rate))
@@ -151,7 +148,7 @@ def summary(curve: PrivacyCurve) -> dict[str, str]:
 
 
 def _draw_delta(axes: Any, curve: PrivacyCurve) -> None:
-    """Delta against epsilon, one line a method."""
+    """Draws delta against epsilon, one line per method."""
     for method, deltas in curve.delta.items():
         drawn = np.where(deltas > 0, deltas, np.nan)
         axes.plot(curve.epsilon, drawn, label=method, **_STYLES[method])
@@ -166,7 +163,7 @@ def _draw_delta(axes: Any, curve: PrivacyCurve) -> None:
 
 
 def _draw_rates(axes: Any, curve: PrivacyCurve) -> None:
-    """True against false positive rate on logarithmic axes."""
+    """Draws the true against the false positive rate, on logarithmic axes."""
     alpha, mu = curve.false_positive_rate, upward(curve.gdp_mu, 3)
     largest = f"largest possible ({curve.method})"
     axes.plot(alpha, curve.true_positive_rate, label=largest, **_STYLES["exact"])
@@ -180,12 +177,12 @@ def _draw_rates(axes: Any, curve: PrivacyCurve) -> None:
     axes.set_ylabel("true positive rate of the attacker")
     axes.set_title("Membership attack", fontsize=11)
     axes.legend(frameon=False, loc="lower right")
-    said = f"advantage at most {upward(curve.advantage, 3)}\nmu = {mu}"
-    note(axes, f"{said}  (delta above {curve.smallest_delta:g})", inset=0.04, size=10)
+    text = f"advantage at most {upward(curve.advantage, 3)}\nmu = {mu}"
+    note(axes, f"{text}  (delta above {curve.smallest_delta:g})", inset=0.04, size=10)
 
 
 def _gaussian_rates(alpha: np.ndarray, mu: float) -> list[float]:
-    """True positive rates of telling N(mu, 1) from N(0, 1)."""
+    """True positive rates of the best test between N(0, 1) and N(mu, 1)."""
     normal = NormalDist()
     inside = [normal.cdf(normal.inv_cdf(a) + mu) for a in alpha[alpha < 1].tolist()]
     return inside + [1.0] * int(np.sum(alpha >= 1))

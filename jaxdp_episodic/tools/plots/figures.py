@@ -1,4 +1,4 @@
-"""What all pictures share, and the pictures of an audit and of a book."""
+"""Helpers that all pictures share, and the pictures of an audit and of a book."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jaxdp_episodic.files.atomic import atomic_path, owner_only
 from jaxdp_episodic.files.optional import require
 
 SUFFIXES = (".png", ".svg")
-_DPI = 150  # of pictures for a page
-# Colours that differ in lightness too (Okabe and Ito), so that grey print keeps them.
+_DPI = 150
+# Colours that also differ in lightness (Okabe and Ito), for print in grey.
 BLUE = "#0072b2"
 VERMILION = "#d55e00"
 DOTTED = (0, (1, 1.5))
@@ -27,35 +27,35 @@ def matplotlib(module: str = "matplotlib.figure") -> Any:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Returns an empty figure of this size, in inches."""
+    """Returns an empty figure; the size is in inches."""
     return matplotlib().Figure(figsize=(width, height), layout="constrained")
 
 
 def plain(*panels: Any, grid: str = "both") -> None:
-    """Gives axes a faint grid, and no frame to the right and above."""
+    """Gives axes a faint grid, and removes the frame at the top and the right."""
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis=grid, alpha=0.25)
 
 
 def note(axes: Any, text: str, *, inset: float = 0.02, size: float = 9) -> None:
-    """Writes a few words in the upper left corner."""
+    """Writes a short text in the upper left corner."""
     where = {"transform": axes.transAxes, "ha": "left", "va": "top"}
     axes.text(inset, 1 - inset, text, fontsize=size, **where)
 
 
-def check_suffix(path: str | Path) -> Path:
-    """Returns the path of a picture."""
+def check_suffix(path: str | Path, option: str = "path") -> Path:
+    """Returns the path of a picture; refuses other suffixes than .png and .svg."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"path must end in .png or .svg, got {path.name!r}")
+        raise ValueError(f"{option} must end in .png or .svg, got {path.name!r}")
     return path
 
 
 def save(figure: Any, path: Path, *, is_private: bool = False) -> None:
-    """Writes a figure, whole or not at all; for its owner alone if private."""
+    """Writes a figure atomically; a private one only its owner may read."""
     figure.dpi = _DPI
-    # By itself `savefig` draws everything once more to lay it out, for each file.
+    # Laid out once here; `savefig` would lay out again for each file.
     if layout := figure.get_layout_engine():
         layout.execute(figure)
         figure.set_layout_engine(None)
@@ -70,7 +70,7 @@ def save(figure: Any, path: Path, *, is_private: bool = False) -> None:
 
 
 def number(value: object) -> str:
-    """Returns a value for a legend or a title."""
+    """Returns a value as text for a legend or a title."""
     if isinstance(value, str):
         return value
     real = float(value)  # pyright: ignore[reportArgumentType]: a NumPy number
@@ -80,7 +80,7 @@ def number(value: object) -> str:
 
 
 def is_logarithmic(points: np.ndarray) -> bool:
-    """Returns whether positive values look even on a logarithmic scale."""
+    """Returns whether values are spaced more evenly on a logarithmic scale."""
     if points.size < 2 or points.min() <= 0 or not np.isfinite(points).all():
         return False
     ordered = np.sort(points)
@@ -93,7 +93,10 @@ def is_logarithmic(points: np.ndarray) -> bool:
 
 
 def round_levels(low: float, high: float, most: int = 9) -> list[float]:
-    """Returns round numbers (1, 2, 5 times powers of ten) between two positive ones."""
+    """Returns round numbers (1, 2, 5 times powers of ten) between two positive numbers.
+
+    At most ``most``; if the ends are close, evenly spaced numbers.
+    """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     inside: list[float] = []
     for digits in ((1, 2, 5), (1, 3), (1,)):
@@ -118,7 +121,7 @@ def _variation(gaps: np.ndarray) -> float:
 
 
 def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> None:
-    """Makes the axis "x" or "y" logarithmic where that suits the points along it."""
+    """Makes the axis "x" or "y" logarithmic if that suits the points along it."""
     axis = getattr(axes, f"{which}axis")
     if is_logarithmic(points):
         getattr(axes, f"set_{which}scale")("log")
@@ -126,9 +129,9 @@ def scale_axis(axes: Any, which: str, points: np.ndarray, *, crowd: int = 1) -> 
 
 
 def plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
-    """Plain numbers on a logarithmic axis, at 1, 2, 5 unless it is long."""
+    """Puts plain numbers on a logarithmic axis; ``crowd`` is the number of panels."""
     ticker = matplotlib("matplotlib.ticker")
-    # Panels are narrower than a picture of one, but not as much as they are many.
+    # Each of several panels is narrower than a single one, as if it had more decades.
     decades = np.log10(high / low) * (1 + 0.5 * (crowd - 1))
     choices = {0.9: (1, 1.5, 2, 3, 4, 5, 7), 2.5: (1, 2, 5), 4.0: (1, 3)}
     steps = next((s for most, s in choices.items() if decades < most), (1,))
@@ -138,21 +141,19 @@ def plain_ticks(axis: Any, low: float, high: float, crowd: int = 1) -> None:
 
 
 def front_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns which points (n,) are on the front where smaller is better in both."""
+    """Returns the indices of points (n,) that no other beats; smaller is better."""
     order = np.lexsort((y, x))
     best = np.minimum.accumulate(y[order])
     first = np.concatenate([[True], best[1:] < best[:-1]])
     return order[first & np.isfinite(x[order]) & np.isfinite(y[order])]
 
 
-_TIP_RIGHT = 5  # matplotlib's triangle whose tip, not its middle, is at the value
+_TIP_RIGHT = 5  # matplotlib's triangle with its tip, not its middle, at the value
 
 
 def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> None:
-    """Draws claimed and audited epsilons, a line a row: at least one `AuditRow`."""
+    """Draws the claimed and audited epsilon of one or more `AuditRow`."""
     path = check_suffix(path)
-    if not rows:
-        raise ValueError("rows must not be empty")
     figure = new_figure(9.0, 1.7 + 0.42 * len(rows))
     axes = figure.add_subplot()
     heights = np.arange(len(rows))[::-1]
@@ -169,7 +170,7 @@ def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> Non
     labels = [f"{row.name}\n{row.attacker}, delta {row.delta:g}" for row in rows]
     axes.set_yticks(heights, labels, fontsize=8)
     axes.set_xlabel("epsilon (nats)")
-    # A little room for the marks of audits that showed nothing.
+    # Room for the marks of audits that found 0.
     axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
     axes.set_ylim(-0.7, len(rows) - 0.3)
     plain(axes, grid="x")
@@ -180,11 +181,10 @@ def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> Non
     save(figure, path)
 
 
-# Colours of neighbouring runs; more than so many are not named one by one.
-_COLORS = (BLUE, "#56b4e9", VERMILION, "#f0c000", "#009e73", "#cc79a7")
-_MOST_NAMED = 18
+_COLORS = (BLUE, "#56b4e9", VERMILION, "#f0c000", "#009e73", "#cc79a7")  # of runs
+_MOST_NAMED = 18  # runs in the legend
 _HATCHES = ("", "//", "..")
-_MOST_LETTERS = 30  # of a name: three stand side by side
+_MOST_LETTERS = 30  # characters of a name; the legend has three columns
 
 
 def draw_book(
@@ -194,8 +194,8 @@ def draw_book(
     *,
     title: str = "",
 ) -> None:
-    """Draws a bar for each currency, and in it what each run took."""
-    path = check_suffix(path)
+    """Draws a bar for each total, divided into what each run spent."""
+    path = check_suffix(path, "--plot")
     rows = len(totals)
     legend = min(len(runs), _MOST_NAMED + 1)
     figure = new_figure(9.0, 1.5 + 0.55 * rows + 0.22 * ((legend + 2) // 3))
@@ -203,8 +203,8 @@ def draw_book(
     heights = range(rows - 1, -1, -1)
     axes.barh(heights, [100.0] * rows, 0.55, color="white", edgecolor="#7f7f7f")
     at = [0.0] * rows
-    for index, (name, took) in enumerate(runs):
-        shares = [100 * v / t for v, (_, _, t) in zip(took, totals, strict=True)]
+    for index, (name, spent) in enumerate(runs):
+        shares = [100 * v / t for v, (_, _, t) in zip(spent, totals, strict=True)]
         if index == _MOST_NAMED:
             name = f"and {len(runs) - _MOST_NAMED:,} more"
         style: dict[str, Any] = {

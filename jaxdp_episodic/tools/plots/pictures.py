@@ -1,7 +1,7 @@
 """Pictures of a finished sweep: lines, maps, and Pareto fronts.
 
-Readable in greyscale and by the colour-blind: lines differ by dashes and markers, maps
-use "viridis" and carry labelled iso-lines.
+They can be read without colour: lines differ in dashes and markers, and maps use
+"viridis" and have labelled iso-lines.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from jaxdp_episodic.tools.sweep.description import (
 from jaxdp_episodic.tools.sweep.run import SweepFolder, read_columns, read_manifest
 
 KINDS = ("contours", "heatmap", "lines", "pareto")
-_MIN_MAP_VALUES = 6  # an axis with fewer values makes lines rather than a map
-_MAX_PANELS = 3  # as many as a page is wide
-_MAX_POINTS = 800  # drawn along an axis: about its pixels
-_MAX_DOTS = 20_000  # settings drawn beside a front, evenly picked
+_MIN_MAP_VALUES = 6  # with fewer values on an axis the default is lines, not a map
+_MAX_PANELS = 3  # side by side
+_MAX_POINTS = 800  # drawn along an axis, about one per pixel
+_MAX_DOTS = 20_000  # settings drawn beside a front, evenly chosen
 _MAP = "viridis"
-# Of the lines: no two share their dashes or their marker.
+# Dashes and marker of each line; no two are equal.
 _STYLES = (
     ("-", "o"),
     ((0, (5, 1.5)), "s"),
@@ -53,7 +53,7 @@ _STYLES = (
     ((0, (3, 1, 1, 1, 1, 1)), "P"),
 )
 _MARKERS_A_LINE = 8  # about; more would hide the dashes
-_LIGHTEST = 0.82  # share of the map from dark to light that is seen on white
+_LIGHTEST = 0.82  # lighter colours of the map cannot be seen on white
 _LABELS = {
     "noise_multiplier": "noise multiplier (clip norms)",
     "num_steps": "number of steps",
@@ -73,7 +73,7 @@ _LABELS_OF_A_LEVEL = {
     "size": "{}: drawn of each group (number)",
     "population": "{}: units in a group (number)",
 }
-# Of the answers: they say on which side of the truth they are.
+# Labels of the answers.
 _ANSWERS = {
     "epsilon": "epsilon (nats), upper bound",
     "delta": "delta (probability), upper bound",
@@ -98,7 +98,7 @@ def draw(
     """Draws a picture of a finished sweep, as PNG and as SVG; returns the two files."""
     if kind is not None:
         _validation.choice("--kind", kind, KINDS)
-    matplotlib()  # or its absence is said before the work
+    matplotlib()  # an error, if it is missing, comes before the work
     sweep = SweepTable(folder)
     fixed = sweep.with_quantity(value, fix or {})
     if kind == "pareto":
@@ -109,7 +109,7 @@ def draw(
         x, y, by = _chosen(sweep, kind, x, y, by, fixed)
         kind, is_map = kind or ("lines" if y is None else "contours"), y is not None
         options = {"levels": levels, "mark": mark, "iso_lines": kind == "contours"}
-        made = lambda: _of_axes(sweep, str(x), y, by, fixed, **options)  # noqa: E731
+        made = lambda: _over_axes(sweep, str(x), y, by, fixed, **options)  # noqa: E731
     for option, given in (("--levels", levels), ("--mark", mark)):
         if given and not is_map:
             raise ValueError(f"{option} is for contours and heat maps, got {given}")
@@ -125,7 +125,7 @@ def draw(
 
 
 class SweepTable:
-    """A finished sweep, read as far as it is looked at."""
+    """A finished sweep; its table is read in parts."""
 
     def __init__(self, folder: Path) -> None:
         sweep = SweepFolder(folder, read_manifest(folder))
@@ -137,7 +137,7 @@ class SweepTable:
         self.value = sweep.columns[0]
 
     def answers(self, index: np.ndarray) -> np.ndarray:
-        """Returns the answers of settings, in the shape of ``index``."""
+        """Returns the answers at settings ``index``, in its shape."""
         wanted, back = np.unique(index, return_inverse=True)
         answers, start = np.empty(wanted.size), 0
         for block in read_columns(self.path, [self.value], num_rows=self.grid.size):
@@ -152,7 +152,7 @@ class SweepTable:
     def with_quantity(
         self, value: str | None, fix: Mapping[str, str]
     ) -> dict[str, str]:
-        """Returns ``fix`` with the quantity that is to be drawn."""
+        """Returns ``fix`` with the quantity to draw, if it has an axis."""
         if value is None:
             return dict(fix)
         if QUANTITY in self.grid.names:
@@ -160,14 +160,14 @@ class SweepTable:
         _validation.choice("--value", value, QUANTITIES)
         if value != self.value:
             raise ValueError(
-                f"--value: the sweep asked for {self.value!r}, got {value!r}"
+                f"--value must be {self.value!r}, as in the sweep, got {value!r}"
             )
         return dict(fix)
 
     def held(
         self, drawn: Sequence[str], fix: Mapping[str, str]
     ) -> tuple[dict[int, int], dict[str, Any]]:
-        """Returns where each axis that is not drawn is held: index, and value."""
+        """Returns the fixed index of each dimension not drawn, and the fixed values."""
         held: dict[int, int] = {}
         moving = {self.grid.dimension_of(field) for field in drawn}
         for field, text in fix.items():
@@ -194,18 +194,18 @@ class SweepTable:
         return self.grid.points(field).dtype.kind == "U"
 
     def check_field(self, option: str, field: str) -> None:
-        """Refuses what is no axis, with the nearest name."""
+        """Refuses a field that is no axis; the message has the nearest name."""
         if field not in self.grid.names:
             hint = _validation.nearest(field, self.grid.names)
             hint = hint or f"; the axes are {self.grid.names}"
             raise ValueError(f"{option}: unknown axis {field!r}{hint}")
 
     def quantity(self, held: Mapping[str, Any]) -> str:
-        """Returns which quantity the answers are, where the axes are held."""
+        """Returns the quantity of the answers at these fixed values."""
         return str(held.get(QUANTITY, self.description[QUANTITY]))
 
     def title(self, held: Mapping[str, Any], drawn: Sequence[str]) -> str:
-        """Returns what holds all over a picture."""
+        """Returns the title: the values that are fixed in the picture."""
         facts = {k: number(v) for k, v in held.items() if k != QUANTITY}
         needed = {"epsilon": ("num_steps", "delta"), "delta": ("num_steps", "epsilon")}
         targets = needed.get(self.quantity(held), ("num_steps", "epsilon", "delta"))
@@ -218,7 +218,7 @@ class SweepTable:
         return ", ".join(f"{_short(k)} = {v}" for k, v in facts.items())
 
     def label(self, field: str, num_drawn: int) -> str:
-        """Returns the label of an axis: the fields that move along it, how much."""
+        """Returns the label of an axis: its fields, and how many values are drawn."""
         moving = self.grid.dimensions[self.grid.dimension_of(field)]
         others = ", ".join(other for other in moving if other != field)
         size = self.grid.points(field).size
@@ -230,7 +230,7 @@ class SweepTable:
 
 
 def axis_label(field: str) -> str:
-    """Returns what a field is called in a picture, and its unit."""
+    """Returns the label of a field, with its unit."""
     place, _, name = field.rpartition(".")
     if field in _LABELS:
         return _LABELS[field]
@@ -258,18 +258,18 @@ def _chosen(
     by: str | None,
     fixed: Mapping[str, str],
 ) -> tuple[str, str | None, str | None]:
-    """The fields that are drawn: those asked for, else the longest axes first."""
+    """The fields to draw: those given, then the longest axes."""
     grid = sweep.grid
     given = {"--x": x, "--y": y, "--by": by}
     for option, field in (*given.items(), *(("--fix", f) for f in fixed)):
         if field is not None:
             sweep.check_field(option, field)
-    taken = [*(field for field in given.values() if field is not None), *fixed]
-    used = {grid.dimension_of(field) for field in taken}
-    if len(used) < len(taken):
+    named = [*(field for field in given.values() if field is not None), *fixed]
+    used = {grid.dimension_of(field) for field in named}
+    if len(used) < len(named):
         raise ValueError(
-            "--x, --y, --by and --fix must be fields of different axes that do not "
-            f"move together, got {tuple(taken)}"
+            "--x, --y, --by and --fix must be different axes that are not zipped, got "
+            f"{tuple(named)}"
         )
     free = sorted(set(range(len(grid.shape))) - used, key=lambda d: -grid.shape[d])
     numeric, words = list[str](), list[str]()
@@ -281,7 +281,7 @@ def _chosen(
             words.append(grid.dimensions[dimension][0])
     if x is None:
         if not numeric:
-            raise ValueError("there is no axis of numbers to be drawn across")
+            raise ValueError("--x must be an axis of numbers, but there is none")
         x = numeric.pop(0)
     if sweep.is_words(x):
         raise ValueError(f"--x must be an axis of numbers, got {x!r}")
@@ -294,12 +294,12 @@ def _chosen(
             raise ValueError(f"--kind {kind} needs two axes of numbers")
         y = numeric.pop(0)
     if y is not None and kind == "lines":
-        raise ValueError(f"--y has no meaning with --kind lines, got {y!r}")
+        raise ValueError(f"--y does not go with --kind lines, got {y!r}")
     return x, y, by or next(iter([*words, *numeric]), None)
 
 
 def _numeric_field(sweep: SweepTable, dimension: int) -> str | None:
-    """The field that stands for a dimension, if it has numbers, more than one."""
+    """The first field of a dimension with several different numbers; None: no such."""
     for field in sweep.grid.dimensions[dimension]:
         points = sweep.grid.points(field)
         if not sweep.is_words(field) and points.min() < points.max():
@@ -307,7 +307,7 @@ def _numeric_field(sweep: SweepTable, dimension: int) -> str | None:
     return None
 
 
-def _of_axes(
+def _over_axes(
     sweep: SweepTable,
     x: str,
     y: str | None,
@@ -318,7 +318,7 @@ def _of_axes(
     mark: Mapping[str, str] | None,
     iso_lines: bool,
 ) -> Any:
-    """A figure over one or two axes, and some values of another."""
+    """A figure over one or two axes, for some values of another one."""
     grid, drawn = sweep.grid, [field for field in (x, y, by) if field is not None]
     held, values = sweep.held(drawn, fixed)
     places: dict[int, Any] = {d: np.asarray(place) for d, place in held.items()}
@@ -358,7 +358,7 @@ def _of_axes(
 def _stars(
     mark: Mapping[str, str], axes: tuple[str, str], by: str | None, panels: np.ndarray
 ) -> list[tuple[int, float, float]]:
-    """Panel, x and y of the stars that a mark asks for."""
+    """Panel, x and y of each star."""
     known = axes if by is None else (*axes, by)
     if set(mark) - set(known) or not set(axes) <= set(mark):
         raise ValueError(
@@ -374,14 +374,14 @@ def _stars(
 
 
 def _ordered(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of different values, ascending, and the values."""
+    """Indices of the different values, sorted by value, and these values."""
     index = np.unique(points, return_index=True)[1]
     index = index[_evenly(index.size, _MAX_POINTS)]
     return index, points[index].astype(float)
 
 
 def _evenly(size: int, most: int) -> np.ndarray:
-    """At most ``most`` indices, evenly over ``size``, both ends included."""
+    """At most ``most`` indices below ``size``, evenly spaced, both ends included."""
     return np.unique(np.rint(np.linspace(0, size - 1, min(size, most))).astype(int))
 
 
@@ -396,7 +396,7 @@ def _index_of(option: str, field: str, points: np.ndarray, text: str) -> int:
         return int(near)
     both = sorted({float(points[index]) for index in (near, *others[:1])})
     closest = " and ".join(map(number, both))
-    raise ValueError(f"{option}: {field!r} has no value {text}; the closest: {closest}")
+    raise ValueError(f"{option}: {field!r} has no value {text}; closest: {closest}")
 
 
 def _number_of(option: str, field: str, text: str) -> float:
@@ -430,7 +430,7 @@ def _lines(
         dashes, marker = _STYLES[row % len(_STYLES)]
         known = line[np.isfinite(line)]
         style: dict[str, Any] = {"color": shades[row], "ls": dashes, "marker": marker}
-        # Markers not all at the same points, where lines may lie upon each other.
+        # Markers at different points, as lines may cover each other.
         begin = min(row * every // len(answers), x.size - 1)
         (made,) = axes.plot(
             x,
@@ -442,7 +442,7 @@ def _lines(
         )
         drawn.append((known[-1] if known.size else np.inf, row, made))
     if legend:
-        drawn.sort(reverse=True)  # in the order in which they end
+        drawn.sort(reverse=True)  # in the order of the lines' ends
         figure.legend(
             [made for *_, made in drawn],
             [names[row] for _, row, _ in drawn],
@@ -481,7 +481,7 @@ def _maps(
     x, y = points
     finite = answers[np.isfinite(answers) & (answers > 0)]
     if not finite.size:
-        raise ValueError("there is nothing to draw: no answer is finite and positive")
+        raise ValueError("nothing can be drawn: no answer is finite and positive")
     low, high = float(finite.min()), float(finite.max())
     top, panels = high * 1.0000001, len(answers)
     figure = new_figure({1: 6.8, 2: 9.4, 3: 12.6}[panels], 4.6)
@@ -503,7 +503,7 @@ def _maps(
             drawn = axes.pcolormesh(x, y, known, **style)
         scale_axis(axes, "x", x, crowd=panels)
         scale_axis(axes, "y", y)
-        if iso_lines and levels:  # on the scales by now, which turn the labels
+        if iso_lines and levels:  # after the scales, which rotate the labels
             _iso_lines(axes, x, y, known, levels)
         if not np.isfinite(panel).all():
             note(axes, "grey: infinite")
@@ -528,7 +528,7 @@ def _maps(
 def _iso_lines(
     axes: Any, x: np.ndarray, y: np.ndarray, known: Any, levels: list[float]
 ) -> None:
-    """Labelled lines of equal answers, dark on every shade of the map."""
+    """Draws labelled lines of equal answers, in black with a white outline."""
     effects = matplotlib("matplotlib.patheffects")
     dashes = [_STYLES[i % 4][0] for i in range(len(levels))]
     style: dict[str, Any] = {"colors": "black", "linewidths": 1.1, "linestyles": dashes}
@@ -538,13 +538,13 @@ def _iso_lines(
         text.set_path_effects([effects.withStroke(linewidth=3, foreground="white")])
 
 
-# --- The Pareto front: settings that no other one beats in both columns ---
+# --- The Pareto front: settings that no other setting beats in both columns ---
 
 
 def _pareto(
     sweep: SweepTable, x: str | None, y: str | None, fix: Mapping[str, str]
 ) -> Any:
-    """A figure of the front, and of the settings behind it."""
+    """A figure of the front, and of a selection of all settings."""
     grid = sweep.grid
     fields = _columns(sweep, x, y)
     if QUANTITY in grid.names and QUANTITY not in fix:
@@ -581,7 +581,7 @@ def _pareto(
         marker="o",
         ms=5,
         markevery=max(1, len(front) // 12),
-        # What the next better point gives, until that is reached.
+        # Steps, as nothing is known between two settings.
         drawstyle="steps-post" if signs[0] > 0 else "steps-pre",
         label="Pareto front: no setting is better in both",
     )
@@ -599,13 +599,13 @@ def _pareto(
 
 
 def _columns(sweep: SweepTable, x: str | None, y: str | None) -> tuple[str, str]:
-    """The two columns, which must be numbers."""
+    """The two columns to compare, both of numbers."""
     numeric = [field for field in sweep.grid.names if not sweep.is_words(field)]
     y = y or sweep.value
     others = [field for field in numeric if field != y]
     if x is None:
         if not others:
-            raise ValueError("a Pareto front needs an axis of numbers beside --y")
+            raise ValueError("a Pareto front needs an axis of numbers besides --y")
         noises = [f for f in others if f.endswith("noise_multiplier")]
         x = (noises or others)[0]
     for option, field in (("--x", x), ("--y", y)):
@@ -618,7 +618,7 @@ def _columns(sweep: SweepTable, x: str | None, y: str | None) -> tuple[str, str]
 
 
 def _sign(sweep: SweepTable, field: str) -> float:
-    """1 if little of a column is good, else -1."""
-    asked = sweep.description[QUANTITY] if field == sweep.value else field
-    is_cost = asked.rpartition(".")[2] in ("epsilon", "delta", "noise_multiplier")
+    """1 if smaller values of a column are better, else -1."""
+    name = sweep.description[QUANTITY] if field == sweep.value else field
+    is_cost = name.rpartition(".")[2] in ("epsilon", "delta", "noise_multiplier")
     return 1.0 if is_cost else -1.0

@@ -1,4 +1,4 @@
-"""The picture of a plan: what each design yields, and what it takes."""
+"""The picture of a plan: the gain and the cost of each design."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DASHED = (0, (5, 2))
 
 
 def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) -> None:
-    """Draws the front in two panels, with a star if a design is recommended."""
+    """Draws two Pareto fronts; a star marks the recommended design if ``draws``."""
     figure = new_figure(10.4, 5.6)
     left, right = figure.subplots(1, 2)
     lines = []
@@ -76,7 +76,7 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) ->
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
     plain(left, right)
-    # Designs that achieve next to nothing would squeeze the others together.
+    # Leaves out designs that achieve next to nothing, which would stretch the axis.
     top = plan.effective_steps.max()
     bottom = max(top / 300, plan.effective_steps.min() / 1.3)
     right.set_ylim(bottom, top * 1.6)

@@ -1,4 +1,4 @@
-"""The picture of a training run: its stages; loss, scores, epsilon by the step."""
+"""The picture of a training run: its stages, and loss, scores, epsilon by step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jaxdp_episodic.trainer.run.evaluation import Reliability, Score
 _BLACK = "#333333"
 _BLUE = "#2a6fbb"
 _ORANGE = "#c8641b"
-# Of the parts of the held-out data.
+# Colour and marker of each part of the held-out data.
 _STYLES = ((_BLUE, "o"), (_ORANGE, "s"), (_BLACK, "D"))
 # Heights, inches.
-_ROW = 0.42  # a stage
-_PANEL = 2.4  # a panel over the steps
-_BAR = 1.7  # the bar of an epsilon that has no course
+_ROW = 0.42  # of a stage
+_PANEL = 2.4  # of a panel over the steps
+_BAR = 1.7  # of an epsilon without steps, drawn as a bar
 _ABOVE = {"frameon": False, "loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
 
 _Records = Sequence[tuple[int, Mapping[str, Mapping[str, Any]]]]
@@ -39,13 +39,13 @@ def draw_run(
     meaning: str = "",
     is_guarantee: bool = False,
 ) -> None:
-    """Draws the stages; below them loss, scores and epsilon against the step."""
-    # What there was before the first step is among the stages.
+    """Draws the stages, and below them loss, scores and epsilon against the step."""
+    # The scores before the first step are among the stages.
     scores = [record for record in scores if record[0] > 0] or scores
-    has_course = len(epsilons) > 1
+    has_steps = len(epsilons) > 1
     drawn = {"loss": bool(losses), "scores": len(scores) > 1 or not stages}
     over_steps = [name for name, is_drawn in drawn.items() if is_drawn]
-    last = _PANEL if has_course or np.isinf(target_epsilon) else _BAR
+    last = _PANEL if has_steps or np.isinf(target_epsilon) else _BAR
     heights = [*([_PANEL] * len(over_steps)), last]
     stages_height = _ROW * (len(stages) + 3) if stages else 0.0
     figure = new_figure(7.2, sum(heights) + stages_height)
@@ -55,21 +55,21 @@ def draw_run(
         panels = [upper.subplots()]
         _draw_stages(panels[0], stages, released)
     ratios = {"height_ratios": heights, "squeeze": False}
-    below = whole.subplots(len(heights), sharex=has_course, **ratios)[:, 0]
+    below = whole.subplots(len(heights), sharex=has_steps, **ratios)[:, 0]
     for name, axes in zip(over_steps, below, strict=False):
         if name == "loss":
             _draw_losses(axes, np.array(losses, float))
         else:
             _draw_scores(axes, scores, without_noise or {})
     _draw_epsilon(below[-1], epsilons, target_epsilon, is_guarantee)
-    label = "step" if has_course or np.isinf(target_epsilon) else "epsilon (nats)"
+    label = "step" if has_steps or np.isinf(target_epsilon) else "epsilon (nats)"
     below[-1].set_xlabel(f"{label}\n\n{meaning}" if meaning else label)
     plain(*panels, *below)
     save(figure, path, is_private=True)
 
 
 def draw_reliability(path: Path, found: Mapping[str, Reliability]) -> None:
-    """Draws accuracy by probability for each held-out part, and how many queries."""
+    """Draws accuracy and share of queries by probability, for each held-out part."""
     figure = new_figure(4.6, 5.2)
     upper, lower = figure.subplots(
         2, sharex=True, gridspec_kw={"height_ratios": (3, 1)}
@@ -92,7 +92,7 @@ def draw_reliability(path: Path, found: Mapping[str, Reliability]) -> None:
 def _draw_stages(
     axes: Any, stages: Mapping[str, Mapping[str, Score]], released: str
 ) -> None:
-    """Each stage's scores with their intervals, a row each, the simplest on top."""
+    """Draws a row per stage, from the top: its scores with their intervals."""
     splits = list(dict.fromkeys(name for scores in stages.values() for name in scores))
     for place, (split, (color, marker)) in enumerate(
         zip(splits, _STYLES, strict=False)
@@ -116,7 +116,7 @@ def _draw_stages(
 
 
 def _draw_losses(axes: Any, losses: np.ndarray) -> None:
-    """Every step in grey, and a running mean."""
+    """Draws the loss of every step in grey, and a running mean."""
     steps, values = losses.T
     axes.plot(steps, values, color="#bbbbbb", lw=0.8)
     axes.set_ylabel("training loss\n(private)")
@@ -131,7 +131,7 @@ def _draw_losses(axes: Any, losses: np.ndarray) -> None:
 def _draw_scores(
     axes: Any, scores: _Records, without_noise: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Score with its interval, one line for each part of the held-out data."""
+    """Draws scores with their intervals, one line per part of the held-out data."""
     names = list(dict.fromkeys(name for _, parts in scores for name in parts))
     for name, (color, marker) in zip(names, _STYLES, strict=False):
         rows = [(step, parts[name]) for step, parts in scores if name in parts]
@@ -144,7 +144,7 @@ def _draw_scores(
             axes.axhline(bare, color=color, ls="--", lw=1, label=label)
         axes.set_ylabel(found[0]["name"] + "\n(held out)")
     if names:
-        # Above the panel: within it no place is free of all lines and error bars.
+        # Above the panel, as lines and error bars may be anywhere within it.
         axes.legend(ncols=2, columnspacing=1.0, handlelength=1.5, **_ABOVE)
 
 
@@ -157,7 +157,7 @@ def _intervals(
     label: str,
     along: str = "x",
 ) -> None:
-    """Marks scores with their intervals along an axis; those upwards are joined."""
+    """Marks scores with their intervals along an axis; on "y" a line joins them."""
     mean = np.array([score["mean"] for score in scores])
     ends = np.array([[score["low"], score["high"]] for score in scores]).T
     xy = (mean, places) if along == "x" else (places, mean)
@@ -172,7 +172,7 @@ def _draw_epsilon(
     target: float,
     is_guarantee: bool,
 ) -> None:
-    """Epsilon by the step; a bar where it has no course."""
+    """Draws epsilon by step, or as a bar if there is only one."""
     spent = "guarantee" if is_guarantee else "spent"
     if np.isinf(target):
         where = {"ha": "center", "va": "center", "transform": axes.transAxes}

@@ -1,4 +1,4 @@
-"""Questions in files.
+"""Requests for privacy costs and calibrations, in files.
 
 Doors: `batch`, `request`.
 """

@@ -1,6 +1,6 @@
-"""Many requests, one a row of a file: those that differ in numbers are one call.
+"""Many requests, one per row of a file. Rows that differ in numbers alone are one call.
 
-A bad row gets its own error and affects no other. Files are not trusted.
+A bad row gets its own error and affects no other. Files may be hostile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from jaxdp_episodic.trainer.data.table import unit_labels
 
 _POPULATION = "population"
 _EPISODES = ("step", "sampling", "num_episodes")
-# What a row may cause; anything else is a defect of the library and is not hidden.
+# Errors that a row may cause; any other is a defect of the library and is raised.
 _ROW_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, OSError)
 _MAX_DEPTH = 32  # levels of a row; the deepest field of a request is at level 8
 _MAX_INTEGER = 2**63 - 1  # NumPy's largest
@@ -51,17 +51,17 @@ class Answer(NamedTuple):
     """The answer to one row."""
 
     id: Any  # the row's own label, or None
-    # "epsilon" or "delta", or what was calibrated; None with an error.
+    # "epsilon", "delta" or the calibrated quantity; None with an error.
     quantity: str | None
-    # An *upper bound* of the former, a checked setting for the latter.
+    # An *upper bound* on epsilon or delta, or a value that meets the target.
     value: float | None
-    method: str | None  # how it was computed
-    error: str | None  # why there is no answer, in one line; else None
+    method: str | None  # how the value was computed
+    error: str | None  # one line, or None
 
 
 @dataclass
 class _Group:
-    """Rows that are alike but for their numbers."""
+    """Rows that differ in numbers alone."""
 
     fixed: dict[KeyPath, Any]
     paths: list[KeyPath]
@@ -70,12 +70,12 @@ class _Group:
     numbers: list[list[float]] = field(default_factory=list)
 
     def request(self, part: Any) -> Request:
-        """The request of some of the rows: scalars for one row, else arrays."""
+        """The request for some of the rows: with scalars for one row, else arrays."""
         leaves = dict(self.fixed)
         rows = [self.numbers[row] for row in part]
         columns: Any = zip(*rows, strict=True)
         for path, column in zip(self.paths, columns, strict=bool(self.paths)):
-            # Whole numbers stay whole, beyond 2**53 too, where they are refused.
+            # Integers stay integers; those beyond 2**53 are refused later.
             kind = np.int64 if all(type(n) is int for n in column) else np.float64
             leaves[path] = np.array(column, kind) if len(column) > 1 else column[0]
         mapping = nested(leaves.items())
@@ -97,8 +97,8 @@ def answer_requests(
     groups: dict[Any, _Group] = {}
 
     def fail(row: int, error: BaseException) -> None:
-        said = " ".join(str(error).split()) or type(error).__name__
-        answers[row] = answers[row]._replace(error=said)
+        message = " ".join(str(error).split()) or type(error).__name__
+        answers[row] = answers[row]._replace(error=message)
 
     for index, row in enumerate(rows):
         label = row.get("id") if isinstance(row, Mapping) else None
@@ -108,7 +108,7 @@ def answer_requests(
             if not is_label:
                 wrong = _validation.shown(label)
                 raise TypeError(f"id must be a text or a number, got {wrong}")
-            _sort_in(groups, index, row, method, base or Path())
+            _add_to_group(groups, index, row, method, base or Path())
         except _ROW_ERRORS as error:
             fail(index, error)
     for group in groups.values():
@@ -116,17 +116,17 @@ def answer_requests(
     return answers
 
 
-def _sort_in(
+def _add_to_group(
     groups: dict[Any, _Group], index: int, row: Any, method: str, base: Path
 ) -> None:
-    """Takes a row apart and puts it with those that are like it."""
+    """Splits a row into numbers and the rest, and adds it to the group of the rest."""
     if isinstance(row, Exception):
         raise ValueError(str(row)) from row
     if not isinstance(row, Mapping):
         raise TypeError(f"a row must be a table of keys, got {_validation.shown(row)}")
     leaves = dict(_leaves({key: value for key, value in row.items() if key != "id"}))
     paths = [p for p, v in leaves.items() if type(v) in (int, float)]
-    # Bands are one number each, no arrays.
+    # Numbers of bands must be scalars, so they belong to the fixed part.
     paths = sorted(p for p in paths if p != ("version",) and p[-2:-1] != ("bands",))
     fixed = {path: leaves[path] for path in sorted(leaves.keys() - set(paths))}
     key = tuple(paths), tuple((path, _key(leaf)) for path, leaf in fixed.items())
@@ -142,7 +142,7 @@ def _sort_in(
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yields the leaves of a row with their places; populations stay whole."""
+    """Yields the leaves of a row with their paths; a population is one leaf."""
     where = ".".join(path)
     if isinstance(value, np.generic):
         value = value.item()
@@ -177,7 +177,7 @@ def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _key(leaf: Any) -> Any:
-    """A hashable stand-in for what is not a number; True is not 1."""
+    """A hashable stand-in for a leaf; those of True and 1 differ."""
     if not isinstance(leaf, Mapping):
         return type(leaf).__name__, leaf
     return json.dumps(leaf, sort_keys=True, default=np.ndarray.tolist)
@@ -201,7 +201,7 @@ def _answer_group(
             answers[index] = answers[index]._replace(value=value, **known)
 
     def done(act: Callable[[np.ndarray], None], part: np.ndarray) -> np.ndarray:
-        """Acts on as many rows at once as possible, halving what fails."""
+        """Acts on all rows at once, or on halves if that fails; returns good rows."""
         try:
             if part.size:
                 act(part)
@@ -212,8 +212,8 @@ def _answer_group(
                 return part[:0]
         return np.concatenate([done(act, half) for half in np.array_split(part, 2)])
 
-    # Checks are cheap and come first, so that the rest is one large call. Settings are
-    # evaluated in blocks, and a block takes as long as its longest sum: like to like.
+    # Cheap checks come first, so that the rest is one large call. A block of settings
+    # takes as long as its longest sum, so rows are sorted by the number of terms.
     good = done(check, np.arange(len(group.rows)))
     if _EPISODES in group.paths:
         place = group.paths.index(_EPISODES)
@@ -223,7 +223,7 @@ def _answer_group(
 
 
 def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
-    """Returns the table in which values lie where their paths, none empty, say."""
+    """Returns the nested table with these leaves at their paths; no path is empty."""
     inside: dict[str, list[tuple[KeyPath, Any]]] = {}
     for path, leaf in leaves:
         inside.setdefault(path[0], []).append((path[1:], leaf))
@@ -234,40 +234,40 @@ def nested(leaves: Iterable[tuple[KeyPath, Any]], above: KeyPath = ()) -> Any:
         if len(below) == len(whole) == 1:
             table[key] = whole[0]
             continue
-        # A column may be a table, to which the others add keys.
+        # A column may hold a table, to which other columns add keys.
         if not all(isinstance(leaf, Mapping) for leaf in whole):
             raise ValueError(f"{'.'.join(here)!r} is both a value and a table")
         parts = [((name,), value) for leaf in whole for name, value in leaf.items()]
         table[key] = nested([*parts, *(pair for pair in below if pair[0])], here)
     if "0" in table and all(key.isdecimal() for key in table):
         last = max(map(int, table))
-        if last < 2 * len(table):  # else one name would make a list of any length
+        if last < 2 * len(table):  # otherwise one name could make a list of any length
             return [table.get(str(index)) for index in range(last + 1)]
     return table
 
 
-_ROWS_AT_ONCE = 20_000  # answered by one call, or made into Python's objects
-_BYTES_AT_ONCE = 2**25  # of text, of which Python makes up to twenty times as much
+_ROWS_AT_ONCE = 20_000  # rows answered by one call, or held as Python objects
+_BYTES_AT_ONCE = 2**25  # of text; as Python objects it takes up to 20 times as much
 _TYPES = ("string", "string", "float64", "string", "string")
 _COLUMNS = {"row": "int64"} | dict(zip(Answer._fields, _TYPES, strict=True))
 _MAX_PARTS = 32  # of a dotted name; the deepest field of a request has 8
 _MAX_UNITS = 10**8  # rows of a table of units: a file of a few GB
-# Never numbers, whatever they look like.
+# Names of columns whose cells are always texts.
 _TEXTS = frozenset(
     "type name id method calibrate level clip_unit privacy_unit neighboring_relation "
     "small_units file row_level".split()
 )
 
-# A row's number, its table or what is wrong with it, how many bytes or characters.
+# A row's number, its table or its error, and its size in bytes or characters.
 Numbered = tuple[int, Mapping[str, Any] | Exception, int]
 
 
 class BatchResult(NamedTuple):
-    """What became of a file of requests."""
+    """The outcome of a file of requests."""
 
     num_rows: int  # rows that were read
-    num_errors: int  # those that got an error
-    first_error: str | None  # the first of these, with its row; None if there is none
+    num_errors: int  # rows with an error
+    first_error: str | None  # the first error, with its row; None if there is none
 
 
 def answer_file(
@@ -280,7 +280,7 @@ def answer_file(
     """Answers every row of a file of requests, in order, in bounded memory."""
     rows = read_rows(source)
     if out.exists() and source.exists() and out.samefile(source):
-        raise ValueError(f"out must be another file than the requests, got {out}")
+        raise ValueError(f"--out must not be the file of requests, got {out}")
     number, failed, first = 0, 0, None
     with writing(out, _COLUMNS) as write:
         for block in _blocks(rows):
@@ -318,8 +318,8 @@ def _blocks(rows: Iterable[Numbered]) -> Iterator[list[Numbered]]:
 
 
 def _csv_rows(path: Path) -> Iterator[Numbered]:
-    """Row numbers from 1, the line of names apart, and tables."""
-    # What is not UTF-8 becomes lone surrogates, which are found in their own row.
+    """The rows of a CSV file, numbered from 1 below the line of names."""
+    # Bytes that are not UTF-8 become lone surrogates, an error of their own row.
     lines = csv_lines(path, errors="surrogateescape")
     try:
         paths = _paths(next(lines)[1])
@@ -340,7 +340,7 @@ def _csv_rows(path: Path) -> Iterator[Numbered]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Numbered]:
-    """Row numbers from 1, and tables."""
+    """The rows of a Parquet file, numbered from 1."""
     number, paths = 0, None
     try:
         for names, columns in parquet_batches(path, None, rows=_ROWS_AT_ONCE):
@@ -369,7 +369,7 @@ def _paths(names: Any) -> list[KeyPath]:
 
 
 def _cell(name: str, cell: str) -> Any:
-    """A cell of CSV: number, truth value, JSON or text."""
+    """The value of a CSV cell: a number, a truth value, JSON or a text."""
     if not cell.isprintable():
         raise ValueError("a cell holds characters that cannot be printed")
     if name in _TEXTS:
@@ -388,13 +388,13 @@ def _cell(name: str, cell: str) -> Any:
 
 
 class UnitBudgets(NamedTuple):
-    """One entry a protected unit, in the order of the `Population`."""
+    """The epsilon of each protected unit, in the order of the `Population`."""
 
-    # Level name to (U,) ids of the units on the way to each protected unit, the levels
-    # top to bottom; the index in its level where a level has no ids.
+    # Level name, top to bottom -> (U,) ids of the units above each protected unit, or
+    # their indices in a level without ids.
     units: dict[str, np.ndarray]
     epsilon: np.ndarray  # (U,) nats, *upper bounds*
-    rate_rounding: float  # rates were rounded up by at most this share; 0 if not at all
+    rate_rounding: float  # relative amount by which rates were rounded up, at most
 
 
 def unit_budgets(
@@ -406,8 +406,8 @@ def unit_budgets(
     number = max(one.num_protected_units or 0 for one in steps)
     if number > _MAX_UNITS:
         raise ValueError(
-            f"population must have at most {_MAX_UNITS:,} protected units to list "
-            f"them, has {number:,}"
+            f"population must have at most {_MAX_UNITS:,} protected units for a table "
+            f"of them, got {number:,}"
         )
     report = privacy_report(
         step, delta=delta, num_steps=num_steps, method=method, per_unit=True
@@ -415,17 +415,17 @@ def unit_budgets(
     first = next(one for one in steps if one.population is not None)
     tree, spread = first.population, report.distribution
     assert tree is not None and spread is not None  # there is a population
-    assert spread.unit_epsilons is not None  # asked for
-    # The episodes of grouped classes are formed, not found in the tree.
+    assert spread.unit_epsilons is not None  # by per_unit
+    # The episodes of grouped classes are no units of the tree.
     names = first.level_names_used[int(isinstance(first.design, GroupedClasses)) :]
     labels = {n: unit_labels(tree, i + 1, len(names)) for i, n in enumerate(names)}
     return UnitBudgets(labels, spread.unit_epsilons, spread.rate_rounding)
 
 
 def write_unit_budgets(path: Path, budgets: UnitBudgets) -> None:
-    """Writes the table as ``.jsonl``, ``.csv`` or ``.parquet``; whole or not at all."""
+    """Writes the table as ``.jsonl``, ``.csv`` or ``.parquet``, atomically."""
     if "epsilon" in budgets.units:
-        raise ValueError("a level named 'epsilon' has no place beside the column")
+        raise ValueError("no level may have the name of the column 'epsilon'")
     columns: dict[str, np.ndarray] = budgets.units | {"epsilon": budgets.epsilon}
     kinds = {"i": "int64", "u": "int64", "f": "float64"}
     types = {k: kinds.get(v.dtype.kind, "string") for k, v in columns.items()}

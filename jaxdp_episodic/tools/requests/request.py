@@ -1,4 +1,4 @@
-"""One question about the privacy of a run, as plain data that a file can hold."""
+"""One request about the privacy of a run, in a form that a TOML file can hold."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _WHOLE = functools.partial(_validation.integer_array, minimum=0)
 
 
 class _Request(Spec):
-    """What both kinds of request have."""
+    """The part that both kinds of request share."""
 
     step: Any
 
@@ -61,7 +61,7 @@ class _Request(Spec):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the numeric fields that matter: that of the answer."""
+        """The shape of the answer: the broadcast shape of the fields that it uses."""
         fields = {n: getattr(self, n) for n in ("num_steps", "delta", "epsilon")}
         return _validation.broadcast_shape(
             step=np.empty(self._step_shape, np.uint8),
@@ -71,7 +71,7 @@ class _Request(Spec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EpsilonRequest(_Request):
-    """What does a run cost: epsilon at a delta, or delta at an epsilon?"""
+    """Asks for the cost of a run: epsilon at a delta, or delta at an epsilon."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "step": (GaussianStep, *RELEASES, ComposedSteps, DisjointParts, AdaptiveRun)
@@ -90,7 +90,7 @@ class EpsilonRequest(_Request):
             check_step(self.step)
         elif adapts and self.method == "rdp":
             raise ValueError(
-                "method must be 'exact' or 'pld' for a run that adapts, got 'rdp'"
+                "method must be 'exact' or 'pld' for an adaptive run, got 'rdp'"
             )
         composed = adapts or isinstance(self.step, ComposedSteps)
         if isinstance(self.step, DisjointParts):
@@ -98,7 +98,7 @@ class EpsilonRequest(_Request):
         if composed != (self.num_steps is None):
             rule = "be left out for" if composed else "be given unless step is"
             raise ValueError(
-                f"num_steps must {rule} a run that has its own counts, or adapts, "
+                f"num_steps must {rule} an adaptive run or one with its own counts, "
                 f"got {self.num_steps!r}"
             )
         if (self.delta is None) == (self.epsilon is None):
@@ -116,28 +116,28 @@ class EpsilonRequest(_Request):
 
     @property
     def quantity(self) -> str:
-        """What is asked for: "epsilon" or "delta"."""
+        """The quantity of the answer: "epsilon" or "delta"."""
         return "epsilon" if self.epsilon is None else "delta"
 
     @property
     def nature(self) -> str:
-        """On which side of the truth the answer is, in words."""
+        """How the answer relates to the true cost, in words."""
         if isinstance(self.step, AdaptiveRun) and self.step.composition() is None:
             return "certified upper bound"
         natures = {"exact": "exact, rounded up", "pld": "certified upper bound"}
         return natures.get(self.method, "upper bound")
 
     def planned(self, what: str) -> AnyStep:
-        """Returns the step; one that adapts is a `NotImplementedError` of ``what``."""
+        """Returns the step; refuses an adaptive run or disjoint parts for ``what``."""
         if isinstance(self.step, AdaptiveRun):
             raise NotImplementedError(
-                f"{what} covers runs that are planned, got an AdaptiveRun"
+                f"{what} covers runs fixed in advance, got an AdaptiveRun"
             )
         refuse_disjoint(self.step, what)
         return cast(AnyStep, self.step)
 
     def answer(self) -> np.ndarray | np.float64:
-        """Returns the epsilon or delta asked for, of the request's shape."""
+        """Returns epsilon or delta, of the request's shape."""
         value, info = self.answer_with_info()
         bounds = int(np.sum(info.is_certified_bound))
         is_exact = self.method == "exact" and not isinstance(self.step, AdaptiveRun)
@@ -150,11 +150,11 @@ class EpsilonRequest(_Request):
         return value
 
     def answer_with_info(self) -> tuple[np.ndarray | np.float64, PrivacyInfo]:
-        """Returns the epsilon or delta asked for, and how well it is known."""
+        """Returns epsilon or delta, and its error."""
         step, asks_epsilon = self.step, self.epsilon is None
-        if isinstance(step, AdaptiveRun) and (same := step.composition()) is not None:
-            step = same
-        if isinstance(step, AdaptiveRun):  # the upper end of what the worst costs
+        if isinstance(step, AdaptiveRun):
+            step = step.composition() or step
+        if isinstance(step, AdaptiveRun):  # the upper end of its certified interval
             ends = (
                 step.epsilon_interval(delta=self.delta)
                 if asks_epsilon
@@ -172,7 +172,7 @@ class EpsilonRequest(_Request):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CalibrationRequest(_Request):
-    """Which noise, number of steps or rate keeps a run within a target epsilon?"""
+    """Asks for the noise, number of steps or rate that keeps a run within a target."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"step": (GaussianStep,)}
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"calibrate": _SOUGHT}
@@ -217,26 +217,26 @@ class CalibrationRequest(_Request):
 
     @property
     def _step_shape(self) -> tuple[int, ...]:
-        # The noise of the step is replaced where it is sought.
-        sought = self.calibrate == NOISE
-        return self.step.design.shape if sought else self.step.shape
+        # A calibrated noise multiplier replaces that of the step.
+        is_noise = self.calibrate == NOISE
+        return self.step.design.shape if is_noise else self.step.shape
 
     @property
     def quantity(self) -> str:
-        """What is sought: "noise_multiplier", "num_steps" or "rate"."""
+        """The calibrated quantity: "noise_multiplier", "num_steps" or "rate"."""
         return self.calibrate
 
     @property
     def nature(self) -> str:
-        """What the answer is among all values that would do, in words."""
+        """Which of all values that meet the target the answer is, in words."""
         is_noise = self.quantity == NOISE
         return "smallest that meets the target" if is_noise else _LARGEST
 
     def answer(self) -> np.ndarray | np.float64 | np.int64:
-        """Returns what was sought, of the request's shape; checked to meet the target.
+        """Returns the calibrated value, of the request's shape; it meets the target.
 
         See `jaxdp_episodic.calibrate_noise_multiplier`, `calibrate_num_steps` and
-        `calibrate_rate` for what is returned where nothing or everything does.
+        `calibrate_rate` for the answer if no value or every value meets it.
         """
         target: dict[str, Any] = {
             name: getattr(self, name) for name in ("epsilon", "delta", "method")
@@ -259,12 +259,12 @@ def steps_of(request: Request) -> tuple[GaussianStep, ...]:
 
 
 def caveats_on(request: Request) -> list[str]:
-    """Returns what the answer does not show by itself."""
+    """Returns warnings that belong to the answer."""
     caveats = []
     for step in steps_of(request):
         levels = zip(step.level_names_used, step.path_rates.clipped, strict=True)
         caveats += [
-            f"level {level!r}: more are asked for than there are, so all of them are "
+            f"level {level!r}: size exceeds the number of units there are, so all are "
             "drawn (rate 1)"
             for level, clipped in levels
             if np.any(clipped)
@@ -272,11 +272,11 @@ def caveats_on(request: Request) -> list[str]:
     return list(dict.fromkeys(caveats))
 
 
-_MAX_BYTES = 2**30  # of a table of records; of npz uncompressed
+_MAX_BYTES = 2**30  # of a table of records (npz: uncompressed)
 _RELEASE_NAMES = tuple(kind.__name__ for kind in RELEASES)
 _POPULATION_KEYS = ("sizes", "file", "levels", "row_level")
 
-# Keys of other kinds of files, which no request has, and what those are.
+# Keys that only other kinds of files have -> the kind of file.
 _OTHER_KINDS = {
     "learner": "a training config, for `train`, `report` and `audit`",
     "axes": "a sweep, for `sweep`",
@@ -290,19 +290,18 @@ AnyRequest = TypeVar("AnyRequest", EpsilonRequest, CalibrationRequest)
 def read_request(
     path: str | Path, kind: type[AnyRequest], **overrides: Any
 ) -> AnyRequest:
-    """Returns the request in a TOML file, fully validated; nothing is computed yet."""
+    """Returns the validated request in a TOML file; ``overrides`` replace its keys."""
     path = Path(path)
     mapping = read_toml(path)
     for key, other in _OTHER_KINDS.items():
         if key in mapping and key not in kind.__dataclass_fields__:
             raise ValueError(f"a request must be given, got {other}: it has {key!r}")
     mapping |= {name: value for name, value in overrides.items() if value is not None}
-    if "population" in mapping:
-        # One table for all steps; each step's own dictionary form has it too.
+    if "population" in mapping:  # one table for all steps
         tree = read_population(mapping.pop("population"), path.parent)
         mapping = with_population(mapping, tree)
     if kind is EpsilonRequest and "calibrate" in mapping:
-        raise ValueError("a file with the key 'calibrate' is one for `calibrate`")
+        raise ValueError("a file with the key 'calibrate' is for `calibrate`")
     return kind.from_dict({"type": kind.__name__, **mapping}, where="request")
 
 
@@ -325,7 +324,7 @@ def read_population(table: Any, folder: Path) -> Population:
         ids = _ids(table, levels, folder)
         made, place = partial(Population.from_ids, **ids), f"file {table['file']!r}"
     elif "row_level" in table:
-        raise ValueError("population: row_level belongs to a file, not to sizes")
+        raise ValueError("population: row_level goes with file, not with sizes")
     else:
         made, place = (
             partial(Population.from_sizes, table["sizes"], level_names=levels),
@@ -338,7 +337,7 @@ def read_population(table: Any, folder: Path) -> Population:
 
 
 def _ids(table: Mapping[str, Any], levels: list[str], folder: Path) -> dict[str, Any]:
-    """Level to the column of ids of the records in ``table["file"]``."""
+    """Level -> column of ids of the records in ``table["file"]``."""
     name = table["file"]
     if not isinstance(name, str):
         shown = _validation.shown(name)
@@ -383,19 +382,19 @@ def _names(key: str, value: Any) -> list[str]:
 
 
 def with_population(mapping: dict[str, Any], tree: Population) -> dict[str, Any]:
-    """The file's dictionary with the tree in the table of every step."""
+    """Returns the file's dictionary with the tree in the table of every step."""
 
     def filled(step: Any) -> Any:
         if not isinstance(step, Mapping):
-            return step  # refused where steps are read
+            return step  # reading the step refuses it
         if "population" in step:
             raise ValueError("give the population once: in the step or at the top")
         if step.get("type") in _RELEASE_NAMES:
-            return step  # no units of its own
+            return step  # it samples no units
         if "parts" in step:
             raise ValueError(
-                "population must be given in the step of each part: disjoint parts "
-                "have data of their own, got one at the top"
+                "population must be given in the step of each part, as disjoint parts "
+                "have different data, got one at the top"
             )
         if isinstance(step.get("steps"), list):
             return {**step, "steps": [filled(part) for part in step["steps"]]}

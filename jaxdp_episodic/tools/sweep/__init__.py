@@ -1,4 +1,4 @@
-"""Grids of settings, evaluated chunk by chunk: grid file, shards, table, pictures.
+"""Grids of settings, evaluated chunk by chunk: the grid's file, shards, and table.
 
 Doors: `description`, `run`.
 """

@@ -1,10 +1,10 @@
-"""A sweep described: one request whose fields are replaced by axes, and their grid.
+"""The description of a sweep: a request with axes in place of fields, and their grid.
 
-The grid is never held in memory: a setting is its index.
+The grid is never held in memory: a setting is an index.
 
-Axes combine as a product, the first one slowest; axes with one ``zip`` name move
-together. Fields are named as in the table of ``epsilon``: "noise_multiplier",
-"school.size", "people.classes"; of a composed run "counts[0]", "steps[0].school.size".
+Axes combine as a product, the first one slowest; axes with the same ``zip`` move
+together. Fields have the names that ``epsilon`` prints: "noise_multiplier",
+"school.size", "people.classes"; in a composed run "counts[0]", "steps[0].school.size".
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ QUANTITY = "quantity"
 WORD_FIELDS = (METHOD, QUANTITY)
 """Fields whose axis is a list of words."""
 
-_MAX_SETTINGS = 2**53  # an index and the products that it is made of are exact
-_MAX_VALUES = 10_000_000  # of an axis: these alone of a grid are in memory
-_MAX_AXES = 12  # whose corners, 2**12 at most, are all checked
-_MAX_LETTERS = 100  # of a word; the longest that means something has 16
+_MAX_SETTINGS = 2**53  # so that indices are exact
+_MAX_VALUES = 10_000_000  # of an axis; all values of the axes are in memory
+_MAX_AXES = 12  # all corners of the grid are checked, at most 2**12
+_MAX_LETTERS = 100  # of a word; the longest known one has 16
 
 KeyPath = tuple[str | int, ...]
-"""Where a field is: keys of tables and indices of lists, from the step down."""
+"""The place of a field: keys of tables and indices of lists, from the step down."""
 
 
 def _specs(spec: type[Spec]) -> Iterator[type[Spec]]:
-    """A class, and all that a dictionary of it may describe inside."""
+    """A class, and all classes that its dictionary may contain."""
     yield spec
     for inside in spec.nested_specs.values():
         for one in inside:
@@ -73,13 +73,13 @@ def is_whole(field: str) -> bool:
 
 
 def check_of(field: str) -> Check | None:
-    """The check for the values of a field, which are rounded later where whole."""
+    """The check for the values of a field; whole numbers are rounded later."""
     check = _CHECKS.get(field.rpartition(".")[2])
     return _validation.positive_array if check and is_whole(field) else check
 
 
 def wrapped(step: Any) -> Any:
-    """Returns a step's table with every single scheme made a list of one level."""
+    """Returns a step's table with each single scheme as a list of one level."""
     if not isinstance(step, Mapping):
         return step
     table = dict(step)
@@ -97,7 +97,7 @@ def wrapped(step: Any) -> Any:
 def numeric_fields(
     step: Any, path: KeyPath = (), prefix: str = ""
 ) -> dict[str, KeyPath]:
-    """Returns where the numeric fields are in the wrapped table of a step."""
+    """Returns name -> path of the numeric fields in the wrapped table of a step."""
     found: dict[str, KeyPath] = {}
     if not isinstance(step, Mapping):
         return found
@@ -126,7 +126,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def filled(table: Any, path: KeyPath, value: Any, *, over: bool = False) -> Any:
-    """Returns a table with a value at a path that has none yet, or ``over`` its own."""
+    """Returns a table with a value at a path; an old one stays unless ``over``."""
     if not path:
         return value if over or table is None else table
     head, *rest = path
@@ -137,7 +137,7 @@ def filled(table: Any, path: KeyPath, value: Any, *, over: bool = False) -> Any:
 
 
 def table_of(step: GaussianStep | ComposedSteps) -> dict[str, Any]:
-    """Returns a step's dictionary form, in which populations stay what they are."""
+    """Returns a step's dictionary form, with populations as objects."""
     table = step.to_dict()
     parts = step.steps if isinstance(step, ComposedSteps) else (step,)
     for part, one in zip(parts, table.get("steps", [table]), strict=True):
@@ -148,14 +148,14 @@ def table_of(step: GaussianStep | ComposedSteps) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Axis(Spec):
-    """The values that one field takes, given in exactly one of three ways."""
+    """The values of one field, given in exactly one of three ways."""
 
-    field: str  # its name, e.g. "noise_multiplier" or "school.size"
+    field: str  # e.g. "noise_multiplier" or "school.size"
     values: Any = None  # numbers, or words for "method" and "quantity"
     linspace: Any = None  # (first, last, how_many), evenly spaced, both ends included
-    # The same with a constant ratio. Whole numbers are rounded, and kept once.
+    # The same with a constant ratio. Whole numbers are rounded, duplicates dropped.
     geomspace: Any = None
-    zip: str | None = None  # axes of the same name here move together
+    zip: str | None = None  # axes with the same name here move together
 
     def __post_init__(self) -> None:
         for name, kinds in (("field", str), ("zip", str | None)):
@@ -188,7 +188,7 @@ class Axis(Spec):
             return points
         if self.values is None:
             spaced = np.linspace if self.linspace is not None else np.geomspace
-            with np.errstate(all="ignore"):  # ends so far apart are refused below
+            with np.errstate(all="ignore"):  # an overflow is refused below
                 points = spaced(*(self.linspace or self.geomspace))
             if not np.isfinite(points).all():
                 raise ValueError(f"axis {self.field!r} has ends too far apart")
@@ -199,7 +199,7 @@ class Axis(Spec):
         if self.values is not None:
             return points.astype(int if np.all(points == np.rint(points)) else float)
         rounded = np.rint(points).astype(np.int64)
-        # In the order of the axis, which may fall.
+        # Keeps the order of the axis, which may be descending.
         return rounded[np.sort(np.unique(rounded, return_index=True)[1])]
 
     def _checked_values(self) -> tuple[Any, ...]:
@@ -239,7 +239,7 @@ def _check_number_of(name: str, number: int) -> None:
 
 
 class Grid:
-    """All settings of at least one and at most 12 axes, by index."""
+    """All settings of 1 to 12 axes, by index."""
 
     def __init__(self, axes: tuple[Axis, ...]) -> None:
         if not axes:
@@ -256,7 +256,7 @@ class Grid:
         for axis in axes:
             key = ("field", axis.field) if axis.zip is None else ("zip", axis.zip)
             dimensions.setdefault(key, []).append(axis.field)
-        # Of the product, slowest first: the fields that move together.
+        # Dimensions of the product, slowest first: each a tuple of zipped fields.
         self.dimensions = tuple(tuple(fields) for fields in dimensions.values())
         for fields in self.dimensions:
             lengths = {name: self._points[name].size for name in fields}
@@ -272,7 +272,7 @@ class Grid:
         return self._points[field]
 
     def dimension_of(self, field: str) -> int:
-        """Returns which dimension of the product moves a field."""
+        """Returns the dimension of the product that a field belongs to."""
         return next(i for i, d in enumerate(self.dimensions) if field in d)
 
     def values(self, index: np.ndarray) -> dict[str, np.ndarray]:
@@ -284,12 +284,12 @@ class Grid:
         }
 
     def index(self, along: dict[int, Any]) -> np.ndarray:
-        """Returns the settings at indices along all dimensions; these broadcast."""
+        """Returns the settings at (broadcast) indices along all dimensions."""
         arrays = np.broadcast_arrays(*(along[i] for i in range(len(self.shape))))
         return np.ravel_multi_index(arrays, self.shape)
 
     def corners(self) -> dict[str, np.ndarray]:
-        """Returns the settings where every field is at its smallest or largest."""
+        """Returns the settings with each field at its smallest or largest value."""
         ends = []
         for fields in self.dimensions:
             columns = [self._points[name] for name in fields]
@@ -302,7 +302,7 @@ class Grid:
         return self.values(self.index(dict(enumerate(c.ravel() for c in corners))))
 
 
-# What may be asked for, and the fields of the request that each answer needs.
+# Quantity -> the fields of the request that it needs.
 _NEEDS = {
     "epsilon": ("num_steps", "delta"),
     "delta": ("num_steps", "epsilon"),
@@ -313,19 +313,18 @@ QUANTITIES = tuple(_NEEDS)
 _TARGETS = ("num_steps", "delta", "epsilon")
 _NOISE = "noise_multiplier"
 _WORDS = {QUANTITY: QUANTITIES, METHOD: METHODS}
-# Settings a chunk of calibrations, and of answers: a few seconds' work on two cores,
-# by NumPy, and by kernels that are compiled.
+# Method -> settings per chunk, of calibrations and of epsilons or deltas: a few seconds
+# on two cores, by NumPy and by compiled kernels.
 _CHUNKS = {"rdp": (4096, 16384), "exact": (128, 1024), "pld": (32, 256)}
 _COMPILED_CHUNKS = {"rdp": (16384, 65536), "exact": (2048, 16384), "pld": (32, 256)}
-# Chunks by NumPy from which on a sweep pays for compiling.
-_MANY_CHUNKS = 4
-# Bytes of one path of one setting, with all that the kernels make of it: an estimate.
+_MANY_CHUNKS = 4  # compiling pays for a sweep of this many of NumPy's chunks
+# Memory of the kernels for one path of one setting, in bytes; an estimate.
 _BYTES_A_ROW = 2048
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sweep(Spec):
-    """A grid of settings, and what is asked of every one."""
+    """A grid of settings, and the quantity to compute for each."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "axes": (Axis,),  # first, as their errors name them
@@ -333,14 +332,14 @@ class Sweep(Spec):
     }
 
     step: GaussianStep | ComposedSteps  # axes replace its numbers
-    # Of fields of the step, and "num_steps", "delta", "epsilon", "method", "quantity".
+    # For fields of the step, "num_steps", "delta", "epsilon", "method" and "quantity".
     axes: tuple[Axis, ...]
     quantity: str = "epsilon"  # one of `QUANTITIES`
-    num_steps: Any = None  # None for a composed run, and where it is sought
+    num_steps: Any = None  # None for a composed run, and if it is calibrated
     delta: Any = None
     epsilon: Any = None
     method: str | None = None  # see `jaxdp_episodic.epsilon`; None: its default
-    memory_mib: int = 256  # of the arrays of a chunk, at most: it sets their size
+    memory_mib: int = 256  # bound on the arrays of a chunk; it limits the chunk size
 
     def __post_init__(self) -> None:
         if self.method is None:
@@ -348,8 +347,8 @@ class Sweep(Spec):
         _validation.whole_number("memory_mib", self.memory_mib)
         if self.step.shape:
             raise ValueError(
-                "the numbers of the step must not be lists, as axes say what varies; "
-                f"got fields of shape {self.step.shape}"
+                "fields of the step must be numbers, as axes vary them, got fields of "
+                f"shape {self.step.shape}"
             )
         _validation.choice(QUANTITY, self.quantity, QUANTITIES)
         check_method(str(self.method))
@@ -374,7 +373,7 @@ class Sweep(Spec):
     @classmethod
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
         """Returns the sweep that ``mapping`` describes; see `spec_from_dict`."""
-        # Before names are filled in below, which recurses as deep as the nesting.
+        # First, as the code below recurses as deep as the nesting.
         refuse_hostile(where or cls.__name__, mapping)
         if isinstance(mapping, Mapping):
             mapping = dict(mapping)
@@ -401,22 +400,22 @@ class Sweep(Spec):
 
     @cached_property
     def paths(self) -> dict[str, KeyPath]:
-        """Where the step's numeric fields are, by name."""
+        """Name -> path of the step's numeric fields."""
         return numeric_fields(table_of(self.step))
 
     @cached_property
     def quantities(self) -> tuple[str, ...]:
-        """All quantities that are asked for."""
+        """All quantities to compute."""
         return self._words(QUANTITY) or (self.quantity,)
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
-        """All methods that answer."""
+        """All methods to use."""
         return self._words(METHOD) or (str(self.method),)
 
     @cached_property
     def chunk_size(self) -> int:
-        """How many settings are evaluated in one go, and saved as one shard."""
+        """Number of settings that are evaluated together and saved as one shard."""
         step = self.step
         parts = step.steps if isinstance(step, ComposedSteps) else (step,)
         pairs = [dominating_pair(part) for part in parts]
@@ -449,7 +448,7 @@ class Sweep(Spec):
         return CalibrationRequest(calibrate=quantity, **given)
 
     def description(self) -> dict[str, Any]:
-        """Returns what makes this sweep this sweep, for the manifest."""
+        """Returns the sweep as plain values for the manifest, populations as hashes."""
         return _without_sizes(self.to_dict())
 
     def _words(self, field: str) -> tuple[str, ...]:
@@ -471,12 +470,10 @@ class Sweep(Spec):
                 f"{' of a composed run' * (name == 'num_steps')}, got {value!r}"
             )
         if value is not None and np.ndim(value):
-            raise ValueError(
-                f"{name} must be a number, as axes say what varies, got {value!r}"
-            )
+            raise ValueError(f"{name} must be a number, as axes vary it, got {value!r}")
 
     def _check_values(self) -> None:
-        """Refuses values out of range, one dimension after the other, then corners."""
+        """Refuses values out of range: in each dimension, then at all corners."""
         grid, rows = self.grid, self.chunk_size
         first = {name: grid.points(name)[:1] for name in grid.names}
         tries = {"": grid.corners()}
@@ -489,7 +486,7 @@ class Sweep(Spec):
                 self._try(prefix, first | some)
 
     def _try(self, prefix: str, values: Mapping[str, np.ndarray]) -> None:
-        """Builds everything that is asked at some settings, but for the answers."""
+        """Builds the requests for some settings, without answering them."""
         try:
             for quantity in self.quantities:
                 request = self.request(quantity, self.methods[0], values)
@@ -500,13 +497,13 @@ class Sweep(Spec):
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """Returns the sweep in a TOML file, fully validated; nothing is computed yet."""
-    # read_request needs no more of the class than these two: from_dict and step.
+    """Returns the validated sweep in a TOML file."""
+    # read_request uses only from_dict and the field step of the class.
     return read_request(path, Sweep)  # pyright: ignore[reportArgumentType]
 
 
 def described_grid(description: Mapping[str, Any]) -> Grid:
-    """Returns the grid of a `Sweep.description`, which anybody may have written."""
+    """Returns the grid of a `Sweep.description` that may come from a stranger."""
     axes = description.get("axes")
     if not isinstance(axes, list):
         raise TypeError(f"axes must be a list, got {_validation.shown(axes)}")
@@ -530,7 +527,7 @@ def description_hash(description: Mapping[str, Any]) -> str:
 
 
 def _check_field(index: int, field: str, paths: Mapping[str, Any]) -> None:
-    """Refuses the field of an axis that there is not, and names the nearest."""
+    """Refuses an unknown field of an axis, with the nearest known one."""
     known = (*paths, *_TARGETS, METHOD, QUANTITY)
     if field not in known:
         hint = _validation.nearest(field, known) or f"; the fields are {known}"
@@ -538,7 +535,7 @@ def _check_field(index: int, field: str, paths: Mapping[str, Any]) -> None:
 
 
 def _tables_of(mapping: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The axes that are tables with a field, and their places."""
+    """The axes that are tables with a field, with their indices."""
     axes = mapping.get("axes")
     for index, axis in enumerate(axes if isinstance(axes, list | tuple) else ()):
         if isinstance(axis, Mapping) and isinstance(axis.get("field"), str):
@@ -546,12 +543,12 @@ def _tables_of(mapping: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]
 
 
 def _with_names(axes: list[Any] | tuple[Any, ...], step: Any) -> list[Any]:
-    """The axes with their type, and fields given as paths in the file by name."""
+    """The axes with their type, and with names in place of paths in the file."""
     names = {}
     for table in (step, wrapped(step)):
         found = numeric_fields(table)
         names |= {dotted(path): name for name, path in found.items()}
-    named = list(axes)  # what is no table is refused where specs are read
+    named = list(axes)  # reading them refuses those that are no tables
     for index, axis in enumerate(axes):
         if isinstance(axis, Mapping):
             named[index] = {"type": Axis.__name__, **axis}
@@ -561,7 +558,7 @@ def _with_names(axes: list[Any] | tuple[Any, ...], step: Any) -> list[Any]:
 
 
 def _with_first_values(mapping: Mapping[str, Any]) -> Any:
-    """The step's table, where fields left out have the first value of their axis."""
+    """The step's table, with the first value of an axis for each missing field."""
     step = wrapped(mapping.get("step"))
     paths = numeric_fields(step)
     for _, axis in _tables_of(mapping):

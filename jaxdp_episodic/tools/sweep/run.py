@@ -1,12 +1,12 @@
-"""The folder of a sweep, and how it is run: an engine evaluates numbered chunks.
+"""Runs a sweep: an engine evaluates numbered chunks, and a folder keeps the answers.
 
-An engine (this machine's devices, Ray) yields results in any order, failures included;
-closing it stops it. Arrays of a chunk have one shape everywhere, so its bytes depend
-on no device.
+An engine (this machine's devices, or Ray) yields results in any order, failures
+included; closing it stops it. A chunk's arrays have the same shape on every device, so
+its bytes do not depend on the device.
 
-DIR/manifest.json       what the sweep is; refuses another one
+DIR/manifest.json       the sweep; another one is refused
 DIR/shards/00000012     the answers of chunk 12
-DIR/table.parquet       everything, once all shards are there (or table.npz)
+DIR/table.parquet       the whole table, once all shards are there (or table.npz)
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ SHARDS = "shards"
 PARQUET = "table.parquet"
 NPZ = "table.npz"
 VALUE = "value"
-"""The answers' column where several quantities are asked for."""
+"""The column of answers if there are several quantities."""
 
 INFO = ("error", "is_certified_bound")
-"""Columns where an answer is known to be more than a bound: fields of `PrivacyInfo`.
+"""Columns for methods other than "rdp": fields of `PrivacyInfo`.
 
-Calibrated values have no error of their own (NaN)."""
+The error of a calibrated value is NaN."""
 
 _VERSION = 1  # of the manifest
-_LIBRARIES = ("jaxdp-episodic", "jax", "jaxlib", "numpy")  # whose versions it has
-# A shard: this, the sweep's hash and the chunk's number, the SHA-256 of the
-# answers, the answers as little-endian float64, row after row.
+_LIBRARIES = ("jaxdp-episodic", "jax", "jaxlib", "numpy")  # the manifest has versions
+# A shard holds this line, the sweep's hash and the chunk's number, the SHA-256 of the
+# answers, and the answers as little-endian float64, row after row.
 _MAGIC = b"jaxdp-episodic sweep shard 1\n"
 _DIGEST_BYTES = 32  # of SHA-256
-_MAX_MANIFEST_BYTES = 2**30  # its axes may list ten million values each
-_MAX_CHUNK = 2**30  # settings, far more than any sweep makes
+_MAX_MANIFEST_BYTES = 2**30  # each axis may list ten million values
+_MAX_CHUNK = 2**30  # settings; far more than in any sweep
 
 
 def answer_columns(description: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the columns that are computed, of a `Sweep.description`."""
+    """Returns the names of the computed columns, from a `Sweep.description`."""
     words = {axis["field"]: axis.get("values") for axis in description["axes"]}
     quantities = words.get(QUANTITY) or [description[QUANTITY]]
     methods = words.get(METHOD) or [description[METHOD]]
@@ -95,18 +95,18 @@ def chunk_range(number: int, size: int, chunk_size: int) -> tuple[int, int]:
 
 
 class SweepFolder:
-    """Where a sweep is kept, as its manifest says."""
+    """The folder of a sweep."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.path, self.manifest = path, manifest
         self.size: int = manifest["num_settings"]
         self.chunk_size: int = manifest["chunk_size"]
         self.num_chunks = -(-self.size // self.chunk_size)
-        self.columns = answer_columns(manifest["sweep"])  # names of the answers'
+        self.columns = answer_columns(manifest["sweep"])
 
     @classmethod
     def opened(cls, path: Path, sweep: Sweep) -> SweepFolder:
-        """Returns the folder for a sweep, made if missing."""
+        """Returns the folder for a sweep, made if missing; refuses another sweep's."""
         wanted = _manifest(sweep)
         file = path / MANIFEST
         if file.exists():
@@ -123,7 +123,7 @@ class SweepFolder:
 
     @property
     def table(self) -> Path | None:
-        """The finished table, or None."""
+        """The path of the finished table, or None."""
         tables = (self.path / name for name in (PARQUET, NPZ))
         return next((path for path in tables if path.exists()), None)
 
@@ -136,18 +136,18 @@ class SweepFolder:
         return chunk_range(number, self.size, self.chunk_size)
 
     def save(self, number: int, answers: np.ndarray) -> None:
-        """Saves the answers (n, k) of one chunk, all or nothing."""
+        """Saves the answers (n, k) of one chunk, atomically."""
         payload = np.ascontiguousarray(answers, "<f8").tobytes()
         header = self._header(number) + hashlib.sha256(payload).digest()
         try:
             write_atomically(self.shard(number), header + payload)
         except FileNotFoundError:
-            # Another process has made the table meanwhile, and removed the shards.
+            # Another process may have made the table and removed the shards.
             if self.table is None:
                 raise
 
     def load(self, number: int) -> np.ndarray | None:
-        """Returns the answers (n, k) of a chunk, or None if they are not whole."""
+        """Returns the answers (n, k) of a chunk; None if missing or damaged."""
         (start, stop), width = self.range_of(number), len(self.columns)
         header, size = self._header(number), 8 * width * (stop - start)
         shard, begin = self.shard(number), len(header) + _DIGEST_BYTES
@@ -162,7 +162,7 @@ class SweepFolder:
         return np.frombuffer(data[begin:], "<f8").reshape(-1, width)
 
     def missing(self, numbers: range) -> list[int]:
-        """Returns which of some chunks are not there whole; the others are checked."""
+        """Returns the chunks whose shards are missing or damaged."""
         there = {name for name in os.listdir(self.path / SHARDS) if name.isdigit()}
         return [
             number
@@ -171,7 +171,7 @@ class SweepFolder:
         ]
 
     def remove_shards(self) -> None:
-        """Removes the shards, and what killed writers have left, once all is done."""
+        """Removes the shards and the temporary files of killed processes."""
         shards = self.path / SHARDS
         if shards.is_symlink():
             raise ValueError(f"{shards} must not be a link")
@@ -204,7 +204,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _check_manifest(manifest: Any) -> None:
-    """Refuses what was not written here, or has been edited since."""
+    """Refuses a manifest that this library did not write, or that was edited."""
     if not isinstance(manifest, dict):
         raise TypeError(f"must be an object, got {_validation.shown(manifest)}")
     refuse_hostile("manifest", manifest)
@@ -213,20 +213,20 @@ def _check_manifest(manifest: Any) -> None:
         raise ValueError(f"version {_validation.shown(version)} is not known")
     for key in ("sweep", "versions"):
         if not isinstance(manifest.get(key), dict):
-            raise ValueError(f"missing key {key!r}, or no table")
+            raise ValueError(f"{key} must be a table")
     identity = {key: manifest.get(key) for key in ("sweep", "chunk_size", "versions")}
     if manifest.get("hash") != description_hash(identity):
-        raise ValueError("its hash is not that of what it says: it was edited")
+        raise ValueError("its hash is wrong: it was edited")
     chunk = manifest["chunk_size"]
     if type(chunk) is not int or not 1 <= chunk <= _MAX_CHUNK:
         raise ValueError(f"chunk_size must be a whole number, got {chunk!r}")
     size = described_grid(manifest["sweep"]).size
     if manifest.get("num_settings") != size:
-        raise ValueError(f"num_settings must be {size}, as of its axes")
+        raise ValueError(f"num_settings must be {size}, the product of its axes")
 
 
 def saved_chunks(path: Path) -> tuple[int, int] | None:
-    """Returns how many shards a folder has, of how many; None if it holds no sweep."""
+    """Returns the numbers of saved and of all chunks; None if it holds no sweep."""
     try:
         folder = SweepFolder(path, read_manifest(path))
         names = [file.name for file in (path / SHARDS).iterdir()]
@@ -236,7 +236,7 @@ def saved_chunks(path: Path) -> tuple[int, int] | None:
 
 
 def _manifest(sweep: Sweep) -> dict[str, Any]:
-    """What the folder of a sweep says about it."""
+    """The manifest of a sweep."""
     identity = {
         "sweep": sweep.description(),
         "chunk_size": sweep.chunk_size,
@@ -245,7 +245,7 @@ def _manifest(sweep: Sweep) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "kind": "sweep",
-        **json.loads(json.dumps(identity)),  # lists in place of tuples, as when read
+        **json.loads(json.dumps(identity)),  # turns tuples into lists
         "num_settings": sweep.grid.size,
         "hash": description_hash(identity),
     }
@@ -255,11 +255,11 @@ def _version_of(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"  # run from its sources
+        return "not installed"  # it runs from its sources
 
 
 def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuses the folder of another sweep, and says what differs."""
+    """Refuses the folder of another sweep; the message names the differences."""
     if old["hash"] == new["hash"]:
         return
     found = differences(old, new, "there", "now")
@@ -276,7 +276,7 @@ def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> N
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Refuses a folder with other things in it; a killed start leaves none."""
+    """Refuses a folder with other files; a killed start leaves only temporary ones."""
     if not path.exists():
         return
     if not path.is_dir():
@@ -289,13 +289,13 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-# NumPy's kinds of columns of numbers, and of words: its own, or Arrow's as objects.
+# NumPy's kinds of columns of numbers and of words (Arrow gives words as objects).
 _KINDS_OF = ("iufb", "UO")
-_BLOCK = 1 << 20  # settings in memory at a time, and a row group of the Parquet file
+_BLOCK = 1 << 20  # settings in memory, and in a row group of the Parquet file
 
 
 def write_table(folder: SweepFolder) -> Path:
-    """Makes the table of all shards, which must be there; returns its path."""
+    """Writes the table from the shards, which must all be there; returns its path."""
     has_pyarrow = importlib.util.find_spec("pyarrow") is not None
     path = folder.path / (PARQUET if has_pyarrow else NPZ)
     try:
@@ -311,7 +311,7 @@ def write_table(folder: SweepFolder) -> Path:
                 with open(temporary, "xb") as file:
                     np.savez(file, **columns)
     except ValueError:
-        # Another process has made it meanwhile; see `SweepFolder.save`.
+        # Another process may have made it; see `SweepFolder.save`.
         if folder.table is None:
             raise
         return folder.table
@@ -321,7 +321,11 @@ def write_table(folder: SweepFolder) -> Path:
 def read_columns(
     path: Path, names: Sequence[str], *, num_rows: int | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields some columns of a table, block after block, in the order of the rows."""
+    """Yields some columns of a table in blocks, in the order of the rows.
+
+    Raises:
+      ValueError: the table is damaged, or has not ``num_rows`` rows.
+    """
     rows = 0
     try:
         for block in _blocks(path, names):
@@ -383,8 +387,8 @@ def _write_parquet(path: Path, folder: SweepFolder) -> None:
             writer.close()
 
 
-_CHUNKS_A_DEVICE = 2  # while one's answers are put together it works on the next
-# The same words for every chunk, so that they are printed once.
+_CHUNKS_A_DEVICE = 2  # so that a device works while answers are put together
+# The same text for every chunk, so that it is printed once.
 _CERTIFIED = (
     "some answers could not be computed exactly and are certified upper bounds: those "
     "with is_certified_bound in the table"
@@ -392,19 +396,19 @@ _CERTIFIED = (
 
 
 class ChunkResult(NamedTuple):
-    """What became of a chunk."""
+    """The outcome of a chunk."""
 
     number: int  # of the chunk
-    answers: np.ndarray | None  # (n, k) as of `evaluate_chunk`, or None
+    answers: np.ndarray | None  # (n, k), see `evaluate_chunk`; None after an error
     warnings: list[str]  # of the library
-    error: str | None = None  # why there are no answers, or None
+    error: str | None = None
 
 
 Engine = Callable[[Sweep, Sequence[int]], Iterator[ChunkResult]]
 
 
 def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
-    """Returns the answers of one chunk, and what the library warned of."""
+    """Returns the answers (n, k) of one chunk, and the library's warnings."""
     start, stop = chunk_range(number, sweep.grid.size, sweep.chunk_size)
     values, size = sweep.grid.values(np.arange(start, stop)), stop - start
     quantity = values.get(QUANTITY, np.full(size, sweep.quantities[0]))
@@ -413,13 +417,13 @@ def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
     answers = np.full((size, 1 + has_info * len(INFO)), np.nan)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for asked, way in itertools.product(sweep.quantities, sweep.methods):
-            chosen = np.flatnonzero((quantity == asked) & (method == way))
+        for wanted, way in itertools.product(sweep.quantities, sweep.methods):
+            chosen = np.flatnonzero((quantity == wanted) & (method == way))
             if not chosen.size:
                 continue
             some = {name: column[chosen] for name, column in values.items()}
-            request = sweep.request(asked, way, some)
-            # However the sweep is cut into chunks, and by whichever process.
+            request = sweep.request(wanted, way, some)
+            # The engine is chosen for the whole sweep, not for this chunk.
             with asking_together(sweep.grid.size):
                 if has_info and isinstance(request, EpsilonRequest):
                     value, info = request.answer_with_info()
@@ -433,10 +437,10 @@ def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
 
 
 def attempt(sweep: Sweep, number: int) -> ChunkResult:
-    """Evaluates one chunk; whatever goes wrong is in the result."""
+    """Evaluates one chunk; any error is in the result."""
     try:
         return ChunkResult(number, *evaluate_chunk(sweep, number))
-    # Anything: the other chunks must go on, and the message is shown in the end.
+    # Any error, as the other chunks must continue; it is shown at the end.
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return ChunkResult(number, None, [], reason)
@@ -448,7 +452,10 @@ def _in_work(
     begin: Callable[[int], Any],
     first_of: Callable[[list[Any]], Any],
 ) -> Iterator[tuple[int, Any]]:
-    """Yields chunks that are done, with ``width`` in work."""
+    """Yields finished chunks and their tasks, running ``width`` tasks at a time.
+
+    ``begin`` starts the task of a chunk, ``first_of`` waits for the first of several.
+    """
     waiting, begun = iter(numbers), dict[Any, int]()
     while True:
         for number in itertools.islice(waiting, width - len(begun)):
@@ -483,17 +490,17 @@ def on_devices(sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Evaluates chunks as tasks on Ray; the answers come back here and are saved here.
+    """An engine that evaluates chunks as tasks on Ray; this process saves the answers.
 
-    The workers need this library, in the same version. Called as an engine. A Ray that
-    was not running before is stopped when the last chunk is done.
+    The workers need this library in the same version. If Ray was not running before, it
+    is stopped after the last chunk.
     """
 
-    # Of a cluster, as `ray.init` takes it: "auto" for the one that this machine belongs
-    # to, "local" to start one on this machine.
+    # Address of a cluster for `ray.init`: "auto" is the one that this machine belongs
+    # to, "local" starts one on this machine.
     address: str = "local"
-    num_cpus: float = 1  # that a task asks for
-    num_gpus: float = 0  # that a task asks for; parts of one are possible
+    num_cpus: float = 1  # per task
+    num_gpus: float = 0  # per task; may be a fraction
     max_retries: int = 5  # of a task whose worker was lost
 
     def __post_init__(self) -> None:
@@ -504,14 +511,14 @@ class RayEngine:
         _validation.integer_array("max_retries", self.max_retries, minimum=0)
 
     def __call__(self, sweep: Sweep, numbers: Sequence[int]) -> Iterator[ChunkResult]:
-        """Yields one result a chunk."""
+        """Yields one result per chunk."""
         ray = _ray()
         started = not ray.is_initialized()
         if started:
             self._start(ray)
         try:
-            asked = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
-            task = ray.remote(**asked, max_retries=self.max_retries)(attempt)
+            needs = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
+            task = ray.remote(**needs, max_retries=self.max_retries)(attempt)
             begin = functools.partial(task.remote, ray.put(sweep))
             # A few tasks for every slot of the cluster.
             width = 2 * max(2, int(ray.cluster_resources().get("CPU", 1)))
@@ -533,7 +540,7 @@ class RayEngine:
             ray.init(address=self.address, **quiet, **local)
         except (ConnectionError, ValueError):
             raise
-        # Ray has no type of its own for a node that does not come up.
+        # Ray has no exception type for a node that does not start.
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ConnectionError(f"Ray did not start: {reason}") from error
@@ -541,13 +548,13 @@ class RayEngine:
 
 @functools.cache
 def _ray() -> Any:
-    # Ray would otherwise say that it leaves GPUs alone when a task asks for none.
+    # Without this, Ray warns about GPUs that a task does not use.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     return require("ray", purpose="the Ray engine", extra="ray")
 
 
-_MAX_FIRST_FAILURES = 8  # chunks that fail before one succeeds: so will the rest
-_MAX_RANGES = 6  # of chunks' numbers in a message
+_MAX_FIRST_FAILURES = 8  # failed chunks after which a sweep without success stops
+_MAX_RANGES = 6  # ranges of chunks in a message
 
 
 class SweepError(ValueError):
@@ -556,13 +563,13 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call of `run_sweep` did."""
+    """The outcome of a call of `run_sweep`."""
 
     size: int  # settings of the sweep
     num_chunks: int  # chunks of the sweep
     num_evaluated: int  # settings evaluated by this call
-    seconds: float  # that this took
-    table: Path | None  # the finished table; None while a job array is not complete
+    seconds: float  # time of the evaluation
+    table: Path | None  # the finished table; None after a part of a job array
     warnings: tuple[str, ...]  # of the library, each once
 
 
@@ -574,14 +581,17 @@ def run_sweep(
     part: tuple[int, int] | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Evaluates what is still missing of a sweep, and makes the table."""
+    """Evaluates the missing chunks of a sweep, and makes the table.
+
+    With ``part`` (i, n) it evaluates every n-th chunk from the i-th, without a table.
+    """
     number, parts = part or (1, 1)
     if not 1 <= number <= parts:
         raise ValueError(f"shard must be i/n with 1 <= i <= n, got {number}/{parts}")
     folder = SweepFolder.opened(Path(path), sweep)
     size, begun = (folder.size, folder.num_chunks), time.monotonic()
     if folder.table is not None:
-        folder.remove_shards()  # a kill may have come just before
+        folder.remove_shards()  # an earlier call may have been killed before this
         return Outcome(*size, 0, 0.0, folder.table, ())
     numbers = range(number - 1, folder.num_chunks, parts)
     todo = folder.missing(numbers)
@@ -596,14 +606,14 @@ def run_sweep(
 
 
 def collect(sweep: Sweep, path: str | Path) -> Outcome:
-    """Makes the table of what a job array has evaluated."""
+    """Makes the table from the chunks of a job array."""
     folder = SweepFolder.opened(Path(path), sweep)
     if folder.table is None:
         missing = folder.missing(range(folder.num_chunks))
         if missing:
             raise ValueError(
-                f"{len(missing)} of {folder.num_chunks} chunks are not there yet: "
-                f"{_ranges(missing)}; run their shards, or without --collect to "
+                f"{len(missing)} of {folder.num_chunks} chunks are missing: "
+                f"{_ranges(missing)}; run their shards, or leave out --collect to "
                 "evaluate them here"
             )
         write_table(folder)
@@ -619,7 +629,7 @@ def _evaluate(
     engine: Engine,
     console: Console | None,
 ) -> tuple[int, tuple[str, ...]]:
-    """Evaluates and saves chunks; returns how many settings, and warnings."""
+    """Evaluates and saves chunks; returns the number of settings, and warnings."""
     total, left = (
         sum(stop - start for start, stop in map(folder.range_of, some))
         for some in (numbers, todo)
@@ -646,15 +656,15 @@ def _evaluate(
         start, stop = folder.range_of(first.number)
         found = _ranges(sorted(result.number for result in failed))
         raise SweepError(
-            f"{len(failed)} of {len(todo)} chunks failed ({found}), what others gave "
-            f"is saved; chunk {first.number} (settings {start:,} to {stop - 1:,}): "
+            f"{len(failed)} of {len(todo)} chunks failed ({found}), the others are "
+            f"saved; chunk {first.number} (settings {start:,} to {stop - 1:,}): "
             f"{first.error}"
         )
     return evaluated, tuple(warned)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers for a person: "0, 4 to 9"."""
+    """Numbers as ranges: "0, 4 to 9"."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:

@@ -229,7 +229,7 @@ def school_epsilon(sizes):
 
 def test_a_size_above_its_population_is_said(call):
     _, out, _ = call("epsilon", SCHOOLS + "sizes = [12, 3]")
-    assert "warning: level 'pupil': more are asked for than there are" in out
+    assert "warning: level 'pupil': size exceeds the number of units there are" in out
 
 
 @pytest.mark.parametrize("kind", ["sizes", "csv", "npz"])
@@ -277,7 +277,7 @@ TABLE = "[step.sampling]\n"
         (EPSILON.replace("300", "[1, 2, 3]").replace("1.5", "[1, 2]"), "broadcast"),
         (EPSILON.partition("[step]")[0], "missing key 'step'"),
         (EPSILON.partition("[step]")[0] + "step = 3", "must be a table of keys"),
-        (CALIBRATE, "is one for `calibrate`"),
+        (CALIBRATE, "is for `calibrate`"),
         ("version = ", "not valid TOML"),
         ("a = " + "[" * 5000, "nested deeper than 64 levels"),
         ("version = 1\nx = " + "9" * 5000, "not valid TOML"),
@@ -287,7 +287,7 @@ TABLE = "[step.sampling]\n"
         (SCHOOLS + "size = [3]", "did you mean 'sizes'?"),
         (SCHOOLS + "sizes = [1, [2]]", "population.sizes"),
         (SCHOOLS + 'sizes = [3]\nlevels = ["a", "a"]', "must be different"),
-        (SCHOOLS + 'sizes = [3]\nrow_level = "a"', "belongs to a file"),
+        (SCHOOLS + 'sizes = [3]\nrow_level = "a"', "row_level goes with file"),
         (SCHOOLS + 'file = "no.csv"\nlevels = ["a"]', "No such file"),
         (SCHOOLS + 'file = "request.toml"\nlevels = ["a"]', "must end in .csv or .npz"),
         (SCHOOLS + 'file = "no.csv"', "missing key 'levels'"),

@@ -68,7 +68,7 @@ def test_shards_and_collect(call):
     assert code == 0 and "table" not in text
     code, text, error = run(SWEEP, "--collect")
     assert (code, text) == (2, "")
-    assert "2 of 3 chunks are not there yet: 0, 2;" in error
+    assert "2 of 3 chunks are missing: 0, 2;" in error
     assert run(SWEEP, "--shard", "1/2")[0] == 0
     code, text, _ = run(SWEEP, "--collect")
     assert code == 0 and "table" in text

@@ -179,7 +179,7 @@ def test_errors_name_their_field_in_the_librarys_words(place, value, message):
         (None, "request must be a table, got None"),
         ({"request": []}, "request must be a table"),
         (settings(num_steps=[1, 2]), "every field must be a scalar"),
-        (settings(delta=None, epsilon=1.0), "the request needs a delta"),
+        (settings(delta=None, epsilon=1.0), "delta must be given, as the page"),
         (settings({"type": "ApproximateDP", "epsilon": 1}), "got a ApproximateDP"),
     ],
 )
@@ -225,7 +225,7 @@ def test_warnings_are_remarks():
     assert questions.answer("epsilon", settings())["remarks"] == []
     loud = changed("step.sampling.levels[2].size", 60)  # of 50
     (remark,) = questions.answer("epsilon", loud)["remarks"]
-    assert "level 'example': more are asked for than there are" in remark
+    assert "level 'example': size exceeds the number of units there are" in remark
     start = questions.start(ROOT / "configs" / "schools.toml")
     request = {**start["request"], "delta": 0.5, "method": "rdp"}
     (remark,) = questions.answer("epsilon", {"request": request})["remarks"]

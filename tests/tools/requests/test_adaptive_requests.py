@@ -52,7 +52,7 @@ def test_what_covers_planned_runs_alone_says_so(tmp_path):
         asked(tmp_path, TEXT, num_steps=3)
     with pytest.raises(ValueError, match="'exact' or 'pld'"):
         asked(tmp_path, TEXT, method="rdp")
-    with pytest.raises(NotImplementedError, match="audit covers runs that are planned"):
+    with pytest.raises(NotImplementedError, match="audit covers runs fixed in advance"):
         asked(tmp_path, TEXT).planned("audit")
     wrong = TEXT.replace("careful = 6}", "care = 6}")
     with pytest.raises(ValueError, match="options of quotas"):

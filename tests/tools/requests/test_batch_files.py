@@ -151,7 +151,7 @@ def test_rows_are_worked_off_in_parts(tmp_path, monkeypatch):
     [
         ("r.json", "a.csv", b"", "must end in"),
         ("r.jsonl", "a.txt", b"", "must end in"),
-        ("r.jsonl", "r.jsonl", b"{}", "another file"),
+        ("r.jsonl", "r.jsonl", b"{}", "must not be the file of requests"),
         ("r.csv", "a.csv", b"", "no columns"),
         ("r.csv", "a.csv", b"a,a\n", "two columns 'a'"),
         ("r.parquet", "a.csv", b"no", "must be a Parquet file"),

@@ -193,7 +193,7 @@ def test_every_change_changes_the_hash(read):
         (SCHOOLS + SIZE.replace("1,", "0,"), "axis 'pupil.size'.*must be > 0"),
         (SCHOOLS + NOISE.replace("1.0", "-1.0"), "axis 'noise_multiplier'.*>= 0"),
         (SCHOOLS + RATE + RATE, "twice"),
-        (SCHOOLS.replace("1.5", "[1, 2]") + RATE, "must not be lists"),
+        (SCHOOLS.replace("1.5", "[1, 2]") + RATE, "must be numbers, as axes"),
         (SCHOOLS.replace("num_steps = 100", "num_steps = [1]") + RATE, "be a number"),
         (SCHOOLS.replace("delta = 1e-5", "") + RATE, "delta must be given"),
         (SCHOOLS.replace("delta", "epsilon = 1.0\ndelta") + RATE, "be left out"),

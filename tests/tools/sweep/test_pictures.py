@@ -200,7 +200,7 @@ def test_zipped_axes_and_words(read, tmp_path):
     assert "grey: infinite" in words(svg)
     _, svg = pictures.draw(folder, kind="lines", x="delta", by="method")
     assert {"rdp", "exact"} <= set(words(svg))
-    with pytest.raises(ValueError, match="do not move together"):
+    with pytest.raises(ValueError, match="axes that are not zipped"):
         pictures.draw(folder, x="num_steps", by="method")
 
 
@@ -211,10 +211,10 @@ def test_zipped_axes_and_words(read, tmp_path):
         ({"kind": "heatmaps"}, "did you mean 'heatmap'"),
         ({"x": "noise_multi"}, "unknown axis 'noise_multi'; did you mean"),
         ({"x": NOISE, "y": NOISE}, "different axes"),
-        ({"kind": "lines", "y": NOISE}, "--y has no meaning"),
+        ({"kind": "lines", "y": NOISE}, "--y does not go with"),
         ({"kind": "pareto", "by": NOISE}, "--by has no meaning"),
         ({"kind": "pareto", "x": "epsilon"}, "must differ"),
-        ({"fix": {"num_steps": "150"}}, "the closest: 10 and 100"),
+        ({"fix": {"num_steps": "150"}}, "closest: 10 and 100"),
         ({"fix": {"num_steps": "many"}}, "must be a number"),
         ({"fix": {"num_step": "10"}}, "did you mean 'num_steps'"),
         ({"x": NOISE, "fix": {NOISE: "6"}}, "different axes"),
@@ -234,7 +234,7 @@ def test_zipped_axes_and_words(read, tmp_path):
             {"x": NOISE, "y": RATE, "mark": {NOISE: "1", RATE: ".1", "num_steps": "9"}},
             "--mark: 'num_steps' has no value 9",
         ),
-        ({"value": "delta"}, "asked for 'epsilon', got 'delta'"),
+        ({"value": "delta"}, "must be 'epsilon', as in the sweep, got 'delta'"),
         ({"value": "epsilo"}, "did you mean 'epsilon'"),
     ],
 )

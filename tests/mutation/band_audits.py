@@ -25,7 +25,7 @@ from mutation.verdicts import Effort, Verdict, of_bounds
 from oracles import banded
 from training_runs import PlainBudget
 
-BANDS, STEPS, NOISE = 3, 12, 2.5
+BANDS, STEPS, NOISE = 3, 24, 2.5
 DELTAS = (1e-3, 1e-2, 1e-1)
 _MOST = 4_000  # canaries
 _WIDTH = 5.0  # standard errors
@@ -109,7 +109,7 @@ def killed(
     """A run that dies three times, and gives up one step more in a process."""
     drawn: dict[int, list[int]] = {}
     released: dict[int, np.ndarray] = {}
-    starts, lost, dies = [0], {4: True, 8: False}, {6, 10}
+    starts, lost, dies = [0], {8: True, 15: False}, {12, 19}
     draw, release, store = RunDraws.draw, GradientStep.release, RunStore.release
 
     def watched_draw(self: RunDraws, secret: Any) -> Any:
@@ -186,7 +186,8 @@ def canaries(effort: Effort) -> Verdict:
     for turn in run.released:
         for i, c in enumerate(run.coefficients):
             if turn + i in rows and run.start(turn + i) <= turn:
-                scores -= np.where(group == turn % BANDS, c * rows[turn + i], 0.0)
+                ratio = c * (rows[turn + i] + c / 2)  # of likelihoods, negative
+                scores -= np.where(group == turn % BANDS, ratio, 0.0)
     scores = np.random.default_rng(1).permutation(scores.reshape(2, half), axis=1)
     choosing = int(SHARE * half)
     bounds = score_bounds(scores[:, :choosing], scores[:, choosing:], DELTAS)

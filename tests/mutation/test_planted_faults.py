@@ -113,10 +113,10 @@ def test_a_bound_at_the_claim_is_no_fault():
 
 @pytest.mark.slow
 def test_a_run_with_bands_that_is_killed_three_times_keeps_its_claim():
-    # Runs have randomness of their own: one in four shows less than the last bound.
-    runs = [band_audits.canaries(FULL) for _ in range(8)]
+    # Single runs show 0.38 to 0.78 of the claim.
+    runs = [band_audits.canaries(FULL) for _ in range(3)]
     assert not any(found.is_caught for found in runs)
-    assert max(found.audited / found.claimed for found in runs) > 0.05
+    assert max(found.audited / found.claimed for found in runs) > 0.4
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A trainer that chooses its next step from what it has released."""
+"""The trainer of adaptive runs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from jaxdp_episodic.trainer.run.validation import PrivateValidation
 
 
 class AdaptiveTrainer(Trainer):
-    """A private run that chooses its next step from what it has released.
+    """A private run that chooses each next step from what it has released.
 
-    The options and their budget are fixed before the first step: steps that train, or
-    noisy scores of held-out data. The rule sees releases and public facts alone, so the
-    guarantee is that of the worst possible rule. Everything else is as in `Trainer`.
+    The options and their budget are fixed before the first step. An option is a step
+    that trains, or a noisy score of held-out data. The rule sees releases and public
+    facts only, so the guarantee is that of the worst possible rule. Everything else is
+    as in `Trainer`.
 
     Args:
       learner: as of `Trainer`.
       params: as of `Trainer`.
       data: the private training data.
-      budget: what may be chosen. Options that train may differ in noise and sampling;
-        those of ``budget.first`` are the steps of ``start``.
-      rule: is asked before each release; see `Released`. None ends the run, as does a
-        budget that allows no further option.
+      budget: the options, and how often each may be taken. Options that train may
+        differ in noise and sampling; those of ``budget.first`` are the steps of
+        ``start``.
+      rule: called before each release with a `Released`; returns the name of an option,
+        or None to end the run. The run also ends when the budget permits no further
+        option.
       checks: the validation of each option of ``budget.checks``.
       **arguments: as of `Trainer`, the same for all options.
 
     Raises:
-      TypeError, ValueError: as `Trainer`; an option that is no step of a check or of
-        the statistics where it should be one.
+      TypeError, ValueError: as of `Trainer`; or an option is not the step of its check,
+        or of its statistic.
     """
 
     def __init__(

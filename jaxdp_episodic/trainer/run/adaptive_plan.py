@@ -1,4 +1,4 @@
-"""The budget of an adaptive run, and its validations, from a config."""
+"""The calibrated budget and the validations of an adaptive run's config."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 
-# Relative width to which a common noise is calibrated, as elsewhere.
+# Relative tolerance of the common noise multiplier, as in `calibration`.
 _TOLERANCE = 1e-7
 
 
 class AdaptivePlan(NamedTuple):
-    """What an `AdaptiveTrainer` needs beyond a `Trainer`: its budget and its checks."""
+    """What an `AdaptiveTrainer` needs beyond a `Trainer`: budget and checks."""
 
     budget: AdaptiveBudget
     checks: dict[str, PrivateValidation]
@@ -40,7 +40,11 @@ def adaptive_plan(
     held_out: ExampleTable | None,
     statistics: Mapping[str, tuple[GaussianStep, float]],
 ) -> AdaptivePlan:
-    """Returns the calibrated budget of a config; ``held_out`` is the check's data."""
+    """Returns the calibrated budget of a config, and its checks.
+
+    ``held_out`` are the data of the check; ``statistics`` are steps with their shares
+    of the budget.
+    """
     adaptive = config.adaptive
     assert adaptive is not None
     step = config.step_on(data.population)
@@ -70,7 +74,7 @@ def adaptive_plan(
 
 @contextmanager
 def _of_check() -> Iterator[None]:
-    """Prefixes the errors of the check's step with the config's key."""
+    """Puts the config's key before errors about the check's step."""
     try:
         yield
     except (ValueError, NotImplementedError) as error:
@@ -81,12 +85,12 @@ def _of_check() -> Iterator[None]:
 def _check_step(
     config: TrainingConfig, check: CheckConfig, population: Population
 ) -> GaussianStep:
-    # A classifier clips examples in training; what is judged here are episodes.
+    # A classifier clips examples in training, and episodes when it is scored.
     clip_unit = config.step.clip_unit if config.learner.kind != CLASSIFIER else None
     like = dataclasses.replace(
         config.step, sampling=check.sampling, noise_multiplier=None, clip_unit=clip_unit
     )
-    # Not of a config with this step: a classifier's config refuses steps of episodes.
+    # Not `dataclasses.replace` of the config: a classifier's refuses steps of episodes.
     return config.step_on(population, like)
 
 
@@ -96,7 +100,7 @@ def _with_quotas(
     check: GaussianStep | None,
     statistics: Mapping[str, tuple[GaussianStep, float]],
 ) -> tuple[tuple[AdaptiveRun, ...], GaussianStep | None]:
-    """Options with a maximum count each: the budget is the cost of all of them."""
+    """Options with a quota each: the budget is the cost of all of them together."""
     adaptive, num_steps = config.adaptive, config.num_steps
     assert adaptive is not None and num_steps is not None
     stated = adaptive.check
@@ -171,10 +175,10 @@ def _with_prices(
         else:
             if rules is not None:
                 raise ValueError(
-                    "adaptive.check.apart must be true with only_lower: scores are "
-                    "options of the same rules else"
+                    "adaptive.check.apart must be true with only_lower: otherwise the "
+                    "scores would be options of the same order"
                 )
-            # So much noise that all of them alone would have their share.
+            # With this noise all scores alone would cost their share.
             alone = _alone(check, number, config)
             factor = 1 / math.sqrt(adaptive.check_share)
             check = _with_noise(alone, float(alone.noise_multiplier) * factor)
@@ -183,7 +187,7 @@ def _with_prices(
     if not first:
         run = AdaptiveRun(options, epsilon=epsilon, delta=delta, rules=rules)
         return (run, *apart), check
-    # Each statistic once, by rules that lead to all else: its price is a formality.
+    # The order permits each statistic once and first, so its price is arbitrary.
     rules = (rules or RuleBook.freely(list(options))).preceded_by(list(first))
     prices, _ = default_prices(options, epsilon, delta, blocks=False)
     run = AdaptiveRun(
@@ -202,7 +206,7 @@ def _with_prices(
 
 
 def _alone(step: GaussianStep, number: int, config: TrainingConfig) -> GaussianStep:
-    """The step with the noise at which ``number`` of it alone meet the target."""
+    """The step with the noise at which ``number`` such steps alone meet the target."""
     if math.isinf(config.epsilon):
         return _with_noise(step, 0.0)
     noise = calibrate_noise_multiplier(
@@ -229,7 +233,7 @@ def _common_noise(
         run = compose(*fixed, *parts)
         return float(epsilon_of(run, delta=config.delta)) <= config.epsilon
 
-    # With every factor 1 it is the step's own: it lies between what the ends give.
+    # If all factors were 1 it would be the step's own, so these two bracket it.
     low = float(step.noise_multiplier) / max(factors.values()) * (1 - 1e-3)
     high = float(step.noise_multiplier) / min(factors.values()) * (1 + 1e-3)
     if not fits(high):

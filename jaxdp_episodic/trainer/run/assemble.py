@@ -1,4 +1,4 @@
-"""The trainer and the evaluations of a run, from its config."""
+"""Builds the trainer and the evaluations of a run from its config."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class OwnParts(NamedTuple):
         return of_config | {name: {OWN: described_part(p)} for name, p in own.items()}
 
     def _network(self, model: ModelConfig) -> dict[str, Any]:
-        """The config's network, with the checksum of what it begins with."""
+        """The config's network, with the checksum of its initial parameters' file."""
         if model.parameters is None:
             return model.described() if model.train == ALL else model.to_dict()
         file = parameters_file(model.parameters, self.base)
@@ -123,13 +123,13 @@ def built_model(
     num_classes: int,
     own: OwnParts,
 ) -> tuple[Any, Any]:
-    """Returns ``(learner, params)`` of a config, or with the user's own parts."""
+    """Returns ``(learner, params)`` of a config, with the user's own parts if any."""
     if config.start is not None and config.start.kind == MIXED:
         return MixedModel.of(config.start), {}
     learner, model = config.learner, config.model
     features, apply, params = None, as_they_are, {}
     if model is None and own.model is None:
-        pass  # of statistics alone, as they project; or "bayes"
+        pass  # the features as they are: statistics alone, or "bayes"
     elif own.model is None:
         outputs = num_outputs(config, ways, num_classes)
         assert model is not None
@@ -163,7 +163,7 @@ def built_model(
 
 
 def num_outputs(config: TrainingConfig, ways: int | None, num_classes: int) -> int:
-    """Returns how many outputs the config's model has."""
+    """Returns the number of outputs of the config's model."""
     assert config.model is not None
     embedding = config.model.embedding
     outputs = {PROTONET: embedding, BAYES: embedding, CLASSIFIER: num_classes}
@@ -201,9 +201,9 @@ def _learner(config: LearnerConfig, apply: Any, features: Any, ways: int | None)
     return ANIL(apply, head=config.head, **inner)
 
 
-# Of a source, what says how files become examples: no path, and no list of units.
+# Keys of a source that say how files become examples; they name no path and no unit.
 _SOURCE_KEYS = ("type", "size", "grey", "groups", "label", "features", "target")
-FEATURES = "features"  # folder of a run, where they are cached
+FEATURES = "features"  # folder in a run's folder, for cached features
 
 
 class Tables:
@@ -245,11 +245,12 @@ class Tables:
                 data = self._config.data.load(split, self.base)
             if self.features is not None:
                 cache = None if self._cache is None else self._cache / split
-                if cache is not None and split == TRAIN:  # before anything is written
+                if cache is not None and split == TRAIN:  # before a cache is written
                     check_sizes(self._config.step_on(data.population), data)
                 data = self.features.table(data, cache=cache)
             self._loaded[split] = data
-            # The parts of the package's own sets are other classes by construction.
+            # The splits of the package's own data have different classes by
+            # construction.
             if split != TRAIN and hasattr(self._config.data, "path"):
                 check_held_out(split, data, self.load(TRAIN))
         return self._loaded[split]
@@ -262,7 +263,7 @@ def assembled(
     *,
     evaluates: bool = True,
 ) -> tuple[Trainer, dict[str, Evaluation], int]:
-    """Returns the trainer, its evaluations (if asked for), the number of parameters."""
+    """Returns trainer, evaluations (if asked for) and the number of parameters."""
     data, own = tables.load(TRAIN), own._replace(base=tables.base)
     evaluations = _evaluations(config, tables) if evaluates else {}
     settings = {
@@ -292,7 +293,7 @@ def assembled(
 
 
 def checked_run(config: TrainingConfig, base: Path | None) -> tuple[Trainer, Tables]:
-    """Returns trainer and data of a new run, checked in full; writes nothing."""
+    """Returns trainer and data of a new run, fully checked; writes nothing."""
     tables = Tables(config, base, keeps_features=False)
     trainer, evaluations, _ = assembled(config, tables)
     wanted = config.evaluation
@@ -301,7 +302,7 @@ def checked_run(config: TrainingConfig, base: Path | None) -> tuple[Trainer, Tab
 
 
 def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, Any]:
-    """How to use what the run releases: settings and shapes alone."""
+    """How to use the run's release: settings and shapes only."""
     model = own.settings(config)["model"]
     if config.model is not None and own.model is None:
         num_classes = len(tables.load(TRAIN).population.children_counts[-1])
@@ -437,7 +438,7 @@ def statistics_of(
     """Returns the private statistics that a run starts with, if any."""
     if config.start is None:
         return None
-    is_block = isinstance(step.design, PeopleBlocks)  # whose slots are those of a block
+    is_block = isinstance(step.design, PeopleBlocks)  # its slots are those of a block
     slots = None if is_block else step.design.schemes[-1].population
     return PrivateStatistics(
         data,
@@ -459,7 +460,7 @@ def _ways(config: TrainingConfig) -> int | None:
     design = config.step.sampling
     if isinstance(design, GroupedClasses):
         return int(np.asarray(design.ways))
-    # The last level but one: its draw is the classes of an episode.
+    # The last level but one draws the classes of an episode.
     levels = checked_sampling(design).schemes
     size = getattr(levels[-2], "size", None) if len(levels) > 1 else None
     if size is None:

@@ -1,4 +1,4 @@
-"""What a trainer refuses before its first draw, by its step and by the sizes.
+"""What a trainer refuses, or warns of, before its first draw.
 
 How many contributions are complete follows from sizes that may be private: it is shown,
 warned of or refused, and never released.
@@ -47,35 +47,36 @@ from jaxdp_episodic.trainer.learners.episode import Learner, default_block_size
 from jaxdp_episodic.trainer.run.run_files import PRIVATE
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
-# Most rows of a block on one device with discrete noise: the demo's 360 episodes on two
-# devices are one block, and 256 episodes of ten pictures of 28 x 28 take 8 MB.
+# Most rows of a block on one device with discrete noise: 256 episodes of ten pictures
+# of 28 x 28 take 8 MB.
 _MOST_DISCRETE_ROWS = 256
-# By how much a divisor may be off, for a count of clip units to be a share of them.
+# Most factor between the normalizer and the mean number of clip units, where a count of
+# clip units is divided by it.
 _FACTOR = 2.0
-# Noise of the count's share, times the root of the rate, from which the logarithm of a
-# clip norm in the middle of its bounds wanders by more than 1.3.
+# Standard deviation of the noisy share, times the root of the rate, from which the
+# logarithm of the clip norm wanders by more than 1.3.
 _MOST_NOISE = 1.0
-# Share of held-out examples up to which those equal to the last bit to ones trained on
-# may be so by chance: of the package's glyphs it is 1 of 4,000.
+# Share of held-out examples that may equal training examples by chance, bit for bit: 1
+# of 4,000 of the package's glyphs do.
 _MOST_EQUAL = 1e-3
-LEAST_SHARE = 1 / 3  # of the drawn contributions to be complete; below it one is warned
-LEAST_IN_RUN = 1.0  # complete contributions in all; below it a run is refused
-_BETTER = 1.1  # by this factor another setting must raise the share to be named
+LEAST_SHARE = 1 / 3  # of the drawn contributions that are complete; below: a warning
+LEAST_IN_RUN = 1.0  # complete contributions in the run; below it is refused
+_BETTER = 1.1  # least factor of the share at which another setting is recommended
 
 
 def check_population(step: GaussianStep, data: ExampleTable) -> None:
-    """Refuses a budget for a population other than the data's."""
+    """Refuses a budget that was planned for another population than the data's."""
     if step.population is not None and step.population != data.population:
         raise ValueError(
             "budget must be planned for the step with population=data.population (or "
-            "public bounds and no population), so that the units that are drawn are "
+            "with public bounds and no population): the units that are drawn must be "
             f"those that are accounted; got {step.population!r} against "
             f"{data.population!r}"
         )
 
 
 def seen_by_model(data: ExampleTable, start: PrivateStatistics | None) -> Any:
-    """Shape and type of an example as the model sees it, with a leading axis of 1."""
+    """Returns shape and type of an example for the model, with a leading axis of 1."""
     if start is None:
         return jax.ShapeDtypeStruct((1, *data.features.shape[1:]), data.features.dtype)
     return jax.ShapeDtypeStruct((1, start.dimensions), jax.numpy.float32)
@@ -87,18 +88,17 @@ def check_start(
     noise: str,
     data: ExampleTable,
 ) -> None:
-    """Refuses statistics other than those that the budget charges first."""
+    """Refuses statistics that are not those the budget charges first."""
     steps = () if start is None else start.steps
     planned = [
         dataclasses.replace(step, noise_multiplier=1.0) for step in budget.before
     ]
     if planned != list(steps):
         raise ValueError(
-            "the budget must be planned with the steps of the private statistics that "
-            f"the run starts with, got {len(planned)} steps before for "
-            f"{len(steps)} statistics"
+            "budget.before must be the steps of the private statistics that the run "
+            f"starts with, got {len(planned)} steps for {len(steps)} statistics"
         )
-    # Draws are row numbers of one table, by which rows of the other are read.
+    # A draw holds row numbers, which must mean the same in both tables.
     if start is not None and start.data is not data:
         if start.data.fingerprint != data.fingerprint:
             raise ValueError(
@@ -112,21 +112,21 @@ def check_start(
 
 
 def level_of_slots(step: GaussianStep) -> str | None:
-    """Returns the level whose public slots are drawn under zero_out; else None."""
+    """Returns the level with public slots under zero_out; else None."""
     if step.neighboring_relation != "zero_out":
         return None
     if step.population is not None:
         raise ValueError(
-            "population must be None under zero_out, which trains with public numbers "
-            f"of slots: give the level {step.privacy_unit!r} a population"
+            "population must be None under zero_out, which needs a public number of "
+            f"slots: give the level {step.privacy_unit!r} a population"
         )
     if step.privacy_unit in OWNED:
-        return step.design.level_names[-1]  # where a person's slots are
+        return step.design.level_names[-1]  # a person's slots are there
     return str(step.privacy_unit)
 
 
 def draws_among_slots(step: GaussianStep) -> bool:
-    """Whether the draw of a block must not depend on which slots are filled."""
+    """Whether a draw must not depend on which slots are filled."""
     return step.people is not None or step.neighboring_relation == "zero_out"
 
 
@@ -160,7 +160,7 @@ def check_sizes(step: GaussianStep, data: ExampleTable) -> None:
 
 
 def check_owners(step: GaussianStep, data: ExampleTable) -> None:
-    """Refuses data without owners, beyond bounds, or of copies protected apart."""
+    """Refuses data without the owners that the step needs, or beyond its bounds."""
     unit = str(step.privacy_unit)
     if unit not in OWNED:
         data.check_copies(unit)
@@ -183,14 +183,14 @@ def check_owners(step: GaussianStep, data: ExampleTable) -> None:
         most = getattr(found, f"most_{name}")
         if most is not None and most > int(np.asarray(bound)):
             raise ValueError(
-                f"people.{name} must be at least what anybody in the data has, {most}, "
-                f"got {int(np.asarray(bound))}: bounds that are public are kept before "
-                "training; truncate the data to them, or take larger ones"
+                f"people.{name} must be at least what any person in the data has, "
+                f"{most}, got {int(np.asarray(bound))}: truncate the data to the bound "
+                "before training, or take a larger one"
             )
 
 
 def check_features(data: ExampleTable) -> None:
-    """Refuses feature types that NumPy does not know, such as bfloat16."""
+    """Refuses feature types that NumPy does not have, such as bfloat16."""
     kind = data.features.dtype
     if kind.kind not in "iuf":
         raise TypeError(
@@ -200,17 +200,17 @@ def check_features(data: ExampleTable) -> None:
 
 
 def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
-    """Refuses labels that are indices into a list which other units change."""
+    """Refuses labels that are places in a list of classes which units change."""
     if data.targets is not None:
         return
     if learner.is_regression:
         raise ValueError(
-            "data must have targets for a learner of numbers (squared_error), got a "
-            "table without: the place of a class among all classes is no number to "
-            "predict, and moves when a class joins; name the column of the target"
+            "data must have targets for a learner of numbers (squared_error), got "
+            "none: the place of a class among all classes is no number to predict, and "
+            "moves when a class joins; name the column of the target"
         )
     if getattr(learner, "couples_examples", True):
-        return  # its labels are indices within the episode
+        return  # its labels are places within the episode
     unit = str(step.privacy_unit)
     relation = step.neighboring_relation
     if relation != "replace_one" and unit in data.level_names[:-1]:
@@ -222,11 +222,10 @@ def check_targets(learner: Any, data: ExampleTable, step: GaussianStep) -> None:
         )
     if relation == "add_remove" and not data.has_public_units:
         warnings.warn(
-            f"{type(learner).__name__} has an output for each of the "
-            f"{data.level_names[-2]} units that the data have, so their number is not "
-            "protected, though an example alone in its own changes it. Where there is "
-            "a public list, give it (public_units; classes beside labels), or protect "
-            "by 'zero_out'",
+            f"{type(learner).__name__} has an output for each {data.level_names[-2]} "
+            "in the data. Their number is not protected, but a single example can "
+            "change it. Give a public list of them (public_units; classes beside "
+            "labels), or use neighboring_relation='zero_out'",
             stacklevel=3,
         )
 
@@ -252,22 +251,22 @@ def check_outputs(
 
 
 def check_finite(params: Any, step: int) -> None:
-    """Refuses parameters that are not finite: each further step would be wasted."""
+    """Refuses parameters that are not finite, which would waste all further steps."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
-            # On the host: XLA would compile two functions for every shape.
+            # On the host, as XLA would compile two functions for every shape.
             if not np.all(np.isfinite(np.asarray(leaf))):
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
                 raise ValueError(
-                    f"params must be finite, {name} is not after step {step}; with a "
-                    "smaller learning rate, or a schedule, a new run may stay so"
+                    f"params must be finite, {name} is not after step {step}; begin a "
+                    "new run with a smaller learning rate or a schedule"
                     if step
                     else f"params must be finite, got {name} with NaN or infinity"
                 )
 
 
 def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> None:
-    """Warns if delta would allow publishing one unit outright."""
+    """Warns if delta would permit to publish one protected unit outright."""
     names = data.level_names
     if step.privacy_unit in OWNED:
         owners = data.owned(step.privacy_unit)
@@ -278,32 +277,36 @@ def warn_about_delta(step: GaussianStep, delta: float, data: ExampleTable) -> No
         return
     if delta * units >= 1:
         warnings.warn(
-            f"delta={delta:g} times {units} protected units is at least 1: publishing "
-            "one of them outright would satisfy it; take delta well below "
+            f"delta={delta:g} times {units} protected units is at least 1: to publish "
+            "one unit outright would satisfy it; take delta well below "
             f"{1 / units:.1e}",
             stacklevel=3,
         )
 
 
 def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
-    """Whether the mean number of clip units discloses no unit of the level."""
+    """Whether the mean number of clip units discloses no unit of the level.
+
+    ``level`` is the privacy unit by default.
+    """
     if step.neighboring_relation == "replace_one":
         return True
     names, clip = step.design.level_names, step.clip_unit
     if clip == STEP or not isinstance(step.design, MultistageSampling):
         return True
     private = str(step.privacy_unit if level is None else level)
-    # A person's examples are at the last level; the units above are public lists.
+    # A person's examples are at the last level; the levels above are public lists.
     first_private = names.index(names[-1] if private in OWNED else private)
     if step.neighboring_relation == "zero_out" and epoch_scheme(step.design) is None:
-        first_private += 1  # slots are public, their content is not; epochs have none
+        # slots are public, their content is not; an epoch has no slots
+        first_private += 1
     return names.index(str(clip)) < first_private
 
 
 def public_normalizer(
     value: float | None, budget: PrivacyBudget, sampler: EpisodeSampler
 ) -> float:
-    """The divisor of the noised sum: public, never the realised count."""
+    """Returns the divisor of the noised sum: public, never the drawn number."""
     if not budget.takes_steps:
         return 1.0 if value is None else _validation.float32_number("normalizer", value)
     return public_mean_units("normalizer", value, budget.step, sampler)
@@ -312,7 +315,7 @@ def public_normalizer(
 def public_mean_units(
     name: str, value: float | None, step: GaussianStep, sampler: EpisodeSampler
 ) -> float:
-    """Returns the given number, or the mean number of clip units if that is public."""
+    """Returns ``value``, or the mean number of clip units if that is public."""
     if value is not None:
         return _validation.float32_number(name, value)
     if not mean_units_are_public(step):
@@ -327,7 +330,7 @@ def public_mean_units(
 def checked_clipping(
     clipping: Any, normalizer: float, budget: PrivacyBudget, sampler: EpisodeSampler
 ) -> ClippingConfig:
-    """Returns the clipping; a count needs a divisor near the mean number of units."""
+    """Returns the clipping; refuses a normalizer by which a count would be no share."""
     if clipping is None:
         return ClippingConfig(kind=FIXED)
     if not isinstance(clipping, ClippingConfig):
@@ -338,16 +341,17 @@ def checked_clipping(
         if not mean / _FACTOR <= normalizer <= _FACTOR * mean:
             raise ValueError(
                 "normalizer must be about the mean number of clip units a step, "
-                f"{mean:g}, where the clip norm follows a quantile: their count is "
-                f"divided by it; got {normalizer:g}"
+                f"{mean:g}, if the clip norm follows a quantile: a count of clip units "
+                f"is divided by it; got {normalizer:g}"
             )
     if clipping.counts:
         noise = count_deviation(clipping, budget.step.noise_multiplier) / normalizer
         if noise * math.sqrt(clipping.rate) > _MOST_NOISE:
             warnings.warn(
                 f"count_noise={clipping.count_noise:g} gives the share of short "
-                f"contributions a deviation of {noise:.2g} in each step: the clip norm "
-                "will follow noise more than the data; take less, or a lower rate",
+                f"contributions a standard deviation of {noise:.2g} in each step: the "
+                "clip norm will follow the noise more than the data; take a lower "
+                "count_noise or rate",
                 stacklevel=3,
             )
     return clipping
@@ -356,7 +360,7 @@ def checked_clipping(
 def rows_a_device(
     value: int | None, sampler: EpisodeSampler, num_devices: int, noise: str
 ) -> int:
-    """Returns the rows of a block on one device."""
+    """Returns the number of clip units of a block on one device."""
     if noise == "discrete":
         num_devices, most = 1, min(default_block_size(sampler), _MOST_DISCRETE_ROWS)
     else:
@@ -370,13 +374,13 @@ def rows_a_device(
 def found_in_both(
     held_out: ExampleTable, trained: ExampleTable, step: GaussianStep
 ) -> tuple[str, str]:
-    """Returns what two tables share, and what they may share by chance, in words."""
+    """Returns in words what two tables share, and what they may share by chance."""
     if held_out.fingerprint == trained.fingerprint:
         return "all of the training data", ""
     unit, by_chance = str(step.privacy_unit), ""
     if protects_people(step):
         if held_out.owners is None or trained.owners is None:
-            return "perhaps people in both: nobody knows whose the examples are", ""
+            return "perhaps people in both: one of the two names no owners", ""
         ours, theirs = held_out.owners.present, trained.owners.present
         unit = PERSON
         if ours.dtype.kind != theirs.dtype.kind:
@@ -396,7 +400,7 @@ def found_in_both(
 
 
 def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> None:
-    """Warns of names and examples in both; refuses the training data themselves."""
+    """Warns of names and examples in both tables; refuses the training data."""
     if data.fingerprint == trained.fingerprint:
         raise ValueError(
             f"held-out data ({split!r}) must be other data than those trained on, got "
@@ -407,8 +411,8 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
         if common:
             warnings.warn(
                 f"{split!r} has {len(common):,} of its {of:,} {what} in common with "
-                f"the training data, such as {common[0]!r}: where these are the same, "
-                "its score is not that of held-out data",
+                f"the training data, such as {common[0]!r}: if these are the same, its "
+                "score is not one on held-out data",
                 stacklevel=3,
             )
 
@@ -424,7 +428,7 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
 
 
 def _in_both(ours: np.ndarray, theirs: np.ndarray) -> list[Any]:
-    """The names in both, sorted; names of different types are never equal."""
+    """The names in both arrays, sorted; names of different types are never equal."""
     if ours.dtype.kind != theirs.dtype.kind:
         return []
     return np.intersect1d(ours, theirs).tolist()
@@ -447,7 +451,7 @@ def _names_of(data: ExampleTable, unit: str) -> np.ndarray:
 
 
 def needs_of(learner: Learner, shots: int) -> Needs:
-    """Returns what an episode of a learner needs, to be complete."""
+    """Returns what an episode of a learner needs to be complete."""
     has_episodes = getattr(learner, "couples_examples", True)
     return Needs.of(shots, learner.is_regression, has_episodes)
 
@@ -455,7 +459,7 @@ def needs_of(learner: Learner, shots: int) -> Needs:
 def checked_contributions(
     sampler: EpisodeSampler, needs: Needs, budget: PrivacyBudget
 ) -> CompleteUnits | None:
-    """Returns how many contributions are complete; warns of few, refuses below one."""
+    """Returns how many contributions are complete; warns of few, refuses too few."""
     if not budget.takes_steps:
         return None
     units, step = sampler.complete_units(needs), budget.step
@@ -464,7 +468,7 @@ def checked_contributions(
     if units.share >= LEAST_SHARE and not is_refused:
         return units
     drawn = contributions_in_words(units, str(step.clip_unit), number)
-    said = f"sampling draws {drawn}; any other contributes nothing, or little"
+    said = f"sampling draws {drawn}; an incomplete one contributes little or nothing"
     said += better_settings(units.share, step, sampler.population, needs)
     if is_refused:
         raise ValueError(
@@ -476,7 +480,7 @@ def checked_contributions(
 
 
 def contributions_in_words(units: CompleteUnits, clip_unit: str, num_steps: int) -> str:
-    """Returns how many contributions are complete, in a step and in the run."""
+    """Returns in words how many contributions are complete, a step and in all."""
     about = "" if units.complete == units.drawn else "about "
     in_all = units.complete * num_steps
     return (
@@ -493,7 +497,7 @@ def _shown(number: float, digits: int) -> str:
 def contributions_in_log(
     records: Sequence[Mapping[str, Any]],
 ) -> tuple[int, int] | None:
-    """Returns how many contributions a log drew, and how many were complete."""
+    """Returns how many contributions a log's steps drew, and how many were complete."""
     noted = [r[PRIVATE] for r in records if "num_complete" in r.get(PRIVATE, {})]
     if not noted:
         return None
@@ -506,7 +510,7 @@ def contributions_in_log(
 def better_settings(
     share: float, step: GaussianStep, population: Population, needs: Needs
 ) -> str:
-    """Returns a clause: which settings have more complete contributions."""
+    """Returns a clause: which other settings have more complete contributions."""
     other = ways_out(step, population, needs)
     better = [f"{v:.2g} {how}" for how, v in other.items() if v > _BETTER * share]
     if not better:
@@ -524,7 +528,8 @@ def ways_out(
     slots, last = level_of_slots(step), design.schemes[-1]
     is_grouped = isinstance(design, GroupedClasses)
     found = {}
-    if slots is not None and not step.bands:  # which add_remove may refuse
+    # Draws existing units instead of slots; add_remove may refuse bands.
+    if slots is not None and not step.bands:
         if is_grouped and slots == CLASS:
             other = dataclasses.replace(design, num_classes=population.num_units(1))
         else:
@@ -535,11 +540,11 @@ def ways_out(
     is_sized = isinstance(last, WithoutReplacement)
     if is_sized and int(np.asarray(last.size)) > needs.examples:
         fewer = design.with_scheme(dataclasses.replace(last, size=needs.examples))
-        how = f"with size = {needs.examples} of {last.name!r} in place of {last.size}"
+        how = f"with size = {needs.examples} of {last.name!r} instead of {last.size}"
         found[how] = _share(step, fewer, population, slots, needs)
     if is_grouped and int(np.asarray(design.ways)) > 2:
         two = dataclasses.replace(design, ways=2)
-        how = f"with ways = 2 in place of {design.ways}"
+        how = f"with ways = 2 instead of {design.ways}"
         found[how] = _share(step, two, population, slots, needs)
     if is_grouped and slots is not None and slots == last.name:
         found |= _without_small(step, population, needs)
@@ -567,7 +572,7 @@ def _share(
 def _without_small(
     step: GaussianStep, population: Population, needs: Needs
 ) -> dict[str, float]:
-    """Without classes so small that too few contributions would be complete."""
+    """Without small classes: as few as give enough complete contributions."""
     design: Any = step.design
     ways, sizes = int(np.asarray(design.ways)), population.children_counts[1]
 
@@ -579,12 +584,13 @@ def _without_small(
         return _share(step, fewer, tree, level_of_slots(step), needs)
 
     possible = [n for n in np.unique(sizes).tolist() if np.sum(sizes >= n) >= ways]
-    # Larger classes are complete more often.
+    # The share rises with ``fewest``: larger classes are complete more often.
     place = bisect.bisect_left(possible, LEAST_SHARE, key=share)
     if place == len(possible):
         return {}
     how = (
         f"without the {np.sum(sizes < possible[place])} classes of fewer than "
-        f"{possible[place]} (leave out such as are publicly known to be small)"
+        f"{possible[place]} (leave out only classes that are publicly known to be "
+        "small)"
     )
     return {how: share(possible[place])}

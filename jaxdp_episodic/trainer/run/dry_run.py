@@ -1,6 +1,6 @@
-"""All that a run will compute, tried on zeros of its public shapes before it pays.
+"""Runs on zeros all that a run will compute, before anything is charged.
 
-No data, key or noise of the run is used: what fails here has cost nothing.
+No data, key or noise of the run is used: an error here has cost nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxdp_episodic.trainer.run.release import described_release, flat_params
 
 
 def try_out(run: Any, evaluations: Mapping[str, Evaluation], *, is_tried: bool) -> None:
-    """Tries all that a `Trainer` has to come; of one that is tried the evaluations.
+    """Tries the evaluations and, unless ``is_tried``, the steps to come of a `Trainer`.
 
     All processes call it.
     """
@@ -25,13 +25,13 @@ def try_out(run: Any, evaluations: Mapping[str, Evaluation], *, is_tried: bool) 
         return
     _trace_all(run, evaluations)
     if not is_tried:
-        run.processes.meet()  # or others would sum with one that has failed
+        run.processes.meet()  # else others would wait for a process that failed
         _run_all(run)
         run.processes.meet()
 
 
 def _trace_all(run: Any, evaluations: Mapping[str, Evaluation]) -> None:
-    """Traces every step, score and release of a `Trainer`; computes no example."""
+    """Traces every step, score and release of a `Trainer`; computes nothing."""
     for name, mechanism in run.mechanisms.items():
         with _explained(f"tracing the step {name!r}"):
             mechanism.trace(run.state)
@@ -55,7 +55,7 @@ def _run_all(run: Any) -> None:
 
 @contextmanager
 def _explained(doing: str) -> Iterator[None]:
-    """Says of an error what was tried, and that nothing was paid for it."""
+    """Adds to an error what was tried, and that nothing was charged."""
     try:
         yield
     except Exception as error:

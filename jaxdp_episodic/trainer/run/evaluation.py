@@ -1,7 +1,7 @@
-"""How well a learner does on held-out tasks, and how reliable its probabilities are.
+"""Scores on held-out tasks, and the calibration of probabilities.
 
-Temperatures are fitted on the held-out data that chose the released stage: these are
-public to the run, or declared unprotected. Private validation data never come here.
+Temperatures are fitted on the held-out data that chose the released stage, which the
+guarantee does not cover. Private validation data are scored in `validation` only.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from jaxdp_episodic.trainer.learners.episode import (
 from jaxdp_episodic.trainer.learners.learners import ABSENT, Classifier, ProtoNet
 from jaxdp_episodic.trainer.statistics.statistics import Started
 
-_BLOCK_EPISODES = 50  # most in a block
-_BLOCK_BYTES = 2**26  # most of a block's float32 inputs
+_BLOCK_EPISODES = 50  # most episodes in a block
+_BLOCK_BYTES = 2**26  # most bytes of a block's float32 inputs
 _Z95 = 1.959963984540054  # normal quantile at 97.5 %
 
 
 class Score(NamedTuple):
-    """The mean over episodes, with a 95 % interval for the mean.
+    """A mean over episodes, with a 95 % interval.
 
     Attributes:
       name: "accuracy", or "rmse" (root of the mean squared error over all queries).
       mean: the score.
       low: lower end of the interval.
       high: upper end of the interval.
-      num_episodes: episodes that it is the mean of.
+      num_episodes: number of episodes.
     """
 
     name: str
@@ -72,21 +72,24 @@ class Score(NamedTuple):
 class EpisodeScores(NamedTuple):
     """The scores of one learner on J episodes of an `Evaluation`, by class or task."""
 
-    sums: np.ndarray  # (J, K) float64 hits of each class; (J, 1) squared errors
-    weights: np.ndarray  # (J, K) float64 queries, the same for every learner
-    groups: np.ndarray  # (J, K) integers, which class or task; -1 without examples
+    sums: np.ndarray  # (J, K) float64 hits of each class; or (J, 1) squared errors
+    weights: np.ndarray  # (J, K) float64 numbers of queries, the same for every learner
+    groups: np.ndarray  # (J, K) integers: the class or task; -1 if it has no examples
     is_regression: bool
 
     @property
     def value(self) -> float:
-        """The mean over all queries, of errors times -1; -inf if it is no number."""
+        """Mean score over all queries; minus the mean error for regression.
+
+        It is -inf if the mean is not finite.
+        """
         value = float(self.sums.sum() / self.weights.sum())
         if not math.isfinite(value):
             return -math.inf
         return -value if self.is_regression else value
 
     def score(self) -> Score:
-        """Ratio of the sums over all queries, and its interval by the delta method."""
+        """Returns the mean over all queries, and its interval by the delta method."""
         number, mean = len(self.sums), self.sums.sum() / self.weights.sum()
         half = _Z95 * self._over_episodes(self.sums - mean * self.weights)
         low, high = mean - half, mean + half
@@ -97,19 +100,20 @@ class EpisodeScores(NamedTuple):
 
     @property
     def has_other_classes(self) -> bool:
-        """Whether episodes differ by their classes (tasks): not all have the same."""
+        """Whether the episodes do not all have the same classes (tasks)."""
         return self.num_classes > (self.groups >= 0).sum(axis=1).min()
 
     @property
     def num_classes(self) -> int:
-        """How many classes (tasks) the episodes have, all together."""
+        """Number of different classes (tasks) in all episodes."""
         return len(np.unique(self.groups[self.groups >= 0]))
 
     def ahead_of(self, other: EpisodeScores) -> tuple[float, float]:
-        """Returns how much higher `value` is than another's, and the standard error.
+        """Returns how much higher `value` is than another's, and its standard error.
 
-        It is of paired differences, over the draw of the episodes and of their classes
-        (tasks); over episodes alone if all have the same classes.
+        The standard error is of paired differences, over the draw of the episodes and
+        of their classes (tasks). If all episodes have the same classes, it is over
+        episodes only.
         """
         differences = self.sums - other.sums
         if self.is_regression:
@@ -122,26 +126,27 @@ class EpisodeScores(NamedTuple):
         return float(mean), error
 
     def _over_episodes(self, residuals: np.ndarray) -> float:
-        """Standard error of a ratio to the weights, by what remains of each episode."""
+        """Standard error of a ratio to the weights, from each episode's residuals."""
         of_each = residuals.sum(axis=1)
         deviation = of_each.std(ddof=1) / self.weights.sum()
         return float(deviation) * math.sqrt(len(of_each))
 
     def _over_classes(self, residuals: np.ndarray) -> float:
-        """The same over the draw of the classes, beyond that of the episodes.
+        """Standard error over the draw of the classes, beyond that of the episodes.
 
-        Episodes that share classes are correlated. Of each pair of them the product of
-        what remains counts as often as they share one (Aronow, Samii and Assenova 2015,
-        doi:10.1093/pan/mpv018, of pairs where episodes are here), scaled up from these
-        classes to all there might be, times that quantile of Student's t at one less
-        than the classes that is exceeded as seldom as a normal one exceeds its standard
-        error: of 3 classes 1.32, of 8 1.08.
+        Episodes that share classes are correlated. The product of the residuals of two
+        episodes counts once for each class that they share (Aronow, Samii and Assenova
+        2015, doi:10.1093/pan/mpv018; their dyads are episodes here). The sum is scaled
+        up from the classes in the episodes to all possible classes, and multiplied by
+        the quantile of Student's t, with one degree of freedom less than classes, that
+        has the same probability as one standard error of a normal: 1.32 for 3 classes,
+        1.08 for 8.
         """
         there, of_each = self.groups >= 0, residuals.sum(axis=1)
         names, where = np.unique(self.groups[there], return_inverse=True)
         number, ways = len(names), there.sum() / len(there)
         of_slots = np.broadcast_to(of_each[:, None], there.shape)[there]
-        share = np.bincount(where) / len(of_each)  # of the episodes, that have a class
+        share = np.bincount(where) / len(of_each)  # of the episodes that have a class
         alone = (1 - 2 * share) * np.bincount(where, np.square(of_slots))
         alone += share**2 * np.square(of_each).sum()
         shared = np.square(np.bincount(where, of_slots)) - alone
@@ -152,10 +157,10 @@ class EpisodeScores(NamedTuple):
 
 
 class Evaluation:
-    """Draws the same held-out episodes every time; call it with a learner and params.
+    """Scores a learner on the same held-out episodes at each call.
 
-    The score is *an estimate*, with a normal interval over the draw of the episodes for
-    these classes. The training's epsilon does not protect the held-out people:
+    The score is *an estimate*, with a normal interval over the draw of the episodes
+    from these classes. The training's epsilon does not protect the held-out people:
     publishing a score discloses their data.
 
     Args:
@@ -163,7 +168,7 @@ class Evaluation:
       ways: classes an episode; None for regression, one task an episode.
       shots: support examples, of each class or of the task.
       queries: query examples, of each class or of the task.
-      num_episodes: at least 2; 600 is the custom of the field.
+      num_episodes: at least 2; 600 is customary in the field.
       seed: of the episodes.
 
     Attributes:
@@ -192,12 +197,10 @@ class Evaluation:
         ):
             _validation.integer_array(name, value, minimum=least)
         if ways is None and data.targets is None:
-            raise ValueError(
-                "data must have targets for regression, got a table without"
-            )
+            raise ValueError("data must have targets for regression, got none")
         names = data.level_names
         drawn = [1] * (len(names) - 2) + [1 if ways is None else ways]
-        # More slots than the largest class fills would only be computed and masked.
+        # Slots beyond the largest class would be computed and masked.
         largest = int(np.max(data.population.children_counts[-1], initial=0))
         drawn.append(shots + min(queries, max(largest - shots, 1)))
         levels = [
@@ -209,7 +212,8 @@ class Evaluation:
         most = int(np.max(data.population.children_counts[len(names) - 2], initial=0))
         if ways is not None and ways > most:
             raise ValueError(
-                f"ways must be at most the {most} classes that are held out, got {ways}"
+                f"ways must be at most {most}, the number of held-out classes, got "
+                f"{ways}"
             )
         sampler = EpisodeSampler(
             IndependentEpisodes(MultistageSampling(*levels), num_episodes=num_episodes),
@@ -217,24 +221,24 @@ class Evaluation:
             clip_unit="episode",
         )
         draw = sampler.draw(np.random.default_rng(seed))
-        # Levels above the episode have one unit each: their axes are dropped.
+        # Drop the axes of levels above the episode, which have one unit each.
         keep = 1 if ways is None else 2
         shape = (num_episodes, *draw.mask.shape[-keep:])
         draw = draw._replace(
             examples=draw.examples.reshape(shape), mask=draw.mask.reshape(shape)
         )
         self._draw, self.data = draw, data
-        # Of each class (task) its first example, if any: those are in the first slots.
+        # The first example of each class (task), if any, is in its first slot.
         groups = data.class_places[draw.examples[..., 0]]
         groups = np.where(draw.mask[..., 0], groups, -1)
         self._groups = groups.reshape(num_episodes, -1)
-        # Episodes are evaluated one by one: the block size changes no score.
+        # The block size changes no score: episodes are evaluated one by one.
         bytes_each = 4 * math.prod(shape[1:]) * math.prod(data.features.shape[1:])
         fitting = max(_BLOCK_BYTES // max(bytes_each, 1), 1)
         self._block_size = min(_BLOCK_EPISODES, num_episodes, fitting)
 
     def __call__(self, learner: Any, params: Any) -> Score:
-        """Returns the score of the learner, of any ways, with these parameters."""
+        """Returns the score of a learner, for any number of ways."""
         return self.episodes(learner, params).score()
 
     def episodes(self, learner: Any, params: Any) -> EpisodeScores:
@@ -290,12 +294,13 @@ class Evaluation:
         )
 
     def _blocks(self) -> Generator[Block, None, None]:
-        """The episodes, gathered anew each time: all at once they may not fit."""
+        """Yields blocks of the episodes, which may not fit in memory together."""
         size, draw = self._block_size, self._draw
 
         def made(start: int) -> Block:
             here = slice(start, start + size)
-            examples, mask = draw.examples[here], draw.mask[here]  # there are no nulls
+            # no clip unit is null
+            examples, mask = draw.examples[here], draw.mask[here]
             part = draw._replace(examples=examples, mask=mask, holds_null=None)
             return make_blocks(part, self.data, block_size=size)[0]
 
@@ -304,7 +309,7 @@ class Evaluation:
 
 
 def for_ways(learner: Any, ways: int | None) -> Any:
-    """Returns the learner for this number of classes, if it can tell any apart."""
+    """Returns the learner for this number of classes, if it is for any number."""
     if isinstance(learner, Started):
         return Started(for_ways(learner.learner, ways))
     if isinstance(learner, ProtoNet | Classifier) and ways is not None:
@@ -367,12 +372,13 @@ def scores_of_block(
     return jax.lax.map(one, block)
 
 
-_SHOTS = (1, 2, 4, 8, 16)  # fitted as far as the held-out classes have examples
-_MOST_WAYS = 2  # times the fitted number of classes: beyond, errors exceed 0.05
-_EPISODES = 200  # of each fit
-_LOG_SCALE = (-12.0, 12.0)  # of 1 / temperature
-_DIGITS = 3  # of a stored temperature
-_BINS = 10  # of a reliability diagram
+_SHOTS = (1, 2, 4, 8, 16)  # fitted if the held-out classes have as many examples
+# times the fitted number of classes; above, the calibration error exceeds 0.05
+_MOST_WAYS = 2
+_EPISODES = 200  # episodes of each fit
+_LOG_SCALE = (-12.0, 12.0)  # range of log(1 / temperature)
+_DIGITS = 3  # significant digits of a temperature
+_BINS = 10  # of probabilities
 
 
 class Calibration(NamedTuple):
@@ -383,12 +389,12 @@ class Calibration(NamedTuple):
     temperatures: tuple[float, ...]  # for each number of shots
 
     def temperature(self, shots: float) -> float:
-        """Log-log interpolated; constant beyond the fitted numbers of shots."""
+        """Log-log interpolated temperature; constant outside the fitted shots."""
         known = np.log(self.shots), np.log(self.temperatures)
         return math.exp(np.interp(math.log(shots), *known))
 
     def covers(self, ways: int, shots: float) -> bool:
-        """Whether probabilities for such a support have been fitted."""
+        """Returns whether probabilities were fitted for such a support."""
         is_fitted = self.shots[0] <= shots <= self.shots[-1]
         return is_fitted and ways <= _MOST_WAYS * self.ways
 
@@ -401,13 +407,13 @@ class Calibration(NamedTuple):
 class Reliability(NamedTuple):
     """How often the predicted class is right, by its probability, on held-out data."""
 
-    probability: tuple[float, ...]  # mean of each bin of [0, 1] that holds queries
+    probability: tuple[float, ...]  # mean of each bin of [0, 1] that has queries
     accuracy: tuple[float, ...]
     counts: tuple[int, ...]
 
     @property
     def error(self) -> float:
-        """Expected calibration error: the mean gap between the two over all queries.
+        """Expected calibration error: mean gap between the two over all queries.
 
         Reference: Guo, Pleiss, Sun, Weinberger (2017), arXiv:1706.04599.
         """
@@ -416,7 +422,7 @@ class Reliability(NamedTuple):
 
 
 def calibrated(evaluation: Evaluation, learner: Any, params: Any) -> Calibration | None:
-    """Returns the temperatures of a stage; None of regression, or a diverged model."""
+    """Returns a stage's temperatures; None for regression, or infinite logits."""
     ways = evaluation.ways
     if learner.is_regression or ways is None or ways < 2:
         return None
@@ -450,7 +456,7 @@ def reliability(
 
 
 def calibration_of(told: Mapping[str, Any]) -> Calibration:
-    """Returns the calibration that a release's file states, checked."""
+    """Returns the calibration in a release's file, checked."""
     ways = _validation.whole_number("calibration.ways", told["ways"])
     shots, temperatures = told["shots"], told["temperatures"]
     is_table = isinstance(shots, list) and isinstance(temperatures, list)
@@ -468,8 +474,8 @@ def calibration_of(told: Mapping[str, Any]) -> Calibration:
 def _temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     """The maximum-likelihood temperature.
 
-    Targets are smoothed by one query, or a separable sample would have temperature 0.
-    Reference: Platt (1999), Probabilistic outputs for support vector machines.
+    Targets are smoothed by one query: without that a separable sample has temperature
+    0. Reference: Platt (1999), Probabilistic outputs for support vector machines.
     """
     smooth = 1 / (len(logits) + 2)
     own, is_there = (np.arange(len(logits)), targets), logits > ABSENT

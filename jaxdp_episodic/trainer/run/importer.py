@@ -1,7 +1,7 @@
-"""Runs of the version before, taken over into ``run.sqlite``; for one version.
+"""Imports runs of version 0.2 into ``run.sqlite``.
 
-They lay in a ledger, a journal of releases, checkpoints of Orbax, a log, the best steps
-and the running epoch.
+They were a ledger, a journal of releases, Orbax checkpoints, a log, the best parameters
+and the running epoch, each in files of its own.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from jaxdp_episodic.trainer.run.store import BEST, EPOCH, RunStore, new_store
 
 _HEAD = struct.Struct("<QQQ8s8s")  # step, checkpoint, length, run, hash of these
 _FORMAT = 5  # of checkpoints
-KEPT = "imported"  # folder for the files that were taken over
+KEPT = "imported"  # folder for the imported files
 
 
 def import_old_run(folder: Path, like: Any) -> None:
-    """Makes ``run.sqlite`` from a run of version 0.2, then puts its files aside."""
+    """Makes ``run.sqlite`` from a run of version 0.2, then moves its files aside."""
     if not (folder / OLD_LEDGER).exists():
         return
     if not (folder / STORE).exists():
         _make_store(folder, like)
     (folder / "epoch").unlink(missing_ok=True)  # a secret
     (folder / KEPT).mkdir(exist_ok=True)
-    # The ledger last: while it is there something is left to do.
+    # The ledger last: as long as it is there the import is not finished.
     for file in ("journal", "checkpoints", "log.jsonl", "best.npz", OLD_LEDGER):
         if (folder / file).exists():
             shutil.move(folder / file, folder / KEPT / file)
@@ -60,8 +60,7 @@ def _make_store(folder: Path, like: Any) -> None:
             seen = hashlib.sha256(file.read(size)).hexdigest()
         if name != ledger.facts["run"] or seen != digest:
             raise LedgerError(
-                f"{folder}: the ledger is not that of the checkpoint, or was rolled "
-                "back"
+                f"{folder}: the ledger is not the checkpoint's, or is an older copy"
             )
         releases = _releases(folder / "journal", name, meta["charged_steps"])
         kept = [*_epoch(folder / "epoch", name), *_best(folder / "best.npz")]
@@ -88,7 +87,8 @@ def _make_store(folder: Path, like: Any) -> None:
 
 
 def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
-    import orbax.checkpoint as ocp  # here: a second, for old runs alone
+    # here, as it takes a second and only old runs need it
+    import orbax.checkpoint as ocp
 
     with closing(ocp.CheckpointManager(folder.resolve())) as manager:
         step = manager.latest_step()
@@ -103,7 +103,7 @@ def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
         if meta["charged_steps"] != step or meta["ledger"] is None:
             raise LedgerError(f"checkpoint {folder / str(step)} was renamed or edited")
         refuse_other_state(meta["state"], kinds_of(like))
-        # Runs that did not choose had no scores, which are no arrays here either.
+        # Planned runs had no scores.
         fields = like._asdict()
         if not jax.tree.leaves(like.scores):
             del fields["scores"]
@@ -123,7 +123,7 @@ def _releases(path: Path, run: str, after: int) -> list[tuple[int, list[np.ndarr
         step, base, length, name, check = _HEAD.unpack(head)
         end = place + _HEAD.size + length
         if not any(data[place:]):
-            break  # the file had grown, and nothing else
+            break  # space that was reserved and not written
         if check != hashlib.sha256(head[:-8]).digest()[:8]:
             raise LedgerError(f"journal {path}: the record at byte {place} is damaged")
         if name != of_run or base > after:
@@ -163,7 +163,7 @@ def _best(path: Path) -> Iterator[tuple[str, int, list[np.ndarray]]]:
 
 @contextmanager
 def _or_damaged(folder: Path) -> Iterator[None]:
-    """Raises the many errors of a damaged file as `LedgerError`."""
+    """Raises the various errors of a damaged file as `LedgerError`."""
     try:
         yield
     except (OSError, LedgerError):

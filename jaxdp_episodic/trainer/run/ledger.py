@@ -1,7 +1,7 @@
-"""What a run has been charged: counted, and refused beyond the budget.
+"""The charges of a run: counted, and refused beyond the budget.
 
-Within `Ledger.writing_to` each charge is in the run's file before it counts; elsewhere
-it is in memory only. An adaptive run's choice is written with its charge.
+Inside `Ledger.writing_to` a charge is in the run's file before it counts; elsewhere it
+is in memory only. An adaptive run's choice is written together with its charge.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Scores = Callable[[], Sequence[ScoreThen]]
 
 
 class Ledger:
-    """Counts the charges of a planned or adaptive run, and refuses one too many.
+    """Counts the charges of a run, planned or adaptive, and refuses one too many.
 
     Attributes:
       charged: number of steps charged.
       mark: the run's file after the last charge; None without a file.
-      options: an adaptive run's choices; the last one may not be charged yet.
+      options: an adaptive run's choices, in order; the last one may not be charged yet.
       now: an adaptive run's budget after all choices.
-      has_ended: an adaptive run has chosen to end.
+      has_ended: whether an adaptive run has chosen to end.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Ledger:
         self.charged = self._begun = charged
         self.mark = mark
         self._store: RunStore | None = None
-        self._session = ""  # of the process's last charge in a file
+        self._session = ""  # of this process's last charge in a file
         self.options, self.has_ended = list[str](), False
         for name in options:
             self.choose(name)
@@ -75,7 +75,7 @@ class Ledger:
 
     @property
     def most(self) -> int:
-        """Steps that the target permits."""
+        """Number of steps that the target permits."""
         return self._budget.permitted_steps
 
     @property
@@ -89,9 +89,10 @@ class Ledger:
         return self._adapts or public_budget(self._budget) is not None
 
     def charge(self) -> int:
-        """Charges one step, before its result exists; returns the number charged.
+        """Charges one step and returns their number; only then may the step be taken.
 
-        Raises BudgetExhaustedError (nothing is charged) or OSError (do not take it).
+        Raises BudgetExhaustedError (nothing is charged), or OSError or LedgerError:
+        then do not take the step.
         """
         if self.charged >= self.most:
             raise BudgetExhaustedError(
@@ -112,27 +113,31 @@ class Ledger:
         return self.charged
 
     def choose(self, name: str) -> None:
-        """Makes an option the next one to be charged, or raises; charges nothing."""
+        """Makes an option the next one to be charged; charges nothing.
+
+        Raises ValueError after the run's end, BudgetExhaustedError if it is not
+        permitted.
+        """
         if self.has_ended:
-            raise ValueError("the run has chosen to end, and takes no more steps")
+            raise ValueError("the run has chosen to end and takes no more steps")
         self.now.option(name)
         if not self.now.can(name):
             raise BudgetExhaustedError(
-                f"option {name!r} cannot be taken any more, or not now; left are "
+                f"option {name!r} is used up or not permitted now; left are "
                 f"{self.now.left_in_words()}"
             )
         self._before, self.now = self.now, self.now.charge(name)
         self.options.append(name)
 
     def end(self) -> None:
-        """Notes, also in the file, that an adaptive run has chosen to end."""
+        """Records, in the file too, that an adaptive run has chosen to end."""
         if self._store is not None and not self._is_end_noted:
             self._store.end()
             self._is_end_noted = True
         self.has_ended = True
 
     def is_over(self, taken: int) -> bool:
-        """Returns whether a run that has taken so many steps takes no more."""
+        """Returns whether a run is over after this many completed steps."""
         if not self._adapts:
             return taken >= self._budget.num_steps
         if taken < len(self.options):
@@ -144,7 +149,7 @@ class Ledger:
         """Returns the name of the kind of a charged step."""
         if self._adapts:
             return self.options[number - 1]
-        # All phases but the last are taken once.
+        # All phases except the last have one step.
         return f"phase {min(number, len(self._budget.before) + 1)}"
 
     def turn(self, number: int) -> int:
@@ -154,7 +159,7 @@ class Ledger:
         return sum(name in self._budget.training for name in self.options[: number - 1])
 
     def _kind(self, number: int) -> tuple[str, GaussianStep | None]:
-        """Name of a step, and its description unless the file's facts have it."""
+        """The name of a step, and its description unless the file's facts have it."""
         if self._adapts:
             return self.name_of(number), None
         phases = self._budget.phases
@@ -164,9 +169,9 @@ class Ledger:
     def writing_to(
         self, store: RunStore, environment: Mapping[str, Any]
     ) -> Iterator[None]:
-        """Charges to a file, beginning with the charges that are in memory only."""
+        """Charges to a file, and first writes the charges that are only in memory."""
         found = store.mark.charged
-        # One more than we count is a charge that was interrupted, or failed.
+        # One more than ours is our own charge, interrupted before it was counted.
         self.charged = self._begun = max(self.charged, found)
         store.take_up(environment)
         for number in range(found + 1, self.charged + 1):
@@ -178,16 +183,16 @@ class Ledger:
             self._store = None
 
     def cost_of(self, number: int, is_seeded: bool) -> str:
-        """Returns what an error has cost between charge and release of a step."""
+        """Returns what an error between a step's charge and release has cost."""
         if is_seeded:
             return (
                 f"Step {number} was charged and not released. The run has a seed: it "
-                "takes the step again when it is resumed."
+                "repeats the step when it is resumed."
             )
         budget = self._budget
         if self._adapts:
             left = self.now.left_in_words()
-            cost = f"It was one of the option {self.name_of(number)!r}; left are {left}"
+            cost = f"It was of the option {self.name_of(number)!r}; left are {left}"
         elif not budget.is_private:
             cost = "Epsilon is infinite"
         else:
@@ -200,13 +205,13 @@ class Ledger:
         )
 
     def accounting(self, scores: Scores) -> Callable[[int], dict[str, Any]]:
-        """Returns what gives the public part of a step's log record."""
+        """Returns a function from a step to the public part of its log record."""
         if not self._adapts:
             spent = SpentAhead(self._budget)
             return lambda step: {"epsilon": spent.at(step) if step else 0.0}
 
         def facts(step: int) -> dict[str, Any]:
-            # The guarantee is the same from the first release to the last.
+            # The guarantee is that of the whole budget, from the first release on.
             said: dict[str, Any] = {"epsilon": self._budget.epsilon}
             if step:
                 said["option"] = self.options[step - 1]
@@ -220,12 +225,12 @@ class Ledger:
         return facts
 
     def shared(self, processes: Processes, charged: int) -> Ledger:
-        """Returns the first process's ledger; all call it, with its count."""
+        """Returns the first process's ledger, with its count; all processes call it."""
         options, ended = processes.shared_value([self.options, self.has_ended])
         return Ledger(self._budget, options, charged=charged, has_ended=ended)
 
     def after(self, content: LedgerContent, mark: Mark) -> Ledger:
-        """Returns the ledger that goes on with a file."""
+        """Returns the ledger that continues a run's file."""
         return Ledger(
             self._budget,
             content.choices,
@@ -235,14 +240,15 @@ class Ledger:
         )
 
     def check(self, store: RunStore) -> None:
-        """Refuses a file that is not this run's, or that has gone on without it."""
+        """Refuses another run's file, and one in which the run went on elsewhere."""
         self.refuse_other(content_of(store))
         if self.mark is not None and not store.contains(self.mark):
             raise LedgerError(
-                f"{store.path} is not what the run wrote: it was put back, or replaced"
+                f"{store.path} is not what the run wrote: it was replaced, or an old "
+                "copy was put back"
             )
         found, ours = store.mark.charged, 0 if self.mark is None else self.mark.charged
-        # One more than we know of may be ours, broken off, or that of another process.
+        # One more than ours may be our own interrupted charge, or another process's.
         is_other = found > ours and store.session_of(found) != self._session
         if found > self._begun or is_other:
             raise FileExistsError(
@@ -251,7 +257,7 @@ class Ledger:
             )
 
     def refuse_other(self, content: LedgerContent) -> None:
-        """Raises LedgerError if the file has other steps, choices or another budget."""
+        """Raises LedgerError if the file has another budget, other steps or choices."""
         budget = self._budget
         if self._adapts:
             number, theirs = min(len(self.options), content.charged), content.adaptive
@@ -285,7 +291,7 @@ def taken_up(
     kinds: Mapping[str, str],
     book: str | None,
 ) -> tuple[Saved, Ledger]:
-    """Returns the state of a resumed run and its ledger; errors as `Trainer.resume`."""
+    """Returns a run's saved state and its ledger; errors as of `Trainer.resume`."""
     content, saved = content_of(store), store.saved()
     if saved is None:
         raise LedgerError(f"{store.path} has charges, and no checkpoint")
@@ -296,20 +302,23 @@ def taken_up(
     content.refuse_other_book(book)
     if not saved.taken <= content.charged <= ledger.most:
         raise LedgerError(
-            f"{store.path} has {content.charged} steps charged, of which the "
-            f"checkpoint contains {saved.taken} and the target permits {ledger.most}"
+            f"{store.path} has {content.charged} charged steps; the checkpoint "
+            f"contains {saved.taken}, and the target permits {ledger.most}"
         )
     return saved, ledger.after(content, store.mark)
 
 
 class RuleError(ValueError):
-    """A rule raised, or returned what is no choice; nothing was charged for it."""
+    """A rule raised, or returned no permitted option; nothing was charged for it."""
 
 
 def asked(
     rule: Any, number: int, params: Any, scores: tuple[ScoreThen, ...], ledger: Any
 ) -> str | None:
-    """Returns what a rule chooses next, or None; `RuleError` if that is no choice."""
+    """Returns the option that a rule chooses next; None: the run ends.
+
+    Raises RuleError if the rule raises, or returns anything else.
+    """
     now, where = ledger.now, f"after {number:,} releases"
     last = ledger.options[-1] if ledger.options else None
     taken, left = MappingProxyType(now.taken), MappingProxyType(now.left)
@@ -330,14 +339,14 @@ def asked(
         )
     if not now.can(choice):
         raise RuleError(
-            f"rule asked {where} for {choice!r}, which cannot be taken any more, "
-            f"or not now; left are {now.left_in_words()}"
+            f"rule returned {choice!r} {where}, which is used up or not permitted now; "
+            f"left are {now.left_in_words()}"
         )
     return choice
 
 
 def check_rule(budget: Any, rule: Any, checks: Mapping[str, Any]) -> bool:
-    """Returns whether a run chooses; refuses a rule without such a budget."""
+    """Returns whether a run is adaptive; refuses a rule without such a budget."""
     adapts = isinstance(budget, AdaptiveBudget)
     if adapts and not callable(rule):
         raise TypeError(f"rule must be a function, got {_validation.shown(rule)}")
@@ -347,14 +356,14 @@ def check_rule(budget: Any, rule: Any, checks: Mapping[str, Any]) -> bool:
 
 
 def can_any(budget: AdaptiveBudget) -> bool:
-    """Returns whether anything is left to choose."""
+    """Returns whether any option is still permitted."""
     return any(budget.can(name) for name in budget.options)
 
 
 def scores_in(
     columns: Any, checks: Mapping[str, PrivateValidation]
 ) -> tuple[ScoreThen, ...]:
-    """Returns the noisy scores that a state has."""
+    """Returns the noisy scores in a state's columns, in order."""
     if not checks:
         return ()
     names, found = list(checks), []
@@ -369,14 +378,14 @@ def scores_in(
 def described_choices(
     budget: AdaptiveBudget, rule: Any, checks: Mapping[str, PrivateValidation]
 ) -> dict[str, Any]:
-    """Returns what a run says of what it may choose, and by what."""
+    """Returns an adaptive run's options, rule and checks as plain values."""
     adaptive = budget.to_dict() | {"runs": len(budget.runs)}
-    # In stored runs the options stand beside these.
+    # Stored runs have the options in the same table as these keys.
     taken = [name for name in budget.options if name in adaptive]
     if taken:
         raise ValueError(
-            f"options must have other names than {sorted(adaptive)}, with which a run "
-            f"describes itself, got {taken[0]!r}"
+            f"options must not be named {sorted(adaptive)}, which are keys of a run's "
+            f"description, got {taken[0]!r}"
         )
     steps = {name: described_step(one) for name, one in budget.options.items()}
     return {

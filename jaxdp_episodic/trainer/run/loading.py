@@ -1,4 +1,4 @@
-"""Reads a release, which anybody may have written: all is bounded and checked."""
+"""Reads a release. Anybody may have written it, so all of it is bounded and checked."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ from jaxdp_episodic.trainer.run.release import (
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import Started
 
-_MOST_BYTES = 2**30  # of parameters, unless a call says otherwise
-_HEADER_BYTES = 2**20  # most that headers of arrays may take
-_MOST_TEXT = 2**20  # bytes of a text of a release
-# Learners whose parameters have a prior beside those of the model.
+_MOST_BYTES = 2**30  # of the parameters, by default
+_HEADER_BYTES = 2**20  # most bytes of all array headers
+_MOST_TEXT = 2**20  # most bytes of each text file of a release
+# Learners whose parameters are those of the model and those of a prior.
 _WITH_PRIORS = (MixedModel.__name__, BayesianRegression.__name__)
-# Fields of a learner that say how long it works, at most: what a config may say.
+# Maximum of learner fields that determine its work, as in a config.
 _MOST = {"inner_steps": MOST_INNER_STEPS, "powers": MOST_POWERS, "rank": MOST_UNITS}
-_MOST_AXES = 8  # of an example
-_MOST_NUMBERS = 2**30  # of an example, or a parameter
-_TYPES = {"int": (int,), "float": (int, float), "bool": (bool,)}  # else texts
+_MOST_AXES = 8  # of an example or a parameter
+_MOST_NUMBERS = 2**30  # of an example or a parameter
+_TYPES = {"int": (int,), "float": (int, float), "bool": (bool,)}  # others are str
 _DTYPES = tuple(np.dtype(code).name for code in "bBhHiIlLefd")
 
 
@@ -77,24 +77,25 @@ def load_release(
     features: FixedFeatures | str | os.PathLike[str] | None = None,
     max_bytes: int = _MOST_BYTES,
 ) -> Release:
-    """Returns what a run has released, ready for use.
+    """Returns a run's release, ready for use.
 
-    Nothing is unpickled; sizes are bounded before anything of them is read.
+    Nothing is unpickled, and sizes are checked before anything is read.
 
     Args:
-      folder: ``release`` of a run or a search, or what `Trainer.release` has made.
-      model: of your own, as `run_training` was given it; the parameters that it has are
-        not used.
-      learner: of your own, likewise.
-      features: of your own, likewise; or the file of the run's network (ONNX), which
-        a release does not hold.
-      max_bytes: most that parameters may take.
+      folder: the ``release`` folder of a run or a search, or one that `Trainer.release`
+        has made.
+      model: your own model, if `run_training` was given one; its parameters are not
+        used.
+      learner: your own learner, likewise.
+      features: your own features, likewise; or the file of the run's network (ONNX),
+        which a release does not hold.
+      max_bytes: most bytes that the parameters may take.
 
     Raises:
       OSError: a file that is missing or cannot be read.
-      TypeError, ValueError: a folder that is damaged, of another version or no release,
-        one with links to other files, or whose parameters do not fit; a part of your
-        own that is needed and not given, or given and not needed.
+      TypeError, ValueError: a folder that is damaged, of another version or no release;
+        links to other files in it; parameters that do not fit; a part of your own that
+        is needed and not given, or given and not needed.
     """
     folder = Path(folder)
     _refuse_links(folder)
@@ -107,7 +108,7 @@ def load_release(
         named = _table("parameters", told["parameters"])
         wanted = {n: _shape(f"parameters.{n}", value) for n, value in named.items()}
         fields, starts = _unwrapped(told["learner"])
-        # How deep in its parameters, below "model", those of the model are.
+        # The model's parameters are below so many keys "model".
         depth = starts + (fields["type"] in _WITH_PRIORS)
         functions, like = _functions(told, fields, depth, model, wanted)
         made = _learner(fields, functions, learner)
@@ -118,7 +119,7 @@ def load_release(
         fixed = _features(told["features"], features)
         dtype = np.dtype(_validation.choice("dtype", told["dtype"], _DTYPES))
         source = _source(told["source"])
-        calibration = told.get("calibration")  # of older releases there is none
+        calibration = told.get("calibration")  # older releases have none
         if calibration is not None:
             calibration = calibration_of(_table("calibration", calibration))
         if fixed is None and seen != shape:
@@ -129,7 +130,7 @@ def load_release(
     arrays = read_arrays(folder / PARAMETERS, max_bytes=max_bytes)
     with _named(folder / PARAMETERS):
         params = _params(arrays, wanted, like, depth)
-    if learner is None:  # one's own may take none but certain episodes
+    if learner is None:  # a user's own may take certain episodes only
         with _named(folder / DESCRIPTION):
             _check_use(made, params, seen, dtype)
     statement = _text(folder / STATEMENT)
@@ -144,11 +145,11 @@ def load_parameters(path: Path, like: Any) -> Any:
 
     Raises:
       OSError: a file that cannot be read.
-      ValueError: no npz file of numbers, a larger one than parameters need, or other
-        names or shapes than ``like`` has.
+      ValueError: no npz file of numbers, one that is too large, or other names or
+        shapes than those of ``like``.
     """
     wanted = flat_params(like)
-    # Twice as many bytes as doubles need.
+    # Twice the bytes of float64.
     most = 16 * sum(leaf.size for leaf in wanted.values()) + _HEADER_BYTES
     arrays = read_arrays(path, max_bytes=most)
     if wanted.keys() != arrays.keys():
@@ -164,7 +165,7 @@ def load_parameters(path: Path, like: Any) -> Any:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuses files of a release that are links: whoever wrote them chose where to."""
+    """Refuses a release with links, which could show files from elsewhere."""
     for name in (DESCRIPTION, PARAMETERS, STATEMENT, FACTS):
         if (folder / name).is_symlink():
             raise ValueError(f"{folder / name} must be a file, got a link to one")
@@ -172,7 +173,7 @@ def _refuse_links(folder: Path) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Puts a file's path before what is wrong with it."""
+    """Prefixes errors with the file's path."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -183,19 +184,24 @@ def _description(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     if not path.exists() and (folder / PARAMETERS).exists():
         raise ValueError(
-            "there is none, though parameters are there: they are of an older version, "
-            "which described no model; load_parameters reads them"
+            "missing, though there are parameters: they are of an older version, which "
+            "described no model; load_parameters reads them"
         )
     inside = folder / "release"
     if not path.exists() and (inside / DESCRIPTION).exists():
-        raise ValueError(f"this is the folder of a run or a search: name {inside}")
+        raise ValueError(
+            f"missing: this is the folder of a run or a search; name {inside}"
+        )
     told = _table("it", read_json(path, max_bytes=_MOST_TEXT))
     if told.get("format") != FORMAT:
         shown = _validation.shown(told.get("format"))
         raise ValueError(f"format must be {FORMAT!r}, got {shown}: this is no release")
     if told.get("version") != VERSION:
         shown = _validation.shown(told.get("version"))
-        raise ValueError(f"version must be {VERSION}, got {shown}: of another release")
+        raise ValueError(
+            f"version must be {VERSION}, got {shown}: another release of the library "
+            "wrote it"
+        )
     return told
 
 
@@ -212,7 +218,7 @@ def _text(path: Path) -> str:
 
 
 def _source(told: Any) -> dict[str, Any]:
-    """What is known of the training files: names, numbers and lists of names."""
+    """Returns what describes the training files: names, numbers and lists of names."""
     for name, value in _table("source", told).items():
         several = value if isinstance(value, list) else [value]
         if not all(isinstance(v, str | int | bool | None) for v in several):
@@ -231,7 +237,7 @@ def _functions(
     model: Any,
     wanted: Mapping[str, tuple[int, ...]],
 ) -> tuple[dict[str, Any], Any]:
-    """What a learner may apply, by name, and parameters like those of the model."""
+    """Returns what a learner may apply, by name, and parameters like the model's."""
     functions: dict[str, Any] = {AS_THEY_ARE: as_they_are}
     described = _table("model", told["model"])
     shape = _shape("model.input_shape", described["input_shape"], fewest=1)
@@ -239,7 +245,7 @@ def _functions(
     if model is not None and OWN not in described:
         raise ValueError("model must be left out: the release describes its own")
     applied = {str(learner.get(name)) for name in ("apply", "features")}
-    is_own = learner["type"] == OWN  # of which nobody knows
+    is_own = learner["type"] == OWN  # what it applies is not known
     if not described or not (is_own or MODEL in applied or HIDDEN in applied):
         return functions, {}
     if OWN in described:
@@ -255,7 +261,7 @@ def _functions(
     def made() -> Any:
         return built_module(config, shape, outputs, embeds=embeds)
 
-    # Without memory for them: of what a file asks for there may be too much.
+    # By shapes alone: the file may ask for more than fits in memory.
     state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(made), nnx.Param))
     _check_shapes(
         _below(depth, wanted),
@@ -269,7 +275,7 @@ def _functions(
 
 
 def _unwrapped(told: Any) -> tuple[dict[str, Any], int]:
-    """A described learner, and how many times `Started` is around it."""
+    """A described learner without the `Started` around it, and how many there were."""
     fields, starts = _table("learner", told), 0
     while fields["type"] == Started.__name__:
         fields, starts = _table("learner", fields["learner"]), starts + 1
@@ -277,12 +283,12 @@ def _unwrapped(told: Any) -> tuple[dict[str, Any], int]:
 
 
 def _learner(fields: Mapping[str, Any], functions: Mapping[str, Any], own: Any) -> Any:
-    """The learner of a description, without what is around it."""
+    """The learner of a description without the `Started` around it."""
     kind = fields["type"]
     if kind == OWN:
         if own is None:
             raise ValueError(
-                "learner must be given, as the run was: it had one of its own, "
+                "learner must be given, as it was to the run: it had its own, "
                 f"{_validation.shown(fields.get('name'))}"
             )
         return learner_of(own, _function(MODEL, functions))
@@ -312,12 +318,12 @@ def _learner(fields: Mapping[str, Any], functions: Mapping[str, Any], own: Any) 
 
 def _function(name: Any, functions: Mapping[str, Any], key: str = "") -> Any:
     if name == MODEL and MODEL not in functions:
-        raise ValueError("model must be given, as the run was: it had one of its own")
+        raise ValueError("model must be given, as it was to the run, which had its own")
     return functions[_validation.choice(key, name, functions)]
 
 
 def _features(told: Any, own: Any) -> FixedFeatures | None:
-    """The fixed features, which are those of the run."""
+    """The run's fixed features."""
     if told is None:
         if own is not None:
             raise ValueError("features must be left out: the run had none")
@@ -328,16 +334,17 @@ def _features(told: Any, own: Any) -> FixedFeatures | None:
     if own is None and kind != WAVELETS:
         name = _validation.shown(described.get("name"))
         raise ValueError(
-            f"features must be given, as the run was: the file of its network, {name}"
+            "features must be given, as to the run: the file of its network, {name}"
             if kind == ONNX
-            else f"features must be given, as the run was: it had its own, {name}"
+            else f"features must be given, as to the run, which had its own, {name}"
         )
     features = FixedFeatures.wavelets() if own is None else own
     if isinstance(own, str | os.PathLike):
         if kind != ONNX:
             shown = _validation.shown(kind)
             raise ValueError(
-                f"features must be no file: the run's are no network, but {shown}"
+                f"features must not be a file: those of the run are {shown}, not a "
+                "network"
             )
         settings = _table("features.settings", table["settings"])
         settings.pop("sha256", None)
@@ -381,8 +388,8 @@ def _params(
 def _check_use(
     learner: Any, params: Any, shape: tuple[int, ...], dtype: np.dtype
 ) -> None:
-    """Refuses a learner that cannot predict by the parameters; nothing is computed."""
-    # Many inner steps take long to trace, and change no shape.
+    """Refuses a learner that cannot predict with the parameters; computes nothing."""
+    # One inner step: many take long to trace, and change no shape.
     inner, starts = learner, 0
     while isinstance(inner, Started):
         inner, starts = inner.learner, starts + 1
@@ -397,15 +404,15 @@ def _check_use(
     rows += [jax.ShapeDtypeStruct((2,), one) for one in (labels, wide)]
     try:
         jax.eval_shape(for_ways(learner, 2).predict, params, Episode(*rows, *rows))
-    except Exception as error:  # what a file says may fail anywhere
+    except Exception as error:  # a hostile file may fail anywhere
         raise ValueError(
-            "learner must be one that predicts by these parameters, got "
+            "learner must predict with these parameters, got "
             f"{_validation.shown(str(error))} ({type(error).__name__})"
         ) from error
 
 
 def _below(depth: int, named: Mapping[str, Any]) -> dict[str, Any]:
-    """What is so deep below "model" of the parameters, by the rest of its name."""
+    """The entries below ``depth`` keys "model", by the rest of their names."""
     head = f"{MODEL}/" * depth
     return {n[len(head) :]: one for n, one in named.items() if n.startswith(head)}
 
@@ -424,7 +431,7 @@ def _check_shapes(
 
 
 class _Table(dict[str, Any]):
-    """An object of a file, which knows its name: a missing key is named in full."""
+    """An object of a file that knows its name; a missing key is named in full."""
 
     name = ""
 
@@ -433,7 +440,7 @@ class _Table(dict[str, Any]):
 
 
 def _table(name: str, value: Any) -> _Table:
-    """Returns an object of a file; the outermost is called "it"."""
+    """Returns an object of a file; the outermost is named "it"."""
     if not isinstance(value, dict):
         raise TypeError(f"{name} must be an object, got {_validation.shown(value)}")
     table = _Table(value)
@@ -442,7 +449,7 @@ def _table(name: str, value: Any) -> _Table:
 
 
 def _plain_value(name: str, value: Any, kind: str) -> Any:
-    """Returns a text, number or flag of a file, of the type a field is declared of."""
+    """Returns a string, number or flag of a file, of the type a field declares."""
     types = _TYPES.get(kind, (str,))
     if type(value) not in types or (kind == "float" and not math.isfinite(value)):
         wanted = (

@@ -1,4 +1,7 @@
-"""Takes the steps of a run; scores, notes and saves each if that is due."""
+"""The loop over a run's steps: each is charged, released and applied by `Trainer.step`.
+
+Evaluations, log records and checkpoints in between read released parameters only.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def take_all_steps(
     every: tuple[int | None, int, int],
     on_step: Callable[[StepProgress], None] | None,
 ) -> list[dict[str, Any]]:
-    """Takes all steps of a `Trainer`; returns the records of its log."""
+    """Takes the remaining steps of a `Trainer`; returns the records of its log."""
     last, before = run.budget.num_steps, len(run.budget.before)
     evaluate_every, checkpoint_every, log_every = every
     noted: list[dict[str, Any]] = []
@@ -63,7 +66,7 @@ def take_all_steps(
                     run.save(store)
         step = run.num_steps_taken
         if run.selection is None or run.selection.step != step:
-            # The run ended before, or has not known that this step is the last.
+            # The run had ended before, or only now turns out to have.
             chosen = scoring.choose()
             if STAGES not in (noted[-1] if noted else noted_last) and chosen.scores:
                 epsilon = {"epsilon": run.public_record(step)["epsilon"]}
@@ -72,7 +75,7 @@ def take_all_steps(
     except (KeyboardInterrupt, ConnectionError) as end:
         try:
             run.save(store)
-        except Exception as error:  # an earlier one is there, and the releases
+        except Exception as error:  # the file has an earlier state and the releases
             end.add_note(f"no checkpoint of step {run.num_steps_taken}: {error}")
         raise
     return noted

@@ -1,8 +1,9 @@
 """What a run may release: a gradient step, a private statistic, a noisy score.
 
-Each mechanism is charged as one step of its own description. `release` draws, computes
-and adds noise; `after` is the state that follows from a release: post-processing,
-whenever it is done. `trace` and `try_out` do the same on zeros, before any charge.
+Each mechanism is charged as one step with a description of its own. `release` draws,
+computes and adds noise; its caller has charged the step. `after` returns the state that
+follows from a release, which is post-processing and may be repeated. `trace` and
+`try_out` do both on zeros, before any charge.
 """
 
 from __future__ import annotations
@@ -47,32 +48,41 @@ from jaxdp_episodic.trainer.run.store import EPOCH, GROUPS, RunStore
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
-# Of each step of an epoch: who takes part; see `EpisodeSampler.begin_epoch`.
+# Who takes part in each step of an epoch; see `EpisodeSampler.begin_epoch`.
 Epoch = list[np.ndarray]
 
 
 class DrawSecret(NamedTuple):
-    """What the draw of one step follows from."""
+    """What determines the draw of one step."""
 
-    key: bytes  # of its generator, for this draw alone
-    # Of a sampling by epochs, who takes part in the step; else None.
+    key: bytes  # of the generator of this draw, used for nothing else
+    # Who takes part in the step, for sampling in epochs; else None.
     members: np.ndarray | None
     turn: int  # gradient steps charged before
 
 
 class PreparedStep(NamedTuple):
-    """What a step needs beyond the parameters, made ahead by another thread."""
+    """Draw and noise of one step, made ahead by another thread for it alone."""
 
-    step: int  # its number
+    step: int  # number of the step
     blocks: list[Block]  # of its draw
-    noise: Any  # for its sum; in the first process alone
-    complete: int  # contributions of its draw, in all processes
+    noise: Any  # for the sum; None except in the first process
+    complete: int  # number of complete contributions in the draw, over all processes
 
 
 class RunDraws:
-    """What each step of a run draws; the first epoch begins with step ``first``.
+    """The secrets that determine a run's draws.
 
-    ``turn`` says of a step how many gradient steps were charged before it.
+    A private run makes a fresh key for each draw and writes none of them. Two secrets
+    outlive a step and are kept in the run's file for `resume`:
+
+    * for sampling in epochs (random allocation, shuffling), who takes part in which
+      step of the running epoch; it is erased after the epoch's last step;
+    * for correlated noise ("bands"), the key by which units are assigned to groups at
+      random; it is erased at the end of the run.
+
+    ``first`` and ``last`` are the first and the last gradient step. ``turn`` returns
+    how many gradient steps were charged before a step.
     """
 
     def __init__(
@@ -87,17 +97,18 @@ class RunDraws:
         self._sampler, self._keys, self._processes = sampler, keys, processes
         self._first, self._last, self._turn = first, last, turn  # steps
         is_grouped = isinstance(sampler, GroupSampler)
-        # Of the groups of bands: that of the run, and that by which units are dealt.
+        # Key of the group assignment, and the key by which the sampler has assigned.
         self._groups = keys.new("groups", 0) if is_grouped else b""
         self._dealt, self._are_groups_kept = b"", not is_grouped
-        self._groups_lost: Path | None = None  # the file that has them no more
+        self._groups_lost: Path | None = None  # the file that lacks the groups
         self._length = sampler.steps_per_epoch
-        self._epochs: dict[int, Epoch] = {}  # by number: the running one and the next
-        self._kept: int | None = None  # number of the one that is kept
-        self._lost: tuple[int, Path] | None = None  # one that is gone
+        self._epochs: dict[int, Epoch] = {}  # by number: the running and the next one
+        self._kept: int | None = None  # number of the epoch in the file
+        # Number of an epoch that has begun and is not in this file.
+        self._lost: tuple[int, Path] | None = None
 
     def secret(self, step: int) -> DrawSecret:
-        """Returns what a step's draw follows from: new each call, the same in all."""
+        """Returns what a step's draw follows from: a new key, the same everywhere."""
         self._refuse_lost()
         key, members = b"", None
         if self._processes.is_first:
@@ -105,7 +116,7 @@ class RunDraws:
             if self._length is not None:
                 number, index = divmod(step - self._first, self._length)
                 members = self._epoch(number)[index]
-        self._processes.meet()  # the first may evaluate for long, or have failed
+        self._processes.meet()  # the first process may be evaluating, or have failed
         keys = self._processes.shared_bytes(key + self._groups)
         self._deal(keys[KEY_BYTES:])
         return DrawSecret(
@@ -115,28 +126,28 @@ class RunDraws:
         )
 
     def _refuse_lost(self) -> None:
-        """Refuses to deal anew: somebody would be in two steps of one round."""
+        """Refuses new groups in a begun run: units could repeat within a round."""
         if self._groups_lost is not None:
             raise FileNotFoundError(
-                f"the groups in {self._groups_lost} are gone, lost or forgotten at the "
-                "end: a run with bands cannot go on without them"
+                f"{self._groups_lost} has no groups any more (lost, or erased at the "
+                "end of the run): a run with bands cannot go on without them"
             )
 
     def _deal(self, key: bytes) -> None:
-        """Deals the units to groups, if they are not."""
+        """Assigns the units to groups by this key, unless that is done."""
         if key != self._dealt and isinstance(self._sampler, GroupSampler):
             self._sampler.deal(generator(key))
             self._dealt = key
 
     def draw(self, secret: DrawSecret) -> Draw:
-        """Returns the draw of a secret; safe in any thread."""
+        """Returns the draw that a secret determines; safe in any thread."""
         turn = [secret.turn] * isinstance(self._sampler, GroupSampler)
         return self._sampler.draw(generator(secret.key), secret.members, *turn)
 
     def keep(self, store: RunStore, step: int) -> None:
-        """Writes groups, and the epoch of the next step, to the run's file.
+        """Writes the groups and this step's epoch to the run's file, if they are new.
 
-        OSError: they are not there.
+        It is called before the step is charged. OSError: they could not be written.
         """
         self._refuse_lost()
         if not self._are_groups_kept:
@@ -159,7 +170,7 @@ class RunDraws:
         self._kept = number
 
     def end(self, store: RunStore, step: int, *, is_over: bool = False) -> None:
-        """Erases the epoch after its last step, or the run's, and then its groups."""
+        """Erases the epoch after its last step, and the groups after the run's."""
         if (is_over or step >= self._last) and self._groups:
             store.forget(GROUPS)
         if self._length is None or step < self._first:
@@ -169,7 +180,7 @@ class RunDraws:
             self._kept = None
 
     def take_up(self, store: RunStore, step: int) -> None:
-        """Reads what a resumed run cannot go on without: its groups, and its epoch."""
+        """Reads the secrets of a resumed run, whose next step is ``step``."""
         found = store.kept(GROUPS)
         if found is not None:
             self._groups, dealt = (one.tobytes() for one in found[1])
@@ -177,14 +188,15 @@ class RunDraws:
             self._are_groups_kept = True
             if self._sampler.dealt != dealt:
                 raise RunMismatchError(
-                    "the run's groups come out otherwise here, by another NumPy or "
-                    f"randomgen: resume with those of {store.path} (jaxdp-episodic log)"
+                    "this version of NumPy or randomgen assigns units to other groups "
+                    f"than the run did: resume with the versions that {store.path} "
+                    "names (jaxdp-episodic log)"
                 )
         if self._keys.is_seeded:
             if self._groups:
                 warnings.warn(
-                    "a run with bands that is resumed is not bit for bit what its seed "
-                    "makes of an unbroken one: its noise is correlated anew",
+                    "a resumed run with bands differs from an uninterrupted run with "
+                    "the same seed: the correlation of its noise starts again",
                     stacklevel=4,
                 )
             return
@@ -194,7 +206,7 @@ class RunDraws:
             return
         number, index = divmod(step - self._first, self._length)
         if index == 0:
-            return  # it has released nothing, and is drawn afresh
+            return  # the epoch has not begun: it is drawn when it does
         kept = store.kept(EPOCH)
         if kept is None or kept[0] != number:
             self._lost = number, store.path
@@ -208,8 +220,8 @@ class RunDraws:
     def _epoch(self, number: int) -> Epoch:
         if self._lost is not None and self._lost[0] == number:
             raise FileNotFoundError(
-                f"the epoch in {self._lost[1]} is gone: who takes part in which step "
-                f"of epoch {number + 1}, which has begun, is not known: it cannot go on"
+                f"{self._lost[1]} no longer has epoch {number + 1}, which has begun: "
+                "without its secret draw the run cannot go on"
             )
         if number not in self._epochs:
             self._deal(self._groups)
@@ -226,15 +238,15 @@ class RunDraws:
         return np.load(io.BytesIO(self._processes.shared_bytes(file.getvalue())))
 
 
-# Clipped examples whose gradients one vectorized pass computes; episodes one by one.
+# Examples whose clipped gradients one vectorized call computes; episodes: one a call.
 _EXAMPLES_AT_ONCE = 64
-# Most scores that a run keeps for its rule.
+# Most noisy scores in a run's state.
 _MOST_SCORES = 100_000
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What all mechanisms of a run share; see `Trainer` for the fields."""
+    """What all mechanisms of a run have in common; see `Trainer` for the fields."""
 
     learner: Any
     params: Any
@@ -250,13 +262,13 @@ class Parts:
     start: PrivateStatistics | None
     keys: Keys
     processes: Processes
-    turn: Callable[[int], int]  # gradient steps charged before a step
+    turn: Callable[[int], int]  # number of gradient steps charged before a step
 
 
 class GradientStep:
-    """A clipped, noised gradient step of a budget, and all that it needs."""
+    """A clipped and noised gradient step, with its sampler and functions."""
 
-    shares = ("params", "clip_norm")  # of the state after it, with other processes
+    shares = ("params", "clip_norm")  # fields of the state that other processes receive
 
     def __init__(self, parts: Parts, budget: PrivacyBudget) -> None:
         step, data, learner, start = budget.step, parts.data, parts.learner, parts.start
@@ -269,7 +281,7 @@ class GradientStep:
         self._parts = parts
         self.sampler = sampler = checks.sampler_of(step, data)
         loss = episode.contribution_loss(learner, sampler.slot_shape, shots=parts.shots)
-        if start is None:  # else the model sees what the statistics project
+        if start is None:  # else the model sees projected features
             loss = episode.loss_on_codes(loss, episode.code_of(data))
         self.needs = checks.needs_of(learner, parts.shots)
         self.complete_units = checks.checked_contributions(sampler, self.needs, budget)
@@ -306,7 +318,7 @@ class GradientStep:
     def prepared(
         self, state: TrainingState, number: int, secret: DrawSecret
     ) -> PreparedStep:
-        """What a step needs: its draw, and noise, which depends on nobody's data."""
+        """Returns a step's draw and noise; neither depends on the parameters."""
         noise = None
         if self._parts.processes.is_first:
             key = self._parts.keys.new("noise", number)
@@ -316,7 +328,7 @@ class GradientStep:
         return PreparedStep(number, self.blocks(state, draw), noise, complete)
 
     def blocks(self, state: TrainingState, draw: Draw) -> list[episode.Block]:
-        """The blocks of a draw; of several processes, this one's share."""
+        """Returns the blocks of a draw; one process of several gets its share."""
         parts = self._parts
         return episode.make_blocks(
             draw,
@@ -329,7 +341,7 @@ class GradientStep:
     def release(
         self, state: TrainingState, number: int, prepared: PreparedStep | None
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns the noised gradient, in the first process, and what is private."""
+        """Returns the noised gradient, in the first process, and diagnostics."""
         if prepared is None:
             prepared = self.prepared(state, number, self.draws.secret(number))
         released, private = self.gradient(
@@ -343,12 +355,12 @@ class GradientStep:
         return released, {**private, "num_complete": prepared.complete}
 
     def trace(self, state: TrainingState) -> None:
-        """Traces the gradient at the shapes of its blocks."""
+        """Traces the gradient at the shapes of the run's blocks."""
         if self._is_taken:
             self.gradient.trace(state.params, self._zeros)
 
     def try_out(self, state: TrainingState) -> TrainingState:
-        """Compiles and runs a step on zeros; returns the state that it would make."""
+        """Compiles and runs a step on zeros; returns the state after it."""
         if not self._is_taken:
             return state
         released = self.gradient.try_out(
@@ -378,7 +390,7 @@ class GradientStep:
         return self.update(state, self.gradient.on_devices(released))
 
     def like(self, state: TrainingState) -> Any:
-        """Shapes and types of what is released."""
+        """Shapes and types of a release."""
         dtype = training_dtype(state.params)
         gradient = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), state.params
@@ -391,7 +403,7 @@ class GradientStep:
 
 @dataclass(frozen=True)
 class Statistic:
-    """A private statistic of all of the data, released once."""
+    """A private statistic of all the data, released once."""
 
     parts: Parts
     index: int  # among the statistics
@@ -399,7 +411,7 @@ class Statistic:
     shares = ("start",)
 
     def release(self, state: TrainingState, number: int, prepared: Any) -> Any:
-        """Returns the noised sum, in the first process; nothing besides."""
+        """Returns the noised sum, in the first process; there are no diagnostics."""
         parts = self.parts
         if not parts.processes.is_first:
             return None, {}
@@ -413,7 +425,7 @@ class Statistic:
         """Does nothing: statistics are computed by NumPy."""
 
     def try_out(self, state: TrainingState) -> TrainingState:
-        """Makes the statistic of one example of zeros; returns the state after it."""
+        """Computes it for one example of zeros; returns the state after it."""
         own = self.parts.start
         assert own is not None
         # Without noise zeros have no covariance to whiten by.
@@ -430,23 +442,23 @@ class Statistic:
         return state._replace(start=start)
 
     def like(self, state: TrainingState) -> Any:
-        """None: one array of any shape."""
+        """None: one array, of any shape."""
         return None
 
 
 @dataclass(frozen=True)
 class NoisyCheck:
-    """A noisy score of held-out data."""
+    """A noisy score on held-out data."""
 
     parts: Parts
     index: int  # among the checks
     check: PrivateValidation
-    judged: Any  # the learner that predicts
-    released_params: Any  # of a state
+    judged: Any  # the learner that is scored
+    released_params: Any  # function of a state
     shares = ()
 
     def release(self, state: TrainingState, number: int, prepared: Any) -> Any:
-        """Returns the noised score, in the first process; nothing besides."""
+        """Returns the noised score, in the first process; there are no diagnostics."""
         if not self.parts.processes.is_first:
             return None, {}
         params = self.released_params(state)
@@ -458,7 +470,7 @@ class NoisyCheck:
         self.check.trace(self.judged, self.released_params(state))
 
     def try_out(self, state: TrainingState) -> TrainingState:
-        """Compiles and scores a block of zeros; returns the state as it is."""
+        """Scores a block of zeros; returns the state unchanged."""
         if self.parts.processes.is_first:
             self.check.try_out(self.judged, self.released_params(state))
         return state
@@ -473,26 +485,26 @@ class NoisyCheck:
         return state._replace(scores=scores)
 
     def like(self, state: TrainingState) -> Any:
-        """None: one array of any shape."""
+        """None: one array, of any shape."""
         return None
 
 
 def as_released(like: Any, number: int, arrays: list[np.ndarray]) -> Any:
-    """Returns a release from its arrays; `LedgerError` for other shapes or types."""
+    """Returns a release made of its arrays; LedgerError for other shapes or types."""
     if like is None:
         return arrays[0]
     found = list(kinds_of(arrays).values())
     wanted = list(kinds_of(jax.tree.leaves(like)).values())
     if found != wanted:
         raise LedgerError(
-            f"step {number} released arrays of another model than this one: "
-            f"{', '.join(found)}, for {', '.join(wanted)}; resume with the run's"
+            f"step {number} released arrays of another model: {', '.join(found)}, "
+            f"where this model has {', '.join(wanted)}; resume with the run's own model"
         )
     return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
 
 def no_scores(budget: AdaptiveBudget) -> dict[str, np.ndarray]:
-    """Returns room for all scores of a run: release (0: none yet), check, value."""
+    """Returns columns for all noisy scores of a run; in empty rows ``release`` is 0."""
     most = sum(budget.most(name) for name in budget.checks)
     _validation.whole_number("scores", most, minimum=0, maximum=_MOST_SCORES)
     most = max(most, 1)
@@ -534,7 +546,7 @@ def _statistics(parts: Parts, budget: Any) -> list[Statistic]:
 
 
 def as_planned(budget: AdaptiveBudget, step: Any) -> PrivacyBudget:
-    """Returns a budget by which the parts of one option are checked."""
+    """Returns the plan by which one option of an adaptive budget is checked."""
     most = budget.num_steps
     return PrivacyBudget(
         step, budget.epsilon, budget.delta, most, most, before=budget.before
@@ -550,7 +562,7 @@ def check_checks(
     """Refuses validations that are not those of the budget."""
     if set(checked) != set(budget.checks):
         raise ValueError(
-            f"checks must be given for {sorted(budget.checks)}, the budget's, got "
+            f"checks must be given for the budget's {sorted(budget.checks)}, got "
             f"{sorted(checked)}"
         )
     for name, one in checked.items():
@@ -574,7 +586,10 @@ def check_checks(
 
 
 def check_apart(name: str, check: PrivateValidation, data: ExampleTable) -> None:
-    """Refuses to count apart what a protected unit of both would pay for twice."""
+    """Refuses held-out data that share a protected unit with the training data.
+
+    They are accounted apart: the unit would be charged for one of the two parts only.
+    """
     found, by_chance = found_in_both(check.data, data, check.step)
     if found:
         raise ValueError(
@@ -584,6 +599,7 @@ def check_apart(name: str, check: PrivateValidation, data: ExampleTable) -> None
     if by_chance:
         warnings.warn(
             f"check {name!r} is apart from the training data, but has {by_chance}: by "
-            "chance, or whoever gave that example to both parts pays for one only",
+            "chance; if not, one person's example is in both parts and charged in one "
+            "only",
             stacklevel=4,
         )

@@ -1,6 +1,7 @@
-"""A run's release: parameters, statement, public log and facts; and its use.
+"""A run's release: how it is written, and how it is used.
 
-All of it follows from what the noised steps released and from public settings.
+It holds parameters, a privacy statement, a public log and facts, which all follow from
+the noised releases and from public settings.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ STATEMENT = "privacy.md"
 PUBLIC_LOG = "log.jsonl"
 FACTS = "run.json"
 DESCRIPTION = "release.json"
-OWN = "own"  # key of a description of what no config names
+OWN = "own"  # kind of a part that is the user's own
 FORMAT = "jaxdp-episodic release"
-VERSION = 1  # of `DESCRIPTION`; others are refused
+VERSION = 1  # of `DESCRIPTION`; other versions are refused
 
-# Learners that a description rebuilds by their fields.
+# Learners that `load_release` builds from their described fields.
 LEARNERS = {
     cls.__name__: cls
     for cls in (
@@ -67,14 +68,14 @@ LEARNERS = {
     )
 }
 
-# What a learner applies: nothing, the model, or what the model's last layer sees.
+# What a learner applies: nothing, the model, or the model without its last layer.
 AS_THEY_ARE = "as_they_are"
 MODEL = "model"
 HIDDEN = "hidden"
 
 
 def write_release(folder: Path, trainer: Any, log: Path, said: Said) -> list[Path]:
-    """Writes what a run releases, with what is said of it; see `export_run`."""
+    """Writes a run's release; returns the files."""
     facts, statement = said.released
     stage, params = trainer.released, trainer.released.params
     if OWN not in trainer.recipe.get("model", {OWN: True}):
@@ -91,7 +92,7 @@ def write_release(folder: Path, trainer: Any, log: Path, said: Said) -> list[Pat
 
 
 def whole_params(learner: Any, params: Any) -> Any:
-    """Returns the parameters of a built-in network without adapters, for a release."""
+    """Returns a built-in network's parameters without adapters, for a release."""
     if isinstance(learner, Started):
         return {**params, "model": whole_params(learner.learner, params["model"])}
     apply: Any = getattr(learner, "apply", None)
@@ -112,12 +113,12 @@ def export_run(
     description: Mapping[str, Any],
     has_public_epsilon: bool = True,
 ) -> list[Path]:
-    """Writes all files of a release at once, and returns them."""
+    """Writes all files of a release at once; returns them."""
     arrays = {
         path: np.asarray(leaf, np.float32) if leaf.dtype == jnp.bfloat16 else leaf
         for path, leaf in flat_params(params).items()
     }
-    # Epsilons from private sizes are not public, nor is how many steps there were.
+    # Epsilons from private sizes are not public, nor is the number of steps.
     records = releasable_records(read_log(log)) if has_public_epsilon else []
     shapes = {name: list(array.shape) for name, array in arrays.items()}
     described = {**description, "parameters": shapes}
@@ -136,7 +137,7 @@ def export_run(
 
 
 def flat_params(params: Any) -> dict[str, Any]:
-    """Returns the leaves by their path, e.g. ``"layers/0/kernel"``, in tree order."""
+    """Returns the leaves by their paths, e.g. ``"layers/0/kernel"``, in tree order."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
@@ -145,12 +146,12 @@ def flat_params(params: Any) -> dict[str, Any]:
 
 
 def described_release(trainer: Any) -> dict[str, Any]:
-    """Returns how to use what a trainer releases: settings and shapes, no sizes."""
+    """Returns how to use a trainer's release: settings and shapes, no sizes."""
     recipe, stage = dict(trainer.recipe), trainer.released
     features = list(trainer.data.features.shape[1:])
     shape, model = features, recipe.pop("model", {OWN: True})
     name, calibration = stage.name, calibration_for(trainer)
-    if not trainer.has_public_accounting:  # nor is the number of a step
+    if not trainer.has_public_accounting:  # nor is the number of steps
         name = name.partition("@")[0]
     if isinstance(stage.learner, Started):
         shape = stage.params["start"]["projection"].shape[1:]
@@ -173,7 +174,7 @@ def described_release(trainer: Any) -> dict[str, Any]:
 
 
 def calibration_for(trainer: Any) -> Calibration | None:
-    """Returns the temperatures of what is released; None: scores, no probabilities."""
+    """Returns the released stage's temperatures; None: scores are no probabilities."""
     chosen = trainer.selection
     if chosen is None or chosen.step != trainer.num_steps_taken:
         return None
@@ -181,7 +182,7 @@ def calibration_for(trainer: Any) -> Calibration | None:
 
 
 def described_learner(learner: Any) -> dict[str, Any]:
-    """Returns a learner's type and fields, functions by what they stand for."""
+    """Returns a learner's type and fields; functions by what they stand for."""
     if isinstance(learner, Started):
         return {"type": Started.__name__, "learner": described_learner(learner.learner)}
     cls = type(learner)
@@ -196,7 +197,7 @@ def described_learner(learner: Any) -> dict[str, Any]:
     return {"type": cls.__name__, **fields}
 
 
-# Queries of a call, at most, and their inputs' bytes.
+# Most queries of a call, and most bytes of their inputs.
 _QUERIES = 512
 _BLOCK_BYTES = 2**26
 
@@ -205,13 +206,13 @@ class Classified(NamedTuple):
     """The classes of queries.
 
     Attributes:
-      labels: (Q,) the class of each query whose score is the largest.
+      labels: (Q,) the class of each query with the largest score.
       classes: (W,) the classes of the support, sorted.
       scores: (Q, W) softmax of the learner's logits, divided by the release's
-        temperature if it is calibrated. Each row sums to 1.
-      is_calibrated: whether the scores are probabilities: the temperature was fitted to
-        held-out classes, for such numbers of classes and of labelled examples. If not,
-        scores only order the classes.
+        temperature if it has one. Each row sums to 1.
+      is_calibrated: whether the scores are probabilities: the temperature was fitted on
+        held-out classes, for such numbers of classes and of labelled examples. If
+        False, the scores only rank the classes.
     """
 
     labels: np.ndarray
@@ -224,21 +225,20 @@ class Classified(NamedTuple):
 class Release:
     """A released model, ready for use; made by `load_release`.
 
-    All that it computes of examples follows from these and from what was released: it
-    costs the training data nothing more. The support and the queries are protected by
-    nothing.
+    What it computes from examples follows from these and from what was released, so it
+    costs the training data nothing more. Support and queries are not protected.
 
     Attributes:
-      stage: of its run that was released; see `Stage`.
-      learner: that predicts.
+      stage: the stage of the run that was released; see `Stage`.
+      learner: makes the predictions.
       params: of the learner.
-      features: fixed features that are computed of every example; None: none are.
-      example_shape: of an example, without features, as the training data had them.
+      features: fixed features, computed from every example; None: there are none.
+      example_shape: of an example before features, as in the training data.
       dtype: of its numbers: images of training files are float32 in [0, 1].
-      source: what is known of the training data's files, plain values.
+      source: how the training data's files became examples, as plain values.
       statement: of the run's privacy (Markdown).
-      facts: of the run, plain values.
-      calibration: what its temperatures were fitted on; None: scores order the classes
+      facts: of the run, as plain values.
+      calibration: what its temperatures were fitted on; None: scores rank the classes,
         and are no probabilities.
     """
 
@@ -259,10 +259,10 @@ class Release:
         return self.learner.is_regression
 
     def embed(self, examples: Any) -> np.ndarray:
-        """Returns (n, D) float32 embeddings, in which a class's mean is its prototype.
+        """Returns (n, D) float32 embeddings; the mean of a class's is its prototype.
 
         Args:
-          examples: (n, *example_shape), as the training data's own.
+          examples: (n, *example_shape), as in the training data.
 
         Raises:
           NotImplementedError: a learner without an embedding, such as one that adapts
@@ -272,7 +272,9 @@ class Release:
         inner = getattr(self.learner, "learner", self.learner)  # of `Started`
         if not hasattr(inner, "embedding"):
             name = type(inner).__name__
-            raise NotImplementedError(f"{name} has no embedding: it adapts to a task")
+            raise NotImplementedError(
+                f"{name} has no embedding: it adapts to each task"
+            )
         inputs = self._inputs("examples", examples)
         made = [
             np.asarray(_embedded(self.params, jnp.asarray(rows), learner=self.learner))
@@ -281,18 +283,18 @@ class Release:
         return np.concatenate(made)[: len(inputs)].astype(np.float32)
 
     def classify(self, support: Any, labels: Any, queries: Any) -> Classified:
-        """Returns which of the support's classes each query is of.
+        """Returns which of the support's classes each query belongs to.
 
         Args:
           support: (S, *example_shape) examples of the classes, any number of each.
-          labels: (S,) their classes: integers or strings. Of a learner that adapts a
-            network (MAML, ANIL) as many classes as it was trained for.
+          labels: (S,) their classes, integers or strings. A learner that adapts a
+            network (MAML, ANIL) needs as many classes as it was trained for.
           queries: (Q, *example_shape).
 
         Raises:
           NotImplementedError: a learner of numbers, or of its training classes alone.
           TypeError, ValueError: examples of another type or shape, or not finite;
-            labels of another number than the support, or of another number of classes.
+            another number of labels than of support examples, or of classes.
         """
         if self.is_regression:
             raise NotImplementedError("this release predicts numbers: use predict")
@@ -300,8 +302,8 @@ class Release:
             self.learner, Classifier
         ):
             raise NotImplementedError(
-                "Supervised knows its training classes alone; learner.predict(params, "
-                "episode) gives their logits"
+                "Supervised tells its training classes apart, and no others; "
+                "learner.predict(params, episode) gives their logits"
             )
         ids = id_array("labels", labels)
         if ids.dtype.kind not in "iuU":
@@ -325,7 +327,7 @@ class Release:
         return Classified(labels, classes, scores, is_calibrated)
 
     def predict(self, support: Any, targets: Any, queries: Any) -> np.ndarray:
-        """Returns (Q,) float32 values of a task's queries, by its support.
+        """Returns (Q,) float32 values of a task's queries, given its support.
 
         Args:
           support: (S, *example_shape) examples of the task.
@@ -349,7 +351,7 @@ class Release:
         """The learner's predictions, block by block of the queries."""
         wanted = self._inputs("queries", queries)
         dtype = support.dtype if support.dtype.kind == "f" else np.dtype(np.float32)
-        # As many rows as a power of two: what is compiled serves other supports.
+        # Padded to a power of two, so that what is compiled serves other supports.
         slots = 1 << (len(support) - 1).bit_length()
         mask = np.zeros(slots, dtype)
         mask[: len(support)] = 1
@@ -394,7 +396,7 @@ def _answers(params: Any, episode: Episode, *, learner: Any) -> Any:
 
 
 def _blocks(inputs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows of at most a block, and which are there: all blocks are equally long."""
+    """Yields blocks of rows, padded to one length, and a mask of the rows."""
     bytes_each = max(math.prod(inputs.shape[1:]) * inputs.dtype.itemsize, 1)
     size = min(max(_BLOCK_BYTES // bytes_each, 1), _QUERIES)
     size = min(size, 1 << (len(inputs) - 1).bit_length())
@@ -407,7 +409,7 @@ def _blocks(inputs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _padded(rows: np.ndarray, number: int) -> np.ndarray:
-    """Rows with zeros behind them."""
+    """Rows, followed by rows of zeros."""
     rest = np.zeros((number - len(rows), *rows.shape[1:]), rows.dtype)
     return np.concatenate([rows, rest])
 
@@ -415,7 +417,7 @@ def _padded(rows: np.ndarray, number: int) -> np.ndarray:
 def _same_length(name: str, array: np.ndarray, rows: np.ndarray) -> None:
     if array.shape != (len(rows),):
         raise ValueError(
-            f"{name} must be one for each of the {len(rows)} examples of the support, "
+            f"{name} must have one entry for each of the {len(rows)} support examples, "
             f"got shape {array.shape}"
         )
 

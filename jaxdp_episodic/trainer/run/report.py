@@ -1,6 +1,6 @@
-"""What a run says of itself: facts and statement of its privacy, and its page.
+"""A run's privacy in words: facts, statement and the private page.
 
-The statement for release holds what follows from releases and public settings alone.
+The statement for release contains only what follows from releases and public settings.
 The page and the full log are private.
 """
 
@@ -59,15 +59,15 @@ from jaxdp_episodic.trainer.run.checks import mean_units_are_public
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT
 
 SEEDED = "draws and noise come from a fixed seed"
-_ALL_EXAMPLES = 2**40  # a size above that of any unit: all of its examples are drawn
+_ALL_EXAMPLES = 2**40  # larger than any unit: all of its examples are drawn
 _UNITS = "mean units a step"
-_WIDTH = 88  # letters of a line of a block
+_WIDTH = 88  # characters of a line of a block
 _FIXED = ClippingConfig(kind=FIXED)
 _JOINED = {
     PERSON: " A contribution is what all examples of one person add together.",
     ORIGINAL: " A contribution is what one example and its copies add together.",
 }
-# Whether the noise is discrete: its name, and what its low-order bits reveal.
+# By whether the noise is discrete: its name, and a sentence on its low-order bits.
 _NOISES = {
     True: (
         "discrete Gaussian noise",
@@ -81,17 +81,17 @@ _NOISES = {
 
 
 class Said(NamedTuple):
-    """What a run says of itself, on its page and in its release."""
+    """The facts and statements of a run, for its page and for its release."""
 
-    epsilon: float  # spent, or guaranteed
+    epsilon: float  # spent; of an adaptive run, guaranteed
     uncounted: float  # see `epsilon_without_last_stage`
-    facts: dict[str, Any]  # of the page
-    statement: str  # of the page
+    facts: dict[str, Any]  # of the private page
+    statement: str  # of the private page
     released: tuple[dict[str, Any], str]  # facts and statement of the release
-    has_public_epsilon: bool  # whether the log's epsilons are for release
+    has_public_epsilon: bool  # whether the log's epsilons may be released
 
     def with_more(self, own: Mapping[str, Any], words: str) -> Said:
-        """Returns the same with facts and words added, in the release too."""
+        """Returns the same with facts and words added, also in the release."""
         facts, statement = self.released
         return self._replace(
             facts={**self.facts, **own},
@@ -101,7 +101,7 @@ class Said(NamedTuple):
 
 
 def said_of(trainer: Any) -> Said:
-    """Returns what a run says of itself after the steps that were charged."""
+    """Returns a run's facts and statements after the steps charged so far."""
     budget, taken = trainer.budget, trainer.num_steps_charged
     how: dict[str, Any] = {
         name: getattr(trainer, name)
@@ -149,7 +149,7 @@ def _facts(trainer: Any, budget: Any, spent: float, uncounted: float) -> dict[st
     planned: dict[str, Any] = {
         "steps": taken,
         "epsilon spent": spent,
-        # Other accountants do not count the draw of an example.
+        # For comparison with accountants that do not count the draw of examples.
         "epsilon without counting the draw of examples": uncounted,
         "target": f"epsilon {budget.epsilon:g}, delta {budget.delta:g}",
         "ended early": owed_by_plan(budget.epsilon, budget.delta) if is_short else None,
@@ -178,7 +178,7 @@ def _facts(trainer: Any, budget: Any, spent: float, uncounted: float) -> dict[st
 
 
 def _released_facts(facts: Mapping[str, Any], budget: PrivacyBudget) -> dict[str, Any]:
-    """Those facts of a run that disclose no private number of units."""
+    """The facts of a planned run that disclose no private number of units."""
     hidden: set[str] = set()
     if not mean_units_are_public(budget.step):
         hidden.add(_UNITS)
@@ -201,7 +201,7 @@ def _clip_norm(trainer: Any) -> float | str:
 
 
 def meaning_of(trainer: Any) -> str:
-    """Returns what the protection of a run means for one unit, in a sentence."""
+    """Returns in words what the protection means for one unit."""
     budget, taken = trainer.budget, trainer.num_steps_charged
     unit = budget.step.privacy_unit
     if not budget.is_private or trainer.is_seeded:
@@ -213,14 +213,14 @@ def meaning_of(trainer: Any) -> str:
     alarms = f"{100 * FALSE_ALARMS:g} %"
     return (
         f"Every single {unit} is protected ({budget.step.neighboring_relation}). "
-        f"Somebody who sees all releases and knows\nall other data detects its presence"
-        f" with probability at most {rate:.1f} %,\nat a false alarm rate of {alarms} "
+        "Somebody who sees all releases and knows\nall other data detects its presence "
+        f"with probability at most {rate:.1f} %,\nat a false alarm rate of {alarms} "
         f"(guessing: {alarms})."
     )
 
 
 def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
-    """Returns epsilon, an *upper bound*, if all examples of a drawn unit took part."""
+    """Returns epsilon if all examples of a drawn unit took part, an *upper bound*."""
     if budget.step.privacy_unit in OWNED:
         return float(budget.spent(num_steps))
     step = budget.step.in_group
@@ -254,8 +254,9 @@ def privacy_statement(
 ) -> str:
     """Returns what a planned run protects, how well and on what conditions (Markdown).
 
-    Epsilon in it is an *upper bound*. ``for_release`` leaves out whatever was computed
-    from private sizes, such as ``people``: what people in the data own.
+    Epsilon in it is an *upper bound*. With ``for_release`` it leaves out what was
+    computed from private sizes, such as ``people``, which is what people in the data
+    own.
     """
     head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
     public = public_budget(budget) if for_release and budget.is_private else budget
@@ -338,7 +339,7 @@ def adaptive_statement(
 ) -> str:
     """Returns the statement of an adaptive run, by its budget after all charges.
 
-    ``fixed`` are the checks that look at the same episodes each time.
+    ``fixed`` names the checks that use the same episodes each time.
     """
     head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
     if not budget.is_private:
@@ -375,14 +376,14 @@ def adaptive_statement(
         ),
         (truncation, truncation and bounded(truncation, for_release=for_release)),
     )
-    # What was taken is in the table.
+    # The table says what was taken.
     facts = [(name, text) for name, text in budget_in_words(budget) if name != TAKEN]
     said = [*_wrapped(facts), *listed(CONDITIONS, adaptive_preconditions(budget))]
     return _page(rows, "\n".join(said))
 
 
 def _wrapped(facts: Sequence[tuple[str, str]]) -> list[str]:
-    """A line or more for each name and its text."""
+    """Lines of names and their texts, wrapped."""
     return [
         textwrap.fill(f"{name:<12} {text}", _WIDTH, subsequent_indent=13 * " ")
         for name, text in facts
@@ -426,7 +427,7 @@ def adaptive_methods(
 
 
 def opening(*, is_private: bool, is_seeded: bool) -> list[str]:
-    """Returns the first lines of a statement, which say if a run is not private."""
+    """Returns the first lines of a statement, which say so if a run is not private."""
     lines = ["# Privacy of this run", ""]
     if not is_private:
         said = "**Not private**: it was trained without noise (epsilon is infinite)."
@@ -442,7 +443,7 @@ def opening(*, is_private: bool, is_seeded: bool) -> list[str]:
 
 
 def bounded(truncation: Truncation, *, for_release: bool) -> str:
-    """Returns how people's data were bounded; the numbers are not for release."""
+    """Returns how people's data were bounded; numbers of the data only if private."""
     words = (
         f"Each person's examples are within bounds, {_where(truncation.bounds)}. "
         "Examples beyond these bounds were left out before training, by a rule that "
@@ -458,7 +459,7 @@ def report_of_budget(
     *,
     has_default_normalizer: bool = False,
 ) -> tuple[PrivacyReport, ComposedSteps]:
-    """Returns the report of a run's first steps, equal ones together, and these."""
+    """Returns the report of a run's first ``owed`` steps, and these steps."""
     taken, counts = budget.run(owed), dict[Any, int]()
     for step, count in zip(taken.steps, taken.counts, strict=True):
         counts[step] = counts.get(step, 0) + int(count)
@@ -467,14 +468,14 @@ def report_of_budget(
     report = privacy_report(run, delta=budget.delta, people=people)
     levels: dict[str, float | str] = dict(report.epsilon_by_level)
     unit, step = report.privacy_unit, budget.step
-    # Units below the protected one have no slots: a null one would change the rates.
-    # Slots of people are those of the last level.
+    # Units below the protected level have no slots: an empty one would change the
+    # rates. People's slots are those of the last level.
     if step.neighboring_relation == "zero_out" and unit not in OWNED:
         finer = list(levels)[list(levels).index(unit) + 1 :]
         reason = f"only slots of the level {unit!r} were drawn"
         levels |= dict.fromkeys(finer, reason)
     if unit == PERSON and budget.before:
-        levels.pop(GIVEN, None)  # all that a person gives to a sum: the person again
+        levels.pop(GIVEN, None)  # all that a person contributes: the person again
     if has_default_normalizer:
         reason = (
             "the divisor was the mean number of clip units a step, which is private at "
@@ -496,7 +497,7 @@ def people_of(data: ExampleTable, unit: str) -> PersonBounds | None:
 
 
 def _page(rows: Iterable[tuple[Any, Any]], block: str = "") -> str:
-    """The paragraphs of the rows that hold, and a block as it is."""
+    """The paragraphs of the rows whose condition holds, and a block of code."""
     texts = [text.strip() for is_said, text in rows if is_said]
     return "\n\n".join([*texts, *([f"```\n{block}\n```"] if block else [])]) + "\n"
 
@@ -514,7 +515,7 @@ def _guarantee(
 
 
 def _unsized(budget: PrivacyBudget) -> list[str]:
-    """What may be said if the noise was calibrated to private sizes."""
+    """The statement's paragraphs if the noise was calibrated to private sizes."""
     unit = counted = budget.step.privacy_unit
     if unit in OWNED:
         counted = budget.step.design.level_names[-1]
@@ -532,7 +533,7 @@ def _unsized(budget: PrivacyBudget) -> list[str]:
 
 def _not_a_person(unit: Any) -> str:
     return (
-        f"The guarantee protects one `{unit}`, not a person. Somebody with several is "
+        f"The guarantee protects one `{unit}`, not a person. A person with several is "
         "protected less."
     )
 
@@ -547,7 +548,7 @@ def _of_a_person(
     own = f"no epsilon is known ({found})"
     if isinstance(found, float):
         own = f"epsilon {upward(found)}"
-    return f"{less} For somebody with as much as anybody here, {_where(people)}: {own}."
+    return f"{less} For the person with most data here, {_where(people)}: {own}."
 
 
 def _where(people: PersonBounds) -> str:

@@ -1,9 +1,10 @@
-"""A run's folder, which one process holds, and the log in the run's file.
+"""The lock on a run's folder, and the log in the run's file.
 
-Each record of the log has a public top level (step, epsilon, clip norm: functions of
+Each record of the log has public values (step, epsilon, clip norm: functions of
 settings and releases) and private parts, which `releasable_records` leaves out:
 
-* ``"private"``: computed from training data without noise; nothing of it steers the run
+* ``"private"``: computed from training data without noise; nothing in the run depends
+  on it
 * ``"held_out"``, ``"stages"``: scores on held-out people, whom epsilon does not cover
 """
 
@@ -32,7 +33,7 @@ _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
 
 def files_of_a_run(folder: Path) -> list[str]:
-    """Returns which files of a run, begun by a charge or a state, are in a folder."""
+    """Returns which files in a folder belong to a run with a charge or a state."""
     found = [STORE] if _is_begun(folder / STORE) else []
     return found + [name for name in _OLD if _has_content(folder / name)]
 
@@ -44,11 +45,11 @@ def _is_begun(path: Path) -> bool:
         with RunFile(path) as file:
             return any(file.charges()) or any(file.texts(STATE))
     except LedgerError:
-        return True  # damaged, and not to be overwritten
+        return True  # it is damaged, but must not be overwritten
 
 
 def _has_content(path: Path) -> bool:
-    """Whether a file of version 0.2 says more than that a run was begun."""
+    """Whether a file of version 0.2 holds more than the beginning of a run."""
     if path.name == "ledger.jsonl" and path.exists():
         return b"\n1" in path.read_bytes()
     if path.is_dir():
@@ -89,13 +90,15 @@ def refuse_other_files(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Holds a folder, which is made, in all threads; BlockingIOError: a run has it."""
+    """Locks a folder, which is made if missing; BlockingIOError: a run holds it."""
     with ExitStack() as stack:
         try:
             stack.enter_context(atomic.locked(folder))
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                said = f"{folder} is on a file system without locks: name a local one"
+                said = (
+                    f"{folder} is on a file system without locks: name a local folder"
+                )
                 raise OSError(error.errno, said) from None
             raise
         yield
@@ -103,7 +106,7 @@ def held(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder as `held` does; within its body it does so again."""
+    """Locks a folder as `held` does; nested calls lock it once."""
     path = folder.resolve()
     if path in _held.get():
         yield
@@ -125,8 +128,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Returns the records of a run's log.
 
     Args:
-      path: of the run's folder or file, or of JSON lines as in a release; a last line
-        that was cut off is ignored.
+      path: the run's folder or file, or JSON lines as in a release, whose last line is
+        ignored if it was cut off.
 
     Raises:
       OSError: a file that cannot be read.
@@ -140,7 +143,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         if cut_off is not None or isinstance(record, TypeError):
             raise ValueError(f"{path}, {cut_off or record}")
         if isinstance(record, Exception):
-            cut_off = record  # in the middle of a write, if nothing follows
+            cut_off = record  # an interrupted write, if nothing follows
         else:
             records.append(record)
     return records
@@ -161,11 +164,11 @@ def public_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StepProgress(NamedTuple):
-    """What ``on_step`` is told of a step that was logged.
+    """A logged step, as ``on_step`` receives it.
 
     Attributes:
-      step: steps taken and charged.
-      num_steps: steps that the run takes.
+      step: number of completed steps.
+      num_steps: number of steps that the run takes.
       public: the step's public record, for trackers that others see. Empty if epsilons
         were computed from private sizes: then nothing is public before the release.
       private_record: the step's full record, with "private", "held_out" and "stages".
@@ -178,6 +181,6 @@ class StepProgress(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers of ``public`` but for the step, as trackers take them."""
+        """The numbers of ``public`` except the step, as trackers take them."""
         found = {k: v for k, v in self.public.items() if isinstance(v, int | float)}
         return {name: float(v) for name, v in found.items() if name != "step"}

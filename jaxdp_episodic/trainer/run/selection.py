@@ -1,7 +1,7 @@
 """Which stage of a run is released: the best on held-out data that are not for testing.
 
-The choice reads data that the run's guarantee does not cover. Of the data that it
-covers, it sees what was released, and nothing else.
+The choice reads held-out data, which the run's guarantee does not cover. Of the
+training data it sees releases only.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Selection(NamedTuple):
     """What is released, and why.
 
     Attributes:
-      stage: that is released.
-      step: after which it was chosen.
-      split: the held-out part that chose it; None: no choice, and it is the last stage.
+      stage: the released stage.
+      step: number of completed steps at the choice.
+      split: the held-out split that chose it; None: no choice, it is the last stage.
       reason: why no choice was made; "" if one was.
       scores: of each stage, in order, on each split.
-      behind: how far each compared stage is behind the best, and the standard error;
-        see `EpisodeScores.ahead_of`. Empty without a choice.
+      behind: by how much each compared stage is behind the best, and the standard
+        error; see `EpisodeScores.ahead_of`. Empty without a choice.
       num_classes: classes (tasks) of the split on which stages were compared.
       calibration: temperatures fitted on that split; None without a choice, or if the
         learner has no probabilities.
@@ -65,7 +65,7 @@ class Selection(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What the statement of the run's privacy says of the choice."""
+        """What the privacy statement says of the choice."""
         name = repr(self.stage.name)
         if self.split is None:
             return (
@@ -82,7 +82,7 @@ class Selection(NamedTuple):
         )
 
     def without_step(self) -> Selection:
-        """Returns it without the number of a step: it says how many there were."""
+        """Returns it without step numbers, which disclose how many steps there were."""
         name, behind = self.stage.name.partition("@")[0], self.behind
         names = dict.fromkeys(key.partition("@")[0] for key in behind)
         stage = self.stage._replace(name=name)
@@ -106,19 +106,19 @@ class Selection(NamedTuple):
         return lines
 
     def reliability_table(self) -> list[str]:
-        """Returns how reliable probabilities are as lines of Markdown."""
+        """Returns the reliability of the probabilities as lines of Markdown."""
         if self.calibration is None:
             return []
         ece = ", ".join(f"{r.error:.3f} on {n}" for n, r in self.reliability.items())
         return [
             "",
             f"Probabilities are calibrated for {self.calibration}. Expected "
-            f"calibration error: {ece} (0: of predictions with probability p, a share "
-            "p is right).",
+            f"calibration error: {ece} (0: a share p of the predictions with "
+            "probability p is right).",
         ]
 
     def record(self) -> dict[str, Any]:
-        """Returns what the log says of it: the name is public, the scores are not."""
+        """Returns its part of a log record: the name is public, the scores are not."""
         scores = {
             name: {split: score._asdict() for split, score in of_stage.items()}
             for name, of_stage in self.scores.items()
@@ -129,7 +129,7 @@ class Selection(NamedTuple):
 
 
 class Scoring:
-    """The scores of a run while it trains, and the choice at its end."""
+    """Scores a run while it trains, and chooses a stage at its end."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Scoring:
             self._best = self._kept()
 
     def now(self, *, is_last: bool) -> dict[str, Any]:
-        """Scores the newest stage and returns that part of a log record."""
+        """Scores the newest stage; returns that part of a log record."""
         if not self._evaluations:
             return {}
         stages = self._run.stages()
@@ -188,7 +188,7 @@ class Scoring:
     def _reliability(
         self, stage: Stage
     ) -> tuple[Calibration | None, dict[str, Reliability]]:
-        """Calibrates what is released, on what chose it and on nothing else."""
+        """Calibrates the released stage on the split that chose it, and on no other."""
         how = stage.learner, stage.params
         if self.split is None:
             return None, {}
@@ -201,7 +201,7 @@ class Scoring:
         }
 
     def _of(self, stage: Stage) -> dict[str, EpisodeScores]:
-        """A stage's scores, computed once (of steps once after each)."""
+        """A stage's scores, computed once (those of steps once after each step)."""
         name = stage.name
         if name.startswith(STEPS) and "@" not in name:
             name = f"{name}@{self._run.num_steps_taken}"
@@ -213,7 +213,7 @@ class Scoring:
         return self._known[name]
 
     def _keep_if_best(self, stage: Stage) -> None:
-        """Writes parameters to the run's file if they are the best so far."""
+        """Writes the parameters to the run's file if they are the best so far."""
         if self.split is None:
             return
         split, step = self.split, self._run.num_steps_taken
@@ -226,19 +226,19 @@ class Scoring:
         self._store.keep(BEST, step, jax.device_get(jax.tree.leaves(stage.params)))
 
     def _kept(self) -> tuple[int, Any] | None:
-        """The best parameters that an earlier part of the run kept."""
+        """The best parameters in the file, from an earlier part of the run."""
         kept, like = self._store.kept(BEST), self._run.params
         if kept is None or kept[0] > self._run.num_steps_taken:
             return None
         if kinds_of(kept[1]) != kinds_of(jax.tree.leaves(like)):
-            return None  # of another model, which the run has warned of
+            return None  # another model's; the run has warned of it
         return kept[0], jax.tree.unflatten(jax.tree.structure(like), kept[1])
 
 
 def choosing_split(
     run: Any, evaluations: Mapping[str, Evaluation], select: bool | None
 ) -> tuple[str | None, str]:
-    """Returns the split that chooses a stage, or None and the reason."""
+    """Returns the split that chooses a stage; or None, and the reason."""
     others = [name for name in evaluations if name != _TEST]
     split = _VALIDATION if _VALIDATION in others else next(iter(others), None)
     step = run.budget.step
@@ -248,19 +248,20 @@ def choosing_split(
         return None, "the choice was turned off"
     if split is None:
         return None, f"{_TEST!r} alone was scored, and nothing is chosen by that"
-    if run.has_private_scores:  # the guarantee is about them, too
-        return None, "held-out data are private here, and scored with noise"
+    if run.has_private_scores:  # the guarantee covers them too
+        return None, "held-out data are protected here, and scored with noise"
     if select is None and protects_people(step):
         return None, (
-            "people are protected, who may be in the held-out data, too, unless the "
-            "run's settings say that nobody is"
+            "people are protected, and may be in the held-out data too, unless the "
+            "run's settings say that none is"
         )
     found, _ = found_in_both(evaluations[split].data, run.data, step)
     if found:
         raise ValueError(
             f"{split!r} must have nobody in common with the training data to choose a "
-            f"stage by it, got {found}: no guarantee would cover what the choice tells "
-            "of them; set select = false of the evaluation, or separate the data"
+            f"stage by it, got {found}: no guarantee would cover what the choice "
+            "discloses of them; set select = false of the evaluation, or separate the "
+            "data"
         )
     return split, ""
 
@@ -268,10 +269,11 @@ def choosing_split(
 def chosen_by(
     scores: Mapping[str, EpisodeScores], *, last: str
 ) -> tuple[str, dict[str, tuple[float, float]]]:
-    """Returns which stage is released, and what `Selection.behind` says.
+    """Returns the name of the released stage, and `Selection.behind`.
 
-    Where all episodes have the same classes, as few say little of others: ``last``, the
-    one released where nothing is chosen, is then compared with the features alone.
+    If all episodes have the same few classes, these say little about other classes:
+    then only ``last``, which is released without a choice, is compared with the
+    features.
     """
     names = list(scores)  # the simplest first
     if not scores[names[0]].has_other_classes:
@@ -283,10 +285,10 @@ def chosen_by(
 def best_of(
     scores: Sequence[EpisodeScores],
 ) -> tuple[int, list[tuple[float, float]]]:
-    """Returns the place of the best, of equal ones the first.
+    """Returns the place of the best, the first if several are equal.
 
-    Also by how much it is ahead of each, and the standard error of that; inf of one
-    whose score is no number.
+    Also by how much it is ahead of each, and the standard error; inf ahead of one whose
+    score is not finite.
     """
     best = max(scores, key=lambda one: one.value)
     behind = [
@@ -307,11 +309,11 @@ class Stage(NamedTuple):
     Attributes:
       name: "features" (no private data: nearest class mean, or `Ridge` on each task's
         support), "initial" (the network before any step), "mean" (the mean subtracted;
-        of a mixed model the line of all tasks), "within" (whitened within classes),
+        for a mixed model the line of all tasks), "within" (whitened within classes),
         "statistics", "steps" (parameters after gradient steps, or their average),
-        "steps@N" (after step N); of a `Classifier` also "steps/logits" and the like,
+        "steps@N" (after step N); for a `Classifier` also "steps/logits" and the like,
         for other embeddings.
-      learner: that predicts.
+      learner: makes the predictions.
       params: its released parameters.
     """
 
@@ -322,7 +324,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Stages:
-    """Makes the stages of a run; ``initial`` are its first parameters."""
+    """Makes the stages of a run; ``initial`` are its initial parameters."""
 
     learner: Any
     start: PrivateStatistics | None
@@ -331,7 +333,7 @@ class Stages:
 
     @property
     def judged(self) -> Any:
-        """The learner on examples that predicts by the run's parameters."""
+        """The learner on examples that predicts with the run's parameters."""
         return self.learner if self.start is None else self.start.learner(self.learner)
 
     def of(self, state: TrainingState, *, has_stepped: bool) -> tuple[Stage, ...]:
@@ -350,12 +352,12 @@ class Stages:
         return tuple(found)
 
     def stepped(self, params: Any, at: str = "") -> list[Stage]:
-        """The stages that parameters after gradient steps give; the run's own last."""
+        """The stages of parameters after gradient steps; the run's own is the last."""
         whole = Stage(f"{STEPS}{at}", self.judged, params)
         learner = self.learner
         if not isinstance(learner, Classifier) or learner.features is None:
             return [whole]
-        # A model of the last layer alone sees the examples' own features.
+        # A model with one layer has the examples' own features as its inputs.
         has_more = isinstance(self.initial, Mapping) and len(self.initial) > 1
         others = (LOGITS, HIDDEN, BOTH) if has_more else (LOGITS, BOTH)
         stages = []

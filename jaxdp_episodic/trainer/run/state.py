@@ -1,4 +1,4 @@
-"""The state of a run, which follows from what was released; its file is private."""
+"""The state of a run, which follows from its releases; what describes a run."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from jaxdp_episodic.trainer.learners.optimizers import average_of
 
 
 class TrainingState(NamedTuple):
-    """What changes from step to step."""
+    """What changes from step to step; all of it follows from releases."""
 
     params: Any  # pytree of float arrays
     optimizer_state: Any  # of the optax optimizer
-    start: Any = ()  # what the private statistics came to; () without
-    # Of the next step, float32, where it follows a quantile; () elsewhere.
+    start: Any = ()  # the private statistics released so far; () without any
+    # Of the next step, float32, if it follows a quantile; else ().
     clip_norm: Any = ()
-    # Of a run that chooses, of each noisy score in turn: ``release`` (its number, 0
-    # where there is none yet), ``check`` (index of the option), ``value``; else ().
+    # Of an adaptive run, a row for each noisy score: ``release`` (its number; 0: none
+    # yet), ``check`` (index of the option), ``value``; else ().
     scores: Any = ()
 
 
@@ -56,7 +56,10 @@ def initial_state(
     start: Any = (),
     clip_norm: float | None = None,
 ) -> TrainingState:
-    """Returns the state before the first step; without a clip norm it is constant."""
+    """Returns the state before the first step.
+
+    ``clip_norm`` is None if it is constant.
+    """
     dtype = training_dtype(params)
 
     def widened(leaf: Any) -> Any:
@@ -69,20 +72,20 @@ def initial_state(
 
 
 def as_arrays(state: Any) -> Any:
-    """The state with every leaf a JAX array."""
+    """Returns the state with JAX arrays as leaves."""
     return jax.tree.map(jnp.asarray, state)
 
 
 def placed(
     on_devices: Callable[[Any], Any], before: TrainingState, after: TrainingState
 ) -> TrainingState:
-    """A state on the devices; unchanged statistics stay the same object."""
+    """Returns a state on the devices; unchanged statistics stay the same object."""
     moved = on_devices(after)
     return moved._replace(start=before.start) if after.start is before.start else moved
 
 
 def kinds_of(state: Any) -> dict[str, str]:
-    """Types and shapes of a state's arrays, by their paths."""
+    """Returns types and shapes of a state's arrays, by their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {
         jax.tree_util.keystr(path): f"{leaf.dtype} {tuple(leaf.shape)}"
@@ -91,7 +94,7 @@ def kinds_of(state: Any) -> dict[str, str]:
 
 
 def refuse_other_state(saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Refuses arrays other than those of this run's state."""
+    """Refuses a checkpoint whose arrays are not those of this run's state."""
     found = differences(saved, wanted, "in the checkpoint", "now")
     if found:
         first = "; ".join(f"{key}: {words}" for key, words in list(found.items())[:5])
@@ -108,7 +111,7 @@ def updater(
     l2_clip_norm: float,
     noise_deviation: float,
 ) -> Callable[[TrainingState, Any], TrainingState]:
-    """Returns the compiled ``(state, released) -> state``."""
+    """Returns the compiled function ``(state, released) -> state``."""
     bounds = clipping.bounds(l2_clip_norm)
     moved = _compiled_update(optimizer)
 
@@ -121,7 +124,7 @@ def updater(
             norm = float(state.clip_norm)
         deviation = noise_deviation * norm * rise
         params, kept = moved(state.params, state.optimizer_state, gradient, deviation)
-        # What is left as it was is the very same: see `PrivateStatistics.table`.
+        # Unchanged statistics stay the same object: see `PrivateStatistics.table`.
         state = state._replace(params=params, optimizer_state=kept)
         if not clipping.counts:
             return state
@@ -139,7 +142,7 @@ def _compiled_update(optimizer: optax.GradientTransformation) -> Any:
     def moved(
         params: Any, kept: Any, gradient: Any, noise_deviation: Any
     ) -> tuple[Any, Any]:
-        # Optax mixes types; a caller's strict promotion is about the caller's code.
+        # Optax mixes types: a caller's setting of strict promotion must not reach it.
         with jax.numpy_dtype_promotion("standard"):
             updates, kept = optimizer.update(
                 gradient, kept, params, noise_deviation=noise_deviation
@@ -149,17 +152,17 @@ def _compiled_update(optimizer: optax.GradientTransformation) -> Any:
     return moved
 
 
-# What of a run's description its epsilon rests on, or what it is about.
+# Keys of a run's description that determine its epsilon or its data.
 _ACCOUNTED = frozenset(
     "step before target units data seed l2_clip_norm clipping noise adaptive checks"
     "".split()
 )
-# Functions within functions of which a part's description says what they hold.
+# Depth of nested functions and values that a part's description shows.
 _DEPTH = 8
-# Letters of what a part shows of itself.
+# Most characters of a part's repr.
 _MOST_SHOWN = 2000
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Packages that draws and sums come from.
+# Packages on which draws and sums depend.
 _PACKAGES = ("jaxdp-episodic", "jax", "jaxlib", "numpy", "randomgen", "flax", "optax")
 
 
@@ -172,7 +175,7 @@ def described_run(
     clipping: ClippingConfig,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Returns what a run is; `refuse_other_run` says what of it must not change."""
+    """Returns what a run is, as plain values; `refuse_other_run` compares them."""
     return {
         "step": described_step(budget.step),
         "before": [described_step(step) for step in budget.before],
@@ -182,7 +185,7 @@ def described_run(
             "num_steps": budget.num_steps,
         },
         "learner": described_learner(learner),
-        # By level, those without records included: what is gone is named as such.
+        # By level, units without records included: a message can name what is missing.
         "units": data.num_units,
         "data": data.fingerprint,
         "seed": "from the operating system" if seed is None else seed,
@@ -209,7 +212,7 @@ def described_learner(learner: Any) -> dict[str, Any]:
 
 
 def described_part(value: Any, depth: int = 0) -> Any:
-    """Returns a user's own part as plain values, which tell such parts apart."""
+    """Returns a user's own part as plain values that differ between different parts."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     name = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -236,7 +239,7 @@ class RunMismatchError(ValueError):
 
 
 def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses to resume if what is accounted differs; warns of other differences."""
+    """Refuses to resume if accounted settings differ; warns of other differences."""
     found = differences(saved, wanted, "in the checkpoint", "now")
     accounted = {k: found[k] for k in found if re.split(r"\W", k)[0] in _ACCOUNTED}
     if accounted:
@@ -245,13 +248,13 @@ def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Non
         )
     if found:
         warnings.warn(
-            f"the run goes on with other settings than it had: {_listed(found)}",
+            f"the run goes on with other settings than before: {_listed(found)}",
             stacklevel=2,
         )
 
 
 def agreed(processes: Processes, run: Mapping[str, Any]) -> None:
-    """Refuses processes whose run or versions differ from the first process's."""
+    """Refuses a process whose run or versions differ from the first process's."""
     if processes.count == 1:
         return
     own = json.loads(json.dumps(run))
@@ -270,7 +273,7 @@ def _listed(found: Mapping[str, str]) -> str:
     return "; ".join(f"{key}: {words}" for key, words in found.items())
 
 
-# What is installed is read from files, and what a process imported stays.
+# Read from files once: what a process has imported stays the same.
 _version = functools.cache(version)
 
 
@@ -288,7 +291,7 @@ def described_versions() -> dict[str, str]:
 def described_opening(
     run: Mapping[str, Any], versions: Mapping[str, str], truncation: Truncation | None
 ) -> dict[str, str]:
-    """Returns what the run's file says of a process that begins to charge."""
+    """Returns the environment of a process that charges, for the run's file."""
     more = {} if truncation is None else {"people": str(truncation)}
     if "clipping" in run:
         more["clipping"] = json.dumps(run["clipping"])

@@ -1,14 +1,24 @@
-"""The file of a run, while a process trains it; `report.ledger_file` has its format.
+"""The file of a run while a process trains it; `report.ledger_file` has its format.
 
-The contract, whatever ends a process at whatever moment:
+Whatever ends the process, and whenever, this holds:
 
     released steps <= charged steps <= released steps + one per crash
 
-A charge is committed, and on the disk, before its step draws. What the step releases is
-committed before it has effects. A state is committed with the releases that it contains
-taken out. One file holds all: no part of it can be older than another. A step that was
-charged and interrupted before its release is given up: taken again it would be another
-release.
+A step goes through three commits, each on the disk before the next thing happens:
+
+* charge: before the step's gradient, statistic or score is computed. A planned run
+  makes the draw and the noise of a step ahead, in memory, for this step alone.
+* release: the noised result, before the optimizer, the user or another process has it.
+* state: what follows from the releases, in one commit that deletes them.
+
+One file holds all, so no part of it can be older than another. A resumed run applies
+the releases that its state does not contain, which is post-processing. A step that was
+charged and not released is given up: to repeat it would be another release, with other
+noise.
+
+No draw and no noise is written, with two exceptions, without which a run cannot go on:
+who takes part in which step of the running epoch (random allocation, shuffling), and
+the random groups of correlated noise. They are overwritten once they are not needed.
 """
 
 from __future__ import annotations
@@ -78,43 +88,43 @@ class Mark(NamedTuple):
 
     run: str  # the run's random name
     charged: int
-    hash: bytes  # of that charge, and of all before it
+    hash: bytes  # of that charge, chained to all charges before it
 
 
 class Saved(NamedTuple):
-    """The state that a file has."""
+    """The saved state of a run."""
 
-    taken: int  # steps that it contains, those given up included
+    taken: int  # completed steps: released ones, and those given up
     run: Mapping[str, Any]  # what the run is; see `described_run`
     kinds: Mapping[str, str]  # types and shapes of the arrays, by their paths
     arrays: list[np.ndarray]
-    last_release: int  # number of the last step that released; 0: none has
+    last_release: int  # number of the last released step; 0 if there is none
 
 
 class RunStore(RunFile):
-    """The file of a run, held by one process, which holds the run's folder too."""
+    """The file of a run, open in the one process that holds the run's folder."""
 
     def __init__(self, path: Path) -> None:
         self._is_in_doubt = False
         self._log = path.with_name(path.name + "-wal")
-        self._had_log = self._log.exists()  # of a process that crashed
+        self._had_log = self._log.exists()  # the process before crashed
         super().__init__(path)
-        # Of an epoch that has ended, in the log; only runs in epochs have any.
+        # Whether the log may hold the secret of an epoch that has ended.
         self._has_secret = self._had_log and "planned" in self.facts
         if self.lacks_log and not self.says_whole:
             self._db.close()
             raise LedgerError(
                 f"{path} lacks its write-ahead log, {self._log.name}: it was copied "
-                "without it while a process trained, or the log was deleted, so charges"
-                " may be missing. Copy both files, or begin another run. If an SQLite "
-                "program has merged the log into the file, confirm that by: sqlite3 "
+                "without it while a process trained, or the log was deleted, so "
+                "charges may be missing. Copy both files, or begin another run. If an "
+                "SQLite program has merged the log into the file, say so by: sqlite3 "
                 f"{path.name} 'PRAGMA journal_mode=DELETE'"
             )
         self._files = {path: _identity(path)}
         self.session, self._opening = secrets.token_hex(16), 0
         self._pending: list[Mapping[str, Any]] = []
         self._kinds = {kind[0]: place for place, kind in self.steps.items()}
-        self._bytes = 0  # released since the last state, of so many steps:
+        self._bytes = 0  # of the releases since the last state
         state = self._state() or {"taken": -1, "kinds": {}}
         self._taken, self._state_kinds = state["taken"], state["kinds"]
 
@@ -123,14 +133,15 @@ class RunStore(RunFile):
         db.execute(f"PRAGMA busy_timeout = {1000 * _SECONDS_TO_WAIT}")
         if is_on_network(self.path):
             db.execute("PRAGMA journal_mode = DELETE")
-        db.execute("PRAGMA synchronous = EXTRA")  # a commit is on the disk, names too
+        # commits are on the disk, file names too
+        db.execute("PRAGMA synchronous = EXTRA")
         db.execute(f"PRAGMA wal_autocheckpoint = {_PAGES_A_CHECKPOINT}")
-        db.execute("PRAGMA secure_delete = OFF")  # but for secrets: see `forget`
+        db.execute("PRAGMA secure_delete = OFF")  # except for secrets: see `forget`
         return db
 
     @contextmanager
     def _commit(self) -> Iterator[sqlite3.Connection]:
-        """All of the body, on the disk when it ends, or nothing of it."""
+        """A transaction: its body is on the disk when it ends, or not at all."""
         if self._is_in_doubt:
             raise OSError(
                 f"{self.path}: an earlier write failed, what is on the disk is not "
@@ -149,7 +160,7 @@ class RunStore(RunFile):
                 self._db.execute("COMMIT")
                 self._pending = []
             except sqlite3.Error:
-                # A second sync of the same data may succeed without writing it.
+                # A repeated fsync may succeed although the data were never written.
                 self._is_in_doubt = True
                 raise
             finally:
@@ -157,12 +168,12 @@ class RunStore(RunFile):
                     self._db.execute("ROLLBACK")
 
     def _refuse_replaced(self) -> None:
-        """Refuses to write where the file or its log is not the one that was opened."""
+        """Refuses to write if the file or its log is not the one that was opened."""
         for path, opened in self._files.items():
             if _identity(path) == opened:
                 continue
             said = f"{path} was removed or replaced while the run used it"
-            if path == self._log:  # SQLite still has what it held
+            if path == self._log:  # SQLite still holds the removed one
                 with refusing(self.path):
                     self._erase_log(1)
                 said += ": resume the run"
@@ -175,11 +186,11 @@ class RunStore(RunFile):
         )
         return int(row.lastrowid or 0)
 
-    # --- What is charged --------------------------------------------------------------
+    # --- Charges ----------------------------------------------------------------------
 
     @property
     def mark(self) -> Mark:
-        """The file after its last charge."""
+        """The file's last charge."""
         with refusing(self.path):
             found = self._db.execute(
                 "SELECT number, hash FROM charges ORDER BY number DESC LIMIT 1"
@@ -194,7 +205,7 @@ class RunStore(RunFile):
             return self._db.execute(query + "number = ?)", (number,)).fetchone()[0]
 
     def contains(self, mark: Mark) -> bool:
-        """Returns whether the file has what a mark of a run's file saw."""
+        """Returns whether the file has a mark's charge, after the same charges."""
         with refusing(self.path):
             found = self._db.execute(
                 "SELECT hash FROM charges WHERE number = ?", (mark.charged,)
@@ -203,10 +214,11 @@ class RunStore(RunFile):
         return mark.run == self.facts["run"] and own == mark.hash
 
     def take_up(self, environment: Mapping[str, Any]) -> None:
-        """Notes that this process begins, and with what, under a random name."""
+        """Records that this process begins, and where, under a random name."""
         value = json.dumps({**environment, "charged": self.mark.charged})
         try:
-            # Before the log: a file that lacks its log must say that it was open.
+            # Before a log is made: a file that lacks its log must show that it was
+            # open.
             with self._commit():
                 self._opening = self._text(OPENING, self.session, value)
                 self._say_whole()
@@ -223,9 +235,10 @@ class RunStore(RunFile):
         with refusing(self.path):
             (mode,) = self._db.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode == "wal":  # else the file system has no shared memory
-                self._db.execute("SELECT 1 FROM charges").fetchone()  # makes the log
+                self._db.execute("SELECT 1 FROM charges").fetchone()  # creates the log
                 self._files[self._log] = _identity(self._log)
-                # From here on charges are in the log: the file itself must say so.
+                # From here on charges go to the log: the file must not claim to be
+                # whole.
                 with self._commit() as db:
                     db.execute("DELETE FROM texts WHERE kind = ?", (WHOLE,))
                 (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
@@ -235,7 +248,7 @@ class RunStore(RunFile):
                     self._erase_log(1)
 
     def _say_whole(self) -> None:
-        """Says in a commit that no charge will be in a write-ahead log alone.
+        """Writes, in a commit, that no charge is in a write-ahead log alone.
 
         Without it a crash while SQLite makes or removes the log would look like a copy.
         """
@@ -243,7 +256,7 @@ class RunStore(RunFile):
             self._text(WHOLE, "", "true")
 
     def _erase_log(self, seconds: int) -> None:
-        """Empties the write-ahead log, in which secrets stay; not while it is read."""
+        """Empties the write-ahead log, which may hold secrets, unless it is read."""
         with refusing(self.path):
             self._db.execute(f"PRAGMA busy_timeout = {1000 * seconds}")
             (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -251,7 +264,7 @@ class RunStore(RunFile):
         self._has_secret = self._has_secret and bool(busy)
 
     def charge(self, name: str, step: GaussianStep | None = None) -> None:
-        """Charges one step; when this returns it is on the disk."""
+        """Charges one step; it is on the disk when this returns."""
         with self._commit() as db:
             place = self._kinds.get(name) or self._new_kind(name, step)
             _, number, before = self.mark
@@ -269,14 +282,14 @@ class RunStore(RunFile):
         return place
 
     def take_over(self, ledger: Any) -> None:
-        """Writes the charges of a ledger of version 0.2 into a new file."""
+        """Copies the charges of a ledger of version 0.2 into this new file."""
         with self._commit() as db:
             rows = {}
             for one, session in zip(ledger.openings, ledger.sessions, strict=True):
                 value = json.dumps({**one.environment, "charged": one.charged})
                 rows[session] = self._text(OPENING, session, value)
             for charge in ledger.charges():
-                if charge.session not in rows:  # of a process that noted nothing
+                if charge.session not in rows:  # of a process that wrote no opening
                     value = json.dumps({"charged": 0})
                     rows[charge.session] = self._text(OPENING, charge.session, value)
                 place = self._kinds[ledger.steps[charge.step][0]]
@@ -286,14 +299,14 @@ class RunStore(RunFile):
                 self._text(ENDED, "", "true")
 
     def end(self) -> None:
-        """Notes that an adaptive run has chosen to end."""
+        """Records that an adaptive run has chosen to end."""
         with self._commit():
             self._text(ENDED, "", "true")
 
-    # --- What is released, and what comes of it ---------------------------------------
+    # --- Releases and states ----------------------------------------------------------
 
     def release(self, number: int, arrays: Sequence[Any]) -> None:
-        """Commits what a charged step releases, once, before it has effects."""
+        """Commits the release of a charged step, once; only then may it be used."""
         with self._commit() as db:
             is_new = not list(self._rows(RELEASE, number))
             if not self._taken < number <= self.mark.charged or not is_new:
@@ -303,7 +316,7 @@ class RunStore(RunFile):
             self._bytes += self._put(db, RELEASE, number, arrays)
 
     def releases(self, after: int) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """Yields number and arrays of the releases of later steps, checked."""
+        """Yields number and arrays of the releases after a step, checked."""
         charged = self.mark.charged
         with refusing(self.path):
             numbers = self._db.execute(
@@ -321,7 +334,7 @@ class RunStore(RunFile):
 
     @property
     def is_full(self) -> bool:
-        """Whether a state is due for the size of the releases."""
+        """Whether the releases since the last state are so large that one is due."""
         return self._bytes >= MOST_BYTES
 
     def save(
@@ -332,9 +345,9 @@ class RunStore(RunFile):
         kinds: Mapping[str, str],
         last_release: int,
     ) -> None:
-        """Commits the state after a step, in place of the releases that it contains.
+        """Commits the state after ``taken`` steps, and deletes the releases in it.
 
-        The last release is the number of the last step that released; 0 if none has.
+        ``last_release`` is the number of the last released step; 0 if there is none.
         """
         if taken == self._taken and kinds == self._state_kinds:
             if self._pending:
@@ -361,27 +374,28 @@ class RunStore(RunFile):
         return as_json(self.path, values[-1]) if values else None
 
     def saved(self) -> Saved | None:
-        """Returns the saved state, if any, after checking it against the charges."""
+        """Returns the saved state, if any, and checks that its charges are there."""
         found = self._state()
         if found is None:
             return None
         mark = Mark(self.facts["run"], found["charged"], bytes.fromhex(found["mark"]))
         if not self.contains(mark):
             raise LedgerError(
-                f"{self.path}: charges are gone, or others than those that its state "
-                "contains"
+                f"{self.path}: charges that its state contains are missing or changed"
             )
         arrays = self._got(STATE, found["taken"])
         if len(arrays) != found["arrays"]:
-            raise LedgerError(f"{self.path} is damaged: arrays of its state are gone")
+            raise LedgerError(
+                f"{self.path} is damaged: arrays of its state are missing"
+            )
         taken = found["taken"]
-        last = found.get("last_release", taken)  # versions before did not note it
+        last = found.get("last_release", taken)  # earlier versions did not write it
         return Saved(taken, found["run"], found["kinds"], arrays, last)
 
-    # --- What is kept besides ---------------------------------------------------------
+    # --- Secrets, best parameters, log ------------------------------------------------
 
     def keep(self, kind: str, number: int, arrays: Sequence[Any]) -> None:
-        """Keeps arrays in place of those of their kind."""
+        """Writes arrays in place of those of the same kind."""
         if kind in _SECRET:
             self.forget(kind, must_be_erased=True)
         with self._commit() as db:
@@ -389,7 +403,7 @@ class RunStore(RunFile):
             self._put(db, kind, number, arrays)
 
     def kept(self, kind: str) -> tuple[int, list[np.ndarray]] | None:
-        """Returns what is kept of a kind, and its number."""
+        """Returns the number and the arrays of a kind; None if there are none."""
         with refusing(self.path):
             found = self._db.execute(
                 "SELECT number FROM arrays WHERE kind = ? LIMIT 1", (kind,)
@@ -397,13 +411,13 @@ class RunStore(RunFile):
         return None if found is None else (found[0], self._got(kind, found[0]))
 
     def forget(self, kind: str, *, must_be_erased: bool = False) -> None:
-        """Overwrites what is kept of a kind, in the write-ahead log too.
+        """Overwrites the arrays of a kind, in the write-ahead log too.
 
-        While a process reads the file the log stays: each commit tries again, and
-        BlockingIOError is raised if it must be erased now.
+        The log cannot be emptied while another process reads the file. Then each later
+        commit tries again; with ``must_be_erased`` BlockingIOError is raised instead.
         """
         with refusing(self.path):
-            query = "SELECT 1 FROM arrays WHERE kind = ? LIMIT 1"  # none is left open
+            query = "SELECT 1 FROM arrays WHERE kind = ? LIMIT 1"  # leaves no cursor
             is_kept = self._db.execute(query, (kind,)).fetchone() is not None
         if is_kept:
             self._db.execute("PRAGMA secure_delete = ON")
@@ -417,17 +431,17 @@ class RunStore(RunFile):
             self._erase_log(_SECONDS_TO_WAIT if must_be_erased else 1)
         if self._has_secret and must_be_erased:
             raise BlockingIOError(
-                f"{self._log} holds who took part in an epoch that has ended, and "
+                f"{self._log} shows who took part in an epoch that has ended, and "
                 f"cannot be erased while another process reads {self.path.name}: end "
                 "that process and resume the run; nothing was charged"
             )
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Notes a record of the log; it is there with the next commit."""
+        """Adds a record to the log; it is written with the next commit."""
         self._pending.append(record)
 
     def drop_log(self, after: int) -> None:
-        """Drops records of later steps, which were not released."""
+        """Deletes log records of later steps, which were not released."""
         with self._commit() as db:
             db.execute(
                 "DELETE FROM texts WHERE kind = ? AND CAST(key AS INTEGER) > ?",
@@ -437,7 +451,7 @@ class RunStore(RunFile):
     def _put(
         self, db: sqlite3.Connection, kind: str, number: int, arrays: Sequence[Any]
     ) -> int:
-        """Writes arrays; returns their bytes."""
+        """Writes arrays in parts; returns their bytes."""
         size = 0
         for place, one in enumerate(arrays):
             array = np.ascontiguousarray(one)
@@ -466,7 +480,7 @@ class RunStore(RunFile):
             )
 
     def _got(self, kind: str, number: int) -> list[np.ndarray]:
-        """Reads arrays, bit for bit what was written, or refuses them."""
+        """Reads arrays; refuses them unless every bit is what was written."""
         arrays: list[np.ndarray] = []
         parts: list[bytes] = []
         number_of_arrays = 0
@@ -494,8 +508,8 @@ class RunStore(RunFile):
         return arrays
 
     def close(self) -> None:
-        """Notes an end in order, if it can, and makes the file whole by itself."""
-        with suppress(OSError, ValueError):  # a full disk: the charges are there
+        """Records an orderly end, if possible, and merges the log into the file."""
+        with suppress(OSError, ValueError):  # a full disk: the charges are safe
             is_open = self._opening or self._pending
             if not self._is_in_doubt and (is_open or self._had_log):
                 with self._commit():
@@ -506,10 +520,10 @@ class RunStore(RunFile):
             seconds = _SECONDS_TO_WAIT if self._has_secret else 1
             self._db.execute(f"PRAGMA busy_timeout = {1000 * seconds}")
             self._db.execute("PRAGMA journal_mode = DELETE")
-        except sqlite3.Error:  # somebody reads it
+        except sqlite3.Error:  # another process reads it
             if self._has_secret:
                 warnings.warn(
-                    f"{self._log} still holds who took part in the last epoch, as "
+                    f"{self._log} still shows who took part in the last epoch, as "
                     "another process reads it: end that process, then resume the run",
                     stacklevel=2,
                 )
@@ -541,7 +555,10 @@ def create_store(
     book: str | None = None,
     search: str | None = None,
 ) -> str:
-    """Makes the complete file of a new run, in place of one without charges."""
+    """Writes the file of a new run, and returns the run's random name.
+
+    A file at ``path`` is replaced: the caller has checked that it has no charges.
+    """
     run = run or secrets.token_hex(16)
     adapts = isinstance(budget, AdaptiveBudget)
     texts = [
@@ -567,7 +584,7 @@ def create_store(
 
 
 def new_store(path: Path, texts: Sequence[tuple[str, str, str]]) -> None:
-    """Writes a run's file with these texts; see `create_store`."""
+    """Writes a run's file with these texts (kind, key, value); see `create_store`."""
     most = max(len(value) for _, _, value in texts)
     if most > MOST_DESCRIBED // 2:
         raise ValueError(
@@ -575,7 +592,7 @@ def new_store(path: Path, texts: Sequence[tuple[str, str, str]]) -> None:
             f"population, of at most {MOST_DESCRIBED // 2:,}; state public bounds of "
             "the sizes in the sampling instead"
         )
-    # What is beside a file that is gone must not be taken for the new one's.
+    # Side files of a file that was deleted must not be taken for the new one's.
     for name in ("", *_SIDE_FILES):
         path.with_name(path.name + name).unlink(missing_ok=True)
     with atomic_path(path) as temporary:
@@ -593,7 +610,7 @@ def new_store(path: Path, texts: Sequence[tuple[str, str, str]]) -> None:
 
 
 def is_on_network(path: Path) -> bool:
-    """Returns whether a file system of several machines has a file, where we know."""
+    """Returns whether a file is on a known file system of several machines."""
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

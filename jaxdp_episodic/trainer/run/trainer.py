@@ -77,8 +77,8 @@ class Trainer:
     """One private run: draws, clipped and noised steps, and the charges for them.
 
     The step in ``budget`` is what is accounted, and its ``sampling`` is the object that
-    draws: no rate is written down twice. `step` charges the budget first, then draws,
-    clips, sums, adds noise and updates.
+    draws: no rate is written down twice. `step` charges the budget, and only then
+    computes the clipped sum, adds noise and updates.
 
     After ``jax.distributed.initialize`` all processes train one run: each makes the
     same trainer and calls the same methods. The first one has the run's files, secrets
@@ -90,8 +90,8 @@ class Trainer:
         one is float64 everything is computed in float64, else in float32.
       data: the private training data.
       budget: of `plan_budget`, for a step with ``population=data.population``, or
-        without one: its ``sampling`` then states public bounds of the sizes, which the
-        data must keep.
+        without a population: then its ``sampling`` states public bounds of the sizes,
+        which the data must keep.
       shots: support examples, of each class or of the task; 0 for `Supervised`.
       optimizer: of optax; it sees noised gradients only, and their ``noise_deviation``.
       l2_clip_norm: C > 0, the (first) bound of each clip unit's contribution.
@@ -103,27 +103,27 @@ class Trainer:
       clipping: how contributions are bounded; None: longer ones are scaled to C.
       noise: "discrete", hardened against attacks on low-order bits, or "gaussian": see
         `PrivateGradient`. The budget is the same.
-      seed: None takes fresh entropy from the operating system for each step. With a
-        seed the run is repeatable and *not private*: whoever knows the seed can
-        subtract the noise.
+      seed: None: fresh entropy of the operating system for each step. With a seed the
+        run is repeatable and *not private*: whoever knows the seed can subtract the
+        noise.
       settings: further plain values that describe the run; `resume` warns if they have
         changed.
       start: private statistics of ``data`` to release first, the budget's ``before``.
         Learner and model then see projected features.
-      truncation: what bounding people has left out of ``data``, for the run's file.
-      rule: of an adaptive run, as ``checks``: see `AdaptiveTrainer`.
-      checks: as ``rule``.
-      folder: whose file has the charges of `step`; None: they wait for `train`.
+      truncation: what was left out of ``data`` to bound people, for the run's file.
+      rule: see `AdaptiveTrainer`, as for ``checks``.
+      checks: see ``rule``.
+      folder: for the charges of `step`; None: they are in memory until `train`.
 
     Attributes:
-      run: what the run is.
-      ledger: counts its charges; in other processes than the first a copy in memory.
+      run: what the run is, as plain values.
+      ledger: counts the charges; other processes than the first have a copy in memory.
       selection: what `train` has chosen to release; None before its end.
-      has_private_scores: held-out data are protected too, and scored with noise.
+      has_private_scores: whether held-out data are protected too, and scored with
+        noise.
 
     Raises:
-      TypeError: an argument of the wrong type.
-      ValueError: a value out of range, a wrong population, or a wrong clip unit.
+      TypeError, ValueError: a wrong type; a value out of range; another population.
     """
 
     def __init__(
@@ -186,18 +186,17 @@ class Trainer:
         if adapts:
             state = state._replace(scores=no_scores(budget))
             self.run |= described_choices(budget, rule, self.checks)
-        # One attribute: whenever an interrupt comes, the two belong together.
+        # One attribute, so that an interrupt cannot separate state and step number.
         self._now = (self._gradient.on_devices(state), 0)
         self.ledger, self.versions = Ledger(budget), described_versions()
         self.recipe: Mapping[str, Any] = {}
         self._has_agreed = self._is_joined = self._is_tried = False
-        self._last_release = 0  # number of the last step that released
+        self._last_release = 0  # number of the last released step
         self.selection: Selection | None = None
-        self._given, self._folder, self._name = folder, None, ""
-        self._by_hand, self._is_by_hand, self._store = ExitStack(), False, None
-
-    _folder: Path | None
-    _store: Any  # a `RunStore`, while one is open
+        self._given, self._name = folder, ""
+        self._folder: Path | None = None
+        self._by_hand, self._is_by_hand = ExitStack(), False
+        self._store: RunStore | None = None
 
     @property
     def is_seeded(self) -> bool:
@@ -224,7 +223,7 @@ class Trainer:
         return self._stages.of(self.state, has_stepped=self.budget.takes_steps)
 
     def stages_after(self, step: int, params: Any) -> tuple[Stage, ...]:
-        """What parameters after an earlier gradient step can be used as."""
+        """The stages that use the parameters after an earlier gradient step."""
         return tuple(self._stages.stepped(params, f"@{step}"))
 
     @property
@@ -237,22 +236,22 @@ class Trainer:
 
     @property
     def num_steps_taken(self) -> int:
-        """Steps in the state, those given up included."""
+        """Number of completed steps: released ones, and those given up."""
         return self._now[1]
 
     @property
     def scores(self) -> tuple[ScoreThen, ...]:
-        """The noisy scores that were released, in the first process."""
+        """The noisy scores released so far; in the first process only."""
         return scores_in(self.state.scores, self.checks)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run takes no more steps, whatever comes."""
+        """Whether the run is over."""
         return self.ledger.is_over(self.num_steps_taken)
 
     @property
     def num_steps_charged(self) -> int:
-        """Steps charged: those taken, and perhaps one that was interrupted."""
+        """Number of charged steps: completed ones, and perhaps an interrupted one."""
         return self.ledger.charged
 
     @property
@@ -267,21 +266,21 @@ class Trainer:
 
     @property
     def clip_norm(self) -> float:
-        """The clip norm of the next step, which is known before it is charged."""
+        """The clip norm of the next step, known before the step is charged."""
         found = self.state.clip_norm
         return self.run["l2_clip_norm"] if isinstance(found, tuple) else float(found)
 
     @property
     def noise_deviation(self) -> float:
-        """Of the noise in each coordinate of the next step's sum."""
+        """Standard deviation of the noise in each coordinate of the next step's sum."""
         return self._gradient.deviation(self._main.noise_multiplier) * self.clip_norm
 
     def release(self, folder: Path) -> list[Path]:
-        """Writes what may be published of the run; see `Release`.
+        """Writes what may be published of the run; returns the files. See `Release`.
 
-        It covers all charged steps, and nothing that was computed from private sizes.
-        `run_training` adds what is said of a book. Files of the same names are replaced
-        together. Returns the files; none in other processes than the first.
+        It covers all charged steps, and holds nothing that was computed from private
+        sizes. Files of the same names are replaced together. Other processes than the
+        first write none.
 
         Raises:
           OSError, ValueError: a file cannot be written; the run has no folder.
@@ -319,18 +318,18 @@ class Trainer:
         return self._name if self.ledger.mark is None else self.ledger.mark.run
 
     def dry_run(self, evaluations: Mapping[str, Evaluation] | None = None) -> None:
-        """Tries all that the run will compute on zeros; nothing is charged or drawn.
+        """Runs all that the run will compute on zeros; nothing is charged or drawn.
 
-        `train` and `step` do it before their first charge, and use what it compiles.
-        All processes call it; ``evaluations`` are those of `train`. It raises what
-        model, learner, optimizer or device raise, with a note on what was tried.
+        `train` and `step` do this before their first charge, and reuse what it
+        compiles. All processes call it; ``evaluations`` are those of `train`. It raises
+        what model, learner, optimizer or device raise, with a note on what was tried.
         """
         self._join()
         with self.processes.together():
             self._try_out(evaluations or {})
 
     def _try_out(self, evaluations: Mapping[str, Evaluation]) -> None:
-        """Tries the steps once, the evaluations every time."""
+        """Tries the steps the first time, the evaluations every time."""
         if evaluations or not self._is_tried:
             try_out(self, evaluations, is_tried=self._is_tried)
         self._is_tried = True
@@ -338,11 +337,11 @@ class Trainer:
     def step(self, prepared: PreparedStep | None = None) -> dict[str, Any]:
         """Charges and takes one step; returns its private diagnostics.
 
-        Charge and release are on the disk while `train` runs, and if the trainer was
-        given a folder. Otherwise the next `train` writes them to its folder.
+        Charge and release are on the disk if `train` calls it, or if the trainer has a
+        folder. Otherwise they are in memory until `train` writes them.
 
         Args:
-          prepared: what was made ahead for this step; None makes it here.
+          prepared: what was made ahead for this step; None: it is made here.
 
         Returns:
           *Private* numbers without noise, such as the mean loss and the share clipped.
@@ -376,14 +375,14 @@ class Trainer:
             self._by_hand, self._is_by_hand = stack.pop_all(), True
 
     def close(self) -> None:
-        """Saves the state, and closes the file that `step` opened in a given folder."""
+        """Saves the state and closes the file that `step` opened, if any."""
         if self._is_by_hand and (store := self._store):
             self._is_by_hand = False
             with self._by_hand:
                 self.save(store)
 
     def _step(self, prepared: PreparedStep | None) -> dict[str, Any]:
-        """Charges what comes next, releases it, applies it."""
+        """Charges the next step, releases it, and applies the release to the state."""
         name = self._chosen_next()
         state, taken = self._now
         number = taken + 1
@@ -392,19 +391,19 @@ class Trainer:
         if prepared is not None and prepared.step != number:
             raise ValueError(
                 f"prepared must be of step {number}, got that of step {prepared.step}: "
-                "another step was taken, or given up, in between"
+                "another step was taken or given up in between"
             )
         if number > self.ledger.charged:
             if self._store is not None and number <= self.budget.permitted_steps:
                 self._main.draws.keep(self._store, number)
             self.ledger.charge()
-        self.processes.meet()  # the first has charged
+        self.processes.meet()  # the first process has charged
         mechanism = self.mechanisms[name]
         try:
             released, private = mechanism.release(state, number, prepared)
             if self.processes.is_first:
                 state = self._let_out(mechanism, state, number, released)
-            self.processes.meet()  # or others would wait for one that has failed
+            self.processes.meet()  # else the others wait for a process that failed
         except Exception as error:
             if self.processes.is_first and self._last_release < number:
                 error.add_note(self.ledger.cost_of(number, self.is_seeded))
@@ -417,13 +416,13 @@ class Trainer:
         return private
 
     def choose(self) -> str | None:
-        """Returns the option that comes next, chosen once; None: the run is over."""
+        """Returns the next step's option, chosen once; None: the run is over."""
         self._join()
         with self.processes.together():
             return self._chosen_next()
 
     def _chosen_next(self) -> str | None:
-        """What a plan, or the rule, says comes next; the first process asks."""
+        """The next step's name, by the plan or by the rule (in the first process)."""
         self._give_up_unreleased()
         number, ledger = self.num_steps_taken, self.ledger
         if self._rule is None:
@@ -443,20 +442,20 @@ class Trainer:
         return ledger.options[number] if number < len(ledger.options) else None
 
     def draw_blocks(self, step: int) -> list[episode.Block]:
-        """Returns the blocks of a fresh draw; of several processes, each its share."""
-        self._join()  # or each would draw from entropy of its own
+        """Returns the blocks of a fresh draw; one process of several gets its share."""
+        self._join()  # else each process would draw its own
         main = self._main
         return main.blocks(self.state, main.draws.draw(main.draws.secret(step)))
 
     @contextmanager
     def ahead(self) -> Iterator[Iterator[PreparedStep | None]]:
-        """What each of the steps to come is given; None: nothing is drawn ahead."""
+        """Yields what was prepared for each step to come; None if nothing can be."""
         if self._rule is not None:
             yield (None for _ in iter(self.choose, None))
             return
         taken, before = self.num_steps_taken, len(self.budget.before)
         first, main = max(taken, before) + 1, self._main
-        # Here and not in the other thread: processes share the secrets in one order.
+        # In this thread: all processes must share the secrets in the same order.
         steps = range(first, self.budget.num_steps + 1)
         secrets = ((step, main.draws.secret(step)) for step in steps)
 
@@ -479,24 +478,25 @@ class Trainer:
     ) -> list[dict[str, Any]]:
         """Takes all steps of the budget; leaves ``run.sqlite`` in ``folder``.
 
-        It goes on after the steps that were taken; for those of a folder call `resume`.
-        An interruption (Ctrl-C) commits the last step that was released. A step that
-        was charged and not released is given up.
+        It goes on after the steps that this trainer has taken; for those of a folder
+        call `resume` first. An interruption (Ctrl-C) saves the state after the last
+        released step.
 
         Args:
-          folder: made if missing. Its ``run.sqlite`` is private; no other run's may be
-            there.
+          folder: made if missing. Its ``run.sqlite`` is private; it must hold no other
+            run.
           evaluations: by name, on held-out data; run before the first step, after the
             statistics, every ``evaluate_every`` steps and after the last.
-          evaluate_every: None: steps are scored after the last alone.
+          evaluate_every: None: steps are scored after the last one only.
           select: whether `released` is the best stage on "validation", else on the
-            first part that is not "test". That part must share nobody with the training
-            data. None: unless people are protected. Otherwise the last stage is.
-          checkpoint_every: steps after which the state is saved; it is after the last
-            step, too, and whenever the releases since exceed 256 MiB.
+            first split that is not "test", and not the last stage. That split must
+            share nobody with the training data. None: True, unless people are
+            protected.
+          checkpoint_every: steps between saved states; one is also saved after the last
+            step, and whenever the releases since exceed 256 MiB.
           log_every: steps between log records.
-          on_step: is called after every logged step, with a `StepProgress`: for a
-            progress bar, or a tracker such as TensorBoard.
+          on_step: called after every logged step, with a `StepProgress`: for a progress
+            bar, or a tracker such as TensorBoard.
 
         Returns:
           The log's records since the start or `resume`; none in other processes than
@@ -524,7 +524,7 @@ class Trainer:
                 with self.ahead() as ahead:
                     for prepared in ahead:
                         self.step(prepared)
-                self.processes.meet()  # the first has committed
+                self.processes.meet()  # the first process has committed
                 return []
             with run_files.locked(folder):
                 self.begin(folder)
@@ -537,16 +537,16 @@ class Trainer:
             return records
 
     def public_record(self, step: int) -> dict[str, Any]:
-        """The public part of a step's record in the log."""
+        """Returns the public part of a step's log record."""
         norm = {"clip_norm": self.clip_norm} if self.clipping.counts else {}
         return {"step": step, **self._accounted(step), **norm}
 
     def resume(self, folder: Path, *, book: str | None = None) -> int:
-        """Resumes a run after the last step that was released; returns its number.
+        """Takes up the run of a folder; returns the number of its completed steps.
 
-        Steps that were charged and not released are given up, with a warning, and
-        counted as taken; with a seed they are taken again. Nothing is released twice. A
-        run that has released nothing may go on with a model of other shapes.
+        Steps that were charged and not released are given up, with a warning, and count
+        as completed; with a seed they are repeated. Nothing is released twice. A run
+        that has released nothing may go on with a model of other shapes.
 
         Args:
           folder: of the run.
@@ -574,7 +574,7 @@ class Trainer:
 
     @contextmanager
     def opened(self, folder: Path) -> Iterator[RunStore]:
-        """Charges and releases by the folder's file; first takes what it released."""
+        """Opens the folder's file for charges and releases; applies its releases."""
         with closing(RunStore(folder / run_files.STORE)) as store:
             self.ledger.check(store)
             saved, taken = store.saved(), self.num_steps_taken
@@ -584,7 +584,7 @@ class Trainer:
                     f"step {taken}; resume it again"
                 )
             opening = described_opening(self.run, self.versions, self.truncation)
-            if store.mark.charged < self.ledger.charged:  # of steps taken elsewhere
+            if store.mark.charged < self.ledger.charged:  # steps taken without a file
                 self._main.draws.keep(store, self.ledger.charged)
             with self.ledger.writing_to(store, opening):
                 self._take_releases(store)
@@ -604,13 +604,13 @@ class Trainer:
         check_finite(state.params, taken)
         kept = jax.device_get(jax.tree.leaves(state)), self.run, kinds_of(state)
         store.save(taken, *kept, self._last_release)
-        if self.has_ended:  # also of its own choice
+        if self.has_ended:  # by its plan, or by its own choice
             self._main.draws.end(store, taken, is_over=True)
 
     def _let_out(
         self, mechanism: Any, state: TrainingState, number: int, released: Any
     ) -> TrainingState:
-        """The state after a release, which is on the disk before it has effects."""
+        """Commits a release, and only then returns the state that follows from it."""
         if self._store is not None:
             leaves = jax.device_get(jax.tree.leaves(released))
             self._store.release(number, leaves)
@@ -621,7 +621,7 @@ class Trainer:
         return after
 
     def _take_releases(self, store: RunStore) -> None:
-        """Takes the releases after the state; gives up other charged steps."""
+        """Applies the releases that the state lacks; gives up other charged steps."""
         for number, arrays in store.releases(after=self.num_steps_taken):
             mechanism = self.mechanisms[self.ledger.name_of(number)]
             released = as_released(mechanism.like(self.state), number, arrays)
@@ -632,26 +632,26 @@ class Trainer:
 
     def _give_up_unreleased(self) -> None:
         """Gives up steps that were charged and interrupted before their release."""
-        # Taken again they would be releases that nobody charged; with a seed the same.
+        # To repeat one would be an uncharged release; with a seed it is the same one.
         state, taken = self._now
         charged = self.ledger.charged
         if taken == charged:
             return
-        self._gradient.forget()  # of a step given up nothing is in later sums
+        self._gradient.forget()  # no later release depends on a lost step's noise
         if self.is_seeded:
             return
         self._now = (state, charged)
         many, one = f"steps {taken + 1} to {charged} were", f"step {charged} was"
-        said = "charged and broken off before the release: given up, counted as taken"
+        said = "charged and interrupted before the release: given up, counted as taken"
         warnings.warn(f"{many if charged - taken > 1 else one} {said}", stacklevel=2)
 
     def _shared(self, tree: Any) -> Any:
-        """The first process's arrays, on this one's devices."""
+        """The first process's arrays, on this process's devices."""
         shared = self.processes.shared(tree)
         return shared if shared is tree else self._gradient.on_devices(shared)
 
     def _take_up(self, folder: Path, book: str | None) -> None:
-        """Takes up what a folder's file has."""
+        """Takes up the run in a folder's file."""
         run_files.refuse_without_run(folder)
         with run_files.locked(folder):
             path = folder / run_files.STORE
@@ -677,7 +677,7 @@ class Trainer:
                 self._share()
 
     def _agree(self) -> None:
-        """Refuses processes with another run than the first; asked once."""
+        """Refuses processes whose run is not the first one's; checked once."""
         if self._has_agreed:
             return
         kinds = kinds_of(self.state.params)
@@ -685,8 +685,8 @@ class Trainer:
         self._has_agreed = True
 
     def _share(self) -> None:
-        """Gives all processes the parameters, choices and counts of the first one."""
-        self.processes.meet()  # or others would wait for one that could not resume
+        """Gives all processes the first one's parameters, choices and counts."""
+        self.processes.meet()  # else others wait for a process that could not resume
         taken, charged = self.processes.shared_value(
             [self.num_steps_taken, self.ledger.charged]
         )

@@ -1,7 +1,7 @@
 """A noisy score on private held-out data, which may steer the run and be released.
 
-Each clip unit (an episode of held-out classes) gives twice its score less 1, which lies
-in [-1, 1] and depends on what was drawn of it and on released parameters. The sum with
+Each clip unit (an episode of held-out classes) contributes 2 score - 1, which lies in
+[-1, 1] and depends on what was drawn of it and on released parameters. The sum with
 Gaussian noise is accounted as a `GaussianStep`. Proof: docs/proofs.md, "Noisy
 validation".
 """
@@ -33,14 +33,14 @@ from jaxdp_episodic.trainer.run import checks
 from jaxdp_episodic.trainer.run.evaluation import for_ways, scores_of_block
 
 GRID = 2**16
-"""Grid steps in the most that one unit gives, which is 1."""
+"""Grid steps in a contribution of 1, the largest."""
 
 # Clip units whose scores are computed in one call.
 _AT_ONCE = 50
 
 
 class NoisyScore(NamedTuple):
-    """A released score: its unbiased value, and the standard deviation of its noise."""
+    """A released score: unbiased value, and standard deviation of its noise."""
 
     value: float
     deviation: float
@@ -49,22 +49,22 @@ class NoisyScore(NamedTuple):
 class PrivateValidation:
     """The noisy score of a model on private held-out tasks: one release a call.
 
-    The score of an episode is the share of queries that are right or, for regression, 1
-    less the mean squared error over ``error_bound``, at least 0. An episode without
-    queries, or with a score that is no number, contributes nothing.
+    The score of an episode is the share of correct queries or, for regression, 1 less
+    the mean squared error over ``error_bound``, at least 0. An episode without queries,
+    or with a score that is not finite, contributes nothing.
 
     Args:
       data: the held-out data.
-      step: how episodes are drawn, with noise relative to the most that one episode can
-        give, 1; it is charged as it is. Its clip unit is one episode, and its sizes are
-        public: stated in the sampling, or ``population=data.population`` under
-        replace_one.
+      step: how episodes are drawn, with a noise multiplier relative to 1, the largest
+        contribution of an episode; this step is charged. Its clip unit is one episode,
+        and its sizes are public: stated in the sampling, or
+        ``population=data.population`` under replace_one.
       shots: support examples, of each class or of the task; the others are queries.
       error_bound: public, > 0, for regression; None for classification.
       normalizer: public number of episodes a call. Default: their mean, if public.
-      fixed: every call looks at the same episodes, so that scores differ by model and
-        noise alone. Only if everybody is in every draw, whose secrecy then does not
-        count.
+      fixed: every call uses the same episodes, so that scores differ by model and noise
+        only. Permitted only if every unit is in every draw: then the accounting does
+        not rely on a secret draw.
       noise: "discrete" or "gaussian"; see `Trainer`.
 
     Attributes:
@@ -74,8 +74,8 @@ class PrivateValidation:
     Raises:
       TypeError: an argument of the wrong type.
       ValueError: a value out of range; sizes that do not fit; a clip unit that is not
-        one episode; a fixed draw that leaves somebody out.
-      NotImplementedError: a step of an epoch.
+        one episode; ``fixed`` with a draw that leaves units out.
+      NotImplementedError: sampling in epochs.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PrivateValidation:
         if epoch_scheme(step.design) is not None:
             raise NotImplementedError(
                 "a validation in epochs is not covered: a single step of an epoch has "
-                "no guarantee of its own; draw anew at every call (Poisson, "
+                "no guarantee of its own; sample at every call (Poisson, "
                 "WithoutReplacement)"
             )
         checks.check_population(step, data)
@@ -123,8 +123,8 @@ class PrivateValidation:
         self.fixed = _validation.flag("fixed", fixed)
         if fixed and not _draws_everybody(step):
             raise ValueError(
-                "fixed must be False where not everybody is in every draw: the "
-                "guarantee counts on a new and secret one each time"
+                "fixed must be False unless every protected unit is in every draw: the "
+                "guarantee relies on a new and secret draw each time"
             )
         self._kept: Draw | None = None
 
@@ -144,17 +144,17 @@ class PrivateValidation:
         }
 
     def check_learner(self, learner: Any) -> None:
-        """Refuses a learner whose predictions are no scores here."""
+        """Refuses a learner whose predictions cannot be scored here."""
         if learner.is_regression != (self.error_bound is not None):
             raise ValueError(
-                "error_bound must be given for a learner of numbers, and for no other, "
-                f"got {self.error_bound!r} for {type(learner).__name__}"
+                "error_bound must be given for a learner of numbers, and only for "
+                f"such, got {self.error_bound!r} for {type(learner).__name__}"
             )
         checks.check_targets(learner, self.data, self.step)
         learns_alone = not getattr(learner, "couples_examples", True)
         if learns_alone and getattr(learner, "ways", None) is None:
             raise ValueError(
-                f"learner must be for episodes to be validated on some, got "
+                "learner must predict on episodes to be validated, got "
                 f"{type(learner).__name__}"
             )
 
@@ -162,7 +162,7 @@ class PrivateValidation:
         """Returns the noised mean contribution, a float64 scalar: all that is released.
 
         Args:
-          learner: that predicts.
+          learner: makes the predictions.
           params: released parameters.
           keys: of the run.
           number: of the release in the run; its keys are used for nothing else.
@@ -183,7 +183,7 @@ class PrivateValidation:
         jax.block_until_ready(self._scores(learner, params, self._zeros))
 
     def score(self, released: Any) -> NoisyScore:
-        """Returns the score that a release says; a function of it."""
+        """Returns the score that a release stands for; a function of the release."""
         return NoisyScore((1 + float(released)) / 2, self.deviation)
 
     def _draw(self, keys: Keys, number: int) -> Draw:
@@ -194,7 +194,7 @@ class PrivateValidation:
         return kept
 
     def _contributions(self, learner: Any, params: Any, draw: Draw) -> np.ndarray:
-        """(J,) whole grid steps, at most `GRID` each up or down; of nulls 0."""
+        """(J,) whole numbers of grid steps in [-GRID, GRID]; 0 for null units."""
         blocks = make_blocks(draw, self.data, block_size=_AT_ONCE)
         found = [self._of_block(learner, params, block) for block in blocks]
         return np.concatenate(found)
@@ -219,7 +219,7 @@ class PrivateValidation:
     def _of_block(self, learner: Any, params: Any, block: Any) -> np.ndarray:
         sums, weights = jax.device_get(self._scores(learner, params, block))
         sums, weights = (a.astype(np.float64).sum(axis=1) for a in (sums, weights))
-        # What a unit without queries would have is not asked for.
+        # The value for a unit without queries is not used.
         mean = sums / np.maximum(weights, 1.0)
         score = mean if self.error_bound is None else 1 - mean / self.error_bound
         counts = (block.unit_mask > 0) & (weights > 0) & np.isfinite(score)
@@ -228,7 +228,7 @@ class PrivateValidation:
 
 
 def _draws_everybody(step: GaussianStep) -> bool:
-    """Whether every protected unit is in every draw, and changes no other's."""
+    """Whether every protected unit is in every draw, and changes no other unit's."""
     if step.people is not None:
         return False
     is_last = str(step.privacy_unit) == step.design.level_names[-1]

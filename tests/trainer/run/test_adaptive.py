@@ -146,7 +146,7 @@ def test_stages_are_scored_and_none_is_chosen_by_scores_without_noise(tmp_path):
     held_out = Evaluation(data, ways=3, shots=1, queries=2, num_episodes=20)
     records = run.train(tmp_path, evaluations={"validation": held_out})
     assert run.released.name == "steps" and run.selection.split is None
-    assert "held-out data are private here" in run.selection.words
+    assert "held-out data are protected here" in run.selection.words
     assert [r["step"] for r in records if run_files.STAGES in r] == [8]
     assert list(run.selection.scores) == ["features", "initial", "steps"]
 
@@ -320,9 +320,9 @@ def test_without_a_seed_what_was_broken_off_is_given_up_and_stays_charged(tmp_pa
     with pytest.raises(KeyboardInterrupt):
         run.train(tmp_path)
     again = adaptive(lambda released: "check", seed=None)
-    with pytest.warns(UserWarning, match="step 2 was charged and broken off"):
+    with pytest.warns(UserWarning, match="step 2 was charged and interrupted"):
         assert again.resume(tmp_path) == 2
-    with pytest.raises(RuleError, match="'check', which cannot be taken any more"):
+    with pytest.raises(RuleError, match="'check' .* used up or not permitted now"):
         again.train(tmp_path)
     assert [score.release for score in again.scores] == [1, 3]
     assert again.ledger.now.taken["check"] == 3
@@ -431,7 +431,7 @@ def test_an_option_has_no_name_with_which_a_run_describes_itself(name):
     options = {name: LOUD, "check": CHECK}
     run = jde.AdaptiveRun(options, quotas={name: 2, "check": 1})
     plan = AdaptiveBudget((run,), DELTA, checks=("check",))
-    with pytest.raises(ValueError, match=f"options must have other .* got '{name}'"):
+    with pytest.raises(ValueError, match=f"options must not be named .* got '{name}'"):
         adaptive(plan=plan)
 
 

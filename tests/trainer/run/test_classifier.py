@@ -223,7 +223,7 @@ def test_classes_that_are_read_off_private_data_are_said():
         learner, data, dataclasses.replace(GROUPED, neighboring_relation="zero_out")
     )
     with pytest.warns(
-        UserWarning, match="output for each of the class units .*public_units"
+        UserWarning, match="output for each class in the data.*public_units"
     ):
         check_targets(learner, data, GROUPED)
 

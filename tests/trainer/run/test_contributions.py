@@ -44,7 +44,7 @@ def test_a_run_that_would_learn_from_nothing_is_refused():
     said = str(caught.value)
     assert "4.5 contributions (episode) a step on average" in said
     assert 'it would be 1 under neighboring_relation = "add_remove"' in said
-    assert "with size = 2 of 'example' in place of 4" in said
+    assert "with size = 2 of 'example' instead of 4" in said
 
 
 @pytest.mark.slow

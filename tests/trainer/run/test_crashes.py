@@ -310,7 +310,7 @@ def test_an_epoch_whose_draw_is_gone_does_not_go_on(tmp_path, damage):
     except LedgerError as error:
         assert "epoch 3 is not what was written" in str(error)
         return
-    with pytest.raises(FileNotFoundError, match="epoch 1, which has begun, is not kno"):
+    with pytest.raises(FileNotFoundError, match="no longer has epoch 1, which has begun"):
         run.train(tmp_path)
     assert read_ledger(tmp_path).charged == 2
 
@@ -369,7 +369,7 @@ def test_an_interrupted_step_is_given_up_within_a_process(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         run.train(tmp_path)
     assert (run.num_steps_taken, run.num_steps_charged) == (2, 3)
-    with pytest.warns(UserWarning, match="step 3 was charged and broken off before"):
+    with pytest.warns(UserWarning, match="step 3 was charged and interrupted before"):
         run.train(tmp_path)
     assert run.num_steps_taken == run.num_steps_charged == STEPS
     log = run_files.read_log(tmp_path / run_files.STORE)

@@ -379,7 +379,7 @@ def test_an_error_behind_the_charge_says_what_it_cost(
 def test_a_run_that_released_nothing_goes_on_with_another_model(tmp_path, monkeypatch):
     """Its first step is lost; the repaired model has other shapes."""
     lost_at(1, tmp_path, monkeypatch, seed=None)
-    lost = "step 1 was charged and broken off before"
+    lost = "step 1 was charged and interrupted before"
     with pytest.warns(UserWarning, match=lost):
         again = plain_trainer(seed=None)
         again.resume(tmp_path)  # and ends: the state is of the model before

@@ -181,7 +181,7 @@ def test_a_class_without_examples_is_no_other_one():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ways": 13}, "ways must be at most the 12 classes"),
+        ({"ways": 13}, "ways must be at most 12, the number"),
         ({"shots": 0}, "shots must be a whole number >= 1"),
         ({"queries": 0}, "queries must be a whole number >= 1"),
         ({"num_episodes": 1}, "num_episodes must be a whole number >= 2"),

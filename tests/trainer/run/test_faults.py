@@ -407,7 +407,7 @@ def test_a_process_ends_in_order_at_sigterm(tmp_path):
         timeout=900,
     )
     assert done.returncode == 0, done.stderr
-    # One that was charged and broken off is given up, and counts.
+    # One that was charged and interrupted is given up, and counts.
     assert f"resumed after step {content.charged}" in done.stderr
     assert read_ledger(out / run_files.STORE).charged == 400
 

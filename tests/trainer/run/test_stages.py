@@ -430,7 +430,7 @@ def test_data_that_are_trained_on_choose_nothing(tmp_path):
 
 def test_what_is_in_both_parts():
     ours, theirs = owned(classes(), 0), classes(seed=9)
-    assert "nobody knows" in found_in_both(theirs, ours, PERSON)[0]
+    assert "names no owners" in found_in_both(theirs, ours, PERSON)[0]
     assert found_in_both(ours, ours, GROUPED) == ("all of the training data", "")
     assert found_in_both(theirs, ours, GROUPED) == ("", "")
     strings = ExampleTable.from_records(

@@ -325,7 +325,7 @@ def test_a_state_whose_charges_are_gone_is_refused(path):
         store.save(3, [np.ones(3)], {}, {}, 3)
     edited(path, "DELETE FROM charges WHERE number = 3")
     assert read_ledger(path).charged == 2  # by itself it is a run
-    with opened(path) as store, pytest.raises(LedgerError, match="charges are gone"):
+    with opened(path) as store, pytest.raises(LedgerError, match="missing or changed"):
         store.saved()
 
 
@@ -468,7 +468,7 @@ def test_a_reader_delays_no_erasure_beyond_the_next_epoch(path, monkeypatch):
     store.take_up({})
     with RunFile(path):
         store.forget(EPOCH)
-        with pytest.warns(UserWarning, match="still holds who took part in the last"):
+        with pytest.warns(UserWarning, match="still shows who took part in the last"):
             store.close()
     assert reads(path, secret[:99])
     with opened(path) as store:
@@ -624,7 +624,7 @@ def test_an_old_run_goes_on(tmp_path, is_made):
             plain_trainer(seed=None).resume(tmp_path / "copy")
         shutil.copy(tmp_path / "copy" / STORE, folder)
     other = plain_trainer(seed=None)
-    with pytest.warns(UserWarning, match="step 4 was charged and broken off"):
+    with pytest.warns(UserWarning, match="step 4 was charged and interrupted"):
         assert other.resume(folder) == 4
     gradient = jax.tree.unflatten(jax.tree.structure(run.params), zeros)
     run._now = (run._main.after(run.state, 3, gradient), 3)

@@ -1,4 +1,4 @@
-"""From counts, scores and guesses to lower bounds of epsilon, with a confidence."""
+"""Lower bounds of epsilon, with a confidence, from counts, scores or guesses."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from jaxdp_episodic.accountant.numerics.binomial import (
     log_binomial_tail,
 )
 
-# Counts disprove a claim at this confidence only. Exact claims leave no room: at 95 %
-# the audits of a faultless mechanism would disprove one in twenty.
+# Counts disprove a claim at this confidence only: at 95 % one in twenty audits of a
+# correct mechanism with an exact claim would disprove it.
 VERDICT_CONFIDENCE = 0.9999
-# Share of the draws by which score and event are chosen; the others are counted.
+# Share of the draws that choose score and event; the others are counted.
 CHOOSING_SHARE = 0.3
 MOST_TRIALS = 10**10
-# Relative margin of each confidence limit, against rounding, which is below 1e-9 for
-# up to `MOST_TRIALS`.
+# Relative margin of each confidence limit for rounding errors, which are below 1e-9 up
+# to `MOST_TRIALS`.
 _OUTWARD = 1e-7
-_LARGEST_EPSILON = 64.0  # m guesses prove about log(m / 3) at most, docs/audit.md
-_BISECTIONS = 60  # halve [0, 64] down to 6e-17
-# Thresholds that are tried for an event.
+_LARGEST_EPSILON = 64.0  # nats; m guesses prove log(m / 3) at most, docs/audit.md
+_BISECTIONS = 60  # of [0, 64], to a width of 6e-17
+# Most thresholds that are tried for an event.
 _MOST_THRESHOLDS = 2000
 
 FORWARD = "forward"
@@ -33,17 +33,18 @@ BACKWARD = "backward"
 
 
 class EpsilonBound(NamedTuple):
-    """What counts say about epsilon at one delta.
+    """What counts show about epsilon at one delta.
 
     Attributes:
       epsilon: nats, >= 0; a *lower bound* that holds with the stated confidence.
       delta: at which it holds.
       confidence: of the bound.
-      direction: "forward": the event is likelier with the unit, "backward": without.
+      direction: "forward": the event is more probable with the unit, "backward":
+        without.
       threshold: the event is a score above it (forward) or below it (backward).
-      hits: how often the event came where it is likely.
-      false_hits: how often it came where it is not.
-      num_draws: draws of each of the two.
+      hits: number of events on the side where it is more probable.
+      false_hits: number of events on the other side.
+      num_draws: draws on each side.
     """
 
     epsilon: float
@@ -58,8 +59,8 @@ class EpsilonBound(NamedTuple):
     def disproves(self, claim: float) -> bool:
         """Returns whether the counts refute a claimed epsilon with 99.99 % confidence.
 
-        A bound above the claim alone does not: of exact claims that hold, the bounds at
-        a confidence of 95 % exceed one in twenty.
+        A bound above the claim is not enough: for a correct exact claim one in twenty
+        bounds at 95 % confidence exceeds it.
         """
         if not self.epsilon > claim:
             return False
@@ -73,8 +74,8 @@ def clopper_pearson(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the exact one-sided confidence bounds of a probability, both of them.
 
-    ``low`` is the p at which this many successes or more have probability ``error``,
-    ``high`` the p at which this many or fewer do: each alone fails with probability
+    ``low`` is the p at which so many successes or more have probability ``error``,
+    ``high`` the p at which so many or fewer have it. Each alone fails with probability
     ``error`` at most.
 
     Args:
@@ -83,8 +84,8 @@ def clopper_pearson(
       error: in (0, 1/2], of each side.
 
     Returns:
-      ``(low, high)``, float64 of the broadcast shape; moved outwards by 1e-7 of
-      themselves, against rounding.
+      ``(low, high)``, float64 of the broadcast shape; each moved outwards by 1e-7 of
+      itself, for rounding errors.
 
     Raises:
       TypeError: counts that are no numbers.
@@ -103,7 +104,7 @@ def clopper_pearson(
         )
     if not 0 < error <= 0.5:
         raise ValueError(f"error must lie in (0, 1/2], got {error!r}")
-    # Where there is no tail the quantile is 0 or 1; the arguments must be > 0 anyway.
+    # For k = 0 and k = n the results are replaced below; the arguments must be > 0.
     low = special.betaincinv(np.maximum(k, 0.5), n - k + 1, error) * (1 - _OUTWARD)
     high = special.betainccinv(k + 1, np.maximum(n - k, 0.5), error) * (1 + _OUTWARD)
     return np.where(k > 0, low, 0.0), np.where(k < n, np.minimum(high, 1.0), 1.0)
@@ -117,9 +118,9 @@ def log_ratio_bound(
     delta: float,
     error: float,
 ) -> np.ndarray:
-    """Returns a lower bound of ``log((p - delta) / q)`` that fails by ``error``."""
-    # p <= e^epsilon q + delta of any event that was chosen without these draws; each of
-    # the two limits by Clopper and Pearson fails with half of the error.
+    """Returns a lower bound of ``log((p - delta) / q)``; it fails with ``error``."""
+    # p <= e^epsilon q + delta for any event that was chosen without these draws. Each
+    # of the two Clopper-Pearson limits fails with half of the error.
     for name, counts in {"hits": hits, "false_hits": false_hits}.items():
         if np.any(np.asarray(counts) > num_draws):
             raise ValueError(
@@ -138,13 +139,13 @@ def score_bounds(
     deltas: Sequence[float] | np.ndarray,
     confidence: float = 0.95,
 ) -> tuple[EpsilonBound, ...]:
-    """Returns the bound at each delta that scores of independent releases show.
+    """Returns the lower bound at each delta that scores of independent releases show.
 
     The event is a score above a threshold (forward), or below it (backward).
 
     Args:
-      choice: scores ``(with the unit, without)``, by which the events are chosen.
-      counted: others, equally many of both, that are counted.
+      choice: scores ``(with the unit, without)`` that choose the events.
+      counted: other scores, equally many of both, that are counted.
       deltas: each in (0, 1).
       confidence: of all bounds together.
 
@@ -159,8 +160,7 @@ def score_bounds(
     if any(np.isnan(scores).any() for scores in (*choice, *counted)):
         raise ValueError("scores must not be NaN")
     number, error = len(counted[0]), (1 - confidence) / len(deltas)
-    # Events that no choosing draw contradicts are rare: the counts that are to come
-    # are estimated with one more.
+    # False hits are estimated with one more, as events without any seem too good.
     scale = number / len(choice[0])
     bounds = []
     for delta in map(float, deltas):
@@ -190,7 +190,7 @@ def score_bounds(
 
 
 def _thresholds(scores: np.ndarray) -> np.ndarray:
-    """Scores to be tried as thresholds, more of the large ones."""
+    """Scores to try as thresholds; if there are too many, mostly the large ones."""
     scores = np.unique(scores)
     if len(scores) <= _MOST_THRESHOLDS:
         return scores
@@ -199,21 +199,21 @@ def _thresholds(scores: np.ndarray) -> np.ndarray:
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuses a confidence out of [0.5, 1)."""
+    """Refuses a confidence outside [0.5, 1)."""
     if not 0.5 <= confidence < 1:
         raise ValueError(f"confidence must lie in [0.5, 1), got {confidence!r}")
 
 
 class Guesses(NamedTuple):
-    """What an attacker guessed about canaries, and what it proves.
+    """What an attacker guessed about canaries, and what that proves.
 
     Attributes:
       epsilon: nats, >= 0; a *lower bound* that holds with the stated confidence.
       delta: at which it holds.
-      confidence: of the bound, the choice among numbers of guesses included.
-      num_canaries: canaries that were in or out.
-      num_guesses: canaries that were not abstained from.
-      num_correct: right ones among them.
+      confidence: of the bound, including the choice of the number of guesses.
+      num_canaries: number of canaries.
+      num_guesses: canaries about which the attacker guessed.
+      num_correct: correct guesses.
     """
 
     epsilon: float
@@ -226,7 +226,7 @@ class Guesses(NamedTuple):
     def disproves(self, claim: float) -> bool:
         """True if the guesses refute a claimed epsilon, at the bound's confidence.
 
-        One run never comes near an exact claim, so no more confidence is asked for.
+        One run never comes near an exact claim, so no higher confidence is needed.
         """
         return self.epsilon > claim
 
@@ -239,15 +239,15 @@ def one_run_p_value(
     epsilon: float,
     delta: float,
 ) -> float:
-    """Returns the chance of this many right guesses under (epsilon, delta)-privacy.
+    """Returns the probability of so many correct guesses under (epsilon, delta)-DP.
 
-    Each of m canaries is included by a fair coin of its own; from the output of one
-    run an attacker guesses at most r of the coins and is right v times. With
-    ``W ~ Binomial(r, e^epsilon / (1 + e^epsilon))``,
+    Each of m canaries is included by a fair coin of its own. From the output of one run
+    an attacker guesses at most r of the coins, v of them correctly. With ``W ~
+    Binomial(r, e^epsilon / (1 + e^epsilon))``,
 
         P(v or more right) <= P(W >= v) + 2 m delta max_i P(v > W >= v - i) / i,
 
-    i over 1 ... m.
+    for i = 1 ... m.
 
     Args:
       num_canaries: m >= 1.
@@ -260,7 +260,7 @@ def one_run_p_value(
       An *upper bound* of the probability, at most 1.
 
     Reference: Steinke, Nasr, Jagielski (2023), "Privacy Auditing with One (1) Training
-    Run", arXiv:2305.08846, Theorem 5.2 and Algorithm 1 (white and black box alike).
+    Run", arXiv:2305.08846, Theorem 5.2 and Algorithm 1 (for white and black box).
     """
     whole = _validation.whole_number
     m = whole("num_canaries", num_canaries)
@@ -273,7 +273,7 @@ def one_run_p_value(
     below = np.arange(v - 1, -1, -1)  # W = v - 1, v - 2, ..., so i = 1, 2, ...
     within = np.cumsum(np.exp(log_binomial_mass(below, trials, chance)))
     slope = float(np.max(within / np.arange(1, v + 1)))
-    # Rounding of the masses, upwards.
+    # The factor covers rounding errors of the probabilities.
     return min(tail + 2 * m * delta * slope * (1 + 1e-9), 1.0)
 
 
@@ -285,11 +285,11 @@ def one_run_epsilon(
     delta: float,
     confidence: float = 0.95,
 ) -> float:
-    """Returns the epsilon that this many right guesses in one run disprove.
+    """Returns the epsilon that so many correct guesses in one run disprove.
 
-    The largest epsilon whose `one_run_p_value` is at most ``1 - confidence``: a *lower
-    bound* of the run's epsilon that fails with that probability at most; 0 if there is
-    none. The number of guesses must be fixed in advance, see `best_guesses`.
+    It is the largest epsilon whose `one_run_p_value` is at most ``1 - confidence``: a
+    *lower bound* of the run's epsilon that fails with that probability at most; 0 if
+    there is none. The number of guesses must be fixed in advance; see `best_guesses`.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -322,20 +322,20 @@ def best_guesses(
     confidence: float = 0.95,
     fractions: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 1.0),
 ) -> Guesses:
-    """Guesses from scores: the highest are in, the lowest out, the rest abstained from.
+    """Guesses by scores: the highest are in, the lowest are out, the rest not guessed.
 
     Several shares of guesses are tried, and the confidence of each is raised so that
-    the best may be taken (Bonferroni). Half of the guesses are "in", half "out".
+    the best one may be chosen (Bonferroni). Half of the guesses are "in", half "out".
 
     Args:
-      scores: (m,) one a canary, computed without its coin; large means in.
+      scores: (m,) one for each canary, computed without its coin; large means in.
       is_in: (m,) bool, the coins.
       delta: in [0, 1).
-      confidence: of the answer.
+      confidence: of the result.
       fractions: shares of the canaries that are guessed, fixed in advance.
 
     Returns:
-      The best of them.
+      The guesses with the largest lower bound.
     """
     scores, is_in = np.asarray(scores, np.float64), np.asarray(is_in)
     if is_in.dtype != bool or scores.shape != is_in.shape or scores.ndim != 1:

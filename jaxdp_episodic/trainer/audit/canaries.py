@@ -1,4 +1,4 @@
-"""Canaries: units made up by the auditor, each in the data or not, at random."""
+"""Canaries: units that the auditor makes up, each in the data or not, at random."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ from jaxdp_episodic.trainer.learners.episode import Episode
 
 
 class Canaries(NamedTuple):
-    """A table with all canaries in it, and what becomes of those that are out."""
+    """A table with all canaries, and what replaces those that are out."""
 
-    table: ExampleTable  # all in: added examples; larger units are those of the data
-    rows: np.ndarray  # (n,) the canaries' rows in it
-    owner: np.ndarray  # (n,) which canary, from 0, each of these rows belongs to
-    # (n, ...) features in place of those that are out, under replace_one; None: the
-    # rows are left out, and a larger unit stays on the public list, emptied.
+    # with all canaries: added examples, or larger units of the data
+    table: ExampleTable
+    rows: np.ndarray  # (n,) the canaries' rows in the table
+    owner: np.ndarray  # (n,) the canary, from 0, that each of these rows belongs to
+    # (n, ...) features that replace rows that are out, under replace_one. None: the
+    # rows are left out; a larger unit stays on the public list, empty.
     substitutes: np.ndarray | None
-    number: int  # of canaries
-    leaves_null: bool = False  # a larger unit that is out is not even on the list
+    number: int  # number of canaries
+    leaves_null: bool = False  # a larger unit that is out leaves the list too
 
     def data(self, is_in: np.ndarray) -> ExampleTable:
-        """Returns the table with those canaries that are in, (number,) bool."""
+        """Returns the table with the canaries that are in, (number,) bool."""
         out = ~np.asarray(is_in, bool)[self.owner]
         if self.substitutes is not None:
             features = self.table.features.copy()
@@ -61,9 +62,9 @@ class Canaries(NamedTuple):
 def gradient_canaries(
     data: ExampleTable, step: GaussianStep, number: int, generator: np.random.Generator
 ) -> Canaries:
-    """Returns canaries for `CanaryLearner`: marks stand behind the features."""
-    # The mark is k + 1 in the rows of canary k, and -(k + 1) in those of the others in
-    # its clip unit, which contribute the opposite: the theorem's worst case.
+    """Returns canaries for `CanaryLearner`, marked behind the features."""
+    # The mark is k + 1 in the rows of canary k, and -(k + 1) in the other rows of its
+    # clip unit, which contribute the opposite: the theorem's worst case.
     chosen, marks = _chosen(data, step, number, generator)
     table = chosen.table
     flat = table.features.reshape(table.num_examples, -1).astype(np.float32)
@@ -78,8 +79,8 @@ def gradient_canaries(
 def input_canaries(
     data: ExampleTable, step: GaussianStep, number: int, generator: np.random.Generator
 ) -> Canaries:
-    """Returns canaries of unusual content, which the model's loss may give away."""
-    # Entries of each row are shuffled; targets are mirrored at the mean, far away.
+    """Returns canaries with unusual content, which the model's loss may reveal."""
+    # Entries of each row are shuffled; targets are reflected at the mean and tripled.
     chosen, _ = _chosen(data, step, number, generator)
     table, rows = chosen.table, chosen.rows
     features = table.features.copy()
@@ -103,7 +104,7 @@ def _chosen(
     _validation.whole_number("num_canaries", number)
     names, unit = list(data.level_names), str(step.privacy_unit)
     places, is_null = None, False
-    if step.privacy_unit in OWNED:  # whoever is drawn else contributes its own
+    if step.privacy_unit in OWNED:  # other people contribute their own
         groups = _people(data, unit, number, generator)
     else:
         _validation.choice("privacy_unit", step.privacy_unit, names)
@@ -114,10 +115,10 @@ def _chosen(
                 "canaries for zero_out are examples, or units of data with two levels, "
                 f"got {step.privacy_unit!r} of {tuple(names)}"
             )
-        # Each unit of this level has at most one canary: the clip unit or, where that
-        # is lower in the tree, the canary's parent.
+        # Each unit of this level has at most one canary: the clip unit or, if that is
+        # lower in the tree, the canary's parent.
         host = names.index(unit) - is_example
-        if step.clip_unit in names:  # else it is formed in the draw
+        if step.clip_unit in names:  # else the draw forms it
             host = min(host, names.index(str(step.clip_unit)))
         host = max(host, 0)
         places = data.places(host + 1)
@@ -125,12 +126,12 @@ def _chosen(
         _refuse_more(
             number,
             len(hosts),
-            f"units of level {names[host]!r}, each of which has room for one",
+            f"units of level {names[host]!r}, each of which can hold one",
         )
         hosts = generator.choice(hosts, number, replace=False)
         firsts = [generator.choice(np.flatnonzero(places == h)) for h in hosts]
         if is_example and step.neighboring_relation == "add_remove":
-            # A copy of each behind it.
+            # The canaries are copies of examples, each behind its original.
             times = np.bincount(firsts, minlength=data.num_examples) + 1
             data = data.take(np.repeat(np.arange(data.num_examples), times))
             groups = [np.array([row]) for row in np.cumsum(times)[firsts] - 1]
@@ -142,7 +143,8 @@ def _chosen(
     for canary, group in enumerate(groups, start=1):
         if places is not None:
             is_around = places == places[group[0]]
-            if number == 1 and not _is_independent(step):  # one more displaces another
+            # the canary displaces another unit
+            if number == 1 and not _is_independent(step):
                 is_around[:] = True
             marks[is_around] = -canary
         marks[group] = canary
@@ -154,7 +156,7 @@ def _chosen(
 def _people(
     data: ExampleTable, unit: str, number: int, generator: np.random.Generator
 ) -> list[np.ndarray]:
-    """The rows of those who are in most classes."""
+    """The rows of the people with the most classes."""
     codes = data.owned(unit)
     if codes is None:
         raise ValueError(f"data must have owners for canaries of unit {unit!r}")
@@ -174,7 +176,7 @@ def _refuse_more(number: int, most: int, units: str) -> None:
 
 
 def _is_independent(step: GaussianStep) -> bool:
-    """True if each clip unit is drawn by itself: by Poisson, or into its own step."""
+    """True if each clip unit is drawn independently, or into a step of its own."""
     design, scheme = step.design, None
     if isinstance(design, GroupedClasses):
         scheme = design.episodes
@@ -185,25 +187,25 @@ def _is_independent(step: GaussianStep) -> bool:
     return isinstance(scheme, Poisson | RandomAllocation)
 
 
-# Entries of the parameters.
+# Keys of the parameters.
 MODEL = "model"
 CANARIES = "canaries"
-# Weight of an episode without the canary, against one with it in the same clip unit,
-# which it must not outweigh.
+# Weight of an episode without the canary relative to one with it in the same clip unit,
+# which it must not cancel.
 _OPPOSITE = 0.01
-# Gradient norm in clip norms: far above 1, so that clipping must do its part.
+# Gradient norm in clip norms: far above 1, so that a missing clipping is found.
 _STEEPNESS = 1e4
 
 
 @dataclass(frozen=True)
 class CanaryLearner:
-    """Wraps a learner; gradient canaries in its episodes replace its gradient."""
+    """Wraps a learner; in episodes with gradient canaries these set the gradient."""
 
-    learner: Any  # what is wrapped
-    # Of an example, before marks were put behind its features.
+    learner: Any  # the wrapped learner
+    # Of an example without its mark.
     feature_shape: tuple[int, ...]
-    feature_dtype: str  # name of its type
-    num_canaries: int  # how many there are
+    feature_dtype: str  # of its features
+    num_canaries: int  # number of canaries
     l2_clip_norm: float  # C of the run
 
     is_regression = property(lambda self: self.learner.is_regression)
@@ -213,12 +215,12 @@ class CanaryLearner:
     ways = property(lambda self: getattr(self.learner, "ways", None))
 
     def params(self, params: Any) -> dict[str, Any]:
-        """Returns the parameters with those of the canaries."""
+        """Returns the parameters, with those of the canaries."""
         dtype = training_dtype(params)
         return {MODEL: params, CANARIES: jnp.zeros(self.num_canaries, dtype)}
 
     def loss(self, params: Any, episode: Episode) -> Array:
-        """The wrapped learner's loss, or where there are canaries a steep plane."""
+        """The wrapped learner's loss; in episodes with canaries a steep plane."""
         episode, marks = self._without_marks(episode)
         direction = self._direction(marks)
         has_canary = jnp.any(direction != 0)
@@ -232,7 +234,7 @@ class CanaryLearner:
         return self.learner.predict(params[MODEL], self._without_marks(episode)[0])
 
     def _without_marks(self, episode: Episode) -> tuple[Episode, Array]:
-        """The episode as it would be, and the marks of all that is in it."""
+        """The episode without marks, and the marks of its examples."""
         parts, marks = {}, []
         for kind in ("support", "query"):
             inputs = getattr(episode, f"{kind}_inputs")
@@ -244,7 +246,7 @@ class CanaryLearner:
         return episode._replace(**parts), jnp.concatenate(marks)
 
     def _direction(self, marks: Array) -> Array:
-        """(num_canaries,) 1 for a canary that is there, else -0.01 for its others."""
+        """(num_canaries,) 1 for a canary in the episode, -0.01 if its others are."""
         which = jnp.round(jnp.abs(marks)).astype(jnp.int32)
         none = jnp.zeros(self.num_canaries + 1, marks.dtype)
         there = none.at[jnp.where(marks > 0, which, 0)].set(1.0)[1:]
@@ -253,16 +255,16 @@ class CanaryLearner:
 
 
 class Recorded(NamedTuple):
-    """State of an optimizer that `recording` wraps."""
+    """State of an optimizer wrapped by `recording`."""
 
     inner: Any  # the optimizer's own state
-    canaries: Array  # (num_canaries,) what the last released gradient says about them
+    canaries: Array  # (num_canaries,) their part of the last released gradient
 
 
 def recording(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Returns the optimizer, keeping the canaries' part of the last noised gradient."""
+    """Returns the optimizer; it also keeps the canaries' part of the last gradient."""
 
     def init(params: Any) -> Recorded:
         return Recorded(optimizer.init(params), jnp.zeros_like(params[CANARIES]))

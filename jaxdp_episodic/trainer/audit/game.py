@@ -1,6 +1,6 @@
-"""The audit game: something is run with a protected unit and without, and compared.
+"""The audit game: a mechanism is run with a protected unit and without, and compared.
 
-Nothing here knows a theorem, so wrong theorems, rates and samplers are found.
+It uses no theorem of the accountant, so it finds wrong theorems, rates and samplers.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.run.checks import check_owners, sampler_of
 
 Contribute = Callable[[Draw], np.ndarray]
-"""From a draw to the (J,) contributions of its clip units, in clip norms."""
+"""Returns the (J,) contributions of a draw's clip units, in clip norms."""
 
 Release = Callable[[jax.Array, bool], Any]
-"""``release(key, with_unit)`` returns what is released, a pytree of arrays."""
+"""``release(key, with_unit)`` returns a release, a pytree of arrays."""
 
 Score = Callable[[Any], Any]
-"""From a release to one number, large where the unit seems to be there."""
+"""Returns one number for a release, large if the unit seems to be in the data."""
 
-# At which claims are tested: with few calls a large delta shows more than a small one.
+# Deltas at which claims are tested: with few calls a large delta shows more.
 DELTAS = (1e-5, 1e-3, 1e-2, 1e-1)
-# Different sums of which the likelihood ratio is made; more add little to it.
+# Most different sums in a likelihood ratio; more change it little.
 _MOST_SUMS = 512
-# What clip units without the protected unit may contribute; the better one is taken.
+# Contributions that are tried for clip units without the protected unit.
 _OTHERS = (-1.0, 0.0)
-# Examples of a made-up table: a draw looks at all of its groups.
+# Most examples of a made-up table: each draw visits all of its groups.
 _MOST_EXAMPLES = 1_000_000
-# Releases whose likelihood ratios are computed at once: 40 MB.
+# Releases whose likelihood ratios are computed in one call: 40 MB.
 _ROWS_AT_ONCE = 10_000
-# Children of a unit where the design states no number of them.
+# Children of a unit if the design states no number of them.
 _FEW = 2
 
 
@@ -75,7 +75,7 @@ class ReleaseAudit(NamedTuple):
 
     Attributes:
       claimed: (k,) epsilon at each delta; *upper bounds* if the claim is true.
-      bounds: one a delta; all of them hold together with the stated confidence.
+      bounds: one for each delta; together they hold with the stated confidence.
     """
 
     claimed: np.ndarray
@@ -83,7 +83,7 @@ class ReleaseAudit(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """Whether the calls disprove the claim at a delta with 99.99 % confidence."""
+        """Whether the calls disprove the claim at any delta with 99.99 % confidence."""
         pairs = zip(self.bounds, self.claimed, strict=True)
         return any(bound.disproves(float(claim)) for bound, claim in pairs)
 
@@ -98,14 +98,15 @@ def claimed_epsilons(
 
 
 Games = Sequence[tuple[Callable[..., Any], Callable[[Any, Any], Score]]]
-"""``draw(number, score)``, scores with the unit and without (of None: releases), and
-``fit(with, without)``, the score of such releases."""
+"""Pairs: ``draw(number, score)`` returns scores with the unit and without (releases if
+``score`` is None); ``fit(with, without)`` returns a score by such releases.
+"""
 
 
 def _play(
     games: Games, claimed: Any, deltas: Any, num_draws: int, confidence: float
 ) -> ReleaseAudit:
-    """Plays the game that shows most of the first draws, and counts the others."""
+    """Chooses the game with the largest bounds in first draws; counts further draws."""
     levels = np.atleast_1d(_validation.open_unit_array("deltas", list(deltas)))
     claims = np.atleast_1d(_validation.nonnegative_array("claimed", list(claimed)))
     if claims.shape != levels.shape or claims.ndim != 1:
@@ -142,26 +143,26 @@ def audit_release(
 ) -> ReleaseAudit:
     """Calls a mechanism many times with and without a unit; bounds epsilon from below.
 
-    It knows nothing of what is inside, so it finds faults of code: too little noise,
-    no clipping, a unit drawn too often. Several deltas are tested, and their bounds
-    hold together. The first calls choose the score, where none is given (the direction
-    in which the means differ), and the events; the others are counted.
+    It uses no knowledge of the mechanism, so it finds errors of code: too little noise,
+    no clipping, a unit drawn too often. Several deltas are tested; their bounds hold
+    together. The first calls choose the events and, if none is given, the score (the
+    direction in which the means differ); the other calls are counted.
 
     Args:
       release: ``release(key, with_unit)``. Calls must be independent given their keys;
-        one that draws its own randomness, as a trainer does, may ignore the key.
+        one with its own randomness, such as a trainer, may ignore the key.
       claimed: (k,) claimed epsilon at each delta; see `claimed_epsilons`.
       deltas: (k,) each in (0, 1).
       num_draws: calls with the unit, and as many without, at least 100.
-      score: from what is released to a number, large where the unit seems to be
-        there; must not depend on the calls. The likelihood ratio of the claimed
-        mechanism is best.
+      score: returns a number for a release, large if the unit seems to be in the data;
+        it must not depend on the calls. Best is the likelihood ratio of the claimed
+        mechanism.
       confidence: of all bounds together, in [0.5, 1).
       seed: of the keys.
-      is_jax: the release and the score are JAX functions, to be vectorized over keys
-        and compiled.
+      is_jax: whether release and score are JAX functions; they are then vectorized over
+        keys and compiled.
       draws_at_once: how many of these are vectorized.
-      on_draws: is called now and then with the number of calls made since, of twice
+      on_draws: called now and then with the number of new calls, out of twice
         ``num_draws``.
 
     Raises:
@@ -184,7 +185,7 @@ def audit_release(
     def called(number: int, is_in: bool, scored: Score | None) -> np.ndarray:
         key, size = next(fresh), min(draws_at_once, number) if is_jax else 1
         keys = jax.random.split(key, -(-number // size) * size)
-        # JAX compiles for seconds to take an array of keys apart; NumPy does not.
+        # Split by NumPy: JAX would compile for seconds to index an array of keys.
         data, found = np.asarray(jax.random.key_data(keys)), []
         for rows in data.reshape(-1, size, data.shape[-1]):
             some: Any = rows if is_jax else rows[0]
@@ -208,11 +209,11 @@ def audit_release(
 
 
 class World(NamedTuple):
-    """One of two neighbouring data sets, as what is drawn and what is contributed.
+    """One of two neighbouring data sets, as its sampler and its contributions.
 
     Attributes:
       sampler: draws from its data.
-      contribute: what each drawn clip unit adds to the sum.
+      contribute: returns what each drawn clip unit adds to the sum.
     """
 
     sampler: EpisodeSampler
@@ -221,7 +222,7 @@ class World(NamedTuple):
     def runs(
         self, number: int, num_steps: int, generator: np.random.Generator
     ) -> np.ndarray:
-        """Returns the (number, num_steps) sums of fresh runs, in clip norms."""
+        """Returns the (number, num_steps) sums of independent runs, in clip norms."""
         runs = (self.sampler.draws(generator) for _ in range(number))
         return np.array(
             [[self._sum(d) for d in itertools.islice(run, num_steps)] for run in runs]
@@ -241,7 +242,7 @@ class Part(NamedTuple):
 
     worlds: tuple[World, World]  # with the unit, and without it
     noise_multiplier: float  # > 0
-    num_steps: int = 1  # how many of them
+    num_steps: int = 1  # number of these steps
 
 
 def audit_mechanism(
@@ -260,25 +261,24 @@ def audit_mechanism(
     """Plays the audit game of a described run; bounds its epsilon from below.
 
     A clip unit that holds the protected unit contributes +1 clip norm. Without the unit
-    it holds what takes its place and contributes -1 (``replace_one``), or is null
-    (``zero_out``), or is what is drawn when the unit has left (``add_remove``). Clip
-    units that do not hold it contribute ``others``: where that is below 0, whoever is
-    drawn in the unit's place tells that it was not.
+    it holds the unit's replacement and contributes -1 (``replace_one``), or is null
+    (``zero_out``), or is drawn from data without the unit (``add_remove``). Other clip
+    units contribute ``others``: if that is negative, a unit that was drawn instead of
+    the protected one shows that.
 
     Args:
       step: one setting, all fields scalars, with noise; or a composed run.
-      num_steps: of the run, at most a few: each is drawn; None for a composed run.
-      data: from which is drawn. None: a made-up table as small as the step allows.
-      unit: place of the protected unit in its level; of a person, on the list of
+      num_steps: of the run, at most a few, as each is drawn; None for a composed run.
+      data: the data to draw from. None: a made-up table, as small as the step allows.
+      unit: place of the protected unit in its level; of a person, in the list of
         people. With a `Population` choose a unit in the smallest groups.
-      others: in [-1, 1], of clip units of a public list those which could hold the
-        unit; None: -1 or 0, whichever the first draws favour.
+      others: in [-1, 1]; for clip units of a public list only those that could hold the
+        unit contribute. None: -1 or 0, whichever the first draws favour.
       deltas: at which the claim is tested; all bounds hold together.
       num_draws: runs with the unit, and as many without, at least 100.
       confidence: of all bounds together, in [0.5, 1).
       seed: of the draws and of the noise.
-      on_draws: is called now and then with the number of runs drawn since, of
-        `total_draws` in all.
+      on_draws: called now and then with the number of new runs, out of `total_draws`.
 
     Returns:
       The claim and the bounds, *lower bounds* of epsilon.
@@ -323,11 +323,11 @@ def audit_worlds(
     seed: int = 0,
     on_draws: Callable[[int], None] | None = None,
 ) -> ReleaseAudit:
-    """Plays the game of two neighbouring data sets of whatever contributions.
+    """Plays the game of two neighbouring data sets with any contributions.
 
-    The first runs choose the score, the likelihood ratio of the mixtures of Gaussians
-    around the sums that they had, and the events; the others are counted. Arguments and
-    errors are those of `audit_mechanism`.
+    The first runs choose the events and the score, the likelihood ratio of the mixtures
+    of Gaussians around their sums; the other runs are counted. Arguments and errors are
+    those of `audit_mechanism`.
     """
     if not noise_multiplier > 0:
         raise ValueError(f"noise_multiplier must be > 0, got {noise_multiplier!r}")
@@ -342,7 +342,7 @@ def _games(
     seed: int,
     on_draws: Callable[[int], None] | None,
 ) -> Games:
-    """A game a choice: of each part's sums, and the sums with noise."""
+    """One game for each choice: each part's sums, and these with noise."""
     generator = np.random.default_rng(seed)
 
     def of(parts: Sequence[Part]) -> Any:
@@ -393,7 +393,7 @@ def worlds_of(
         def contributions(draw: Draw) -> np.ndarray:
             inner = tuple(range(1, draw.mask.ndim))
             holds = (own[draw.examples] & draw.mask).any(axis=inner)
-            reacts = draw.mask.any(axis=inner)  # what is empty contributes nothing
+            reacts = draw.mask.any(axis=inner)  # an empty clip unit contributes nothing
             if reacting is not None:
                 reacts = reacts & np.isin(draw.units, reacting)
             return np.where(holds, value, np.where(reacts, others, 0.0))
@@ -404,7 +404,7 @@ def worlds_of(
     there = World(sampler_of(step, data), contribute(own, 1.0, data))
     if step.neighboring_relation == "replace_one":
         return there, World(there.sampler, contribute(own, -1.0, data))
-    # Sizes that are accounted are those with the unit.
+    # The accounted sizes are those with the unit.
     if _leaves_the_list(step, data):
         kept = np.ones(len(data.population.children_counts[-1]), bool)
         kept[data.class_places[own]] = False
@@ -427,15 +427,15 @@ def _rows_of(step: GaussianStep, data: ExampleTable, unit: int) -> np.ndarray:
 
 
 def _leaves_the_list(step: GaussianStep, data: ExampleTable) -> bool:
-    """Whether a unit that is out has no place in the tree; else it is an empty one."""
+    """Whether a unit that is out leaves the tree; if not, it stays and is empty."""
     names = list(data.level_names)
     if step.privacy_unit in OWNED or step.privacy_unit == names[-1]:
-        return False  # rows that are left out are no place
+        return False  # examples have no places that could stay
     is_class = len(names) > 1 and step.privacy_unit == names[-2]
     if step.neighboring_relation == "zero_out" and not is_class:
         raise NotImplementedError(
-            "an audit of zero_out is of examples, of people or of the units that "
-            f"hold the examples, got {step.privacy_unit!r} of {tuple(names)}"
+            "an audit under zero_out is for examples, people or the units that hold "
+            f"examples, got {step.privacy_unit!r} of {tuple(names)}"
         )
     is_tree = isinstance(step.design, MultistageSampling)
     return is_class and (is_tree or step.neighboring_relation == "zero_out")
@@ -445,8 +445,8 @@ def _units_that_react(
     step: GaussianStep, data: ExampleTable, own: np.ndarray, left: ExampleTable
 ) -> np.ndarray | None:
     """Units of the clip level whose other contents contribute; None: all."""
-    # Where each is drawn by itself others would be a noise of their own; where one
-    # takes the place of another those below the same parent show whether it was drawn.
+    # Units that are drawn independently would only add noise. If one replaces another
+    # in the draw, the units below the same parent show whether it was drawn.
     design = step.design
     if not isinstance(design, MultistageSampling) or step.clip_unit == STEP:
         return None
@@ -456,7 +456,7 @@ def _units_that_react(
     if isinstance(design.levels[level - 1], WithoutReplacement | ShuffledEpochs):
         if level == 1:
             return None
-        if is_renumbered and is_last:  # the parent itself is gone
+        if is_renumbered and is_last:  # the parent is out too
             return nobody
         parents = np.unique(data.places(level - 1)[own])
         return np.unique(left.places(level)[np.isin(left.places(level - 1), parents)])
@@ -466,7 +466,7 @@ def _units_that_react(
 
 
 def made_up(step: GaussianStep) -> tuple[GaussianStep, ExampleTable]:
-    """Returns the step as drawn from a table without features, and that table."""
+    """Returns the step on a made-up table without features, and that table."""
     design: Any = step.design
     if step.population is not None:
         return step, _bare(step.population)
@@ -484,7 +484,7 @@ def made_up(step: GaussianStep) -> tuple[GaussianStep, ExampleTable]:
             f"data must be given for an audit of {rows:,} examples, more than "
             f"{_MOST_EXAMPLES:,}"
         )
-    if step.neighboring_relation == "zero_out":  # numbers of slots, of no rate's
+    if step.neighboring_relation == "zero_out":  # the number of slots changes no rate
         for scheme, size in zip(schemes, sizes[-len(schemes) :], strict=True):
             if isinstance(scheme, Poisson) and scheme.population is None:
                 stated = dataclasses.replace(scheme, population=size)
@@ -507,13 +507,13 @@ def _bare(tree: Population) -> ExampleTable:
 
 
 def _number(scheme: Any) -> int:
-    """How many children a unit has, by what a scheme states of them."""
+    """Number of children of a unit, by what a scheme states."""
     stated = scheme.population
     if stated is None and isinstance(scheme, WithoutReplacement):
         stated = scheme.size
     if stated is None and isinstance(scheme, ShuffledEpochs):
         stated = _FEW * np.asarray(scheme.steps_per_epoch)
-    # Where each is drawn by itself, others do not matter.
+    # If units are drawn independently, the number of others does not matter.
     return _FEW if stated is None else int(np.asarray(stated))
 
 
@@ -528,7 +528,7 @@ def _one_owner(step: GaussianStep, sizes: list[int]) -> Owners:
 
 
 def _checked_parts(step: Any, num_steps: int | None) -> list[tuple[GaussianStep, int]]:
-    """The different steps of a run of one setting, and how often each is taken."""
+    """The different steps of a run of one setting, and their counts."""
     gaussian_parts(step, "an audit")
     if step.shape:
         raise ValueError(
@@ -562,8 +562,8 @@ def _noise(step: GaussianStep) -> float:
 def likelihood_ratio(
     with_unit: np.ndarray, without: np.ndarray, *, is_joint: bool
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """The log-likelihood ratio of releases, by (n, t) sums of each side."""
-    # Steps that draw anew are independent, and their ratios add up; of an epoch not.
+    """Returns the log-likelihood ratio of releases, from (n, t) sums of each side."""
+    # Independent steps: their ratios add up. Steps of an epoch are dependent.
     mixtures = []
     for sums in (with_unit, without):
         rows = sums if is_joint else sums.reshape(-1, 1)

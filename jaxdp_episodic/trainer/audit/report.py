@@ -1,4 +1,4 @@
-"""Audits for people and programs: rows of claimed, audited and gap; how far one is."""
+"""Tables of audits: claimed epsilons, lower bounds and the gaps between them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jaxdp_episodic.trainer.audit.game import ReleaseAudit
 
 
 class AuditRow(NamedTuple):
-    """One claim and what was found.
+    """One claim and its audit.
 
     Attributes:
       name: of the design or run.
       attacker: what was audited.
       delta: of the claim.
-      claimed_rdp: nats, *upper bound*; None where it was not computed.
+      claimed_rdp: nats, *upper bound*; None if it was not computed.
       claimed_exact: nats, *upper bound*.
       evidence: the audit, whose ``epsilon`` is a *lower bound*.
     """
@@ -38,12 +38,12 @@ class AuditRow(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How much of the exact claim the audit leaves unexplained, nats."""
+        """Difference between the exact claim and the lower bound, nats."""
         return self.claimed_exact - self.audited
 
     @property
     def share(self) -> float:
-        """The audited part of the exact claim; 0 where nothing is claimed."""
+        """Lower bound divided by the exact claim; 0 if nothing is claimed."""
         return self.audited / self.claimed_exact if self.claimed_exact > 0 else 0.0
 
     @property
@@ -54,7 +54,7 @@ class AuditRow(NamedTuple):
 
     @property
     def is_above(self) -> bool:
-        """True if the lower bound exceeds a claim; by chance, or rightly."""
+        """True if the lower bound exceeds a claim, which may be chance."""
         return self.audited > self.claimed
 
     @property
@@ -64,7 +64,7 @@ class AuditRow(NamedTuple):
 
 
 def release_rows(name: str, audit: ReleaseAudit, attacker: str) -> list[AuditRow]:
-    """Returns one row a delta."""
+    """Returns one row for each delta."""
     return [
         AuditRow(name, attacker, bound.delta, None, float(claim), bound)
         for claim, bound in zip(audit.claimed, audit.bounds, strict=True)
@@ -72,7 +72,7 @@ def release_rows(name: str, audit: ReleaseAudit, attacker: str) -> list[AuditRow
 
 
 def audit_document(rows: Sequence[AuditRow], **facts: Any) -> dict[str, Any]:
-    """Returns the rows as plain values for JSON; numbers that are infinite as text."""
+    """Returns the rows as plain values for JSON; infinite numbers as strings."""
     document = {
         "version": 1,
         **facts,
@@ -94,7 +94,7 @@ def audit_document(rows: Sequence[AuditRow], **facts: Any) -> dict[str, Any]:
 
 
 def audit_markdown(rows: Sequence[AuditRow]) -> str:
-    """Returns the rows as a Markdown table; claims rounded up, audits down."""
+    """Returns the rows as a Markdown table; claims rounded up, lower bounds down."""
     lines = [
         "| design | attacker | delta | claimed, RDP | claimed, exact | audited | gap "
         "| audited / exact |",

@@ -1,4 +1,4 @@
-"""Audits of real runs: canaries in the data of the trainer that users train with."""
+"""Audits of real training runs, with canaries in their data."""
 
 from __future__ import annotations
 
@@ -80,27 +80,27 @@ INPUT = "input"
 KINDS = (GRADIENT, INPUT)
 
 OnStep = Callable[[int, int], None]
-"""``on_step(taken, of)``, called after every step."""
+"""``on_step(steps so far, steps in all)``, called after every step."""
 
-# Draws in which a canary's loss is measured; of a canary that is drawn seldom fewer.
+# Draws in which each canary's loss is measured (rare ones: in fewer), and draws in all.
 _DRAWS_EACH = 8
 _MOST_DRAWS = 500
 # Clip units whose losses are computed in one call.
 _UNITS_AT_ONCE = 64
 
-# Of the made-up table of statistics, which is small because a unit's effect on a sum
-# does not depend on the others.
+# The made-up table of statistics is small: a unit's effect on a sum does not depend on
+# other units.
 _CLASSES = 4
 _FEATURES = 8
-_STEP = 1e-3  # between the examples of a class, of norm about 1
-_CANARY = (-0.5, 0.75**0.5)  # first two features: 120 degrees from its class
-# Of each sum without noise: pairs are random, and their mean is what counts.
+_STEP = 1e-3  # between the examples of a class, which have norm about 1
+_CANARY = (-0.5, 0.75**0.5)  # its first two features: 120 degrees from its class
+# Evaluations of each sum without noise, to average over the random pairs.
 _EVALUATIONS = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """A run as an auditor needs it: what `Trainer` takes, before canaries go in.
+    """A run as an auditor needs it: the arguments of `Trainer`, without canaries.
 
     Attributes:
       learner: see `Trainer`, as all below.
@@ -115,8 +115,8 @@ class Training:
       noise: "discrete" or "gaussian".
       clipping: or None.
       start: makes the private statistics of a table that the run begins with, the
-        budget's ``before``; None: it does not.
-      make_trainer: the trainer, or one with a fault that an audit should find.
+        budget's ``before``; None: there are none.
+      make_trainer: `Trainer`, or one with an error that an audit should find.
     """
 
     learner: Any
@@ -153,17 +153,17 @@ class Training:
 def training_of_config(
     config: TrainingConfig, base: Path | None = None, *, privacy_unit: str | None = None
 ) -> Training:
-    """Returns the run of a training config, for audits, its noise calibrated.
+    """Returns the calibrated run of a training config, for audits.
 
     Args:
       config: of the run.
       base: folder that paths in it are relative to.
-      privacy_unit: another unit than the config's, which is then claimed to be
-        protected by the config's noise.
+      privacy_unit: another unit than the config's, claimed to be protected by the
+        config's noise.
 
     Raises:
-      NotImplementedError: another privacy unit than the config's for a run that begins
-        with private statistics.
+      NotImplementedError: another privacy unit, for a run that begins with private
+        statistics.
       ValueError: a run that claims nothing.
     """
     data = Tables(config, base).load("train")
@@ -171,8 +171,8 @@ def training_of_config(
     budget, step = parts["budget"], parts["budget"].step
     if budget.before and privacy_unit not in (None, step.privacy_unit):
         raise NotImplementedError(
-            "a run that begins with private statistics is audited for the unit that "
-            f"it protects, {step.privacy_unit!r}, got {privacy_unit!r}"
+            "a run that begins with private statistics can only be audited for the "
+            f"unit that it protects, {step.privacy_unit!r}, got {privacy_unit!r}"
         )
     if not budget.is_private:
         raise ValueError(
@@ -190,13 +190,13 @@ class TrainingAudit(NamedTuple):
     """The claim about a run, and what its canaries show.
 
     Attributes:
-      kind: "gradient": the attacker sees every noised gradient, "input": the first and
-        the last parameters only.
-      privacy_unit: of which the canaries are.
+      kind: "gradient": the attacker sees every noised gradient; "input": only the first
+        and the last parameters.
+      privacy_unit: of the canaries.
       num_steps: of the run.
       claimed_rdp: epsilon of the run by Rényi-DP; *upper bound*.
       claimed_exact: by the method "exact"; *upper bound*.
-      guesses: what the attacker got right, and the *lower bound* that follows.
+      guesses: what the attacker guessed, and the *lower bound* that follows.
     """
 
     kind: str
@@ -208,7 +208,7 @@ class TrainingAudit(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """Whether the run disproves a claim, up to the audit's confidence."""
+        """Whether the run disproves a claim, with the audit's confidence."""
         return self.guesses.disproves(min(self.claimed_rdp, self.claimed_exact))
 
 
@@ -222,9 +222,9 @@ def audit_run(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> TrainingAudit:
-    """Trains once with canaries that are in or out at random, and guesses which.
+    """Trains once with canaries that are in or out at random, and guesses which are in.
 
-    Canaries share episodes and the clip norm of what holds them, so an audit of one run
+    Canaries share episodes and the clip norm of their clip unit, so an audit of one run
     stays far below an exact claim.
 
     Args:
@@ -232,23 +232,23 @@ def audit_run(
       kind: "gradient": the canaries' contributions are replaced by far too long ones
         (white box); "input": canaries are unusual examples (black box).
       num_canaries: each in a clip unit of its own.
-      num_steps: in place of the run's; the claim is then about as many.
+      num_steps: instead of the run's; the claim is then about this number.
       confidence: of the bound.
-      seed: chooses canaries, and which are in. The training itself is never seeded.
-      on_step: is called after every step.
+      seed: chooses the canaries, and which are in. The training itself is never seeded.
+      on_step: called after every step.
 
     Raises:
       ValueError: more canaries than there are units for them, a number out of range, or
-        gradient canaries in a run of statistics alone.
+        gradient canaries in a run of statistics only.
     """
     _validation.choice("kind", kind, KINDS)
-    check_confidence(confidence)  # before the training, not after it
+    check_confidence(confidence)  # before the training
     steps, first = training.budget.num_steps, len(training.budget.before)
     if num_steps is not None:
         steps = first + _validation.whole_number("num_steps", num_steps)
     if kind == GRADIENT and steps == first:
         raise ValueError(
-            "kind must be 'input', or 'step', for a run of private statistics alone, "
+            "kind must be 'input', or 'step', for a run of private statistics only, "
             f"which has no gradients, got {kind!r}"
         )
     generator = np.random.default_rng(seed)
@@ -278,13 +278,13 @@ def audit_steps(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> ReleaseAudit:
-    """Audits a single step of the trainer by the steps of two runs with one canary.
+    """Audits a single step of the trainer, by the steps of two runs with one canary.
 
-    Every step draws afresh, and a gradient canary's contribution does not depend on the
-    parameters: the steps of a run on data with the canary, and of one on data without,
-    are independent draws of the step's mechanism, in and out. What is tested is the
-    whole of `Trainer.step`: sampler, blocks, clipping, noise, keys. Of a design by
-    epochs a whole epoch is audited instead of a step, and claimed.
+    Every step has a new draw, and a gradient canary's contribution does not depend on
+    the parameters. So the steps of a run on data with the canary, and of one without,
+    are independent samples of the step's mechanism. This tests the whole of
+    `Trainer.step`: sampler, blocks, clipping, noise, keys. For sampling in epochs a
+    whole epoch is audited and claimed instead of a step.
 
     Args:
       training: the run.
@@ -292,19 +292,17 @@ def audit_steps(
       deltas: at which the claim is tested; all bounds hold together.
       confidence: of the bounds.
       seed: chooses the canary. The training itself is never seeded.
-      on_step: is called after every step.
+      on_step: called after every step.
 
     Raises:
-      NotImplementedError: a step with bands, of which a run is no series of independent
-        draws.
+      NotImplementedError: a step with bands: its steps are not independent.
     """
     draws = _validation.whole_number("num_draws", num_draws, minimum=100)
     check_confidence(confidence)
     if training.budget.step.bands is not None:
         raise NotImplementedError(
             "audit_steps does not cover bands: the noise of a step is part of that of "
-            "the next ones, so a run's steps are no independent draws; covered: "
-            "audit_run"
+            "later ones, so a run's steps are not independent; use audit_run"
         )
     scheme = epoch_scheme(training.budget.step.design)
     length = 1 if scheme is None else int(block_lengths(scheme).sum())
@@ -346,7 +344,7 @@ class MarkedStatistics:
         return getattr(self._inner, name)
 
     def table(self, state: Any) -> ExampleTable:
-        """Returns the projected features, then the marks; made once for a state."""
+        """Returns the projected features and the marks; computed once for a state."""
         seen = self._inner.table(state)
         if self._made is None or self._made[0] is not seen:
             rows = np.concatenate([seen.features, self.data.features[:, -1:]], axis=1)
@@ -355,9 +353,9 @@ class MarkedStatistics:
 
 
 def on_data(step: GaussianStep, data: ExampleTable) -> GaussianStep:
-    """Returns the step with the sizes that the data have, where it states sizes."""
-    # Sizes that are stated of levels within a unit that is out do not hold; its privacy
-    # does not rest on them.
+    """Returns the step with the sizes of these data, if it states sizes."""
+    # Stated sizes of levels within a unit do not hold if the unit is out; privacy does
+    # not rest on them.
     if step.population is not None:
         return dataclasses.replace(step, population=data.population)
     design, unit = step.design, str(step.privacy_unit)
@@ -402,7 +400,7 @@ def released_scores(
             state: Any = trainer.state.optimizer_state
             sums = np.asarray(state.canaries, np.float64) * trainer.normalizer
             released.append(sums / deviation)
-            deviation = trainer.noise_deviation  # of the next one
+            deviation = trainer.noise_deviation  # of the next step
     return _scored(trainer.budget.step, np.stack(released))
 
 
@@ -419,7 +417,7 @@ def _scored(step: GaussianStep, released: np.ndarray) -> np.ndarray:
 
 
 def _rates(step: GaussianStep) -> tuple[float, float]:
-    """Rates of a canary's clip unit, and of the canary in it; 1 where unknown."""
+    """Sampling rates of a canary's clip unit, and of the canary in it; 1 if unknown."""
     scheme, design = epoch_scheme(step.design), step.design
     if step.privacy_unit in OWNED or isinstance(scheme, ShuffledEpochs):
         return 1.0, 1.0
@@ -452,7 +450,7 @@ def falls_of_losses(
     generator: np.random.Generator,
     on_step: OnStep | None,
 ) -> np.ndarray:
-    """Trains with input canaries; returns the mean fall of losses around each."""
+    """Trains with input canaries; returns how far the loss of each has fallen."""
     trainer = training.trainer(data, num_steps=num_steps)
     for _ in _steps_of(trainer, on_step):
         pass
@@ -493,7 +491,7 @@ def falls_of_losses(
 
 
 def _without_start(training: Training) -> Training:
-    """The run's gradient steps, on made-up features: no canary's gradient sees them."""
+    """The run's gradient steps on made-up features, which no canary's gradient uses."""
     if training.start is None:
         return training
     data = training.data
@@ -508,7 +506,7 @@ def _without_start(training: Training) -> Training:
 def _claims(
     training: Training, canaries: Canaries, data: ExampleTable, num_steps: int
 ) -> tuple[float, float]:
-    """Claimed epsilon, by RDP and exactly; the largest for any choice of canaries."""
+    """Claimed epsilon by RDP and exactly: the largest for any choice of canaries."""
     steps = [
         on_data(training.budget.step, table) for table in (data, *_tables(canaries))
     ]
@@ -525,7 +523,7 @@ def _claims(
 
 
 def _tables(canaries: Canaries) -> tuple[ExampleTable, ExampleTable]:
-    """The data with all canaries and with none: the largest and smallest sizes."""
+    """The data with all canaries and with none: the largest and the smallest sizes."""
     everyone = np.ones(canaries.number, bool)
     return canaries.data(everyone), canaries.data(~everyone)
 
@@ -539,12 +537,12 @@ def audit_statistics(
     seed: int = 0,
     on_draws: Callable[[int], None] | None = None,
 ) -> ReleaseAudit:
-    """Audits all private statistics of a run together, by one canary, many times.
+    """Audits all private statistics of a run together, with one canary, many times.
 
-    The run's releases, with its noise, of a made-up table of a few classes, each as
-    large as the data's largest: a unit's effect on a sum does not depend on the others.
-    The canary changes every sum about as much as any unit can; the attacker adds up the
-    likelihood ratios. Each release is made in the space that the first one sees.
+    They are released with the run's noise from a made-up table of a few classes, each
+    as large as the data's largest: a unit's effect on a sum does not depend on other
+    units. The canary changes every sum about as much as any unit can; the attacker adds
+    up the likelihood ratios. Each statistic is computed from the initial state.
 
     Args:
       training: a run with ``start``.
@@ -603,9 +601,9 @@ def audit_statistics(
 def _table(
     training: Training, own: StartConfig, is_in: bool, seed: int
 ) -> ExampleTable:
-    """A few classes; the canary is the last example, or the last class."""
-    # Examples of a class are nearly equal, so all random pairs have nearly one sum; the
-    # canary's own content is far from them, what replaces it is not.
+    """A table of a few classes; the canary is the last example, or the last class."""
+    # Examples of a class are nearly equal, so all random pairs have nearly the same
+    # sum. The canary's content is far from them; its replacement's is not.
     step, data = training.budget.step, training.data
     is_class = step.privacy_unit == data.level_names[-2]
     relation = step.neighboring_relation

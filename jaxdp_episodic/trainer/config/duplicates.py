@@ -1,4 +1,4 @@
-"""Examples that two tables have in common, and training data without them."""
+"""Examples that two tables have in common, and how they are left out."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-# Numbers of an example from which on equal ones are copies, not equal by chance.
+# Equal examples of at least so many numbers are copies, and not equal by chance.
 _LEAST_COMPARED = 64
 
 
 def shared_rows(data: ExampleTable, other: ExampleTable) -> list[int]:
-    """Returns which examples are in another table, too, to the last bit."""
+    """Returns which examples another table has too, equal bit for bit."""
     rows, others = data.features, other.features
     if not (isinstance(rows, np.ndarray) and isinstance(others, np.ndarray)):
         return []
@@ -25,11 +25,11 @@ def shared_rows(data: ExampleTable, other: ExampleTable) -> list[int]:
 
 
 def rows_held_out(data: ExampleTable, held_out: Iterable[ExampleTable]) -> np.ndarray:
-    """Returns the rows, ascending, of the examples that held-out data have, too."""
+    """Returns the rows, ascending, of examples that held-out data have too."""
     found = [shared_rows(data, other) for other in held_out]
     return np.unique(np.array([row for rows in found for row in rows], int))
 
 
 def without_rows(data: ExampleTable, rows: np.ndarray) -> ExampleTable:
-    """Returns a table without some rows; units that lose all of theirs stay."""
+    """Returns the table without some rows; units that lose all of theirs stay."""
     return data.take(np.setdiff1d(np.arange(data.num_examples), rows))

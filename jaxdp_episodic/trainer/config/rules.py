@@ -1,6 +1,6 @@
-"""Rules of adaptive runs: from what was released alone to the next option, or None.
+"""Rules of adaptive runs: from what was released to the next option, or None.
 
-A rule remembers nothing by itself: a resumed run asks it as the first one did.
+A rule has no memory: it gives the same answer in a resumed run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 from jaxdp_episodic import _validation
 from jaxdp_episodic.trainer.data.fields import CheckedSpec, Count, Natural, within
 
-_MOST_OPTIONS = 64  # that an untrusted config may name
+_MOST_OPTIONS = 64  # in an untrusted config
 
 
 def _name(field: str, value: Any) -> str:
@@ -37,24 +37,24 @@ Margin = Annotated[float, within(0.0, math.inf, "[)", said="be >= 0 and finite")
 
 
 class ScoreThen(NamedTuple):
-    """A noisy score that was released."""
+    """A released noisy score."""
 
-    release: int  # its number in the run, from 1
+    release: int  # number of the release in the run, from 1
     option: str  # the check's name
-    value: float  # of `NoisyScore`, like the next
-    deviation: float  # of its noise
+    value: float  # as in `NoisyScore`
+    deviation: float  # standard deviation of its noise
 
 
 class Released(NamedTuple):
-    """All that a rule is given.
+    """All that a rule sees.
 
     Attributes:
-      number: releases so far, those given up included.
+      number: number of releases so far, those given up included.
       params: the parameters as they would be released now.
-      scores: noisy scores, in order. One that was given up is missing.
-      taken: how often each option was taken, by name.
-      left: how often each could still be taken, if nothing else is.
-      last: the option that was taken last; None before the first.
+      scores: noisy scores, in order, without those given up.
+      taken: how often each option was charged, by name.
+      left: how often each option could still be taken, if no other is.
+      last: the last option; None before the first.
     """
 
     number: int
@@ -66,21 +66,21 @@ class Released(NamedTuple):
 
 
 Rule = Callable[[Released], str | None]
-"""What comes next: the name of an option, or None to end the run."""
+"""Returns the name of the next option, or None to end the run."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StopWhenStalled(CheckedSpec):
-    """Trains until its steps are taken, or noisy scores no longer improve.
+    """Trains until its steps are used up, or until noisy scores stop improving.
 
     Attributes:
       train: the option that trains.
       check: the option that releases a score.
       every: steps between two checks.
-      patience: checks in a row that are no better than the best before them, at which
-        the run ends.
-      margin: by which a score has to be better to count as an improvement, >= 0; in
-        standard deviations of the scores' noise.
+      patience: the run ends after so many checks in a row that are no better than the
+        best before them.
+      margin: by which a better score must be better, >= 0, in standard deviations of
+        the scores' noise.
     """
 
     train: Option = "step"
@@ -90,7 +90,7 @@ class StopWhenStalled(CheckedSpec):
     margin: Margin = 0.0
 
     def __call__(self, released: Released) -> str | None:
-        """Returns the check where one is due, else a step; None at a stall."""
+        """Returns the check if one is due, else the training option, or None."""
         if _stalls(released, self):
             return None
         return _due(released, self, (self.train,)) or _if_left(released, self.train)
@@ -98,17 +98,17 @@ class StopWhenStalled(CheckedSpec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NextWhenStalled(CheckedSpec):
-    """Takes one option until noisy scores no longer improve, then the next one.
+    """Takes one option until noisy scores stop improving, then the next one.
 
-    With options of less and less noise this is "lower the noise when the score stalls".
-    The run ends where the option that is due cannot be taken any more.
+    With options of less and less noise this lowers the noise when the score stalls. The
+    run ends when the current option is used up.
 
     Attributes:
       options: those that train, in order.
       check: as of `StopWhenStalled`, like the rest; steps of all options count.
       every: steps between two checks.
-      patience: checks in a row without an improvement, at which the next option's turn
-        comes; scores are compared anew from there on.
+      patience: checks in a row without an improvement, after which the next option is
+        taken; from then on scores are compared with later ones only.
       margin: of an improvement.
     """
 
@@ -119,7 +119,7 @@ class NextWhenStalled(CheckedSpec):
     margin: Margin = 0.0
 
     def __call__(self, released: Released) -> str | None:
-        """Returns the check where one is due, else the option whose turn it is."""
+        """Returns the check if one is due, else the current option."""
         turn = min(_stalls(released, self), len(self.options) - 1)
         due = _due(released, self, self.options)
         return due or _if_left(released, self.options[turn])
@@ -127,12 +127,12 @@ class NextWhenStalled(CheckedSpec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SpendRest(CheckedSpec):
-    """Takes one option so many times, and spends the rest on another.
+    """Takes one option a number of times, and spends the rest of the budget on another.
 
     Attributes:
       first: the option to begin with.
-      number: how often.
-      rest: the option on which all that is left is spent.
+      number: how often it is taken.
+      rest: the option on which the rest is spent.
     """
 
     first: Option
@@ -140,18 +140,18 @@ class SpendRest(CheckedSpec):
     rest: Option
 
     def __call__(self, released: Released) -> str | None:
-        """Returns the option whose turn it is; None where nothing is left for it."""
+        """Returns the current option; None if nothing is left for it."""
         if released.taken.get(self.first, 0) < self.number:
             return _if_left(released, self.first) or _if_left(released, self.rest)
         return _if_left(released, self.rest)
 
 
 RULES = (StopWhenStalled, NextWhenStalled, SpendRest)
-"""Those that a config can name."""
+"""The rules that a config can name."""
 
 
 def options_of(rule: Any) -> tuple[str, ...]:
-    """Returns the options that one of `RULES` may ask for."""
+    """Returns the options that one of `RULES` may return."""
     if isinstance(rule, StopWhenStalled):
         return rule.train, rule.check
     if isinstance(rule, NextWhenStalled):
@@ -162,7 +162,7 @@ def options_of(rule: Any) -> tuple[str, ...]:
 
 
 def _stalls(released: Released, rule: Any) -> int:
-    """How often the scores have stalled; after each they are compared anew."""
+    """How often the scores have stalled; after a stall comparison begins again."""
     stalls = worse = 0
     best = -math.inf
     for score in released.scores:
@@ -178,7 +178,7 @@ def _stalls(released: Released, rule: Any) -> int:
 
 
 def _due(released: Released, rule: Any, options: Sequence[str]) -> str | None:
-    """The check, if the steps since the last one make it due and one is left."""
+    """The check, if enough steps were taken since the last one and one is left."""
     steps = sum(released.taken.get(name, 0) for name in options)
     asked = released.taken.get(rule.check, 0)
     is_over = not any(released.left.get(name, 0) for name in options)
@@ -188,5 +188,5 @@ def _due(released: Released, rule: Any, options: Sequence[str]) -> str | None:
 
 
 def _if_left(released: Released, option: str) -> str | None:
-    """The option, unless it is known and used up; an unknown one is asked for."""
+    """The option, or None if it is used up; unknown names are refused later."""
     return option if released.left.get(option, 1) else None

@@ -1,4 +1,4 @@
-"""What a run may choose on the way: its options, noisy scores, and the rule."""
+"""The config of an adaptive run: its options, noisy scores and rule."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from jaxdp_episodic.trainer.data.fields import (
 CHECK = "check"
 """Name of the option that releases a noisy score."""
 STEP = "step"
-"""Name of the option that trains, where a config names none."""
-_MOST_OPTIONS = 16  # that an untrusted config may state
+"""Name of the option that trains, if a config names none."""
+_MOST_OPTIONS = 16  # in an untrusted config
 _MOST_CHECKS = 10_000
-# Splits of the package's own data that those of training are in.
+# Splits of the package's own data that hold the training data.
 _TRAINED_ON = ("train", "all")
 
 
@@ -45,23 +45,24 @@ class CheckConfig(CheckedSpec):
         "sampling": GaussianStep.nested_specs["sampling"]
     }
 
-    sampling: Sampling | Scheme  # of episodes from the held-out data, with public sizes
-    number: Annotated[int, whole(1, _MOST_CHECKS)]  # most scores of the run
+    # draws episodes from the held-out data; its sizes are public
+    sampling: Sampling | Scheme
+    number: Annotated[int, whole(1, _MOST_CHECKS)]  # most scores in the run
     split: Annotated[str, _split] = "validation"
-    # of the budget, of all scores together, where they share it; None: 0.05
+    # of the budget, for all scores together, unless ``apart``; None: 0.05
     share: Share | None = None
-    # no protected unit is held out and trained on: each has the whole budget
+    # held-out and training data share no protected unit, so each has the whole budget
     apart: Flag = False
     fixed: Flag = False
     error_bound: Float32 | None = None  # needed for regression
     normalizer: Float32 | None = None  # public number of episodes a score
 
     def check_values(self) -> None:
-        """Refuses data that are trained on as a part of their own, and its share."""
+        """Refuses ``apart`` with training data or a share."""
         if self.apart and self.split in _TRAINED_ON:
             raise ValueError(
-                "apart must be false with the data that are trained on: who is in "
-                f"both parts pays for both, got split={self.split!r}"
+                "apart must be false with the training data, got "
+                f"split={self.split!r}: a unit in both parts is charged for both"
             )
         if self.apart and self.share is not None:
             raise ValueError(
@@ -75,17 +76,18 @@ class OptionConfig(CheckedSpec):
     """A kind of step that the run may take."""
 
     noise: Positive = 1.0  # factor of the run's noise multiplier
-    most: Count | None = None  # how often; None of all: each has a price instead
+    # how often; None for all options: each has a price instead
+    most: Count | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdaptiveConfig(CheckedSpec):
-    """An adaptive budget in place of a plan.
+    """An adaptive budget instead of a plan.
 
-    With quotas (``most`` of each option, or ``num_steps`` of the run where no options
-    are named) the guarantee is that of all of them, taken in whatever order; the noise
-    is calibrated to it. Without quotas each option is priced by how many steps of it
-    alone the target permits, and what is left may be spent on any; the run's noise is
+    With quotas (``most`` of each option, or ``num_steps`` of the run if no options are
+    named) the guarantee is that of all of them, in any order, and the noise is
+    calibrated to it. Without quotas the price of an option follows from how many such
+    steps alone the target permits, and the budget may be spent on any; the noise is
     then the step's own, or that of ``num_steps`` steps at the target.
     """
 
@@ -95,16 +97,15 @@ class AdaptiveConfig(CheckedSpec):
         "check": (CheckConfig,),
     }
 
-    rule: Any = None  # one of `RULES`; None: a function that is given to `run_training`
+    rule: Any = None  # one of `RULES`; None: a function given to `run_training`
     # kinds of steps by name
     options: Mapping[str, OptionConfig] = field(default_factory=dict)
-    check: CheckConfig | None = None  # noisy scores for the rule; None: none
-    # the options may be taken in the order in which they are named alone, for
-    # which prices are lower
+    check: CheckConfig | None = None  # noisy scores for the rule, if any
+    # options may only be taken in the order in which they are named; prices are lower
     only_lower: Flag = False
 
     def check_values(self) -> None:
-        """Refuses options that do not fit together; one is there by default."""
+        """Refuses options that do not fit together; adds one if there are none."""
         if not isinstance(self.options, Mapping):
             shown = _validation.shown(self.options)
             raise TypeError(f"options must be a table of options, got {shown}")
@@ -125,7 +126,7 @@ class AdaptiveConfig(CheckedSpec):
         if self.only_lower and self.has_quotas:
             raise ValueError(
                 "only_lower is for options with prices, whose cost depends on their "
-                "order; that of quotas does not"
+                "order; with quotas it does not"
             )
         for part, classes in (("rule", RULES), ("check", (CheckConfig,))):
             value = getattr(self, part)
@@ -141,13 +142,13 @@ class AdaptiveConfig(CheckedSpec):
 
     @property
     def has_quotas(self) -> bool:
-        """Whether each option has a quota, and no price."""
+        """Whether each option has a quota instead of a price."""
         is_one = len(self.options) == 1
         return is_one or all(one.most is not None for one in self.options.values())
 
     @property
     def check_share(self) -> float:
-        """Of the budget, of all scores together, where they share it."""
+        """Share of the budget for all scores together; 0 if they do not share it."""
         if self.check is None or self.check.apart:
             return 0.0
         return 0.05 if self.check.share is None else self.check.share

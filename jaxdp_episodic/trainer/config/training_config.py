@@ -86,13 +86,13 @@ _noise = functools.partial(_validation.float32_number, zero=True)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepConfig(CheckedSpec):
-    """A `GaussianStep` without its sizes, which are public bounds or the data's own.
+    """A `GaussianStep` without sizes, which are public bounds or the data's own.
 
-    Where every draw without replacement down to the protected unit states its
-    ``population``, a public lower bound, the guarantee rests on these alone (and data
-    that contradict them are refused). Else it rests on the sizes of the data: under
-    ``add_remove`` the noise then depends on private sizes, and what is released leaves
-    out all that was computed from them.
+    If every draw without replacement down to the protected unit states its
+    ``population``, a public lower bound, the guarantee rests on these only, and data
+    that contradict them are refused. Otherwise it rests on the sizes of the data: under
+    ``add_remove`` the noise then depends on private sizes, and a release leaves out all
+    that was computed from them.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -100,7 +100,7 @@ class StepConfig(CheckedSpec):
     }
 
     sampling: Sampling | Scheme  # as of `GaussianStep`
-    # None where it is calibrated
+    # None if it is calibrated
     noise_multiplier: Annotated[float, _noise] | None = None
     clip_unit: str | None = None  # as of `GaussianStep`
     # as of `GaussianStep`. "person" takes its bounds from the config's ``people``
@@ -116,9 +116,9 @@ class StepConfig(CheckedSpec):
         people: PersonBounds | None = None,
         copies: int = 1,
     ) -> GaussianStep:
-        """Returns the step on real data; without a noise multiplier, with one of 1.
+        """Returns the step on data of these sizes, by default with noise multiplier 1.
 
-        Of classes with several copies what is protected has all of these.
+        If classes have several copies, the protected unit includes all its copies.
         """
         if copies > 1:
             design, unit = checked_sampling(self.sampling), self.privacy_unit
@@ -127,12 +127,12 @@ class StepConfig(CheckedSpec):
         if self.neighboring_relation == "zero_out":
             return self._with(None, people)  # slots, not what fills them
         if isinstance(self.sampling, PeopleBlocks):
-            return self._with(None, people)  # its sizes are those within a block
+            return self._with(None, people)  # its sizes are those of a block
         if self.neighboring_relation != "add_remove":
             is_public = _states_its_sizes(self.sampling)
             return self._with(None if is_public else population, people)
-        # Sizes below the protected units cost nothing, stated or not: what the config
-        # states is enough if the accountant can answer from it.
+        # Sizes below the protected units are not needed: what the config states is
+        # enough if the accountant can answer from it.
         try:
             step = self._with(None, people)
             step_epsilon(step, num_steps=1, delta=1e-5)
@@ -141,7 +141,7 @@ class StepConfig(CheckedSpec):
         return step
 
     def check_split(self, level_names: Sequence[str]) -> None:
-        """Refuses data split by names of classes that a replacement may change."""
+        """Refuses splits by class names that a replacement may change."""
         unit, relation = str(self.privacy_unit), self.neighboring_relation
         if relation == "replace_one" and unit in level_names[:-1]:
             raise NotImplementedError(
@@ -168,7 +168,7 @@ class StepConfig(CheckedSpec):
 
 
 def _states_its_sizes(sampling: Sampling | Scheme) -> bool:
-    """True if every draw without replacement of the data has a public population."""
+    """True if every draw without replacement states a public population."""
     if isinstance(sampling, GroupedClasses):
         return sampling.examples.population is not None
     if isinstance(sampling, IndependentEpisodes):
@@ -187,30 +187,30 @@ class TrainingConfig(CheckedSpec):
 
     Attributes:
       data: where the examples come from.
-      step: how episodes are drawn, what is clipped and who is protected. Its noise
-        multiplier is left out where ``num_steps`` is given.
+      step: how episodes are drawn, what is clipped and who is protected. It has no
+        noise multiplier if ``num_steps`` is given.
       epsilon: the target, > 0; ``inf`` trains without noise.
       delta: the target, in (0, 1).
-      num_steps: steps of the run; the noise is calibrated for them. None: the run takes
-        as many as the step's own noise permits.
-      people: bounds of what one person owns, where people are protected; None: there
-        are none.
+      num_steps: steps of the run, for which the noise is calibrated. None: as many as
+        the step's own noise permits.
+      people: bounds of what one person owns, if people are protected.
       learner: what an episode teaches, and how.
-      model: the network; none with private statistics alone, like the next two; "bayes"
-        may have none, and takes the features as they are.
-      features: fixed features in place of the examples' own.
-      start: private statistics that the run begins with; None: none.
+      model: the network; None for private statistics alone, as for the next two; may be
+        None for "bayes", which then takes the features as they are.
+      features: fixed features instead of the examples' own.
+      start: private statistics that the run begins with, if any.
       optimizer: of the outer loop.
-      l2_clip_norm: bound of each clip unit's gradient; where it follows a quantile, in
-        the first step; of "normalize" 1 by default.
-      clipping: what is made of the bound; None: longer gradients are scaled to it.
+      l2_clip_norm: bound of each clip unit's gradient; the first one if it follows a
+        quantile; 1 by default for "normalize".
+      clipping: how contributions are bounded; None: longer gradients are scaled to the
+        bound.
       normalizer: public divisor of the noised sum; see `Trainer`.
       block_size: clip units computed in one call; see `Trainer`.
-      evaluation: on held-out data; None: none.
+      evaluation: on held-out data, if any.
       checkpoint_every: steps between checkpoints.
       noise: "discrete", or "gaussian"; see `Trainer`. Or a `NoiseConfig`: correlated.
       seed: None: the operating system's entropy. A number is *not private*.
-      adaptive: what the run may choose on the way; None: nothing.
+      adaptive: what an adaptive run may choose; None: the run has a fixed plan.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -249,7 +249,7 @@ class TrainingConfig(CheckedSpec):
     adaptive: AdaptiveConfig | None = None
 
     def check_values(self) -> None:
-        """Refuses parts that do not fit together, and fills in what follows."""
+        """Refuses parts that do not fit together, and fills in dependent defaults."""
         for name, classes in self.nested_specs.items():
             part = getattr(self, name)
             if not (part is None and name in _OPTIONAL or isinstance(part, classes)):
@@ -267,7 +267,7 @@ class TrainingConfig(CheckedSpec):
 
     @property
     def start_shares(self) -> tuple[float, ...]:
-        """Of each statistic that the run begins with, in its budget."""
+        """Each first statistic's share of the budget."""
         if self.start is None:
             return ()
         return self.start.shares(self.learner.kind in CLOSED_FORM)
@@ -275,7 +275,7 @@ class TrainingConfig(CheckedSpec):
     def step_on(
         self, population: Population, step: StepConfig | None = None
     ) -> GaussianStep:
-        """Returns the step, or another one of the run, on data of these sizes."""
+        """Returns the run's step, or another one, on data of these sizes."""
         people = None if self.people is None else self.people.bounds
         made = (step or self.step).step(population, people, self.data.copies)
         noise = self.noise
@@ -289,13 +289,13 @@ class TrainingConfig(CheckedSpec):
 
     @property
     def noise_law(self) -> str:
-        """The law of each step's fresh noise: "discrete" or "gaussian"."""
+        """The distribution of each step's fresh noise: "discrete" or "gaussian"."""
         return self.noise if isinstance(self.noise, str) else self.noise.law
 
     def training_data(
         self, base: Path | None = None
     ) -> tuple[ExampleTable, Truncation | None]:
-        """Returns what is trained on, and what bounding people has left out of it.
+        """Returns the training data, and what was left out of them to bound people.
 
         Args:
           base: folder that paths are relative to.
@@ -303,15 +303,16 @@ class TrainingConfig(CheckedSpec):
         Raises:
           OSError, TypeError, ValueError: data that cannot be read, as of the loaders;
             people beyond their bounds, or not known.
-          NotImplementedError: classes split by their names where one may be replaced.
+          NotImplementedError: a split by class names that a replacement may change.
         """
-        # Bounds are those of people's own examples: before there are copies.
+        # Copies are made last: the bounds are those of people's own examples.
         source, copies = self.data, self.data.copies
         data = source.read(TRAIN, base)
         if getattr(self.data, "class_split", None) is not None:
             self.step.check_split(data.level_names)
         if self.evaluation is not None and self.evaluation.drop_duplicates:
-            # Of each example by itself and by public data: neighbours stay neighbours.
+            # Decides on each example by itself and public data: neighbouring data stay
+            # so.
             held_out = (source.load(one, base) for one in self.evaluation.splits)
             data = without_rows(data, rows_held_out(data, held_out))
         truncation = None
@@ -321,7 +322,7 @@ class TrainingConfig(CheckedSpec):
         return with_rotations(data) if copies > 1 else data, truncation
 
     def _mistakes(self) -> Iterator[str]:
-        """What is wrong between the parts, the most basic first."""
+        """Yields what is wrong between the parts, the most basic first."""
         yield from self._mistakes_of_people()
         kind, evaluation = self.learner.kind, self.evaluation
         with_kind = f"with learner.kind={kind!r}"
@@ -329,7 +330,7 @@ class TrainingConfig(CheckedSpec):
             if kind not in PROTOTYPES:
                 yield (
                     f"evaluation.ways must not be given {with_kind}, whose network has "
-                    f"one output for each class of training, got {evaluation.ways}"
+                    f"one output for each training class, got {evaluation.ways}"
                 )
         if kind in CLOSED_FORM:
             names = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
@@ -365,7 +366,7 @@ class TrainingConfig(CheckedSpec):
                 )
 
     def _mistakes_of_people(self) -> Iterator[str]:
-        """Bounds of people whom nothing protects, or nobody knows."""
+        """Bounds of people who are not protected, or whose data name no owners."""
         in_blocks = isinstance(self.step.sampling, PeopleBlocks)
         unit, with_unit = self.step.privacy_unit, f"step.privacy_unit={PERSON!r}"
         if unit != PERSON and not in_blocks:
@@ -399,7 +400,7 @@ class TrainingConfig(CheckedSpec):
         }
         fits = (*fits.get(kind, (CONV_CLASSIFIER,)), MLP_KIND)
         if self.model is not None and self.model.kind not in fits:
-            # Its outputs are not what the learner takes.
+            # The learner cannot use its outputs.
             yield (
                 f"model.kind must be one of {fits} {with_kind}, got {self.model.kind!r}"
             )
@@ -417,7 +418,7 @@ class TrainingConfig(CheckedSpec):
             )
 
     def _mistakes_of_classifiers(self, with_kind: str) -> Iterator[str]:
-        """A classifier of classes that are no public list, or of episodes."""
+        """A classifier with a private list of classes, or clipped by episodes."""
         design, step = checked_sampling(self.step.sampling), self.step
         example = design.level_names[-1]
         if step.privacy_unit not in (None, example, PERSON):
@@ -446,14 +447,14 @@ class TrainingConfig(CheckedSpec):
             )
 
     def _mistakes_of_adaptive(self, adaptive: AdaptiveConfig) -> Iterator[str]:
-        """What a run that chooses on the way cannot have, or needs."""
+        """What an adaptive run cannot have, or needs."""
         kind, options = self.learner.kind, list(adaptive.options.values())
         if kind in CLOSED_FORM:
             yield f"adaptive is for runs of gradient steps, got learner.kind={kind!r}"
         if self.evaluation is not None and self.evaluation.without_noise:
             yield (
                 "evaluation.without_noise must be false with adaptive: without noise "
-                "the run would choose otherwise"
+                "the run would make other choices"
             )
         if adaptive.has_quotas and self.num_steps is None:
             yield "num_steps must be given with adaptive quotas, got None"
@@ -461,7 +462,7 @@ class TrainingConfig(CheckedSpec):
             most = sum(option.most or 0 for option in options)
             if most != self.num_steps:
                 yield (
-                    f"num_steps must be that of all options together, {most}, got "
+                    f"num_steps must be the sum of most over all options, {most}, got "
                     f"{self.num_steps}"
                 )
         if self.start is not None and self.num_steps is None:
@@ -479,7 +480,7 @@ class TrainingConfig(CheckedSpec):
     def from_dict(cls, mapping: Any, *, where: str | None = None) -> Self:
         """Returns the run that ``mapping`` describes; see `spec_from_dict`.
 
-        Types that cannot be other than they are may be left out.
+        A table may leave out its type if only one is possible.
         """
         if isinstance(mapping, Mapping) and isinstance(mapping.get("noise"), Mapping):
             table = {"version": SCHEMA_VERSION, **_typed(NoiseConfig, mapping["noise"])}
@@ -489,7 +490,7 @@ class TrainingConfig(CheckedSpec):
 
 
 def _with_types(cls: type[Spec], mapping: Any) -> Any:
-    """A spec's tables with the types that cannot be other than they are."""
+    """A spec's tables, with their types filled in where only one is possible."""
     if not isinstance(mapping, Mapping):
         return mapping
     filled = dict(mapping)
@@ -497,7 +498,7 @@ def _with_types(cls: type[Spec], mapping: Any) -> Any:
         table = filled.get(name)
         if others or not isinstance(table, Mapping):
             continue
-        if kind is OptionConfig:  # a table of them
+        if kind is OptionConfig:  # several, by name
             made: Any = {key: _typed(kind, one) for key, one in table.items()}
         else:
             made = _typed(kind, _with_types(kind, table))
@@ -510,7 +511,7 @@ def _typed(cls: type, table: Any) -> Any:
 
 
 def read_config(path: Path) -> TrainingConfig:
-    """Returns the run in a TOML file, fully validated; no data is read yet.
+    """Returns the run in a TOML file, fully checked; no data are read yet.
 
     Paths in it are relative to the file.
 

@@ -36,10 +36,10 @@ DISTANCES = (EUCLIDEAN, COSINE)
 PLDA = "plda"
 MIXED = "mixed"
 BAYES = "bayes"
-CLOSED_FORM = (PLDA, MIXED)  # private statistics alone, without gradient steps
+CLOSED_FORM = (PLDA, MIXED)  # private statistics only, without gradient steps
 PROTONET = "protonet"
 CLASSIFIER = "classifier"
-PROTOTYPES = (PROTONET, PLDA, CLASSIFIER)  # tell any number of classes apart
+PROTOTYPES = (PROTONET, PLDA, CLASSIFIER)  # predict among any number of classes
 LEARNERS = (PROTONET, "maml", "anil", CLASSIFIER, BAYES, *CLOSED_FORM)
 _LOSS_OF = {
     **dict.fromkeys(PROTOTYPES, CROSS_ENTROPY),
@@ -62,15 +62,15 @@ LORA = "lora"
 HEAD = "head"
 TRAINED = (ALL, FILM, LORA, HEAD)
 
-# Episodes a step below which a linear map had better keep its inputs. Measured: with 3
-# they save 0.04 to 0.06 (texts); with 360 they cost 0.02 to 0.03 (glyphs).
+# With fewer episodes a step a linear map keeps its inputs beside its outputs. Measured
+# accuracy: +0.04 to +0.06 with 3 (texts), -0.02 to -0.03 with 360 (glyphs).
 _FEW_EPISODES = 30
 
 # Limits of what an untrusted config may ask for.
 MOST_INNER_STEPS = 10_000  # of an episode
 _MOST_LAYERS = 64
 MOST_UNITS = 2**14  # of a layer
-_LARGEST_SEED = 2**31 - 1  # of NNX
+_LARGEST_SEED = 2**31 - 1  # that NNX takes
 _MOST_EPISODES = 10**7  # of an evaluation
 _MOST_PIXELS = 2048  # of a side
 _MOST_PARTS = 64  # of a side
@@ -78,7 +78,7 @@ _MOST_PARTS = 64  # of a side
 DISCRETE = "discrete"
 GAUSSIAN = "gaussian"
 NOISES = (DISCRETE, GAUSSIAN)
-"""What is added to a sum: the hardened discrete noise, or float64 Gaussian noise."""
+"""Noise of a sum: discrete Gaussian (hardened), or float64 Gaussian."""
 BANDED = "banded"
 AUTO = "auto"
 
@@ -86,10 +86,10 @@ FIXED = "fixed"
 QUANTILE = "quantile"
 NORMALIZE = "normalize"
 CLIPPINGS = (FIXED, QUANTILE, NORMALIZE)
-# Of a clip norm that follows a quantile, by default in units of the one it begins with.
+# Default bounds of a clip norm that follows a quantile, in units of the first one.
 _LOWEST = 1e-3
 _HIGHEST = 1e3
-# Range of its bounds: within that of any clip norm, rounded to float32 or not.
+# Range of these bounds: every value in it is a valid float32 clip norm.
 _LEAST_NORM = 1e-12
 _MOST_NORM = 1e12
 
@@ -97,9 +97,9 @@ NONE = "none"
 WAVELETS = "wavelets"
 ONNX = "onnx"
 FEATURES = (NONE, WAVELETS, ONNX)
-# Features of a channel: 16 Gabor filters and the image, 5 x 5 coefficients of each.
+# Features of a channel: 5 x 5 coefficients of the image and of 16 Gabor filters.
 NUM_WAVELETS = 425
-LEAST_SIDE = 8  # pixels of an image that has wavelets
+LEAST_SIDE = 8  # pixels of an image for wavelets
 RGB = "rgb"
 BGR = "bgr"
 GREY = "grey"
@@ -107,14 +107,14 @@ NUM_CHANNELS = {RGB: 3, BGR: 3, GREY: 1}
 MEAN = "mean"
 MAX = "max"
 POOLS = (MEAN, MAX, NONE)
-# What settings of a network are if a config leaves them out; None: see there.
+# Default settings of a network; None: see `FeaturesConfig`.
 _OF_NETWORKS: dict[str, Any] = {
     **{"path": None, "output": None, "size": None, "channels": RGB},
     **{"channels_last": False, "mean": 0.0, "std": 1.0, "pool": MEAN, "grid": 1},
 }
 
 checked_decay = functools.partial(within(0.0, 1.0, "[)"), "ema")
-"""Returns a decay of an average; a ValueError, unless it lies in [0, 1)."""
+"""Returns the decay of an average; ValueError unless it lies in [0, 1)."""
 
 Loss = Annotated[str, one_of(*LOSSES)]
 Norm = Annotated[float, within(_LEAST_NORM, _MOST_NORM)]
@@ -143,9 +143,10 @@ class NoiseConfig(CheckedSpec):
     """Correlated noise: the table form of ``noise``. See docs/correlated.md."""
 
     kind: Annotated[str, one_of(BANDED)] = BANDED
-    # Groups of the units, and steps that share noise; "auto": by `choose_bands`.
+    # Number of groups of the units, and of steps that share noise; "auto": see
+    # `choose_bands`.
     bands: Annotated[int | str, _bands] = AUTO
-    groups: Text  # the level whose units are grouped
+    groups: Text  # level whose units are grouped
     horizon: Annotated[float, within(1.0, math.inf)] = 30.0  # steps of memory
     law: Annotated[str, one_of(*NOISES)] = DISCRETE
 
@@ -169,10 +170,10 @@ class PeopleConfig(CheckedSpec):
     examples: Count | None = None
     classes: Count | None = None
     tasks: Count | None = None
-    truncate: Flag = True  # leave out more than that; false: it is an error
+    truncate: Flag = True  # leaves out what exceeds them; false: that is an error
 
     def check_values(self) -> None:
-        """Refuses to bound nothing."""
+        """Refuses bounds that bound nothing."""
         _ = self.bounds
 
     @property
@@ -195,27 +196,28 @@ class LearnerConfig(CheckedSpec):
 
     kind: Annotated[str, one_of(*LEARNERS)]
     shots: Count  # support examples, of each class or of the task
-    # of prototypes, like the next
+    # between prototypes and queries
     distance: Annotated[str, one_of(*DISTANCES)] = EUCLIDEAN
-    # of "classifier": what other classes are told apart by
+    # of "classifier": embedding by which other classes are told apart
     embed: Annotated[str, one_of(*EMBEDS)] = BOTH
     temperature: Positive = 1.0
-    resplits: Flag = False  # of prototypes: train on every example as support
+    resplits: Flag = False  # of prototypes: every example is support in turn
     # of "maml" and "anil", on the support
     inner_steps: Annotated[int, whole(1, MOST_INNER_STEPS)] = 3
     inner_learning_rate: Positive = 0.1
-    first_order: Flag = False  # do not differentiate through the inner gradients
-    checkpoint: Flag = False  # recompute inner steps: less memory, more time
+    first_order: Flag = False  # no derivatives of the inner gradients
+    checkpoint: Flag = False  # recomputes inner steps: less memory, more time
     loss: Loss = CROSS_ENTROPY
     # of "anil": key of the parameters that are adapted
     head: Annotated[str, _head] = "head"
-    # of "bayes": directions in which tasks differ most
+    # of "bayes": number of directions in which tasks differ
     rank: Annotated[int, whole(1, MOST_UNITS)] = 3
-    prior_scale: Positive = 1.0  # first standard deviation of a task's weights
-    noise_scale: Positive = 1.0  # first one of a target around its task's line
+    prior_scale: Positive = 1.0  # initial standard deviation of a task's weights
+    # initial standard deviation of a target around its task's line
+    noise_scale: Positive = 1.0
 
     def check_values(self) -> None:
-        """Refuses a loss that is not the learner's."""
+        """Refuses another loss than the learner's."""
         loss = _LOSS_OF.get(self.kind, self.loss)
         if self.loss != loss:
             raise ValueError(f"loss must be {loss!r} with kind={self.kind!r}")
@@ -233,19 +235,21 @@ class ModelConfig(CheckedSpec):
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"kind": MODELS}
 
     kind: Annotated[str, one_of(*MODELS)]
-    # of each convolution, of stride 2, or units of each hidden layer
+    # of each convolution (stride 2), or units of each hidden layer
     channels: Annotated[tuple[int, ...], Layers] = (16, 32, 32)
-    embedding: Count = 32  # outputs; a classifier has one for each class
-    skip: Flag | None = None  # of "linear": inputs beside outputs; None: see `skips`
+    # number of outputs; a classifier has one for each class instead
+    embedding: Count = 32
+    # of "linear": inputs beside the outputs; None: see `skips`
+    skip: Flag | None = None
     # of the initial parameters, which are public
     seed: Annotated[int, whole(0, _LARGEST_SEED)] = 0
-    # a release, or a file of arrays, that the network begins with; it is public
+    # a release or a file of initial parameters, which are public
     parameters: Text | None = None
-    train: Annotated[str, one_of(*TRAINED)] = ALL  # the rest stays as it begins
+    train: Annotated[str, one_of(*TRAINED)] = ALL  # other parameters are constant
     rank: Annotated[int, whole(1, MOST_UNITS)] = 4  # of "lora"
 
     def check_values(self) -> None:
-        """Refuses layers that are too large, and a body that is not there."""
+        """Refuses layers that are too large, and parts of a network that has none."""
         if self.train != ALL and self.kind == LINEAR:
             raise ValueError(
                 f"train must be {ALL!r} with kind={LINEAR!r}, which has one layer, got "
@@ -258,12 +262,12 @@ class ModelConfig(CheckedSpec):
             )
 
     def described(self) -> dict[str, Any]:
-        """Returns what the network is, whatever it begins with and is trained of it."""
+        """Returns what the network is, without its initial and trained parameters."""
         beside = ("parameters", "train", "rank")
         return {k: v for k, v in self.to_dict().items() if k not in beside}
 
     def skips(self, sampling: Any) -> bool:
-        """Returns ``skip``, or what it is by default: of public numbers alone."""
+        """Returns ``skip``, or its default, which depends on public numbers only."""
         if self.skip is not None or not isinstance(sampling, GroupedClasses):
             return bool(self.skip)
         episodes = np.asarray(sampling.num_classes) // np.asarray(sampling.ways)
@@ -274,22 +278,22 @@ class ModelConfig(CheckedSpec):
 class OptimizerConfig(CheckedSpec):
     """The optimizer of the outer loop, which sees noised gradients only."""
 
-    # of SGD the momentum is 0.9
+    # SGD has momentum 0.9
     kind: Annotated[str, one_of("adam", "adamw", "sgd")] = "adam"
     learning_rate: Positive = 2e-3
-    # cosine: down to zero at the last step
+    # cosine: to zero at the last step
     schedule: Annotated[str, one_of("constant", "cosine")] = "constant"
-    warmup_steps: Natural = 0  # linear
+    warmup_steps: Natural = 0  # of a linear warm-up
     weight_decay: Annotated[  # of "adamw"
         float, within(0.0, float("inf"), "[)", said="be a finite number >= 0")
     ] = 1e-4
-    # decay of the average that is released; None: the last parameters are
+    # decay of the average that is released; None: the last parameters are released
     ema: Annotated[float, within(0.0, 1.0, "[)")] | None = None
-    # of "adam": see `noise_corrected_adam`; None: nothing is subtracted
+    # of "adam": see `noise_corrected_adam`; None: no correction
     noise_floor: Positive | None = None
 
     def check_values(self) -> None:
-        """Refuses a floor of an optimizer that has none."""
+        """Refuses a noise floor for an optimizer without one."""
         if self.noise_floor is not None and self.kind != "adam":
             raise ValueError(
                 f"noise_floor goes with kind='adam' only, got kind={self.kind!r}"
@@ -298,23 +302,23 @@ class OptimizerConfig(CheckedSpec):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClippingConfig(CheckedSpec):
-    """What is made of contributions by the clip norm C, and what C is.
+    """How contributions are bounded by the clip norm C, and how C changes.
 
-    Epsilon is the same for all kinds, under every relation: a contribution is at most C
-    long. Of "quantile" each step also releases, with noise, how many contributions were
-    at most C long, and the next step has ``C exp(-rate (share - quantile))``.
+    Epsilon is the same for all kinds, under every relation: a contribution has norm C
+    at most. With "quantile" each step also releases, with noise, how many contributions
+    had norm C or less, and the next step has ``C exp(-rate (share - quantile))``.
 
     Attributes:
-      kind: "fixed": longer contributions are scaled down to C, which stays as it is;
+      kind: "fixed": longer contributions are scaled down to C, which is constant;
         "quantile": C follows a quantile of the contributions' norms; "normalize": all
-        are scaled to norm C, up or down, and only zero stays zero.
-      quantile: of "quantile", as the rest: the share of contributions, in (0, 1), that
-        are to be at most C long.
+        are scaled to norm C, up or down, except zero.
+      quantile: of "quantile", as the rest: in (0, 1), the share of contributions that
+        should have norm C or less.
       rate: > 0, at most 10; how fast C follows.
-      count_noise: r: the count has r times the gradient's noise multiplier. Joined to
-        it, the gradient needs sqrt(1 + 1 / (4 r^2)) times the noise: 0.12 % more for
-        10. In [0.3, 500]: below, the gradient's noise grows by more than twice; above,
-        there were few of the grid's steps left to count in (60 at the end).
+      count_noise: r: the count has r times the gradient's noise multiplier. Together
+        with the count, the gradient needs sqrt(1 + 1 / (4 r^2)) times the noise: 0.12 %
+        more for 10. In [0.3, 500]: below, the gradient's noise would be twice as large;
+        above, too few steps of the integer grid were left for the count (60 at 500).
       minimum: least C. None: 1/1,000 of the first.
       maximum: greatest C. None: 1,000 times the first.
 
@@ -332,14 +336,14 @@ class ClippingConfig(CheckedSpec):
 
     @property
     def counts(self) -> bool:
-        """True if each step releases how many contributions were short."""
+        """True if each step releases the count of short contributions."""
         return self.kind == QUANTILE
 
     def bounds(self, l2_clip_norm: float) -> tuple[float, float]:
-        """Returns the least and the greatest C of a run that begins with this one.
+        """Returns the least and the greatest C of a run with this first C.
 
         Raises:
-          ValueError: it is not between them.
+          ValueError: the first C is not between them.
         """
         if not self.counts:
             return l2_clip_norm, l2_clip_norm
@@ -368,19 +372,20 @@ class EvaluationConfig(CheckedSpec):
     """How the model is judged on held-out tasks."""
 
     splits: Annotated[tuple[str, ...], _splits] = ("validation",)
-    ways: Count | None = None  # of prototypes only; None: as in training, like shots
+    # of prototypes only; None: as in training, also for shots
+    ways: Count | None = None
     shots: Count | None = None
     queries: Count = 5
-    # 600 is the custom of the field
+    # 600 is customary in the field
     num_episodes: Annotated[int, whole(2, _MOST_EPISODES)] = 600
-    # steps between evaluations; None: after the last step alone
+    # steps between evaluations; None: after the last step only
     every: Count | None = None
-    # release the best stage on "validation", else on the first split that is not
-    # "test"; false: the last one. None: true, but where people are protected, who may
+    # releases the best stage on "validation", else on the first split that is not
+    # "test"; false: the last stage. None: true unless people are protected, as they may
     # be in both parts.
     select: Flag | None = None
-    without_noise: Flag = False  # train without noise, too, for the report's picture
-    # leave out of the training data the examples that the held-out parts have, too
+    without_noise: Flag = False  # trains without noise too, for the report's picture
+    # leaves out training examples that the held-out splits have too
     drop_duplicates: Flag = False
 
 
@@ -401,19 +406,19 @@ class FeaturesConfig(CheckedSpec):
     """Fixed features of the examples; docs/backbones.md lists the keys."""
 
     kind: Annotated[str, one_of(*FEATURES)] = NONE
-    # folder for those of each split, as private as the data; None: the run's
+    # folder of each split's features, as private as the data; None: the run's folder
     cache: Text | None = None
     path: Text | None = None  # of "onnx", as the rest: the file
-    output: Text | None = None  # name of a value; None: the first output
-    # that images are brought to; None: the file's, or their own
+    output: Text | None = None  # name of a value of the network; None: its first output
+    # to which images are scaled; None: the file's, or their own
     size: Annotated[tuple[int, ...], _sides] | None = None
     channels: Annotated[str, one_of(*NUM_CHANNELS)] | None = None
-    channels_last: Flag | None = None  # axes are (1, H, W, C) in place of (1, C, H, W)
-    # subtracted from pixels in [0, 1], of each channel or all; `std` divides them
+    channels_last: Flag | None = None  # inputs are (1, H, W, C) instead of (1, C, H, W)
+    # subtracted from pixels in [0, 1], for each channel or all; `std` then divides
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     pool: Annotated[str, one_of(*POOLS)] | None = None  # over positions
-    # parts of each axis that are pooled apart
+    # parts of each axis that are pooled separately
     grid: Annotated[int, whole(1, _MOST_PARTS)] | None = None
 
     def check_values(self) -> None:
@@ -437,7 +442,7 @@ class FeaturesConfig(CheckedSpec):
             raise ValueError(f"std must not be 0, got {self.std}")
 
     def _of_channels(self, name: str) -> tuple[float, ...]:
-        """One number for each channel, from as many or one."""
+        """The setting as one number for each channel, from as many or one."""
         value, channels = getattr(self, name), NUM_CHANNELS[str(self.channels)]
         found = _validation.real_array(name, value)
         if found.shape not in ((), (1,), (channels,)) or np.abs(found).max() > 1e6:
@@ -449,5 +454,5 @@ class FeaturesConfig(CheckedSpec):
 
     @property
     def network(self) -> dict[str, Any]:
-        """The settings of a network, but for the file's place."""
+        """The settings of a network, without its path."""
         return {n: getattr(self, n) for n in _OF_NETWORKS if n != "path"}

@@ -1,4 +1,4 @@
-"""What a run may begin with: private statistics, their shares and their steps."""
+"""The private statistics of a run, their shares of the budget and their steps."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ TOTAL = "total"
 MEANS = "means"
 BETWEEN = (TOTAL, MEANS)
 PAIR = "pair"  # level of pairs of examples
-GIVEN = "contribution"  # level of what each person gives
-# Share of the budget where a config states none and gradient steps follow.
+GIVEN = "contribution"  # level of each person's contribution
+# Default share of the budget if gradient steps follow.
 _SHARES = {MEAN: 0.02, PLDA: 0.6}
-MOST_FEATURES = 4096  # a covariance has their square: 128 MB
-MOST_SLOPES = 63  # moments of pairs have the fourth power of their number plus 1
+MOST_FEATURES = 4096  # their covariance takes 128 MB
+MOST_SLOPES = 63  # n slopes have (n + 1)^4 moments of pairs
 MOST_POWERS = 8
 _MOST_STAGES = 64  # of the covariance within classes
 
@@ -56,28 +56,28 @@ class StartConfig(CheckedSpec):
     """Private statistics that a run begins with.
 
     Attributes:
-      kind: "plda"; "mean": the mean alone, which is subtracted; or "mixed", for the
+      kind: "plda"; "mean": only the mean, which is subtracted; or "mixed", for the
         learner of that name.
-      share: of the budget, in (0, 1); see `plan_budget`. None: 0.6 of "plda", 0.02 of
-        "mean". All of it where nothing follows (``learner.kind`` "plda", "mixed").
-      mean: share of the mean among the statistics, like the next two; they sum to 1.
-      within: of each stage of the covariance within classes.
-      total: of the last statistic, which says how classes differ.
-      between: what that is: "total", the covariance of everything there; or "means", of
-        every class, where examples are protected: fewer numbers, and so less noise,
-        where classes are fewer than features.
-      pairs: where people are protected, "class": examples are paired at random within
-        each class, for people of whom few have classes in common; or "people": people
-        are, and give the pairs in all of their common classes as one.
+      share: of the budget, in (0, 1); see `plan_budget`. None: 0.6 for "plda", 0.02 for
+        "mean". All of it if nothing follows (``learner.kind`` "plda", "mixed").
+      mean: share of the mean among the statistics; it and the next two sum to 1.
+      within: share of each stage of the covariance within classes.
+      total: share of the last statistic, which says how classes differ.
+      between: the last statistic: "total", the covariance of all examples; or "means",
+        the mean of every class, if examples are protected: fewer numbers and so less
+        noise, if there are fewer classes than features.
+      pairs: if people are protected, "class": examples are paired at random within each
+        class, for people who share few classes; or "people": people are paired, and the
+        pairs in all classes that they share are one contribution.
       num_people: public number of people, or of slots for them; needed under zero_out
-        where people are paired.
-      dimensions: most directions that are kept; None: all. Where classes are few, or
-        there is much noise, all of them say something.
+        if people are paired.
+      dimensions: most directions that are kept; None: all. Keep all if there are few
+        classes or much noise.
       pooled: of "mixed", as the rest: share in (0, 1) of what all tasks have in common;
         the pairs of examples of a task have the rest.
-      powers: of each feature that the common line has; see `MixedModel`.
-      slopes: features, the first ones, that have a slope in each task.
-      target_bound: public bound of the targets' size, to which they are cut.
+      powers: number of powers of each feature in the common line; see `MixedModel`.
+      slopes: number of features, the first ones, that have a slope in each task.
+      target_bound: public bound to which the targets are clipped.
     """
 
     kind: Annotated[str, one_of(*KINDS)] = PLDA
@@ -95,7 +95,7 @@ class StartConfig(CheckedSpec):
     target_bound: Positive = 1.0
 
     def check_values(self) -> None:
-        """Refuses shares that are not all of the budget."""
+        """Refuses shares that do not sum to 1."""
         total = math.fsum((self.mean, *self.within, self.total))
         if abs(total - 1) > 1e-9:
             raise ValueError(
@@ -119,7 +119,7 @@ class StartConfig(CheckedSpec):
             raise ValueError("num_steps must be given with start, got None")
 
     def shares(self, is_all: bool) -> tuple[float, ...]:
-        """Returns each statistic's share of the budget; ``is_all``: nothing follows."""
+        """Returns each statistic's share of the budget; ``is_all``: no steps follow."""
         given = _SHARES.get(self.kind, 1.0) if self.share is None else self.share
         own = {
             MEAN: (1.0,),
@@ -184,8 +184,8 @@ def statistics_steps(
 def contribution_norm(step: GaussianStep) -> float:
     """Returns the norm that the noise multiplier of a statistic's step is relative to.
 
-    Where one contribution is replaced by another the step counts twice its norm; but
-    two are at most sqrt(2) apart, as if each had norm sqrt(1/2). Else it is 1.
+    If one contribution is replaced by another the step counts twice its norm, but the
+    two are at most sqrt(2) apart, as if each had norm sqrt(1/2). Otherwise it is 1.
     """
     of_pair = step.clip_unit == PAIR
     relation = step.neighboring_relation

@@ -310,7 +310,9 @@ def test_an_epoch_whose_draw_is_gone_does_not_go_on(tmp_path, damage):
     except LedgerError as error:
         assert "epoch 3 is not what was written" in str(error)
         return
-    with pytest.raises(FileNotFoundError, match="no longer has epoch 1, which has begun"):
+    with pytest.raises(
+        FileNotFoundError, match="no longer has epoch 1, which has begun"
+    ):
         run.train(tmp_path)
     assert read_ledger(tmp_path).charged == 2
 

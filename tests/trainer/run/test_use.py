@@ -309,7 +309,9 @@ def test_values_are_predicted_by_a_task_and_its_support(tmp_path):
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(NotImplementedError, match="predicts numbers: use predict"):
         release.classify(x[:5], [1] * 5, x[5:])
-    with pytest.raises(ValueError, match="targets must have one entry for each of the 5"):
+    with pytest.raises(
+        ValueError, match="targets must have one entry for each of the 5"
+    ):
         release.predict(x[:5], y[:4], x[5:])
 
 
@@ -387,7 +389,9 @@ def test_examples_of_another_kind_are_refused(plain):
     ):
         with pytest.raises(error, match=match):
             release.embed(wrong)
-    with pytest.raises(ValueError, match="labels must have one entry for each of the 3"):
+    with pytest.raises(
+        ValueError, match="labels must have one entry for each of the 3"
+    ):
         release.classify(x[:3], [1, 2], x[3:5])
     with pytest.raises(TypeError, match="labels must be integers or strings"):
         release.classify(x[:3], [0.5, 1.0, 1.0], x[3:5])

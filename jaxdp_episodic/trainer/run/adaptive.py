@@ -1,13 +1,27 @@
-"""The trainer of adaptive runs."""
+"""Adaptive runs: their trainer, and the calibrated budget of a config."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.rule_book import RuleBook
+from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
+from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
+from jaxdp_episodic.accountant.questions.budget import plan_budget
+from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
+from jaxdp_episodic.accountant.questions.strategies import default_prices
 from jaxdp_episodic.trainer.config.rules import Rule
+from jaxdp_episodic.trainer.config.training_adaptive import CHECK, CheckConfig
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
@@ -54,3 +68,228 @@ class AdaptiveTrainer(Trainer):
             raise TypeError(f"budget must be an AdaptiveBudget, got {type(budget)}")
         more = {"rule": rule, "checks": checks, **arguments}
         super().__init__(learner, params, data=data, budget=budget, **more)
+
+
+# Relative tolerance of the common noise multiplier, as in `calibration`.
+_TOLERANCE = 1e-7
+
+
+class AdaptivePlan(NamedTuple):
+    """What an `AdaptiveTrainer` needs beyond a `Trainer`: budget and checks."""
+
+    budget: AdaptiveBudget
+    checks: dict[str, PrivateValidation]
+
+
+def adaptive_plan(
+    config: TrainingConfig,
+    data: ExampleTable,
+    held_out: ExampleTable | None,
+    statistics: Mapping[str, tuple[GaussianStep, float]],
+) -> AdaptivePlan:
+    """Returns the calibrated budget of a config, and its checks.
+
+    ``held_out`` are the data of the check; ``statistics`` are steps with their shares
+    of the budget.
+    """
+    adaptive = config.adaptive
+    assert adaptive is not None
+    step = config.step_on(data.population)
+    check = None
+    if adaptive.check is not None:
+        assert held_out is not None
+        with _of_check():
+            check = _check_step(config, adaptive.check, held_out.population)
+    made = _with_quotas if adaptive.has_quotas else _with_prices
+    runs, check = made(config, step, check, statistics)
+    checks = {}
+    if check is not None:
+        assert adaptive.check is not None and held_out is not None
+        with _of_check():
+            checks[CHECK] = PrivateValidation(
+                held_out,
+                check,
+                shots=config.learner.shots,
+                error_bound=adaptive.check.error_bound,
+                normalizer=adaptive.check.normalizer,
+                fixed=adaptive.check.fixed,
+                noise=config.noise_law,
+            )
+    budget = AdaptiveBudget(runs, config.delta, tuple(statistics), tuple(checks))
+    return AdaptivePlan(budget, checks)
+
+
+@contextmanager
+def _of_check() -> Iterator[None]:
+    """Puts the config's key before errors about the check's step."""
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        refused = type(error) if type(error) is NotImplementedError else ValueError
+        raise refused(f"adaptive.check: {error}") from error
+
+
+def _check_step(
+    config: TrainingConfig, check: CheckConfig, population: Population
+) -> GaussianStep:
+    # A classifier clips examples in training, and episodes when it is scored.
+    clip_unit = config.step.clip_unit if config.learner.kind != CLASSIFIER else None
+    like = dataclasses.replace(
+        config.step, sampling=check.sampling, noise_multiplier=None, clip_unit=clip_unit
+    )
+    # Not `dataclasses.replace` of the config: a classifier's refuses steps of episodes.
+    return config.step_on(population, like)
+
+
+def _with_quotas(
+    config: TrainingConfig,
+    step: GaussianStep,
+    check: GaussianStep | None,
+    statistics: Mapping[str, tuple[GaussianStep, float]],
+) -> tuple[tuple[AdaptiveRun, ...], GaussianStep | None]:
+    """Options with a quota each: the budget is the cost of all of them together."""
+    adaptive, num_steps = config.adaptive, config.num_steps
+    assert adaptive is not None and num_steps is not None
+    stated = adaptive.check
+    before = list(statistics.values())
+    together = check is not None and stated is not None and not stated.apart
+    if together:
+        assert check is not None and stated is not None
+        share = adaptive.check_share / stated.number
+        before += [(check, share)] * stated.number
+    planned = plan_budget(
+        step,
+        epsilon=config.epsilon,
+        delta=config.delta,
+        num_steps=num_steps,
+        before=before,
+    )
+    noise, options, quotas = planned.step.noise_multiplier, {}, {}
+    for name, one in zip(statistics, planned.before, strict=False):
+        options[name], quotas[name] = one, 1
+    if check is not None and stated is not None:
+        if together:
+            check = planned.before[-1]
+            options[CHECK], quotas[CHECK] = check, stated.number
+        else:
+            check = _alone(check, stated.number, config)
+    factors = {name: option.noise for name, option in adaptive.options.items()}
+    counts = {name: one.most or num_steps for name, one in adaptive.options.items()}
+    if set(factors.values()) != {1.0}:
+        fixed = [(options[name], quotas[name]) for name in options]
+        noise = _common_noise(config, planned.step, factors, counts, fixed)
+    for name, factor in factors.items():
+        options[name] = _with_noise(planned.step, float(noise) * factor)
+        quotas[name] = counts[name]
+    runs = [AdaptiveRun(options, quotas=quotas)]
+    if check is not None and stated is not None and not together:
+        runs.append(AdaptiveRun({CHECK: check}, quotas={CHECK: stated.number}))
+    return tuple(runs), check
+
+
+def _with_prices(
+    config: TrainingConfig,
+    step: GaussianStep,
+    check: GaussianStep | None,
+    statistics: Mapping[str, tuple[GaussianStep, float]],
+) -> tuple[tuple[AdaptiveRun, ...], GaussianStep | None]:
+    """Options with a price each, paid from one budget."""
+    adaptive = config.adaptive
+    assert adaptive is not None
+    first: dict[str, GaussianStep] = {}
+    if config.num_steps is not None:
+        planned = plan_budget(
+            step,
+            epsilon=config.epsilon,
+            delta=config.delta,
+            num_steps=config.num_steps,
+            before=tuple(statistics.values()),
+        )
+        step = planned.step
+        first = dict(zip(statistics, planned.before, strict=True))
+    noise = float(step.noise_multiplier)
+    options = {
+        name: _with_noise(step, noise * one.noise)
+        for name, one in adaptive.options.items()
+    }
+    apart: tuple[AdaptiveRun, ...] = ()
+    rules = RuleBook.in_order(list(options)) if adaptive.only_lower else None
+    if check is not None and adaptive.check is not None:
+        number = adaptive.check.number
+        if adaptive.check.apart:
+            check = _alone(check, number, config)
+            apart = (AdaptiveRun({CHECK: check}, quotas={CHECK: number}),)
+        else:
+            if rules is not None:
+                raise ValueError(
+                    "adaptive.check.apart must be true with only_lower: otherwise the "
+                    "scores would be options of the same order"
+                )
+            # With this noise all scores alone would cost their share.
+            alone = _alone(check, number, config)
+            factor = 1 / math.sqrt(adaptive.check_share)
+            check = _with_noise(alone, float(alone.noise_multiplier) * factor)
+            options[CHECK] = check
+    epsilon, delta = config.epsilon, config.delta
+    if not first:
+        run = AdaptiveRun(options, epsilon=epsilon, delta=delta, rules=rules)
+        return (run, *apart), check
+    # The order permits each statistic once and first, so its price is arbitrary.
+    rules = (rules or RuleBook.freely(list(options))).preceded_by(list(first))
+    prices, _ = default_prices(options, epsilon, delta, blocks=False)
+    run = AdaptiveRun(
+        {**first, **options},
+        prices={**dict.fromkeys(first, 1), **prices},
+        epsilon=epsilon,
+        delta=delta,
+        rules=rules,
+    )
+    if not (run.budget or 0) >= len(first) + min(prices.values()):
+        raise ValueError(
+            f"epsilon={epsilon:g} and delta={delta:g} allow no step after the "
+            "statistics: give them a smaller share"
+        )
+    return (run, *apart), check
+
+
+def _alone(step: GaussianStep, number: int, config: TrainingConfig) -> GaussianStep:
+    """The step with the noise at which ``number`` such steps alone meet the target."""
+    if math.isinf(config.epsilon):
+        return _with_noise(step, 0.0)
+    noise = calibrate_noise_multiplier(
+        step, epsilon=config.epsilon, delta=config.delta, num_steps=number
+    )
+    return _with_noise(step, float(noise))
+
+
+def _common_noise(
+    config: TrainingConfig,
+    step: GaussianStep,
+    factors: Mapping[str, float],
+    counts: Mapping[str, int],
+    fixed: list[tuple[GaussianStep, int]],
+) -> float:
+    """The smallest noise multiplier at which all options together meet the target."""
+    if math.isinf(config.epsilon):
+        return 0.0
+
+    def fits(noise: float) -> bool:
+        parts = [
+            (_with_noise(step, noise * factors[name]), counts[name]) for name in factors
+        ]
+        run = compose(*fixed, *parts)
+        return float(epsilon_of(run, delta=config.delta)) <= config.epsilon
+
+    # If all factors were 1 it would be the step's own, so these two bracket it.
+    low = float(step.noise_multiplier) / max(factors.values()) * (1 - 1e-3)
+    high = float(step.noise_multiplier) / min(factors.values()) * (1 + 1e-3)
+    if not fits(high):
+        raise ValueError(f"no noise keeps the options within epsilon={config.epsilon}")
+    while high - low > _TOLERANCE * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _with_noise(step: GaussianStep, noise: float) -> Any:
+    return dataclasses.replace(step, noise_multiplier=noise)

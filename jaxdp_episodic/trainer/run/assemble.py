@@ -64,8 +64,11 @@ from jaxdp_episodic.trainer.learners.models import (
     split_model,
 )
 from jaxdp_episodic.trainer.learners.optimizers import built_optimizer
-from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.adaptive_plan import AdaptivePlan, adaptive_plan
+from jaxdp_episodic.trainer.run.adaptive import (
+    AdaptivePlan,
+    AdaptiveTrainer,
+    adaptive_plan,
+)
 from jaxdp_episodic.trainer.run.checks import check_held_out, check_sizes
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.release import OWN

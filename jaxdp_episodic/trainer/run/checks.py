@@ -43,7 +43,7 @@ from jaxdp_episodic.trainer.draw.groups import GroupSampler
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.gradient.clip_norm import count_deviation
 from jaxdp_episodic.trainer.gradient.precision import as_trained, training_dtype
-from jaxdp_episodic.trainer.learners.episode import Learner, default_block_size
+from jaxdp_episodic.trainer.learners.episode import default_block_size
 from jaxdp_episodic.trainer.run.run_files import PRIVATE
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
@@ -73,13 +73,6 @@ def check_population(step: GaussianStep, data: ExampleTable) -> None:
             f"those that are accounted; got {step.population!r} against "
             f"{data.population!r}"
         )
-
-
-def seen_by_model(data: ExampleTable, start: PrivateStatistics | None) -> Any:
-    """Returns shape and type of an example for the model, with a leading axis of 1."""
-    if start is None:
-        return jax.ShapeDtypeStruct((1, *data.features.shape[1:]), data.features.dtype)
-    return jax.ShapeDtypeStruct((1, start.dimensions), jax.numpy.float32)
 
 
 def check_start(
@@ -125,15 +118,12 @@ def level_of_slots(step: GaussianStep) -> str | None:
     return str(step.privacy_unit)
 
 
-def draws_among_slots(step: GaussianStep) -> bool:
-    """Whether a draw must not depend on which slots are filled."""
-    return step.people is not None or step.neighboring_relation == "zero_out"
-
-
 def sampler_of(
     step: GaussianStep, data: ExampleTable, *, is_smaller: bool = False
 ) -> Any:
     """Returns the sampler of an accounted step; ``is_smaller``: a unit was removed."""
+    # Such a draw must not depend on which slots are filled.
+    among = step.people is not None or step.neighboring_relation == "zero_out"
 
     def made(design: Any, population: Any, owners: Any) -> EpisodeSampler:
         return EpisodeSampler(
@@ -144,7 +134,7 @@ def sampler_of(
             privacy_unit=step.privacy_unit,
             slots_of=level_of_slots(step),
             owners=owners,
-            among_slots=draws_among_slots(step),
+            among_slots=among,
         )
 
     if step.bands is None:
@@ -304,23 +294,17 @@ def mean_units_are_public(step: GaussianStep, level: str | None = None) -> bool:
 
 
 def public_normalizer(
-    value: float | None, budget: PrivacyBudget, sampler: EpisodeSampler
+    value: float | None, step: GaussianStep, sampler: EpisodeSampler
 ) -> float:
-    """Returns the divisor of the noised sum: public, never the drawn number."""
-    if not budget.takes_steps:
-        return 1.0 if value is None else _validation.float32_number("normalizer", value)
-    return public_mean_units("normalizer", value, budget.step, sampler)
+    """Returns the divisor of a noised sum: public, never the drawn number.
 
-
-def public_mean_units(
-    name: str, value: float | None, step: GaussianStep, sampler: EpisodeSampler
-) -> float:
-    """Returns ``value``, or the mean number of clip units if that is public."""
+    It is ``value``, or the mean number of clip units if that is public.
+    """
     if value is not None:
-        return _validation.float32_number(name, value)
+        return _validation.float32_number("normalizer", value)
     if not mean_units_are_public(step):
         raise ValueError(
-            f"{name} must be given: the mean number of clip units a step depends on "
+            "normalizer must be given: the mean number of clip units a step depends on "
             f"how many {str(step.privacy_unit)!r} units there are, which is private "
             f"under {step.neighboring_relation}; give a public guess of it"
         )
@@ -448,12 +432,6 @@ def _names_of(data: ExampleTable, unit: str) -> np.ndarray:
         every, found = data.originals.names, data.originals.present
     is_count = np.array_equal(every, np.arange(len(every)))
     return found[:0] if is_count else found
-
-
-def needs_of(learner: Learner, shots: int) -> Needs:
-    """Returns what an episode of a learner needs to be complete."""
-    has_episodes = getattr(learner, "couples_examples", True)
-    return Needs.of(shots, learner.is_regression, has_episodes)
 
 
 def checked_contributions(

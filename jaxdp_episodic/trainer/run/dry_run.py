@@ -23,15 +23,6 @@ def try_out(run: Any, evaluations: Mapping[str, Evaluation], *, is_tried: bool) 
     """
     if run.has_ended:
         return
-    _trace_all(run, evaluations)
-    if not is_tried:
-        run.processes.meet()  # else others would wait for a process that failed
-        _run_all(run)
-        run.processes.meet()
-
-
-def _trace_all(run: Any, evaluations: Mapping[str, Evaluation]) -> None:
-    """Traces every step, score and release of a `Trainer`; computes nothing."""
     for name, mechanism in run.mechanisms.items():
         with _explained(f"tracing the step {name!r}"):
             mechanism.trace(run.state)
@@ -42,15 +33,15 @@ def _trace_all(run: Any, evaluations: Mapping[str, Evaluation]) -> None:
         for name, learner, params in run.stages_to_come():
             with _explained(f"tracing the score of {name!r} on {split!r}"):
                 evaluation.trace(learner, params)
-
-
-def _run_all(run: Any) -> None:
-    """Compiles each step of a `Trainer`, and runs it on zeros."""
+    if is_tried:
+        return
+    run.processes.meet()  # else others would wait for a process that failed
     state = run.state
     with np.errstate(all="ignore"):
         for name, mechanism in run.mechanisms.items():
             with _explained(f"running the step {name!r} on zeros"):
                 state = mechanism.try_out(state)
+    run.processes.meet()
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, content_of
 from jaxdp_episodic.accountant.report.rounding import upward
 from jaxdp_episodic.trainer.config.rules import Released, ScoreThen
-from jaxdp_episodic.trainer.gradient.processes import Processes
 from jaxdp_episodic.trainer.run.state import (
     described_step,
     refuse_other_run,
@@ -74,11 +73,6 @@ class Ledger:
         self.has_ended = self._is_end_noted = has_ended
 
     @property
-    def most(self) -> int:
-        """Number of steps that the target permits."""
-        return self._budget.permitted_steps
-
-    @property
     def budget_charged(self) -> AdaptiveBudget:
         """The adaptive budget after all charges, without a choice not yet charged."""
         return self._before if len(self.options) > self.charged else self.now
@@ -94,10 +88,11 @@ class Ledger:
         Raises BudgetExhaustedError (nothing is charged), or OSError or LedgerError:
         then do not take the step.
         """
-        if self.charged >= self.most:
+        budget = self._budget
+        if self.charged >= budget.permitted_steps:
             raise BudgetExhaustedError(
-                f"step {self.charged + 1} would exceed epsilon={self._budget.epsilon:g}"
-                f" at delta={self._budget.delta:g}: {self.most} steps are permitted"
+                f"step {self.charged + 1} would exceed epsilon={budget.epsilon:g} at "
+                f"delta={budget.delta:g}: {budget.permitted_steps} steps are permitted"
             )
         self._begun = self.charged + 1
         if self._store is not None:
@@ -224,21 +219,6 @@ class Ledger:
 
         return facts
 
-    def shared(self, processes: Processes, charged: int) -> Ledger:
-        """Returns the first process's ledger, with its count; all processes call it."""
-        options, ended = processes.shared_value([self.options, self.has_ended])
-        return Ledger(self._budget, options, charged=charged, has_ended=ended)
-
-    def after(self, content: LedgerContent, mark: Mark) -> Ledger:
-        """Returns the ledger that continues a run's file."""
-        return Ledger(
-            self._budget,
-            content.choices,
-            charged=content.charged,
-            mark=mark,
-            has_ended=content.has_ended,
-        )
-
     def check(self, store: RunStore) -> None:
         """Refuses another run's file, and one in which the run went on elsewhere."""
         self.refuse_other(content_of(store))
@@ -286,7 +266,7 @@ class Ledger:
 
 def taken_up(
     store: RunStore,
-    ledger: Ledger,
+    budget: Any,
     run: Mapping[str, Any],
     kinds: Mapping[str, str],
     book: str | None,
@@ -298,14 +278,16 @@ def taken_up(
     refuse_other_run(saved.run, run)
     if saved.last_release or any(store.releases(after=saved.taken)):
         refuse_other_state(saved.kinds, kinds)
-    ledger.refuse_other(content)
+    Ledger(budget).refuse_other(content)
     content.refuse_other_book(book)
-    if not saved.taken <= content.charged <= ledger.most:
+    if not saved.taken <= content.charged <= budget.permitted_steps:
         raise LedgerError(
             f"{store.path} has {content.charged} charged steps; the checkpoint "
-            f"contains {saved.taken}, and the target permits {ledger.most}"
+            f"contains {saved.taken}, and the target permits "
+            f"{budget.permitted_steps}"
         )
-    return saved, ledger.after(content, store.mark)
+    how = {"charged": content.charged, "has_ended": content.has_ended}
+    return saved, Ledger(budget, content.choices, mark=store.mark, **how)
 
 
 class RuleError(ValueError):

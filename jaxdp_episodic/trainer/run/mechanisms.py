@@ -27,6 +27,7 @@ from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.draw.complete import Needs
 from jaxdp_episodic.trainer.draw.generators import KEY_BYTES, Keys, generator
 from jaxdp_episodic.trainer.draw.groups import GroupSampler
 from jaxdp_episodic.trainer.draw.sampler import Draw
@@ -119,11 +120,10 @@ class RunDraws:
         self._processes.meet()  # the first process may be evaluating, or have failed
         keys = self._processes.shared_bytes(key + self._groups)
         self._deal(keys[KEY_BYTES:])
-        return DrawSecret(
-            keys[:KEY_BYTES],
-            None if self._length is None else self._shared(members),
-            self._turn(step),
-        )
+        if self._length is not None:
+            rows = b"" if members is None else members.astype(np.int64).tobytes()
+            members = np.frombuffer(self._processes.shared_bytes(rows), np.int64)
+        return DrawSecret(keys[:KEY_BYTES], members, self._turn(step))
 
     def _refuse_lost(self) -> None:
         """Refuses new groups in a begun run: units could repeat within a round."""
@@ -229,14 +229,6 @@ class RunDraws:
             self._epochs[number] = self._sampler.begin_epoch(generator(key))
         return self._epochs[number]
 
-    def _shared(self, members: Any) -> np.ndarray:
-        if self._processes.count == 1:
-            return members
-        file = io.BytesIO()
-        if members is not None:
-            np.save(file, members)
-        return np.load(io.BytesIO(self._processes.shared_bytes(file.getvalue())))
-
 
 # Examples whose clipped gradients one vectorized call computes; episodes: one a call.
 _EXAMPLES_AT_ONCE = 64
@@ -283,11 +275,19 @@ class GradientStep:
         loss = episode.contribution_loss(learner, sampler.slot_shape, shots=parts.shots)
         if start is None:  # else the model sees projected features
             loss = episode.loss_on_codes(loss, episode.code_of(data))
-        self.needs = checks.needs_of(learner, parts.shots)
+        couples = getattr(learner, "couples_examples", True)
+        self.needs = Needs.of(parts.shots, learner.is_regression, couples)
         self.complete_units = checks.checked_contributions(sampler, self.needs, budget)
-        inputs = checks.seen_by_model(data, start)
+        seen = data.features  # by the model; or what the statistics project
+        shape, dtype = seen.shape[1:], seen.dtype
+        if start is not None:
+            shape, dtype = (start.dimensions,), np.dtype(np.float32)
+        inputs = jax.ShapeDtypeStruct((1, *shape), dtype)
         checks.check_outputs(learner, parts.params, inputs, sampler.slot_shape)
-        self.normalizer = checks.public_normalizer(parts.normalizer, budget, sampler)
+        normalizer = parts.normalizer
+        if normalizer is None and not budget.takes_steps:
+            normalizer = 1.0  # divides nothing
+        self.normalizer = checks.public_normalizer(normalizer, step, sampler)
         clipping = checks.checked_clipping(
             parts.clipping, self.normalizer, budget, sampler
         )
@@ -295,7 +295,6 @@ class GradientStep:
         rows = checks.rows_a_device(parts.block_size, sampler, number, parts.noise)
         self._block_size = rows * len(parts.devices)
         self._is_taken = budget.takes_steps
-        couples = getattr(learner, "couples_examples", True)
         first, self._bands, coefficients = len(budget.before) + 1, step.bands, None
         if step.bands is not None:
             number = max(budget.num_steps - len(budget.before), 1)

@@ -122,9 +122,7 @@ def said_of(trainer: Any) -> Said:
         }
     facts = plain(_facts(trainer, budget, spent, uncounted))
     shown, released = (
-        (adaptive_statement if adapts else privacy_statement)(
-            budget, for_release=for_release, **how
-        )
+        privacy_statement(budget, for_release=for_release, **how)
         for for_release in (False, True)
     )
     public = facts if adapts else _released_facts(facts, budget)
@@ -241,8 +239,8 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
 
 
 def privacy_statement(
-    budget: PrivacyBudget,
-    num_steps: int,
+    budget: PrivacyBudget | AdaptiveBudget,
+    num_steps: int = 0,
     *,
     is_seeded: bool = False,
     has_default_normalizer: bool = False,
@@ -251,25 +249,76 @@ def privacy_statement(
     clipping: ClippingConfig | None = None,
     people: PersonBounds | None = None,
     truncation: Truncation | None = None,
+    fixed: Sequence[str] = (),
 ) -> str:
-    """Returns what a planned run protects, how well and on what conditions (Markdown).
+    """Returns what a run protects, how well and on what conditions (Markdown).
 
-    Epsilon in it is an *upper bound*. With ``for_release`` it leaves out what was
-    computed from private sizes, such as ``people``, which is what people in the data
-    own.
+    Epsilon in it is an *upper bound*. ``budget`` is a plan, of which ``num_steps`` were
+    charged, or an adaptive budget after all charges. With ``for_release`` the statement
+    leaves out what was computed from private sizes, such as ``people``, which is what
+    people in the data own. ``fixed`` names the checks that use the same episodes each
+    time.
     """
+    clipping, adapts = clipping or _FIXED, isinstance(budget, AdaptiveBudget)
+    public: Any = budget
+    if for_release and budget.is_private and not adapts:
+        public = public_budget(budget)
+    rows, block, report = list[tuple[Any, Any]](), "", None
+    first, has_drawn = () if public is None else public.before, True
+    if public is None:
+        rows += [(True, text) for text in _unsized(budget)]
+    elif isinstance(budget, AdaptiveBudget) and budget.is_private:
+        rows += _adaptive_rows(budget, noise, fixed, clipping)
+        # The table says what was taken.
+        facts = [
+            (name, text) for name, text in budget_in_words(budget) if name != TAKEN
+        ]
+        wrapped = [
+            textwrap.fill(f"{name:<12} {text}", _WIDTH, subsequent_indent=13 * " ")
+            for name, text in facts
+        ]
+        conditions = listed(CONDITIONS, adaptive_preconditions(budget))
+        block = "\n".join([*wrapped, *conditions])
+    elif budget.is_private:
+        has_drawn = num_steps > len(first)
+        report, _ = report_of_budget(
+            public,
+            int(public.owed(num_steps)),
+            None if for_release else people,
+            has_default_normalizer=has_default_normalizer,
+        )
+        rows += _planned_rows(public, num_steps, report, noise, clipping)
+        block = str(report)
+    if block:
+        rows += [
+            (
+                True,
+                f"The run released {'the noised sums and ' * bool(first)}the parameters"
+                f"{' and the clip norm' * clipping.counts} after every step"
+                f"{', the noisy scores, and its choices' * adapts}. The guarantee does "
+                "not cover what is not released: the full log, which holds losses and "
+                "norms of private data; "
+                f"{'which examples each step drew; ' * has_drawn}and scores on held-out"
+                " data without noise, which reveal something about the people in "
+                "these. Sizes in this statement come from the config. If they were "
+                "counted in the data, the guarantee does not cover them.",
+            ),
+            (people, people and _of_a_person(report, people, for_release=for_release)),
+            (truncation, truncation and bounded(truncation, for_release=for_release)),
+        ]
     head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
-    public = public_budget(budget) if for_release and budget.is_private else budget
-    if not budget.is_private or public is None:
-        return _page([(True, head), *((public is None, s) for s in _unsized(budget))])
-    budget, clipping = public, clipping or _FIXED
+    return _page([(True, head), *rows], block)
+
+
+def _planned_rows(
+    budget: PrivacyBudget,
+    num_steps: int,
+    report: PrivacyReport,
+    noise: str,
+    clipping: ClippingConfig,
+) -> list[tuple[Any, str]]:
+    """Paragraphs about a plan, and whether each applies."""
     owed, before = int(budget.owed(num_steps)), min(len(budget.before), num_steps)
-    report, _ = report_of_budget(
-        budget,
-        owed,
-        None if for_release else people,
-        has_default_normalizer=has_default_normalizer,
-    )
     is_early, epsilon = num_steps < budget.num_steps, report.epsilon
     if is_early:
         epsilon = max(budget.epsilon, epsilon)
@@ -288,8 +337,7 @@ def privacy_statement(
         deviations.setdefault(str(step.clip_unit), []).append(f"{deviation:.5g}")
     joined = _JOINED.get(str(budget.step.privacy_unit), "")
     noises = (f"{', '.join(each)} for each {of}" for of, each in deviations.items())
-    rows = (
-        (True, head),
+    return [
         (
             owed != num_steps,
             f"It ended after {num_steps:,} steps, within an epoch and not by its plan, "
@@ -310,84 +358,32 @@ def privacy_statement(
             "and the sampler that made them is the one that is accounted.",
         ),
         (True, bits),
-        (
-            True,
-            f"The run released {'the noised sums and ' * bool(budget.before)}the "
-            f"parameters {'and the clip norm ' * clipping.counts}after every step. The "
-            "guarantee does not cover what is not released: the full log, which holds "
-            "losses and norms of private data; "
-            f"{'which examples each step drew; ' * (num_steps > before)}and scores on "
-            "held-out data, which reveal something about the people in these. Sizes in "
-            "this statement come from the config. If they were counted in the data, "
-            "the guarantee does not cover them.",
-        ),
-        (people, people and _of_a_person(report, people, for_release=for_release)),
-        (truncation, truncation and bounded(truncation, for_release=for_release)),
-    )
-    return _page(rows, str(report))
+    ]
 
 
-def adaptive_statement(
-    budget: AdaptiveBudget,
-    *,
-    is_seeded: bool = False,
-    noise: str = DISCRETE,
-    fixed: Sequence[str] = (),
-    clipping: ClippingConfig | None = None,
-    truncation: Truncation | None = None,
-    for_release: bool = False,
-) -> str:
-    """Returns the statement of an adaptive run, by its budget after all charges.
-
-    ``fixed`` names the checks that use the same episodes each time.
-    """
-    head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
-    if not budget.is_private:
-        return _page([(True, head)])
-    clipping = clipping or _FIXED
+def _adaptive_rows(
+    budget: AdaptiveBudget, noise: str, fixed: Sequence[str], clipping: ClippingConfig
+) -> list[tuple[Any, str]]:
+    """Paragraphs about an adaptive budget."""
     given = dict.fromkeys(budget.first, "the contribution")
+    given |= dict.fromkeys(budget.checks, "the score")
     menu = ["| option | noise multiplier | clipped | taken |", "|---|---|---|---|"]
     menu += [
         f"| {name} | {float(step.noise_multiplier):.5g} | "
-        f"{'the score' if name in budget.checks else given.get(name, 'the gradient')}"
-        " of each "
-        f"`{step.clip_unit}` | {budget.taken[name]:,} |"
+        f"{given.get(name, 'the gradient')} of each `{step.clip_unit}` | "
+        f"{budget.taken[name]:,} |"
         for name, step in budget.options.items()
     ]
-    rows = (
-        (True, head),
-        (True, _guarantee(budget.a_step, budget.epsilon, "its data", budget.delta)),
-        (
-            True,
-            "The run chose each step in view of its earlier releases. The options were "
-            "fixed before the first step, and the guarantee holds for the worst way to "
-            "choose among them. So it is the same after every step, and also where the "
-            "run ended early.",
-        ),
-        (True, "\n".join(menu)),
-        (True, " ".join(adaptive_methods(budget, noise, fixed, clipping))),
-        (
-            True,
-            f"The run released {'the noised sums, ' * bool(budget.first)}the parameters"
-            f"{' and the clip norm' * clipping.counts} after every step, the noisy "
-            "scores, and its choices. The guarantee does not cover what is not "
-            "released: the full log, which examples each step drew, and scores without "
-            "noise, by which nothing was chosen.",
-        ),
-        (truncation, truncation and bounded(truncation, for_release=for_release)),
+    texts = (
+        _guarantee(budget.a_step, budget.epsilon, "its data", budget.delta),
+        "The run chose each step in view of its earlier releases. The options were "
+        "fixed before the first step, and the guarantee holds for the worst way to "
+        "choose among them. So it is the same after every step, and also if the run "
+        "ended early.",
+        "\n".join(menu),
+        " ".join(adaptive_methods(budget, noise, fixed, clipping)),
     )
-    # The table says what was taken.
-    facts = [(name, text) for name, text in budget_in_words(budget) if name != TAKEN]
-    said = [*_wrapped(facts), *listed(CONDITIONS, adaptive_preconditions(budget))]
-    return _page(rows, "\n".join(said))
-
-
-def _wrapped(facts: Sequence[tuple[str, str]]) -> list[str]:
-    """Lines of names and their texts, wrapped."""
-    return [
-        textwrap.fill(f"{name:<12} {text}", _WIDTH, subsequent_indent=13 * " ")
-        for name, text in facts
-    ]
+    return [(True, text) for text in texts]
 
 
 def adaptive_methods(
@@ -397,33 +393,21 @@ def adaptive_methods(
     clipping: ClippingConfig | None,
 ) -> list[str]:
     """Returns sentences on how an adaptive run protects, and what it does not."""
-    unit, clipping = budget.a_step.privacy_unit, clipping or _FIXED
-    rows = (
-        (unit != PERSON, _not_a_person(unit)),
-        (
-            noise == DISCRETE,
-            "The noise is discrete Gaussian, on sums of whole numbers.",
-        ),
-        (
-            noise != DISCRETE,
-            "The noise is float64 Gaussian; its low-order bits are not hardened.",
-        ),
-        (
-            clipping.counts,
+    unit, said = budget.a_step.privacy_unit, list[str]()
+    if unit != PERSON:
+        said.append(_not_a_person(unit))
+    said.append(_NOISES[noise == DISCRETE][1])
+    if clipping is not None and clipping.counts:
+        said.append(
             "Contributions are clipped to a norm that follows the "
             f"{clipping.quantile:g} quantile of their norms, by a count with the same "
-            "noise.",
-        ),
-        *(
-            (
-                True,
-                f"The episodes of `{name}` are the same each time. Everybody is in "
-                "each of them, and the accounting does not rely on a secret draw.",
-            )
-            for name in fixed
-        ),
-    )
-    return [sentence for is_said, sentence in rows if is_said]
+            "noise."
+        )
+    return said + [
+        f"The episodes of `{name}` are the same each time. Every protected unit is in "
+        "each of them, and the accounting does not rely on a secret draw."
+        for name in fixed
+    ]
 
 
 def opening(*, is_private: bool, is_seeded: bool) -> list[str]:

@@ -658,7 +658,7 @@ class Trainer:
             import_old_run(folder, self.state)
             with closing(RunStore(path)) as store:
                 saved, self.ledger = taken_up(
-                    store, Ledger(self.budget), self.run, kinds_of(self.state), book
+                    store, self.budget, self.run, kinds_of(self.state), book
                 )
                 state, self._last_release = self.state, saved.last_release
                 if saved.kinds == kinds_of(state):  # else nothing was released
@@ -687,14 +687,14 @@ class Trainer:
     def _share(self) -> None:
         """Gives all processes the first one's parameters, choices and counts."""
         self.processes.meet()  # else others wait for a process that could not resume
-        taken, charged = self.processes.shared_value(
-            [self.num_steps_taken, self.ledger.charged]
-        )
+        ledger = self.ledger
+        own = [self.num_steps_taken, ledger.charged, ledger.options, ledger.has_ended]
+        taken, charged, options, has_ended = self.processes.shared_value(own)
         state = self.state
         params, start, norm = self._shared((state.params, state.start, state.clip_norm))
-        ledger = self.ledger.shared(self.processes, charged)
         if not self.processes.is_first:
-            self.ledger = ledger
+            how = {"charged": charged, "has_ended": has_ended}
+            self.ledger = Ledger(self.budget, options, **how)
             state = state._replace(params=params, start=start, clip_norm=norm)
             self._now = (state, taken)
         self._is_joined = True

@@ -117,9 +117,7 @@ class PrivateValidation:
                 else f"step.clip_unit must be one episode of {axes} level(s) of slots "
                 f"below it, got {str(step.clip_unit)!r} with {len(shape)}"
             )
-        self.normalizer = checks.public_mean_units(
-            "normalizer", normalizer, step, self._sampler
-        )
+        self.normalizer = checks.public_normalizer(normalizer, step, self._sampler)
         self.fixed = _validation.flag("fixed", fixed)
         if fixed and not _draws_everybody(step):
             raise ValueError(

@@ -35,7 +35,7 @@ from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.ledger import RuleError
 from jaxdp_episodic.trainer.run.mechanisms import check_apart
-from jaxdp_episodic.trainer.run.report import adaptive_statement, markdown_report
+from jaxdp_episodic.trainer.run.report import markdown_report, privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from rows import fast_and_slow
@@ -608,11 +608,11 @@ def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
     assert 12 - 4 < spent <= 12
     content = read_ledger(tmp_path / run_files.STORE)
     assert content.adaptive_taken.runs[0].spent == spent
-    said = adaptive_statement(run.ledger.now)
+    said = privacy_statement(run.ledger.now)
     assert f"{spent} of 12 spent" in said and "up to now at most epsilon 2," in said
     with pytest.raises(NotImplementedError, match="a guarantee of its own"):
         content.groups_owed()
-    with pytest.raises(BudgetExhaustedError, match="'quiet' cannot be taken"):
+    with pytest.raises(BudgetExhaustedError, match="'quiet' is used up or"):
         run.ledger.has_ended = False
         run.ledger.choose("quiet")
 
@@ -630,7 +630,7 @@ def test_it_is_said_what_else_was_released_and_left_out():
         ),
     }
     own, released = (
-        adaptive_statement(budget(), for_release=for_release, **how)
+        privacy_statement(budget(), for_release=for_release, **how)
         for for_release in (False, True)
     )
     for said in (own, released):

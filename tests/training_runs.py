@@ -145,7 +145,7 @@ def charged_run(path, budget, number=0, *, option=None, is_seeded=False):
         create_store(path, budget, is_seeded=is_seeded)
     if number:
         with contextlib.closing(RunStore(path)) as store:
-            store.take_up({"machine": "this one"})
+            store.begin_session({"machine": "this one"})
             for _ in range(number):
                 store.charge(option or "phase 1")
     return path

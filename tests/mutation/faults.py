@@ -325,10 +325,10 @@ FAULTS = (
         "resume that forgets steps",
         (
             Edit(
-                ledger.Ledger,
-                "after",
-                "charged=content.charged",
-                "charged=content.charged - 1",
+                ledger,
+                "resumed_run",
+                '{"charged": content.charged',
+                '{"charged": content.charged - 1',
             ),
         ),
         LEDGER,
@@ -340,7 +340,7 @@ FAULTS = (
         (
             Edit(
                 trainer.Trainer,
-                "_take_releases",
+                "_apply_releases",
                 "store.releases(after=self.num_steps_taken)",
                 "()",
             ),

@@ -55,7 +55,7 @@ from jaxdp_episodic.trainer.run.report import (
     epsilon_without_last_stage,
     markdown_report,
     meaning_of,
-    said_of,
+    run_statement,
 )
 from jaxdp_episodic.trainer.run.run_files import (
     HELD_OUT,
@@ -177,7 +177,7 @@ def finished(
 ) -> Result:
     """Report, picture and release of a run that took all its steps."""
     records = read_log(folder)
-    said, selection = said_of(trainer), trainer.selection
+    said, selection = run_statement(trainer), trainer.selection
     if paid is not None:
         said = said.with_more(facts_of_book(paid), statement_of_book(paid))
     private_facts, found = said.facts, contributions_in_log(records)

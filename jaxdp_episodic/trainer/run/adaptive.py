@@ -19,7 +19,11 @@ from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.accountant.questions.strategies import default_prices
 from jaxdp_episodic.trainer.config.rules import Rule
-from jaxdp_episodic.trainer.config.training_adaptive import CHECK, CheckConfig
+from jaxdp_episodic.trainer.config.training_adaptive import (
+    CHECK,
+    AdaptiveConfig,
+    CheckConfig,
+)
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLASSIFIER
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -95,26 +99,30 @@ def adaptive_plan(
     adaptive = config.adaptive
     assert adaptive is not None
     step = config.step_on(data.population)
-    check = None
-    if adaptive.check is not None:
+    stated, check, apart = adaptive.check, None, list[AdaptiveRun]()
+    if stated is not None:
         assert held_out is not None
         with _of_check():
-            check = _check_step(config, adaptive.check, held_out.population)
+            check = _check_step(config, stated, held_out.population)
+        if stated.apart:
+            check = _alone(check, stated.number, config)
+            apart = [AdaptiveRun({CHECK: check}, quotas={CHECK: stated.number})]
     made = _with_quotas if adaptive.has_quotas else _with_prices
-    runs, check = made(config, step, check, statistics)
+    run = made(config, adaptive, step, None if apart else check, statistics)
     checks = {}
-    if check is not None:
-        assert adaptive.check is not None and held_out is not None
+    if stated is not None:
+        assert held_out is not None
         with _of_check():
             checks[CHECK] = PrivateValidation(
                 held_out,
-                check,
+                (apart or [run])[0].options[CHECK],
                 shots=config.learner.shots,
-                error_bound=adaptive.check.error_bound,
-                normalizer=adaptive.check.normalizer,
-                fixed=adaptive.check.fixed,
+                error_bound=stated.error_bound,
+                normalizer=stated.normalizer,
+                fixed=stated.fixed,
                 noise=config.noise_law,
             )
+    runs = (run, *apart)
     budget = AdaptiveBudget(runs, config.delta, tuple(statistics), tuple(checks))
     return AdaptivePlan(budget, checks)
 
@@ -143,20 +151,16 @@ def _check_step(
 
 def _with_quotas(
     config: TrainingConfig,
+    adaptive: AdaptiveConfig,
     step: GaussianStep,
     check: GaussianStep | None,
     statistics: Mapping[str, tuple[GaussianStep, float]],
-) -> tuple[tuple[AdaptiveRun, ...], GaussianStep | None]:
+) -> AdaptiveRun:
     """Options with a quota each: the budget is the cost of all of them together."""
-    adaptive, num_steps = config.adaptive, config.num_steps
-    assert adaptive is not None and num_steps is not None
-    stated = adaptive.check
-    before = list(statistics.values())
-    together = check is not None and stated is not None and not stated.apart
-    if together:
-        assert check is not None and stated is not None
-        share = adaptive.check_share / stated.number
-        before += [(check, share)] * stated.number
+    number = adaptive.check.number if adaptive.check is not None else 0
+    before, num_steps = list(statistics.values()), config.num_steps
+    if check is not None:
+        before += [(check, adaptive.check_share / number)] * number
     planned = plan_budget(
         step,
         epsilon=config.epsilon,
@@ -164,44 +168,36 @@ def _with_quotas(
         num_steps=num_steps,
         before=before,
     )
-    noise, options, quotas = planned.step.noise_multiplier, {}, {}
-    for name, one in zip(statistics, planned.before, strict=False):
-        options[name], quotas[name] = one, 1
-    if check is not None and stated is not None:
-        if together:
-            check = planned.before[-1]
-            options[CHECK], quotas[CHECK] = check, stated.number
-        else:
-            check = _alone(check, stated.number, config)
+    options = dict(zip(statistics, planned.before, strict=False))
+    quotas = dict.fromkeys(options, 1)
+    if check is not None:
+        options[CHECK], quotas[CHECK] = planned.before[-1], number
     factors = {name: option.noise for name, option in adaptive.options.items()}
-    counts = {name: one.most or num_steps for name, one in adaptive.options.items()}
+    counts = {n: one.most or int(num_steps or 0) for n, one in adaptive.options.items()}
+    noise = float(planned.step.noise_multiplier)
     if set(factors.values()) != {1.0}:
         fixed = [(options[name], quotas[name]) for name in options]
         noise = _common_noise(config, planned.step, factors, counts, fixed)
     for name, factor in factors.items():
-        options[name] = _with_noise(planned.step, float(noise) * factor)
-        quotas[name] = counts[name]
-    runs = [AdaptiveRun(options, quotas=quotas)]
-    if check is not None and stated is not None and not together:
-        runs.append(AdaptiveRun({CHECK: check}, quotas={CHECK: stated.number}))
-    return tuple(runs), check
+        options[name] = _with_noise(planned.step, noise * factor)
+    return AdaptiveRun(options, quotas=quotas | counts)
 
 
 def _with_prices(
     config: TrainingConfig,
+    adaptive: AdaptiveConfig,
     step: GaussianStep,
     check: GaussianStep | None,
     statistics: Mapping[str, tuple[GaussianStep, float]],
-) -> tuple[tuple[AdaptiveRun, ...], GaussianStep | None]:
+) -> AdaptiveRun:
     """Options with a price each, paid from one budget."""
-    adaptive = config.adaptive
-    assert adaptive is not None
+    epsilon, delta = config.epsilon, config.delta
     first: dict[str, GaussianStep] = {}
     if config.num_steps is not None:
         planned = plan_budget(
             step,
-            epsilon=config.epsilon,
-            delta=config.delta,
+            epsilon=epsilon,
+            delta=delta,
             num_steps=config.num_steps,
             before=tuple(statistics.values()),
         )
@@ -212,28 +208,19 @@ def _with_prices(
         name: _with_noise(step, noise * one.noise)
         for name, one in adaptive.options.items()
     }
-    apart: tuple[AdaptiveRun, ...] = ()
     rules = RuleBook.in_order(list(options)) if adaptive.only_lower else None
     if check is not None and adaptive.check is not None:
-        number = adaptive.check.number
-        if adaptive.check.apart:
-            check = _alone(check, number, config)
-            apart = (AdaptiveRun({CHECK: check}, quotas={CHECK: number}),)
-        else:
-            if rules is not None:
-                raise ValueError(
-                    "adaptive.check.apart must be true with only_lower: otherwise the "
-                    "scores would be options of the same order"
-                )
-            # With this noise all scores alone would cost their share.
-            alone = _alone(check, number, config)
-            factor = 1 / math.sqrt(adaptive.check_share)
-            check = _with_noise(alone, float(alone.noise_multiplier) * factor)
-            options[CHECK] = check
-    epsilon, delta = config.epsilon, config.delta
+        if rules is not None:
+            raise ValueError(
+                "adaptive.check.apart must be true with only_lower: otherwise the "
+                "scores would be options of the same order"
+            )
+        # With this noise all scores alone would cost their share.
+        alone = _alone(check, adaptive.check.number, config)
+        noise = float(alone.noise_multiplier) / math.sqrt(adaptive.check_share)
+        options[CHECK] = _with_noise(alone, noise)
     if not first:
-        run = AdaptiveRun(options, epsilon=epsilon, delta=delta, rules=rules)
-        return (run, *apart), check
+        return AdaptiveRun(options, epsilon=epsilon, delta=delta, rules=rules)
     # The order permits each statistic once and first, so its price is arbitrary.
     rules = (rules or RuleBook.freely(list(options))).preceded_by(list(first))
     prices, _ = default_prices(options, epsilon, delta, blocks=False)
@@ -249,7 +236,7 @@ def _with_prices(
             f"epsilon={epsilon:g} and delta={delta:g} allow no step after the "
             "statistics: give them a smaller share"
         )
-    return (run, *apart), check
+    return run
 
 
 def _alone(step: GaussianStep, number: int, config: TrainingConfig) -> GaussianStep:

@@ -70,7 +70,7 @@ def _make_store(folder: Path, like: Any) -> None:
     steps = [(STEP, kind[0], kind[1]) for kind in ledger.steps.values()]
     new_store(temporary, [(FACTS, "", ledger.facts_text), *steps])
     with closing(RunStore(temporary)) as store:
-        store.take_over(ledger)
+        store.copy_charges(ledger)
         for record in records:
             store.note(record)
         taken = meta["charged_steps"]

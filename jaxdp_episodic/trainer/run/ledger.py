@@ -168,7 +168,7 @@ class Ledger:
         found = store.mark.charged
         # One more than ours is our own charge, interrupted before it was counted.
         self.charged = self._begun = max(self.charged, found)
-        store.take_up(environment)
+        store.begin_session(environment)
         for number in range(found + 1, self.charged + 1):
             store.charge(*self._kind(number))
         self._store, self.mark = store, store.mark
@@ -264,7 +264,7 @@ class Ledger:
             raise LedgerError(f"the run's file is of another run: {said}")
 
 
-def taken_up(
+def resumed_run(
     store: RunStore,
     budget: Any,
     run: Mapping[str, Any],
@@ -294,17 +294,15 @@ class RuleError(ValueError):
     """A rule raised, or returned no permitted option; nothing was charged for it."""
 
 
-def asked(
-    rule: Any, number: int, params: Any, scores: tuple[ScoreThen, ...], ledger: Any
-) -> str | None:
-    """Returns the option that a rule chooses next; None: the run ends.
+def ask_rule(rule: Any, run: Any) -> str | None:
+    """Returns the option that a `Trainer`'s rule chooses next; None: the run ends.
 
     Raises RuleError if the rule raises, or returns anything else.
     """
-    now, where = ledger.now, f"after {number:,} releases"
-    last = ledger.options[-1] if ledger.options else None
+    number, now, before = run.num_steps_taken, run.ledger.now, run.ledger.options
     taken, left = MappingProxyType(now.taken), MappingProxyType(now.left)
-    released = Released(number, params, scores, taken, left, last)
+    last, where = before[-1] if before else None, f"after {number:,} releases"
+    released = Released(number, run.params, run.scores, taken, left, last)
     try:
         choice = rule(released)
     except Exception as error:

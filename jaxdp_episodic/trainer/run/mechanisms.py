@@ -1,7 +1,7 @@
 """What a run may release: a gradient step, a private statistic, a noisy score.
 
 Each mechanism is charged as one step with a description of its own. `release` draws,
-computes and adds noise; its caller has charged the step. `after` returns the state that
+computes and adds noise; its caller has charged the step. `apply` returns the state that
 follows from a release, which is post-processing and may be repeated. `trace` and
 `try_out` do both on zeros, before any charge.
 """
@@ -12,7 +12,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,9 +120,12 @@ class RunDraws:
         self._processes.meet()  # the first process may be evaluating, or have failed
         keys = self._processes.shared_bytes(key + self._groups)
         self._deal(keys[KEY_BYTES:])
-        if self._length is not None:
-            rows = b"" if members is None else members.astype(np.int64).tobytes()
-            members = np.frombuffer(self._processes.shared_bytes(rows), np.int64)
+        if self._length is not None and self._processes.count > 1:
+            file = io.BytesIO()
+            if members is not None:
+                np.save(file, members)
+            sent = self._processes.shared_bytes(file.getvalue())
+            members = np.load(io.BytesIO(sent))
         return DrawSecret(keys[:KEY_BYTES], members, self._turn(step))
 
     def _refuse_lost(self) -> None:
@@ -144,7 +147,7 @@ class RunDraws:
         turn = [secret.turn] * isinstance(self._sampler, GroupSampler)
         return self._sampler.draw(generator(secret.key), secret.members, *turn)
 
-    def keep(self, store: RunStore, step: int) -> None:
+    def write_secrets(self, store: RunStore, step: int) -> None:
         """Writes the groups and this step's epoch to the run's file, if they are new.
 
         It is called before the step is charged. OSError: they could not be written.
@@ -169,7 +172,9 @@ class RunDraws:
         store.keep(EPOCH, number, [np.frombuffer(file.getvalue(), np.uint8)])
         self._kept = number
 
-    def end(self, store: RunStore, step: int, *, is_over: bool = False) -> None:
+    def erase_secrets(
+        self, store: RunStore, step: int, *, is_over: bool = False
+    ) -> None:
         """Erases the epoch after its last step, and the groups after the run's."""
         if (is_over or step >= self._last) and self._groups:
             store.forget(GROUPS)
@@ -179,7 +184,7 @@ class RunDraws:
             store.forget(EPOCH)
             self._kept = None
 
-    def take_up(self, store: RunStore, step: int) -> None:
+    def read_secrets(self, store: RunStore, step: int) -> None:
         """Reads the secrets of a resumed run, whose next step is ``step``."""
         found = store.kept(GROUPS)
         if found is not None:
@@ -237,7 +242,7 @@ _MOST_SCORES = 100_000
 
 
 @dataclass(frozen=True)
-class Parts:
+class SharedParts:
     """What all mechanisms of a run have in common; see `Trainer` for the fields."""
 
     learner: Any
@@ -260,9 +265,10 @@ class Parts:
 class GradientStep:
     """A clipped and noised gradient step, with its sampler and functions."""
 
-    shares = ("params", "clip_norm")  # fields of the state that other processes receive
+    # Fields of the state that other processes receive.
+    shared_fields = ("params", "clip_norm")
 
-    def __init__(self, parts: Parts, budget: PrivacyBudget) -> None:
+    def __init__(self, parts: SharedParts, budget: PrivacyBudget) -> None:
         step, data, learner, start = budget.step, parts.data, parts.learner, parts.start
         checks.check_population(step, data)
         checks.check_owners(step, data)
@@ -368,7 +374,7 @@ class GradientStep:
             l2_clip_norm=self._clip_norm(state),
             normalizer=self.normalizer,
         )
-        return state if released is None else self.after(state, 0, released)
+        return state if released is None else self.apply(state, 0, released)
 
     @property
     def _zeros(self) -> episode.Block:
@@ -384,11 +390,11 @@ class GradientStep:
         norm = state.clip_norm
         return self._parts.l2_clip_norm if isinstance(norm, tuple) else float(norm)
 
-    def after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
+    def apply(self, state: TrainingState, number: int, released: Any) -> TrainingState:
         """The state after a release."""
         return self.update(state, self.gradient.on_devices(released))
 
-    def like(self, state: TrainingState) -> Any:
+    def release_shapes(self, state: TrainingState) -> Any:
         """Shapes and types of a release."""
         dtype = training_dtype(state.params)
         gradient = jax.tree.map(
@@ -404,43 +410,41 @@ class GradientStep:
 class Statistic:
     """A private statistic of all the data, released once."""
 
-    parts: Parts
+    parts: SharedParts
     index: int  # among the statistics
     noise_multiplier: float
-    shares = ("start",)
+    shared_fields = ("start",)
+
+    @property
+    def _statistics(self) -> PrivateStatistics:
+        assert self.parts.start is not None
+        return self.parts.start
 
     def release(self, state: TrainingState, number: int, prepared: Any) -> Any:
         """Returns the noised sum, in the first process; there are no diagnostics."""
         parts = self.parts
         if not parts.processes.is_first:
             return None, {}
-        assert parts.start is not None
         pairs = generator(parts.keys.new("draw", number))
-        noise = parts.keys.new("noise", number)
-        made = parts.start.noised_sum
-        return made(state.start, self.index, pairs, noise, self.noise_multiplier), {}
+        how = pairs, parts.keys.new("noise", number), self.noise_multiplier
+        return self._statistics.noised_sum(state.start, self.index, *how), {}
 
     def trace(self, state: TrainingState) -> None:
         """Does nothing: statistics are computed by NumPy."""
 
     def try_out(self, state: TrainingState) -> TrainingState:
         """Computes it for one example of zeros; returns the state after it."""
-        own = self.parts.start
-        assert own is not None
         # Without noise zeros have no covariance to whiten by.
-        noise = self.noise_multiplier or 1.0
-        zeros = own.sum_of_zeros(state.start, self.index)
-        start = own.with_sum(state.start, self.index, zeros, noise)
-        return state._replace(start=start)
+        noisy = replace(self, noise_multiplier=self.noise_multiplier or 1.0)
+        zeros = self._statistics.sum_of_zeros(state.start, self.index)
+        return noisy.apply(state, 0, zeros)
 
-    def after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
+    def apply(self, state: TrainingState, number: int, released: Any) -> TrainingState:
         """The state after a release."""
-        own = self.parts.start
-        assert own is not None
-        start = own.with_sum(state.start, self.index, released, self.noise_multiplier)
-        return state._replace(start=start)
+        how = self.index, released, self.noise_multiplier
+        return state._replace(start=self._statistics.with_sum(state.start, *how))
 
-    def like(self, state: TrainingState) -> Any:
+    def release_shapes(self, state: TrainingState) -> Any:
         """None: one array, of any shape."""
         return None
 
@@ -449,12 +453,12 @@ class Statistic:
 class NoisyCheck:
     """A noisy score on held-out data."""
 
-    parts: Parts
+    parts: SharedParts
     index: int  # among the checks
     check: PrivateValidation
     judged: Any  # the learner that is scored
     released_params: Any  # function of a state
-    shares = ()
+    shared_fields = ()
 
     def release(self, state: TrainingState, number: int, prepared: Any) -> Any:
         """Returns the noised score, in the first process; there are no diagnostics."""
@@ -474,7 +478,7 @@ class NoisyCheck:
             self.check.try_out(self.judged, self.released_params(state))
         return state
 
-    def after(self, state: TrainingState, number: int, released: Any) -> TrainingState:
+    def apply(self, state: TrainingState, number: int, released: Any) -> TrainingState:
         """The state after a release."""
         scores = {key: np.array(column) for key, column in state.scores.items()}
         place = int(np.count_nonzero(scores["release"]))
@@ -483,7 +487,7 @@ class NoisyCheck:
         scores["value"][place] = released
         return state._replace(scores=scores)
 
-    def like(self, state: TrainingState) -> Any:
+    def release_shapes(self, state: TrainingState) -> Any:
         """None: one array, of any shape."""
         return None
 
@@ -515,7 +519,7 @@ def no_scores(budget: AdaptiveBudget) -> dict[str, np.ndarray]:
 
 
 def mechanisms_of(
-    parts: Parts,
+    parts: SharedParts,
     budget: PrivacyBudget | AdaptiveBudget,
     checked: Mapping[str, PrivateValidation],
     judged: Any,
@@ -537,7 +541,7 @@ def mechanisms_of(
     return found
 
 
-def _statistics(parts: Parts, budget: Any) -> list[Statistic]:
+def _statistics(parts: SharedParts, budget: Any) -> list[Statistic]:
     return [
         Statistic(parts, index, float(step.noise_multiplier))
         for index, step in enumerate(budget.before)
@@ -556,7 +560,7 @@ def check_checks(
     budget: AdaptiveBudget,
     checked: Mapping[str, PrivateValidation],
     judged: Any,
-    parts: Parts,
+    parts: SharedParts,
 ) -> None:
     """Refuses validations that are not those of the budget."""
     if set(checked) != set(budget.checks):

@@ -39,7 +39,7 @@ from jaxdp_episodic.trainer.learners.learners import (
     as_they_are,
 )
 from jaxdp_episodic.trainer.run.evaluation import Calibration, for_ways
-from jaxdp_episodic.trainer.run.report import Said
+from jaxdp_episodic.trainer.run.report import RunStatement
 from jaxdp_episodic.trainer.run.run_files import read_log, releasable_records
 from jaxdp_episodic.trainer.statistics.mixed import MixedModel
 from jaxdp_episodic.trainer.statistics.statistics import Started
@@ -74,7 +74,9 @@ MODEL = "model"
 HIDDEN = "hidden"
 
 
-def write_release(folder: Path, trainer: Any, log: Path, said: Said) -> list[Path]:
+def write_release(
+    folder: Path, trainer: Any, log: Path, said: RunStatement
+) -> list[Path]:
     """Writes a run's release; returns the files."""
     facts, statement = said.released
     stage, params = trainer.released, trainer.released.params

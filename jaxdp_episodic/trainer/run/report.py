@@ -80,7 +80,7 @@ _NOISES = {
 }
 
 
-class Said(NamedTuple):
+class RunStatement(NamedTuple):
     """The facts and statements of a run, for its page and for its release."""
 
     epsilon: float  # spent; of an adaptive run, guaranteed
@@ -90,7 +90,7 @@ class Said(NamedTuple):
     released: tuple[dict[str, Any], str]  # facts and statement of the release
     has_public_epsilon: bool  # whether the log's epsilons may be released
 
-    def with_more(self, own: Mapping[str, Any], words: str) -> Said:
+    def with_more(self, own: Mapping[str, Any], words: str) -> RunStatement:
         """Returns the same with facts and words added, also in the release."""
         facts, statement = self.released
         return self._replace(
@@ -100,7 +100,7 @@ class Said(NamedTuple):
         )
 
 
-def said_of(trainer: Any) -> Said:
+def run_statement(trainer: Any) -> RunStatement:
     """Returns a run's facts and statements after the steps charged so far."""
     budget, taken = trainer.budget, trainer.num_steps_charged
     how: dict[str, Any] = {
@@ -127,7 +127,7 @@ def said_of(trainer: Any) -> Said:
     )
     public = facts if adapts else _released_facts(facts, budget)
     is_public = trainer.has_public_accounting
-    said = Said(spent, uncounted, facts, shown, (public, released), is_public)
+    said = RunStatement(spent, uncounted, facts, shown, (public, released), is_public)
     selection = trainer.selection
     if selection is None:
         return said

@@ -213,7 +213,7 @@ class RunStore(RunFile):
         own = found[0] if found else self.start if mark.charged == 0 else None
         return mark.run == self.facts["run"] and own == mark.hash
 
-    def take_up(self, environment: Mapping[str, Any]) -> None:
+    def begin_session(self, environment: Mapping[str, Any]) -> None:
         """Records that this process begins, and where, under a random name."""
         value = json.dumps({**environment, "charged": self.mark.charged})
         try:
@@ -221,7 +221,7 @@ class RunStore(RunFile):
             # open.
             with self._commit():
                 self._opening = self._text(OPENING, self.session, value)
-                self._say_whole()
+                self._mark_whole()
             self._open_log()
         except BlockingIOError:
             raise BlockingIOError(
@@ -247,7 +247,7 @@ class RunStore(RunFile):
                 if self._had_log:
                     self._erase_log(1)
 
-    def _say_whole(self) -> None:
+    def _mark_whole(self) -> None:
         """Writes, in a commit, that no charge is in a write-ahead log alone.
 
         Without it a crash while SQLite makes or removes the log would look like a copy.
@@ -281,7 +281,7 @@ class RunStore(RunFile):
         self.steps[place] = name, value, text_hash(STEP, name, value)
         return place
 
-    def take_over(self, ledger: Any) -> None:
+    def copy_charges(self, ledger: Any) -> None:
         """Copies the charges of a ledger of version 0.2 into this new file."""
         with self._commit() as db:
             rows = {}
@@ -515,7 +515,7 @@ class RunStore(RunFile):
                 with self._commit():
                     if is_open:
                         self._text(CLOSED, self.session, "true")
-                    self._say_whole()
+                    self._mark_whole()
         try:
             seconds = _SECONDS_TO_WAIT if self._has_secret else 1
             self._db.execute(f"PRAGMA busy_timeout = {1000 * seconds}")

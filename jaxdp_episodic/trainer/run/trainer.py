@@ -30,24 +30,24 @@ from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.importer import import_old_run
 from jaxdp_episodic.trainer.run.ledger import (
     Ledger,
-    asked,
+    ask_rule,
     can_any,
     check_rule,
     described_choices,
+    resumed_run,
     scores_in,
-    taken_up,
 )
 from jaxdp_episodic.trainer.run.loop import take_all_steps
 from jaxdp_episodic.trainer.run.mechanisms import (
     DrawSecret,
-    Parts,
     PreparedStep,
+    SharedParts,
     as_released,
     mechanisms_of,
     no_scores,
 )
 from jaxdp_episodic.trainer.run.release import write_release
-from jaxdp_episodic.trainer.run.report import said_of
+from jaxdp_episodic.trainer.run.report import run_statement
 from jaxdp_episodic.trainer.run.run_files import PRIVATE, StepProgress
 from jaxdp_episodic.trainer.run.selection import (
     Scoring,
@@ -159,7 +159,7 @@ class Trainer:
         devices = tuple(jax.local_devices() if devices is None else devices)
         given = learner, params, data, shots, optimizer, norm, normalizer, block_size
         more = devices, clipping, noise, start, keys, self.processes
-        parts = Parts(*given, *more, lambda number: self.ledger.turn(number))
+        parts = SharedParts(*given, *more, lambda number: self.ledger.turn(number))
         self.learner, self.data, self.truncation = learner, data, truncation
         self.l2_clip_norm, self.budget, self.noise = norm, budget, noise
         self._keys, self._start = keys, start
@@ -293,7 +293,7 @@ class Trainer:
                 "release must come after train, resume, or steps of a Trainer with a "
                 "folder: the log is there"
             )
-        return write_release(folder, self, self._folder, said_of(self))
+        return write_release(folder, self, self._folder, run_statement(self))
 
     def begin(
         self,
@@ -395,24 +395,25 @@ class Trainer:
             )
         if number > self.ledger.charged:
             if self._store is not None and number <= self.budget.permitted_steps:
-                self._main.draws.keep(self._store, number)
+                self._main.draws.write_secrets(self._store, number)
             self.ledger.charge()
         self.processes.meet()  # the first process has charged
         mechanism = self.mechanisms[name]
         try:
             released, private = mechanism.release(state, number, prepared)
             if self.processes.is_first:
-                state = self._let_out(mechanism, state, number, released)
+                state = self._commit_and_apply(mechanism, state, number, released)
             self.processes.meet()  # else the others wait for a process that failed
         except Exception as error:
             if self.processes.is_first and self._last_release < number:
                 error.add_note(self.ledger.cost_of(number, self.is_seeded))
             raise
-        shared = self._shared([getattr(state, field) for field in mechanism.shares])
-        fields = dict(zip(mechanism.shares, shared, strict=True))
+        names = mechanism.shared_fields
+        shared = self._shared([getattr(state, name) for name in names])
+        fields = dict(zip(names, shared, strict=True))
         self._now = (state._replace(**fields), number)
         if self._store is not None:
-            self._main.draws.end(self._store, number)
+            self._main.draws.erase_secrets(self._store, number)
         return private
 
     def choose(self) -> str | None:
@@ -433,7 +434,7 @@ class Trainer:
                 name = now.first[number]
             elif can_any(now):
                 if self.processes.is_first:
-                    name = asked(self._rule, number, self.params, self.scores, ledger)
+                    name = ask_rule(self._rule, self)
                 name = self.processes.shared_value(name)
             if name is None:
                 ledger.end()
@@ -483,8 +484,7 @@ class Trainer:
         released step.
 
         Args:
-          folder: made if missing. Its ``run.sqlite`` is private; it must hold no other
-            run.
+          folder: made if missing; of this run alone. Its ``run.sqlite`` is private.
           evaluations: by name, on held-out data; run before the first step, after the
             statistics, every ``evaluate_every`` steps and after the last.
           evaluate_every: None: steps are scored after the last one only.
@@ -585,10 +585,10 @@ class Trainer:
                 )
             opening = described_opening(self.run, self.versions, self.truncation)
             if store.mark.charged < self.ledger.charged:  # steps taken without a file
-                self._main.draws.keep(store, self.ledger.charged)
+                self._main.draws.write_secrets(store, self.ledger.charged)
             with self.ledger.writing_to(store, opening):
-                self._take_releases(store)
-                self._main.draws.end(store, self.num_steps_taken)
+                self._apply_releases(store)
+                self._main.draws.erase_secrets(store, self.num_steps_taken)
                 self.save(store)
                 store.drop_log(self.num_steps_taken)
                 self._store = store
@@ -605,9 +605,9 @@ class Trainer:
         kept = jax.device_get(jax.tree.leaves(state)), self.run, kinds_of(state)
         store.save(taken, *kept, self._last_release)
         if self.has_ended:  # by its plan, or by its own choice
-            self._main.draws.end(store, taken, is_over=True)
+            self._main.draws.erase_secrets(store, taken, is_over=True)
 
-    def _let_out(
+    def _commit_and_apply(
         self, mechanism: Any, state: TrainingState, number: int, released: Any
     ) -> TrainingState:
         """Commits a release, and only then returns the state that follows from it."""
@@ -615,17 +615,17 @@ class Trainer:
             leaves = jax.device_get(jax.tree.leaves(released))
             self._store.release(number, leaves)
             self._last_release = number
-        after = mechanism.after(state, number, released)
+        after = mechanism.apply(state, number, released)
         after = placed(self._gradient.on_devices, state, after)
         self._last_release = number
         return after
 
-    def _take_releases(self, store: RunStore) -> None:
+    def _apply_releases(self, store: RunStore) -> None:
         """Applies the releases that the state lacks; gives up other charged steps."""
         for number, arrays in store.releases(after=self.num_steps_taken):
             mechanism = self.mechanisms[self.ledger.name_of(number)]
-            released = as_released(mechanism.like(self.state), number, arrays)
-            after = mechanism.after(self.state, number, released)
+            released = as_released(mechanism.release_shapes(self.state), number, arrays)
+            after = mechanism.apply(self.state, number, released)
             self._now = (placed(self._gradient.on_devices, self.state, after), number)
             self._last_release = number
         self._give_up_unreleased()
@@ -657,7 +657,7 @@ class Trainer:
             path = folder / run_files.STORE
             import_old_run(folder, self.state)
             with closing(RunStore(path)) as store:
-                saved, self.ledger = taken_up(
+                saved, self.ledger = resumed_run(
                     store, self.budget, self.run, kinds_of(self.state), book
                 )
                 state, self._last_release = self.state, saved.last_release
@@ -666,8 +666,8 @@ class Trainer:
                     state = jax.tree.unflatten(structure, saved.arrays)
                 self._now = (self._gradient.on_devices(state), saved.taken)
                 self._folder = folder.resolve()
-                self._take_releases(store)
-                self._main.draws.take_up(store, self.num_steps_taken + 1)
+                self._apply_releases(store)
+                self._main.draws.read_secrets(store, self.num_steps_taken + 1)
 
     def _join(self) -> None:
         """Makes the trainers of all processes one run, once."""

@@ -98,7 +98,7 @@ def test_copies_that_went_on_have_their_beginning_once(tmp_path, answer):
 def test_the_process_that_goes_on_beside_its_copy(tmp_path):
     path = new_run(tmp_path / "run")
     with contextlib.closing(RunStore(path)) as store:
-        store.take_up({})
+        store.begin_session({})
         for number in range(13):
             if number == 10:
                 files = [path, path.with_name("run-wal")]
@@ -114,7 +114,7 @@ def test_an_older_copy_is_all_in_the_newer_one(tmp_path, answer):
     older = copied(run, "older", 0)
     gone_on(run, 6)
     with contextlib.closing(RunStore(older)) as store:
-        store.take_up({})  # opened, and nothing charged
+        store.begin_session({})  # opened, and nothing charged
     assert read_ledgers([older, run, run]).run_charged() == (STEP, 16)
     assert answer(older, run)["planned"] == {"epsilon": 8.0, "delta": DELTA}
     assert answer(run, run)["epsilon"] == answer(run)["epsilon"]

@@ -282,7 +282,7 @@ def test_resumed_it_is_the_run_that_nobody_disturbed(tmp_path, whole, call):
         return by_parity(released)
 
     run = adaptive(counting)
-    run._let_out = Interrupted(run._let_out, call)
+    run._commit_and_apply = Interrupted(run._commit_and_apply, call)
     with pytest.raises(KeyboardInterrupt):
         run.train(tmp_path, checkpoint_every=3)
     again = adaptive(counting)
@@ -303,7 +303,7 @@ def test_with_a_clip_norm_that_follows_it_is_the_same_run(tmp_path):
     whole = adaptive(**follows)
     whole.train(tmp_path / "whole")
     run = adaptive(**follows)
-    run._let_out = Interrupted(run._let_out, 6)
+    run._commit_and_apply = Interrupted(run._commit_and_apply, 6)
     with pytest.raises(KeyboardInterrupt):
         run.train(tmp_path / "parts", checkpoint_every=4)
     again = adaptive(**follows)
@@ -316,7 +316,7 @@ def test_with_a_clip_norm_that_follows_it_is_the_same_run(tmp_path):
 
 def test_without_a_seed_what_was_broken_off_is_given_up_and_stays_charged(tmp_path):
     run = adaptive(lambda released: "check", seed=None)
-    run._let_out = Interrupted(run._let_out, 2)
+    run._commit_and_apply = Interrupted(run._commit_and_apply, 2)
     with pytest.raises(KeyboardInterrupt):
         run.train(tmp_path)
     again = adaptive(lambda released: "check", seed=None)

@@ -82,7 +82,7 @@ STAGES = {
     "before a charge": (RunStore, "charge", 5),
     "after a charge": (PrivateGradient, "__call__", 5),
     "before the release": (RunStore, "release", 5),
-    "after the release": (RunDraws, "end", 6),
+    "after the release": (RunDraws, "erase_secrets", 6),
     "before the log": (RunStore, "note", 6),
     "before a state": (RunStore, "save", 2),
     "after a state": (RunStore, "charge", 4),
@@ -323,7 +323,7 @@ def test_nothing_of_an_epochs_draw_stays_at_rest(tmp_path, size):
     half_way(tmp_path)
     rng = np.random.default_rng(size)
     with contextlib.closing(RunStore(tmp_path / run_files.STORE)) as store:
-        store.take_up({})
+        store.begin_session({})
         for number in range(20):
             secret = rng.bytes(16 * size)
             store.keep(EPOCH, number, [np.frombuffer(secret, np.uint8)])

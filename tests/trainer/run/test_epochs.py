@@ -223,7 +223,7 @@ def test_without_a_plan_every_epoch_counts_whole(tmp_path):
     other = dataclasses.replace(BATCHES, noise_multiplier=3.0)
     create_store(path, PrivacyBudget(flat_step(), 8.0, DELTA, 9, 9), is_seeded=False)
     with contextlib.closing(RunStore(path)) as store:
-        store.take_up({})
+        store.begin_session({})
         for name, step, number in (("one", BATCHES, 5), ("two", other, 6)):
             for _ in range(number):
                 store.charge(name, step)

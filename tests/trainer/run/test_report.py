@@ -11,7 +11,7 @@ import pytest
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.loading import load_parameters
-from jaxdp_episodic.trainer.run.report import said_of
+from jaxdp_episodic.trainer.run.report import run_statement
 from jaxdp_episodic.trainer.run.run_files import read_log
 from training_runs import assert_same, plain_trainer, protonet
 
@@ -54,7 +54,7 @@ def test_a_run_that_ended_early_guarantees_its_plan(release):
     early = plain_trainer()
     early.step()
     target = f"({early.budget.epsilon:g}, 1e-05)-differentially private"
-    said, planned = said_of(early), said_of(whole)
+    said, planned = run_statement(early), run_statement(whole)
     for facts, text in ((said.facts, said.statement), said.released):
         assert target in text and "It ended after 1 of 6 steps, which alone" in text
         assert facts["ended early"] in text and "owes its plan" in text

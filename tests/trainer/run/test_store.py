@@ -93,7 +93,7 @@ def test_what_was_charged_comes_back(path):
 @pytest.mark.slow
 def test_many_steps_take_little_memory(path):
     with opened(path) as store:
-        store.take_up({})
+        store.begin_session({})
         store._db.execute("PRAGMA synchronous = OFF")
         for _ in range(20_000):
             store.charge("phase 1")
@@ -368,7 +368,7 @@ def test_a_copy_without_its_write_ahead_log_was_not_closed(path, tmp_path):
     """It lacks charges: no reader takes it for whole, and no run goes on with it."""
     copy = tmp_path / "copy.sqlite"
     with opened(path) as store:
-        store.take_up({})
+        store.begin_session({})
         store.charge("phase 1")
         shutil.copy(path, copy)
     for _ in range(2):  # reading it makes no empty one
@@ -388,17 +388,17 @@ def test_a_crash_while_the_log_is_made_or_removed_is_no_copy(path, monkeypatch):
         data[18:20] = b"\2\2"  # the header has it
         path.write_bytes(data)
         with opened(path) as store:
-            store.take_up({})
+            store.begin_session({})
             store.charge("phase 1")
 
     store = RunStore(path)
     with monkeypatch.context() as patched:
         patched.setattr(store, "_open_log", lambda: None)
-        store.take_up({})
+        store.begin_session({})
     store._db.close()
     goes_on()
     crashed = RunStore(path)
-    crashed.take_up({})
+    crashed.begin_session({})
     crashed.charge("phase 1")
     kept = {one: one.read_bytes() for one in path.parent.glob(f"{STORE}*")}
     crashed._db.close()
@@ -453,7 +453,7 @@ def test_a_reader_delays_no_erasure_beyond_the_next_epoch(path, monkeypatch):
     secret = np.random.default_rng(0).bytes(3_000)
     arrays = [np.frombuffer(secret, np.uint8)]
     with opened(path) as store:
-        store.take_up({})
+        store.begin_session({})
         store.keep(EPOCH, 0, arrays)
         with RunFile(path):
             store.forget(EPOCH)
@@ -465,14 +465,14 @@ def test_a_reader_delays_no_erasure_beyond_the_next_epoch(path, monkeypatch):
         assert not reads(path, secret[:99])
         store.keep(EPOCH, 1, arrays)
     store = RunStore(path)
-    store.take_up({})
+    store.begin_session({})
     with RunFile(path):
         store.forget(EPOCH)
         with pytest.warns(UserWarning, match="still shows who took part in the last"):
             store.close()
     assert reads(path, secret[:99])
     with opened(path) as store:
-        store.take_up({})
+        store.begin_session({})
         assert not reads(path, secret[:99])
 
 
@@ -482,7 +482,7 @@ def test_a_run_does_not_begin_beside_a_reader(path, monkeypatch):
         with pytest.raises(
             BlockingIOError, match="end that process and go on; nothing"
         ):
-            store.take_up({})
+            store.begin_session({})
     assert read_ledger(path).charged == 3
     charged_run(path, budget(), 1)
 
@@ -490,7 +490,7 @@ def test_a_run_does_not_begin_beside_a_reader(path, monkeypatch):
 def test_after_a_write_that_failed_nothing_is_charged(path, monkeypatch):
     """What is on the disk is not known until the file is opened again."""
     with opened(path) as store:
-        store.take_up({})
+        store.begin_session({})
 
         class Full:
             def __getattr__(self, name):
@@ -560,7 +560,7 @@ def test_a_model_of_another_shape_does_not_go_on(tmp_path):
 
 def test_it_is_read_while_the_run_goes_on(path):
     with opened(path) as store:
-        store.take_up({})
+        store.begin_session({})
         store.charge("phase 1", flat_step())
         content = read_ledger(path)
         assert content.charged == 4 and not content.is_closed
@@ -627,7 +627,7 @@ def test_an_old_run_goes_on(tmp_path, is_made):
     with pytest.warns(UserWarning, match="step 4 was charged and interrupted"):
         assert other.resume(folder) == 4
     gradient = jax.tree.unflatten(jax.tree.structure(run.params), zeros)
-    run._now = (run._main.after(run.state, 3, gradient), 3)
+    run._now = (run._main.apply(run.state, 3, gradient), 3)
     assert_same(other, run)
     other.train(folder)
     assert read_ledger(folder).charged == 6

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.trainer.data.fields import CheckedSpec, Count, Natural, within
+from jaxdp_episodic.trainer.data.fields import (
+    CheckedSpec,
+    Count,
+    Natural,
+    Text,
+    text,
+    within,
+)
 
 _MOST_OPTIONS = 64  # in an untrusted config
-
-
-def _name(field: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        shown = _validation.shown(value)
-        raise TypeError(f"{field} must be the name of an option, got {shown}")
-    return value
 
 
 def _names(field: str, values: Any) -> tuple[str, ...]:
@@ -29,10 +29,9 @@ def _names(field: str, values: Any) -> tuple[str, ...]:
             f"{field} must be a list of 1 to {_MOST_OPTIONS} names of options, got "
             f"{_validation.shown(values)}"
         )
-    return tuple(_name(field, value) for value in values)
+    return tuple(text(field, value) for value in values)
 
 
-Option = Annotated[str, _name]
 Margin = Annotated[float, within(0.0, math.inf, "[)", said="be >= 0 and finite")]
 
 
@@ -83,8 +82,8 @@ class StopWhenStalled(CheckedSpec):
         the scores' noise.
     """
 
-    train: Option = "step"
-    check: Option = "check"
+    train: Text = "step"
+    check: Text = "check"
     every: Count = 50
     patience: Count = 2
     margin: Margin = 0.0
@@ -113,7 +112,7 @@ class NextWhenStalled(CheckedSpec):
     """
 
     options: Annotated[tuple[str, ...], _names]
-    check: Option = "check"
+    check: Text = "check"
     every: Count = 50
     patience: Count = 1
     margin: Margin = 0.0
@@ -135,9 +134,9 @@ class SpendRest(CheckedSpec):
       rest: the option on which the rest is spent.
     """
 
-    first: Option
+    first: Text
     number: Natural
-    rest: Option
+    rest: Text
 
     def __call__(self, released: Released) -> str | None:
         """Returns the current option; None if nothing is left for it."""

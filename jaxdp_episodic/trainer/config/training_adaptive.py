@@ -18,6 +18,7 @@ from jaxdp_episodic.trainer.data.fields import (
     Flag,
     Float32,
     Positive,
+    Text,
     whole,
 )
 
@@ -31,12 +32,6 @@ _MOST_CHECKS = 10_000
 _TRAINED_ON = ("train", "all")
 
 
-def _split(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a name, got {value!r}")
-    return value
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CheckConfig(CheckedSpec):
     """Noisy scores on private held-out tasks; see `PrivateValidation`."""
@@ -48,7 +43,7 @@ class CheckConfig(CheckedSpec):
     # draws episodes from the held-out data; its sizes are public
     sampling: Sampling | Scheme
     number: Annotated[int, whole(1, _MOST_CHECKS)]  # most scores in the run
-    split: Annotated[str, _split] = "validation"
+    split: Text = "validation"
     # of the budget, for all scores together, unless ``apart``; None: 0.05
     share: Share | None = None
     # held-out and training data share no protected unit, so each has the whole budget

@@ -182,12 +182,6 @@ class PeopleConfig(CheckedSpec):
         return PersonBounds(**{name: getattr(self, name) for name in BOUNDS})
 
 
-def _head(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {value!r}")
-    return value
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LearnerConfig(CheckedSpec):
     """What an episode teaches, and how; docs/training.md lists the keys."""
@@ -209,7 +203,7 @@ class LearnerConfig(CheckedSpec):
     checkpoint: Flag = False  # recomputes inner steps: less memory, more time
     loss: Loss = CROSS_ENTROPY
     # of "anil": key of the parameters that are adapted
-    head: Annotated[str, _head] = "head"
+    head: Text = "head"
     # of "bayes": number of directions in which tasks differ
     rank: Annotated[int, whole(1, MOST_UNITS)] = 3
     prior_scale: Positive = 1.0  # initial standard deviation of a task's weights

@@ -1,4 +1,4 @@
-"""Mechanisms: the dominating pair, moments and loss distribution of each.
+"""Mechanisms: the dominating pair, Rényi moments and loss distribution of each.
 
 Doors: `allocated`, `excess`, `finite`, `gaussian`, `gaussian_mixtures`,
 `independent_episodes`, `laplace`, `loss_nodes`, `people`, `privacy_loss`,

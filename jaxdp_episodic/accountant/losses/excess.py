@@ -1,6 +1,8 @@
-"""``log(E_Q[(P/Q)^alpha] - 1)`` of a pair of distributions on the line."""
-# By quadrature. Reference: docs/proofs.md, "Moments"; Sason and Verdú (2016),
-# arXiv:1508.00335, Equation (1), for both profiles alike.
+"""Rényi moments by quadrature: ``log(E_Q[(P/Q)^alpha] - 1)`` of pairs on the line.
+
+References: docs/proofs.md, "Moments"; Sason and Verdú (2016), arXiv:1508.00335,
+Equation (1), which gives the moment as an integral of both profiles.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +25,29 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
 from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels, lay_panels
 
 Windows = tuple[Array, Array, Array]
-"""Low end, high end and density of panels of J windows, each (J, n)."""
+"""Low end, high end and panels per unit length of J windows, each (J, n)."""
 
-# Half-width of the window around a Gaussian bump, in standard deviations.
+# Half-width of the window around a peak, in standard deviations.
 _BUMP_HALF_WIDTH = 9.2
-# Panels per standard deviation there: 16 nodes resolve 4 deviations to 1e-13.
+# Panels per standard deviation there: 16 nodes integrate 4 deviations to 1e-13.
 _BUMP_DENSITY = 0.25
-# Longest stretch of bumps, in standard deviations, that is one window.
+# Longest interval between peaks, in standard deviations, that gets one window.
 _LONGEST_STRETCH = 500.0
-# Longest stretch on which that window has the bumps' own density of panels.
+# Longest such interval with the panel density of the peaks' own windows.
 _DENSE_STRETCH = 60.0
-# The same over that density on a longer stretch.
+# Factor of that density on a longer interval.
 _SPARSE_SHARE = 0.3
-# Stretch within which the integrand is at most e^60 larger than at its known bumps.
+# Length of an interval within which the integrand is at most e^60 times that at its
+# known peaks.
 _SHORT_STRETCH = 40.0
-# Half-widths of the windows around a transition of the log-ratio, in units of 1/shift.
+# Half-widths of the windows around a transition of the log-ratio, times the shift.
 _TRANSITION_HALF_WIDTHS = np.array([[6.0], [16.0], [50.0]])
-# Panels there, per 1/shift: the singularities of the log-ratio lie at a distance of pi.
+# Panels there per 1/shift: singularities of the log-ratio are pi/shift away.
 _TRANSITION_DENSITIES = np.array([[0.4], [0.15], [0.05]])
-# Most steps of `settle`.
+# Largest number of steps of `settle`.
 _SETTLING_STEPS = 14
-# Most bisections of `only_root`, and the bracket that is narrow enough, in deviations.
+# Largest number of bisections of `only_root`, and the bracket width, in standard
+# deviations, at which it stops.
 _BISECTIONS = 40
 _NARROW_BRACKET = 1e-2
 
@@ -51,14 +55,17 @@ _NARROW_BRACKET = 1e-2
 def windows_around(
     centers: list[Array], *others: Windows, between: Callable[[], Array] | None = None
 ) -> tuple[Windows, Array]:
-    """Windows (low, high, density), each (J, n), and the centers (K, n)."""
-    # Transitions matter only where a bump reaches: they are cut to the bumps' extent.
+    """Returns windows around centers, transitions and the space between; and centers.
+
+    Shapes: the windows are (J, n) each, the centers (K, n).
+    """
+    # Transitions matter only near a peak, so they are cut to the range of the peaks.
     xp = namespace(centers[0])
     bumps = xp.stack(centers)
     bottom = xp.min(bumps, axis=0) - _BUMP_HALF_WIDTH
     top = xp.max(bumps, axis=0) + _BUMP_HALF_WIDTH
-    # Two bumps that nearly merge leave weight between them, over many deviations:
-    # where they are not far apart the whole stretch is one window.
+    # The integrand may be large between two peaks that nearly merge, many deviations
+    # apart. If that interval is short enough, it is one window.
     span = top - bottom
     end = xp.where(span < _LONGEST_STRETCH, top, bottom)
     near = _BUMP_DENSITY * xp.where(span < _DENSE_STRETCH, 1.0, _SPARSE_SHARE)
@@ -74,19 +81,23 @@ def windows_around(
 
 
 def transitions(first: Array, last: Array, s: Array) -> Windows:
-    """Graded windows around the stretch from ``first`` to ``last``."""
+    """Returns windows of decreasing density around the interval [first, last]."""
     half = _TRANSITION_HALF_WIDTHS / s
     return first - half, last + half, _TRANSITION_DENSITIES * s
 
 
 def settle(slope, start: Array, low: Array, high: Array) -> Array:
-    """Follows ``x = slope(x)`` from starts (k, n) to the bumps nearby."""
-    # Newton's step where the exponent is more concave than a unit Gaussian, else the
-    # fixed-point step, or the bracket's middle: at a kink they would alternate.
+    """Iterates ``x = slope(x)`` from starts (k, n) to the nearby peaks.
+
+    A peak of an exponent ``F(x) - x²/2`` is where F' = x. ``slope`` returns F' and F''.
+    """
+    # Newton's step where F is concave, else the fixed-point step. If a step leaves the
+    # bracket or does not halve the last one, the bracket's middle: at a kink the steps
+    # would alternate.
     xp = namespace(start, low, high)
 
     def near(x: Array) -> Array:
-        """Centers of windows, which are 18 deviations long, need few digits."""
+        """Accuracy that suffices for the center of a window 18 deviations long."""
         return 1e-2 + 1e-4 * xp.abs(x)
 
     def follow(_: int, state: tuple[Array, Array, Array, Array]):
@@ -98,12 +109,12 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
         inside = (step >= low) & (step <= high)
         shrinks = 2 * xp.abs(step - x) <= last_move
         moved = xp.where(inside & shrinks, step, 0.5 * (low + high))
-        # Starts that have converged move by rounding errors only, which must not send
-        # them to the middle of a wide bracket, and so to another bump.
+        # A converged start moves by rounding errors only. These must not send it to the
+        # middle of a wide bracket, and so to another peak.
         moved = xp.where(last_move <= near(x), x, moved)
         return moved, low, high, xp.abs(moved - x)
 
-    if xp is not np:  # whose loop keeps its shapes
+    if xp is not np:  # JAX's loop needs constant shapes
         low, high = (xp.broadcast_to(end, start.shape) for end in (low, high))
     state = (start, low, high, 4 * (high - low))
     x, *_ = fori_loop(
@@ -113,7 +124,7 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
 
 
 def only_root(slope, low: Array, high: Array) -> Array:
-    """The one solution of ``x = slope(x)`` for a decreasing slope, by bisection."""
+    """Solves ``x = slope(x)`` for a decreasing slope by bisection."""
     xp = namespace(low, high)
 
     def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -129,17 +140,19 @@ def only_root(slope, low: Array, high: Array) -> Array:
     return 0.5 * (low + high)
 
 
-# Largest logarithm of a term of a sum, nats; larger ones are scaled down: e^709
-# overflows.
+# Largest logarithm of a term of a sum, in nats; larger ones are scaled down, since
+# e^709 overflows.
 LARGEST_EXPONENT = 600.0
 # Rounding error of a log-density, relative to the largest of its terms: half a unit in
-# the last place for each operation, 1.25 in all near the bump and 3 at high orders.
+# the last place for each operation. Measured: 1.25 units near the peak, 3 at high
+# orders.
 ROUNDING = 4 * float(np.finfo(np.float64).eps)
-# Largest size of a loss, nats, at which moments are right to 1e-10 without adding
-# `ROUNDING` (tested): near 0 and at high orders, terms are small where the weight is.
+# Largest absolute loss, in nats, up to which moments have an error of 1e-10 without
+# adding `ROUNDING` (tested). Near 0 and at high orders, terms are small where the
+# integrand is large.
 LARGE_LOSS = 128.0
-# Largest rounding error, nats, of the terms of a sum that is used: with a far larger
-# one all of them may be 0.
+# Largest rounding error, in nats, of terms whose sum is still used. With a far larger
+# error all of them may be 0.
 _MOST_ROUNDING = 1.0
 
 
@@ -151,14 +164,20 @@ def log_integral(
     t: Array,
     rule: MomentRule,
 ) -> tuple[Array, ...]:
-    """``log of the integral of e^{b(x)} f(e^{y(x)} - 1)`` over x >= floor."""
+    """Returns the logarithm of the integral of ``e^{b(x)} f(e^{y(x)} - 1)`` over x.
+
+    The domain is x >= floor. ``log_parts`` returns y = log P/Q and b = log Q. Then f is
+    ``v -> (1 + v)^(1 + t) - 1 - (1 + t) v`` forward, ``v -> (1 + v)^(-t) - 1 + t v``
+    backward, and the sum of both if the direction is "symmetric". With
+    ``rule.with_derivatives`` two derivatives in t follow, divided by the integral.
+    """
     xp = namespace(windows[0], bumps, floor, t)
     direction, quadrature, with_derivatives = rule
     y, b = log_parts(xp.maximum(bumps, floor))
     exponents = [b + (1 + t) * y] * (direction != "backward")
     exponents += [b - t * y] * (direction != "forward")
-    # Large moments are scaled down by their size at the bumps. Were a bump missed by
-    # far the sum would overflow to inf, which is the safe side.
+    # Large moments are scaled down by the integrand at its peaks. If a peak were far
+    # off, the sum would overflow to inf, which is a safe answer.
     peak = xp.max(xp.concatenate(exponents), axis=0)
     peak = xp.maximum(peak - LARGEST_EXPONENT, 0.0)
 
@@ -184,11 +203,18 @@ def unless_gaussian(
     *,
     rounds: Array | float = 1.0,
 ) -> tuple[Array, ...]:
-    """The integral and its rounding error, or a sum of Gaussians where that is less."""
-    # The density of P is a difference of numbers as large as the losses, whose rounding
-    # is a factor on the integral. Orders above 1 are hardly asked for there, and the
-    # sum is hardly larger: moments are convex in the pair, f_{1-alpha}(v) <= t v, and
-    # f_alpha(v) <= -t v for v < 0.
+    """Returns the integral plus its rounding error, or a smaller bound by Gaussians.
+
+    P is a mixture with log-weights ``log_weight``, whose components have Rényi
+    divergences ``alpha * scale`` from Q. Where ``is_gaussian``, P is the last
+    component, and its closed form is returned. ``rounds`` is 0 where the integral has
+    no rounding error of this kind.
+    """
+    # log P is a difference of numbers as large as the losses; its rounding is a factor
+    # of the integral. The bound by Gaussians holds since moments are convex in the
+    # pair, f_{1-alpha}(v) <= t v, and f_alpha(v) <= -t v for v < 0. At large losses
+    # orders above 1 are rarely wanted, and there the bound is hardly larger than the
+    # integral.
     xp = namespace(is_gaussian, scale, t, excess[0])
     log_weight, scale = xp.atleast_2d(log_weight), xp.atleast_2d(scale)
     slope, order = scale * (1 + 2 * t), 1 + t
@@ -216,7 +242,7 @@ def with_rounding(
     bound: tuple[Array, ...],
     is_large: Array | None = None,
 ) -> tuple[Array, ...]:
-    """A sum of terms with their rounding error, or a smaller upper bound."""
+    """Returns a sum raised by its rounding error, or the bound if that is smaller."""
     xp = namespace(excess[0], size)
     counts = size > LARGE_LOSS if is_large is None else is_large
     raised = excess[0] + xp.where(counts, ROUNDING * size, 0.0)
@@ -229,7 +255,7 @@ def with_rounding(
 
 
 def sum_of(first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Logarithm of the sum of two excesses, and its derivatives over it."""
+    """Returns the logarithm of the sum of two excesses, with derivatives over it."""
     xp = namespace(first[0], second[0])
     total = xp.logaddexp(first[0], second[0])
     finite = xp.where(xp.isfinite(total), total, 0.0)
@@ -245,7 +271,7 @@ def sum_of(first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, 
 def excess_of(
     log_moment: Array, slope: Array, bend: Array | float, with_derivatives: bool
 ) -> tuple[Array, ...]:
-    """``log(e^L - 1)`` of a moment's logarithm L, given with two derivatives."""
+    """Returns ``log(e^L - 1)`` for the logarithm L of a moment and its derivatives."""
     xp = namespace(log_moment, slope)
     excess = log_expm1(log_moment)
     if not with_derivatives:

@@ -1,8 +1,8 @@
-"""The base of mechanisms with Gaussian noise; Poisson sampling of any mechanism."""
+"""The base of mechanisms with Gaussian noise, and Poisson sampling of a pair."""
 
-# Reference: Balle and Wang (2018), arXiv:1805.06530, Theorem 8, for the profile; Balle,
-# Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 8, and Zhu, Dong, Wang (2022),
-# arXiv:2106.08567, Theorem 11, for sampling.
+# References: Balle and Wang (2018), arXiv:1805.06530, Theorem 8, for the profile of the
+# Gaussian mechanism; Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 8, and
+# Zhu, Dong, Wang (2022), arXiv:2106.08567, Theorem 11, for Poisson sampling.
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_saturating_tail,
 )
 
-# Range of shifts, rates and thresholds in which neither they nor their derivatives
-# overflow. Clipping to it never lowers a profile.
+# Range of shifts, rates and thresholds for which neither they nor their derivatives
+# overflow. Clipping to this range never lowers a profile.
 SMALLEST = 1e-60
 LARGEST = 1e100
 
@@ -35,27 +35,27 @@ class GaussianLoss(NoisyLoss, Profile, Moments):
     may_have_atoms: ClassVar[bool] = False
 
     def hints(self) -> Hints:
-        """The rates' product and the shift."""
+        """See `PrivacyLoss`: the product of the rates, and the shift."""
         rate = self._inner_rate
         return Hints(rate, rate, self._shift, self._shift)
 
 
 def gaussian_tails(shift: Array, u: Array) -> Tails:
-    """Both directions' profile and tail of ``N(shift, 1)`` against ``N(0, 1)``."""
+    """Returns the `Tails` of ``N(shift, 1)`` against ``N(0, 1)``, alike both ways."""
     # With t = u / mu - mu / 2 and the Mills ratio m the profile is phi(t) (m(t) - m(t +
-    # mu)), which keeps its digits at small shifts.
+    # mu)). This form keeps its digits if mu is small.
     t, mu = _threshold(shift, u)
     tail = log_normal_density(t) + log_mills(t + mu)
     return _profile(t, mu, shift), where_positive(tail, shift)
 
 
 def log_gaussian_profile(shift: Array, u: Array) -> Array:
-    """``log D(shift, e^u)``; see `gaussian_tails`."""
+    """Returns the logarithm of the profile alone; see `gaussian_tails`."""
     return _profile(*_threshold(shift, u), shift)
 
 
 def _threshold(shift: Array, u: Array) -> tuple[Array, Array]:
-    """Where the loss is u, less the shift; and the shift."""
+    """Returns t = u / mu - mu / 2, where the loss is u, and the shift mu in range."""
     xp = namespace(shift, u)
     mu = positive(shift, LARGEST)
     return xp.minimum(xp.minimum(u, LARGEST) / mu - 0.5 * mu, LARGEST), mu
@@ -66,16 +66,19 @@ def _profile(t: Array, mu: Array, shift: Array) -> Array:
 
 
 def drawn_tails(tails: Tails, u: Array, rate: Array) -> Tails:
-    """Tails of a mechanism that runs with probability ``rate`` only, Q being shared."""
-    # Balle, Barthe, Gaboardi (2018), Theorem 2.
+    """Returns the tails of ``(1-p) Q + p P`` against Q, for ``p = rate``.
+
+    ``tails`` are those of P against Q at `inner_exponent`.
+    """
+    # Balle, Barthe, Gaboardi (2018), Theorem 2 ("advanced joint convexity").
     xp = namespace(u, rate)
-    # g over g of the mechanism, without the cancellation of u - inner_exponent
+    # log of g over e^inner_exponent, without cancellation.
     slope = -xp.log1p((1 - rate) / rate * -xp.expm1(-u))
     return xp.log(rate) + tails[0], tails[1] + slope
 
 
 def inner_exponent(u: Array, rate: Array) -> Array:
-    """``log(1 + (e^u - 1) / rate)`` for rate in (0, 1], at every scale of u."""
+    """Returns ``log(1 + (e^u - 1) / rate)`` for a rate in (0, 1] and any u >= 0."""
     xp = namespace(u, rate)
     small = u <= 1
     near = xp.log1p(xp.expm1(xp.where(small, u, 1.0)) / rate)
@@ -86,14 +89,14 @@ def inner_exponent(u: Array, rate: Array) -> Array:
 
 
 def positive(value: Array, largest: float) -> Array:
-    """The value kept within [1e-60, largest]; ``largest`` in place of 0."""
+    """Clips positive values to [1e-60, largest]; others become min(largest, 1)."""
     xp = namespace(value)
     clipped = xp.clip(value, SMALLEST, largest)
     return xp.where(value > 0, clipped, xp.full_like(value, min(largest, 1.0)))
 
 
 def where_positive(log_h: Array, *factors: Array) -> Array:
-    """``log_h`` where all factors are positive, ``-inf`` elsewhere."""
+    """Returns ``log_h`` where all factors are positive, else ``-inf``."""
     xp = namespace(log_h)
     for factor in factors:
         log_h = xp.where(factor > 0, log_h, -xp.inf)
@@ -101,7 +104,7 @@ def where_positive(log_h: Array, *factors: Array) -> Array:
 
 
 def scaled(tails: Tails, outer_rate: Array, *factors: Array) -> Tails:
-    """Tails times the outer rate; ``-inf`` where that or a factor is 0."""
+    """Returns tails times the outer rate; ``-inf`` where that or a factor is 0."""
     xp = namespace(tails[0], outer_rate)
     log_outer = xp.log(xp.where(outer_rate > 0, outer_rate, 1.0))
     profile, tail = (
@@ -112,14 +115,14 @@ def scaled(tails: Tails, outer_rate: Array, *factors: Array) -> Tails:
 
 # --- Poisson sampling: tails of ``(1 - p) Q + p P`` against Q ---
 
-# Largest argument of exp, nats: e^300, which derivatives need, does not overflow.
+# Largest argument of exp, in nats: its third power, which derivatives need, is finite.
 LARGEST_EXPONENT = 100.0
-# Relative rounding error of a difference times expm1, in units of the float64 epsilon
-# (XLA's expm1 is good to two of these).
+# Relative rounding error of ``rest * expm1(u)``, in units of the float64 epsilon. XLA's
+# expm1 alone has an error of two units.
 _DIFFERENCE_ERROR = 4.0
-# Displacement of backward losses, nats, over ``min(1 - 1/g, rate)``: where the loss is
-# the largest, ``1 - g (1 - p)`` cancels, and the profile that is computed is the one at
-# a loss nearby. Nine units of the float64 epsilon.
+# Error of u, in nats, over ``min(1 - 1/g, rate)``, for backward tails. Near the largest
+# loss ``1 - g (1 - p)`` cancels, so the computed profile is that of a slightly
+# different u. Nine units of the float64 epsilon.
 CANCELLATION = 2e-15
 
 
@@ -128,9 +131,14 @@ def sampled_tails(
     u: Array,
     rate: Array,
 ) -> tuple[Tails, Tails]:
-    """With ``k = 1 - g (1-p)``: ``p D(1 + (g-1)/p)`` forward, ``k D(g p / k)`` back."""
-    # Where the backward losses end a difference cancels: there the value is the profile
-    # at a point nearby, which errs upwards.
+    """Returns the tails of ``(1-p) Q + p P`` against Q, forward and backward.
+
+    ``base`` computes the tails of P against Q, of which D is the profile. Forward the
+    profile is ``p D(1 + (g-1)/p)``; backward it is ``k D(g p / k)`` with ``k = 1 - g
+    (1-p)``, and 0 if k is negative.
+    """
+    # Near the largest backward loss k cancels. `weight_left` rounds it up, so the
+    # profile is that of a slightly smaller u, which is an upper bound.
     xp = namespace(u, rate)
     p = positive(rate, 1.0)
     drawn = inner_exponent(u, p)
@@ -145,7 +153,8 @@ def sampled_tails(
     both = base(xp.stack([drawn, inner]))
     tails, (profile, tail) = at(both, 0), at(both, 1)
     forward = drawn_tails(tails, u, p)
-    # -dh/du = g (1-p) D + G: both parts are positive
+    # The tail, -dh/du, is g (1-p) D + G, with G the tail of P against Q: no
+    # cancellation.
     log_rest = xp.log1p(-xp.where(p < 1, p, 0.0))
     lost = xp.where(p < 1, xp.minimum(u, 700.0) + log_rest + profile, -xp.inf)
     backward = (
@@ -156,14 +165,14 @@ def sampled_tails(
 
 
 def weight_left(u: Array, rate: Array, rest: Array) -> Array:
-    """``rate - (e^u - 1) rest``, an upper bound: it cancels where the losses end."""
+    """Returns ``rate - (e^u - 1) rest``, rounded up where it cancels."""
     xp = namespace(u, rate, rest)
     lost = rest * xp.expm1(xp.minimum(u, LARGEST_EXPONENT))
     return rate - lost * (1 - _DIFFERENCE_ERROR * xp.finfo(u.dtype).eps)
 
 
 def sampled_displacement(u: Array, rate: Array) -> Array:
-    """Bound, nats, of the displacement of the backward tails of `sampled_tails`."""
+    """Bounds the error of u, in nats, in the backward tails of `sampled_tails`."""
     xp = namespace(u, rate)
     displaced = CANCELLATION * xp.minimum(-xp.expm1(-u), rate)
     return xp.where(rate < 1, displaced, 0.0)

@@ -1,7 +1,9 @@
-"""Pairs of mixtures of Gaussians on a line: each says the two halves of its pair."""
+"""Mechanisms whose dominating pairs are mixtures of Gaussians on a line.
 
-# Reference: docs/theory.md; docs/proofs.md; Balle, Barthe, Gaboardi (2018),
-# arXiv:1807.01647v2, Theorem 2.
+Each constructs one or two `Half` pairs, which compute profiles, moments and nodes.
+References: docs/theory.md; docs/proofs.md; Balle, Barthe, Gaboardi (2018),
+arXiv:1807.01647v2, Theorem 2.
+"""
 
 from __future__ import annotations
 
@@ -59,23 +61,23 @@ from jaxdp_episodic.accountant.numerics.loops import (
     namespace,
 )
 
-# Order less 1 up to which moments of halves that fall are right. Above it the largest
-# losses begin more than 16 / shift from the kink, at a wall as wide as 1 / shift, where
-# panels are 20 / shift long: moments were up to 5e-5 too small.
+# Largest order, minus 1, for which moments of a "fall" are computed; beyond it they are
+# inf. There the largest losses begin more than 16 / shift from the kink, within a width
+# of 1 / shift, where panels are 20 / shift long: moments were up to 5e-5 too small.
 _LARGEST_FALLING_T = 4e5
 
 
 class MixtureLoss(GaussianLoss, Nodes):
-    """Base of the mechanisms whose pairs are two halves; see the module's docstring."""
+    """Base of the mechanisms whose pairs consist of `Half` pairs."""
 
     forward_is_larger: ClassVar[bool] = True
 
     @abc.abstractmethod
     def halves(self, *fields: Array) -> tuple[Half, ...]:
-        """The forward half and the backward one, or one for both."""
+        """Returns the forward and the backward half, or one for both directions."""
 
     def both_halves(self, shape: tuple[int, ...] | None = None) -> tuple[Half, ...]:
-        """`halves` in some shape, of fields within the range of kernels."""
+        """Returns `halves` of the fields, broadcast and clipped for kernels."""
         xp = namespace(*self.fields)
         shape, kept = self.shape if shape is None else shape, []
         for field in dataclasses.fields(self)[1:]:
@@ -85,7 +87,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         return self.halves(*kept)
 
     def _directed(self, backward: bool) -> tuple[tuple[Half, str], ...]:
-        """Halves of which a direction's moment is the sum, and the f of each."""
+        """Returns the halves whose integrals make up a moment, with directions."""
         halves = self.both_halves()
         if len(halves) == 1:
             return ((halves[0], "symmetric"),)
@@ -93,7 +95,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         return (halves[0], first), (halves[1], second)
 
     def hints(self) -> Hints:
-        """P/Q grows like the last move over Q's weight at 0, in the end."""
+        """See `PrivacyLoss`: the last moved component over Q's component at 0."""
         xp = namespace(*self.fields)
         half = self.both_halves()[0]
         moved = xp.where(self.loses_nothing, 0.0, xp.exp(logsumexp(half.move)))
@@ -102,7 +104,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         return Hints(moved, odds, most, most)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """Where the backward losses end: P keeps its weight at 0, of a fall."""
+        """See `PrivacyLoss`: finite backward for a "fall" if Q keeps N(0)."""
         half = self.both_halves()[-1]
         with np.errstate(over="ignore"):
             odds = np.exp(logsumexp(half.move) - half.q_zero)
@@ -110,7 +112,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         return np.where(bounded, np.log1p(odds), np.inf)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `Profile`; errors are `profile_error` and `tail_displacement`."""
+        """See `Profile`."""
         xp = namespace(u, *self.fields)
         shape = np.broadcast_shapes(np.shape(u), self.shape)
         u = xp.minimum(xp.broadcast_to(u, shape), LARGEST)
@@ -124,7 +126,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         return np.full(self.shape, PROFILE_ERROR)
 
     def tail_displacement(self, u: Array) -> Array:
-        """See `Profile`; where backward losses end it is that of a loss nearby."""
+        """See `Profile`: u is inexact near the largest backward loss."""
         xp = namespace(u, *self.fields)
         largest = -xp.expm1(-self.largest_loss(backward=True))
         displaced = CANCELLATION * xp.minimum(-xp.expm1(-u), largest)
@@ -159,7 +161,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         )
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: a half-line each, or one and its mirror image."""
+        """See `Nodes`: from two half-lines, or one and its mirror image."""
         halves = self.both_halves()
         backward = rule.backward
         if len(halves) == 1:
@@ -186,7 +188,7 @@ class MixtureLoss(GaussianLoss, Nodes):
         return map_first(finish, *(path for _, path, _ in pieces))
 
     def gaussian_shift(self) -> Array:
-        """The distance of the one move, where all mass moves."""
+        """See `Nodes`: one component that moves as a whole."""
         xp = namespace(*self.fields)
         half = self.both_halves()[0]
         start, end = half.moves
@@ -196,10 +198,11 @@ class MixtureLoss(GaussianLoss, Nodes):
 
 @dataclass(frozen=True)
 class SwappedGaussianLoss(MixtureLoss):
-    """One contribution exchanged for another with probability eta."""
+    """A contribution that is replaced by another one with probability eta."""
 
-    # Both profiles are the sampled pair's forward one; for both relations, of draws
-    # without replacement and of steps that are clipped as a whole.
+    # Both profiles equal the forward one of the sampled Gaussian. Used under both
+    # relations, for sampling without replacement and for steps that are clipped as a
+    # whole.
 
     rate: Array  # eta in [0, 1], at the clip level and below it
     shift: Array  # s >= 0, the full move: twice the clip norm over the noise
@@ -213,12 +216,12 @@ class SwappedGaussianLoss(MixtureLoss):
 
 @dataclass(frozen=True)
 class AntipodalGaussianLoss(MixtureLoss):
-    """A drawn contribution whose sign may flip."""
+    """A sampled contribution whose sign may flip."""
 
-    # P = (1-p) N(0) + p (1-r) N(-s) + p r N(s), Q = (1-p) N(0) + p N(-s), both ways.
+    # P = (1-p) N(0) + p (1-r) N(-s) + p r N(s), Q = (1-p) N(0) + p N(-s).
 
-    rate: Array  # p in [0, 1], at the clip level
-    inner_rate: Array  # r in [0, 1], below the clip level
+    rate: Array  # p in [0, 1], of the clip unit
+    inner_rate: Array  # r in [0, 1], within the clip unit
     shift: Array  # s >= 0, the clip norm over the noise
     is_symmetric: ClassVar[bool] = True
 
@@ -233,15 +236,15 @@ class AntipodalGaussianLoss(MixtureLoss):
 
 @dataclass(frozen=True)
 class ZeroedGaussianLoss(MixtureLoss):
-    """A contribution, drawn at random, that is 0 where a null record is reached."""
+    """A sampled contribution that is 0 if it is that of a null record."""
 
-    # The profiles of two different pairs (docs/proofs.md, "The zero-out relation"):
+    # The two directions have different pairs (docs/proofs.md, "The zero-out relation"):
     # forward P1 = (1-p) N(0) + p (1-r) N(-s) + p r N(s) against Q1 = (1-p+pr) N(0) + p
     # (1-r) N(-s); backward Q2 = (1-p+pr) N(0) + p (1-r) N(s) against P2 = (1-p) N(0) +
     # p N(s).
 
-    rate: Array  # p in [0, 1], at the clip level under Poisson sampling; else 1
-    inner_rate: Array  # r in [0, 1], that the unit is reached, given p
+    rate: Array  # p in [0, 1], of the clip unit under Poisson sampling; else 1
+    inner_rate: Array  # r in [0, 1], of the privacy unit if the clip unit is sampled
     shift: Array  # s >= 0, the clip norm over the noise
     is_symmetric: ClassVar[bool] = False
 
@@ -262,8 +265,8 @@ class ZeroedGaussianLoss(MixtureLoss):
 class GaussianMixtureLoss(MixtureLoss):
     """``(1-p) N(0) + p sum_i w_i N(shift_i)`` against ``N(0)``."""
 
-    # A mixture of vectors is dominated by that of their norms: Choquette-Choo et al.
-    # (2023), arXiv:2310.15526, Corollary 4.7.
+    # A mixture of vectors is dominated by the mixture of their norms: Choquette-Choo et
+    # al. (2023), arXiv:2310.15526, Corollary 4.7.
 
     rate: Array  # p in [0, 1]
     shifts: tuple[Array, ...]  # each > 0, ascending
@@ -272,14 +275,14 @@ class GaussianMixtureLoss(MixtureLoss):
     padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
 
     def kept_in_range(self) -> Self:
-        """Returns rates and shifts that kernels can compute with."""
+        """See `PrivacyLoss`."""
         rate = super(NoisyLoss, self).kept_in_range().rate
         least, most = self.SMALLEST_LOSS, self.LARGEST_LOSS
         shifts = tuple(np.clip(s, least, most) for s in self.shifts)
         return dataclasses.replace(self, rate=rate, shifts=shifts)
 
     def scaled(self, factor: Array) -> Self:
-        """Returns the mechanism with its noise divided by a factor."""
+        """See `PrivacyLoss`."""
         return dataclasses.replace(self, shifts=tuple(s * factor for s in self.shifts))
 
     def both_halves(self, shape: tuple[int, ...] | None = None) -> tuple[Half, ...]:
@@ -295,7 +298,7 @@ class GaussianMixtureLoss(MixtureLoss):
         """See `MixtureLoss`."""
         xp = namespace(rate, shift)
         rate, shift = positive(rate, 1.0), positive(shift, LARGEST)
-        # Components that are not there equal the last one.
+        # Padding: components without a weight are placed at the largest shift.
         there = weight > 0.5 * LOG_ZERO
         most = xp.max(xp.where(there, shift, 0.0), axis=0)
         shift = xp.where(there, shift, most)
@@ -305,12 +308,12 @@ class GaussianMixtureLoss(MixtureLoss):
         return up, Half("fall", -shift, shift[:0], move, rest, move, 0 * rate, none)
 
     def bulk_loss(self) -> Array:
-        """The loss of not being drawn, where that is the rule."""
+        """See `Nodes`: the loss without the unit, if that is the usual case."""
         return undrawn_loss(self.outer_rate, self.rate)
 
     @property
     def _shift(self) -> Array:
-        """The largest shift."""
+        """The largest shift with a weight."""
         xp = namespace(*self.fields)
         largest = xp.zeros(())
         for shift, weight in zip(self.shifts, self.log_weights, strict=True):
@@ -319,7 +322,7 @@ class GaussianMixtureLoss(MixtureLoss):
 
 
 def _weighted(half: Half, piece: tuple[Pair, ...], above: Array) -> tuple:
-    """Losses and weights of a path; the density's logarithm and the loss at its end."""
+    """Returns losses and weights of a path, and log-density and loss at its end."""
     x, element, y, base = piece
     sign, normal = 2 * above - 1, log_normal(x)
     density = polar(
@@ -333,33 +336,37 @@ def _weighted(half: Half, piece: tuple[Pair, ...], above: Array) -> tuple:
     return (sign * y[0], y[1]), weight, end_density, sign * end_loss
 
 
-# --- A Poisson sample of the clip unit, cut to a fixed size at random ---
+# --- A Poisson sample of clip units, truncated at random to a largest batch size ---
 # Reference: docs/proofs.md, "A Poisson sample that is cut".
 
-# Relative increase of the weights: twice the error of binomial tails, 1e-10.
+# Relative increase of the probabilities: twice the error of binomial tails, 1e-10.
 _RAISED = 2e-10
 
 
 @dataclass(frozen=True)
 class TruncatedGaussianLoss(GaussianLoss, Bounds):
-    """``whole`` of a Poisson step's pair and ``cut`` of a swap's, under add_remove."""
+    """A truncated Poisson sample under add_remove: a mixture of two pairs.
 
-    whole: Array  # that the others do not fill the batch
-    cut: Array  # that they do
+    If the other units do not fill the batch, the pair is that of Poisson sampling; if
+    they do, the unit takes the place of another one.
+    """
+
+    whole: Array  # probability that the others do not fill the batch
+    cut: Array  # probability that they do
     rate: Array  # in [0, 1], of the Poisson sample
-    cut_rate: Array  # r in [0, 1], that the unit is in a full batch
+    cut_rate: Array  # r in [0, 1], of the unit in a full batch
     shift: Array  # s >= 0, the clip norm over the noise
-    sure: Array  # share of whole, cut, cut_rate that is a lower bound
+    sure: Array  # factor of whole, cut, cut_rate that makes lower bounds
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
 
     @property
     def chance(self) -> Array:
-        """That the unit is in the batch."""
+        """Probability that the unit is in the batch."""
         return self.whole * self.rate + self.cut * self.cut_rate
 
     def parts(self) -> tuple[GaussianLoss, GaussianLoss]:
-        """The pair if the batch is not full, and if it is."""
+        """Returns the pairs if the batch is not full, and if it is."""
         one = self.outer_rate
         return (
             SampledGaussianLoss(one, self.rate, self.shift),
@@ -367,7 +374,7 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         )
 
     def certified(self, *, up: bool) -> Self:
-        """See `Bounds`: its fields are upper bounds; below with the lower ones."""
+        """See `Bounds`: the fields are upper bounds; times ``sure`` lower ones."""
         if up:
             return self
         names = "whole", "cut", "cut_rate"
@@ -375,13 +382,13 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         return dataclasses.replace(self, **less)
 
     def hints(self) -> Hints:
-        """The unit in the batch; a swap is the largest shift."""
+        """See `PrivacyLoss`: replacing another unit has the largest shift."""
         xp = namespace(*self.fields)
         swap = xp.where(self.cut > 0, 2 * self.shift, self.shift)
         return Hints(self.chance, self.chance, self.shift, swap)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """The larger one's, of those that occur."""
+        """See `PrivacyLoss`: the larger one of the pairs that can occur."""
         most = 0.0
         for weight, part in zip((self.whole, self.cut), self.parts(), strict=True):
             lost = np.where(part.loses_nothing, 0, part.largest_loss(backward=backward))
@@ -389,7 +396,7 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         return np.asarray(most)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `Profile`: weighted means."""
+        """See `Profile`: means over the two pairs."""
         xp = namespace(u, *self.fields)
         whole, cut = (part.log_tails(u) for part in self.parts())
         log_whole, log_cut = xp.log(self.whole), xp.log(self.cut)
@@ -404,12 +411,12 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
         return mean(whole[0], cut[0]), mean(whole[1], cut[1])
 
     def tail_displacement(self, u: Array) -> Array:
-        """The larger one's."""
+        """See `Profile`: the larger one."""
         whole, cut = (part.tail_displacement(u) for part in self.parts())
         return namespace(u, *self.fields).maximum(whole, cut)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`: linear in the profiles, so a mean like them."""
+        """See `Moments`: the mean, as moments are linear in the profile."""
         xp = namespace(t, *self.fields)
         (whole, *first), (cut, *second) = (
             part.log_excess(t, rule) for part in self.parts()
@@ -420,12 +427,12 @@ class TruncatedGaussianLoss(GaussianLoss, Bounds):
 
 @dataclass(frozen=True)
 class ReplacedTruncatedLoss(TruncatedGaussianLoss):
-    """The same under replace_one."""
+    """A truncated Poisson sample under replace_one."""
 
     is_symmetric: ClassVar[bool] = True
 
     def parts(self) -> tuple[GaussianLoss, GaussianLoss]:
-        """The antipodal and the swapped pair."""
+        """Returns the antipodal and the swapped pair."""
         one = self.outer_rate
         return (
             AntipodalGaussianLoss(one, self.rate, one, self.shift),
@@ -435,12 +442,12 @@ class ReplacedTruncatedLoss(TruncatedGaussianLoss):
 
 @dataclass(frozen=True)
 class ZeroedTruncatedLoss(TruncatedGaussianLoss):
-    """The same under zero_out."""
+    """A truncated Poisson sample under zero_out."""
 
     is_symmetric: ClassVar[bool] = False
 
     def parts(self) -> tuple[GaussianLoss, GaussianLoss]:
-        """The sampled pair and, drawn in somebody's place, the zeroed one."""
+        """Returns the sampled pair, and the zeroed one in place of another unit."""
         one = self.outer_rate
         return (
             SampledGaussianLoss(one, self.rate, self.shift),
@@ -451,9 +458,14 @@ class ZeroedTruncatedLoss(TruncatedGaussianLoss):
 def cut_weights(
     population: np.ndarray, batch_size: np.ndarray, rate: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """``P(M < b)``, ``P(M >= b)``, r, and the share of each that is a lower bound."""
-    # r = E[q b / (M + 1) | M >= b] = b P(Binomial(N, q) > b) / (N P(M >= b)); the share
-    # is within 1e-9 of 1, but for populations of 1e8 whose batch is hardly ever full.
+    """Returns ``P(M < b)``, ``P(M >= b)``, r, and a factor that makes lower bounds.
+
+    M is the number of other units in the Poisson sample, b the batch size, and the
+    three probabilities are upper bounds.
+    """
+    # r = E[q b / (M + 1) | M >= b] = b P(Binomial(N, q) > b) / (N P(M >= b)). The
+    # factor is within 1e-9 of 1, except for populations of 1e8 whose batch is hardly
+    # ever full.
     n, b, q = np.broadcast_arrays(population, batch_size, rate)
     inside = (q > 0) & (q < 1)
     p = np.where(inside, q, 0.5)
@@ -470,7 +482,7 @@ def cut_weights(
         cut = np.where(inside, cut, np.where(never, b <= 0, always))
         with np.errstate(divide="ignore", invalid="ignore"):
             drawn = np.where(inside, joint / beneath, np.where(never, 0.0, b / n))
-        # With the unit at least b + 1 are drawn.
+        # If all of M >= b, M + 1 is at least b + 1.
         drawn = np.minimum(np.where(np.isnan(drawn), np.inf, drawn), q * b / (b + 1))
         return whole, cut, drawn
 

@@ -1,5 +1,12 @@
-"""The distribution of a privacy loss as weighted nodes on a path in the plane."""
-# ``M(z) = E_P[e^{zL}]`` of every z is a sum over them.
+"""Loss distributions as complex nodes and weights.
+
+The moment-generating function ``M(z) = E_P[e^{zL}]`` is the integral of ``e^{zL(x)}
+p(x) dx`` over the real line. The integrand is analytic, so the line may be moved into
+the upper half-plane, where ``e^{zL}`` oscillates less for the z that a contour integral
+needs. The trapezoidal rule on that path gives nodes L and weights which serve every z:
+M(z) is the sum of ``weight e^{z L}``. Reference: Trefethen and Weideman (2014), SIAM
+Review 56(3), for the rule.
+"""
 
 from __future__ import annotations
 
@@ -22,40 +29,41 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.special import log1p_bounded
 
-# Nodes and weights of the trapezoidal rule. Reference: Trefethen and Weideman (2014),
-# SIAM Review 56(3).
-
 Pair = tuple[Array, Array]
-"""Real and imaginary part, or nodes and weights."""
+"""Real and imaginary part of an array, or nodes and weights."""
 
-# Largest imaginary part ("height") of the path, in standard deviations: it amplifies
-# rounding errors at real z by e^{1.8²/2} = 5 at most.
+# Largest imaginary part of the path (its height), in standard deviations. It amplifies
+# rounding errors at real z by at most e^{1.8²/2} = 5.
 _TOP = 1.8
-# Height times shift at the kink: the log-ratio is singular at pi.
+# Height of the path at a kink, times the shift. The log-ratio is singular at pi.
 _KINK_ANGLE = 1.2
-# Slope of the path at the end of a domain: steep, so that e^{zL} falls off faster than
-# it oscillates.
+# Slope of the path where a half-line starts. It is steep, so that e^{zL} decays faster
+# than it oscillates.
 _SLOPE_AT_FLOOR = 2.0
-# Slope behind the kink, up to `_TOP`.
+# Slope of the path right of the kink, up to the height `_TOP`.
 _SLOPE_BEHIND_KINK = 0.4
-# Slope beyond that.
+# Slope of the path further right.
 _SLOPE_AT_END = 0.3
-# First node of a half-line: e^-13 from its end, where e^{zL} has a boundary layer of
-# width 1/|z|; below it e^{zL} - 1 is linear but for 1e-17.
+# First node of a half-line, e^-13 from its start. There e^{zL} has a boundary layer of
+# width 1/|z|. Closer to the start e^{zL} - 1 is linear up to 1e-17.
 _DEEPEST_LAYER = 13.0
-# Nodes at a kink are closer where the shift exceeds this, in proportion to it.
+# The spacing of nodes shrinks at a kink in proportion to the shift, above this shift.
 _CROWDING_SHIFT = 1.5
-# Width of the stretch where they are closer, in units of 1 / shift.
+# Width of the interval with smaller spacing, times the shift.
 _CROWDING_WIDTH = 3.0
-# Largest spacing of nodes, in standard deviations: further apart they may step over a
-# Gaussian, which no comparison of two rules would show.
+# Largest allowed spacing of nodes, in standard deviations. Wider spacing might step
+# over a Gaussian, and then two rules could agree on a wrong value.
 _WIDEST = 1.25
-# Steps of the fixed-point iteration for the inverse of a change of variables.
+# Steps of the fixed-point iteration that inverts a change of variables.
 _FIXED_POINT_STEPS = 6
 
 
 def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -> Pair:
-    """Nodes from about ``low`` to ``high`` and weights, (J, n): closer at the kink."""
+    """Returns (J, n) real nodes from about ``low`` to ``high``, and their weights.
+
+    The nodes are x = u - share width tanh((u - kink) / width), u equally spaced: their
+    spacing is 1 - share times smaller at the kink.
+    """
     xp = namespace(low, high, kink, s)
     share, width = _crowding(s)
 
@@ -76,12 +84,16 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
 def half_line(
     floor: Array, high: Array, kinks: tuple[Array, ...], s: Array, num_nodes: int
 ) -> Pair:
-    """Nodes from ``floor`` to about ``high`` and weights; closer at the kinks."""
+    """Returns (J, n) real nodes from ``floor`` to about ``high``, and their weights.
+
+    The distance from the floor is log(1 + e^u) of equally spaced u, so nodes crowd at
+    the floor; and they are closer at the kinks, as in `whole_line`.
+    """
     xp = namespace(floor, high, kinks[0], s)
     num_nodes = 6 * num_nodes // 7
     share, width = _crowding(s)
     if len(kinks) == 2:
-        # Where both kinks coincide the share is that of one.
+        # If both kinks coincide the two reductions add up to that of one kink.
         apart = xp.abs(kinks[0] - kinks[1]) / width
         share = share / (1 + 1 / xp.cosh(xp.minimum(apart, 300.0)) ** 2)
 
@@ -101,7 +113,7 @@ def half_line(
             for goal, center in zip(goals, centers, strict=True)
         )
 
-    # A loop: XLA's simplifier does not get through twelve unrolled steps.
+    # A loop, since XLA's simplifier does not terminate on twelve unrolled steps.
     centers = fori_loop(xp, 0, _FIXED_POINT_STEPS, inverse, goals)
     end = fori_loop(
         xp,
@@ -115,8 +127,9 @@ def half_line(
     v, rise = _softplus(u)
     shift, slope = crowding(v, centers)
     weight = _unless_wide(spacing) * rise * (1 - slope)
-    # The first node stands for all those before it: geometric series of the weights,
-    # to second order, and of what is linear in the nodes.
+    # The first node replaces all nodes left of it. Their weights are a geometric
+    # series, here to second order; so are the weights times the nodes, for a linear
+    # integrand.
     node, ratio = v - shift, xp.exp(-spacing)
     bent = (ratio * weight[1] - weight[0]) * ratio * ratio / (1 - ratio**2)
     first = (weight[:1] - bent) / (1 - ratio)
@@ -126,21 +139,21 @@ def half_line(
 
 
 def _crowding(s: Array) -> tuple[Array, Array]:
-    """Share by which the spacing is less at a kink, and the width of that."""
+    """Returns the share by which nodes are closer at a kink, and over what width."""
     xp = namespace(s)
     share = xp.maximum(1 - _CROWDING_SHIFT / s, 0.0)
-    # So that the width in x, not in u, is `_CROWDING_WIDTH` / s.
+    # In terms of x, not of u, the width is `_CROWDING_WIDTH` / s.
     return share, _CROWDING_WIDTH / s / (1 - 0.76 * share)
 
 
 def _unless_wide(spacing: Array) -> Array:
-    """The spacing, NaN where it is too wide."""
+    """Returns the spacing, or NaN if it exceeds `_WIDEST`."""
     xp = namespace(spacing)
     return xp.where(spacing <= _WIDEST, spacing, xp.nan)
 
 
 def _softplus(x: Array) -> tuple[Array, Array]:
-    """``log(1 + e^x)`` and its derivative."""
+    """Returns ``log(1 + e^x)`` and its derivative."""
     xp = namespace(x)
     return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x))), sigmoid(x)
 
@@ -155,7 +168,12 @@ def path_points(
     last: Array | float = 0.0,
     most: Array | float = 1e30,
 ) -> tuple[Pair, Pair]:
-    """Points on paths above the (V, J, n) nodes of a line, and dx with the weights."""
+    """Returns complex points above the (V, J, n) nodes of a line, and weighted dx.
+
+    Arguments: ``floor`` is the real start of a half-line, or -inf; ``kink`` is where
+    the path may rise, ``s`` the shift that limits its height there, ``last`` the
+    smallest x of the last rise, and ``most`` the largest height.
+    """
 
     def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
         imaginary, slope = _imaginary_part(node, floor, kink, s, last, most)
@@ -174,7 +192,10 @@ def half_line_points(
     height: Array,
     num_nodes: int,
 ) -> tuple[Pair, Pair]:
-    """`path_points` above `half_line` to (V, n) ends; they may rise from ``rise``."""
+    """Returns `path_points` above a `half_line` for each of (V, n) ends.
+
+    The path may rise right of ``rise``.
+    """
     line = map_first(lambda high: half_line(floor, high, kinks, s, num_nodes), high)
     return path_points(line, floor, rise, s, height, last=last)
 
@@ -187,7 +208,7 @@ def _imaginary_part(
     last: Array | float,
     most: Array | float,
 ) -> Pair:
-    """Imaginary part of the path at its real nodes, and its slope."""
+    """Returns the imaginary part of the path at real nodes, and its slope."""
     xp = namespace(node)
     at_kink = xp.minimum(_TOP, _KINK_ANGLE / s)
     starts = xp.isfinite(floor)
@@ -198,7 +219,7 @@ def _imaginary_part(
     begin = kink + 1.0
     stop = begin + (_TOP - at_kink) / _SLOPE_BEHIND_KINK
     tail = xp.maximum(xp.maximum(stop, 2.0), last)
-    # A path that starts on the real line must start there exactly.
+    # A half-line must start exactly on the real line.
     origin = xp.where(starts, floor, -1e30)
     for corner, rise in (
         (begin, _SLOPE_BEHIND_KINK),
@@ -214,52 +235,55 @@ def _imaginary_part(
 
 
 def _bend(x: Array) -> tuple[Array, Array]:
-    """A smooth ``max(x, 0)`` and its derivative; analytic while ``|Im x| < 2``."""
+    """Returns an analytic approximation of ``max(x, 0)`` and its derivative.
+
+    It is analytic for ``|Im x| < 2``.
+    """
     xp = namespace(x)
     root = xp.sqrt(x * x + 4.0)
-    # Without cancellation at x = -1e30.
+    # Not (root + x) / 2, which cancels at x = -1e30.
     smaller = 2.0 / (root + xp.abs(x))
     return xp.where(x > 0, x + smaller, smaller), 0.5 * (1 + x / root)
 
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-# Standard deviations left of which Q = N(0, 1) has a negligible mass: 1e-19.
+# The point left of which Q = N(0, 1) has a negligible probability, 1e-19.
 FURTHEST_LEFT = -9.0
-# Sampling rate above which losses do not concentrate at that of not being drawn.
+# Sampling rate above which most losses are not near log(1 - rate).
 _LARGEST_BULK_RATE = 0.99
 
 
 class NodeRule(NamedTuple):
-    """How `Nodes.nodes` are asked for, of fields (m,)."""
+    """What `Nodes.nodes` shall compute, for (m,) settings."""
 
     backward: Array  # (m,) 1 for the direction with P and Q exchanged, else 0
-    log_cut: Array  # (V, m) logarithm of the density at which it is cut
-    height: Array  # (V, m) scales the imaginary part of the path of integration
-    num_nodes: int  # of the quadrature
-    num_terms: int = 1  # `num_terms` of the fields, or more
+    log_cut: Array  # (V, m) logarithm of the density where the domain is truncated
+    height: Array  # (V, m) factor of the imaginary part of the path
+    num_nodes: int  # of the trapezoidal rule
+    num_terms: int = 1  # upper bound of `Nodes.num_terms` of all settings
 
 
 class LossNodes(NamedTuple):
-    """Nodes of ``E_P[e^{zL}]`` over the losses that are not 0; arrays over settings."""
+    """Nodes of ``E_P[e^{zL}]`` over the nonzero losses; arrays of n settings."""
 
-    # With several distributions all arrays have one more axis in front.
+    # For a mixture of several distributions all arrays have a further first axis.
 
     loss: Pair  # real and imaginary part of the losses at the nodes, each (J, n)
     weight: Pair  # real and imaginary part of the weights, each (J, n)
-    mass: Array  # (n,) sum of the weights: the probability of the losses that are not 0
-    size: Array  # (n,) sum of ``|weight loss|``, by which rounding errors are measured
+    mass: Array  # (n,) sum of the weights: the probability of a nonzero loss
+    size: Array  # (n,) sum of ``|weight loss|``, the scale of rounding errors
     right: Array  # (n,) smallest ``Im L / Re L`` of the nodes with Re L > 0
-    left: Array  # (n,) smallest ``Im L / -Re L`` of the others, for lines to the left
-    end_log_weight: Array  # (2, n) logarithm of the density, and the loss, at the cuts
-    end_loss: Array  # (2, n) logarithm of the density, and the loss, at the cuts
+    left: Array  # (n,) smallest ``Im L / -Re L`` of the other nodes
+    end_log_weight: Array  # (2, n) logarithm of the density at both truncation points
+    end_loss: Array  # (2, n) the loss at both truncation points
 
 
 def collected(
     loss: Pair, weight: Pair, end_log_weight: Array, end_loss: Array
 ) -> LossNodes:
-    """The nodes with what is derived from them."""
+    """Returns `LossNodes` with the fields that follow from losses and weights."""
     xp = namespace(loss[0], weight[0], end_log_weight, end_loss)
-    # A weight that underflows counts nothing, however large e^{zL}.
+    # A node whose weight underflowed must not add to e^{zL}, however large.
     some = (weight[0] != 0) | (weight[1] != 0)
     loss = xp.where(some, loss[0], 0.0), xp.where(some, loss[1], 0.0)
 
@@ -275,7 +299,7 @@ def collected(
 
 
 def atoms(loss: Array, weight: Array) -> LossNodes:
-    """The nodes of atoms alone, real (V, J, n) losses and weights; nothing is cut."""
+    """Returns the nodes of finitely many losses: (V, J, n) values, probabilities."""
 
     def one(loss: Array, weight: Array) -> LossNodes:
         xp = namespace(loss, weight)
@@ -293,7 +317,12 @@ def atoms(loss: Array, weight: Array) -> LossNodes:
 def mirrored(
     y: Pair, density: Pair, element: Pair, end_log_density: Array, end_loss: Array
 ) -> LossNodes:
-    """Losses y with P's density and -y with Q's, the latter known at the cut."""
+    """Returns nodes with losses y under P's density and -y under Q's.
+
+    This is the forward distribution of a symmetric pair, whose nodes y cover the
+    positive losses. ``density`` is log Q, and ``end_log_density`` its value where it is
+    truncated.
+    """
     xp = namespace(y[0], density[0], element[0], end_log_density, end_loss)
     above = times(polar(density[0] + y[0], density[1] + y[1]), element)
     below = times(polar(density[0], -density[1]), (element[0], -element[1]))
@@ -306,7 +335,7 @@ def mirrored(
 
 
 class Rate(NamedTuple):
-    """A rate p, ``log(p)`` and ``log(1 - p)``, which is finite; (n,)."""
+    """A probability p, ``log(p)``, and ``log(1 - p)``, which is kept finite; (n,)."""
 
     rate: Array
     log: Array
@@ -314,13 +343,16 @@ class Rate(NamedTuple):
 
     @classmethod
     def of(cls, rate: Array) -> Rate:
-        """The rate with its logarithms."""
+        """Returns the rate with its logarithms."""
         xp = namespace(rate)
         return cls(rate, xp.log(rate), xp.maximum(xp.log1p(-rate), -1e300))
 
 
 def sampled_ends(p: Rate, s: Array, log_cut: Array) -> tuple[Array, Array, Array]:
-    """Where the sampled pair's densities are cut, and the kink of their ratio."""
+    """Returns where the sampled Gaussian's densities fall below the cut, and the kink.
+
+    The kink of log P/Q is where both components of P have the same density.
+    """
     xp = namespace(p.rate, s, log_cut)
     reach = xp.sqrt(-2 * log_cut)
     high = xp.maximum(reach, s + xp.sqrt(2 * xp.maximum(p.log - log_cut, 1.0)))
@@ -336,14 +368,14 @@ def nodes_on_line(
     complex_loss: Callable[[Pair], Pair],
     real_loss: Callable[[Array], Array],
 ) -> LossNodes:
-    """Nodes of losses ``log(P/Q)`` at x, Q = N(0, 1), on a path above the real line."""
+    """Returns nodes of losses ``log(P/Q)``, Q = N(0, 1), on a path above the line."""
     backward, num_nodes = rule.backward, rule.num_nodes
     xp = namespace(*ends, s, backward)
     line = map_first(lambda a, b: whole_line(a, b, kink, s, num_nodes), *ends)
     nowhere = xp.full_like(s, -xp.inf)
     x, element = path_points(line, nowhere, kink, s, rule.height, last=s)
     y = map_first(complex_loss, x)
-    # Backward the losses change their sign, and Q's path is the conjugate one.
+    # Backward the losses change their sign, and the path is the complex conjugate.
     sign, forward = 1 - 2 * backward, 1 - backward
 
     def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
@@ -361,23 +393,26 @@ def nodes_on_line(
 
 
 def undrawn_loss(outer_rate: Array, rate: Array) -> Array:
-    """The loss of not being drawn, ``log(1 - p)``, where that is the rule; else 0."""
+    """Returns ``log(1 - p)``, the usual loss if p is small and there is no outer rate.
+
+    Otherwise it is 0.
+    """
     xp = namespace(outer_rate, rate)
     concentrated = (outer_rate >= 1) & (rate < _LARGEST_BULK_RATE)
     return xp.log1p(-xp.where(concentrated, rate, 0.0))
 
 
 def gaussian_loss(x: Pair, s: Array) -> Pair:
-    """``log(phi(x - s) / phi(x))``."""
+    """Returns ``log(phi(x - s) / phi(x))``."""
     return s * (x[0] - 0.5 * s), s * x[1]
 
 
 def log_mixture(exponent: Pair, p: Rate) -> Pair:
-    """``log(1 - p + p e^l)``, continued past the kink."""
+    """Returns ``log(1 - p + p e^l)`` for complex l, continuous right of the kink."""
     xp = namespace(exponent[0], p.rate)
     low = xp.minimum(exponent[0], 700.0)
     versine, sine = versine_sine(exponent[1])
-    # p (e^l - 1), without cancellation where the loss is small
+    # p (e^l - 1), without cancellation if l is small
     gained, grown = xp.expm1(low), xp.exp(low)
     near = (p.rate * (gained * (1 - versine) - versine), p.rate * grown * sine)
     gap = exponent[0] + p.log - p.log_rest
@@ -394,12 +429,12 @@ def log_mixture(exponent: Pair, p: Rate) -> Pair:
 
 
 def real_log_mixture(exponent: Array, p: Rate) -> Array:
-    """`log_mixture` on the real line, with full relative precision everywhere."""
+    """Returns ``log(1 - p + p e^l)`` for real l, with full relative precision."""
     xp = namespace(exponent, p.rate)
     excess = p.rate * xp.expm1(xp.minimum(exponent, 700.0))
     central = xp.abs(excess) <= 0.5
-    # Elsewhere factor out the larger of the two terms (1 - p) + p e^l: near p = 1 and
-    # l << 0 their sum is far below 1 and 1 + p (e^l - 1) has no digits left.
+    # Elsewhere factor out the larger of the two terms (1 - p) + p e^l. Near p = 1 and
+    # for l << 0 their sum is far below 1, so that 1 + p (e^l - 1) has no digits left.
     gap = exponent + p.log - p.log_rest
     offset = xp.where(gap > 0, exponent + p.log, p.log_rest)
     argument = xp.where(central, excess, xp.exp(-xp.abs(gap)))
@@ -407,5 +442,5 @@ def real_log_mixture(exponent: Array, p: Rate) -> Array:
 
 
 def log_normal(x: Pair) -> Pair:
-    """``log phi(x)`` for complex x."""
+    """Returns ``log phi(x)`` for complex x."""
     return 0.5 * (x[1] * x[1] - x[0] * x[0]) - LOG_SQRT_2PI, -x[0] * x[1]

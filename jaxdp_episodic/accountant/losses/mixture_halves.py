@@ -1,7 +1,8 @@
-"""Half of a pair of mixtures of unit Gaussians: profiles, moments and loss nodes."""
+"""A pair of Gaussian mixtures with increasing ratio: profiles, moments, loss nodes.
 
-# Reference: docs/theory.md; Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2,
-# Theorems 2, 8 and 9.
+References: docs/theory.md; Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems
+2, 8 and 9.
+"""
 
 from __future__ import annotations
 
@@ -59,47 +60,48 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_saturating_tail,
 )
 
-# Relative error of profiles and tails for each unit of 1 + |log|: three times the
-# largest of 360 random settings against 60 digits, as logarithms of rates of 1e-12
-# are rounded.
+# Relative error of profiles and tails for each unit of 1 + |log|. It is three times the
+# largest error in 360 random settings (60-digit reference), which comes from rounding
+# the logarithms of rates of 1e-12.
 PROFILE_ERROR = 1e-14
-# Stands for log 0 where -inf would make NaN.
+# Replaces log 0 where -inf would give NaN.
 LOG_ZERO = -1e30
-# Most steps of Newton's method for the place of a loss, or halvings.
+# Largest number of Newton or bisection steps for the x of a given loss.
 _MOST_STEPS = 60
-# A step, in losses, that leaves an error of about its square.
+# Newton steps end below this step, in nats; the error is then about its square.
 _LAST_STEP = 1e-9
-# Largest relative residual that a last step, with all digits, takes away.
+# Largest relative residual that is removed by a last step.
 _LARGEST_RESIDUAL = 1e-3
-# Largest exponent of P/Q - 1 where that is asked to be small: squares do not overflow.
+# Largest exponent of a P/Q - 1 that is used only if small: its square is finite.
 _LARGEST_EXPONENT = 100.0
-# Rows from which on those that do not count are left out.
+# Up to this number of rows none is left out.
 _FEW_ROWS = 4
-# Nats below the largest term at which others are left out: e^-46 of 1e4 is 1e-16.
+# Terms this many nats below the largest are left out: e^-46 times 1e4 terms is 1e-16.
 NEGLIGIBLE = 46.0
-# By how much later than at the kink of two centers on either side of 0 paths rise.
+# How far right of the kink paths rise if two centers lie on either side of 0.
 _LATER = 1.0
-# Largest place of a kink.
+# Largest x of a kink.
 _FURTHEST_KINK = 1e9
 
 
 class Half(NamedTuple):
-    """P against Q, whose ratio grows; rows (A, ...) or (B, ...) of settings."""
+    """P against Q, mixtures with an increasing ratio; rows (A, ...) or (B, ...)."""
 
-    # Q has centers at 0 and below, and P is Q after mass has moved right: from 0
-    # ("rise") or from below 0 ("turn") to centers above, or from below to 0 ("fall").
-    # So P - g Q changes its sign once (Descartes), at x, and H_g is a sum of positive
-    # terms of Mills ratios m: moved masses times phi(x-h) (m(x-h) - m(x)), and what P -
-    # g Q lacks at l < 0 times phi(x-l) (m(x) - m(x-l)).
+    # Q has components at 0 and at centers ``low`` < 0. P is Q after some weight has
+    # moved right: from 0 to centers above ("rise"), from low to centers above ("turn"),
+    # or from low to 0 ("fall"). So P - g Q changes its sign once (Descartes), at x. H_g
+    # is a sum of positive terms with Mills ratios m: each moved weight to h times
+    # phi(x-h) (m(x-h) - m(x)), and each negative coefficient of P - g Q at l < 0 times
+    # phi(x-l) (m(x) - m(x-l)).
 
     way: str  # "rise", "turn" or "fall"
     low: Array  # (A, ...) centers below 0
-    high: Array  # (B, ...) centers above 0; none of a "fall"
-    move: Array  # logarithms of the moved masses: (A, ...) of a "fall", else (B, ...)
-    q_zero: Array  # logarithms of Q's weights at 0 and at ``low``
-    q_low: Array  # logarithms of Q's weights at 0 and at ``low``
-    p_zero: Array  # of P's; at ``high`` P has what has moved there
-    p_low: Array  # of P's; at ``high`` P has what has moved there
+    high: Array  # (B, ...) centers above 0; B = 0 for a "fall"
+    move: Array  # log of the moved weights: (A, ...) for a "fall", else (B, ...)
+    q_zero: Array  # (...) log of Q's weight at 0
+    q_low: Array  # (A, ...) log of Q's weights at ``low``
+    p_zero: Array  # (...) log of P's weight at 0; those at ``high`` are ``move``
+    p_low: Array  # (A, ...) log of P's weights at ``low``
 
     @classmethod
     def rising(
@@ -111,39 +113,39 @@ class Half(NamedTuple):
         low: Array | None = None,
         kept: Array | None = None,
     ) -> Self:
-        """Mass moves from 0 to ``high``, (B, ...); ``kept`` stays at ``low``."""
+        """Weight moves from 0 to ``high``, (B, ...), and stays at ``low``."""
         none = high[:0] if low is None else low
         stays = none if kept is None else kept
         return cls("rise", none, high, move, q_zero, stays, p_zero, stays)
 
     @property
     def falls(self) -> bool:
-        """Whether mass moves to 0, and losses end where Q has some there."""
+        """Whether weight moves to 0. Then losses are bounded if Q has weight there."""
         return self.way == "fall"
 
     @property
     def centers(self) -> Array:
-        """All centers, ascending unless some are absent: below 0, 0, above."""
+        """All centers: below 0, 0, above; ascending except for padding."""
         xp = namespace(self.q_zero)
         return xp.concatenate([self.low, 0 * self.q_zero[None], self.high])
 
     @property
     def log_p(self) -> Array:
-        """Logarithms of P's weights at the centers."""
+        """Log of P's weights at the centers."""
         xp = namespace(self.q_zero)
         moved = self.move[:0] if self.falls else self.move
         return xp.concatenate([self.p_low, self.p_zero[None], moved])
 
     @property
     def log_q(self) -> Array:
-        """Logarithms of Q's weights at the centers."""
+        """Log of Q's weights at the centers."""
         xp = namespace(self.q_zero)
         none = xp.full_like(self.high, LOG_ZERO)
         return xp.concatenate([self.q_low, self.q_zero[None], none])
 
     @property
     def moves(self) -> tuple[Array, Array]:
-        """From where and to where mass moves."""
+        """Start and end of each move."""
         if self.way == "rise":
             return 0 * self.high, self.high
         return self.low, 0 * self.low if self.falls else self.high
@@ -157,7 +159,7 @@ class Half(NamedTuple):
     # --- On the real line ---
 
     def log_base(self, x: Array) -> Array:
-        """Logarithm of Q's density over that of N(0), at x."""
+        """Returns the log of Q's density over that of N(0), at x."""
         if not len(self.low):
             return _wide(self.q_zero, x, 0) + 0 * x
         low, weight = (_wide(a, x) for a in (self.low, self.q_low))
@@ -165,7 +167,7 @@ class Half(NamedTuple):
         return log_add(_wide(self.q_zero, x, 0), below)
 
     def gained(self, x: Array) -> tuple[Array, Array]:
-        """``(P - Q) / N(0)`` at x: the logarithm of a scale, and a number times it."""
+        """Returns ``(P - Q) / N(0)`` at x as the log of a scale, and a factor."""
         xp = namespace(x, self.move)
         start, end, move = (_wide(a, x) for a in (*self.moves, self.move))
         tilt = (end - start) * (x - 0.5 * (end + start))
@@ -177,7 +179,7 @@ class Half(NamedTuple):
         return scale, xp.sum(part, axis=0)
 
     def log_parts(self, x: Array) -> tuple[Array, Array]:
-        """Log-ratio of P to Q, and log-density of Q, at real x right of the floor."""
+        """Returns log P/Q and log Q at real x >= `floor`."""
         xp = namespace(x, self.move)
         scale, number = self.gained(x)
         base = self.log_base(x)
@@ -185,7 +187,7 @@ class Half(NamedTuple):
         return log_add(0.0, log_ratio), base - 0.5 * x * x - LOG_SQRT_2PI
 
     def floor(self) -> Array:
-        """Where P/Q is 1."""
+        """Returns the x where P/Q is 1."""
         start, end = self.moves
         if len(start) == 1:
             return 0.5 * (start + end)[0]
@@ -193,20 +195,20 @@ class Half(NamedTuple):
         return self.root(xp.full_like(self.q_zero, LOG_ZERO), logsumexp(self.move))
 
     def place(self, u: Array) -> Array:
-        """Where the loss is u >= 0; not of a "fall"."""
+        """Returns the x where the loss is u >= 0; not for a "fall"."""
         log_gain = np.where(u > 0, log_expm1(np.where(u > 0, u, 1.0)), LOG_ZERO)
         return self.counting(log_gain, log_gain).root(log_gain, log_gain)
 
     def root(self, log_gain: Array, log_left: Array) -> Array:
-        """The x at which P is g Q."""
-        # Newton's method for the logarithms of the positive and the negative part, one
-        # of which is convex, then a last step for P - g Q itself, which keeps its
-        # digits.
+        """Returns the x where P = g Q, given log(g - 1) and log `weight_left`."""
+        # Newton's method for the difference of the logs of the positive and the
+        # negative part, one of which is convex. A last step for P - g Q itself recovers
+        # all digits.
         xp = namespace(log_gain, self.move)
         at_zero, at_low = self._lacking(log_gain)
 
         def sides(x: Array) -> tuple[Array, Array, Array]:
-            """Both parts and the slope of their difference."""
+            """Returns the logs of both parts and the slope of their difference."""
             terms = at_low + self.low * (x - 0.5 * self.low)
             if self.falls:
                 less, mean = _log_mean(terms, self.low)
@@ -243,7 +245,7 @@ class Half(NamedTuple):
         return x - rest / slope
 
     def _bracket(self, log_gain: Array, log_left: Array) -> tuple[Array, Array]:
-        """Between which the root is: each term alone is a bound of its sum."""
+        """Returns bounds of the root, which follow from single terms."""
         xp = namespace(log_gain, self.move)
         at_zero, at_low = self._lacking(log_gain)
         if self.falls:
@@ -260,14 +262,14 @@ class Half(NamedTuple):
         return low, xp.maximum(low, high)
 
     def counting(self, log_gain: Array, log_left: Array) -> Self:
-        """In NumPy the first rows, up to the last that counts somewhere."""
+        """Leaves out the last rows that are negligible in all settings (NumPy only)."""
         if namespace(self.move) is not np or len(self.move) <= _FEW_ROWS:
             return self
         low, high = self._bracket(log_gain, log_left)
         reach, far = (-low, -self.low) if self.falls else (high, self.high)
         kept = 1
         for term in (self.move, self.move + far * (reach - 0.5 * far)):
-            # What is not a number counts.
+            # NaN is not negligible.
             counts = ~(term <= np.max(term, axis=0) - NEGLIGIBLE)
             rows = np.flatnonzero(np.any(counts, axis=tuple(range(1, term.ndim))))
             kept = max(kept, 1 + int(np.max(rows, initial=0)))
@@ -275,14 +277,14 @@ class Half(NamedTuple):
         return self._replace(**{name: getattr(self, name)[:kept] for name in names})
 
     def _lacking(self, log_gain: Array) -> tuple[Array, Array]:
-        """Logarithms of what P - g Q lacks at 0 and at ``low``."""
+        """Returns the logs of the negative coefficients of P - g Q: at 0, low."""
         at_zero, at_low = log_gain + self.q_zero, log_gain + self.q_low
         if self.way == "rise":
             return log_add(at_zero, logsumexp(self.move)), at_low
         return at_zero, log_add(at_low, self.move)
 
     def tails(self, u: Array) -> Tails:
-        """Profile and tail at ``u = log g >= 0``; see the module's docstring."""
+        """Returns the profile and the tail at ``u = log g >= 0``; see the class."""
         xp = namespace(u, self.move)
         some = u > 0
         safe = xp.where(some, u, 1.0)
@@ -299,7 +301,7 @@ class Half(NamedTuple):
         )
 
     def _tails(self, u: Array, logs: tuple[Array, ...], alive: Array) -> Tails:
-        """The same with logarithms of g - 1, 1 - 1/g and of what is left at 0."""
+        """Computes `tails`; ``logs`` are of g - 1, 1 - 1/g and `weight_left`."""
         xp = namespace(u, self.move)
         log_gain, log_share, log_left = logs
         x = self.root(log_gain, log_left)
@@ -342,18 +344,18 @@ class Half(NamedTuple):
     # --- Moments ---
 
     def excess(self, t: Array, rule: MomentRule, floor: Array) -> tuple[Array, ...]:
-        """``log E_Q[f(P/Q - 1); x > floor]``; see `losses.excess`."""
+        """Returns ``log E_Q[f(P/Q - 1); x > floor]``; see `excess.log_integral`."""
         parts, (panels, nodes, _) = len(self.move), rule.quadrature
-        # Of more bumps, or one far from the others.
+        # More panels for more peaks, or for one far from the others.
         panels = (2 + parts) * panels if parts > 1 else panels * (2 + self.falls) // 2
         rule = rule._replace(quadrature=Quadrature(panels, nodes))
         windows = self._windows(t, rule.direction, floor)
         return log_integral(self.log_parts, *windows, floor, t, rule)
 
     def _windows(self, t: Array, direction: str, floor: Array) -> tuple[Windows, Array]:
-        """Where the integrand has weight."""
-        # A product of Gaussians peaks where x is the sum of their centers, or at a kink
-        # between two such.
+        """Returns windows where the integrand is not negligible, and their centers."""
+        # The integrand is a product of powers of mixtures. It peaks where x is a
+        # weighted sum of their centers, or at a kink between two such points.
         xp = namespace(t, self.move)
         alpha, centers = 1 + t, self.centers
         has_p, has_q = self.log_p > 0.5 * LOG_ZERO, self.log_q > 0.5 * LOG_ZERO
@@ -372,7 +374,7 @@ class Half(NamedTuple):
             bumps += [top, first, xp.clip(base, first, top)]
 
             def slope(x: Array) -> tuple[Array, Array]:
-                """Of the exponent, plus x."""
+                """Returns the derivative of the exponent, plus x, and its own."""
                 (_, p, pp), (_, q, qq) = (
                     _log_moments(a[:, None] + self._tilts(x), centers[:, None])
                     for a in (self.log_p, self.log_q)
@@ -391,16 +393,19 @@ class Half(NamedTuple):
         return windows_around(bumps, *graded, between=settled)
 
     def _tilts(self, x: Array) -> Array:
-        """Logarithms of the centers' densities over that of N(0), (C, k, n)."""
+        """Returns the log-densities at the centers over that of N(0), (C, k, n)."""
         centers = self.centers[:, None]
         return centers * (x - 0.5 * centers)
 
     # --- In the plane ---
 
     def lead_kinks(self, floor: Array) -> tuple[tuple[Array, Array], Array]:
-        """From where on the last center has half of P's and of Q's density, or more."""
-        # Where the last center equals one further away than 0, zeros of the density lie
-        # lower, so paths rise later.
+        """Returns the x from which the last center has half of P's, of Q's density.
+
+        And how much further right paths shall rise.
+        """
+        # If a center is further away than the last center is from 0, zeros of the
+        # density lie closer to the real line, so paths must rise later.
         xp = namespace(floor, self.move)
         found, later = [], xp.zeros_like(floor)
         for weight in (self.log_p, self.log_q):
@@ -420,12 +425,12 @@ class Half(NamedTuple):
         return (found[0], found[1]), later
 
     def at(self, x: Pair, kinks: tuple[Array, Array]) -> tuple[Pair, Pair]:
-        """Log-ratio of P to Q, and of Q's density to N(0)'s, at (J, n) of a path."""
+        """Returns the logs of P/Q, and of Q over N(0), at complex (J, n) points."""
         xp = namespace(x[0], self.move)
         base = self._log_sum(x, self.log_q, kinks[1])
         start, end, move = (_wide(a, x[0]) for a in (*self.moves, self.move))
         tilt = (end - start) * (x[0] - 0.5 * (end + start)), (end - start) * x[1]
-        # e^a - e^b by the larger one, times expm1: its angle may be exactly 0.
+        # e^a - e^b as the larger one times expm1. The angle may be exactly 0.
         sign = xp.where(tilt[0] > 0, -1.0, 1.0)
         less = expm1_complex(-xp.abs(tilt[0]), sign * tilt[1])
         larger = xp.where(tilt[0] > 0, end, start)
@@ -442,7 +447,7 @@ class Half(NamedTuple):
         return tuple(loss), base
 
     def _log_sum(self, x: Pair, weight: Array, kink: Array) -> Pair:
-        """Logarithm of a mixture's density over that of N(0)."""
+        """Returns the log of a mixture's density over that of N(0)."""
         xp = namespace(x[0], weight)
         centers, wide = _wide(self.centers, x[0]), _wide(weight, x[0])
         has = wide > 0.5 * LOG_ZERO
@@ -455,18 +460,19 @@ class Half(NamedTuple):
         return re + most, im + common
 
     def path(self, above: Array, rule: NodeRule) -> tuple[Pair, ...]:
-        """Points, dx with weights, losses and Q over N(0), each (V, J, n)."""
+        """Returns points, weighted dx, losses, and log Q over N(0), each (V, J, n)."""
         _, log_cut, height, num_nodes, _ = rule
         xp = namespace(log_cut, self.move)
         floor = self.floor()
         kinks, later = self.lead_kinks(floor)
-        # Where losses end, beyond the kink, the path must keep its side of them.
+        # Where losses are bounded, the path must not rise behind the kink either: it
+        # would cross their branch cut.
         ends = self.falls & (self.q_zero > 0.5 * LOG_ZERO)
         rise = xp.where(ends, floor + _FURTHEST_KINK, xp.maximum(*kinks) + later)
         seen = xp.maximum(self.log_p, self.log_q) - log_cut[:, None]
         seen = self.centers + xp.sqrt(2 * xp.maximum(seen, 1.0))
         high = xp.maximum(xp.sqrt(-2 * log_cut), xp.max(seen, axis=1))
-        # Beyond it Q has a mass of 1e-19.
+        # Beyond it Q has a probability of 1e-19.
         most = xp.maximum(floor, 0.0) - FURTHEST_LEFT
         high = xp.where(above > 0, high, xp.minimum(high, most))
         high = xp.maximum(high, floor + 2.0)
@@ -481,8 +487,8 @@ class Half(NamedTuple):
 def _sum_of(
     bound: Array, factor: Callable[..., Array], *at: Array, rest: Array | float
 ) -> Array:
-    """Logarithm of ``e^rest`` and the sum over rows of ``e^bound`` times factors."""
-    # In NumPy factors of terms that are negligible by their bound are left out.
+    """Returns the log of ``e^rest`` plus the sum over rows of ``e^bound * factor``."""
+    # In NumPy the factor of a term with a negligible bound is not computed.
     if namespace(bound) is not np or len(bound) <= _FEW_ROWS:
         return log_add(rest, logsumexp(bound + factor(*at)))
     used = bound > np.maximum(np.max(bound, axis=0), rest) - NEGLIGIBLE
@@ -493,16 +499,16 @@ def _sum_of(
 
 
 def log_rest(rate: Array) -> Array:
-    """``log(1 - rate)``, finite."""
+    """Returns ``log(1 - rate)``, kept finite."""
     xp = namespace(rate)
     return xp.where(rate < 1, xp.log1p(-xp.where(rate < 1, rate, 0.5)), LOG_ZERO)
 
 
 def log_lost(t: Array, width: Array) -> Array:
-    """``log(phi(t) (m(t) - m(t + width)))`` for any t and any width > 0."""
+    """Returns ``log(phi(t) (m(t) - m(t + width)))`` for any t and any width > 0."""
     xp = namespace(t, width)
     t, width = xp.broadcast_arrays(t, width)
-    # Left of -1, and t + width as well: -expm1(z) + phi(t) (m(-t-width) - m(-t)), z =
+    # If t < -1 and t + width < 0: -expm1(z) + phi(t) (m(-t-width) - m(-t)) with z =
     # width (t + width / 2).
     left = (t < -1) & (t + width < 0)
     edge = xp.where(left, t, -2.0)
@@ -514,7 +520,7 @@ def log_lost(t: Array, width: Array) -> Array:
 
 
 def _kinks(centers: Array, weight: Array) -> list[tuple[Array, Array]]:
-    """Where a mixture leaves a center for the next one there is, and their distance."""
+    """Returns where each component falls below the next one, and their distance."""
     xp = namespace(weight)
     found = []
     after, above = centers[-1], weight[-1]
@@ -529,20 +535,20 @@ def _kinks(centers: Array, weight: Array) -> list[tuple[Array, Array]]:
 
 
 def _wide(a: Array, x: Array, rows: int = 1) -> Array:
-    """Arrays with an axis of rows in front of the settings, to go with points x."""
+    """Inserts axes between the rows and the settings of ``a`` to match points x."""
     missing = x.ndim - (a.ndim - rows)
     return a.reshape((*a.shape[:rows], *(1,) * missing, *a.shape[rows:]))
 
 
 def _log_mean(terms: Array, values: Array) -> tuple[Array, Array]:
-    """Logarithm of a sum of exponentials, rows of which have values, and their mean."""
+    """Returns the log of a sum of exponentials, and the mean of their values."""
     xp = namespace(terms)
     total = logsumexp(terms)
     return total, xp.sum(xp.exp(terms - total) * values, axis=0)
 
 
 def _log_moments(terms: Array, values: Array) -> tuple[Array, Array, Array]:
-    """The same with the variance."""
+    """Returns `_log_mean` and the variance of the values."""
     xp = namespace(terms)
     total, mean = _log_mean(terms, values)
     share = xp.exp(terms - total)

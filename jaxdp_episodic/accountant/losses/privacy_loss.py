@@ -1,6 +1,9 @@
-"""The base of all mechanisms: fields of a *dominating pair* (P, Q)."""
-# And facts that need no computing. Reference: Zhu, Dong, Wang (2022),
-# arXiv:2106.08567.
+"""The base classes of all mechanisms: what a privacy loss can answer.
+
+A mechanism is a dominating pair (P, Q), described by arrays of parameters (its fields),
+one entry a setting. Its privacy loss is log P/Q: under P forward; backward P and Q are
+exchanged. Reference: Zhu, Dong, Wang (2022), arXiv:2106.08567.
+"""
 
 from __future__ import annotations
 
@@ -19,66 +22,67 @@ from jaxdp_episodic.accountant.losses.loss_nodes import LossNodes, NodeRule
 from jaxdp_episodic.accountant.numerics.loops import Array, map_arrays, namespace
 
 Tails = tuple[Array, Array]
-"""Logarithms of ``H_g`` and of g times the second mass of the losses above log g."""
+"""``log H_g(P||Q)`` (the profile) and ``log(g Q(L > log g))`` (the tail); backward with
+P and Q exchanged."""
 
-# Smallest rate that kernels compute with; smaller ones are raised to it, which raises
-# epsilon. Products and squares of several must stay above the smallest float64.
+# Smallest rate that kernels compute with. A smaller positive rate is raised to it,
+# which raises epsilon. Products and squares of several rates must not underflow.
 _SMALLEST_RATE = 1e-60
 
 
 class Quadrature(NamedTuple):
-    """Size of a quadrature: panels and Gauss–Legendre nodes in each."""
+    """Size of a quadrature: number of panels, and Gauss–Legendre nodes in each."""
 
     num_panels: int
     nodes_per_panel: int
-    lattice: float = 0.0
+    lattice: float = 0.0  # if > 0 a trapezoidal rule with an error of e^-lattice
 
 
 class MomentRule(NamedTuple):
-    """How `Moments.log_excess` is asked for."""
+    """What `Moments.log_excess` shall compute, and how."""
 
-    direction: str  # "forward", "backward", or "symmetric": both alike
-    quadrature: Quadrature  # its size
-    with_derivatives: bool = False  # two in t, over the excess; for searches
+    direction: str  # "forward", "backward", or "symmetric" (both are equal)
+    quadrature: Quadrature
+    with_derivatives: bool = False  # also the first two in t, divided by the excess
 
 
 class Hints(NamedTuple):
-    """A sampled Gaussian of about the same privacy loss, with which searches start."""
+    """A sampled Gaussian with a similar privacy loss; searches start from it."""
 
     rate: Array  # sampling probability
-    odds: Array  # factor of ``e^{shift x}`` in P/Q where that is large
+    odds: Array  # P/Q is about ``odds e^{shift x}`` where it is large
     shift: Array  # distance of the two means, in standard deviations of the noise
-    furthest: Array  # the largest such distance that is not too rare to count
+    furthest: Array  # the largest shift with a probability that matters
 
     @classmethod
     def unsampled(cls, shift: Array) -> Self:
-        """The Gaussian mechanism itself."""
+        """Returns the hints of the Gaussian mechanism without sampling."""
         one = namespace(shift).ones_like(shift)
         return cls(one, one, shift, shift)
 
 
 @dataclass(frozen=True)
 class PrivacyLoss(abc.ABC):
-    """Base of all mechanisms: their fields, and facts that need no computing."""
+    """Base of all mechanisms: their fields, and facts that need no integral."""
 
-    outer_rate: Array  # that anything is seen; a factor on profiles and M - 1
-    # Range of losses, and of shifts that make them, in which squares of exponents
-    # neither vanish nor overflow. Larger ones answer inf; smaller ones are raised.
+    outer_rate: Array  # probability of a release; a factor of profiles and of M - 1
+    # Range of losses, and of the shifts that cause them, in which squares of exponents
+    # neither underflow nor overflow. Larger ones give inf; smaller ones are raised.
     SMALLEST_LOSS: ClassVar[float] = 1e-20
     LARGEST_LOSS: ClassVar[float] = 1e70
 
-    padding: ClassVar[dict[str, float]] = {}  # stands for a missing part
-    compiles: ClassVar[bool] = True  # whether JAX compiles the kernels
+    padding: ClassVar[dict[str, float]] = {}  # values of missing parts, see `stack`
+    compiles: ClassVar[bool] = True  # whether JAX may compile the kernels
 
     # --- Arrays ---
 
     def map(self, function: Callable[[Array], Array]) -> Self:
-        """Returns the same mechanism with a function applied to every field."""
+        """Returns the mechanism with a function applied to every field."""
         return map_arrays(function, self)
 
     @property
     def fields(self) -> tuple[Array, ...]:
-        """The arrays, in the order of the class' attributes; columns one by one."""
+        """All arrays, in the order of the fields; of a tuple field each part."""
         arrays: list[Array] = []
         map_arrays(arrays.append, self)
         return tuple(arrays)
@@ -90,7 +94,11 @@ class PrivacyLoss(abc.ABC):
 
     @classmethod
     def stack(cls, losses: list[Self]) -> Self:
-        """Returns several of this class as one, with a new first axis."""
+        """Stacks mechanisms of this class into one along a new first axis.
+
+        Fields that are tuples of parts (those named in `padding`) may differ in length:
+        the shorter ones are padded.
+        """
         stacked: list[Any] = []
         for field in dataclasses.fields(cls):
             values = [getattr(loss, field.name) for loss in losses]
@@ -104,7 +112,7 @@ class PrivacyLoss(abc.ABC):
         return cls(*stacked)
 
     def stacked(self, columns: tuple[Array, ...], shape: tuple[int, ...]) -> Array:
-        """A field that is a tuple as one array, with a first axis for the parts."""
+        """Returns a tuple field as one array; its first axis counts the parts."""
         xp = namespace(*self.fields)
         return xp.stack([xp.broadcast_to(column, shape) for column in columns])
 
@@ -113,8 +121,8 @@ class PrivacyLoss(abc.ABC):
     @property
     @abc.abstractmethod
     def is_symmetric(self) -> bool:
-        """Class constant: whether both directions' profiles are the same function."""
-        # Without a default: where it is wrongly true, epsilon is too small.
+        """Class constant: whether the profiles of both directions are equal."""
+        # Abstract, without a default: a wrong True would make epsilon too small.
 
     @functools.cached_property
     def rates(self) -> dict[str, Array]:
@@ -124,26 +132,26 @@ class PrivacyLoss(abc.ABC):
 
     @functools.cached_property
     def chance(self) -> Array:
-        """Probability that the step sees the unit: the product of all rates."""
+        """Probability that a release involves the unit: the product of all rates."""
         return math.prod(self.rates.values(), start=1.0)
 
     @property
     def loses_nothing(self) -> Array:
-        """Where P and Q are the same distribution."""
+        """Whether P and Q are equal."""
         return np.equal(self.chance, 0)
 
     @property
     def is_unprotected(self) -> Array:
-        """Where there is no noise, or so little that kernels would overflow."""
+        """Whether there is no noise, or so little that kernels would overflow."""
         return np.zeros(self.shape, bool)
 
     @property
     def has_too_little_noise(self) -> Array:
-        """Where there is some noise all the same, so that inf is a bound."""
+        """Whether `is_unprotected` holds despite some noise, so inf is only a bound."""
         return self.is_unprotected & np.isfinite(getattr(self, "shift", np.inf))
 
     def kept_in_range(self) -> Self:
-        """Returns fields that kernels can compute with, none of less privacy loss."""
+        """Returns fields that kernels can compute with; the loss never shrinks."""
         raised = {n: np.maximum(rate, _SMALLEST_RATE) for n, rate in self.rates.items()}
         return dataclasses.replace(self, **raised)
 
@@ -153,37 +161,37 @@ class PrivacyLoss(abc.ABC):
 
     @abc.abstractmethod
     def hints(self) -> Hints:
-        """Where searches start."""
+        """Returns a similar sampled Gaussian, from which searches start."""
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """Upper bound of the loss of one direction; inf where there is none."""
+        """Returns an upper bound of the loss in one direction, or inf."""
         return np.full(self.shape, np.inf)
 
     def log_kept(self) -> Array:
-        """``log(1 - f)``, f the probability of losing everything at once."""
-        # The pair is 1 - f times the one that kernels compute with.
+        """Returns ``log(1 - f)``, f the probability of an infinite loss."""
+        # Profiles are f plus 1 - f times those that the kernels compute.
         with np.errstate(divide="ignore"):
             unseen = np.log1p(-np.minimum(self.chance, 1.0))
         bare = np.where(self.has_too_little_noise, unseen, -np.inf)
         return np.where(self.is_unprotected, bare, 0.0)
 
     def with_little_noise(self) -> PrivacyLoss | None:
-        """A pair that dominates this one, for steps that `is_unprotected` names."""
+        """Returns a pair that dominates this one where `is_unprotected`, or None."""
         return None
 
 
 class NoisyLoss(PrivacyLoss):
-    """Base of the mechanisms that add noise: they have a ``shift``."""
+    """Base of the mechanisms that add noise: they have a field ``shift``."""
 
     @property
     def loses_nothing(self) -> Array:
-        """Where nothing is drawn, or the noise is infinite."""
+        """Whether nothing is sampled, or the noise is infinite."""
         xp = namespace(self.chance, self._shift)
         return xp.equal(self.chance, 0.0) | xp.equal(self._shift, 0.0)
 
     @property
     def is_unprotected(self) -> Array:
-        """Where there is (nearly) no noise."""
+        """Whether there is no noise, or next to none."""
         return ~self.loses_nothing & (self._shift > self.LARGEST_LOSS)
 
     def kept_in_range(self) -> Self:
@@ -193,59 +201,60 @@ class NoisyLoss(PrivacyLoss):
 
     def scaled(self, factor: Array) -> Self:
         """Returns the mechanism with its noise divided by a factor."""
-        # Infinite shift times 0: no noise from the start stays none.
+        # An infinite shift (no noise) times 0 stays infinite.
         with np.errstate(invalid="ignore", over="ignore"):
             shift = self._shift * factor
         return dataclasses.replace(self, shift=np.where(np.isnan(shift), np.inf, shift))
 
     @property
     def _inner_rate(self) -> Array:
-        """The product of the rates below the outer one."""
+        """The product of all rates except the outer one."""
         inner = (rate for name, rate in self.rates.items() if name != "outer_rate")
         return math.prod(inner, start=1.0)
 
     @property
     def _shift(self) -> Any:
-        # Subclasses put the field behind their rates.
+        # Not a field here, since subclasses list ``shift`` after their rates.
         return self.__dict__["shift"]
 
 
-# A method refuses, by name, a mechanism without the protocol that it needs.
+# The protocols. A method raises an error that names the protocol, if a mechanism that
+# it is given lacks it.
 
 
 class Profile(PrivacyLoss):
     """Mechanisms whose hockey-stick divergences are known."""
 
-    may_have_atoms: ClassVar[bool] = True  # other than at loss 0
+    may_have_atoms: ClassVar[bool] = True  # whether some loss but 0 has a probability
 
     @abc.abstractmethod
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """Both directions' tails at ``u = log g >= 0``: forward and backward."""
+        """Returns the forward and the backward `Tails` at ``u = log g >= 0``."""
 
     def tail_displacement(self, u: Array) -> Array:
-        """Bound of the displacement in u, by rounding, of the tails at u."""
+        """Returns a bound, in nats, of the error of u that rounding amounts to."""
         return namespace(u).zeros_like(u)
 
     def profile_error(self) -> Array:
-        """Relative error of both tails, for each unit of 1 + |log| of either."""
+        """Returns the error of both `Tails`, divided by 1 + their absolute value."""
         return np.full(self.shape, 4e-15)
 
 
 class FiniteValues(Profile):
-    """Mechanisms whose losses are finitely many."""
+    """Mechanisms with finitely many losses."""
 
     @abc.abstractmethod
     def values(self) -> tuple[np.ndarray, np.ndarray]:
-        """(J,) losses and the logarithms of their masses, of scalar fields."""
+        """Returns (J,) losses and their log-probabilities; fields must be scalars."""
 
     @property
     def num_values(self) -> int:
-        """How many losses `values` lists, at most."""
+        """Upper bound of the number of losses."""
         return len(self.values()[0])
 
     @property
     def largest_size(self) -> np.ndarray:
-        """The largest absolute value of a loss."""
+        """The largest absolute value of a loss, in nats."""
         return np.maximum(*(self.largest_loss(backward=b) for b in (False, True)))
 
     def tail_displacement(self, u: Array) -> Array:
@@ -256,71 +265,82 @@ class FiniteValues(Profile):
 class Moments(PrivacyLoss):
     """Mechanisms whose Rényi moments are known."""
 
-    forward_is_larger: ClassVar[bool] = False  # only where *proven* at all orders
-    has_lattice: ClassVar[bool] = False  # a sum of equally spaced nodes is exact
+    forward_is_larger: ClassVar[bool] = False  # True only if *proven* at all orders
+    has_lattice: ClassVar[bool] = False  # whether a trapezoidal rule is exact
 
     @abc.abstractmethod
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """``log(E_Q[(P/Q)^{1+t}] - 1)`` at t > 0, but for the outer rate."""
+        """Returns ``log(E_Q[(P/Q)^{1+t}] - 1)`` at t > 0, without the outer rate.
+
+        If ``rule.with_derivatives``, the first two derivatives of the excess in t
+        follow, each divided by the excess.
+        """
 
     def largest_on_lattice(self, rule: Quadrature) -> Array:
-        """Largest t at which a lattice has enough nodes; <= 0: there is none."""
+        """Returns the largest t for which the trapezoidal rule has enough nodes.
+
+        It is <= 0 where the rule cannot be used.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no lattice")
 
 
 class Nodes(PrivacyLoss):
-    """Mechanisms whose loss distribution is known as weighted nodes."""
+    """Mechanisms whose loss distribution is known as complex weighted nodes."""
 
-    nodes_exchange: ClassVar[bool] = False  # they serve backward moments too
+    nodes_exchange: ClassVar[bool] = False  # forward nodes give backward moments too
 
     @abc.abstractmethod
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """The loss distribution as a sum over nodes; V of them, cut at V levels."""
+        """Returns the loss distribution as V sums over nodes, cut at V levels."""
 
     @property
     def num_terms(self) -> Array:
-        """How many distributions the loss distribution is a mixture of."""
+        """Number of distributions of which the loss distribution is a mixture."""
         return np.ones(self.shape)
 
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray
     ) -> tuple[Self, np.ndarray, np.ndarray]:
-        """Returns the mechanism without terms that add nothing to delta."""
+        """Returns the mechanism without terms that add nothing to delta.
+
+        Returns also the logarithm of the delta of ``count`` steps that these terms
+        could have, and whether ``log_goal`` could not be met.
+        """
         del count
         return self, np.full(log_goal.shape, -np.inf), np.zeros(log_goal.shape, bool)
 
     def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
-        """Bound of the size of all losses of `nodes`, cut at a level; or inf."""
+        """Returns a bound of the absolute losses of `nodes` cut at a level; or inf."""
         return np.full(np.broadcast_shapes(self.shape, log_cut.shape), np.inf)
 
     def bulk_loss(self) -> Array:
-        """Loss near which most of the forward distribution is, or 0."""
+        """Returns the loss near which most of the forward distribution lies, or 0."""
         return namespace(self.outer_rate).zeros_like(self.outer_rate)
 
     def bulk_width(self) -> Array:
-        """Distance from `bulk_loss` of the losses where the unit is not drawn."""
+        """Returns how far from `bulk_loss` the losses without the unit reach."""
         return namespace(self.outer_rate).zeros_like(self.outer_rate)
 
     def gaussian_shift(self) -> Array:
-        """Shift where the pair is, but for the outer rate, two Gaussians; else 0."""
+        """Returns the shift if P and Q are Gaussians up to the outer rate; else 0."""
         return namespace(self.outer_rate).zeros_like(self.outer_rate)
 
 
 class Bounds(Profile):
-    """Mechanisms whose certified ends are computed of other pairs."""
+    """Mechanisms whose certified ends are computed from other pairs."""
 
     @abc.abstractmethod
     def certified(self, *, up: bool) -> Profile:
-        """The pair that one certified end is computed of."""
+        """Returns the pair from which the upper or lower certified end is computed."""
 
 
 class BoundingPair(Bounds):
-    """Pairs that exist to bound another one, and are no mechanism's own."""
+    """Pairs that only bound another one, from above or below."""
 
     @abc.abstractmethod
     def certified_error(self) -> tuple[Array, Array]:
-        """Bounds of the errors of its log H_g and log g: nats, per step."""
+        """Returns bounds of the errors of log H_g and of log g, in nats a step."""
 
     @abc.abstractmethod
     def least_spacing(self) -> Array:
-        """Spacing of a lattice below which a finer one does not narrow the interval."""
+        """Returns the lattice spacing below which the interval stops narrowing."""

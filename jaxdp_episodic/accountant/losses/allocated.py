@@ -1,7 +1,9 @@
-"""Random allocation: a unit in one secret slot of an epoch, under all relations."""
-# Profiles and moments are bounds, made by NumPy setting by setting. Reference:
-# docs/proofs.md, "Random allocation"; Chua et al. (2024), arXiv:2412.16802; Feldman
-# and Shenfeld (2025), arXiv:2502.08202, for the pair.
+"""Random allocation: a unit takes part in one secret, uniform step of an epoch.
+
+Profiles and moments are bounds, computed by NumPy, one setting at a time. References:
+docs/proofs.md, "Random allocation"; Chua et al. (2024), arXiv:2412.16802, and Feldman
+and Shenfeld (2025), arXiv:2502.08202, for the pair.
+"""
 
 from __future__ import annotations
 
@@ -46,20 +48,20 @@ from jaxdp_episodic.accountant.numerics.signed_sums import (
     sinh_sum,
 )
 
-# Shifts that pairs are made for: noise of 1e4 and of 0.1 clip norms. Less noise counts
-# as none, more as 1e4.
+# Range of shifts of bounding pairs: noise of 1e4 and of 0.1 clip norms. Less noise is
+# treated as none, more as 1e4.
 SMALLEST_SHIFT = 1e-4
 LARGEST_SHIFT = 10.0
 
 
 @dataclass(frozen=True)
 class AllocatedLoss(GaussianLoss, Bounds):
-    """Base: a unit in one secret slot of an epoch."""
+    """Base: a unit takes part in one secret step of an epoch."""
 
     shift: Array  # s >= 0, the clip norm over the noise
     slots: Array  # t, whole number, the steps of an epoch
-    steps: Array  # j, whole number, 2 <= j <= t, those that are run
-    # Maps direction, orders less one (m,) and the fields of one setting to (3, m): the
+    steps: Array  # j, whole number, 2 <= j <= t, the steps that are run
+    # Maps a direction, (m,) orders minus 1 and the fields of one setting to (3, m): the
     # log-excess and two derivatives.
     _excess: ClassVar[Callable[..., np.ndarray]]
     _bounding: ClassVar[type[BoundingLoss]]
@@ -67,18 +69,19 @@ class AllocatedLoss(GaussianLoss, Bounds):
 
     @property
     def _drawn_rate(self) -> Array:
-        """Chance that the unit's slot is run: the rate of `with_little_noise`."""
-        # With the slot revealed an epoch is a Poisson draw at this rate, and H_g is
-        # jointly convex. Its losses are at most log(slots) above the epoch's.
+        """The probability that the unit's step is run, for `with_little_noise`."""
+        # If the step is revealed, an epoch is one step of Poisson sampling at this
+        # rate, which dominates since H_g is jointly convex. Losses are at most
+        # log(slots) larger.
         return np.minimum(self.steps / np.maximum(self.slots, 1.0), 1.0)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """*Upper bounds*: those of the pair that the upper certified ends are of."""
+        """*Upper bounds*: from the pair of the upper certified ends."""
         pair: Any = self.kept_in_range().certified(up=True)
         mass_error, loss_error = pair.certified_error()
         log_kept, below = pair.log_kept(), np.maximum(loss_error - u, 0.0)
         with np.errstate(divide="ignore"):
-            # H_g of g below 1 is at most 1 - g more than that of 1.
+            # For g < 1, H_g is at most H_1 + 1 - g.
             rest = np.logaddexp(np.log(-np.expm1(log_kept)), np.log(below))
             forward, backward = (
                 (np.logaddexp(profile + mass_error + log_kept, rest), tail)
@@ -87,9 +90,9 @@ class AllocatedLoss(GaussianLoss, Bounds):
         return forward, backward
 
     def certified(self, *, up: bool) -> Profile:
-        """A finite pair that dominates this one, or is dominated by it."""
+        """Returns a finite pair that dominates this one, or is dominated by it."""
         kept = self.kept_in_range()
-        # Shifts that are too small: up to the smallest, down to 0.
+        # Shifts below the range are raised to its end, or lowered to 0.
         raised = np.where(self.shift > 0, np.maximum(self.shift, kept.shift), 0.0)
         shift = raised if up else np.where(raised > self.shift, 0.0, self.shift)
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -97,11 +100,11 @@ class AllocatedLoss(GaussianLoss, Bounds):
         return self._bounding(**fields, above=np.full(self.shape, 1.0 * up))
 
     def kept_in_range(self) -> Self:
-        """Returns numbers that pairs can be made of, none of less privacy loss."""
+        """See `PrivacyLoss`."""
         steps = np.maximum(self.steps, 2.0)
         return dataclasses.replace(
             super().kept_in_range(),
-            # Beyond the largest the step is unprotected, and nothing is computed.
+            # A larger shift counts as unprotected, and nothing is computed.
             shift=np.clip(self.shift, SMALLEST_SHIFT, LARGEST_SHIFT),
             steps=steps,
             slots=np.maximum(self.slots, steps),
@@ -109,16 +112,16 @@ class AllocatedLoss(GaussianLoss, Bounds):
 
     @property
     def is_unprotected(self) -> Array:
-        """Where there is (nearly) no noise: less than pairs are made for."""
+        """Whether there is less noise than bounding pairs are computed for."""
         return ~self.loses_nothing & (self.shift > LARGEST_SHIFT)
 
     def hints(self) -> Hints:
-        """As many Poisson draws at rate 1 / slots."""
+        """See `PrivacyLoss`: as many Poisson steps at rate 1 / slots."""
         rate = self._inner_rate / self.slots
         return Hints(rate * np.sqrt(self.steps), rate, self.shift, self.shift)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `PrivacyLoss`."""
+        """See `Moments`; an upper bound."""
         excess = functools.partial(self._excess, rule.direction)
         found = by_setting(excess, t, *self.fields[1:])
         return tuple(found[: 3 if rule.with_derivatives else 1])
@@ -127,11 +130,12 @@ class AllocatedLoss(GaussianLoss, Bounds):
 def by_setting(
     function: Callable[..., np.ndarray], u: np.ndarray, *fields: np.ndarray
 ) -> np.ndarray:
-    """(k, ..., n): ``function(u, *setting)`` of the elements of each setting."""
+    """Returns (k, ..., n): ``function(u, *setting)`` for each setting's elements."""
     arrays = np.broadcast_arrays(u, *fields)
     flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
     rows = np.stack(flat[1:])
-    # Elements of a setting are mostly neighbours: one of each run is looked at.
+    # Elements of a setting are mostly neighbours: only the first of each run is
+    # compared.
     changes = np.any(rows[:, 1:] != rows[:, :-1], axis=0)
     begins = np.append(0, np.flatnonzero(changes) + 1)
     settings, inverse = np.unique(rows[:, begins], axis=1, return_inverse=True)
@@ -146,37 +150,38 @@ def by_setting(
     return result.reshape(-1, *arrays[0].shape)
 
 
-# --- Finite pairs above and below; they hold in any composition ---
+# --- Finite pairs that dominate, or are dominated, in any composition ---
 
-# Settings whose pairs are kept, of each kind.
+# Settings whose pairs are cached, for each kind.
 _CACHED = 256
-# Spacing of the finest useful lattice over the mean gap between losses, of lower
-# bounds, where cells with hardly a loss waste mass; and of upper ones.
+# Finest useful lattice spacing over the mean gap between losses: for lower bounds,
+# where nearly empty cells waste probability; and for upper bounds.
 _SPACING_BELOW = 3.2
 _SPACING_ABOVE = 0.5
-# Number of losses from which moments are computed.
+# Number of losses of the coarser pair from which moments are computed.
 _FEW_LOSSES = 512
-# Bound of the error of a loss over 1 + its size: a logarithm of a rounded ratio.
+# Bound of the error of a loss over 1 + its absolute value: a rounded logarithm of a
+# ratio.
 _LOSS_ERROR = 4e-16
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Losses, ascending, and at each the profile and ``g Q(L >= log g)``; (n,)."""
+"""(n,) losses, ascending, and at each the profile and ``g Q(L >= log g)``."""
 
 
 class FinitePair(NamedTuple):
-    """A pair of finitely many losses, run with probability ``rate``."""
+    """A pair with finitely many losses, which is Poisson sampled at ``rate``."""
 
-    loss: np.ndarray  # (n,) losses, ascending, at that rate
-    mass: np.ndarray  # (n,) and their masses under P; what is missing is at loss 0
-    forward: Rows  # from which tails are read
-    backward: Rows
-    lost: float  # mass that is truncated and charged as an infinite loss
-    rate: float = 1.0  # of the rows
-    mass_error: float = 0.0  # of the logarithm of profiles; see `certified_error`
+    loss: np.ndarray  # (n,) losses with sampling, ascending
+    mass: np.ndarray  # (n,) their P-probabilities; the rest is at loss 0
+    forward: Rows  # without sampling
+    backward: Rows  # without sampling
+    lost: float  # truncated probability, charged as an infinite loss
+    rate: float = 1.0  # sampling probability
+    mass_error: float = 0.0  # of log H_g; see `BoundingPair.certified_error`
     ratio_error: float = 0.0  # of log g
 
     def tails(self, u: np.ndarray) -> np.ndarray:
-        """The four rows of `Profile.log_tails` at u, (m,)."""
+        """Returns the four rows of `Profile.log_tails` at u, (m,)."""
         inner = np.minimum(inner_exponent(u, np.float64(self.rate)), 1e300)
         found = []
         for rows in (self.forward, self.backward):
@@ -185,7 +190,7 @@ class FinitePair(NamedTuple):
         return np.stack(found)
 
     def coarse(self) -> tuple[np.ndarray, np.ndarray]:
-        """A dominating pair of few losses, with masses under P."""
+        """Returns a dominating pair with few losses: losses, P-probabilities."""
         number = len(self.loss)
         chosen = np.linspace(0, number - 1, min(_FEW_LOSSES, number)).round()
         few, ratio = np.exp(self.loss[chosen.astype(np.intp)]), np.exp(self.loss)
@@ -199,7 +204,7 @@ class FinitePair(NamedTuple):
 
 
 def tails_between(u: np.ndarray, *rows: np.ndarray) -> Tails:
-    """Tails at u (m,): profiles are linear in e^u between losses, 0 beyond the last."""
+    """Returns tails at u, (m,): profiles are linear in e^u between losses."""
     loss, profile, scaled = rows
     above = np.searchsorted(loss, u, side="right")
     beyond = above == len(loss)
@@ -227,17 +232,17 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         return dataclasses.replace(self, above=np.full(self.shape, 1.0 * up))
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """Of the finite pair as computed, up to `certified_error`."""
+        """See `Profile`: of the finite pair as computed, up to `certified_error`."""
         fields = self.fields[1:]
         a, b, c, d = by_setting(lambda u, *s: self._pair(*s).tails(u), u, *fields)
         return scaled((a, b), self.outer_rate), scaled((c, d), self.outer_rate)
 
     def log_kept(self) -> Array:
-        """Of the mass that is truncated and charged as an infinite loss."""
+        """See `PrivacyLoss`: truncated probability is charged as an infinite loss."""
         return np.log1p(self.outer_rate * np.expm1(self._facts()[0]))
 
     def least_spacing(self) -> Array:
-        """In proportion to the mean gap between neighbouring losses."""
+        """See `BoundingPair`: in proportion to the mean gap between losses."""
         spacing = np.where(self.above > 0, _SPACING_ABOVE, _SPACING_BELOW)
         return spacing * self._facts()[1]
 
@@ -250,19 +255,19 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         return np.full(self.shape, self._rounding)
 
     def tail_displacement(self, u: Array) -> Array:
-        """The losses are logarithms, rounded, and so are inverse ratios."""
+        """See `Profile`: losses are rounded logarithms of rounded ratios."""
         return np.zeros_like(u) + _LOSS_ERROR * (1 + self._facts()[2])
 
     @classmethod
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
-        """Of a dominating pair with fewer losses."""
+        """The moments of a dominating pair with fewer losses."""
         loss, mass = cls._pair(*setting).coarse()
         rule = MomentRule(direction, Quadrature(0, 0), with_derivatives=True)
         given = loss[:, None], np.log(mass)[:, None], order
         return np.stack(log_excess_of_atoms(*given, rule))
 
     def _facts(self) -> np.ndarray:
-        """``(5, ...)``: `log_kept`, mean gap, largest loss, `certified_error`."""
+        """Returns (5, ...): `log_kept`, mean gap, largest loss, `certified_error`."""
 
         def facts(usable: np.ndarray, *setting: float) -> np.ndarray:
             if not usable.any():
@@ -278,11 +283,11 @@ class BoundingLoss(AllocatedLoss, BoundingPair):
         return by_setting(facts, 1.0 * usable, *self.kept_in_range().fields[1:])
 
 
-# --- With the unit and without: bounds of W in convex order ---
+# --- With against without the unit: bounds of W in convex order ---
 
-# Bound of the relative error of two sums of up to 2^16 masses, in extended precision.
+# Bound of the relative error of two sums of up to 2^16 numbers in extended precision.
 _SUM_ERROR = 2 * 2**16 * float(np.finfo(np.longdouble).eps)
-# Bound of that of rounding a sum and its logarithm: 18 units in the last place.
+# Bound of the error of rounding a sum and its logarithm: 18 units in the last place.
 _ROUNDING = 4e-15
 
 
@@ -290,11 +295,12 @@ _ROUNDING = 4e-15
 def epoch_distribution(
     shift: float, slots: float, steps: float, above: float
 ) -> FinitePair:
-    """W of one setting as finitely many atoms, above or below in convex order."""
+    """Returns W of one setting as finitely many values, a bound in convex order."""
     found = lognormal_sum(round(steps), shift, above=above > 0)
     idle = slots - steps
     ratio, masses = (idle + found.values) / slots, found.masses
-    # Mass truncated of P or Q is subtracted from both, and charged as an infinite loss.
+    # Probability truncated from P or from Q is subtracted from both, and charged as an
+    # infinite loss.
     lost = max(found.lost, (found.infinite + idle * found.lost) / slots)
     whole = float(masses.sum())
     masses = masses / whole
@@ -314,20 +320,20 @@ def epoch_distribution(
 
 
 def _profile(ratio: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``E(W - g)_+`` at all ratios g, and ``g P(W >= g)``; sums of what is positive."""
+    """Returns ``E(W - g)_+`` at all ratios g, and ``g P(W >= g)``."""
     above = _summed_from(masses)
     gained = above[1:] * np.diff(ratio)
     return np.append(_summed_from(gained), 0.0), ratio * above
 
 
 def _summed_from(array: np.ndarray) -> np.ndarray:
-    """``sum(array[i:])`` at every i."""
+    """Returns ``sum(array[i:])`` for every i."""
     return np.cumsum(array[::-1], dtype=np.longdouble)[::-1].astype(np.float64)
 
 
 @dataclass(frozen=True)
 class AllocatedBoundingLoss(BoundingLoss):
-    """Of `AllocatedGaussianLoss`."""
+    """The bounding pair of `AllocatedGaussianLoss`."""
 
     is_symmetric: ClassVar[bool] = False
     _rounding: ClassVar[float] = _ROUNDING + _SUM_ERROR
@@ -336,14 +342,14 @@ class AllocatedBoundingLoss(BoundingLoss):
 
 @dataclass(frozen=True)
 class AllocatedGaussianLoss(AllocatedLoss):
-    """``W = ((slots - steps) + A_1 + ... + A_steps) / slots``."""
+    """``W = ((slots - steps) + A_1 + ... + A_steps) / slots`` is P/Q."""
 
     is_symmetric: ClassVar[bool] = False
     _excess = staticmethod(sum_excess)
     _bounding: ClassVar[type[BoundingLoss]] = AllocatedBoundingLoss
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """For a part of an epoch: W is at least ``(slots - steps) / slots``."""
+        """See `PrivacyLoss`: W is at least ``(slots - steps) / slots``."""
         if not backward:
             return super().largest_loss(backward=backward)
         with np.errstate(divide="ignore"):
@@ -351,45 +357,45 @@ class AllocatedGaussianLoss(AllocatedLoss):
             return np.broadcast_to(-np.log(least), self.shape)
 
     def with_little_noise(self) -> SampledGaussianLoss:
-        """The slot revealed: see `AllocatedLoss`."""
+        """See `PrivacyLoss`: the step is revealed."""
         return SampledGaussianLoss(self.outer_rate, self._drawn_rate, self.shift)
 
 
-# --- Where a contribution changes its sign: bounds of a convex profile D ---
+# --- A contribution that changes its sign: bounds of a convex profile D ---
 
-# Nodes on either side of a cell that polynomials go through.
+# Nodes on either side of a cell that a polynomial interpolates.
 _AROUND = 3
-# Largest exponent, nats, that scales the means they go through.
+# Largest exponent, in nats, by which interpolated means are scaled.
 _LARGEST_EXPONENT = 250.0
-# Relative rounding error of what is computed from a mean of `signed_sums`.
+# Relative rounding error of values computed from a mean of `signed_sums`.
 _GAIN_ROUNDING = 1e-11
 # Distance of nodes, in standard deviations of ``z_1 + ... + z_j``, at which the
-# polynomial through eight of them is off by `_CHORD_ERROR`, relative.
+# polynomial through eight of them has the relative error `_CHORD_ERROR`.
 _NODE_DISTANCE = 0.28
 _CHORD_ERROR = 1e-5
-# Relative error of D that is aimed at; by how many times more at most where D falls
-# steeply, as an epsilon moves by the error over the slope; and by how many times more
-# below each of these levels of log D. A third takes three times as long.
+# Target for the relative error of D. The largest factor of it where D decreases
+# steeply, as epsilon's error is that of D over the slope; and the factor below each of
+# these levels of log D. A third of the error takes three times as long.
 _ERROR = 1.5e-4
 _STEEPEST = 8.0
 _LEVELS = (-30.0, -37.0)
 _LOOSER = 8.0
-_LEAST_LOG_D = -42.0  # no nodes where log D is below it
+_LEAST_LOG_D = -42.0  # nodes end where log D is below it
 _MOST_NODES = 400
-# Number of cells of the sums: at first, least and largest.
+# Number of cells of the sums: at first, smallest and largest.
 _CELLS = 320
 _FEWEST_CELLS = 96
 _MOST_CELLS = 1024
-# Losses between two nodes: least and largest number; and the fall of log D from one to
-# the next, over the root of the error allowed.
+# Losses between two nodes: smallest and largest number; and the decrease of log D from
+# one to the next, over the square root of the target.
 _FEWEST_LOSSES = 32
 _MOST_LOSSES = 1024
 _FALL = 0.25
-# Over how many losses lines below D are drawn.
+# Numbers of losses that are skipped by the chords from which lower lines follow.
 _BASES = (1, 2, 4, 8, 16, 32)
-# The g at which lower bounds are 0, at the latest, over the last one.
+# Lower bounds are 0 at this multiple of the last g, at the latest.
 _LAST_RATIO = 1e3
-_LEAST_SLOPE = 1e-300  # of lower bounds, positive
+_LEAST_SLOPE = 1e-300  # of the last line of lower bounds; positive
 
 
 class Node(NamedTuple):
@@ -401,41 +407,45 @@ class Node(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """The setting of an epoch's bounds."""
+    """The setting of an epoch's bounds. S is the sum of the terms 2 sinh(s z)."""
 
     steps: int
     count: int
     shift: float
 
     def scale(self, u: np.ndarray | float):
-        """D over the mean of ``(S - y)_+``."""
+        """Returns the factor of ``E(S - y)_+`` that gives D."""
         return np.exp(0.5 * (u - self.shift * self.shift)) / self.steps
 
     def threshold(self, u: np.ndarray | float):
-        """y, of S."""
+        """Returns y."""
         idle = self.steps - self.count
         return 2 * np.sinh(0.5 * u) * math.exp(0.5 * self.shift**2) * idle
 
     def sums(self, u: float, cells: int) -> list[SignedSumBound]:
-        """Bounds of the distribution of S."""
+        """Returns the lower and the upper bound of the distribution of S."""
         given = self.count, self.shift, 0.5 * u / self.shift, float(self.threshold(u))
         return [sinh_sum(*given, above=up, cells=cells) for up in (False, True)]
 
     def rounding(self, u: float) -> float:
-        """Bound of the relative rounding error of `scale` and `threshold`."""
+        """Returns a bound of the relative rounding error of `scale` and `threshold`."""
         return UNIT * (16 + self.shift**2 + 2 * u)
 
 
 def _cell_bounds(
     nodes: list[Node], cell: int, u: np.ndarray, epoch: Epoch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of D at u between two nodes, by polynomials through means of S."""
+    """Returns bounds of D at u between two nodes, by interpolation at the nodes.
+
+    The function F that is interpolated is ``e^{j tilt²/2} E(S - y)_+``, with the
+    threshold y of u.
+    """
     count, shift = epoch.count, epoch.shift
     threshold = epoch.threshold(u)
     rounded = epoch.rounding(float(u[-1])) * threshold
     tilt = 0.5 * u / shift
     middle = 0.5 * float(tilt[0] + tilt[-1])
-    # Nodes below 0 are the mirror images of those above.
+    # Nodes at negative u are the mirror images of those at positive u.
     numbers = range(cell - _AROUND, min(cell + 2 + _AROUND, len(nodes)))
     numbers = [i for i in numbers if -i < len(nodes)]
     rows = []
@@ -457,7 +467,7 @@ def _cell_bounds(
             ]
         rows.append((sign * place, *bounds))
     where, low, high = (np.stack(part) for part in zip(*rows, strict=True))
-    # Scaled so that F is about as large at both ends of the cell.
+    # Scaled so that F is similar at both ends of the cell.
     away = where - middle
     one = numbers.index(cell)
     ends = [math.log(max(float(high[one + i][len(u) // 2]), 1e-300)) for i in (0, 1)]
@@ -467,7 +477,7 @@ def _cell_bounds(
     def exponent(away: np.ndarray) -> np.ndarray:
         return away * (count * middle + 0.5 * count * away + center)
 
-    # Beyond that range means over- or underflow, and are no bounds.
+    # Beyond this range means over- or underflow, and give no bounds.
     usable = np.abs(exponent(away)) < _LARGEST_EXPONENT
     if not np.all(usable[one : one + 2]):
         return np.zeros_like(u), np.full_like(u, np.inf)
@@ -488,7 +498,7 @@ def _cell_bounds(
 
 @functools.lru_cache(_CACHED)
 def profile_bounds(steps: int, count: int, shift: float) -> tuple[np.ndarray, ...]:
-    """Losses u, (n,) from 0, and bounds of D there, lower and upper."""
+    """Returns losses u, (n,) from 0, and bounds of D there, lower and upper."""
     epoch = Epoch(steps, count, shift)
     nodes, log_d = _nodes(epoch)
     rows = []
@@ -504,18 +514,18 @@ def profile_bounds(steps: int, count: int, shift: float) -> tuple[np.ndarray, ..
 
 
 def _allowed(u: float, log_d: float, slope: float) -> float:
-    """Relative error of D that a node may have."""
+    """Returns the relative error of D that a node may have."""
     looser = _LOOSER ** sum(log_d < level for level in _LEVELS)
     return _ERROR * looser * min(max(1.0, u * slope), _STEEPEST)
 
 
 def _nodes(epoch: Epoch) -> tuple[list[Node], list[float]]:
-    """Nodes as far apart as bounds between them allow, and an upper bound of log D."""
+    """Returns nodes as far apart as the target allows, and upper bounds of log D."""
     steps, count, shift = epoch
     nodes: list[Node] = []
     logs = [0.0]
     u, step, cells = 0.0, 0.0, _CELLS
-    # Standard deviation of the loss at much noise.
+    # Standard deviation of the loss for large noise.
     deviation = 2 * shift * math.sqrt(count) / steps
     apart = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
     while True:
@@ -526,23 +536,23 @@ def _nodes(epoch: Epoch) -> tuple[list[Node], list[float]]:
         log_d, last = math.log(gains[1]) + math.log(epoch.scale(u)), logs[-1]
         nodes.append(node)
         logs.append(log_d)
-        # D falls: bounds that rise again are due to what the sums truncate.
+        # D decreases; bounds that increase again come from truncation.
         is_lost = last < _LEVELS[0] and log_d >= last
         if log_d < _LEAST_LOG_D or is_lost or len(nodes) >= _MOST_NODES:
             return nodes, logs[1:]
-        # D falls by half of what it is below 1, in g, at 1.
+        # At g = 1 D decreases with slope (1 - D) / 2 in g.
         slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
         slope = max(slope, 1e-3)
         within = _allowed(u, log_d, slope)
         cells = int(cells * math.sqrt(max((1 - gains[0] / gains[1]) / within, 1e-3)))
         cells = min(max(cells, _FEWEST_CELLS), _MOST_CELLS)
         chord = 0.5 * within
-        # The error of eight nodes' polynomial is of the eighth order.
+        # The error of interpolation at eight nodes is of order eight.
         step = max(
             apart * (chord / _CHORD_ERROR) ** 0.125,
             math.sqrt(8 * chord / (slope * (1 + slope))),
         )
-        # With few steps of the unit among many D falls sooner.
+        # If few of the epoch's steps are run, D decreases sooner.
         step = step if steps == count else min(step, max(deviation, 0.5 * u))
         u += step
 
@@ -551,25 +561,25 @@ def _nodes(epoch: Epoch) -> tuple[list[Node], list[float]]:
 def _bounding_rows(
     shift: float, slots: float, steps: float, above: float
 ) -> tuple[Rows, float]:
-    """Corners of a convex profile above D, or below, without its last value."""
+    """Returns a convex profile above or below D without its last value, and that."""
     u, low, high = profile_bounds(round(slots), round(steps), shift)
-    # D falls from 1; what is not a number is no bound.
+    # D decreases from 1. NaN is no bound.
     g, low, high = np.exp(u), np.fmax(low, 0.0), np.fmin(high, 1.0)
     high = np.minimum.accumulate(high)
     if above > 0:
-        # D is convex in g: chords through upper bounds are upper bounds.
+        # D is convex in g, so chords between upper bounds are upper bounds.
         value = high * (1 + _GAIN_ROUNDING)
         infinite = float(value[-1])
         return _rows_of(*_convex(g, value), infinite), infinite
     g, value = _convex(
         *_below_chords(g, low * (1 - _GAIN_ROUNDING), high * (1 + _GAIN_ROUNDING))
     )
-    # Lowered by the rounding error of the pair's mass.
+    # Lowered by the rounding error of the pair's probabilities.
     return _rows_of(g, value * (1 - _GAIN_ROUNDING), 0.0), 0.0
 
 
 def antipodal_pair(*fields: float) -> FinitePair:
-    """The pair of ``r D(1 + (g - 1)/r)``, bounded; symmetric, but for an atom at 0."""
+    """Returns the symmetric pair of a bound of ``r D(1 + (g - 1)/r)``."""
     *setting, rate = fields
     rows, infinite = _bounding_rows(*setting)
     loss, _, scaled = rows
@@ -587,7 +597,7 @@ def antipodal_pair(*fields: float) -> FinitePair:
 
 
 def _mirrored(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Extended to all 1/g, increasing, by ``D(g) = 1 - g + g D(1/g)``; lines stay."""
+    """Extends values to all 1/g, increasing, by ``D(g) = 1 - g + g D(1/g)``."""
     z = np.concatenate([1 / g[:0:-1], g])
     return z, np.concatenate([(1 - 1 / g + value / g)[:0:-1], value])
 
@@ -595,12 +605,12 @@ def _mirrored(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def _below_chords(
     g: np.ndarray, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Corners of a function below D, from 1 on: two lines in each cell."""
+    """Returns corners of a function below D, from g = 1 on: two lines in each cell."""
     size = len(g)
     g, low = _mirrored(g, low)
     high = _mirrored(g[size - 1 :], high)[1]
-    # D is convex: its slope at each g is at least that of any chord ending there, and
-    # at most that of any chord starting there.
+    # D is convex: at each g its slope is at least that of any chord that ends there,
+    # and at most that of any chord that starts there.
     slope, back = np.full(len(g), -np.inf), np.full(len(g), np.inf)
     for base in (base for base in _BASES if base < len(g)):
         run = g[base:] - g[:-base]
@@ -615,7 +625,7 @@ def _below_chords(
         x = left + (start - end + from_right * (right - left)) / bend
     x = np.where(bend > 0, np.clip(x, left, right), right)
     y = np.maximum(start + from_left * (x - left), end + from_right * (x - right))
-    # In the last cell, and beyond it, a single line down to 0; a steeper one is lower.
+    # In the last cell and beyond it a single line down to 0; a steeper one is lower.
     steepest = max(
         -float(slope[-2]), float(low[-2] / (_LAST_RATIO * g[-1])), _LEAST_SLOPE
     )
@@ -627,7 +637,7 @@ def _below_chords(
 
 
 def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Corners of the largest convex function below points and their mirror images."""
+    """Returns the corners of the convex hull from below of points and mirror images."""
     z, y = _mirrored(g, value)
     corners: list[int] = []
     places, values = z.tolist(), y.tolist()
@@ -641,7 +651,7 @@ def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not corners or place > places[corners[-1]]:
             corners.append(i)
     kept = np.array([i for i in corners if i >= len(g) - 1])
-    # 1 itself need not be a corner
+    # g = 1 need not be a corner
     x, top = z[kept], y[kept]
     if x[0] > 1:
         before = max(i for i in corners if z[i] < 1)
@@ -652,7 +662,7 @@ def _convex(g: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rows_of(g: np.ndarray, value: np.ndarray, infinite: float) -> Rows:
-    """Of the convex decreasing profile with these corners, if no loss is infinite."""
+    """Returns the rows of the profile with these corners, given a finite loss."""
     value = np.maximum(value - infinite, 0.0) / (1 - infinite)
     slope = np.maximum(-np.diff(value) / np.diff(g), 0.0)
     slope = np.maximum.accumulate(slope[::-1])[::-1]
@@ -663,7 +673,7 @@ def _rows_of(g: np.ndarray, value: np.ndarray, infinite: float) -> Rows:
 
 @dataclass(frozen=True)
 class AllocatedAntipodalBoundingLoss(BoundingLoss):
-    """Of `AllocatedAntipodalLoss`."""
+    """The bounding pair of `AllocatedAntipodalLoss`."""
 
     inner_rate: Array  # see `AllocatedAntipodalLoss`
     is_symmetric: ClassVar[bool] = True
@@ -672,11 +682,11 @@ class AllocatedAntipodalBoundingLoss(BoundingLoss):
 
     @classmethod
     def _excess(cls, direction: str, order: np.ndarray, *setting: float) -> np.ndarray:
-        """At the ends of the range as without sampling."""
+        """At the ends of the range of shifts the moments without allocation."""
         shift, rate = setting[0], setting[-1]
         if SMALLEST_SHIFT < shift < LARGEST_SHIFT:
             return super()._excess(direction, order, *setting)
-        # ``rate (M - 1)``, M of a shift of 2s (Jensen).
+        # ``rate (M - 1)``, M the moment of a shift of 2s (Jensen).
         square = 2 * shift * shift
         slope = square * (1 + 2 * order)
         excess = excess_of(square * order * (1 + order), slope, 2 * square, True)
@@ -685,14 +695,14 @@ class AllocatedAntipodalBoundingLoss(BoundingLoss):
 
 @dataclass(frozen=True)
 class AllocatedAntipodalLoss(AllocatedLoss):
-    """``r D_t(1 + (g - 1)/r)`` in both directions."""
+    """The pair with the profile ``r D_t(1 + (g - 1)/r)`` in both directions."""
 
-    inner_rate: Array  # r in [0, 1], below the level that is allocated
+    inner_rate: Array  # r in [0, 1], sampling below the allocated level
     is_symmetric: ClassVar[bool] = True
     _excess = staticmethod(antipodal_excess)
     _bounding: ClassVar[type[BoundingLoss]] = AllocatedAntipodalBoundingLoss
 
     def with_little_noise(self) -> AntipodalGaussianLoss:
-        """The slot revealed: see `AllocatedLoss`."""
+        """See `PrivacyLoss`: the step is revealed."""
         inner, drawn = self.inner_rate, self._drawn_rate
         return AntipodalGaussianLoss(self.outer_rate, drawn, inner, self.shift)

@@ -1,6 +1,9 @@
-"""Upper bounds of Rényi moments of random allocation, for one setting each."""
+"""Upper bounds of Rényi moments of random allocation, one setting at a time.
 
-# Reference: docs/proofs.md, "Moments of random allocation".
+A_i = e^{s x_i - s²/2} of independent normal x_i, B_i the same with -s; W = ((t - j) +
+A_1 + ... + A_j) / t, W' the same of the B_i. Reference: docs/proofs.md, "Moments of
+random allocation".
+"""
 
 from __future__ import annotations
 
@@ -22,39 +25,40 @@ from jaxdp_episodic.accountant.numerics.mean_moments import (
 )
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
-# Largest whole order that is summed: of one sum;
+# Largest whole order whose moments are summed: of W;
 _MOST = 128
-# of the ratio of two;
+# of the ratio W / W';
 _MOST_TILTED = 64
-# and next to a power in between.
+# and of W next to a fractional power.
 _MOST_BETWEEN = 32
-# Numbers of moments of a ratio that are made at once; the last one is the highest order
-# that is bounded.
+# Numbers of moments of a ratio that are computed at once; the last one is the highest
+# order with a bound.
 _SIZES = (64, 256, 1024, 4096)
-# Added to a moment that is an integral, as a share of it: a hundred times its error.
+# Relative error charged for a moment computed by an integral: a hundred times the
+# measured error.
 _ERROR = 1e-12
-# Added to each log-excess: of one step, whose moments have a closed form, it was up to
-# 4e-12 too small (noise 0.25 to 10,000, orders up to 2^14).
+# Added to each log-excess. Of one step, which has a closed form, it was up to 4e-12 too
+# small (noise 0.25 to 10,000, orders up to 2^14).
 _ROUNDING = 1e-11
-# How near to 2 a power below it is integrated.
+# Powers up to this distance below 2 are integrated.
 _NEAREST = 0.01
-# Largest power -z that is integrated; and where it is one of many.
+# Largest z of a power -z that is integrated; and if many are.
 _LARGEST_POWER = 2.0**14
 _LARGEST_OF_MANY = 2.0**12
-# Tilt z s² / t, in nats, up to which negative powers are integrated: beyond, the
-# bound by the geometric mean is near.
+# Largest tilt z s² / t, in nats, of an integrated negative power; beyond it the bound
+# by the geometric mean is close.
 _LARGEST_TILT = 80.0
-# Orders, over the one asked for, that Hölder's inequality is tried with.
+# Ratios a / n that are tried in Hölder's inequality.
 _TRIED = (1.03, 1.1, 1.4, 2.0, 4.0)
-# Logarithm above which a moment of w is not used.
+# A moment with a larger logarithm is of no use.
 _USELESS = 3000.0
-# Quadrature of the moments of Poisson draws.
+# Quadrature of the moments of Poisson sampling.
 _POISSON = MomentRule("forward", Quadrature(32, 16))
-# Step of differences by the order, over it, if that is below 1.
+# Step of finite differences in the order, relative to it if it is below 1.
 _STEP = 1e-4
-# Settings whose moments are kept, of each kind.
+# Settings whose moments are cached, of each kind.
 _CACHED = 128
-# w^{1/4} at which the maximum R of `_drawn` is searched for.
+# Values of w^{1/4} at which the maximum R of `_drawn` is searched for.
 _QUARTER_POWERS = 1 + np.append(0.0, np.geomspace(1e-2, 1e9, 2000))
 
 
@@ -66,7 +70,7 @@ _sums = functools.lru_cache(_CACHED)(whole_orders)
 def sum_excess(
     direction: str, order: np.ndarray, s: float, t: float, j: float
 ) -> np.ndarray:
-    """(3, m): ``log(E W^{1+z} - 1)``, backward ``log(E W^-z - 1)``, two derivatives."""
+    """Returns ``log(E W^{1+z} - 1)``, backward of W^-z, and two derivatives; (3, m)."""
 
     def excess(z: np.ndarray) -> np.ndarray:
         one = _excess_below if direction == "backward" else _excess_above
@@ -78,7 +82,7 @@ def sum_excess(
 def antipodal_excess(
     direction: str, order: np.ndarray, s: float, t: float, j: float, r: float
 ) -> np.ndarray:
-    """(3, m): log-excess of ``r D_t(1 + (g-1)/r)`` and two derivatives."""
+    """Returns the log-excess of ``r D_t(1 + (g-1)/r)`` and two derivatives; (3, m)."""
     del direction
     return _with_slopes(lambda z: _antipodal_excess(z, r, s, t, j), order)
 
@@ -86,7 +90,7 @@ def antipodal_excess(
 def _with_slopes(
     function: Callable[[np.ndarray], np.ndarray], z: np.ndarray
 ) -> np.ndarray:
-    """The log-excess and, by differences, the excess' two derivatives over it."""
+    """Returns a log-excess and, by differences, the excess' derivatives over it."""
     h = _STEP * np.minimum(z, 1.0)
     low, value, high = function(np.concatenate([z - h, z, z + h])).reshape(3, -1)
     with np.errstate(invalid="ignore"):
@@ -98,8 +102,8 @@ def _with_slopes(
 def _excess_below(
     z: np.ndarray, s: float, t: float, j: float, most: float = _LARGEST_POWER
 ) -> np.ndarray:
-    """``log(E W^-z - 1)``."""
-    # W >= (A_1 ... A_j)^{1/t} bounds it too: e^{(z + z²/t) j s² / (2t)}.
+    """Returns ``log(E W^-z - 1)``."""
+    # W >= (A_1 ... A_j)^{1/t} also gives a bound: e^{(z + z²/t) j s² / (2t)}.
     result = log_expm1((z + z * z / t) * (j * s * s / (2 * t)))
     known = np.flatnonzero((z > 0) & (z <= most) & (z * s * s / t <= _LARGEST_TILT))
     if known.size:
@@ -110,7 +114,7 @@ def _excess_below(
 
 
 def _excess_above(z: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
-    """``log(E W^{1+z} - 1)``; at most that without sampling (Jensen)."""
+    """Returns ``log(E W^{1+z} - 1)``; at most the value without allocation (Jensen)."""
 
     def whole(n: np.ndarray) -> np.ndarray:
         return np.log1p(_whole_excess(n, s, t, j))
@@ -119,7 +123,7 @@ def _excess_above(z: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
     below = z <= 1 - _NEAREST
     least = _laplace(t, j, s, 8.0, _NEAREST)
     result[below] = least.log_excess_between(1 + z[below])
-    # Just below 2 the chord to 2.
+    # Just below order 2, the chord to 2.
     near = (z > 1 - _NEAREST) & (z < 1)
     left = math.log1p(math.exp(least.log_excess_between(np.array([2 - _NEAREST]))[0]))
     share = (1 - z[near]) / _NEAREST
@@ -136,7 +140,7 @@ def _excess_above(z: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
 def _chord(
     alpha: np.ndarray, log_moment: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Between the whole orders about it, of which that of 1 is 0."""
+    """Interpolates log-moments between the whole orders; that of order 1 is 0."""
     left = np.floor(alpha)
     n, inverse = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
     values = np.zeros(n.shape)
@@ -149,9 +153,9 @@ def _chord(
 
 
 def _whole_excess(n: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
-    """``E W^n - 1`` at whole n >= 2: the multinomial sum."""
-    # No more than by Poisson draws at rate 1/t: multinomial counts are negatively
-    # associated.
+    """Returns ``E W^n - 1`` at whole n >= 2, by the multinomial sum."""
+    # Beyond its range at most that of Poisson sampling at rate 1/t, since multinomial
+    # counts are negatively associated.
     most = most_orders(s, _MOST, tilted=False)
     table = _sums(t, j, s, most)
     result = table[np.minimum(n, most).astype(int)]
@@ -167,7 +171,7 @@ def _whole_excess(n: np.ndarray, s: float, t: float, j: float) -> np.ndarray:
 
 
 def _log_moment_between(alpha: float, s: float, t: float, j: float) -> float:
-    """``log E W^alpha`` by an integral over ``E W^n e^{-pW}``; inf out of range."""
+    """Returns ``log E W^alpha`` by integrating ``E W^n e^{-pW}``; inf out of range."""
     most = most_orders(s, _MOST_BETWEEN + 1, tilted=True)
     n = math.ceil(alpha) + 1
     if most < n:
@@ -180,11 +184,11 @@ def _log_moment_between(alpha: float, s: float, t: float, j: float) -> float:
 def _antipodal_excess(
     z: np.ndarray, r: float, s: float, t: float, j: float
 ) -> np.ndarray:
-    """Chords of bounds at whole orders; at most ``r (M - 1)``, M of a shift of 2s."""
+    """Interpolates bounds at whole orders; at most ``r (M - 1)``, M of a shift 2s."""
     found = np.full(z.shape, np.inf)
     known = z <= _SIZES[-1] - 1
     if np.any(known):
-        # As many moments as needed, in a few sizes.
+        # As many moments as needed, rounded up to a few sizes.
         size = next(k for k in _SIZES if k > z[known].max())
         bounds = _drawn_moments(r, s, t, j, size)
         found[known] = log_expm1(np.interp(z[known], *bounds))
@@ -196,7 +200,7 @@ def _antipodal_excess(
 def _drawn_moments(
     r: float, s: float, t: float, j: float, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Orders less one, from 0, and bounds of the log-moments, convex."""
+    """Returns orders minus 1, from 0, and convex bounds of the log-moments."""
     logs, orders = _antipodal_moments(s, t, j, size), _orders(size)
     bounds = logs[orders]
     if r < 1:
@@ -207,7 +211,7 @@ def _drawn_moments(
         drawn = [_drawn(n, r, logs, distance, peak) for n in orders.tolist()]
         cap = math.log(r) + log_expm1(2 * s * s * orders * (orders - 1.0))
         bounds = np.minimum(drawn, np.logaddexp(0.0, cap))
-    # Log-moments are convex in the order: so chords between their bounds are bounds.
+    # Log-moments are convex in the order, so chords between bounds are bounds.
     kept = [(0.0, 0.0)]
     for z, value in zip((orders - 1).tolist(), bounds.tolist(), strict=True):
         while len(kept) > 1 and _bends_down(*kept[-2:], (z, value)):
@@ -218,7 +222,7 @@ def _drawn_moments(
 
 
 def _orders(size: int) -> np.ndarray:
-    """Whole orders to ``size`` that are bounded: all, then 12 in each octave."""
+    """Returns the whole orders with a bound: all up to 64, then 12 in each octave."""
     beyond = np.geomspace(_MOST_TILTED, size, 1 + math.ceil(12 * math.log2(size / 32)))
     every = np.concatenate([np.arange(2.0, _MOST_TILTED), np.rint(beyond)])
     return np.unique(np.minimum(every, size)).astype(int)
@@ -230,11 +234,11 @@ def _bends_down(*points: tuple[float, float]) -> bool:
 
 
 def _drawn(n: int, r: float, logs: np.ndarray, distance: float, peak: float) -> float:
-    """Log-moment n, with ``V = 1 + r (w - 1)``, w the ratio of P_s to P_-s, r < 1."""
-    # E V^n - 1 is a binomial mean of the moments of w; the profile's moment differs by
-    # a Jensen gap, at most (1 - r) min(C (w-1)³ / (w V), w - 1), C = n (n-1) r² / 2: in
-    # the mean 1 - r times each of C R sqrt(c (d - c)), sqrt(C) c, sqrt(c / 2) with 2 c
-    # = e^distance, 2 d = E (w-1)², R = peak (docs/proofs.md).
+    """Returns a bound of log E V^n, V = 1 + r (w - 1), w = P_s / P_-s, and r < 1."""
+    # E V^n - 1 is a binomial mean of the moments of w. The profile's moment differs by
+    # a Jensen gap of at most (1 - r) min(C (w-1)³ / (w V), w - 1), C = n (n-1) r² / 2.
+    # Its mean is at most 1 - r times each of C R sqrt(c (d - c)), sqrt(C) c and sqrt(c
+    # / 2), with 2 c = e^distance, 2 d = E (w-1)², R = peak (docs/proofs.md).
     k = np.arange(2.0, n + 1)
     with np.errstate(over="ignore"):
         chance = log_binomial(np.full(k.shape, float(n)), k)
@@ -258,8 +262,8 @@ def _drawn(n: int, r: float, logs: np.ndarray, distance: float, peak: float) -> 
 
 @functools.lru_cache(_CACHED)
 def _antipodal_moments(s: float, t: float, j: float, size: int) -> np.ndarray:
-    """``log E w^n``, w the ratio of P_s to P_-s, upper bounds at n = 0 .. size."""
-    # Beyond the integrals' range by Hölder's inequality, with w = W / W': E[W^n
+    """Returns upper bounds of ``log E w^n``, w = P_s / P_-s, at n = 0 .. size."""
+    # Beyond the range of the integrals by Hölder's inequality with w = W / W': E[W^n
     # W'^{1-n}] <= (E W^a)^{n/a} (E W^{-(n-1) a/(a-n)})^{(a-n)/a}, a > n.
     n = _orders(size).astype(float)
     logs = 2 * s * s * n * (n - 1)
@@ -272,7 +276,7 @@ def _antipodal_moments(s: float, t: float, j: float, size: int) -> np.ndarray:
         tilted = _tilted(t, j, s, known, of_other=True)
         summed = tilted.log_moments_of(k, k - 1.0)
         logs[k - 2] = np.minimum(logs[k - 2], summed + _ERROR)
-    # One term alone makes less than log E w^n.
+    # A single term gives a lower bound of log E w^n.
     least = 0.5 * s * s * n * (n - 1) - (n - 1) * math.log(t)
     chosen = np.flatnonzero((n > known) & (least < _USELESS))
     asked = n[chosen]

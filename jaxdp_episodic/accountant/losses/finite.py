@@ -1,8 +1,8 @@
-"""Privacy losses with finitely many values."""
+"""Privacy losses with finitely many values, of mechanisms with finitely many outcomes.
 
-# As of every mechanism with finitely many outcomes. Reference: Balle, Barthe, Gaboardi
-# (2018), arXiv:1807.01647v2, Theorem 8, for Poisson sampling of them; docs/proofs.md,
-# "Laplace noise".
+References: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorem 8, for Poisson
+sampling; docs/proofs.md, "Laplace noise".
+"""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
 
 @dataclass(frozen=True)
 class FiniteLoss(FiniteValues, Moments, Nodes):
-    """Losses and the logarithms of their probabilities with the unit."""
+    """Finitely many losses, and the logarithms of their probabilities under P."""
 
     losses: tuple[Array, ...]  # of either sign, finite
-    log_masses: tuple[Array, ...]  # with the unit; without it e^-loss times as much
+    log_masses: tuple[Array, ...]  # under P; Q's probabilities are e^-loss times these
     is_symmetric: ClassVar[bool] = False
     padding: ClassVar[dict[str, float]] = {"losses": 0.0, "log_masses": -np.inf}
 
     @property
     def loses_nothing(self) -> Array:
-        """Where 0 is the only loss."""
+        """Whether 0 is the only loss."""
         return np.equal(self.largest_size, 0)
 
     @property
     def is_unprotected(self) -> Array:
-        """Where a loss leaves the range of the kernels."""
+        """Whether a loss exceeds the range of the kernels."""
         return np.greater(self.largest_size, self.LARGEST_LOSS)
 
     def hints(self) -> Hints:
-        """The Gaussian whose losses have about the same variance, or mean."""
+        """See `PrivacyLoss`: losses with about the same variance, or mean."""
         xp = namespace(*self.fields)
         variance, largest = 0.0, 0.0
         for loss, mass in zip(self.losses, self.log_masses, strict=True):
@@ -76,36 +76,36 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
         return Hints(one, one, shift, furthest)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """The largest, or minus the smallest."""
+        """See `PrivacyLoss`: the largest loss, backward minus the smallest."""
         sign = -1.0 if backward else 1.0
         pairs = zip(self.losses, self.log_masses, strict=True)
         found = [np.where(np.isneginf(m), -np.inf, sign * y) for y, m in pairs]
         return np.max(np.stack(np.broadcast_arrays(*found)), axis=0)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """``E[(1 - e^{u - L})_+]``, and ``E[e^{u - L}; L > u]``."""
+        """See `Profile`: ``E[(1 - e^{u - L})_+]``, and ``E[e^{u - L}; L > u]``."""
         xp = namespace(u, *self.fields)
         u = xp.broadcast_to(u, np.broadcast_shapes(np.shape(u), self.shape))
         loss, mass = self._atoms(u.shape)
         return tails_of_values(u, loss, mass), tails_of_values(u, -loss, mass - loss)
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `FiniteValues`: those that occur."""
+        """See `FiniteValues`: without those of probability 0."""
         losses, log_masses = np.array(self.losses), np.array(self.log_masses)
         occurs = log_masses > -np.inf
         return losses[occurs], log_masses[occurs]
 
     @property
     def num_values(self) -> int:
-        """As many as there are fields for."""
+        """See `FiniteValues`: padding included."""
         return len(self.losses)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`: a sum."""
+        """See `Moments`; exact."""
         return log_excess_of_atoms(*self._atoms(t.shape), t, rule)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: the atoms, on the real line."""
+        """See `Nodes`: the losses, on the real line."""
         backward, log_cut, *_ = rule
         xp = namespace(*self.fields, log_cut)
         loss, mass = self._atoms(backward.shape)
@@ -118,24 +118,25 @@ class FiniteLoss(FiniteValues, Moments, Nodes):
         )
 
     def _atoms(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """Losses and log-masses with a first axis for the atoms."""
+        """Returns losses and log-probabilities, each as one array."""
         return self.stacked(self.losses, shape), self.stacked(self.log_masses, shape)
 
 
 def log_excess_of_atoms(
     loss: Array, log_mass: Array, t: Array, rule: MomentRule
 ) -> tuple[Array, ...]:
-    """`Moments.log_excess` of losses and their log-masses, (J, n), at (n,) orders."""
+    """Computes `Moments.log_excess` of (J, n) losses with P's log-probabilities."""
     xp = namespace(loss, log_mass, t)
-    base = log_mass - loss  # of the distribution without the unit
+    base = log_mass - loss  # log-probabilities under Q
     direction = rule.direction
     largest = xp.max(xp.where(log_mass > -xp.inf, xp.abs(loss), 0.0), axis=0)
     power = -t if direction == "backward" else 1 + t
     peak = xp.max(base + power * loss, axis=0) - LARGEST_EXPONENT
     peak = xp.maximum(peak, 0.0)
     value = xp.sum(scaled_power_excess(loss, base - peak, t, direction), axis=0)
-    # Masses of the other distribution are rounded as losses are. Where these are large
-    # ``M - 1 <= E[e^(t L) - 1; L > 0]``, with masses of at most 1.
+    # Q's log-probabilities have rounding errors as large as those of the losses. If
+    # these are large, the bound ``M - 1 <= E[e^(t L) - 1; L > 0]`` is used, with
+    # probabilities of at most 1.
     gain, mass = loss, log_mass
     if direction == "backward":
         gain, mass = -loss, xp.minimum(base + ROUNDING * largest, 0.0)
@@ -152,7 +153,7 @@ def log_excess_of_atoms(
 
 
 def tails_of_values(u: Array, loss: Array, log_mass: Array) -> Tails:
-    """The tails at u of losses, first axis, and the logarithms of their masses."""
+    """Returns the tails at u of losses, first axis, with log-probabilities."""
     xp = namespace(u, loss, log_mass)
     above = loss > u
     gap = xp.where(above, u - loss, -1.0)
@@ -162,13 +163,13 @@ def tails_of_values(u: Array, loss: Array, log_mass: Array) -> Tails:
     )
 
 
-# --- Mechanisms; each returns (J,) losses and log-masses with the unit ---
+# --- Mechanisms: (J,) losses and log-probabilities under P ---
 
 Atoms = tuple[np.ndarray, np.ndarray]
 
 
 def discrete_laplace_atoms(noise_parameter: float, moved: int) -> Atoms:
-    """The integer noise of mass ``tanh(a/2) e^{-a|x|}``, moved by an integer."""
+    """Integer noise with probability ``tanh(a/2) e^{-a|x|}``, moved by an integer."""
     # Ghosh, Roughgarden, Sundararajan (2009), arXiv:0811.2841.
     a, k = float(noise_parameter), np.arange(moved + 1.0)
     log_end = -np.log1p(np.exp(-a))
@@ -182,9 +183,9 @@ def discrete_laplace_atoms(noise_parameter: float, moved: int) -> Atoms:
 def randomized_response_atoms(
     noise_parameter: float, num_buckets: int, *, against_uniform: bool
 ) -> Atoms:
-    """One of k answers, a uniform one with probability p, else the true one."""
+    """Randomized response with k answers: uniform with probability p, else true."""
     p, k = float(noise_parameter), float(num_buckets)
-    gain = np.log1p(k * (1 - p) / p)  # the true answer's odds
+    gain = np.log1p(k * (1 - p) / p)  # log of P/Q at the true answer
     log_truth = np.log((1 - p) + p / k)
     if against_uniform:
         rest = np.log(p * (k - 1) / k)
@@ -197,7 +198,7 @@ def randomized_response_atoms(
 
 
 def sampled_atoms(found: Atoms, sampling_probability: float) -> Atoms:
-    """Those of a Poisson sample."""
+    """Returns the losses of a Poisson sample."""
     loss, log_mass = found
     if sampling_probability == 1:
         return found
@@ -205,5 +206,5 @@ def sampled_atoms(found: Atoms, sampling_probability: float) -> Atoms:
         return np.zeros(1), np.zeros(1)
     rate = Rate.of(np.float64(sampling_probability))
     mixed = real_log_mixture(loss, rate)
-    # Not by the losses' difference, which is rounded as they are.
+    # Not from the difference of losses, which has their rounding errors.
     return mixed, np.logaddexp(rate.log_rest + log_mass - loss, rate.log + log_mass)

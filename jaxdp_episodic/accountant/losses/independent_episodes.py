@@ -1,7 +1,8 @@
-"""Independent episodes: a mixture over the number of episodes that hold the unit."""
+"""Independent episodes: a mixture over the number of episodes that hold the unit.
 
-# Reference: docs/proofs.md, "Independent episodes"; Balle, Barthe, Gaboardi (2018),
-# arXiv:1807.01647v2, Theorems 2 and 10.
+References: docs/proofs.md, "Independent episodes"; Balle, Barthe, Gaboardi (2018),
+arXiv:1807.01647v2, Theorems 2 and 10.
+"""
 
 from __future__ import annotations
 
@@ -61,47 +62,48 @@ from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 # Largest number of terms of a loss distribution; settings that need more have no exact
 # answer.
 MOST_TERMS = 200
-# Terms of a moment that many nats below the sum are left out: hundreds are 1e-13 of it.
+# Terms of a moment this many nats below the sum are left out: hundreds add up to 1e-13.
 _NEGLIGIBLE_NATS = 36.0
-# The same in the search for the best order, which needs about 1e-7.
+# The same in the search for the best order, which needs an accuracy of about 1e-7.
 _NEGLIGIBLE_IN_SEARCH = 18.0
-# Fewest nodes per panel of the quadrature of an answer; with fewer it is a search.
+# A quadrature with fewer nodes per panel than this is a search.
 _NODES_OF_ANSWER = 12
-# Terms are left out up to this share of delta, which is then added to it.
+# Terms are left out up to this share of delta, which is then added to delta.
 _TRUNCATED_SHARE = 1e-9
 # Terms times settings that NumPy computes at once.
 _AT_ONCE = 512
-# Largest log-density, relative to its peak, at which a distribution is truncated, nats.
+# Largest log-density at which a distribution is truncated, relative to its peak.
 _LEAST_CUT = -18.0
 # Relative increase of the number of nodes for every factor e in the number of terms.
 _NODES_PER_LOG_TERM = 0.4
-# Largest imaginary part of their path, in standard deviations of the narrowest term.
+# Largest imaginary part of the path, in standard deviations of the narrowest term.
 _MOST_HEIGHT = 3.4
-# Stands for log 0 where a difference of two of them would be NaN.
+# Replaces log 0 where a difference of two of them would be NaN.
 _LOG_NOTHING = -1e130
 
 
 @dataclass(frozen=True)
 class IndependentEpisodesLoss(GaussianLoss, Nodes):
-    """Swaps of J contributions, J the number of episodes with the unit."""
+    """Swaps of J contributions, J ~ Binomial(episodes, rate) episodes with the unit."""
 
-    # All terms of profiles and moments count: rare large numbers dominate high orders.
+    # Profiles and moments need all terms: rare large J dominate high orders.
 
-    rate: Array  # eta in [0, 1], the chance to be in one given episode
+    rate: Array  # eta in [0, 1], probability that a given episode holds the unit
     shift: Array  # s >= 0 of one swapped contribution
     num_episodes: Array  # B, whole numbers >= 1 as floats
+    # Largest J that is not truncated.
     kept: Array = np.inf  # pyright: ignore[reportAssignmentType]: broadcasts
     is_symmetric: ClassVar[bool] = True
 
     @property
     def chance(self) -> Array:
-        """That an episode holds the unit, one of them at least."""
+        """Probability that at least one episode holds the unit."""
         with np.errstate(divide="ignore"):
             absent = self.num_episodes * np.log1p(-self.rate)
         return self.outer_rate * -np.expm1(absent)
 
     def hints(self) -> Hints:
-        """One swap; at most as many as are expected, and 8 standard deviations."""
+        """See `PrivacyLoss`: one swap; at most 8 deviations more than expected."""
         xp = namespace(*self.fields)
         expected = self.num_episodes * self.rate
         draws = expected + 8 * xp.sqrt(expected) + 3
@@ -117,7 +119,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         directions, nothing = 2 - self.is_symmetric, _LOG_NOTHING
 
         def add_terms(index: Array, totals: tuple[Pair, ...]) -> tuple[Pair, ...]:
-            """Terms k = index, (k, ...), added to what there is."""
+            """Adds the terms k = index, (k, ...)."""
             count = xp.minimum(index, episodes)
             log_weight, any_rate = _log_weight(episodes, count, safe)
             both = self._one(any_rate, count * s).log_tails(u)
@@ -131,7 +133,8 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         start = ((xp.full_like(s, nothing), xp.zeros_like(s)),) * (2 * directions)
         last = xp.max(kept, initial=0.0).astype(int)
         parts = _sum_terms(add_terms, last, start, s)
-        # Logarithms of partial sums would each be rounded.
+        # (Sums are kept with their scale, as logarithms of partial sums would be
+        # rounded.)
         sums = [peak + xp.log(xp.maximum(total, SMALLEST)) for peak, total in parts]
         forward = scaled((sums[0], sums[1]), outer, eta, s)
         if self.is_symmetric:
@@ -139,7 +142,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         return forward, scaled((sums[2], sums[3]), outer, eta, s)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`: linear in the profiles, so a mixture like them."""
+        """See `Moments`: the mean over J, as moments are linear in the profile."""
         xp = namespace(t, *self.fields)
         t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
         if xp is np:
@@ -164,8 +167,8 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         episodes: np.ndarray,
         rule: MomentRule,
     ) -> tuple[np.ndarray, ...]:
-        """The same of the terms that count, chosen for each setting by itself."""
-        # What is left out of an answer counts as the Gaussian's excess times e1.
+        """Computes `log_excess` from the terms that matter in each setting."""
+        # A term that an answer leaves out is bounded by the Gaussian's excess times e1.
         number = np.maximum(episodes, 1.0).astype(np.int64)
         start = np.cumsum(number) - number
         index = np.repeat(np.arange(t.size), number)
@@ -197,7 +200,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         used = size > largest(size) - nats
         evaluate(used)
         if not is_search:
-            # Terms that turn out not to be negligible.
+            # Terms that were estimated to be negligible but are not.
             missed = ~used & (upper > largest(found[0]) - nats)
             if np.any(missed):
                 evaluate(missed)
@@ -212,19 +215,19 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         return np.log(total) + finite, *(part / total for part in sums)
 
     def _one(self, any_rate: Array, shift: Array) -> GaussianLoss:
-        """What k episodes with the unit do, with the chance that there are any."""
+        """Returns the pair of k episodes with the unit, sampled at P(J >= 1)."""
         one = namespace(any_rate, shift).ones_like(any_rate)
         return SwappedGaussianLoss(one, any_rate, shift)
 
     @property
     def num_terms(self) -> Array:
-        """Terms that are kept."""
+        """See `Nodes`: terms that are not truncated."""
         return np.minimum(self.kept, self.num_episodes)
 
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray
     ) -> tuple[Self, np.ndarray, np.ndarray]:
-        """Cuts the sum where its rest adds a billionth of ``e^log_goal`` at most."""
+        """See `Nodes`: truncates J; the rest adds 1e-9 of the goal at most."""
         least = log_goal + np.log(_TRUNCATED_SHARE) - np.log(np.maximum(count, 1.0))
         terms, log_tail = needed_terms(self.num_episodes, self.rate, least)
         with np.errstate(divide="ignore"):
@@ -233,8 +236,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         return dataclasses.replace(self, kept=kept), log_added, terms > MOST_TERMS
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: one path for all terms, as they have one log-ratio."""
-        # One path serves all terms, as they have one log-ratio.
+        """See `Nodes`: one path for all terms, as they have the same log-ratio."""
         _, log_cut, height, num_nodes, num_terms = rule
         xp = namespace(*self.fields, log_cut, height)
         k, log_weight, used, any_rate = self._weighted_terms(log_cut, num_terms)
@@ -263,10 +265,10 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         element = times(element, (rise * cos, grown * sin))
 
         def log_density(x: Pair, used: Array) -> Pair:
-            """Of Q at points (J, m)."""
+            """Returns the log-density of Q at points (J, m)."""
 
             def term(k: Any) -> Pair:
-                """Term k, or with a slice all of them, (terms, J, m)."""
+                """Returns term k, or for a slice all of them, (terms, J, m)."""
                 wide = width[k]
                 re, im = log_normal((x[0] / wide + 0.5 * wide * s, x[1] / wide))
                 return xp.where(used[k], log_factor[k] + re, -1e300), im
@@ -307,20 +309,20 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         return map_first(finish, x, element, y, used)
 
     def _weighted_terms(self, log_cut: Array, num_terms: int) -> tuple[Array, ...]:
-        """k, ``log(P(J = k) / e1)``, which terms count, (V, terms, m), and e1."""
+        """Returns k, ``log(P(J = k) / e1)``, which terms matter, and e1 = P(J >= 1)."""
         xp = namespace(*self.fields, log_cut)
         terms = xp.arange(1, num_terms + 1, dtype=log_cut.dtype)[:, None]
         kept = xp.minimum(self.kept, self.num_episodes)
         k = xp.minimum(terms, kept)
         log_weight, any_rate = _log_weight(self.num_episodes, k, self.rate)
-        # Terms rarer than the truncated mass are left out.
+        # Terms rarer than the truncated probability are left out.
         used = (terms <= kept) & (log_weight > log_cut[:, None])
         return k, log_weight, used, any_rate
 
 
 @dataclass(frozen=True)
 class ZeroedEpisodesLoss(IndependentEpisodesLoss):
-    """The same under zero_out: episodes with the unit contribute 0 where it is null."""
+    """The same under zero_out: with a null unit an episode contributes 0."""
 
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
@@ -334,7 +336,7 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
         log_cut = xp.minimum(log_cut[:, None] - log_weight, _LEAST_CUT)
 
         def flat(a: Array) -> Array:
-            """(..., terms, m) to (..., terms m), of any shape that broadcasts."""
+            """Reshapes (..., terms, m) to (..., terms m) after broadcasting."""
             wide = xp.broadcast_to(a, (*a.shape[:-2], *k.shape))
             return wide.reshape(*a.shape[:-2], -1)
 
@@ -349,7 +351,7 @@ class ZeroedEpisodesLoss(IndependentEpisodesLoss):
 
 
 def _log_weight(episodes: Array, k: Array, rate: Array) -> tuple[Array, Array]:
-    """``log(P(J = k) / P(J >= 1))`` of J ~ Binomial(episodes, rate), and P(J >= 1)."""
+    """Returns ``log(P(J = k) / P(J >= 1))`` for a binomial J, and P(J >= 1)."""
     xp = namespace(episodes, k, rate)
     log_absent = xp.log1p(-rate)  # -inf at rate 1
     any_rate = -xp.expm1(episodes * log_absent)
@@ -360,7 +362,7 @@ def _log_weight(episodes: Array, k: Array, rate: Array) -> tuple[Array, Array]:
 
 
 def _added(total: Pair, terms: Array) -> Pair:
-    """The largest logarithm of a sum and terms, (k, ...); the sum over that term."""
+    """Adds (k, ...) terms to a sum kept as its largest logarithm and a factor."""
     xp = namespace(terms)
     higher = xp.maximum(total[0], xp.max(terms, axis=0))
     ratio = total[1] * xp.exp(total[0] - higher)
@@ -370,7 +372,7 @@ def _added(total: Pair, terms: Array) -> Pair:
 def _sum_terms(
     add_terms: Callable[[Array, Any], Any], last: Array, totals: Any, like: Array
 ) -> Any:
-    """Adds the terms 1 … last: one by one in JAX, many at a time in NumPy."""
+    """Adds the terms 1 to last: one by one in JAX, blocks of them in NumPy."""
     xp = namespace(like)
     column = (-1,) + (1,) * like.ndim
     if xp is not np:
@@ -389,16 +391,16 @@ def _sum_terms(
 
 
 def _mixed(part: LossNodes, weight: Array, used: Array) -> LossNodes:
-    """The mixture of the nodes of all terms, (J, terms m), with (terms, m) weights."""
+    """Returns the mixture of the nodes of all terms, (J, terms m)."""
     xp = namespace(part.mass, weight, used)
     num_terms, size = weight.shape
 
     def apart(a: Array) -> Array:
-        """(J, terms m) to (J, terms, m)."""
+        """Reshapes (J, terms m) to (J, terms, m)."""
         return a.reshape(-1, num_terms, size)
 
     def nodes(a: Array) -> Array:
-        """(J, terms, m) to (terms J, m): those of no weight come last."""
+        """Reshapes (J, terms, m) to (terms J, m)."""
         return xp.swapaxes(a, 0, 1).reshape(-1, size)
 
     def mixed(a: Array) -> Array:
@@ -422,7 +424,7 @@ def _mixed(part: LossNodes, weight: Array, used: Array) -> LossNodes:
 def needed_terms(
     episodes: np.ndarray, rate: np.ndarray, log_goal: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest k with a bound of ``log P(Binomial(B, rate) > k)`` below the goal."""
+    """Returns the smallest k with a bound of ``log P(J > k)`` below the goal; both."""
     mean = episodes * rate
     terms = np.minimum(np.maximum(np.ceil(mean), 1.0), episodes)
     log_tail = _log_binomial_tail(episodes, rate, terms)
@@ -439,7 +441,7 @@ def needed_terms(
 def _log_binomial_tail(
     episodes: np.ndarray, rate: np.ndarray, terms: np.ndarray
 ) -> np.ndarray:
-    """Bound of ``log P(Binomial(B, rate) >= k + 1)``: Chernoff and Hoeffding (1963)."""
+    """Bound of ``log P(J >= k + 1)``, J binomial: Chernoff and Hoeffding (1963)."""
     share = np.minimum((terms + 1) / episodes, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = share * np.log(share / rate)

@@ -1,8 +1,9 @@
-"""The sampled Laplace mechanism."""
+"""The Poisson sampled Laplace mechanism.
 
-# Reference: docs/proofs.md, "Laplace noise" and "Moments"; Balle, Barthe, Gaboardi
-# (2018), arXiv:1807.01647v2, Theorems 3 and 8; Mironov (2017), arXiv:1702.07476,
-# Proposition 6, for moments at p = 1.
+References: docs/proofs.md, "Laplace noise" and "Moments"; Balle, Barthe, Gaboardi
+(2018), arXiv:1807.01647v2, Theorems 3 and 8; Mironov (2017), arXiv:1702.07476,
+Proposition 6, for moments without sampling.
+"""
 
 from __future__ import annotations
 
@@ -56,17 +57,17 @@ _LOG_2 = math.log(2.0)
 _LOG_4 = math.log(4.0)
 # Rounding error of u, relative to the largest loss: nine units in the last place.
 _LOSS_ROUNDING = 2e-15
-# Panels from an end of the losses inwards are equally long in this times the loss
-# plus the exponent, nats: the integrand falls off by half the loss at least, and by the
-# exponent.
+# Panels have equal lengths in this factor times the distance from the end of the
+# losses, plus the change of the exponent, in nats. The integrand decreases at least by
+# half the distance, and by the exponent.
 _NATS_PER_UNIT = 2.0
-# Length of all panels by that measure: there the integrand is e^-35 of that at the end.
+# Length of all panels in this measure: there the integrand is e^-35 of that at the end.
 _LAST_EDGE = 210.0
-# Bisections for an edge: it need not be accurate.
+# Bisections for an edge, which need not be accurate.
 _EDGE_BISECTIONS = 14
-# First and last node of the middle part are e^-17 from an end of the losses.
+# The first and last node of the middle part are e^-17 from an end of the losses.
 _DEEPEST_LAYER = 17.0
-# Largest imaginary part of their path: at pi the logarithm has a branch point.
+# Largest imaginary part of the path: the logarithm has a branch point at pi.
 _TOP = 1.2
 # Slope of the path at both ends.
 _SLOPE = 2.0
@@ -82,25 +83,29 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
     forward_is_larger: ClassVar[bool] = True
 
     def hints(self) -> Hints:
-        """The Gaussian whose losses have about the same variance, or mean."""
+        """See `PrivacyLoss`: losses with about the same variance, or mean."""
         xp = namespace(*self.fields)
         shift = xp.minimum(self.shift, xp.sqrt(2 * self.shift))
         return Hints(self.rate, self.rate, shift, shift)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """``log(1 - p + p e^s)``, or minus that of -s."""
+        """See `PrivacyLoss`: ``log(1 - p + p e^s)``, backward minus that of -s."""
         sign = -1.0 if backward else 1.0
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             rate = np.maximum(self.rate, 1e-300)
             finite = np.minimum(self.shift, 1e300)
             loss = sign * real_log_mixture(sign * finite, Rate.of(rate))
             loss = np.where(np.equal(self.rate, 0), 0.0, loss)
-        # Without noise the backward loss is bounded all the same, where p < 1.
+        # Without noise the backward loss is still bounded if p < 1.
         bare = np.isinf(self.shift) & (self.rate > 0) & (not backward)
         return np.where(bare, np.inf, loss)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """``D = 1 - e^{(u-s)/2}`` and ``e^{(u-s)/2} / 2`` up to s, sampled."""
+        """See `Profile`: those of `sampled_tails`.
+
+        Without sampling, the profile is ``1 - e^{(u-s)/2}`` and the tail ``e^{(u-s)/2}
+        / 2`` for u < s.
+        """
         xp = namespace(u, *self.fields)
         u, outer, p, s = xp.broadcast_arrays(u, *self.fields)
 
@@ -117,26 +122,27 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
         return forward, backward
 
     def tail_displacement(self, u: Array) -> Array:
-        """At the largest loss, rounding decides on which side of an atom u lies."""
+        """See `Profile`: u is inexact near the atom at the largest loss."""
         xp = namespace(u, *self.fields)
         share = self.rate - (1 - self.rate) * xp.expm1(-u)
         rounding = _LOSS_ROUNDING * xp.minimum(self.shift, self.LARGEST_LOSS) * share
         return rounding + 2 * sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`: two atoms and an integral."""
+        """See `Moments`: two atoms and an integral; exact up to quadrature error."""
         xp = namespace(t, *self.fields)
         t, _, p, s = xp.broadcast_arrays(t, *self.fields)
         rate = Rate.of(p)
         found = _excess(t, rate, s, rule)
         if rule.direction == "forward":
-            # As in `unless_gaussian`: moments are convex in P, and no loss is above s.
+            # As in `unless_gaussian`: moments are convex in P, and losses are at most
+            # s.
             most, *slopes = excess_of(t * s, s, 0.0, rule.with_derivatives)
             found = with_rounding(found, s * (1 + t), (rate.log + most, *slopes))
         return found
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: two atoms and a path between them; nothing is cut."""
+        """See `Nodes`: two atoms and a path between them; nothing is truncated."""
         backward, log_cut, height, num_nodes, _ = rule
         xp = namespace(*self.fields, backward, log_cut, height)
         s, p = self.shift, Rate.of(self.rate)
@@ -168,12 +174,12 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
 
 
 def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
-    """The excess by its atoms and Gauss–Legendre panels from either end to 0."""
+    """Returns the excess from its atoms, and panels from either end to the middle."""
     xp = namespace(t, p.rate, s)
     direction, quadrature, with_derivatives = rule
 
     def log_parts(loss: Array) -> tuple[Array, Array]:
-        """Log-ratio of P to Q, and log-density of Q, at a loss l."""
+        """Returns log P/Q and Q's log-density at a loss without sampling."""
         return real_log_mixture(loss, p), -0.5 * (loss + s) - _LOG_4
 
     ends = xp.stack([-s, s])
@@ -203,7 +209,7 @@ def _excess(t: Array, p: Rate, s: Array, rule: MomentRule) -> tuple[Array, ...]:
 
 
 def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Array]:
-    """Edges (num_panels + 1, n) of panels: distances from the ends s and -s."""
+    """Returns panel edges (num_panels + 1, n): distances from the ends s and -s."""
     xp = namespace(alpha, p.rate, s)
 
     def from_end(sign: float) -> Array:
@@ -216,7 +222,7 @@ def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Arr
         most = xp.minimum(spent(s), _LAST_EDGE)
         shares = xp.arange(1, num_panels + 1, dtype=s.dtype)[:, None] / num_panels
         goal = most * shares
-        # Bracket: the distances with the steepest second term, and with none.
+        # Bracket: distances for the steepest exponent, and for a constant one.
         start = (xp.log(goal / (_NATS_PER_UNIT + alpha)), xp.log(goal / _NATS_PER_UNIT))
 
         def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -227,7 +233,7 @@ def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Arr
 
         low, _ = fori_loop(xp, 0, _EDGE_BISECTIONS, halve, start)
         edge = xp.minimum(xp.exp(low), s)
-        # The last one is the middle, if that is not too far.
+        # The last edge is the middle, if `_LAST_EDGE` reaches it.
         last = xp.where(spent(s) <= _LAST_EDGE, s, edge[-1])
         return xp.concatenate([0 * edge[:1], edge[:-1], last[None]])
 
@@ -235,7 +241,7 @@ def _edges(alpha: Array, p: Rate, s: Array, num_panels: int) -> tuple[Array, Arr
 
 
 def _path(s: Array, height: Array, num_nodes: int) -> tuple[tuple, tuple]:
-    """Nodes (J, n) from -s to s above the real line, and ``dl`` with the weights."""
+    """Returns complex nodes (J, n) from -s to s, and weighted ``dl``."""
     xp = namespace(s, height)
     spacing = 2 * _DEEPEST_LAYER / (num_nodes - 1)
     u = xp.arange(num_nodes, dtype=s.dtype)[:, None] * spacing - _DEEPEST_LAYER
@@ -243,11 +249,12 @@ def _path(s: Array, height: Array, num_nodes: int) -> tuple[tuple, tuple]:
     near = small / (1 + small)  # of 2 s, to the nearer end
     depth = 2 * s * near
     weight = 2 * s * near * (1 - near) * spacing
-    # The outermost nodes stand for all those beyond them: geometric series.
+    # The outermost nodes replace all those further out: geometric series.
     edge = xp.arange(num_nodes)[:, None] % (num_nodes - 1) == 0
     weight = weight * xp.where(edge, 1 / -xp.expm1(-xp.asarray(spacing)), 1.0)
     real = xp.where(u < 0, depth - s, s - depth)
-    # Height top tanh(slope d / top) with d = depth (2 s - depth) / (2 s), smooth in u.
+    # The height is top tanh(slope d / top) with d = depth (2 s - depth) / (2 s), which
+    # is smooth in u.
     inner = depth * (1 - near)
     bent = xp.tanh(_SLOPE * inner / _TOP)
     slope = _SLOPE * (1 - bent * bent) * (1 - 2 * near) * xp.where(u < 0, 1.0, -1.0)

@@ -1,5 +1,9 @@
-"""What a step tells of a person who may be in several of its clip units."""
-# Reference: docs/proofs.md, "People in many units".
+"""Dominating pairs of a person who may be in several clip units of a step.
+
+Reference: docs/proofs.md, "People in many units". The pair is a mixture over C
+components (what the other units reveal). In each one the person's number of
+contributions is J ~ Binomial(n, q), and ``B^±`` is the mixture of N(± J s).
+"""
 
 from __future__ import annotations
 
@@ -58,44 +62,47 @@ from jaxdp_episodic.accountant.numerics.power_excess import (
 )
 from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels, lay_panels
 
-# Half-width of the window around a bump, in standard deviations.
+# Half-width of the window around a peak, in standard deviations.
 _HALF_WIDTH = 9.2
-# Panels per standard deviation, and per 1 / shift, where zeros are pi away.
+# Panels per standard deviation, and per 1 / shift: zeros of the density are pi / shift
+# above the real line.
 _DENSITY = 0.25
 _SHIFT_DENSITY = 0.4
-# Numbers of contributions around whose bumps there are windows.
+# Largest number of peaks that are probed for the ends of the window.
 _NUM_BUMPS = 64
-# Points that show where there is weight below the floor.
+# Points that are probed for the ends of the window below the floor.
 _NUM_PROBES = 48
-# Nats below the largest density at which there is none, and those by which a density
-# may be larger between two points than at both.
+# Nats below the largest density at which the integrand is negligible, and nats by which
+# it may be larger between two probed points than at both.
 _NEGLIGIBLE = 42.0
 _BETWEEN = 40.0
 # Nats below the largest weight at which components are left out of a search for the
-# best order, and fewest nodes per panel of what is no search: any order is a bound.
+# best order. (Any order gives a bound.) A quadrature with fewer nodes per panel than
+# this is a search.
 _NEGLIGIBLE_IN_SEARCH = 18.0
 _NODES_OF_ANSWER = 12
-# Share of an answer's nodes that a first search has, and fewest nodes per panel of a
-# second one, which has half of them.
+# Share of an answer's nodes that the first search has. With more nodes per panel than
+# this a search is the second one, with half of them.
 _LEAST_SHARE = 0.3
 _NODES_NEAR_ANSWER = 10
-# Ratio of the panels that settings want within which they get the same number.
+# Settings whose numbers of panels are within this ratio get the same number.
 _ALIKE = 1.5
 # Largest number of panels.
 _MOST_PANELS = 4096
-# Largest density of panels over that of a Gaussian's bump.
+# Largest density of panels over that for a single Gaussian.
 _SHARPEST = 6.0
 
 
 def _log_excess(
     t: Array, parts: Components, cover: Array, rule: MomentRule, *, replaced: bool
 ) -> tuple[Array, ...]:
-    """See `Moments.log_excess`; of (C, n) components whose weights add up to e."""
+    """Computes `Moments.log_excess` of (C, n) components whose weights add up to e."""
     is_search = rule.quadrature.nodes_per_panel < _NODES_OF_ANSWER
     if is_search:
         parts = parts.above(np.max(parts.log_weight, axis=0) - _NEGLIGIBLE_IN_SEARCH)
     ratios = Ratios.of(parts, cover, replaced=replaced)
-    # Excesses grow with the ratio, and are summed over components.
+    # Excesses increase with the ratio and are summed over the components, so an upper
+    # bound of negligible components suffices.
     ratios = dataclasses.replace(ratios, is_rough=True)
     direction = "symmetric" if replaced else rule.direction
     rule = rule._replace(direction=direction)
@@ -106,7 +113,7 @@ def _log_excess(
         below = ratios.up_to(np.zeros_like(t))
         below = _integrals(Ratios.lower, windows, t, below, rule)
         excess = sum_of(excess, below)
-    # A component's profile is at most that of a shift of all its contributions.
+    # A component's profile is at most that of a shift by all its contributions.
     shift = parts.count * parts.shift * (2 if replaced else 1)
     weight = parts.log_weight + np.log(cover)
     return unless_gaussian(np.zeros_like(t) > 0, weight, 0.5 * shift * shift, t, excess)
@@ -119,17 +126,17 @@ def _integrals(
     ratios: Ratios,
     rule: MomentRule,
 ) -> tuple[Array, ...]:
-    """Logarithms of the excess of one half-line, and its derivatives over it."""
+    """Integrates over one half-line: the log-excess and its derivatives over it."""
     low, high, density = windows
     per_panel = rule.quadrature.nodes_per_panel
     length = np.sum(high - low, axis=0)
-    # As dense as the rule's own panels are on bumps.
+    # As many panels per peak as the rule has.
     wanted = np.max(density, axis=0) * length + np.sum(high > low, axis=0)
     share = rule.quadrature.num_panels * per_panel / 512
     least = _LEAST_SHARE if per_panel < _NODES_NEAR_ANSWER else 0.5
     wanted = np.clip(wanted * 16 / per_panel * max(share, least), 4, _MOST_PANELS)
-    wanted = np.where(np.isnan(wanted), 4, wanted)  # without noise, which has no moment
-    # Settings that want about as many panels are integrated together.
+    wanted = np.where(np.isnan(wanted), 4, wanted)  # without noise there is no moment
+    # Settings with similar numbers of panels are integrated together.
     size = np.ceil(np.log(wanted) / np.log(_ALIKE))
     found = np.full((1 + 2 * rule.with_derivatives, t.size), np.nan)
     for alike in np.unique(size):
@@ -151,13 +158,13 @@ def _integral(
     rule: MomentRule,
     number: int,
 ) -> tuple[Array, ...]:
-    """The same of settings with a number of panels."""
+    """Computes `_integrals` with a given number of panels for all settings."""
     low, high, density = windows
     per_panel = rule.quadrature.nodes_per_panel
     weight = ratios.parts.log_weight[:, None]
 
     def densities(w: Array) -> tuple[Array, Array]:
-        """Losses and weighted log-densities at (K, n) distances."""
+        """Returns losses and weighted log-densities at (K, n) distances."""
         found = ratio(ratios, (w, None))
         return found.loss[0], found.log_density()[0] + weight
 
@@ -186,7 +193,7 @@ def _integral(
 
 
 def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
-    """Near the floor, and forward from the first to the last bump that counts."""
+    """Windows near the floor and, forward, from the first to the last peak."""
     floor, zero = ratios.floor, np.zeros_like(t)
     s, last = ratios.parts.shift, ratios.terms.last
     spread = np.max(floor, axis=0) - np.min(floor, axis=0)
@@ -197,7 +204,7 @@ def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
     index = np.arange(1, size + 1)[:, None]
     grown = np.round(np.exp((index - 1) / max(size - 1, 1) * np.log(last + 0.0)))
     j = np.where(last > size, grown, np.minimum(index, last + 0.0))
-    # A bump of N(j s) over N(0), and over N(-j s); and those in between.
+    # A peak of N(j s) over N(0), and over N(-j s); and those in between.
     tops = (
         (2 * alpha - 1) * j * s if ratios.covers or ratios.replaced else alpha * j * s
     )
@@ -219,7 +226,7 @@ def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
 
 
 def _settled(alpha: Array, ratios: Ratios) -> Array:
-    """(2, C, n) where the exponent of a component is stationary, from both ends."""
+    """Returns (2, C, n) stationary points of a component's exponent, from both ends."""
     s, zero = ratios.parts.shift, np.zeros_like(ratios.floor)
     top = (2 * alpha - 1) * ratios.parts.count * s
 
@@ -233,13 +240,13 @@ def _settled(alpha: Array, ratios: Ratios) -> Array:
 
 
 def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
-    """Near the floor, and backward on to where ``B^+`` falls no more."""
+    """Windows near the floor and, backward, to where ``B^+`` no longer decreases."""
     floor, zero = ratios.floor, np.zeros_like(t)
     spread = np.max(floor, axis=0) - np.min(floor, axis=0)
     near = zero, zero + 2 * _HALF_WIDTH + np.max(floor, axis=0)
     if direction == "forward":
         return _windows(t, ratios, near)
-    # The last bump is at x = -t s E j, whose mean falls with x.
+    # The last peak is at x = -t s E j, whose mean decreases with x.
     s, last = ratios.parts.shift, ratios.terms.last
 
     def slope(x: Array) -> Array:
@@ -261,17 +268,17 @@ def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
 def _exponent(
     ratio: Callable[[Ratios, Points], Ratio], w: Array, t: Array, ratios: Ratios
 ) -> Array:
-    """``log(Q (P/Q)^{1+t})``, weighted, at (K, n) distances; (C, K, n)."""
+    """Returns weighted ``log(Q (P/Q)^{1+t})`` at (K, n) distances; (C, K, n)."""
     found = ratio(ratios, (np.maximum(w, 0.0), None))
     weight = ratios.parts.log_weight[:, None]
     return found.log_density()[0] + (1 + t) * found.loss[0] + weight
 
 
 def _windows(t: Array, ratios: Ratios, *ends: tuple[Array, Array]) -> Windows:
-    """Low and high ends, and densities of panels: bumps may be sharper than N(0)."""
+    """Returns both ends and panel densities: peaks may be narrower than N(0)."""
     s = ratios.parts.shift
     few = np.max(ratios.parts.count, axis=0)
-    # Variance of j at most, below and among the floors.
+    # Upper bound of the variance of j, below and between the floors.
     variance = np.minimum(0.25 * few, 1 / (s * s))
     sharp = _DENSITY * np.minimum(np.sqrt(1 + t * s * s * variance), _SHARPEST)
     sharp = np.where(np.any(ratios.parts.rate < 1, axis=0), sharp, _DENSITY)
@@ -280,20 +287,20 @@ def _windows(t: Array, ratios: Ratios, *ends: tuple[Array, Array]) -> Windows:
     return low, high, density + 0 * low
 
 
-# Height of paths times the shift, where zeros are pi away.
+# Height of paths times the shift; zeros are at a height of pi.
 _ANGLE = 1.2
-# Height up to which paths rise at once, in standard deviations.
+# Height to which paths rise directly, in standard deviations.
 _TOP = 1.8
-# Length of a line for which the rule's nodes are enough, in deviations, where zeros are
-# pi away; and by how much there are more of them at most.
+# Length of a line, in standard deviations, for which the rule's number of nodes
+# suffices; and the largest factor of that number on longer lines.
 _USUAL_LENGTH = 30.0
 _MOST_DENSE = 8.0
-# Shift for which nodes are not closer anywhere; see `paths`.
+# Shift passed to `whole_line` and `half_line` for a constant spacing.
 _EVEN = 1.0
 
 
 class _Piece(NamedTuple):
-    """What is integrated along a path: ratios (C, K, n), and weighted dx (K, n)."""
+    """An integrand on a path: ratios (C, K, n), and weighted dx (K, n)."""
 
     ratio: Ratio
     element: Pair
@@ -304,9 +311,9 @@ class _Piece(NamedTuple):
 def _nodes(
     parts: Components, cover: Array, rule: NodeRule, *, replaced: bool
 ) -> LossNodes:
-    """See `Nodes.nodes`; of (C, n) components whose weights add up to 1 at most."""
+    """Computes `Nodes.nodes` of (C, n) components; their weights add up to <= 1."""
     # Zeros of sum_j b_j e^{j s x - j² s²/2} lie where Im x is an odd multiple of pi / s
-    # (Laguerre); mixtures of both signs have lower ones, and paths stay below.
+    # (Laguerre). Mixtures of both signs have lower ones, and paths stay below them.
     backward, log_cut, height = (a + 0 * cover for a in rule[:3])
     rule = NodeRule(backward, log_cut, height, rule.num_nodes)
     parts = parts.above(np.min(rule.log_cut, axis=0))
@@ -317,7 +324,7 @@ def _nodes(
 
 
 def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
-    """Of mixtures of Gaussians against N(0), on one path along the line."""
+    """Nodes of mixtures of Gaussians against N(0), on one path along the line."""
     s = ratios.parts.shift
     zero = np.zeros_like(s)
     reach, high = _ends(ratios, rule.log_cut)
@@ -331,7 +338,7 @@ def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
     points = path_points(line, zero - np.inf, _rise(zero, s), s, rule.height, most=most)
 
     def one(x: Pair, element: Pair, log_cut: Array) -> LossNodes:
-        # The angle at the first node, of which only the rest of 2 pi is known.
+        # The imaginary loss at the first node, to which the multiple of 2 pi is chosen.
         angle = s * x[1][0] * ratios.mean_at(x[0][0] + zero)
         piece = _Piece(ratios.whole(x), element, angle, rule.backward)
         ends = np.stack([x[0][0], x[0][-1]])
@@ -342,7 +349,7 @@ def _whole(ratios: Ratios, rule: NodeRule) -> LossNodes:
 
 
 def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
-    """Of two half-lines, or of one and its mirror image."""
+    """Nodes of two half-lines, or of one and its mirror image."""
     s, floor, backward = ratios.parts.shift, ratios.floor, rule.backward
     zero = np.zeros_like(s)
     kink, turn = ratios.turning_point()
@@ -383,7 +390,7 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
                 if angle is not None and other is not None
             )
         )
-        # The mirror image of the path, which is run through backwards.
+        # The mirror image of the path, traversed backwards.
         lower = ratios.lower((w[0], -w[1]))
         pieces = [
             _Piece(upper, element, nothing, backward),
@@ -395,7 +402,7 @@ def _halves(ratios: Ratios, rule: NodeRule) -> LossNodes:
 
 
 def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
-    """Where the densities at both sides have fallen to the cuts, (V, n)."""
+    """Returns (V, n) points, left and right, where densities fall to the cuts."""
     parts, js = ratios.parts, ratios.terms.numbers * ratios.parts.shift
     weight = parts.log_weight + parts.log_some + ratios.terms.log_shares
     weight = weight + 0.5 * js * js
@@ -410,20 +417,20 @@ def _ends(ratios: Ratios, log_cut: Array) -> tuple[Array, Array]:
 
 
 def _enough(num_nodes: int, length: Array, s: Array) -> int:
-    """A number of nodes as dense as the rule's own on a line of the usual length."""
+    """Returns a number of nodes with the rule's density, for a line of any length."""
     longer = np.max(length * np.maximum(s, 1.0)) / _USUAL_LENGTH
     return int(num_nodes * np.clip(longer, 1.0, _MOST_DENSE))
 
 
 def _rise(kink: Array, s: Array) -> Array:
-    """Where paths may rise: behind the kink, unless zeros are low everywhere."""
+    """Returns where paths may rise: after the kink, or never if zeros are low."""
     return np.where(_ANGLE / s < _TOP, NOWHERE, kink)
 
 
 def _gathered(
     pieces: list[_Piece], ends: Ratio, ratios: Ratios, log_cut: Array
 ) -> LossNodes:
-    """The nodes of all components, (K, n); those of no weight come last."""
+    """Returns the nodes of all components, (K, n); those without weight come last."""
     log_weight = ratios.parts.log_weight
     losses, weights = [], []
     for piece in pieces:
@@ -443,7 +450,7 @@ def _gathered(
 
 
 def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, Pair]:
-    """Losses and weights of a piece, (C, K, n); none below the cut."""
+    """Returns losses and weights of a piece, (C, K, n); 0 below the cut."""
     (re, im), element = piece.ratio.loss, piece.element
     assert im is not None  # paths lie in the plane
     im = np.unwrap(im, axis=1)
@@ -461,12 +468,12 @@ def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, P
 
 
 def _flat(a: Array) -> Array:
-    """(C, K, n) to (C K, n)."""
+    """Reshapes (C, K, n) to (C K, n)."""
     return a.reshape(-1, a.shape[-1])
 
 
 def _shortened(nodes: LossNodes) -> LossNodes:
-    """The (V, K, n) nodes that have a weight, as many as the most of a setting."""
+    """Drops rows of (V, K, n) nodes that have no weight in any setting."""
     used = (nodes.weight[0] != 0) | (nodes.weight[1] != 0)
     number = int(np.max(np.sum(used, axis=1), initial=1))
     order = np.argsort(~used, axis=1, kind="stable")[:, :number]
@@ -478,13 +485,13 @@ def _shortened(nodes: LossNodes) -> LossNodes:
     return nodes._replace(loss=taken(nodes.loss), weight=taken(nodes.weight))
 
 
-# Components are left out up to this share of delta, which is then added to it.
+# Components are left out up to this share of delta, which is then added to delta.
 _TRUNCATED_SHARE = 1e-9
-# Displacement of losses by the rounding of a root, over 1 + u: the largest of 400 that
-# were compared with 50 digits. Of large losses methods add more.
+# Error of losses from rounding a root, over 1 + u: the largest of 400 that were
+# compared with 50 digits. For large losses the methods add more.
 _ROOT_ROUNDING = 4e-16
-# Rounding of the logarithm of a mass over the square that is in it and not in the mass:
-# a unit in the last place. Delta at 5,000 shifts was 3e-11 too small, a hundredth.
+# Rounding of the logarithm of a weight, over the square of the shift that it contains:
+# one unit in the last place. (At 5,000 shifts delta was 3e-11 too small, a hundredth.)
 _SQUARE_ROUNDING = 2.0**-52
 
 
@@ -492,15 +499,15 @@ _SQUARE_ROUNDING = 2.0**-52
 class PeopleLoss(GaussianLoss, Nodes):
     """Contributions of a person that are 0 where the person's slots are null."""
 
-    # XLA takes half a minute to compile sums of all lengths; NumPy shortens each sum to
-    # what counts, and answers in a tenth of a second.
+    # Not compiled: XLA takes half a minute to compile sums of all lengths. NumPy leaves
+    # out negligible terms, and takes a tenth of a second.
 
-    inner_rate: Array  # q in [0, 1], the largest chance that a unit holds the person
-    cover_rate: Array  # e in [0, 1], the sum of the weights; 1 covers nothing
+    inner_rate: Array  # q in [0, 1], largest probability that a unit holds the person
+    cover_rate: Array  # e in [0, 1], the sum of the weights
     shift: Array  # s >= 0 of one contribution, the clip norm over the noise
     counts: tuple[Array, ...]  # whole numbers n_i >= 0, as floats; >= 1 where e < 1
     log_weights: tuple[Array, ...]  # of the components
-    shares: tuple[Array, ...]  # in [0, 1], chances over q
+    shares: tuple[Array, ...]  # in [0, 1], each component's probability over q
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {
@@ -509,23 +516,23 @@ class PeopleLoss(GaussianLoss, Nodes):
         "shares": 1.0,
     }
     compiles: ClassVar[bool] = False
-    # Beyond it rounded squares of shifts are no longer far below the losses.
+    # For larger shifts the rounding of their squares is not far below the losses.
     LARGEST_LOSS: ClassVar[float] = 1e3
 
     @property
     def loses_nothing(self) -> Array:
-        """Where nothing is drawn, nobody is in it, or the noise is infinite."""
+        """Whether nothing is sampled, no unit holds the person, or noise is inf."""
         return super().loses_nothing | np.equal(self._largest_count(), 0)
 
     def log_kept(self) -> Array:
-        """With too little noise any contribution loses everything."""
+        """See `PrivacyLoss`: without noise any contribution has an infinite loss."""
         seen = np.minimum(self.outer_rate * self.hints().rate * (1 + 1e-12), 1.0)
         with np.errstate(divide="ignore"):
             bare = np.where(self.has_too_little_noise, np.log1p(-seen), -np.inf)
         return np.where(self.is_unprotected, bare, 0.0)
 
     def hints(self) -> Hints:
-        """The mean number of contributions where there are any."""
+        """See `PrivacyLoss`: the mean number of contributions if there are any."""
         rate, mean, most = np.zeros(()), np.zeros(()), np.zeros(())
         for n, log_weight, q in self._parts():
             weight, expected = np.exp(log_weight), n * q
@@ -538,7 +545,7 @@ class PeopleLoss(GaussianLoss, Nodes):
         return Hints(rate, rate, self.shift * number, self.shift * most)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """``(1-e) + e / b_0``, b_0 the chance of no contribution at all."""
+        """See `PrivacyLoss`: backward log of ``(1-e) + e / b_0``, b_0 = P(J = 0)."""
         q, e = np.broadcast_arrays(self.inner_rate, self.cover_rate)
         rest = np.zeros(())
         bounded = (q < 1) & (backward and not self.is_symmetric)
@@ -549,7 +556,7 @@ class PeopleLoss(GaussianLoss, Nodes):
         return np.where(bounded, loss, np.inf)
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """See `Profile`: weighted sums of the components'."""
+        """See `Profile`: weighted sums over the components."""
         shape = np.broadcast_shapes(np.shape(u), self.shape)
         u, e, parts = self._components(u, shape)
         factors = self.outer_rate, self.chance, self.shift, self._largest_count()
@@ -562,12 +569,12 @@ class PeopleLoss(GaussianLoss, Nodes):
         return found[0], found[-1]
 
     def tail_displacement(self, u: Array) -> Array:
-        """See `Profile`: that of the sampled pair, and of a root's rounding."""
+        """See `Profile`: that of the sampled Gaussian, plus a root's rounding."""
         sampled = sampled_displacement(u, 1.0 - 1e-16 + 0 * self.inner_rate)
         return sampled + _ROOT_ROUNDING * (1 + np.minimum(u, LARGE_LOSS))
 
     def profile_error(self) -> Array:
-        """See `Profile`; squares of all shifts together are added and taken off."""
+        """See `Profile`: the squared shifts are added and subtracted again."""
         most = self._largest_count() * self.shift
         return PROFILE_ERROR + _SQUARE_ROUNDING * most * most
 
@@ -579,7 +586,7 @@ class PeopleLoss(GaussianLoss, Nodes):
     def truncated(
         self, log_goal: np.ndarray, count: np.ndarray
     ) -> tuple[Self, np.ndarray, np.ndarray]:
-        """Leaves out components that add a billionth of ``e^log_goal`` at most."""
+        """See `Nodes`: leaves out components that add 1e-9 of the goal at most."""
         shape = np.broadcast_shapes(self.shape, np.shape(log_goal), np.shape(count))
         weights = self.stacked(self.log_weights, shape)
         with np.errstate(divide="ignore"):
@@ -603,7 +610,7 @@ class PeopleLoss(GaussianLoss, Nodes):
     def _components(
         self, u: Array, shape: tuple[int, ...]
     ) -> tuple[Array, Array, Components]:
-        """U and e of a shape, and the components."""
+        """Returns u and e, broadcast to a shape, and the components."""
         u, q, e, s = (
             np.broadcast_to(a, shape)
             for a in (u, self.inner_rate, self.cover_rate, self.shift)
@@ -624,7 +631,7 @@ class PeopleLoss(GaussianLoss, Nodes):
         return largest
 
     def _parts(self) -> Iterator[tuple[Array, Array, Array]]:
-        """Counts, log-weights and chances of the components, one by one."""
+        """Iterates over the count, log-weight and probability of each component."""
         parts = zip(self.counts, self.log_weights, self.shares, strict=True)
         for count, log_weight, share in parts:
             yield count, log_weight, self.inner_rate * share
@@ -632,20 +639,20 @@ class PeopleLoss(GaussianLoss, Nodes):
 
 @dataclass(frozen=True)
 class ReplacedPeopleLoss(PeopleLoss):
-    """The same where the contributions are replaced by others; symmetric."""
+    """Contributions of a person that are replaced by other ones; symmetric."""
 
     is_symmetric: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class ReplacedUnitLoss(ReplacedPeopleLoss):
-    """Replaced contributions of a unit that is drawn by a coin of its own, not seen."""
+    """Replaced contributions of a unit that is itself sampled, unseen, at a rate."""
 
-    coin_rate: Array  # of that coin
+    coin_rate: Array  # sampling probability of the unit
     is_symmetric: ClassVar[bool] = True
 
     def hints(self) -> Hints:
-        """Where the coin has drawn the unit."""
+        """See `PrivacyLoss`: of a sampled unit."""
         drawn = super().hints()
         rate = drawn.rate * self.coin_rate
         return drawn._replace(rate=rate, odds=rate)

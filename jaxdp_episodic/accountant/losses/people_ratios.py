@@ -1,4 +1,7 @@
-"""Losses and densities of a person's visible components, on the line and above it."""
+"""Losses and densities of a person's components, at real and complex points.
+
+See `losses.people` for the components.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +30,26 @@ from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp
 from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
 from jaxdp_episodic.accountant.numerics.special import log_add
 
-# Size of exponents below which their sum is one of expm1, nats.
+# Largest exponent, in nats, for which a sum of exponentials is computed by expm1.
 _SMALL_TILT = 0.5
 
 
 class Components(NamedTuple):
-    """C components of settings of any shape: arrays (C, ...), the last two (...)."""
+    """Components of settings of any shape: arrays (C, ...), the last two (...)."""
 
-    count: Array  # n
-    log_weight: Array  # given that the person is in; -inf loses nothing
-    log_some: Array  # ``log p``
-    log_none: Array  # ``log(1 - p)``, finite
-    rate: Array  # q in (0, 1]
+    count: Array  # n, the largest number of contributions
+    log_weight: Array  # log-probability of the component; -inf for padding
+    log_some: Array  # ``log p``, p the probability of any contribution
+    log_none: Array  # ``log(1 - p)``, kept finite
+    rate: Array  # q in (0, 1], of each contribution
     shift: Array  # s > 0
-    is_hidden: Array  # whether a coin besides decides that all count: see `drawn_by`
+    is_hidden: Array  # whether all contributions are sampled together: see `drawn_by`
 
     @classmethod
     def of(
         cls, count: Array, log_weight: Array, rate: Array, shift: Array
     ) -> Components:
-        """Of counts, log-weights and rates (C, ...), and shifts (...)."""
+        """From counts, log-weights and rates (C, ...), and shifts (...)."""
         some = count > 0
         n = np.where(some, count, 1.0)
         log_none = np.maximum(n * log_rest(rate), LOG_ZERO)
@@ -56,7 +59,7 @@ class Components(NamedTuple):
         return cls(n, weight, log_some, log_none, rate, shift, never)
 
     def drawn_by(self, coin: Array) -> Components:
-        """The same where a coin (...,) decides whether there are any."""
+        """The same if all contributions are sampled together with probability coin."""
         log_some = self.log_some + np.log(coin)
         log_none = np.maximum(np.log1p(-np.minimum(np.exp(log_some), 1.0)), LOG_ZERO)
         return self._replace(
@@ -64,29 +67,29 @@ class Components(NamedTuple):
         )
 
     def above(self, least: np.ndarray) -> Components:
-        """Those whose weight is above a level somewhere, or the largest."""
+        """The components with a weight above ``least`` somewhere, or the largest."""
         used = np.any(self.log_weight > least, axis=1)
         used[np.argmax(np.max(self.log_weight, axis=1))] = True
         *columns, shift, is_hidden = self
         return Components._make([*(a[used] for a in columns), shift, is_hidden])
 
     def log_shares(self, j: Array) -> Array:
-        """``log(b_j / p) - j² s² / 2``; j has one axis more, in front."""
+        """Returns ``log(b_j / p) - j² s² / 2``; j has one further axis in front."""
         share = self._one_of_equals()._log_chances(j) - 0.5 * (j * self.shift) ** 2
         return np.where(j <= self.count, np.maximum(share, LOG_ZERO), LOG_ZERO)
 
     def _log_chances(self, j: Array) -> Array:
-        """``log(b_j / p)`` of j up to the counts, without a coin besides."""
+        """Returns ``log(b_j / p)`` for j up to the counts."""
         kept = np.minimum(j, self.count)
         rest = self.count - kept
         log_left = log_rest(self.rate)
         share = log_binomial(self.count + 0 * j, kept) + kept * np.log(self.rate)
         share = share + np.where(rest > 0, rest * log_left, 0.0)
-        # Without a coin besides: it is as likely for every j.
+        # p without `drawn_by`, whose probability is the same factor for every j.
         return share - np.log(-np.expm1(np.maximum(self.count * log_left, LOG_ZERO)))
 
     def halves(self, cover: Array, *, replaced: bool) -> tuple[Half, ...]:
-        """Of all components: in each, ``B^-`` to ``B^+`` moves with chance e."""
+        """Pairs of all components: ``B^-`` becomes ``B^+`` with probability e."""
         j = np.arange(1.0, np.max(self.count, initial=1.0) + 1)
         j = j.reshape(-1, *(1,) * self.count.ndim)
         js = j * self.shift + 0 * self.count
@@ -100,19 +103,19 @@ class Components(NamedTuple):
         return up, Half("fall", -js, js[:0], move, none, mass, at_zero, kept)
 
     def floors(self, *, replaced: bool) -> Array:
-        """Where the losses are 0: 0, or where ``B^+`` crosses N(0)."""
+        """Returns where the losses are 0: at 0, or where ``B^+`` crosses N(0)."""
         if replaced:
             return np.zeros_like(self.log_some)
         half = self.halves(np.ones_like(self.shift), replaced=False)[0]
         return half.place(np.zeros_like(half.q_zero))
 
     def place_of_ratio(self, v: Array) -> Array:
-        """Where ``B^+`` is ``e^v B^-``, v >= 0."""
+        """Returns the x where ``B^+`` is ``e^v B^-``, v >= 0."""
         half = self.halves(np.ones_like(self.shift), replaced=True)[0]
         return half.place(v + np.zeros_like(half.q_zero))
 
     def _one_of_equals(self) -> Components:
-        """The first setting alone, if numbers and rates of all are the same."""
+        """Returns the first setting alone, if all counts and rates are the same."""
         if self.shift.ndim == 0:
             return self
         first = Components(*(a[..., :1] for a in self))
@@ -121,7 +124,7 @@ class Components(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The j of the components' sums."""
+    """The terms j of the sums over a component's number of contributions."""
 
     numbers: Array  # (J, 1, ...) from 1 on
     shift: Array  # s
@@ -129,18 +132,18 @@ class Terms(NamedTuple):
 
     @classmethod
     def all_of(cls, parts: Components) -> Terms:
-        """Every j of the components."""
+        """All terms of the components."""
         j = np.arange(1.0, np.max(parts.count, initial=1.0) + 1)
         j = j.reshape(-1, *(1,) * parts.count.ndim)
         return cls(j, parts.shift, parts.log_shares(j))
 
     def up_to(self, x: Array) -> Terms:
-        """Those that count at x and to its left, or beyond it."""
+        """The terms that are not negligible at x or left of it, or beyond it."""
         js = self.numbers * self.shift
         kept = 1
-        # As densities at x, and as masses.
+        # As densities at x, and as probabilities.
         for term in (self.log_shares + js * x, self.log_shares + 0.5 * js * js):
-            # What is not a number counts.
+            # NaN is not negligible.
             counts = ~(term <= np.max(term, axis=0) - NEGLIGIBLE)
             rows = np.any(counts, axis=tuple(range(1, term.ndim)))
             kept = int(np.max(np.flatnonzero(rows) + 1, initial=kept))
@@ -152,7 +155,7 @@ class Terms(NamedTuple):
         return len(self.numbers)
 
     def log_ratio(self, x: Array) -> tuple[Array, Array]:
-        """The log-ratio at x, (C, ...), and the mean of j there."""
+        """Returns ``log(B^+ / N(0))`` without b_0 at x, (C, ...), and the mean of j."""
         s, j, share = self.shift, self.numbers, self.log_shares
         terms = share + j * s * x
         value = logsumexp(terms)
@@ -166,18 +169,18 @@ class Terms(NamedTuple):
         return np.where(small, np.log1p(near), value), mean
 
 
-# Products of two matrices, with each node's largest term scaled to 1.
+# Sums over j are matrix products, with each node's largest term scaled to 1.
 
-# Least scaled sum that is exact: terms that underflow are below 1e-100 of it.
+# Smallest scaled sum that is accurate: terms that underflow are below 1e-100 of it.
 _LEAST_SUM = 1e-200
-# Sums that are made one by one at once.
+# Inaccurate sums that are computed again at once.
 _AT_ONCE = 2**14
-# Smallest factor whose logarithm is taken, for the sake of 0.
+# Replaces a sum of 0 before its logarithm is taken.
 _TINY = 1e-300
 
 
 class Factor(NamedTuple):
-    """``e^exponent (re + i im)``, arrays (..., K, n); of real ones im is None."""
+    """``e^exponent (re + i im)``, arrays (..., K, n); im is None for real ones."""
 
     exponent: Array
     re: Array
@@ -185,11 +188,11 @@ class Factor(NamedTuple):
 
 
 Points = tuple[Array, Array | None]
-"""Real and imaginary part, (K, n) each; of real ones None."""
+"""Real and imaginary part, (K, n) each; the latter is None on the real line."""
 
 
 def power(w: Points, slope: Array) -> Factor:
-    """``e^{slope w}``."""
+    """Returns ``e^{slope w}``."""
     angle = None if w[1] is None else slope * w[1]
     exponent = slope * w[0]
     if angle is None:
@@ -198,7 +201,7 @@ def power(w: Points, slope: Array) -> Factor:
 
 
 def gained(w: Points, slope: Array, offset: Array | float = 0.0) -> Factor:
-    """``e^{slope w - offset} - 1``, without cancellation near 0."""
+    """Returns ``e^{slope w - offset} - 1`` without cancellation near 0."""
     tilt = slope * w[0] - offset
     exponent = np.maximum(tilt, 0.0)
     if w[1] is None:
@@ -219,13 +222,13 @@ def gained(w: Points, slope: Array, offset: Array | float = 0.0) -> Factor:
 
 
 def shrunk(w: Points, slope: Array) -> Factor:
-    """``1 - e^{-slope w}``, of Re w >= 0."""
+    """Returns ``1 - e^{-slope w}`` for Re w >= 0."""
     less = gained((-w[0], None if w[1] is None else -w[1]), slope)
     return Factor(less.exponent, -less.re, None if less.im is None else -less.im)
 
 
 def turned(w: Points, slope: Array) -> Factor:
-    """``e^{slope w} - e^{-slope w}``, of Re w >= 0."""
+    """Returns ``e^{slope w} - e^{-slope w}`` for Re w >= 0."""
     less, grown = shrunk(w, 2 * slope), power(w, slope)
     if less.im is None or grown.im is None:
         return Factor(grown.exponent, less.re)
@@ -236,7 +239,7 @@ def turned(w: Points, slope: Array) -> Factor:
 def log_products(
     exponent: Array, factor: Factor, *, is_rough: bool = False
 ) -> tuple[Array, Array | None]:
-    """Logarithms of ``sum_j e^exponent factor``, (C, K, n)."""
+    """Returns the logarithms of ``sum_j e^exponent factor``, (C, K, n)."""
     peak, re, im = _as_product(exponent, factor, is_rough=is_rough)
     if im is None:
         return peak + np.log(np.maximum(re, _TINY)), None
@@ -247,7 +250,7 @@ def log_products(
 def _as_product(
     exponent: np.ndarray, factor: Factor, *, is_rough: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The sums over what they are scaled by, whose logarithms come first."""
+    """Returns the logarithms of scales, and the sums divided by them."""
     column = np.max(exponent, axis=1, keepdims=True)
     left = np.exp(exponent - column).transpose(2, 1, 0)
     scaled = column + factor.exponent
@@ -271,7 +274,7 @@ def _sum_again(
     parts: list[np.ndarray],
     results: tuple[np.ndarray, ...],
 ) -> None:
-    """Sums one by one, into peaks and parts; ``where`` are (m, 3) indices of them."""
+    """Replaces single sums, at (m, 3) indices ``where``, by accurate ones."""
     for first in range(0, len(where), _AT_ONCE):
         i, k, n = where[first : first + _AT_ONCE].T
         exact = exponent[:, i, n] + factor.exponent[:, k, n]
@@ -284,28 +287,29 @@ def _sum_again(
 
 
 def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(n, C, J) times (n, J, K) as (C, K, n)."""
+    """Multiplies (n, C, J) by (n, J, K) to (C, K, n)."""
     return np.ascontiguousarray(in_blocks(left, right).transpose(1, 2, 0))
 
 
-# Stands for nowhere, of a place where a path rises.
+# An x for "never" of a path that rises from x on.
 NOWHERE = 1e9
-# Size of P/Q - 1 up to which its logarithm is that of 1 + (P/Q - 1).
+# Largest |P/Q - 1| for which log P/Q is computed as log1p of it.
 _LARGEST_NEAR = 0.5
-# Nats between the densities of N(0) up to which a component e^-460 below the largest
-# one, of a weight above e^-70 of its, is nothing beside it.
+# Nats between the densities of N(0) up to which rough sums may be used. A component
+# e^-460 below the largest one, with a weight above e^-70 of its weight, is then still
+# negligible.
 _MOST_APART = 200.0
 
 
 class Ratio(NamedTuple):
-    """Of Q's density over that of N(0), and of P's over Q's, at (C, K, n) points."""
+    """Q's density over that of N(0), and P's over Q's, at (C, K, n) points."""
 
-    loss: Points  # log P/Q, in the plane up to multiples of 2 pi i
+    loss: Points  # log P/Q; complex ones up to multiples of 2 pi i
     base: Points  # the logarithm of Q's density over that of N(0)
-    x: Points  # the points, on the scale of the releases
+    x: Points  # the points
 
     def log_density(self) -> Points:
-        """Of Q."""
+        """Returns the logarithm of Q's density."""
         (re, im), (base, angle) = self.x, self.base
         if im is None or angle is None:
             return base - 0.5 * re * re - LOG_SQRT_2PI, None
@@ -317,25 +321,25 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True)
 class Ratios:
-    """The components of n settings."""
+    """The components of n settings, with the terms of their sums."""
 
     parts: Components  # (C, n) components
     terms: Terms  # the j of their sums
     cover: Array  # (n,) e
-    floor: Array  # (C, n)
+    floor: Array  # (C, n) where P/Q = 1; distances w are measured from it
     replaced: bool  # whether Q is ``B^-``
     covers: bool  # whether any e is below 1
-    is_rough: bool = False  # far smaller components may be taken for more
+    is_rough: bool = False  # whether negligible components may be overestimated
 
     @classmethod
     def of(cls, parts: Components, cover: Array, *, replaced: bool) -> Self:
-        """With their floors."""
+        """Computes terms and floors."""
         terms, floor = Terms.all_of(parts), parts.floors(replaced=replaced)
         covers = bool(np.any(cover < 1))
         return cls(parts, terms, cover, floor, replaced, covers)
 
     def take(self, rows: np.ndarray) -> Self:
-        """Some of the settings."""
+        """Selects settings."""
         shift, log_shares = (a[..., rows] for a in self.terms[1:])
         return dataclasses.replace(
             self,
@@ -346,13 +350,13 @@ class Ratios:
         )
 
     def up_to(self, w: Array) -> Self:
-        """The same with the terms that count at distances w and below, (n,)."""
+        """Keeps the terms that matter up to distances w, (n,)."""
         x = w + np.max(self.floor, axis=0)
         terms = self.terms.up_to(x + 0 * self.floor)
         return dataclasses.replace(self, terms=terms)
 
     def upper(self, w: Points) -> Ratio:
-        """At ``floor + w``, Re w >= 0, (K, n)."""
+        """Returns the `Ratio` at ``floor + w``, Re w >= 0, (K, n)."""
         s, log_e = self.parts.shift, np.log(self.cover)
         x, rough = self._at(w), self.is_rough and self._are_alike(w)
         if self.replaced:
@@ -360,13 +364,13 @@ class Ratios:
             base = self._mixture(0.0, -1.0, w)
         else:
             rise = self._sum(self.floor * s, gained, w, is_rough=rough)
-            # At least e N(0), beside which what is rough is nothing.
+            # At least e N(0), next to which a rough sum is negligible.
             base = self._mixture(-self.floor * s, -1.0, w, is_rough=rough)
             base = self._base(base)
         return Ratio(_add(0.0 * x[0], _less(rise, base, -log_e)), base, x)
 
     def lower(self, w: Points) -> Ratio:
-        """At ``floor - w``, Re w >= 0, (K, n)."""
+        """Returns the `Ratio` at ``floor - w``, Re w >= 0, (K, n)."""
         s = self.parts.shift
         x = self._at((-w[0], None if w[1] is None else -w[1]))
         fall = self._sum(self.floor * s, shrunk, w)
@@ -384,7 +388,7 @@ class Ratios:
         return Ratio((loss[0], loss[1]), base, x)
 
     def whole(self, x: Points) -> Ratio:
-        """At x, (K, n), where nothing is covered and Q is N(0)."""
+        """Returns the `Ratio` at x, (K, n), if e = 1 everywhere and Q is N(0)."""
         s, log_some = self.parts.shift, self.parts.log_some[:, None]
         js = self.terms.numbers * s
         height = 0.5 * js * js
@@ -401,19 +405,19 @@ class Ratios:
         return Ratio((loss[0], loss[1]), (zero, zero), wide)
 
     def mean_at(self, x: Array) -> Array:
-        """The mean of j under ``B^+`` at real x, (C, n)."""
+        """Returns the mean of j under ``B^+`` at real x, (C, n)."""
         value, mean = self.terms.log_ratio(x + np.zeros_like(self.floor))
         gap = self.parts.log_none - self.parts.log_some - value
         return mean / (1 + np.exp(np.minimum(gap, 700.0)))
 
     def turning_point(self) -> tuple[Array, Array]:
-        """The distance up to which paths are low, and the shift that says how low."""
-        # With a cover zeros of the density lie where e B^+ = (1-e) B^-, with angles pi
+        """Returns the distance up to which paths stay low, and a shift for it."""
+        # If e < 1 zeros of the density lie where e B^+ = (1-e) B^-, with angles pi
         # apart.
         s = self.parts.shift
         if not self.covers:
-            # Of a binomial law with more weight at 0 zeros may lie as low as where all
-            # terms first fill a half-plane, anywhere.
+            # For a binomial distribution with more weight at 0, zeros may lie as low as
+            # where all terms first fill a half-plane, at any real part.
             hidden = self.parts.is_hidden
             turn = np.where(hidden, self.terms.last * s, s)
             return np.where(hidden, NOWHERE, 0.0), turn
@@ -426,12 +430,12 @@ class Ratios:
         return np.max(kink - self.floor, axis=0), turn * s
 
     def _at(self, w: Points) -> Points:
-        """The points at distances w from the floors, (C, K, n)."""
+        """Returns the points at distances w from the floors, (C, K, n)."""
         floor = self.floor[:, None]
         return floor + w[0], None if w[1] is None else 0 * floor + w[1]
 
     def _are_alike(self, w: Points) -> bool:
-        """Whether densities of N(0) at ``floor + w`` are alike for all components."""
+        """Whether densities of N(0) at ``floor + w`` are similar for all components."""
         highest = np.max(self.floor, axis=0)
         apart = highest - np.min(self.floor, axis=0)
         return bool(np.all(apart * (np.max(w[0], axis=0) + highest) < _MOST_APART))
@@ -439,7 +443,7 @@ class Ratios:
     def _sum(
         self, tilt: Array | float, factor, w: Points, *, is_rough: bool = False
     ) -> Points:
-        """``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""
+        """Log of ``p sum_j b_j / p e^{j tilt - j² s² / 2} factor(w, j s)``."""
         j = self.terms.numbers
         exponent = self.terms.log_shares + j * tilt
         factors = factor(w, j * self.parts.shift)
@@ -449,7 +453,7 @@ class Ratios:
     def _mixture(
         self, tilt: Array | float, sign: float, w: Points, *, is_rough: bool = False
     ) -> Points:
-        """Of ``B^±`` over N(0): the same of ``e^{± j s w}``, and b_0."""
+        """Returns the log of ``B^±`` over N(0): `_sum` of ``e^{± j s w}``, and b_0."""
         return _add(
             self.parts.log_none[:, None],
             self._sum(
@@ -458,7 +462,7 @@ class Ratios:
         )
 
     def _base(self, mixture: Points) -> Points:
-        """Of ``e N(0) + (1 - e)`` times the mixture."""
+        """Returns the log of ``e N(0) + (1 - e)`` times the mixture."""
         if not self.covers:
             zero = mixture[0] * 0.0
             return zero, None if mixture[1] is None else zero
@@ -467,14 +471,14 @@ class Ratios:
 
 
 def _add(first: Array, second: Points) -> Points:
-    """``log(e^a + e^b)`` of a real a."""
+    """Returns ``log(e^a + e^b)`` for a real a."""
     if second[1] is None:
         return log_add(first + 0 * second[0], second[0]), None
     return log_add_complex(first + 0 * second[0], (second[0], second[1]))
 
 
 def _less(first: Points, second: Points, more: Array | float = 0.0) -> Points:
-    """The difference of two logarithms, and of one more real number."""
+    """Returns the difference of two logarithms, less one more real number."""
     im = None
     if first[1] is not None and second[1] is not None:
         im = first[1] - second[1]

@@ -1,6 +1,7 @@
-"""Randomized response: the dominating pair of any (epsilon, delta)-DP mechanism."""
+"""Randomized response: the dominating pair of any (epsilon, delta)-DP mechanism.
 
-# Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
+Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
+"""
 
 from __future__ import annotations
 
@@ -25,34 +26,34 @@ from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
 @dataclass(frozen=True)
 class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
-    """``e^eps / (1 + e^eps)`` of the truth, given that not everything is lost."""
+    """A bit that is true with probability ``e^eps / (1 + e^eps)``, given no failure."""
 
-    epsilon: Array  # >= 0, what an answer loses; inf is no protection
-    failure: Array  # in [0, 1], probability that everything is lost at once
+    epsilon: Array  # >= 0, the size of both losses; inf means no protection
+    failure: Array  # in [0, 1], probability of an infinite loss
     is_symmetric: ClassVar[bool] = True
 
     @property
     def loses_nothing(self) -> Array:
-        """Where the answer is a random bit, and nothing fails."""
+        """Whether the answer is a random bit that never fails."""
         return np.equal(self.epsilon, 0) & np.equal(self.failure, 0)
 
     @property
     def is_unprotected(self) -> Array:
-        """Where every answer is true."""
+        """Whether every answer is true."""
         return np.greater(self.epsilon, self.LARGEST_LOSS) | np.zeros(self.shape, bool)
 
     def kept_in_range(self) -> Self:
-        """Returns an epsilon that kernels can compute with."""
+        """See `PrivacyLoss`."""
         epsilon = np.clip(self.epsilon, self.SMALLEST_LOSS, self.LARGEST_LOSS)
         return dataclasses.replace(super().kept_in_range(), epsilon=epsilon)
 
     def hints(self) -> Hints:
-        """The Gaussian whose losses have about the same variance, or mean."""
+        """See `PrivacyLoss`: losses with about the same variance, or mean."""
         xp = namespace(*self.fields)
         return Hints.unsampled(xp.minimum(self.epsilon, xp.sqrt(2 * self.epsilon)))
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """Epsilon, in both directions."""
+        """See `PrivacyLoss`: epsilon, in both directions."""
         return self.epsilon + np.zeros(self.shape)
 
     def log_kept(self) -> Array:
@@ -61,7 +62,11 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
             return np.log1p(-self.failure) + super().log_kept()
 
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
-        """``(e^eps - g) / (1 + e^eps)`` and ``g / (1 + e^eps)`` where g < e^eps."""
+        """See `Profile`.
+
+        The profile is ``(e^eps - g) / (1 + e^eps)``, the tail ``g / (1 + e^eps)``, if g
+        < e^eps.
+        """
         xp = namespace(u, *self.fields)
         u, epsilon = xp.broadcast_arrays(u, self.epsilon)
         inside = u < epsilon
@@ -72,12 +77,12 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
         return tails, tails
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `FiniteValues`: the truth and the lie."""
+        """See `FiniteValues`: of a true and of a false answer."""
         losses = np.array([self.epsilon, -self.epsilon], np.float64)
         return losses, np.minimum(losses, 0.0) - np.log1p(np.exp(-self.epsilon))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """``(e^{t eps} - 1) (1 - e^{-(1+t) eps}) / (1 + e^{-eps})``; closed form."""
+        """``(e^{t eps} - 1) (1 - e^{-(1+t) eps}) / (1 + e^{-eps})``; exact."""
         xp = namespace(t, *self.fields)
         epsilon, rise, fall = self.epsilon, t * self.epsilon, (1 + t) * self.epsilon
         excess = log_expm1(rise) + xp.log(-xp.expm1(-fall)) - xp.log1p(xp.exp(-epsilon))
@@ -89,7 +94,7 @@ class RandomizedResponseLoss(FiniteValues, Moments, Nodes):
         return excess, first, epsilon * epsilon * (1 + both) / share
 
     def nodes(self, rule: NodeRule) -> LossNodes:
-        """See `Nodes`: two atoms, on the real line."""
+        """See `Nodes`: two losses, on the real line."""
         xp = namespace(*self.fields, rule.log_cut)
         epsilon = xp.broadcast_to(self.epsilon, rule.log_cut.shape)
         truth = 1 / (1 + xp.exp(-epsilon))

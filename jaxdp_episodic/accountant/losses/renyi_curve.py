@@ -1,5 +1,7 @@
-"""A mechanism known by its Rényi divergences at some orders only."""
-# Reference: van Erven and Harremoës (2014), arXiv:1206.2459, Corollary 2.
+"""Mechanisms of which only Rényi divergences are known, at some orders or all.
+
+Reference: van Erven and Harremoës (2014), arXiv:1206.2459, Corollary 2.
+"""
 
 from __future__ import annotations
 
@@ -13,62 +15,66 @@ from jaxdp_episodic.accountant.losses.excess import excess_of
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints, MomentRule, Moments
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
-# Moments are raised to it, so that their logarithms are finite.
+# Smallest moment, so that logarithms are finite.
 _SMALLEST_MOMENT = 1e-100
 
 
 @dataclass(frozen=True)
 class RenyiCurveLoss(Moments):
-    """The chords through ``(t, L(t))``, ``t = 0`` among them: an upper bound."""
+    """Upper bounds of divergences at some orders; between them the chord of moments.
 
-    most: Array  # the divergence of order inf, inf where unknown
-    t: tuple[Array, ...]  # orders minus one, ascending, all finite
-    log_moments: tuple[Array, ...]  # ``t D_{1+t}``, both directions', >= 0
+    The logarithm L(t) of the moment of order 1 + t is convex, and L(0) = 0.
+    """
+
+    most: Array  # the divergence of order inf; inf if unknown
+    t: tuple[Array, ...]  # orders minus 1, ascending, all finite
+    log_moments: tuple[Array, ...]  # ``t D_{1+t}`` of both directions, >= 0
     is_symmetric: ClassVar[bool] = True
-    # Curves of fewer orders are padded by an infinite moment at order inf: no bound.
+    # Padding is an infinite moment at order inf, which is no bound.
     padding: ClassVar[dict[str, float]] = {"t": np.inf, "log_moments": np.inf}
 
     @classmethod
     def of_orders(cls, orders: np.ndarray, rdp: np.ndarray) -> Self:
-        """What divergences at ascending (A,) orders, inf allowed, say."""
-        # Divergences grow with the order: at each the least of it and all later ones
-        # holds.
+        """From divergences, inf allowed, at ascending (A,) orders."""
+        # Divergences increase with the order: at each order the smallest of its own and
+        # all later ones is a bound.
         most: Any = rdp[-1] if np.isinf(orders[-1]) else np.inf
         rdp = np.minimum.accumulate(rdp[::-1])[::-1]
         known = np.isfinite(orders) & np.isfinite(rdp)
-        # Where no finite order is known, order inf stands for order 2 too.
+        # If no finite order is known, the divergence of order inf is used at order 2
+        # too.
         t, rdp = (orders[known] - 1, rdp[known]) if known.any() else (np.ones(1), most)
         fields = (tuple(np.full(1, value) for value in one) for one in (t, t * rdp))
         return cls(np.ones(1), np.full(1, most), *fields)
 
     @property
     def loses_nothing(self) -> Array:
-        """Where no divergence is above 0."""
+        """Whether all divergences are 0."""
         return np.equal(np.max(np.stack([self.most, *self.log_moments]), axis=0), 0)
 
     @property
     def is_unprotected(self) -> Array:
-        """Where every divergence is infinite."""
+        """Whether all divergences are infinite."""
         return np.isinf(np.min(np.stack([self.most, *self.log_moments]), axis=0))
 
     def kept_in_range(self) -> Self:
-        """Returns moments that are not 0."""
+        """See `PrivacyLoss`: moments are raised above 0."""
         raised = tuple(np.maximum(m, _SMALLEST_MOMENT) for m in self.log_moments)
         return dataclasses.replace(super().kept_in_range(), log_moments=raised)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """The divergence of order inf."""
+        """See `PrivacyLoss`: the divergence of order inf."""
         return self.most
 
     def hints(self) -> Hints:
-        """The Gaussian with about the same smallest divergence."""
+        """See `PrivacyLoss`: about the same divergence at the first order."""
         xp = namespace(*self.fields)
         first, order = self.log_moments[0], self.t[0]
         square = xp.minimum(2 * first / (order * (1 + order)), 1e6)
         return Hints.unsampled(xp.sqrt(square))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`: the chord."""
+        """See `Moments`; an *upper bound*."""
         xp = namespace(t, *self.fields)
         ends = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.t)])
         values = xp.stack([xp.zeros_like(t), *(a + 0 * t for a in self.log_moments)])
@@ -79,7 +85,7 @@ class RenyiCurveLoss(Moments):
         known = (t <= right) & xp.isfinite(right) & xp.isfinite(high)
         width = xp.where(known, right - left, 1.0)
         rise = xp.where(known, high - low, 0.0) / width
-        # No divergence is above that of order inf.
+        # No divergence exceeds that of order inf.
         most = t * self.most
         chord = xp.where(known, low + rise * (t - left), xp.inf)
         value = xp.minimum(chord, most)
@@ -90,46 +96,46 @@ class RenyiCurveLoss(Moments):
 
 # Reference: Bun and Steinke (2016), arXiv:1605.02065, Definitions 1.1 and 8.1.
 
-# Range of rho in which its squares neither vanish nor overflow; above it, no bound.
+# Range of rho in which its squares neither underflow nor overflow; no bound above it.
 _SMALLEST_RHO = 1e-40
 _LARGEST_RHO = 1e140
 
 
 @dataclass(frozen=True)
 class ZeroConcentratedLoss(Moments):
-    """``log E_Q[(P/Q)^{1+t}] = t (xi + rho (1 + t))``: an upper bound, not a pair."""
+    """``log E_Q[(P/Q)^{1+t}] <= t (xi + rho (1 + t))``: (xi, rho)-zCDP, not a pair."""
 
-    rho: Array  # >= 0; inf is no protection
-    xi: Array  # >= 0; inf is no protection
+    rho: Array  # >= 0; inf means no protection
+    xi: Array  # >= 0; inf means no protection
     is_symmetric: ClassVar[bool] = True
 
     @property
     def loses_nothing(self) -> Array:
-        """Where no divergence is above 0."""
+        """Whether all divergences are 0."""
         return np.equal(self.rho, 0) & np.equal(self.xi, 0)
 
     @property
     def is_unprotected(self) -> Array:
-        """Where nothing is known, or next to nothing."""
+        """Whether rho or xi is beyond the range."""
         return np.greater(np.maximum(self.rho, self.xi), _LARGEST_RHO)
 
     def kept_in_range(self) -> Self:
-        """Returns divergences that kernels can compute with."""
+        """See `PrivacyLoss`."""
         rho = np.clip(self.rho, _SMALLEST_RHO, _LARGEST_RHO)
         xi = np.minimum(self.xi, _LARGEST_RHO)
         return dataclasses.replace(super().kept_in_range(), rho=rho, xi=xi)
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """Xi where rho is 0."""
+        """See `PrivacyLoss`: xi if rho is 0."""
         return np.where(np.equal(self.rho, 0), self.xi, np.inf)
 
     def hints(self) -> Hints:
-        """The Gaussian with about the same divergences."""
+        """See `PrivacyLoss`: about the same divergences."""
         xp = namespace(*self.fields)
         return Hints.unsampled(xp.sqrt(2 * (self.rho + self.xi)))
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`; closed form."""
+        """See `Moments`; closed form, an *upper bound*."""
         xp = namespace(t, *self.fields)
         t, rho, xi = xp.broadcast_arrays(t, self.rho, self.xi)
         slope = xi + rho * (1 + 2 * t)

@@ -1,4 +1,4 @@
-"""Numerical kernels: pure functions of arrays, without privacy.
+"""Numerical kernels: pure functions of arrays that know nothing of privacy.
 
 Doors: `band_coefficients`, `binomial`, `complex_exponentials`, `convex_sums`,
 `discrete_gaussian`, `lattice_sums`, `loops`, `mean_moments`, `power_excess`,

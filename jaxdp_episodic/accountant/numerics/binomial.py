@@ -1,6 +1,7 @@
-"""Binomial distributions on the host."""
-# Masses, tails and shifted hockey sticks, in log space. Nothing grows with the number
-# of trials.
+"""Binomial distributions: probabilities, tails and a hockey stick, in log space.
+
+NumPy, except `log_binomial`. Costs do not grow with the number of trials.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +34,14 @@ _STIRLING_ERROR = np.array(
 
 
 def log_binomial(n: Array, k: Array) -> Array:
-    """``log(n! / (k! (n-k)!))`` for whole numbers ``0 <= k <= n``."""
+    """Returns ``log(n! / (k! (n-k)!))`` for whole numbers ``0 <= k <= n``."""
     xp = namespace(n, k)
     small = xp.minimum(k, n - k)
     inside = small >= 1
     m = xp.where(inside, small, 1.0)
     rest = xp.where(inside, n - m, 1.0)
     total = m + rest
-    # -log(1 - m/n) = log(1 + m/(n-m)): XLA's log1p is poor (3e-14) near -0.3.
+    # Not log1p(-m/n): XLA's log1p has an error of 3e-14 near -0.3.
     entropy = m * xp.log(total / m) + rest * xp.log1p(m / rest)
     spread = 0.5 * xp.log(total / (2 * np.pi * m * rest))
     correction = stirling_error(total) - stirling_error(m) - stirling_error(rest)
@@ -63,14 +64,14 @@ def stirling_error(n: Array) -> Array:
     return xp.where(n <= last, tabulated, series)
 
 
-# Largest number of convergents of the continued fraction, each of which is a bound.
+# Largest number of convergents of the continued fraction. Each one is a bound.
 _MAX_CONVERGENTS = 400
 
 
 def log_binomial_mass(k: np.ndarray, n: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """``log P(J = k)`` for ``J ~ Binomial(n, p)``; *exact* up to rounding."""
-    # Loader (2000), "Fast and accurate computation of binomial probabilities": error
-    # below 1e-10 up to n = 1e9 within 40 deviations of the mean.
+    """Returns ``log P(J = k)`` for ``J ~ Binomial(n, p)``; *exact* up to rounding."""
+    # Loader (2000), "Fast and accurate computation of binomial probabilities". The
+    # error is below 1e-10 up to n = 1e9 within 40 deviations of the mean.
     k, n, p = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (k, n, p)))
     inner = (k > 0) & (k < n) & (p > 0) & (p < 1)
     m, total = np.where(inner, k, 1.0), np.where(inner, n, 2.0)
@@ -91,17 +92,17 @@ def log_binomial_mass(k: np.ndarray, n: np.ndarray, p: np.ndarray) -> np.ndarray
 def tail_over_mass(
     t: np.ndarray, n: np.ndarray, odds: np.ndarray, *, side: str
 ) -> np.ndarray:
-    """``P(J >= t) / P(J = t)`` of ``J ~ Binomial(n, p)``, bounded from a side."""
-    # Gauss's fraction 1 / D_1 of 2F1(t - n, 1; t + 1; -odds): D_m = 1 - a_m / (1 + b_m
-    # / D_{m+1}), a_m = odds (d - m + 1) (t + m - 1) / ((t + 2m - 2)(t + 2m - 1)), b_m =
-    # odds m (n + m) / ((t + 2m - 1)(t + 2m)), d = n - t. D_m decreases in D_{m+1}, in
-    # (0, 1]: starting with 1 bounds D_1 from above after an even number of steps, from
-    # below after an odd one.
+    """Returns a bound of ``P(J >= t) / P(J = t)``, binomial J, from one side."""
+    # Gauss's continued fraction 1 / D_1 of 2F1(t - n, 1; t + 1; -odds): D_m = 1 - a_m /
+    # (1 + b_m / D_{m+1}), a_m = odds (d - m + 1) (t + m - 1) / ((t + 2m - 2)(t + 2m -
+    # 1)), b_m = odds m (n + m) / ((t + 2m - 1)(t + 2m)), d = n - t. D_m decreases in
+    # D_{m+1}, which is in (0, 1]. So starting with 1 bounds D_1 from above after an
+    # even number of steps, from below after an odd one.
     t, n, odds = np.broadcast_arrays(t, n, odds)
     shape = t.shape
     steps = _num_convergents(t, n, odds).reshape(-1)
     steps += steps % 2 if side == "lower" else 1 - steps % 2
-    # Sorted by the number of steps needed, the largest first: a step updates a slice.
+    # Sorted by the number of steps, the largest first, so each step updates a slice.
     order = np.argsort(-steps, kind="stable")
     t, n, odds = (np.asarray(a, np.float64).reshape(-1)[order] for a in (t, n, odds))
     in_use = np.cumsum(np.bincount(steps)[::-1])[::-1]
@@ -115,7 +116,7 @@ def tail_over_mass(
         below = ratio * (np.maximum(rest[here] - (m - 1), 0.0) * (at + (m - 1)))
         below /= low * (low - 1)
         value = 1 - below / (1 + above / bound[here])
-        # Unconverged at the mean and left of it: still a bound, and a nonnegative one.
+        # Not converged at the mean and left of it, but still a nonnegative bound.
         bound[here] = np.clip(value, 1e-300, 1.0)
     found = np.empty(bound.shape)
     found[order] = bound
@@ -126,7 +127,7 @@ def tail_over_mass(
 def log_binomial_tail(
     t: np.ndarray, n: np.ndarray, p: np.ndarray, *, side: str
 ) -> np.ndarray:
-    """``log P(J >= t)`` for ``J ~ Binomial(n, p)``, bounded from ``side``."""
+    """Returns ``log P(J >= t)`` for ``J ~ Binomial(n, p)``, bounded from ``side``."""
     t, n, p = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (t, n, p)))
     right = t > n * p
     inside = (t >= 1) & (t <= n)
@@ -154,7 +155,7 @@ def log_shifted_hockey_stick(
     *,
     side: str,
 ) -> np.ndarray:
-    """Log hockey stick of a binomial moved by one with one of two weights."""
+    """Returns the log hockey stick of a binomial moved by one, with either weight."""
     trials, odds, own, cross, rise = np.broadcast_arrays(
         trials, odds, own, cross, expm1_epsilon
     )
@@ -166,7 +167,7 @@ def log_shifted_hockey_stick(
     opposite = {"upper": "lower", "lower": "upper"}[side]
     step = np.maximum(trials - t + 1, 0.0) / t * odds  # f(t) / f(t-1)
     tail = step * np.where(step > 0, tail_over_mass(t, trials, odds, side=opposite), 1)
-    # At most the gain itself: what the event {j >= t} costs is not negative.
+    # At most the gain itself, since the loss of the event {j >= t} is not negative.
     rounding = 1e-13 if side == "upper" else -1e-13
     value = gain - rise * (own + cross) * tail + rounding * gain
     value = np.clip(value, 0.0, np.maximum(gain, 0.0))
@@ -176,7 +177,7 @@ def log_shifted_hockey_stick(
 
 
 def _deviance(x: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """``x log(x / mean) - deviation``, whose sum over both outcomes is the entropy."""
+    """Returns ``x log(x / mean) - deviation`` without cancellation."""
     ratio = deviation / mean
     near = np.abs(ratio) < 0.1
     safe = np.where(near, ratio, 0.0)
@@ -189,7 +190,7 @@ def _deviance(x: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndar
 
 
 def _num_convergents(t: np.ndarray, n: np.ndarray, odds: np.ndarray) -> np.ndarray:
-    """Steps that each element needs; about 130 / z² for z deviations off the mean."""
+    """Returns the steps that each element needs: about 130 / z², z deviations off."""
     p = odds / (1 + odds)
     inside = (t <= n) & (n > 0)
     spread = np.sqrt(np.maximum(n * p * (1 - p), 1e-300))

@@ -1,6 +1,7 @@
-"""Sums of complex exponentials and complex logarithms, as pairs of real arrays."""
+"""Complex exponentials, logarithms and sums of them, as pairs of real arrays.
 
-# XLA's own on the CPU call scalar functions, and take five times as long.
+XLA's own complex functions call scalar code on the CPU, and take five times as long.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from jaxdp_episodic.accountant.numerics.special import polynomial
 Pair = tuple[Array, Array]
 """Real and imaginary part."""
 
-# 2 pi in three parts (Cody and Waite), so that subtracting a multiple is exact: those
-# of pi/2 in Sun's fdlibm, times 4.
+# 2 pi in three parts (Cody and Waite), so that subtracting a multiple is exact: four
+# times the parts of pi/2 in Sun's fdlibm.
 _TWO_PI = (6.28318530693650245668, 2.43084020252158639064e-10, 8.08906499518380252e-21)
 # Minimax coefficients of sin and cos on [-pi/4, pi/4], from Sun's fdlibm (public
 # domain): errors below 1e-17.
@@ -50,31 +51,31 @@ _COSINE = np.array(
 # Taylor coefficients of (e^x - 1) / x, used below |x| = 0.5: the next term is 1e-17.
 _SERIES = np.array([1 / math.factorial(k) for k in range(1, 15)])
 _SMALL = 0.5
-# Number of them used for |x| <= log(2) / 2: the next term is 1e-17.
+# Number of these used for |x| <= log(2) / 2: the next term is 1e-17.
 _REDUCED_TERMS = 13
 # log(2) in two parts, so that subtracting multiples is exact, from Sun's fdlibm.
 _LOG_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
-# Elements of arrays, of which a few fit the cache together.
+# Elements of an array such that a few arrays fit the cache together.
 _CACHED = 4096
-# Angle above which rounding errors exceed 1.
+# Angle above which its rounding error exceeds 1.
 _LARGEST_ANGLE = 1e15
-# log K is computed from K - 1 where |K - 1| is below.
+# log K is computed from K - 1 if |K - 1| is smaller than this.
 _NEAR_ONE = 0.3
 # 1.5 times 2^52: the last bits of its sum with an integer are those of the integer.
 _INTEGER_BITS = 6755399441055744.0
 
 
 def cos_sin(angle: Array) -> tuple[Array, Array]:
-    """Cosine and sine of an angle in radians, elementwise; absolute error 1e-15."""
-    # Angles are reduced exactly up to 1e6, beyond with an error of 1e-16 of the angle.
+    """Returns cosine and sine of an angle in radians; absolute error 1e-15."""
+    # Angles are reduced exactly up to 1e6; beyond, with an error of 1e-16 of the angle.
     versine, sine = versine_sine(angle)
     return 1 - versine, sine
 
 
 def versine_sine(angle: Array) -> tuple[Array, Array]:
-    """``1 - cos`` and ``sin`` of an angle, both without cancellation near 0."""
-    # Of a quarter of the angle, doubled twice, which needs no case for each quadrant.
-    # NumPy's tangent alone uses vector instructions: 5 ns, not 26.
+    """Returns ``1 - cos`` and ``sin`` of an angle, both without cancellation near 0."""
+    # From a quarter of the angle, doubled twice, which needs no case for each quadrant.
+    # In NumPy only the tangent uses vector instructions: 5 ns, not 26.
     xp = namespace(angle)
     if xp is np:
         tangent = np.tan(0.5 * angle)
@@ -94,17 +95,18 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
 
 
 def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
-    """``e^{a + ib}``."""
+    """Returns ``e^{a + ib}``."""
     xp = namespace(log_size, angle)
     size = xp.exp(log_size)
-    # A huge angle is not reduced to [-pi, pi]: the polynomials would overflow.
+    # A huge angle could not be reduced to [-pi, pi], and the polynomials would
+    # overflow.
     cosine, sine = cos_sin(xp.where(xp.abs(angle) < _LARGEST_ANGLE, angle, 0.0))
     return size * cosine, size * sine
 
 
 def log1p_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
-    """``log(1 + z)``, principal branch; absolute error a few 1e-16 |z|."""
-    # The real part is kept above -345: 1 + z = 0 gives that instead of -inf.
+    """Returns ``log(1 + z)``, principal branch; absolute error a few 1e-16 |z|."""
+    # The real part is at least -345, so 1 + z = 0 does not give -inf.
     xp = namespace(real, imaginary)
     near = real > -0.5
     square = 2 * real + real * real + imaginary * imaginary
@@ -118,7 +120,7 @@ def log1p_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
 
 
 def expm1_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
-    """``e^z - 1`` without cancellation near 0; absolute error a few 1e-16 |z| there."""
+    """Returns ``e^z - 1`` without cancellation near 0; error a few 1e-16 |z| there."""
     xp = namespace(real, imaginary)
     versine, sine = versine_sine(imaginary)
     if xp is np:
@@ -133,14 +135,14 @@ def expm1_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
 
 
 def log_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
-    """``log z``, principal branch."""
+    """Returns ``log z``, principal branch."""
     xp = namespace(real, imaginary)
     square = real * real + imaginary * imaginary
     return 0.5 * xp.log(square), xp.arctan2(imaginary, real)
 
 
 def log_near(whole: np.ndarray, excess: np.ndarray) -> np.ndarray:
-    """``log K`` of K and K - 1, without cancellation near 1 or near 0."""
+    """Returns ``log K`` given K and K - 1, without cancellation near 1 or near 0."""
     near = np.abs(excess) < _NEAR_ONE
     small = np.where(near, excess, 0.0)
     close = complex_of(np, *log1p_complex(np.real(small), np.imag(small)))
@@ -150,13 +152,13 @@ def log_near(whole: np.ndarray, excess: np.ndarray) -> np.ndarray:
 
 
 def log_size(z: Pair) -> Array:
-    """``log |z|``."""
+    """Returns ``log |z|``."""
     xp = namespace(z[0], z[1])
     return 0.5 * xp.log(z[0] * z[0] + z[1] * z[1])
 
 
 def log_add_complex(first: Array, second: tuple[Array, Array]) -> tuple[Array, Array]:
-    """``log(e^a + e^b)``, a real, b complex; continuous while ``|Im b| < pi``."""
+    """Returns ``log(e^a + e^b)``, a real, b complex; continuous if ``|Im b| < pi``."""
     xp = namespace(first, second[0])
     gap = second[0] - first
     above = gap > 0
@@ -170,24 +172,24 @@ def log_add_complex(first: Array, second: tuple[Array, Array]) -> tuple[Array, A
 
 
 def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
-    """``sum_j w_j (e^{z y_j} - 1)`` for many z."""
+    """Returns ``sum_j w_j (e^{z y_j} - 1)`` for many z."""
     if namespace(z[0], weight[0], position[0]) is np:
         return _sum_as_product(z, weight, position)
     from jax import lax
 
-    # About half the time on the CPU; not every accelerator has complex128.
+    # Complex arrays take half the time on the CPU; some accelerators lack complex128.
     return lax.platform_dependent(
         z, weight, position, cpu=_sum_as_complex, default=_sum_as_pairs
     )
 
 
 def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
-    """`sum_expm1` in NumPy: for each setting a matrix times the weights."""
-    # In blocks of rows that fit the cache, which takes a third of the time.
+    """Computes `sum_expm1` in NumPy: for each setting a matrix times the weights."""
+    # Blocks of rows that fit the cache take a third of the time.
     used = num_used(weight)
     rows = _CACHED // max(int(used), 1) + 1
     re, im = np.empty_like(z[0]), np.empty_like(z[0])
-    # Setting by setting, all at once: a stack of each takes as long as its sums.
+    # Stacked for all settings at once: one by one it takes as long as the sums.
     y = np.stack([part[:used].T for part in position], axis=1)
     w = np.stack([part[:used].T for part in weight], axis=2)
     real = np.stack([z[0].T, -z[1].T], axis=2)
@@ -202,7 +204,7 @@ def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
 
 
 def _sum_as_pairs(z: Pair, weight: Pair, position: Pair) -> Pair:
-    """`sum_expm1` in JAX with nothing but real arrays, term after term."""
+    """Computes `sum_expm1` in JAX with real arrays only, term by term."""
 
     def add(j: Array, total: Pair) -> Pair:
         w, y = at(weight, j), at(position, j)
@@ -215,9 +217,9 @@ def _sum_as_pairs(z: Pair, weight: Pair, position: Pair) -> Pair:
 
 
 def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
-    """`sum_expm1` in JAX with a complex sum."""
-    # XLA on the CPU computes a term again for each array of a loop that it goes into,
-    # so the sum is one array.
+    """Computes `sum_expm1` in JAX with a complex sum."""
+    # The sum is one array, since XLA on the CPU computes a term again for each array of
+    # a loop that uses it.
     xp = namespace(z[0])
 
     def term(w: Pair, y: Pair) -> Array:
@@ -234,20 +236,20 @@ def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
 
 
 def times(a: Pair, b: Pair) -> Pair:
-    """The complex product."""
+    """Returns the complex product."""
     return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
 
 
 def divided(a: Pair, b: Pair) -> Pair:
-    """The complex quotient, of sizes of b between 1e-150 and 1e150."""
+    """Returns the complex quotient; b must have a size between 1e-150 and 1e150."""
     square = b[0] * b[0] + b[1] * b[1]
     re, im = times(a, (b[0], -b[1]))
     return re / square, im / square
 
 
 def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
-    """`expm1_complex`, of which it is a faster form: one polynomial instead of two."""
-    # The power of two is made from its bits: float64 and 64-bit integers only.
+    """Computes `expm1_complex` faster, with one polynomial instead of two."""
+    # The power of two is made from its bits, with float64 and 64-bit integers only.
     versine, sine = versine_sine(imaginary)
     power, part = exp_parts(real)
     grown = part + power
@@ -255,7 +257,7 @@ def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
 
 
 def exp_parts(x: Array) -> tuple[Array, Array]:
-    """``2^k`` and ``e^x - 2^k``, at most half as large."""
+    """Returns ``2^k`` and ``e^x - 2^k``, which is at most half as large."""
     xp = namespace(x)
     bounded = xp.clip(x, -708.0, 709.0)
     k = xp.round(bounded * (1 / math.log(2)))
@@ -270,7 +272,7 @@ def exp_parts(x: Array) -> tuple[Array, Array]:
 def sum_exp_moments(
     c: Array, weight: Pair, position: Pair
 ) -> tuple[Array, Array, Array]:
-    """Real parts of ``sum_j w_j y_j^m e^{c y_j}`` for m = 0, 1, 2, at real c."""
+    """Returns real parts of ``sum_j w_j y_j^m e^{c y_j}``, m = 0, 1, 2, for real c."""
     if namespace(c, weight[0], position[0]) is np:
         c = c[..., None, :]
         terms = _moment_terms(weight, position, polar(c * position[0], c * position[1]))
@@ -286,7 +288,7 @@ def sum_exp_moments(
 def _moments_as_reals(
     c: Array, weight: Pair, position: Pair
 ) -> tuple[Array, Array, Array]:
-    """`sum_exp_moments` in JAX with nothing but real arrays."""
+    """Computes `sum_exp_moments` in JAX with real arrays only."""
 
     def add(j: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         w, y = at(weight, j), at(position, j)
@@ -302,7 +304,7 @@ def _moments_as_reals(
 def _moments_as_complex(
     c: Array, weight: Pair, position: Pair
 ) -> tuple[Array, Array, Array]:
-    """`sum_exp_moments` in JAX with two of them in a complex number."""
+    """Computes `sum_exp_moments` in JAX with two of them in a complex number."""
     xp = namespace(c)
 
     def terms(w: Pair, y: Pair) -> tuple[Array, Array]:
@@ -323,7 +325,7 @@ def _moments_as_complex(
 
 
 def _even(pairs: tuple[Pair, Pair]) -> tuple[Pair, Pair]:
-    """The same, (J, n) arrays, with another row of zeros where J is odd."""
+    """Appends a row of zeros to (J, n) arrays if J is odd."""
     # Two terms in one pass of a loop take 0.75 to 0.85 of the time of two passes.
     rows = pairs[0][0].shape[0]
     pad = ((0, rows % 2), (0, 0))
@@ -337,7 +339,7 @@ def _moment_terms(weight: Pair, y: Pair, grown: Pair) -> tuple[Array, Array, Arr
 
 
 def num_used(weight: Pair) -> Array:
-    """Number of rows of complex weights, (J, n), up to the last that is not 0."""
+    """Returns the number of rows of (J, n) weights up to the last that is not 0."""
     xp = namespace(weight[0])
     used = ((weight[0] != 0) | (weight[1] != 0)).any(axis=1)
     number = xp.arange(1, used.shape[0] + 1, dtype=xp.int32)

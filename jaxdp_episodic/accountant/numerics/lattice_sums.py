@@ -1,6 +1,9 @@
-"""Sums of independent draws from distributions on one lattice."""
+"""Sums of independent draws from distributions on one lattice, by Fourier transforms.
 
-# By Fourier transforms, with bounds of their rounding and aliasing.
+The probabilities are tilted first (multiplied by e^(c x)), so that the tail of interest
+is in the bulk. Rounding errors and aliasing (what lies outside of the window, and is
+wrapped into it) have proven bounds.
+"""
 
 from __future__ import annotations
 
@@ -10,64 +13,64 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Distance of 1 from the next larger float64; an operation is off by half of it.
+# Distance of 1 from the next larger float64; an operation has half of it as error.
 MACHINE = float(np.finfo(np.float64).eps)
-# More than all that underflows adds up to.
+# More than the sum of everything that underflows.
 UNDERFLOW = 1e-280
 # Bound of the error of one level of the transform, in machine precisions: complex
-# product, twiddle factor and addition, 4.1 by Higham 2002, Theorem 24.2, doubled.
+# product, twiddle factor and addition, 4.1 by Higham (2002), Theorem 24.2, doubled.
 _TRANSFORM_ERROR = 8.0
-# The same of logarithm, phase and exponential of one power.
+# The same for logarithm, phase and exponential of one power.
 _POWER_ERROR = 16.0
-# Logarithm of a modulus below which a coefficient is taken for 0.
+# Logarithm of a modulus below which a coefficient is treated as 0.
 _NEGLIGIBLE = -120.0
 # Distance from 1 within which ``|1 + z|^2 - 1`` keeps more digits than ``|1 + z|``.
 _NEAR_ONE = 0.5
-# Smallest modulus that is divided by.
+# Smallest modulus by which is divided.
 _LEAST_MODULUS = 1e-300
-# Relative distances from the tilt of the exponents of Chernoff's bound.
+# Relative distances from the tilt at which Chernoff's bound is evaluated.
 _TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
-# Cells by which a window is longer than its ends ask for.
+# Cells added to a window.
 _SPARE_CELLS = 6
 # Fewest cells of a lattice.
 _FEWEST_CELLS = 256
-# Relative rounding error of one tilted mass.
+# Relative rounding error of one tilted probability.
 _MASS_ERROR = 1e-14
 # The same for each nat of the exponent that it was computed from.
 _EXPONENT_ERROR = 1e-15
-# Of the sum of up to 2^22 masses, relative: NumPy adds in blocks of 128, eight sums
+# Relative error of a sum of up to 2^22 numbers. NumPy adds in blocks of 128, eight sums
 # side by side, then in pairs: 16 + 15 + 3 units of 1.1e-16.
 _TOTAL_ERROR = 4e-15
 # Relative error of sums of exponentials over up to 2^22 terms: half an ulp of each.
 SUMS_ERROR = 1e-9
-# Error of a logarithm, relative to its terms: less than 20 operations of half an ulp,
-# 2e-15; for most terms this is wider, as it costs nothing.
+# Error of a logarithm, relative to its terms: fewer than 20 operations of half an ulp
+# are 2e-15. A wider bound costs nothing.
 LOG_ERROR = 1e-12
-# Relative error of a value or a place: at most eight operations of half an ulp.
+# Relative error of a loss: at most eight operations of half an ulp.
 LOSS_ERROR = 1e-15
 
 
 class Summand(NamedTuple):
-    """A distribution on lattice points, and how often it is drawn from."""
+    """A distribution on lattice points, and the number of draws from it."""
 
     index: np.ndarray  # (m,) whole numbers of the points
     values: np.ndarray  # (m,) the points, ``offset + index * spacing`` up to rounding
-    masses: np.ndarray  # (m,) >= 0
+    masses: np.ndarray  # (m,) probabilities >= 0
     count: float  # number of independent draws, a whole number
 
 
 class LatticeSum(NamedTuple):
     """The tilted distribution of a sum in a window, with bounds of its errors."""
 
-    cells: np.ndarray  # (N,) tilted masses, estimates
+    cells: np.ndarray  # (N,) tilted probabilities, estimates
     rounding: tuple[float, float]  # error of a cell, and the norm of all errors
-    outside: tuple[float, float]  # tilted mass below and above, wrapped inside
+    outside: tuple[float, float]  # tilted probability below and above, aliased inside
     start: float  # of the window
     spacing: float  # of the window
-    tilt: float  # c; masses at x are multiplied by ``e^(c x)``
-    log_moment: float  # logarithm of the mean of ``e^(c x)``, by which they are divided
-    relative: float  # bound of the relative error of all masses
-    shift: float  # bound of the error of the places, by rounding
+    tilt: float  # c; probabilities at x are multiplied by ``e^(c x)``
+    log_moment: float  # log of the mean of ``e^(c x)``, by which they are divided
+    relative: float  # bound of the relative error of all probabilities
+    shift: float  # bound of the rounding error of the points
 
 
 def log_sum(exponents: np.ndarray) -> float:
@@ -81,7 +84,7 @@ def log_sum(exponents: np.ndarray) -> float:
 def tilted(
     summands: Sequence[Summand], tilt: float
 ) -> tuple[LatticeSum, list[Summand], list[np.ndarray]]:
-    """The moment of a sum with its errors, tilted summands, their log-masses."""
+    """Returns a sum's moment with its errors, tilted summands, log-probabilities."""
     log_moment = relative = shift = 0.0
     parts, logs = [], []
     for one in summands:
@@ -94,7 +97,8 @@ def tilted(
         parts.append(Summand(index, values, np.exp(exponent - total), one.count))
         log_moment += one.count * total
         largest = float(np.abs(values).max(initial=0.0))
-        # The exponent was a sum of terms of this size, the moment one of so many.
+        # The exponent is a sum of terms of this size, the moment one of
+        # ``len(summands)``.
         size = abs(total) + tilt * largest + float(np.abs(log_mass).max(initial=0.0))
         added = MACHINE * len(summands) * abs(total)
         relative += one.count * (_MASS_ERROR + _TOTAL_ERROR + added)
@@ -115,7 +119,11 @@ def lattice_sum(
     inside: float,
     most_cells: int,
 ) -> LatticeSum | None:
-    """The distribution of a sum."""
+    """Returns the distribution of a sum; None if it needs more than ``most_cells``.
+
+    The window covers all but a share ``e^log_cut`` of the tilted probability, by
+    Chernoff's bound, and the point ``inside`` if it is not far off.
+    """
     whole, parts, logs = tilted(summands, tilt)
     changes = tilt * np.concatenate([_TILT_CHANGES, -_TILT_CHANGES])
     moments = np.zeros(len(changes))
@@ -132,7 +140,7 @@ def lattice_sum(
         return None
     cells = math.ceil(cells)
     size = max(2 ** math.ceil(math.log2(cells)), _FEWEST_CELLS)
-    # Cells added to reach a power of two lie on both sides.
+    # Cells added to reach a power of two are on both sides.
     first = math.floor((low - offset) / spacing) - 2 - (size - cells) // 2
     start = offset + first * spacing
     stop = start + size * spacing
@@ -140,12 +148,12 @@ def lattice_sum(
     for side in (slice(number, None), slice(number)):
         end = start if side.start else stop
         exponents = moments[side] - changes[side] * end
-        # Chernoff's bound; what was added up had the size of the terms.
+        # Chernoff's bound with its rounding error, relative to the size of the terms.
         terms = np.abs(moments[side]) + np.abs(changes[side] * end)
         rounded = SUMS_ERROR + (LOG_ERROR + MACHINE * len(parts)) * terms
         exponent = float((exponents + rounded).min()) + whole.relative
         outside.append(math.exp(min(exponent, 0.0)) + UNDERFLOW)
-    # Masses that meet in one cell of the circle are added up.
+    # Number of probabilities that are added up in one cell of the circle.
     meeting = sum(
         one.count * min(math.ceil(np.ptp(one.index) / size) + 1, len(one.index))
         for one in parts
@@ -166,10 +174,13 @@ def lattice_sum(
 def cells_of_sum(
     parts: Sequence[Summand], first: int, size: int
 ) -> tuple[np.ndarray, float, float]:
-    """The circular distribution of a sum, from lattice number ``first`` on."""
-    # The heaviest point of each summand is left out of its transform: of the rest, of
-    # mass R, coefficients are off by at most R times the transform's error (Higham
-    # 2002, Theorem 24.2), and the T-th power by T e (b + e)^(T-1).
+    """Returns the circular distribution of a sum from point ``first`` on, and errors.
+
+    The errors are a bound for each cell, and a bound of the norm of all errors.
+    """
+    # The heaviest point of each summand is left out of its transform. Coefficients of
+    # the rest, of total probability R, have errors of at most R times the transform's
+    # error (Higham 2002, Theorem 24.2), and the T-th power one of T e (b + e)^(T-1).
     error = transform_error(size)
     number, place = size // 2 + 1, 0
     log_bound, log_size, cycles, relative = np.zeros((4, number))
@@ -190,7 +201,7 @@ def cells_of_sum(
         growth = np.where(near, 0.5 * np.log1p(square), np.log(modulus))
         off = (error * rest + 2 * MACHINE * distance) / modulus
         log_bound += count * (growth + np.log1p(off))
-        # What is negligible after some summands stays so after all of them.
+        # What is negligible after some summands is negligible after all of them.
         alive = np.flatnonzero(log_bound > _NEGLIGIBLE)
         number = int(alive[-1]) + 1 if len(alive) else 1
         log_bound, log_size, cycles, relative = (
@@ -208,9 +219,9 @@ def cells_of_sum(
     power[:number] = np.exp(log_size + 2j * math.pi * cycles)
     cells = np.fft.irfft(power, size)
     wrong = np.exp(log_bound) * (np.minimum(relative, 2.0) + error)
-    # Of what was left out, with a margin for the errors of later factors.
+    # The error of what was left out, with a margin for the errors of later factors.
     wrong = np.append(wrong, size * math.exp(_NEGLIGIBLE + 20))
-    # Each coefficient but the first and the last stands for two conjugate ones.
+    # Each coefficient except the first and the last represents two conjugate ones.
     single = 2 * float(wrong.sum()) / size
     # Another root of 2, as the norms of two kinds of errors add up.
     together = 2 * math.sqrt(float((wrong**2).sum()) / size)
@@ -218,5 +229,5 @@ def cells_of_sum(
 
 
 def transform_error(size: int) -> float:
-    """Bound of the error of one transform, relative to the sum of its masses."""
+    """Returns a bound of a transform's error, relative to the sum of probabilities."""
     return _TRANSFORM_ERROR * (math.log2(size) + 2) * MACHINE

@@ -1,6 +1,9 @@
-"""Moments of the mean of independent lognormal terms, without cancellation; NumPy."""
+"""Moments of the mean X of lognormal terms and ones, without cancellation; NumPy.
 
-# Reference: docs/proofs.md, "Moments of random allocation".
+X = (slots - count + A_1 + ... + A_count) / slots with A_i = e^{s x_i - s²/2} of
+independent standard normal x_i; Y is the same with B_i = e^{-s x_i - s²/2}. Reference:
+docs/proofs.md, "Moments of random allocation".
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,34 @@ from jaxdp_episodic.accountant.numerics.binomial import log_binomial
 from jaxdp_episodic.accountant.numerics.loops import logsumexp
 from jaxdp_episodic.accountant.numerics.quadrature import in_blocks
 
-# Largest logarithm of a term's moments, plain and tilted: sums of them stay in range.
+# Largest logarithm of a term's moments, plain and tilted, so that sums are in range.
 _LARGEST = 500.0
 _LARGEST_TILTED = 220.0
-# Truncation of normal variables, in deviations: relative error below 1e-15.
+# Truncation of normal variables, in standard deviations: relative error below 1e-15.
 WIDE = 9.5
 # Spacing of normal variables: at most this, this share of the strip pi / (2 s) in which
 # e^{-e^{sx}} is bounded, and this share of the deviation of a narrower density.
 _SPACING = 0.5
 _STRIP_SPACING = 0.27
 _NARROW_SPACING = 0.75
-# p begins at e^-37 of the integrand's scale.
+# The smallest p is e^-37 of the integrand's scale.
 _FIRST_LOG_P = 37.0
 # Spacing of u, relative to the width of the integrand.
 FINENESS = 0.8
 # Spacing of log p of `log_distance`.
 _DISTANCE_SPACING = 0.2
-# Above this log q use the asymptotic form: e^q overflows.
+# Above this log q the asymptotic form is used, since e^q overflows.
 FAR = math.log(300.0)
-# By how much the logarithm of a transform is nearer to 0 there: more than its error, by
-# a log q that is a sum of three numbers below 64, with half an ulp of 7e-15 each.
+# Relative amount by which the logarithm of a transform is moved to 0 there. It is more
+# than its error: log q is a sum of three numbers below 64, with half an ulp of 7e-15
+# each.
 _ROUNDED = 2e-14
 # Elements of an integrand that fit the cache.
 _CACHED = 2**15
 
 
 def most_orders(shift: float, most: int, *, tilted: bool) -> int:
-    """Returns the highest order whose moments are in range, 2 to ``most``."""
+    """Returns the highest order whose moments are in range, from 2 to ``most``."""
     largest = _LARGEST_TILTED if tilted else _LARGEST
     half = 0.5 + 0.5 * math.sqrt(1 + 8 * largest / max(shift * shift, 1e-12))
     return max(min(most, math.floor(half)), 2)
@@ -58,7 +62,10 @@ def whole_orders(slots: float, count: float, shift: float, most: int) -> np.ndar
 
 
 class Laplace:
-    """Moments of X to powers from ``-largest`` to ``2 - nearest``."""
+    """Moments of X to powers from ``-largest`` to ``2 - nearest``.
+
+    They are integrals over p of the Laplace transform E e^{-pX}.
+    """
 
     def __init__(
         self, slots: float, count: float, shift: float, largest: float, nearest: float
@@ -72,13 +79,13 @@ class Laplace:
         self.log_excess = excess + log_weight
 
     def log_excess_below(self, z: np.ndarray) -> np.ndarray:
-        """``log(E X^-z - 1)`` for z > 0, (m,)."""
+        """Returns ``log(E X^-z - 1)`` for z > 0, (m,)."""
         return logsumexp(
             self.log_excess + z[:, None] * self.log_p, axis=-1
         ) - _log_gamma(z)
 
     def log_excess_between(self, a: np.ndarray) -> np.ndarray:
-        """``log(E X^a - 1)`` for 1 < a < 2, (m,)."""
+        """Returns ``log(E X^a - 1)`` for 1 < a < 2, (m,)."""
         total = logsumexp(self.log_excess - a[:, None] * self.log_p, axis=-1)
         return total + np.log(a * (a - 1)) - _log_gamma(2 - a)
 
@@ -89,9 +96,10 @@ class Tilted:
     def __init__(
         self, slots: float, count: float, shift: float, most: int, *, of_other: bool
     ) -> None:
-        """``of_other``: Y in the exponent, else X."""
+        """Computes the moments; the exponent has Y if ``of_other``, else X."""
         s = shift
-        # Logs of 1 / Y and of X under the tilt, from all terms and from a single one.
+        # Logarithms of 1 / Y and of X under the tilt, from all terms and from a single
+        # one.
         log_growth = s * s * (2 * most if of_other else most / slots + 1)
         top = last_log_p(most, log_growth, slots, count, s)
         wide = 0.0 if of_other else max(s * s * most + 4 * s - math.log(slots), 0.0)
@@ -101,7 +109,8 @@ class Tilted:
             self.log_p - math.log(slots), s, most, -1.0 if of_other else 1.0
         )
         excess = _of_mean(single, count)
-        # The mass from E e^{-q (A - 1)} where its rounding, times the count, matters.
+        # The transform from E e^{-q (A - 1)}, if its rounding, times the count,
+        # matters.
         log_q = self.log_p - math.log(slots)
         centred = np.exp(log_centred_transform(log_q, s)) - np.exp(log_q)
         mass = np.where(log_q < FAR, centred, mass)
@@ -117,16 +126,16 @@ class Tilted:
         self.log_moments = np.log1p(excess) + n * scale + rest
 
     def log_moments_of(self, n: ArrayLike, z: ArrayLike) -> np.ndarray:
-        """``log E[X^n Y^-z]`` at whole n and z >= 1, (m,)."""
+        """Returns ``log E[X^n Y^-z]`` at whole n and z >= 1, (m,)."""
         z = np.asarray(z, np.float64)
         terms = self.log_moments[np.asarray(n)] + z[:, None] * self.log_p
         return logsumexp(terms, axis=-1) - _log_gamma(z)
 
 
 def log_distance(slots: float, count: float, shift: float) -> float:
-    """``log E (X - Y)² / sqrt(X Y)``, by two Mellin transforms."""
+    """Returns ``log E (X - Y)² / sqrt(X Y)``, by two Mellin transforms."""
     s = shift
-    # A term's x is tilted by 2s at most, which two terms share.
+    # A term's x is tilted by at most 2s, which two terms share.
     top = last_log_p(1.0, (2 / min(count, 2) + 0.5) * s * s, slots, count, s)
     wide = max(1.5 * s * s + 4 * s - math.log(slots), 0.0)
     log_p, log_weight = log_places(wide, 0.5, top, _DISTANCE_SPACING)
@@ -152,7 +161,7 @@ def log_distance(slots: float, count: float, shift: float) -> float:
 def last_log_p(
     z: float, log_growth: float, slots: float, count: float, shift: float
 ) -> float:
-    """The log p beyond which ``p^z e^{-pY}`` is negligible."""
+    """Returns the log p beyond which ``p^z e^{-pY}`` is negligible."""
     top = math.log(z + 45) + log_growth + WIDE * shift
     if count < slots:
         top = min(top, math.log((z + 45) / (1 - count / slots)))
@@ -162,7 +171,7 @@ def last_log_p(
 def log_places(
     wide: float, nearest: float, top: float, spacing: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``log p`` and log-weights of the rule: p is spaced evenly in log above -wide."""
+    """Returns ``log p`` of nodes, equally spaced above -wide, and log-weights."""
     u = np.arange(-wide - math.log(_FIRST_LOG_P / nearest), top + 1, spacing)
     left = np.exp(-(u + wide))
     return u - left, np.log1p(left) + math.log(spacing)
@@ -185,7 +194,7 @@ def normal_places(
     high: np.ndarray | float,
     mode: np.ndarray | float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Equally spaced x, (..., N), and the standard normal density times the spacing."""
+    """Returns equally spaced x, (..., N), and the normal density times the spacing."""
     narrow = _NARROW_SPACING / np.sqrt(1 + shift * mode)
     spacing = np.minimum(np.minimum(_SPACING, _STRIP_SPACING / shift), narrow)
     spacing = spacing[..., None]
@@ -200,11 +209,14 @@ def normal_places(
 def _tilted_moments(
     log_q: np.ndarray, shift: float, most: int, sign: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``log E e^{-qA}`` (sign 1) or ``log E e^{-qB}`` (-1), (P,); A under that tilt."""
+    """Returns ``log E e^{-qA}`` (sign 1; B: -1), the tilted log mean of A, its moments.
+
+    The moments are those of A over its mean, minus 1: (most + 1, P).
+    """
     s, v = shift, _mode(log_q, shift)
-    # With the spacing of the narrowest density: a wider one left errors of 1e-11.
+    # The spacing of the narrowest density; a wider one left errors of 1e-11.
     y, density = normal_places(s, 0.0, most * s, float(v.max()))
-    # About the mode -sign v the exponent is -y²/2 - (v/s) bend.
+    # About the mode, -sign v, the exponent is -y²/2 - (v/s) bend.
     bend = np.maximum(np.expm1(sign * s * y) - sign * s * y, 0.0)
     n = np.arange(most + 1.0)
     powers = density[:, None] * np.exp(s * y[:, None] * n)
@@ -222,13 +234,13 @@ def _tilted_moments(
 
 
 def log_centred_transform(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
-    """``log log E e^{-q (A - 1)}`` at q below e^FAR, (..., P), of shifts (...)."""
+    """Returns ``log log E e^{-q (A - 1)}`` at q < e^FAR, (..., P), for shifts (...)."""
     mode = _mode(np.full(np.shape(shift), FAR), shift)
     # The factor A² moves the density by 2s.
     x, density = normal_places(shift, -mode, 2 * shift, mode)
     s = np.asarray(shift)[..., None]
     away = np.expm1(s * x - 0.5 * s * s)
-    # E e^-y - 1 = E (e^-y - 1 + y), y = q (A - 1), summed over q².
+    # E e^-y - 1 = E (e^-y - 1 + y) with y = q (A - 1), summed over q².
     q, weight = np.exp(np.minimum(log_q, FAR)), (away * away * density)[..., None]
     size, each = np.empty(log_q.shape), max(_CACHED // away.size, 1)
     for i in range(0, log_q.shape[-1], each):
@@ -241,7 +253,7 @@ def log_centred_transform(log_q: np.ndarray, shift: np.ndarray | float) -> np.nd
 
 
 def _second_remainder(y: np.ndarray) -> np.ndarray:
-    """``(e^-y - 1 + y) / y²``; y is overwritten."""
+    """Returns ``(e^-y - 1 + y) / y²``; overwrites y."""
     small = np.abs(y) < 0.02
     z = y[small]
     y[small] = 1.0
@@ -259,7 +271,7 @@ def log_excess_transform(
     count: np.ndarray | float,
     shift: np.ndarray | float,
 ) -> np.ndarray:
-    """``log(E e^{-pX} - e^{-p})`` at p > 0, (..., P), of settings (...)."""
+    """Returns ``log(E e^{-pX} - e^{-p})`` at p > 0, (..., P), for settings (...)."""
     p, log_q = np.exp(log_p), log_p - np.log(slots)[..., None]
     exponent = np.zeros(log_q.shape)
     near = np.any(log_q < FAR, axis=tuple(range(log_q.ndim - 1)))
@@ -276,13 +288,13 @@ def log_excess_transform(
         mass, _, _ = _tilted_moments(log_q[*i][far], s, 0, 1.0)
         one = p[*i][far]
         whole = (t * mass - one * ((n - t) / n)) * (1 - _ROUNDED)
-        # Next to it e^-p is negligible but under much noise.
+        # e^-p is negligible except with large noise.
         result[*i, far] = whole + np.log(-np.expm1(-np.maximum(whole + one, 1e-300)))
     return result
 
 
 def _of_mean(single: np.ndarray, count: float) -> np.ndarray:
-    """Excess moments (K + 1, P) of the mean of ``count`` terms, from those of one."""
+    """Returns excess moments (K + 1, P) of the mean of ``count`` terms from one's."""
     total, number = single, 1
     for bit in bin(round(count))[3:]:
         total, number = _combined(total, number, total, number), 2 * number
@@ -300,12 +312,12 @@ def _combined(x: np.ndarray, a: float, y: np.ndarray, b: float) -> np.ndarray:
         for n in range(2, orders):
             one, other = x[: n + 1], y[n::-1]
             result[n] = share[n, : n + 1] @ (one + other + one * other)
-    # NaN is a product of 0 and inf: it does not occur where all are finite.
+    # NaN is a product of 0 and inf, which does not occur if all are finite.
     return np.where(np.isnan(result), np.inf, result)
 
 
 def _shares(most: int, part: np.ndarray) -> np.ndarray:
-    """Binomial masses (n, i, ...) of i in n, of probabilities ``part``."""
+    """Returns binomial probabilities (n, i, ...) of i in n, at rates ``part``."""
     n = np.arange(most + 1.0)
     column = (slice(None), slice(None)) + (None,) * part.ndim
     rest = np.maximum(n[:, None] - n, 0.0)

@@ -1,6 +1,9 @@
-"""``f_a(v) = (1+v)^a - 1 - a v``, the excess of a power over its tangent."""
+"""The excess of a power over its tangent, ``f_a(v) = (1+v)^a - 1 - a v``.
 
-# Without cancellation at small v and without overflow at large powers.
+Computed without cancellation at small v and without overflow at large powers. With
+alpha = 1 + t, f is f_alpha if the direction is "forward", f_{-t} if "backward", and the
+sum of both if "symmetric".
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import math
 
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
-# Number of terms of the power series of f_a, where |a log(1 + v)| <= 1: the next one is
+# Number of terms of the power series of f_a for |a log(1 + v)| <= 1: the next one is
 # below 1e-15 of the sum.
 _SERIES_TERMS = 17
 
 
 def scaled_power_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
-    """``e^b f(e^y - 1)`` without cancellation and without overflow of ``e^y``."""
+    """Returns ``e^b f(e^y - 1)``; e^y alone may overflow."""
     xp = namespace(y, b, t)
     alpha = 1 + t
     base = xp.exp(b)
@@ -39,7 +42,7 @@ def scaled_power_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
 def scaled_power_excess_derivatives(
     y: Array, b: Array, t: Array, direction: str
 ) -> tuple[Array, Array, Array]:
-    """``e^b f(e^y - 1)`` and its first two derivatives in t, at half the cost."""
+    """Returns ``e^b f(e^y - 1)`` and its first two derivatives in t."""
     xp = namespace(y, b, t)
     x = t * y
     base, tilted = xp.exp(b), xp.exp(y + b)
@@ -78,12 +81,12 @@ def scaled_power_excess_derivatives(
 
 
 def _exp_remainder(x: Array) -> Array:
-    """``e^x - 1 - x`` for small x."""
+    """Returns ``e^x - 1 - x`` for small x."""
     return x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x / 120)))
 
 
 def _times_expm1(log_factor: Array, factor: Array, exponent: Array) -> Array:
-    """``factor (e^exponent - 1)`` where e^exponent alone may overflow."""
+    """Returns ``factor (e^exponent - 1)``; e^exponent alone may overflow."""
     xp = namespace(log_factor, factor, exponent)
     short = exponent <= 1.0
     moderate = factor * xp.expm1(xp.where(short, exponent, 0.0))
@@ -111,6 +114,6 @@ def _excess_series(power: Array, scale: Array, y: Array) -> Array:
 
 
 def log_expm1(x: Array) -> Array:
-    """``log(e^x - 1)`` for x > 0."""
+    """Returns ``log(e^x - 1)`` for x > 0."""
     xp = namespace(x)
     return xp.where(x > 30, x, xp.log(xp.expm1(xp.minimum(x, 30.0))))

@@ -1,7 +1,8 @@
-"""Normal tails and their differences in log space, to the last digits of float64."""
+"""Normal tails and their differences in log space, to the last digits of float64.
 
-# ``jax.scipy.special`` is not used: its ``log_ndtr`` is off by 2e-11 below -20, its
-# ``erfcx`` 0 near 26.6.
+m is the Mills ratio ``Q(x) / phi(x)`` and n = -m'. ``jax.scipy.special`` is not used:
+its ``log_ndtr`` has an error of 2e-11 below -20, and its ``erfcx`` is 0 near 26.6.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from jaxdp_episodic.accountant.numerics.quadrature import gauss_legendre
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
-# Powers of tau = (x - 3) / (x + 5), which maps [-1, inf] to [-1, 1], for
-#     m(x) (x + 3 / (x + 3))    and    n(x) (x + 3 / (x + 3))²;
-# both stay between 0.9 and 1.8 and tend to 1. From 40 digits: interpolation at 96
-# Chebyshev nodes, cut where the coefficients fall below 3e-17, written in powers of
-# tau (harmless here: their absolute values sum to 1.8 and 2.5).
+# Coefficients of powers of tau = (x - 3) / (x + 5), which maps [-1, inf] to [-1, 1],
+# for m(x) (x + 3 / (x + 3)) and n(x) (x + 3 / (x + 3))². Both are between 0.9 and 1.8
+# and tend to 1. Interpolated with 40 digits at 96 Chebyshev nodes, truncated where
+# coefficients fall below 3e-17, and written in powers of tau (harmless here: their
+# absolute values sum to 1.8 and 2.5).
 _MILLS_RATIO = np.array(
     [
         1.0660660454853614,
@@ -85,7 +86,7 @@ _MILLS_SLOPE = np.array(
         7.863305587998556e-09,
     ]
 )
-# Of log(1 + x) = 2 artanh(z), z = x / (2 + x), on |z| <= 1/3: minimax in z² of
+# For log(1 + x) = 2 artanh(z), z = x / (2 + x), on |z| <= 1/3: minimax in z² of
 # (artanh(z) / z - 1) / z², to 5e-17, from 40 digits.
 _ARTANH = np.array(
     [
@@ -101,7 +102,8 @@ _ARTANH = np.array(
         0.08082022805971766,
     ]
 )
-# Least x for which the polynomials hold. Below it the complement of the tail is used.
+# Smallest x for which the polynomials hold. Below it the complement of the tail is
+# used.
 _LEFT_END = -1.0
 # Number of elements up to which one matrix product is faster than Horner's scheme.
 _FEW = 256
@@ -110,8 +112,8 @@ _SLOPE_NODES = 8
 
 
 def log1p_bounded(x: Array) -> Array:
-    """``log(1 + x)`` for ``-1/2 <= x <= 1``; relative error below 1e-15."""
-    # XLA's own, on the CPU, takes six times as long: it uses no vector instructions.
+    """Returns ``log(1 + x)`` for ``-1/2 <= x <= 1``; relative error below 1e-15."""
+    # XLA's own takes six times as long on the CPU, without vector instructions.
     xp = namespace(x)
     if xp is np:
         return np.log1p(x)
@@ -121,22 +123,22 @@ def log1p_bounded(x: Array) -> Array:
 
 
 def log_add(x: Array, y: Array) -> Array:
-    """``log(e^x + e^y)``, of which not both may be infinite."""
+    """Returns ``log(e^x + e^y)``, of which at most one may be infinite."""
     xp = namespace(x, y)
     if xp is np:
         return np.logaddexp(x, y)
-    # Not by abs, whose slope where both are equal is 1 in JAX, not 0.
+    # Not by abs, whose derivative at 0 is 1 in JAX, not 0.
     down = xp.minimum(x - y, y - x)
     return xp.maximum(x, y) + log1p_bounded(xp.exp(down))
 
 
 def log_normal_density(x: Array) -> Array:
-    """``log phi(x)``, phi the density of N(0, 1), elementwise; *exact*."""
+    """Returns ``log phi(x)``, phi the density of N(0, 1); *exact*."""
     return -0.5 * x * x - _LOG_SQRT_2PI
 
 
 def log_normal_tail(x: Array) -> Array:
-    """``log Q(x)``, Q(x) = P(N(0, 1) > x); *exact* up to rounding."""
+    """Returns ``log Q(x)``, Q(x) = P(N(0, 1) > x); *exact* up to rounding."""
     xp = namespace(x)
     positive = x >= 0
     above = xp.where(positive, x, 0.0)
@@ -146,7 +148,7 @@ def log_normal_tail(x: Array) -> Array:
 
 
 def log_mills(x: Array) -> Array:
-    """``log(Q(x) / phi(x))``, the logarithm of the Mills ratio; *exact*."""
+    """Returns ``log(Q(x) / phi(x))``, the logarithm of the Mills ratio; *exact*."""
     xp = namespace(x)
     right = x >= _LEFT_END
     above = xp.where(right, x, 0.0)
@@ -156,10 +158,10 @@ def log_mills(x: Array) -> Array:
 
 
 def log_mills_difference(x: Array, width: Array) -> Array:
-    """``log(m(x) - m(x + width))`` for the decreasing Mills ratio m; *exact*."""
+    """Returns ``log(m(x) - m(x + width))``; *exact*. The Mills ratio m decreases."""
     xp = namespace(x, width)
     x, width = xp.broadcast_arrays(x, width)
-    # The difference of two nearly equal ratios is the integral of n = -m' > 0.
+    # The difference of two nearly equal ratios is computed as the integral of n.
     narrow = width <= xp.maximum(1.0, 0.5 * x)
     positive = width > 0
     short = xp.where(narrow & positive, width, 1.0)
@@ -175,18 +177,18 @@ def log_mills_difference(x: Array, width: Array) -> Array:
 
 
 def log_saturating_tail(x: Array, width: Array) -> Array:
-    """``log E[1 - e^{-width (Z - x)}; Z > x]`` for Z ~ N(0, 1); *exact*."""
-    # phi(x) (m(x) - m(x + width)). Where x < -1 widths below -x are treated as -x,
-    # which can only raise the result.
+    """Returns ``log E[1 - e^{-width (Z - x)}; Z > x]`` for Z ~ N(0, 1); *exact*."""
+    # This is phi(x) (m(x) - m(x + width)). If x < -1, widths below -x are treated as
+    # -x, which can only raise the result.
     xp = namespace(x, width)
     x, width = xp.broadcast_arrays(x, width)
     right = x >= _LEFT_END
     above = xp.where(right, x, 0.0)
     below = xp.where(right, _LEFT_END, x)
     direct = log_normal_density(above) + log_mills_difference(above, width)
-    # phi(x) m(x) = Q(x) = 1 - phi(x) m(-x): what is taken from 1 is below 0.55.
+    # phi(x) m(x) = Q(x) = 1 - phi(x) m(-x): the number subtracted from 1 is below 0.55.
     reach = below + width
-    # Not a maximum, which at 0 (a profile at epsilon 0) would halve the derivative.
+    # Not a maximum, which would halve the derivative at 0 (a profile at epsilon 0).
     reach = xp.where(reach >= 0, reach, 0.0)
     missing = _mills_ratio(xp.stack([-below, reach])).sum(axis=0)
     complement = xp.log1p(-xp.exp(log_normal_density(below)) * missing)
@@ -194,27 +196,27 @@ def log_saturating_tail(x: Array, width: Array) -> Array:
 
 
 def _mills_ratio(x: Array) -> Array:
-    """``m(x)`` for x >= -1."""
+    """Returns ``m(x)`` for x >= -1."""
     return polynomial(_MILLS_RATIO, 1 - 8 / (x + 5)) / (x + 3 / (x + 3))
 
 
 def _mills_slope(x: Array) -> Array:
-    """``n(x) = -m'(x)`` for x >= -1."""
+    """Returns ``n(x) = -m'(x)`` for x >= -1."""
     scale = 1 / (x + 3 / (x + 3))
     return polynomial(_MILLS_SLOPE, 1 - 8 / (x + 5)) * scale * scale
 
 
 def _log_complement(x: Array) -> Array:
-    """``log Q(x) = log(1 - Q(-x))`` for x <= 0."""
+    """Returns ``log Q(x) = log(1 - Q(-x))`` for x <= 0."""
     xp = namespace(x)
     return xp.log1p(-xp.exp(log_normal_density(x)) * _mills_ratio(-x))
 
 
 def polynomial(coefficients: np.ndarray, x: Array) -> Array:
-    """A polynomial, lowest power first."""
+    """Evaluates a polynomial with coefficients from the lowest power on."""
     xp = namespace(x)
     if xp is np and np.size(x) <= _FEW:
-        # All powers at once: few calls.
+        # All powers at once takes few calls.
         powers = np.empty((len(coefficients), np.size(x)))
         powers[0], powers[1:] = 1.0, np.reshape(x, -1)
         np.multiply.accumulate(powers, axis=0, out=powers)

@@ -274,6 +274,11 @@ class GaussianMixtureLoss(MixtureLoss):
     is_symmetric: ClassVar[bool] = False
     padding: ClassVar[dict[str, float]] = {"shifts": 1.0, "log_weights": -np.inf}
 
+    @property
+    def terms_of_profile(self) -> int:
+        """See `Profile`: every shift."""
+        return len(self.shifts)
+
     def kept_in_range(self) -> Self:
         """See `PrivacyLoss`."""
         rate = super(NoisyLoss, self).kept_in_range().rate

@@ -555,6 +555,11 @@ class PeopleLoss(GaussianLoss, Nodes):
         loss = np.where(rest < 1, np.log1p(e * np.expm1(np.minimum(rest, 1.0))), rest)
         return np.where(bounded, loss, np.inf)
 
+    @property
+    def terms_of_profile(self) -> int:
+        """See `Profile`: every number of contributions, for every component."""
+        return len(self.counts) * int(np.max(self._largest_count(), initial=1.0))
+
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """See `Profile`: weighted sums over the components."""
         shape = np.broadcast_shapes(np.shape(u), self.shape)

@@ -227,6 +227,11 @@ class Profile(PrivacyLoss):
 
     may_have_atoms: ClassVar[bool] = True  # whether some loss but 0 has a probability
 
+    @property
+    def terms_of_profile(self) -> int:
+        """Length of the sums that `log_tails` computes at each point."""
+        return 1
+
     @abc.abstractmethod
     def log_tails(self, u: Array) -> tuple[Tails, Tails]:
         """Returns the forward and the backward `Tails` at ``u = log g >= 0``."""

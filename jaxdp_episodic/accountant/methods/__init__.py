@@ -1,4 +1,4 @@
-"""Rényi, exact and certified: three methods against one protocol of losses.
+"""Rényi, exact, certified and adaptive: the methods, against the protocols of losses.
 
 Doors: `adaptive.method`, `adaptive.problem`, `certified.method`, `closed_form`,
 `engine`, `exact.held`, `exact.method`, `rdp.method`, `run`.

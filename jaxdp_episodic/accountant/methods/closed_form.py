@@ -1,4 +1,4 @@
-"""Runs whose composition has a closed form: of one mechanism, or of few losses."""
+"""Runs with a closed form: one step, one mechanism, or few losses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from jaxdp_episodic.accountant.numerics.binomial import log_binomial
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 from jaxdp_episodic.accountant.numerics.roots import smallest_within
 
-# Nats of delta by which the directions' order may be unknown: the largest stated error.
+# Nats of delta by which the order of the directions may be unknown: the largest stated
+# error.
 _ALIKE = 1e-6
 
 
 def solve_single_step(question: Question, run: Run) -> np.ndarray:
-    """Epsilon or log(delta) of runs of one step, which may differ by setting."""
+    """Returns epsilon or log(delta) of runs of one step, which may differ in it."""
     solve = epsilon_of_profile if isinstance(question, EpsilonAt) else delta_of_profile
     value = np.full(question.target.shape, question.nothing)
     for loss, count in zip(run.losses, run.counts, strict=True):
@@ -38,8 +39,8 @@ def solve_single_step(question: Question, run: Run) -> np.ndarray:
 def error_in_nats(
     error: np.ndarray, epsilon: np.ndarray, question: Question, run: Run
 ) -> np.ndarray:
-    """Error of a single step's epsilon, from the relative error of its delta."""
-    # By the slope of log(delta), which at large deltas is far below 1 / epsilon.
+    """Returns the error of a single step's epsilon, given the relative one of delta."""
+    # From the slope of log(delta), which is far below 1 / epsilon at large deltas.
     inside = np.isfinite(epsilon) & (epsilon >= 0)
     at = np.where(inside, epsilon, 1.0)
     log_delta, slope = np.zeros(epsilon.shape), np.ones(epsilon.shape)
@@ -61,7 +62,7 @@ def _log_delta(epsilon: Array, loss: Profile) -> Array:
 
 
 def _epsilon(log_delta: Array, loss: Profile) -> Array:
-    """Where the profile falls to delta, an end at which it was seen to be enough."""
+    """Returns the epsilon at which the profile, as computed, is at most delta."""
     xp = namespace(log_delta, loss.outer_rate)
 
     def excess(x: Array) -> Array:
@@ -73,8 +74,9 @@ def _epsilon(log_delta: Array, loss: Profile) -> Array:
 
 
 def _slope(epsilon: Array, loss: Profile) -> tuple[Array, Array]:
-    """``log(delta)`` and minus its derivative, of the larger direction."""
-    # Of two alike, as at 0, the one that falls more slowly is larger further on.
+    """Returns ``log(delta)`` and minus its derivative, of the larger direction."""
+    # If both are equal, as at 0, the one that decreases more slowly is larger further
+    # on.
     xp = namespace(epsilon, loss.outer_rate)
     (forward, tail_forward), (backward, tail_backward) = loss.log_tails(epsilon)
     profile = xp.maximum(forward, backward)
@@ -93,16 +95,16 @@ slope_of_profile = float64_boundary(_slope)
 
 # Relative rounding error of the shift of composed Gaussians, for each step.
 _SHIFT_ROUNDING = 4e-16
-# Largest number of losses of a whole run that are listed: 1 to 2 ms. Of steps with two
-# losses each, as randomized response, which are listed faster: half a second.
+# Largest number of losses of a run that are listed: 1 to 2 ms. And for steps with two
+# losses each, such as randomized response, which are listed faster: half a second.
 _MOST_LOSSES = 4096
 _MOST_OF_TWO = 2**17
-# Rounding of a loss, or of the logarithm of a mass, relative to 1 and its size.
+# Rounding of a loss, or of a log-probability, relative to 1 plus its absolute value.
 _ROUNDING = 1e-15
 
 
 def have_closed_form(run: Run) -> np.ndarray:
-    """Where all steps have finitely many losses, and the run not too many."""
+    """Whether all steps have finitely many losses, and the run not too many."""
     number, of_two = np.ones(run.shape), np.ones(run.shape, bool)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
@@ -117,7 +119,7 @@ def have_closed_form(run: Run) -> np.ndarray:
 
 
 def composed(question: Question, run: Run) -> tuple[float, float]:
-    """One setting by sums over all losses of a run, and a bound of its error, nats."""
+    """Returns the answer of one setting by sums over all losses; its error, nats."""
     taken = [
         (loss.kept_in_range(), float(count))
         for loss, count in zip(run.losses, run.counts, strict=True)
@@ -131,11 +133,11 @@ def composed(question: Question, run: Run) -> tuple[float, float]:
 def _of_few_losses(
     target: float, taken: list[tuple[Any, float]], *, of_epsilon: bool
 ) -> tuple[float, float]:
-    """Sums in both directions."""
+    """Computes `composed` for (loss, count) pairs."""
     if not of_epsilon and all(
         isinstance(loss, RandomizedResponseLoss) for loss, _ in taken
     ):
-        # Of an (epsilon, delta) claim, and so of several.
+        # Exact arithmetic decides for randomized response.
         largest = [float(loss.largest_loss(backward=False)) for loss, _ in taken]
         counts = [int(count) for _, count in taken]
         most = sum(Fraction(a) * n for a, n in zip(largest, counts, strict=True))
@@ -153,7 +155,7 @@ def _of_few_losses(
         move += _ROUNDING * most
 
     def tails(u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The larger profile's logarithm, and that of its tail, at (1,) u."""
+        """Returns the log-profile and log-tail of the larger direction, at (1,) u."""
         both = (
             tails_of_values(u, loss[:, None], log_mass[:, None]),
             tails_of_values(u, -loss[:, None], (log_mass - loss)[:, None]),
@@ -165,7 +167,7 @@ def _of_few_losses(
         zero = np.zeros(1)
         profile, fall = (float(tail[0]) for tail in tails(zero))
         if profile <= target:
-            # By rounding the true profile may be above the target.
+            # Because of rounding the true profile may be above the target.
             unsure = profile + off > target
             return 0.0, off * math.exp(min(target - fall, 700.0)) if unsure else 0.0
         value = float(smallest_within(lambda u: tails(u)[0] - target, zero + 1.0)[0])
@@ -173,7 +175,7 @@ def _of_few_losses(
     move += _ROUNDING * abs(value)
     if of_epsilon:
         return value, off * math.exp(min(target - fall, 700.0)) + move
-    if profile == -np.inf:  # At the largest loss rounding decides.
+    if profile == -np.inf:  # next to the largest loss rounding decides
         return profile, (0.0 if value > loss.max() + 2 * move else np.inf)
     return min(profile, 0.0), off + move * math.exp(min(fall - profile, 700.0))
 
@@ -181,7 +183,7 @@ def _of_few_losses(
 def _repeated(
     loss: np.ndarray, log_mass: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of so many steps alike: how often each value, and in how many ways."""
+    """Returns the losses of ``count`` equal steps, and their log-probabilities."""
     size = len(loss)
     if size == 1:
         return count * loss, count * log_mass
@@ -189,7 +191,7 @@ def _repeated(
         first = np.arange(count + 1)
         times = np.stack([first, count - first], axis=1)
     else:
-        # Stars and bars: what lies between two bars is how often a value occurs.
+        # Stars and bars: the stars between two bars are how often a value occurs.
         bars = np.array(list(combinations(range(count + size - 1), size - 1)))
         ends = np.full((len(bars), 1), count + size - 1)
         times = np.diff(np.hstack([0 * ends - 1, bars, ends]), axis=1) - 1
@@ -199,11 +201,11 @@ def _repeated(
 
 
 def one_gaussian(shift: np.ndarray) -> SampledGaussianLoss:
-    """The one step that composed Gaussian steps are; see `Run.gaussian_shift`."""
+    """Returns the one step that Gaussian steps compose to; see `Run.gaussian_shift`."""
     always = np.ones(np.shape(shift))
     return SampledGaussianLoss(always, always, shift)
 
 
 def shift_error(run: Run) -> float:
-    """Bound of the rounding error of `Run.gaussian_shift`, relative."""
+    """Bounds the relative rounding error of `Run.gaussian_shift`."""
     return _SHIFT_ROUNDING * (2 + len(run.losses))

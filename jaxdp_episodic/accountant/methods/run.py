@@ -1,4 +1,7 @@
-"""A run: how often which privacy losses; the one thing that every method accounts."""
+"""A run (privacy losses and their counts), a question about it, and an answer.
+
+Deltas are logarithms.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 )
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
-# And the answer. Deltas are logarithms.
-
 # Rounding error of a logarithm after a few operations, relative to 1 and its size.
 _ROUNDING = 1e-15
 
@@ -31,7 +32,7 @@ class Answer(NamedTuple):
 
     value: np.ndarray  # epsilon, or log(delta)
     error: np.ndarray  # estimate: nats of epsilon, or a share of delta; inf if unknown
-    is_certified: np.ndarray  # an upper bound in place of an exact value
+    is_certified: np.ndarray  # whether the value is an upper bound, not exact
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class _Asked:
 class EpsilonAt(_Asked):
     """Epsilon at ``target = log(delta)``."""
 
-    guess: np.ndarray | None = None  # of the answer; changes when it is found
-    nothing: ClassVar[float] = 0.0  # of a run that loses nothing
-    everything: ClassVar[float] = np.inf  # of one without protection
+    guess: np.ndarray | None = None  # of the answer: where searches start
+    nothing: ClassVar[float] = 0.0  # answer of a run without loss
+    everything: ClassVar[float] = np.inf  # answer of a run without protection
     is_epsilon: ClassVar[bool] = True
 
     def at(self, target: np.ndarray) -> EpsilonAt:
-        """See `_Asked.at`; a guess is kept where there are as many targets."""
+        """See `_Asked.at`; a guess is kept if its size is that of the targets."""
         guess = self.guess
         if guess is not None:
             guess = guess.reshape(target.shape) if guess.size == target.size else None
@@ -71,17 +72,17 @@ class EpsilonAt(_Asked):
         return EpsilonAt(self.target[index], guess)
 
     def scale(self, value: Array) -> Array:
-        """What an error is relative to: epsilon, or 1e-3 where it is smaller."""
+        """Returns what an error is relative to: epsilon, but at least 1e-3."""
         xp = namespace(value)
         return xp.maximum(xp.abs(value), 1e-3)
 
     def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
-        """Where the target is at an end of its range, delta 0 or 1: see `end_value`."""
+        """Whether delta is 0 or 1, so that `end_value` is the answer."""
         del largest_loss
         return np.isneginf(self.target) | (self.target >= 0)
 
     def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
-        """The answer there: the largest loss, or inf where all may be lost; 0 at 1."""
+        """Returns the answer at an end: at 0 the largest loss, which may be inf."""
         without = np.where(log_kept < 0, np.inf, largest_loss)
         return np.where(self.target >= 0, 0.0, without)
 
@@ -91,10 +92,10 @@ class EpsilonAt(_Asked):
         return EpsilonAt(np.where(end, -np.log(2.0), self.target))
 
     def given_kept(self, log_kept: np.ndarray, *, up: bool = True) -> EpsilonAt:
-        """Returns the question about the pair given that not all is lost at once."""
-        # delta' = (delta - f) / (1 - f), rounded down for an answer that errs up; next
-        # to f the error of the logarithms' difference is f / (delta - f) times as
-        # large.
+        """Returns the question about the pair given a finite loss."""
+        # delta' = (delta - f) / (1 - f), with f = 1 - e^log_kept the probability of an
+        # infinite loss, rounded down for an answer that is an upper bound. Near f the
+        # error of the difference of logarithms is f / (delta - f) times as large.
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             log_lost = np.log(-np.expm1(log_kept))
             gap = np.exp(log_lost - self.target)
@@ -103,16 +104,16 @@ class EpsilonAt(_Asked):
             error = _ROUNDING * (sizes + np.abs(left) + sizes * gap / (1 - gap))
             left = left - error if up else left + error
             left = np.where(gap < 1, left - log_kept, -np.inf)
-            if not up:  # Which side of 1 the quotient is on, rounding may have decided.
+            if not up:  # rounding may have moved the quotient to the other side of 1
                 left = np.where(np.abs(gap - 1) <= 4 * _ROUNDING * sizes, 0.0, left)
             left = np.where(log_kept == 0, self.target, left)
-        # Rounding must not take delta to 1.
+        # Rounding must not raise delta to 1.
         return EpsilonAt(np.minimum(left, -1e-300))
 
     def with_failure(
         self, answer: Answer, log_kept: np.ndarray, *, up: bool = True
     ) -> Answer:
-        """The answer from that to `given_kept`: inf where delta is less than f."""
+        """Turns the answer to `given_kept` into the full one: inf if delta < f."""
         hopeless = np.isneginf(self.given_kept(log_kept, up=up).target)
         return Answer(
             np.where(hopeless, np.inf, answer.value),
@@ -130,16 +131,16 @@ class DeltaAt(_Asked):
     is_epsilon: ClassVar[bool] = False
 
     def scale(self, value: np.ndarray) -> float:
-        """Errors of delta are relative already."""
+        """Returns 1, as errors of delta are relative."""
         del value
         return 1.0
 
     def at_end(self, largest_loss: np.ndarray) -> np.ndarray:
-        """Where epsilon is infinite, or at least the largest loss."""
+        """Whether epsilon is infinite, or at least the largest loss."""
         return self.target >= largest_loss
 
     def end_value(self, largest_loss: np.ndarray, log_kept: np.ndarray) -> np.ndarray:
-        """The probability that everything is lost at once."""
+        """Returns the probability of an infinite loss."""
         del largest_loss
         with np.errstate(divide="ignore"):
             log_lost = np.log(-np.expm1(log_kept))
@@ -158,7 +159,7 @@ class DeltaAt(_Asked):
     def with_failure(
         self, answer: Answer, log_kept: np.ndarray, *, up: bool = True
     ) -> Answer:
-        """``delta = f + (1 - f) delta'``, rounded; the relative error shrinks."""
+        """Returns ``f + (1 - f) delta'``, rounded; the relative error shrinks."""
         with np.errstate(divide="ignore"):
             log_lost = np.log(-np.expm1(log_kept))
         value = np.logaddexp(log_lost, log_kept + answer.value)
@@ -171,12 +172,13 @@ Question = EpsilonAt | DeltaAt
 
 
 def _outward(log_value: np.ndarray, *, up: bool) -> np.ndarray:
-    """A sum of logarithms plus or minus its rounding, relative to their size."""
+    """Adds or subtracts the rounding of a sum of logarithms."""
     error = _ROUNDING * (2 + np.abs(np.where(np.isfinite(log_value), log_value, 0.0)))
     return log_value + error if up else log_value - error
 
 
-# What a method asks of every mechanism; searches begin with the bound by moments.
+# The protocols that a method needs of every mechanism. (Searches start with the Rényi
+# bound, hence `Moments`.)
 _PROTOCOLS = {
     "rdp": (Moments,),
     "exact": (Profile, Moments),
@@ -187,18 +189,18 @@ _PROTOCOLS = {
 class Group(NamedTuple):
     """K steps of one mechanism in each of n settings; arrays (K, n)."""
 
-    loss: Any  # of the protocol that the method asks for
+    loss: Any  # with the protocols that the method needs
     count: Array
 
 
 @dataclass(frozen=True)
 class Run:
-    """Steps and how often each is taken, at every setting and on every path."""
+    """Steps and the number of each of them, at every setting and on every path."""
 
     # Fields broadcast with one another and with the counts to ``(*settings, P)``, the
     # last axis over the distinct paths (1 without a `Population`).
     losses: tuple[PrivacyLoss, ...]
-    counts: tuple[np.ndarray, ...]  # how often each is taken; whole numbers as floats
+    counts: tuple[np.ndarray, ...]  # the number of each step; whole numbers as floats
 
     # --- Arrays ---
 
@@ -210,7 +212,7 @@ class Run:
 
     @property
     def num_paths(self) -> int:
-        """The common last axis of all fields."""
+        """The length of the common last axis."""
         return max(loss.shape[-1] for loss in self.losses)
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Self:
@@ -231,7 +233,7 @@ class Run:
     def take(self, index: np.ndarray) -> Self:
         """Returns some settings of a flattened run."""
         if self.shape == (1,) == index.shape and index.dtype != bool:
-            return self  # with what it knows of itself
+            return self  # with its cached properties
         return self.map(lambda field: field[index])
 
     def take_paths(self, index: np.ndarray) -> Self:
@@ -244,7 +246,7 @@ class Run:
         return self.map(take)
 
     def with_axis(self) -> Self:
-        """Returns the run with one more axis, of length 1, behind all others."""
+        """Returns the run with a further last axis of length 1."""
         return self.map(lambda field: np.asarray(field)[..., None])
 
     def scaled(self, factor: np.ndarray) -> Self:
@@ -253,7 +255,7 @@ class Run:
         return type(self)(losses, self.counts)
 
     def in_reach(self) -> Self:
-        """Returns an *upper bound* of the run for which less noise is enough."""
+        """Returns an *upper bound* of the run that needs less noise."""
         uses = []
         for loss, count in zip(self.losses, self.counts, strict=True):
             beyond = loss.is_unprotected & (count > 0)
@@ -263,14 +265,14 @@ class Run:
                 continue
             uses.append((other, np.where(beyond, count, 0.0)))
             if not np.all(beyond):
-                # Where no step is left nothing is to be made of the fields.
+                # Unused fields must not raise errors where no step is left.
                 some = np.unravel_index(np.argmin(beyond), beyond.shape)
                 fields = loss.map(lambda f, b=beyond, at=some: _replaced(f, b, at))
                 uses.append((fields, np.where(beyond, 0.0, count)))
         return type(self)(*zip(*uses, strict=True))
 
     def kept(self) -> Self:
-        """Returns the run given that not everything is lost: see `log_kept`."""
+        """Returns the run without unprotected steps: given a finite loss."""
         if not np.any(self.is_unprotected):
             return self
         pairs = zip(self.losses, self.counts, strict=True)
@@ -278,19 +280,19 @@ class Run:
         return type(self)(self.losses, tuple(counts))
 
     def with_losses(self, losses: tuple[PrivacyLoss, ...]) -> Self:
-        """Returns as many steps of other losses."""
+        """Returns the run with other losses and the same counts."""
         return type(self)(losses, self.counts)
 
-    # --- What needs no computing ---
+    # --- Facts that need no integral ---
 
     @property
     def num_steps(self) -> np.ndarray:
-        """Steps in all."""
+        """The number of all steps."""
         return np.asarray(sum(self.counts))
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether both directions are alike in every step."""
+        """Whether both directions are equal for every step."""
         return all(loss.is_symmetric for loss in self.losses)
 
     @property
@@ -303,16 +305,16 @@ class Run:
 
     @functools.cached_property
     def loses_nothing(self) -> np.ndarray:
-        """Where no step loses anything, or none is taken."""
+        """Whether no step with a count above 0 has a loss."""
         nothing = np.ones(self.shape, bool)
         for loss, count in zip(self.losses, self.counts, strict=True):
             nothing &= loss.loses_nothing | (count == 0)
-        nothing.setflags(write=False)  # the same array is handed out again
+        nothing.setflags(write=False)  # cached
         return nothing
 
     @functools.cached_property
     def is_unprotected(self) -> np.ndarray:
-        """Where a step that is taken loses everything."""
+        """Whether some step with a count above 0 is unprotected."""
         bare = np.zeros(self.shape, bool)
         for loss, count in zip(self.losses, self.counts, strict=True):
             bare |= loss.is_unprotected & ~loss.loses_nothing & (count > 0)
@@ -321,14 +323,14 @@ class Run:
 
     @property
     def has_too_little_noise(self) -> np.ndarray:
-        """Where a step that is taken has too little noise to be computed with."""
+        """Whether some step has too little noise for kernels."""
         few = np.zeros(self.shape, bool)
         for loss, count in zip(self.losses, self.counts, strict=True):
             few |= loss.has_too_little_noise & (count > 0)
         return few
 
     def gaussian_shift(self) -> np.ndarray:
-        """Shift of the Gaussian that the run is where all its steps are; else 0."""
+        """Returns the shift if all steps are Gaussians without sampling; else 0."""
         square, are_gaussian = np.zeros(self.shape), np.ones(self.shape, bool)
         for loss, count in zip(self.losses, self.counts, strict=True):
             kept = loss.kept_in_range()
@@ -340,7 +342,7 @@ class Run:
         return np.where(are_gaussian, np.sqrt(square), 0.0)
 
     def largest_loss(self, *, backward: bool) -> np.ndarray:
-        """Upper bound of what the run can lose in one direction, but all at once."""
+        """Returns an upper bound of the run's finite losses in one direction."""
         total = np.zeros(self.shape)
         for loss, count in zip(self.losses, self.counts, strict=True):
             most = loss.largest_loss(backward=backward)
@@ -358,7 +360,7 @@ class Run:
         return most
 
     def refuse(self, method: str) -> None:
-        """Refuses a method that a mechanism lacks what it needs for."""
+        """Raises NotImplementedError if a mechanism lacks a method's protocols."""
         for loss in self.losses:
             lacking = [
                 p.__name__ for p in _PROTOCOLS[method] if not isinstance(loss, p)
@@ -380,7 +382,7 @@ class Run:
             )
 
     def certified(self, *, up: bool) -> Self:
-        """Returns the run that its upper, or lower, certified ends are computed of."""
+        """Returns the run from which the upper or lower certified ends follow."""
         losses = (
             one.certified(up=up) if isinstance(one, Bounds) else one
             for one in self.losses
@@ -388,7 +390,7 @@ class Run:
         return self.with_losses(tuple(losses))
 
     def certified_error(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `BoundingPair.certified_error`: of all steps."""
+        """See `BoundingPair.certified_error`: the sum over all steps."""
         of_mass, of_loss = np.zeros(self.shape), np.zeros(self.shape)
         for loss, count in zip(self.losses, self.counts, strict=True):
             if isinstance(loss, BoundingPair):
@@ -397,7 +399,7 @@ class Run:
         return of_mass * (1 + 1e-12), of_loss * (1 + 1e-12)
 
     def log_kept(self) -> np.ndarray:
-        """Logarithm of the probability that no step loses everything at once."""
+        """Returns the log of the probability that no step has an infinite loss."""
         total = np.zeros(self.shape)
         for loss, count in zip(self.losses, self.counts, strict=True):
             with np.errstate(invalid="ignore"):
@@ -406,7 +408,7 @@ class Run:
         return total
 
     def groups(self) -> tuple[Group, ...]:
-        """The steps by mechanism, with fields that kernels can compute with."""
+        """Returns the steps by mechanism, with fields that kernels accept."""
         shape = self.shape
         steps = []
         for loss, count in zip(self.losses, self.counts, strict=True):
@@ -420,12 +422,12 @@ class Run:
 def _replaced(
     field: np.ndarray, where: np.ndarray, at: tuple[np.intp, ...]
 ) -> np.ndarray:
-    """A field with one setting's value in place of some others'."""
+    """Replaces a field's values ``where`` by that of one setting."""
     return np.where(where, np.broadcast_to(field, where.shape)[at], field)
 
 
 def stacked_steps(steps: Iterable[Group]) -> tuple[Group, ...]:
-    """Steps, each with (n,) arrays, by mechanism."""
+    """Returns steps, each with (n,) arrays, grouped by mechanism."""
     by_class: dict[type, list[Group]] = {}
     for step in steps:
         by_class.setdefault(type(step.loss), []).append(step)
@@ -439,7 +441,7 @@ def stacked_steps(steps: Iterable[Group]) -> tuple[Group, ...]:
 
 
 def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The array broadcast to ``shape`` and flattened, without a copy if constant."""
+    """Returns the array broadcast to ``shape`` and flattened, constants uncopied."""
     if np.shape(array) == shape:
         return np.reshape(array, -1)
     if np.size(array) == 1:

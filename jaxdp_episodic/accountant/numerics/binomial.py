@@ -50,7 +50,7 @@ def log_binomial(n: Array, k: Array) -> Array:
 
 
 def stirling_error(n: Array) -> Array:
-    """``S(n)`` for whole ``n >= 1``: a table, then Stirling's series to 1e-16."""
+    """Returns ``S(n)`` for whole ``n >= 1``: a table, or Stirling's series to 1e-16."""
     xp = namespace(n)
     table = xp.asarray(_STIRLING_ERROR, n.dtype)
     last = len(_STIRLING_ERROR) - 1

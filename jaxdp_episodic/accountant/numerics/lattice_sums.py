@@ -74,7 +74,7 @@ class LatticeSum(NamedTuple):
 
 
 def log_sum(exponents: np.ndarray) -> float:
-    """Log of the sum of exponentials; of none of them one that underflows."""
+    """Returns the log of a sum of exponentials; about log 0 for an empty one."""
     if not len(exponents):
         return -1e4
     top = float(exponents.max())

@@ -51,7 +51,7 @@ def most_orders(shift: float, most: int, *, tilted: bool) -> int:
 
 
 def whole_orders(slots: float, count: float, shift: float, most: int) -> np.ndarray:
-    """``E X^n - 1`` at n = 0 .. most, (most + 1,); relative error about 1e-13."""
+    """Returns ``E X^n - 1`` at n = 0 .. most, (most + 1,); relative error 1e-13."""
     n = np.arange(most + 1.0)
     single = np.expm1(0.5 * shift * shift * n * (n - 1))[:, None]
     excess = _of_mean(single, count)
@@ -178,7 +178,7 @@ def log_places(
 
 
 def _mode(log_q: np.ndarray, shift: np.ndarray | float) -> np.ndarray:
-    """The minimum x of ``x²/2 + q e^{-sx - s²/2}``: ``x = s q e^{-sx - s²/2}``."""
+    """Returns the minimum x of ``x²/2 + q e^{-sx - s²/2}``."""
     # Newton's method for w = log(s x): w + e^w = log(s² q) - s²/2 is convex in w.
     goal = log_q + 2 * np.log(shift) - 0.5 * shift * shift
     w = np.where(goal > 1, np.log(np.maximum(goal, 1.0)), goal)
@@ -304,7 +304,7 @@ def _of_mean(single: np.ndarray, count: float) -> np.ndarray:
 
 
 def _combined(x: np.ndarray, a: float, y: np.ndarray, b: float) -> np.ndarray:
-    """Excess moments of the mean of a + b terms, from x of a and y of b terms."""
+    """Returns excess moments of a mean of a + b terms, from x of a and y of b terms."""
     orders = len(x)
     share = _shares(orders - 1, np.array(a / (a + b)))
     result = np.zeros_like(x)

@@ -1,1 +1,1 @@
-"""The worst strategy of a run that adapts: a recursion over the privacy loss."""
+"""The worst strategy of a run that adapts, by a recursion over the privacy loss."""

@@ -1,4 +1,4 @@
-"""One option's privacy loss on a lattice, from above or from below."""
+"""One option's privacy loss on a lattice, bounded from above or from below."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from jaxdp_episodic.accountant.numerics.lattice_sums import (
     log_sum,
 )
 
-# Logarithm of the mass, over what is asked about, that is left out of a window.
+# Log of the probability outside of a window, relative to the wanted divergence.
 _LOG_NEGLIGIBLE = -45.0
-# Losses at which the reach of a step is looked for, nats.
+# Losses, in nats, at which a step's largest relevant loss is searched for.
 _REACHES = np.geomspace(1e-9, 1e4, 400)
 # Exponents of Chernoff's bound, on either side of the tilt.
 _EXPONENTS = np.geomspace(0.01, 300.0, 24)
-# Most cells of the lattice on which steps are composed.
+# Largest number of cells of the lattice on which steps are composed.
 _MOST_CELLS = 2**21
-# Cells from the loss 0 within which every point of a fine lattice is used; beyond,
-# bins grow with the loss, to the cells of the coarser one.
+# Cells around the loss 0 within which every point of a fine lattice is used. Beyond,
+# bins grow with the loss up to the cells of the coarser lattice.
 _DENSE = 512
-# Rounding of a sum of masses, some of them multiplied by an exponential.
+# Rounding of a sum of probabilities, some of them multiplied by an exponential.
 _SUM_ERROR = 4e-15
-# Rounding of an exponential, for each unit of 1 and of its exponent.
+# Rounding of an exponential, for each unit of 1 plus its exponent.
 _ROUNDING = 2.3e-16
-# The same of products of masses and of sums of a few of them.
+# Rounding of products of probabilities and of sums of a few of them.
 _FEW = 1e-13
 
 
 class Spacing(NamedTuple):
-    """A lattice of losses, and the window that is looked at."""
+    """A lattice of losses, and the window of interest."""
 
-    step: float  # h, nats; of few bits, so that ``j h`` is exact
-    reach: int  # in cells; losses beyond it are infinite, or as this far down
-    log_size: float  # logarithm of the divergences that are asked about, <= 0
-    log_left_out: float  # share that a move may lose at its end
-    parts: int = 1  # cells of a coarser lattice's cell
+    step: float  # h, nats; has few bits, so that ``j h`` is exact
+    reach: int  # in cells; larger losses are infinite, smaller ones are moved here
+    log_size: float  # logarithm of the wanted divergences, <= 0
+    log_left_out: float  # log of the share that a move may lose by truncation
+    parts: int = 1  # cells in a cell of the coarser lattice
 
     @property
     def log_cut(self) -> float:
-        """Logarithm of the mass that may be left out."""
+        """Logarithm of the probability that may be truncated."""
         negligible = _LOG_NEGLIGIBLE if self.parts > 1 else self.log_left_out
         return min(self.log_size, 0.0) + negligible
 
 
 class Kernel(NamedTuple):
-    """P-masses of an option's losses on the lattice, in one orientation."""
+    """Probabilities of an option's losses on the lattice, in one orientation."""
 
-    first: int  # lattice number of the first mass
-    masses: np.ndarray  # (m,) those of finite losses
-    infinite: float  # P-mass at an infinite loss
-    p_error: float  # by how much all P-masses may be more than 1 (from above) or less
-    q_error: float  # by how much all Q-masses may be less than 1 (from above) or more
-    q_infinite: float = 0.0  # from below, Q-mass where P has none
+    first: int  # lattice number of the first probability
+    masses: np.ndarray  # (m,) P-probabilities of finite losses
+    infinite: float  # P-probability of an infinite loss
+    p_error: float  # how much P's total may exceed 1 (from above) or lack (from below)
+    q_error: float  # how much Q's total may lack (from above) or exceed 1 (from below)
+    q_infinite: float = 0.0  # from below, Q-probability where P has none
 
     @classmethod
     def of(
@@ -73,7 +73,7 @@ class Kernel(NamedTuple):
         up: bool,
         q_infinite: float = 0.0,
     ) -> Kernel:
-        """These masses, with what all P- and Q-masses lack or exceed."""
+        """Computes the errors of P's and Q's totals."""
         losses = step * (first + np.arange(len(masses)))
         more = float(masses.sum()) + infinite - 1
         less = 1 - float((masses * np.exp(-losses)).sum()) - q_infinite
@@ -81,7 +81,7 @@ class Kernel(NamedTuple):
         return cls(first, masses, infinite, error, q_error, q_infinite)
 
     def least(self, step: float) -> float:
-        """The smaller of P's and Q's masses at finite losses."""
+        """Returns the smaller of P's and Q's totals of finite losses."""
         q = float((self.masses * np.exp(-step * self.index)).sum())
         return min(float(self.masses.sum()), q)
 
@@ -102,7 +102,7 @@ def kernel_of(
     up: bool,
     is_symmetric: bool = False,
 ) -> Kernel:
-    """The kernel of an option."""
+    """Returns the kernel of an option."""
     number = sum(counts)
     if number == 0:
         whole = Kernel.of(0, np.ones(1), 0.0, spacing.step, up=up)
@@ -115,7 +115,8 @@ def kernel_of(
     sure = 1 + _FEW if up else 1 - _FEW
     kept = math.exp(log_kept) * sure
     infinite = min(-math.expm1(log_kept) * sure + kept * whole.infinite, 1.0)
-    # From below as much of Q is lost at once as of P, where both are alike.
+    # From below, a symmetric option has an infinite loss of either sign with the same
+    # probability.
     lost = infinite if is_symmetric and not up else 0.0
     masses = kept * whole.masses
     return Kernel.of(
@@ -132,9 +133,9 @@ def _of_several(
     *,
     up: bool,
 ) -> Kernel:
-    """The kernel of a sum, composed on a finer lattice."""
-    # The error of each step is of second order: n of them at h / (4 sqrt n) have a
-    # sixteenth of that of one at h.
+    """Returns the kernel of a sum of steps, composed on a finer lattice."""
+    # The error of each step is of second order: n steps at h / (4 sqrt n) have a
+    # sixteenth of the error of one step at h.
     halvings = math.ceil(math.log2(4 * math.sqrt(sum(counts))))
     while True:
         parts = 2**halvings
@@ -148,7 +149,8 @@ def _of_several(
         if size <= _MOST_CELLS or halvings == 0:
             break
         halvings = max(halvings - math.ceil(math.log2(size / _MOST_CELLS)), 0)
-    # Each mass by the tilt that knows it better: rounding is relative to the largest.
+    # Each probability from the tilt that gives the better bound: rounding is relative
+    # to the largest.
     known = [
         _masses_of_sum(steps, counts, fine.step, (first, size, lost), t, up=up)
         for t in sorted({0.0, tilt})
@@ -168,14 +170,14 @@ def _of_several(
 def _of_one(
     loss: Profile, spacing: Spacing, *, backward: bool, tilt: float, up: bool
 ) -> Kernel:
-    """The kernel of one step."""
+    """Returns the kernel of one step."""
     low, high = _reach(loss, spacing, tilt, backward=backward)
     index = np.concatenate(
         [-_points_to(low, spacing)[:0:-1], _points_to(high, spacing)]
     )
     points = spacing.step * index
     if not up:
-        # From below there is a point between any two, which splits their bin.
+        # From below a point between any two splits their bin.
         both = np.empty(2 * len(points) - 1)
         both[::2], both[1::2] = points, 0.5 * (points[:-1] + points[1:])
         points = both
@@ -197,7 +199,7 @@ def _of_one(
 
 
 def _points_to(end: int, spacing: Spacing) -> np.ndarray:
-    """Lattice numbers from 0 to the end, closer together where losses are small."""
+    """Returns lattice numbers from 0 to the end, denser where losses are small."""
     at = min(_DENSE if spacing.parts > 1 else end, end)
     parts, width = [np.arange(at + 1)], 2
     while at < end:
@@ -212,7 +214,7 @@ def _points_to(end: int, spacing: Spacing) -> np.ndarray:
 def _reach(
     loss: Profile, spacing: Spacing, tilt: float, *, backward: bool
 ) -> tuple[int, int]:
-    """Cells, at most ``spacing.reach``, to the furthest losses below and above 0."""
+    """Returns the cells to the furthest losses below and above 0."""
     if isinstance(loss, FiniteValues):
         values = loss.values()[0]
         ends = [max(-float(values.min()), 0.0), max(float(values.max()), 0.0)]
@@ -220,8 +222,8 @@ def _reach(
     else:
         forward, backwards = _log_tails(_REACHES, loss)
         own, other = (backwards, forward) if backward else (forward, backwards)
-        # Of losses below -u the P-mass is e^-u times the other direction's tail. It is
-        # counted at the end; tilted, that is little sooner.
+        # P's probability of losses below -u is e^-u times the other direction's tail.
+        # It is placed at the end; tilted, that is hardly sooner.
         masses = other[1] - (1 + tilt) * _REACHES, np.logaddexp(*own)
         small = (np.append((mass < spacing.log_cut)[:-1], True) for mass in masses)
         ends = [float(_REACHES[np.argmax(each)]) for each in small]
@@ -236,9 +238,9 @@ _log_tails = float64_boundary(lambda u, loss: loss.log_tails(u))
 def _window(
     steps: Sequence[Kernel], counts: Sequence[float], fine: Spacing, tilt: float
 ) -> tuple[int, int, float]:
-    """First cell and number of cells of the sum; the mass beyond, or aliased."""
-    # Chernoff's bound of the sum as it is, and of the tilted one, whose mass outside of
-    # the window goes round the circle.
+    """Returns first cell and number of cells of a sum, and the probability outside."""
+    # Chernoff's bound of the sum, and of the tilted sum, which is aliased outside of
+    # the window.
     exponents = np.concatenate([-_EXPONENTS[::-1], _EXPONENTS, [0.0]])
     log_cut = fine.log_cut - math.log(max(sum(counts), 1.0))
     high = low = 0.0
@@ -248,14 +250,14 @@ def _window(
             alive = kernel.masses > 0
             log_mass = np.log(kernel.masses[alive])
             losses = fine.step * kernel.index[alive]
-            # Row by row: a product of both would be large.
+            # Row by row, since the whole table would be large.
             found = [log_sum(log_mass + (c + shift) * losses) for c in exponents]
             moments += count * np.array(found)
-        # Of the distribution itself the last is no more than 0, but for rounding.
+        # Without a tilt the last moment is 0 up to rounding.
         ends = (moments[:-1] - moments[-1] - log_cut) / exponents[:-1]
         low = min(low, float(ends[: len(_EXPONENTS)].max()))
         high = max(high, float(ends[len(_EXPONENTS) :].min()))
-    # No loss of a sum is beyond the sum of the furthest ones.
+    # A loss of the sum is between the sums of the furthest losses.
     pairs = list(zip(counts, steps, strict=True))
     least = sum(n * k.first for n, k in pairs)
     most = sum(n * (k.first + len(k.masses) - 1) for n, k in pairs)
@@ -275,7 +277,7 @@ def _masses_of_sum(
     *,
     up: bool,
 ) -> np.ndarray:
-    """(size,) bounds of the masses of the sum, which lie in the window."""
+    """Returns (size,) bounds of the probabilities of the sum in the window."""
     first, size, aliased = window
     tilted, log_scale, relative = [], 0.0, 0.0
     for kernel, count in zip(steps, counts, strict=True):
@@ -291,7 +293,7 @@ def _masses_of_sum(
     cells = np.maximum(cells, 0.0)
     exponent = log_scale - tilt * step * (first + np.arange(size))
     relative = relative + _ROUNDING * (8 + np.abs(exponent) + abs(log_scale))
-    # What goes round the circle adds to its cells.
+    # Aliasing adds to the cells.
     error = rounding + relative * cells + (0.0 if up else 2 * aliased)
     cells = np.maximum(cells + error if up else cells - error, 0.0)
     with np.errstate(over="ignore"):
@@ -301,7 +303,7 @@ def _masses_of_sum(
 def _coarser(
     fine: Kernel, spacing: Spacing, parts: int, tilt: float, *, up: bool
 ) -> Kernel:
-    """The masses on a coarser lattice."""
+    """Moves the probabilities to a coarser lattice."""
     first = fine.first // parts
     if not up:
         # Merged until their mean ratios are points of the coarser lattice.
@@ -311,7 +313,7 @@ def _coarser(
         bins = lattice.bins_of_masses(points, losses, fine.masses, 4e-15 * fine.masses)
         masses, _ = lattice.lower_distribution(points, bins, tilt, may_shift=False)
         return Kernel.of(first, masses, fine.infinite, spacing.step, up=False)
-    # Each is split to the two points about it, with its P- and Q-mass.
+    # Each is split to the two points around it, with P- and Q-probability kept.
     before = fine.first - first * parts
     rows = -(-(before + len(fine.masses)) // parts)
     cells = np.zeros(rows * parts)

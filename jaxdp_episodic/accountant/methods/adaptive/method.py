@@ -28,76 +28,76 @@ from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question
 
 # Points of the first, coarse windows.
 _COARSE_POINTS = 800
-# Width of epsilon that is enough if no other is asked for, nats.
+# Default width of epsilon, nats.
 _ENOUGH = 1e-5
-# The same of delta, relative.
+# Default width of delta, relative.
 _ENOUGH_OF_DELTA = 1e-4
-# Either, for which more work is done than usual.
+# Width of either, up to which more than the usual work is done.
 AT_MOST = 1e-3
-# Points of all transforms of one end, usually: some 0.15 s.
+# Usual points of all transforms of one end: some 0.15 s.
 _USUAL_WORK = 1.1e7
-# The same, at most, of all passes of one question: 5 s.
+# Largest number of points of all passes of one question: 5 s.
 _MOST_WORK = 2.5e8
-# Points of a window for which there is work in any case, however many the states.
+# Points of a window that are always allowed, however many states there are.
 _SURE_POINTS = 4000
-# Most points of a window.
+# Largest number of points of a window.
 _MOST_POINTS = 2.0**19
-# Part of the share that may be lost by what is left out of kernels: less than what
-# falls away at the right end of a window.
+# Part of the share that may be lost by truncating kernels: less than what is lost at
+# the right end of a window.
 _LEFT_OUT = 0.01
 # Share of a width for which a spacing is chosen.
 _CLOSER = 0.8
-# Refinements of one question, at most.
+# Largest number of refinements of one question.
 _MOST_REFINEMENTS = 8
-# Share of a width that a refinement leaves at least where no further one is tried.
+# No further refinement is tried if the last one left more than this share of the width.
 _STALLED = 0.97
-# Refinements after which no lower end is hoped for.
+# Number of refinements after which no lower end is expected.
 _HOPELESS = 2
-# Logarithm of a delta below which masses may underflow.
+# Logarithm of a delta below which probabilities may underflow.
 _LEAST_LOG_SIZE = -550.0
-# Rounding, over what is looked at, from which on a smaller tilt is tried.
+# Relative rounding error above which a smaller tilt is tried.
 _VISIBLE = 1e-4
 # Factor of a tilt that was too steep.
 _FLATTER = 0.75
-# Tilts that are tried, at most, before none.
+# Largest number of tilts that are tried before 0.
 _MOST_TRIALS = 5
-# Logarithm of deltas that a pass without any tilt resolves.
+# Logarithm of the smallest delta that a pass without a tilt resolves.
 _LEAST_LOG_FLAT = -20.0
 # Largest exponent of a weight over the window: float64 ends at 700.
 _MOST_EXPONENT = 300.0
-# Nats that a window has at least on either side of what is asked.
+# Smallest distance of the ends of a window from the answer, nats.
 _LEAST_REACH = 1e-3
-# Share of delta to which values fall at the window's right end.
+# Share of delta to which values have decreased at the window's right end.
 _RIGHT_SHARE = 1e-6
-# Value to which they fall at its left end.
+# Value to which they have decreased at its left end.
 _LEFT_VALUE = 1e-6
-# Nats over which a slope is taken.
+# Distance for a difference quotient, nats.
 _SLOPE_NATS = 0.05
 # Largest tilt, per nat.
 _MOST_TILT = 100.0
-# Of a whole profile: width of epsilon that the spacing aims at, nats, and its share of
-# a move's squared spacing.
+# For a whole profile: width of epsilon for which the spacing is chosen, nats, and its
+# share of a move's squared spacing.
 _WIDTH_OF_PROFILE = 2e-4
 _ERROR_OF_PROFILE = 0.1
-# Least number of points of its window, and the largest.
+# Smallest and largest number of points of its window.
 _LEAST_POINTS_OF_PROFILE = 1_000
 _MOST_POINTS_OF_PROFILE = 2**17
-# Points of all transforms of one row of it, at most: some 10 s.
+# Largest number of points of all transforms of one row of it: some 10 s.
 _MOST_WORK_OF_PROFILE = 2e9
 
 
 class View(NamedTuple):
-    """Where one orientation's curve is looked at."""
+    """The range in which one orientation's curve is computed."""
 
-    at: float  # the epsilon that is expected
-    log_size: float  # the log(delta) that is expected
-    tilt: float  # how steep log(delta) is there
-    left: float  # nats to the ends of the window, from g = 1
-    right: float  # nats to the ends of the window, from g = 1
+    at: float  # the expected (or given) epsilon
+    log_size: float  # the expected (or given) log(delta)
+    tilt: float  # minus the slope of log(delta) there
+    left: float  # nats from g = 1 to the left end of the window
+    right: float  # nats from g = 1 to the right end of the window
 
     @classmethod
     def expected(cls, question: Question, of: Filter, other: Filter) -> View:
-        """Where Rényi's filters expect the answer: not finite where there is none."""
+        """Returns the view that Rényi's filters predict; not finite if they fail."""
         at = log_size = float(question.target)
         if question.is_epsilon:
             at, order = of.epsilon(log_size)
@@ -112,18 +112,18 @@ class View(NamedTuple):
 
     @property
     def reach(self) -> float:
-        """Nats from end to end."""
+        """The window's length, nats."""
         return self.left + self.right
 
     def window(self, step: float) -> Window:
-        """The window on a lattice of a spacing; float64 can hold its weights."""
+        """Returns the window for a lattice spacing; its weights fit float64."""
         first = -math.ceil(self.left / step)
         size = math.ceil(self.right / step) - first + 3
         tilt = min(self.tilt, _MOST_EXPONENT / (step * size))
         return Window(step, first, size, tilt, min(self.at, self.right))
 
     def seen(self, question: Question, curve: Curve) -> View:
-        """The view that a coarse curve shows."""
+        """Returns the view that follows from a coarse curve."""
         at = self.at
         if question.is_epsilon:
             at = min(curve.epsilon_above(math.exp(self.log_size)), at)
@@ -132,7 +132,7 @@ class View(NamedTuple):
         small = np.flatnonzero(log_values <= log_size + math.log(_RIGHT_SHARE))
         end = int(small[0]) if small.size else len(curve.x) - 1
         right = float(curve.x[end])
-        # Of a heavy tail less than the slope: tilted, it would be larger than the rest.
+        # Less than the slope for a heavy tail, which would dominate if tilted.
         tilt = (log_size - beside) / _SLOPE_NATS
         if right > at + _SLOPE_NATS:
             tilt = min(tilt, (log_size - log_values[end]) / (right - at))
@@ -141,13 +141,13 @@ class View(NamedTuple):
         return View(at, log_size, tilt, self.left, right)
 
     def narrowed(self, row: Row, window: Window, share: float) -> View:
-        """The view without what strategies seldom cross."""
-        # At either end a share of the answer may leave the window and come back; both
-        # ends of the answer hold on every window.
+        """Returns the view without the ranges that strategies rarely reach."""
+        # A share of the answer may leave the window at either end and come back. Both
+        # ends of the answer are valid for every window.
         values, zero = np.abs(row.values / window.weights), -window.first
         at = zero + round(min(self.at / window.step, window.size - 1 - zero))
         u = np.arange(min(zero, window.size - 1 - at) + 1)
-        # Both fall, but for rounding.
+        # Both decrease, up to rounding.
         left, right = (np.minimum.accumulate(values[i]) for i in (zero - u, at + u))
         small = left * right <= share * values[at]
         if not small.any():
@@ -159,11 +159,11 @@ class View(NamedTuple):
 
 
 class Solver:
-    """The passes of one question: coarse ones, then finer ones where they say."""
+    """The passes for one question: coarse ones, then finer ones where they matter."""
 
     def __init__(self, question: Question, problem: Problem) -> None:
         self.question, self.problem = question, problem
-        # By how much losses and masses may be off along a path, and what it loses.
+        # Sums along a path: errors of losses and probabilities, and infinite losses.
         costs = [
             [abs(getattr(option, field)) for option in options]
             for field in ("displaced", "mass_error", "log_kept")
@@ -180,9 +180,9 @@ class Solver:
         self.transforms = sum(len(moves) + 1 for moves in problem.graph.moves)
         self.spacings = dict.fromkeys(problem.orientations, math.inf)
         self.work_left = max(_MOST_WORK, _SURE_POINTS * self.transforms)
-        # Of the answer, relative, what may be lost by looking at less than everything.
+        # Relative share of the answer that may be lost by windows.
         self.share = _ENOUGH
-        # Of everything being lost at once, at most.
+        # Upper bound of the probability of an infinite loss.
         self.lost = -math.expm1(-lost) * (1 + RDP_ROUNDING)
         log_lost = math.log(self.lost) if self.lost else -math.inf
         self.uppers, self.views = {}, {}
@@ -194,11 +194,11 @@ class Solver:
         self.known = self._without_passes(log_lost)
 
     def _tilted(self, view: View) -> View:
-        """Values that do not fall to the right are not to be multiplied up."""
+        """Removes the tilt if values do not decrease to 0 on the right."""
         return view._replace(tilt=0.0) if self.lost else view
 
     def _without_passes(self, log_lost: float) -> Ends | None:
-        """The ends where nothing, or everything, may be lost."""
+        """Returns the ends if the answer is trivial, or beyond float64."""
         asked, upper = self.question, self.problem.upper
         loses = any(option.losses or option.log_kept for option in upper)
         if not (self.most_moves and loses):
@@ -209,18 +209,18 @@ class Solver:
         if asked.is_epsilon and log_lost >= float(asked.target):
             return Ends(asked.nothing, asked.everything)
         if max(v.log_size for v in views) < _LEAST_LOG_SIZE:
-            # Masses behind it would underflow: Rényi's bound stands.
+            # Probabilities would underflow, so the Rényi bound is the answer.
             return Ends(asked.nothing, max(self.uppers.values()))
         return None
 
     @property
     def spacing(self) -> float:
-        """The finest that was looked at."""
+        """The finest spacing so far."""
         return min(self.spacings.values())
 
     @property
     def expected(self) -> float:
-        """Where the answer is expected; an estimate."""
+        """*Estimate* of the answer."""
         return max(map(self._expected_at, self.views))
 
     def _expected_at(self, backward: bool) -> float:
@@ -229,17 +229,17 @@ class Solver:
 
     @property
     def lead(self) -> bool:
-        """The orientation whose upper end is the larger."""
+        """The orientation with the larger upper end."""
         return max(self.uppers, key=lambda b: self.uppers[b])
 
     @property
     def width(self) -> float:
-        """Of epsilon in nats, of delta relative."""
+        """The width of epsilon in nats, or of delta relative."""
         upper = max(self.uppers.values())
         return 0.0 if upper == self.lower else upper - self.lower
 
     def answer(self, width: float | None, *, at_least: float = -math.inf) -> Ends:
-        """Certified ends of epsilon or log(delta) of the worst strategy."""
+        """Returns certified ends of epsilon or log(delta) of the worst strategy."""
         if self.known is not None:
             return self.known
         enough = _ENOUGH if self.question.is_epsilon else _ENOUGH_OF_DELTA
@@ -251,7 +251,7 @@ class Solver:
         return Ends(min(self.lower, upper), upper)
 
     def begin(self) -> None:
-        """Coarse passes, which say where the answer is and how wide the ends are."""
+        """Runs coarse passes, which locate the answer and show the ends' width."""
         lead = max(self.views, key=self._expected_at)
         for backward, view in self.views.items():
             # Without a tilt larger deltas keep their digits, and some heavy tails.
@@ -270,7 +270,7 @@ class Solver:
             assert kept is not None
             window, row, *_ = kept
             self._found(backward, *kept)
-            # Not a bound: where the curve is, and how steep.
+            # Not a bound, only the position and slope of the curve.
             curve = Curve.of(row._replace(error=0.0), window, up=True)
             view = self._tilted(self.views[backward].seen(self.question, curve))
             near = view.narrowed(row, window, self.share)
@@ -283,7 +283,7 @@ class Solver:
             self.views[backward], self.near[backward] = view, near
 
     def _found(self, backward: bool, window: Window, above: Row, *below: Row) -> None:
-        """What rows say, from above and maybe from below."""
+        """Updates the ends from rows from above and maybe from below."""
         curve = Curve.of(above, window, up=True)
         self.spacings[backward] = min(window.step, self.spacings[backward])
         self.uppers[backward] = min(self.uppers[backward], self.upper_end(curve))
@@ -294,10 +294,10 @@ class Solver:
     def refine(
         self, enough: float, at_most: float = math.inf, usual_work: float = _USUAL_WORK
     ) -> None:
-        """Finer passes until the ends are close enough, or the work is too much."""
+        """Runs finer passes until the ends are close enough, or too much work."""
         before = math.inf
         for number in range(_MOST_REFINEMENTS):
-            # Finer lattices do not help where rounding keeps the ends apart.
+            # Finer lattices do not help if rounding keeps the ends apart.
             if number > 1 and self.width > _STALLED * before:
                 return
             before = self.width
@@ -319,14 +319,14 @@ class Solver:
                 return
             self.work_left -= reach / finer
             for backward in sorted(self.uppers, key=lambda b: b != lead):
-                # Each end that may count.
+                # Each end that may matter.
                 if backward == lead or self.uppers[backward] > self.lower:
                     window = self.window(self.near[backward], finer)
                     ends = (True, False) if backward == lead else (True,)
                     self._found(backward, window, *self.rows(backward, window, *ends))
 
     def _spacing_for(self, width: float) -> float:
-        """A spacing at which the ends are expected to be so close: an estimate."""
+        """*Estimates* the spacing that gives this width."""
         if self.width <= width:
             return self.spacings[self.lead]
         # Both ends' errors are of second order in the spacing.
@@ -336,7 +336,7 @@ class Solver:
         return min(max(share, least), 0.7) * self.spacings[self.lead]
 
     def window(self, view: View, spacing: float, *, is_aligned: bool = False) -> Window:
-        """The window of a view, on a lattice that has the options' atoms."""
+        """Returns the window of a view, with atoms at lattice points."""
         return view.window(spacing if is_aligned else aligned(spacing, self.atoms))
 
     def rows(
@@ -348,9 +348,9 @@ class Solver:
         payoff: Callable[[int], np.ndarray] | None = None,
         offset: float = 0.0,
     ) -> list[Row]:
-        """The rows of the start, from above (True) or from below; see `solve`."""
+        """Returns the rows of the start, from above (True) or below; see `solve`."""
         of, view, step = self.filters[backward], self.views[backward], window.step
-        # A loss further than the answer's whole view has too little mass to count.
+        # A loss beyond the whole view of the answer has a negligible probability.
         cells = max(2 * window.size, math.ceil(view.reach / step))
         left_out = math.log(_LEFT_OUT * self.share / self.most_moves)
         spacing = Spacing(
@@ -369,7 +369,7 @@ class Solver:
                 )
                 for o in options
             ]
-            # No state is worth more than the first, as going on never loses.
+            # No state has a larger value than the first, as continuing never lowers it.
             passes.append(
                 Pass(
                     kernels,
@@ -383,7 +383,7 @@ class Solver:
         return solve(self.problem.graph, passes, seen)
 
     def ends_of(self, states: Mapping[int, int]) -> np.ndarray:
-        """The *upper ends* of some states, to whose places in an array it maps."""
+        """Returns the *upper ends* of states, given each one's place in the array."""
         found = np.full(len(states), self.question.nothing)
         if self.known is not None:
             found[1:] = self.known.upper
@@ -402,16 +402,19 @@ class Solver:
         return found
 
     def upper_end(self, curve: Curve) -> float:
-        """The upper end that a curve from above says."""
+        """Returns the upper end that follows from a curve from above."""
         return curve.upper_end(self.question, *self.errors[True])
 
     def lower_end(self, curve: Curve, above: Curve) -> float:
-        """The lower end that curves from below and above say."""
+        """Returns the lower end that follows from curves from below and above."""
         return curve.lower_end(above, self.question, *self.errors[False])
 
 
 def _visible_error(row: Row, window: Window, at: float) -> float:
-    """The rounding over the value at an epsilon: large where a tilt is too steep."""
+    """Returns the rounding error over the value at an epsilon.
+
+    It is large if the tilt is too steep.
+    """
     place = np.argmin(np.abs(window.points - at))
     return row.error / max(float(row.values[place]), 1e-300)
 
@@ -419,7 +422,10 @@ def _visible_error(row: Row, window: Window, at: float) -> float:
 def profiles_above(
     problem: Problem, least: float
 ) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """Of each orientation epsilons and *upper bounds* of delta there."""
+    """Returns epsilons and *upper bounds* of delta there, for each orientation.
+
+    None if the recursion has no answer at delta ``least``.
+    """
     solver = Solver(EpsilonAt(np.asarray(math.log(least))), problem)
     if solver.known is not None:
         nothing = np.zeros(1), np.zeros(1)
@@ -434,14 +440,15 @@ def profiles_above(
             min(fine, view.reach / _LEAST_POINTS_OF_PROFILE), view.reach / most
         )
         curves = []
-        # Rounding is relative to the largest values: of one here, of the other there.
+        # Rounding is relative to the largest values, which differ between the two
+        # tilts.
         for tilt in sorted({0.0, view.tilt}):
             window = solver.window(view._replace(tilt=tilt), spacing)
             (row,) = solver.rows(backward, window, True)
             curves.append(Curve.of(row, window, up=True))
         values = np.minimum.accumulate(np.minimum.reduce([c.values for c in curves]))
         deltas = np.minimum(values * math.exp(mass_error), 1.0)
-        # Left of g = 1 the divergence is at most 1 - g more than there.
+        # For g < 1, the divergence is at most that at 1, plus 1 - g.
         first = min(float(deltas[0]) + displaced, 1.0)
         epsilons = np.append(0.0, curves[0].x + displaced)
         found.append((epsilons, np.append(first, deltas)))
@@ -450,24 +457,24 @@ def profiles_above(
 
 # Reference: docs/proofs.md, "Runs that adapt".
 
-# Relative width of u that is enough.
+# Wanted relative width of u.
 _ENOUGH_READ = 1e-3
-# Points of all transforms of one end that are usually spent on a lattice for it.
+# Usual points of all transforms of one end.
 _WORK = 5e7
-# Least width of a window to the right of the largest epsilon, nats.
+# Smallest distance of a window's right end from the largest epsilon, nats.
 _LEAST_RIGHT = 1.0
 # Factor of a tilt that was too steep.
 _FLATTER_READ = 0.7
 # Tilt below which no smaller one is tried.
 _LEAST_TILT = 1.0
-# Margin above the one found, relative: for the rounding of sums.
+# Relative margin for the rounding of sums.
 _ROUNDING = 1e-12
-# Logarithm of a delta that is too small to matter: no larger epsilon is looked at.
+# Logarithm of a negligible delta: larger epsilons are not considered.
 _LOG_NEGLIGIBLE = -100.0
 
 
 def solver_of(question: Question, problem: Problem, width: float) -> Solver:
-    """A solver that knows where to look, and how finely."""
+    """Returns a solver that has located the answer, with a suitable spacing."""
     solver = Solver(question, problem)
     if solver.known is None:
         solver.begin()
@@ -476,16 +483,17 @@ def solver_of(question: Question, problem: Problem, width: float) -> Solver:
 
 
 def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
-    """Certified ends of ``log u(0, 1)``, of the larger orientation."""
+    """Returns certified ends of ``log u(0, 1)``, of the larger orientation."""
     largest = max(epsilons[spent] for spent in problem.graph.spent)
-    # Smaller epsilons hold with more: by no more than the delta at the largest of them.
+    # Smaller epsilons hold with a larger delta: at most the delta at the largest of
+    # them more.
     filters = Filter.of(problem).values()
     most = max(each.epsilon(_LOG_NEGLIGIBLE)[0] for each in filters)
     is_capped, largest = largest > most, min(largest, most)
     epsilons = np.minimum(epsilons, most).tolist()
     solver = solver_of(DeltaAt(np.asarray(largest)), problem, _ENOUGH_READ)
     if solver.known is not None:
-        # Of a delta that is not computed nothing follows for smaller epsilons.
+        # If delta is not computed, nothing follows for smaller epsilons.
         asked = solver.question
         is_nothing = solver.known.upper == asked.nothing
         return Ends(asked.nothing, asked.nothing if is_nothing else asked.everything)
@@ -507,14 +515,14 @@ def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
 def filter_epsilons(
     problem: Problem, log_delta: float, budgets: Mapping[int, int]
 ) -> np.ndarray:
-    """*Upper bounds* of the worst strategy's epsilon of each smaller budget."""
+    """*Upper bounds* of the worst strategy's epsilon, for each smaller budget."""
     question = EpsilonAt(np.asarray(log_delta))
     return solver_of(question, problem, _ENOUGH_READ / 10).ends_of(budgets)
 
 
 def margin(problem: Problem, epsilons: Sequence[float], log_delta: float) -> float:
     """The least c, certified, at which ``epsilons + c`` has ``u(0, 1) <= delta``."""
-    # (1 - e^(eps + c) g)_+ is the payoff at e^c g: one recursion says all.
+    # (1 - e^(eps + c) g)_+ is the payoff at e^c g, so one recursion gives all c.
     largest = max(epsilons[spent] for spent in problem.graph.spent)
     solver = solver_of(EpsilonAt(np.asarray(log_delta)), problem, _ENOUGH_READ / 10)
     if solver.known is not None:
@@ -530,12 +538,12 @@ def margin(problem: Problem, epsilons: Sequence[float], log_delta: float) -> flo
 def _seen(
     solver: Solver, backward: bool, epsilons: Sequence[float], largest: float
 ) -> tuple[Window, Row, Callable[[int], np.ndarray]]:
-    """A window in which the row from above keeps its digits, that row, the payoff."""
+    """Returns a window with an accurate row from above, that row, and the payoff."""
     view, spent = solver.views[backward], solver.problem.graph.spent
     right = max(view.right, largest + _LEAST_RIGHT)
     view = view._replace(right=right, at=largest)
     while True:
-        # The largest epsilon is a point, where u may have a kink.
+        # The largest epsilon is a lattice point, since u may have a kink there.
         step = min(solver.spacing, view.left + right)
         if largest > 0:
             step = largest / math.ceil(largest / step)
@@ -556,5 +564,5 @@ def _seen(
         at = np.argmin(np.abs(window.points - largest))
         if row.error < _ENOUGH_READ * row.values[at] or view.tilt < _LEAST_TILT:
             return window, row, payoff
-        # The largest values are elsewhere: values fall less steeply than tilted.
+        # The largest values are elsewhere: values decrease less steeply than the tilt.
         view = view._replace(tilt=_FLATTER_READ * view.tilt)

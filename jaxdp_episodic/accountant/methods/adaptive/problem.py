@@ -1,5 +1,4 @@
-"""What a recursion is asked about: options on one path, for either end."""
-# And Rényi's filter of them, which says where to look.
+"""The graph and the options of a recursion, and Rényi's filter of them."""
 
 from __future__ import annotations
 
@@ -15,18 +14,19 @@ from jaxdp_episodic.accountant.methods.closed_form import one_gaussian, shift_er
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_curve
 from jaxdp_episodic.accountant.methods.run import Question, Run
 
-# Most states of a graph.
+# Largest number of states of a graph.
 MOST_STATES = 2_000_000
 
 
 class Graph(NamedTuple):
     """States in an order in which each comes after all that it can lead to."""
 
-    moves: tuple[tuple[tuple[int, int], ...], ...]  # (option, next); the last is first
-    spent: tuple[int, ...]  # for each state the price paid on the way to it
+    # Of each state (option, next state); the run starts in the last state.
+    moves: tuple[tuple[tuple[int, int], ...], ...]
+    spent: tuple[int, ...]  # of each state the price paid on the way to it
 
     def most(self, costs: np.ndarray) -> np.ndarray:
-        """The largest sum of costs (options, ...) that a path collects."""
+        """Returns the largest sum of costs (options, ...) over all paths."""
         best: list[np.ndarray] = []
         for moves in self.moves:
             ends = [costs[k] + best[to] for k, to in moves]
@@ -34,7 +34,7 @@ class Graph(NamedTuple):
         return best[-1]
 
     def path_of_most(self, costs: Sequence[float]) -> np.ndarray:
-        """How often each option is taken on a path that collects the largest sum."""
+        """Returns how often a path with the largest sum takes each option."""
         best: list[tuple[float, tuple[int, int] | None]] = []
         for moves in self.moves:
             ends = [(costs[k] + best[to][0], (k, to)) for k, to in moves]
@@ -46,7 +46,7 @@ class Graph(NamedTuple):
         return taken
 
     def groups(self, most: int) -> Iterator[range]:
-        """States one after the other none of which leads to another of them."""
+        """Iterates over ranges of states that do not lead to one another."""
         start = number = 0
         for state, moves in enumerate(self.moves):
             number += max(len(moves), 1)
@@ -57,7 +57,7 @@ class Graph(NamedTuple):
         yield range(start, len(self.moves))
 
     def last_uses(self) -> list[int]:
-        """For each state the last one that leads to it."""
+        """Returns for each state the last one that leads to it."""
         last = list(range(len(self.moves)))
         for state, moves in enumerate(self.moves):
             for _, to in moves:
@@ -70,7 +70,7 @@ def explored(
     moves: Callable[[Any], Iterable[tuple[int, Any]]],
     spent: Callable[[Any], int],
 ) -> tuple[Graph, dict[Any, int]]:
-    """The graph of all states that are reached, and each state's number."""
+    """Returns the graph of all reachable states, and each state's number."""
     found: dict[Any, tuple[tuple[int, Any], ...]] = {}
     depth: dict[Any, int] = {}  # the longest way on
     for start in starts:
@@ -104,41 +104,41 @@ def explored(
 _ORDERS = 1 + np.geomspace(0.05, 500.0, 40)
 # Relative rounding error of Rényi's bound.
 RDP_ROUNDING = 1e-9
-# Heaviest atoms of a loss, for which a lattice is laid.
+# Number of atoms of a loss that shall be lattice points, the heaviest ones.
 _MOST_ATOMS = 4
-# Share of a loss by which the lattice's points are below it.
+# Share of a loss by which lattice points are below it.
 _BESIDE = 1e-11
-# Nats beyond which losses of a lattice are not looked at.
+# Largest loss of a lattice, in nats.
 FURTHEST = 100.0
 # Rounding of a point of the lattice, relative.
 _POINT_ROUNDING = 2.3e-16
 
 
 class Ends(NamedTuple):
-    """Certified ends, of epsilon in nats or of log(delta)."""
+    """Certified ends of epsilon in nats, or of log(delta)."""
 
     lower: float
     upper: float
 
 
 class Option(NamedTuple):
-    """An option as it is taken for one end."""
+    """An option as bounded for one end."""
 
     losses: tuple[Profile, ...]  # of its steps, with scalar fields
-    counts: tuple[float, ...]  # how often each of them is taken
-    log_kept: float  # logarithm of the probability that not everything is lost at once
-    displaced: float  # nats by which its losses may be off
+    counts: tuple[float, ...]  # number of each of these steps
+    log_kept: float  # logarithm of the probability of a finite loss
+    displaced: float  # bound of the error of its losses, nats
     mass_error: float  # error of its ``log H_g``
     is_symmetric: bool
 
     @classmethod
     def of(cls, run: Run, *, up: bool) -> Option:
-        """The option that a run of one setting is; several Gaussians are one."""
+        """From a run of one setting; several Gaussian steps become one."""
         reached = run.in_reach() if up else run
         kept = reached.kept()
         log_kept = float(reached.log_kept()[0])
         if not up and run.has_too_little_noise[0]:
-            log_kept = 0.0  # only an upper bound of what is lost at once is known
+            log_kept = 0.0  # the probability of an infinite loss is an upper bound
         bounding = kept.certified(up=up)
         pairs = zip(kept.losses, bounding.losses, kept.counts, strict=True)
         for one, other, count in pairs:
@@ -170,15 +170,15 @@ class Option(NamedTuple):
 class Problem(NamedTuple):
     """A graph and its options, on one path."""
 
-    graph: Graph  # the states
-    runs: tuple[Run, ...]  # of the options, each of one setting
-    upper: tuple[Option, ...]  # the options for either end
-    lower: tuple[Option, ...]  # the options for either end
-    orientations: tuple[bool, ...]  # forward alone where both are alike
+    graph: Graph
+    runs: tuple[Run, ...]  # the options, each of one setting
+    upper: tuple[Option, ...]  # bounded from above
+    lower: tuple[Option, ...]  # bounded from below
+    orientations: tuple[bool, ...]  # backward or not; forward only if symmetric
 
     @classmethod
     def of(cls, graph: Graph, runs: Sequence[Run]) -> Problem:
-        """The problem of these options, each a run of one setting and path."""
+        """From options that are runs of one setting and path."""
         for run in runs:
             run.refuse("pld")
         flat = tuple(run.flattened((1,)) for run in runs)
@@ -189,7 +189,7 @@ class Problem(NamedTuple):
         return cls(graph, flat, upper, lower, (False,) if alike else (False, True))
 
     def atoms(self) -> np.ndarray:
-        """Sizes of losses that have a probability of their own, the largest first."""
+        """Returns absolute losses that have a probability, the largest first."""
         sizes: set[float] = set()
         for loss in (loss for option in self.lower for loss in option.losses):
             if isinstance(loss, FiniteValues):
@@ -202,7 +202,7 @@ class Problem(NamedTuple):
 
 
 def aligned(spacing: float, atoms: np.ndarray) -> float:
-    """A spacing, little smaller, whose lattice has the atoms on it, or close by."""
+    """Returns a slightly smaller spacing with the atoms close to lattice points."""
     # An atom off the lattice costs the lower end up to a whole cell.
     if not atoms.size or atoms[0] < spacing:
         return spacing
@@ -210,21 +210,21 @@ def aligned(spacing: float, atoms: np.ndarray) -> float:
     tried = atoms[0] / np.arange(least, least + max(least // 4, 1) + 1)
     places = atoms / tried[:, None]
     off = np.abs(places - np.rint(places)).max(axis=1)
-    # Just above a point: what is just below one counts as the point before.
+    # Just above a point: an atom just below one would count as the point before.
     return float(tried[np.argmin(np.round(off, 6))]) * (1 - _BESIDE)
 
 
 class Filter(NamedTuple):
-    """Rényi's filter of one orientation: at each order the most that is collected."""
+    """Rényi's filter of one orientation: the largest sum of divergences, by order."""
 
-    # An *upper bound* of the worst strategy at every order: Feldman and Zrnic (2021).
+    # An *upper bound* for every strategy at every order: Feldman and Zrnic (2021).
 
     orders: np.ndarray
     rdp: np.ndarray
 
     @classmethod
     def of(cls, problem: Problem) -> dict[bool, Filter]:
-        """The filter of a problem's options in each of its orientations."""
+        """Returns the filter of a problem in each of its orientations."""
         names = ["backward" if b else "forward" for b in problem.orientations]
         curves = [[rdp_curve(_ORDERS, r, name) for name in names] for r in problem.runs]
         most = problem.graph.most(np.array(curves))
@@ -232,7 +232,7 @@ class Filter(NamedTuple):
         return {backward: cls(_ORDERS, rdp) for backward, rdp in pairs}
 
     def epsilon(self, log_delta: float) -> tuple[float, float]:
-        """Epsilon, and the order at which it is found."""
+        """Returns epsilon, and the order that attains it."""
         # Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
         a = self.orders
         found = self.rdp + np.log1p(-1 / a) - (log_delta + np.log(a)) / (a - 1)
@@ -240,18 +240,18 @@ class Filter(NamedTuple):
         return max(float(found[best]), 0.0), float(a[best])
 
     def log_deltas(self, epsilon: Sequence[float] | np.ndarray) -> np.ndarray:
-        """``log(delta)`` at epsilons, (n, orders): the same read the other way."""
+        """Returns ``log(delta)`` at epsilons and every order, (n, orders)."""
         a, x = self.orders, np.asarray(epsilon)[:, None]
         return (a - 1) * (self.rdp - x + np.log1p(-1 / a)) - np.log(a)
 
     def log_delta(self, epsilon: float) -> tuple[float, float]:
-        """``log(delta)``, and the order at which it is found."""
+        """Returns ``log(delta)``, and the order that attains it."""
         (found,) = self.log_deltas([epsilon])
         best = int(np.argmin(found))
         return min(float(found[best]), 0.0), float(self.orders[best])
 
     def answer(self, question: Question, log_lost: float) -> float:
-        """*Upper bound* of one target's answer, with what is lost at once."""
+        """*Upper bound* of a question's answer, including infinite losses."""
         target = float(question.target)
         at = self.epsilon if question.is_epsilon else self.log_delta
         found = at(target)[0]

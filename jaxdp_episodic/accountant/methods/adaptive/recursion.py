@@ -1,5 +1,7 @@
-"""The worst strategy, by a recursion over the loss so far on a lattice of log g."""
-# Reference: docs/proofs.md, "Runs that adapt".
+"""The worst strategy, by a recursion over the loss so far on a lattice of log g.
+
+Reference: docs/proofs.md, "Runs that adapt".
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,21 @@ from jaxdp_episodic.accountant.methods.adaptive.problem import Graph
 from jaxdp_episodic.accountant.methods.run import Question
 from jaxdp_episodic.accountant.numerics.lattice_sums import transform_error
 
-# Points to the right of an answer through which a line bounds it from below.
+# Points right of an answer, through which a line bounds the curve from below.
 _SECANTS = 2 ** np.arange(6)
 # Rounding of a few operations.
 _ROUNDING = 4e-15
 
 
 class Curve(NamedTuple):
-    """Bounds of a convex, falling function of g at evenly spaced ``x = log g``."""
+    """Bounds of a convex, decreasing function of g at evenly spaced ``x = log g``."""
 
     x: np.ndarray
     values: np.ndarray
 
     @classmethod
     def of(cls, row: Row, window: Window, *, up: bool) -> Curve:
-        """The bounds that a row says, from g = 1 on."""
+        """Returns the bounds that follow from a row, from g = 1 on."""
         here = slice(-window.first, None)
         sign = 1.0 if up else -1.0
         values = (row.values + sign * row.error)[here] / window.weights[here]
@@ -37,7 +39,10 @@ class Curve(NamedTuple):
         return cls(window.points[here], values)
 
     def upper_end(self, question: Question, shift: float, scale: float) -> float:
-        """The *upper end* of one target's answer that a curve from above says."""
+        """Returns the *upper end* of a question's answer; self is from above.
+
+        Losses may have errors of ``shift`` nats, and log H_g errors of ``scale``.
+        """
         target = float(question.target)
         if question.is_epsilon:
             return self.epsilon_above(math.exp(target - scale)) + shift
@@ -47,9 +52,9 @@ class Curve(NamedTuple):
         if i < len(self.x) - 1:
             share = math.expm1(epsilon - self.x[i]) / self._gap(i, i + 1)
             found -= share * (found - float(self.values[i + 1]))
-        # Of g below 1 the divergence is at most 1 - g more than at 1.
+        # For g < 1, the divergence is at most that at 1, plus 1 - g.
         found = found * (1 + _ROUNDING) + max(shift - target, 0.0)
-        if not found > 0:  # Of NaN nothing is known.
+        if not found > 0:  # NaN says nothing.
             return question.nothing if found == 0 else question.everything
         return min(math.log(found) + scale + _ROUNDING * (1 - math.log(found)), 0.0)
 
@@ -68,8 +73,8 @@ class Curve(NamedTuple):
     def lower_end(
         self, above: Curve, question: Question, shift: float, scale: float
     ) -> float:
-        """The *lower end* that curves from below and above say; see `upper_end`."""
-        # A convex function lies above the prolongation of its chords.
+        """Returns the *lower end* of an answer; self is from below. See `upper_end`."""
+        # A convex function lies above the continuation of its chords.
         target = float(question.target)
         if question.is_epsilon:
             return max(self._epsilon(above, math.exp(target + scale)) - shift, 0.0)
@@ -95,7 +100,7 @@ class Curve(NamedTuple):
         return min(found, x)
 
     def _steepest(self, above: Curve, j: int) -> float:
-        """Lower bound >= 0 of the truth's fall per ``g / g_j`` left of the point j."""
+        """Lower bound >= 0 of minus the slope in ``g / g_j``, left of the point j."""
         further = j + _SECANTS
         further = further[further < len(self.x)]
         falls = (self.values[j] - above.values[further]) / self._gap(j, further)
@@ -105,13 +110,13 @@ class Curve(NamedTuple):
         return np.expm1(self.x[j] - self.x[i])
 
 
-# Cells of transforms that are made at once, which stay in a core's cache.
+# Cells of transforms that are computed at once, which fit a core's cache.
 _MOST_CELLS = 2**17
 # Norm below which squares may be 0 in float64: the largest value bounds it instead.
 _LEAST_NORM = 1e-140
 # Odd factors of the length of a transform.
 _LENGTHS = (1, 3, 5, 9, 15, 25)
-# Rounding of sums of masses, one after the other: for each of them.
+# Rounding of a running sum, for each term.
 _SUM_ROUNDING = 4.5e-16
 
 
@@ -131,37 +136,37 @@ class Window(NamedTuple):
 
     @property
     def weights(self) -> np.ndarray:
-        """(size,) what values are multiplied by."""
+        """(size,) factors of the values."""
         return np.exp(self.tilt * (self.points - self.center))
 
 
 class Row(NamedTuple):
-    """Values of one state on the window, weighted, and a bound of their errors."""
+    """The weighted values of one state on the window, and a bound of their errors."""
 
     values: np.ndarray
     error: float
 
 
 class Pass(NamedTuple):
-    """One side, from above or from below, in one orientation."""
+    """A recursion from one side, above or below, in one orientation."""
 
     kernels: Sequence[Kernel]  # of the options, all from above or all from below
-    window: Window  # where the values are wanted
-    up: bool  # from above: values beyond the window as at its ends; else lost
+    window: Window
+    up: bool  # beyond the window values are as at its ends if up, else 0
     beyond: Callable[[np.ndarray], np.ndarray]  # upper bounds of v right of the window
-    payoff: Callable[[int], np.ndarray] | None = None  # of stopping, above (1 - g)_+
+    payoff: Callable[[int], np.ndarray] | None = None  # of stopping, minus (1 - g)_+
 
 
 def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
-    """(size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` of an option's masses."""
+    """Returns (size,) ``E (1 - g e^-L)_+ - (1 - g)_+`` for an option's losses."""
     h, last = window.step, kernel.first + len(kernel.masses) - 1
     low, high = min(kernel.first, 0), max(last, 0)
     p = np.zeros(high - low + 1)
     p[kernel.first - low : last - low + 1] = kernel.masses
     x = h * np.arange(low, high + 1)
     lost = -math.expm1(-h)
-    # Of losses above j: h_j = sum over i > j of (1 - e^-h) G_i, where G_i is the sum of
-    # p e^-(l - x_i) over the losses from x_i on; below 0 the same with P and Q
+    # For losses above j: h_j = sum over i > j of (1 - e^-h) G_i, where G_i is the sum
+    # of p e^-(l - x_i) over the losses l from x_i on. Below 0 the same with P and Q
     # exchanged.
     above = np.exp(x) * np.cumsum((p * np.exp(-x))[::-1])[::-1]
     above = lost * np.append(np.cumsum(above[::-1])[::-1][1:], 0.0)
@@ -179,8 +184,8 @@ def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
     left = g * left + sign * (kernel.p_error + g * kernel.q_error)
     left += g * kernel.q_infinite
     own = np.where(place >= 0, right, left)
-    # From below it may be less than 0: v does not grow with the losses, as w does, so
-    # that only with its mean over the same masses it is a bound.
+    # From below it may be negative: unlike w, v does not increase with the losses, so
+    # it is a bound only together with its mean over the same probabilities.
     return np.maximum(own, 0.0) if up else own
 
 
@@ -189,7 +194,10 @@ def solve(
     passes: Sequence[Pass],
     visit: Callable[[int, list[Row]], bool] | None = None,
 ) -> list[Row]:
-    """For each pass the row of the state in which the run begins."""
+    """Returns for each pass the row of the state in which the run begins.
+
+    ``visit`` sees every state with its rows, and ends the recursion by True.
+    """
     with np.errstate(over="ignore"):
         plan = _Plan(passes)
         ends: dict[int, list[int]] = {}
@@ -216,12 +224,12 @@ def _rows(values: np.ndarray, errors: list[float]) -> list[Row]:
 
 
 class _Spectrum(NamedTuple):
-    """Of a state's rows, one of each of P passes."""
+    """The transforms of a state's rows, one of each of P passes."""
 
     transforms: np.ndarray  # (P, length / 2 + 1)
     norms: list[float]  # of the values
     errors: list[float]
-    sure: np.ndarray  # P- and Q-mass that some strategy loses at once, (P, 2)
+    sure: np.ndarray  # (P, 2) P- and Q-probability of an infinite loss, some strategy
 
 
 class _Plan:
@@ -231,7 +239,7 @@ class _Plan:
         self.passes = passes
         self.size = size = passes[0].window.size
         self.weights = np.stack([each.window.weights for each in passes])
-        # Losses beyond the window's size lead to its end all the same.
+        # Losses larger than the window lead to its end.
         folded = [[_folded(k, size) for k in each.kernels] for each in passes]
         every = list(itertools.chain(*folded))
         self.right = max(max(-first, 0) for first, _ in every)
@@ -245,7 +253,7 @@ class _Plan:
             np.stack(each, axis=1) for each in zip(*options, strict=True)
         )
         self.norms = norms.tolist()
-        # Of a tilted window nothing is lost at once.
+        # Infinite losses are left out in a tilted window.
         self.at_once = [
             [
                 (
@@ -258,7 +266,7 @@ class _Plan:
         ]
         ends = [self._beyond(each) for each in passes]
         self.growth, self.limit, self.decay = map(np.stack, zip(*ends, strict=True))
-        # Used again for each state: fresh pages take as long as the transforms.
+        # Reused for each state: new memory pages take as long as the transforms.
         cells = len(passes) * self.length
         self.together = max(len(self.own), _MOST_CELLS // cells)
         shape = (self.together, len(passes))
@@ -266,7 +274,7 @@ class _Plan:
         self.means = np.empty((*shape, self.length))
 
     def _options(self, one: Pass, folded: Sequence[tuple[int, np.ndarray]]) -> Any:
-        """Of a pass and K options: profiles (K, size), transforms, and norms (K, 2)."""
+        """Returns a pass' K profiles, (K, size), transforms, and norms (K, 2)."""
         window = one.window
         own = [own_profile(k, window, up=one.up) for k in one.kernels] * window.weights
         circles, norms = np.zeros((len(folded), self.length)), []
@@ -275,24 +283,24 @@ class _Plan:
             tilted = masses * np.exp(window.tilt * window.step * index)
             circle[index % self.length] = tilted
             total = float(tilted.sum()) * (1 + 1e-12)
-            # Of both transforms, and of the inverse of their product.
+            # Errors of both transforms, and of the inverse of their product.
             size = 2 * float(np.linalg.norm(tilted)) + total
             norms.append((total, self.machine * size))
         return own, np.fft.rfft(circles), np.array(norms)
 
     def _beyond(self, one: Pass) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What ends of a window grow to on its right, at most; decay to on its left."""
+        """Returns bounds of the growth right of a window, and the decay left of it."""
         window, right = one.window, np.arange(1, self.right + 1)
         exponent = window.tilt * window.step
         x = window.points[-1] + window.step * right
-        # A bound that is too small for float64 is not 0.
+        # A bound that underflows must not become 0.
         limit = np.maximum(one.beyond(x), 1e-300)
         limit = limit * np.exp(window.tilt * (x - window.center))
         decay = np.exp(-exponent * np.arange(self.left, 0, -1))
         return one.up * np.exp(exponent * right), limit, one.up * decay
 
     def stopping(self, group: range) -> np.ndarray:
-        """(m, P, size) values of states, weighted, where they are the last."""
+        """Returns (m, P, size) weighted values of stopping in each state."""
         found = np.zeros((len(group), *self.weights.shape))
         for i, one in enumerate(self.passes):
             if one.payoff is not None:
@@ -306,13 +314,13 @@ class _Plan:
         errors: Sequence[list[float]],
         sure: np.ndarray,
     ) -> list[_Spectrum]:
-        """Of the rows of m states, (m, P, size), bounds of their errors, and more."""
+        """Returns the spectra of the rows of m states, (m, P, size)."""
         end = self.size + self.right
         padded = self.means[: len(values)]
         padded[..., : self.size] = values
         padded[..., end : self.length - self.left] = 0.0
-        # From above, v falls away from g = 1 on both sides of it: it is no more than
-        # at the ends, where it is no more than these values and their error.
+        # From above, v decreases away from g = 1 on both sides, so beyond the ends it
+        # is at most these values and their error.
         off = np.array(errors)[..., None]
         last = np.maximum(values[..., -1:] + off, 1e-300)
         right = padded[..., self.size : end]
@@ -321,7 +329,8 @@ class _Plan:
         np.multiply(values[..., :1] + off, self.decay, out=left)
         for i, one in enumerate(self.passes):
             if not one.up:
-                # What is lost at once is lost at every g: by v of Q as much as g.
+                # An infinite loss counts at every g, and on the left as much of Q times
+                # g.
                 cells = one.window.step * np.arange(self.left, 0, -1)
                 right[:, i] = sure[:, i, :1]
                 left[:, i] = sure[:, i, 1:] * np.exp(one.window.points[0] - cells)
@@ -335,8 +344,8 @@ class _Plan:
     def better(
         self, best: np.ndarray, ways: Sequence[Sequence[tuple[int, _Spectrum]]]
     ) -> tuple[np.ndarray, list[list[float]], np.ndarray]:
-        """The rows where options, each with the rows after it, may be taken as well."""
-        # Of each state its own: what grows with the steps must not with the states.
+        """Returns the maxima of stopping and of every option followed by its rows."""
+        # One error for each state: it may grow with the steps, not with the states.
         errors = [[0.0] * len(self.passes) for _ in ways]
         sure = np.zeros((len(ways), len(self.passes), 2))
         moves = [
@@ -366,7 +375,7 @@ class _Plan:
 
 
 def _folded(kernel: Kernel, size: int) -> tuple[int, np.ndarray]:
-    """Masses within ``size`` cells of 0; those beyond count at the last of these."""
+    """Returns probabilities within ``size`` cells of 0; others move to that end."""
     index = np.clip(kernel.index, -size, size)
     first = int(index[0])
     return first, np.bincount(index - first, kernel.masses)

@@ -1,5 +1,7 @@
-"""Certified ends of one setting: plan, lattice, ends."""
-# At most three plans a direction.
+"""Certified ends of one setting: plan, lattice, ends, at most three times.
+
+Reference: docs/theory.md, "Certified".
+"""
 
 from __future__ import annotations
 
@@ -39,20 +41,17 @@ from jaxdp_episodic.accountant.numerics.lattice_sums import (
     tilted,
 )
 
-# Reference: docs/theory.md, "Certified".
-
 # Smallest log(delta) that is solved for: below it exponentials underflow.
 LEAST_LOG_DELTA = -700.0
-# Nats beyond which weights of cells are 0 to float64.
+# Nats beyond which weights of cells are 0 in float64.
 _LARGEST_EXPONENT = 745.0
-# Relative error of a sum of weighted cells: of the largest exponents that count, which
-# a weight was computed of.
+# Relative error of a sum of weighted cells: that of the largest exponents that matter.
 _WEIGHT_ERROR = 1e-13
-# Steps of a search for epsilon, at most.
+# Largest number of steps of a search for epsilon.
 _MOST_STEPS = 60
-# Factor of the distance, by the slope, at which a certified epsilon is expected.
+# Factor of the distance, by the slope, at which a certified epsilon is first tried.
 _STEP_MARGIN = 1.01
-# Relative distance of epsilons that a search does not tell apart.
+# Relative distance of epsilons below which a search ends.
 _NEAR = 1e-13
 
 
@@ -60,13 +59,13 @@ class Curve(NamedTuple):
     """One end of the hockey-stick curve of a sum of losses."""
 
     whole: LatticeSum  # the sum's finite losses
-    infinite: float  # mass at an infinite loss
-    up: bool  # whether it is an upper end, or a lower one
+    infinite: float  # probability of an infinite loss
+    up: bool  # whether it is the upper or the lower end
     weights: np.ndarray  # (2, n) e^{-c x} and e^{-(1 + c) x}
 
     @classmethod
     def of(cls, whole: LatticeSum, infinite: float, *, up: bool) -> Curve:
-        """The curve of a sum."""
+        """Computes the weights."""
         step = whole.tilt * whole.spacing
         number = min(len(whole.cells), math.ceil(_LARGEST_EXPONENT / step) + 1)
         x = whole.spacing * np.arange(number)
@@ -74,18 +73,18 @@ class Curve(NamedTuple):
         return cls(whole, infinite, up, np.stack([weights, weights * np.exp(-x)]))
 
     def estimate(self, epsilon: float) -> tuple[float, float]:
-        """*Estimates* of log(delta) of finite losses and of minus its slope."""
+        """*Estimates* log(delta) of finite losses, and minus its slope."""
         (total, beyond), exponent = self._sums(epsilon)
         slope = min(beyond / max(total, 1e-300), 10 / self.whole.spacing)
         return math.log(max(total, 1e-300)) + exponent, slope
 
     def log_delta(self, epsilon: float) -> float:
-        """log(delta) at an epsilon >= 0, rounded to the safe side."""
+        """Returns log(delta) at an epsilon >= 0, rounded to the safe side."""
         sum_, sign = self.whole, 1 if self.up else -1
         at = epsilon - sign * sum_.shift
         bound = chernoff_log_delta(sum_, self.infinite, epsilon) if self.up else 0.0
         if self.up and at < sum_.start:
-            return bound  # masses below the window are missing
+            return bound  # losses below the window are missing
         at = max(at, sum_.start)
         (total, beyond), exponent = self._sums(at)
         rounded = _WEIGHT_ERROR * (total + 2 * beyond)
@@ -99,7 +98,7 @@ class Curve(NamedTuple):
         return min(_with_infinite(value, self.infinite), bound)
 
     def epsilon(self, log_delta: float, near: float) -> float:
-        """The epsilon at a delta, rounded to the safe side, from an estimate of it."""
+        """Returns the epsilon at a delta, rounded safely, near an estimate."""
         value, slope = self.log_delta(near), self.estimate(near)[1]
         step = min(_STEP_MARGIN * abs(value - log_delta), 1.0) / max(slope, 1e-300)
         step = max(step, _NEAR * (near + 1e-300))
@@ -108,7 +107,7 @@ class Curve(NamedTuple):
             bound = chernoff_epsilon(self.whole, self.infinite, log_delta)
         tried, sign = near, 1 if self.up else -1
         for _ in range(_MOST_STEPS):
-            # Each one is certified by itself: no monotonicity is used.
+            # Each one is certified by itself: no monotonicity is assumed.
             if sign * (log_delta - self.log_delta(tried)) >= 0:
                 return min(tried, bound)
             tried = near + sign * step
@@ -118,7 +117,7 @@ class Curve(NamedTuple):
         return bound if self.up else 0.0
 
     def estimated_epsilon(self, log_delta: float, near: float) -> float:
-        """*Estimate* of the epsilon at a delta of finite losses, by Newton's method."""
+        """*Estimates* the epsilon at a delta of finite losses, by Newton's method."""
         low = max(self.whole.start, 0.0)
         high = self.whole.start + self.whole.spacing * len(self.whole.cells)
         if self.estimate(low)[0] <= log_delta:
@@ -134,13 +133,13 @@ class Curve(NamedTuple):
         return at
 
     def _sums(self, epsilon: float) -> tuple[tuple[float, float], float]:
-        """Tilted delta, minus its derivative, and the exponent of both."""
+        """Returns tilted delta, minus its derivative, and the exponent of both."""
         sum_ = self.whole
         exponent = sum_.log_moment - sum_.tilt * epsilon
         first = max(math.floor((epsilon - sum_.start) / sum_.spacing) + 1, 0)
         gap = max(sum_.start + first * sum_.spacing - epsilon, 0.0)
         cells = np.maximum(sum_.cells[first : first + self.weights.shape[1]], 0.0)
-        # Products of BLAS would wake its threads.
+        # np.sum, since a BLAS product would wake its threads.
         ones, decays = (
             float(np.sum(cells * weights[: len(cells)])) for weights in self.weights
         )
@@ -149,9 +148,9 @@ class Curve(NamedTuple):
         return (max(ones - decays, 0.0), decays), exponent
 
     def _slack(self) -> float:
-        """Bound of the error of ``sum of p_i k(x_i - eps)``."""
-        # The sum of k over a lattice is at most e^w and the integral 1 / (c (1 + c))
-        # over the spacing; of its squares with the integral 1 / (2 c (1 + c) (1 + 2
+        """Bounds the error of ``sum of p_i k(x_i - eps)``."""
+        # The sum of k over a lattice is at most e^w plus the integral 1 / (c (1 + c))
+        # over the spacing; that of its squares has the integral 1 / (2 c (1 + c) (1 + 2
         # c)).
         sum_ = self.whole
         c, number = sum_.tilt, len(sum_.cells)
@@ -162,13 +161,14 @@ class Curve(NamedTuple):
         single, together = sum_.rounding
         rounding = min(single * weights, together * math.sqrt(squares))
         below, above = sum_.outside
-        # Mass above the window is missing; mass outside of it has been wrapped in.
+        # Losses above the window are missing, and losses outside of it are aliased into
+        # it.
         truncated = above if self.up else below + above
         return (most * truncated + rounding) * (1 + SUMS_ERROR)
 
 
 def chernoff_log_delta(whole: LatticeSum, infinite: float, epsilon: float) -> float:
-    """*Upper bound* of log(delta) that needs no cells."""
+    """*Upper bound* of log(delta) without the cells."""
     bound = whole.log_moment - whole.tilt * (epsilon - whole.shift)
     bound += log_weight(whole.tilt)
     bound += _exponent_error(whole, bound, epsilon)
@@ -176,7 +176,7 @@ def chernoff_log_delta(whole: LatticeSum, infinite: float, epsilon: float) -> fl
 
 
 def chernoff_epsilon(whole: LatticeSum, infinite: float, log_delta: float) -> float:
-    """*Upper bound* of epsilon that needs no cells."""
+    """*Upper bound* of epsilon without the cells."""
     level = log_delta - _exponent_error(whole, log_delta, 0.0)
     if not level > LEAST_LOG_DELTA:
         return math.inf  # rounding leaves nothing of delta
@@ -195,45 +195,45 @@ def _with_infinite(log_delta: float, infinite: float) -> float:
 
 
 def _exponent_error(whole: LatticeSum, log_delta: float, epsilon: float) -> float:
-    """Bound of the error of log(delta) from the masses and from rounded exponents."""
+    """Bounds the error of log(delta) from rounded probabilities and exponents."""
     large = abs(whole.log_moment) + whole.tilt * abs(epsilon)
-    # of few operations
     return whole.relative + LOG_ERROR * (1 + abs(log_delta) + 1e-3 * large)
 
 
-# Plans of one direction, at most.
+# Largest number of plans of one direction.
 _MOST_PLANS = 3
-# P-mass of a bin above which a peak may be in it.
+# P-probability of a bin above which there may be a peak in it.
 _PEAK_MASS = 1e-3
-# Moves of a center, at most; share of the spacing that its last one may be.
+# Largest number of moves of a center, and the share of the spacing below which a move
+# is the last one.
 _MOST_MOVES = 6
 _NEAR_PEAK = 3e-8
-# Distance of the center below the peak: a share of the spacing, and so many nats for
-# rounding.
+# Distance of the center below the peak: a share of the spacing, plus nats for rounding.
 _BELOW_PEAK = 1e-7
 _LEAST_BELOW = 2e-14
-# Share of the spacing within which atoms are in one cell.
+# Atoms within this share of the spacing are in one cell.
 _ONE_CELL = 0.9
-# Length of a lattice over that of the window by the coarse losses.
+# Length of a lattice over that of the window estimated from the coarse losses.
 _SPARE_LENGTH = 1.03
-# Change of the spacing below which another plan is hardly better than the one before.
+# Factor of the spacing above which another plan is not tried.
 _LITTLE = 0.8
-# Heaviest atoms of a step that the lattice is to meet.
+# Largest number of atoms of a step that shall be lattice points.
 _MOST_ANCHORS = 8
-# Tilted mass from which on an atom counts as heavy.
+# Smallest tilted probability of such an atom.
 _HEAVY = 1e-4
-# Share by which an anchor lies below the largest loss, which is rounded.
+# Share by which an anchor is below the (rounded) largest loss.
 _BESIDE = 1e-11
-# Share of the spacing within which an atom counts as at a lattice point.
+# An atom within this share of the spacing counts as a lattice point.
 _AT_POINT = 1e-9
-# Mass by which an upper distribution may exceed 1: beyond, its tails are known poorly.
+# Largest excess of an upper distribution's total over 1: with more, its tails are
+# inaccurate.
 _MOST_MASS = 1e-2
-# Mass by which rounding may let an upper distribution fall short of 1.
+# Largest amount by which rounding may make a total differ from 1.
 _LACKING = 1e-9
 
 
 class Step(NamedTuple):
-    """One step of one setting, with scalar fields, and how often it is taken."""
+    """One step of one setting, with scalar fields, and the number of such steps."""
 
     loss: Profile
     count: float
@@ -249,28 +249,28 @@ class Interval(NamedTuple):
 class Direction(NamedTuple):
     """The steps in one direction: coarse losses, and their upper distributions."""
 
-    steps: Sequence[Step]  # what is composed
+    steps: Sequence[Step]
     backward: bool  # whether P and Q are exchanged
     coarse: list[CoarseLoss]  # of each step
-    uppers: list[tuple[Summand, float]]  # and the mass at an infinite loss
+    uppers: list[tuple[Summand, float]]  # and the probability of an infinite loss
     expected: Plan  # *estimate* of the answer
 
 
 class Lattice(NamedTuple):
-    """Both distributions of all steps on one lattice."""
+    """The upper and lower distributions of all steps on one lattice."""
 
     spacing: float  # of the lattice, nats
     offsets: tuple[float, float]  # of the lower and of the upper sums
     uppers: list[Summand]  # of each step
     lowers: list[Summand]  # of each step
-    infinite: float  # mass of the sum's upper distribution at an infinite loss
+    infinite: float  # upper probability of an infinite loss of the sum
     displaced: float  # bound of the error of the sum's losses, nats
 
 
 def certified_ends(
     steps: Sequence[Step], target: Target, unknown: Interval, most_cells: int
 ) -> Interval:
-    """The ends of the larger direction's answer; ``unknown`` where they are wider."""
+    """Returns the ends of the larger direction's answer, within ``unknown``."""
     backward = [False]
     if not all(step.loss.is_symmetric for step in steps):
         backward.append(True)
@@ -309,7 +309,7 @@ def _direction(steps: Sequence[Step], target: Target, *, backward: bool) -> Dire
 def _tails(
     steps: Sequence[Step], points: Sequence[np.ndarray], *, backward: bool
 ) -> list[tuple[Tails, Tails]]:
-    """The direction's own tails and the other's of each step: a batch a mechanism."""
+    """Returns the direction's own and the other's tails: one batch a mechanism."""
     result: list[tuple[Tails, Tails] | None] = [None] * len(steps)
     for kind in {type(step.loss) for step in steps}:
         members = [i for i, step in enumerate(steps) if type(step.loss) is kind]
@@ -322,7 +322,7 @@ def _tails(
 
 
 def _chernoff(direction: Direction, target: Target) -> float:
-    """*Upper bound* of the answer by the coarse upper distributions alone."""
+    """*Upper bound* of the answer, from the coarse upper distributions alone."""
     summands = [upper for upper, _ in direction.uppers]
     infinite = sum(upper.count * lost for upper, lost in direction.uppers)
     if not all(_is_whole(upper.masses, lost) for upper, lost in direction.uppers):
@@ -336,12 +336,12 @@ def _chernoff(direction: Direction, target: Target) -> float:
 
 
 def _is_whole(masses: np.ndarray, infinite: float) -> bool:
-    """Whether an upper distribution is one; not where there is NaN among its masses."""
+    """Whether the total of an upper distribution is 1; False if it is NaN."""
     return bool(1 - _LACKING <= masses.sum() + infinite <= 1 + _MOST_MASS)
 
 
 def _displacement(steps: Sequence[Step], points: Sequence[np.ndarray]) -> float:
-    """Bound of how far computed losses are from the true ones, in all steps."""
+    """Bounds how far computed losses are from the true ones, over all steps."""
     return sum(
         step.count
         * (
@@ -355,13 +355,13 @@ def _displacement(steps: Sequence[Step], points: Sequence[np.ndarray]) -> float:
 def _narrowed(
     direction: Direction, target: Target, ends: Interval, enough: float, most_cells: int
 ) -> Interval:
-    """The ends by at most three plans; an upper end of ``enough`` ends the search."""
+    """Narrows the ends by at most three plans, until upper <= ``enough``."""
     known, scale, coarser = None, 1.0, 1.0
     before, plan = None, direction.expected
     for _ in range(_MOST_PLANS):
         spacing = coarser * max(plan.spacing, _SPARE_LENGTH * plan.length / most_cells)
         if before and spacing > max(plan.spacing, _LITTLE * before.spacing):
-            break  # no lattice is much finer
+            break  # no much finer lattice is possible
         plan = plan._replace(spacing=spacing, widest=max(plan.widest, spacing))
         laid = _lattice(direction, plan)
         found = laid and _ends(laid, plan, target, known, most_cells)
@@ -375,7 +375,7 @@ def _narrowed(
             width = ends.upper - ends.lower
             if width <= wanted or ends.upper <= enough:
                 break
-            # Of a plan by a guess alone the errors say little.
+            # The errors of a plan without an estimate say little.
             share = min(max(0.7 * wanted / width, 0.1), 0.7)
             # The error of atoms off the lattice is of first order in the spacing.
             has_atoms = any(isinstance(s.loss, FiniteValues) for s in direction.steps)
@@ -387,7 +387,7 @@ def _narrowed(
 
 
 def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
-    """Both distributions of every step; None where they take too many grid points."""
+    """Lays out both distributions of every step; None if there are too many points."""
     steps, backward = direction.steps, direction.backward
     anchors, distances, weights = [], [], []
     for step, coarse in zip(steps, direction.coarse, strict=True):
@@ -446,7 +446,7 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
 def _bins(
     direction: Direction, points: Sequence[np.ndarray], spacing: float
 ) -> list[BinMasses]:
-    """Masses of the bins between the points of every step."""
+    """Returns the probabilities of the bins between the points of every step."""
     steps, backward = direction.steps, direction.backward
     smooth = [not isinstance(step.loss, FiniteValues) for step in steps]
     tails = iter(
@@ -469,7 +469,7 @@ def _bins(
 def _anchors(
     loss: Profile, coarse: CoarseLoss, tilt: float, *, backward: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Losses of a mass of their own, or a peak, and tilted masses, heaviest first."""
+    """Returns atoms, heaviest first, with tilted probabilities; or a peak."""
     # Off the lattice an atom would cost the lower distribution up to a whole cell.
     peak = 0.0 if loss.is_symmetric else center_of(coarse)
     only_peak = np.array([peak]), np.ones(1)
@@ -496,13 +496,13 @@ def _anchors(
 def _centered(
     direction: Direction, anchors: Sequence[Sequence[float]], spacing: float
 ) -> list[float]:
-    """The first anchors; a peak is moved to ``log(P / Q)`` of the bin about it."""
+    """Returns the first anchors; a peak is moved to ``log(P / Q)`` of its bin."""
     # A peak narrower than the spacing would cost a whole bin if it were off the
     # lattice.
     centers = [each[0] for each in anchors]
     for i, step in enumerate(direction.steps):
         if isinstance(step.loss, FiniteValues):
-            # Several atoms in one cell are a peak as well.
+            # Several atoms in one cell are treated as a peak.
             losses, log_mass = lattice.atoms_of(step.loss, backward=direction.backward)
             near = np.abs(losses - centers[i]) < _ONE_CELL * spacing
             if near.sum() > 1:
@@ -514,7 +514,7 @@ def _centered(
         for i, step in enumerate(direction.steps)
         if not isinstance(step.loss, FiniteValues) and len(anchors[i]) == 1
     ]
-    # Of a symmetric loss the bin about 0 is centered.
+    # The bin around 0 of a symmetric loss is centered already.
     moving = [i for i in peaks if not direction.steps[i].loss.is_symmetric]
     half = np.array([-0.5, 0.5]) * spacing
     for _ in range(_MOST_MOVES):
@@ -528,7 +528,7 @@ def _centered(
                 if abs(loss[0] - centers[i]) > _NEAR_PEAK * spacing:
                     moving.append(i)
                 centers[i] = float(loss[0])
-    # A little below: above its peak a point would keep nothing of it.
+    # Slightly below: a point above its peak would keep nothing of it.
     for i in peaks:
         centers[i] -= _BELOW_PEAK * spacing + _LEAST_BELOW
     return centers
@@ -537,7 +537,10 @@ def _centered(
 def _ends(
     laid: Lattice, plan: Plan, target: Target, known: Estimate | None, most_cells: int
 ) -> tuple[Interval, Estimate] | None:
-    """Certified ends by both distributions, and an estimate; None: too many cells."""
+    """Returns certified ends from both distributions, and an estimate for a plan.
+
+    None if the lattice would have too many cells.
+    """
     curves = []
     for summands, infinite, up in (
         (laid.lowers, 0.0, False),

@@ -1,5 +1,7 @@
-"""The privacy loss of one step on a lattice: an upper and a lower distribution."""
-# Reference: Doroshenko et al. (2022), arXiv:2207.04380; docs/theory.md, "Certified".
+"""The privacy loss of one step on a lattice: an upper and a lower distribution.
+
+References: Doroshenko et al. (2022), arXiv:2207.04380; docs/theory.md, "Certified".
+"""
 
 from __future__ import annotations
 
@@ -16,49 +18,53 @@ from jaxdp_episodic.accountant.numerics.loops import Array
 
 # Losses at which a profile is evaluated in one call of its kernel.
 _CHUNKS = Chunks(8192, (256, 4096), (4096, 65536))
-# Relative rounding error of a mass: some nine operations of 2^-52 each.
+# Terms of sums, over all points of a call, whose arrays fit a CPU's cache: with 870
+# terms a point, 0.4 of the time of 8,192 points a call.
+_TERMS_AT_ONCE = 2**16
+# Relative rounding error of a probability: nine operations of 2^-52 each.
 _ARITHMETIC_ERROR = 2e-15
-# Rounding of the point where a loss is reached, relative to it: two units of 2^-52 for
-# each of some four operations.
+# Relative rounding error of the point where a loss is reached: two units of 2^-52 for
+# each of four operations.
 _LOSS_ROUNDING = 2e-15
-# Nats up to which `Profile.profile_error` covers that rounding.
+# Loss in nats up to which `Profile.profile_error` covers that rounding.
 _LARGE_LOSS = 128.0
 # Relative rounding error of the split of an atom.
 _SPLIT_ERROR = 4e-15
-# Logarithms of a profile, and of G, below which they count as 0: `bin_masses` has
-# differences and quotients of them, which would leave the range of float64.
+# Logarithms of a profile, and of its tail G, below which they are treated as 0:
+# `bin_masses` has differences and quotients of them, which would leave the range of
+# float64.
 _LEAST_LOG_PROFILE = -700.0
 _LEAST_LOG_SCALED = -740.0
 
 
 class Tails(NamedTuple):
-    """One direction's profile at points ``|e|``: (m,) arrays."""
+    """The profile and the tail of one direction at points ``|e|``: (m,) arrays."""
 
     profile: np.ndarray  # h
     scaled: np.ndarray  # ``G = -dh/du``, that is g times the Q-mass beyond u
-    profile_error: np.ndarray  # absolute, but for displaced losses
-    scaled_error: np.ndarray  # absolute, but for displaced losses
+    profile_error: np.ndarray  # absolute
+    scaled_error: np.ndarray  # absolute
 
 
 class BinMasses(NamedTuple):
-    """P-masses of bins between m points, split between their ends: (m - 1,)."""
+    """P-probabilities of bins between m points, split to their ends: (m - 1,)."""
 
     bottom: np.ndarray  # at the lower end of each bin
     top: np.ndarray  # at its upper end
     top_error: np.ndarray  # bound of the error of ``top``
     mass_error: np.ndarray  # bound of the error of ``bottom + top``
-    atom: float  # mass at the loss 0 exactly, where 0 is one of the points
+    atom: float  # probability of the loss 0 exactly, if 0 is one of the points
     atom_error: float
-    above: float  # P-mass above the last point
+    above: float  # P-probability above the last point
     above_error: float  # bound of its error
     above_gain: float  # lower bound of h at the last point
-    below: float  # upper bound of the P-mass below the first point
+    below: float  # upper bound of the P-probability below the first point
 
 
 def evaluate_tails(
     losses: Sequence[Profile], points: Sequence[np.ndarray]
 ) -> list[tuple[Tails, Tails]]:
-    """For each step ``(forward, backward)`` tails at its ``|points|``, (m_i,)."""
+    """Returns (forward, backward) tails of each step at its ``|points|``, (m_i,)."""
     lengths = [len(p) for p in points]
     flat = np.abs(np.concatenate(points))
     every = type(losses[0]).stack(list(losses)).map(lambda f: np.repeat(f, lengths))
@@ -66,8 +72,11 @@ def evaluate_tails(
     displaced = np.where(flat < least, 2 * least, 0.0) + every.tail_displacement(flat)
     displaced = displaced + loss_rounding(flat)
     u = np.maximum(flat, least)
+    chunk = min(_CHUNKS.numpy, max(_TERMS_AT_ONCE // every.terms_of_profile, 16))
     own, own_scaled, other, other_scaled = in_chunks(
-        lambda part: _log_tails(*part), (u, every), _CHUNKS
+        lambda part: _log_tails(*part),
+        (u, every),
+        _CHUNKS._replace(numpy=chunk),
     )
     relative = every.profile_error()
     cuts = np.cumsum(lengths)[:-1]
@@ -82,19 +91,19 @@ def evaluate_tails(
 
 
 def displacement(loss: Profile) -> float:
-    """Bound of how far computed losses are from the true ones, in nats."""
+    """Bounds how far computed losses are from the true ones, in nats."""
     furthest = loss.tail_displacement(np.float64(np.inf))
     return float(2 * _least_loss(loss) + furthest)
 
 
 def _least_loss(loss: Profile) -> np.ndarray:
-    """Losses below it, in size, are taken for 0."""
+    """Returns the absolute loss below which losses are treated as 0."""
     hints = loss.hints()
     return 1e-14 * np.maximum(hints.rate * np.minimum(hints.shift, 1.0), 1e-60)
 
 
 def loss_rounding(u: np.ndarray | float) -> np.ndarray:
-    """Bound of how far large losses are displaced by rounding alone, in nats."""
+    """Bounds how far large losses are displaced by rounding alone, in nats."""
     return np.where(np.abs(u) > _LARGE_LOSS, _LOSS_ROUNDING * np.abs(u), 0.0)
 
 
@@ -104,7 +113,7 @@ def _tails(
     displaced: np.ndarray,
     relative: np.ndarray,
 ) -> Tails:
-    # A NaN stays one: the masses are then NaN too, and rejected.
+    # NaN stays NaN: the probabilities are then NaN too, and rejected.
     no_h = log_h <= _LEAST_LOG_PROFILE
     no_scaled = no_h | (log_scaled <= _LEAST_LOG_SCALED)
     log_h = np.where(no_h, 0.0, log_h)
@@ -119,7 +128,7 @@ def _tails(
 
 
 def displacement_error(displaced: np.ndarray) -> np.ndarray:
-    """Bound of the relative change of G where losses are displaced by these nats."""
+    """Bounds the relative change of G if losses are displaced by these nats."""
     return 2 * np.expm1(np.minimum(displaced, 700.0))
 
 
@@ -132,14 +141,14 @@ _log_tails = float64_boundary(_tails_kernel)
 
 
 def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
-    """Masses of the bins between the points, from the tails of both directions."""
-    # A bin from a to b >= 0 has the P-mass h(a) + G(a) - h(b) - G(b), and top = (h(a) -
-    # h(b)) / (1 - e^{a-b}) - G(b) keeps its Q-mass. Below 0 the other direction, of
-    # profile k and tail f, gives mass = e^b f(b) - e^a f(a) and top = e^b (f(b) - (k(b)
-    # - k(a)) / (e^{b-a} - 1)).
+    """Returns the probabilities of the bins, from the tails of both directions."""
+    # A bin from a to b >= 0 has the P-probability h(a) + G(a) - h(b) - G(b), and top =
+    # (h(a) - h(b)) / (1 - e^{a-b}) - G(b) keeps its Q-probability. Below 0 the other
+    # direction, with profile k and tail f, gives mass = e^b f(b) - e^a f(a) and top =
+    # e^b (f(b) - (k(b) - k(a)) / (e^{b-a} - 1)).
     a, b = points[:-1], points[1:]
     width = b - a
-    # the bins of a coarse loss may be wide enough for an overflow
+    # bins of a coarse loss may be wide enough for an overflow
     shrink, grow = -np.expm1(-width), np.expm1(np.minimum(width, 700.0))
     h, g, h_error, g_error = own
     top = (h[:-1] - h[1:]) / shrink - g[1:]
@@ -147,9 +156,9 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
     top_error = (h_error[:-1] + h_error[1:]) / shrink + g_error[1:]
     top_size = (h[:-1] + h[1:]) / shrink + g[1:]
     mass_error = h_error[:-1] + h_error[1:] + g_error[:-1] + g_error[1:]
-    mass_size = h[:-1] + g[:-1]  # P-mass above the lower end
+    mass_size = h[:-1] + g[:-1]  # P-probability above the lower end
     k, f, k_error, f_error = other
-    # above 0 these weights are not used
+    # these weights are used below 0 only
     weight_a, weight_b = np.exp(np.minimum(a, 0)), np.exp(np.minimum(b, 0))
     below = b <= 0
     top = np.where(below, weight_b * (f[1:] - (k[1:] - k[:-1]) / grow), top)
@@ -164,7 +173,7 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
     atom = atom_error = 0.0
     zero = int(np.searchsorted(points, 0.0))
     if 0 < zero < len(points) and points[zero] > 0:
-        # The bin that holds 0 inside: its lower end from below, its upper from above.
+        # The bin with 0 inside: its lower end from below, its upper end from above.
         i = zero - 1
         high = -np.expm1(a[i]) + weight_a[i] * k[i]
         error = weight_a[i] * k_error[i] + h_error[zero]
@@ -178,7 +187,7 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
         atom = max(1 - h[zero] - g[zero] - f[zero], 0.0)
         atom_error = float(h_error[zero] + g_error[zero] + f_error[zero])
         atom_error += _ARITHMETIC_ERROR
-    # Outside of the points: the tails, or all but the opposite direction's.
+    # Outside of the points: the tails, or 1 minus the opposite direction's.
     above, above_error = float(h[-1] + g[-1]), float(h_error[-1] + g_error[-1])
     if points[-1] < 0:
         above = 1 - float(weight_b[-1] * f[-1])
@@ -194,20 +203,20 @@ def bin_masses(points: np.ndarray, own: Tails, other: Tails) -> BinMasses:
         bottom=np.maximum(mass - top, 0.0),
         top=top,
         top_error=top_error + _ARITHMETIC_ERROR * top_size,
-        # bottom + top is more than the mass where the top alone is
+        # bottom + top exceeds the bin's probability if the top alone does
         mass_error=mass_error + np.maximum(top - mass, 0.0),
         atom=atom,
         atom_error=atom_error,
         above=above,
         above_error=above_error + _ARITHMETIC_ERROR * max(above, points[-1] < 0),
-        # the profile decreases: that of a loss below 0 is at least this
+        # the profile decreases, so below 0 it is at least this
         above_gain=float(h[-1] - h_error[-1]),
         below=under,
     )
 
 
 def merged_losses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, np.ndarray]:
-    """P-mass of every bin and the loss of the bin as a whole, ``log(P / Q)``."""
+    """Returns the P-probability of every bin, and ``log(P / Q)`` of the bin."""
     mass = bins.bottom + bins.top
     share = bins.top / np.where(mass > 0, mass, 1.0)
     change = np.maximum(share * np.expm1(points[:-1] - points[1:]), -1 + 1e-15)
@@ -215,20 +224,20 @@ def merged_losses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, np.n
 
 
 def upper_masses(points: np.ndarray, bins: BinMasses) -> tuple[np.ndarray, float]:
-    """Masses of the upper distribution on the points, (m,), and at an infinite loss."""
-    # An error of what is at a bin's upper end lifts losses and adds no mass.
+    """Returns the upper distribution on the points, (m,), and at an infinite loss."""
+    # An error of the upper end's part lifts losses and adds no probability.
     top = bins.top + bins.top_error
     masses = np.zeros(len(points))
     masses[1:] += top
     masses[:-1] += np.maximum(bins.bottom + bins.top + bins.mass_error - top, 0.0)
     masses[0] += bins.below * (1 + 1e-12)
     masses[points == 0] += bins.atom + bins.atom_error
-    # What underflows lies above the last point as well.
+    # Adds everything that underflows above the last point.
     return masses, bins.above + bins.above_error + 1e-300
 
 
 def joined_bins(points: np.ndarray, masses: np.ndarray) -> np.ndarray:
-    """Masses on ``points[::2]``: those between are split with their P- and Q-mass."""
+    """Returns probabilities on ``points[::2]``; the others are split to both sides."""
     grid = points[::2]
     share = np.expm1(grid[:-1] - points[1::2]) / np.expm1(grid[:-1] - grid[1:])
     joined = masses[::2].copy()
@@ -237,11 +246,11 @@ def joined_bins(points: np.ndarray, masses: np.ndarray) -> np.ndarray:
     return joined
 
 
-# --- Steps whose losses are finitely many ---
+# --- Steps with finitely many losses ---
 
 
 def atoms_of(loss: FiniteValues, *, backward: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(J,) losses of one direction, and the logarithms of their masses."""
+    """Returns (J,) losses of one direction, and their log-probabilities."""
     losses, log_masses = loss.values()
     return (-losses, log_masses - losses) if backward else (losses, log_masses)
 
@@ -249,9 +258,9 @@ def atoms_of(loss: FiniteValues, *, backward: bool) -> tuple[np.ndarray, np.ndar
 def bins_of_values(
     points: np.ndarray, loss: FiniteValues, *, backward: bool, slack: float = 0.0
 ) -> BinMasses:
-    """`bin_masses` of one direction of a step with finitely many losses."""
-    # An atom's own mass is known to some 1e-15 of itself, differences of tails to as
-    # much of 1. Losses within slack of a point count as that point: below it they would
+    """Computes `bin_masses` for one direction of a step with finitely many losses."""
+    # An atom's probability is known to 1e-15 of itself, a difference of tails to 1e-15
+    # of 1. Losses within ``slack`` of a point count as that point; below it they would
     # cost the lower distribution a whole bin.
     losses, log_masses = atoms_of(loss, backward=backward)
     place = np.minimum(np.searchsorted(points, losses - slack), len(points) - 1)
@@ -264,7 +273,7 @@ def bins_of_values(
 def bins_of_masses(
     points: np.ndarray, losses: np.ndarray, mass: np.ndarray, error: np.ndarray
 ) -> BinMasses:
-    """The same of (J,) atoms, their masses and bounds of the errors of these."""
+    """Computes `bin_masses` for (J,) losses with probabilities and error bounds."""
     cell = np.searchsorted(points, losses, side="right") - 1
     under, over = cell < 0, cell >= len(points) - 1
     inside = ~under & ~over
@@ -292,30 +301,33 @@ def bins_of_masses(
 
 # Reference: docs/proofs.md, "The two ends of an interval".
 
-# Targets tried, as shares of the gain that the bins beside a grid point can give it.
+# Targets that are tried, as shares of the gain that the bins beside a grid point can
+# give to it.
 _TARGET_SHARES = (0.7, 0.85, 0.95, 1.0)
-# Nats between grid points beyond which a loss is computed as at this distance: its
-# exponential would overflow, and the upper one gets at most e^-690 of the mass anyway.
+# Distance of grid points, in nats, beyond which a loss is computed as at this distance.
+# Its exponential would overflow, and the upper point gets at most e^-690 of the
+# probability.
 _MOST_NATS = 690.0
-# Mass of a grid point from which on a shift is tried.
+# Probability of a grid point above which shifts are tried.
 _PEAK_MASS = 0.005
-# Grid points on either side of the heaviest by which shifts are compared.
+# Grid points on either side of the heaviest one by which shifts are compared.
 _NEAR = 400
-# Largest shift of the grid, as a share of the distance to the heaviest point's next.
+# Largest shift of the grid, as a share of the heaviest point's distance to the next.
 _LARGEST_SHIFT = 0.4
-# Shifts of either sign that are tried, and how often the best one's distance is halved.
+# Number of shifts of either sign that are tried, and of halvings of the step after
+# that.
 _SCANNED = 4
 _HALVINGS = 9
-# Relative margin by which shares stay below the quotients they are rounded from.
+# Relative margin by which shares are below the rounded quotients.
 _SHARE_MARGIN = 1e-13
-# Rounding error of a sum of products over the sum of their sizes.
+# Rounding error of a sum of products over the sum of their absolute values.
 _SUM_ERROR = 2e-15
-# Largest exponent of a moment by which candidates are compared.
+# Largest exponent of the moment by which candidates are compared.
 _MOST_EXPONENT = 300.0
 
 
 class _Halves(NamedTuple):
-    """Mass, gain and loss of both halves of each bin, on the safe side."""
+    """Probability, gain and loss of both halves of each bin, rounded safely."""
 
     mass_a: np.ndarray
     mass_b: np.ndarray
@@ -329,9 +341,10 @@ class _Halves(NamedTuple):
 def lower_distribution(
     points: np.ndarray, bins: BinMasses, tilt: float, *, may_shift: bool = True
 ) -> tuple[np.ndarray, float]:
-    """The best lower distribution on the grid ``points[::2]``, shifted as a whole."""
-    # Which target wastes least depends on how steep the density is; a narrow peak
-    # beside the heaviest grid point would waste a whole bin, so shifts are tried.
+    """Returns the best lower distribution on ``points[::2]``, and its shift."""
+    # Which target wastes least depends on the slope of the density. A narrow peak next
+    # to the heaviest grid point would waste a whole bin, so shifts of the grid are
+    # tried.
     atom = np.where(points[::2] == 0, max(bins.atom - bins.atom_error, 0.0), 0.0)
     shifts = {0.0}
     if may_shift and not atom.any():
@@ -344,7 +357,7 @@ def lower_distribution(
 def _best_masses(
     points: np.ndarray, bins: BinMasses, tilt: float, shift: float
 ) -> tuple[float, np.ndarray, float]:
-    """The moment ``E e^{tilt L}`` of the best candidate, its masses, the shift."""
+    """Returns the candidate with the largest moment ``E e^{tilt L}``; moment first."""
     losses = points[::2] + shift
     tilt = min(tilt, _MOST_EXPONENT / max(float(losses[-1]), 1e-300))
     growth = np.exp(tilt * losses)
@@ -352,13 +365,14 @@ def _best_masses(
     best = -math.inf, np.zeros(len(losses)), shift
     for target in _targets(halves):
         masses = _share_out(halves, target)
-        # A product of BLAS would wake its threads here, see `quadrature.in_blocks`.
+        # np.sum, since a BLAS product would wake its threads, see
+        # `quadrature.in_blocks`.
         best = max(best, (float(np.sum(masses * growth)), masses, shift), key=_first)
     return best
 
 
 def _best_shift(points: np.ndarray, bins: BinMasses, tilt: float) -> float:
-    """*Estimate* of the best shift, by what is near the heaviest grid point."""
+    """*Estimates* the best shift from the bins near the heaviest grid point."""
     mass = bins.bottom + bins.top
     around = np.append(mass[::2], 0.0) + np.append(0.0, mass[1::2])
     heaviest = int(np.argmax(around))
@@ -391,7 +405,7 @@ def _first(found: tuple[float, np.ndarray, float]) -> float:
 
 
 def _halves(points: np.ndarray, bins: BinMasses, shift: float) -> _Halves:
-    """Masses, gains and losses of half bins for the grid ``points[::2] + shift``."""
+    """Returns the halves of the bins for the grid ``points[::2] + shift``."""
     grid = points[::2]
     first, whole = points[1::2] - grid[:-1], grid[1:] - grid[:-1]
     nothing = np.zeros_like(whole)
@@ -400,29 +414,29 @@ def _halves(points: np.ndarray, bins: BinMasses, shift: float) -> _Halves:
         bottom, top = bins.bottom[half::2], bins.top[half::2]
         error, top_error = bins.mass_error[half::2], bins.top_error[half::2]
         mass, sure = bottom + top, np.maximum(top - top_error, 0.0)
-        # 1 - e^{u - l} at the half's lower and upper end l, u the lower grid point
+        # 1 - e^{u - l} at both ends l of the half, u the lower grid point
         near, far = -np.expm1(shift - low), -np.expm1(shift - high)
         size = mass * np.abs(near) + sure * (far - near)
         gain = mass * near - error * np.abs(near) + sure * (far - near)
         gain -= _SUM_ERROR * size
-        # e^{v - l} - 1 at the upper and lower end, v the upper grid point
+        # e^{v - l} - 1 at both ends, v the upper grid point
         near = np.expm1(np.minimum(whole - high + shift, _MOST_NATS))
         far = np.expm1(np.minimum(whole - low + shift, _MOST_NATS))
         size = mass * np.abs(far) + sure * (far - near)
         loss = mass * far + error * np.abs(far) - sure * (far - near)
         loss += _SUM_ERROR * size
-        # Mass that may lie below its grid point is dropped; a negative loss is 0.
+        # Probability that may be below its grid point is dropped; a negative loss is 0.
         kept = np.where(gain >= 0, np.maximum(mass - error, 0.0), 0.0)
         parts.append((kept, np.maximum(gain, 0.0), np.maximum(loss, 0.0)))
     (mass_a, gain_a, loss_a), (mass_b, gain_b, loss_b) = parts
     above = max(bins.above_gain * (1 - _SHARE_MARGIN), 0.0) if shift <= 0 else 0.0
-    # The mass above the last grid point is merged into it but not counted: at a large
-    # tilt it would outweigh all the rest.
+    # The probability above the last grid point is merged into it but not added: at a
+    # large tilt it would outweigh all the rest.
     return _Halves(mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above)
 
 
 def _targets(halves: _Halves) -> list[np.ndarray]:
-    """Candidates for the gain and loss of each grid point."""
+    """Returns candidates for the gain and loss of each grid point."""
     _, _, gain_a, gain_b, loss_a, loss_b, above_gain = halves
     gains, losses = np.append(gain_a, above_gain), np.append(0.0, loss_b)
     larger = np.maximum(gains, losses)
@@ -432,7 +446,7 @@ def _targets(halves: _Halves) -> list[np.ndarray]:
     result = [larger]
     for share in _TARGET_SHARES:
         target = np.minimum(larger, share * most)
-        # A bin that gives one grid point less than its half gives the other one more.
+        # A bin that gives less than its half to one grid point gives more to the other.
         fewer_losses = np.maximum(loss_b - target[1:], 0.0)
         fewer_gains = np.maximum(gain_a - target[:-1], 0.0)
         more = np.zeros(len(larger))
@@ -449,12 +463,15 @@ def _targets(halves: _Halves) -> list[np.ndarray]:
 
 
 def _share_out(halves: _Halves, target: np.ndarray) -> np.ndarray:
-    """Masses on the grid points whose gain and loss are the target, if possible."""
-    # In each bin (1 - x) gain_a + y gain_b is the target of the lower grid point and x
+    """Returns probabilities on the grid points with these gains and losses.
+
+    Where that is not possible, one of the two is smaller.
+    """
+    # In each bin (1 - x) gain_a + y gain_b is the target of the lower grid point, and x
     # loss_a + (1 - y) loss_b that of the upper one.
     mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above_gain = halves
     lack_gain, lack_loss = target[:-1] - gain_a, target[1:] - loss_b
-    # Across hundreds of nats losses overflow: there all goes to the lower grid point.
+    # Across hundreds of nats losses overflow: then all goes to the lower grid point.
     with np.errstate(over="ignore", invalid="ignore"):
         determinant = gain_b * loss_a - gain_a * loss_b
         scale = np.where(determinant > 0, determinant, 1.0)
@@ -465,7 +482,7 @@ def _share_out(halves: _Halves, target: np.ndarray) -> np.ndarray:
     y = np.where(near & (determinant > 0), np.clip(y, 0.0, 1.0), 1.0 - near)
     gain = np.append((1 - x) * gain_a + y * gain_b, above_gain)[1:]
     loss = x * loss_a + (1 - y) * loss_b
-    # Shares a little below the quotient: it is rounded.
+    # Shares are a little below the rounded quotient.
     kept = np.minimum(gain / np.where(loss > 0, loss, 1.0) * (1 - 1e-14), 1.0)
     kept = np.where(loss > 0, kept, 1.0)
     to_upper = x * mass_a + (1 - y) * mass_b

@@ -1,6 +1,9 @@
-"""The "pld" method: certified intervals by composing privacy loss distributions."""
-# Reference: docs/theory.md, "Certified"; Koskela, Jälkö, Honkela (2020),
-# arXiv:1906.03049; Zhu, Dong, Wang (2022), arXiv:2106.08567.
+"""The "pld" method: certified intervals by composing privacy loss distributions.
+
+References: docs/theory.md, "Certified"; docs/proofs.md, "The two ends of an interval";
+Koskela, Jälkö, Honkela (2020), arXiv:1906.03049; Zhu, Dong, Wang (2022),
+arXiv:2106.08567.
+"""
 
 from __future__ import annotations
 
@@ -33,28 +36,28 @@ from jaxdp_episodic.accountant.methods.rdp.method import (
 )
 from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
 
-# Relative distances from the computed profile's solution at which ends are tried.
+# Relative distances from the epsilon of the computed profile at which ends are tried.
 _DISTANCES = 1e-15 * 4.0 ** np.arange(26)
 
 
 def epsilon_ends(loss: Profile, log_delta: float, upper: float) -> tuple[float, float]:
-    """Ends of epsilon of one step with scalar fields, at most ``upper``."""
+    """Returns certified ends of one step's epsilon; fields must be scalars."""
     epsilon = float(epsilon_of_profile(np.array([log_delta]), _row(loss))[0])
     epsilon = min(epsilon, upper)
     away = _DISTANCES * (epsilon if epsilon > 0 else upper)
     tried = np.concatenate([epsilon - away[::-1], [epsilon], epsilon + away])
     tried = np.maximum(tried, 0.0)
     low, high = log_delta_ends(loss, tried)
-    # Each point is certified by itself: no monotonicity is used.
+    # Each point is certified by itself: no monotonicity is assumed.
     high = min([upper, *tried[high <= log_delta].tolist()])
     low = max([0.0, *tried[low >= log_delta].tolist()])
     return min(low, high), high
 
 
 def log_delta_ends(loss: Profile, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of log(delta) of one step at (k,) epsilons >= 0."""
-    # The computed profile is one whose losses are displaced by no more than
-    # `lattice.displacement` and rounding: it is read off as far to either side.
+    """Returns certified ends of log(delta) of one step at (k,) epsilons >= 0."""
+    # The computed profile is that of losses displaced by at most `lattice.displacement`
+    # and rounding, so it is evaluated that far to either side.
     nats = lattice.displacement(loss) + lattice.loss_rounding(epsilon)
     number = len(epsilon)
     shifted = np.concatenate([np.maximum(epsilon - nats, 0.0), epsilon + nats])
@@ -77,34 +80,35 @@ def _row(loss: Profile) -> Profile:
     return loss.map(np.atleast_1d)
 
 
-# Width of epsilon that is enough if no other is asked for, as a share of it.
+# Default width of epsilon, as a share of it.
 DEFAULT_EPSILON_SHARE = 1e-4
-# The same in nats, where that is more.
+# Default width of epsilon in nats, if that is larger.
 DEFAULT_EPSILON_WIDTH = 1e-7
-# Width of delta that is enough if no other is asked for, as a share of it.
+# Default width of delta, as a share of it.
 DEFAULT_DELTA_SHARE = 1e-3
-# Cells of the largest lattice: 32 MiB for an array, about 20 of them live.
+# Cells of the largest lattice: 32 MiB for an array, about 20 of them at a time.
 LARGEST_LATTICE = 2**22
-# Most cells of a lattice where no width is asked for.
+# Cells of the largest lattice for the default widths.
 _USUAL_LATTICE = 2**20
-# Share of the lower and of the upper end's width left to the lattice where the bounding
-# pairs of epochs take the rest. A lattice finer than the spacing of their losses wastes
-# mass of the lower distribution.
+# Share of the lower and of the upper end's width for the lattice if bounding pairs of
+# random allocation use the rest. A lattice finer than the spacing of their losses
+# wastes probability of the lower distribution.
 _SHARE_OF_LATTICE = (0.3, 0.1)
-# Steps whose rounding errors alone are nats of log(delta).
+# Number of steps for which rounding errors alone are nats of log(delta).
 _MOST_STEPS = 1e14
-# Shift, in deviations of the noise, beyond which single losses need a lattice each.
+# Shift, in standard deviations of the noise, beyond which single losses would need a
+# lattice each.
 _LARGEST_SHIFT = 1e6
-# Relative rounding error of Rényi's bound.
+# Relative rounding error of the Rényi bound.
 _RDP_ROUNDING = 1e-13
-# log(delta) below which the masses behind delta underflow.
+# log(delta) below which the probabilities behind it underflow.
 _LEAST_LOG_DELTA = -550.0
-# Relative distance by which rounding may let ends cross.
+# Relative distance by which rounding may make ends cross.
 _CROSSING = 1e-9
 
 
 def pld_answer(question: Question, run: Run) -> Answer:
-    """The certified *upper bound* at every setting and path, and the widths."""
+    """Returns the certified *upper bound* at every setting and path, and widths."""
     lower, upper = pld_bounds(question, run)
     with np.errstate(invalid="ignore"):  # both infinite
         width = np.where(upper == lower, 0.0, upper - lower)
@@ -114,7 +118,12 @@ def pld_answer(question: Question, run: Run) -> Answer:
 def pld_bounds(
     question: Question, run: Run, *, width: float | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns certified ends of epsilon or log(delta) of a composed run."""
+    """Returns certified ends of epsilon or log(delta) of a composed run.
+
+    ``width`` is the wanted width: nats of epsilon, or a share of delta.
+
+    Raises: ValueError: the width of epsilon cannot be reached with the largest lattice.
+    """
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     target = np.broadcast_to(np.asarray(question.target, np.float64), shape)
     question, run = question.at(target.reshape(-1)), run.flattened(shape)
@@ -140,8 +149,8 @@ def pld_bounds(
 def _end_of_bounding_run(
     question: Question, bounding: Run, width: float | None, *, up: bool
 ) -> np.ndarray:
-    """One end, of a run some of whose steps are bounded by other distributions."""
-    # Errors a of log H_g and b of losses move the target and the answer outward.
+    """Returns one end of a run, from pairs that bound some of its steps."""
+    # Errors of log H_g and of the losses move the target and the answer outward.
     log_kept, sign = bounding.log_kept(), 1 if up else -1
     of_mass, of_loss = bounding.certified_error()
     if question.is_epsilon:
@@ -161,7 +170,7 @@ def _end_of_bounding_run(
         return np.maximum(end + sign * of_loss, 0.0)
     end = end + sign * of_mass
     if up:
-        # H_g of g below 1 is at most 1 - g more than that of 1.
+        # For g < 1, H_g is at most H_1 + 1 - g.
         with np.errstate(divide="ignore"):
             beyond = np.log(np.maximum(of_loss - question.target, 0.0))
         end = np.minimum(np.logaddexp(end, beyond), 0.0)
@@ -171,9 +180,9 @@ def _end_of_bounding_run(
 def _bounds(
     question: Question, run: Run, width: float | None, share: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Both ends of one run; their width is ``share`` of what is asked for, or more."""
+    """Returns both ends of one run; the wanted width is multiplied by ``share``."""
     if question.is_epsilon:
-        # Rényi's bound is hardly ever needed: it is asked for where an end is missing.
+        # The Rényi bound is rarely needed: it is computed where an end is missing.
         upper = np.where(run.loses_nothing, 0.0, np.inf)
         upper = at_most_total_variation(question, run, upper)
     else:
@@ -205,7 +214,7 @@ def _bounds(
         target = Target(given, question.is_epsilon, absolute, relative)
         known = Interval(question.nothing, float(upper[i]))
         if shift[i] > 0:
-            # The shift is rounded: a smaller and a larger one.
+            # The shift is rounded, so a smaller and a larger one are used.
             less, more = (
                 _ends(
                     (Step(one_gaussian(shift[i] * factor), 1.0),), target, known, most
@@ -226,14 +235,14 @@ def _bounds(
 
 
 def _rdp_end(question: Question, run: Run, *, loose: bool = False) -> np.ndarray:
-    """Rényi's bound with its rounding: near the truth where the largest loss counts."""
+    """Returns the Rényi bound plus its rounding error."""
     upper = np.array(rdp_bound(question, run, loose=loose)[0])
     upper = upper + _RDP_ROUNDING * np.where(np.isfinite(upper), np.abs(upper), 0.0)
     return upper if question.is_epsilon else np.minimum(upper, 0.0)
 
 
 def _tolerances(question: Question, width: float | None) -> tuple[float, float]:
-    """Width of the answer that is enough: absolute, and as a share of it."""
+    """Returns the wanted width: absolute, and as a share of the answer."""
     if not question.is_epsilon:
         return 0.0, DEFAULT_DELTA_SHARE if width is None else width
     if width is None:
@@ -242,7 +251,7 @@ def _tolerances(question: Question, width: float | None) -> tuple[float, float]:
 
 
 def _steps_of(run: Run) -> list[tuple[Step, ...]]:
-    """The steps of every setting that lose anything, equal ones together."""
+    """Returns the steps of every setting that have a loss; equal ones are merged."""
     rows: list[dict[Any, Step]] = [{} for _ in range(run.shape[0])]
     for loss, count in zip(run.losses, run.counts, strict=True):
         if np.any(count != np.rint(count)):
@@ -258,9 +267,9 @@ def _steps_of(run: Run) -> list[tuple[Step, ...]]:
 def _ends(
     steps: tuple[Step, ...], target: Target, known: Interval, most_cells: int
 ) -> Interval:
-    """The ends of one setting, or what is known of it before."""
+    """Returns the ends of one setting, or ``known`` if they cannot be computed."""
     try:
-        # What overflows is inf, and no end is changed by inf or NaN.
+        # Overflows give inf or NaN, by which no end is changed.
         with np.errstate(all="ignore"):
             first, *others = steps
             if others or first.count > 1:
@@ -282,6 +291,6 @@ def _ends(
             stacklevel=2,
         )
         return known
-    # NaN, as the second, is never taken.
+    # min and max never return NaN as their second argument.
     high = min(known.upper, high)
     return Interval(min(high, max(known.lower, low)), high)

@@ -1,6 +1,7 @@
-"""Plans of privacy loss lattices: tilt, window, spacing, grids. *Estimates* only."""
+"""Plans of privacy loss lattices: tilt, window, spacing, grids. *Estimates* only.
 
-# They decide how wide an interval becomes, never whether it holds.
+They decide how wide an interval is, never whether it holds.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from jaxdp_episodic.accountant.methods.certified.lattice import (
     merged_losses,
 )
 
-# Nats at which the loss of every mechanism is evaluated: eight a decade.
+# Losses in nats at which every mechanism is evaluated: eight a decade.
 _ANY_LOSSES = np.geomspace(1e-10, 1e4, 113)
-# Standard deviations of a Gaussian loss up to which there are points about its mean.
+# Distance from the mean of a Gaussian loss, in standard deviations, that has points.
 _LARGEST_DEVIATION = 12.0
-# Shift up to which evenly spaced points cover a Gaussian loss from 0 on.
+# Largest shift for which evenly spaced points cover a Gaussian loss from 0 on.
 _LARGEST_SHIFT = 100.0
-# Points about the mean of the loss of a larger shift, and further ones beyond.
+# For a larger shift: points around the mean of the loss, and further ones.
 _POINTS_ABOUT_MEAN = 97
 _FAR_POINTS = 160
 # Smallest point, relative to the scale of small losses.
@@ -32,68 +33,70 @@ _LEAST_LOSS = 1e-4
 _TILTS = np.geomspace(1e-18, 1e8, 53)
 # Second grid, as factors of the best tilt of the first.
 _FINER_TILTS = np.geomspace(10**-0.5, 10**0.5, 13)
-# Relative distances of the tilts that bound what lies outside of the window.
+# Relative distances of the tilts in Chernoff's bound of what is outside of the window.
 _TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
-# Factors of tilts tried for a shorter window.
+# Factors of the tilt that are tried for a shorter window.
 _SMALLER_TILTS = 10.0 ** (-np.arange(9) / 6)
-# Share of the planned width for the mass outside of the window.
+# Share of the planned width for truncation and aliasing.
 _CUT_SHARE = 0.01
-# Share of delta's relative width for single losses beyond the lattice.
+# Share of delta's relative width for single losses above the lattice.
 _RARE_SHARE = 0.05
-# Relative width of delta that these may cost where epsilon is asked for and the slope
-# of delta is not known yet.
+# Relative width of delta for this share if epsilon is wanted and the slope of delta is
+# not known yet.
 _FIRST_RELATIVE_WIDTH = 0.02
-# log(Chernoff bound / delta) as it is guessed for windows, and the same for delta,
-# which may be far below the bound.
+# First guess of log(Chernoff bound / delta) for windows; and for delta, which may be
+# far below the bound.
 _FIRST_RESERVE = 6.0
 _FIRST_RESERVE_OF_DELTA = 12.0
-# log(Chernoff bound / delta) from which on single large losses make up the sum.
+# log(Chernoff bound / delta) above which single large losses dominate the sum.
 _FAR_BOUND = 4.0
-# Nats of Chernoff's bound that are given up for a smaller tilt there.
+# Nats of Chernoff's bound that are given up for a smaller tilt in that case.
 _SPARED = 2.0
-# Nats of log(delta) of a bound that are given up where delta is near 1.
+# Nats of a bound of log(delta) that are given up where delta is near 1.
 _NEAR_ONE = 0.1
-# Largest product of a tilt and the width of epsilon that is enough.
+# Largest product of a tilt and the wanted width of epsilon.
 _STEEPEST = 50.0
 # Smallest log(delta) that is planned for; below -745 float64 underflows.
 _LEAST_LOG_DELTA = -600.0
-# Most losses that make up a sum where single large losses do.
+# Largest number of single losses that dominate a sum in that case.
 _LARGE_LOSSES = 3.0
 # Spacings that are tried, nats.
 _SPACINGS = np.geomspace(1e-13, 4e12, 640)
-# Share of the width asked for that the lattice may cost.
+# Share of the wanted width for the error of the lattice.
 _LATTICE_SHARE = 0.35
-# Share that wider bins may cost.
+# Share for wider bins of the grids.
 _GRID_SHARE = 0.05
 # Largest exponent of a tilt across a bin wider than a nat.
 _WIDEST_TILTED = 0.1
-# Spacings from an anchor within which every point of the lattice is a grid point:
-# where the density is steep the lower distribution's error is not of second order.
+# Distance from an anchor, in spacings, within which every lattice point is a grid
+# point: where the density is steep the lower distribution's error is not of second
+# order.
 _DENSE = 256
-# Width of a bin beyond, over its distance from there.
+# Width of a bin further away, over its distance from the anchor.
 _GROWTH = 0.005
-# Lattice number beyond which points are not told apart.
+# Largest lattice number for which neighbouring points differ in float64.
 _FURTHEST = 2.0**40
-# Spacings that are tried for a lattice that meets several atoms.
+# Number of spacings that are tried so that several atoms are lattice points.
 _MOST_TRIED = 2000
-# Share of the spacing below a point at which an atom counts as that point.
+# An atom less than this share of the spacing below a point counts as that point.
 _ROUNDING = 1e-9
-# Most grid points of one step.
+# Largest number of grid points of one step.
 _MOST_POINTS = 2**18
-# The same times the terms of a mixture, where points are nats apart: 2 to 5 s of CPU.
+# Largest number of grid points times terms of a mixture, if points are nats apart: 2 to
+# 5 s of CPU.
 _MOST_TERMS_OF_POINTS = 2**18
 
 
 class Target(NamedTuple):
-    """What is asked of one setting: delta at an epsilon, or epsilon at a delta."""
+    """A question about one setting: delta at an epsilon, or epsilon at a delta."""
 
-    given: float  # log(delta), or epsilon; nats
-    of_epsilon: bool  # whether epsilon is asked for, so that log(delta) is given
-    absolute: float  # width of epsilon that is enough, nats
-    relative: float  # width that is enough, as a share of epsilon or of delta
+    given: float  # log(delta), or epsilon in nats
+    of_epsilon: bool  # whether log(delta) is given and epsilon is wanted
+    absolute: float  # wanted width of epsilon, nats
+    relative: float  # wanted width, as a share of epsilon or of delta
 
     def enough(self, epsilon: float) -> float:
-        """The width of an interval about this epsilon that is enough, nats."""
+        """Returns the wanted width of an interval about this epsilon, nats."""
         return max(self.absolute, self.relative * epsilon)
 
 
@@ -106,22 +109,22 @@ class Estimate(NamedTuple):
 
 
 def log_weight(tilt: float) -> float:
-    """``w(c) = log max e^{-c x} (1 - e^{-x})`` over x > 0; at ``x = log(1 + 1/c)``."""
+    """Returns ``w(c) = log max_{x>0} e^{-c x} (1 - e^{-x})``, at x = log(1 + 1/c)."""
     return -math.log1p(tilt) - tilt * math.log1p(1 / tilt)
 
 
 class CoarseLoss(NamedTuple):
-    """One step's loss in one direction, coarsely: b cells in order."""
+    """The loss of one step in one direction, in b cells in order."""
 
-    mass: np.ndarray  # (b,) P-mass of each cell
+    mass: np.ndarray  # (b,) P-probability of each cell
     loss: np.ndarray  # (b,) log(P/Q) of each cell
-    edges: np.ndarray  # (b + 1,) between the cells
-    above: np.ndarray  # (b + 1,) P-mass above each edge
-    count: float  # how often the step is taken
+    edges: np.ndarray  # (b + 1,) of the cells
+    above: np.ndarray  # (b + 1,) P-probability above each edge
+    count: float  # number of such steps
 
     @classmethod
     def of(cls, points: np.ndarray, bins: BinMasses, count: float) -> CoarseLoss:
-        """By cells between the points, and the atom at 0 as a cell of its own."""
+        """From bins between points; the atom at 0 is a cell of its own."""
         mass, loss = merged_losses(points, bins)
         zero = int(np.searchsorted(points, 0.0))
         above = bins.above + np.append(np.cumsum(mass[::-1])[::-1], 0.0)
@@ -135,7 +138,7 @@ class CoarseLoss(NamedTuple):
         )
 
     def up_to(self, top: float) -> CoarseLoss:
-        """The distribution without what is above ``top``."""
+        """Returns the distribution without losses above ``top``."""
         last = max(int(np.searchsorted(self.edges, top)), 1)
         return CoarseLoss(
             self.mass[:last],
@@ -146,12 +149,12 @@ class CoarseLoss(NamedTuple):
         )
 
     def log_moment(self, tilts: np.ndarray) -> np.ndarray:
-        """``log E_P exp(c L)`` of all steps at many c, without cancellation near 0."""
+        """Returns ``log E_P exp(c L)`` of all steps at many tilts c."""
         alive = self.mass > 0
         mass, loss = self.mass[alive], self.loss[alive]
         exponent = tilts[:, None] * loss
         largest = exponent.max(-1, initial=0.0)
-        # e^x - 1 keeps the digits of small moments, e^(x - largest) does not overflow.
+        # e^x - 1 keeps the digits of small moments; e^(x - largest) does not overflow.
         near = largest <= 600
         small = np.sum(np.expm1(exponent[near]) * mass, -1)
         result = np.empty(len(tilts))
@@ -162,7 +165,7 @@ class CoarseLoss(NamedTuple):
         return self.count * result
 
     def tilted(self, tilt: float) -> np.ndarray:
-        """Masses of the tilted distribution."""
+        """Returns the probabilities of the tilted distribution."""
         with np.errstate(divide="ignore"):
             weight = np.log(self.mass) + tilt * self.loss
         weight = np.exp(weight - weight.max())
@@ -170,31 +173,31 @@ class CoarseLoss(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Plan of one direction."""
+    """The plan of one direction."""
 
     tilt: float  # c, the exponent of the exponential tilt
-    epsilon: float  # the answer that is expected, or what is asked about
-    log_cut: float  # logarithm of the tilted mass that may be outside of the window
-    spacing: float  # of the lattice, at most; nats
-    length: float  # of the window, nats, by the coarse losses
-    widest: float  # longest bin of a grid, nats
-    ranges: tuple[tuple[float, float], ...]  # lowest and highest loss of each step
+    epsilon: float  # the expected answer, or the given epsilon
+    log_cut: float  # log of the tilted probability allowed outside of the window
+    spacing: float  # largest spacing of the lattice, nats
+    length: float  # of the window, nats, estimated from the coarse losses
+    widest: float  # widest bin of a grid, nats
+    ranges: tuple[tuple[float, float], ...]  # smallest and largest loss of each step
     bound: float  # Chernoff's bound of the answer
 
 
 def coarse_points(hints: Hints) -> np.ndarray:
-    """Losses of either sign, 0 among them, that are the edges of the cells."""
+    """Returns losses of either sign and 0, ascending: the edges of the cells."""
     shift = float(hints.furthest)
     furthest = shift * (0.5 * shift + _LARGEST_DEVIATION)
     if shift <= _LARGEST_SHIFT:
         gaussian = np.linspace(0.0, furthest, 45 + 2 * int(shift))[1:]
     else:
-        # The loss is about shift² / 2, far from 0 in its deviations; a geometric grid
-        # for what is between, and for multiples of the shift.
+        # The loss is about shift² / 2, many deviations from 0; a geometric grid for
+        # smaller losses, and for multiples of the shift.
         mean, deviations = 0.5 * shift * shift, _LARGEST_DEVIATION * shift
         near = np.linspace(mean - deviations, mean + deviations, _POINTS_ABOUT_MEAN)
         gaussian = np.union1d(near, np.geomspace(1e3, 2 * furthest, _FAR_POINTS))
-    # smaller losses are negligible, and there are no larger ones
+    # smaller losses are negligible, and larger ones do not occur
     least = _LEAST_LOSS * float(hints.rate) * min(float(hints.shift), 1.0)
     inside = (_ANY_LOSSES >= least) & (_ANY_LOSSES <= 2 * furthest)
     positive = np.union1d(_ANY_LOSSES[inside], gaussian)
@@ -207,15 +210,18 @@ def make_plan(
     known: Estimate | None,
     scale: float,
 ) -> Plan:
-    """Chooses tilt, window and spacing of one direction, of which the losses are."""
+    """Chooses tilt, window and spacing of one direction with these losses.
+
+    ``scale`` is a factor of the wanted width; ``known`` is the last plan's estimate.
+    """
     if known and not known.slope > 0:
-        known = None  # of a window in which there was nothing
+        known = None  # the window was empty
     goal = _expected_log_delta(whole, target, known)
     needed = _FIRST_RELATIVE_WIDTH if target.of_epsilon else target.relative
     if known and target.of_epsilon:
         needed = min(known.slope * target.enough(known.epsilon), 1.0)
     log_rare = goal + math.log(_RARE_SHARE * needed * max(scale, 0.1))
-    # every step gets an equal share of the mass above
+    # Every step gets an equal share of the truncated probability.
     parts = len(whole)
     losses = [one.up_to(_upper_quantile(one, parts, log_rare)) for one in whole]
     at = None if target.of_epsilon else target.given
@@ -241,11 +247,11 @@ def make_plan(
     low, high = _window(losses, tilt, log_moment, log_cut)
     width *= scale
     weights = [_importance(one, tilt, log_share, 1 / parts) for one in losses]
-    # Bins within which a tilt hardly changes; wide ones where losses are large.
+    # Bins across which the tilt hardly changes; wide ones if losses are large.
     widest = max(1 / (1 + slope), _WIDEST_TILTED / slope)
     spacing, longest = _lengths(losses, weights, slope, width)
     spacing = min(spacing, widest)
-    # A single large loss may make up the sum.
+    # A single large loss may dominate the sum.
     single = math.sqrt(8 * _GRID_SHARE * width / ((1 + slope) * _LARGE_LOSSES * parts))
     longest = min(max(min(longest, single), spacing), widest)
     return Plan(
@@ -270,7 +276,8 @@ def _expected_log_delta(
         return known.log_delta
     if target.of_epsilon:
         return target.given
-    # Delta may be far below Chernoff's bound, and 0 if no loss is as large as epsilon.
+    # Delta may be far below Chernoff's bound; it is 0 if no loss is as large as
+    # epsilon.
     bound = min(_best_tilt(losses, target.given, 0.0)[1], 0.0)
     return max(bound - _FIRST_RESERVE_OF_DELTA, _LEAST_LOG_DELTA)
 
@@ -278,7 +285,7 @@ def _expected_log_delta(
 def _best_tilt(
     losses: Sequence[CoarseLoss], epsilon: float | None, log_delta: float
 ) -> tuple[float, float]:
-    """The tilt of the best of Chernoff's bounds, and the bound of what is not given."""
+    """Returns the tilt with the smallest Chernoff bound, and that bound."""
     tilts, best, bounds = _TILTS, 1.0, np.empty(0)
     for factors in (_TILTS, _FINER_TILTS):
         tilts = best * factors
@@ -293,8 +300,8 @@ def _best_tilt(
 
 
 def _largest_cheap_tilt(losses: Sequence[CoarseLoss], epsilon: float) -> float:
-    """The largest tilt whose bound is near 1 too where delta is; elsewhere 0."""
-    # The best tilt is next to 0 there, and a window of hardly tilted losses a long one.
+    """If delta is near 1: the largest tilt whose bound is also near 1; else 0."""
+    # The best tilt is then close to 0, and the window of hardly tilted losses is long.
     weights = np.array([log_weight(float(c)) for c in _TILTS])
     bounds = _log_moments(losses, _TILTS) + weights - _TILTS * epsilon
     if bounds.min() < -_NEAR_ONE:
@@ -305,7 +312,7 @@ def _largest_cheap_tilt(losses: Sequence[CoarseLoss], epsilon: float) -> float:
 def _tilt_of_short_window(
     losses: Sequence[CoarseLoss], tilt: float, epsilon: float, excess: float
 ) -> float:
-    """Of the tilts with hardly a larger bound of delta, that of the shortest window."""
+    """Returns the tilt with the shortest window among those with similar bounds."""
     tilts = tilt * _SMALLER_TILTS
     moments = _log_moments(losses, tilts)
     weights = np.array([log_weight(float(c)) for c in tilts])
@@ -320,14 +327,14 @@ def _tilt_of_short_window(
 
 
 def _log_moments(losses: Sequence[CoarseLoss], tilts: np.ndarray) -> np.ndarray:
-    """``log M`` of the sum at many tilts."""
+    """Returns ``log M`` of the sum at many tilts."""
     return np.sum([one.log_moment(tilts) for one in losses], axis=0)
 
 
 def _window(
     losses: Sequence[CoarseLoss], tilt: float, moment: float, log_cut: float
 ) -> tuple[float, float]:
-    """Window of the tilted sum by Chernoff's bound."""
+    """Returns the window of the tilted sum, by Chernoff's bound."""
     ups, downs = tilt * (1 + _TILT_CHANGES), tilt * (1 - _TILT_CHANGES)
     moments = _log_moments(losses, np.concatenate([ups, downs]))
     up, down = moments[: len(ups)], moments[len(ups) :]
@@ -337,7 +344,7 @@ def _window(
 
 
 def _upper_quantile(loss: CoarseLoss, parts: int, log_mass: float) -> float:
-    """Loss above which the mass is at most a part of this, in all steps alike."""
+    """Returns the loss above which a step's share of a probability is left."""
     above = np.log(np.maximum(loss.above * (loss.count * parts), 1e-300))
     reached = np.flatnonzero(above <= log_mass)
     if not len(reached) or reached[0] == 0:
@@ -352,7 +359,7 @@ def _upper_quantile(loss: CoarseLoss, parts: int, log_mass: float) -> float:
 def _lower_quantile(
     loss: CoarseLoss, parts: int, tilt: float, log_mass: float
 ) -> float:
-    """Loss below which the tilted mass is at most a part of this, in all steps."""
+    """Returns the loss below which a step's share of tilted probability is left."""
     below = np.cumsum(loss.tilted(tilt)) * (loss.count * parts)
     cell = int(np.searchsorted(np.log(np.maximum(below, 1e-300)), log_mass))
     return float(loss.edges[min(cell, len(below) - 1)])
@@ -361,9 +368,9 @@ def _lower_quantile(
 def _importance(
     loss: CoarseLoss, tilt: float, log_share: float, part: float
 ) -> np.ndarray:
-    """Distribution of one of the step's losses given a sum as large as epsilon."""
-    # The tilted distribution, but where delta is far below Chernoff's bound a single
-    # large loss may make up the sum.
+    """Returns the distribution of one of the step's losses given a sum >= epsilon."""
+    # The tilted distribution. But if delta is far below Chernoff's bound, a single
+    # large loss may dominate the sum.
     weight = loss.tilted(tilt)
     rare = np.minimum(weight * math.exp(min(-log_share, 600.0)), 1 / loss.count)
     often = loss.count * float(rare[rare > weight].sum())
@@ -377,9 +384,9 @@ def _lengths(
     slope: float,
     width: float,
 ) -> tuple[float, float]:
-    """The largest spacing and, away from the center, the longest bin of a grid."""
-    # Splitting a loss to the ends of a bin of length h adds a variance of at most h²/4,
-    # or d h at a distance d from the center; the tilted log-moment grows by c (1 + c) /
+    """Returns the largest spacing and, away from the center, the widest bin."""
+    # Splitting a loss to the ends of a bin of width h adds a variance of at most h²/4,
+    # or d h at a distance d from the center. The tilted log-moment grows by c (1 + c) /
     # 2 times that, and at most by c h.
     rows = []
     for one, weight in zip(losses, weights, strict=True):
@@ -403,7 +410,7 @@ def _lengths(
 
 
 def center_of(coarse: CoarseLoss) -> float:
-    """Where a narrow peak would be: the median, or 0 if an atom there is heavier."""
+    """Returns where a narrow peak would be: the median, or 0 if its atom is heavier."""
     median = int(np.searchsorted(np.cumsum(coarse.mass), 0.5))
     median = min(median, len(coarse.mass) - 1)
     atom = float(coarse.mass[coarse.loss == 0].max(initial=0.0))
@@ -411,7 +418,7 @@ def center_of(coarse: CoarseLoss) -> float:
 
 
 def aligned(spacing: float, distances: np.ndarray, weights: np.ndarray) -> float:
-    """A slightly smaller spacing that nearly divides the distances of atoms."""
+    """Returns a slightly smaller spacing that nearly divides distances of atoms."""
     far = np.abs(distances) > spacing
     if not far.any():
         return spacing
@@ -431,7 +438,10 @@ def graded_grid(
     span: tuple[float, float],
     num_terms: float = 1.0,
 ) -> np.ndarray:
-    """Whole numbers j of grid points ``anchors[0] + j spacing``: near anchors all."""
+    """Returns whole numbers j of grid points ``anchors[0] + j spacing``.
+
+    Near the anchors every j is a grid point. Empty if there are too many.
+    """
     places = [round((a - anchors[0]) / spacing) for a in sorted(anchors)]
     low = min(math.floor((span[0] - anchors[0]) / spacing), places[0] - 1)
     high = max(math.ceil((span[1] - anchors[0]) / spacing), places[-1] + 1)
@@ -439,7 +449,7 @@ def graded_grid(
         return np.empty(0)
     widest = max(plan.widest / spacing, 1.0)
     offsets = _offsets(high - low, widest)
-    # With so little noise fewer points make the interval wider, and answer in time.
+    # With little noise fewer points widen the interval, but answer in time.
     few = _MOST_TERMS_OF_POINTS / num_terms if spacing >= 1 else math.inf
     while len(offsets) > max(few, 2 * _DENSE):
         widest *= 2
@@ -451,7 +461,7 @@ def graded_grid(
     for place, first, last in zip(
         places, [low, *between], [*between, high], strict=True
     ):
-        # one point at or beyond either end
+        # including one point at or beyond either end
         down = offsets[: int(np.searchsorted(offsets, place - first)) + 1]
         up = offsets[: int(np.searchsorted(offsets, last - place)) + 1]
         parts += [place - down, place + up]
@@ -459,12 +469,12 @@ def graded_grid(
 
 
 def _offsets(end: int, widest: float) -> np.ndarray:
-    """Numbers from 0 to beyond the end: every one at first, then further apart."""
+    """Returns numbers from 0 to beyond the end: every one, then further apart."""
     at, parts = float(_DENSE), [np.arange(_DENSE + 1.0)]
     step = 1.0
     while at < end and step < math.floor(widest):
         step = math.floor(min(max(_GROWTH * at, 1.0), widest))
-        # as far as the steps grow by a tenth
+        # until steps may grow by a tenth
         number = max(math.ceil(0.1 * at / step), 1) if step < widest else 1
         parts.append(at + step * np.arange(1.0, number + 1))
         at += step * number
@@ -475,7 +485,7 @@ def _offsets(end: int, widest: float) -> np.ndarray:
 
 
 def with_splits(grid: np.ndarray) -> np.ndarray:
-    """The ``(m + 1,)`` grid and a point between any two, nearer to a narrower bin."""
+    """Returns the (m + 1,) grid with a point in each bin, nearer to a narrower bin."""
     root = np.sqrt(np.diff(grid))
     before, after = np.append(root[0], root[:-1]), np.append(root[1:], root[-1])
     points = np.empty(2 * len(grid) - 1)

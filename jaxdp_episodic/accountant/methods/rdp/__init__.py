@@ -1,1 +1,1 @@
-"""Rényi-DP: an upper bound of every question, in closed form but for an integral."""
+"""Rényi-DP: an upper bound for every question."""

@@ -1,5 +1,8 @@
-"""Rényi-DP of composed steps, and the best order: pure kernels."""
-# Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
+"""Rényi-DP of composed steps, and the best order: pure kernels.
+
+References: docs/theory.md, "From profiles to answers"; Canonne, Kamath, Steinke (2020),
+arXiv:2004.00010, Proposition 12.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +22,29 @@ from jaxdp_episodic.accountant.numerics.loops import (
     while_each,
 )
 
-# Shift beyond which there is no order whose moment is that of small losses.
+# Shift beyond which no order has a moment that small losses dominate.
 _LARGE_SHIFT = 1e3
 
 
 def first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
-    """An initial log t of the best order: the smaller of two approximations."""
-    # One is where small rates spend the budget, the other where rate^alpha e^{alpha
-    # (alpha-1) shift²/2} takes over: a search from the wrong side of that jump would
-    # have to bisect.
+    """Returns an initial log t of the best order: the smaller of two approximations."""
+    # One is where small losses spend the budget. The other is where rate^alpha e^{alpha
+    # (alpha-1) shift²/2} dominates: a search from beyond that jump would have to
+    # bisect.
     xp = namespace(groups[0].count)
     curvature, jump = 0.0, xp.inf
     for group in groups:
         hints = group.loss.hints()
         rate, s = hints.rate, hints.shift
-        # The variance of the privacy loss: of order rate² where losses are small; for
-        # large shifts a loss of s²/2 comes up with probability `rate`.
+        # The variance of the privacy loss is of order rate² if losses are small. For
+        # large shifts a loss of s²/2 has the probability `rate`.
         growth = xp.expm1(xp.minimum(s * s, 30.0))
         variance = rate * (s**2 + 0.25 * s**4)
         small = xp.minimum(rate**2 * growth, variance)
         variance = xp.where(s > _LARGE_SHIFT, variance, small)
         curvature += xp.sum(group.count * group.loss.outer_rate * variance, axis=0)
         last = _jump_order(xp.log(hints.odds), s, group, budget)
-        # Below order 2 the moment is that of small losses.
+        # Below order 2 small losses dominate the moment.
         jump = xp.minimum(jump, xp.min(xp.where(last > 2, last, xp.inf), axis=0))
     smooth = 0.5 * (xp.log(2.0 * budget) - xp.log(curvature))
     return xp.minimum(smooth, xp.log(jump - 1))
@@ -50,27 +53,27 @@ def first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
 def _jump_order(
     log_rate: Array, s: Array, group: Group, budget: Array | float
 ) -> Array:
-    """The order at which the jump of L(t) has spent the budget; inf without a jump."""
+    """Returns the order at which the jump of L(t) has spent the budget, or inf."""
     xp = namespace(log_rate, s, group.count)
     half = 0.5 * s * s
 
     def reaching(log_excess: Array) -> Array:
-        """Alpha with ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
+        """Solves ``alpha log_rate + alpha (alpha-1) s²/2 = log_excess``."""
         b = log_rate - half
         root = xp.sqrt(xp.maximum(b * b + 4 * half * log_excess, 0.0))
         return xp.where(b < 0, (root - b) / (2 * half), xp.inf)
 
     counts = xp.maximum(group.count, 1e-300)
     log_outer = xp.log(group.loss.outer_rate)
-    top = reaching(-log_outer)  # where M - 1 = 1 and growth slows down
+    top = reaching(-log_outer)  # where M - 1 = 1, and growth slows down
     steepness = xp.maximum((top - 1) * (log_rate + top * s * s), 1.0)
-    # t L' = count M steepness = budget; one nat more, to start on the steep side.
+    # t L' = count M steepness = budget; plus one nat, to start on the steep side.
     needed = xp.log(budget) - xp.log(counts * steepness) + 1.0
     beyond = xp.maximum(top, xp.sqrt(2 * budget / counts) / s)
     return xp.where(needed > 0, beyond, reaching(xp.minimum(needed, 0.0) - log_outer))
 
 
-# The direction of what is reported: of each step the larger one, an upper bound of both
+# The direction of reported values: the larger one of each step, which bounds both
 # directions of the run.
 LARGER = "larger"
 
@@ -78,7 +81,10 @@ LARGER = "larger"
 def log_moment(
     t: Array, groups: tuple[Group, ...], rule: MomentRule
 ) -> tuple[Array, ...]:
-    """``L(t)`` of the whole run, (n,) >= 0; upper bound, exact up to quadrature."""
+    """Returns ``L(t)`` of the whole run, (n,) >= 0; exact up to quadrature.
+
+    For the direction `LARGER` it is an upper bound of both directions' values.
+    """
     xp = namespace(t, groups[0].count)
     totals: list[Array] = [xp.zeros_like(t)] * (3 if rule.with_derivatives else 1)
     for group in groups:
@@ -100,7 +106,7 @@ def log_moment(
 
 
 def _log_excess(loss: Any, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-    """`Moments.log_excess`; of `LARGER` both, unless forward is known to be that."""
+    """Computes `Moments.log_excess`; the larger one for `LARGER`."""
     if rule.direction != LARGER:
         return loss.log_excess(t, rule)
     forward = loss.log_excess(t, rule._replace(direction="forward"))
@@ -110,48 +116,48 @@ def _log_excess(loss: Any, t: Array, rule: MomentRule) -> tuple[Array, ...]:
     xp = namespace(t)
     is_forward = forward[0] >= backward[0]
     slopes = zip(forward[1:], backward[1:], strict=True)
-    # Of a NaN the maximum is NaN.
+    # (The maximum with NaN is NaN.)
     return xp.maximum(forward[0], backward[0]), *(
         xp.where(is_forward, one, other) for one, other in slopes
     )
 
 
-# Quadrature of the answer: 1e-10 relative in rdp.
+# Quadrature of the answer: relative error 1e-10 in rdp.
 FINE = Quadrature(32, 16)
 _ANSWER = MomentRule(LARGER, FINE)
 # Quadrature of the search for the order: it resolves the phase transition of the
-# sampled Gaussian, a cliff of L(t) at whose foot the best order lies.
+# sampled Gaussian, a cliff of L(t) with the best order at its foot.
 COARSE = Quadrature(12, 8)
-# At a cliff of very high order the coarse rule may be off by a few per cent: it leads
-# to the neighbourhood, and a few steps with this one to the best order.
+# At a cliff of very high order the coarse rule may have errors of a few per cent. It
+# leads to the neighbourhood, and a few steps with this rule to the best order.
 MEDIUM = Quadrature(16, 10)
 
 
-# Instead of the first and of both others, where every mechanism has a lattice. At 32
-# nats a moment at rate 1e-12 and noise 0.4 is 4e-10 of itself too small, at 40 1e-12.
+# Trapezoidal rules in place of these, if every mechanism has one. With 32 nats a moment
+# at rate 1e-12 and noise 0.4 has a relative error of -4e-10, with 40 nats of -1e-12.
 LATTICE = Quadrature(0, 0, 40.0)
 LATTICE_ANSWER = MomentRule(LARGER, LATTICE)
 _COARSE_LATTICE = Quadrature(0, 0, 18.0)
 
 
 class _NewtonRule(NamedTuple):
-    """How log t is searched: in three or four steps as a rule, in dozens at a cliff."""
+    """How log t is searched: in three or four steps usually, in dozens at a cliff."""
 
     quadrature: Quadrature
     most_steps: int
-    first_step: float  # beyond a cliff a far one would lose what a coarser rule found
-    tolerance: float  # what the last step may leave of log t
+    first_step: float  # largest first step; a long one might cross a cliff
+    tolerance: float  # error of log t after the last step
 
 
 _SEARCHES = _NewtonRule(COARSE, 20, 4.0, 1e-4), _NewtonRule(MEDIUM, 28, 0.06, 1e-10)
 _LATTICE_SEARCH = _NewtonRule(_COARSE_LATTICE, 40, 1.0, 1e-9)
 _NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best order
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
-# Logarithm of the derivative over its target beyond which no step is the last.
+# Largest logarithm of the derivative over its target for a last step.
 _CLOSE = 0.1
-# What the last step of a loose search may leave of log t.
+# Error of log t after the last step of a loose search.
 _LOOSE = 1e-2
-# log t that is searched; e^90 is beyond every order that pays.
+# Range of log t; e^90 is beyond every useful order.
 _LOG_T_RANGE = (-90.0, 90.0)
 
 
@@ -163,7 +169,7 @@ def rdp(
     on_lattice: bool,
     block: int,
 ) -> tuple[Array, Array]:
-    """``rdp(alpha)`` in nats, (n,), for one order each, and the orders."""
+    """Returns ``rdp(alpha)`` in nats, (n,), for one order each, and the orders."""
     rule = MomentRule(direction, LATTICE if on_lattice else FINE)
 
     def curve(orders: Array, groups: tuple[Group, ...]) -> tuple[Array, Array]:
@@ -178,13 +184,13 @@ def rdp(
 
 
 def epsilon_at(log_delta: Array, t: Array, value: Array) -> Array:
-    """What ``value``, L(t), says of epsilon: an upper bound."""
+    """*Upper bound* of epsilon that follows from ``value``, L(t)."""
     xp = namespace(log_delta, t, value)
     return (value - log_delta - xp.log1p(t)) / t - xp.log1p(1 / t)
 
 
 def log_delta_at(epsilon: Array, t: Array, value: Array) -> Array:
-    """What ``value``, L(t), says of log(delta): an upper bound."""
+    """*Upper bound* of log(delta) that follows from ``value``, L(t)."""
     xp = namespace(epsilon, t, value)
     return value - t * (epsilon + xp.log1p(1 / t)) - xp.log1p(t)
 
@@ -198,7 +204,7 @@ def best_epsilon(
     on_lattice: bool = False,
     block: int = 0,
 ) -> tuple[Array, Array]:
-    """Smallest epsilon at ``delta`` over all orders > 1, and the order; each (n,)."""
+    """Returns the smallest epsilon at ``delta`` over orders > 1, and the order."""
     xp = namespace(log_delta, groups[0].count)
 
     def residual(
@@ -221,7 +227,7 @@ def best_log_delta(
     on_lattice: bool = False,
     block: int = 0,
 ) -> tuple[Array, Array]:
-    """Smallest log(delta) at ``epsilon`` over all orders > 1, and the order."""
+    """Returns the smallest log(delta) at ``epsilon`` over orders > 1, and the order."""
     xp = namespace(epsilon, groups[0].count)
 
     def residual(
@@ -249,9 +255,9 @@ def _search(
     near: Array | None = None,
     loose: bool = False,
 ) -> tuple[Array, Array]:
-    """The t that minimises the objective, and `log_moment` there by the fine rule."""
-    # Newton's method in log t on the objective's derivative, which increases, in a
-    # bracket. Any order gives a valid bound: the search can only err upwards.
+    """Returns the t that minimises the objective, and `log_moment` there."""
+    # Newton's method in log t for the objective's derivative, which increases, within a
+    # bracket. Any order gives a valid bound, so an error of the search only raises it.
     xp = namespace(groups[0].count)
     example = groups[0].count[0]
     block = block or example.size
@@ -282,26 +288,26 @@ def _search(
         cost = objective(target, t, moment[0])
         value, slope = residual(target, t, *moment)
         better = cost < state.best
-        too_high = ~(value <= 0)  # not a number is an overflow
+        too_high = ~(value <= 0)  # NaN is an overflow
         low = xp.where(too_high, low, log_t)
         high = xp.where(too_high, log_t, high)
-        # Near a cliff the slope of what lies behind it would stop the search far away.
+        # Near a cliff the slope of the part behind it would stop the search far away.
         most = xp.clip(2 * xp.abs(state.step), rule.first_step, 4.0)
         step = xp.clip(-value / xp.maximum(slope, 0.05), -most, most)
         proposal = log_t + xp.where(xp.isfinite(step), step, -1.0)
         inside = (proposal > low) & (proposal < high)
-        # Newton's method may alternate between two points for ever: after a change of
-        # sign only a step of half the last one or less is taken.
+        # Newton's method may alternate between two points: after a change of sign a
+        # step must be at most half of the last one.
         alternates = state.step * step < 0
         alternates &= 2 * xp.abs(step) > xp.abs(state.step)
         proposal = xp.where(inside & ~alternates, proposal, 0.5 * (low + high))
-        # Newton's last step, at a cliff too, is right but for about its square.
+        # Newton's last step has an error of about its square, at a cliff too.
         newton = -value / slope
         near = log_t + newton
         last = (near > low) & (near < high) & (xp.abs(value) < _CLOSE)
         last &= newton * newton * xp.maximum(slope, 1.0) < rule.tolerance
         best = xp.where(better, log_t, state.best_log_t)
-        # The best order takes more nodes than there are, or a scale of its own.
+        # The best order needs more nodes than there are, or another scale.
         beyond = log_t + step >= end
         if on_lattice:
             beyond |= ~xp.isfinite(moment[0])
@@ -317,7 +323,7 @@ def _search(
             last | beyond | (high - low < _NARROW),
         )
 
-    # Without steps there is nothing to search, and no order is better than another.
+    # Without steps all orders are equally good.
     idle = xp.asarray(sum(xp.sum(group.count, axis=0) for group in groups)) == 0
     for rule in searches:
 
@@ -341,8 +347,8 @@ def _search(
 
 
 def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
-    """(n,) the log of the t up to which all moments are sums over a lattice; finite."""
-    # With little noise none is: it is below any order asked for.
+    """Returns (n,) the log of the largest t for which all trapezoidal rules hold."""
+    # Finite: with little noise there is none, and it is below any order.
     xp = namespace(groups[0].count)
     ends = [xp.min(g.loss.largest_on_lattice(LATTICE), axis=0) for g in groups]
     return xp.log(xp.maximum(functools.reduce(xp.minimum, ends), 1e-40))

@@ -35,7 +35,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     namespace,
 )
 
-# Nats by which the estimated total variation may exceed delta and yet be computed.
+# Nats by which the estimated total variation may exceed delta and is still computed.
 NEAR = 3.0
 # Rounding error of the profiles' logarithms, nats.
 _ROUNDING = 1e-12
@@ -44,7 +44,10 @@ _ROUNDING = 1e-12
 def at_most_total_variation(
     question: Question, run: Run, value: np.ndarray
 ) -> np.ndarray:
-    """Epsilons or log(deltas), *upper bounds*, lowered where it says so."""
+    """Lowers epsilons or log(deltas), *upper bounds*, to the total variation.
+
+    Where the total variation is at most delta, epsilon is 0.
+    """
     target = np.broadcast_to(question.target, value.shape)
     log_delta = target if question.is_epsilon else value
     asked = (value > 0) if question.is_epsilon else np.isfinite(value)
@@ -62,14 +65,14 @@ def at_most_total_variation(
 
 
 def may_be_less(log_delta: Array, groups: tuple[Group, ...]) -> Array:
-    """Where total variation may be less than a delta, by an approximation; (n,)."""
+    """*Estimates* whether total variation is less than a delta, (n,)."""
     xp = namespace(log_delta)
     total = sum(xp.sum(g.count * estimate(g.loss), axis=0) for g in groups)
     return xp.log(total) < log_delta + NEAR
 
 
 def _log_estimate(run: Run) -> np.ndarray:
-    """An approximation of the logarithm of the total variation."""
+    """*Estimates* the logarithm of the total variation."""
     total = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         one = estimate(loss)
@@ -79,14 +82,14 @@ def _log_estimate(run: Run) -> np.ndarray:
 
 
 def estimate(loss: Any) -> Array:
-    """An approximation of the total variation of one step."""
+    """*Estimates* the total variation of one step."""
     hints = loss.hints()
     share = namespace(hints.shift).minimum(0.4 * hints.shift, 1.0)
     return loss.outer_rate * hints.rate * share
 
 
 def _log_total_variation(run: Run) -> np.ndarray:
-    """Upper bound of the logarithm of the total variation, (n,)."""
+    """*Upper bound* of the logarithm of the total variation, (n,)."""
     log_same = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         one = np.zeros(run.shape)
@@ -121,9 +124,9 @@ def rdp_bound(
     near: np.ndarray | None = None,
     loose: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The bound and the order it is reached at, at every setting and path."""
-    # A loose bound takes an order found sooner: half of 200 random settings were less
-    # than 1e-10 above the other, 99 % less than 4e-4, the worst 1e-2.
+    """Returns the bound and its order, at every setting and path."""
+    # A loose bound ends the search for the order sooner: half of 200 random settings
+    # were less than 1e-10 above the other, 99 % less than 4e-4, the worst 1e-2.
     kernel = _best_epsilon if isinstance(question, EpsilonAt) else _best_log_delta
     ends = question.nothing, question.everything
     value, order = _evaluate(kernel, question.target, run, ends, near, loose=loose)
@@ -131,15 +134,15 @@ def rdp_bound(
 
 
 def bounding_few(settings: int) -> contextlib.AbstractContextManager[None]:
-    """Bounds that help another method run on NumPy, if they are few."""
-    # Compiling these kernels takes 12 s of CPU, so many settings a tenth of a second.
+    """Uses NumPy for bounds that help another method, if they are few."""
+    # Compiling these kernels takes 12 s of CPU; this many settings take 0.1 s.
     few = settings < _KERNEL.least
     return using_choice("numpy") if few else contextlib.nullcontext()
 
 
 def rdp_curve(orders: np.ndarray, run: Run, direction: str) -> np.ndarray:
-    """``D_alpha`` of one direction of the composed pair, nats; broadcasts."""
-    # Where everything may be lost at once the divergence itself is infinite.
+    """Returns ``D_alpha`` of one direction of the composed pair, nats; broadcasts."""
+    # If the loss may be infinite, so is the divergence.
     value, _ = _evaluate(_rdp, orders, run, (0.0, np.inf), direction=direction)
     return value
 
@@ -161,12 +164,12 @@ def _evaluate(
     near: np.ndarray | None = None,
     **static: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a kernel says of every setting; ends are the answers of nothing and all."""
+    """Evaluates a kernel at every setting; ``ends`` are the trivial answers."""
     shape = np.broadcast_shapes(np.shape(target), run.shape)
     if 0 in shape:
         return np.zeros(shape), np.zeros(shape)
     nothing, everything = ends
-    # Every array has all settings behind it, constants without a copy.
+    # Every array is broadcast to all settings, constants without a copy.
     whole = run
     if run.shape != shape:
         whole = run.map(lambda a: np.broadcast_to(a, shape) if np.size(a) > 1 else a)
@@ -188,7 +191,7 @@ def _evaluate(
     value, order = value.reshape(shape), order.reshape(shape)
     value = np.where(no_loss, nothing, np.where(no_noise, everything, value))
     order = np.where(no_loss | no_noise, np.inf, order)
-    # A NaN would compare as safe in the wrong direction; it becomes the upper end.
+    # A NaN would compare as safe in the wrong direction, so it becomes the upper end.
     return np.where(np.isnan(value), everything, value), order
 
 
@@ -199,12 +202,12 @@ def _by_chunks(
     on_lattice: bool = False,
     **static: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a kernel says, on the engine for so many settings."""
+    """Evaluates a kernel in chunks, on the engine for this many settings."""
     size, losses = arrays[0].size, [group.loss for group in arrays[1]]
 
     def chunk(part: Any) -> tuple[np.ndarray, np.ndarray]:
         options = dict(static)
-        if engine_name() == "jax":  # nothing is compiled for these two
+        if engine_name() == "jax":  # not compiled for ``near`` and ``loose``
             part = part[:2]
             options.pop("loose", None)
         block = _block(part[0].shape[-1])
@@ -218,7 +221,7 @@ def _by_chunks(
 
 
 def _all(group: Group, size: int) -> Group:
-    """A group whose arrays have all settings, without a copy."""
+    """Broadcasts a group's arrays to all settings, without a copy."""
     return map_arrays(lambda a: np.broadcast_to(a, (a.shape[0], size)), group)
 
 
@@ -231,7 +234,7 @@ def _block(size: int) -> int:
 def answer_at_orders(
     question: Question, run: Run, orders: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Upper bounds by the best of some orders (K,), and its index."""
+    """*Upper bounds* by the best of some orders (K,), and its index."""
     # Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
     run = run.in_reach()
     endless, log_kept, run = np.isinf(orders), run.log_kept(), run.kept()
@@ -264,7 +267,7 @@ def answer_at_orders(
 def epsilons_at_orders(
     curve: np.ndarray, orders: np.ndarray, log_delta: np.ndarray
 ) -> np.ndarray:
-    """(..., K) what a curve's value at each of the orders says of epsilon, >= 0."""
+    """Returns (..., K) epsilons >= 0 that follow from a curve's value at each order."""
     t = orders - 1
     with np.errstate(invalid="ignore"):  # inf - inf where nothing is protected
         penalty = np.where(np.isinf(t), 0.0, (log_delta + np.log(orders)) / t)
@@ -272,14 +275,14 @@ def epsilons_at_orders(
 
 
 KINDS = ("epsilon", "delta", "rdp")
-"""What a traced bound is asked: epsilon at log(delta), the reverse, or a curve."""
+"""Questions of a traced bound: epsilon at log(delta), the reverse, or a curve."""
 
 
 def traced_bound(
     kind: str, target: Array, groups: tuple[Group, ...], block: int
 ) -> tuple[Array, Array]:
-    """*Upper bound* and its order, as JAX may trace it: no host decides anything."""
-    # NaN where the lattice has too few nodes, or another bound may be lower.
+    """*Upper bound* and its order, as JAX may trace it: no decision on the host."""
+    # NaN where the trapezoidal rule has too few nodes, or another bound may be lower.
     xp = namespace(target)
     if kind == "rdp":
         order = target
@@ -303,7 +306,7 @@ def traced_bound_at(
     block: int,
     order: Array,
 ) -> Array:
-    """The same at a given order, not the best one; differentiable, (n,)."""
+    """Computes `traced_bound` at a given order; differentiable, (n,)."""
     if kind == "rdp":
         return traced_bound(kind, target, groups, block)[0]
     moment = functools.partial(kernels.log_moment, rule=kernels.LATTICE_ANSWER)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -40,12 +38,11 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.numerics.convex_sums import UNIT, lognormal_sum
+from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.numerics.signed_sums import (
-    SignedSumBound,
-    bounds_between,
-    sinh_sum,
+    GAIN_ROUNDING,
+    profile_bounds,
 )
 
 # Range of shifts of bounding pairs: noise of 1e4 and of 0.1 clip norms. Less noise is
@@ -363,198 +360,11 @@ class AllocatedGaussianLoss(AllocatedLoss):
 
 # --- A contribution that changes its sign: bounds of a convex profile D ---
 
-# Nodes on either side of a cell that a polynomial interpolates.
-_AROUND = 3
-# Largest exponent, in nats, by which interpolated means are scaled.
-_LARGEST_EXPONENT = 250.0
-# Relative rounding error of values computed from a mean of `signed_sums`.
-_GAIN_ROUNDING = 1e-11
-# Distance of nodes, in standard deviations of ``z_1 + ... + z_j``, at which the
-# polynomial through eight of them has the relative error `_CHORD_ERROR`.
-_NODE_DISTANCE = 0.28
-_CHORD_ERROR = 1e-5
-# Target for the relative error of D. The largest factor of it where D decreases
-# steeply, as epsilon's error is that of D over the slope; and the factor below each of
-# these levels of log D. A third of the error takes three times as long.
-_ERROR = 1.5e-4
-_STEEPEST = 8.0
-_LEVELS = (-30.0, -37.0)
-_LOOSER = 8.0
-_LEAST_LOG_D = -42.0  # nodes end where log D is below it
-_MOST_NODES = 400
-# Number of cells of the sums: at first, smallest and largest.
-_CELLS = 320
-_FEWEST_CELLS = 96
-_MOST_CELLS = 1024
-# Losses between two nodes: smallest and largest number; and the decrease of log D from
-# one to the next, over the square root of the target.
-_FEWEST_LOSSES = 32
-_MOST_LOSSES = 1024
-_FALL = 0.25
 # Numbers of losses that are skipped by the chords from which lower lines follow.
 _BASES = (1, 2, 4, 8, 16, 32)
 # Lower bounds are 0 at this multiple of the last g, at the latest.
 _LAST_RATIO = 1e3
 _LEAST_SLOPE = 1e-300  # of the last line of lower bounds; positive
-
-
-class Node(NamedTuple):
-    """A loss u = log g at which D is bounded from both sides."""
-
-    u: float
-    below: SignedSumBound  # see `Epoch.sums`
-    above: SignedSumBound
-
-
-class Epoch(NamedTuple):
-    """The setting of an epoch's bounds. S is the sum of the terms 2 sinh(s z)."""
-
-    steps: int
-    count: int
-    shift: float
-
-    def scale(self, u: np.ndarray | float):
-        """Returns the factor of ``E(S - y)_+`` that gives D."""
-        return np.exp(0.5 * (u - self.shift * self.shift)) / self.steps
-
-    def threshold(self, u: np.ndarray | float):
-        """Returns y."""
-        idle = self.steps - self.count
-        return 2 * np.sinh(0.5 * u) * math.exp(0.5 * self.shift**2) * idle
-
-    def sums(self, u: float, cells: int) -> list[SignedSumBound]:
-        """Returns the lower and the upper bound of the distribution of S."""
-        given = self.count, self.shift, 0.5 * u / self.shift, float(self.threshold(u))
-        return [sinh_sum(*given, above=up, cells=cells) for up in (False, True)]
-
-    def rounding(self, u: float) -> float:
-        """Returns a bound of the relative rounding error of `scale` and `threshold`."""
-        return UNIT * (16 + self.shift**2 + 2 * u)
-
-
-def _cell_bounds(
-    nodes: list[Node], cell: int, u: np.ndarray, epoch: Epoch
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns bounds of D at u between two nodes, by interpolation at the nodes.
-
-    The function F that is interpolated is ``e^{j tilt²/2} E(S - y)_+``, with the
-    threshold y of u.
-    """
-    count, shift = epoch.count, epoch.shift
-    threshold = epoch.threshold(u)
-    rounded = epoch.rounding(float(u[-1])) * threshold
-    tilt = 0.5 * u / shift
-    middle = 0.5 * float(tilt[0] + tilt[-1])
-    # Nodes at negative u are the mirror images of those at positive u.
-    numbers = range(cell - _AROUND, min(cell + 2 + _AROUND, len(nodes)))
-    numbers = [i for i in numbers if -i < len(nodes)]
-    rows = []
-    for i in numbers:
-        node = nodes[abs(i)]
-        place = 0.5 * node.u / shift
-        sign = 1 if i >= 0 else -1
-        bounds = [
-            sums.gain(sign * threshold - toward * rounded, above=up)
-            for sums, up, toward in ((node.below, False, -1), (node.above, True, 1))
-        ]
-        if i < 0:
-            # E(-S - y)_+ = E(S + y)_+ - E S - y
-            mean = -2 * count * math.exp(0.5 * shift**2) * math.sinh(shift * place)
-            slack = _GAIN_ROUNDING * (abs(mean) + threshold)
-            bounds = [
-                np.maximum(bound - mean - threshold + s * slack, 0.0)
-                for bound, s in zip(bounds, (-1, 1), strict=True)
-            ]
-        rows.append((sign * place, *bounds))
-    where, low, high = (np.stack(part) for part in zip(*rows, strict=True))
-    # Scaled so that F is similar at both ends of the cell.
-    away = where - middle
-    one = numbers.index(cell)
-    ends = [math.log(max(float(high[one + i][len(u) // 2]), 1e-300)) for i in (0, 1)]
-    gap = where[one + 1] - where[one]
-    center = -(ends[1] - ends[0]) / gap - count * middle
-
-    def exponent(away: np.ndarray) -> np.ndarray:
-        return away * (count * middle + 0.5 * count * away + center)
-
-    # Beyond this range means over- or underflow, and give no bounds.
-    usable = np.abs(exponent(away)) < _LARGEST_EXPONENT
-    if not np.all(usable[one : one + 2]):
-        return np.zeros_like(u), np.full_like(u, np.inf)
-    first = one - int(np.argmin(np.append(usable[one::-1], False))) + 1
-    last = one + int(np.argmin(np.append(usable[one:], False)))
-    kept = slice(first, last)
-    factor = np.exp(exponent(away[kept]))[:, None]
-    found = bounds_between(
-        where[kept],
-        low[kept] * factor * (1 - _GAIN_ROUNDING),
-        high[kept] * factor * (1 + _GAIN_ROUNDING),
-        one - first,
-        tilt,
-    )
-    back = epoch.scale(u) * np.exp(-exponent(tilt - middle))
-    return found[0] * back, found[1] * back
-
-
-@functools.lru_cache(_CACHED)
-def profile_bounds(steps: int, count: int, shift: float) -> tuple[np.ndarray, ...]:
-    """Returns losses u, (n,) from 0, and bounds of D there, lower and upper."""
-    epoch = Epoch(steps, count, shift)
-    nodes, log_d = _nodes(epoch)
-    rows = []
-    for i, (a, b) in enumerate(itertools.pairwise(nodes)):
-        end = i == len(nodes) - 2
-        fall = max(log_d[i] - log_d[i + 1], 0.0)
-        within = _allowed(b.u, log_d[i], fall / (b.u - a.u))
-        number = math.ceil(fall / (_FALL * math.sqrt(within)))
-        number = min(max(number, _FEWEST_LOSSES), _MOST_LOSSES)
-        u = np.linspace(a.u, b.u, number + 1)[: number + end]
-        rows.append((u, *_cell_bounds(nodes, i, u, epoch)))
-    return tuple(np.concatenate(part) for part in zip(*rows, strict=True))
-
-
-def _allowed(u: float, log_d: float, slope: float) -> float:
-    """Returns the relative error of D that a node may have."""
-    looser = _LOOSER ** sum(log_d < level for level in _LEVELS)
-    return _ERROR * looser * min(max(1.0, u * slope), _STEEPEST)
-
-
-def _nodes(epoch: Epoch) -> tuple[list[Node], list[float]]:
-    """Returns nodes as far apart as the target allows, and upper bounds of log D."""
-    steps, count, shift = epoch
-    nodes: list[Node] = []
-    logs = [0.0]
-    u, step, cells = 0.0, 0.0, _CELLS
-    # Standard deviation of the loss for large noise.
-    deviation = 2 * shift * math.sqrt(count) / steps
-    apart = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
-    while True:
-        at = float(epoch.threshold(u))
-        node, gains = Node(u, *epoch.sums(u, cells)), []
-        for sums, up in ((node.below, False), (node.above, True)):
-            gains.append(float(sums.gain(np.array([at]), above=up)[0]))
-        log_d, last = math.log(gains[1]) + math.log(epoch.scale(u)), logs[-1]
-        nodes.append(node)
-        logs.append(log_d)
-        # D decreases; bounds that increase again come from truncation.
-        is_lost = last < _LEVELS[0] and log_d >= last
-        if log_d < _LEAST_LOG_D or is_lost or len(nodes) >= _MOST_NODES:
-            return nodes, logs[1:]
-        # At g = 1 D decreases with slope (1 - D) / 2 in g.
-        slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
-        slope = max(slope, 1e-3)
-        within = _allowed(u, log_d, slope)
-        cells = int(cells * math.sqrt(max((1 - gains[0] / gains[1]) / within, 1e-3)))
-        cells = min(max(cells, _FEWEST_CELLS), _MOST_CELLS)
-        chord = 0.5 * within
-        # The error of interpolation at eight nodes is of order eight.
-        step = max(
-            apart * (chord / _CHORD_ERROR) ** 0.125,
-            math.sqrt(8 * chord / (slope * (1 + slope))),
-        )
-        # If few of the epoch's steps are run, D decreases sooner.
-        step = step if steps == count else min(step, max(deviation, 0.5 * u))
-        u += step
 
 
 @functools.lru_cache(_CACHED)
@@ -565,17 +375,17 @@ def _bounding_rows(
     u, low, high = profile_bounds(round(slots), round(steps), shift)
     # D decreases from 1. NaN is no bound.
     g, low, high = np.exp(u), np.fmax(low, 0.0), np.fmin(high, 1.0)
-    high = np.minimum.accumulate(high)
+    low = low * (1 - GAIN_ROUNDING)
+    high = np.minimum.accumulate(high) * (1 + GAIN_ROUNDING)
     if above > 0:
         # D is convex in g, so chords between upper bounds are upper bounds.
-        value = high * (1 + _GAIN_ROUNDING)
-        infinite = float(value[-1])
-        return _rows_of(*_convex(g, value), infinite), infinite
-    g, value = _convex(
-        *_below_chords(g, low * (1 - _GAIN_ROUNDING), high * (1 + _GAIN_ROUNDING))
-    )
-    # Lowered by the rounding error of the pair's probabilities.
-    return _rows_of(g, value * (1 - _GAIN_ROUNDING), 0.0), 0.0
+        g, value = _convex(g, high)
+    else:
+        g, value = _convex(*_below_chords(g, low, high))
+        # Lowered by the rounding error of the pair's probabilities.
+        value = value * (1 - GAIN_ROUNDING)
+    infinite = float(value[-1])
+    return _rows_of(g, value, infinite), infinite
 
 
 def antipodal_pair(*fields: float) -> FinitePair:

@@ -59,8 +59,6 @@ _LOG_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
 _CACHED = 4096
 # Angle above which its rounding error exceeds 1.
 _LARGEST_ANGLE = 1e15
-# log K is computed from K - 1 if |K - 1| is smaller than this.
-_NEAR_ONE = 0.3
 # 1.5 times 2^52: the last bits of its sum with an integer are those of the integer.
 _INTEGER_BITS = 6755399441055744.0
 
@@ -139,16 +137,6 @@ def log_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
     xp = namespace(real, imaginary)
     square = real * real + imaginary * imaginary
     return 0.5 * xp.log(square), xp.arctan2(imaginary, real)
-
-
-def log_near(whole: np.ndarray, excess: np.ndarray) -> np.ndarray:
-    """Returns ``log K`` given K and K - 1, without cancellation near 1 or near 0."""
-    near = np.abs(excess) < _NEAR_ONE
-    small = np.where(near, excess, 0.0)
-    close = complex_of(np, *log1p_complex(np.real(small), np.imag(small)))
-    return np.where(
-        near, close, complex_of(np, *log_complex(np.real(whole), np.imag(whole)))
-    )
 
 
 def log_size(z: Pair) -> Array:

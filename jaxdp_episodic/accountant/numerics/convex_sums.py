@@ -1,6 +1,9 @@
-"""Sums of independent lognormal terms, bracketed in convex order; NumPy only."""
-# Reference: docs/proofs.md, "Random allocation"; Shaked and Shanthikumar (2007),
-# "Stochastic Orders", Theorem 3.A.12.
+"""Sums of independent lognormal terms, bounded in convex order; NumPy only.
+
+Also the pieces of lattices that `signed_sums` shares. References: docs/proofs.md,
+"Random allocation"; Shaked and Shanthikumar (2007), "Stochastic Orders", Theorem
+3.A.12.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ import numpy as np
 
 from jaxdp_episodic.accountant.numerics.quadrature import gauss_legendre
 
-# Levels by which a row is made coarser in one go: it is padded to that lattice.
+# Levels by which a row is made coarser at once: it is padded to that lattice.
 _LEVELS_AT_ONCE = 4
-# Points in a row without mass from which it is split in two: convolving is quadratic.
+# Empty points in a row above which it is split in two, as convolving is quadratic.
 _GAP = 64
 # Bound of the relative rounding error of one operation: 2^-53, and a margin.
 UNIT = 1.2e-16
@@ -31,10 +34,10 @@ class Piece(NamedTuple):
     level: int
     first: int
     masses: np.ndarray
-    moments: np.ndarray | None  # of cells: mass times value
+    moments: np.ndarray | None  # of cells: probability times value; None for points
 
     def part(self, i: int, j: int) -> Piece:
-        """Its points i to j - 1."""
+        """Returns its points i to j - 1."""
         moments = None if self.moments is None else self.moments[i:j]
         return Piece(self.level, self.first + i, self.masses[i:j], moments)
 
@@ -45,12 +48,12 @@ def normal_tail(x: float) -> float:
 
 
 def places_of(piece: Piece) -> np.ndarray:
-    """Values of the points."""
+    """Returns the values of the points."""
     return (piece.first + np.arange(len(piece.masses))) * 2.0**piece.level
 
 
 def moments_of(piece: Piece) -> np.ndarray:
-    """Mass times value of cells."""
+    """Returns the probability times value of cells."""
     assert piece.moments is not None
     return piece.moments
 
@@ -58,7 +61,11 @@ def moments_of(piece: Piece) -> np.ndarray:
 def added_pieces(
     a: Sequence[Piece], b: Sequence[Piece] | None
 ) -> tuple[list[Piece], int]:
-    """The sum of two independent ones, pairs on the coarser of their lattices."""
+    """Returns the sum of two independent distributions, and its roundings.
+
+    Each pair of pieces is added on the coarser lattice of the two; None for b is a
+    itself.
+    """
     same = b is None
     of_a = {piece.level: piece for piece in a}
     of_b = of_a if b is None else {piece.level: piece for piece in b}
@@ -86,12 +93,12 @@ def added_pieces(
 
 
 def crowd(levels: int) -> int:
-    """Number of roundings of a mass, at most, by `coarser` and `joined`."""
+    """Bounds the number of roundings of a probability in `coarser` and `joined`."""
     return 4 + 2**_LEVELS_AT_ONCE * -(-levels // _LEVELS_AT_ONCE)
 
 
 def coarser(piece: Piece | None, level: int) -> Piece | None:
-    """The piece on a coarser lattice: points are spread, cells are merged."""
+    """Moves a piece to a coarser lattice: points are spread, cells are merged."""
     if piece is None or piece.level == level:
         return piece
     if level - piece.level > _LEVELS_AT_ONCE:
@@ -117,7 +124,7 @@ def coarser(piece: Piece | None, level: int) -> Piece | None:
 
 
 def joined(a: Piece | None, b: Piece | None) -> Piece | None:
-    """The sum of two measures on one lattice."""
+    """Returns the sum of two measures on one lattice."""
     if a is None or b is None:
         return b if a is None else a
     first = min(a.first, b.first)
@@ -149,7 +156,7 @@ def _convolved(a: Piece, b: Piece) -> list[Piece]:
 
 
 def _rows(piece: Piece) -> list[Piece]:
-    """The piece, split at long gaps without mass."""
+    """Splits a piece at long gaps."""
     full = np.flatnonzero(piece.masses)
     gaps = np.flatnonzero(np.diff(full) > _GAP)
     if not len(gaps):
@@ -165,28 +172,28 @@ _SPACING = 0.0075
 _WIDEST_SPACING = 0.0105
 # Spacing of rare large values over their distance from the mean, and over sqrt(s).
 _FAR_SPACING = 0.0033
-# Standard deviation of a sum, over its mean, that counts at most for its spacing.
+# Largest standard deviation of a sum, over its mean, by which its spacing grows.
 _LARGEST_DEVIATION = 0.3
 # Truncation of one normal variable.
 _FURTHEST = 26.0
-# Mass, and part of the mean, that the whole sum may move to 0 and to infinity.
+# Probability, and part of the mean, that the whole sum may move to 0 and to infinity.
 _TRIMMED = 1e-200
-# Relative error of one term's masses, by quadrature of its density.
+# Relative error of one term's probabilities, from quadrature.
 _FIRST_ERROR = 2e-13
-# Number of bounds that are kept.
+# Number of bounds that are cached.
 _CACHED = 256
 
 
 class ConvexOrderBound(NamedTuple):
-    """Distribution that bounds a sum X, above or below it in convex order."""
+    """A distribution that bounds a sum X, above or below it in convex order."""
 
-    # For convex f >= 0, e^mass_error E f(Y), Y moved by a share of place_error, is at
-    # least E f(X) of the one above; of the one below e^-mass_error times it is at most
-    # that.
+    # For convex f >= 0 and Y above X, e^mass_error E f(Y), with Y moved by a share of
+    # place_error, is at least E f(X). For Y below, e^-mass_error times it is at most E
+    # f(X).
 
     values: np.ndarray  # (n,) increasing, >= 0
-    masses: np.ndarray  # (n,) of them; with ``lost`` their sum is 1 up to rounding
-    lost: float  # mass at 0 besides
+    masses: np.ndarray  # (n,) probabilities; with ``lost`` they add up to about 1
+    lost: float  # further probability of 0
     infinite: float  # part of the mean at infinity
     mass_error: float  # *bounds* of rounding errors, see above
     place_error: float
@@ -208,7 +215,7 @@ class _Atoms(NamedTuple):
 
     values: np.ndarray
     masses: np.ndarray
-    base: _Distribution  # all else
+    base: _Distribution  # everything else
 
 
 class _Plan(NamedTuple):
@@ -223,7 +230,7 @@ class _Plan(NamedTuple):
 
 @functools.lru_cache(_CACHED)
 def lognormal_sum(count: int, shift: float, *, above: bool) -> ConvexOrderBound:
-    """The sum of ``e^{s x - s²/2}`` over ``count`` independent standard normal x."""
+    """Returns a bound of the sum of ``count`` independent ``e^{s x - s²/2}``."""
     relative = min(
         math.sqrt(math.log1p(math.expm1(shift**2) / count)), _LARGEST_DEVIATION
     )
@@ -250,13 +257,13 @@ def lognormal_sum(count: int, shift: float, *, above: bool) -> ConvexOrderBound:
 def _panels(
     low: float, high: float, relative: float, mean: float, plan: _Plan
 ) -> list[tuple[int, int, int]]:
-    """Level, first number and number of cells of each piece, from low to high."""
-    # Until far times the distance from the mean is larger, the spacing is at most core:
+    """Returns level, first number and number of cells of each piece, ascending."""
+    # The spacing is at most core until far times the distance from the mean is larger:
     # a large term stays on its lattice while others are added.
     core, far = plan.core, plan.far
 
     def reached(width: float) -> float:
-        """The value from which on the spacing may be as large as this."""
+        """The value from which the spacing may be as large as this."""
         near = width / relative if width <= core else math.inf
         return min(near, mean + width / far)
 
@@ -276,7 +283,7 @@ def _panels(
 
 
 def _one_term(plan: _Plan) -> _Distribution:
-    """One term, by quadrature of the normal density over each cell."""
+    """Returns one term, by quadrature of the normal density over each cell."""
     s = plan.shift
     low = math.exp(-s * (_FURTHEST + 0.5 * s))
     high = math.exp(s * (_FURTHEST + 0.5 * s))
@@ -314,7 +321,7 @@ def _cut_up(
     masses: np.ndarray,
     moments: np.ndarray | None,
 ) -> _Distribution:
-    """The distribution by panels; above, the last panel has its end point as well."""
+    """Splits a distribution into panels; above, the last one has its end point too."""
     cuts = np.cumsum([number for *_, number in panels])[:-1]
     rows = np.split(masses, cuts)
     others = [None] * len(rows) if moments is None else np.split(moments, cuts)
@@ -326,7 +333,7 @@ def _cut_up(
 
 
 def _added(a: _Distribution, b: _Distribution) -> _Atoms:
-    """The distribution of ``A + B``, as atoms."""
+    """Returns the distribution of ``A + B``, as atoms."""
     parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
     masses = np.concatenate([part.masses for part in parts])
     kept = masses > 0
@@ -337,7 +344,7 @@ def _added(a: _Distribution, b: _Distribution) -> _Atoms:
         moments = np.concatenate([moments_of(part) for part in parts])
         values = moments / np.where(kept, masses, 1.0)
         place_error += 2 * rounded
-    # The sum is at 0 or infinity where one of the two is: the other's mean goes along.
+    # The sum is at 0 or infinity if one of the two is: the other's mean goes along.
     means = [float(sum(p.masses @ places_of(p) for p in one.pieces)) for one in (a, b)]
     return _Atoms(
         values[kept],
@@ -354,8 +361,8 @@ def _added(a: _Distribution, b: _Distribution) -> _Atoms:
 
 
 def _on_places(atoms: _Atoms, plan: _Plan) -> _Distribution:
-    """Moves atoms to points, or into cells, without negligible ends."""
-    # A stable sort makes use of the runs that are sorted already.
+    """Moves atoms to points, or into cells; negligible ends are left out."""
+    # A stable sort makes use of runs that are sorted already.
     order = np.argsort(atoms.values, kind="stable")
     values, masses, base = atoms.values[order], atoms.masses[order], atoms.base
     rare = _TRIMMED * base.count / plan.total

@@ -1,8 +1,16 @@
-"""Sums of independent ``2 sinh(s z)``, z normal, bracketed from both sides."""
-# NumPy only. Reference: docs/proofs.md, "Random allocation".
+"""Sums of independent ``2 sinh(s z)``, z normal, and a profile computed from them.
+
+S is the sum of ``count`` terms with z ~ N(-tilt, 1). Its distribution is bounded by
+measures *above* and *below*: the mean of every convex, increasing f >= 0 is at least,
+or at most, that of f(S). NumPy only. References: docs/proofs.md, "Random allocation";
+Davis (1975), "Interpolation and Approximation", Theorem 3.1.1, for the error of
+interpolation.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from statistics import NormalDist
 from typing import NamedTuple
@@ -24,10 +32,7 @@ from jaxdp_episodic.accountant.numerics.convex_sums import (
     places_of,
 )
 
-# Reference: docs/proofs.md, "Random allocation"; Davis (1975), "Interpolation and
-# Approximation", Theorem 3.1.1, for the error.
-
-# Numbers of points of the polynomials that are tried.
+# Numbers of interpolated points that are tried.
 _SIZES = (2, 4, 6, 8)
 # Rounding of a polynomial's value, relative to the sum of its terms' absolute values.
 _ROUNDING = 1e-14
@@ -36,9 +41,13 @@ _ROUNDING = 1e-14
 def bounds_between(
     points: np.ndarray, low: np.ndarray, high: np.ndarray, cell: int, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bounds of F, (m,), at x between two neighbouring points."""
-    # An interpolation at 2m points is off by a derivative of even order, which is
-    # positive, times prod (x - x_i) / (2m)!: points shifted by one change its sign.
+    """Returns lower and upper bounds of F, (m,), at x between two neighbouring points.
+
+    F is a function whose derivatives of even order are positive. It is known by bounds
+    at the points.
+    """
+    # The error of interpolation at 2m points is a derivative of even order, which is
+    # positive, times prod (x - x_i) / (2m)!. Moving the points by one changes its sign.
     below, above = np.zeros(x.shape), np.full(x.shape, np.inf)
     for size in _SIZES:
         first = max(cell + 2 - size, 0)
@@ -59,7 +68,7 @@ def bounds_between(
 
 
 def _lagrange(points: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """(k, m) values of the polynomials that are 1 at one point and 0 at the others."""
+    """Returns (k, m) values of the polynomials that are 1 at one point, 0 at others."""
     others = [np.delete(points, i)[:, None] for i in range(len(points))]
     rows = zip(points.tolist(), others, strict=True)
     return np.stack([np.prod((x - o) / (point - o), axis=0) for point, o in rows])
@@ -68,26 +77,26 @@ def _lagrange(points: np.ndarray, x: np.ndarray) -> np.ndarray:
 # Cells of the finest lattice over those of the others: cells of the second one are then
 # twice as wide.
 _FINEST_RATIO = 5 / 3
-# Deviations of one term that the finest lattice reaches.
+# Standard deviations of one term that the finest lattice covers.
 _DEVIATIONS = 3.0
-# The finest lattice reaches from the threshold to the mean of the sum if one jump to
-# the threshold is by these nats likelier than a shift of all terms, and the number of
-# terms is above 3 s times the jump, so that few of the others are shifted along.
+# The finest lattice covers threshold and mean if one jump of a term to the threshold is
+# by these nats likelier than a shift of all terms, and the number of terms is above 3 s
+# times the jump, so that few of the others move along.
 _JUMP_NATS = 12.0
 _JUMP_TERMS = 3.0
-# Least number of its points in a standard deviation of the sum.
+# Smallest number of its points in a standard deviation of the sum.
 _POINTS_PER_DEVIATION = 30.0
-# End of a lattice, relative to the way from the mean to the threshold.
+# End of a lattice, relative to the distance from the mean to the threshold.
 _REACH = 1.25
-# End of the last lattice: five times as far, or what 1.5 deviations of one term make.
+# End of the last lattice: five times as far, or 1.5 deviations of one term.
 _FURTHEST = 5.0
 _FURTHEST_DEVIATIONS = 1.5
 # Bound of the means of cells beyond the last lattice, over its end.
 MEANS = 8.0
 # Widest panel of the quadrature in z.
 _WIDEST_PANEL = 0.1
-# Widest cell about 0, in z; and the narrowest, relative to a term's share of the
-# threshold: ends of narrower ones would be lost in rounding.
+# Widest cell around 0, in z; and the narrowest, relative to a term's share of the
+# threshold: the ends of narrower cells would be lost in rounding.
 _WIDEST_CELL = 0.01
 _NARROWEST_CELL = 1e-5
 # Truncation of the normal variable: below, and above a mean of s.
@@ -96,20 +105,20 @@ _HIGHEST = 9.3
 
 
 class LatticeSum(NamedTuple):
-    """Measure near the distribution of a sum of ``count`` terms, less their centers."""
+    """A measure near the distribution of a sum of ``count`` terms minus centers."""
 
     count: int
     pieces: list[Piece]
-    infinite: float
-    mass_error: float
-    place_error: float
+    infinite: float  # part of the mean at infinity
+    mass_error: float  # bound of the rounding errors of probabilities, relative
+    place_error: float  # and of the means of cells, in finest cells
 
 
 class Plan(NamedTuple):
-    """Layout of the lattices of all partial sums."""
+    """The layout of the lattices of all partial sums."""
 
     above: bool  # whether the measures are above, or below
-    finest: int  # half of the cells of the finest lattice
+    finest: int  # half of the number of cells of the finest lattice
     others: int  # and of the others
     center: float  # of one term's lattices: its share of the threshold
     unit: float  # spacing of the finest lattice of one term
@@ -119,7 +128,7 @@ class Plan(NamedTuple):
 def planned(
     count: int, shift: float, tilt: float, threshold: float, above: bool, others: int
 ) -> Plan:
-    """The layout: finest about the threshold, as wide as nearly all terms are."""
+    """Returns the layout: finest around the threshold, as wide as nearly all terms."""
     # Even, so that cells of the next lattice begin where these end.
     others, finest = others // 2 * 2, round(0.5 * _FINEST_RATIO * others) * 2
     end = NormalDist().inv_cdf(1 - 1 / (4 * count))
@@ -137,7 +146,7 @@ def planned(
     if by_one and 0.5 * count * tilt * tilt > 0.5 * jump * jump + _JUMP_NATS:
         fine = deviation * math.sqrt(count) / _POINTS_PER_DEVIATION
         unit = max(unit, min(_REACH * away / finest, fine) / 2**base)
-    # One lattice ends just beyond that jump: there the jump is resolved best.
+    # One lattice ends just beyond that jump, where it resolves the jump best.
     level = round(math.log2(max(_REACH * away / (others * unit), 1.0)))
     if level > 0:
         unit = _REACH * away / (others * 2**level)
@@ -148,17 +157,17 @@ def planned(
 
 
 def base_level(count: int) -> int:
-    """Level of the finest lattice of a sum: cells widen as its deviation does."""
+    """Returns the level of a sum's finest lattice: cells widen with its deviation."""
     return (count.bit_length() - 1) // 2
 
 
 def level_gap(plan: Plan) -> int:
-    """Number of levels from the finest lattice to the second one."""
+    """Returns the number of levels from the finest lattice to the second one."""
     return (2 * plan.finest // plan.others).bit_length() - 1
 
 
 def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
-    """One term, by quadrature of the normal density over each cell."""
+    """Returns one term, by quadrature of the normal density over each cell."""
     low, high = -tilt - _LOWEST, shift - tilt + _HIGHEST
     ends = [(2 * math.sinh(shift * z) - plan.center) / plan.unit for z in (low, high)]
     widest = plan.others * 2**plan.top
@@ -180,7 +189,7 @@ def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
     density = np.exp(-0.5 * (z + tilt) ** 2) / SQRT_2PI * WEIGHTS * piece
 
     def mean_gap(edge: np.ndarray) -> np.ndarray:
-        """Integral of the distance between value and edge, over each cell's width."""
+        """Integral of the distance of values from an edge, over each cell's width."""
         from_edge, about = 0.5 * shift * (z - edge), 0.5 * shift * (z + edge)
         gap = np.abs(4 * np.cosh(about) * np.sinh(from_edge)) / width[cell]
         return np.bincount(cell, (density * gap).sum(axis=0), len(parts))
@@ -212,7 +221,7 @@ def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
         for edge, end, side in ((edges[0][0], low, -1), (edges[1][-1], high, 1))
     ]
     if plan.above:
-        # Mass below the first cell is raised to its end.
+        # Values below the first cell are raised to its end.
         pieces[0].masses[1] += far[0][0] + normal_tail(-low - tilt)
         pieces[-1].masses[-1] += far[1][0] + over
         return term._replace(infinite=far[1][1] / plan.unit + over_mean)
@@ -225,7 +234,7 @@ def one_term(shift: float, tilt: float, plan: Plan) -> LatticeSum:
 
 
 def far_out(level: int, mass: float, moment: float, widest: int) -> list[Piece]:
-    """A cell at its own mean for the mass beyond a lattice; a measure below."""
+    """Returns a cell at its own mean for values beyond a lattice; a measure below."""
     most = MEANS * widest * mass
     if moment < -most or not mass > 0:
         return []
@@ -237,7 +246,7 @@ def far_out(level: int, mass: float, moment: float, widest: int) -> list[Piece]:
 def _beyond(
     shift: float, tilt: float, edge: float, end: float, side: int
 ) -> tuple[float, float]:
-    """Mass of a term between edge and end, and integral of its signed distance."""
+    """Returns a term's probability between edge and end, and its signed distance."""
     if (end - edge) * side <= 0:
         return 0.0, 0.0
     parts = math.ceil(abs(end - edge) / _WIDEST_PANEL)
@@ -249,7 +258,7 @@ def _beyond(
 
 
 def _cells(plan: Plan, low: int, high: int) -> list[tuple[int, int, int]]:
-    """Level, first and number of cells from low to high, which are in finest cells."""
+    """Returns level, first and number of cells from low to high (in finest cells)."""
     under, over = [], []
     for sign, end, rows in ((-1, -low, under), (1, high, over)):
         level, inner, outer = 0, 0, plan.finest
@@ -267,27 +276,27 @@ def _cells(plan: Plan, low: int, high: int) -> list[tuple[int, int, int]]:
     return under[::-1] + over
 
 
-# Half of the cells of a lattice.
+# Default for half of the number of cells of a lattice.
 _CELLS = 640
-# Mass times spacing below which ends of a row are dropped, or moved to infinity.
+# Probability times spacing below which ends of a row are dropped, or moved to infinity.
 _NEGLIGIBLE = 1e-45
 
 
 class SignedSumBound(NamedTuple):
     """A measure above or below the distribution of a sum S."""
 
-    # For every convex, increasing f >= 0, e^mass_error times the mean of f over the one
-    # above, moved up by place_error, is at least E f(S).
+    # For every convex, increasing f >= 0, e^mass_error times the mean of f over the
+    # measure above, moved up by place_error, is at least E f(S).
 
     values: np.ndarray  # (n,) increasing
-    beyond: np.ndarray  # (n + 1,) masses at each of them and above
+    beyond: np.ndarray  # (n + 1,) probability of each of them and above
     profile: np.ndarray  # (n + 1,) E(S - value)_+
     infinite: float  # part of the mean at infinity
     mass_error: float  # *bounds* of rounding errors
     place_error: float
 
     def gain(self, y: np.ndarray, *, above: bool) -> np.ndarray:
-        """Bound of ``E(S - y)_+`` at (m,) y, from above or from below."""
+        """Returns a bound of ``E(S - y)_+`` at (m,) y, from above or from below."""
         sign = 1.0 if above else -1.0
         y = y - sign * (self.place_error + 4 * UNIT * np.abs(y))
         place = np.searchsorted(self.values, y)
@@ -306,7 +315,7 @@ def sinh_sum(
     above: bool,
     cells: int = _CELLS,
 ) -> SignedSumBound:
-    """Sum of ``2 sinh(shift z)`` over ``count >= 2`` independent z ~ N(-tilt, 1)."""
+    """Returns a bound of the sum of ``count >= 2`` independent terms."""
     plan = planned(count, shift, tilt, threshold, above, cells)
     power, total = _on_levels(one_term(shift, tilt, plan), plan), None
     for bit in range(count.bit_length() - 1):
@@ -324,7 +333,7 @@ def sinh_sum(
 
 
 def _atoms(total: LatticeSum, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Values, increasing, and their masses."""
+    """Returns values, increasing, and their probabilities."""
     values, masses = [], []
     for piece in total.pieces:
         kept = piece.masses > 0
@@ -355,7 +364,7 @@ def _signed(
 
 
 def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:
-    """The distribution of the sum of two independent ones; pieces may lie anywhere."""
+    """Returns the distribution of the sum of two independent ones."""
     parts, operations = added_pieces(a.pieces, None if a is b else b.pieces)
     rounded = UNIT * operations
     return LatticeSum(
@@ -369,7 +378,7 @@ def _added(a: LatticeSum, b: LatticeSum, plan: Plan) -> LatticeSum:
 
 
 def _labelled(piece: Piece) -> Piece:
-    """Cells renumbered so that they lie, on average, where their means are."""
+    """Renumbers cells so that they lie, on average, where their means are."""
     if piece.moments is None:
         return piece
     whole = piece.masses.sum()
@@ -381,7 +390,7 @@ def _labelled(piece: Piece) -> Piece:
 
 
 def _on_levels(total: LatticeSum, plan: Plan) -> LatticeSum:
-    """Moves what lies outside of its lattice's range to the next one."""
+    """Moves what lies outside of its lattice's range to the next lattice."""
     base = base_level(total.count)
     left: dict[int, list[Piece]] = {}
     for piece in total.pieces:
@@ -416,7 +425,7 @@ def _on_levels(total: LatticeSum, plan: Plan) -> LatticeSum:
 def _at_ends(
     inside: Piece | None, outside: list[Piece], half: int, plan: Plan
 ) -> tuple[Piece | None, float]:
-    """The last lattice with the rest on it; and the part of the mean at infinity."""
+    """Adds the rest to the last lattice; also returns the mean's part at infinity."""
     sent = 0.0
     for piece in outside:
         if not plan.above:
@@ -434,12 +443,12 @@ def _at_ends(
 
 
 def _next_level(level: int, base: int, plan: Plan) -> int:
-    """The first level that has a lattice, from this one on."""
+    """Returns the first level with a lattice, from this one on."""
     return base if level <= base else max(level, base + level_gap(plan))
 
 
 def _trimmed(piece: Piece, plan: Plan) -> tuple[Piece, float]:
-    """Without negligible masses at both ends; and the part of the mean at infinity."""
+    """Removes negligible ends; and returns the part of the mean at infinity."""
     kept = np.flatnonzero(piece.masses * 2.0**piece.level > _NEGLIGIBLE)
     if not len(kept):
         kept = np.array([int(np.argmax(piece.masses))])
@@ -456,10 +465,205 @@ def _trimmed(piece: Piece, plan: Plan) -> tuple[Piece, float]:
 
 
 def _cut(piece: Piece, half: int) -> tuple[Piece | None, list[Piece]]:
-    """The part within ``half`` points of 0, and the rest on either side."""
+    """Splits a piece into the part within ``half`` points of 0, and the rest."""
     size = len(piece.masses)
     start = min(max(-half - piece.first, 0), size)
     end = min(max(half + 1 - piece.first, 0), size)
     inside = piece.part(start, end) if start < end else None
     outside = [piece.part(i, j) for i, j in ((0, start), (end, size)) if i < j]
     return inside, outside
+
+
+# --- Bounds of the profile D_t of random allocation under replace_one ---
+
+# Its order of losses is u = log g; ``t D(e^u) = e^{u/2 - s²/2} E(S - y)_+`` with tilt
+# ``u / 2s`` and a threshold y.
+# Number of settings of which the bounds are cached.
+_CACHED = 256
+# Nodes on either side of a cell that a polynomial interpolates.
+_AROUND = 3
+# Largest exponent, in nats, by which interpolated means are scaled.
+_LARGEST_EXPONENT = 250.0
+# Relative rounding error of values computed from `SignedSumBound.gain`.
+GAIN_ROUNDING = 1e-11
+# Distance of nodes, in standard deviations of ``z_1 + ... + z_j``, at which the
+# polynomial through eight of them has the relative error `_CHORD_ERROR`.
+_NODE_DISTANCE = 0.28
+_CHORD_ERROR = 1e-5
+# Target for the relative error of D. The largest factor of it where D decreases
+# steeply, as epsilon's error is that of D over the slope; and the factor below each of
+# these levels of log D. A third of the error takes three times as long.
+_ERROR = 1.5e-4
+_STEEPEST = 8.0
+_LEVELS = (-30.0, -37.0)
+_LOOSER = 8.0
+_LEAST_LOG_D = -42.0  # nodes end where log D is below it
+_MOST_NODES = 400
+# Number of cells of the sums: at first, smallest and largest.
+_FIRST_CELLS = 320
+_FEWEST_CELLS = 96
+_MOST_CELLS = 1024
+# Losses between two nodes: smallest and largest number; and the decrease of log D from
+# one to the next, over the square root of the target.
+_FEWEST_LOSSES = 32
+_MOST_LOSSES = 1024
+_FALL = 0.25
+
+
+class Node(NamedTuple):
+    """A loss u = log g at which D is bounded from both sides."""
+
+    u: float
+    below: SignedSumBound  # see `SignedProfile.sums`
+    above: SignedSumBound
+
+
+class SignedProfile(NamedTuple):
+    """The profile D of ``count`` of ``steps`` steps of an epoch with a shift s."""
+
+    steps: int
+    count: int
+    shift: float
+
+    def scale(self, u: np.ndarray | float):
+        """Returns the factor of ``E(S - y)_+`` that gives D."""
+        return np.exp(0.5 * (u - self.shift * self.shift)) / self.steps
+
+    def threshold(self, u: np.ndarray | float):
+        """Returns y."""
+        idle = self.steps - self.count
+        return 2 * np.sinh(0.5 * u) * math.exp(0.5 * self.shift**2) * idle
+
+    def sums(self, u: float, cells: int) -> list[SignedSumBound]:
+        """Returns the lower and the upper bound of the distribution of S."""
+        given = self.count, self.shift, 0.5 * u / self.shift, float(self.threshold(u))
+        return [sinh_sum(*given, above=up, cells=cells) for up in (False, True)]
+
+    def rounding(self, u: float) -> float:
+        """Returns a bound of the relative rounding error of `scale` and `threshold`."""
+        return UNIT * (16 + self.shift**2 + 2 * u)
+
+
+def _cell_bounds(
+    nodes: list[Node], cell: int, u: np.ndarray, profile: SignedProfile
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns bounds of D at u between two nodes, by interpolation at the nodes.
+
+    The function F that is interpolated is ``e^{j tilt²/2} E(S - y)_+``, with the
+    threshold y of u.
+    """
+    count, shift = profile.count, profile.shift
+    threshold = profile.threshold(u)
+    rounded = profile.rounding(float(u[-1])) * threshold
+    tilt = 0.5 * u / shift
+    middle = 0.5 * float(tilt[0] + tilt[-1])
+    # Nodes at negative u are the mirror images of those at positive u.
+    numbers = range(cell - _AROUND, min(cell + 2 + _AROUND, len(nodes)))
+    numbers = [i for i in numbers if -i < len(nodes)]
+    rows = []
+    for i in numbers:
+        node = nodes[abs(i)]
+        place = 0.5 * node.u / shift
+        sign = 1 if i >= 0 else -1
+        bounds = [
+            sums.gain(sign * threshold - toward * rounded, above=up)
+            for sums, up, toward in ((node.below, False, -1), (node.above, True, 1))
+        ]
+        if i < 0:
+            # E(-S - y)_+ = E(S + y)_+ - E S - y
+            mean = -2 * count * math.exp(0.5 * shift**2) * math.sinh(shift * place)
+            slack = GAIN_ROUNDING * (abs(mean) + threshold)
+            bounds = [
+                np.maximum(bound - mean - threshold + s * slack, 0.0)
+                for bound, s in zip(bounds, (-1, 1), strict=True)
+            ]
+        rows.append((sign * place, *bounds))
+    where, low, high = (np.stack(part) for part in zip(*rows, strict=True))
+    # Scaled so that F is similar at both ends of the cell.
+    away = where - middle
+    one = numbers.index(cell)
+    ends = [math.log(max(float(high[one + i][len(u) // 2]), 1e-300)) for i in (0, 1)]
+    gap = where[one + 1] - where[one]
+    center = -(ends[1] - ends[0]) / gap - count * middle
+
+    def exponent(away: np.ndarray) -> np.ndarray:
+        return away * (count * middle + 0.5 * count * away + center)
+
+    # Beyond this range means over- or underflow, and give no bounds.
+    usable = np.abs(exponent(away)) < _LARGEST_EXPONENT
+    if not np.all(usable[one : one + 2]):
+        return np.zeros_like(u), np.full_like(u, np.inf)
+    first = one - int(np.argmin(np.append(usable[one::-1], False))) + 1
+    last = one + int(np.argmin(np.append(usable[one:], False)))
+    kept = slice(first, last)
+    factor = np.exp(exponent(away[kept]))[:, None]
+    found = bounds_between(
+        where[kept],
+        low[kept] * factor * (1 - GAIN_ROUNDING),
+        high[kept] * factor * (1 + GAIN_ROUNDING),
+        one - first,
+        tilt,
+    )
+    back = profile.scale(u) * np.exp(-exponent(tilt - middle))
+    return found[0] * back, found[1] * back
+
+
+@functools.lru_cache(_CACHED)
+def profile_bounds(steps: int, count: int, shift: float) -> tuple[np.ndarray, ...]:
+    """Returns losses u, (n,) from 0, and bounds of D there, lower and upper."""
+    profile = SignedProfile(steps, count, shift)
+    nodes, log_d = _nodes(profile)
+    rows = []
+    for i, (a, b) in enumerate(itertools.pairwise(nodes)):
+        end = i == len(nodes) - 2
+        fall = max(log_d[i] - log_d[i + 1], 0.0)
+        within = _allowed(b.u, log_d[i], fall / (b.u - a.u))
+        number = math.ceil(fall / (_FALL * math.sqrt(within)))
+        number = min(max(number, _FEWEST_LOSSES), _MOST_LOSSES)
+        u = np.linspace(a.u, b.u, number + 1)[: number + end]
+        rows.append((u, *_cell_bounds(nodes, i, u, profile)))
+    return tuple(np.concatenate(part) for part in zip(*rows, strict=True))
+
+
+def _allowed(u: float, log_d: float, slope: float) -> float:
+    """Returns the relative error of D that a node may have."""
+    looser = _LOOSER ** sum(log_d < level for level in _LEVELS)
+    return _ERROR * looser * min(max(1.0, u * slope), _STEEPEST)
+
+
+def _nodes(profile: SignedProfile) -> tuple[list[Node], list[float]]:
+    """Returns nodes as far apart as the target allows, and upper bounds of log D."""
+    steps, count, shift = profile
+    nodes: list[Node] = []
+    logs = [0.0]
+    u, step, cells = 0.0, 0.0, _FIRST_CELLS
+    # Standard deviation of the loss for large noise.
+    deviation = 2 * shift * math.sqrt(count) / steps
+    apart = 2 * shift * _NODE_DISTANCE / math.sqrt(count)
+    while True:
+        at = float(profile.threshold(u))
+        node, gains = Node(u, *profile.sums(u, cells)), []
+        for sums, up in ((node.below, False), (node.above, True)):
+            gains.append(float(sums.gain(np.array([at]), above=up)[0]))
+        log_d, last = math.log(gains[1]) + math.log(profile.scale(u)), logs[-1]
+        nodes.append(node)
+        logs.append(log_d)
+        # D decreases; bounds that increase again come from truncation.
+        is_lost = last < _LEVELS[0] and log_d >= last
+        if log_d < _LEAST_LOG_D or is_lost or len(nodes) >= _MOST_NODES:
+            return nodes, logs[1:]
+        # At g = 1 D decreases with slope (1 - D) / 2 in g.
+        slope = (last - log_d) / step if step else 0.5 * math.expm1(max(-log_d, 0.0))
+        slope = max(slope, 1e-3)
+        within = _allowed(u, log_d, slope)
+        cells = int(cells * math.sqrt(max((1 - gains[0] / gains[1]) / within, 1e-3)))
+        cells = min(max(cells, _FEWEST_CELLS), _MOST_CELLS)
+        chord = 0.5 * within
+        # The error of interpolation at eight nodes is of order eight.
+        step = max(
+            apart * (chord / _CHORD_ERROR) ** 0.125,
+            math.sqrt(8 * chord / (slope * (1 + slope))),
+        )
+        # If few of the profile's steps are run, D decreases sooner.
+        step = step if steps == count else min(step, max(deviation, 0.5 * u))
+        u += step

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.numerics.discrete_gaussian import (
+from jaxdp_episodic.trainer.gradient.discrete_gaussian import (
     covering_variance,
     sample_discrete_gaussian,
 )

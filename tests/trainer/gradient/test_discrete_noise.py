@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxdp_episodic.accountant.numerics.discrete_gaussian import (
+from jaxdp_episodic.trainer.gradient.discrete_gaussian import (
     covering_variance,
     sample_discrete_gaussian,
 )

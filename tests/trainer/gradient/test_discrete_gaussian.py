@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.numerics import discrete_gaussian
-from jaxdp_episodic.accountant.numerics.discrete_gaussian import (
+from jaxdp_episodic.trainer.gradient import discrete_gaussian
+from jaxdp_episodic.trainer.gradient.discrete_gaussian import (
     LARGEST_VARIANCE,
     SMOOTHING,
     covering_variance,

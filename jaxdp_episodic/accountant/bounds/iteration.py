@@ -119,11 +119,7 @@ def one_pass_rho(
 
 
 def final_variance(
-    *,
-    learning_rates: Any,
-    noise_stds: Any,
-    smoothness: float,
-    strong_convexity: float,
+    *, learning_rates: Any, noise_stds: Any, smoothness: float, strong_convexity: float
 ) -> float:
     """Variance a coordinate of the last iterate, if every step contracts the most.
 

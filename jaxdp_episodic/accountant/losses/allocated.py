@@ -40,10 +40,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.accountant.numerics.loops import Array
-from jaxdp_episodic.accountant.numerics.signed_sums import (
-    GAIN_ROUNDING,
-    profile_bounds,
-)
+from jaxdp_episodic.accountant.numerics.signed_sums import GAIN_ROUNDING, profile_bounds
 
 # Range of shifts of bounding pairs: noise of 1e4 and of 0.1 clip norms. Less noise is
 # treated as none, more as 1e4.

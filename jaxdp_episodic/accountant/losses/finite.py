@@ -31,11 +31,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Nodes,
     Tails,
 )
-from jaxdp_episodic.accountant.numerics.loops import (
-    Array,
-    logsumexp,
-    namespace,
-)
+from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, namespace
 from jaxdp_episodic.accountant.numerics.power_excess import (
     log_expm1,
     scaled_power_excess,

@@ -127,9 +127,7 @@ CANCELLATION = 2e-15
 
 
 def sampled_tails(
-    base: Callable[[Array], Tails],
-    u: Array,
-    rate: Array,
+    base: Callable[[Array], Tails], u: Array, rate: Array
 ) -> tuple[Tails, Tails]:
     """Returns the tails of ``(1-p) Q + p P`` against Q, forward and backward.
 

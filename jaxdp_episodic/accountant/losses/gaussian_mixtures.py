@@ -14,10 +14,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import (
-    sum_of,
-    unless_gaussian,
-)
+from jaxdp_episodic.accountant.losses.excess import sum_of, unless_gaussian
 from jaxdp_episodic.accountant.losses.gaussian import (
     CANCELLATION,
     LARGEST,
@@ -50,10 +47,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
-from jaxdp_episodic.accountant.numerics.complex_exponentials import (
-    polar,
-    times,
-)
+from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     logsumexp,
@@ -331,8 +325,7 @@ def _weighted(half: Half, piece: tuple[Pair, ...], above: Array) -> tuple:
     x, element, y, base = piece
     sign, normal = 2 * above - 1, log_normal(x)
     density = polar(
-        normal[0] + base[0] + above * y[0],
-        sign * (normal[1] + base[1]) + above * y[1],
+        normal[0] + base[0] + above * y[0], sign * (normal[1] + base[1]) + above * y[1]
     )
     weight = times(density, (element[0], sign * element[1]))
     end = x[0][-1]

@@ -20,10 +20,7 @@ from jaxdp_episodic.accountant.losses.excess import (
     transitions,
     windows_around,
 )
-from jaxdp_episodic.accountant.losses.gaussian import (
-    LARGEST,
-    weight_left,
-)
+from jaxdp_episodic.accountant.losses.gaussian import LARGEST, weight_left
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     FURTHEST_LEFT,
     LOG_SQRT_2PI,
@@ -31,11 +28,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     Pair,
     half_line_points,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import (
-    MomentRule,
-    Quadrature,
-    Tails,
-)
+from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature, Tails
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     expm1_complex,
     log1p_complex,
@@ -336,10 +329,7 @@ class Half(NamedTuple):
         tail = middle
         if len(self.low):
             tail = _sum_of(density + share, log_mills, from_low, rest=middle)
-        return (
-            xp.where(alive, profile, -xp.inf),
-            xp.where(alive, tail, -xp.inf),
-        )
+        return (xp.where(alive, profile, -xp.inf), xp.where(alive, tail, -xp.inf))
 
     # --- Moments ---
 

@@ -313,10 +313,7 @@ class Ratio(NamedTuple):
         (re, im), (base, angle) = self.x, self.base
         if im is None or angle is None:
             return base - 0.5 * re * re - LOG_SQRT_2PI, None
-        return (
-            base + 0.5 * (im - re) * (im + re) - LOG_SQRT_2PI,
-            angle - re * im,
-        )
+        return (base + 0.5 * (im - re) * (im + re) - LOG_SQRT_2PI, angle - re * im)
 
 
 @dataclass(frozen=True)

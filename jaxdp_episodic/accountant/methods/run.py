@@ -179,11 +179,7 @@ def _outward(log_value: np.ndarray, *, up: bool) -> np.ndarray:
 
 # The protocols that a method needs of every mechanism. (Searches start with the Rényi
 # bound, hence `Moments`.)
-_PROTOCOLS = {
-    "rdp": (Moments,),
-    "exact": (Profile, Moments),
-    "pld": (Profile, Moments),
-}
+_PROTOCOLS = {"rdp": (Moments,), "exact": (Profile, Moments), "pld": (Profile, Moments)}
 
 
 class Group(NamedTuple):

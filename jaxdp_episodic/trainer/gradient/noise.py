@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.trainer.config.training_parts import DISCRETE
 from jaxdp_episodic.trainer.gradient.discrete_gaussian import (
     covering_variance,
     sample_discrete_gaussian,
 )
-from jaxdp_episodic.trainer.config.training_parts import DISCRETE
 
 LARGEST_NOISE = 1e6
 """Largest multiplier of discrete noise; with it sums and noise are within 64 bits."""

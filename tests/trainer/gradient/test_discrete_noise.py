@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.draw.generators import generator
+from jaxdp_episodic.trainer.gradient import clipping, discrete_noise, private_gradient
 from jaxdp_episodic.trainer.gradient.discrete_gaussian import (
     covering_variance,
     sample_discrete_gaussian,
 )
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
-from jaxdp_episodic.trainer.draw.generators import generator
-from jaxdp_episodic.trainer.gradient import clipping, discrete_noise, private_gradient
 from jaxdp_episodic.trainer.gradient.discrete_noise import (
     GRID,
     MOST_ROWS,

@@ -309,10 +309,7 @@ class _Plan:
         return found
 
     def spectra(
-        self,
-        values: np.ndarray,
-        errors: Sequence[list[float]],
-        sure: np.ndarray,
+        self, values: np.ndarray, errors: Sequence[list[float]], sure: np.ndarray
     ) -> list[_Spectrum]:
         """Returns the spectra of the rows of m states, (m, P, size)."""
         end = self.size + self.right

@@ -13,10 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.privacy_loss import Hints
-from jaxdp_episodic.accountant.methods.certified.lattice import (
-    BinMasses,
-    merged_losses,
-)
+from jaxdp_episodic.accountant.methods.certified.lattice import BinMasses, merged_losses
 
 # Losses in nats at which every mechanism is evaluated: eight a decade.
 _ANY_LOSSES = np.geomspace(1e-10, 1e4, 113)
@@ -205,10 +202,7 @@ def coarse_points(hints: Hints) -> np.ndarray:
 
 
 def make_plan(
-    whole: Sequence[CoarseLoss],
-    target: Target,
-    known: Estimate | None,
-    scale: float,
+    whole: Sequence[CoarseLoss], target: Target, known: Estimate | None, scale: float
 ) -> Plan:
     """Chooses tilt, window and spacing of one direction with these losses.
 

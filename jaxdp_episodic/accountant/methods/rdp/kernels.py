@@ -277,9 +277,7 @@ def _search(
             searches = (_NEAR_SEARCH,)
 
     def improve(
-        given: tuple[Array, tuple[Group, ...], Array],
-        state: _Search,
-        rule: _NewtonRule,
+        given: tuple[Array, tuple[Group, ...], Array], state: _Search, rule: _NewtonRule
     ) -> _Search:
         target, groups, end = given
         log_t, low, high = state.log_t, state.low, state.high

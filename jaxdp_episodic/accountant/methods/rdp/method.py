@@ -118,11 +118,7 @@ def rdp_answer(question: Question, run: Run) -> Answer:
 
 
 def rdp_bound(
-    question: Question,
-    run: Run,
-    *,
-    near: np.ndarray | None = None,
-    loose: bool = False,
+    question: Question, run: Run, *, near: np.ndarray | None = None, loose: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bound and its order, at every setting and path."""
     # A loose bound ends the search for the order sooner: half of 200 random settings
@@ -300,11 +296,7 @@ def traced_bound(
 
 
 def traced_bound_at(
-    kind: str,
-    target: Array,
-    groups: tuple[Group, ...],
-    block: int,
-    order: Array,
+    kind: str, target: Array, groups: tuple[Group, ...], block: int, order: Array
 ) -> Array:
     """Computes `traced_bound` at a given order; differentiable, (n,)."""
     if kind == "rdp":

@@ -42,8 +42,7 @@ from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.numerics.signed_sums import GAIN_ROUNDING, profile_bounds
 
-# Range of shifts of bounding pairs: noise of 1e4 and of 0.1 clip norms. Less noise is
-# treated as none, more as 1e4.
+# Range of shifts of bounding pairs. Less noise is treated as none, more as 1e4.
 SMALLEST_SHIFT = 1e-4
 LARGEST_SHIFT = 10.0
 
@@ -128,8 +127,7 @@ def by_setting(
     arrays = np.broadcast_arrays(u, *fields)
     flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
     rows = np.stack(flat[1:])
-    # Elements of a setting are mostly neighbours: only the first of each run is
-    # compared.
+    # Elements of a setting are mostly neighbours: compare the first of each run.
     changes = np.any(rows[:, 1:] != rows[:, :-1], axis=0)
     begins = np.append(0, np.flatnonzero(changes) + 1)
     settings, inverse = np.unique(rows[:, begins], axis=1, return_inverse=True)
@@ -154,8 +152,7 @@ _SPACING_BELOW = 3.2
 _SPACING_ABOVE = 0.5
 # Number of losses of the coarser pair from which moments are computed.
 _FEW_LOSSES = 512
-# Bound of the error of a loss over 1 + its absolute value: a rounded logarithm of a
-# ratio.
+# Bound of the error of a loss, the log of a rounded ratio, over 1 + its size.
 _LOSS_ERROR = 4e-16
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -293,8 +290,8 @@ def epoch_distribution(
     found = lognormal_sum(round(steps), shift, above=above > 0)
     idle = slots - steps
     ratio, masses = (idle + found.values) / slots, found.masses
-    # Probability truncated from P or from Q is subtracted from both, and charged as an
-    # infinite loss.
+    # What is truncated from P or Q is subtracted from both, and charged as infinite
+    # loss.
     lost = max(found.lost, (found.infinite + idle * found.lost) / slots)
     whole = float(masses.sum())
     masses = masses / whole

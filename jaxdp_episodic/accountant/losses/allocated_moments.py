@@ -34,8 +34,7 @@ _MOST_BETWEEN = 32
 # Numbers of moments of a ratio that are computed at once; the last one is the highest
 # order with a bound.
 _SIZES = (64, 256, 1024, 4096)
-# Relative error charged for a moment computed by an integral: a hundred times the
-# measured error.
+# Relative error charged for an integrated moment: a hundred times the measured one.
 _ERROR = 1e-12
 # Added to each log-excess. Of one step, which has a closed form, it was up to 4e-12 too
 # small (noise 0.25 to 10,000, orders up to 2^14).

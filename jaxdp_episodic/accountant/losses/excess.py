@@ -37,8 +37,7 @@ _LONGEST_STRETCH = 500.0
 _DENSE_STRETCH = 60.0
 # Factor of that density on a longer interval.
 _SPARSE_SHARE = 0.3
-# Length of an interval within which the integrand is at most e^60 times that at its
-# known peaks.
+# Length within which the integrand is at most e^60 times that at known peaks.
 _SHORT_STRETCH = 40.0
 # Half-widths of the windows around a transition of the log-ratio, times the shift.
 _TRANSITION_HALF_WIDTHS = np.array([[6.0], [16.0], [50.0]])
@@ -46,8 +45,7 @@ _TRANSITION_HALF_WIDTHS = np.array([[6.0], [16.0], [50.0]])
 _TRANSITION_DENSITIES = np.array([[0.4], [0.15], [0.05]])
 # Largest number of steps of `settle`.
 _SETTLING_STEPS = 14
-# Largest number of bisections of `only_root`, and the bracket width, in standard
-# deviations, at which it stops.
+# Largest number of bisections of `only_root`, and its final bracket, in deviations.
 _BISECTIONS = 40
 _NARROW_BRACKET = 1e-2
 
@@ -91,9 +89,9 @@ def settle(slope, start: Array, low: Array, high: Array) -> Array:
 
     A peak of an exponent ``F(x) - x²/2`` is where F' = x. ``slope`` returns F' and F''.
     """
-    # Newton's step where F is concave, else the fixed-point step. If a step leaves the
-    # bracket or does not halve the last one, the bracket's middle: at a kink the steps
-    # would alternate.
+    # Newton's step where F is concave, else the fixed-point step. The bracket's middle
+    # if a step leaves the bracket or does not halve the last one: it may alternate at a
+    # kink.
     xp = namespace(start, low, high)
 
     def near(x: Array) -> Array:
@@ -140,19 +138,16 @@ def only_root(slope, low: Array, high: Array) -> Array:
     return 0.5 * (low + high)
 
 
-# Largest logarithm of a term of a sum, in nats; larger ones are scaled down, since
-# e^709 overflows.
+# Largest logarithm of a term of a sum, in nats; larger ones are scaled down.
 LARGEST_EXPONENT = 600.0
 # Rounding error of a log-density, relative to the largest of its terms: half a unit in
-# the last place for each operation. Measured: 1.25 units near the peak, 3 at high
-# orders.
+# the last place for each operation. Measured: 1.25 units at peaks, 3 at high orders.
 ROUNDING = 4 * float(np.finfo(np.float64).eps)
 # Largest absolute loss, in nats, up to which moments have an error of 1e-10 without
 # adding `ROUNDING` (tested). Near 0 and at high orders, terms are small where the
 # integrand is large.
 LARGE_LOSS = 128.0
-# Largest rounding error, in nats, of terms whose sum is still used. With a far larger
-# error all of them may be 0.
+# Largest rounding error, in nats, of terms with a usable sum: they may become 0.
 _MOST_ROUNDING = 1.0
 
 
@@ -211,10 +206,9 @@ def unless_gaussian(
     no rounding error of this kind.
     """
     # log P is a difference of numbers as large as the losses; its rounding is a factor
-    # of the integral. The bound by Gaussians holds since moments are convex in the
-    # pair, f_{1-alpha}(v) <= t v, and f_alpha(v) <= -t v for v < 0. At large losses
-    # orders above 1 are rarely wanted, and there the bound is hardly larger than the
-    # integral.
+    # of the integral. The bound holds since moments are convex in the pair,
+    # f_{1-alpha}(v) <= t v, and f_alpha(v) <= -t v for v < 0. At large losses it is
+    # hardly larger.
     xp = namespace(is_gaussian, scale, t, excess[0])
     log_weight, scale = xp.atleast_2d(log_weight), xp.atleast_2d(scale)
     slope, order = scale * (1 + 2 * t), 1 + t

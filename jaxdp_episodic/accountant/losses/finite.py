@@ -131,8 +131,8 @@ def log_excess_of_atoms(
     peak = xp.maximum(peak, 0.0)
     value = xp.sum(scaled_power_excess(loss, base - peak, t, direction), axis=0)
     # Q's log-probabilities have rounding errors as large as those of the losses. If
-    # these are large, the bound ``M - 1 <= E[e^(t L) - 1; L > 0]`` is used, with
-    # probabilities of at most 1.
+    # they are large use ``M - 1 <= E[e^(t L) - 1; L > 0]``, with probabilities of at
+    # most 1.
     gain, mass = loss, log_mass
     if direction == "backward":
         gain, mass = -loss, xp.minimum(base + ROUNDING * largest, 0.0)

@@ -151,8 +151,7 @@ def sampled_tails(
     both = base(xp.stack([drawn, inner]))
     tails, (profile, tail) = at(both, 0), at(both, 1)
     forward = drawn_tails(tails, u, p)
-    # The tail, -dh/du, is g (1-p) D + G, with G the tail of P against Q: no
-    # cancellation.
+    # The tail -dh/du is g (1-p) D + G, G the tail of P against Q, without cancellation.
     log_rest = xp.log1p(-xp.where(p < 1, p, 0.0))
     lost = xp.where(p < 1, xp.minimum(u, 700.0) + log_rest + profile, -xp.inf)
     backward = (

@@ -194,9 +194,8 @@ class MixtureLoss(GaussianLoss, Nodes):
 class SwappedGaussianLoss(MixtureLoss):
     """A contribution that is replaced by another one with probability eta."""
 
-    # Both profiles equal the forward one of the sampled Gaussian. Used under both
-    # relations, for sampling without replacement and for steps that are clipped as a
-    # whole.
+    # Both profiles equal the forward one of the sampled Gaussian. For both relations,
+    # for sampling without replacement and steps that are clipped as a whole.
 
     rate: Array  # eta in [0, 1], at the clip level and below it
     shift: Array  # s >= 0, the full move: twice the clip norm over the noise
@@ -462,8 +461,7 @@ def cut_weights(
     three probabilities are upper bounds.
     """
     # r = E[q b / (M + 1) | M >= b] = b P(Binomial(N, q) > b) / (N P(M >= b)). The
-    # factor is within 1e-9 of 1, except for populations of 1e8 whose batch is hardly
-    # ever full.
+    # factor is within 1e-9 of 1, unless of 1e8 units the batch is hardly ever full.
     n, b, q = np.broadcast_arrays(population, batch_size, rate)
     inside = (q > 0) & (q < 1)
     p = np.where(inside, q, 0.5)

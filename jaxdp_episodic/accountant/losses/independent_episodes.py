@@ -59,8 +59,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
-# Largest number of terms of a loss distribution; settings that need more have no exact
-# answer.
+# Largest number of terms of a loss distribution; with more there is no exact answer.
 MOST_TERMS = 200
 # Terms of a moment this many nats below the sum are left out: hundreds add up to 1e-13.
 _NEGLIGIBLE_NATS = 36.0
@@ -133,8 +132,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         start = ((xp.full_like(s, nothing), xp.zeros_like(s)),) * (2 * directions)
         last = xp.max(kept, initial=0.0).astype(int)
         parts = _sum_terms(add_terms, last, start, s)
-        # (Sums are kept with their scale, as logarithms of partial sums would be
-        # rounded.)
+        # Sums are kept with their scale: logarithms of partial sums would be rounded.
         sums = [peak + xp.log(xp.maximum(total, SMALLEST)) for peak, total in parts]
         forward = scaled((sums[0], sums[1]), outer, eta, s)
         if self.is_symmetric:

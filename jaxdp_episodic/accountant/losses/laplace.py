@@ -135,8 +135,7 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
         rate = Rate.of(p)
         found = _excess(t, rate, s, rule)
         if rule.direction == "forward":
-            # As in `unless_gaussian`: moments are convex in P, and losses are at most
-            # s.
+            # As in `unless_gaussian`: moments are convex in P, and no loss exceeds s.
             most, *slopes = excess_of(t * s, s, 0.0, rule.with_derivatives)
             found = with_rounding(found, s * (1 + t), (rate.log + most, *slopes))
         return found
@@ -253,8 +252,7 @@ def _path(s: Array, height: Array, num_nodes: int) -> tuple[tuple, tuple]:
     edge = xp.arange(num_nodes)[:, None] % (num_nodes - 1) == 0
     weight = weight * xp.where(edge, 1 / -xp.expm1(-xp.asarray(spacing)), 1.0)
     real = xp.where(u < 0, depth - s, s - depth)
-    # The height is top tanh(slope d / top) with d = depth (2 s - depth) / (2 s), which
-    # is smooth in u.
+    # Height top tanh(slope d / top), smooth in u, with d = depth (2 s - depth) / (2 s).
     inner = depth * (1 - near)
     bent = xp.tanh(_SLOPE * inner / _TOP)
     slope = _SLOPE * (1 - bent * bent) * (1 - 2 * near) * xp.where(u < 0, 1.0, -1.0)

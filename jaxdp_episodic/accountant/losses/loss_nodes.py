@@ -37,8 +37,7 @@ Pair = tuple[Array, Array]
 _TOP = 1.8
 # Height of the path at a kink, times the shift. The log-ratio is singular at pi.
 _KINK_ANGLE = 1.2
-# Slope of the path where a half-line starts. It is steep, so that e^{zL} decays faster
-# than it oscillates.
+# Slope of the path at the start of a half-line: e^{zL} decays before it oscillates.
 _SLOPE_AT_FLOOR = 2.0
 # Slope of the path right of the kink, up to the height `_TOP`.
 _SLOPE_BEHIND_KINK = 0.4
@@ -127,9 +126,8 @@ def half_line(
     v, rise = _softplus(u)
     shift, slope = crowding(v, centers)
     weight = _unless_wide(spacing) * rise * (1 - slope)
-    # The first node replaces all nodes left of it. Their weights are a geometric
-    # series, here to second order; so are the weights times the nodes, for a linear
-    # integrand.
+    # The first node replaces all nodes left of it. Their weights, and weights times
+    # nodes, are geometric series, here to second order.
     node, ratio = v - shift, xp.exp(-spacing)
     bent = (ratio * weight[1] - weight[0]) * ratio * ratio / (1 - ratio**2)
     first = (weight[:1] - bent) / (1 - ratio)

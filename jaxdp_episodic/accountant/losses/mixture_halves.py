@@ -195,7 +195,7 @@ class Half(NamedTuple):
     def root(self, log_gain: Array, log_left: Array) -> Array:
         """Returns the x where P = g Q, given log(g - 1) and log `weight_left`."""
         # Newton's method for the difference of the logs of the positive and the
-        # negative part, one of which is convex. A last step for P - g Q itself recovers
+        # negative part, one of which is convex; a last step for P - g Q itself recovers
         # all digits.
         xp = namespace(log_gain, self.move)
         at_zero, at_low = self._lacking(log_gain)
@@ -455,8 +455,8 @@ class Half(NamedTuple):
         xp = namespace(log_cut, self.move)
         floor = self.floor()
         kinks, later = self.lead_kinks(floor)
-        # Where losses are bounded, the path must not rise behind the kink either: it
-        # would cross their branch cut.
+        # If losses are bounded, the path must not rise behind the kink: a branch cut is
+        # there.
         ends = self.falls & (self.q_zero > 0.5 * LOG_ZERO)
         rise = xp.where(ends, floor + _FURTHEST_KINK, xp.maximum(*kinks) + later)
         seen = xp.maximum(self.log_p, self.log_q) - log_cut[:, None]

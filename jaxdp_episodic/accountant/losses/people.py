@@ -64,8 +64,7 @@ from jaxdp_episodic.accountant.numerics.quadrature import integrate_panels, lay_
 
 # Half-width of the window around a peak, in standard deviations.
 _HALF_WIDTH = 9.2
-# Panels per standard deviation, and per 1 / shift: zeros of the density are pi / shift
-# above the real line.
+# Panels per standard deviation, and per 1 / shift: zeros are pi / shift away.
 _DENSITY = 0.25
 _SHIFT_DENSITY = 0.4
 # Largest number of peaks that are probed for the ends of the window.
@@ -76,9 +75,8 @@ _NUM_PROBES = 48
 # it may be larger between two probed points than at both.
 _NEGLIGIBLE = 42.0
 _BETWEEN = 40.0
-# Nats below the largest weight at which components are left out of a search for the
-# best order. (Any order gives a bound.) A quadrature with fewer nodes per panel than
-# this is a search.
+# Nats below the largest weight at which a search for the best order leaves components
+# out (any order gives a bound). With fewer nodes per panel than this it is a search.
 _NEGLIGIBLE_IN_SEARCH = 18.0
 _NODES_OF_ANSWER = 12
 # Share of an answer's nodes that the first search has. With more nodes per panel than

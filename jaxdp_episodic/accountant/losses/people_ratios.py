@@ -296,8 +296,7 @@ NOWHERE = 1e9
 # Largest |P/Q - 1| for which log P/Q is computed as log1p of it.
 _LARGEST_NEAR = 0.5
 # Nats between the densities of N(0) up to which rough sums may be used. A component
-# e^-460 below the largest one, with a weight above e^-70 of its weight, is then still
-# negligible.
+# e^-460 below the largest, with e^-70 of its weight or more, is then negligible.
 _MOST_APART = 200.0
 
 
@@ -409,8 +408,7 @@ class Ratios:
 
     def turning_point(self) -> tuple[Array, Array]:
         """Returns the distance up to which paths stay low, and a shift for it."""
-        # If e < 1 zeros of the density lie where e B^+ = (1-e) B^-, with angles pi
-        # apart.
+        # If e < 1 zeros of the density lie where e B^+ = (1-e) B^-, pi apart in angle.
         s = self.parts.shift
         if not self.covers:
             # For a binomial distribution with more weight at 0, zeros may lie as low as

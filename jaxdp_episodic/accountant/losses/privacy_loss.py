@@ -218,8 +218,7 @@ class NoisyLoss(PrivacyLoss):
         return self.__dict__["shift"]
 
 
-# The protocols. A method raises an error that names the protocol, if a mechanism that
-# it is given lacks it.
+# Protocols. A method raises an error if a mechanism lacks the one that it needs.
 
 
 class Profile(PrivacyLoss):

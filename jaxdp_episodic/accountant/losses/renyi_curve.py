@@ -36,13 +36,11 @@ class RenyiCurveLoss(Moments):
     @classmethod
     def of_orders(cls, orders: np.ndarray, rdp: np.ndarray) -> Self:
         """From divergences, inf allowed, at ascending (A,) orders."""
-        # Divergences increase with the order: at each order the smallest of its own and
-        # all later ones is a bound.
+        # Divergences increase with the order: each later one is a bound, too.
         most: Any = rdp[-1] if np.isinf(orders[-1]) else np.inf
         rdp = np.minimum.accumulate(rdp[::-1])[::-1]
         known = np.isfinite(orders) & np.isfinite(rdp)
-        # If no finite order is known, the divergence of order inf is used at order 2
-        # too.
+        # If no finite order is known, that of order inf is used at order 2 too.
         t, rdp = (orders[known] - 1, rdp[known]) if known.any() else (np.ones(1), most)
         fields = (tuple(np.full(1, value) for value in one) for one in (t, t * rdp))
         return cls(np.ones(1), np.full(1, most), *fields)

@@ -19,8 +19,7 @@ from jaxdp_episodic.accountant.numerics.binomial import log_binomial
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 from jaxdp_episodic.accountant.numerics.roots import smallest_within
 
-# Nats of delta by which the order of the directions may be unknown: the largest stated
-# error.
+# Nats of delta, the largest stated error, within which directions count as equal.
 _ALIKE = 1e-6
 
 
@@ -75,8 +74,7 @@ def _epsilon(log_delta: Array, loss: Profile) -> Array:
 
 def _slope(epsilon: Array, loss: Profile) -> tuple[Array, Array]:
     """Returns ``log(delta)`` and minus its derivative, of the larger direction."""
-    # If both are equal, as at 0, the one that decreases more slowly is larger further
-    # on.
+    # If both are equal, as at 0, the one with the smaller slope is larger further on.
     xp = namespace(epsilon, loss.outer_rate)
     (forward, tail_forward), (backward, tail_backward) = loss.log_tails(epsilon)
     profile = xp.maximum(forward, backward)

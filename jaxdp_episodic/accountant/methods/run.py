@@ -177,8 +177,7 @@ def _outward(log_value: np.ndarray, *, up: bool) -> np.ndarray:
     return log_value + error if up else log_value - error
 
 
-# The protocols that a method needs of every mechanism. (Searches start with the Rényi
-# bound, hence `Moments`.)
+# The protocols that a method needs (searches start with the Rényi bound).
 _PROTOCOLS = {"rdp": (Moments,), "exact": (Profile, Moments), "pld": (Profile, Moments)}
 
 

@@ -96,8 +96,7 @@ def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     """Returns ``e^{a + ib}``."""
     xp = namespace(log_size, angle)
     size = xp.exp(log_size)
-    # A huge angle could not be reduced to [-pi, pi], and the polynomials would
-    # overflow.
+    # Huge angles could not be reduced, and the polynomials would overflow.
     cosine, sine = cos_sin(xp.where(xp.abs(angle) < _LARGEST_ANGLE, angle, 0.0))
     return size * cosine, size * sine
 
@@ -206,8 +205,7 @@ def _sum_as_pairs(z: Pair, weight: Pair, position: Pair) -> Pair:
 
 def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
     """Computes `sum_expm1` in JAX with a complex sum."""
-    # The sum is one array, since XLA on the CPU computes a term again for each array of
-    # a loop that uses it.
+    # One array: XLA on the CPU computes a term again for each array that uses it.
     xp = namespace(z[0])
 
     def term(w: Pair, y: Pair) -> Array:

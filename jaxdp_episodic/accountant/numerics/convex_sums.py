@@ -166,8 +166,7 @@ def _rows(piece: Piece) -> list[Piece]:
     return [piece.part(i, j) for i, j in zip(begins, ends, strict=True)]
 
 
-# Spacing of points near the mean, in standard deviations of the logarithm; and its
-# largest value.
+# Spacing of points near the mean, in deviations of the logarithm; its largest value.
 _SPACING = 0.0075
 _WIDEST_SPACING = 0.0105
 # Spacing of rare large values over their distance from the mean, and over sqrt(s).
@@ -188,7 +187,7 @@ class ConvexOrderBound(NamedTuple):
     """A distribution that bounds a sum X, above or below it in convex order."""
 
     # For convex f >= 0 and Y above X, e^mass_error E f(Y), with Y moved by a share of
-    # place_error, is at least E f(X). For Y below, e^-mass_error times it is at most E
+    # place_error, is at least E f(X). For Y below, e^-mass_error E f(Y) is at most E
     # f(X).
 
     values: np.ndarray  # (n,) increasing, >= 0

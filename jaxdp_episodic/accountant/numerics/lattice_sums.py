@@ -97,8 +97,7 @@ def tilted(
         parts.append(Summand(index, values, np.exp(exponent - total), one.count))
         log_moment += one.count * total
         largest = float(np.abs(values).max(initial=0.0))
-        # The exponent is a sum of terms of this size, the moment one of
-        # ``len(summands)``.
+        # The exponent is a sum of terms of this size, the moment one of all summands.
         size = abs(total) + tilt * largest + float(np.abs(log_mass).max(initial=0.0))
         added = MACHINE * len(summands) * abs(total)
         relative += one.count * (_MASS_ERROR + _TOTAL_ERROR + added)

@@ -35,9 +35,8 @@ FINENESS = 0.8
 _DISTANCE_SPACING = 0.2
 # Above this log q the asymptotic form is used, since e^q overflows.
 FAR = math.log(300.0)
-# Relative amount by which the logarithm of a transform is moved to 0 there. It is more
-# than its error: log q is a sum of three numbers below 64, with half an ulp of 7e-15
-# each.
+# Relative amount by which the logarithm of a transform is moved to 0 there: more than
+# its error, as log q is a sum of three numbers below 64, with 7e-15 each.
 _ROUNDED = 2e-14
 # Elements of an integrand that fit the cache.
 _CACHED = 2**15
@@ -98,8 +97,7 @@ class Tilted:
     ) -> None:
         """Computes the moments; the exponent has Y if ``of_other``, else X."""
         s = shift
-        # Logarithms of 1 / Y and of X under the tilt, from all terms and from a single
-        # one.
+        # Logs of 1 / Y and of X under the tilt, from all terms and from one.
         log_growth = s * s * (2 * most if of_other else most / slots + 1)
         top = last_log_p(most, log_growth, slots, count, s)
         wide = 0.0 if of_other else max(s * s * most + 4 * s - math.log(slots), 0.0)
@@ -109,8 +107,7 @@ class Tilted:
             self.log_p - math.log(slots), s, most, -1.0 if of_other else 1.0
         )
         excess = _of_mean(single, count)
-        # The transform from E e^{-q (A - 1)}, if its rounding, times the count,
-        # matters.
+        # The transform from E e^{-q (A - 1)}, if rounding, times the count, matters.
         log_q = self.log_p - math.log(slots)
         centred = np.exp(log_centred_transform(log_q, s)) - np.exp(log_q)
         mass = np.where(log_q < FAR, centred, mass)

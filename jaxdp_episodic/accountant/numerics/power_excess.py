@@ -11,8 +11,7 @@ import math
 
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
 
-# Number of terms of the power series of f_a for |a log(1 + v)| <= 1: the next one is
-# below 1e-15 of the sum.
+# Terms of the series of f_a for |a log(1 + v)| <= 1: the next is 1e-15 of the sum.
 _SERIES_TERMS = 17
 
 

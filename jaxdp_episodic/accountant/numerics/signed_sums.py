@@ -74,8 +74,7 @@ def _lagrange(points: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.stack([np.prod((x - o) / (point - o), axis=0) for point, o in rows])
 
 
-# Cells of the finest lattice over those of the others: cells of the second one are then
-# twice as wide.
+# Cells of the finest lattice over the others': the second one's are twice as wide.
 _FINEST_RATIO = 5 / 3
 # Standard deviations of one term that the finest lattice covers.
 _DEVIATIONS = 3.0

@@ -102,8 +102,7 @@ _ARTANH = np.array(
         0.08082022805971766,
     ]
 )
-# Smallest x for which the polynomials hold. Below it the complement of the tail is
-# used.
+# Smallest x for which the polynomials hold; below it the complement is used.
 _LEFT_END = -1.0
 # Number of elements up to which one matrix product is faster than Horner's scheme.
 _FEW = 256

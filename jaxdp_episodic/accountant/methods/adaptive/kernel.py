@@ -115,8 +115,7 @@ def kernel_of(
     sure = 1 + _FEW if up else 1 - _FEW
     kept = math.exp(log_kept) * sure
     infinite = min(-math.expm1(log_kept) * sure + kept * whole.infinite, 1.0)
-    # From below, a symmetric option has an infinite loss of either sign with the same
-    # probability.
+    # From below, a symmetric option has infinite losses of both signs, equally likely.
     lost = infinite if is_symmetric and not up else 0.0
     masses = kept * whole.masses
     return Kernel.of(
@@ -149,8 +148,8 @@ def _of_several(
         if size <= _MOST_CELLS or halvings == 0:
             break
         halvings = max(halvings - math.ceil(math.log2(size / _MOST_CELLS)), 0)
-    # Each probability from the tilt that gives the better bound: rounding is relative
-    # to the largest.
+    # Rounding is relative to the largest probability: take the better one of both
+    # tilts.
     known = [
         _masses_of_sum(steps, counts, fine.step, (first, size, lost), t, up=up)
         for t in sorted({0.0, tilt})
@@ -239,8 +238,7 @@ def _window(
     steps: Sequence[Kernel], counts: Sequence[float], fine: Spacing, tilt: float
 ) -> tuple[int, int, float]:
     """Returns first cell and number of cells of a sum, and the probability outside."""
-    # Chernoff's bound of the sum, and of the tilted sum, which is aliased outside of
-    # the window.
+    # Chernoff's bound of the sum, and of the tilted sum, which is aliased.
     exponents = np.concatenate([-_EXPONENTS[::-1], _EXPONENTS, [0.0]])
     log_cut = fine.log_cut - math.log(max(sum(counts), 1.0))
     high = low = 0.0

@@ -42,8 +42,7 @@ _MOST_WORK = 2.5e8
 _SURE_POINTS = 4000
 # Largest number of points of a window.
 _MOST_POINTS = 2.0**19
-# Part of the share that may be lost by truncating kernels: less than what is lost at
-# the right end of a window.
+# Part of the share that truncating kernels may lose; windows lose more.
 _LEFT_OUT = 0.01
 # Share of a width for which a spacing is chosen.
 _CLOSER = 0.8
@@ -440,8 +439,7 @@ def profiles_above(
             min(fine, view.reach / _LEAST_POINTS_OF_PROFILE), view.reach / most
         )
         curves = []
-        # Rounding is relative to the largest values, which differ between the two
-        # tilts.
+        # Rounding is relative to the largest values, which the tilt moves.
         for tilt in sorted({0.0, view.tilt}):
             window = solver.window(view._replace(tilt=tilt), spacing)
             (row,) = solver.rows(backward, window, True)
@@ -485,8 +483,7 @@ def solver_of(question: Question, problem: Problem, width: float) -> Solver:
 def odometer_delta(problem: Problem, epsilons: Sequence[float]) -> Ends:
     """Returns certified ends of ``log u(0, 1)``, of the larger orientation."""
     largest = max(epsilons[spent] for spent in problem.graph.spent)
-    # Smaller epsilons hold with a larger delta: at most the delta at the largest of
-    # them more.
+    # Capped epsilons hold with a larger delta, by at most the delta at the cap.
     filters = Filter.of(problem).values()
     most = max(each.epsilon(_LOG_NEGLIGIBLE)[0] for each in filters)
     is_capped, largest = largest > most, min(largest, most)

@@ -166,8 +166,7 @@ def own_profile(kernel: Kernel, window: Window, *, up: bool) -> np.ndarray:
     x = h * np.arange(low, high + 1)
     lost = -math.expm1(-h)
     # For losses above j: h_j = sum over i > j of (1 - e^-h) G_i, where G_i is the sum
-    # of p e^-(l - x_i) over the losses l from x_i on. Below 0 the same with P and Q
-    # exchanged.
+    # of p e^-(l - x_i) over losses l >= x_i. Below 0 with P and Q exchanged.
     above = np.exp(x) * np.cumsum((p * np.exp(-x))[::-1])[::-1]
     above = lost * np.append(np.cumsum(above[::-1])[::-1][1:], 0.0)
     below = np.exp(-x) * np.cumsum(p)
@@ -326,8 +325,8 @@ class _Plan:
         np.multiply(values[..., :1] + off, self.decay, out=left)
         for i, one in enumerate(self.passes):
             if not one.up:
-                # An infinite loss counts at every g, and on the left as much of Q times
-                # g.
+                # An infinite loss counts at every g; on the left g times Q's
+                # probability.
                 cells = one.window.step * np.arange(self.left, 0, -1)
                 right[:, i] = sure[:, i, :1]
                 left[:, i] = sure[:, i, 1:] * np.exp(one.window.points[0] - cells)

@@ -150,8 +150,7 @@ class Curve(NamedTuple):
     def _slack(self) -> float:
         """Bounds the error of ``sum of p_i k(x_i - eps)``."""
         # The sum of k over a lattice is at most e^w plus the integral 1 / (c (1 + c))
-        # over the spacing; that of its squares has the integral 1 / (2 c (1 + c) (1 + 2
-        # c)).
+        # over the spacing; that of k² has the integral 1 / (2 c (1 + c) (1 + 2 c)).
         sum_ = self.whole
         c, number = sum_.tilt, len(sum_.cells)
         most = math.exp(log_weight(c))
@@ -161,8 +160,7 @@ class Curve(NamedTuple):
         single, together = sum_.rounding
         rounding = min(single * weights, together * math.sqrt(squares))
         below, above = sum_.outside
-        # Losses above the window are missing, and losses outside of it are aliased into
-        # it.
+        # Losses above the window are missing, losses outside are aliased into it.
         truncated = above if self.up else below + above
         return (most * truncated + rounding) * (1 + SUMS_ERROR)
 
@@ -204,8 +202,7 @@ def _exponent_error(whole: LatticeSum, log_delta: float, epsilon: float) -> floa
 _MOST_PLANS = 3
 # P-probability of a bin above which there may be a peak in it.
 _PEAK_MASS = 1e-3
-# Largest number of moves of a center, and the share of the spacing below which a move
-# is the last one.
+# Largest number of moves of a center, and the share of the spacing that ends them.
 _MOST_MOVES = 6
 _NEAR_PEAK = 3e-8
 # Distance of the center below the peak: a share of the spacing, plus nats for rounding.
@@ -225,8 +222,7 @@ _HEAVY = 1e-4
 _BESIDE = 1e-11
 # An atom within this share of the spacing counts as a lattice point.
 _AT_POINT = 1e-9
-# Largest excess of an upper distribution's total over 1: with more, its tails are
-# inaccurate.
+# Largest excess of an upper distribution's total over 1: beyond, tails are inaccurate.
 _MOST_MASS = 1e-2
 # Largest amount by which rounding may make a total differ from 1.
 _LACKING = 1e-9
@@ -497,8 +493,7 @@ def _centered(
     direction: Direction, anchors: Sequence[Sequence[float]], spacing: float
 ) -> list[float]:
     """Returns the first anchors; a peak is moved to ``log(P / Q)`` of its bin."""
-    # A peak narrower than the spacing would cost a whole bin if it were off the
-    # lattice.
+    # Off the lattice a peak narrower than the spacing would cost a whole bin.
     centers = [each[0] for each in anchors]
     for i, step in enumerate(direction.steps):
         if isinstance(step.loss, FiniteValues):

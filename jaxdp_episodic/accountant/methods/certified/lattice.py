@@ -23,16 +23,14 @@ _CHUNKS = Chunks(8192, (256, 4096), (4096, 65536))
 _TERMS_AT_ONCE = 2**16
 # Relative rounding error of a probability: nine operations of 2^-52 each.
 _ARITHMETIC_ERROR = 2e-15
-# Relative rounding error of the point where a loss is reached: two units of 2^-52 for
-# each of four operations.
+# Rounding of the point where a loss is reached: four operations of 2^-51, relative.
 _LOSS_ROUNDING = 2e-15
 # Loss in nats up to which `Profile.profile_error` covers that rounding.
 _LARGE_LOSS = 128.0
 # Relative rounding error of the split of an atom.
 _SPLIT_ERROR = 4e-15
-# Logarithms of a profile, and of its tail G, below which they are treated as 0:
-# `bin_masses` has differences and quotients of them, which would leave the range of
-# float64.
+# Logarithms of a profile, and of its tail G, below which they are treated as 0, since
+# `bin_masses` computes differences and quotients of them.
 _LEAST_LOG_PROFILE = -700.0
 _LEAST_LOG_SCALED = -740.0
 
@@ -299,12 +297,10 @@ def bins_of_masses(
 
 # Reference: docs/proofs.md, "The two ends of an interval".
 
-# Targets that are tried, as shares of the gain that the bins beside a grid point can
-# give to it.
+# Targets that are tried, as shares of the gain that its bins can give a grid point.
 _TARGET_SHARES = (0.7, 0.85, 0.95, 1.0)
-# Distance of grid points, in nats, beyond which a loss is computed as at this distance.
-# Its exponential would overflow, and the upper point gets at most e^-690 of the
-# probability.
+# Distance of grid points, in nats, beyond which a loss is computed as at this one: its
+# exponential would overflow, and the upper point gets at most e^-690 of it.
 _MOST_NATS = 690.0
 # Probability of a grid point above which shifts are tried.
 _PEAK_MASS = 0.005
@@ -312,8 +308,7 @@ _PEAK_MASS = 0.005
 _NEAR = 400
 # Largest shift of the grid, as a share of the heaviest point's distance to the next.
 _LARGEST_SHIFT = 0.4
-# Number of shifts of either sign that are tried, and of halvings of the step after
-# that.
+# Number of shifts of either sign that are tried, then of halvings of the step.
 _SCANNED = 4
 _HALVINGS = 9
 # Relative margin by which shares are below the rounded quotients.
@@ -340,9 +335,8 @@ def lower_distribution(
     points: np.ndarray, bins: BinMasses, tilt: float, *, may_shift: bool = True
 ) -> tuple[np.ndarray, float]:
     """Returns the best lower distribution on ``points[::2]``, and its shift."""
-    # Which target wastes least depends on the slope of the density. A narrow peak next
-    # to the heaviest grid point would waste a whole bin, so shifts of the grid are
-    # tried.
+    # Which target wastes least depends on the slope of the density. Shifts of the grid
+    # are tried since a peak next to the heaviest grid point would waste a whole bin.
     atom = np.where(points[::2] == 0, max(bins.atom - bins.atom_error, 0.0), 0.0)
     shifts = {0.0}
     if may_shift and not atom.any():
@@ -363,8 +357,7 @@ def _best_masses(
     best = -math.inf, np.zeros(len(losses)), shift
     for target in _targets(halves):
         masses = _share_out(halves, target)
-        # np.sum, since a BLAS product would wake its threads, see
-        # `quadrature.in_blocks`.
+        # np.sum: a BLAS product would wake its threads, see `quadrature.in_blocks`.
         best = max(best, (float(np.sum(masses * growth)), masses, shift), key=_first)
     return best
 

@@ -96,8 +96,7 @@ _USUAL_LATTICE = 2**20
 _SHARE_OF_LATTICE = (0.3, 0.1)
 # Number of steps for which rounding errors alone are nats of log(delta).
 _MOST_STEPS = 1e14
-# Shift, in standard deviations of the noise, beyond which single losses would need a
-# lattice each.
+# Shift, in deviations, beyond which single losses would need a lattice each.
 _LARGEST_SHIFT = 1e6
 # Relative rounding error of the Rényi bound.
 _RDP_ROUNDING = 1e-13

@@ -38,11 +38,9 @@ _SMALLER_TILTS = 10.0 ** (-np.arange(9) / 6)
 _CUT_SHARE = 0.01
 # Share of delta's relative width for single losses above the lattice.
 _RARE_SHARE = 0.05
-# Relative width of delta for this share if epsilon is wanted and the slope of delta is
-# not known yet.
+# Relative width of delta for this share if its slope is not known yet.
 _FIRST_RELATIVE_WIDTH = 0.02
-# First guess of log(Chernoff bound / delta) for windows; and for delta, which may be
-# far below the bound.
+# First guess of log(Chernoff bound / delta) for windows; and for a wanted delta.
 _FIRST_RESERVE = 6.0
 _FIRST_RESERVE_OF_DELTA = 12.0
 # log(Chernoff bound / delta) above which single large losses dominate the sum.
@@ -65,9 +63,8 @@ _LATTICE_SHARE = 0.35
 _GRID_SHARE = 0.05
 # Largest exponent of a tilt across a bin wider than a nat.
 _WIDEST_TILTED = 0.1
-# Distance from an anchor, in spacings, within which every lattice point is a grid
-# point: where the density is steep the lower distribution's error is not of second
-# order.
+# Spacings from an anchor within which every lattice point is a grid point: where the
+# density is steep the lower distribution's error is of first order.
 _DENSE = 256
 # Width of a bin further away, over its distance from the anchor.
 _GROWTH = 0.005
@@ -79,8 +76,7 @@ _MOST_TRIED = 2000
 _ROUNDING = 1e-9
 # Largest number of grid points of one step.
 _MOST_POINTS = 2**18
-# Largest number of grid points times terms of a mixture, if points are nats apart: 2 to
-# 5 s of CPU.
+# The same times terms of a mixture, if points are nats apart: 2 to 5 s of CPU.
 _MOST_TERMS_OF_POINTS = 2**18
 
 
@@ -270,8 +266,7 @@ def _expected_log_delta(
         return known.log_delta
     if target.of_epsilon:
         return target.given
-    # Delta may be far below Chernoff's bound; it is 0 if no loss is as large as
-    # epsilon.
+    # Delta may be far below Chernoff's bound, or 0 if no loss is that large.
     bound = min(_best_tilt(losses, target.given, 0.0)[1], 0.0)
     return max(bound - _FIRST_RESERVE_OF_DELTA, _LEAST_LOG_DELTA)
 
@@ -363,8 +358,8 @@ def _importance(
     loss: CoarseLoss, tilt: float, log_share: float, part: float
 ) -> np.ndarray:
     """Returns the distribution of one of the step's losses given a sum >= epsilon."""
-    # The tilted distribution. But if delta is far below Chernoff's bound, a single
-    # large loss may dominate the sum.
+    # The tilted distribution, but a single large loss may dominate the sum if delta is
+    # far below Chernoff's bound.
     weight = loss.tilted(tilt)
     rare = np.minimum(weight * math.exp(min(-log_share, 600.0)), 1 / loss.count)
     often = loss.count * float(rare[rare > weight].sum())

@@ -29,7 +29,7 @@ _LARGE_SHIFT = 1e3
 def first_order(groups: tuple[Group, ...], budget: Array | float) -> Array:
     """Returns an initial log t of the best order: the smaller of two approximations."""
     # One is where small losses spend the budget. The other is where rate^alpha e^{alpha
-    # (alpha-1) shift²/2} dominates: a search from beyond that jump would have to
+    # (alpha-1) shift²/2} dominates; from beyond that jump a search would have to
     # bisect.
     xp = namespace(groups[0].count)
     curvature, jump = 0.0, xp.inf
@@ -73,8 +73,7 @@ def _jump_order(
     return xp.where(needed > 0, beyond, reaching(xp.minimum(needed, 0.0) - log_outer))
 
 
-# The direction of reported values: the larger one of each step, which bounds both
-# directions of the run.
+# The direction of reported values: the larger one of each step, a bound of both.
 LARGER = "larger"
 
 

@@ -30,6 +30,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     collected,
     log_normal,
     undrawn_loss,
+    weighted,
 )
 from jaxdp_episodic.accountant.losses.mixture_halves import (
     LOG_ZERO,
@@ -47,7 +48,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
-from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     logsumexp,
@@ -322,15 +322,11 @@ class GaussianMixtureLoss(MixtureLoss):
 def _weighted(half: Half, piece: tuple[Pair, ...], above: Array) -> tuple:
     """Returns losses and weights of a path, and log-density and loss at its end."""
     x, element, y, base = piece
-    sign, normal = 2 * above - 1, log_normal(x)
-    density = polar(
-        normal[0] + base[0] + above * y[0], sign * (normal[1] + base[1]) + above * y[1]
-    )
-    weight = times(density, (element[0], sign * element[1]))
-    end = x[0][-1]
-    end_loss, end_density = half.log_parts(end)
+    re, im = log_normal(x)
+    found = weighted(y, (re + base[0], im + base[1]), element, 1 - above)
+    end_loss, end_density = half.log_parts(x[0][-1])
     end_density = end_density + LOG_SQRT_2PI + above * end_loss
-    return (sign * y[0], y[1]), weight, end_density, sign * end_loss
+    return *found, end_density, (2 * above - 1) * end_loss
 
 
 # --- A Poisson sample of clip units, truncated at random to a largest batch size ---

@@ -30,6 +30,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     collected,
     log_mixture,
     real_log_mixture,
+    weighted,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     Hints,
@@ -40,7 +41,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Profile,
     Tails,
 )
-from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     fori_loop,
@@ -153,21 +153,13 @@ class LaplaceLoss(NoisyLoss, Profile, Moments, Nodes):
         def between(height: Array) -> LossNodes:
             point, element = _path(s, height, num_nodes - 2)
             y = log_mixture(point, p)
-            exponent = (
-                forward * y[0] - 0.5 * (point[0] + s) - _LOG_4,
-                sign * (forward * y[1] - 0.5 * point[1]),
+            density = -0.5 * (point[0] + s) - _LOG_4, -0.5 * point[1]
+            found, none = weighted(y, density, element, backward), xp.zeros_like(ends)
+            loss, weight = (
+                (xp.concatenate([real, re]), xp.concatenate([none, im]))
+                for real, (re, im) in zip((ends, atom), found, strict=True)
             )
-            weight = times(polar(*exponent), (element[0], sign * element[1]))
-            nothing = xp.zeros_like(ends)
-            return collected(
-                (xp.concatenate([ends, sign * y[0]]), xp.concatenate([nothing, y[1]])),
-                (
-                    xp.concatenate([atom, weight[0]]),
-                    xp.concatenate([nothing, weight[1]]),
-                ),
-                nothing - xp.inf,
-                nothing,
-            )
+            return collected(loss, weight, none - xp.inf, none)
 
         return map_first(between, height + xp.zeros_like(log_cut))
 

@@ -61,7 +61,7 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
     """Returns (J, n) real nodes from about ``low`` to ``high``, and their weights.
 
     The nodes are x = u - share width tanh((u - kink) / width), u equally spaced: their
-    spacing is 1 - share times smaller at the kink.
+    spacing shrinks by this share at the kink.
     """
     xp = namespace(low, high, kink, s)
     share, width = _crowding(s)
@@ -233,10 +233,7 @@ def _imaginary_part(
 
 
 def _bend(x: Array) -> tuple[Array, Array]:
-    """Returns an analytic approximation of ``max(x, 0)`` and its derivative.
-
-    It is analytic for ``|Im x| < 2``.
-    """
+    """Returns a smooth ``max(x, 0)``, analytic for ``|Im x| < 2``; its derivative."""
     xp = namespace(x)
     root = xp.sqrt(x * x + 4.0)
     # Not (root + x) / 2, which cancels at x = -1e30.
@@ -312,6 +309,18 @@ def atoms(loss: Array, weight: Array) -> LossNodes:
     return map_first(one, loss, weight)
 
 
+def weighted(
+    loss: Pair, density: Pair, element: Pair, backward: Array | float
+) -> tuple[Pair, Pair]:
+    """Returns losses and weights on a path, given log Q and dx.
+
+    Backward the losses change their sign, and the path is the complex conjugate.
+    """
+    sign, forward = 1 - 2 * backward, 1 - backward
+    size = polar(density[0] + forward * loss[0], sign * density[1] + forward * loss[1])
+    return (sign * loss[0], loss[1]), times(size, (element[0], sign * element[1]))
+
+
 def mirrored(
     y: Pair, density: Pair, element: Pair, end_log_density: Array, end_loss: Array
 ) -> LossNodes:
@@ -322,14 +331,14 @@ def mirrored(
     truncated.
     """
     xp = namespace(y[0], density[0], element[0], end_log_density, end_loss)
-    above = times(polar(density[0] + y[0], density[1] + y[1]), element)
-    below = times(polar(density[0], -density[1]), (element[0], -element[1]))
-    loss = (xp.concatenate([y[0], -y[0]]), xp.concatenate([y[1], y[1]]))
-    weight = tuple(xp.concatenate(pair) for pair in zip(above, below, strict=True))
-    end_log_weight = end_log_density + end_loss
-    ends = xp.array([end_log_weight, xp.full_like(end_loss, -xp.inf)])
+    above, below = (weighted(y, density, element, 1.0 * back) for back in range(2))
+    loss, weight = (
+        tuple(map(xp.concatenate, zip(*pairs, strict=True)))
+        for pairs in zip(above, below, strict=True)
+    )
+    ends = xp.array([end_log_density + end_loss, xp.full_like(end_loss, -xp.inf)])
     end_losses = xp.array([end_loss, xp.zeros_like(end_loss)])
-    return collected(loss, (weight[0], weight[1]), ends, end_losses)
+    return collected(loss, weight, ends, end_losses)
 
 
 class Rate(NamedTuple):
@@ -373,28 +382,19 @@ def nodes_on_line(
     nowhere = xp.full_like(s, -xp.inf)
     x, element = path_points(line, nowhere, kink, s, rule.height, last=s)
     y = map_first(complex_loss, x)
-    # Backward the losses change their sign, and the path is the complex conjugate.
-    sign, forward = 1 - 2 * backward, 1 - backward
 
     def finish(x: Pair, element: Pair, y: Pair) -> LossNodes:
-        normal = log_normal(x)
-        weights = times(
-            polar(normal[0] + forward * y[0], sign * normal[1] + forward * y[1]),
-            (element[0], sign * element[1]),
-        )
+        nodes = weighted(y, log_normal(x), element, backward)
         ends = xp.array([x[0][0], x[0][-1]])
         end_loss = real_loss(ends)
-        end_log_weight = -0.5 * ends * ends + forward * end_loss
-        return collected((sign * y[0], y[1]), weights, end_log_weight, sign * end_loss)
+        end_log_weight = -0.5 * ends * ends + (1 - backward) * end_loss
+        return collected(*nodes, end_log_weight, (1 - 2 * backward) * end_loss)
 
     return map_first(finish, x, element, y)
 
 
 def undrawn_loss(outer_rate: Array, rate: Array) -> Array:
-    """Returns ``log(1 - p)``, the usual loss if p is small and there is no outer rate.
-
-    Otherwise it is 0.
-    """
+    """Returns ``log(1 - p)`` where most losses are there, else 0."""
     xp = namespace(outer_rate, rate)
     concentrated = (outer_rate >= 1) & (rate < _LARGEST_BULK_RATE)
     return xp.log1p(-xp.where(concentrated, rate, 0.0))

@@ -38,6 +38,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     collected,
     half_line,
     path_points,
+    weighted,
     whole_line,
 )
 from jaxdp_episodic.accountant.losses.mixture_halves import PROFILE_ERROR
@@ -54,7 +55,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Nodes,
     Tails,
 )
-from jaxdp_episodic.accountant.numerics.complex_exponentials import polar, times
 from jaxdp_episodic.accountant.numerics.loops import Array, logsumexp, map_first
 from jaxdp_episodic.accountant.numerics.power_excess import (
     scaled_power_excess,
@@ -449,20 +449,17 @@ def _gathered(
 
 def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, Pair]:
     """Returns losses and weights of a piece, (C, K, n); 0 below the cut."""
-    (re, im), element = piece.ratio.loss, piece.element
+    re, im = piece.ratio.loss
     assert im is not None  # paths lie in the plane
     im = np.unwrap(im, axis=1)
     turns = np.round((piece.angle[:, None] - im[:, :1]) / (2 * math.pi))
     im = im + 2 * math.pi * turns
-    sign, forward = 1 - 2 * piece.backward, 1 - piece.backward
-    density, angle = piece.ratio.log_density()
-    density = density + log_weight[:, None] + forward * re
-    weight = times(
-        polar(density, sign * angle + forward * im), (element[0], sign * element[1])
-    )
-    counts = density > log_cut
-    loss = np.where(counts, sign * re, 0.0), np.where(counts, im, 0.0)
-    return loss, (np.where(counts, weight[0], 0.0), np.where(counts, weight[1], 0.0))
+    size, angle = piece.ratio.log_density()
+    size = size + log_weight[:, None]
+    found = weighted((re, im), (size, angle), piece.element, piece.backward)
+    counts = size + (1 - piece.backward) * re > log_cut
+    loss, weight = (tuple(np.where(counts, a, 0.0) for a in pair) for pair in found)
+    return loss, weight
 
 
 def _flat(a: Array) -> Array:

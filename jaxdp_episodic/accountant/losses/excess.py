@@ -53,10 +53,7 @@ _NARROW_BRACKET = 1e-2
 def windows_around(
     centers: list[Array], *others: Windows, between: Callable[[], Array] | None = None
 ) -> tuple[Windows, Array]:
-    """Returns windows around centers, transitions and the space between; and centers.
-
-    Shapes: the windows are (J, n) each, the centers (K, n).
-    """
+    """Returns windows (J, n) around centers and between them, and centers (K, n)."""
     # Transitions matter only near a peak, so they are cut to the range of the peaks.
     xp = namespace(centers[0])
     bumps = xp.stack(centers)

@@ -66,10 +66,7 @@ def _profile(t: Array, mu: Array, shift: Array) -> Array:
 
 
 def drawn_tails(tails: Tails, u: Array, rate: Array) -> Tails:
-    """Returns the tails of ``(1-p) Q + p P`` against Q, for ``p = rate``.
-
-    ``tails`` are those of P against Q at `inner_exponent`.
-    """
+    """Returns tails of ``(1-p) Q + p P`` against Q from P's at `inner_exponent`."""
     # Balle, Barthe, Gaboardi (2018), Theorem 2 ("advanced joint convexity").
     xp = namespace(u, rate)
     # log of g over e^inner_exponent, without cancellation.

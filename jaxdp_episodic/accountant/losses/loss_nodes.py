@@ -166,11 +166,10 @@ def path_points(
     last: Array | float = 0.0,
     most: Array | float = 1e30,
 ) -> tuple[Pair, Pair]:
-    """Returns complex points above the (V, J, n) nodes of a line, and weighted dx.
+    """Returns complex points above (V, J, n) nodes of a line, and weighted dx.
 
-    Arguments: ``floor`` is the real start of a half-line, or -inf; ``kink`` is where
-    the path may rise, ``s`` the shift that limits its height there, ``last`` the
-    smallest x of the last rise, and ``most`` the largest height.
+    ``floor`` is the start of a half-line, or -inf; the path may rise at ``kink`` (at
+    most to 1.2 / s there) and at ``last``, to the height ``most``.
     """
 
     def lift(node: Array, weight: Array, height: Array) -> tuple[Pair, Pair]:
@@ -178,24 +177,6 @@ def path_points(
         return (node, height * imaginary), (weight, weight * (height * slope))
 
     return map_first(lift, *line, height)
-
-
-def half_line_points(
-    floor: Array,
-    high: Array,
-    kinks: tuple[Array, ...],
-    rise: Array,
-    last: Array,
-    s: Array,
-    height: Array,
-    num_nodes: int,
-) -> tuple[Pair, Pair]:
-    """Returns `path_points` above a `half_line` for each of (V, n) ends.
-
-    The path may rise right of ``rise``.
-    """
-    line = map_first(lambda high: half_line(floor, high, kinks, s, num_nodes), high)
-    return path_points(line, floor, rise, s, height, last=last)
 
 
 def _imaginary_part(
@@ -324,11 +305,9 @@ def weighted(
 def mirrored(
     y: Pair, density: Pair, element: Pair, end_log_density: Array, end_loss: Array
 ) -> LossNodes:
-    """Returns nodes with losses y under P's density and -y under Q's.
+    """Returns nodes with losses y under P's density and -y under Q's: a symmetric pair.
 
-    This is the forward distribution of a symmetric pair, whose nodes y cover the
-    positive losses. ``density`` is log Q, and ``end_log_density`` its value where it is
-    truncated.
+    ``density`` is log Q, and ``end_log_density`` its value where it is truncated.
     """
     xp = namespace(y[0], density[0], element[0], end_log_density, end_loss)
     above, below = (weighted(y, density, element, 1.0 * back) for back in range(2))
@@ -356,10 +335,7 @@ class Rate(NamedTuple):
 
 
 def sampled_ends(p: Rate, s: Array, log_cut: Array) -> tuple[Array, Array, Array]:
-    """Returns where the sampled Gaussian's densities fall below the cut, and the kink.
-
-    The kink of log P/Q is where both components of P have the same density.
-    """
+    """Returns where the sampled Gaussian is truncated, and the kink of log P/Q."""
     xp = namespace(p.rate, s, log_cut)
     reach = xp.sqrt(-2 * log_cut)
     high = xp.maximum(reach, s + xp.sqrt(2 * xp.maximum(p.log - log_cut, 1.0)))

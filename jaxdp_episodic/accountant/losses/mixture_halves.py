@@ -26,7 +26,8 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     LOG_SQRT_2PI,
     NodeRule,
     Pair,
-    half_line_points,
+    half_line,
+    path_points,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature, Tails
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
@@ -468,9 +469,9 @@ class Half(NamedTuple):
         high = xp.maximum(high, floor + 2.0)
         has = xp.maximum(self.log_p, self.log_q) > 0.5 * LOG_ZERO
         last = xp.max(xp.where(has, self.centers, 0.0), axis=0)
-        x, element = half_line_points(
-            floor, high, kinks, rise, last, self.widest, height, num_nodes
-        )
+        s = self.widest
+        line = map_first(lambda high: half_line(floor, high, kinks, s, num_nodes), high)
+        x, element = path_points(line, floor, rise, s, height, last=last)
         return x, element, *map_first(lambda x: self.at(x, kinks), x)
 
 

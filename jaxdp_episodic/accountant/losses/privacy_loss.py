@@ -94,11 +94,7 @@ class PrivacyLoss(abc.ABC):
 
     @classmethod
     def stack(cls, losses: list[Self]) -> Self:
-        """Stacks mechanisms of this class into one along a new first axis.
-
-        Fields that are tuples of parts (those named in `padding`) may differ in length:
-        the shorter ones are padded.
-        """
+        """Stacks mechanisms along a new first axis; shorter tuple fields are padded."""
         stacked: list[Any] = []
         for field in dataclasses.fields(cls):
             values = [getattr(loss, field.name) for loss in losses]
@@ -281,10 +277,7 @@ class Moments(PrivacyLoss):
         """
 
     def largest_on_lattice(self, rule: Quadrature) -> Array:
-        """Returns the largest t for which the trapezoidal rule has enough nodes.
-
-        It is <= 0 where the rule cannot be used.
-        """
+        """Returns the largest t that the trapezoidal rule can do; <= 0: none."""
         raise NotImplementedError(f"{type(self).__name__} has no lattice")
 
 
@@ -307,8 +300,8 @@ class Nodes(PrivacyLoss):
     ) -> tuple[Self, np.ndarray, np.ndarray]:
         """Returns the mechanism without terms that add nothing to delta.
 
-        Returns also the logarithm of the delta of ``count`` steps that these terms
-        could have, and whether ``log_goal`` could not be met.
+        Also the log of the delta that these add in ``count`` steps at most, and whether
+        ``log_goal`` needs more terms than are possible.
         """
         del count
         return self, np.full(log_goal.shape, -np.inf), np.zeros(log_goal.shape, bool)

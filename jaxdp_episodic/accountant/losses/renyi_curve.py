@@ -21,10 +21,7 @@ _SMALLEST_MOMENT = 1e-100
 
 @dataclass(frozen=True)
 class RenyiCurveLoss(Moments):
-    """Upper bounds of divergences at some orders; between them the chord of moments.
-
-    The logarithm L(t) of the moment of order 1 + t is convex, and L(0) = 0.
-    """
+    """Upper bounds at some orders; between them chords of the convex log-moment."""
 
     most: Array  # the divergence of order inf; inf if unknown
     t: tuple[Array, ...]  # orders minus 1, ascending, all finite

@@ -173,10 +173,7 @@ def lattice_sum(
 def cells_of_sum(
     parts: Sequence[Summand], first: int, size: int
 ) -> tuple[np.ndarray, float, float]:
-    """Returns the circular distribution of a sum from point ``first`` on, and errors.
-
-    The errors are a bound for each cell, and a bound of the norm of all errors.
-    """
+    """Returns the circular distribution of a sum, an error of cells, and their norm."""
     # The heaviest point of each summand is left out of its transform. Coefficients of
     # the rest, of total probability R, have errors of at most R times the transform's
     # error (Higham 2002, Theorem 24.2), and the T-th power one of T e (b + e)^(T-1).

@@ -61,10 +61,7 @@ def whole_orders(slots: float, count: float, shift: float, most: int) -> np.ndar
 
 
 class Laplace:
-    """Moments of X to powers from ``-largest`` to ``2 - nearest``.
-
-    They are integrals over p of the Laplace transform E e^{-pX}.
-    """
+    """Moments of X to powers from ``-largest`` to ``2 - nearest``, from E e^{-pX}."""
 
     def __init__(
         self, slots: float, count: float, shift: float, largest: float, nearest: float

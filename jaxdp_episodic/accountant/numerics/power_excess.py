@@ -94,10 +94,7 @@ def _times_expm1(log_factor: Array, factor: Array, exponent: Array) -> Array:
 
 
 def _excess_series(power: Array, scale: Array, y: Array) -> Array:
-    """Returns ``f_a(e^y - 1) / (a (a-1) y²)``.
-
-    Needs |scale y| <= 1 and scale >= |a| and 1.
-    """
+    """Returns ``f_a(e^y - 1) / (a (a-1) y²)``; |scale y| <= 1, scale >= |a|, 1."""
     # f_a = sum_{k>=2} (a^k - a) y^k / k!, and (a^k - a)/(a (a-1)) = 1 + a + … +
     # a^{k-2}.
     xp = namespace(power, scale, y)

@@ -539,7 +539,7 @@ class SignedProfile(NamedTuple):
         return [sinh_sum(*given, above=up, cells=cells) for up in (False, True)]
 
     def rounding(self, u: float) -> float:
-        """Returns a bound of the relative rounding error of `scale` and `threshold`."""
+        """Bounds the relative rounding error of `scale` and `threshold`."""
         return UNIT * (16 + self.shift**2 + 2 * u)
 
 

@@ -410,10 +410,7 @@ class Solver:
 
 
 def _visible_error(row: Row, window: Window, at: float) -> float:
-    """Returns the rounding error over the value at an epsilon.
-
-    It is large if the tilt is too steep.
-    """
+    """Returns the rounding error over the value at an epsilon."""
     place = np.argmin(np.abs(window.points - at))
     return row.error / max(float(row.values[place]), 1e-300)
 

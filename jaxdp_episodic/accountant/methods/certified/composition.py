@@ -532,10 +532,7 @@ def _centered(
 def _ends(
     laid: Lattice, plan: Plan, target: Target, known: Estimate | None, most_cells: int
 ) -> tuple[Interval, Estimate] | None:
-    """Returns certified ends from both distributions, and an estimate for a plan.
-
-    None if the lattice would have too many cells.
-    """
+    """Returns certified ends and an estimate; None if there are too many cells."""
     curves = []
     for summands, infinite, up in (
         (laid.lowers, 0.0, False),

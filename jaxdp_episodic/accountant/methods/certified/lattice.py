@@ -454,10 +454,7 @@ def _targets(halves: _Halves) -> list[np.ndarray]:
 
 
 def _share_out(halves: _Halves, target: np.ndarray) -> np.ndarray:
-    """Returns probabilities on the grid points with these gains and losses.
-
-    Where that is not possible, one of the two is smaller.
-    """
+    """Returns probabilities on the grid points with these gains and losses, or less."""
     # In each bin (1 - x) gain_a + y gain_b is the target of the lower grid point, and x
     # loss_a + (1 - y) loss_b that of the upper one.
     mass_a, mass_b, gain_a, gain_b, loss_a, loss_b, above_gain = halves

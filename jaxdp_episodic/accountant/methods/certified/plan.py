@@ -200,10 +200,7 @@ def coarse_points(hints: Hints) -> np.ndarray:
 def make_plan(
     whole: Sequence[CoarseLoss], target: Target, known: Estimate | None, scale: float
 ) -> Plan:
-    """Chooses tilt, window and spacing of one direction with these losses.
-
-    ``scale`` is a factor of the wanted width; ``known`` is the last plan's estimate.
-    """
+    """Chooses tilt, window and spacing for a width ``scale`` times the wanted one."""
     if known and not known.slope > 0:
         known = None  # the window was empty
     goal = _expected_log_delta(whole, target, known)

@@ -144,8 +144,7 @@ def by_setting(
 
 # --- Finite pairs that dominate, or are dominated, in any composition ---
 
-# Settings whose pairs are cached, for each kind.
-_CACHED = 256
+_CACHED = 256  # settings whose pairs are cached, for each kind
 # Finest useful lattice spacing over the mean gap between losses: for lower bounds,
 # where nearly empty cells waste probability; and for upper bounds.
 _SPACING_BELOW = 3.2

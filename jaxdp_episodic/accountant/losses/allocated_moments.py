@@ -25,12 +25,9 @@ from jaxdp_episodic.accountant.numerics.mean_moments import (
 )
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
-# Largest whole order whose moments are summed: of W;
-_MOST = 128
-# of the ratio W / W';
-_MOST_TILTED = 64
-# and of W next to a fractional power.
-_MOST_BETWEEN = 32
+_MOST = 128  # largest whole order whose moments are summed: of W;
+_MOST_TILTED = 64  # of the ratio W / W';
+_MOST_BETWEEN = 32  # and of W next to a fractional power
 # Numbers of moments of a ratio that are computed at once; the last one is the highest
 # order with a bound.
 _SIZES = (64, 256, 1024, 4096)
@@ -39,8 +36,7 @@ _ERROR = 1e-12
 # Added to each log-excess. Of one step, which has a closed form, it was up to 4e-12 too
 # small (noise 0.25 to 10,000, orders up to 2^14).
 _ROUNDING = 1e-11
-# Powers up to this distance below 2 are integrated.
-_NEAREST = 0.01
+_NEAREST = 0.01  # powers up to this distance below 2 are integrated
 # Largest z of a power -z that is integrated; and if many are.
 _LARGEST_POWER = 2.0**14
 _LARGEST_OF_MANY = 2.0**12
@@ -49,14 +45,12 @@ _LARGEST_OF_MANY = 2.0**12
 _LARGEST_TILT = 80.0
 # Ratios a / n that are tried in Hölder's inequality.
 _TRIED = (1.03, 1.1, 1.4, 2.0, 4.0)
-# A moment with a larger logarithm is of no use.
-_USELESS = 3000.0
+_USELESS = 3000.0  # a moment with a larger logarithm is of no use
 # Quadrature of the moments of Poisson sampling.
 _POISSON = MomentRule("forward", Quadrature(32, 16))
 # Step of finite differences in the order, relative to it if it is below 1.
 _STEP = 1e-4
-# Settings whose moments are cached, of each kind.
-_CACHED = 128
+_CACHED = 128  # settings whose moments are cached, of each kind
 # Values of w^{1/4} at which the maximum R of `_drawn` is searched for.
 _QUARTER_POWERS = 1 + np.append(0.0, np.geomspace(1e-2, 1e9, 2000))
 

@@ -35,16 +35,14 @@ _BUMP_DENSITY = 0.25
 _LONGEST_STRETCH = 500.0
 # Longest such interval with the panel density of the peaks' own windows.
 _DENSE_STRETCH = 60.0
-# Factor of that density on a longer interval.
-_SPARSE_SHARE = 0.3
+_SPARSE_SHARE = 0.3  # factor of that density on a longer interval
 # Length within which the integrand is at most e^60 times that at known peaks.
 _SHORT_STRETCH = 40.0
 # Half-widths of the windows around a transition of the log-ratio, times the shift.
 _TRANSITION_HALF_WIDTHS = np.array([[6.0], [16.0], [50.0]])
 # Panels there per 1/shift: singularities of the log-ratio are pi/shift away.
 _TRANSITION_DENSITIES = np.array([[0.4], [0.15], [0.05]])
-# Largest number of steps of `settle`.
-_SETTLING_STEPS = 14
+_SETTLING_STEPS = 14  # largest number of steps of `settle`
 # Largest number of bisections of `only_root`, and its final bracket, in deviations.
 _BISECTIONS = 40
 _NARROW_BRACKET = 1e-2

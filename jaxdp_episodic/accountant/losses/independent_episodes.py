@@ -69,8 +69,7 @@ _NEGLIGIBLE_IN_SEARCH = 18.0
 _NODES_OF_ANSWER = 12
 # Terms are left out up to this share of delta, which is then added to delta.
 _TRUNCATED_SHARE = 1e-9
-# Terms times settings that NumPy computes at once.
-_AT_ONCE = 512
+_AT_ONCE = 512  # terms times settings that NumPy computes at once
 # Largest log-density at which a distribution is truncated, relative to its peak.
 _LEAST_CUT = -18.0
 # Relative increase of the number of nodes for every factor e in the number of terms.

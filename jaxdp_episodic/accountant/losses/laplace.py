@@ -69,8 +69,7 @@ _EDGE_BISECTIONS = 14
 _DEEPEST_LAYER = 17.0
 # Largest imaginary part of the path: the logarithm has a branch point at pi.
 _TOP = 1.2
-# Slope of the path at both ends.
-_SLOPE = 2.0
+_SLOPE = 2.0  # slope of the path at both ends
 
 
 @dataclass(frozen=True)

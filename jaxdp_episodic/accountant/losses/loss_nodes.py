@@ -41,8 +41,7 @@ _KINK_ANGLE = 1.2
 _SLOPE_AT_FLOOR = 2.0
 # Slope of the path right of the kink, up to the height `_TOP`.
 _SLOPE_BEHIND_KINK = 0.4
-# Slope of the path further right.
-_SLOPE_AT_END = 0.3
+_SLOPE_AT_END = 0.3  # slope of the path further right
 # First node of a half-line, e^-13 from its start. There e^{zL} has a boundary layer of
 # width 1/|z|. Closer to the start e^{zL} - 1 is linear up to 1e-17.
 _DEEPEST_LAYER = 13.0

@@ -58,8 +58,7 @@ from jaxdp_episodic.accountant.numerics.special import (
 # largest error in 360 random settings (60-digit reference), which comes from rounding
 # the logarithms of rates of 1e-12.
 PROFILE_ERROR = 1e-14
-# Replaces log 0 where -inf would give NaN.
-LOG_ZERO = -1e30
+LOG_ZERO = -1e30  # replaces log 0 where -inf would give NaN
 # Largest number of Newton or bisection steps for the x of a given loss.
 _MOST_STEPS = 60
 # Newton steps end below this step, in nats; the error is then about its square.
@@ -68,14 +67,12 @@ _LAST_STEP = 1e-9
 _LARGEST_RESIDUAL = 1e-3
 # Largest exponent of a P/Q - 1 that is used only if small: its square is finite.
 _LARGEST_EXPONENT = 100.0
-# Up to this number of rows none is left out.
-_FEW_ROWS = 4
+_FEW_ROWS = 4  # up to this number of rows none is left out
 # Terms this many nats below the largest are left out: e^-46 times 1e4 terms is 1e-16.
 NEGLIGIBLE = 46.0
 # How far right of the kink paths rise if two centers lie on either side of 0.
 _LATER = 1.0
-# Largest x of a kink.
-_FURTHEST_KINK = 1e9
+_FURTHEST_KINK = 1e9  # largest x of a kink
 
 
 class Half(NamedTuple):

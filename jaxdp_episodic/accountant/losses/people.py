@@ -85,8 +85,7 @@ _LEAST_SHARE = 0.3
 _NODES_NEAR_ANSWER = 10
 # Settings whose numbers of panels are within this ratio get the same number.
 _ALIKE = 1.5
-# Largest number of panels.
-_MOST_PANELS = 4096
+_MOST_PANELS = 4096  # largest number of panels
 # Largest density of panels over that for a single Gaussian.
 _SHARPEST = 6.0
 

@@ -173,10 +173,8 @@ class Terms(NamedTuple):
 
 # Smallest scaled sum that is accurate: terms that underflow are below 1e-100 of it.
 _LEAST_SUM = 1e-200
-# Inaccurate sums that are computed again at once.
-_AT_ONCE = 2**14
-# Replaces a sum of 0 before its logarithm is taken.
-_TINY = 1e-300
+_AT_ONCE = 2**14  # inaccurate sums that are computed again at once
+_TINY = 1e-300  # replaces a sum of 0 before its logarithm is taken
 
 
 class Factor(NamedTuple):
@@ -291,8 +289,7 @@ def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(in_blocks(left, right).transpose(1, 2, 0))
 
 
-# An x for "never" of a path that rises from x on.
-NOWHERE = 1e9
+NOWHERE = 1e9  # an x for "never" of a path that rises from x on
 # Largest |P/Q - 1| for which log P/Q is computed as log1p of it.
 _LARGEST_NEAR = 0.5
 # Nats between the densities of N(0) up to which rough sums may be used. A component

@@ -57,8 +57,7 @@ _REDUCED_TERMS = 13
 _LOG_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
 # Elements of an array such that a few arrays fit the cache together.
 _CACHED = 4096
-# Angle above which its rounding error exceeds 1.
-_LARGEST_ANGLE = 1e15
+_LARGEST_ANGLE = 1e15  # angle above which its rounding error exceeds 1
 # 1.5 times 2^52: the last bits of its sum with an integer are those of the integer.
 _INTEGER_BITS = 6755399441055744.0
 

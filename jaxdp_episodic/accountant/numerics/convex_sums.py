@@ -173,14 +173,12 @@ _WIDEST_SPACING = 0.0105
 _FAR_SPACING = 0.0033
 # Largest standard deviation of a sum, over its mean, by which its spacing grows.
 _LARGEST_DEVIATION = 0.3
-# Truncation of one normal variable.
-_FURTHEST = 26.0
+_FURTHEST = 26.0  # truncation of one normal variable
 # Probability, and part of the mean, that the whole sum may move to 0 and to infinity.
 _TRIMMED = 1e-200
 # Relative error of one term's probabilities, from quadrature.
 _FIRST_ERROR = 2e-13
-# Number of bounds that are cached.
-_CACHED = 256
+_CACHED = 256  # number of bounds that are cached
 
 
 class ConvexOrderBound(NamedTuple):

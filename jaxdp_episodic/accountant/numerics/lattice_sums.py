@@ -15,8 +15,7 @@ import numpy as np
 
 # Distance of 1 from the next larger float64; an operation has half of it as error.
 MACHINE = float(np.finfo(np.float64).eps)
-# More than the sum of everything that underflows.
-UNDERFLOW = 1e-280
+UNDERFLOW = 1e-280  # more than the sum of everything that underflows
 # Bound of the error of one level of the transform, in machine precisions: complex
 # product, twiddle factor and addition, 4.1 by Higham (2002), Theorem 24.2, doubled.
 _TRANSFORM_ERROR = 8.0
@@ -26,16 +25,12 @@ _POWER_ERROR = 16.0
 _NEGLIGIBLE = -120.0
 # Distance from 1 within which ``|1 + z|^2 - 1`` keeps more digits than ``|1 + z|``.
 _NEAR_ONE = 0.5
-# Smallest modulus by which is divided.
-_LEAST_MODULUS = 1e-300
+_LEAST_MODULUS = 1e-300  # smallest modulus by which is divided
 # Relative distances from the tilt at which Chernoff's bound is evaluated.
 _TILT_CHANGES = np.geomspace(0.01, 6.0, 14)
-# Cells added to a window.
-_SPARE_CELLS = 6
-# Fewest cells of a lattice.
-_FEWEST_CELLS = 256
-# Relative rounding error of one tilted probability.
-_MASS_ERROR = 1e-14
+_SPARE_CELLS = 6  # cells added to a window
+_FEWEST_CELLS = 256  # fewest cells of a lattice
+_MASS_ERROR = 1e-14  # relative rounding error of one tilted probability
 # The same for each nat of the exponent that it was computed from.
 _EXPONENT_ERROR = 1e-15
 # Relative error of a sum of up to 2^22 numbers. NumPy adds in blocks of 128, eight sums

@@ -27,19 +27,15 @@ WIDE = 9.5
 _SPACING = 0.5
 _STRIP_SPACING = 0.27
 _NARROW_SPACING = 0.75
-# The smallest p is e^-37 of the integrand's scale.
-_FIRST_LOG_P = 37.0
-# Spacing of u, relative to the width of the integrand.
-FINENESS = 0.8
-# Spacing of log p of `log_distance`.
-_DISTANCE_SPACING = 0.2
+_FIRST_LOG_P = 37.0  # the smallest p is e^-37 of the integrand's scale
+FINENESS = 0.8  # spacing of u, relative to the width of the integrand
+_DISTANCE_SPACING = 0.2  # spacing of log p of `log_distance`
 # Above this log q the asymptotic form is used, since e^q overflows.
 FAR = math.log(300.0)
 # Relative amount by which the logarithm of a transform is moved to 0 there: more than
 # its error, as log q is a sum of three numbers below 64, with 7e-15 each.
 _ROUNDED = 2e-14
-# Elements of an integrand that fit the cache.
-_CACHED = 2**15
+_CACHED = 2**15  # elements of an integrand that fit the cache
 
 
 def most_orders(shift: float, most: int, *, tilted: bool) -> int:

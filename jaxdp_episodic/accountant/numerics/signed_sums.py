@@ -32,8 +32,7 @@ from jaxdp_episodic.accountant.numerics.convex_sums import (
     places_of,
 )
 
-# Numbers of interpolated points that are tried.
-_SIZES = (2, 4, 6, 8)
+_SIZES = (2, 4, 6, 8)  # numbers of interpolated points that are tried
 # Rounding of a polynomial's value, relative to the sum of its terms' absolute values.
 _ROUNDING = 1e-14
 
@@ -92,8 +91,7 @@ _FURTHEST = 5.0
 _FURTHEST_DEVIATIONS = 1.5
 # Bound of the means of cells beyond the last lattice, over its end.
 MEANS = 8.0
-# Widest panel of the quadrature in z.
-_WIDEST_PANEL = 0.1
+_WIDEST_PANEL = 0.1  # widest panel of the quadrature in z
 # Widest cell around 0, in z; and the narrowest, relative to a term's share of the
 # threshold: the ends of narrower cells would be lost in rounding.
 _WIDEST_CELL = 0.01
@@ -275,8 +273,7 @@ def _cells(plan: Plan, low: int, high: int) -> list[tuple[int, int, int]]:
     return under[::-1] + over
 
 
-# Default for half of the number of cells of a lattice.
-_CELLS = 640
+_CELLS = 640  # default for half of the number of cells of a lattice
 # Probability times spacing below which ends of a row are dropped, or moved to infinity.
 _NEGLIGIBLE = 1e-45
 

@@ -26,12 +26,9 @@ from jaxdp_episodic.accountant.methods.adaptive.recursion import (
 )
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question
 
-# Points of the first, coarse windows.
-_COARSE_POINTS = 800
-# Default width of epsilon, nats.
-_ENOUGH = 1e-5
-# Default width of delta, relative.
-_ENOUGH_OF_DELTA = 1e-4
+_COARSE_POINTS = 800  # points of the first, coarse windows
+_ENOUGH = 1e-5  # default width of epsilon, nats
+_ENOUGH_OF_DELTA = 1e-4  # default width of delta, relative
 # Width of either, up to which more than the usual work is done.
 AT_MOST = 1e-3
 # Usual points of all transforms of one end: some 0.15 s.
@@ -40,14 +37,11 @@ _USUAL_WORK = 1.1e7
 _MOST_WORK = 2.5e8
 # Points of a window that are always allowed, however many states there are.
 _SURE_POINTS = 4000
-# Largest number of points of a window.
-_MOST_POINTS = 2.0**19
+_MOST_POINTS = 2.0**19  # largest number of points of a window
 # Part of the share that truncating kernels may lose; windows lose more.
 _LEFT_OUT = 0.01
-# Share of a width for which a spacing is chosen.
-_CLOSER = 0.8
-# Largest number of refinements of one question.
-_MOST_REFINEMENTS = 8
+_CLOSER = 0.8  # share of a width for which a spacing is chosen
+_MOST_REFINEMENTS = 8  # largest number of refinements of one question
 # No further refinement is tried if the last one left more than this share of the width.
 _STALLED = 0.97
 # Number of refinements after which no lower end is expected.
@@ -56,10 +50,8 @@ _HOPELESS = 2
 _LEAST_LOG_SIZE = -550.0
 # Relative rounding error above which a smaller tilt is tried.
 _VISIBLE = 1e-4
-# Factor of a tilt that was too steep.
-_FLATTER = 0.75
-# Largest number of tilts that are tried before 0.
-_MOST_TRIALS = 5
+_FLATTER = 0.75  # factor of a tilt that was too steep
+_MOST_TRIALS = 5  # largest number of tilts that are tried before 0
 # Logarithm of the smallest delta that a pass without a tilt resolves.
 _LEAST_LOG_FLAT = -20.0
 # Largest exponent of a weight over the window: float64 ends at 700.
@@ -68,12 +60,9 @@ _MOST_EXPONENT = 300.0
 _LEAST_REACH = 1e-3
 # Share of delta to which values have decreased at the window's right end.
 _RIGHT_SHARE = 1e-6
-# Value to which they have decreased at its left end.
-_LEFT_VALUE = 1e-6
-# Distance for a difference quotient, nats.
-_SLOPE_NATS = 0.05
-# Largest tilt, per nat.
-_MOST_TILT = 100.0
+_LEFT_VALUE = 1e-6  # value to which they have decreased at its left end
+_SLOPE_NATS = 0.05  # distance for a difference quotient, nats
+_MOST_TILT = 100.0  # largest tilt, per nat
 # For a whole profile: width of epsilon for which the spacing is chosen, nats, and its
 # share of a move's squared spacing.
 _WIDTH_OF_PROFILE = 2e-4
@@ -452,18 +441,13 @@ def profiles_above(
 
 # Reference: docs/proofs.md, "Runs that adapt".
 
-# Wanted relative width of u.
-_ENOUGH_READ = 1e-3
-# Usual points of all transforms of one end.
-_WORK = 5e7
+_ENOUGH_READ = 1e-3  # wanted relative width of u
+_WORK = 5e7  # usual points of all transforms of one end
 # Smallest distance of a window's right end from the largest epsilon, nats.
 _LEAST_RIGHT = 1.0
-# Factor of a tilt that was too steep.
-_FLATTER_READ = 0.7
-# Tilt below which no smaller one is tried.
-_LEAST_TILT = 1.0
-# Relative margin for the rounding of sums.
-_ROUNDING = 1e-12
+_FLATTER_READ = 0.7  # factor of a tilt that was too steep
+_LEAST_TILT = 1.0  # tilt below which no smaller one is tried
+_ROUNDING = 1e-12  # relative margin for the rounding of sums
 # Logarithm of a negligible delta: larger epsilons are not considered.
 _LOG_NEGLIGIBLE = -100.0
 

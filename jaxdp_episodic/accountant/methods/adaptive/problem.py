@@ -14,8 +14,7 @@ from jaxdp_episodic.accountant.methods.closed_form import one_gaussian, shift_er
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_curve
 from jaxdp_episodic.accountant.methods.run import Question, Run
 
-# Largest number of states of a graph.
-MOST_STATES = 2_000_000
+MOST_STATES = 2_000_000  # largest number of states of a graph
 
 
 class Graph(NamedTuple):
@@ -102,14 +101,11 @@ def explored(
 
 # Orders at which Rényi's filter is computed.
 _ORDERS = 1 + np.geomspace(0.05, 500.0, 40)
-# Relative rounding error of Rényi's bound.
-RDP_ROUNDING = 1e-9
+RDP_ROUNDING = 1e-9  # relative rounding error of Rényi's bound
 # Number of atoms of a loss that shall be lattice points, the heaviest ones.
 _MOST_ATOMS = 4
-# Share of a loss by which lattice points are below it.
-_BESIDE = 1e-11
-# Largest loss of a lattice, in nats.
-FURTHEST = 100.0
+_BESIDE = 1e-11  # share of a loss by which lattice points are below it
+FURTHEST = 100.0  # largest loss of a lattice, in nats
 # Rounding of a point of the lattice, relative.
 _POINT_ROUNDING = 2.3e-16
 

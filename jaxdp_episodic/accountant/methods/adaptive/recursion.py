@@ -19,8 +19,7 @@ from jaxdp_episodic.accountant.numerics.lattice_sums import transform_error
 
 # Points right of an answer, through which a line bounds the curve from below.
 _SECANTS = 2 ** np.arange(6)
-# Rounding of a few operations.
-_ROUNDING = 4e-15
+_ROUNDING = 4e-15  # rounding of a few operations
 
 
 class Curve(NamedTuple):
@@ -116,8 +115,7 @@ _MOST_CELLS = 2**17
 _LEAST_NORM = 1e-140
 # Odd factors of the length of a transform.
 _LENGTHS = (1, 3, 5, 9, 15, 25)
-# Rounding of a running sum, for each term.
-_SUM_ROUNDING = 4.5e-16
+_SUM_ROUNDING = 4.5e-16  # rounding of a running sum, for each term
 
 
 class Window(NamedTuple):

@@ -47,12 +47,10 @@ LEAST_LOG_DELTA = -700.0
 _LARGEST_EXPONENT = 745.0
 # Relative error of a sum of weighted cells: that of the largest exponents that matter.
 _WEIGHT_ERROR = 1e-13
-# Largest number of steps of a search for epsilon.
-_MOST_STEPS = 60
+_MOST_STEPS = 60  # largest number of steps of a search for epsilon
 # Factor of the distance, by the slope, at which a certified epsilon is first tried.
 _STEP_MARGIN = 1.01
-# Relative distance of epsilons below which a search ends.
-_NEAR = 1e-13
+_NEAR = 1e-13  # relative distance of epsilons below which a search ends
 
 
 class Curve(NamedTuple):
@@ -198,8 +196,7 @@ def _exponent_error(whole: LatticeSum, log_delta: float, epsilon: float) -> floa
     return whole.relative + LOG_ERROR * (1 + abs(log_delta) + 1e-3 * large)
 
 
-# Largest number of plans of one direction.
-_MOST_PLANS = 3
+_MOST_PLANS = 3  # largest number of plans of one direction
 # P-probability of a bin above which there may be a peak in it.
 _PEAK_MASS = 1e-3
 # Largest number of moves of a center, and the share of the spacing that ends them.
@@ -216,8 +213,7 @@ _SPARE_LENGTH = 1.03
 _LITTLE = 0.8
 # Largest number of atoms of a step that shall be lattice points.
 _MOST_ANCHORS = 8
-# Smallest tilted probability of such an atom.
-_HEAVY = 1e-4
+_HEAVY = 1e-4  # smallest tilted probability of such an atom
 # Share by which an anchor is below the (rounded) largest loss.
 _BESIDE = 1e-11
 # An atom within this share of the spacing counts as a lattice point.

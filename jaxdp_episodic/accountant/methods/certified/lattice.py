@@ -27,8 +27,7 @@ _ARITHMETIC_ERROR = 2e-15
 _LOSS_ROUNDING = 2e-15
 # Loss in nats up to which `Profile.profile_error` covers that rounding.
 _LARGE_LOSS = 128.0
-# Relative rounding error of the split of an atom.
-_SPLIT_ERROR = 4e-15
+_SPLIT_ERROR = 4e-15  # relative rounding error of the split of an atom
 # Logarithms of a profile, and of its tail G, below which they are treated as 0, since
 # `bin_masses` computes differences and quotients of them.
 _LEAST_LOG_PROFILE = -700.0

@@ -84,8 +84,7 @@ def _row(loss: Profile) -> Profile:
 DEFAULT_EPSILON_SHARE = 1e-4
 # Default width of epsilon in nats, if that is larger.
 DEFAULT_EPSILON_WIDTH = 1e-7
-# Default width of delta, as a share of it.
-DEFAULT_DELTA_SHARE = 1e-3
+DEFAULT_DELTA_SHARE = 1e-3  # default width of delta, as a share of it
 # Cells of the largest lattice: 32 MiB for an array, about 20 of them at a time.
 LARGEST_LATTICE = 2**22
 # Cells of the largest lattice for the default widths.
@@ -98,8 +97,7 @@ _SHARE_OF_LATTICE = (0.3, 0.1)
 _MOST_STEPS = 1e14
 # Shift, in deviations, beyond which single losses would need a lattice each.
 _LARGEST_SHIFT = 1e6
-# Relative rounding error of the Rényi bound.
-_RDP_ROUNDING = 1e-13
+_RDP_ROUNDING = 1e-13  # relative rounding error of the Rényi bound
 # log(delta) below which the probabilities behind it underflow.
 _LEAST_LOG_DELTA = -550.0
 # Relative distance by which rounding may make ends cross.

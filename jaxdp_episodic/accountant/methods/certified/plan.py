@@ -59,8 +59,7 @@ _LARGE_LOSSES = 3.0
 _SPACINGS = np.geomspace(1e-13, 4e12, 640)
 # Share of the wanted width for the error of the lattice.
 _LATTICE_SHARE = 0.35
-# Share for wider bins of the grids.
-_GRID_SHARE = 0.05
+_GRID_SHARE = 0.05  # share for wider bins of the grids
 # Largest exponent of a tilt across a bin wider than a nat.
 _WIDEST_TILTED = 0.1
 # Spacings from an anchor within which every lattice point is a grid point: where the
@@ -74,8 +73,7 @@ _FURTHEST = 2.0**40
 _MOST_TRIED = 2000
 # An atom less than this share of the spacing below a point counts as that point.
 _ROUNDING = 1e-9
-# Largest number of grid points of one step.
-_MOST_POINTS = 2**18
+_MOST_POINTS = 2**18  # largest number of grid points of one step
 # The same times terms of a mixture, if points are nats apart: 2 to 5 s of CPU.
 _MOST_TERMS_OF_POINTS = 2**18
 

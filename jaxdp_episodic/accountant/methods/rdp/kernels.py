@@ -154,8 +154,7 @@ _NEAR_SEARCH = _NewtonRule(MEDIUM, 48, 0.2, 1e-10)  # from another run's best or
 _NARROW = 1e-9  # width of a bracket of log t that ends the search
 # Largest logarithm of the derivative over its target for a last step.
 _CLOSE = 0.1
-# Error of log t after the last step of a loose search.
-_LOOSE = 1e-2
+_LOOSE = 1e-2  # error of log t after the last step of a loose search
 # Range of log t; e^90 is beyond every useful order.
 _LOG_T_RANGE = (-90.0, 90.0)
 

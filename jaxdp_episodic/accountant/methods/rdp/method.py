@@ -37,8 +37,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
 
 # Nats by which the estimated total variation may exceed delta and is still computed.
 NEAR = 3.0
-# Rounding error of the profiles' logarithms, nats.
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # rounding error of the profiles' logarithms, nats
 
 
 def at_most_total_variation(

@@ -1,4 +1,4 @@
-"""Episodes made within blocks of people, so that a person is in one of them only."""
+"""Blocks of people: every episode is formed within one block."""
 
 from __future__ import annotations
 
@@ -32,44 +32,46 @@ from jaxdp_episodic.accountant.describe.spec import (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PeopleBlocks(Design):
-    """Episodes within blocks of people: a person can change the episodes of one block.
+    """Episodes within blocks of people: a person affects the episodes of one block.
 
-    The public list of people (under ``zero_out``: of slots of people) is partitioned
-    into ``floor(num_people / people_per_block)`` blocks; a remainder sits out. A block
-    makes ``episodes_per_block`` episodes out of its own people's data, and of all
-    blocks' episodes a step draws some. The privacy unit is "person". However many
-    classes and examples a person has, no bound of them is needed.
+    The public list of people (under ``zero_out``: of slots for people) is partitioned
+    into ``floor(num_people / people_per_block)`` blocks; the remaining people are left
+    out. A block forms ``episodes_per_block`` episodes out of its own people's data, and
+    a step draws from the episodes of all blocks. The privacy unit is "person". A person
+    may have any number of classes and examples, and no bound on them is needed.
 
     Preconditions beyond those of `MultistageSampling`:
 
-    * *Partition.* It does not look at anybody's data. It may be public, and the same in
-      all steps; with `RandomAllocation` and `ShuffledEpochs` it stays for an epoch.
-      Under ``add_remove`` a person's leaving moves nobody to another block: the place
-      stays on the list, or blocks are hashes of names.
-    * *Locality.* An episode takes its examples, and makes all its choices, from its
-      block's data and public facts. An example with several owners has all of them in
-      its block, or is left out, and goes when any one of them goes.
-    * *Slots.* Under ``zero_out`` an episode's choices look at slots, filled or not.
-      Where they look at the data (classes with enough drawings), say "replace_one".
-    * *With bounds* (``people=`` of the step), which make the chance to be in an episode
-      smaller than 1: classes and examples are drawn among public slots, filled or not,
-      without a look at what is in them, for each of a block's episodes afresh. Where an
-      episode's choices look at the data (classes with enough drawings in this block),
-      or where two episodes of a block share out classes or examples, give no bounds.
+    * *Partition.* It does not depend on anybody's data. It may be public and the same
+      in all steps; with `RandomAllocation` and `ShuffledEpochs` it is kept for an
+      epoch. Under ``add_remove``, if a person leaves, nobody moves to another block:
+      the place stays on the list, or a hash of the name determines the block.
+    * *Locality.* An episode's examples and all its choices depend only on its block's
+      data and public facts. An example with several owners is used only if all of them
+      are in the block, and is removed when any one of them leaves.
+    * *Slots.* Under ``zero_out`` an episode's choices depend on slots only, whether
+      filled or not. If they depend on the data (classes with enough drawings), use
+      "replace_one".
+    * *With bounds* (``people=`` of the step), which make the probability that an
+      episode holds the person smaller than 1: each of a block's episodes samples
+      classes and examples independently, among public slots, filled or not, without
+      looking at their content. If an episode's choices depend on the data (classes
+      with enough drawings in this block), or if two episodes of a block divide classes
+      or examples between them, give no bounds.
 
     Attributes:
       num_people: length of the public list of people, whole number >= 1.
       people_per_block: whole number, 1 <= people_per_block <= num_people.
       episodes: a scheme named "episode"; without replacement, its ``size`` is the
-        number of episodes a step, out of those of all blocks.
-      sampling: how an episode draws from its block, a `MultistageSampling` or a scheme;
-        its populations are those *within a block*. Bounds of how many classes and
-        examples a person has (`PersonBounds`) then say how likely an episode holds
-        her. Without bounds, or without it, every episode may hold her.
+        number of episodes per step, out of those of all blocks.
+      sampling: how an episode draws from its block, a `MultistageSampling` or a scheme.
+        Its populations are those *within a block*. With `PersonBounds` it gives the
+        probability that an episode holds the person. Without bounds, or without
+        ``sampling``, every episode of the block may hold the person.
       episodes_per_block: whole number >= 1.
 
     Raises:
-      ValueError: a wrong level name, a population that the design itself determines.
+      ValueError: a wrong level name, or a population of episodes.
       NotImplementedError: epochs within a block.
     """
 
@@ -94,8 +96,8 @@ class PeopleBlocks(Design):
         check_named("episodes", self.episodes, EPISODE)
         if self.episodes.population is not None:
             raise ValueError(
-                "episodes must have population=None: the blocks say how many there "
-                f"are; got population={self.episodes.population!r}"
+                "episodes must have population=None: the blocks determine the number "
+                f"of episodes; got population={self.episodes.population!r}"
             )
         if np.any(np.greater(self.people_per_block, self.num_people)):
             raise ValueError(
@@ -103,7 +105,7 @@ class PeopleBlocks(Design):
                 f"{self.people_per_block!r}, num_people={self.num_people!r}"
             )
         object.__setattr__(self, "sampling", _checked_inside(self.sampling))
-        _ = self.shape  # refuses fields that do not broadcast
+        _ = self.shape  # raises if fields do not broadcast
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -112,18 +114,18 @@ class PeopleBlocks(Design):
 
     @property
     def num_possible_episodes(self) -> np.ndarray:
-        """Episodes of all blocks, of which a step draws."""
+        """Number of episodes of all blocks."""
         blocks = np.floor_divide(self.num_people, self.people_per_block)
         return blocks * np.asarray(self.episodes_per_block)
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
-        """The schemes of all levels that are drawn, top to bottom."""
+        """The schemes of all sampled levels, top to bottom."""
         inside = () if self.sampling is None else self.sampling.levels
         return self.episodes, *inside
 
     def with_scheme(self, scheme: Scheme) -> PeopleBlocks:
-        """Returns the design with another scheme at the level of that name."""
+        """Returns the design with this scheme at the level of its name."""
         if scheme.name == EPISODE:
             return dataclasses.replace(self, episodes=scheme)
         assert self.sampling is not None  # it has the level
@@ -131,7 +133,7 @@ class PeopleBlocks(Design):
 
 
 def _checked_inside(sampling: Any) -> MultistageSampling | None:
-    """The draw within a block, a single scheme wrapped."""
+    """Returns the sampling within a block; wraps a single scheme."""
     if sampling is None:
         return None
     if isinstance(sampling, Scheme):
@@ -144,7 +146,7 @@ def _checked_inside(sampling: Any) -> MultistageSampling | None:
     refuse_epochs("sampling of PeopleBlocks", sampling.levels[0])
     if EPISODE in sampling.level_names:
         raise ValueError(
-            f"sampling must not have a level named {EPISODE!r}: it draws within an "
-            f"episode of a block; got levels {sampling.level_names}"
+            f"sampling must not have a level named {EPISODE!r}: it samples within an "
+            f"episode; got levels {sampling.level_names}"
         )
     return sampling

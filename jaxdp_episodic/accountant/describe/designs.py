@@ -1,4 +1,4 @@
-"""Specs of episodic designs that are not a plain multistage draw."""
+"""Episodic designs: grouped classes and independent episodes."""
 
 from __future__ import annotations
 
@@ -48,40 +48,43 @@ _GROUPED_COVERED = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroupedClasses(Design):
-    """N-way episodes from one pool of classes, a class in at most one a step.
+    """N-way episodes from one pool of classes; a class is in at most one of a step.
 
-    Either ``episodes`` is given: every step partitions *all* classes at random into
-    ``floor(num_classes / ways)`` episodes (public, data-independent randomness; a
-    remainder sits out) and draws episodes of that fresh partition. With a Poisson
-    scheme this is the cheapest design known. With `RandomAllocation` or
-    `ShuffledEpochs` the partition is fresh in every *epoch*, and each of its episodes
-    is given its step. Or ``classes`` is given: classes are
-    drawn, the drawn ones are grouped at random and left-overs dropped.
+    Give either ``episodes`` or ``classes``.
 
-    Of each class in a drawn episode ``examples`` draws support and query together:
-    ``size`` is shots plus queries, and the two are disjoint.
+    * ``episodes``: every step partitions *all* classes at random into
+      ``floor(num_classes / ways)`` episodes (with public randomness that does not look
+      at the data; the remaining classes are left out) and draws episodes of this
+      partition. A Poisson scheme is the cheapest design known. With `RandomAllocation`
+      or `ShuffledEpochs` the partition is fresh in every *epoch*, and each of its
+      episodes is assigned to a step.
+    * ``classes``: classes are drawn, then the drawn ones are grouped at random into
+      episodes, and the remaining ones are dropped.
+
+    ``examples`` draws support and query of each class in an episode together: ``size``
+    is shots plus queries, and the two are disjoint.
 
     Preconditions beyond those of `MultistageSampling`: each episode's contribution (its
     gradient) is clipped as a whole; the list of classes is public, and an emptied
     class keeps its place in the partition; the partition is fresh in every step and
     does not look at the data. Under ``zero_out`` the pool consists of ``num_classes``
-    slots, and an episode that holds a null class, or a null example of those drawn,
-    contributes 0; a class is then protected by the plain Poisson draw of its episode.
+    slots, and an episode contributes 0 if it has a null class or draws a null example.
+    If classes are protected, the step is then the Poisson-sampled Gaussian mechanism.
 
     Attributes:
       num_classes: size of the public pool of classes, whole number >= 1.
-      ways: classes an episode, whole number, 1 <= ways <= num_classes.
+      ways: classes per episode, whole number, 1 <= ways <= num_classes.
       episodes: a scheme named "episode"; without replacement, its ``size`` is the
-        number of episodes a step, out of ``floor(num_classes / ways)``.
-      classes: a scheme named "class", in place of ``episodes``.
+        number of episodes per step, out of ``floor(num_classes / ways)``.
+      classes: a scheme named "class", instead of ``episodes``.
       examples: a `WithoutReplacement` named "example"; ``population`` is the number of
-        examples of a class (see there), or None when the step is given a
-        `Population` of classes and examples.
+        examples of a class (see there), or None if the step has a `Population` of
+        classes and examples.
 
     Raises:
-      ValueError: a wrong level name, both or neither of
-        ``episodes`` and ``classes``, a population that the design itself determines.
-      NotImplementedError: a Poisson draw of examples.
+      ValueError: a wrong level name, both or neither of ``episodes`` and ``classes``,
+        or a population that contradicts the design.
+      NotImplementedError: Poisson sampling of examples.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -118,7 +121,7 @@ class GroupedClasses(Design):
                 "GroupedClasses with examples=Poisson has no theorem here; "
                 f"{_GROUPED_COVERED}"
             )
-        _ = self.shape  # refuses fields that do not broadcast
+        _ = self.shape  # raises if fields do not broadcast
         if np.any(np.asarray(self.ways) > self.num_classes):
             raise ValueError(
                 "ways must be at most num_classes, got "
@@ -139,32 +142,31 @@ class GroupedClasses(Design):
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
-        """The schemes of all levels that are drawn, top to bottom."""
+        """The schemes of all sampled levels, top to bottom."""
         given = (self.episodes, self.classes, self.examples)
         return tuple(scheme for scheme in given if scheme is not None)
 
     def with_scheme(self, scheme: Scheme) -> GroupedClasses:
-        """Returns the design with another scheme at the level of that name."""
+        """Returns the design with this scheme at the level of its name."""
         field = {EPISODE: "episodes", CLASS: "classes", EXAMPLE: "examples"}
         return dataclasses.replace(self, **{field[scheme.name]: scheme})
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class IndependentEpisodes(Design):
-    """A public number of episodes a step, each drawn afresh through all stages.
+    """A public number of episodes per step, each sampled through all stages.
 
-    One example can sit in several episodes of a step; that is accounted for. Each
-    episode's contribution is clipped as a whole. ``num_episodes`` is fixed in advance,
-    public, and not drawn; the episodes' draws are independent of each other.
+    An example can be in several episodes of a step, which is accounted for. Each
+    episode's contribution is clipped as a whole. ``num_episodes`` is public and fixed
+    in advance; the episodes are sampled independently of each other.
 
     Attributes:
-      sampling: a `MultistageSampling` without a level named "episode", or one scheme,
-        which is wrapped. The preconditions in its docstring hold for each episode.
+      sampling: a `MultistageSampling` without a level named "episode", or one scheme.
+        The preconditions in its docstring must hold for each episode.
       num_episodes: whole number >= 1 (scalar or array).
 
     Raises:
-      ValueError: a level named "episode", or fields that do not
-        broadcast.
+      ValueError: a level named "episode", or fields that do not broadcast.
       NotImplementedError: a sampling that is itself an episodic design.
     """
 
@@ -196,8 +198,8 @@ class IndependentEpisodes(Design):
             )
         if EPISODE in sampling.level_names:
             raise ValueError(
-                "sampling must not have a level named 'episode': the episode is the "
-                f"whole draw; got levels {sampling.level_names}"
+                "sampling must not have a level named 'episode': it describes one "
+                f"episode; got levels {sampling.level_names}"
             )
         object.__setattr__(self, "sampling", sampling)
         object.__setattr__(self, "num_episodes", num_episodes)
@@ -210,11 +212,11 @@ class IndependentEpisodes(Design):
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
-        """The schemes of all levels that are drawn, top to bottom."""
+        """The schemes of all sampled levels, top to bottom."""
         return self.sampling.levels
 
     def with_scheme(self, scheme: Scheme) -> IndependentEpisodes:
-        """Returns the design with another scheme at the level of that name."""
+        """Returns the design with this scheme at the level of its name."""
         return dataclasses.replace(self, sampling=self.sampling.with_scheme(scheme))
 
 
@@ -222,7 +224,7 @@ Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlo
 
 
 def checked_sampling(sampling: Any) -> Sampling:
-    """Returns a design as it is, and a single scheme wrapped; refuses all else."""
+    """Returns the design; a single scheme becomes a `MultistageSampling`."""
     if isinstance(sampling, Scheme):
         return MultistageSampling(sampling)
     if not isinstance(sampling, Sampling):
@@ -235,7 +237,7 @@ def checked_sampling(sampling: Any) -> Sampling:
 
 
 def epoch_scheme(sampling: Sampling) -> EpochScheme | None:
-    """Returns the scheme whose draws last for an epoch; None where steps draw anew."""
+    """Returns the scheme that samples once per epoch; None if every step samples."""
     first = sampling.schemes[0]
     return first if isinstance(first, EpochScheme) else None
 
@@ -249,7 +251,7 @@ def block_lengths(scheme: EpochScheme) -> np.ndarray:
 
 
 def _check_grouped_populations(design: GroupedClasses) -> None:
-    """Refuses populations, and class counts, that contradict the design."""
+    """Refuses populations and numbers of classes that contradict the design."""
     if design.episodes is not None and design.episodes.population is not None:
         raise ValueError(
             "episodes must have population=None: there are "
@@ -270,6 +272,6 @@ def _check_grouped_populations(design: GroupedClasses) -> None:
         np.asarray(classes.size) < design.ways
     ):
         raise ValueError(
-            "classes must draw at least `ways` classes, or no episode can be formed; "
+            "classes must draw at least `ways` classes to form an episode; "
             f"got size={classes.size!r}, ways={design.ways!r}"
         )

@@ -1,4 +1,4 @@
-"""Parts of the data that share nobody, each with a run of its own."""
+"""Parallel composition: runs on disjoint parts of the data."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CONTENT = "content"
 
 @dataclass(frozen=True, eq=False)
 class DisjointParts(Spec):
-    """Runs on parts of the data that share nobody; made by `disjoint`.
+    """Runs on disjoint parts of the data; made by `disjoint`.
 
     Attributes:
-      names: of the parts, each once.
-      parts: what is taken of each: a step, a release or a composed run.
-      membership: what decides in which part somebody is; see `disjoint`.
+      names: names of the parts, all different.
+      parts: the run of each part: a step, a release or a composed run.
+      membership: what assigns a unit to its part; see `disjoint`.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -48,10 +48,13 @@ class DisjointParts(Spec):
         for name in self.names:
             checked_name("names of parts", name)
         if len(set(self.names)) < len(self.names) or not self.names:
-            raise ValueError(f"parts must have different names, got {self.names}")
+            raise ValueError(
+                f"parts must have at least one name, all different, got {self.names}"
+            )
         if len(self.parts) != len(self.names):
             raise ValueError(
-                f"parts must be one for each of {self.names}, got {len(self.parts)}"
+                f"parts must have one run for each of {self.names}, "
+                f"got {len(self.parts)}"
             )
         for name, part in zip(self.names, self.parts, strict=True):
             if not isinstance(part, AnyStep):
@@ -66,21 +69,22 @@ class DisjointParts(Spec):
         _ = self.shape
 
     def _check_membership(self) -> None:
-        """Refuses a relation under which one change may be in two parts."""
+        """Refuses a relation under which one change may affect two parts."""
         relations = {step.neighboring_relation for step in self.steps} - {None}
         (relation,) = relations or {None}
         if self.membership == FIXED or relation == "add_remove":
             return
         if self.membership == CONTENT:
             raise NotImplementedError(
-                f"membership={CONTENT!r} under {relation} has no theorem here: who "
-                "changes may leave one part and join another, so that two parts "
+                f"membership={CONTENT!r} under {relation} has no theorem here: a "
+                "changed unit may leave one part and join another, so that two parts "
                 f"change; covered: add_remove, or membership={FIXED!r}"
             )
-        if relation != "zero_out":  # whose slots are public, and in one part each
+        if relation != "zero_out":  # there each slot is public and in one part
             raise ValueError(
                 f"membership must be given under {relation or 'an unknown relation'}: "
-                f"{FIXED!r} if no change can move anybody to another part, got None"
+                f"{FIXED!r} if no change of the data moves a unit to another part, got "
+                "None"
             )
 
     @property
@@ -94,7 +98,7 @@ class DisjointParts(Spec):
 
     @property
     def have_counts(self) -> bool:
-        """Whether every part is a composed run, with counts of its own."""
+        """Whether every part is a composed run, which has its own counts."""
         return all(isinstance(part, ComposedSteps) for part in self.parts)
 
     @property
@@ -109,37 +113,36 @@ class DisjointParts(Spec):
 def disjoint(
     parts: Mapping[str, AnyStep], *, membership: str | None = None
 ) -> DisjointParts:
-    """Returns runs on parts of the data that share nobody: the largest price counts.
+    """Returns runs on disjoint parts of the data, of which the most expensive counts.
 
-    ``disjoint({"spring": step_a, "autumn": step_b})``. Everybody's data are in one part
-    alone, so nobody is in the data of more than one run: at each delta the cost is that
-    of the part that costs most, not the sum (parallel composition). The parts may run
-    in any order, and each may use what the others have released.
+    ``disjoint({"spring": step_a, "autumn": step_b})``. Each unit's data are in one part
+    only. So at each delta the cost is that of the most expensive part, not the sum
+    (parallel composition). The parts may run in any order, and each may use the
+    releases of the others.
 
     Conditions that the library cannot check:
 
-    * Nobody is in two parts: with ``privacy_unit`` "person" no person, with a class no
-      class, with "original" no copy of the same example.
-    * Which part somebody is in does not depend on anybody else's data. A fixed list, a
-      date of the record itself or a hash of its name will do; a cluster that was found
-      in the data, or "the first thousand", will not.
+    * No protected unit is in two parts: no person with ``privacy_unit`` "person", no
+      class if classes are protected, no copies of one example with "original".
+    * The part of a unit does not depend on the data of others. A fixed list, a date of
+      the record itself or a hash of its name are covered; a cluster computed from the
+      data, or "the first thousand", is not.
     * Noise, rates and numbers of steps of all parts are fixed in advance.
 
     Args:
       parts: name of each part -> its step, release or run made by `compose`, all with
-        one privacy unit and relation. What is taken of everybody's data goes into the
-        run of every part.
-      membership: "fixed" if a part is that of a place or a list, which no change of the
-        data moves anybody out of; "content" if it is read off the record itself. Under
-        replace_one it must be given and be "fixed", as a record with another content
-        may be in another part, and two parts then change. Under add_remove both are
-        covered; under zero_out slots belong to parts, so it is "fixed".
+        the same privacy unit and relation. A release that uses the data of all parts
+        belongs in the run of every part.
+      membership: "fixed" if no change of the data moves a unit to another part (the
+        part belongs to a place or a list); "content" if the record's content determines
+        its part. Under replace_one it must be "fixed", because a record with new
+        content may be in another part, and then two parts change. Under add_remove both
+        are covered. Under zero_out slots belong to parts, so it is "fixed".
 
     Raises:
-      TypeError: what is no step, release or composed run.
-      ValueError: no parts, parts that do not protect the same units, or a membership
-        that is missing.
-      NotImplementedError: a membership by content under another relation.
+      TypeError: a part that is no step, release or composed run.
+      ValueError: no parts, parts that protect different units, or a missing membership.
+      NotImplementedError: membership "content" under zero_out or replace_one.
 
     Reference: McSherry (2009), "Privacy integrated queries", Theorem 4; docs/proofs.md,
     "Disjoint parts".
@@ -152,11 +155,11 @@ def disjoint(
 
 
 def refuse_disjoint(step: Any, what: str) -> None:
-    """Refuses disjoint parts where a question is of one run, naming what does."""
+    """Refuses disjoint parts in a function that takes one run."""
     if isinstance(step, DisjointParts):
         raise NotImplementedError(
-            f"{what} does not cover disjoint parts: ask it of the run of each part, "
+            f"{what} does not cover disjoint parts: call it for the run of each part, "
             f"{step.names}. Covered: epsilon, delta, rdp, their intervals, trade_off, "
-            "true_positive_rate, advantage and gdp_mu; calibrate each part to the same "
-            "target"
+            "true_positive_rate, advantage and gdp_mu. To calibrate, calibrate each "
+            "part to the same target"
         )

@@ -1,4 +1,4 @@
-"""More mechanisms that may be parts of a run, and the list of all releases."""
+"""Releases of single settings or truncated samples, and the list of all releases."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from jaxdp_episodic.accountant.describe.spec import (
     frozen_number,
 )
 
-# Values of a finite loss, at most.
+# Largest number of values of a finite loss distribution.
 _MOST_VALUES = 1000
-# Rounding of the sum of probabilities.
+# Allowed rounding error of a sum of probabilities.
 _SUM_ERROR = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class RandomizedResponse(Release):
-    """One of k answers about a unit: with probability p a uniform one, else its own.
+    """k-ary randomized response: the unit's answer, or with probability p a random one.
 
     Attributes:
-      noise_parameter: p in [0, 1], of a uniform answer.
-      num_buckets: k >= 1, whole.
-      neighboring_relation: "replace_one" (the unit's answer is another one) or
-        "zero_out" (its answer is uniform).
+      noise_parameter: p in [0, 1], the probability of a uniformly random answer.
+      num_buckets: number k of possible answers, whole number >= 1.
+      neighboring_relation: "replace_one" (the unit has another answer) or "zero_out"
+        (its answer is uniformly random).
 
     Raises:
-      NotImplementedError: "add_remove", where there would be an answer more or less.
+      NotImplementedError: "add_remove", which would change the number of answers.
     """
 
     singles: ClassVar[Mapping[str, Check]] = {
@@ -59,15 +59,16 @@ class RandomizedResponse(Release):
 
 @dataclass(frozen=True, eq=False)
 class DiscreteLaplaceRelease(Release):
-    """A sum of integer vectors plus integer noise of mass ``tanh(a/2) e^{-a|x|}``.
+    """A sum of integer vectors plus discrete Laplace noise.
 
-    Every coordinate gets noise of its own. What one protected unit gives, drawn by
-    Poisson sampling, has an L1 norm of at most ``sensitivity``.
+    Each coordinate gets independent noise: the integer x has probability
+    ``tanh(a/2) e^{-a|x|}``. Units are Poisson sampled, and the total contribution of a
+    protected unit has an L1 norm of at most ``sensitivity``.
 
     Attributes:
-      noise_parameter: a >= 0; the larger, the less noise.
+      noise_parameter: a >= 0. A larger a means less noise, but 0 means no noise.
       sensitivity: whole number >= 1.
-      sampling_probability: that a unit takes part, in [0, 1].
+      sampling_probability: probability in [0, 1] that a unit is sampled.
       neighboring_relation: as of a `LaplaceRelease`.
 
     Raises:
@@ -89,7 +90,7 @@ class DiscreteLaplaceRelease(Release):
     neighboring_relation: str = "add_remove"
 
     def check_values(self) -> None:
-        """Refuses a loss of too many values."""
+        """Refuses a loss distribution of too many values."""
         if self.sensitivity > _MOST_VALUES:
             raise NotImplementedError(
                 f"sensitivity must be at most {_MOST_VALUES:,} (the loss has as many "
@@ -99,20 +100,20 @@ class DiscreteLaplaceRelease(Release):
 
 @dataclass(frozen=True, eq=False)
 class GaussianMixtureRelease(Release):
-    """Gaussian noise, and a unit whose contribution has a random size.
+    """The Gaussian mechanism for a unit whose contribution has a random size.
 
-    Without the unit ``N(0, standard_deviation²)``, with it a mixture of Gaussians moved
-    by the sensitivities. Of vectors take the norms.
+    Without the unit the output is ``N(0, standard_deviation²)``; with it, a mixture of
+    Gaussians shifted by the sensitivities. For vectors give the norms.
 
     Attributes:
       sensitivities: (J,) each >= 0.
-      probabilities: (J,) of the sensitivities; they add up to 1.
+      probabilities: (J,) of the sensitivities; their sum is 1.
       standard_deviation: of the noise, >= 0.
-      sampling_probability: that the unit takes part at all, in [0, 1].
+      sampling_probability: probability in [0, 1] that the unit is sampled.
       neighboring_relation: "add_remove" or "zero_out".
 
     Raises:
-      ValueError: lengths that differ.
+      ValueError: different lengths, or probabilities whose sum is not 1.
       NotImplementedError: "replace_one".
 
     Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526.
@@ -137,7 +138,7 @@ class GaussianMixtureRelease(Release):
         if norms.ndim != 1 or norms.size == 0 or not np.all(np.isfinite(norms)):
             shown = _validation.shown(self.sensitivities)
             raise ValueError(
-                f"sensitivities must be a list of finite ones, got {shown}"
+                f"sensitivities must be a list of finite numbers, got {shown}"
             )
         check_as_long("probabilities", chance, "sensitivities", norms)
         if not abs(float(chance.sum()) - 1) <= _SUM_ERROR:
@@ -149,18 +150,18 @@ class GaussianMixtureRelease(Release):
 
 @dataclass(frozen=True, eq=False)
 class TruncatedPoissonRelease(Release):
-    """A Poisson sample cut to a batch of fixed size at random, plus Gaussian noise.
+    """A Poisson sample truncated to a largest batch size, plus Gaussian noise.
 
-    Each unit is sampled for itself; of more than ``batch_size`` that number is kept,
-    all sets alike. The contributions of those are clipped and summed. See
-    docs/proofs.md, "A Poisson sample that is cut".
+    Each unit is Poisson sampled. From a sample of more than ``batch_size`` units a
+    uniformly random subset of this size is kept. Its contributions are clipped and
+    summed. See docs/proofs.md, "A Poisson sample that is cut".
 
     Attributes:
       noise_multiplier: standard deviation of the noise in clip norms, >= 0.
       sampling_probability: in [0, 1].
       batch_size: whole number >= 0.
-      population: of the data set, whole number >= 1. Under add_remove it may be either
-        neighbour; under zero_out it counts the null ones, which are drawn too.
+      population: number of units of the data set, whole number >= 1. Under add_remove
+        it may be that of either neighbour; under zero_out it counts all slots.
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
     """
 

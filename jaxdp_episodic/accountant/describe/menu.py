@@ -1,4 +1,4 @@
-"""A menu of options, of which a run takes what it likes: what is paid, what is left."""
+"""The options of an adaptive run: quotas, prices, rules, and what remains of them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
 )
 
-# Most units of a budget: one row of the recursion each.
+# Largest budget: the recursion has one row for each unit of it.
 MOST_BUDGET = 1_000_000
 
 
 class Menu(Spec):
-    """Base of `AdaptiveRun`: its fields, what was taken, what may be taken next."""
+    """Base of `AdaptiveRun`: its fields, the charged options and the allowed ones."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "options": (GaussianStep, ComposedSteps, *RELEASES),
@@ -56,18 +56,18 @@ class Menu(Spec):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the options: of several settings, where not ()."""
+        """Broadcast shape of the options; () for a run of one setting."""
         parts = {name: np.empty(o.shape, np.uint8) for name, o in self.options.items()}
         return _validation.broadcast_shape(**parts)
 
     def _apart(self) -> tuple[Self, ...]:
-        """The runs of one setting each; this one where it is that."""
+        """One run for each setting."""
         if not self.shape:
             return (self,)
         return tuple(self._at(i, self.shape) for i in np.ndindex(self.shape))
 
     def _at(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Self:
-        """The run of one setting, of those that the options broadcast to."""
+        """The run of one of the settings to which the options broadcast."""
         options = {
             name: option._at(index, shape)
             if isinstance(option, Menu)
@@ -78,20 +78,20 @@ class Menu(Spec):
         return type(self)(**{**fields, "options": options})
 
     def one_setting(self, what: str) -> None:
-        """Refuses what a run of several settings has none of."""
+        """Raises if the run has several settings."""
         if self.shape:
             raise ValueError(
-                f"{what} is of a run of one setting, got options of shape {self.shape}"
+                f"{what} needs a run of one setting, got options of shape {self.shape}"
             )
 
     @property
     def spent(self) -> int:
-        """The price of what was taken; a block is paid for with its first step."""
+        """The price of the charged options; the first step of a block pays for all."""
         return sum(self._price_of(name, n) for name, n in self.taken.items())
 
     @property
     def left(self) -> Any:
-        """What is left: of the budget, or of each option's quota."""
+        """What remains: of the budget, or else of each option's quota."""
         if self.prices is not None:
             return int(self.budget or 0) - self.spent
         if self.quotas is not None:
@@ -100,29 +100,32 @@ class Menu(Spec):
         return {name: self.most(name) for name in self.options}
 
     def can(self, option: str) -> bool:
-        """Whether an option may be taken now."""
+        """Whether the run allows an option now."""
         return self._refusal(option) is None
 
     def charge(self, option: str) -> Self:
-        """Returns the run with an option taken once more; call it *before* it runs.
+        """Returns the run with one more use of an option; call it *before* the option.
 
-        What was begun is paid in full, whether it ends or not: no refunds.
+        An option that has begun is charged in full, whether it completes or not.
+
+        Raises:
+          ValueError: the run does not allow the option now.
         """
         self.one_setting("charge")
         refusal = self._refusal(option)
         if refusal is not None:
-            raise ValueError(f"option {option!r} cannot be taken: {refusal}")
+            raise ValueError(f"option {option!r} is not allowed now: {refusal}")
         taken = MappingProxyType({**self.taken, option: self.taken[option] + 1})
         state = self.state
         if self.rules is not None and state is not None:
             state = self.rules.after(state, option)
         after = object.__new__(type(self))
-        # What was computed is about the whole run, and stays.
+        # Cached results are about the whole run and remain valid.
         after.__dict__.update(self.__dict__, taken=taken, state=state)
         return after
 
     def most(self, option: str) -> int:
-        """Returns how often an option may be taken from now on, and nothing else."""
+        """Returns how often an option may still be used if no other option is."""
         self._check_name(option)
         number = 0
         if self.rules is None:
@@ -139,7 +142,7 @@ class Menu(Spec):
         return number
 
     def _refusal(self, option: str) -> str | None:
-        """Why an option may not be taken now."""
+        """Returns why the run does not allow an option now; None if it does."""
         self._check_name(option)
         number = self.taken[option]
         if self.quotas is not None and number >= self.quotas[option]:
@@ -147,7 +150,7 @@ class Menu(Spec):
         if self.prices is not None:
             price = self._price_of(option, number + 1) - self._price_of(option, number)
             if price > self.left:
-                return f"it costs {price}, and {self.left} of {self.budget} is left"
+                return f"it costs {price}, and {self.left} of the budget is left"
         if self.rules is not None and self.state is not None:
             if self.rules.after(self.state, option) is None:
                 return f"the rules do not allow it in state {self.state!r}"
@@ -192,7 +195,7 @@ class Menu(Spec):
         object.__setattr__(self, "taken", MappingProxyType(taken))
 
     def _check_odometer(self) -> None:
-        """Checks the epsilons that may be read, one for each price spent."""
+        """Checks the epsilons of the odometer, one for each price spent."""
         if self.odometer is None:
             return
         if self.prices is None or self.budget is None:
@@ -206,7 +209,7 @@ class Menu(Spec):
         object.__setattr__(self, "odometer", tuple(values.tolist()))
 
     def _check_bands(self) -> None:
-        """Refuses bands of several kinds of steps, and prices of part of a round."""
+        """Refuses bands in several kinds of steps, and prices for part of a round."""
         banded = [
             (name, part)
             for name, option in self.options.items()
@@ -218,39 +221,42 @@ class Menu(Spec):
             if len(banded) > 1 or nested or self.rules is not None:
                 raise NotImplementedError(
                     f"option {name!r} has bands, which have no theorem with rules, "
-                    "within another adaptive run or beside other steps with bands: one "
-                    "group could be given all steps of the dearest kind; covered: one "
-                    "kind of step with bands, and quotas, or prices of whole rounds"
+                    "within another adaptive run or together with other steps with "
+                    "bands, because one group might then get all steps of the most "
+                    "expensive kind; covered: one kind of step with bands, and quotas, "
+                    "or prices of whole rounds"
                 )
             alone = self.options[name] is step
             part = np.any(np.mod(self._block(name), step.cycle))
             if self.prices is not None and alone and part:
                 raise NotImplementedError(
-                    f"option {name!r} has {step.cycle} bands: a price must pay for a "
-                    f"round of all groups, blocks={{{name!r}: {step.cycle}}}, got "
+                    f"option {name!r} has {step.cycle} bands: its price must be for "
+                    f"a round of all groups, blocks={{{name!r}: {step.cycle}}}, got "
                     f"{self._block(name)}"
                 )
 
     def _check_taken(self) -> None:
-        """Refuses a run that never ends, or was read with more taken than it allows."""
+        """Refuses a run that never ends, or one charged with more than it allows."""
         self._check_bands()
         limits = self.quotas is not None or self.prices is not None
         if not limits and self.rules is not None and self.rules.has_cycles():
             raise ValueError(
-                "rules with a cycle never end a run: give quotas, or prices and a "
-                "budget, as well"
+                "rules with a cycle do not end a run: add quotas, or prices and a "
+                "budget"
             )
         over = [n for n, q in (self.quotas or {}).items() if self.taken[n] > q]
         if over or (self.prices is not None and self.left < 0):
-            raise ValueError(f"taken must be within what is allowed, got {self.taken}")
+            raise ValueError(
+                f"taken must be within the quotas and the budget, got {self.taken}"
+            )
         if self.rules is not None:
-            # Its epsilon is that of the rules from their start on.
+            # The epsilon is computed from the start of the rules.
             used = [name for name, number in self.taken.items() if number]
             number = sum(self.taken.values())
             if self.state not in self.rules.states_after(used, number):
                 raise ValueError(
-                    "state must be one to which the rules lead by what was taken, got "
-                    f"{self.state!r} after {dict(self.taken)}"
+                    "state must be one that the rules reach with the options in taken, "
+                    f"got {self.state!r} after {dict(self.taken)}"
                 )
 
     def _check_rules(self) -> None:
@@ -265,7 +271,7 @@ class Menu(Spec):
             _validation.choice("options of rules", name, self.options)
         if self.blocks is not None:
             raise NotImplementedError(
-                "blocks with rules have no theorem here; covered: either of the two"
+                "blocks with rules have no theorem here; covered: one of the two"
             )
         state = self.rules.start if self.state is None else self.state
         if not isinstance(state, str):
@@ -287,12 +293,14 @@ class Menu(Spec):
             numbers[name] = _validation.whole_number(where, value, minimum=minimum)
         missing = [name for name in self.options if name not in numbers]
         if missing and not (partial or field == "blocks"):
-            raise ValueError(f"{field} must name every option, {missing[0]!r} as well")
+            raise ValueError(
+                f"{field} must have every option, {missing[0]!r} is missing"
+            )
         object.__setattr__(self, field, MappingProxyType(numbers))
 
 
 def _checked_options(options: Any, kind: type) -> dict[str, Any]:
-    """The options, each by itself and each beside all others."""
+    """Returns the options; checks each one and that all can be in one run."""
     if not isinstance(options, Mapping) or not options:
         shown = _validation.shown(options)
         raise TypeError(f"options must be a table of at least one step, got {shown}")
@@ -311,7 +319,7 @@ def _checked_options(options: Any, kind: type) -> dict[str, Any]:
 
 
 def parts_of(option: Any) -> tuple[GaussianStep | Release, ...]:
-    """Returns the steps that an option is made of."""
+    """Returns the steps of which an option consists."""
     if isinstance(option, Menu):
         return tuple(part for one in option.options.values() for part in parts_of(one))
     several = isinstance(option, ComposedSteps | DisjointParts)
@@ -319,7 +327,7 @@ def parts_of(option: Any) -> tuple[GaussianStep | Release, ...]:
 
 
 def _check_option(what: str, option: Any, kind: type) -> None:
-    """Refuses what is no option, and says why."""
+    """Refuses anything that cannot be an option."""
     refuse_disjoint(option, what)
     if not isinstance(option, GaussianStep | Release | ComposedSteps | kind):
         raise TypeError(
@@ -329,35 +337,34 @@ def _check_option(what: str, option: Any, kind: type) -> None:
     counts = option.counts if isinstance(option, ComposedSteps) else (1,)
     if isinstance(option, Menu):
         if any(option.taken.values()):
-            raise ValueError(f"{what} is a run that has begun: give it as it started")
+            raise ValueError(f"{what} is a run with charges: give it without any")
         return  # its own parts were checked when it was made
     for part, count in zip(parts_of(option), counts, strict=True):
         if isinstance(part, Release):
             _check_release(what, part)
             continue
-        # Bands by themselves: see `Menu._check_bands`.
+        # For bands alone see `Menu._check_bands`.
         alone = option is part and epoch_scheme(part.design) is None
         if not alone and np.any(np.mod(count, part.cycle)):
             raise NotImplementedError(
-                f"{what} takes {count} steps of an epoch of {part.cycle}: the steps "
+                f"{what} has {count} of the {part.cycle} steps of an epoch. The steps "
                 "of an epoch depend on one another through the secret draw, so that "
-                f"only whole epochs are options: compose((step, {part.cycle}))"
+                f"only whole epochs can be options: compose((step, {part.cycle}))"
             )
 
 
 def _check_release(what: str, release: Release) -> None:
-    """Refuses releases of which the Rényi divergences alone are known."""
+    """Refuses releases that are known by their Rényi divergences only."""
     renyi = isinstance(release, RenyiDP)
     if renyi or (isinstance(release, ZeroConcentratedDP) and not release.is_gaussian):
         raise NotImplementedError(
-            f"{what} is a {type(release).__name__}: of it the Rényi divergences alone "
-            "are known, and a run that adapts needs the privacy profiles of both "
-            "directions"
+            f"{what} is a {type(release).__name__}, of which only Rényi divergences "
+            "are known; an adaptive run needs the privacy profiles of both directions"
         )
 
 
 def _check_people(first: Any, second: Any) -> None:
-    """Refuses different bounds of people for the same levels."""
+    """Refuses different `PersonBounds` for the same levels."""
     for one, other in itertools.product(parts_of(first), parts_of(second)):
         if not (isinstance(one, GaussianStep) and isinstance(other, GaussianStep)):
             continue
@@ -365,7 +372,7 @@ def _check_people(first: Any, second: Any) -> None:
             continue
         if one.design.level_names == other.design.level_names:
             raise ValueError(
-                "people must be bounded alike, got "
+                "people must be the same PersonBounds, got "
                 f"{_validation.shown(one.people)} and {_validation.shown(other.people)}"
             )
 
@@ -377,7 +384,7 @@ def check_kind(
     *,
     wants_margin: bool,
 ) -> None:
-    """Refuses what does not say how a run ends, or says it twice."""
+    """Refuses limits that do not end the run, or that exclude one another."""
     epsilon, delta = target
     by_target = epsilon is not None
     if by_target and delta is None:
@@ -388,14 +395,14 @@ def check_kind(
             f"{_validation.shown(delta)}"
         )
     if wants_margin and delta is None:
-        raise ValueError("odometer='margin' needs the delta at which it is to hold")
+        raise ValueError("odometer='margin' needs a delta, got None")
     has = {name: value is not None for name, value in given.items()}
     if not (by_target or has["quotas"] or has["prices"] or rules is not None):
         raise ValueError(
-            "one of quotas, prices, rules, or epsilon and delta must be given: without "
-            "any the run has no end"
+            "one of quotas, prices, rules, or epsilon and delta must be given to end "
+            "the run"
         )
-    # What must be None, and why.
+    # (condition, its words, the arguments that must then be None).
     refused = (
         (has["quotas"], "with quotas", ("prices", "budget", "blocks", "epsilon")),
         (by_target, "with epsilon", ("budget",)),
@@ -408,6 +415,6 @@ def check_kind(
                 shown = _validation.shown(value)
                 raise ValueError(f"{name} must be None {why}, got {shown}")
     if has["prices"] and not has["budget"] and not by_target:
-        raise ValueError("prices need a budget, or epsilon and delta in its place")
+        raise ValueError("prices need a budget, or epsilon and delta instead")
     if wants_margin and not (has["prices"] or by_target):
         raise ValueError("odometer must be None without prices and a budget")

@@ -1,4 +1,4 @@
-"""People who may be in many places of the tree, and the bounds of how many."""
+"""Bounds for persons whose examples may be in many places of the tree."""
 
 from __future__ import annotations
 
@@ -27,34 +27,37 @@ from jaxdp_episodic.accountant.describe.spec import (
     Spec,
 )
 
-# The bounds, from the last level of a draw upwards.
+# The bounds, from the last level of the sampling upwards.
 BOUNDS = ("examples", "classes", "tasks")
 
 
 @dataclass(frozen=True, eq=False)
 class PersonBounds(Spec):
-    """Public bounds of where one person's examples can be: ``privacy_unit="person"``.
+    """Public bounds on one person's examples, for ``privacy_unit="person"``.
 
-    A person owns a set of examples, anywhere in the tree: in several classes, in
-    several tasks. Each field is a *public upper bound* that holds for everybody; the
-    numbers themselves may stay private. A person beyond the bounds has no such
-    guarantee, so bounds are enforced before training, never assumed: by a rule that
-    looks at that person alone, every example having one owner. Under "zero_out" and
-    "replace_one" it looks at the person's slots alone, never at their content.
+    A person owns a set of examples anywhere in the tree: in several classes and several
+    tasks. Each field is a *public upper bound* that holds for everybody; the actual
+    numbers may stay private. The guarantee does not hold for a person beyond the
+    bounds. So enforce them before training, by a rule that looks at one person alone;
+    every example has one owner. Under "zero_out" and "replace_one" the rule looks at
+    the person's slots only, never at their content.
 
-    They also bound in how many classes the copies of one example are:
-    ``privacy_unit="original"``.
+    With ``privacy_unit="original"`` the bounds are those of the copies of one example.
 
-    A draw of one level needs ``examples``; one of two ``examples`` and ``classes``; one
-    of three all bounds; `GroupedClasses` the first two. What a draw has no level for is
-    refused, as the others would then mean something else.
+    A sampling of one level needs ``examples``; one of two levels ``examples`` and
+    ``classes``; one of three levels all bounds; `GroupedClasses` the first two. A bound
+    without a level in the sampling raises, because it would change the meaning of the
+    others.
 
     Attributes:
-      examples: of one person within one unit of the level above examples (a class), or
-        in all where there is none; whole number >= 1 (scalar or array).
-      classes: units of the level above examples that can hold examples of one person,
-        within one unit of the level above them (a task), or in all where there is none.
-      tasks: units of the level above classes that can hold examples of one person.
+      examples: largest number of one person's examples within one unit of the level
+        above examples (a class), or in all without such a level. Whole number >= 1
+        (scalar or array), as are all bounds.
+      classes: largest number of units of the level above examples that have examples of
+        one person, within one unit of the level above them (a task), or in all without
+        such a level.
+      tasks: largest number of units of the level above classes that have examples of
+        one person.
 
     Raises:
       ValueError: no bound at all.
@@ -68,13 +71,13 @@ class PersonBounds(Spec):
     tasks: ArrayLike | None = None
 
     def check_values(self) -> None:
-        """Refuses to bound nothing."""
+        """Refuses a spec without any bound."""
         if not self.numbers:
             raise ValueError(f"give at least one of {BOUNDS}, got none")
 
 
 def levels_of_people(sampling: Sampling) -> tuple[Scheme | None, ...]:
-    """Returns the schemes of the levels that `BOUNDS` names, the last level first."""
+    """Returns the schemes of the levels in `BOUNDS`, the last level first."""
     if isinstance(sampling, GroupedClasses):
         return sampling.examples, None
     multistage = isinstance(sampling, MultistageSampling)
@@ -82,8 +85,8 @@ def levels_of_people(sampling: Sampling) -> tuple[Scheme | None, ...]:
     levels = () if drawn is None else drawn.levels
     if len(levels) > len(BOUNDS):
         raise NotImplementedError(
-            f"people, or copies of examples, in {len(levels)} levels have no theorem "
-            f"here; covered: up to {len(BOUNDS)}, whose last is that of examples"
+            f"people, or copies of examples, with {len(levels)} levels have no theorem "
+            f"here; covered: up to {len(BOUNDS)} levels, the last one of examples"
         )
     return levels[::-1]
 
@@ -94,13 +97,13 @@ def bounds_with_copies(
     people: PersonBounds | None,
     copies: int,
 ) -> tuple[str | None, PersonBounds | None]:
-    """Returns privacy unit and bounds where each class has so many copies.
+    """Returns privacy unit and bounds if each class has ``copies`` copies.
 
-    Copies of a class are classes of their own, in the same unit of the level above; of
-    what has no classes, examples.
+    Copies of a class are other classes of the same unit one level up. Without a level
+    of classes, copies are examples.
 
     Raises:
-      NotImplementedError: a class that is protected with its copies.
+      NotImplementedError: the privacy unit is a class: its copies are other units.
     """
     names = sampling.level_names
     if isinstance(sampling, PeopleBlocks):
@@ -110,14 +113,14 @@ def bounds_with_copies(
     if privacy_unit in names[:-1]:
         raise NotImplementedError(
             f"privacy_unit={privacy_unit!r} with rotations has no theorem here: its "
-            f"copies are units of their own; covered: {names[-1]!r}, {PERSON!r} and "
+            f"copies are other units; covered: {names[-1]!r}, {PERSON!r} and "
             f"{names[:-2]}"
         )
     levels = levels_of_people(sampling)
     numbers = {name: 1 for name in BOUNDS[: len(levels)]}
     if privacy_unit == PERSON:
         numbers = {} if people is None else dict(people.numbers)
-    # Without classes all copies are examples of the one group there is.
+    # Without classes all copies are examples of the same unit.
     copied = "classes" if len(levels) > 1 else "examples"
     if copied in numbers:
         numbers[copied] = numbers[copied] * copies
@@ -132,7 +135,7 @@ def check_people(
     population: Population | None,
     neighboring_relation: str,
 ) -> None:
-    """Refuses bounds that are missing, mean nothing or contradict a design."""
+    """Refuses bounds that are missing, have no level or contradict the design."""
     if people is not None and not isinstance(people, PersonBounds):
         raise TypeError(
             f"people must be a PersonBounds or None, got {_validation.shown(people)}"
@@ -148,32 +151,32 @@ def check_people(
     if is_grouped and sampling.classes is not None:
         raise NotImplementedError(
             f"privacy_unit={privacy_unit!r} with GroupedClasses(classes=...) has no "
-            "theorem here: who is drawn changes how others are grouped; covered: "
+            "theorem here: a drawn class affects how others are grouped; covered: "
             "GroupedClasses(episodes=...)"
         )
     if isinstance(sampling, PeopleBlocks) and population is not None:
         raise NotImplementedError(
-            "PeopleBlocks with a Population has no theorem here: sizes are those "
-            "within a block; state them in sampling="
+            "PeopleBlocks with a Population has no theorem here; state the sizes "
+            "within a block in sampling="
         )
     schemes = levels_of_people(sampling)
     if isinstance(sampling, PeopleBlocks) and people is None:
-        return  # any episode of a person's block may hold the person
+        return  # every episode of the block may hold the person
     needed = BOUNDS[: len(schemes)]
     given = () if people is None else tuple(people.numbers)
     missing = tuple(name for name in needed if name not in given)
     if missing or people is None:
         raise ValueError(
             f"privacy_unit={privacy_unit!r} needs people=PersonBounds(...) with a "
-            f"public bound of {' and '.join(missing)}, got {given or None}"
+            f"public bound on {' and '.join(missing)}, got {given or None}"
         )
     needless = tuple(name for name in given if name not in needed)
     if needless:
         raise ValueError(
-            f"people must not bound {' and '.join(needless)}, for which this draw has "
-            f"no level; its bounds are {needed}"
+            f"people must not bound {' and '.join(needless)}: this sampling has no "
+            f"such level; its bounds are {needed}"
         )
-    # Rows of a bound, the most that it can be, and who says so.
+    # (bound, its largest value, the source of this limit).
     limits: list[tuple[str, Any, str]] = [
         (name, scheme.population, f"the exact population of level {scheme.name!r}")
         for name, scheme in zip(needed, schemes, strict=True)
@@ -182,7 +185,7 @@ def check_people(
     if is_grouped:
         limits.append(("classes", sampling.num_classes, "num_classes"))
     if population is not None:
-        # An episode is no unit of the tree.
+        # Episodes are no level of the tree.
         above = int(not isinstance(sampling, MultistageSampling))
         counts = population.children_counts[: len(sampling.level_names) - above]
         for name, count in zip(BOUNDS, reversed(counts), strict=False):

@@ -1,4 +1,8 @@
-"""In how many clip units of a step a person is: laws of whole numbers, one setting."""
+"""Distributions of the number of clip units that hold a person, for one setting.
+
+A distribution on the whole numbers is an array of log-probabilities, the first that
+of 0. See docs/theory.md, "People".
+"""
 
 from __future__ import annotations
 
@@ -11,34 +15,35 @@ import numpy as np
 from jaxdp_episodic.accountant.numerics.binomial import log_binomial, log_binomial_mass
 from jaxdp_episodic.accountant.numerics.loops import logsumexp
 
-# Share of the mass of a lower tail that is moved up to the first value kept; so much
-# more, at most, is what is computed.
+# Probability of the lower tail that is moved up to the first value kept. Moving
+# probability upwards can only raise the divergence.
 _LOWER_TAIL = 1e-17
-# The same of an upper tail, moved up in a few steps; its far values count more.
+# The same for the upper tail, which is moved up to a few values.
 _UPPER_TAIL = 1e-30
-# The first of these steps, in widths of what is kept; each next one is twice as long.
+# Distance of the first of these values, in widths of what is kept; it doubles each
+# time.
 _FIRST_STEP = 1 / 8
-# Share of a peak to which masses that underflow are raised.
+# Probabilities that underflow are raised to this share of the largest one.
 _VANISHED = 1e-300
-# Binomial laws that are told apart times the largest number of units of all, and laws:
-# an epsilon then takes some 2 s, and is within 1 per cent of that of all laws.
+# Largest number of binomial distributions times units, and of distributions: an epsilon
+# then takes about 2 s, and is within 1 per cent of that with all distributions.
 _MOST_TERMS = 20_000
 _MOST_LAWS = 128
-# Classes up to which partitions are averaged, in half a second of a core; the time
-# grows with their square. Of more the worst partition is charged.
+# Largest number of classes for which partitions are averaged, in half a second; the
+# time grows with the square. For more classes the worst partition is used.
 MOST_AVERAGED = 10_000
 
 
 class Stage(NamedTuple):
-    """How the children of a drawn unit are drawn, and how many of them may be hers.
+    """How the children of a drawn unit are drawn, and how many may hold the person.
 
-    Its fields may be arrays where it is that of many settings.
+    The fields may be arrays of many settings.
 
     Attributes:
-      bound: of a unit's children, at most so many can hold the person.
-      rate: of coins; not used otherwise.
-      size: drawn without replacement, or 0 where each child has a coin.
-      group: children of a unit, or fewer; not used of coins.
+      bound: largest number of a unit's children that can hold the person.
+      rate: probability of Poisson sampling; unused otherwise.
+      size: number drawn without replacement; 0 for Poisson sampling.
+      group: number of children of a unit or a lower bound; unused for Poisson sampling.
     """
 
     bound: Any
@@ -47,16 +52,16 @@ class Stage(NamedTuple):
     group: Any
 
     @property
-    def has_coins(self) -> bool:
-        """Whether each child is drawn by a coin of its own."""
+    def is_poisson(self) -> bool:
+        """Whether the children are Poisson sampled."""
         return self.size == 0
 
 
 def log_drawn(stage: Stage) -> np.ndarray:
-    """Returns the law of how many of her children of one drawn unit are drawn."""
-    if stage.has_coins:
+    """Returns the distribution of the drawn children that can hold the person."""
+    if stage.is_poisson:
         return log_binomial_law(stage.bound, stage.rate)
-    # Hypergeometric, by the ratios of successive masses.
+    # Hypergeometric, from the ratios of successive probabilities.
     group, size = stage.group, min(stage.size, stage.group)
     bound = min(stage.bound, group)
     rest = group - bound
@@ -68,22 +73,22 @@ def log_drawn(stage: Stage) -> np.ndarray:
 
 
 def log_binomial_law(number: float, rate: float) -> np.ndarray:
-    """Returns the law of Binomial(number, rate)."""
+    """Returns the log-probabilities of Binomial(number, rate)."""
     return log_binomial_mass(
         np.arange(int(number) + 1.0), np.asarray(number), np.asarray(rate)
     )
 
 
 def chance_of_holding(stages: Sequence[Stage]) -> float:
-    """Returns the chance that a drawn unit's content holds the person."""
+    """Returns the probability that a drawn unit's content holds the person."""
     chance = 1.0
     for stage in reversed(stages):
-        if stage.has_coins:
+        if stage.is_poisson:
             chance = chance_of_any(stage.bound, stage.rate * chance)
             continue
         law = log_drawn(stage)
         if chance == 1 and np.isneginf(law[0]):
-            continue  # there are not enough others
+            continue  # the draw always includes a child that holds the person
         some = chance_of_any(np.arange(1.0, len(law)), chance)
         chance = min(float(np.sum(np.exp(law[1:]) * some)), 1.0)
     return chance
@@ -91,12 +96,15 @@ def chance_of_holding(stages: Sequence[Stage]) -> float:
 
 def chance_of_any(number: Any, chance: float) -> Any:
     """Returns ``1 - (1 - chance)^number``."""
-    with np.errstate(divide="ignore"):  # log1p(-1) = -inf is meant
+    with np.errstate(divide="ignore"):  # log1p(-1) = -inf is correct
         return -np.expm1(number * np.log1p(-chance))
 
 
 def log_visible(stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how many of the units that can hold her are drawn, after all stages."""
+    """Returns the distribution of the drawn units that can hold the person.
+
+    After all stages: the values kept by `merged`, and their log-probabilities.
+    """
     numbers, masses = np.ones(1), np.zeros(1)
     for stage in stages:
         numbers, masses = merged(log_drawn_below(numbers, masses, stage))
@@ -106,8 +114,8 @@ def log_visible(stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
 def log_drawn_below(
     numbers: np.ndarray, masses: np.ndarray, stage: Stage
 ) -> np.ndarray:
-    """Returns the law of what is drawn below a random number of drawn units."""
-    if stage.has_coins:
+    """Returns the distribution of the number drawn below a random number of units."""
+    if stage.is_poisson:
         laws = [log_binomial_law(n * stage.bound, stage.rate) for n in numbers]
     else:
         laws = sums_of(log_drawn(stage), numbers)
@@ -115,14 +123,14 @@ def log_drawn_below(
 
 
 def log_held(law: np.ndarray, chance: float) -> np.ndarray:
-    """Returns the law of how many of a random number of units hold her."""
+    """Returns the distribution of how many of a random number hold the person."""
     if chance >= 1:
         return law
     return mixed([log_binomial_law(n, chance) for n in range(len(law))], law)
 
 
 def mixed(laws: Sequence[np.ndarray], masses: np.ndarray) -> np.ndarray:
-    """Returns the mixture of laws with these log-masses."""
+    """Returns the mixture of distributions with these log-probabilities."""
     table = np.full((len(laws), max(map(len, laws))), -np.inf)
     for row, law, mass in zip(table, laws, masses, strict=True):
         row[: len(law)] = law + mass
@@ -130,7 +138,7 @@ def mixed(laws: Sequence[np.ndarray], masses: np.ndarray) -> np.ndarray:
 
 
 def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the values that count, and their log-masses: tails are moved upwards."""
+    """Returns the relevant values and their log-probabilities; moves tails upwards."""
     values = np.flatnonzero(law > -np.inf)
     mass = np.exp(law[values] - np.max(law[1:], initial=law[0]))
     total = mass[values > 0].sum() or mass.sum()
@@ -139,7 +147,7 @@ def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     last = int(np.flatnonzero(above > _UPPER_TAIL * total)[-1])
     width = max(values[last] - values[first], 1)
     step = np.maximum((values[last + 1 :] - values[last]) / (_FIRST_STEP * width), 1)
-    # Values beyond the last are moved to the largest of their step.
+    # Values beyond the last are moved to the largest value of their group.
     group = np.concatenate(
         [
             np.maximum(np.arange(last + 1), first),
@@ -156,14 +164,19 @@ def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def merged_upwards(
     number: np.ndarray, log_none: np.ndarray, log_weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns fewer binomial laws, with weights, for many: they are larger."""
+    """Returns fewer and larger binomial distributions with weights, for many.
+
+    ``log_none`` is minus the log-probability of 0 successes. Numbers of trials and
+    ``log_none`` are rounded up.
+    """
     most = np.clip(_MOST_TERMS / max(np.max(number), 1.0), 2.0, _MOST_LAWS)
     if len(number) <= most:
         return number.astype(np.float64), log_none, log_weight
     totals = np.full(int(np.max(number)) + 1, -np.inf)
     np.logaddexp.at(totals, number, log_weight)
     numbers, _ = merged(totals)
-    # Steps in either number move means by so much: as many of both as are worth it.
+    # Divide the values between the two numbers by how much rounding each moves the
+    # mean.
     each = min(np.max(log_none / np.maximum(number, 1)), 700.0)
     moved = np.ptp(numbers) * -(np.expm1(-each) + each * np.exp(-each))
     rest = np.ptp(np.minimum(log_none, 700.0)) * np.exp(-each) + 1e-300
@@ -184,7 +197,7 @@ def merged_upwards(
 def _fewer(
     values: np.ndarray, log_weight: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns values to which all are moved up, and to which of them each is."""
+    """Returns about ``most`` values, and which of them each value is raised to."""
     kept, place = np.unique(values, return_inverse=True)
     if len(kept) <= most:
         return kept, place
@@ -192,7 +205,7 @@ def _fewer(
     low, high = np.min(values[counts]), np.max(values[counts])
     step = max(high - low, 1e-300) / max(most - 1, 1)
     index = np.ceil((np.clip(values, low, high) - low) / step)
-    # Beyond what counts steps become longer.
+    # Beyond the relevant values steps grow.
     index += np.ceil(np.log2(1 + np.maximum(values - high, 0.0) / step))
     index, place = np.unique(index, return_inverse=True)
     largest = np.zeros(len(index))
@@ -203,7 +216,7 @@ def _fewer(
 def log_reached_worst(
     groups: float, ways: float, bound: float, chance: float
 ) -> np.ndarray:
-    """The number of groups that hold a person in the worst partition."""
+    """The distribution of the groups that hold a person, in the worst partition."""
     each, more = divmod(int(min(bound, groups * ways)), int(groups))
     parts = [
         log_binomial_law(number, chance_of_any(times, chance) if times else 0.0)
@@ -215,13 +228,13 @@ def log_reached_worst(
 def log_reached_mean(
     classes: float, ways: float, bound: float, chance: float
 ) -> np.ndarray:
-    """Returns the same averaged over random partitions; left-over classes sit out."""
+    """Returns the same averaged over random partitions, which leave out the rest."""
     groups = int(classes // ways)
     rest = int(classes - groups * ways)
     marked = log_binomial_law(bound, chance)
     marks = np.arange(len(marked), dtype=np.float64)
     marked = marked - log_binomial(np.full_like(marks, classes), marks)
-    # Summed over the marks that sit out: of t in groups.
+    # Sum over the number of marked classes that are left out.
     out = np.arange(rest + 1.0)
     log_out = log_binomial(np.full_like(out, rest), out)
     inside = np.arange(int(min(bound, groups * ways)) + 1)
@@ -230,7 +243,8 @@ def log_reached_mean(
         part = marked[number : number + len(inside)]
         row[: len(part)] = part + log_out[number]
     weights = logsumexp(shifted)
-    # (1+x)^ways - 1, tilted to where the marks are; each power is scaled by its peak.
+    # Powers of (1+x)^ways - 1, tilted to the mean of the marks and scaled by their
+    # peaks.
     tilt = math.log(max(bound * chance, 1e-300) / classes)
     tap = np.arange(1, int(ways) + 1)
     taps = np.exp(log_binomial(np.full(int(ways), float(ways)), 1.0 * tap) + tap * tilt)
@@ -251,7 +265,12 @@ def log_reached_mean(
 def log_unseen_groups(
     classes: float, ways: float, bound: float, chance: float, rate: float
 ) -> np.ndarray:
-    """The law of a person's groups that exist only with her, and of her classes."""
+    """The joint distribution of n and c in Theorem A averaged over partitions.
+
+    n is the number of the person's groups that are not drawn without the person (not
+    in L), c the number of the person's classes in them. See docs/proofs.md, "People in
+    many units".
+    """
     groups, bound = int(classes // ways), int(bound)
     rest, most = int(classes - groups * ways), min(bound, groups)
     a = np.arange(min(int(ways), bound) + 1.0)
@@ -259,9 +278,9 @@ def log_unseen_groups(
     with np.errstate(divide="ignore"):
         alone = a * np.log1p(-chance) if chance < 1 else np.where(a > 0, -np.inf, 0.0)
         seen = np.log(rate) + alone
-        hers = choices + np.log(-np.expm1(seen))
+        own = choices + np.log(-np.expm1(seen))
         others = choices + seen
-    hers[0], others[0] = -np.inf, 0.0
+    own[0], others[0] = -np.inf, 0.0
     out = np.arange(min(rest, bound) + 1.0)
     power = np.full(bound + 1, -np.inf)
     power[: len(out)] = log_binomial(np.full_like(out, rest), out)
@@ -275,12 +294,12 @@ def log_unseen_groups(
     power = np.where(np.arange(bound + 1) == 0, 0.0, -np.inf)
     for row in found:
         row += power
-        power = _times(power, hers)
+        power = _times(power, own)
     return found - logsumexp(found.ravel())
 
 
 def _power(taps: np.ndarray, exponent: int, size: int) -> np.ndarray:
-    """The first coefficients of a power, as logarithms; the first tap's is 0."""
+    """The logarithms of the first coefficients of a power; the first tap must be 1."""
     found = np.where(np.arange(size) == 0, 0.0, -np.inf)
     if exponent < size:
         for _ in range(exponent):
@@ -295,7 +314,7 @@ def _power(taps: np.ndarray, exponent: int, size: int) -> np.ndarray:
 
 
 def _times(power: np.ndarray, taps: np.ndarray) -> np.ndarray:
-    """Coefficients of a product, as logarithms, as many as the first factor has."""
+    """The logarithms of a product's coefficients, as many as the first factor has."""
     table = np.full((len(taps), len(power)), -np.inf)
     for a, tap in enumerate(taps):
         table[a, a:] = power[: len(power) - a] + tap
@@ -303,14 +322,14 @@ def _times(power: np.ndarray, taps: np.ndarray) -> np.ndarray:
 
 
 def _sum_of(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The law of a sum of independent numbers."""
+    """The distribution of a sum of two independent numbers."""
     peaks = np.max(one), np.max(other)
     product = np.convolve(np.exp(one - peaks[0]), np.exp(other - peaks[1]))
     return np.log(np.maximum(product, _VANISHED)) + sum(peaks)
 
 
 def sums_of(law: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
-    """Returns the laws of sums of so many independent numbers, in ascending order."""
+    """Returns the distributions of sums of n independent numbers, n ascending."""
     found, power, reached = [], np.zeros(1), 0
     for number in numbers.astype(int):
         while reached < number:

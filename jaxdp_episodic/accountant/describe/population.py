@@ -1,4 +1,4 @@
-"""The real tree of unequal units from which a step draws."""
+"""The tree of units of different sizes from which a step draws."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.spec import Spec
 
-# Units of a level, at most: what a float64 rate still tells apart.
+# Largest number of units of a level: float64 distinguishes rates up to it.
 _MAX_UNITS = 2**53
 
 _HOW_TO_MAKE_GLOBAL = (
-    "ids must be global and every unit must lie under one path; make ids that are "
-    "local to their parent global first: in a file, parent/child in place of child; in "
-    "Python np.unique(np.stack([parent, child]), axis=1, return_inverse=True)[1]"
+    "ids must be global, and every unit must lie under one path. If ids are local to "
+    "their parent, make them global first: in a file, parent/child instead of child; "
+    "in Python, "
+    "np.unique(np.stack([parent, child]), axis=1, return_inverse=True)[1]"
 )
 
 
 class DistinctPaths(NamedTuple):
-    """The different sizes ``(N_1, ..., N_l)`` along paths to units of a level."""
+    """The distinct size vectors ``(N_1, ..., N_l)`` along paths to units of a level."""
 
     sizes: np.ndarray
     multiplicity: np.ndarray
@@ -40,27 +41,26 @@ class DistinctPaths(NamedTuple):
 class Population(Spec):
     """A tree of units: primary units hold secondary units hold ... hold examples.
 
-    Level 0 is the root, level 1 the primary units, the last level the examples. Make
+    Level 0 is the root, level 1 the primary units, the last level the examples. Create
     one with `from_sizes` or `from_ids`.
 
-    The sizes are those of the data at hand. They give the rates along every path, so
-    everything derived from them is about this data set and its neighbours; under
-    ``add_remove`` the sizes just above the protected level are themselves private.
-    Units that have no children are kept: they are on the public list, and under
-    ``add_remove`` somebody may join them. Under ``zero_out`` the tree is one of public
-    *slots*, null ones included.
+    The sizes are those of the actual data and determine the rates along every path. So
+    all results are about this data set and its neighbours; under ``add_remove`` the
+    sizes just above the protected level are themselves private. Units without children
+    are kept: they are on the public list, and under ``add_remove`` a unit may join
+    them. Under ``zero_out`` the tree consists of public *slots*, including empty ones.
 
     Attributes:
-      children_counts: one int64 array a level; entry ``u`` of ``children_counts[j]``
+      children_counts: one int64 array per level; entry ``u`` of ``children_counts[j]``
         is the number of children of unit ``u`` of level ``j``. Depth-first order:
         children of consecutive units are consecutive.
-      level_names: names of the first levels, top to bottom; () if none is named.
-      unit_ids: one array of ids a named level, in the order of the units, or None.
-        A label only: neither compared nor written by ``to_dict``.
+      level_names: names of the first levels, top to bottom; () if no level has a name.
+      unit_ids: one array of ids per named level, in the order of the units, or None.
+        Only labels: ``==`` and ``to_dict`` ignore them.
 
     Raises:
       TypeError: counts or names of the wrong type.
-      ValueError: counts that do not fit together, repeated or reserved names.
+      ValueError: inconsistent counts, repeated or reserved names.
     """
 
     children_counts: tuple[np.ndarray, ...]
@@ -87,38 +87,38 @@ class Population(Spec):
         is one level of 49 units.
 
         Args:
-          nested: nested lists, tuples or arrays, equally deep everywhere, whose leaves
-            are whole numbers >= 0: how many units of the last level each unit of the
-            one above holds. An empty list is a unit without children.
-          level_names: names of the levels, top to bottom; fewer names than levels
-            leave the last ones unnamed.
+          nested: nested lists, tuples or arrays of the same depth everywhere, whose
+            leaves are whole numbers >= 0: the number of children of each unit of the
+            level above the last. An empty list is a unit without children.
+          level_names: names of the levels, top to bottom; with fewer names than levels
+            the last ones have no name.
 
         Raises:
           TypeError: a leaf that is not a number.
-          ValueError: ragged depth, no leaf at all, a negative or fractional leaf.
+          ValueError: different depths, no leaf, a negative or fractional leaf.
         """
         counts = _counts_from_sizes(nested)
         return cls(counts, () if level_names is None else tuple(level_names))
 
     @classmethod
     def from_ids(cls, /, **ids: Any) -> Population:
-        """Returns the tree of a table of records: one id array a level, top first.
+        """Returns the tree of a table of records: one id array per level, top first.
 
         ``from_ids(authority=a, school=s, pupil=p)``: record ``i`` belongs to pupil
         ``p[i]`` of school ``s[i]`` of authority ``a[i]``. Records with the same id at
-        the last level are one unit of it. Where each record is a unit of its own,
-        give None for the last level, ``from_ids(authority=a, school=s, pupil=None)``;
-        for a single array that may be left out: ``from_ids(school=s)`` has schools and,
-        unnamed below them, one unit for each record.
+        the last level are one unit. If each record is its own unit, give None for the
+        last level, ``from_ids(authority=a, school=s, pupil=None)``. For a single array
+        this is the default: ``from_ids(school=s)`` has schools and, in an unnamed level
+        below them, one unit for each record.
 
-        Ids are global: the same id under two parents is the same unit under two
-        parents, and is refused, because a unit must lie under one path. Make local ids
-        (class 0, 1, ... within every school) global first, for example with
+        Ids are global: the same id under two parents is one unit with two parents, and
+        raises, because a unit must lie under one path. If ids are local (class 0, 1,
+        ... within every school), make them global first, for example with
         ``np.unique(np.stack([school, class_]), axis=1, return_inverse=True)[1]``, or
         for classes numbered below 1000, ``1000 * school + class_``.
 
-        Units without records cannot be seen in a table; if a public list has some,
-        use `from_sizes`.
+        A table does not contain units without records. If the public list has such
+        units, use `from_sizes`.
 
         Args:
           **ids: (R,) integers or strings, the same R >= 1 for all levels.
@@ -143,20 +143,20 @@ class Population(Spec):
         return 1 if level == 0 else int(self.children_counts[level - 1].sum())
 
     def distinct_paths(self, num_levels_used: int | None = None) -> DistinctPaths:
-        """Returns the different paths to the units of one level, by default the last.
-
-        See `DistinctPaths`.
-        """
+        """Returns the distinct paths to the units of one level, by default the last."""
         used = self.num_levels if num_levels_used is None else num_levels_used
         _check_level("num_levels_used", used, 1, self.num_levels)
         return _distinct_paths(self.children_counts[:used])
 
     def describe_path(self, level: int, index: int) -> dict[str, Any]:
-        """Returns the units on the way to one unit, by level name.
+        """Returns the units on the path to one unit, by level name.
 
-        From the unit's level, 1 to ``num_levels``, and its number there, from 0: level
-        name ("level 2" where it has none) to id, or to the number among all units of
-        that level where the tree has no ids.
+        Keys are level names, or "level 2" for a level without a name. Values are ids,
+        or the unit's number among all units of its level if the tree has no ids.
+
+        Args:
+          level: the unit's level, 1 to ``num_levels``.
+          index: the unit's number within its level, from 0.
         """
         _check_level("level", level, 1, self.num_levels)
         _check_level("index", index, 0, self.num_units(level) - 1)
@@ -175,12 +175,12 @@ class Population(Spec):
         """Returns how many clipped contributions one unit of this tree can make.
 
         The largest number of units of ``clip_level`` below any one unit of
-        ``unit_level``, 1 <= unit_level < clip_level, that a single draw by these
-        schemes, top to bottom, can pick: without replacement the ``size`` children that
-        can make most, under Poisson all children. *Exact* for the units of this tree,
-        and at least 1; int64 of the broadcast shape of the sizes. Units that are not in
-        the tree are not bounded by it: under ``add_remove`` use the public bound of
-        `max_contributions` in ``rates``.
+        ``unit_level``, 1 <= unit_level < clip_level, that one draw by these schemes
+        (top to bottom) can contain. Without replacement these are the ``size`` children
+        with the most contributions; under Poisson sampling, all children. *Exact* for
+        the units of this tree, and at least 1; int64 of the broadcast shape of the
+        sizes. It does not bound units outside the tree: under ``add_remove`` use the
+        public bound of `max_contributions` in ``rates``.
         """
         last = min(self.num_levels, len(sampling_levels))
         _check_level("clip_level", clip_level, 2, last)
@@ -196,10 +196,10 @@ class Population(Spec):
 
 
 def _checked_counts(counts: Any) -> tuple[np.ndarray, ...]:
-    """Returns children counts as read-only int64 arrays that fit together."""
+    """Returns children counts as consistent read-only int64 arrays."""
     if not isinstance(counts, list | tuple) or not counts:
         raise TypeError(
-            "children_counts must be a tuple of arrays, one a level, "
+            "children_counts must be a tuple of arrays, one per level, "
             f"got {_validation.shown(counts)}"
         )
     checked = []
@@ -221,7 +221,7 @@ def _checked_counts(counts: Any) -> tuple[np.ndarray, ...]:
 
 
 def _checked_ids(ids: Any, counts: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Returns unit ids as read-only arrays, one entry for each unit of its level."""
+    """Returns unit ids as read-only arrays, one entry per unit of the level."""
     checked = tuple(np.array(column) for column in ids)
     for level, (column, count) in enumerate(zip(checked, counts, strict=False)):
         if column.shape != (int(count.sum()),):
@@ -246,17 +246,17 @@ def _counts_from_sizes(nested: Any) -> tuple[np.ndarray, ...]:
             raise ValueError(f"sizes must be nested at most {MAX_LEVELS} levels deep")
         counts.append(np.array([len(item) for item in items], np.int64))
         if all(_is_flat(item) for item in items) and sum(map(len, items)):
-            items = np.concatenate(items)  # arrays: no need to list their elements
+            items = np.concatenate(items)  # faster than a list of all elements
             break
         items = [child for item in items for child in item]
     if len(items) == 0:
         raise ValueError(
-            "sizes must hold at least one number, or their depth is unknown; "
-            f"got only empty lists at level {len(counts)}"
+            "sizes must contain at least one number, because their depth is unknown "
+            f"otherwise; got only empty lists at level {len(counts)}"
         )
     if any(map(_is_list, items)):
         raise ValueError(
-            "sizes must be nested equally deep everywhere, got a number beside a list "
+            "sizes must have the same depth everywhere, got a number beside a list "
             f"at level {len(counts)}"
         )
     counts.append(_validation.integer_array("sizes", items, minimum=0))
@@ -274,8 +274,8 @@ def _tree_from_ids(
     missing = len(columns) - len(present)
     if not present or missing > 1 or (missing and columns[-1] is not None):
         raise ValueError(
-            "ids must be one array a level, top first; only the last of several may be "
-            f"None; got {names}"
+            "ids must be one array per level, top first; only the last of several "
+            f"may be None; got {names}"
         )
     lengths = {name: len(column) for name, column in zip(names, present, strict=False)}
     if len(set(lengths.values())) > 1 or 0 in lengths.values():
@@ -291,14 +291,14 @@ def _tree_from_ids(
         parent[code] = parent_of_record
         clash = parent[code] != parent_of_record
         if clash.any():
-            record = int(np.argmax(clash))  # `parent` has its last record's parent
+            record = int(np.argmax(clash))  # `parent` is that of the unit's last record
             above, top = unit_ids[-1], names[len(unit_ids) - 1]
             raise ValueError(
                 f"{name} {column[record].item()!r} lies under two parents, "
                 f"{top} {above[parent_of_record[record]].item()!r} and "
                 f"{above[parent[code[record]]].item()!r}; {_HOW_TO_MAKE_GLOBAL}"
             )
-        # Stable: ids stay sorted within a parent, and sorted tables cost O(n).
+        # A stable sort keeps ids sorted within a parent; sorted tables take O(n).
         order = np.argsort(parent, kind="stable")
         position = np.empty(len(values), np.int64)
         position[order] = np.arange(len(values))
@@ -312,12 +312,12 @@ def _tree_from_ids(
 
 
 def _unique_codes(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sorted different ids, and which of them each record has."""
+    """Returns the sorted distinct ids, and each record's index into them."""
     if column.dtype.kind != "U":
         low, high = int(column.min()), int(column.max())
         if high - low < 4 * len(column):
-            # Dense ids: linear time where sorting 10^7 records takes seconds. Wide
-            # integers first: 127 - (-128) does not fit where both ends do.
+            # Dense ids: linear time, while sorting 10^7 records takes seconds. Widen
+            # the integers first: in int8, 127 - (-128) overflows.
             wide = column.astype(np.uint64 if column.dtype.kind == "u" else np.int64)
             offset = (wide - wide.dtype.type(low)).astype(np.int64)
             seen = np.zeros(high - low + 1, bool)
@@ -339,7 +339,7 @@ def _id_column(name: str, value: Any) -> np.ndarray:
         )
     if array.ndim != 1:
         raise ValueError(
-            f"{name} must be a 1-D array, one id a record, got shape {array.shape}"
+            f"{name} must be a 1-D array, one id per record, got shape {array.shape}"
         )
     return array
 
@@ -359,9 +359,9 @@ def _is_flat(value: Any) -> bool:
 
 def _distinct_paths(counts: Sequence[np.ndarray]) -> DistinctPaths:
     """Returns the distinct paths to the units of level ``len(counts)``, in one walk."""
-    # Rows of `table` are the distinct paths so far, `code` the row of each unit of the
-    # level at hand. A unit without children is followed as if it had one: `level` and
-    # `index` say which real unit a line of this walk is, or ends at.
+    # `table` has one row per distinct path so far; `code` is the row of each unit of
+    # the current level. A unit without children is followed as if it had one child:
+    # `level` and `index` name the real unit of an entry, or the last one on its path.
     table = np.zeros((1, 0), np.int64)
     code = level = index = np.zeros(1, np.int64)
     for j, count in enumerate(counts):
@@ -384,8 +384,8 @@ def _distinct_paths(counts: Sequence[np.ndarray]) -> DistinctPaths:
             code = code[parent]
     multiplicity = np.zeros(len(table), np.int64)
     np.add.at(multiplicity, code, number)
-    # The first unit of each path: parents that have children go before empty ones, and
-    # of these the deepest first.
+    # The first unit of each path: units with children first, then the deepest empty
+    # one.
     order = np.lexsort((np.arange(len(code)), -level, np.equal(number, 0), code))
     _, start = np.unique(code[order], return_index=True)
     unit = order[start]
@@ -399,10 +399,10 @@ def _distinct_paths(counts: Sequence[np.ndarray]) -> DistinctPaths:
 
 
 def path_to_unit(counts: Sequence[np.ndarray], level: int, index: int) -> list[int]:
-    """Returns the indices of the units on the way to a unit, from level 1 on."""
+    """Returns the indices of the units on the path to a unit, from level 1."""
     path = [int(index)]
     for count in reversed(counts[1:level]):
-        # As many units precede the parent as have their last child before this one.
+        # The number of units whose last child precedes this one.
         path.append(int(np.searchsorted(np.cumsum(count), path[-1], side="right")))
     return path[::-1]
 
@@ -410,7 +410,7 @@ def path_to_unit(counts: Sequence[np.ndarray], level: int, index: int) -> list[i
 def max_contributions(
     counts: Sequence[np.ndarray], schemes: Sequence[Scheme]
 ) -> np.ndarray:
-    """Returns the most units that one draw can pick below one unit, at least 1."""
+    """Returns the largest number of units that one draw can take below one unit."""
     fixed = [isinstance(scheme, WithoutReplacement) for scheme in schemes]
     sizes = [s.size for s in schemes if isinstance(s, WithoutReplacement)]
     shape = np.broadcast_shapes(*map(np.shape, sizes))
@@ -421,7 +421,7 @@ def max_contributions(
     for row in distinct:
         given = iter(row)
         limits = [int(next(given)) if is_fixed else None for is_fixed in fixed]
-        # What each unit can make, from the bottom up: there every child makes one.
+        # Contributions of each unit, from the bottom up; the last level makes one each.
         last = limits[-1]
         values = counts[-1] if last is None else np.minimum(counts[-1], last)
         for count, most in zip(counts[-2::-1], limits[-2::-1], strict=True):
@@ -453,12 +453,12 @@ def _checked_names(names: Any, *, num_levels: int) -> tuple[str, ...]:
         )
     if len(names) > num_levels:
         raise ValueError(
-            f"level_names must be at most {num_levels}, the number of levels, "
+            f"level_names must have at most {num_levels} names, the number of levels, "
             f"got {len(names)}"
         )
     for name in names:
         if names.count(checked_name("each of level_names", name)) > 1:
-            raise ValueError(f"level_names must be different, got {name!r} twice")
+            raise ValueError(f"level_names must differ, got {name!r} twice")
     return tuple(names)
 
 

@@ -1,4 +1,4 @@
-"""From a sampling spec, and a real tree if there is one, to rates along every path."""
+"""Sampling rates along every path, from a sampling and an optional population."""
 
 from __future__ import annotations
 
@@ -29,7 +29,18 @@ NEIGHBORING_RELATIONS = ("add_remove", "replace_one", "zero_out")
 
 @dataclass(frozen=True, eq=False)
 class PathRates:
-    """Rates at every level along each of P distinct paths."""
+    """Rates of every level along each of P distinct paths.
+
+    Each array has shape (*shape of the scheme, P).
+
+    Attributes:
+      rates: probability that a child of a drawn parent is drawn.
+      group_sizes: number of children; None if unknown.
+      draw_sizes: number of children drawn without replacement; None for other schemes.
+      sizes_are_exact: whether a level's spec states that its sizes are exact.
+      multiplicity: (P,) number of units of the last level on each path.
+      paths: the paths of the population; None without one.
+    """
 
     rates: tuple[np.ndarray, ...]
     group_sizes: tuple[np.ndarray | None, ...]
@@ -40,19 +51,19 @@ class PathRates:
 
     @property
     def num_levels(self) -> int:
-        """Number of levels, the last one that of the protected unit."""
+        """Number of levels; the last one is that of the protected unit."""
         return len(self.rates)
 
     @property
     def clipped(self) -> tuple[np.ndarray, ...]:
-        """For each level, where more children are asked for than there are (rate 1)."""
+        """For each level, where a draw takes more children than there are (rate 1)."""
         return tuple(
             np.zeros(1, bool) if draw is None or group is None else draw > group
             for draw, group in zip(self.draw_sizes, self.group_sizes, strict=True)
         )
 
     def covers_all(self, level: int, neighboring_relation: str) -> np.ndarray:
-        """Where every child is certainly drawn in both neighbours; False is safe."""
+        """Where all children are certainly drawn in both neighbours; False is safe."""
         _validation.choice(
             "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
         )
@@ -113,20 +124,20 @@ def inclusion_rates(
     sampling: MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlocks,
     population: Population | None = None,
 ) -> np.ndarray:
-    """Returns the chance that one unit of the last level takes part in a step.
+    """Returns the probability that a unit of the last level takes part in a step.
 
-    The product of the rates of all levels; for `IndependentEpisodes` the chance to be
-    in at least one episode. *Exact* for exact sizes and an *upper bound* for lower
-    bounds of them; for `GroupedClasses` also an upper bound, by the chance that a
-    class is left over.
+    The product of the rates of all levels; for `IndependentEpisodes` the probability of
+    being in at least one episode. *Exact* for exact sizes and an *upper bound* for
+    lower bounds on sizes. For `GroupedClasses` it is an upper bound that ignores the
+    probability that a class is left out.
 
-    For reports only. It is not the rate to put into a privacy profile: levels above
-    the clip unit only scale delta, and using their product as a sampling rate there
-    gives an epsilon that is too small.
+    Use it for reports only, not as the rate of a privacy profile: levels above the clip
+    unit only multiply delta, and an epsilon computed with their product as a sampling
+    rate is too small.
 
     Returns:
-      float64 of the sampling's shape, with a last axis over the distinct paths
-      if ``population`` is given.
+      float64 of the sampling's shape; with a ``population``, a last axis over the
+      distinct paths is added.
     """
     drawn = sampling.sampling if isinstance(sampling, IndependentEpisodes) else sampling
     levels = path_rates(drawn, population)
@@ -139,11 +150,11 @@ def inclusion_along(
     levels: PathRates,
     sampling: MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlocks,
 ) -> np.ndarray:
-    """(..., P) chance that a unit of the last of these levels takes part in a step."""
+    """Returns the (..., P) probability that a unit of the last level takes part."""
     inclusion = functools.reduce(np.multiply, levels.rates)
     if isinstance(sampling, IndependentEpisodes):
         episodes = np.asarray(sampling.num_episodes)[..., None]
-        with np.errstate(divide="ignore"):  # log1p(-1) = -inf is meant
+        with np.errstate(divide="ignore"):  # log1p(-1) = -inf is correct
             inclusion = -np.expm1(episodes * np.log1p(-inclusion))
     return inclusion
 
@@ -156,7 +167,7 @@ def max_contributions(
     clip_level: int,
     neighboring_relation: str,
 ) -> np.ndarray:
-    """Returns how many clipped contributions one protected unit can make in a step."""
+    """Returns the largest number of clipped contributions of a protected unit."""
     _validation.choice(
         "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
     )
@@ -184,7 +195,7 @@ def most_children_drawn(
     level: int,
     neighboring_relation: str,
 ) -> np.ndarray:
-    """Returns how many children of one unit of a level can be drawn, at most."""
+    """Returns the largest number of drawn children of one unit of a level."""
     scheme = sampling.levels[level]
     if population is None or neighboring_relation == "add_remove":
         return _most_children_drawn(scheme, population, level)
@@ -195,7 +206,7 @@ def most_children_drawn(
 
 
 class _LevelRates(NamedTuple):
-    """One level of `PathRates`: each (*shape of the scheme, P), or None."""
+    """One level of `PathRates`."""
 
     rate: np.ndarray
     group_size: np.ndarray | None
@@ -204,7 +215,7 @@ class _LevelRates(NamedTuple):
 
 
 def _level_rates(scheme: Scheme, sizes: np.ndarray | None = None) -> _LevelRates:
-    """The rates of one scheme; ``sizes``: known ones, or None."""
+    """The rates of one scheme; ``sizes`` are those of a population."""
     group = sizes
     if group is None and scheme.population is not None:
         group = np.asarray(scheme.population, np.int64)[..., None]
@@ -214,13 +225,13 @@ def _level_rates(scheme: Scheme, sizes: np.ndarray | None = None) -> _LevelRates
     if isinstance(scheme, EpochScheme):
         steps = np.asarray(scheme.steps_per_epoch, np.float64)
         times = scheme.times if isinstance(scheme, RandomAllocation) else 1
-        # A unit picks one step of a block: the shortest block has the largest chance.
+        # A unit picks one step of each block: the shortest block has the largest rate.
         return _LevelRates(1 / np.floor_divide(steps, times)[..., None], group)
     if group is None:
         raise ValueError(
             f"level {scheme.name!r}: WithoutReplacement needs population=, the number "
-            "of children in the larger neighbour or a public lower bound of it; or "
-            "give the step a Population"
+            "of children in the larger neighbour or a public lower bound on it; or "
+            "the step needs a Population"
         )
     draw = np.asarray(scheme.size, np.int64)[..., None]
     exact = scheme.population_is_exact and sizes is None
@@ -263,25 +274,26 @@ def _joined(levels: list[_LevelRates], paths: DistinctPaths | None) -> PathRates
 def _most_children_drawn(
     scheme: Scheme, population: Population | None, level: int
 ) -> np.ndarray:
-    """A public bound of the children that one draw picks of one unit of ``level``."""
+    """A public bound on the drawn children of one unit of ``level``."""
     bound = scheme.population
     if isinstance(scheme, WithoutReplacement):
         size = np.asarray(scheme.size, np.int64)
-        # Only an exact population bounds from above; a lower bound would be unsound.
+        # Only an exact population is an upper bound; otherwise it may be a lower one.
         if bound is None or not scheme.population_is_exact:
             return size
     elif bound is None:
         raise ValueError(
-            f"level {scheme.name!r}: it needs a public upper bound of how many of them "
-            "one protected unit has (the draw's population), as each is clipped alone"
+            f"level {scheme.name!r}: population must be a public upper bound on the "
+            "number of them in one protected unit, because each is clipped by itself; "
+            "got None"
         )
     bound = np.asarray(bound, np.int64)
     if population is not None:
         largest = int(np.max(population.children_counts[level], initial=0))
         if np.any(bound < largest):
             raise ValueError(
-                f"level {scheme.name!r}: population must be an upper bound of the "
-                f"children of one unit, got {scheme.population!r} where the "
+                f"level {scheme.name!r}: population must be an upper bound on the "
+                f"children of one unit, got {scheme.population!r}, but the "
                 f"Population has a unit with {largest}"
             )
     if isinstance(scheme, WithoutReplacement):

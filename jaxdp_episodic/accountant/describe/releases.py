@@ -1,4 +1,4 @@
-"""Parts of a run that are no Gaussian steps: Laplace noise, and mere claims."""
+"""Releases: parts of a run other than Gaussian steps, or with known guarantees only."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from jaxdp_episodic.accountant.describe.spec import (
 class Release(Spec):
     """Base of the releases, each a step of a run like a `GaussianStep`.
 
-    A release has no privacy unit of its own: what it says holds for the units that the
-    rest of the run protects. Fields of a release in ``numeric`` may be arrays; without
-    any it is always one setting.
+    A release has no privacy unit: its guarantee holds for the units that the rest of
+    the run protects. The fields in ``numeric`` may be arrays. A release without such
+    fields is always a single setting.
 
     Attributes:
-      neighboring_relation: the one that the release is about, or None for whatever the
-        rest of the run is about.
+      neighboring_relation: the relation of the guarantee; None means that of the rest
+        of the run.
     """
 
     neighboring_relation: str | None = None
-    # Relations with a theorem, of releases that are about one.
+    # Relations covered by a theorem; () if the release has no relation.
     relations: ClassVar[tuple[str, ...]] = ()
-    # Whether a sample is refused under replace_one.
+    # Whether a sampling probability below 1 is refused under replace_one.
     whole_if_replaced: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -62,15 +62,16 @@ class LaplaceRelease(Release):
     """The sum of contributions clipped in the L1 norm, plus Laplace noise.
 
     Every coordinate gets independent noise of scale ``noise_multiplier`` times the L1
-    clip norm (its standard deviation is the square root of 2 times that). What is
-    clipped is all that one protected unit gives, drawn by Poisson sampling.
+    clip norm (its standard deviation is the square root of 2 times that). The total
+    contribution of a protected unit is clipped. Units are Poisson sampled.
 
     Attributes:
       noise_multiplier: scale of the noise in L1 clip norms, >= 0.
-      sampling_probability: that a unit takes part, in [0, 1], for each unit by itself.
+      sampling_probability: probability in [0, 1] that a unit is sampled, independently
+        of the others.
       neighboring_relation: "add_remove" (one unit more or less), "zero_out" (its data
-        become null, its slot is drawn like the others), or "replace_one" (its content
-        changed, by up to two clip norms), which needs a probability of 1.
+        become null; its slot is still sampled), or "replace_one" (its content is
+        replaced, a change of up to two clip norms), which needs a probability of 1.
 
     Raises:
       NotImplementedError: sampling under "replace_one".
@@ -86,18 +87,18 @@ class LaplaceRelease(Release):
     noise_multiplier: float | np.ndarray
     _: KW_ONLY
     sampling_probability: float | np.ndarray = 1.0
-    # A field of the subclass in place of the base's constant.
+    # A field, not the constant of the base class.
     neighboring_relation: str = "add_remove"
 
 
 @dataclass(frozen=True, eq=False)
 class ApproximateDP(Release):
-    """A part of the run of which only (epsilon, delta)-DP is known.
+    """A part of the run that is only known to be (epsilon, delta)-DP.
 
-    Accounted as the worst mechanism with that guarantee: everything is lost with
-    probability delta, and else a randomized response at epsilon. Pure DP is
+    Accounted as the worst mechanism with this guarantee: with probability delta it
+    reveals everything, otherwise it is a randomized response with epsilon. Pure DP is
     ``ApproximateDP(epsilon)``. The guarantee must hold for the units and the relation
-    of the rest of the run, whatever the rest has released before.
+    of the rest of the run, given any earlier releases.
 
     Attributes:
       epsilon: >= 0, nats.
@@ -117,18 +118,18 @@ class ApproximateDP(Release):
 
 @dataclass(frozen=True, eq=False)
 class ZeroConcentratedDP(Release):
-    """A part of the run of which only (xi, rho)-zCDP is known.
+    """A part of the run that is only known to be (xi, rho)-zCDP.
 
-    It is ``rdp(alpha) = xi + rho alpha`` for every order, xi mostly being 0.
-
-    That bounds its Rényi divergences and says nothing exact about its losses, so that
-    only ``method="rdp"`` answers a run with such a part. Where the part is a Gaussian
-    mechanism, whose rho is ``1 / (2 noise_multiplier²)``, say so: all methods answer.
+    That is, ``rdp(alpha) <= xi + rho alpha`` for every order; xi is usually 0. This
+    bounds the Rényi divergences but not the privacy loss distribution, so that only
+    ``method="rdp"`` covers a run with such a part. If the part is a Gaussian mechanism,
+    whose rho is ``1 / (2 noise_multiplier²)``, set ``is_gaussian``: then all methods
+    cover it.
 
     Attributes:
       rho: >= 0, nats.
       xi: >= 0, nats.
-      is_gaussian: whether it is a Gaussian mechanism with exactly these divergences.
+      is_gaussian: whether the part is a Gaussian mechanism with this rho.
 
     Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1, Lemma 2.4.
     """
@@ -144,15 +145,15 @@ class ZeroConcentratedDP(Release):
     is_gaussian: bool = False
 
     def check_values(self) -> None:
-        """Refuses a Gaussian mechanism with an xi."""
+        """Refuses a Gaussian mechanism with xi > 0."""
         if self.is_gaussian and np.any(self.xi):
-            raise ValueError(f"xi must be 0 of a Gaussian mechanism, got {self.xi!r}")
+            raise ValueError(f"xi must be 0 with is_gaussian=True, got {self.xi!r}")
 
     @classmethod
     def of_gaussian(cls, noise_multiplier: Any) -> Self:
-        """Returns the Gaussian mechanism of this noise, in units of the sensitivity.
+        """Returns the Gaussian mechanism with this noise, in units of the sensitivity.
 
-        Noise of 0 is no protection, ``rho = inf``, and infinite noise loses nothing.
+        Without noise ``rho`` is inf; with infinite noise it is 0.
 
         Raises:
           ValueError: negative noise, or NaN.
@@ -164,18 +165,18 @@ class ZeroConcentratedDP(Release):
 
 @dataclass(frozen=True, eq=False)
 class RenyiDP(Release):
-    """A part of the run of which Rényi divergences at some orders are known.
+    """A part of the run with known Rényi divergences at some orders.
 
-    Only ``method="rdp"`` answers a run with such a part. Between two orders the chord
-    of ``(alpha - 1) rdp(alpha)`` is taken, which is convex; above the last finite one
-    nothing is known but what order inf says.
+    Only ``method="rdp"`` covers a run with such a part. Between two orders the chord of
+    the convex function ``(alpha - 1) rdp(alpha)`` is used. Above the last finite order
+    only order inf, if it is given, bounds the divergence.
 
     Attributes:
       orders: (A,) ascending, each > 1; the last may be inf.
-      rdp: (A,) nats, >= 0, of both directions; inf where unknown.
+      rdp: (A,) nats, >= 0, upper bounds for both directions; inf if unknown.
 
     Raises:
-      ValueError: lengths that differ.
+      ValueError: different lengths, or orders that do not ascend.
     """
 
     orders: Any
@@ -197,5 +198,6 @@ def check_as_long(name: str, value: np.ndarray, other: str, like: np.ndarray) ->
     """Refuses lists of different lengths."""
     if value.shape != like.shape:
         raise ValueError(
-            f"{name} must be as many as {other} ({like.size}), got {value.shape}"
+            f"{name} must have as many numbers as {other} ({like.size}), got shape "
+            f"{value.shape}"
         )

@@ -1,4 +1,4 @@
-"""Which option of an adaptive run may follow which: a finite graph of states."""
+"""Rules of an adaptive run: a finite graph of states and allowed options."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from typing import Any, Self
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec
 
-# Most states of a rule book.
+# Largest number of states of a rule book.
 _MOST_STATES = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class RuleBook(Spec):
-    """What may be taken next, as a graph: states, and in each the options allowed.
+    """A graph of the options that each state of an adaptive run allows.
 
     ``RuleBook("early", {"early": {"slow": "early", "fast": "late"}, "late": {"fast":
-    "late"}})``: "slow" as often as one likes, but never after "fast". A state that
-    allows nothing may be left out. Where prices or quotas end the run anyway the graph
-    may have cycles, as here. Stopping is allowed in every state.
+    "late"}})`` allows "slow" any number of times, but not after "fast". A state that
+    allows no option may be omitted. The graph may have cycles, as here, if prices or
+    quotas end the run. A run may stop in every state.
 
     Attributes:
       start: the state in which the run begins.
-      moves: for each state the options that are allowed, and the state to which each
-        of them leads.
+      moves: for each state, a table from each allowed option to the next state.
 
     Raises:
-      ValueError: no state, a start that is none, more than 10,000 states.
+      ValueError: a start that is no state, or more than 10,000 states.
     """
 
     start: str
@@ -58,10 +57,10 @@ class RuleBook(Spec):
 
     @classmethod
     def in_order(cls, options: Sequence[str]) -> Self:
-        """Returns "only in this order": no option after one that stands behind it.
+        """Returns "only in this order": no option after one that is later in the list.
 
-        With options by falling noise it says that noise is only lowered. Any of them
-        may be skipped.
+        If the options are sorted by decreasing noise, the noise can only decrease. Any
+        option may be skipped.
         """
         names = _checked_names(options)
         moves = {
@@ -71,7 +70,7 @@ class RuleBook(Spec):
 
     @classmethod
     def at_most_changes(cls, options: Sequence[str], changes: int) -> Self:
-        """Returns "at most so many changes from one option to another"."""
+        """Returns "at most ``changes`` changes from one option to another"."""
         names = _checked_names(options)
         most = _validation.whole_number("changes", changes, minimum=0)
         moves = {"start": {name: f"{name}, 0 changes" for name in names}}
@@ -86,7 +85,7 @@ class RuleBook(Spec):
 
     @classmethod
     def every(cls, options: Sequence[str], steps: int) -> Self:
-        """Returns "decide every so many steps": each choice is kept for that long."""
+        """Returns "decide every ``steps`` steps": each choice is kept for that long."""
         names = _checked_names(options)
         length = _validation.whole_number("steps", steps)
         if length == 1:
@@ -101,31 +100,34 @@ class RuleBook(Spec):
 
     @classmethod
     def freely(cls, options: Sequence[str]) -> Self:
-        """Returns "any of them, whenever one likes"."""
+        """Returns "any option at any time"."""
         names = _checked_names(options)
         return cls("free", {"free": dict.fromkeys(names, "free")})
 
     def preceded_by(self, options: Sequence[str]) -> Self:
-        """Returns "first these, each once and in this order", and then these rules."""
+        """Returns "first these options, each once, in this order", then these rules."""
         names = _checked_names(options)
         states = [f"{i} of {len(names)} first" for i in range(len(names))]
         if not self.moves.keys().isdisjoint(states):
-            raise ValueError(f"states must have other names than {states[0]!r}")
+            raise ValueError(
+                f"no state may have the name {states[0]!r}, which marks the options "
+                "that come first"
+            )
         after = zip(states, names, [*states[1:], self.start], strict=True)
         first = {state: {name: following} for state, name, following in after}
         return type(self)(states[0], {**first, **self.moves})
 
     @property
     def options(self) -> frozenset[str]:
-        """The options that are allowed somewhere."""
+        """All options that some state allows."""
         return frozenset(name for options in self.moves.values() for name in options)
 
     def after(self, state: str, option: str) -> str | None:
-        """Returns the state to which an option leads, None where it is not allowed."""
+        """Returns the state after an option; None if the state does not allow it."""
         return self.moves.get(state, {}).get(option)
 
     def states_after(self, options: Iterable[str], moves: int) -> frozenset[str]:
-        """Returns the states to which so many moves by these options may lead."""
+        """Returns the states that ``moves`` moves by these options can lead to."""
         names, here = tuple(options), frozenset([self.start])
         found: list[frozenset[str]] = []
         number: dict[frozenset[str], int] = {}
@@ -136,13 +138,13 @@ class RuleBook(Spec):
             here = frozenset(state for state in after if state is not None)
         if moves < len(found):
             return found[moves]
-        # From here on they come again and again.
+        # From here on the sets of states repeat.
         first = number[here]
         return found[first + (moves - first) % (len(found) - first)]
 
     def has_cycles(self) -> bool:
-        """Whether a run under these rules alone might never end."""
-        # Depth first, without recursion: states on the way down, and finished ones.
+        """Whether these rules alone allow an endless run."""
+        # Depth-first search without recursion: states on the stack, and finished ones.
         open_, done = set[str](), set[str]()
         stack = [(self.start, False)]
         while stack:
@@ -163,12 +165,12 @@ class RuleBook(Spec):
 
 
 def checked_word(what: str, name: Any) -> str:
-    """Refuses what is no name of an option or a state."""
+    """Returns the name of an option or a state; refuses anything else."""
     if not isinstance(name, str):
         shown = _validation.shown(name)
-        raise TypeError(f"{what} must have names as keys, got {shown}")
+        raise TypeError(f"{what} must have strings as names, got {shown}")
     if not name:
-        raise ValueError(f"{what} must have names of one letter or more, got ''")
+        raise ValueError(f"{what} must have non-empty names, got ''")
     return name
 
 
@@ -179,5 +181,7 @@ def _checked_names(options: Sequence[str]) -> list[str]:
     names = [checked_word("options", name) for name in options]
     if not names or len(set(names)) < len(names):
         shown = _validation.shown(options)
-        raise ValueError(f"options must be different names, at least one, got {shown}")
+        raise ValueError(
+            f"options must be at least one name, all different, got {shown}"
+        )
     return names

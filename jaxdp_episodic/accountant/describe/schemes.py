@@ -1,4 +1,4 @@
-"""Specs of what is drawn at each level of a tree of units."""
+"""Sampling schemes of the levels of a tree, and multistage sampling by them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,23 @@ from jaxdp_episodic.accountant.describe.spec import (
     Spec,
 )
 
-# The clip unit "step" means the whole step, so no level may be called that.
+# Names that no level may have. "step" is the clip unit of the whole step; the others
+# are privacy units that may be in many places of the tree, within `PersonBounds`.
 RESERVED_LEVEL_NAME = "step"
-# Nor this: a privacy unit that may be in many places of the tree (`PersonBounds`).
 PERSON = "person"
-# Nor this: an example with all of its copies, each in a class of its own.
+# An example with all of its copies, each in another class.
 ORIGINAL = "original"
 OWNED = (PERSON, ORIGINAL)
-"""Privacy units that may be in many places of the tree, within `PersonBounds`."""
-# Name of the level of episodes.
 EPISODE = "episode"
-# Levels of a sampling, and of a `Population`, at most.
+# Largest number of levels of a sampling and of a `Population`.
 MAX_LEVELS = 32
 _RESERVED = (RESERVED_LEVEL_NAME, *OWNED)
-# Letters of a level's name, at most: every message about it repeats it.
+# Largest length of a level's name, which messages repeat.
 _LONGEST_NAME = 200
 
 
 def checked_name(field: str, name: Any) -> str:
-    """Returns the name of a level; refuses what is none, or reserved."""
+    """Returns the name of a level; refuses reserved names and other types."""
     if not isinstance(name, str):
         raise TypeError(f"{field} must be a string, got {_validation.shown(name)}")
     if name in _RESERVED or not 1 <= len(name) <= _LONGEST_NAME:
@@ -47,11 +45,11 @@ def checked_name(field: str, name: Any) -> str:
 
 
 class LevelScheme(Spec):
-    """Base of the schemes: of a level with a name, whose numeric fields broadcast."""
+    """Base of the schemes: a named level whose numeric fields broadcast."""
 
-    # The field that says how many are drawn.
+    # The field that sets the sampling rate.
     rate_field: ClassVar[str]
-    # A public number of units, where one is needed.
+    # A public number of units, if the scheme needs one.
     population: Any = None
 
     def __post_init__(self) -> None:
@@ -66,20 +64,20 @@ class LevelScheme(Spec):
 
 @dataclass(frozen=True, eq=False)
 class Poisson(LevelScheme):
-    """Every child of a unit picked one level up is drawn independently.
+    """Poisson sampling: draws every child of a drawn parent independently.
 
-    The draws are fresh and secret in every step, and *all* drawn children are
-    processed: a cap on the realised batch, or shuffled epochs in its place, void the
+    Every step samples again and in secret, and *all* drawn children are processed. A
+    cap on the batch size, or shuffled epochs instead of Poisson sampling, void the
     guarantee.
 
     Attributes:
       name: the level's name, e.g. ``"school"``.
       sampling_probability: scalar or array in [0, 1].
-      population: a public *upper* bound of the number of children of any unit one
-        level up, whole number >= 1 (scalar or array), or None. It is no part of the
-        rate. It is needed only when contributions are clipped below the privacy unit,
-        whose number of contributions it bounds, and at the protected level in training
-        under ``zero_out``, where it is the number of slots.
+      population: a public *upper* bound on the number of children of any parent, whole
+        number >= 1 (scalar or array), or None. The sampling does not depend on it. It
+        is needed in two cases: if contributions are clipped below the privacy unit, it
+        bounds their number; in training under ``zero_out``, at the protected level, it
+        is the number of slots.
 
     Raises:
       ValueError: a reserved name.
@@ -99,32 +97,32 @@ class Poisson(LevelScheme):
 
 @dataclass(frozen=True, eq=False)
 class WithoutReplacement(LevelScheme):
-    """``size`` of the ``population`` children of each picked unit, all sets alike.
+    """Draws ``size`` of the ``population`` children of each drawn parent.
 
-    Rate: ``min(size, population) / population``. A unit with fewer children than
-    ``size`` gives all of them (rate 1).
+    All sets of this size are equally likely. The rate is
+    ``min(size, population) / population``. A parent with fewer than ``size`` children
+    has all of them drawn (rate 1).
 
-    ``population`` is the number of children in the larger of the two neighbouring data
-    sets, *or a public lower bound of it*, at every unit of the level above: a smaller
-    value is safe, it only makes the rate larger. Under ``zero_out`` it is the number of
-    *slots* that are drawn from, null ones included, a public upper bound of the filled
-    ones. Fresh secret draws every step.
+    ``population`` is the number of children of every parent in the larger of the two
+    neighbouring data sets, *or a public lower bound on it*: a smaller value is safe,
+    because it only increases the rate. Under ``zero_out`` it is the number of *slots*
+    to draw from, empty ones included: a public upper bound on the filled ones. Every
+    step samples again and in secret.
 
     Attributes:
       name: the level's name, e.g. ``"pupil"``.
       size: whole number >= 1 (scalar or array).
-      population: whole number >= 1 (scalar or array), or None when the step is given
-        a `Population`, whose sizes replace it.
-      population_is_exact: states that ``population`` is the exact number of children,
-        in the larger neighbour, of *every* unit one level up. Needed for the case
-        ``size >= population`` to cost no more than full participation under
-        ``add_remove``: a lower bound does not show that everybody is drawn, and
-        drawing all but one costs more than drawing all. A `Population` does not state
-        it at the protected level: it lists the data at hand, which somebody may join.
+      population: whole number >= 1 (scalar or array), or None if the step has a
+        `Population`, whose sizes replace it.
+      population_is_exact: states that ``population`` is the exact number of children of
+        *every* parent in the larger neighbour. Under ``add_remove`` a draw with ``size
+        >= population`` costs no more than full participation only if this is stated: a
+        lower bound does not show that everybody is drawn, and drawing all but one costs
+        more than drawing all. A `Population` does not state it at the protected level,
+        because a unit may join the data that it lists.
 
     Raises:
-      ValueError: a reserved name, or an exact population that
-        is not given.
+      ValueError: a reserved name, or population_is_exact without a population.
     """
 
     rate_field: ClassVar[str] = "size"
@@ -140,30 +138,30 @@ class WithoutReplacement(LevelScheme):
     population_is_exact: bool = False
 
     def check_values(self) -> None:
-        """Refuses an exact population that is not given."""
+        """Refuses ``population_is_exact`` without a population."""
         if self.population_is_exact and self.population is None:
             raise ValueError("population_is_exact=True needs a population, got None")
 
 
 @dataclass(frozen=True, eq=False)
 class RandomAllocation(LevelScheme):
-    """Epochs: each unit takes part in one step of every epoch, at random.
+    """Random allocation: each unit is in one uniformly random step of every epoch.
 
     Also called balls and bins. At the start of every epoch each unit picks its step
-    uniformly, independently of all others and in secret; so all units are seen in an
-    epoch, and batches vary in size. A run of ``num_steps`` steps is as many whole
-    epochs as fit and a part of one more, which is fixed in advance: a run that stops in
-    the middle of an epoch *because of what it saw* is charged the whole one.
+    uniformly, independently of all others and in secret. So an epoch uses all units,
+    and batch sizes vary. A run of ``num_steps`` steps consists of whole epochs and
+    possibly a part of one more, whose length is fixed in advance. If a run stops within
+    an epoch *because of its releases*, the whole epoch is charged.
 
-    Method "pld" and intervals are certified; the errors of "exact" are estimated, see
+    Method "pld" and intervals are certified. The errors of "exact" are estimates. See
     docs/theory.md, "Epochs".
 
-    Preconditions beyond those of `MultistageSampling`: the bins are drawn afresh in
-    every epoch (the same bins in all of them are *not* covered), and what a step
-    releases is a sum, or one divided by a constant, never by the realised batch size.
+    Preconditions beyond those of `MultistageSampling`: every epoch allocates again (the
+    same allocation in all epochs is *not* covered), and a step releases a sum, possibly
+    divided by a constant but never by the realised batch size.
 
     Attributes:
-      name: the level's name; the first level, and the one that is clipped.
+      name: the level's name. It must be the first level and the clip unit.
       steps_per_epoch: whole number >= 1 (scalar or array).
       times: in how many steps of an epoch a unit takes part, whole number, 1 <= times
         <= steps_per_epoch: the epoch is cut into as many blocks of consecutive steps,
@@ -198,21 +196,21 @@ class RandomAllocation(LevelScheme):
 
 @dataclass(frozen=True, eq=False)
 class ShuffledEpochs(LevelScheme):
-    """Epochs in random order, cut into batches of (nearly) the same size.
+    """Shuffled epochs: batches of nearly equal size in random order.
 
-    What most training loops do. *No amplification is known* for it: an epoch, begun or
-    finished, costs what one step without any sampling does. `RandomAllocation` gives
-    every unit as many steps and costs far less.
+    Most training loops do this. *No amplification is known* for it: an epoch, whether
+    complete or not, costs as much as one step without sampling. `RandomAllocation` uses
+    every unit equally often and costs far less.
 
     Attributes:
-      name: the level's name; the first level, and the one that is clipped.
+      name: the level's name. It must be the first level and the clip unit.
       steps_per_epoch: whole number >= 1 (scalar or array).
 
     Raises:
       ValueError: a reserved name.
 
     Reference: Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024),
-    arXiv:2403.17673: shuffling can cost far more than Poisson draws.
+    arXiv:2403.17673: shuffling can cost far more than Poisson sampling.
     """
 
     rate_field: ClassVar[str] = "steps_per_epoch"
@@ -224,59 +222,59 @@ class ShuffledEpochs(LevelScheme):
 
 
 EpochScheme = RandomAllocation | ShuffledEpochs
-"""Schemes whose draws last for an epoch."""
+"""Schemes that sample once per epoch."""
 Scheme = Poisson | WithoutReplacement | EpochScheme
 
 _EPOCHS_COVERED = (
     "covered: it is the first level of a MultistageSampling, or the episodes= of a "
-    "GroupedClasses or PeopleBlocks, and the level that is clipped; below it, draws "
-    "that are fresh in every step"
+    "GroupedClasses or PeopleBlocks, and the clip unit; the levels below it sample "
+    "again in every step"
 )
 
 
 class Design(Spec):
-    """Base of what a step draws: levels, and schemes that draw them."""
+    """Base of the designs: levels and the schemes that sample them."""
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
-        """The schemes of all levels that are drawn, top to bottom."""
+        """The schemes of all sampled levels, top to bottom."""
         raise NotImplementedError
 
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields, those of the schemes included."""
+        """Broadcast shape of all numeric fields, including those of the schemes."""
         return levels_shape(self.schemes, **self.numbers)
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class MultistageSampling(Design):
-    """One scheme a level: children are drawn of every unit picked one level up.
+    """Multistage sampling: one scheme per level draws children of every drawn parent.
 
     ``MultistageSampling(Poisson("school", ...), WithoutReplacement("pupil", ...))``
-    draws schools, then pupils of each drawn school. What is clipped and who is
-    protected is said by the step, not here.
+    draws schools, then pupils of each drawn school. The step, not the sampling, says
+    what is clipped and who is protected.
 
-    The guarantees that the accountant derives hold under these preconditions:
+    The accountant's guarantees hold under these preconditions:
 
     * *Locality.* A clipped contribution is a function of its own unit's drawn content,
-      the current model, public data and fresh randomness; never of other units, of
-      data not drawn, or of realised sizes. Where contributions interact (support and
-      query, a softmax over the ways, batch statistics) the clip unit must contain the
-      whole interaction.
-    * *Public unit lists.* Units above the protected one are on a public list. An
+      the current model, public data and fresh randomness. It does not depend on other
+      units, on data that were not drawn, or on realised sizes. Where contributions
+      interact (support and query, a softmax over the ways, batch statistics) the clip
+      unit must contain the whole interaction.
+    * *Public unit lists.* Units above the protected level are on a public list. An
       emptied unit stays on it, is drawn at the same rate and contributes zero. Under
-      ``add_remove`` units are not dropped because of their size.
-    * *Slots.* Under ``zero_out`` the draws are made among public slots, whether they
-      are filled or not, and a contribution whose drawn content holds a null is 0.
+      ``add_remove`` no unit is dropped because of its size.
+    * *Slots.* Under ``zero_out`` public slots are sampled, whether they are filled or
+      not, and a contribution whose drawn content has a null is 0.
     * *One path each.* Every protected unit lies under exactly one path of the tree.
-    * *Unequal units.* The guarantee is that of the path with the largest epsilon;
-      give the step a `Population` to have every path evaluated, or a ``population``
-      that is a lower bound for all units of its level.
-    * *Fixed in advance.* Rates, noise and the number of steps do not react to what was
-      released; the draws of every step are fresh and secret.
+    * *Unequal units.* The guarantee is that of the path with the largest epsilon. Give
+      the step a `Population`, to have every path evaluated, or a ``population`` that is
+      a lower bound for all units of the level.
+    * *Fixed in advance.* Rates, noise and number of steps do not depend on releases.
+      Every step samples again and in secret.
 
     Attributes:
-      levels: the schemes, top to bottom, at least one, with different names.
+      levels: the schemes, top to bottom; at least one, with different names.
 
     Raises:
       TypeError: a level that is not a scheme.
@@ -307,7 +305,7 @@ class MultistageSampling(Design):
         for name in self.level_names:
             if self.level_names.count(name) > 1:
                 raise ValueError(f"level names must differ, got {name!r} twice")
-        _ = self.shape  # refuses fields that do not broadcast
+        _ = self.shape  # raises if fields do not broadcast
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> MultistageSampling:
@@ -324,11 +322,11 @@ class MultistageSampling(Design):
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
-        """The schemes of all levels that are drawn, top to bottom: ``levels``."""
+        """The schemes of all sampled levels, top to bottom: ``levels``."""
         return self.levels
 
     def with_scheme(self, scheme: Scheme) -> MultistageSampling:
-        """Returns the sampling with another scheme at the level of that name."""
+        """Returns the sampling with this scheme at the level of its name."""
         return MultistageSampling(
             *(scheme if level.name == scheme.name else level for level in self.levels)
         )
@@ -347,14 +345,14 @@ def check_scheme(name: str, value: Any) -> None:
 
 
 def check_named(field: str, scheme: Any, name: str) -> None:
-    """Refuses what is not a scheme, or a scheme of another level."""
+    """Refuses anything but a scheme of the level ``name``."""
     check_scheme(field, scheme)
     if scheme.name != name:
         raise ValueError(f"{field} must be named {name!r}, got {scheme.name!r}")
 
 
 def refuse_epochs(where: str, value: Any) -> None:
-    """Refuses a scheme by epochs where no theorem has one."""
+    """Refuses an epoch scheme in a place that no theorem covers."""
     if isinstance(value, EpochScheme):
         raise NotImplementedError(
             f"{where}: {type(value).__name__} has no theorem there; {_EPOCHS_COVERED}"

@@ -1,4 +1,4 @@
-"""Specs to plain dictionaries and back: one schema for TOML, JSON lines and ledgers."""
+"""Specs to dictionaries and back: one schema for TOML, JSON lines and ledgers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxdp_episodic import _validation
 
 # Version of the dictionaries.
 SCHEMA_VERSION = 1
-# Deeper than any schema here and than any array that makes sense; far from the
+# Largest nesting depth: above that of any schema or array in use, and far below the
 # interpreter's recursion limit.
 _MAX_DEPTH = 32
 # Largest integer that NumPy and TOML hold.
@@ -20,14 +20,14 @@ _MAX_INTEGER = 2**63 - 1
 
 
 def spec_to_dict(spec: Any) -> dict[str, Any]:
-    """Returns the JSON- and TOML-safe dictionary of a spec, with its version."""
+    """Returns a spec as a dictionary that JSON and TOML can hold, with the version."""
     return {"version": SCHEMA_VERSION, **_encode_spec(spec)}
 
 
 def spec_from_dict(
     allowed: type | Sequence[type], mapping: Any, *, where: str | None = None
 ) -> Any:
-    """Returns the spec that a dictionary describes, which may be untrusted."""
+    """Returns the spec that a dictionary describes; the dictionary may be untrusted."""
     classes = (allowed,) if isinstance(allowed, type) else tuple(allowed)
     where = where or " or ".join(cls.__name__ for cls in classes)
     refuse_hostile(where, mapping)
@@ -35,7 +35,7 @@ def spec_from_dict(
 
 
 def spec_fields(spec: Any) -> tuple[str, ...]:
-    """Returns the names of the fields that make up a spec's value."""
+    """Returns the names of the fields that ``==`` compares."""
     return tuple(f.name for f in dataclasses.fields(spec) if f.compare)
 
 
@@ -99,7 +99,7 @@ def _decode(
 
 
 def _holds_many(cls: type, name: str, kind: str) -> bool:
-    """Whether a field is declared as a tuple, or a mapping, of specs, not as one."""
+    """Whether a field is declared as a tuple or mapping (``kind``) of specs."""
     kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
     return kinds[name].startswith(kind)
 
@@ -129,7 +129,7 @@ def _named_class(
 
 
 def _check_keys(cls: Any, fields: Mapping[Any, Any], where: str) -> None:
-    """Refuses unknown keys first: a typo also makes the right key missing."""
+    """Refuses unknown keys, then missing ones: a typo causes both."""
     known = (*spec_fields(cls), *cls.also_read)
     for key in fields:
         if not isinstance(key, str):
@@ -151,7 +151,7 @@ def _check_keys(cls: Any, fields: Mapping[Any, Any], where: str) -> None:
 
 
 def refuse_hostile(where: str, root: Any) -> None:
-    """Refuses what would break Python's own repr, or NumPy, in lists and mappings."""
+    """Refuses nesting too deep for Python's repr and integers too large for NumPy."""
     stack = [(root, 0)]
     while stack:
         container, depth = stack.pop()

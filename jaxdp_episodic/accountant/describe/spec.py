@@ -1,4 +1,4 @@
-"""What all specs share: value semantics and dictionaries."""
+"""The base class of all specs: value semantics, checks and dictionaries."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe import serialization
 
 Check = Callable[[str, Any], np.ndarray]
-"""Of the name and the value of a field: returns the array, or refuses the value."""
+"""From the name and value of a field to a checked array; raises for bad values."""
 
 
 class ByValue:
-    """Base of frozen dataclasses that compare by value, arrays element by element."""
+    """Base of frozen dataclasses that compare by value, including arrays."""
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -30,17 +30,17 @@ class ByValue:
 
 
 class Spec(ByValue):
-    """Base of what describes sampling and steps: by value, and as a dictionary."""
+    """Base of the descriptions of sampling and steps."""
 
     # Field -> the classes that a dictionary may describe there.
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {}
-    # Field -> what it must be one of, for those that have to be given.
+    # Required field -> its allowed values.
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    # Keys that a dictionary may have beside the fields: arguments of the constructor.
+    # Keys that a dictionary may have besides the fields: arguments of `from_fields`.
     also_read: ClassVar[tuple[str, ...]] = ()
-    # Field -> its check, of the fields that may be arrays and broadcast together.
+    # Field -> its check, for fields that may be arrays and broadcast together.
     numeric: ClassVar[Mapping[str, Check]] = {}
-    # Field -> its check, of the fields that are one number each.
+    # Field -> its check, for fields that are one number each.
     singles: ClassVar[Mapping[str, Check]] = {}
     # Fields that are true or false.
     flags: ClassVar[tuple[str, ...]] = ()
@@ -52,15 +52,15 @@ class Spec(ByValue):
         for name, check in self.singles.items():
             set_checked(self, check, name, one=True)
         check_flags(self, *self.flags)
-        if not self.is_traced:  # else when the numbers are known
+        if not self.is_traced:  # otherwise once the numbers are known
             self.check_values()
 
     def check_values(self) -> None:
-        """Refuses fields that contradict each other; each by itself is checked."""
+        """Refuses fields that contradict each other."""
 
     @functools.cached_property
     def is_traced(self) -> bool:
-        """Whether JAX traces a number of this spec, which `traced_numbers` names."""
+        """Whether JAX traces a number of this spec; see `traced_numbers`."""
         values = (getattr(self, name) for name in serialization.spec_fields(self))
         return any(map(_is_traced, values))
 
@@ -86,12 +86,12 @@ class Spec(ByValue):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Returns the spec with these fields: the constructor by keyword."""
+        """Returns the spec with these fields."""
         return cls(**fields)
 
 
 def mapped(spec: Any, function: Callable[[str, Any], Any], where: str = "") -> Any:
-    """Returns a spec, checked anew, with a function applied to every numeric field."""
+    """Returns the checked spec with a function applied to every numeric field."""
     if isinstance(spec, tuple):
         parts = [mapped(p, function, f"{where}[{i}]") for i, p in enumerate(spec)]
         same = all(new is old for new, old in zip(parts, spec, strict=True))
@@ -111,14 +111,14 @@ def mapped(spec: Any, function: Callable[[str, Any], Any], where: str = "") -> A
 
 
 def _is_traced(value: Any) -> bool:
-    """Whether a field is, or holds, a number that JAX traces."""
+    """Whether a field is or contains a number that JAX traces."""
     if isinstance(value, tuple):
         return any(map(_is_traced, value))
     return value.is_traced if isinstance(value, Spec) else _validation.is_traced(value)
 
 
 def traced_numbers(spec: Spec) -> dict[str, Any]:
-    """Returns the numbers of a spec that JAX traces, by their place; see `mapped`."""
+    """Returns the numbers of a spec that JAX traces, by field path."""
     found: dict[str, Any] = {}
 
     def note(where: str, value: Any) -> Any:
@@ -131,7 +131,7 @@ def traced_numbers(spec: Spec) -> dict[str, Any]:
 
 
 def without_traced(spec: Any) -> Any:
-    """Returns a copy with ``...`` for numbers that JAX traces, only for `mapped`."""
+    """Returns a copy with ``...`` for numbers that JAX traces, for use by `mapped`."""
     if isinstance(spec, tuple):
         return tuple(without_traced(part) for part in spec)
     if not isinstance(spec, Spec):
@@ -145,16 +145,16 @@ def without_traced(spec: Any) -> Any:
 
 
 def refuse_traced(spec: Spec) -> None:
-    """Refuses a spec with numbers that JAX traces, naming one."""
+    """Raises if JAX traces a number of the spec, and names one."""
     for where in traced_numbers(spec) if spec.is_traced else ():
         raise TypeError(
-            f"{where} must be a known number, got a value that JAX traces: "
-            "jaxdp_episodic.traced answers within jax.jit, jax.grad and jax.vmap"
+            f"{where} must be a known number, got a value that JAX traces; within "
+            "jax.jit, jax.grad and jax.vmap use jaxdp_episodic.traced"
         )
 
 
 def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any:
-    """Returns one setting of a spec, of those of a shape it broadcasts to."""
+    """Returns one of the settings to which a spec broadcasts."""
 
     def at_index(_: str, value: Any) -> Any:
         return np.broadcast_to(value, shape)[index] if np.ndim(value) else value
@@ -162,13 +162,13 @@ def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any
     one = mapped(spec, at_index)
     if isinstance(one, Spec) and one.shape != ():
         raise NotImplementedError(
-            f"settings of a {type(spec).__name__} cannot be told apart"
+            f"settings of a {type(spec).__name__} cannot be separated"
         )
     return one
 
 
 def set_numbers(spec: Spec) -> None:
-    """Checks the numeric fields of a frozen spec and that they broadcast."""
+    """Checks the numeric fields of a frozen spec, and that they broadcast."""
     defaults = {field.name: field.default for field in dataclasses.fields(spec)}  # pyright: ignore[reportArgumentType]: specs are dataclasses
     for name, check in spec.numeric.items():
         if _validation.is_traced(getattr(spec, name)):
@@ -178,7 +178,7 @@ def set_numbers(spec: Spec) -> None:
 
 
 def frozen_number(array: np.ndarray) -> Any:
-    """Returns a 0-d array as a Python number, any other one made read-only."""
+    """Returns a 0-d array as a Python number; makes other arrays read-only."""
     if array.ndim == 0:
         return array.item()
     array.setflags(write=False)
@@ -192,7 +192,7 @@ def set_checked(
     one: bool = False,
     optional: bool = False,
 ) -> None:
-    """Replaces fields of a frozen spec by what a check of ``_validation`` returns."""
+    """Replaces fields of a frozen spec by their checked values."""
     for name in names:
         value = getattr(spec, name)
         if value is None and optional:
@@ -204,13 +204,12 @@ def set_checked(
 
 AT_LEAST_ZERO = functools.partial(_validation.integer_array, minimum=0)
 AT_LEAST_ONE = functools.partial(_validation.integer_array, minimum=1)
-"""Of `set_checked`: whole numbers from 1 on."""
 
 
 def set_whole_numbers(
     spec: Spec, *names: str, minimum: int = 1, maximum: int | None = None
 ) -> None:
-    """Checks fields of a frozen spec, each one whole number in a range."""
+    """Checks fields of a frozen spec that are one whole number in a range each."""
     for name in names:
         value = _validation.whole_number(
             name, getattr(spec, name), minimum=minimum, maximum=maximum
@@ -219,23 +218,23 @@ def set_whole_numbers(
 
 
 def set_positive(spec: Spec, *names: str) -> None:
-    """Checks fields of a frozen spec, each one number > 0 and finite."""
+    """Checks fields of a frozen spec that are one finite number > 0 each."""
     set_checked(spec, _validation.positive_array, *names, one=True)
 
 
 def check_flags(spec: Spec, *names: str) -> None:
-    """Checks fields of a spec, each true or false."""
+    """Checks fields of a spec that are true or false."""
     for name in names:
         _validation.flag(name, getattr(spec, name))
 
 
 def _value_key(value: Any) -> Any:
-    """A hashable stand-in for a value that compares as the value does."""
+    """Returns a hashable key that compares as the value does."""
     if isinstance(value, ByValue):
         names = serialization.spec_fields(value)
         return tuple(_value_key(getattr(value, name)) for name in names)
     if isinstance(value, np.ndarray):
-        # + 0 turns -0.0 into 0.0, whose bytes differ though the numbers are equal.
+        # + 0 turns -0.0 into 0.0: the two are equal but have different bytes.
         return value.shape, (value + 0).tobytes()
     if isinstance(value, tuple):
         return tuple(_value_key(item) for item in value)

@@ -1,4 +1,4 @@
-"""One step of private training, described once; several of them in one run."""
+"""One step of private training, and runs composed of several kinds of steps."""
 
 from __future__ import annotations
 
@@ -54,56 +54,59 @@ SMALL_UNITS = ("error", "keep")
 
 @dataclass(frozen=True, eq=False)
 class GaussianStep(Spec):
-    """How episodes are drawn, what is clipped, who is protected, how much noise.
+    """One step of DP training: sampling, clipping, privacy unit and noise.
 
     The step releases the sum of the clipped contributions plus Gaussian noise of
     standard deviation ``noise_multiplier`` times the clip norm. Numeric fields, here
-    and in ``sampling``, may be arrays; they broadcast together, so one step is one
-    setting or a million.
+    and in ``sampling``, may be arrays. They broadcast together, so that one step
+    describes one setting or many.
 
-    The guarantee needs, beyond what the constructor can check:
+    The constructor cannot check these preconditions of the guarantee:
 
-    * Locality: a clipped contribution depends on the drawn content of its own unit,
-      the current model, public data and fresh randomness, on nothing else. Where
-      examples interact (support and query, a softmax over classes, batch statistics)
-      the clip unit must hold the whole interaction, i.e. the episode or task.
-    * Rates, noise and number of steps are fixed in advance; every step draws afresh.
-    * What the docstring of ``sampling`` asks for.
+    * *Locality.* A clipped contribution depends only on the drawn content of its own
+      unit, the current model, public data and fresh randomness. Where examples interact
+      (support and query, a softmax over classes, batch statistics) the clip unit must
+      contain the whole interaction: the episode or task.
+    * *Fixed in advance.* Rates, noise and number of steps do not depend on releases,
+      and every step samples again.
+    * The preconditions in the docstring of ``sampling``.
 
     Attributes:
       sampling: a `MultistageSampling`, `GroupedClasses`, `IndependentEpisodes` or
-        `PeopleBlocks`; a single scheme is wrapped.
+        `PeopleBlocks`. A single scheme becomes a `MultistageSampling` of one level.
       noise_multiplier: standard deviation of the noise in clip norms, >= 0.
-      clip_unit: the level whose contributions are clipped, or "step" (the whole step is
-        one contribution). Default: "episode" for the episodic designs, the only
-        level of a one-level sampling; else it must be named.
-      privacy_unit: the level of the protected unit; default: the last. Or "person":
-        somebody whose examples may be in several units, in at most as many as
-        ``people`` says; the default, and the only one, of `PeopleBlocks`. Where people
-        are units of a level, each in one place, name that level. Or "original": an
-        example with all of its copies, such as rotations, that are examples of other
-        classes; ``people`` says in how many: four rotations of every class are
+      clip_unit: the level whose contributions are clipped, or "step" if the whole step
+        is one contribution. Default: "episode" for episodic designs, and the only level
+        of a one-level sampling. Otherwise it is required.
+      privacy_unit: the protected unit. Either a level (default: the last one), or
+        "person": all examples of a person, who may be in several units, at most as many
+        as ``people`` says. `PeopleBlocks` protects persons only. If every person is one
+        unit of a level, name that level instead. Or "original": an example with all its
+        copies, such as rotations, which are examples of other classes. ``people`` then
+        says in how many: four rotations of every class are
         ``PersonBounds(examples=1, classes=4)``.
       neighboring_relation: "add_remove" (one unit more or less), "replace_one" (its
-        content changed in place; a move to another group is not covered) or
-        "zero_out" (its data become null). Under zero_out units have *slots*, whose
-        number is public and is what every size here means; the sampler draws slots,
-        filled or not, and a contribution whose drawn content holds a null one is 0.
-        One unit more or less is then a slot that is filled or not: choose it where
-        sizes are private and an upper bound of them is public, or for less epsilon
-        than under replace_one. A null that is only masked is *not* covered.
-      population: a `Population`, whose sizes replace those of the specs; under zero_out
-        of slots. The guarantee is that of the largest path.
-      small_units: a unit with fewer children than a draw asks for is an error ("error",
-        the default under replace_one) or gives all it has ("keep", the default under
-        zero_out, where children are slots, and the only choice under add_remove, where
-        refusing data by its size would itself leak).
-      people: the `PersonBounds` of privacy_unit="person" or "original".
-      bands: the `Bands` of correlated noise, see `banded`; None for independent noise.
+        content is replaced in place; a move to another group is not covered) or
+        "zero_out" (its data become null). Under zero_out units are *slots* whose number
+        is public. All sizes in the description count slots, the sampler draws slots
+        whether they are filled or not, and a contribution whose drawn content has a
+        null is 0. One unit more or less is then a filled or an empty slot. Choose it if
+        sizes are private but have a public upper bound, or to get a smaller epsilon
+        than under replace_one. If a null is only masked within a contribution, zero_out
+        does *not* cover it.
+      population: a `Population`, whose sizes replace those of the specs (under
+        zero_out, numbers of slots). The guarantee is that of the path with the largest
+        epsilon.
+      small_units: what happens to a unit with fewer children than a draw takes. "error"
+        raises (default under replace_one). "keep" draws all of its children (default
+        under zero_out, where children are slots, and the only choice under add_remove,
+        where refusing data because of its size would leak).
+      people: the `PersonBounds` for privacy_unit="person" or "original".
+      bands: `Bands` of correlated noise, see `banded`. None: independent noise.
 
     Raises:
-      ValueError: an unknown level, a level without a size, bounds of a person that are
-        missing, or a small unit where these are errors.
+      ValueError: an unknown level, a level without a size, missing bounds of a person,
+        or a small unit with small_units="error".
       NotImplementedError: a combination that no theorem covers.
     """
 
@@ -154,22 +157,22 @@ class GaussianStep(Spec):
         )
         small_units = _checked_small_units(self.small_units, self.neighboring_relation)
         object.__setattr__(self, "small_units", small_units)
-        _ = self.in_group  # refuses bands without a theorem
+        _ = self.in_group  # raises for bands without a theorem
         if self.is_traced:
-            return  # checked when they are known
+            return  # checked once the numbers are known
         if small_units == "error":
             names = self.level_names_used
             _refuse_small_units(self.path_rates, names, self.population)
-        _ = self.path_rates  # refuses a level without a size
+        _ = self.path_rates  # raises for a level without a size
 
     @functools.cached_property
     def design(self) -> Sampling:
-        """``sampling``, which the constructor has made a design if it was a scheme."""
+        """``sampling`` as a design; the constructor has wrapped a single scheme."""
         return cast(Sampling, self.sampling)
 
     @property
     def in_group(self) -> GaussianStep:
-        """The ordinary step of the smallest group of `Bands`; without any, this one."""
+        """With `Bands`: the step within the smallest group. Otherwise this step."""
         return self if self.bands is None else self._in_group
 
     @functools.cached_property
@@ -179,8 +182,8 @@ class GaussianStep(Spec):
             raise TypeError(f"bands must be a Bands or None, got {shown}")
         if self.population is not None and self.bands.count > 1:
             raise NotImplementedError(
-                "bands with a Population have no theorem here: state the sizes that "
-                "groups share out as population= of the levels"
+                "bands with a Population have no theorem here: state the sizes to be "
+                "divided among the groups as population= of the levels"
             )
         drawn = in_group(
             self.design, self.bands, str(self.privacy_unit), self.neighboring_relation
@@ -188,18 +191,18 @@ class GaussianStep(Spec):
         return dataclasses.replace(self, sampling=drawn, bands=None)
 
     def uses(self, num_steps: Any) -> Any:
-        """Returns the steps of ``num_steps`` that one unit can be in, at most.
+        """Returns the largest number of the run's steps that one unit can be in.
 
-        Those of the group that has most, ``ceil(num_steps / bands.count)``.
+        With bands: ``ceil(num_steps / bands.count)``, the steps of the first group.
         """
         if self.bands is None:
             return num_steps
-        # Not by -(-n // count), as unsigned numbers have no -n.
+        # Not -(-n // count): unsigned integers have no negative.
         return num_steps // self.bands.count + (num_steps % self.bands.count > 0)
 
     @property
     def cycle(self) -> Any:
-        """After how many steps a run may be repeated: an epoch, of all groups; or 1."""
+        """Steps after which a run may be repeated: an epoch of every group, or 1."""
         scheme = epoch_scheme(self.design)
         length = 1 if scheme is None else np.asarray(scheme.steps_per_epoch)
         return length if self.bands is None else length * self.bands.count
@@ -217,9 +220,9 @@ class GaussianStep(Spec):
 
     @functools.cached_property
     def path_rates(self) -> PathRates:
-        """Rates at every level down to the privacy unit, along every distinct path.
+        """Sampling rates of each level down to the privacy unit, along every path.
 
-        Of a person, whose examples may be on many paths: down to the last level.
+        For a person, whose examples may be on many paths: of all levels.
         """
         refuse_traced(self)
         drawn = self.in_group.design
@@ -228,33 +231,33 @@ class GaussianStep(Spec):
         if self.privacy_unit not in OWNED:
             used = levels.index(str(self.privacy_unit)) + 1
         elif isinstance(drawn, PeopleBlocks) and self.people is None:
-            used = 1  # nothing rests on how a block's episode draws
+            used = 1  # without bounds every episode of the block may hold the person
         if isinstance(drawn, IndependentEpisodes):
             return path_rates(drawn.sampling, self.population, used - 1)
         return path_rates(drawn, self.population, used)
 
     @property
     def level_names_used(self) -> tuple[str, ...]:
-        """Names of the levels that ``path_rates`` has, top to bottom."""
+        """Names of the levels in ``path_rates``, top to bottom."""
         names = self.design.level_names
         if isinstance(self.design, IndependentEpisodes):
-            names = names[1:]  # the episode itself is not drawn out of anything
+            names = names[1:]  # the number of episodes is fixed: they have no rate
         return names[: self.path_rates.num_levels]
 
     @functools.cached_property
     def num_protected_units(self) -> int | None:
-        """How many units are protected, where a `Population` says so; else None."""
+        """Number of protected units in the `Population`; None without one."""
         if self.population is None or self.privacy_unit in OWNED:
             return None
         return int(self.path_rates.multiplicity.sum())
 
 
 def banded(step: GaussianStep, bands: Bands | None) -> GaussianStep:
-    """Returns the step with correlated noise: it draws from one group at a time.
+    """Returns the step with correlated noise, which samples one group at a time.
 
-    The rates of ``step`` are those *within* a group, its sizes those of all data: with
-    ``Poisson("user", sampling_probability=0.2)`` and five groups of users, every step
-    draws a fifth of one group. Every question then answers for it: a run of
+    The rates of ``step`` are rates *within* a group; its sizes are those of all data:
+    with ``Poisson("user", sampling_probability=0.2)`` and five groups of users, every
+    step draws a fifth of one group. All functions accept the result: a run of
     ``num_steps`` costs what ``ceil(num_steps / bands.count)`` steps within a group do.
 
     Args:
@@ -262,22 +265,22 @@ def banded(step: GaussianStep, bands: Bands | None) -> GaussianStep:
       bands: see `Bands`; None for independent noise.
 
     Raises:
-      NotImplementedError: groups below the protected level, or of people whose
-        examples may lie in several; a level without replacement whose groups have no
-        public size; a `Population`.
-      ValueError: a group that is smaller than a draw.
+      NotImplementedError: groups below the protected level; people, whose examples may
+        lie in several groups; a level that is sampled without replacement and whose
+        groups have no public size; a `Population`.
+      ValueError: a group smaller than a draw.
     """
     return dataclasses.replace(step, bands=bands)
 
 
 @dataclass(frozen=True, eq=False)
 class ComposedSteps(Spec):
-    """Different steps in one run; made by `compose`.
+    """A run of several kinds of steps; made by `compose`.
 
     Attributes:
-      steps: the steps, all with the same privacy unit and neighbouring relation, where
-        they have one.
-      counts: how often each is taken: whole numbers >= 0, scalars or arrays.
+      steps: the steps; all that have a privacy unit or neighbouring relation have the
+        same one.
+      counts: how often each step is run: whole numbers >= 0, scalars or arrays.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
@@ -296,12 +299,12 @@ class ComposedSteps(Spec):
             if not isinstance(step, GaussianStep | Release):
                 raise TypeError(
                     "compose takes GaussianStep objects, releases and composed runs "
-                    "(of disjoint parts each takes what is taken of all), got "
+                    "(compose the run of each disjoint part by itself), got "
                     f"{_validation.shown(step)}"
                 )
         if len(self.counts) != len(self.steps):
             raise ValueError(
-                f"counts must have one entry a step ({len(self.steps)}), "
+                f"counts must have one entry for each step ({len(self.steps)}), "
                 f"got {len(self.counts)}"
             )
         counts = tuple(
@@ -326,35 +329,34 @@ class ComposedSteps(Spec):
 
     @property
     def gaussian_steps(self) -> tuple[GaussianStep, ...]:
-        """Those of the steps that are no releases."""
+        """The `GaussianStep` objects among the steps."""
         return tuple(step for step in self.steps if isinstance(step, GaussianStep))
 
 
 OneStep = GaussianStep | Release
 """One step of a run."""
 AnyStep = GaussianStep | Release | ComposedSteps
-"""Whatever can be accounted."""
+"""What the accountant accepts."""
 
 
 def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
-    """Returns the run that takes each step the given number of times.
+    """Returns the run that consists of each step the given number of times.
 
     ``compose((step_a, 300), (step_b, 200))``. The order does not matter. A step may be
     a `GaussianStep`, a release (`LaplaceRelease`, `ApproximateDP`,
-    `ZeroConcentratedDP`) or a composed run, which is then taken as often as a whole:
-    ``compose((run, 3), (release, 1))``. The steps must protect the same units: the same
-    privacy unit and relation, where they have one, and the same `Population`. Each path
-    through the tree is composed first and the worst one taken last. Every pair begins
-    epochs of its own.
+    `ZeroConcentratedDP`) or a composed run, which is then repeated as a whole:
+    ``compose((run, 3), (release, 1))``. All steps must protect the same units: the same
+    privacy unit and relation, if they have one, and the same `Population`. Each path
+    through the tree is composed over the whole run, and the maximum over paths is taken
+    last. Each (step, count) pair starts its own epochs.
 
     Args:
-      *steps_and_counts: pairs of a step and a whole number >= 0; counts broadcast with
-        the steps' fields.
+      *steps_and_counts: pairs of a step and a count, a whole number >= 0. Counts
+        broadcast with the steps' fields.
 
     Raises:
       TypeError: an argument that is not such a pair.
-      ValueError: no pair, steps that do not protect the same units, or a count out of
-        range.
+      ValueError: no pair, steps that protect different units, or a count out of range.
     """
     steps: list[OneStep] = []
     counts: list[Any] = []
@@ -376,7 +378,10 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
 
 
 def steps_owed(step: GaussianStep, num_steps: ArrayLike, planned: int) -> np.ndarray:
-    """Returns the steps that a run owes if it ends, or stands, after ``num_steps``."""
+    """Returns the steps to be charged if a run ends or pauses after ``num_steps``.
+
+    An epoch that has begun is charged as a whole, up to the ``planned`` steps.
+    """
     taken = np.asarray(num_steps, np.int64)
     if epoch_scheme(step.design) is None:
         return taken
@@ -385,7 +390,7 @@ def steps_owed(step: GaussianStep, num_steps: ArrayLike, planned: int) -> np.nda
 
 
 def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
-    """Returns the steps of a run, refused unless all are Gaussian."""
+    """Returns the steps of a run; raises unless all are `GaussianStep` objects."""
     parts = step.steps if isinstance(step, ComposedSteps) else (step,)
     for part in parts:
         if isinstance(part, Release):
@@ -401,22 +406,22 @@ def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
 
 
 def _refuse_part_of_cycle(step: GaussianStep, count: Any, times: np.ndarray) -> None:
-    """Refuses to repeat a run that ends within an epoch: each time begins a new one."""
+    """Refuses to repeat a run that ends within an epoch."""
     if np.any((np.mod(count, step.cycle) > 0) & (times > 1)):
         scheme = epoch_scheme(step.design)
         what = "a round of its groups" if scheme is None else f"epoch {scheme.name!r}"
         raise NotImplementedError(
             f"compose cannot repeat a run with part of {what} ({count!r} steps of "
-            f"{step.cycle!r}): give one (step, count) pair for each time it is taken"
+            f"{step.cycle!r}): give one (step, count) pair for each repetition"
         )
 
 
 def _multiplied(count: Any, times: np.ndarray) -> np.ndarray:
-    """The product of two counts; refused where it is not exact."""
+    """The product of two counts; raises if it exceeds 2**53."""
     product = np.asarray(count, np.int64) * times
-    # Both are at most 2**53, so the product in floats is right to a part in 10^15.
+    # Both factors are at most 2**53: the float product has a relative error of 1e-15.
     if np.any(np.asarray(count, np.float64) * times > 2.0**53):
-        raise ValueError("counts of a composed run must be at most 2**53 in all")
+        raise ValueError("each count of a composed run must be at most 2**53")
     return product
 
 
@@ -436,38 +441,38 @@ def _check_composable(steps: tuple[GaussianStep | Release, ...]) -> None:
 
 
 def one_protection(what: str, steps: tuple[GaussianStep | Release, ...]) -> None:
-    """Refuses steps of several privacy units or relations, where they have one."""
+    """Refuses steps with different privacy units or neighbouring relations."""
     for field in ("privacy_unit", "neighboring_relation"):
         values = (getattr(step, field, None) for step in steps)
         known = tuple(value for value in values if value is not None)
         if len(set(known)) > 1:
-            raise ValueError(f"{what} must have one {field}, got {known}")
+            raise ValueError(f"{what} must have the same {field}, got {known}")
 
 
 def _depth_in_tree(step: GaussianStep) -> int:
     """The level of the population at which the protected units lie."""
-    # The episodes of grouped classes are formed, not found in the tree.
+    # The episodes of grouped classes are no level of the tree.
     formed = isinstance(step.design, GroupedClasses)
     return step.path_rates.num_levels - formed
 
 
 def _checked_clip_unit(design: Sampling, clip_unit: str | None) -> str:
-    """Returns the clip unit's level name, where it need not be named by default."""
+    """Returns the clip unit: the given one, or the design's default."""
     levels = design.level_names
     episodic = not isinstance(design, MultistageSampling)
     default = EPISODE if episodic else levels[0] if len(levels) == 1 else None
     clip_unit = default if clip_unit is None else clip_unit
     if clip_unit is None:
         raise ValueError(
-            f"clip_unit must be one of {(RESERVED_LEVEL_NAME, *levels)} (whose "
-            "contribution is clipped?), got None"
+            f"clip_unit must be one of {(RESERVED_LEVEL_NAME, *levels)}, whose "
+            "contribution is clipped, got None"
         )
     check_clip_unit(design, clip_unit)
     return clip_unit
 
 
 def check_clip_unit(design: Sampling, clip_unit: str) -> None:
-    """Refuses what is no level and not "step"; episodic designs clip episodes only."""
+    """Refuses a clip unit that the design does not have or no theorem covers."""
     levels = design.level_names
     _validation.choice("clip_unit", clip_unit, (RESERVED_LEVEL_NAME, *levels))
     if not isinstance(design, MultistageSampling) and clip_unit != EPISODE:
@@ -480,7 +485,7 @@ def check_clip_unit(design: Sampling, clip_unit: str) -> None:
 
 
 def _checked_privacy_unit(design: Sampling, privacy_unit: str | None) -> str:
-    """Returns the privacy unit: a level's name, or who may be on many paths."""
+    """Returns the privacy unit: the given one, or the design's default."""
     levels = design.level_names
     in_blocks = isinstance(design, PeopleBlocks)
     default = PERSON if in_blocks else levels[-1]
@@ -491,25 +496,25 @@ def _checked_privacy_unit(design: Sampling, privacy_unit: str | None) -> str:
     if in_blocks:
         raise NotImplementedError(
             f"privacy_unit={unit!r} with PeopleBlocks has no theorem here; covered: "
-            f"{PERSON!r}, of whom it is a part"
+            f"{PERSON!r}"
         )
     if not isinstance(design, MultistageSampling) and unit == EPISODE:
         raise NotImplementedError(
-            f"privacy_unit='episode' with {type(design).__name__}: an episode "
-            f"is drawn, not owned by anybody; covered: {levels[1:]}"
+            f"privacy_unit='episode' with {type(design).__name__}: episodes are "
+            f"formed by the sampler and belong to nobody; covered: {levels[1:]}"
         )
     return unit
 
 
 def _checked_small_units(small_units: str | None, neighboring_relation: str) -> str:
-    """Returns what is done with small units; the relation says what by default."""
+    """Returns ``small_units``: the given value, or the relation's default."""
     if small_units is None:
         return "error" if neighboring_relation == "replace_one" else "keep"
     _validation.choice("small_units", small_units, SMALL_UNITS)
     if neighboring_relation == "add_remove" and small_units == "error":
         raise ValueError(
-            "small_units must be 'keep' under add_remove, got 'error': whether a unit "
-            "is refused for its size would depend on who is in it"
+            "small_units must be 'keep' under add_remove, got 'error': refusing a unit "
+            "because of its size would reveal who is in it"
         )
     return small_units
 
@@ -517,12 +522,12 @@ def _checked_small_units(small_units: str | None, neighboring_relation: str) -> 
 def _refuse_small_units(
     rates: PathRates, names: tuple[str, ...], population: Population | None
 ) -> None:
-    """Refuses units smaller than a draw, naming one."""
+    """Raises if a unit is smaller than a draw, and names one."""
     for level, small in enumerate(rates.clipped):
         if not np.any(small):
             continue
         draw, group = rates.draw_sizes[level], rates.group_sizes[level]
-        assert draw is not None and group is not None  # clipped says so
+        assert draw is not None and group is not None  # else `clipped` is False
         draw, group, small = np.broadcast_arrays(draw, group, small)
         first = np.unravel_index(int(np.argmax(small)), small.shape)
         where, paths = "", rates.paths
@@ -535,5 +540,5 @@ def _refuse_small_units(
         raise ValueError(
             f"level {names[level]!r}: size must be at most the population, got "
             f"size={draw[first]} of {group[first]}{where}; "
-            "small_units='keep', of the step, lets such a unit give all it has"
+            "with small_units='keep' the step draws all children of such a unit"
         )

@@ -87,7 +87,7 @@ class AdaptiveBudget:
             found = {getattr(option, field) for option in self.options.values()}
             if len(found) > 1:
                 raise ValueError(
-                    f"options must have one {field}, got {sorted(map(str, found))}"
+                    f"options must have the same {field}, got {sorted(map(str, found))}"
                 )
         if len(runs) > 1 and self.a_step.privacy_unit in OWNED:
             raise NotImplementedError(

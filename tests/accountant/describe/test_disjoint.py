@@ -162,15 +162,15 @@ def test_claims_name_no_relation_and_need_a_membership():
 @pytest.mark.parametrize(
     ("parts", "error", "message"),
     [
-        ({}, ValueError, "different names"),
+        ({}, ValueError, "all different, got"),
         ([MANY, FEW], TypeError, "parts must map names to steps"),
         ({"a": 3}, TypeError, "part 'a' must be"),
         ({"step": MANY}, ValueError, "names of parts must be"),
-        ({"a": MANY, "b": step(relation="zero_out")}, ValueError, "one neighboring"),
+        ({"a": MANY, "b": step(relation="zero_out")}, ValueError, "same neighboring"),
         (
             {"a": MANY, "b": USERS},
             ValueError,
-            "one privacy_unit",
+            "same privacy_unit",
         ),
         ({"a": BOTH, "b": MANY}, TypeError, "part 'a' must be"),
     ],

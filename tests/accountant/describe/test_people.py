@@ -82,11 +82,11 @@ STAGES = jde.MultistageSampling(
 DEEP = jde.MultistageSampling(*(P(n, sampling_probability=0.1) for n in "abcd"))
 REFUSED = [
     (lambda: jde.PersonBounds(), ValueError, "at least one of"),
-    (lambda: person(GROUPED, None), ValueError, "bound of examples and classes"),
+    (lambda: person(GROUPED, None), ValueError, "bound on examples and classes"),
     (
         lambda: person(GROUPED, jde.PersonBounds(examples=1)),
         ValueError,
-        "bound of classes, got",
+        "bound on classes, got",
     ),
     (
         lambda: person(GROUPED, jde.PersonBounds(examples=1, classes=2, tasks=3)),

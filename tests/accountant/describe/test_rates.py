@@ -310,7 +310,7 @@ def test_poisson_contributions_need_a_true_public_bound():
     tree = Population.from_sizes([2, 3])
     assert contributions(sampling(10), tree) == 10
     assert contributions(sampling(None), tree, relation="replace_one") == 3
-    with pytest.raises(ValueError, match="level 'b': .* needs a public upper bound"):
+    with pytest.raises(ValueError, match="level 'b': .* must be a public upper bound"):
         contributions(sampling(None), tree)
     with pytest.raises(ValueError, match="'b': population must be an upper bound.* 3"):
         contributions(sampling(2), tree)
@@ -339,6 +339,6 @@ def test_a_claimed_bound_that_the_tree_exceeds_is_refused(scheme):
     sampling = MultistageSampling(Poisson("school", sampling_probability=0.1), pupils)
     tree = Population.from_sizes([25, 60], level_names=("school", "pupil"))
     levels = {"unit_level": 1, "clip_level": 2, "neighboring_relation": "add_remove"}
-    with pytest.raises(ValueError, match="must be an upper bound of the children"):
+    with pytest.raises(ValueError, match="must be an upper bound on the children"):
         max_contributions(sampling, tree, **levels)
     assert max_contributions(sampling, None, **levels) == 2

@@ -56,7 +56,7 @@ def test_runs_nest_and_repeat():
 
 def test_relations_must_agree():
     changed = jde.LaplaceRelease(2.0, neighboring_relation="replace_one")
-    with pytest.raises(ValueError, match="one neighboring_relation"):
+    with pytest.raises(ValueError, match="same neighboring_relation"):
         jde.compose((GAUSSIAN, 1), (changed, 1))
     # A part that says nothing of a relation is taken for that of the others.
     jde.compose((changed, 1), (jde.ApproximateDP(0.1), 1))

@@ -35,9 +35,9 @@ def test_nested_sizes(nested, counts):
 @pytest.mark.parametrize(
     ("nested", "error", "message"),
     [
-        ([4, [2]], ValueError, "equally deep everywhere"),
-        ([[4], [[2]]], ValueError, "equally deep everywhere"),
-        ([4, []], ValueError, "equally deep everywhere"),
+        ([4, [2]], ValueError, "same depth everywhere"),
+        ([[4], [[2]]], ValueError, "same depth everywhere"),
+        ([4, []], ValueError, "same depth everywhere"),
         ([], ValueError, "at least one number"),
         ([[], []], ValueError, "at least one number"),
         ([[4, -1]], ValueError, "whole number >= 0"),
@@ -119,9 +119,9 @@ def test_the_advice_on_local_ids_works():
 @pytest.mark.parametrize(
     ("ids", "error", "message"),
     [
-        ({}, ValueError, "one array a level"),
-        ({"school": None}, ValueError, "one array a level"),
-        ({"school": None, "pupil": [1]}, ValueError, "one array a level"),
+        ({}, ValueError, "one array per level"),
+        ({"school": None}, ValueError, "one array per level"),
+        ({"school": None, "pupil": [1]}, ValueError, "one array per level"),
         ({"school": []}, TypeError, "integer or string ids"),
         ({"school": np.array([], int)}, ValueError, "at least one record"),
         ({"school": [1, 2], "pupil": [1]}, ValueError, "equally long"),

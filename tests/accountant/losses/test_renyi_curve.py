@@ -72,7 +72,7 @@ def test_of_different_lengths_in_one_run():
     [
         ([1.0, 2.0], [0.1, 0.2], "orders must be > 1"),
         ([3.0, 2.0], [0.1, 0.2], "orders must be ascending"),
-        ([2.0, 3.0], [0.1], "rdp must be as many as orders"),
+        ([2.0, 3.0], [0.1], "rdp must have as many numbers as orders"),
         ([2.0], [-0.1], "rdp must be >= 0"),
         ([], [], "orders must be ascending"),
     ],

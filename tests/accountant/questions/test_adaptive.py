@@ -42,7 +42,7 @@ def test_a_charge_is_a_new_run_with_less_left_and_the_same_guarantee():
     assert after.can("slow") and not after.can("fast") and not run.can("check")
     assert after != run and after.epsilon(delta=1e-5) == run.epsilon(delta=1e-5)
     assert after.taken_composed() == jde.compose((SLOW, 1), (FAST, 1))
-    with pytest.raises(ValueError, match=r"'fast' cannot be taken: its quota of 1"):
+    with pytest.raises(ValueError, match=r"'fast' is not allowed now: its quota of 1"):
         after.charge("fast")
     with pytest.raises(ValueError, match="did you mean 'slow'"):
         run.charge("slwo")
@@ -81,7 +81,7 @@ def test_what_is_not_right_in_a_file_is_refused(change):
 def test_a_state_to_which_the_rules_do_not_lead_is_refused(state, taken):
     # The epsilon is that from "a" on, where nothing costs as much as from "x".
     rules = jde.RuleBook("a", {"a": {"fast": "b"}, "x": {"slow": "y"}})
-    with pytest.raises(ValueError, match="state must be one to which the rules lead"):
+    with pytest.raises(ValueError, match="state must be one that the rules reach"):
         jde.AdaptiveRun(MENU, rules=rules, state=state, taken=taken)
     run = jde.AdaptiveRun(MENU, rules=rules).charge("fast")
     assert jde.AdaptiveRun.from_dict(run.to_dict()) == run
@@ -93,8 +93,8 @@ def test_a_state_to_which_the_rules_do_not_lead_is_refused(state, taken):
     ("other", "error", "match"),
     [
         (gaussian(1.0, neighboring_relation="zero_out"), ValueError, "neighboring_rel"),
-        (jde.RenyiDP([2.0], [1.0]), NotImplementedError, "Rényi divergences alone"),
-        (jde.ZeroConcentratedDP(0.1), NotImplementedError, "Rényi divergences alone"),
+        (jde.RenyiDP([2.0], [1.0]), NotImplementedError, "only Rényi divergences"),
+        (jde.ZeroConcentratedDP(0.1), NotImplementedError, "only Rényi divergences"),
         ("slow", TypeError, "must be a GaussianStep"),
         (
             jde.GaussianStep(
@@ -125,7 +125,7 @@ def test_rule_books():
     assert not jde.RuleBook("x", {"x": {"a": "y"}}).has_cycles()
     with pytest.raises(ValueError, match="start"):
         jde.RuleBook("z", {"x": {"a": "y"}})
-    with pytest.raises(ValueError, match="different names"):
+    with pytest.raises(ValueError, match="names, all different"):
         jde.RuleBook.in_order(["a", "a"])
 
 
@@ -410,21 +410,21 @@ def test_the_supremum_over_paths_is_taken_last():
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({}, "the run has no end"),
+        ({}, "must be given to end the run"),
         ({"prices": PRICES}, "prices need a budget"),
-        ({"budget": 5}, "the run has no end"),
+        ({"budget": 5}, "must be given to end the run"),
         ({"prices": {**PRICES, "slow": 0}, "budget": 5}, r"prices\['slow'\] must be"),
-        ({"prices": {"slow": 1}, "budget": 5}, "prices must name every option"),
+        ({"prices": {"slow": 1}, "budget": 5}, "prices must have every option"),
         ({"prices": PRICES, "budget": 5, "quotas": QUOTAS}, "None with quotas"),
         ({"prices": PRICES, "budget": 0}, "budget must be a whole number >= 1"),
         ({"prices": PRICES, "budget": 5, "epsilon": 1.0, "delta": 0.1}, "budget must"),
         ({"prices": PRICES, "epsilon": 1.0}, "needs a delta"),
         ({"prices": PRICES, "budget": 5, "delta": 1e-5}, "delta must be None"),
-        ({"prices": PRICES, "budget": 5, "odometer": "margin"}, "needs the delta"),
+        ({"prices": PRICES, "budget": 5, "odometer": "margin"}, "needs a delta"),
         ({"prices": PRICES, "budget": 5, "odometer": [0.1]}, "list of 6 finite"),
         ({"quotas": QUOTAS, "odometer": [0.1]}, "odometer must be None"),
         ({"quotas": QUOTAS, "blocks": {"slow": 2}}, "blocks must be None"),
-        ({"rules": jde.RuleBook("x", {"x": {"slow": "x"}})}, "never end a run"),
+        ({"rules": jde.RuleBook("x", {"x": {"slow": "x"}})}, "do not end a run"),
     ],
 )
 def test_what_does_not_say_how_a_run_ends_is_refused(given, match):
@@ -496,7 +496,7 @@ def test_quotas_of_several_settings_are_their_composition():
     ],
 )
 def test_what_is_of_one_run_is_refused_by_name(what, ask):
-    match = rf"{what} is of a run of one setting.*\(2,\)"
+    match = rf"{what} needs a run of one setting.*\(2,\)"
     with pytest.raises(ValueError, match=match):
         ask()
 

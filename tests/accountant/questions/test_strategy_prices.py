@@ -100,5 +100,5 @@ def test_what_has_no_price_is_refused():
     with pytest.raises(ValueError, match="num_steps must be None of an AdaptiveRun"):
         gdp_price(RUN, num_steps=2, floor=FLOOR)
     several = jde.AdaptiveRun({"slow": step([1.5, 2.0])}, quotas={"slow": 2})
-    with pytest.raises(ValueError, match="price is of a run of one setting"):
+    with pytest.raises(ValueError, match="price needs a run of one setting"):
         gdp_price(several, floor=FLOOR)

@@ -66,7 +66,9 @@ def test_all_levels_exact_and_certified():
 
 def test_a_level_that_is_not_covered_says_why():
     rows = questions.answer("levels", settings(EXAMPLES["GroupedClasses"]))["levels"]
-    assert "an episode is drawn, not owned by anybody" in rows[0]["message"]
+    assert (
+        "episodes are formed by the sampler and belong to nobody" in rows[0]["message"]
+    )
     assert "epsilon" not in rows[0]
 
 

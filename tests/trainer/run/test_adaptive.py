@@ -422,7 +422,7 @@ def test_options_that_cannot_be_chosen_are_refused():
         jde.AdaptiveRun({name: step}, quotas={name: 2})
         for name, step in {"step": QUIET, "check": other}.items()
     ]
-    with pytest.raises(ValueError, match="one neighboring_relation"):
+    with pytest.raises(ValueError, match="same neighboring_relation"):
         AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
 
 

@@ -1,4 +1,4 @@
-"""The questions: how much privacy does this step, or this run, cost?"""
+"""Epsilon, delta, intervals, Rényi curves and profiles of steps and runs."""
 
 from __future__ import annotations
 
@@ -46,16 +46,15 @@ R = TypeVar("R")
 
 
 class PrivacyInfo(NamedTuple):
-    """What is known about an epsilon or a delta; fields of its shape.
+    """How accurate an epsilon or a delta is; the fields have its shape.
 
     Attributes:
-      error: of "exact", an estimate of the error, of epsilon in nats, of delta
-        relative; where ``is_certified_bound``, the width of the certified interval
-        whose upper end was returned; of "rdp" ``inf``, as it is a bound of unknown
-        tightness.
+      error: for "exact", an estimate of the error: of epsilon in nats, of delta
+        relative. If ``is_certified_bound``, the width of the certified interval whose
+        upper end was returned. For "rdp" ``inf``: a bound of unknown tightness.
       is_certified_bound: whether the value is the upper end of a certified interval
-        ("pld", and "exact" where its error estimate was above 1e-6 relative), or of
-        "exact" Rényi's bound, where that is lower.
+        ("pld", and "exact" if its error estimate was above 1e-6 relative), or for
+        "exact" the Rényi bound if that is lower.
     """
 
     error: np.ndarray | np.float64
@@ -65,10 +64,10 @@ class PrivacyInfo(NamedTuple):
 def asked(
     worst: Callable[..., Any] | None = np.maximum,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a function a question: on the engine that its keyword ``engine`` names.
+    """Decorates a public function: handles ``engine=`` and disjoint parts.
 
-    Of disjoint parts the answer is that of the worst, setting by setting; with None the
-    function itself refuses them.
+    For disjoint parts ``worst`` combines the results of the parts, setting by setting.
+    With None the function itself refuses them.
     """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
@@ -86,7 +85,7 @@ def asked(
                     )
                 with using_engine(engine):
                     return call(*args, **kwargs)
-            step: Any = args[0] if args else kwargs.get("step")  # or given by name
+            step: Any = args[0] if args else kwargs.get("step")
             if worst is None or not isinstance(step, DisjointParts):
                 return function(*args, **kwargs)
             if args:
@@ -101,7 +100,7 @@ def asked(
 
 
 def _worst_of(found: list[Any], worst: Callable[..., Any]) -> Any:
-    """The worst of the answers of parts, and what is known of it."""
+    """The worst result of the parts, with its `PrivacyInfo`."""
     if not isinstance(found[0], tuple):
         return functools.reduce(worst, found)
     if not isinstance(found[0][1], PrivacyInfo):  # ends of an interval
@@ -123,29 +122,28 @@ def rdp(
     direction: str = "both",
     engine: str | None = None,
 ) -> np.ndarray | np.float64:
-    """Returns the Rényi-DP curve of one step (or of a composed run).
+    """Returns the Rényi-DP curve of one step or of a composed run.
 
-    ``D_alpha(P || Q)`` of the dominating pair (forward), of the pair exchanged
+    ``D_alpha(P || Q)`` of the dominating pair (forward), of the exchanged pair
     (backward), or the larger of the two. *Exact* for the dominating pair up to 1e-10
-    relative, hence an upper bound for the step. With a `Population` it is the worst
-    path's at each order. Integer orders of a sampled Gaussian could be summed as a
-    series; the quadrature used for all real orders agrees with it (tested).
+    relative, hence an upper bound for the step. With a `Population` it is the largest
+    over the paths at each order.
 
     Args:
-      step: a step, a release, or a run made by `compose` or `disjoint`. A step drawn by
-        epochs is one alone: curves of such steps may not be added up, compose the run.
-      orders: real orders, each > 1, inf included; any shape, also empty.
+      step: a step, a release, or a run made by `compose` or `disjoint`. For epoch
+        schemes this is a single step; do not add such curves, compose the run.
+      orders: real orders > 1, including inf; any shape, possibly empty.
       direction: "forward", "backward" or "both".
       engine: see `epsilon`.
 
     Returns:
       float64 nats of shape ``step.shape + np.shape(orders)``; a scalar order adds no
-      axis, and all-scalar input gives an ``np.float64``. ``inf`` without noise, and
-      where everything may be lost at once. At order inf the largest loss (an *upper
-      bound*), which is ``inf`` of Gaussian noise.
+      axis, and all-scalar input gives an ``np.float64``. ``inf`` without noise, or if
+      everything is revealed with positive probability. Order inf gives the largest loss
+      (an *upper bound*), which is ``inf`` for Gaussian noise.
 
     Raises:
-      ValueError: an order not above 1, an unknown direction.
+      ValueError: an order <= 1, or an unknown direction.
 
     Reference: Mironov, Talwar, Zhang (2019), arXiv:1908.10530, for the sampled
     Gaussian and the fact that its forward direction is the larger (Theorem 5); Sason
@@ -168,7 +166,7 @@ def curve_of(
     *,
     axis: bool = False,
 ) -> np.ndarray:
-    """The divergences of the path with the largest, of a shape."""
+    """Returns the largest divergence over the paths, broadcast to a shape."""
     curves = []
     for run in runs_of(step, np.asarray(1)):
         run.refuse("rdp")
@@ -176,7 +174,7 @@ def curve_of(
         finite, values = np.where(np.isinf(orders), 2.0, orders), np.zeros(())
         every = ("forward", "backward") if direction == "both" else (direction,)
         for one in every:
-            # The backward one is not needed where it is proven not to be larger.
+            # Skip the backward direction if it is proven not to be larger.
             if one == every[0] or not run.forward_is_larger:
                 values = np.maximum(values, rdp_curve(finite, run, one))
         largest = [run.largest_loss(backward=one == "backward") for one in every]
@@ -200,43 +198,44 @@ def epsilon(
 ) -> Any:
     """Returns epsilon of ``num_steps`` steps at the given delta.
 
-    With a `Population` it is the largest of all paths. The methods:
+    With a `Population` it is the largest over all paths. The methods:
 
-    * "rdp", an *upper bound*: Rényi-DP of the dominating pair, converted at the best
-      real order (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition 12).
-      The order is searched without ends, so it never sticks to a grid; the search can
-      only err upwards.
-    * "exact": the true epsilon of the composed dominating pair, to a relative error
-      of 1e-6 or better (below 1e-3 an absolute one of 1e-9), by a contour integral
-      whose cost does not grow with the number of steps (docs/theory.md, "Exact"); where
-      that is not reached, as at deltas far below 1e-15 of rare units, the certified
-      upper end of "pld" or Rényi's bound, whichever is lower. The info says so.
+    * "exact": epsilon of the composed dominating pair, by a contour integral whose time
+      does not grow with the number of steps (docs/theory.md, "Exact"). The relative
+      error is at most 1e-6 (below epsilon 1e-3, the absolute error at most 1e-9). If
+      the error estimate is larger, for example at deltas far below 1e-15 of rarely
+      sampled units, the smaller of two upper bounds is returned instead: the certified
+      upper end of "pld" and the Rényi bound. `PrivacyInfo` says so.
     * "pld": the upper end of `epsilon_interval`, a certified *upper bound*.
+    * "rdp": an *upper bound* from the Rényi-DP of the dominating pair, converted at
+      the best real order (Canonne, Kamath, Steinke 2020, arXiv:2004.00010, Proposition
+      12). The search is not limited to a grid of orders; if it is inexact, the bound
+      is larger, never too small.
 
     Args:
       step: a step, a release, or a run made by `compose` or `disjoint`.
-      delta: in [0, 1]. At 0 epsilon is the largest loss, ``inf`` of Gaussian noise; at
-        1 it is 0.
-      num_steps: whole number >= 0; of a composed run how often it is taken as a whole,
-        None for once. Of disjoint parts that of each part.
+      delta: in [0, 1]. At 0 epsilon is the largest loss, which is ``inf`` for Gaussian
+        noise; at 1 it is 0.
+      num_steps: whole number >= 0. For a composed run the number of repetitions of the
+        whole run, None for one. For disjoint parts it holds for each part.
       method: "rdp", "exact" or "pld".
       orders: with "rdp", use only these orders (1-d, not empty) instead of the search.
-        If the best of them is the first or last, a warning says that the grid is too
-        short.
-      return_info: also return an `PrivacyInfo`; not with ``orders``.
-      engine: "numpy", "jax" or "auto", which compiles where that pays; None is what
-        the environment variable JAXDP_EPISODIC_ENGINE says, else "auto". Both engines
-        give the same numbers, to 1e-9 and better (1e-8 at noise below 1e-3).
+        If the best of them is the first or the last, a warning says that the grid is
+        too short.
+      return_info: also return a `PrivacyInfo`; not with ``orders``.
+      engine: "numpy", "jax" or "auto", which uses JAX if compilation is likely to save
+        time. None: the environment variable JAXDP_EPISODIC_ENGINE, or "auto" if it is
+        not set. Both engines agree to 1e-9 (1e-8 at noise below 1e-3).
 
     Returns:
-      float64 nats of the broadcast shape of step, ``delta`` and ``num_steps``;
-      ``inf`` without noise, 0 where nothing is drawn or no step taken. With
-      ``return_info`` the pair ``(epsilon, info)``.
+      float64 nats of the broadcast shape of step, ``delta`` and ``num_steps``; ``inf``
+      without noise, 0 if nothing is sampled or ``num_steps`` is 0. With ``return_info``
+      the pair ``(epsilon, info)``.
 
     Raises:
-      ValueError: ``num_steps`` not given of a step, or ``orders``
-        with another method than "rdp".
-      NotImplementedError: a method that lacks what it needs of a release.
+      ValueError: a step without ``num_steps``, or ``orders`` with another method than
+        "rdp".
+      NotImplementedError: the method does not cover a release.
     """
     check_step(step)
     check_method(method)
@@ -269,24 +268,23 @@ def delta(
 ) -> Any:
     """Returns delta of ``num_steps`` steps at the given epsilon.
 
-    The methods are those of `epsilon`; with "rdp" the same conversion is read the
-    other way, at the order that is best for it.
+    The methods are those of `epsilon`. "rdp" inverts the same conversion, at the best
+    order for it.
 
     Args:
       step: a step, a release, or a run made by `compose` or `disjoint`.
-      epsilon: >= 0, nats. At inf delta is the probability of losing everything at once.
-      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      epsilon: >= 0, nats. At inf delta is the probability that everything is revealed.
+      num_steps: see `epsilon`.
       method: "rdp", "exact" or "pld".
-      return_info: also return an `PrivacyInfo`.
+      return_info: also return a `PrivacyInfo`.
       engine: see `epsilon`.
 
     Returns:
-      float64 in [0, 1] of the broadcast shape; 1 without noise, 0 where nothing is
-      lost or nothing above ``epsilon``. With ``return_info`` the pair ``(delta,
-      info)``.
+      float64 in [0, 1] of the broadcast shape; 1 without noise, 0 if no loss exceeds
+      ``epsilon``. With ``return_info`` the pair ``(delta, info)``.
 
     Raises:
-      ValueError: ``num_steps`` not given of a step.
+      ValueError: a step without ``num_steps``.
     """
     check_step(step)
     check_method(method)
@@ -311,8 +309,8 @@ def privacy_profile(
     """Returns delta of a *single* step at the given epsilon.
 
     *Exact* for the step's dominating pair, hence an upper bound for the step; for the
-    designs of the multistage theorem there are data sets that reach it. It is not to
-    be added up over steps: for those use `epsilon` and `delta`.
+    designs of the multistage theorem there are data sets that attain it. Do not add
+    profiles over steps: use `epsilon` and `delta`.
 
     Args:
       step: one step or release, not a composed run.
@@ -345,7 +343,7 @@ def privacy_profile(
 
 
 def _worst_profile(target: np.ndarray, loss: PrivacyLoss, direction: str) -> np.ndarray:
-    """The logarithm of delta of one pair, on each path."""
+    """The logarithm of delta of one dominating pair, on each path."""
     Run((loss,), (np.ones(1),)).refuse("exact")
     finite = np.where(np.isinf(target), 1e300, target)
     at_end = np.isinf(target) & ~loss.is_unprotected
@@ -385,30 +383,29 @@ def epsilon_interval(
 ) -> tuple[Any, Any]:
     """Returns certified lower and upper ends of epsilon at the given delta.
 
-    The true epsilon of the composed dominating pair lies between them, rounding
-    errors included. (The upper end is one for the mechanism as well.) Privacy-loss
-    distributions are rounded pessimistically and optimistically and composed by FFT;
-    tails cut off and round-off are bounded and added. With a `Population` both ends
-    are those of the largest epsilon over the paths.
+    The epsilon of the composed dominating pair lies between them, including rounding
+    errors. The upper end is also an upper bound for the mechanism. Privacy loss
+    distributions are discretized pessimistically and optimistically and composed by
+    FFT; the ends include bounds on truncation and rounding errors. With a `Population`
+    both ends are those of the largest epsilon over the paths.
 
     Args:
       step: a step, a release, or a run made by `compose`.
-      delta: in [0, 1]. At 0 the ends are 0 and the largest loss, unless nothing is lost
-        or everything may be.
-      num_steps: whole number >= 0; of a composed run as of `epsilon`.
-      max_width: largest width of the interval in nats, > 0. None aims at 1e-4 of
-        epsilon or 1e-7, whichever is larger, and promises nothing: where memory or
-        rounding is in the way (more than about 1e9 steps, deltas far below 1e-12 of
-        rare units) the ends are as far apart as they are.
+      delta: in [0, 1]. At 0 the ends are 0 and the largest loss; both are exact if the
+        largest loss is 0 or inf.
+      num_steps: see `epsilon`.
+      max_width: largest width of the interval in nats, > 0. With None the target is
+        1e-4 of epsilon or 1e-7, whichever is larger, without a guarantee: if memory or
+        rounding prevents it (more than about 1e9 steps, deltas far below 1e-12 of
+        rarely sampled units) the interval is wider.
       engine: see `epsilon`.
 
     Returns:
-      ``(lower, upper)``, float64 nats of the broadcast shape; ``(0, inf)``, which says
-      nothing, without noise, ``(0, 0)`` where nothing is drawn.
+      ``(lower, upper)``, float64 nats of the broadcast shape; the trivial ``(0, inf)``
+      without noise, ``(0, 0)`` if nothing is sampled.
 
     Raises:
-      ValueError: a width that cannot be met within the memory
-        that the computation may use.
+      ValueError: ``max_width`` cannot be met within the memory limit.
 
     Reference: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), arXiv:2207.04380.
     """
@@ -416,7 +413,7 @@ def epsilon_interval(
     delta = _validation.probability_array("delta", delta)
     if max_width is not None:
         checked = _validation.positive_array("max_width", max_width)
-        # Smaller shares of an answer would underflow.
+        # A smaller share of epsilon would underflow.
         max_width = max(_validation.single("max_width", checked), 1e-290)
     runs, shape = checked_runs(step, num_steps, delta=delta)
     return _least_ends(EpsilonAt(log_of(delta)), runs, shape, max_width)
@@ -432,12 +429,12 @@ def delta_interval(
 ) -> tuple[Any, Any]:
     """Returns certified lower and upper ends of delta at the given epsilon.
 
-    See `epsilon_interval`; aims at a relative width of 1e-3, without a promise.
+    See `epsilon_interval`. The target is a relative width of 1e-3, without a guarantee.
 
     Args:
       step: a step, a release, or a run made by `compose`.
       epsilon: >= 0, nats.
-      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      num_steps: see `epsilon`.
       engine: see `epsilon`.
 
     Returns:
@@ -456,7 +453,7 @@ def _least_ends(
     shape: tuple[int, ...],
     width: float | None,
 ) -> tuple[Any, Any]:
-    """Both ends, the largest over the paths of the least over the runs."""
+    """Both ends: the smallest over the theorems' runs, then the largest over paths."""
     question = question.at(np.broadcast_to(question.target, shape)[..., None])
     both = [_ends(question, run, width, alone=len(runs) == 1) for run in runs]
     ends = []
@@ -469,11 +466,14 @@ def _least_ends(
 def _ends(
     question: Question, run: Run, width: float | None, *, alone: bool
 ) -> list[np.ndarray]:
-    """Both ends for each path; of a run ``alone`` for those that may be the worst."""
+    """Both ends for each path.
+
+    If the run is the only one (``alone``), dominated paths are left out.
+    """
     run.refuse("pld")
     if alone:
         run = run.take_paths(worst_path.undominated_paths(run))
-    # Of steps with too little noise only an upper bound is known.
+    # With too little noise only an upper bound is known.
     runs = run.kept(), run.in_reach()
     inside = question.inside()
     nothing = np.zeros(())
@@ -484,7 +484,7 @@ def _ends(
         left = inside.given_kept(log_kept, up=up)
         hopeless = np.isneginf(left.target)
         left = left.at(np.where(hopeless, -1.0, left.target))
-        # Targets differ, by rounding, only where a loss may be infinite.
+        # The targets of the two ends differ, by rounding, only if a loss may be inf.
         if both is None or np.any(log_kept) or np.any(run.is_unprotected):
             both = pld_bounds(left, kept, width=width)
         found = Answer(both[i], nothing, nothing)
@@ -492,7 +492,7 @@ def _ends(
         at_end = question.at_end(runs[True].most_lost)
         if np.any(at_end):
             limit = worst_path.end_values(question, runs[True])
-            # At delta 0 the largest loss is an upper end only.
+            # At delta 0 the largest loss is only an upper end.
             known = ~np.isfinite(limit) | (limit == 0) | (not question.is_epsilon)
             known &= question.is_epsilon | ~run.has_too_little_noise
             limit = np.where(known | up, limit, question.nothing)
@@ -502,7 +502,7 @@ def _ends(
 
 
 def log_of(delta: np.ndarray) -> np.ndarray:
-    """Its logarithm, -inf at 0."""
+    """Returns log(delta), -inf at 0."""
     with np.errstate(divide="ignore"):
         return np.log(delta)
 
@@ -511,7 +511,7 @@ def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
     """``e^log_delta`` rounded up, or down; 0 and 1 are exact."""
     # exp rounds to the nearest: one ulp outwards keeps the bound.
     value = np.nextafter(np.exp(log_delta), 2.0 if up else -1.0)
-    # Without comparing with 0 what a thread of JAX may take for it.
+    # signbit, not < 0: JAX threads may flush subnormal numbers to 0.
     value = np.where(np.signbit(value), 0.0, np.where(value > 1, 1.0, value))
     value = np.where(log_delta == 0, 1.0, value)
     return np.where(np.isneginf(log_delta), 0.0, value)
@@ -520,20 +520,20 @@ def delta_of(log_delta: np.ndarray, *, up: bool) -> np.ndarray:
 def worst_epsilon(
     runs: Sequence[Run], delta: np.ndarray, shape: tuple[int, ...], *, method: str
 ) -> np.ndarray:
-    """The largest epsilon: each path composed first, the largest taken last."""
+    """The largest epsilon over the paths, each composed over the whole run."""
     value = worst_path.answer(EpsilonAt(np.log(delta)), runs, method).value
     return np.broadcast_to(value, shape)
 
 
 def check_method(method: str) -> None:
-    """Refuses methods that do not exist."""
+    """Refuses unknown methods."""
     _validation.choice("method", method, METHODS)
 
 
 def checked_runs(
     step: Any, num_steps: Any, **targets: np.ndarray
 ) -> tuple[tuple[Run, ...], tuple[int, ...]]:
-    """The runs of a step, of which the least answer counts, and the answer's shape."""
+    """Returns one run per theorem, of which the smallest result counts, and the shape."""
     named: dict[str, Any] = {"step": np.empty(step.shape, np.uint8), **targets}
     if isinstance(step, ComposedSteps):
         if num_steps is not None:
@@ -553,7 +553,7 @@ def checked_runs(
 def _epsilon_on_grid(
     runs: Sequence[Run], delta: np.ndarray, orders: Any, shape: tuple[int, ...]
 ) -> np.ndarray | np.float64:
-    """Epsilon with the orders given by the user only."""
+    """Epsilon with the user's orders only."""
     grid = np.unique(order_grid(orders))
     question = EpsilonAt(log_of(delta)[..., None])
     found = []
@@ -570,15 +570,15 @@ def _epsilon_on_grid(
     useful = np.isfinite(result) & (result > 0)
     if np.any(useful & ((best == 0) | (best == grid.size - 1))):
         warnings.warn(
-            "the best order is the first or the last of `orders`: a longer grid, or "
-            "orders=None, gives a smaller epsilon",
+            "the best order is the first or the last of `orders`: a longer grid or "
+            "orders=None gives a smaller epsilon",
             stacklevel=4,
         )
     return _scalar_or_array(np.broadcast_to(result.max(axis=-1), shape))
 
 
 def order_grid(orders: Any) -> np.ndarray:
-    """Returns (A,) Rényi orders, each > 1 and finite; refuses none at all."""
+    """Returns (A,) finite Rényi orders > 1, A >= 1."""
     grid = _validation.order_array("orders", orders)
     if grid.ndim != 1 or grid.size == 0:
         raise ValueError(
@@ -589,9 +589,9 @@ def order_grid(orders: Any) -> np.ndarray:
 
 
 def check_step(step: Any) -> None:
-    """Refuses what is neither a step, a release, nor a composed run."""
+    """Refuses anything but a step, a release or a composed run."""
     if not isinstance(step, AnyStep):
-        refuse_disjoint(step, "this question")
+        refuse_disjoint(step, "this function")
         raise TypeError(
             "step must be a GaussianStep or a composed run, "
             f"got {_validation.shown(step)}"
@@ -599,14 +599,14 @@ def check_step(step: Any) -> None:
 
 
 def _warn_about_delta(step: Any, delta: np.ndarray) -> None:
-    """Warns where a delta lets the mechanism publish somebody's data outright."""
+    """Warns if delta is so large that publishing one unit's data would satisfy it."""
     parts = step.steps if isinstance(step, ComposedSteps) else (step,)
     gaussian = [part for part in parts if isinstance(part, GaussianStep)]
     units = [n for part in gaussian if (n := part.num_protected_units) is not None]
     if units and delta.size and np.max(delta) * units[0] >= 1:
         warnings.warn(
             f"delta={np.max(delta):g} times {units[0]} protected units is at least 1: "
-            "publishing one of them outright would satisfy it; take delta well below "
+            "publishing the data of one of them would satisfy it; use delta well below "
             f"{1 / units[0]:.1e}",
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""How much noise, how many steps, which rate: the settings that meet a target."""
+"""Calibration: the noise, number of steps or rate that meets a target epsilon."""
 
 from __future__ import annotations
 
@@ -36,45 +36,45 @@ from jaxdp_episodic.accountant.questions.worst_path import (
 _OF_NOISE = 0.9
 # Lower estimate of d log epsilon / d log(number of steps).
 OF_STEPS = 0.45
-# Largest and smallest first step of a bracket, in these logarithms.
+# Largest and smallest first step of a bracket, in the logarithm of the setting.
 _FARTHEST = np.log(16.0)
 _NEAREST = 5e-4
-# Noise multipliers that are searched.
+# Smallest and largest noise multiplier of the search.
 _LEAST_NOISE = 1e-9
 MOST_NOISE = 1e18
-# Nats of a target above which Rényi's bound meets it where nothing else is quick: below
-# it certified ends of little noise take some tenths of a second.
+# Target epsilon, in nats, above which the Rényi bound is used if other methods are
+# slow: below it a certified end with little noise takes a few tenths of a second.
 _LARGE = 50.0
-# Shift, in deviations of the noise, from which on several steps take long: a Poisson
-# step's contour fails from 13.
+# Shift, in standard deviations of the noise, above which several steps are slow: the
+# contour of a Poisson step fails from 13.
 _FURTHEST = 9.5
-# Relative rounding of orders next to 1 in Rényi's bound, for each nat of a target: no
-# bracket closes in on less (from 1e12 nats searches took 10, then 33 and 56 calls).
+# Relative rounding error of the Rényi bound at orders near 1, per nat of the target: a
+# search cannot be more precise (from 1e12 nats it took 10, then 33 and 56 calls).
 _ROUNDING_OF_ORDERS = 0.1 * 2.0**-52
-# Relative distance to a noise below which nothing can be computed that ends a search:
-# 1e-7 takes 17 evaluations more, of epochs of half a second each.
+# Relative distance to a noise below which epsilon jumps at which the search ends: 1e-7
+# takes 17 more evaluations, which take half a second each for random allocation.
 _AT_JUMP = 1e-2
 # Largest relative tolerance.
 COARSEST = 0.1
 # Relative tolerance of a noise multiplier or a probability.
 _TOLERANCE = 1e-7
-# Relative tolerance of a first answer by Rényi's bound.
+# Relative tolerance of the initial value from the Rényi bound.
 _INITIAL_TOLERANCE = 1e-3
-# About how often a setting is evaluated.
+# Approximate number of evaluations of a setting.
 _EVALUATIONS = 10
-# Noise multiplier below which nobody is protected: the unit changes the sum by a
-# thousand deviations.
+# Noise multiplier below which a warning says that there is hardly any protection: the
+# unit changes the sum by a thousand standard deviations.
 _NEXT_TO_NONE = 1e-3
-# Smallest probability that is tried.
+# Smallest sampling probability of the search.
 _SMALLEST_PROBABILITY = 1e-15
-# Most steps that a float64 counts exactly.
+# Largest number of steps that float64 counts exactly.
 _MAX_STEPS = 2**53
-# Most steps of an epoch that are tried.
+# Longest epoch of the search, in steps.
 _LONGEST_EPOCH = 2**30
 
 
 class Targets:
-    """The targets of one calibration, flattened, and the run that is to meet them."""
+    """The flattened targets of one calibration, and the runs that must meet them."""
 
     def __init__(
         self,
@@ -100,18 +100,18 @@ class Targets:
         self.runs = runs_of(step, targets["num_steps"])
         for run in self.runs:
             run.refuse(method)
-        # Where a large target is met by Rényi's bound, which goes on as it began.
+        # Where the Rényi bound is used; a search does not change its method midway.
         self.by_renyi = np.zeros(self.size, bool)
 
     def inverse_noise(
         self, start: np.ndarray, tolerance: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The largest inverse noise within the target, and where none is; (n,)."""
+        """Returns the largest inverse noise within the target, and where none is; (n,)."""
 
         def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
             return self.excess(active, inverse_noise=inverse_noise)
 
-        # Targets may be too large for the tolerance.
+        # Rounding at large targets may exceed the tolerance.
         rounded = np.minimum(_ROUNDING_OF_ORDERS * self.epsilon, COARSEST)
         ends = 1 / MOST_NOISE, 1 / _LEAST_NOISE
         low, high, ends = bracket(excess, start, *ends, _OF_NOISE)
@@ -133,7 +133,7 @@ class Targets:
         inverse_noise: np.ndarray | None = None,
         num_steps: np.ndarray | None = None,
     ) -> np.ndarray:
-        """``log(epsilon / target)`` of some elements, with something changed."""
+        """Returns ``log(epsilon / target)`` of some elements, with changed settings."""
         runs = self.runs
         if step is not None or num_steps is not None:
             steps = self.num_steps.copy()
@@ -144,7 +144,7 @@ class Targets:
             runs = [run.scaled(inverse_noise[:, None]) for run in runs]
         runs = [run.in_reach() for run in runs]
         guess = None
-        # Compiled kernels find a first guess for less than a second contour takes.
+        # Compiled kernels find an initial value faster than with a second contour.
         if not all(loss.compiles for run in runs for loss in run.losses):
             guess = self.epsilon[active]
         question = EpsilonAt(np.log(self.delta[active]), guess)
@@ -155,7 +155,7 @@ class Targets:
     def _epsilon(
         self, question: EpsilonAt, runs: list[Run], active: np.ndarray
     ) -> np.ndarray:
-        """Epsilon with its error; of large targets by what is quick, an upper bound."""
+        """Epsilon plus its error; at large targets a quick upper bound."""
         large = (self.epsilon[active] > _LARGE) & (self.method != "rdp")
         for run in runs:
             self.by_renyi[active] |= large & _has_little_noise(run)
@@ -185,31 +185,31 @@ class Targets:
         return value
 
     def needs_no_noise(self) -> np.ndarray:
-        """Where no noise is needed: nothing is drawn on any path, or no step taken."""
+        """Where no noise is needed: no step, or nothing is sampled on any path."""
         nothing = [run.loses_nothing.all(axis=-1) for run in self.runs]
         nothing = np.logical_or.reduce(np.broadcast_arrays(*nothing))
         return np.broadcast_to(nothing, self.shape).reshape(-1)
 
     def initial_noise(self) -> np.ndarray:
-        """Initial noise: the Gaussian mechanism with the amplified sensitivity."""
+        """Initial noise: that of the Gaussian mechanism with the amplified sensitivity."""
         square, first = 0.0, self.runs[0]
         for loss, count in zip(first.losses, first.counts, strict=True):
             hints = loss.hints()
             square = square + count * np.square(hints.rate * hints.furthest)
         square = np.broadcast_to(np.max(square, axis=-1), self.shape).reshape(-1)
         scale = np.sqrt(2 * square * -np.log(self.delta))
-        with np.errstate(over="ignore"):  # of a target near 0: the largest one
+        with np.errstate(over="ignore"):  # a target near 0 gets the largest noise
             return np.clip(0.5 + scale / self.epsilon, 0.1, 1e9)
 
     def shaped(self, values: np.ndarray) -> Any:
-        """The flat answers in the targets' shape; a NumPy scalar if 0-d."""
+        """The flat results in the targets' shape; a NumPy scalar if 0-d."""
         return values.reshape(self.shape)[()]
 
     def _flat(self, array: np.ndarray) -> np.ndarray:
         return np.broadcast_to(array, self.shape).reshape(-1)
 
     def _taken(self, run: Run, active: np.ndarray) -> Run:
-        """The arrays at some of the flattened settings, (len(active), P)."""
+        """The run's arrays at some of the flattened settings, (len(active), P)."""
         shape = self.shape or (1,)
         index = np.unravel_index(active, shape)
 
@@ -222,7 +222,7 @@ class Targets:
 
 
 def _has_little_noise(run: Run) -> np.ndarray:
-    """Where steps have too little noise for the contour, but need it."""
+    """Where several steps have too little noise for the contour, which they need."""
     little = np.zeros(run.shape, bool)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing
@@ -236,7 +236,12 @@ def _has_little_noise(run: Run) -> np.ndarray:
 def bracket(
     excess: Any, start: np.ndarray, floor: float, ceiling: float, slope: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Steps out from ``start`` by growing factors until the sign changes."""
+    """Moves from ``start`` by growing factors until the sign changes.
+
+    Returns:
+      (low, high, values): the ends with ``excess <= 0`` and ``> 0`` (0 if there is
+      none), and ``excess`` there.
+    """
     everywhere = np.arange(start.size)
     start = np.clip(start, floor, ceiling)
     value = excess(start, everywhere)
@@ -280,23 +285,24 @@ def calibrate_noise_multiplier(
     """Returns the smallest noise multiplier that keeps epsilon within the target.
 
     Args:
-      step: the step, or a `LaplaceRelease`; the noise that it has is ignored.
+      step: the step, or a `LaplaceRelease`; its own noise is ignored.
       epsilon: target, > 0 and finite, nats.
-      delta: in (0, 1]; at 1 everything is within the target.
+      delta: in (0, 1]; at 1 every setting meets the target.
       num_steps: whole number >= 0.
       method: how epsilon is computed; see `epsilon`.
-      tolerance: in [1e-7, 0.1]: how far above the smallest it may be, relative.
+      tolerance: largest relative excess over the smallest noise, in [1e-7, 0.1].
       engine: see `epsilon`.
 
     Returns:
-      float64 of the broadcast shape, within ``tolerance`` of the smallest such noise
-      and never below what was checked to be enough; 0 where nothing is drawn or no
-      step taken, ``inf`` where a noise multiplier of 1e18 is not enough. Of targets
-      above 50, where noise is so little that "exact" and
-      "pld" take seconds, it is Rényi's noise, larger by up to a third; within 1e-2 of
-      0.1, below which random allocation has a looser bound; and within 2e-17 times the
-      target, at most 0.1, where that is more than the tolerance. A warning says where
-      it is below 1e-3, next to none.
+      float64 of the broadcast shape: a noise multiplier that was checked to meet the
+      target, within ``tolerance`` of the smallest one. 0 if nothing is sampled or
+      ``num_steps`` is 0; ``inf`` if a noise multiplier of 1e18 is not enough. The
+      tolerance is exceeded in three cases: at target epsilons above 50 with so little
+      noise that "exact" and "pld" take seconds, the noise of the Rényi bound is
+      returned, which is larger by up to a third; within 1e-2 of noise 0.1, below which
+      random allocation has a looser bound; and if 2e-17 times the target exceeds the
+      tolerance, by that much, at most 0.1. A warning is issued if the noise is below
+      1e-3.
     """
     check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)
@@ -313,7 +319,7 @@ def calibrate_noise_multiplier(
     with asking_together(run.size * _EVALUATIONS):
         start = 1 / run.initial_noise()
         if method != "rdp":
-            # Rényi's bound is cheap, and its answer is near the final one.
+            # The Rényi bound is fast, and its noise is near the final one.
             bounded = Targets(step, epsilon, delta, num_steps, "rdp")
             start, _ = bounded.inverse_noise(start, _INITIAL_TOLERANCE)
             start = np.where(start > 0, start, 1 / run.initial_noise())
@@ -326,9 +332,9 @@ def calibrate_noise_multiplier(
             at_noise = dataclasses.replace(step, noise_multiplier=noise)
             return run.excess(elements, step=at_noise)
 
-        # 1 / (1 / x) may round down; what is returned must be what was checked.
+        # 1 / (1 / x) may round down, but the returned value must be a checked one.
         bad, more = np.flatnonzero(~(evaluated(np.arange(run.size)) <= 0)), _TOLERANCE
-        # What the contour knew to be enough before it failed is asked of it again.
+        # Evaluate these by the contour again, which had found them to be enough.
         run.by_renyi[bad] = False
         while (bad := bad[np.isfinite(found[bad])]).size:
             raised = found[bad] * (1 + more)
@@ -349,19 +355,19 @@ def calibrate_num_steps(
     method: str = "exact",
     engine: str | None = None,
 ) -> np.ndarray | np.int64:
-    """Returns the largest number of steps that stays within the target epsilon.
+    """Returns the largest number of steps whose epsilon is within the target.
 
     Args:
       step: the step.
       epsilon: target, > 0 and finite, nats.
-      delta: in (0, 1]; at 1 everything is within the target.
+      delta: in (0, 1]; at 1 every setting meets the target.
       method: how epsilon is computed; see `epsilon`.
       engine: see `epsilon`.
 
     Returns:
-      int64 of the broadcast shape; 0 where one step is too many, 2**53 where that many
-      or more are within the target. Of targets above 50 (20) at little noise Rényi's
-      number, as of `calibrate_noise_multiplier`.
+      int64 of the broadcast shape; 0 if one step exceeds the target, 2**53 if that many
+      steps are within it. At target epsilons above 50 with little noise it is the
+      number by the Rényi bound, see `calibrate_noise_multiplier`.
     """
     check_method(method)
     _check_is(step, GaussianStep, *RELEASES)
@@ -394,25 +400,27 @@ def calibrate_rate(
     """Returns the largest rate of one level that keeps epsilon within the target.
 
     Args:
-      step: the step; the rate it has at ``level`` is ignored.
-      level: name of the level. Where it is drawn by `Poisson`, its sampling
-        probability is sought; without replacement, its size; by epochs, their length.
+      step: the step; its own rate at ``level`` is ignored.
+      level: name of the level whose rate is searched: the sampling probability of
+        `Poisson`, the size of `WithoutReplacement`, the epoch length of epoch schemes.
       epsilon: target, > 0 and finite, nats.
-      delta: in (0, 1]; at 1 everything is within the target.
+      delta: in (0, 1]; at 1 every setting meets the target.
       num_steps: whole number >= 0.
       method: how epsilon is computed; see `epsilon`.
       engine: see `epsilon`.
 
     Returns:
-      The broadcast shape: float64 probabilities (within 1e-7 relative of the largest,
-      on the private side), or int64 sizes, at most the population's, 0 where not even
-      the smallest (one, or as many classes as an episode has) is within the target;
-      or int64 steps_per_epoch, a length that is within the target while that of one
-      step less is not (as a rule the shortest), 0 where none up to 2**30 is. Of targets
-      above 50 (20) at little noise Rényi's, as of `calibrate_noise_multiplier`.
+      An array of the broadcast shape. For `Poisson`, float64 probabilities that meet
+      the target, within 1e-7 relative of the largest. For `WithoutReplacement`, int64
+      sizes, at most the population; 0 if even the smallest size (one, or as many
+      classes as an episode needs) exceeds the target. For epoch schemes, int64
+      steps_per_epoch that meet the target while one step less does not (usually the
+      shortest such length); 0 if none up to 2**30 does. At target epsilons above 50
+      with little noise it is the rate by the Rényi bound, see
+      `calibrate_noise_multiplier`.
 
     Raises:
-      ValueError: an unknown level, or one that is not drawn.
+      ValueError: an unknown level, or one without a scheme.
     """
     check_method(method)
     _check_is(step, GaussianStep)
@@ -451,20 +459,20 @@ def calibrate_rate(
 
 
 def _warn_about_noise(run: Targets, found: np.ndarray) -> None:
-    """Warns where next to no noise meets a target."""
+    """Warns if hardly any noise meets a target."""
     next_to_none = np.flatnonzero((found > 0) & (found < _NEXT_TO_NONE))
     if next_to_none.size:
         at = next_to_none[np.argmin(found[next_to_none])]
         warnings.warn(
-            f"noise_multiplier={found[at]:.3g}, next to none, protects nobody: "
-            f"epsilon={run.epsilon[at]:g} and delta={run.delta[at]:g} cover what the "
-            "run loses without noise; take smaller ones",
+            f"noise_multiplier={found[at]:.3g} is next to none and protects nobody: "
+            f"epsilon={run.epsilon[at]:g} and delta={run.delta[at]:g} almost permit a "
+            "run without noise; use smaller targets",
             stacklevel=4,
         )
 
 
 def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
-    """Steps in an epoch, doubled until they are enough, then searched between."""
+    """Doubles the epoch length until it meets the target, then bisects."""
     low, high = np.zeros(least.size), least
     active = np.arange(least.size)
     while active.size:
@@ -477,25 +485,23 @@ def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
     def shorter(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
         return excess(low[active] + high[active] - inverse, active)
 
-    # Searched in the inverse: the longer an epoch, the smaller its epsilon.
+    # `largest_within` needs an epsilon that grows: mirror the length.
     start, stop = np.where(low > 0, low, high), np.where(low > 0, high, 0.0)
     found = largest_within(shorter, start, stop, tolerance=0, integer=True)
     return np.where(low > 0, low + high - found, high).astype(np.int64)
 
 
 def _scheme_of(step: GaussianStep, level: str) -> Scheme:
-    """The scheme that draws a level."""
+    """The scheme of a level."""
     _validation.choice("level", level, step.design.level_names)
     for scheme in step.design.schemes:
         if scheme.name == level:
             return scheme
-    raise ValueError(
-        f"level must be one that is drawn, got {_validation.shown(level)}, which is not"
-    )
+    raise ValueError(f"level must be one with a scheme, got {_validation.shown(level)}")
 
 
 def _smallest_size(design: Sampling, scheme: Scheme) -> Any:
-    """One; of classes, as many as an episode needs; of an epoch, its blocks."""
+    """The smallest size or epoch length: 1, ``ways`` classes, or ``times`` steps."""
     if isinstance(scheme, RandomAllocation):
         return scheme.times
     sized = isinstance(scheme, WithoutReplacement)
@@ -505,7 +511,7 @@ def _smallest_size(design: Sampling, scheme: Scheme) -> Any:
 
 
 def _largest_size(step: GaussianStep, level: str) -> np.ndarray:
-    """Sizes beyond this draw nothing more, or are refused where small units are."""
+    """The largest size that matters, or that ``small_units`` permits."""
     names = step.level_names_used
     if level not in names:
         raise ValueError(

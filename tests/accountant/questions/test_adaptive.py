@@ -125,7 +125,7 @@ def test_rule_books():
     assert not jde.RuleBook("x", {"x": {"a": "y"}}).has_cycles()
     with pytest.raises(ValueError, match="start"):
         jde.RuleBook("z", {"x": {"a": "y"}})
-    with pytest.raises(ValueError, match="names, all different"):
+    with pytest.raises(ValueError, match="name, all different"):
         jde.RuleBook.in_order(["a", "a"])
 
 

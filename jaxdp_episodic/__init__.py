@@ -7,19 +7,17 @@ from jaxdp_episodic.accountant.describe.designs import (
     IndependentEpisodes,
 )
 from jaxdp_episodic.accountant.describe.disjoint import DisjointParts, disjoint
-from jaxdp_episodic.accountant.describe.mechanisms import (
-    DiscreteLaplaceRelease,
-    GaussianMixtureRelease,
-    RandomizedResponse,
-    TruncatedPoissonRelease,
-)
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import inclusion_rates
 from jaxdp_episodic.accountant.describe.releases import (
     ApproximateDP,
+    DiscreteLaplaceRelease,
+    GaussianMixtureRelease,
     LaplaceRelease,
+    RandomizedResponse,
     RenyiDP,
+    TruncatedPoissonRelease,
     ZeroConcentratedDP,
 )
 from jaxdp_episodic.accountant.describe.rule_book import RuleBook

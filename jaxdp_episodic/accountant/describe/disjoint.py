@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
-from jaxdp_episodic.accountant.describe.releases import Release
+from jaxdp_episodic.accountant.describe.releases import RELEASES, Release
 from jaxdp_episodic.accountant.describe.schemes import checked_name
 from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import (

@@ -15,8 +15,8 @@ from jaxdp_episodic.accountant.describe.disjoint import (
     DisjointParts,
     refuse_disjoint,
 )
-from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
 from jaxdp_episodic.accountant.describe.releases import (
+    RELEASES,
     Release,
     RenyiDP,
     ZeroConcentratedDP,

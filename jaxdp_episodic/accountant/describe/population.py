@@ -160,7 +160,11 @@ class Population(Spec):
         """
         _check_level("level", level, 1, self.num_levels)
         _check_level("index", index, 0, self.num_units(level) - 1)
-        units = path_to_unit(self.children_counts, level, index)
+        units = [int(index)]
+        for count in reversed(self.children_counts[1:level]):
+            # The number of units whose last child precedes this one.
+            parent = np.searchsorted(np.cumsum(count), units[0], side="right")
+            units.insert(0, int(parent))
         ids = self.unit_ids or ()
         described: dict[str, Any] = {}
         for i, unit in enumerate(units):
@@ -396,15 +400,6 @@ def _distinct_paths(counts: Sequence[np.ndarray]) -> DistinctPaths:
         np.where(real, len(counts), level[unit]),
         np.where(real, first[unit], index[unit]),
     )
-
-
-def path_to_unit(counts: Sequence[np.ndarray], level: int, index: int) -> list[int]:
-    """Returns the indices of the units on the path to a unit, from level 1."""
-    path = [int(index)]
-    for count in reversed(counts[1:level]):
-        # The number of units whose last child precedes this one.
-        path.append(int(np.searchsorted(np.cumsum(count), path[-1], side="right")))
-    return path[::-1]
 
 
 def max_contributions(

@@ -64,14 +64,6 @@ class PathRates:
 
     def covers_all(self, level: int, neighboring_relation: str) -> np.ndarray:
         """Where all children are certainly drawn in both neighbours; False is safe."""
-        _validation.choice(
-            "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
-        )
-        if not 1 <= level <= self.num_levels:
-            raise ValueError(
-                f"level must lie in 1 .. {self.num_levels}, "
-                f"got {_validation.shown(level)}"
-            )
         draw, group = self.draw_sizes[level - 1], self.group_sizes[level - 1]
         if draw is None or group is None:
             return self.rates[level - 1] == 1
@@ -99,10 +91,7 @@ def path_rates(
             "population must be a Population or None, "
             f"got {_validation.shown(population)}"
         )
-    most = len(sampling.level_names)
-    used = most if num_levels_used is None else num_levels_used
-    if isinstance(used, bool) or not isinstance(used, int) or not 1 <= used <= most:
-        raise ValueError(f"num_levels_used must lie in 1 .. {most}, got {used!r}")
+    used = len(sampling.level_names) if num_levels_used is None else num_levels_used
     if isinstance(sampling, GroupedClasses):
         return _grouped_rates(sampling, population, used)
     if isinstance(sampling, PeopleBlocks):
@@ -168,14 +157,6 @@ def max_contributions(
     neighboring_relation: str,
 ) -> np.ndarray:
     """Returns the largest number of clipped contributions of a protected unit."""
-    _validation.choice(
-        "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
-    )
-    if not 1 <= unit_level < clip_level <= len(sampling.levels):
-        raise ValueError(
-            f"unit_level and clip_level must satisfy 1 <= unit_level < clip_level <= "
-            f"{len(sampling.levels)}, got {unit_level!r} and {clip_level!r}"
-        )
     if population is not None:
         _check_fits(sampling.level_names[:clip_level], population)
         if neighboring_relation != "add_remove":

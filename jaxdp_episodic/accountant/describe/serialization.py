@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,28 +152,15 @@ def _check_keys(cls: Any, fields: Mapping[Any, Any], where: str) -> None:
 
 def refuse_hostile(where: str, root: Any) -> None:
     """Refuses nesting too deep for Python's repr and integers too large for NumPy."""
-    stack = [(root, 0)]
+    stack = [("", root, 0)]
     while stack:
-        container, depth = stack.pop()
-        if depth > _MAX_DEPTH:
-            raise ValueError(f"{where}: nested deeper than {_MAX_DEPTH} levels")
-        for item in _items(container):
-            if isinstance(item, Mapping | list | tuple):
-                stack.append((item, depth + 1))
-            elif isinstance(item, int) and abs(item) > _MAX_INTEGER:
-                at = _key_of(container, item)
-                raise ValueError(f"{where}: {at}holds an integer of more than 64 bits")
-
-
-def _key_of(container: Any, item: Any) -> str:
-    """The key in a mapping that holds the item."""
-    if not isinstance(container, Mapping):
-        return ""
-    return next(f"{key} " for key, value in container.items() if value is item)
-
-
-def _items(value: Any) -> Iterable[Any]:
-    """The values of a mapping, the elements of a list, or the value itself."""
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, list | tuple) else (value,)
+        key, value, depth = stack.pop()
+        if isinstance(value, Mapping | list | tuple):
+            if depth > _MAX_DEPTH:
+                raise ValueError(f"{where}: nested deeper than {_MAX_DEPTH} levels")
+            named = isinstance(value, Mapping)
+            inside = value.items() if named else (("", item) for item in value)
+            stack += ((name, item, depth + 1) for name, item in inside)
+        elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
+            at = f"{key} " if key != "" else ""
+            raise ValueError(f"{where}: {at}holds an integer of more than 64 bits")

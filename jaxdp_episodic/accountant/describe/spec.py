@@ -51,7 +51,8 @@ class Spec(ByValue):
         set_numbers(self)
         for name, check in self.singles.items():
             set_checked(self, check, name, one=True)
-        check_flags(self, *self.flags)
+        for name in self.flags:
+            _validation.flag(name, getattr(self, name))
         if not self.is_traced:  # otherwise once the numbers are known
             self.check_values()
 
@@ -206,26 +207,9 @@ AT_LEAST_ZERO = functools.partial(_validation.integer_array, minimum=0)
 AT_LEAST_ONE = functools.partial(_validation.integer_array, minimum=1)
 
 
-def set_whole_numbers(
-    spec: Spec, *names: str, minimum: int = 1, maximum: int | None = None
-) -> None:
-    """Checks fields of a frozen spec that are one whole number in a range each."""
-    for name in names:
-        value = _validation.whole_number(
-            name, getattr(spec, name), minimum=minimum, maximum=maximum
-        )
-        object.__setattr__(spec, name, value)
-
-
 def set_positive(spec: Spec, *names: str) -> None:
     """Checks fields of a frozen spec that are one finite number > 0 each."""
     set_checked(spec, _validation.positive_array, *names, one=True)
-
-
-def check_flags(spec: Spec, *names: str) -> None:
-    """Checks fields of a spec that are true or false."""
-    for name in names:
-        _validation.flag(name, getattr(spec, name))
 
 
 def _value_key(value: Any) -> Any:

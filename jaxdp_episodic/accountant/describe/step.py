@@ -21,7 +21,6 @@ from jaxdp_episodic.accountant.describe.designs import (
     checked_sampling,
     epoch_scheme,
 )
-from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
 from jaxdp_episodic.accountant.describe.people import PersonBounds, check_people
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import (
@@ -29,7 +28,7 @@ from jaxdp_episodic.accountant.describe.rates import (
     PathRates,
     path_rates,
 )
-from jaxdp_episodic.accountant.describe.releases import Release
+from jaxdp_episodic.accountant.describe.releases import RELEASES, Release
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
     ORIGINAL,

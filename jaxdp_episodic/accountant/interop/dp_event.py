@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe import mechanisms, releases, schemes
+from jaxdp_episodic.accountant.describe import releases, schemes
 from jaxdp_episodic.accountant.describe.designs import IndependentEpisodes
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.step import (
@@ -492,7 +492,7 @@ def _joint_mixture(sampled: Any, parts: Parts, relation: str, rate: float) -> On
     squares, chance = law
     bare = np.isinf(squares).any()  # a size without any noise shows whoever has one
     norms = 1.0 * (squares > 0) if bare else np.sqrt(squares) * (1 + _ROUNDING_MARGIN)
-    return mechanisms.GaussianMixtureRelease(
+    return releases.GaussianMixtureRelease(
         norms,
         chance / chance.sum(),
         standard_deviation=0.0 if bare else 1.0,
@@ -593,17 +593,17 @@ _ROWS: tuple[tuple[str, str, Any], ...] = (
     (
         "DiscreteLaplaceDpEvent",
         "noise_parameter sensitivity",
-        mechanisms.DiscreteLaplaceRelease,
+        releases.DiscreteLaplaceRelease,
     ),
     (
         "RandomizedResponseDpEvent",
         "noise_parameter num_buckets",
-        mechanisms.RandomizedResponse,
+        releases.RandomizedResponse,
     ),
     (
         "MixtureOfGaussiansDpEvent",
         "standard_deviation sensitivities sampling_probs=probabilities",
-        mechanisms.GaussianMixtureRelease,
+        releases.GaussianMixtureRelease,
     ),
     ("ZCDpEvent", "rho xi", releases.ZeroConcentratedDP),
     ("EpsilonDeltaDpEvent", "epsilon delta", releases.ApproximateDP),
@@ -611,7 +611,7 @@ _ROWS: tuple[tuple[str, str, Any], ...] = (
         "TruncatedSubsampledGaussianDpEvent",
         "dataset_size=population sampling_probability truncated_batch_size=batch_size "
         "noise_multiplier",
-        mechanisms.TruncatedPoissonRelease,
+        releases.TruncatedPoissonRelease,
     ),
 )
 FIELDS = {

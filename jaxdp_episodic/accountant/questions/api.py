@@ -533,7 +533,7 @@ def check_method(method: str) -> None:
 def checked_runs(
     step: Any, num_steps: Any, **targets: np.ndarray
 ) -> tuple[tuple[Run, ...], tuple[int, ...]]:
-    """Returns one run per theorem, of which the smallest result counts, and the shape."""
+    """Returns a run per theorem, of which the smallest result counts, and the shape."""
     named: dict[str, Any] = {"step": np.empty(step.shape, np.uint8), **targets}
     if isinstance(step, ComposedSteps):
         if num_steps is not None:

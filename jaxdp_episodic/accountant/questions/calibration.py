@@ -12,8 +12,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import asking_together
 from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses
 from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
-from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
-from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
+from jaxdp_episodic.accountant.describe.releases import RELEASES, LaplaceRelease
 from jaxdp_episodic.accountant.describe.schemes import (
     EpochScheme,
     Poisson,
@@ -100,13 +99,13 @@ class Targets:
         self.runs = runs_of(step, targets["num_steps"])
         for run in self.runs:
             run.refuse(method)
-        # Where the Rényi bound is used; a search does not change its method midway.
+        # Where the Rényi bound is used, from then on in the whole search.
         self.by_renyi = np.zeros(self.size, bool)
 
     def inverse_noise(
         self, start: np.ndarray, tolerance: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the largest inverse noise within the target, and where none is; (n,)."""
+        """Returns (n,) largest inverse noise within the target, and where none is."""
 
         def excess(inverse_noise: np.ndarray, active: np.ndarray) -> np.ndarray:
             return self.excess(active, inverse_noise=inverse_noise)
@@ -185,13 +184,13 @@ class Targets:
         return value
 
     def needs_no_noise(self) -> np.ndarray:
-        """Where no noise is needed: no step, or nothing is sampled on any path."""
+        """Where no noise is needed: no step, or no path is sampled."""
         nothing = [run.loses_nothing.all(axis=-1) for run in self.runs]
         nothing = np.logical_or.reduce(np.broadcast_arrays(*nothing))
         return np.broadcast_to(nothing, self.shape).reshape(-1)
 
     def initial_noise(self) -> np.ndarray:
-        """Initial noise: that of the Gaussian mechanism with the amplified sensitivity."""
+        """Initial noise: Gaussian mechanism with the amplified sensitivity."""
         square, first = 0.0, self.runs[0]
         for loss, count in zip(first.losses, first.counts, strict=True):
             hints = loss.hints()

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxdp_episodic.accountant.describe import mechanisms, releases
 from jaxdp_episodic.accountant.describe import people_laws as laws
+from jaxdp_episodic.accountant.describe import releases
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
@@ -119,7 +119,7 @@ def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:
     if isinstance(step, GaussianStep):  # of bands: the group that has most steps
         num_steps, step = step.uses(np.asarray(num_steps)), step.in_group
     count = column(num_steps)
-    if isinstance(step, mechanisms.TruncatedPoissonRelease):
+    if isinstance(step, releases.TruncatedPoissonRelease):
         return [_uses_of_truncated(step, count)]
     if isinstance(step, GaussianStep):
         step = in_one_place(step)
@@ -421,13 +421,13 @@ def _release(release: OneStep) -> PrivacyLoss:
             return ZeroConcentratedLoss(ALWAYS, column(rho), column(xi))
         case releases.RenyiDP(orders=orders, rdp=rdp):
             return RenyiCurveLoss.of_orders(np.asarray(orders), np.asarray(rdp))
-        case mechanisms.RandomizedResponse():
+        case releases.RandomizedResponse():
             return _randomized_response(release)
-        case mechanisms.DiscreteLaplaceRelease():
+        case releases.DiscreteLaplaceRelease():
             return _discrete_laplace(release)
-        case mechanisms.GaussianMixtureRelease():
+        case releases.GaussianMixtureRelease():
             return _gaussian_mixture(release)
-        case mechanisms.TruncatedPoissonRelease():
+        case releases.TruncatedPoissonRelease():
             return _truncated(release)
     raise TypeError(f"step must be a GaussianStep or a release, got {release!r}")
 
@@ -442,7 +442,7 @@ def _unprotected(rate: float = 1.0) -> PrivacyLoss:
     return SampledGaussianLoss(ALWAYS, np.full(1, rate), np.full(1, np.inf))
 
 
-def _randomized_response(release: mechanisms.RandomizedResponse) -> PrivacyLoss:
+def _randomized_response(release: releases.RandomizedResponse) -> PrivacyLoss:
     noise, buckets = release.noise_parameter, release.num_buckets
     if noise == 0 and buckets > 1:
         return _unprotected()
@@ -454,7 +454,7 @@ def _randomized_response(release: mechanisms.RandomizedResponse) -> PrivacyLoss:
     return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
 
 
-def _discrete_laplace(release: mechanisms.DiscreteLaplaceRelease) -> PrivacyLoss:
+def _discrete_laplace(release: releases.DiscreteLaplaceRelease) -> PrivacyLoss:
     noise, rate = release.noise_parameter, release.sampling_probability
     if noise == 0 or np.isinf(noise):
         return _unprotected(rate)  # a parameter of 0 stands for no noise
@@ -464,7 +464,7 @@ def _discrete_laplace(release: mechanisms.DiscreteLaplaceRelease) -> PrivacyLoss
     return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
 
 
-def _gaussian_mixture(release: mechanisms.GaussianMixtureRelease) -> PrivacyLoss:
+def _gaussian_mixture(release: releases.GaussianMixtureRelease) -> PrivacyLoss:
     norms, chance = np.asarray(release.sensitivities), np.asarray(release.probabilities)
     order = np.argsort(norms, kind="stable")
     order = order[(norms[order] > 0) & (chance[order] > 0)]
@@ -479,7 +479,7 @@ def _gaussian_mixture(release: mechanisms.GaussianMixtureRelease) -> PrivacyLoss
 
 
 def _truncated(
-    release: mechanisms.TruncatedPoissonRelease,
+    release: releases.TruncatedPoissonRelease,
 ) -> TruncatedGaussianLoss:
     """See docs/proofs.md, "A Poisson sample that is cut"."""
     size, batch_size = _sizes(release), column(release.batch_size)
@@ -496,7 +496,7 @@ def _truncated(
 
 
 def _uses_of_truncated(
-    release: mechanisms.TruncatedPoissonRelease, count: np.ndarray
+    release: releases.TruncatedPoissonRelease, count: np.ndarray
 ) -> Uses:
     """A batch that holds everybody is never cut: a Poisson step, which has nodes."""
     pair = _truncated(release)
@@ -509,7 +509,7 @@ def _uses_of_truncated(
     return uses
 
 
-def _sizes(release: mechanisms.TruncatedPoissonRelease) -> np.ndarray:
+def _sizes(release: releases.TruncatedPoissonRelease) -> np.ndarray:
     """Of the data set with the unit; two where it may be either neighbour's."""
     size = column(release.population)
     if release.neighboring_relation != "add_remove":

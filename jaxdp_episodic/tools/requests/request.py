@@ -19,9 +19,9 @@ from jaxdp_episodic.accountant.describe.disjoint import (
     DisjointParts,
     refuse_disjoint,
 )
-from jaxdp_episodic.accountant.describe.mechanisms import RELEASES
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.population import Population
+from jaxdp_episodic.accountant.describe.releases import RELEASES
 from jaxdp_episodic.accountant.describe.spec import Spec, set_checked
 from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun

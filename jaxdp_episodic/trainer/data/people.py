@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import BOUNDS, PersonBounds
-from jaxdp_episodic.accountant.describe.spec import Spec, set_whole_numbers
+from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable, unit_labels
 
@@ -46,7 +46,9 @@ class Truncation(Spec):
 
     def __post_init__(self) -> None:
         numbers = ("people", "people_cut", "examples_kept", "examples_dropped")
-        set_whole_numbers(self, *numbers, minimum=0)
+        for name in numbers:
+            value = _validation.whole_number(name, getattr(self, name), minimum=0)
+            object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
         bounds = ", ".join(f"{name}={n}" for name, n in self.bounds.numbers.items())

@@ -344,7 +344,7 @@ class TestRate:
         assert 4.0 * (1 - 1e-5) < spent <= 4.0
         shots = rdp_rate(step, level="example", **targets)
         assert 1 <= shots <= 20
-        with pytest.raises(ValueError, match="level must be one that is drawn"):
+        with pytest.raises(ValueError, match="level must be one with a scheme"):
             rdp_rate(step, level="class", **targets)
         independent = jde.GaussianStep(
             jde.IndependentEpisodes(nested(), num_episodes=3), noise_multiplier=2.0

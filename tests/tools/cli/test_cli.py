@@ -200,9 +200,9 @@ def test_a_composed_run(call):
 def test_noise_that_protects_nobody_is_warned_of(call):
     """A delta above the chance to be drawn at all covers everything."""
     content = CALIBRATE.replace("probability = 0.01", "probability = 1e-9")
-    said = "next to none, protects nobody: epsilon=2 and delta=1e-05"
+    said = "next to none and protects nobody: epsilon=2 and delta=1e-05"
     code, out, _ = call("calibrate", content)
-    assert code == 0 and out.count(f"warning: noise_multiplier=1e-09, {said}") == 1
+    assert code == 0 and out.count(f"warning: noise_multiplier=1e-09 is {said}") == 1
     document = json.loads(call("calibrate", content, "--json")[1])
     assert [said in line for line in document["warnings"]] == [True]
     everything = CALIBRATE.replace("delta = 1e-5", "delta = 1.0")
@@ -286,7 +286,7 @@ TABLE = "[step.sampling]\n"
         (SCHOOLS, "give exactly one of sizes and file"),
         (SCHOOLS + "size = [3]", "did you mean 'sizes'?"),
         (SCHOOLS + "sizes = [1, [2]]", "population.sizes"),
-        (SCHOOLS + 'sizes = [3]\nlevels = ["a", "a"]', "must be different"),
+        (SCHOOLS + 'sizes = [3]\nlevels = ["a", "a"]', "must differ"),
         (SCHOOLS + 'sizes = [3]\nrow_level = "a"', "row_level goes with file"),
         (SCHOOLS + 'file = "no.csv"\nlevels = ["a"]', "No such file"),
         (SCHOOLS + 'file = "request.toml"\nlevels = ["a"]', "must end in .csv or .npz"),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxdp_episodic.accountant.describe.mechanisms import LaplaceRelease
+from jaxdp_episodic.accountant.describe.releases import LaplaceRelease
 from jaxdp_episodic.accountant.describe.step import compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.gdp_budget import gdp_price

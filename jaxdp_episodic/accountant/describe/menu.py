@@ -347,9 +347,9 @@ def _check_option(what: str, option: Any, kind: type) -> None:
         alone = option is part and epoch_scheme(part.design) is None
         if not alone and np.any(np.mod(count, part.cycle)):
             raise NotImplementedError(
-                f"{what} has {count} of the {part.cycle} steps of an epoch. The steps "
-                "of an epoch depend on one another through the secret draw, so that "
-                f"only whole epochs can be options: compose((step, {part.cycle}))"
+                f"{what} has {count} steps, but epochs of {part.cycle}: the steps of "
+                "an epoch depend on one another through the secret draw, so that only "
+                f"whole epochs can be options: compose((step, {part.cycle}))"
             )
 
 

@@ -79,22 +79,22 @@ def log_binomial_law(number: float, rate: float) -> np.ndarray:
     )
 
 
-def chance_of_holding(stages: Sequence[Stage]) -> float:
+def probability_of_holding(stages: Sequence[Stage]) -> float:
     """Returns the probability that a drawn unit's content holds the person."""
     chance = 1.0
     for stage in reversed(stages):
         if stage.is_poisson:
-            chance = chance_of_any(stage.bound, stage.rate * chance)
+            chance = probability_of_any(stage.bound, stage.rate * chance)
             continue
         law = log_drawn(stage)
         if chance == 1 and np.isneginf(law[0]):
             continue  # the draw always includes a child that holds the person
-        some = chance_of_any(np.arange(1.0, len(law)), chance)
+        some = probability_of_any(np.arange(1.0, len(law)), chance)
         chance = min(float(np.sum(np.exp(law[1:]) * some)), 1.0)
     return chance
 
 
-def chance_of_any(number: Any, chance: float) -> Any:
+def probability_of_any(number: Any, chance: float) -> Any:
     """Returns ``1 - (1 - chance)^number``."""
     with np.errstate(divide="ignore"):  # log1p(-1) = -inf is correct
         return -np.expm1(number * np.log1p(-chance))
@@ -103,11 +103,11 @@ def chance_of_any(number: Any, chance: float) -> Any:
 def log_visible(stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distribution of the drawn units that can hold the person.
 
-    After all stages: the values kept by `merged`, and their log-probabilities.
+    After all stages: the values kept by `tails_moved_up`, and their log-probabilities.
     """
     numbers, masses = np.ones(1), np.zeros(1)
     for stage in stages:
-        numbers, masses = merged(log_drawn_below(numbers, masses, stage))
+        numbers, masses = tails_moved_up(log_drawn_below(numbers, masses, stage))
     return numbers, masses
 
 
@@ -137,7 +137,7 @@ def mixed(laws: Sequence[np.ndarray], masses: np.ndarray) -> np.ndarray:
     return logsumexp(table)
 
 
-def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def tails_moved_up(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the relevant values and their log-probabilities; moves tails upwards."""
     values = np.flatnonzero(law > -np.inf)
     mass = np.exp(law[values] - np.max(law[1:], initial=law[0]))
@@ -161,7 +161,7 @@ def merged(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values[ends - 1].astype(np.float64), kept
 
 
-def merged_upwards(
+def fewer_binomials(
     number: np.ndarray, log_none: np.ndarray, log_weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns fewer and larger binomial distributions with weights, for many.
@@ -174,7 +174,7 @@ def merged_upwards(
         return number.astype(np.float64), log_none, log_weight
     totals = np.full(int(np.max(number)) + 1, -np.inf)
     np.logaddexp.at(totals, number, log_weight)
-    numbers, _ = merged(totals)
+    numbers, _ = tails_moved_up(totals)
     # Divide the values between the two numbers by how much rounding each moves the
     # mean.
     each = min(np.max(log_none / np.maximum(number, 1)), 700.0)
@@ -219,7 +219,7 @@ def log_reached_worst(
     """The distribution of the groups that hold a person, in the worst partition."""
     each, more = divmod(int(min(bound, groups * ways)), int(groups))
     parts = [
-        log_binomial_law(number, chance_of_any(times, chance) if times else 0.0)
+        log_binomial_law(number, probability_of_any(times, chance) if times else 0.0)
         for number, times in ((more, each + 1), (groups - more, each))
     ]
     return _sum_of(*parts)

@@ -19,7 +19,7 @@ from jaxdp_episodic.accountant.describe.step import (
     OneStep,
     compose,
 )
-from jaxdp_episodic.accountant.questions import tuning
+from jaxdp_episodic.accountant.questions import api, tuning
 from jaxdp_episodic.files.optional import check_version
 
 Parts = list[tuple[Any, int]]
@@ -350,7 +350,7 @@ def _repeat_and_select(
     except RecursionError:
         raise ValueError("event must not repeat runs nested so deeply") from None
     grid = _ORDERS if orders is None else np.union1d(_ORDERS, orders)
-    curve = tuning.tuned_rdp(trials, grid, tuning.run_rdp(run, grid))
+    curve = tuning.tuned_rdp(trials, grid, api.rdp(run, grid))
     return releases.RenyiDP(grid, curve)
 
 

@@ -1,4 +1,4 @@
-"""Runs that adapt: the worst of all strategies that a menu allows."""
+"""Adaptive runs: the guarantee over all strategies that choose among options."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from jaxdp_episodic.accountant.questions.strategies import (
     part_of,
 )
 
-# Of what may be asked for several settings at once.
+# Checks of targets, which may be arrays.
 _CHECKS = {
     "delta": _validation.probability_array,
     "epsilon": _validation.nonnegative_array,
 }
-# The odometer that is found: the filter's epsilon plus a certified margin.
+# The odometer computed by the library: the filter's epsilon plus a certified margin.
 MARGIN = "margin"
 
 
 class AdaptivityCost(NamedTuple):
-    """What the freedom to choose costs, at one delta.
+    """The cost of choosing adaptively, at one delta.
 
     Attributes:
-      epsilon: of the worst strategy.
-      alone: epsilon of each option where the whole budget goes to it.
-      numbers: how often each may be taken then.
-      ratio: ``epsilon`` over the largest of ``alone``.
-      held_back: share of the budget to be held back for the worst strategy to cost no
-        more than the largest of ``alone``.
+      epsilon: epsilon of the worst strategy.
+      alone: epsilon of each option if the whole budget is spent on it.
+      numbers: how often each option can be used in this case.
+      ratio: ``epsilon`` divided by the largest of ``alone``.
+      held_back: share of the budget that must remain unused for the worst strategy to
+        cost no more than the largest of ``alone``.
     """
 
     epsilon: float
@@ -66,38 +66,44 @@ class AdaptivityCost(NamedTuple):
 
 @dataclass(frozen=True, eq=False, init=False)
 class AdaptiveRun(Menu):
-    """A run that chooses each step in view of everything that it has released.
+    """A run that may choose each step based on everything released before.
 
     ``AdaptiveRun(options={"slow": step, "check": release}, quotas={"slow": 40,
-    "check": 5})``. What may be chosen is fixed here: the options, and how often each
-    may be taken (quotas), or what each costs (prices) and how much may be spent
-    (budget). Everything asked of it is about the worst *strategy*: one that picks each
-    option in view of all releases before it, and of random numbers, and stops when it
-    likes. It must be given releases and public facts only: not losses that were not
-    noised, not the sizes of draws.
+    "check": 5})``. The choices are fixed here: the options, and either how often each
+    may be used (quotas), or what each costs (prices) and how much may be spent
+    (budget). All results are about the worst *strategy*: one that picks each option
+    based on all earlier releases and random numbers, and may stop at any time. A
+    strategy may use releases and public facts only: no losses without noise, no batch
+    sizes.
 
-    Immutable: `charge` returns a new run. What was taken changes what may be taken
-    next, never the guarantee.
+    Immutable: `charge` returns a new run. Charged options change what the run still
+    allows, never the guarantee.
 
     Attributes:
-      options: steps, releases, composed runs (taken as a whole; epochs must be whole)
-        and other adaptive runs that have not begun, by name; all about the same
-        protected units. An adaptive run is paid for when it begins. One of quotas stays
-        open beside whatever else is taken. While one of prices or rules is under way,
-        nothing else is taken, at any level: it ends before. Fields may be arrays,
-        which broadcast as everywhere: each setting has its own worst strategy, and
-        answers have the options' shape; to be charged, a run must be of one setting.
-      quotas: whole number >= 0 for each option: how often it may be taken, in any
-        order, at any time. Costs what all of them composed cost, and nothing more.
-      taken: how often each option has been taken.
-      state: of the rules, None without any.
+      options: by name: steps, releases, composed runs (run as a whole; epochs must be
+        complete) and other adaptive runs without charges; all for the same protected
+        units. An adaptive run as an option is paid for when it begins. If it has
+        quotas, other options may come between its own. If it has prices or rules, no
+        other option at any level may begin before it ends. Fields may be arrays, which
+        broadcast: each setting has its own worst strategy, and results have the
+        options' shape. Only a run of one setting can be charged.
+      quotas: how often each option may be used, in any order and at any time; whole
+        numbers >= 0. The cost is exactly that of the composition of all quotas.
+      prices: price of each option, whole numbers >= 1; with ``budget`` or a target.
+      budget: the largest total price, whole number >= 1.
+      blocks: number of uses of an option that one price pays for; default 1.
+      rules: a `RuleBook` of the options that each state allows.
+      odometer: epsilons that may be read during the run, one for each price spent from
+        0 to the budget. The argument "margin" computes them for ``delta``.
+      taken: how often each option has been charged.
+      state: the current state of the rules; None without rules.
 
     Raises:
-      TypeError: an option that is none.
-      ValueError: options that protect different units or do not broadcast, names that
-        are no options; several settings where there must be one, as with a target.
-      NotImplementedError: part of an epoch as an option, or a release of which the
-        Rényi divergences alone are known.
+      TypeError: an option of the wrong type.
+      ValueError: options that protect different units or do not broadcast, unknown
+        names, or several settings where one is required, as with a target.
+      NotImplementedError: part of an epoch as an option, or a release that is only
+        known by its Rényi divergences.
     """
 
     also_read: ClassVar[tuple[str, ...]] = ("epsilon", "delta")
@@ -165,17 +171,17 @@ class AdaptiveRun(Menu):
         self._check_taken()
 
     def _set_margin(self, delta: float) -> None:
-        """States the odometer "the epsilon of a budget of what is spent, plus c"."""
+        """Sets the odometer: epsilon of a budget of the price spent, plus a margin."""
         found = odometer_with_margin(self, math.log(delta))
         if not np.isfinite(found).all():
             raise ValueError(
-                f"delta={delta:g} is too small for an odometer: no finite epsilon is "
-                "certified at it"
+                f"delta={delta:g} is too small for an odometer: it has no finite "
+                "certified epsilon"
             )
         object.__setattr__(self, "odometer", tuple(found.tolist()))
 
     def _find_budget(self, epsilon: float, delta: float) -> None:
-        """Sets the budget that a target allows, and prices where none were given."""
+        """Sets the largest budget within a target, and prices if none are given."""
         if self.prices is None:
             prices, blocks = default_prices(
                 self.options, epsilon, delta, blocks=self.rules is None
@@ -190,10 +196,10 @@ class AdaptiveRun(Menu):
         return type(self).from_dict, (self.to_dict(),)
 
     def epsilon(self, *, delta: Any) -> Any:
-        """Returns epsilon of the worst strategy: an *upper bound*, certified.
+        """Returns epsilon of the worst strategy, a certified *upper bound*.
 
-        Of quotas, and wherever the worst strategy is a composition, it is that of
-        `jaxdp_episodic.epsilon`, exact to its stated error.
+        If the worst strategy is a composition, as with quotas, it is the result of
+        `jaxdp_episodic.epsilon`, with its stated error.
 
         Args:
           delta: in [0, 1], any shape.
@@ -201,7 +207,7 @@ class AdaptiveRun(Menu):
         return self._answer("epsilon", delta, upper=True)
 
     def delta(self, *, epsilon: Any) -> Any:
-        """Returns delta of the worst strategy: an *upper bound*, as of `epsilon`.
+        """Returns delta of the worst strategy, an *upper bound* like `epsilon`.
 
         Args:
           epsilon: >= 0, nats, any shape.
@@ -215,9 +221,10 @@ class AdaptiveRun(Menu):
 
         Args:
           delta: in [0, 1], any shape.
-          max_width: nats that are aimed at; None is 1e-5 where that is quickly had, and
-            else up to 1e-3. Of a thousand states no more than some 10 s are spent: at a
-            delta like 1e-100 the ends may be far apart, each as sure as ever.
+          max_width: target width in nats, without a guarantee; None means 1e-5 if that
+            is quick, otherwise up to 1e-3. With a thousand states the time is limited
+            to about 10 s: at a delta like 1e-100 the interval may be wide. Both ends
+            are certified at any width.
         """
         width = None
         if max_width is not None:
@@ -241,14 +248,14 @@ class AdaptiveRun(Menu):
         upper: bool = False,
         width: float | None = None,
     ) -> Any:
-        """Both ends of epsilon or delta, or an upper bound; of settings in threads."""
+        """Both ends of epsilon or delta, or the upper one; settings run in threads."""
         name, same = "delta" if kind == "epsilon" else "epsilon", self.composition()
         if same is not None:
-            asked = {name: target}
+            arguments = {name: target}
             if upper:
-                return getattr(api, kind)(same, **asked)
-            asked |= {"max_width": width} if kind == "epsilon" else {}
-            low, high = getattr(api, f"{kind}_interval")(same, **asked)
+                return getattr(api, kind)(same, **arguments)
+            arguments |= {"max_width": width} if kind == "epsilon" else {}
+            low, high = getattr(api, f"{kind}_interval")(same, **arguments)
             return self._reached(low), high
         targets = _CHECKS[name](name, target)
         shape = _validation.broadcast_shape(
@@ -283,7 +290,7 @@ class AdaptiveRun(Menu):
         return low.reshape(shape)[()], high.reshape(shape)[()]
 
     def cost_of_adaptivity(self, *, delta: float) -> AdaptivityCost:
-        """Returns what the freedom to choose costs, beside each option alone.
+        """Returns the cost of choosing adaptively, compared with each option alone.
 
         Args:
           delta: in (0, 1), one number.
@@ -294,8 +301,8 @@ class AdaptiveRun(Menu):
         self.one_setting("cost_of_adaptivity")
         if self.prices is None or self.budget is None:
             raise NotImplementedError(
-                "the cost of adaptivity is that of prices: quotas cost what their "
-                "composition costs"
+                "the cost of adaptivity needs prices: quotas cost the same as their "
+                "composition"
             )
         target = _validation.single(
             "delta", _validation.open_unit_array("delta", delta)
@@ -315,16 +322,16 @@ class AdaptiveRun(Menu):
 
     @property
     def epsilon_so_far(self) -> float:
-        """Epsilon that was stated for the price spent by now: read it when you like.
+        """The odometer's epsilon for the price spent so far, valid at any time.
 
-        It holds with the delta of `odometer_interval`, whatever moment is chosen. None
-        of the other answers may be read so: they are about the run as a whole.
+        It holds with the delta of `odometer_interval`, at any adaptively chosen moment.
+        Other results do not: they are about the run as a whole.
 
         Raises:
-          ValueError: no odometer was stated.
+          ValueError: the run has no odometer.
         """
         if self.odometer is None:
-            raise ValueError("odometer must be stated when the run is described")
+            raise ValueError("odometer must be given when the run is created, got None")
         return self.odometer[self.spent]
 
     def odometer_interval(self) -> tuple[float, float]:
@@ -334,10 +341,10 @@ class AdaptiveRun(Menu):
         E: ``P(E) <= E'[exp(e); E] + delta`` (docs/proofs.md, "Runs that adapt").
 
         Raises:
-          ValueError: no odometer was stated.
+          ValueError: the run has no odometer.
         """
         if (odometer := self.odometer) is None:
-            raise ValueError("odometer must be stated when the run is described")
+            raise ValueError("odometer must be given when the run is created, got None")
 
         def solved() -> Ends:
             return as_deltas(odometer_ends(self, odometer))
@@ -346,26 +353,26 @@ class AdaptiveRun(Menu):
         return float(self._reached(found.lower)), found.upper
 
     def taken_composed(self) -> ComposedSteps | None:
-        """Returns what was taken as a run of its own: information, no guarantee.
+        """Returns the charged options as a composed run: information, no guarantee.
 
-        None where nothing was taken yet.
+        None if nothing has been charged.
 
         Raises:
-          NotImplementedError: a run with prices or rules was taken: what was taken
-            within it is not known here.
+          NotImplementedError: a run with prices or rules was charged, whose own options
+            are not known here.
         """
         parts = {n: part_of(self.options[n]) for n, k in self.taken.items() if k}
         for name, part in parts.items():
             if isinstance(part, Game):
                 raise NotImplementedError(
-                    f"option {name!r} was taken, and is a run with prices or rules: "
-                    "what was taken within it is not known here"
+                    f"option {name!r} was charged and is a run with prices or rules, "
+                    "whose own options are not known here"
                 )
         taken = [(part, self.taken[name]) for name, part in parts.items()]
         return compose(*taken) if taken else None
 
     def _as_begun(self) -> AdaptiveRun:
-        """The run before anything was taken."""
+        """The run without charges."""
         start = object.__new__(type(self))
         taken = MappingProxyType(dict.fromkeys(self.options, 0))
         state = None if self.rules is None else self.rules.start
@@ -373,44 +380,42 @@ class AdaptiveRun(Menu):
         return start
 
     def _kept(self, key: Any, compute: Callable[[], Any]) -> Any:
-        """An answer that was given before: it does not depend on what was taken."""
+        """Returns a cached result: results do not depend on charges."""
         answers: dict[Any, Any] = self.__dict__["_answers"]
         if key not in answers:
             answers[key] = compute()
         return answers[key]
 
     def _part(self) -> Any:
-        """The run as an option is: composed, where its worst strategy is; or a game."""
+        """The run as a composed run if its worst strategy is one; else as a game."""
         return self._kept("part", lambda: part_of(self))
 
-    def _game(self) -> Game:
-        return self._part()  # what is composed is answered before
-
     def composition(self) -> ComposedSteps | None:
-        """Returns the composition that the worst strategy is, None where it is none.
+        """Returns the composed run that is the worst strategy; None if it is not one.
 
-        Of quotas, all of them used up, in whatever order: every move leaves the same
-        function of the loss so far, and stopping never helps (docs/proofs.md, "Runs
-        that adapt"). Of prices that of one option, or of Gaussians always drawn.
+        With quotas it is the composition of all of them, in any order: every move
+        leaves the same function of the loss so far, and stopping early never increases
+        the cost (docs/proofs.md, "Runs that adapt"). With prices it exists for a single
+        option and for Gaussian steps without sampling.
         """
         nested = any(isinstance(o, AdaptiveRun) for o in self.options.values())
         if self.shape and (self.quotas is None or nested):
-            return None  # of some settings, maybe
+            return None  # it may exist for some settings only
         part = self._part()
         return None if isinstance(part, Game) else part
 
     def _reached(self, lower: Any) -> Any:
-        """A lower end; 0 where rules may forbid to take all of somebody's quotas."""
+        """A lower end; 0 if rules may prevent the use of all quotas."""
         return np.zeros_like(lower)[()] if self._may_forbid() else lower
 
     def _may_forbid(self) -> bool:
-        """Whether there are quotas with rules, here or within: they count as free."""
+        """Whether quotas come with rules, which then count as free, here or within."""
         runs = (o for o in self.options.values() if isinstance(o, AdaptiveRun))
         here = self.quotas is not None and self.rules is not None
         return here or any(run._may_forbid() for run in runs)
 
     def settings(self) -> tuple[AdaptiveRun, ...]:
-        """Returns the runs of one setting each, in the order of a flattened array."""
+        """Returns one run for each setting, in the order of the flattened array."""
         return self._kept("settings", self._apart)
 
     def _epsilon_ends(self, delta: float, width: float | None) -> Ends:
@@ -421,27 +426,27 @@ class AdaptiveRun(Menu):
         question = EpsilonAt(np.asarray(math.log(delta)))
 
         def solved() -> Ends:
-            found = ends(question, self._game(), width=width)
+            found = ends(question, self._part(), width=width)
             return Ends(found.lower, min(found.upper, self._most_lost()))
 
         return self._kept(("epsilon", delta, width), solved)
 
     def _delta_ends(self, epsilon: float) -> Ends:
         if math.isinf(epsilon):
-            return Ends(0.0, lost_at_once(self._game()))
+            return Ends(0.0, lost_at_once(self._part()))
         if epsilon >= self._most_lost():
             return Ends(0.0, 0.0)
 
         def solved() -> Ends:
-            return as_deltas(ends(DeltaAt(np.asarray(epsilon)), self._game()))
+            return as_deltas(ends(DeltaAt(np.asarray(epsilon)), self._part()))
 
         return self._kept(("delta", epsilon), solved)
 
     def _most_lost(self) -> float:
-        return self._kept("most lost", lambda: largest_loss(self._game()))
+        return self._kept("most lost", lambda: largest_loss(self._part()))
 
 
-# A run may be an option of another.
+# A run may be an option of another run.
 AdaptiveRun.nested_specs = {
     **Menu.nested_specs,
     "options": (*Menu.nested_specs["options"], AdaptiveRun),

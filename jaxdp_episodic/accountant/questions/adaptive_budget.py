@@ -1,4 +1,4 @@
-"""The budget of a run that adapts: what it may still do, whatever it has seen."""
+"""The budget of an adaptive run: the options that it may still use."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep,
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 
-# Most releases of a run: they are numbered by 32-bit integers on the device.
+# Largest number of releases: the device numbers them with 32-bit integers.
 _MOST_RELEASES = 2**31 - 1
 _KEYS = {"delta", "runs", "first", "checks"}
 
 
-# Options that a line of text names; of more it says how many there are.
+# Largest number of options named in a message.
 _MOST_NAMED = 4
 
 
 def in_words(texts: Iterable[str]) -> str:
-    """Returns texts about options as a list that fits into a message."""
+    """Returns texts about options as a comma-separated list, shortened if long."""
     every = list(texts)
     if len(every) > _MOST_NAMED + 1:
         more = f"{len(every) - _MOST_NAMED} more options"
@@ -37,29 +37,30 @@ def in_words(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveBudget:
-    """What a run may take, in an order that it chooses on the way.
+    """The options of a training run that chooses their order adaptively.
 
-    Where data have parts that no protected unit is in two of (trained on, held out),
-    each part may have an `AdaptiveRun` of its own: its options look at this part alone.
-    Whoever is in one part sees the options of the others as functions of public facts
-    and of releases, so the guarantee is the largest of the runs' epsilons, not their
-    composition. Of people, who may be in both, all options have to be in one run.
+    If the data have parts such that no protected unit is in two of them (training data
+    and held-out data), each part may have its own `AdaptiveRun`, whose options use this
+    part only. For a unit of one part, the releases about the other parts are functions
+    of public facts and earlier releases. So the guarantee is the largest of the runs'
+    epsilons, not their composition. Persons may be in several parts: put all options
+    into one run.
 
     Args:
-      runs: of each part of the data, at their start; one, where a unit may be in all.
+      runs: one run without charges for each part of the data.
       delta: in (0, 1).
-      first: names of options that are taken first, in this order, and never again:
-        each has a quota, which is how often it is named here, or rules that say so.
-      checks: names of options that look at held-out data; all others train.
+      first: names of options that are used first, in this order, and never again. Each
+        must have its number of occurrences here as its quota, or rules that imply this.
+      checks: names of options that use held-out data; all others train.
 
     Attributes:
-      options: all options by name: steps of single settings.
+      options: all options by name; each a step of one setting.
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: a value out of range; an option that is in two runs, or options for
-        other units or another relation; sizes that are private.
-      NotImplementedError: a step of an epoch; people in several runs.
+      ValueError: a value out of range, an option in two runs, options with different
+        units or relations, or private sizes.
+      NotImplementedError: a step of an epoch scheme, or people with several runs.
     """
 
     runs: tuple[AdaptiveRun, ...]
@@ -80,7 +81,7 @@ class AdaptiveBudget:
             object.__setattr__(self, field, tuple(getattr(self, field)))
         names = [name for run in runs for name in run.options]
         if len(set(names)) < len(names):
-            raise ValueError(f"each option must be in one run, got {names}")
+            raise ValueError(f"each option must be in one run only, got {names}")
         for name, option in self.options.items():
             _check_option(name, option)
         for field in ("privacy_unit", "neighboring_relation"):
@@ -91,14 +92,14 @@ class AdaptiveBudget:
                 )
         if len(runs) > 1 and self.a_step.privacy_unit in OWNED:
             raise NotImplementedError(
-                "people, and copies of an example, may be in several parts of the "
-                "data: put all options into one run"
+                "people and copies of an example may be in several parts of the data: "
+                "put all options into one run"
             )
         for name in (*self.first, *self.checks):
             self.option(name)
         self._check_first()
         if not self.training:
-            raise ValueError("one option or more must train, got checks alone")
+            raise ValueError("at least one option must train, got checks only")
         banded = [name for name, step in self.options.items() if step.bands]
         if banded and list(self.training) != banded:
             raise NotImplementedError(
@@ -107,7 +108,7 @@ class AdaptiveBudget:
             )
 
     def _check_first(self) -> None:
-        """Refuses what could be chosen once more, or is none of the statistics."""
+        """Refuses options in ``first`` that could be used again, or are checks."""
         for name in self.first:
             run, number = self._run_of(name), self.first.count(name)
             if run.rules is not None:
@@ -115,14 +116,14 @@ class AdaptiveBudget:
             elif run.quotas is None or run.quotas[name] != number:
                 quota = "none" if run.quotas is None else run.quotas[name]
                 raise ValueError(
-                    f"option {name!r} is taken first, {number} time(s), and must have "
-                    f"that as its quota, got {quota}"
+                    f"option {name!r} is in first {number} time(s) and must have this "
+                    f"quota, got {quota}"
                 )
             if name in self.checks:
-                raise ValueError(f"checks must not name {name!r}, which is taken first")
+                raise ValueError(f"checks must not name {name!r}, which is in first")
 
     def _check_rules_of_first(self, run: AdaptiveRun) -> None:
-        """Refuses rules by which one of the first could come otherwise, or again."""
+        """Refuses rules that allow another order or a repetition of first options."""
         rules = run.rules
         assert rules is not None
         first = self._first_of(run)
@@ -130,8 +131,8 @@ class AdaptiveBudget:
         for name in first:
             if set(rules.moves.get(state, {})) != {name}:
                 raise ValueError(
-                    f"rules must allow {name!r} alone where it is taken first, got "
-                    f"{sorted(rules.moves.get(state, {}))}"
+                    f"rules must allow only {name!r} in state {state!r}, because it is "
+                    f"in first, got {sorted(rules.moves.get(state, {}))}"
                 )
             state = rules.moves[state][name]
         waiting, seen = [state], set[str]()
@@ -143,7 +144,7 @@ class AdaptiveBudget:
                 waiting += rules.moves.get(here, {}).values()
         if not later.isdisjoint(first):
             raise ValueError(
-                "rules must not allow what is taken first once more, got "
+                "rules must not allow options of first again, got "
                 f"{sorted(later.intersection(first))}"
             )
 
@@ -160,7 +161,7 @@ class AdaptiveBudget:
 
     @property
     def a_step(self) -> GaussianStep:
-        """One of the options: all protect the same unit under the same relation."""
+        """Any of the options: all have the same privacy unit and relation."""
         return next(iter(self.options.values()))
 
     @property
@@ -170,14 +171,14 @@ class AdaptiveBudget:
 
     @property
     def before(self) -> tuple[GaussianStep, ...]:
-        """The steps that are taken first."""
+        """The steps of the options in ``first``."""
         return tuple(self.options[name] for name in self.first)
 
     @functools.cached_property
     def epsilon(self) -> float:
-        """The guarantee, nats: *upper bound* of any way to choose, at ``delta``.
+        """The guarantee at ``delta``, nats: an *upper bound* for every strategy.
 
-        It is that of the run as it was stated, whatever was taken since.
+        It is that of the whole run and does not depend on charges.
         """
         return self.epsilon_at(self.delta)
 
@@ -187,7 +188,7 @@ class AdaptiveBudget:
 
     @property
     def permitted_steps(self) -> int:
-        """As ``num_steps``: each charge looks at what is left besides."""
+        """Same as ``num_steps``; each charge also checks what remains."""
         return self.num_steps
 
     @property
@@ -206,24 +207,24 @@ class AdaptiveBudget:
 
     @property
     def num_steps(self) -> int:
-        """An upper bound of the releases that are still possible."""
+        """An upper bound on the number of releases that are still possible."""
         total = sum(self.most(name) for name in self.options)
         return min(total, _MOST_RELEASES)
 
     @property
     def taken(self) -> dict[str, int]:
-        """How often each option was taken."""
+        """How often each option has been charged."""
         return {n: int(k) for run in self.runs for n, k in run.taken.items()}
 
     @property
     def left(self) -> dict[str, int]:
-        """How often each option could still be taken, if nothing else is."""
+        """How often each option may still be used if no other is."""
         return {name: self.most(name) for name in self.options}
 
     def most(self, name: str) -> int:
-        """Returns how often an option could still be taken, if nothing else is.
+        """Returns how often an option may still be used if no other is.
 
-        But for what is taken first, which is taken before it.
+        The options in ``first`` that are still due are used before.
         """
         run = self._run_of(name)
         if name in self.first:
@@ -235,32 +236,32 @@ class AdaptiveBudget:
         return int(run.most(name))
 
     def _first_of(self, run: AdaptiveRun) -> list[str]:
-        """What of a run is taken first, in order."""
+        """The options of a run in ``first``, in order."""
         return [name for name in self.first if name in run.options]
 
     def can(self, name: str) -> bool:
-        """Returns whether an option can be taken now."""
+        """Returns whether an option is allowed now."""
         return bool(self._run_of(name).can(name))
 
     def charge(self, name: str) -> Self:
-        """Returns the budget after one more of an option.
+        """Returns the budget after one more use of an option.
 
         Raises:
-          ValueError: an unknown option, or more than is left.
+          ValueError: an unknown option, or one that is not allowed now.
         """
         own = self._run_of(name)
         runs = tuple(one.charge(name) if one is own else one for one in self.runs)
         charged = dataclasses.replace(self, runs=runs)
-        # What was promised does not move, and is not computed again.
+        # The guarantee does not change and is not computed again.
         if "epsilon" in vars(self):
             vars(charged)["epsilon"] = self.epsilon
         return charged
 
     def option(self, name: Any) -> GaussianStep:
-        """Returns the option of a name.
+        """Returns the option with this name.
 
         Raises:
-          ValueError: there is none.
+          ValueError: an unknown name.
         """
         if not isinstance(name, str) or name not in self.options:
             raise ValueError(
@@ -270,14 +271,14 @@ class AdaptiveBudget:
         return self.options[name]
 
     def composed(self, counts: Mapping[str, int]) -> ComposedSteps:
-        """Returns so many of each option as a run that was fixed in advance."""
+        """Returns these numbers of each option as a composed run."""
         return compose(*((self.options[name], n) for name, n in counts.items()))
 
     def epsilon_taken(self) -> float:
-        """Returns what a fixed run with the same steps would cost; *upper bound*.
+        """Returns epsilon of a fixed run with the charged steps, an *upper bound*.
 
-        *Information, no guarantee*: the steps were chosen on the way. Of several runs
-        the largest.
+        *Information, no guarantee*: the steps were chosen adaptively. With several runs
+        it is the largest.
         """
         values = [0.0]
         for run in self.runs:
@@ -288,9 +289,9 @@ class AdaptiveBudget:
         return max(values)
 
     def as_fixed(self) -> ComposedSteps | None:
-        """Returns the fixed run that costs as much as any choice; None: there is none.
+        """Returns the composed run that costs as much as the worst strategy, or None.
 
-        That is the composition of all quotas, of one run that has nothing else.
+        It is the composition of all quotas of a single run without rules.
         """
         run, *others = self.runs
         if others or run.quotas is None or run.rules is not None:
@@ -298,7 +299,7 @@ class AdaptiveBudget:
         return self.composed(dict(run.quotas))
 
     def left_in_words(self) -> str:
-        """Returns how often each option could still be taken, for messages."""
+        """Returns how often each option may still be used, as a text for messages."""
         return in_words(f"{number:,} of {n!r}" for n, number in self.left.items())
 
     def to_dict(self) -> dict[str, Any]:
@@ -312,10 +313,10 @@ class AdaptiveBudget:
 
     @classmethod
     def from_dict(cls, mapping: Any) -> Self:
-        """Returns the budget that `to_dict` gave; what it reads may be untrusted.
+        """Returns the budget that `to_dict` returned; the input may be untrusted.
 
         Raises:
-          TypeError, ValueError, NotImplementedError: no such budget.
+          TypeError, ValueError, NotImplementedError: not such a budget.
         """
         if not isinstance(mapping, Mapping) or mapping.keys() != _KEYS:
             raise ValueError(f"a budget must have the keys {sorted(_KEYS)}")
@@ -324,7 +325,9 @@ class AdaptiveBudget:
             raise TypeError("runs, first and checks must be lists")
         for run in lists[0]:
             if isinstance(run, Mapping) and run.keys() & {"epsilon", "delta"}:
-                raise ValueError("runs must state budgets, and no targets to search")
+                raise ValueError(
+                    "runs must have budgets, not targets epsilon and delta"
+                )
         made = tuple(AdaptiveRun.from_dict(run, where="runs") for run in lists[0])
         return cls(made, mapping["delta"], tuple(lists[1]), tuple(lists[2]))
 
@@ -334,7 +337,7 @@ class AdaptiveBudget:
 
 
 def _check_option(name: str, option: Any) -> None:
-    """Refuses what a trainer cannot take by itself, and what rests on private sizes."""
+    """Refuses options that a trainer cannot run alone, or that use private sizes."""
     if not isinstance(option, GaussianStep):
         raise TypeError(
             f"option {name!r} must be a GaussianStep, got {_validation.shown(option)}"
@@ -346,11 +349,11 @@ def _check_option(name: str, option: Any) -> None:
         )
     if epoch_scheme(option.design) is not None:
         raise NotImplementedError(
-            f"option {name!r} is a step of an epoch, which has no guarantee of its "
-            "own; options draw anew in every step"
+            f"option {name!r} is a step of an epoch scheme, which has no guarantee of "
+            "its own; options must sample in every step"
         )
     if option.population is not None and option.neighboring_relation == "add_remove":
         raise ValueError(
-            f"option {name!r} rests on private sizes: state public ones in its "
-            "sampling, as its budget is public"
+            f"option {name!r} uses private sizes: state public ones in its sampling, "
+            "because the budget is public"
         )

@@ -61,7 +61,7 @@ class PrivacyInfo(NamedTuple):
     is_certified_bound: np.ndarray | np.bool_
 
 
-def asked(
+def public_function(
     worst: Callable[..., Any] | None = np.maximum,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a public function: handles ``engine=`` and disjoint parts.
@@ -114,7 +114,7 @@ def _worst_of(found: list[Any], worst: Callable[..., Any]) -> Any:
     return value, PrivacyInfo(*info)
 
 
-@asked()
+@public_function()
 def rdp(
     step: AnyStep | DisjointParts,
     orders: Any,
@@ -185,7 +185,7 @@ def curve_of(
     return np.broadcast_to(least.max(axis=-2 if axis else -1), shape)
 
 
-@asked()
+@public_function()
 def epsilon(
     step: AnyStep | DisjointParts,
     *,
@@ -256,7 +256,7 @@ def epsilon(
     return (value, PrivacyInfo(error, certified)) if return_info else value
 
 
-@asked()
+@public_function()
 def delta(
     step: AnyStep | DisjointParts,
     *,
@@ -298,7 +298,7 @@ def delta(
     return (value, info) if return_info else value
 
 
-@asked()
+@public_function()
 def privacy_profile(
     step: OneStep,
     epsilon: Any,
@@ -372,7 +372,7 @@ def _profiles_kernel(u: Array, loss: Profile) -> tuple[Array, Array]:
 _log_profiles = float64_boundary(_profiles_kernel)
 
 
-@asked()
+@public_function()
 def epsilon_interval(
     step: AnyStep,
     *,
@@ -419,7 +419,7 @@ def epsilon_interval(
     return _least_ends(EpsilonAt(log_of(delta)), runs, shape, max_width)
 
 
-@asked()
+@public_function()
 def delta_interval(
     step: AnyStep,
     *,

@@ -1,4 +1,4 @@
-"""Bounds on an attacker, from the privacy curve: error rates, advantage, f-DP's mu."""
+"""Bounds on attackers from the privacy profile: error rates, advantage, mu of GDP."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import (
-    asked,
     check_method,
     check_step,
     checked_runs,
     delta,
     epsilon,
+    public_function,
 )
 
-# Smallest delta that is computed, unless a question asks for a smaller one.
+# Smallest delta that is computed by default.
 _SMALLEST_DELTA = 1e-15
-# Rates up to which the curve is computed only where these need it.
+# Up to this number of rates, the curve is computed only where they need it.
 _FEW_RATES = 4
-# False positive rates and their complements from which on larger deltas are enough.
+# False positive rates and complements above which larger deltas are enough.
 _MIDDLE_RATE = 1e-3
-# Share of such a rate below which deltas are negligible.
+# Share of these rates below which deltas are negligible.
 _NEGLIGIBLE = 1e-4
-# Above the rounding error of sums of a few numbers in [0, 1].
+# Exceeds the rounding error of sums of a few numbers in [0, 1].
 _ROUNDING = 2.0**-50
-# Below it float64 loses digits.
+# Smallest normal number: below it float64 loses digits.
 _LEAST_NORMAL = float(np.finfo(np.float64).tiny)
-# Points of the curve times rates at a time: bounds memory.
+# Largest number of curve points times rates at once, to bound memory.
 _BLOCK = 1 << 22
-# First grid of epsilons: 0 and 12 points a decade. Below the first of them delta
-# changes by less than 1e-8; beyond the last e^epsilon would overflow.
+# First grid of epsilons: 0 and 12 points per decade. Below 1e-8 delta changes by less
+# than 1e-8; beyond the last e^epsilon would overflow.
 _FIRST_POINTS = np.concatenate([[0.0], np.geomspace(1e-8, 700.0, 131)])
-# Aim for the absolute error of the attacker's rates: above it points are added.
+# Target for the absolute error of the attacker's rates: above it points are added.
 _ABSOLUTE = 8e-7
-# The same, relative to what there is to gain or to miss.
+# The same, relative to the true positive or false negative rate.
 _RELATIVE = 2e-4
-# Rounds of adding points, at most.
+# Largest number of rounds of adding points.
 _REFINEMENTS = 3
-# Parts of an interval in each round, at most.
+# Largest number of parts of an interval in each round.
 _MOST_PARTS = 32
-# Points that a round adds to a curve, at most: more are asked for where the errors of
-# nearly equal deltas look like bends, as near sampling rate 1.
+# Largest number of points that a round adds to a curve. More would be added where
+# errors of nearly equal deltas look like bends, as near sampling rate 1.
 _MOST_ADDED = 1500
-# Where few rates are asked for, one of so many points of the first grid is used ...
+# With few rates, only every fourth point of the first grid is used, and up to two more
+# rounds are run.
 _COARSER = 4
-# ... and there may be so many more rounds.
 _MORE_REFINEMENTS = 2
 
 
-@asked(np.minimum)
+@public_function(np.minimum)
 def trade_off(
     step: AnyStep,
     *,
@@ -67,7 +67,7 @@ def trade_off(
     num_steps: Any = None,
     method: str = "exact",
 ) -> np.ndarray | np.float64:
-    """Returns the smallest false negative rate that an attacker must accept.
+    """Returns a lower bound on an attacker's false negative rate.
 
     The attacker sees the run's output and decides which of two neighbouring data sets
     it came from. At false positive rate ``a`` the false negative rate is at least
@@ -76,14 +76,14 @@ def trade_off(
                                   e^-eps (1 - delta(eps) - a)),
 
     which is convex, decreasing, symmetric and at most ``1 - a``. A *lower bound*: the
-    supremum is taken over finitely many epsilons, at each of which ``delta``, with its
-    error added, is an upper bound. More of them would raise it by less than 1e-6 (and
-    by less than a thousandth of f or 1 - f where those are above 1e-12).
+    supremum is over finitely many epsilons, at each of which ``delta`` plus its error
+    is an upper bound. More epsilons would raise it by less than 1e-6, and by less than
+    0.1 % of f and 1 - f if those are above 1e-12.
 
     Args:
       step: the step, or a run made by `compose`.
       false_positive_rate: in [0, 1], any shape.
-      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      num_steps: see `jaxdp_episodic.epsilon`.
       method: how delta is computed; see `jaxdp_episodic.delta`.
 
     Returns:
@@ -91,16 +91,16 @@ def trade_off(
       that of ``false_positive_rate``.
 
     Raises:
-      ValueError: ``num_steps`` given twice or not at all.
+      ValueError: a step without ``num_steps``.
 
-    Reference: Dong, Roth, Su (2022), arXiv:1905.02383, the trade-off function of a
-    collection of (epsilon, delta) guarantees; Wasserman and Zhou (2010),
-    arXiv:0811.2501, for a single one.
+    Reference: Dong, Roth, Su (2022), arXiv:1905.02383, for the trade-off function of
+    several (epsilon, delta) guarantees; Wasserman and Zhou (2010), arXiv:0811.2501, for
+    a single one.
     """
     return _rates(step, false_positive_rate, num_steps, method)[0]
 
 
-@asked()
+@public_function()
 def true_positive_rate(
     step: AnyStep,
     *,
@@ -108,26 +108,26 @@ def true_positive_rate(
     num_steps: Any = None,
     method: str = "exact",
 ) -> np.ndarray | np.float64:
-    """Returns the largest true positive rate of an attacker: ``1 - trade_off``.
+    """Returns an upper bound on an attacker's true positive rate: ``1 - trade_off``.
 
-    An *upper bound*, kept to a thousandth also where it is as small as 1e-12, which
-    a difference from 1 would not be. Arguments, shape and errors as `trade_off`.
+    Accurate to 0.1 % even if it is as small as 1e-12, which ``1 - trade_off`` in
+    float64 is not. Arguments, shape and errors as `trade_off`.
     """
     return _rates(step, false_positive_rate, num_steps, method)[1]
 
 
-@asked()
+@public_function()
 def advantage(
     step: AnyStep,
     *,
     num_steps: Any = None,
     method: str = "exact",
 ) -> np.ndarray | np.float64:
-    """Returns the largest true positive rate minus false positive rate.
+    """Returns the largest difference of true and false positive rate of an attacker.
 
-    It is delta at epsilon 0, the total variation distance, with its error added: an
-    *upper bound* for the advantage of any membership attack. 0 where nothing is drawn,
-    1 without noise. Arguments, shape and errors as `jaxdp_episodic.delta`.
+    It is delta at epsilon 0, the total variation distance, plus its error: an *upper
+    bound* on the advantage of any membership attack. 0 if nothing is sampled, 1 without
+    noise. Arguments, shape and errors as `jaxdp_episodic.delta`.
 
     Reference: Kulynych, Gomez, Kaissis, Calmon, Troncoso (2024), "Attack-aware noise
     calibration for differential privacy".
@@ -135,7 +135,7 @@ def advantage(
     return upper_delta(step, epsilon=0.0, num_steps=num_steps, method=method)
 
 
-@asked()
+@public_function()
 def upper_delta(
     step: AnyStep,
     *,
@@ -143,7 +143,7 @@ def upper_delta(
     num_steps: Any = None,
     method: str = "exact",
 ) -> Any:
-    """Returns delta raised by the error that its method states: an *upper bound*."""
+    """Returns delta plus the error estimate of its method, an *upper bound*."""
     value, info = delta(
         step, epsilon=epsilon, num_steps=num_steps, method=method, return_info=True
     )
@@ -153,7 +153,7 @@ def upper_delta(
     return np.minimum(value * (1 + error) * (1 + _ROUNDING), 1.0)[()]
 
 
-@asked()
+@public_function()
 def gdp_mu(
     step: AnyStep,
     *,
@@ -161,37 +161,39 @@ def gdp_mu(
     method: str = "exact",
     smallest_delta: float = 1e-12,
 ) -> np.ndarray | np.float64:
-    """Returns mu such that the run is no easier to attack than N(0, 1) from N(mu, 1).
+    """Returns mu of approximate Gaussian DP, down to ``smallest_delta``.
 
-    With ``D(mu, .)`` the profile of that pair, ``delta(eps) <= max(D(mu, eps),
-    smallest_delta)`` for *all* ``eps >= 0``, not just for some points: an *upper end*,
-    within two thousandths of the smallest such mu; of Gaussians always drawn it is
-    theirs. Below ``smallest_delta`` nothing is said. The mu for *all* deltas is that of
-    the run without sampling: with probability ``rate^num_steps`` every step draws the
-    unit, and far out that tail alone decides. So mu alone is no price that runs may add
-    up: their floors add up as well (`accountant.questions.gdp_budget`).
+    With ``D(mu, .)`` the profile of N(mu, 1) against N(0, 1),
+    ``delta(eps) <= max(D(mu, eps), smallest_delta)`` for *all* ``eps >= 0``. An *upper
+    bound*, within 0.2 % of the smallest such mu; exact for Gaussian steps without
+    sampling. It says nothing about deltas below ``smallest_delta``: a mu for *all*
+    deltas is that of the run without sampling, because with probability
+    ``rate^num_steps`` every step samples the unit, and this tail decides at the
+    smallest deltas. So mu values of several runs may not be composed without their
+    floors, which add up (`accountant.questions.gdp_budget`).
 
-    The chords between the points of delta lie above the true, convex curve (in
-    ``e^epsilon``). Their dual ``f`` is convex and piecewise linear, and the Gaussian's
-    trade-off ``Phi(Phi^-1(1 - a) - mu)`` is convex, so it need be compared at the kinks
-    of ``f`` only, where ``mu = Phi^-1(1 - a) - Phi^-1(f(a))`` makes them equal.
+    Method: chords between points of delta are above the true curve, which is convex in
+    ``e^epsilon``. Their dual ``f`` is convex and piecewise linear, and the Gaussian
+    trade-off function ``Phi(Phi^-1(1 - a) - mu)`` is convex. So it suffices to compare
+    the two at the kinks of ``f``, where they are equal at
+    ``mu = Phi^-1(1 - a) - Phi^-1(f(a))``.
 
     Args:
       step: the step, or a run made by `compose`.
-      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      num_steps: see `jaxdp_episodic.epsilon`.
       method: how delta is computed; see `jaxdp_episodic.delta`.
-      smallest_delta: one number in [1e-100, 1), down to which the claim holds.
+      smallest_delta: one number in [1e-100, 1).
 
     Returns:
-      float64 of the broadcast shape, >= 0; ``inf`` without noise, and where mu is so
-      large (about 16) that float64 cannot tell delta from 1.
+      float64 of the broadcast shape, >= 0; ``inf`` without noise, and if mu is so large
+      (about 16) that float64 rounds delta to 1.
 
     Raises:
-      ValueError: ``num_steps`` given twice or not at all.
+      ValueError: a step without ``num_steps``.
 
     Reference: Dong, Roth, Su (2022), arXiv:1905.02383, for mu-GDP; Gomez, Kulynych,
-    Kaissis, Calmon, Hayes, Balle, Honkela (2025), arXiv:2503.10945, for stating one mu
-    for a whole curve.
+    Kaissis, Calmon, Hayes, Balle, Honkela (2025), arXiv:2503.10945, for summarizing a
+    curve by one mu.
     """
     floor = _validation.open_unit_array("smallest_delta", smallest_delta)
     if floor.ndim or floor < 1e-100:
@@ -214,7 +216,7 @@ def gdp_mu(
 
 
 def mu_of_gaussians(run: Run) -> np.ndarray:
-    """Returns the shift of the Gaussian that the worst path is, rounded up, or inf."""
+    """Returns the worst path's shift if it is a Gaussian, rounded up; else inf."""
     shift = run.gaussian_shift() * (1 + _ROUNDING)
     known = ((shift > 0) | run.loses_nothing) & ~run.is_unprotected
     return np.where(known, shift, np.inf).max(axis=-1)
@@ -223,7 +225,7 @@ def mu_of_gaussians(run: Run) -> np.ndarray:
 def _rates(
     step: Any, false_positive_rate: Any, num_steps: Any, method: str
 ) -> tuple[Any, Any]:
-    """The least false negative and the largest true positive rate."""
+    """The smallest false negative and the largest true positive rate."""
     alpha = _validation.probability_array("false_positive_rate", false_positive_rate)
     in_the_middle = np.all(np.minimum(alpha, 1 - alpha) >= _MIDDLE_RATE)
     floor = _NEGLIGIBLE * _MIDDLE_RATE if in_the_middle else _SMALLEST_DELTA
@@ -244,7 +246,7 @@ def _rates(
 def _bounds(
     epsilon: np.ndarray, delta: np.ndarray, alpha: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rates f and 1 - f at alpha, each without the cancellation in the other."""
+    """The rates f and 1 - f at alpha, each computed without cancellation."""
     with np.errstate(over="ignore"):
         caught = delta + np.exp(epsilon) * alpha
     shrink = np.exp(-epsilon)
@@ -257,19 +259,12 @@ def _bounds(
     return np.maximum(missed, 0.0), np.minimum(least, 1.0)
 
 
-def upper_curve(
-    step: Any,
-    num_steps: Any,
-    method: str,
-    floor: float,
-    rates: tuple[float, ...] | None = None,
-) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Points of the curve: epsilons and deltas (K, settings), the settings' shape."""
+def upper_curve(step: Any, num_steps: Any, *others: Any) -> Any:
+    """Returns `_computed_points`, cached because several quantities use one curve."""
     check_step(step)
-    if num_steps is None or isinstance(num_steps, int | np.integer):
-        # Kept, as the same curve is often asked for several quantities.
-        return _remembered_points(step, num_steps, method, floor, rates)
-    return _computed_points(step, num_steps, method, floor, rates)
+    is_one = num_steps is None or isinstance(num_steps, int | np.integer)
+    points = _remembered_points if is_one else _computed_points
+    return points(step, num_steps, *others)
 
 
 def _computed_points(
@@ -277,8 +272,9 @@ def _computed_points(
     num_steps: Any,
     method: str,
     floor: float,
-    rates: tuple[float, ...] | None,
+    rates: tuple[float, ...] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """Returns (K, settings) epsilons and deltas of the curve, and the shape."""
     arrays = {"step": np.empty(getattr(step, "shape", ()), np.uint8)}
     if num_steps is not None:
         num_steps = _validation.integer_array("num_steps", num_steps, minimum=0)
@@ -287,8 +283,8 @@ def _computed_points(
     if 0 in shape:
         return np.zeros((1, 0)), np.zeros((1, 0)), shape
 
-    # At large epsilon delta is negligible and takes longest: beyond the last epsilon
-    # its value there is an upper bound.
+    # At large epsilon delta is negligible and slow to compute. Beyond `end` its value
+    # at `end` is an upper bound.
     end = epsilon(step, delta=floor / 100, num_steps=num_steps, method=method)
 
     def ask(epsilons: np.ndarray) -> np.ndarray:
@@ -316,31 +312,31 @@ def _mu(epsilon: np.ndarray, delta: np.ndarray, floor: float) -> float:
     used = slice(int(np.argmax(delta <= floor)) + 1)
     g, d = lower_hull(np.exp(epsilon[used]), delta[used])
     alpha = -np.diff(d) / np.diff(g)
-    if alpha[-1] < _LEAST_NORMAL:  # underflow, far out
+    if alpha[-1] < _LEAST_NORMAL:  # underflow
         return float("inf")
     end = math.log(g[-2] + (d[-2] - floor) / alpha[-1]) + _ROUNDING
     at_end = _mu_at(end, floor)
-    # Where D(at_end, .) is steeper at the end than a chord, it is so before the end: as
-    # it is above the last chord there, it is above all such chords, whatever their dual
-    # (which prolongs them beyond the end) says.
+    # If D(at_end, .) is steeper at the end than a chord, it is steeper before the end
+    # as well. As D is above the last chord there, it is above all these chords, so
+    # their dual, which extends them beyond the end, need not be checked.
     steepness = 0.5 * math.erfc((end / at_end + at_end / 2) / math.sqrt(2))
     return max(mu_of_chords(g, d, steepness * (1 - 1e-6)), at_end) * (1 + 1e-9)
 
 
 def mu_of_chords(g: np.ndarray, d: np.ndarray, steepness: float = 0.0) -> float:
-    """Returns the least mu for which ``D(mu, log g)`` is above a curve of chords."""
+    """Returns the smallest mu for which ``D(mu, log g)`` is above a curve of chords."""
     alpha = -np.diff(d) / np.diff(g)
-    # f is symmetric: beyond alpha = f(alpha), which is a kink too, it is its mirror.
+    # f is symmetric about alpha = f(alpha), which is a kink as well.
     middle = float(np.max((1 - d) / (1 + g))) - _ROUNDING
     kink = (alpha < middle) & (alpha >= steepness)
-    # 1 - f, a sum without cancellation: f itself cannot be told from 1 far out.
+    # 1 - f as a sum without cancellation: f itself may round to 1.
     caught = (d[:-1] + g[:-1] * alpha)[kink] * (1 + _ROUNDING)
     alpha, missed = np.append(alpha[kink], middle), np.append(1 - caught, middle)
     missed = np.where(missed < 0.5, missed - _ROUNDING, missed)
     caught = np.append(caught, 1 - middle)
     if np.any(missed <= 0) or np.any(alpha < _LEAST_NORMAL):
         return float("inf")
-    quantile = NormalDist().inv_cdf  # errs by less than 1e-15 of itself
+    quantile = NormalDist().inv_cdf  # relative error below 1e-15
     found = 0.0
     for a, f, c in zip(alpha.tolist(), missed.tolist(), caught.tolist(), strict=True):
         found = max(found, (quantile(c) if f > 0.5 else -quantile(f)) - quantile(a))
@@ -366,7 +362,7 @@ def curve_points(
     floor: float,
     rates: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Points of privacy curves, closer where an attacker's rates bend."""
+    """Returns points of privacy curves, denser where an attacker's rates bend."""
     is_few = rates is not None
     first = _FIRST_POINTS[np.r_[0, 1 : len(_FIRST_POINTS) : _COARSER if is_few else 1]]
     epsilons = np.repeat(first[:, None], num_settings, axis=1)
@@ -375,20 +371,20 @@ def curve_points(
         parts = _parts(epsilons, deltas, floor, rates)
         while (parts - 1).sum(axis=0).max() > _MOST_ADDED:
             parts = np.minimum(parts, max(int(parts.max()) // 2, 1))
-        if np.all(parts == 1):  # from the start, or where too many would be added
+        if np.all(parts == 1):
             break
         more = _between(epsilons, parts)
         epsilons = np.concatenate([epsilons, more])
         deltas = np.concatenate([deltas, delta(more)])
         order = np.argsort(epsilons, axis=0, kind="stable")
         epsilons = np.take_along_axis(epsilons, order, axis=0)
-        # An upper bound at some epsilon is one at every larger epsilon.
+        # An upper bound at some epsilon holds at every larger epsilon.
         deltas = np.minimum.accumulate(np.take_along_axis(deltas, order, axis=0))
     return epsilons, deltas
 
 
 def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The points on the largest convex curve below; x increases, not strictly."""
+    """Returns the lower convex hull of points; x increases, not strictly."""
     kept: list[tuple[float, float]] = []
     for point in zip(x.tolist(), y.tolist(), strict=True):
         if kept and point[0] <= kept[-1][0]:
@@ -406,13 +402,13 @@ def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
 def _parts(
     epsilons: np.ndarray, deltas: np.ndarray, floor: float, rates: np.ndarray | None
 ) -> np.ndarray:
-    """Into how many parts each interval should be cut, (K - 1, settings)."""
+    """The number of parts into which to divide each interval, (K - 1, settings)."""
     g = np.exp(epsilons)
     width = np.diff(g, axis=0)
-    fall = -np.diff(deltas, axis=0)  # minus the slope, from here on
+    fall = -np.diff(deltas, axis=0)  # divided by width below: minus the slope
     fall = np.divide(fall, width, out=np.zeros_like(width), where=width > 0)
-    # A false positive rate is at most the false negative one here, 1 - delta - g fall.
-    # Where points are close together, errors of delta would look far steeper.
+    # `fall` is a false positive rate, here at most the false negative rate
+    # 1 - delta - g fall. Errors of delta at close points would look far steeper.
     fall = np.minimum(fall, (1 - deltas[:-1]) / (1 + g[:-1]))
     # Left of 1 the curve is mirrored: h(g) = 1 - g + g h(1/g).
     left = np.concatenate([1 - deltas[:1] - fall[:1], fall[:-1]])
@@ -422,8 +418,8 @@ def _parts(
     gap = before / total * after * width / 4
     caught = deltas[:-1] + g[:-1] * fall
     missed = np.maximum(1 - caught, 1e-12)
-    # caught - fall is what is gained over guessing. Errors are relative to it where it
-    # is little.
+    # caught - fall is the gain over guessing. If it is small, errors are relative to
+    # it.
     scale = np.minimum(caught - fall, missed)
     scale = np.where(deltas[1:] > floor, scale, np.minimum(scale, floor))
     allowed = np.minimum(_ABSOLUTE, _RELATIVE * np.maximum(scale, floor))
@@ -441,7 +437,7 @@ def _may_be_best(
     height: np.ndarray,
     allowed: np.ndarray,
 ) -> np.ndarray:
-    """Whether an interval may hold a lower true positive rate at one of the rates."""
+    """Whether an interval may have a lower true positive rate at one of the rates."""
     caught = deltas + g * rates[:, None, None]
     mirrored = 1 - (1 - deltas - rates[:, None, None]) / g
     best = np.minimum(caught, mirrored).min(axis=1, keepdims=True)
@@ -450,7 +446,7 @@ def _may_be_best(
 
 
 def _between(epsilons: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """The points that cut each interval into parts; the shorter lists are filled up."""
+    """The points that divide each interval into parts, padded to the longest list."""
     inner = parts - 1
     points = np.full((int(inner.sum(axis=0).max()), parts.shape[1]), _FIRST_POINTS[-1])
     for column, (eps, count) in enumerate(zip(epsilons.T, inner.T, strict=True)):

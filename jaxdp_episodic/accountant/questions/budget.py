@@ -1,4 +1,4 @@
-"""The privacy budget of a run: how much noise, how many steps, and when it ends."""
+"""The privacy budget of a run: its noise, its number of steps, and when it ends."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from jaxdp_episodic.accountant.questions.calibration import (
 )
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 
-# Most steps: they are numbered by 32-bit integers on the device.
+# Largest number of steps: the device numbers them with 32-bit integers.
 _MOST_STEPS = 2**31 - 1
-# Steps whose epsilons are computed together.
+# Number of steps whose epsilons are computed together.
 _STEPS_AHEAD = 4096
 # Relative tolerance of a calibration, and of the sum of shares.
 _SHARES = 1e-7
-# Inverse noise multipliers that are searched after steps before.
+# Range of inverse noise multipliers of the search with steps before.
 _INVERSE_NOISE = (1e-12, 1e12)
-# Rényi orders at which two steps are compared.
+# Rényi orders at which two budgets are compared.
 _ORDERS = (2.0, 8.0)
 
 
@@ -47,18 +47,18 @@ class BudgetExhaustedError(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class PrivacyBudget:
-    """A step, a target, and the number of steps that the run takes. See `plan_budget`.
+    """A step, a target, and the number of steps of the run. See `plan_budget`.
 
     Attributes:
-      step: the step with its final noise multiplier; all its fields are scalars.
-      epsilon: the target, nats; inf for a run without any privacy.
+      step: the step with its final noise multiplier; all fields are scalars.
+      epsilon: the target, nats; inf for a run without privacy.
       delta: the target, in (0, 1).
-      num_steps: steps that the run takes; known before the first one. Those of
-        ``before`` are counted.
+      num_steps: number of steps of the run, including those of ``before``; known before
+        the first one.
       permitted_steps: the largest number of steps whose epsilon is within the target,
-        >= ``num_steps``; with steps ``before``, ``num_steps``. Of steps in epochs,
-        beyond ``num_steps`` whole epochs only.
-      before: other steps, with their noise, that the run takes first, each once.
+        >= ``num_steps``; equal to ``num_steps`` with steps ``before``. For epoch
+        schemes, only whole epochs beyond ``num_steps``.
+      before: other steps, with their noise, with which the run begins, each once.
         Epochs begin after them.
     """
 
@@ -72,7 +72,7 @@ class PrivacyBudget:
     def spent(self, num_steps: Any) -> np.ndarray | np.float64:
         """Returns epsilon after that many steps (*upper bound*; shape of the input).
 
-        Of steps in epochs that of the steps owed; see `owed`.
+        For epoch schemes it is that of the steps to be charged, see `owed`.
         """
         owed = self.owed(num_steps)
         if not self.before:
@@ -80,9 +80,9 @@ class PrivacyBudget:
         return epsilon_of(self.run(owed), delta=self.delta)
 
     def owed(self, num_steps: Any) -> np.ndarray | np.int64:
-        """Returns the steps that are charged if the run ends after that many.
+        """Returns the steps to be charged if the run ends after that many.
 
-        Within an epoch, unless that end was planned, those of the whole epoch.
+        An epoch that has begun is charged as a whole, unless the end was planned.
         """
         taken = _validation.integer_array("num_steps", num_steps, minimum=0)
         first = len(self.before)
@@ -92,11 +92,11 @@ class PrivacyBudget:
 
     @property
     def planned(self) -> int | None:
-        """The number of steps, where what they cost rests on its being fixed."""
+        """The number of steps if their cost depends on its being fixed; else None."""
         return self.num_steps if epoch_scheme(self.step.design) is not None else None
 
     def run(self, num_steps: Any) -> ComposedSteps:
-        """Returns the first ``num_steps`` steps of the run, for the accountant."""
+        """Returns the first ``num_steps`` steps as a composed run."""
         taken = _validation.integer_array("num_steps", num_steps, minimum=0)
         first = [
             (step, np.clip(taken - index, 0, 1))
@@ -106,13 +106,13 @@ class PrivacyBudget:
 
     @property
     def phases(self) -> tuple[tuple[GaussianStep, int], ...]:
-        """The different steps in the order in which they are taken, and how often."""
+        """The different steps in the order of the run, and their counts."""
         rest = self.num_steps - len(self.before)
         return *((step, 1) for step in self.before), (self.step, rest)
 
     @property
     def takes_steps(self) -> bool:
-        """False if the steps ``before`` are all that the run takes."""
+        """False if the run consists of the steps ``before`` only."""
         return self.num_steps > len(self.before)
 
     @property
@@ -122,27 +122,27 @@ class PrivacyBudget:
 
 
 def public_budget(budget: PrivacyBudget) -> PrivacyBudget | None:
-    """Returns the budget as public facts alone account it, or None if they do not."""
+    """Returns the budget without private sizes; None if the costs depend on them."""
     step = budget.step
     if step.population is None or step.neighboring_relation != "add_remove":
         return budget
     if any(one.population is not None for one in budget.before):
         return None
     if not budget.takes_steps:
-        return budget  # whatever its step needs, it is not taken
+        return budget  # the step itself is not run
     try:
         bare = dataclasses.replace(
             budget, step=dataclasses.replace(step, population=None)
         )
-        # Rényi divergences of the own step alone are compared, not epsilons: these may
-        # be 0 for all sizes, or negligible beside the steps before.
+        # Compare the Rényi divergences of the step itself, not epsilons, which may be 0
+        # for all sizes, or negligible compared with the steps before.
         first = len(budget.before)
         owed = int(budget.owed(first + 1)) - first
         ours, theirs = (
             rdp_of(compose((one.step, owed)), _ORDERS) for one in (budget, bare)
         )
         same = np.allclose(ours, theirs, rtol=1e-9, atol=0.0)
-    except (ValueError, NotImplementedError):  # it needs sizes that nobody stated
+    except (ValueError, NotImplementedError):  # the sampling lacks public sizes
         return None
     return bare if same else None
 
@@ -163,8 +163,8 @@ class SpentAhead:
             return self._after(max(step, min(_next_of(step), self._budget.num_steps)))
         index = step - self._first
         if not 0 <= index < len(self._values):
-            # The same steps together wherever a run begins: a resumed one says the
-            # same to the last digit, which depends on what is computed beside it.
+            # Group the same steps wherever a run begins: the last digit depends on what
+            # is computed together, and a resumed run must report the same.
             index = (step - 1) % _STEPS_AHEAD
             first = self._first = step - index
             last = max(step, min(first + _STEPS_AHEAD - 1, self._budget.num_steps))
@@ -178,7 +178,7 @@ class SpentAhead:
 
 
 def _next_of(step: int) -> int:
-    """The next of numbers that each are a fifth more than the one before, or one."""
+    """The next term >= ``step`` of a sequence that grows by a fifth, at least by 1."""
     number = 1
     while number < step:
         number += max(number // 5, 1)
@@ -195,10 +195,10 @@ def plan_budget(
 ) -> PrivacyBudget:
     """Returns the budget of a run: noise for its steps, or steps for its noise.
 
-    With ``num_steps`` the noise is calibrated: the smallest noise multiplier whose
-    epsilon after that many steps is within the target replaces that of ``step``.
-    Without it, the step's own noise stays and the run takes as many steps as the
-    target permits. Either way the last permitted step is known before the first.
+    With ``num_steps`` the noise multiplier of ``step`` is replaced by the smallest one
+    whose epsilon after that many steps is within the target. Without it, the step keeps
+    its noise and the run has as many steps as the target permits. In both cases the
+    number of steps is known before the first one.
 
     Args:
       step: the step; every numeric field a scalar.
@@ -206,22 +206,22 @@ def plan_budget(
         0 and ``num_steps`` must be given.
       delta: the target, in (0, 1).
       num_steps: whole number >= 1, or None.
-      before: other steps that the run takes first, each once and with everybody in it,
-        and the share in (0, 1] that each has of the budget: of the squared distance in
-        deviations of the noise, of which a Gaussian mechanism alone could have so much
-        within the target. Their noise is calibrated to that, then the step's to what is
-        left. ``num_steps`` are taken besides, and may be 0 if the shares sum to 1.
+      before: other steps with which the run begins, each once and on all data, with
+        the share in (0, 1] of the budget for each. A step with share a gets the noise
+        with which it alone would meet the target, divided by sqrt(a): shares divide the
+        sum of squared shifts of Gaussian mechanisms. Then the noise of ``step`` is
+        calibrated to what remains. ``num_steps`` does not include these steps, and may
+        be 0 if the shares sum to 1.
 
     Raises:
-      ValueError: a step with arrays, or a target that does not
-        permit a single step.
+      ValueError: a step with arrays, or a target that does not permit a single step.
       NotImplementedError: steps ``before`` in epochs.
     """
     if not isinstance(step, GaussianStep):
         raise TypeError(f"step must be a GaussianStep, got {_validation.shown(step)}")
     if step.shape:
         raise ValueError(
-            "step must describe one setting, its fields scalars, "
+            "step must be one setting with scalar fields, "
             f"got fields of shape {step.shape}"
         )
     target = _validation.single("epsilon", _validation.real_array("epsilon", epsilon))
@@ -241,8 +241,8 @@ def plan_budget(
         if before:
             if any(epoch_scheme(one.design) or one.bands for one, _ in before):
                 raise NotImplementedError(
-                    "before: everybody takes part in such a step, which is taken once; "
-                    "in a step of an epoch, or with bands, only some do"
+                    "before must be steps on all data; steps of epoch schemes, or with "
+                    "bands, use only a part"
                 )
             return _with_steps_before(step, target, allowed, steps, before)
         bare = dataclasses.replace(step, noise_multiplier=0.0)
@@ -257,11 +257,11 @@ def plan_budget(
         raise ValueError(
             f"epsilon={target:g} at delta={allowed:g} does not permit a single step "
             f"with noise_multiplier={step.noise_multiplier:g}; give num_steps to have "
-            "the noise calibrated, or more noise"
+            "the noise calibrated, or use more noise"
         )
     planned = permitted if steps is None else min(steps, permitted)
     if epoch_scheme(step.design) is not None:
-        length = int(step.cycle)  # what was not planned is charged by whole epochs
+        length = int(step.cycle)  # beyond the plan, whole epochs are charged
         permitted = max(planned, permitted // length * length)
     return PrivacyBudget(step, target, allowed, planned, permitted)
 
@@ -277,7 +277,7 @@ def _with_steps_before(
     shares = _validation.probability_array("shares", [share for _, share in before])
     total = float(shares.sum())
     if not (shares > 0).all() or total > 1 + _SHARES or (num_steps and total >= 1):
-        most = "less than 1, as steps follow" if num_steps else "at most 1"
+        most = "less than 1 with num_steps > 0" if num_steps else "at most 1"
         raise ValueError(
             f"shares of the steps before must be > 0 and sum to {most}, got "
             f"{shares.tolist()}"
@@ -298,14 +298,14 @@ def _with_steps_before(
     alone = {one: _noise(one, epsilon, delta, 1) for one in different}
     noises = [alone[one] / math.sqrt(share) for one, share in before]
     if not num_steps:
-        # The squares add up to that of the target, up to rounding.
+        # The squared shifts sum to that of the target, up to rounding.
         rounded = [own * (1 + _SHARES) for own in noises]
         planned = budget(rounded, 1.0)
         spent = float(planned.spent(planned.num_steps))
         if not spent <= epsilon:
             raise ValueError(
-                "steps before must be ones in which everybody takes part, so that "
-                f"their shares add up; got ones that spend {spent:g} of {epsilon:g}"
+                "steps before must use all data, so that their shares add up; got "
+                f"steps with epsilon={spent:g} for the target {epsilon:g}"
             )
         return planned
 
@@ -313,7 +313,7 @@ def _with_steps_before(
         planned = budget(noises, float(1 / inverse[0]))
         return np.atleast_1d(np.log(planned.spent(planned.num_steps) / epsilon))
 
-    # As if the shares were the step's own.
+    # Initial value: as if the steps before were more steps of this kind.
     start = math.sqrt(1 - total) / _noise(step, epsilon, delta, num_steps)
     low, high, ends = bracket(excess, np.array([start]), *_INVERSE_NOISE, 1.0)
     if not low[0]:

@@ -24,7 +24,7 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep, OneStep, Sampl
 from jaxdp_episodic.accountant.methods.closed_form import have_closed_form
 from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
-from jaxdp_episodic.accountant.questions.api import asked, check_method
+from jaxdp_episodic.accountant.questions.api import check_method, public_function
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.worst_path import (
     CONTOUR,
@@ -270,7 +270,7 @@ def bracket(
     return np.where(never, 0.0, low), np.where(never, 0.0, high), values
 
 
-@asked(None)
+@public_function(None)
 def calibrate_noise_multiplier(
     step: GaussianStep | LaplaceRelease,
     *,
@@ -345,7 +345,7 @@ def calibrate_noise_multiplier(
     return run.shaped(found)
 
 
-@asked(None)
+@public_function(None)
 def calibrate_num_steps(
     step: OneStep,
     *,
@@ -385,7 +385,7 @@ def calibrate_num_steps(
     return run.shaped(found)
 
 
-@asked(None)
+@public_function(None)
 def calibrate_rate(
     step: GaussianStep,
     *,

@@ -1,4 +1,9 @@
-"""Pairs of one clipped contribution, and of several that hold the protected unit."""
+"""Dominating pairs of one clipped contribution, and of several of a protected unit.
+
+The theorems are in docs/theory.md, "Profiles" and "People"; proofs.md, "People in many
+units". A clip unit *holds* a person if its drawn content has one of the person's
+examples.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxdp_episodic.accountant.describe import people_laws as laws
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
@@ -16,12 +20,12 @@ from jaxdp_episodic.accountant.describe.designs import GroupedClasses
 from jaxdp_episodic.accountant.describe.people import BOUNDS, levels_of_people
 from jaxdp_episodic.accountant.describe.people_laws import (
     Stage,
-    chance_of_holding,
     log_binomial_law,
     log_drawn,
     log_visible,
-    merged,
     mixed,
+    probability_of_holding,
+    tails_moved_up,
 )
 from jaxdp_episodic.accountant.describe.rates import (
     max_contributions,
@@ -45,62 +49,70 @@ from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLos
 
 Pairs = tuple[PrivacyLoss, ...]
 
-# A rate of 1, on its path axis.
+# A rate of 1, with a path axis.
 ALWAYS = np.ones(1)
-# Most clip units of one person: laws, and the sums of a pair, have as many terms.
+# Largest number of clip units of one person: distributions and sums have as many terms.
 MOST_UNITS = 20_000
-# Most numbers of units that count times the largest of them: an epsilon then takes some
-# 20 s and 2 GB (93 x 360, a person in every class of the glyphs, take 2 s).
+# Largest product of the number of components and the largest number of units: an
+# epsilon then takes about 20 s and 2 GB (93 x 360, a person in every class of the
+# glyphs, 2 s).
 MOST_TERMS = 300_000
-# Products of a law of groups, which take a second; and its entries.
+# Largest number of products for a distribution over groups (one second), and of
+# entries.
 _MOST_PRODUCTS = 50_000_000
 _MOST_CELLS = 2_000_000
-# Most values of a law, of 8 bytes each in some ten arrays.
+# Largest number of values of a distribution, with 8 bytes each in about ten arrays.
 _MOST_LISTED = 10_000_000
-# Most parts of a mixture of Gaussians whose sum is taken at once: 60 take 2 s.
+# Largest number of components of a `GaussianMixtureLoss`: 60 take 2 s.
 _MOST_HIDDEN = 64
-# Coins up to which Theorem A is taken without a look at Theorem 2, whose epsilon was
-# larger in all of 320 settings below 0.44; at 0.5 it was smaller in one, by 8 per cent.
+# Poisson rate up to which Theorem 2 is skipped: its epsilon exceeded that of Theorem A
+# in all of 320 settings below rate 0.44; at 0.5 it was smaller in one, by 8 per cent.
 _RARE = 0.2
 
 
 def column(number: Any) -> np.ndarray:
-    """Returns a field as floats with a path axis."""
+    """Returns a field as float64 with a path axis."""
     return np.asarray(number, np.float64)[..., None]
 
 
 def shift_of(noise: Any, sensitivity: np.ndarray | float) -> np.ndarray:
-    """Returns how far a unit changes the sum, in deviations of the noise."""
+    """Returns a sensitivity in standard deviations of the noise."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.divide(sensitivity, column(noise))
 
 
 def product(rates: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the product of rates, 1 of none; with a path axis."""
+    """Returns the product of rates with a path axis; 1 if there are none."""
     return functools.reduce(np.multiply, rates, ALWAYS)
 
 
-# --- One clipped contribution at most holds the unit: "Profiles" ---
+# --- At most one clipped contribution depends on the unit: theory.md, "Profiles" ---
 
 
 def one_contribution(
     step: GaussianStep,
-    coin: np.ndarray | None,
+    poisson_rate: np.ndarray | None,
     inner: np.ndarray = ALWAYS,
     *,
     outer: np.ndarray = ALWAYS,
     is_unit: bool = False,
     norms: np.ndarray | float = 1.0,
 ) -> PrivacyLoss:
-    """The rows of the multistage theorem."""
-    relation, drawn = step.neighboring_relation, coin is not None
-    rate = inner if coin is None else coin
+    """The rows of the multistage theorem.
+
+    ``poisson_rate`` is p if the clip level is Poisson sampled, and None if it is drawn
+    without replacement or the whole step is one contribution. ``inner`` is r_in with
+    Poisson sampling, else eta = p r_in; ``outer`` is r_out; ``norms`` the largest norm
+    of the unit's contribution in clip norms.
+    """
+    relation, is_poisson = step.neighboring_relation, poisson_rate is not None
+    rate = inner if poisson_rate is None else poisson_rate
     shift = shift_of(step.noise_multiplier, norms)
     twice = shift_of(step.noise_multiplier, 2.0 * norms)
-    match relation, drawn, is_unit:
+    match relation, is_poisson, is_unit:
         case "zero_out", False, _:
-            # If the unit is not drawn another contribution takes its place: not the
-            # sampled pair, even where the unit itself is clipped.
+            # If the unit is not drawn, another contribution takes its place: not the
+            # sampled pair, even if the unit itself is clipped.
             return ZeroedGaussianLoss(outer, ALWAYS, inner, shift)
         case "zero_out", True, False:
             return ZeroedGaussianLoss(outer, rate, inner, shift)
@@ -109,39 +121,28 @@ def one_contribution(
         case _, True, _:
             return AntipodalGaussianLoss(outer, rate, inner, shift)
         case "add_remove", False, True:
-            # If all children are drawn there is no other to be swapped for: C, not 2C.
+            # If all children are drawn, no other takes the unit's place: C, not 2C.
             level = step.path_rates.num_levels
             everyone = step.path_rates.covers_all(level, relation)
             return SampledGaussianLoss(outer, rate, np.where(everyone, shift, twice))
     return SwappedGaussianLoss(outer, inner, twice)
 
 
-# --- Several contributions may hold the unit ("People"): laws ---
+# --- Several contributions may depend on the unit: theory.md, "People" ---
 
 
 class Mixture(NamedTuple):
-    """The numbers of a pair of mixtures at one setting; see `PeopleLoss`."""
+    """The parameters of a `PeopleLoss` at one setting."""
 
     outer: float  # factor of both profiles
-    inner: float | np.ndarray  # chance of a component's contributions; or of each one's
-    cover: float  # chance of any, where those of others hide it; else 1
-    counts: np.ndarray  # of the components
-    log_weights: np.ndarray  # of them, summing up to ``cover``
-
-
-class Mixtures(NamedTuple):
-    """`Mixture` of all settings: arrays with a path axis, or a tuple of them."""
-
-    outer: np.ndarray
-    inner: np.ndarray
-    cover: np.ndarray
-    counts: tuple[np.ndarray, ...]
-    log_weights: tuple[np.ndarray, ...]
-    shares: tuple[np.ndarray, ...]  # of ``inner``, which is the largest
+    inner: float | np.ndarray  # probability of each contribution, per component or one
+    cover: float  # e = P(J >= 1) in Theorems 1 and 2; otherwise 1
+    counts: np.ndarray  # number of contributions of each component
+    log_weights: np.ndarray  # of the components; their sum is ``cover``
 
 
 class Settings:
-    """The different settings of levels and other numbers, and what each comes to."""
+    """The distinct settings of levels and other numbers."""
 
     def __init__(self, stages: Sequence[Stage], *numbers: Any) -> None:
         self.stages = tuple(stages)
@@ -158,20 +159,24 @@ class Settings:
             self._rows.append((read, *row[start:]))
 
     def each(self, function: Callable[..., float]) -> np.ndarray:
-        """The number that a setting's stages, and other numbers, come to."""
+        """Evaluates a function of the stages and other numbers at every setting."""
         values = np.array([function(*row) for row in self._rows], np.float64)
         return values[self._inverse]
 
-    def mixtures(self, theorem: Callable[..., Mixture]) -> Mixtures:
-        """The mixtures that a theorem has of the settings, as arrays."""
+    def mixtures(self, theorem: Callable[..., Mixture]) -> tuple[Any, ...]:
+        """Evaluates a theorem's `Mixture` at every setting.
+
+        Returns its fields with a path axis, ``inner`` being the largest one, and the
+        share of each component in it; one array per component where it has several.
+        """
         found = [theorem(*row) for row in self._rows]
         size = max((len(mixture.counts) for mixture in found), default=1)
         most = max((mixture.counts[-1] for mixture in found), default=1.0)
         if size * most > MOST_TERMS:
             raise NotImplementedError(
-                f"a person in up to {most:,.0f} clip units, in {size:,} numbers of "
-                f"them that count, has more than {MOST_TERMS:,} terms to be summed; "
-                "smaller bounds, or PeopleBlocks, have few"
+                f"a person in up to {most:,.0f} clip units needs sums of {size:,} "
+                f"components, more than {MOST_TERMS:,} terms in all; use smaller "
+                "bounds or PeopleBlocks"
             )
         counts = np.ones((len(found), size))
         weights = np.full((len(found), size), -np.inf)
@@ -179,60 +184,70 @@ class Settings:
         for row, mixture in enumerate(found):
             inner = np.max(mixture.inner)
             numbers[row] = mixture.outer, inner, mixture.cover
-            # What fills up equals the last one, so that shifts ascend.
+            # Pad with the last component, so that shifts ascend.
             counts[row] = mixture.counts[-1]
             counts[row, : len(mixture.counts)] = mixture.counts
             weights[row, : len(mixture.counts)] = mixture.log_weights
             if inner > 0:
                 shares[row, : len(mixture.counts)] = mixture.inner / inner
-        each: list[Any] = [one[self._inverse] for one in numbers.T]
-        lists: list[Any] = [
+        each = (one[self._inverse] for one in numbers.T)
+        lists = (
             tuple(one[self._inverse] for one in table.T)
             for table in (counts, weights, shares)
-        ]
-        return Mixtures(*each, *lists)
+        )
+        return (*each, *lists)
 
 
 def theorem_a(
     units: np.ndarray, masses: np.ndarray, rate: float, chance: float
 ) -> Mixture:
-    """Coins: n, those that are not seen without her, each hold her or are not drawn."""
+    """Theorem A: m ``units`` (log-probabilities ``masses``), p ``rate``, r ``chance``.
+
+    n = m - Binomial(m, p (1 - r)) units are not drawn without the person; each of them
+    holds the person with probability theta = p r / (1 - p + p r).
+    """
     share = 1 - rate + rate * chance
     laws = [log_binomial_law(number, share) for number in units]
     inner = rate * chance / share if share > 0 else 0.0
-    return Mixture(1.0, inner, 1.0, *merged(mixed(laws, masses)))
+    return Mixture(1.0, inner, 1.0, *tails_moved_up(mixed(laws, masses)))
 
 
 def theorem_a_of_groups(
     classes: float, ways: float, bound: float, chance: float, rate: float
 ) -> Mixture:
-    """The same for Poisson-sampled groups, averaged over partitions."""
+    """Theorem A for Poisson-sampled groups of classes, averaged over partitions."""
     groups, fullest = classes // ways, min(ways, bound)
     most = min(bound, groups) + 1
     products = most * (fullest + 1) * (bound + 1)
     cells = max(most, fullest + 1) * (bound + 1)
     exact = bound >= classes or ways == 1
     if exact or products > _MOST_PRODUCTS or cells > _MOST_CELLS:
-        held = laws.chance_of_any(fullest, chance)
+        held = laws.probability_of_any(fullest, chance)
         return theorem_a(np.array([min(bound, groups)]), np.zeros(1), rate, held)
     table = laws.log_unseen_groups(classes, ways, bound, chance, rate)
     number, held = np.nonzero(table > -np.inf)
-    # -log of the chance that a group with so many of her classes is not drawn, given
-    # that it is not seen without her.
+    # -log(1 - theta_a) of groups with a = 0, 1, ... of the person's classes: the
+    # probability that such a group is not drawn, given that it is not drawn without
+    # the person.
     odds = rate / (1 - rate) if rate < 1 else np.inf
-    shown = laws.chance_of_any(np.arange(1.0, fullest + 2), chance)
+    shown = laws.probability_of_any(np.arange(1.0, fullest + 2), chance)
     missed = np.append(0.0, np.log1p(np.where(shown > 0, odds, 0.0) * shown))
     each, more = np.divmod(held, np.maximum(number, 1))
     log_none = (number - more) * missed[each]
     log_none += more * np.where(more > 0, missed[each + (more > 0)], 0.0)
-    count, none, weight = laws.merged_upwards(number, log_none, table[number, held])
+    count, none, weight = laws.fewer_binomials(number, log_none, table[number, held])
     inner = -np.expm1(-none / np.maximum(count, 1))
     return Mixture(1.0, inner, 1.0, count, weight)
 
 
-def covered(law: np.ndarray, worst: np.ndarray, inner: float = 1.0) -> Mixture:
-    """Theorems 1 and 2: components are how many units hold her, or would."""
-    counts, masses = merged(law)
+def theorem_2(law: np.ndarray, worst: np.ndarray, inner: float = 1.0) -> Mixture:
+    """Theorem 2 with p ``inner``, and with 1 Theorem 1.
+
+    ``law`` is the distribution of the number of units that would hold the person if
+    they were drawn (Theorem 1: of drawn units that hold the person). ``worst`` is that
+    of the worst visible case over which ``law`` averages; it gives e.
+    """
+    counts, masses = tails_moved_up(law)
     some = counts > 0
     reached = float(np.exp(masses[some]).sum())
     cover = min(max(float(np.exp(worst[1:]).sum()), reached), 1.0)
@@ -242,8 +257,8 @@ def covered(law: np.ndarray, worst: np.ndarray, inner: float = 1.0) -> Mixture:
     return Mixture(min(reached / cover, 1.0), inner, cover, counts[some], weights)
 
 
-def hidden(numbers: np.ndarray, masses: np.ndarray) -> Mixture:
-    """Theorem M: ``cover`` is the chance of any contribution, none of which is seen."""
+def theorem_m(numbers: np.ndarray, masses: np.ndarray) -> Mixture:
+    """Theorem M: the mixture over the contributions; ``cover`` is P(J >= 1)."""
     some = numbers > 0
     chance = float(np.exp(masses[some]).sum())
     if not chance > 0:
@@ -252,15 +267,15 @@ def hidden(numbers: np.ndarray, masses: np.ndarray) -> Mixture:
     return Mixture(1.0, 1.0, min(chance, 1.0), numbers[some], shares)
 
 
-def drawn_of(law: np.ndarray, size: float, units: float) -> np.ndarray:
-    """The law of how many of a random number of units are drawn, of all units."""
-    numbers, masses = merged(law)
+def number_drawn(law: np.ndarray, size: float, units: float) -> np.ndarray:
+    """The distribution of the drawn ones of a random number of units."""
+    numbers, masses = tails_moved_up(law)
     drawn = [log_drawn(Stage(number, 0.0, size, units)) for number in numbers]
     return mixed(drawn, masses)
 
 
 def person_stages(step: GaussianStep) -> tuple[Stage, ...]:
-    """The levels of which a person has bounds, top to bottom, worst of all paths."""
+    """Returns the levels that have bounds of a person, top to bottom; worst path."""
     if step.people is None:
         return ()
     rates, stages = step.path_rates, []
@@ -270,15 +285,20 @@ def person_stages(step: GaussianStep) -> tuple[Stage, ...]:
             continue
         bound, zero = column(step.people.numbers[name]), np.zeros(1)
         draw, group = rates.draw_sizes[-up], rates.group_sizes[-up]
-        _refuse_long(name, bound if draw is None else np.minimum(bound, draw))
+        most = np.max(bound if draw is None else np.minimum(bound, draw), initial=0)
+        if most > _MOST_LISTED:
+            raise NotImplementedError(
+                f"people.{name} must be at most {_MOST_LISTED:,} if as many can be "
+                f"drawn, got {most:,.0f}"
+            )
         if draw is not None and group is not None:
-            # Where fewer are stated than are drawn, others may have as many or more,
-            # and all that are drawn may be hers.
+            # A parent with fewer children than a draw takes has all of them drawn, so
+            # the worst parent has exactly `draw` children.
             fewest = np.maximum(np.min(group, axis=-1, keepdims=True), draw)
             stages.append(Stage(bound, zero, draw, fewest))
             continue
         if scheme.population is not None:
-            # That of coins is a public bound of anybody's.
+            # The population of a Poisson level bounds everybody's children.
             bound = np.minimum(bound, column(scheme.population))
         rate = np.max(rates.rates[-up], axis=-1, keepdims=True)
         stages.append(Stage(bound, rate, zero, zero))
@@ -288,40 +308,27 @@ def person_stages(step: GaussianStep) -> tuple[Stage, ...]:
 def stages_below(
     step: GaussianStep, sampling: MultistageSampling, unit: int, clip: int
 ) -> list[Stage]:
-    """The levels below a unit; of draws without replacement all that are drawn."""
+    """Returns the levels below a unit, which owns all of the drawn children."""
     stages, zero = [], np.zeros(1)
     for level in range(unit, clip):
         scheme = sampling.levels[level]
         children = most_children_drawn(
             sampling, step.population, level, step.neighboring_relation
         )
-        coins = isinstance(scheme, Poisson)
-        rate = column(scheme.sampling_probability) if coins else ALWAYS
+        is_poisson = isinstance(scheme, Poisson)
+        rate = column(scheme.sampling_probability) if is_poisson else ALWAYS
         stages.append(Stage(column(children), rate, zero, zero))
     return stages
 
 
 def refuse_many(*bounds: Any) -> None:
-    """Refuses bounds whose product is more than can be summed."""
+    """Refuses bounds whose product exceeds the largest number of clip units."""
     units = product([np.asarray(bound, np.float64) for bound in bounds])
     if np.max(units, initial=0) > MOST_UNITS:
         raise NotImplementedError(
-            f"a person in more than {MOST_UNITS:,} clip units has no sum that is short "
-            f"enough to be computed; people bounds them by {np.max(units):,.0f}"
+            f"a person in more than {MOST_UNITS:,} clip units cannot be computed; the "
+            f"bounds in people allow {np.max(units):,.0f}"
         )
-
-
-def _refuse_long(name: str, number: np.ndarray) -> None:
-    """Refuses laws of more values than are listed."""
-    most = float(np.max(number, initial=0))
-    if most > _MOST_LISTED:
-        raise NotImplementedError(
-            f"people.{name} must be at most {_MOST_LISTED:,}, where as many can be "
-            f"drawn: how many are is listed; got {most:,.0f}"
-        )
-
-
-# --- Several contributions may hold the unit: "People" ---
 
 
 def mixture_pair(
@@ -331,49 +338,44 @@ def mixture_pair(
     *,
     leaves: bool = False,
     visible: np.ndarray = ALWAYS,
-    coin: np.ndarray | None = None,
+    poisson_rate: np.ndarray | None = None,
 ) -> PrivacyLoss:
-    """The pair of what a theorem says of each setting."""
+    """The dominating pair of a theorem's `Mixture` at each setting.
+
+    ``leaves``: whether contributions vanish in the other data set, as under zero_out;
+    otherwise they change. ``visible``: probability of a visible event, a factor of both
+    profiles. ``poisson_rate``: of the protected unit itself, if its draw is hidden.
+    """
     outer, inner, cover, *lists = settings.mixtures(theorem)
     shift = shift_of(step.noise_multiplier, 1.0)
     parts: Any = (outer * visible, inner, cover, shift, *lists)
-    if coin is not None:
-        seen: Any = (*parts, coin)
-        return people.ReplacedUnitLoss(*seen)
+    if poisson_rate is not None:
+        parts = (*parts, poisson_rate)
+        return people.ReplacedUnitLoss(*parts)
     if leaves or step.neighboring_relation == "zero_out":
         return people.PeopleLoss(*parts)
     return people.ReplacedPeopleLoss(*parts)
 
 
-def _hidden_pair(
+def _pair_m(
     step: GaussianStep,
     settings: Settings,
     theorem: Any,
     visible: np.ndarray = ALWAYS,
     rate: np.ndarray = ALWAYS,
 ) -> PrivacyLoss:
-    """The pair of contributions none of which is seen: ``rate`` is that of any."""
-    found = settings.mixtures(theorem)
-    shifts = tuple(shift_of(step.noise_multiplier, count) for count in found.counts)
-    return GaussianMixtureLoss(visible, rate * found.cover, shifts, found.log_weights)
-
-
-def _by_coins(
-    step: GaussianStep,
-    settings: Settings,
-    hiding_contents: Any,
-    hiding_units: Any,
-    only_a: ArrayLike,
-) -> Pairs:
-    """Theorem A, and 2 unless A is known to be the smaller one at every setting."""
-    pair = mixture_pair(step, settings, hiding_contents)
-    if np.all(only_a):
-        return (pair,)
-    return pair, mixture_pair(step, settings, hiding_units)
+    """Theorem M as a `GaussianMixtureLoss`; ``rate`` multiplies P(J >= 1)."""
+    _, _, cover, counts, log_weights, _ = settings.mixtures(theorem)
+    shifts = tuple(shift_of(step.noise_multiplier, count) for count in counts)
+    return GaussianMixtureLoss(visible, rate * cover, shifts, log_weights)
 
 
 def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
-    """Pairs of a unit above what is clipped, under one path."""
+    """Dominating pairs of a protected unit above the clip level.
+
+    docs/theory.md, "A unit above what is clipped": the row of the unit with the norm of
+    all its contributions (`certain`), and Theorem M for the number that is drawn.
+    """
     *above, rate = step.path_rates.rates
     outer, unit = product(above), len(above) + 1
     relation = step.neighboring_relation
@@ -386,121 +388,132 @@ def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
         neighboring_relation=relation,
     )
     below = stages_below(step, sampling, unit, clip)
-    has_coin = isinstance(sampling.levels[unit - 1], Poisson)
-    # As if every contribution were drawn whenever the unit is.
-    drawn = (rate, ALWAYS) if has_coin else (None, rate)
+    is_poisson = isinstance(sampling.levels[unit - 1], Poisson)
+    drawn = (rate, ALWAYS) if is_poisson else (None, rate)
     certain = one_contribution(
         step, *drawn, outer=outer, is_unit=True, norms=column(most)
     )
-    reacts = not has_coin and relation == "add_remove"
+    others_react = not is_poisson and relation == "add_remove"
     many = math.prod(float(np.max(stage.bound, initial=1)) for stage in below)
     is_certain = all(np.all(stage.rate == 1) for stage in below)
-    if reacts or is_certain or many > MOST_UNITS:
-        return (certain,)
+    if others_react or is_certain or many > MOST_UNITS:
+        return (certain,)  # under add_remove other units are drawn in its place
     settings = Settings(below, most)
 
-    def all_hidden(stages: Any, most: float) -> Mixture:
+    def all_levels(stages: Any, most: float) -> Mixture:
         counts, masses = log_visible(stages)
-        return hidden(np.minimum(counts, most), masses)
+        return theorem_m(np.minimum(counts, most), masses)
 
-    def last_hidden(stages: Any, _: float) -> Mixture:
+    def last_level(stages: Any, _: float) -> Mixture:
         counts, masses = log_visible(stages[:-1])
         return Mixture(1.0, stages[-1].rate, 1.0, counts * stages[-1].bound, masses)
 
-    if not has_coin:
-        return certain, mixture_pair(step, settings, last_hidden, visible=outer * rate)
+    if not is_poisson:
+        return certain, mixture_pair(step, settings, last_level, visible=outer * rate)
     if relation == "replace_one":
-        # The unit's own coin is hidden too, as the others' do not look at it.
-        pair = mixture_pair(step, settings, last_hidden, visible=outer, coin=rate)
+        # The unit's own draw is hidden too: the others' draws do not depend on it.
+        pair = mixture_pair(
+            step, settings, last_level, visible=outer, poisson_rate=rate
+        )
         return certain, pair
-    return (_hidden_pair(step, settings, all_hidden, outer, rate),)
+    return (_pair_m(step, settings, all_levels, outer, rate),)
 
 
 def tree_of_person(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
-    """Clip units of a tree: levels above them are visible."""
+    """Dominating pairs of a person in a multistage sampling.
+
+    The levels above the clip level are treated as visible.
+    """
     stages = person_stages(step)
     if step.clip_unit == STEP:
-        # The whole step is one contribution, which holds her or not.
-        chance = Settings(stages).each(chance_of_holding)
+        # The whole step is one contribution, which holds the person or not.
+        chance = Settings(stages).each(probability_of_holding)
         return (one_contribution(step, None, chance),)
     clip = sampling.level_names.index(str(step.clip_unit))
-    coins = isinstance(sampling.levels[clip], Poisson)
+    is_poisson = isinstance(sampling.levels[clip], Poisson)
     leaves = step.neighboring_relation == "add_remove"
-    if leaves and not coins and len(sampling.levels) == 1:
+    if leaves and not is_poisson and len(sampling.levels) == 1:
         # docs/proofs.md, "A sample of fixed size, from which a person is gone".
         def exchanged(stages: Any) -> Mixture:
-            found = hidden(*merged(log_drawn(stages[0])))
+            found = theorem_m(*tails_moved_up(log_drawn(stages[0])))
             if not found.cover > 0:
                 return found
-            # One of hers is there, and one of others is not.
+            # Each of the person's examples replaces another one: 2 clip norms.
             return found._replace(counts=2 * found.counts)
 
         settings = Settings(stages)
         parts = settings.each(lambda stages: len(exchanged(stages).counts))
         if np.max(parts, initial=0) <= _MOST_HIDDEN:
-            return (_hidden_pair(step, settings, exchanged),)
-    is_last = coins and clip == len(sampling.levels) - 1
-    return _clip_units(step, stages, clip, coins, is_last=is_last)
+            return (_pair_m(step, settings, exchanged),)
+    is_last = is_poisson and clip == len(sampling.levels) - 1
+    return _clip_units(step, stages, clip, is_poisson, is_last=is_last)
 
 
 def blocks_of_people(step: GaussianStep, design: PeopleBlocks) -> Pairs:
-    """Episodes of blocks of people: hers alone can hold her."""
+    """Dominating pairs of `PeopleBlocks`: one block's episodes can hold the person."""
     rate, size = _drawn_by(design.episodes)
-    coins = isinstance(design.episodes, Poisson)
+    is_poisson = isinstance(design.episodes, Poisson)
     units, number = design.num_possible_episodes, design.episodes_per_block
     if np.all(np.equal(number, 1)):
-        chance = chance_of_episode(step)
+        chance = probability_in_episode(step)
         share = column(np.minimum(size, units) / units)
-        drawn = (column(rate), chance) if coins else (None, share * chance)
+        drawn = (column(rate), chance) if is_poisson else (None, share * chance)
         return (one_contribution(step, *drawn),)
     episodes = Stage(*map(column, (number, rate, size, units)))
-    return _clip_units(step, (episodes, *person_stages(step)), 0, coins)
+    return _clip_units(step, (episodes, *person_stages(step)), 0, is_poisson)
 
 
 def _clip_units(
     step: GaussianStep,
     stages: Sequence[Stage],
     clip: int,
-    coins: bool,
+    is_poisson: bool,
     *,
     is_last: bool = False,
 ) -> Pairs:
-    """Units at a level, of which all below may hold her, and all above are visible."""
+    """Dominating pairs for clip units at level ``clip`` of the stages.
+
+    The levels above are visible; the contents of all levels below may hold the person.
+    ``is_last``: whether Poisson-sampled examples are clipped one by one.
+    """
     refuse_many(*(stage.bound for stage in stages[: clip + 1]))
     settings, unit = Settings(stages), stages[clip]
 
     def chance(stages: Any) -> float:
-        return chance_of_holding(stages[clip + 1 :])
+        return probability_of_holding(stages[clip + 1 :])
 
-    def hiding_contents(stages: Any) -> Mixture:
+    def mixture_a(stages: Any) -> Mixture:
         counts, masses = log_visible(stages[:clip])
         unit, held = stages[clip], chance(stages)
         return theorem_a(counts * unit.bound, masses, unit.rate, held)
 
-    def hiding_units(stages: Any) -> Mixture:
+    def mixture_2(stages: Any) -> Mixture:
         counts, masses = log_visible(stages[:clip])
         unit, held = stages[clip], chance(stages)
         each = [log_binomial_law(n * unit.bound, held) for n in counts]
-        return covered(mixed(each, masses), each[-1], unit.rate)
+        return theorem_2(mixed(each, masses), each[-1], unit.rate)
 
-    def revealing_units(stages: Any) -> Mixture:
+    def mixture_1(stages: Any) -> Mixture:
         counts, masses = log_visible(stages[:clip])
         held = laws.log_held(log_drawn(stages[clip]), chance(stages))
         each = laws.sums_of(held, counts)
-        return covered(mixed(each, masses), each[-1])
+        return theorem_2(mixed(each, masses), each[-1])
 
     if is_last:  # Theorem M
-        # Nobody reacts: what is not drawn is not there, nor is what has left.
+        # A removed example is like one that is not drawn: add_remove is as zero_out.
         leaves = step.neighboring_relation == "add_remove"
-        return (mixture_pair(step, settings, hiding_contents, leaves=leaves),)
-    if not coins:  # Theorem 1
-        return (mixture_pair(step, settings, revealing_units),)
+        return (mixture_pair(step, settings, mixture_a, leaves=leaves),)
+    if not is_poisson:  # Theorem 1
+        return (mixture_pair(step, settings, mixture_1),)
     only_a = (settings.each(chance) == 1) | _are_rare(unit.rate, unit.bound)
-    return _by_coins(step, settings, hiding_contents, hiding_units, only_a)
+    pair = mixture_pair(step, settings, mixture_a)
+    return (
+        (pair,) if np.all(only_a) else (pair, mixture_pair(step, settings, mixture_2))
+    )
 
 
 def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
-    """Classes put into episodes at random, afresh in every step."""
+    """Dominating pairs of a person in `GroupedClasses` with a fresh partition."""
     assert step.people is not None and design.episodes is not None  # checked
     bound = step.people.numbers["classes"]
     refuse_many(np.minimum(bound, design.num_possible_episodes))
@@ -509,46 +522,51 @@ def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
     settings = Settings(person_stages(step), *given)
 
     def held(stages: Any, classes: float, ways: float, bound: float) -> Any:
-        """The laws of how many episodes would hold her: on average, and at worst."""
-        chance = chance_of_holding(stages)
+        """Distributions of the episodes that would hold the person: mean and worst."""
+        chance = probability_of_holding(stages)
         worst = laws.log_reached_worst(classes // ways, ways, bound, chance)
         if classes > laws.MOST_AVERAGED:
             return worst, worst
         return laws.log_reached_mean(classes, ways, bound, chance), worst
 
-    def hiding_contents(stages: Any, *of: Any) -> Mixture:
+    def mixture_a(stages: Any, *of: Any) -> Mixture:
         classes, ways, bound, rate, _ = of
-        chance = chance_of_holding(stages)
+        chance = probability_of_holding(stages)
         return theorem_a_of_groups(classes, ways, bound, chance, rate)
 
-    def hiding_units(stages: Any, *of: Any) -> Mixture:
+    def mixture_2(stages: Any, *of: Any) -> Mixture:
         mean, worst = held(stages, *of[:3])
-        return covered(mean, worst, inner=of[3])
+        return theorem_2(mean, worst, inner=of[3])
 
-    def revealing_units(stages: Any, *of: Any) -> Mixture:
+    def mixture_1(stages: Any, *of: Any) -> Mixture:
         mean, worst = held(stages, *of[:3])
-        mean, worst = (drawn_of(law, of[4], of[0] // of[1]) for law in (mean, worst))
-        return covered(mean, worst)
+        mean, worst = (
+            number_drawn(law, of[4], of[0] // of[1]) for law in (mean, worst)
+        )
+        return theorem_2(mean, worst)
 
     if not isinstance(design.episodes, Poisson):  # Theorem 1
-        return (mixture_pair(step, settings, revealing_units),)
-    # Of a person in every class units are as many, and as likely, as they seem.
+        return (mixture_pair(step, settings, mixture_1),)
+    # Only the groups of a person in every class are alike, as `_RARE` supposes.
     everywhere = bound == design.num_classes
     only_a = _are_rare(rate, np.where(everywhere, design.num_possible_episodes, 0))
-    return _by_coins(step, settings, hiding_contents, hiding_units, only_a)
+    pair = mixture_pair(step, settings, mixture_a)
+    return (
+        (pair,) if np.all(only_a) else (pair, mixture_pair(step, settings, mixture_2))
+    )
 
 
-def chance_of_episode(step: GaussianStep) -> np.ndarray:
-    """The chance that what is drawn from all, as a whole, holds the person."""
-    return Settings(person_stages(step)).each(chance_of_holding)
+def probability_in_episode(step: GaussianStep) -> np.ndarray:
+    """Returns the probability that one draw through all levels holds the person."""
+    return Settings(person_stages(step)).each(probability_of_holding)
 
 
 def _are_rare(rate: Any, units: Any) -> np.ndarray:
-    """Where Theorem A is less than Theorem 2 of several units by coins: see `_RARE`."""
+    """Where Theorem A gives a smaller epsilon than Theorem 2: see `_RARE`."""
     return np.less_equal(rate, _RARE) & np.greater(units, 1)
 
 
 def _drawn_by(scheme: Scheme) -> tuple[Any, Any]:
-    """Rate of coins, or size of a sample: what is not there is 0."""
+    """Returns (Poisson rate, size without replacement); the other one is 0."""
     rate = getattr(scheme, "sampling_probability", 0.0)
     return rate, getattr(scheme, "size", 0.0)

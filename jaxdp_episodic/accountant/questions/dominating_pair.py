@@ -1,4 +1,7 @@
-"""From a step to its dominating pair: which theorem holds, with which numbers."""
+"""From a step to its dominating pairs: which theorem holds, with which numbers.
+
+The rows are listed in docs/theory.md, "Which row, which theorem".
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.people import BOUNDS
-from jaxdp_episodic.accountant.describe.people_laws import chance_of_holding
+from jaxdp_episodic.accountant.describe.people_laws import probability_of_holding
 from jaxdp_episodic.accountant.describe.schemes import (
     OWNED,
     MultistageSampling,
@@ -66,34 +69,29 @@ from jaxdp_episodic.accountant.questions.contribution_pairs import (
     Mixture,
     Pairs,
     Settings,
-    chance_of_episode,
     column,
     mixture_pair,
     one_contribution,
     person_stages,
+    probability_in_episode,
     product,
     shift_of,
 )
 
 Uses = list[tuple[PrivacyLoss, np.ndarray]]
-"""Pairs, and how often each is used."""
+"""Dominating pairs and the number of uses of each."""
 
-# Most independent episodes of a step: a bound sums as many terms.
+# Largest number of independent episodes of a step: the bound sums as many terms.
 MOST_EPISODES = 1_000_000
-# Relative; more than a square root and a division are rounded by, together.
+# Relative; exceeds the rounding errors of a square root and a division together.
 _ROUNDED_UP = 2.0**-51
 
 
 # --- Runs ---
 
 
-def run_of(step: AnyStep, num_steps: np.ndarray | None) -> Run:
-    """Returns the first of `runs_of`: an upper bound wherever it stands alone."""
-    return runs_of(step, num_steps)[0]
-
-
 def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
-    """Returns runs of a step, or of composed ones, with a path axis."""
+    """Returns one run for each theorem that holds, with a path axis."""
     if step.is_traced:
         refuse_traced(step)
     if isinstance(step, ComposedSteps):
@@ -105,7 +103,7 @@ def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
 def runs_of_parts(
     steps: Sequence[OneStep], counts: Sequence[ArrayLike]
 ) -> tuple[Run, ...]:
-    """Returns the runs of composed steps, whose counts may be real numbers."""
+    """Returns one run for each theorem; counts may be real numbers."""
     parts = [_uses(*part) for part in zip(steps, counts, strict=True)]
     runs = []
     for theorem in range(max(map(len, parts))):
@@ -115,8 +113,8 @@ def runs_of_parts(
 
 
 def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:
-    """The pairs that steps of a kind use, of each theorem: epochs, not their steps."""
-    if isinstance(step, GaussianStep):  # of bands: the group that has most steps
+    """For each theorem the pairs of these steps; with epoch schemes, of epochs."""
+    if isinstance(step, GaussianStep):  # with bands: the group with the most steps
         num_steps, step = step.uses(np.asarray(num_steps)), step.in_group
     count = column(num_steps)
     if isinstance(step, releases.TruncatedPoissonRelease):
@@ -127,7 +125,7 @@ def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:
         if isinstance(scheme, RandomAllocation):
             return [_allocated(step, u, scheme, count) for u in _all_units(step)]
         if isinstance(scheme, ShuffledEpochs):
-            # An epoch that was begun costs as much as a finished one.
+            # An epoch that has begun costs as much as a complete one.
             count = np.ceil(count / column(scheme.steps_per_epoch))
     return [[(pair, count)] for pair in dominating_pairs(step)]
 
@@ -141,7 +139,7 @@ def dominating_pair(step: OneStep) -> PrivacyLoss:
 
 
 def dominating_pairs(step: OneStep) -> Pairs:
-    """Returns dominating pairs of one step, for every setting and every path."""
+    """Returns the dominating pairs of one step, one for each theorem that holds."""
     if not isinstance(step, GaussianStep):
         return (_release(step),)
     step = in_one_place(step.in_group)
@@ -170,7 +168,7 @@ def dominating_pairs(step: OneStep) -> Pairs:
 
 
 def in_one_place(step: GaussianStep) -> GaussianStep:
-    """Returns a step whose people have one example each as one of examples."""
+    """Returns the step for examples if each person has one example; else the step."""
     people, names = step.people, step.design.level_names
     if people is None or isinstance(step.design, PeopleBlocks):
         return step
@@ -180,7 +178,7 @@ def in_one_place(step: GaussianStep) -> GaussianStep:
 
 
 def _multistage(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss:
-    """What is clipped is the protected unit, or above it."""
+    """Profiles: the clip unit is the protected unit or above it."""
     rates = step.path_rates.rates
     if step.clip_unit == STEP:
         return one_contribution(step, None, product(rates))
@@ -197,7 +195,7 @@ def _multistage(step: GaussianStep, sampling: MultistageSampling) -> PrivacyLoss
 
 
 def _group(step: GaussianStep, design: GroupedClasses) -> PrivacyLoss:
-    """Grouped classes: a class is in at most one episode of a step."""
+    """Grouped classes: at most one episode of a step has the class."""
     episode, class_, *below = step.path_rates.rates
     if not isinstance(design.episodes, Poisson):
         return one_contribution(step, None, episode * class_ * product(below))
@@ -205,8 +203,8 @@ def _group(step: GaussianStep, design: GroupedClasses) -> PrivacyLoss:
     return one_contribution(step, episode, product(below), is_unit=removes)
 
 
-def coins_of(step: OneStep) -> tuple[Poisson, ...]:
-    """Returns the levels of a step of which `drawn_by_coins` is the pair, else none."""
+def poisson_levels(step: OneStep) -> tuple[Poisson, ...]:
+    """Returns the levels of a step to which `poisson_pair` applies, else ()."""
     if not isinstance(step, GaussianStep) or step.clip_unit != step.privacy_unit:
         return ()
     if any((step.population, step.people, step.bands)):
@@ -219,10 +217,10 @@ def coins_of(step: OneStep) -> tuple[Poisson, ...]:
     return coins if is_level and len(coins) == len(levels) else ()
 
 
-def drawn_by_coins(step: GaussianStep) -> SampledGaussianLoss:
-    """Returns the pair of a step that has `coins_of`; its numbers may be traced."""
+def poisson_pair(step: GaussianStep) -> SampledGaussianLoss:
+    """Returns the pair of a step that has `poisson_levels`; numbers may be traced."""
     last = step.design.level_names.index(str(step.privacy_unit))
-    rates: list[Any] = [coin.sampling_probability for coin in coins_of(step)]
+    rates: list[Any] = [coin.sampling_probability for coin in poisson_levels(step)]
     noise: Any = step.noise_multiplier
     with np.errstate(divide="ignore", over="ignore"):
         shift = namespace(noise).divide(1.0, noise)
@@ -233,15 +231,14 @@ def drawn_by_coins(step: GaussianStep) -> SampledGaussianLoss:
 def _independent_episodes(
     step: GaussianStep, design: IndependentEpisodes
 ) -> PrivacyLoss:
-    """Independent episodes: the unit may be in several (Theorem 1 of people)."""
+    """Independent episodes: Theorem 1 of "People" with J ~ Binomial(B, eta)."""
     count = column(design.num_episodes)
     if np.max(count, initial=0) > MOST_EPISODES:
         raise NotImplementedError(
-            f"num_episodes must be at most {MOST_EPISODES:,} (the bound sums "
-            f"as many terms), got {np.max(count):,.0f}"
+            f"num_episodes must be at most {MOST_EPISODES:,}, got {np.max(count):,.0f}"
         )
     person = step.privacy_unit in OWNED
-    rate = chance_of_episode(step) if person else product(step.path_rates.rates)
+    rate = probability_in_episode(step) if person else product(step.path_rates.rates)
     if step.neighboring_relation == "zero_out":
         shift = shift_of(step.noise_multiplier, 1.0)
         return episodes.ZeroedEpisodesLoss(ALWAYS, rate, shift, count)
@@ -249,60 +246,69 @@ def _independent_episodes(
     return episodes.IndependentEpisodesLoss(ALWAYS, rate, shift, count)
 
 
-# --- Draws that last for an epoch: "Epochs" ---
+# --- Epoch schemes: theory.md, "Epochs" ---
 
 
-class _Units(NamedTuple):
-    """What a protected unit has in an epoch."""
+class _Allocated(NamedTuple):
+    """The allocated units (clip units) of an epoch that can hold the protected unit."""
 
-    is_whole: bool  # a contribution is taken along: none is left in its place
-    number: np.ndarray  # of the units that are allocated, each by itself
-    inner: np.ndarray  # chance that a drawn one holds what is protected
-    # The same chance, seen: what a unit holds says nothing of its step.
+    is_whole: bool  # whether a contribution vanishes with the protected unit
+    number: np.ndarray  # of the units, each allocated independently
+    inner: np.ndarray  # probability r that a drawn one holds the protected unit
+    # The same probability as a visible event: it is independent of the allocation.
     outer: np.ndarray = ALWAYS
 
 
-def _all_units(step: GaussianStep) -> list[_Units]:
-    """What holds of a step in epochs; under zero_out two things."""
+def _all_units(step: GaussianStep) -> list[_Allocated]:
+    """The cases that hold, each giving a run; proofs.md, "Epochs by random allocation".
+
+    Under zero_out both (b), with r inside, and (d), r times the profile of a whole
+    unit.
+    """
     units = _units_of(step)
     if units.is_whole or step.neighboring_relation != "zero_out":
         return [units]
-    return [units, _Units(True, units.number, ALWAYS, units.inner)]
+    return [units, _Allocated(True, units.number, ALWAYS, units.inner)]
 
 
-def _units_of(step: GaussianStep) -> _Units:
-    """Of a partition that is kept for an epoch the worst."""
+def _units_of(step: GaussianStep) -> _Allocated:
+    """The allocated units; for a partition that is kept for an epoch, the worst one."""
     design, relation = step.design, step.neighboring_relation
     zeroed, leaves = relation == "zero_out", relation != "replace_one"
     if step.privacy_unit not in OWNED:
         first = 2 if isinstance(design, GroupedClasses) else 1
         inner = product(step.path_rates.rates[first:])
         whole = step.path_rates.num_levels == first
-        return _Units(whole and (zeroed or (leaves and first == 1)), ALWAYS, inner)
+        return _Allocated(whole and (zeroed or (leaves and first == 1)), ALWAYS, inner)
     if isinstance(design, PeopleBlocks):
-        number, inner = column(design.episodes_per_block), chance_of_episode(step)
-        return _Units(zeroed and bool(np.all(inner == 1)), number, inner)
+        number, inner = column(design.episodes_per_block), probability_in_episode(step)
+        return _Allocated(zeroed and bool(np.all(inner == 1)), number, inner)
     assert step.people is not None  # checked
     stages, bounds = person_stages(step), step.people.numbers
     if isinstance(design, GroupedClasses):
 
         def chance(stages: Any, ways: float, bound: float) -> Any:
-            return laws.chance_of_any(min(ways, bound), chance_of_holding(stages))
+            return laws.probability_of_any(
+                min(ways, bound), probability_of_holding(stages)
+            )
 
         bound = bounds["classes"]
         number = column(np.minimum(bound, design.num_possible_episodes))
         inner = Settings(stages, design.ways, bound).each(chance)
-        return _Units(zeroed and bool(np.all(inner == 1)), number, inner)
-    inner = Settings(stages[1:]).each(chance_of_holding)
+        return _Allocated(zeroed and bool(np.all(inner == 1)), number, inner)
+    inner = Settings(stages[1:]).each(probability_of_holding)
     leaves &= zeroed or len(stages) == 1
     number = column(bounds[BOUNDS[len(stages) - 1]])
-    return _Units(leaves and bool(np.all(inner == 1)), number, inner)
+    return _Allocated(leaves and bool(np.all(inner == 1)), number, inner)
 
 
 def _allocated(
-    step: GaussianStep, units: _Units, scheme: RandomAllocation, count: np.ndarray
+    step: GaussianStep, units: _Allocated, scheme: RandomAllocation, count: np.ndarray
 ) -> Uses:
-    """Whole blocks, and a part of one more; an epoch is ``times`` blocks."""
+    """The pairs of ``count`` steps: whole blocks and a part of one more.
+
+    An epoch consists of ``times`` blocks.
+    """
     steps, times = column(scheme.steps_per_epoch), column(scheme.times)
     epochs, left = np.divmod(count, steps)
     short, num_long = np.divmod(steps, times)
@@ -328,8 +334,8 @@ def _allocated(
     return uses or [(_drawn_unit(step, units, 1 / steps), count)]
 
 
-def _drawn_unit(step: GaussianStep, units: _Units, rate: np.ndarray) -> PrivacyLoss:
-    """The pair of a Poisson draw of the clipped units, each by itself (Theorem A)."""
+def _drawn_unit(step: GaussianStep, units: _Allocated, rate: np.ndarray) -> PrivacyLoss:
+    """One step of a block: Poisson sampling of the units (with several, Theorem A)."""
     if np.any(units.number > 1):
         rows.refuse_many(units.number)
         chance = units.inner * units.outer
@@ -347,12 +353,12 @@ def _drawn_unit(step: GaussianStep, units: _Units, rate: np.ndarray) -> PrivacyL
 
 def _allocated_blocks(
     step: GaussianStep,
-    units: _Units,
+    units: _Allocated,
     bins: np.ndarray,
     taken: np.ndarray,
     number: np.ndarray,
 ) -> Uses:
-    """Blocks, or parts of one, of which two steps or more are taken."""
+    """Blocks, or parts of a block, of two or more steps."""
     number, root = number * units.number, np.sqrt(units.number)
     root = np.where(units.number > 1, root * (1 + _ROUNDED_UP), 1.0)
     shift = shift_of(step.noise_multiplier, root)
@@ -371,22 +377,22 @@ def _allocated_blocks(
 
 
 def _shuffled_epoch(step: GaussianStep) -> PrivacyLoss:
-    """The pair of an epoch in random order, without amplification."""
+    """The pair of a shuffled epoch, without amplification."""
     units = _units_of(step)
     inner = np.where(units.number > 1, 1.0, units.inner)
     if units.is_whole and step.neighboring_relation == "add_remove":
-        # The last unit takes the place of the one that left (2 clip norms), and leaves
-        # its own batch (one more): two steps, sqrt(4 + 1) together.
+        # The last unit takes the place of the removed one (2 clip norms) and leaves its
+        # own batch (1 clip norm): sqrt(4 + 1) over the two steps.
         shift = shift_of(step.noise_multiplier, np.sqrt(5.0) * units.number)
         return SampledGaussianLoss(ALWAYS, ALWAYS, shift)
-    # Order and batches are those of the slots: only the units' own sums change.
+    # Order and batches do not change, only the contributions of the units.
     return one_contribution(step, None, inner, norms=units.number)
 
 
 def shared_epoch(
     step: GaussianStep, num_steps: int, looks: int
 ) -> tuple[GaussianStep, int]:
-    """The step, and how often, of an epoch whose draws are used again."""
+    """Returns step and count of ``looks`` runs that share the draws of epochs."""
     scheme = epoch_scheme(step.design)
     if looks == 1:
         return step, num_steps
@@ -402,14 +408,14 @@ def shared_epoch(
     return dataclasses.replace(step, noise_multiplier=float(noise)), num_steps
 
 
-# --- Releases: "From profiles to answers" ---
+# --- Releases ---
 
 
 def _release(release: OneStep) -> PrivacyLoss:
-    """The pair of a release, its fields ``(*release.shape, P)``."""
+    """The pair of a release; its fields have shape ``(*release.shape, P)``."""
     match release:
         case releases.LaplaceRelease():
-            # Both contents of a changed unit are clipped: up to two clip norms apart.
+            # The old and the new content are clipped: up to two clip norms apart.
             norms = 2.0 if release.neighboring_relation == "replace_one" else 1.0
             shift = shift_of(release.noise_multiplier, norms)
             return LaplaceLoss(ALWAYS, column(release.sampling_probability), shift)
@@ -433,12 +439,12 @@ def _release(release: OneStep) -> PrivacyLoss:
 
 
 def _columns(values: np.ndarray) -> tuple[np.ndarray, ...]:
-    """One column a part of a mechanism, each with a path axis."""
+    """One array with a path axis for each value."""
     return tuple(np.full(1, value) for value in values)
 
 
 def _unprotected(rate: float = 1.0) -> PrivacyLoss:
-    """Everything is lost where a unit is drawn."""
+    """A pair that reveals everything if the unit is drawn."""
     return SampledGaussianLoss(ALWAYS, np.full(1, rate), np.full(1, np.inf))
 
 
@@ -457,7 +463,7 @@ def _randomized_response(release: releases.RandomizedResponse) -> PrivacyLoss:
 def _discrete_laplace(release: releases.DiscreteLaplaceRelease) -> PrivacyLoss:
     noise, rate = release.noise_parameter, release.sampling_probability
     if noise == 0 or np.isinf(noise):
-        return _unprotected(rate)  # a parameter of 0 stands for no noise
+        return _unprotected(rate)  # a parameter of 0 means no noise
     twice = 2 if release.neighboring_relation == "replace_one" else 1
     atoms = finite.discrete_laplace_atoms(noise, twice * release.sensitivity)
     losses, log_masses = finite.sampled_atoms(atoms, rate)
@@ -481,7 +487,7 @@ def _gaussian_mixture(release: releases.GaussianMixtureRelease) -> PrivacyLoss:
 def _truncated(
     release: releases.TruncatedPoissonRelease,
 ) -> TruncatedGaussianLoss:
-    """See docs/proofs.md, "A Poisson sample that is cut"."""
+    """docs/proofs.md, "A Poisson sample that is cut"."""
     size, batch_size = _sizes(release), column(release.batch_size)
     rate = column(release.sampling_probability)
     shift = shift_of(release.noise_multiplier, 1.0)
@@ -498,7 +504,7 @@ def _truncated(
 def _uses_of_truncated(
     release: releases.TruncatedPoissonRelease, count: np.ndarray
 ) -> Uses:
-    """A batch that holds everybody is never cut: a Poisson step, which has nodes."""
+    """Without truncation if the batch size is the whole data set: Poisson sampling."""
     pair = _truncated(release)
     uncut = column(release.batch_size) >= _sizes(release)
     uses: Uses = []
@@ -510,7 +516,7 @@ def _uses_of_truncated(
 
 
 def _sizes(release: releases.TruncatedPoissonRelease) -> np.ndarray:
-    """Of the data set with the unit; two where it may be either neighbour's."""
+    """Sizes of the data set with the unit; both if it may be either neighbour's."""
     size = column(release.population)
     if release.neighboring_relation != "add_remove":
         return size

@@ -1,4 +1,9 @@
-"""One budget for runs that are designed one after another: mu-GDP with floors."""
+"""A budget for runs that are designed one after another: mu-GDP with floors.
+
+A run with price (mu, floor) has ``delta(eps) <= floor + (1 - floor) D(mu, eps)`` for
+all ``eps >= 0``, D the profile of N(mu, 1) against N(0, 1). Under composition the
+squares of mu add up, and so do the floors.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +34,22 @@ from jaxdp_episodic.accountant.questions.attacker import (
 from jaxdp_episodic.accountant.questions.strategies import least_of_theorems, part_of
 from jaxdp_episodic.accountant.questions.tuning import curve_to_epsilon
 
-# Smallest floor of a run: far below any delta that somebody states.
+# Smallest floor of a run, far below any delta in use.
 _SMALLEST_FLOOR = 1e-100
-# Relative, above the rounding errors of a profile and of the search for a mu.
+# Relative; exceeds the rounding errors of a profile and of the search for mu.
 _ROUNDING = 1e-9
-# Of mu; beyond it no delta below 1 is left.
+# Largest mu: beyond it delta is 1.
 _MOST_MU = 100.0
-# Deltas at which a curve of Rényi-DP is read, and the largest of them.
+# Number of deltas at which a Rényi-DP curve is converted, and the largest of them.
 _POINTS = 400
 _LARGEST_DELTA = 0.9
-# Relative tolerance of the search for the mu of a budget, from below.
+# Relative tolerance of the search for the mu of a budget, which is rounded down.
 _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class GdpPrice:
-    """What a run takes of a `GdpBudget`."""
+    """The price of a run: its share of a `GdpBudget`."""
 
     mu: float
     floor: float
@@ -52,7 +57,7 @@ class GdpPrice:
     def __post_init__(self) -> None:
         _check_number(self, "mu")
         if not math.isfinite(self.mu):
-            raise ValueError(f"mu must be finite, got {self.mu}: no noise")
+            raise ValueError(f"mu must be finite, got {self.mu}: the run has no noise")
         _check_number(self, "floor", below=1)
 
     @property
@@ -63,7 +68,7 @@ class GdpPrice:
 
 @dataclass(frozen=True)
 class GdpBudget:
-    """A total (epsilon, delta), and what runs may take of it."""
+    """A total (epsilon, delta), of which ``floors`` is for the floors of the runs."""
 
     epsilon: float
     delta: float
@@ -84,7 +89,7 @@ class GdpBudget:
 
     @functools.cached_property
     def mu(self) -> float:
-        """The largest mu that all runs together may have, rounded down."""
+        """The largest total mu of all runs, rounded down."""
         target = math.log((self.delta - self.floors) / (1 - self.floors))
 
         def excess(mu: np.ndarray, _: np.ndarray) -> np.ndarray:
@@ -93,8 +98,8 @@ class GdpBudget:
         low, high = np.array([1e-30]), np.array([_MOST_MU])
         if excess(high, np.zeros(1, int)) <= 0:
             raise ValueError(
-                f"epsilon={self.epsilon:g} at delta={self.delta:g} is more than mu = "
-                f"{_MOST_MU:g}, at which nothing is private; state a smaller one"
+                f"epsilon={self.epsilon:g} at delta={self.delta:g} permits mu > "
+                f"{_MOST_MU:g}, which gives no privacy; use a smaller one"
             )
         found = float(largest_within(excess, low, high, tolerance=_TOLERANCE)[0])
         return found
@@ -105,17 +110,17 @@ class GdpBudget:
         return Fraction(self.mu) ** 2
 
     def left(self, prices: Iterable[GdpPrice]) -> GdpPrice:
-        """Returns the largest price that still fits, rounded down."""
+        """Returns what remains after these prices, rounded down."""
         amount, floors = self._left(prices)
         if amount < 0 or floors < 0:
-            raise ValueError("prices must not exceed the budget, got ones that do")
+            raise ValueError("prices must not exceed the budget")
         mu = math.sqrt(amount)
         while Fraction(mu) ** 2 > amount:
             mu = math.nextafter(mu, 0.0)
         return GdpPrice(mu, _rounded_down(floors))
 
     def permits(self, prices: Iterable[GdpPrice], price: GdpPrice) -> bool:
-        """Returns whether a price fits beside those that were paid."""
+        """Returns whether a further price is within the budget."""
         return min(self._left([*prices, price])) >= 0
 
     def _left(self, prices: Iterable[GdpPrice]) -> tuple[Fraction, Fraction]:
@@ -125,12 +130,6 @@ class GdpBudget:
             floors -= Fraction(price.floor)
         return amount, floors
 
-    def delta_at(self, epsilon: Any) -> np.ndarray | np.float64:
-        """Returns what the budget guarantees at another epsilon >= 0: *upper bound*."""
-        at = _validation.nonnegative_array("epsilon", epsilon)
-        profile = np.exp(np.minimum(_log_profile(self.mu, at) + _ROUNDING, 0.0))
-        return np.minimum(self.floors + (1 - self.floors) * profile, 1.0)[()]
-
 
 def gdp_price(
     step: AnyStep | AdaptiveRun,
@@ -139,14 +138,14 @@ def gdp_price(
     floor: Any,
     method: str = "exact",
 ) -> GdpPrice:
-    """Returns the price of a run at a floor, both fixed before the run begins."""
+    """Returns the price of a run with this floor, to be fixed before the run begins."""
     lost = _checked_floor(floor)
     check_method(method)
     if isinstance(step, AdaptiveRun):
         step.one_setting("price")
         if num_steps is not None:
             raise ValueError(
-                f"num_steps must be None of an AdaptiveRun, got {num_steps!r}"
+                f"num_steps must be None for an AdaptiveRun, got {num_steps!r}"
             )
         same = step.composition()
         if same is None:
@@ -154,7 +153,7 @@ def gdp_price(
         step = same
     runs, shape = checked_runs(step, num_steps)
     if shape:
-        raise ValueError(f"a price is of one run, got settings of shape {shape}")
+        raise ValueError(f"a price needs one setting, got settings of shape {shape}")
     known = min(float(mu_of_gaussians(run)) for run in runs)
     if math.isfinite(known):
         return GdpPrice(known, 0.0)
@@ -163,7 +162,7 @@ def gdp_price(
 
 
 def _mu_of_worst(run: AdaptiveRun, floor: float) -> float:
-    """The mu that is proven to be enough for any strategy; inf without one."""
+    """A mu that is certified for every strategy; inf if there is none."""
 
     def of_path(problem: Problem) -> float:
         profiles = profiles_above(problem, floor)
@@ -175,19 +174,20 @@ def _mu_of_worst(run: AdaptiveRun, floor: float) -> float:
 
 
 def price_of_curve(epsilons: np.ndarray, deltas: np.ndarray, *, floor: Any) -> GdpPrice:
-    """Returns the price of what is known by points of its curve."""
+    """Returns the price of a run from points of its privacy profile."""
     lost = _checked_floor(floor)
     falls = np.all(np.diff(epsilons) >= 0) and np.all(np.diff(deltas) <= 0)
     if not (falls and epsilons[0] == 0 and np.all((deltas >= 0) & (deltas <= 1))):
         raise ValueError(
-            "epsilons must rise from 0, and deltas fall within [0, 1], got others"
+            "epsilons must start at 0 and not decrease, and deltas must lie in [0, 1] "
+            "and not increase"
         )
     return _price(_mu_of(lost, epsilons, deltas), lost)
 
 
 def _mu_of(floor: float, epsilons: np.ndarray, deltas: np.ndarray) -> float:
-    """The mu of points of a curve; inf where there is none."""
-    # A little less than the floor, so that what rounding loses is within it.
+    """The mu for points of a privacy profile; inf if there is none."""
+    # Slightly less than the floor, to cover rounding.
     given = floor * (1 - _ROUNDING)
     above = np.maximum(deltas - given, 0.0) / (1 - given) * (1 + _ROUNDING)
     if above[0] == 0:
@@ -202,28 +202,28 @@ def _mu_of(floor: float, epsilons: np.ndarray, deltas: np.ndarray) -> float:
 def _price(mu: float, floor: float) -> GdpPrice:
     if not math.isfinite(mu):
         raise ValueError(
-            f"no mu describes the run at floor={floor:g}: it has too little noise, or "
-            "its delta stays above the floor; a larger floor may do"
+            f"the run has no mu at floor={floor:g}: it has too little noise, or its "
+            "delta stays above the floor; try a larger floor"
         )
     return GdpPrice(mu, floor)
 
 
 def price_of_rdp(orders: Any, rdp: Any, *, floor: Any) -> GdpPrice:
-    """Returns the price of what is known by its Rényi-DP at some orders."""
+    """Returns the price of a run from its Rényi-DP curve."""
     lost = _checked_floor(floor)
     deltas = np.geomspace(_LARGEST_DELTA, lost * (1 - 2 * _ROUNDING), _POINTS)
     epsilons = curve_to_epsilon(orders, rdp, delta=deltas)
     least = float(np.min(rdp)) * (1 + _ROUNDING)
     total_variation = math.sqrt(min(least / 2, -math.expm1(-least)))
     # A larger epsilon is a bound at the same delta, and a larger delta at the same
-    # epsilon: so both can be put in order.
+    # epsilon, so that both may be made monotone.
     epsilons = np.maximum.accumulate(np.append(0.0, epsilons))
     deltas = np.append(min(total_variation * (1 + _ROUNDING), 1.0), deltas)
     return price_of_curve(epsilons, np.minimum.accumulate(deltas), floor=lost)
 
 
 def _rounded_down(exact: Fraction) -> float:
-    """The largest float that is not above a fraction >= 0."""
+    """The largest float <= a fraction >= 0."""
     found = float(exact)
     while Fraction(found) > exact:
         found = math.nextafter(found, 0.0)
@@ -231,7 +231,7 @@ def _rounded_down(exact: Fraction) -> float:
 
 
 def _checked_floor(floor: Any) -> float:
-    """Returns the floor of a run, checked."""
+    """Returns the checked floor of a run."""
     value = _validation.single("floor", _validation.open_unit_array("floor", floor))
     if value < _SMALLEST_FLOOR:
         raise ValueError(
@@ -241,7 +241,7 @@ def _checked_floor(floor: Any) -> float:
 
 
 def _check_number(described: Any, name: str, *, below: float = math.inf) -> None:
-    """Makes a field the number >= 0 that it must be."""
+    """Checks a field that must be a number >= 0 and makes it a float."""
     value = getattr(described, name)
     if type(value) is not float or not value >= 0:  # books hold thousands
         checked = _validation.single(name, _validation.nonnegative_array(name, value))

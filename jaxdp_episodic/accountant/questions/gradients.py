@@ -1,4 +1,4 @@
-"""Derivatives of epsilon: differences on one contour, or of answers."""
+"""Derivatives of epsilon: differences on one contour, or of epsilons."""
 
 from __future__ import annotations
 
@@ -32,54 +32,55 @@ from jaxdp_episodic.accountant.questions.dominating_pair import (
     runs_of_parts,
 )
 
-# Methods whose answers have derivatives.
+# Methods with derivatives.
 METHODS = ("exact", "rdp")
 # Names of the fields that every step has.
 NOISE = "noise_multiplier"
 NUM_STEPS = "num_steps"
-# Field of a part: how often it is taken, as a real number.
+# Field of a part: its count, as a real number.
 COUNT = "count"
-# End of a field that is a whole number, of which the rate is moved.
+# Suffix of sizes of draws without replacement, of which the rate is displaced.
 SIZE = ".size"
 Field = tuple[int, str]
-"""A number of a run: its part, and `COUNT` or the place of a field in `mapped`."""
+"""A number of a run: the index of its part, and `COUNT` or a field path of `mapped`."""
 Moved = Callable[[np.ndarray], tuple[Question, tuple[Run, ...]]]
-"""From displacements, (m, *shape), of a number to the question and the runs there."""
+"""From displacements (m, *shape) of a number to the question and the runs there."""
 
 
 class Scale(NamedTuple):
-    """What widths of differences by a number are shares of; arrays of its shape."""
+    """The scale of a number, of which widths of differences are shares; arrays."""
 
-    size: np.ndarray  # 0 or NaN: there is no derivative
-    rises: np.ndarray  # whether the number can rise only
-    # The same as `size` where the number only falls; 0: it moves both ways as well.
+    size: np.ndarray  # 0 or NaN: no derivative
+    rises: np.ndarray  # whether the number can only increase
+    # The scale for one-sided differences downwards, tried second; 0: none.
     falls: np.ndarray
 
 
 _NAME = "epsilon_and_gradient"
-# Points of a difference in widths: about a number, and to one side of it.
+# Points of a difference, in widths: central, and one-sided.
 _POINTS = np.array([[-2.0, -1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]).T
-# Weights of fourth order of the values there less that in the middle.
+# Weights of fourth order for the values there minus the middle value.
 _WEIGHTS = np.array([[1.0, -8.0, 8.0, -1.0], [48.0, -36.0, 16.0, -3.0]]).T / 12
 # Weights of second order.
 _CHECK = np.array([[0.0, -0.5, 0.5, 0.0], [2.0, -0.5, 0.0, 0.0]]).T
-# Widths that are tried in turn, as shares of a number.
+# Widths to be tried in turn, as shares of the scale.
 _SHARES = (1e-3, 1e-2, 1e-4)
-# Those of a rate next to 1, where epsilon under replace_one bends within 1e-4.
+# The same for a rate near 1, where epsilon under replace_one bends within 1e-4.
 _SHARES_DOWN = (*_SHARES, 1e-5, 1e-6)
-# Width of differences on one contour, as a share of a number.
+# Width of differences on one contour, as a share of the scale.
 _HELD_SHARE = 2e-5
-# Width of differences of certified ends, which are known to some 1e-5.
+# Width of differences of certified ends, which are accurate to about 1e-5.
 _WIDTH_OF_BOUNDS = 0.04
-# Relative error of a difference over the square of what one of second order is off.
+# Estimated relative error of a difference, divided by the squared relative distance of
+# the difference of second order.
 _ERROR_OVER_SQUARE = 300.0
-# Relative error of answers that is not smooth.
+# Relative rounding error of epsilons.
 _ROUNDING = 1e-13
-# Relative error with which no other width is tried, and the largest that is returned.
+# Relative error that is good enough, and the largest that is returned.
 _ENOUGH = 1e-8
 _LARGEST_ERROR = 1e-6
-# Least distance of a rate from 1 at which it has a derivative, and the distance below
-# which differences downwards are tried as well.
+# Smallest distance of a rate from 1 at which it has a derivative, and the distance
+# below which one-sided differences are tried as well.
 LEAST_FROM_ONE = 1e-10
 _NEXT_TO_ONE = 1e-3
 
@@ -94,36 +95,41 @@ def epsilon_and_gradient(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns epsilon and its derivatives by fields of the step, at fixed delta.
 
-    Most exact derivatives are differences of log(delta) on one integration contour;
-    the others are differences of epsilon. The relative error is mostly below 1e-8
+    Most exact derivatives are differences of log(delta) on one integration contour; the
+    others are differences of epsilon. The relative error is mostly below 1e-8
     (*estimates*; docs/proofs.md).
 
-    What can be named, of steps in epochs only the first:
+    Names of fields (with epoch schemes or bands only the first one):
 
-    * "noise_multiplier"; the derivative in nats per unit of it.
-    * "num_steps", treated as a real number: nats per step more. M(z)^T is continued to
-      real T; after very few steps the continuation is not unique.
+    * "noise_multiplier": nats per unit of it.
+    * "num_steps", treated as a real number: nats per step. M(z)^T is continued to real
+      T; after very few steps the continuation is not unique.
     * "LEVEL.sampling_probability" of a Poisson level, "school.sampling_probability".
     * "LEVEL.size" of a level without replacement, treated as a real number (the rate is
-      size over population; the population stays).
+      size over population; the population is fixed).
 
-    Of a composed run a name moves all steps that have the field, by the same amount;
-    with an index, "noise_multiplier[0]", one step's only. Levels below the privacy unit
-    have no rate and cannot be named, nor can the number of independent episodes.
+    For a composed run a name changes all steps that have the field, by the same amount;
+    with an index, "noise_multiplier[0]", only one step. Levels below the privacy unit
+    have no rate and no name, nor has the number of independent episodes.
 
-    The derivative is *NaN*, never a wrong number, where it is not known: where epsilon
-    is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`), but for
-    random allocation, of which differences of bounds are right to some 1e-3; where
-    differences of several widths disagree by 1e-6, as beside a kink, where another path
-    or direction becomes the worst; where a rate is at an end (a probability of 0, or
-    within 1e-10 of 1; a size equal to the population); and where epsilon is 0 but delta
-    is reached there. It is 0 where epsilon 0 needs less than delta. At a kink itself it
-    is the derivative of one side, or a value between both.
+    The derivative is *NaN*, never a wrong number, where it is unknown:
+
+    * epsilon is ``inf`` or only a certified bound (`PrivacyInfo.is_certified_bound`),
+      except for random allocation, where differences of bounds are accurate to about
+      1e-3;
+    * differences of several widths disagree by 1e-6, as next to a kink, where another
+      path or direction becomes the worst;
+    * a rate is at an end of its range (a probability of 0, or within 1e-10 of 1; a size
+      equal to the population);
+    * epsilon is 0 and delta is attained there.
+
+    It is 0 if epsilon 0 needs less than delta. At a kink itself it is a one-sided
+    derivative, or a value between both.
 
     Args:
       step: the step, or a run made by `compose`.
       delta: in (0, 1).
-      num_steps: whole number >= 0; of a composed run as of `epsilon`.
+      num_steps: see `epsilon`.
       wrt: names of fields.
       method: "exact" or "rdp".
 
@@ -132,11 +138,10 @@ def epsilon_and_gradient(
       and ``num_steps``, and for every name in ``wrt`` the derivative, of that shape.
 
     Raises:
-      ValueError: ``num_steps`` given twice or not at all, or a name that the step does
-        not have.
-      NotImplementedError: steps in epochs, and another name than "noise_multiplier".
+      ValueError: a step without ``num_steps``, or an unknown name.
+      NotImplementedError: epoch schemes with another name than "noise_multiplier".
     """
-    parts = gaussian_parts(step, _NAME)  # refuses others
+    parts = gaussian_parts(step, _NAME)
     _validation.open_unit_array("delta", delta)
     _validation.choice("method", method, METHODS)
     if isinstance(step, ComposedSteps) and num_steps is not None:
@@ -173,11 +178,6 @@ def epsilon_and_gradient(
     return value, gradient
 
 
-def field_names(step: GaussianStep | ComposedSteps) -> tuple[str, ...]:
-    """Returns the names of what epsilon can be differentiated by."""
-    return tuple(_fields(step))
-
-
 # --- Differences ---
 
 
@@ -189,7 +189,7 @@ def slope(
     *,
     held: bool = True,
 ) -> np.ndarray:
-    """The derivative of an answer, of its shape; NaN, never a wrong number."""
+    """Returns the derivative of an epsilon or log(delta); NaN if it is unknown."""
     shape = np.shape(answer)
     scale = Scale(*(np.broadcast_to(part, shape) for part in scale))
     found = np.full(shape, np.nan)
@@ -215,7 +215,7 @@ def slope(
 def _answers(
     moved: Moved, points: np.ndarray, by: str, index: np.ndarray | None = None
 ) -> Any:
-    """Answers where a number is displaced; of some settings, if there is an index."""
+    """Answers with a displaced number; with an index, of these settings only."""
     question, runs = moved(points)
 
     def chosen(field: np.ndarray, *path: int) -> np.ndarray:
@@ -225,7 +225,7 @@ def _answers(
     target = np.broadcast_to(question.target, points.shape)
     if index is not None:
         target = chosen(target)
-        # An axis of length 1 stands for all paths.
+        # A path axis of length 1 broadcasts.
         runs = [run.map(lambda f: chosen(f, *np.shape(f)[-1:] or (1,))) for run in runs]
     with using_engine("numpy"):
         found = worst_path.answer(question.at(target), runs, by)
@@ -234,7 +234,7 @@ def _answers(
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _held_slope(moved: Moved, answer: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The derivative by a difference on one contour, NaN where there is none."""
+    """The derivative by a difference on one contour; NaN if that does not apply."""
     shape = np.shape(answer)
     moves = (scale > 0) & np.isfinite(scale)
     width = np.where(moves, _power_of_two(_HELD_SHARE * scale), 0.0)
@@ -263,7 +263,7 @@ def _held_slope(moved: Moved, answer: np.ndarray, scale: np.ndarray) -> np.ndarr
 def difference(
     function: Callable[[np.ndarray], np.ndarray], scale: Scale
 ) -> np.ndarray:
-    """The derivative of a function >= 0 at 0; NaN, never a wrong number."""
+    """Returns the derivative of a function >= 0 at 0; NaN if it is unknown."""
     found = _difference(function, scale.size, np.where(scale.rises, 1.0, 0.0))
     falls = np.where(np.isnan(found), scale.falls, 0.0)
     if np.any(falls > 0):
@@ -280,14 +280,14 @@ def _difference(
     end: np.ndarray,
     shares: Sequence[float] = _SHARES,
 ) -> np.ndarray:
-    """The same by differences to both sides, or to that of a sign."""
+    """The same by central differences, or one-sided where ``end`` is 1 or -1."""
     sided = (end != 0).astype(int)
     sign = np.where(sided, end, 1.0)
     points, weights, check = (
         sign * table[:, sided] for table in (_POINTS, _WEIGHTS, _CHECK)
     )
     found, best = np.full(size.shape, np.nan), np.full(size.shape, np.inf)
-    # Of an infinite number as of 1: nothing changes with it.
+    # An infinite number gets scale 1: nothing depends on it.
     size = np.where(np.isposinf(size), 1.0, size)
     middle = function(np.zeros((1, *size.shape)))[0] if np.any(sided) else 0.0
     for share in shares:
@@ -304,7 +304,7 @@ def _difference(
         off = _ERROR_OVER_SQUARE * ((change - other) / moved) ** 2
         off += _ROUNDING * most / moved
         off = np.where((values == 0).all(axis=0), 0.0, off)
-        # Where it is 0 and does not stay so, there is a kink.
+        # A value of 0 next to others means a kink.
         off = np.where(is_kink, np.nan, off)
         better = left & (off < best)
         found = np.where(better, change / width, found)
@@ -313,15 +313,15 @@ def _difference(
 
 
 def _power_of_two(width: np.ndarray) -> np.ndarray:
-    """The next smaller one, by which a number moves exactly."""
+    """Rounds a width down to a power of two, so that displacements are exact."""
     return np.exp2(np.floor(np.log2(width)))
 
 
-# --- Numbers that are moved ---
+# --- Displaced numbers ---
 
 
 def scale_of(place: str, value: Any) -> Scale:
-    """The `Scale` of a number by its place."""
+    """Returns the `Scale` of a number with this field path."""
     value = np.asarray(value, np.float64)
     if place.rpartition(".")[2] in ("sampling_probability", "delta"):
         return _scale_of_rate(value)
@@ -329,7 +329,7 @@ def scale_of(place: str, value: Any) -> Scale:
 
 
 def _scale_of_rate(rate: np.ndarray, most: Any = 1.0) -> Scale:
-    """Of a rate, times ``most``."""
+    """The `Scale` of a rate, times ``most``."""
     left = 1 - rate
     inside = (left >= LEAST_FROM_ONE) & (rate > 0)
     size = np.where(inside, most * np.minimum(rate, left), 0.0)
@@ -343,7 +343,7 @@ def _scale_of_fields(
     fields: Sequence[Field],
     shape: tuple[int, ...],
 ) -> Scale:
-    """The `Scale` of fields that move together."""
+    """The `Scale` of fields that change together."""
     each = [_scale(parts, counts, field) for field in fields]
     size, falls = (
         functools.reduce(np.minimum, (np.broadcast_to(a, shape) for a in column))
@@ -361,7 +361,7 @@ def _scale(parts: Sequence[Any], counts: Sequence[np.ndarray], field: Field) -> 
         return Scale(most, counts[i] == 0, np.zeros(most.shape))
     if place.endswith(SIZE):
         draw, group = _drawn(parts[i], place)
-        # No larger size can be drawn: nothing changes with it.
+        # A size above the population has no effect.
         own = _scale_of_rate(np.minimum(draw / group, 1.0), group)
         size = np.where(draw > group, draw, own.size).min(axis=-1)
         return Scale(size, np.zeros(size.shape, bool), own.falls.min(axis=-1))
@@ -376,7 +376,7 @@ def _moved_runs(
     fields: Sequence[Field],
     displacement: np.ndarray,
 ) -> tuple[Run, ...]:
-    """The runs with fields displaced by real numbers."""
+    """The runs with some fields displaced by real numbers."""
     parts, counts = list(parts), list(counts)
     for i, place in fields:
         if place == COUNT:
@@ -387,7 +387,7 @@ def _moved_runs(
 
 
 def _drawn(step: GaussianStep, place: str) -> tuple[np.ndarray, np.ndarray]:
-    """How many units of a level are drawn without replacement, of how many."""
+    """The draw size and the group size of a level without replacement."""
     levels = step.path_rates
     position = step.level_names_used.index(place.removesuffix(SIZE))
     draw, group = levels.draw_sizes[position], levels.group_sizes[position]
@@ -396,7 +396,7 @@ def _drawn(step: GaussianStep, place: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _moved(part: Any, place: str, displacement: np.ndarray) -> Any:
-    """The part with a field displaced, by real numbers."""
+    """The part with one field displaced by real numbers."""
     if not place.endswith(SIZE):
 
         def move(at: str, value: Any) -> Any:
@@ -404,7 +404,7 @@ def _moved(part: Any, place: str, displacement: np.ndarray) -> Any:
             return value + displacement if at == place else value
 
         return mapped(part, move)
-    # A size is a whole number; its rate is not.
+    # A size must be a whole number: displace its rate.
     step = in_one_place(part)
     if step.privacy_unit in OWNED:
         raise NotImplementedError(
@@ -415,11 +415,11 @@ def _moved(part: Any, place: str, displacement: np.ndarray) -> Any:
     levels = step.path_rates
     position = step.level_names_used.index(place.removesuffix(SIZE))
     rates = list(levels.rates)
-    # No larger size can be drawn.
+    # A size above the population has no effect.
     slope = np.where(draw > group, 0.0, 1.0 / group)
     rates[position] = np.minimum(rates[position] + displacement[..., None] * slope, 1.0)
     other = copy.copy(step)
-    # The cached property of the copy.
+    # Replaces the cached property of the copy.
     vars(other)["path_rates"] = dataclasses.replace(levels, rates=tuple(rates))
     return other
 
@@ -428,7 +428,7 @@ def _moved(part: Any, place: str, displacement: np.ndarray) -> Any:
 
 
 def _fields(step: GaussianStep | ComposedSteps) -> dict[str, list[Field]]:
-    """By name the fields that it moves."""
+    """The fields of each name."""
     if isinstance(step, GaussianStep):
         return {name: [(0, place)] for name, place in _places(step).items()}
     together: dict[str, list[Field]] = {}
@@ -441,7 +441,7 @@ def _fields(step: GaussianStep | ComposedSteps) -> dict[str, list[Field]]:
 
 
 def _places(step: GaussianStep) -> dict[str, str]:
-    """By name the place of a field of one step."""
+    """The field path of each name of one step."""
     found, used = {NOISE: NOISE, NUM_STEPS: COUNT}, step.level_names_used
 
     def note(where: str, value: Any) -> Any:
@@ -465,7 +465,7 @@ def _places(step: GaussianStep) -> dict[str, str]:
 def _checked_names(
     wrt: Any, step: GaussianStep | ComposedSteps
 ) -> dict[str, list[Field]]:
-    """By name the fields of a step that are asked for; refuses other names."""
+    """The fields of each name in ``wrt``; raises for unknown names."""
     if isinstance(wrt, str) or not isinstance(wrt, tuple | list):
         raise TypeError(f"wrt must be a tuple of names, got {_validation.shown(wrt)}")
     fields = _fields(step)

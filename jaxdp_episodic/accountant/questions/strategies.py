@@ -1,4 +1,4 @@
-"""The worst strategy of a menu: its options' pairs, path by path, and the answers."""
+"""The worst strategy of an adaptive run: its game, its ends, prices and budgets."""
 
 from __future__ import annotations
 
@@ -34,45 +34,45 @@ from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from jaxdp_episodic.accountant.questions.worst_path import rounded_up, undominated_paths
 
-# Most paths that are solved one by one; beyond, rates are rounded up to make paths
-# equal.
+# Largest number of paths that are solved one by one; with more, rates are rounded up to
+# make paths equal.
 _MOST_PATHS = 8
-# Logarithm of a delta that may be known less well than to a share: 1e-20.
+# log(1e-20): below this delta the width of the ends causes no warning.
 _LOG_NEGLIGIBLE = -46.0
-# Budgets that prices are laid for.
+# Budgets for which prices are tried.
 _SCALES = np.arange(120, 601, 4)
-# Least price: what a price loses by rounding is then a tenth of it at most.
+# Smallest price: rounding then changes a price by at most a tenth.
 _LEAST_PRICE = 5
-# Blocks that are tried for each option.
+# Block lengths that are tried for each option.
 _BLOCKS = (1, 2, 3, 4, 5, 6, 8)
-# Least number of blocks of an option that the target allows, of those tried.
+# Smallest number of blocks within the target for a block length to be tried.
 _LEAST_BLOCKS = 40
-# Loss of shares that a budget's unit is worth: of two scales about as good the smaller.
+# Penalty per unit of the budget, to prefer the smaller of two similar scales.
 _COST_OF_A_UNIT = 1e-5
-# Most steps of one option.
+# Largest number of steps of one option.
 _MOST_STEPS = 2**40
-# Width of log(delta) that is enough to find a budget.
+# Width of log(delta) in the search for a budget.
 _WIDTH = 2e-3
 
 
 class Game(NamedTuple):
-    """A menu as the recursion takes it."""
+    """An adaptive run in the form of the recursion."""
 
     steps: tuple[Any, ...]
-    graph: Graph
-    budgets: Mapping[int, int]
+    graph: Graph  # each move is an index into `steps` and the next state
+    budgets: Mapping[int, int]  # state to budget, for the initial states
 
 
 class _State(NamedTuple):
-    """Where a strategy is."""
+    """A state of a strategy."""
 
-    own: Any
-    pending: tuple[int, ...] = ()
-    within: tuple[int, ...] = ()
+    own: Any  # remaining budget, and state of the rules
+    pending: tuple[int, ...] = ()  # numbers of games that are paid for but not played
+    within: tuple[int, ...] = ()  # index of the current game and its state, or ()
 
 
 def game_of(menu: Menu, budget: int | None = None, *, every: bool = False) -> Game:
-    """The game that a menu with prices, or with rules alone, is."""
+    """Returns the game of a run with prices or rules; ``every``: of all budgets."""
     names, rules = tuple(menu.options), menu.rules
     costs = [0 if menu.prices is None else int(menu.prices[n]) for n in names]
     most = int((menu.budget or 0) if budget is None else budget)
@@ -89,7 +89,7 @@ def game_of(menu: Menu, budget: int | None = None, *, every: bool = False) -> Ga
     for name in names:
         option, times = menu.options[name], (menu.blocks or {}).get(name, 1)
         part, games = part_of(option), []
-        if _has_quotas(option) and isinstance(part, Game):
+        if isinstance(part, Game) and option.quotas is not None:
             part, games = _free_within(option)
         if times > 1 and (games or isinstance(part, Game)):
             raise NotImplementedError(
@@ -111,7 +111,11 @@ def _joined(
     left_open: Sequence[Sequence[tuple[Game, int]]],
     spent: Callable[[Any], int],
 ) -> Game:
-    """The game of a menu's own states, with the games that its options are or hold."""
+    """The game of a run's own states together with the games of its options.
+
+    ``moves`` gives (option, next own state); ``parts`` is the step or game of each
+    option, ``left_open`` the games, with counts, that it leaves pending.
+    """
     owners = [(k, *each) for k, games in enumerate(left_open) for each in games]
     added = [[n * (k == o) for o, _, n in owners] for k in range(len(parts))]
     every = [*parts, *(game for _, game, _ in owners)]
@@ -155,7 +159,7 @@ def _joined(
 
 
 def part_of(option: Any) -> Any:
-    """Returns an option as a step or a composed run, where it is one; else its game."""
+    """Returns an option as a step or a composed run if possible; else as a game."""
     if not isinstance(option, Menu):
         return option
     if option.quotas is not None:
@@ -168,7 +172,7 @@ def part_of(option: Any) -> Any:
 
 
 def _part_of_quotas(menu: Menu) -> Any:
-    """All of them composed; games follow the others, in view of what these released."""
+    """A run of quotas: the composed options first, then the games in any order."""
     composed, games = _free_within(menu)
     if not games:
         return composed
@@ -180,18 +184,14 @@ def _part_of_quotas(menu: Menu) -> Any:
     )
 
 
-def _has_quotas(option: Any) -> bool:
-    return isinstance(option, Menu) and option.quotas is not None
-
-
 def _free_within(menu: Menu) -> tuple[ComposedSteps, list[tuple[Game, int]]]:
-    """What a run of quotas allows at any time: steps, all composed, and games."""
+    """The composed steps of a run of quotas, and its games with their counts."""
     steps, games = list[tuple[Any, int]](), list[tuple[Game, int]]()
     waiting = [(menu, 1)]
     for run, times in waiting:
         for name, quota in (run.quotas or {}).items():
             option, number = run.options[name], times * quota
-            if _has_quotas(option):
+            if isinstance(option, Menu) and option.quotas is not None:
                 waiting.append((option, number))
                 continue
             part = part_of(option)
@@ -204,7 +204,7 @@ def _free_within(menu: Menu) -> tuple[ComposedSteps, list[tuple[Game, int]]]:
 
 
 def equivalent(game: Game) -> ComposedSteps | None:
-    """A composition that the worst strategy is, where there is one."""
+    """Returns the composed run that is the worst strategy; None if it is not one."""
     if not game.steps:
         return None
     if len(game.steps) == 1:
@@ -224,13 +224,13 @@ def equivalent(game: Game) -> ComposedSteps | None:
 
 
 def all_runs(step: Any) -> tuple[Run, ...]:
-    """The runs that a step, or a composed one, is: one for each theorem; paths last."""
+    """Returns the runs of a step or a composed run, one for each theorem."""
     count = None if isinstance(step, ComposedSteps) else np.asarray(1)
     return runs_of(step, count)
 
 
 def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
-    """Certified ends of one answer: the supremum over paths, taken last."""
+    """Returns certified ends of epsilon or log(delta), the largest over paths."""
 
     def of_path(problem: Problem, at_least: float) -> Ends:
         return Solver(question, problem).answer(width, at_least=at_least)
@@ -245,7 +245,7 @@ def _ends_by_theorem(
     of_path: Callable[[Problem, float], Ends],
     question: Question | None = None,
 ) -> Ends:
-    """The least ends of several theorems, of the worst path of each."""
+    """The smallest ends over theorems, each on its worst path."""
     found = []
     for above, below in problems_by_theorem(game):
         if question is not None and len(above) > 1:
@@ -262,7 +262,7 @@ def _ends_by_theorem(
 
 
 def _warn_of_width(question: Question, found: Ends, width: float) -> None:
-    """Says so where ends are further apart than is usual, if the upper one matters."""
+    """Warns if the interval is wider than usual, unless delta is negligible."""
     apart = found.upper - found.lower if found.upper > found.lower else 0.0
     is_small = not question.is_epsilon and found.upper < _LOG_NEGLIGIBLE
     if apart <= width or math.isinf(found.upper) or is_small:
@@ -270,15 +270,18 @@ def _warn_of_width(question: Question, found: Ends, width: float) -> None:
     far = f"{apart:.1e} nats" if question.is_epsilon else f"a factor e^{apart:.2g}"
     what = "epsilon" if question.is_epsilon else "delta"
     warnings.warn(
-        f"the worst strategy's {what} is certified only to {far} between its ends, "
-        f"more than {width:g}: the upper end holds, but may be too large by as much; "
-        "coarser prices and a smaller budget make it closer",
+        f"the interval of the worst strategy's {what} has a width of {far}, more than "
+        f"{width:g}: the upper end is valid but may be too large by this much; use "
+        "coarser prices and a smaller budget for a narrower one",
         stacklevel=2,
     )
 
 
 def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Problem]]]:
-    """Of each theorem, which holds by itself, the problems of the paths."""
+    """Yields for each theorem the problems of the paths.
+
+    With many paths, rates are rounded up; the second list then has true paths.
+    """
     for runs in _runs_by_theorem(game):
         joint = Run(
             tuple(loss for run in runs for loss in run.losses),
@@ -298,7 +301,7 @@ def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Proble
 
 
 def _runs_by_theorem(game: Game) -> Iterator[tuple[Run, ...]]:
-    """Of each theorem the runs of all steps; a step with fewer keeps its last one."""
+    """Yields for each theorem the runs of all steps, repeating a step's last one."""
     each = [all_runs(step) for step in game.steps]
     for theorem in range(max(map(len, each))):
         yield tuple(some[min(theorem, len(some) - 1)] for some in each)
@@ -316,7 +319,7 @@ def _path(graph: Graph, runs: Sequence[Run], joint: Run, index: int) -> Problem:
 
 
 def least_of_theorems(game: Game, of_path: Callable[[Problem], Any]) -> Any:
-    """The least over theorems, each of which holds by itself, of the worst path's."""
+    """Returns the smallest over theorems of the largest over paths."""
     return functools.reduce(
         np.minimum,
         (
@@ -327,7 +330,7 @@ def least_of_theorems(game: Game, of_path: Callable[[Problem], Any]) -> Any:
 
 
 def as_deltas(found: Ends) -> Ends:
-    """Ends of delta from those of its logarithm."""
+    """Returns the ends of delta from those of its logarithm."""
     lower, upper = map(np.asarray, found)
     return Ends(
         float(api.delta_of(lower, up=False)), float(api.delta_of(upper, up=True))
@@ -335,7 +338,7 @@ def as_deltas(found: Ends) -> Ends:
 
 
 def largest_loss(game: Game) -> float:
-    """*Upper bound* of what any strategy loses; inf where there is none."""
+    """Returns an *upper bound* on the largest loss of any strategy, or inf."""
     most = 0.0
     for steps in _runs_by_theorem(game):
         costs = np.array([float(run.most_lost.max()) for run in steps])
@@ -346,7 +349,7 @@ def largest_loss(game: Game) -> float:
 
 
 def lost_at_once(game: Game) -> float:
-    """*Upper bound* of the probability that a strategy loses everything at once."""
+    """Returns an *upper bound* on the probability that everything is revealed."""
     most = 0.0
     for steps in _runs_by_theorem(game):
         costs = np.array([-float(run.log_kept().min()) for run in steps])
@@ -357,7 +360,7 @@ def lost_at_once(game: Game) -> float:
 
 
 def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Ends:
-    """Certified ends of the logarithm of the delta with which an odometer holds."""
+    """Returns certified ends of log(delta) with which an odometer holds."""
     game = game_of(menu)
     if not game.steps:
         return Ends(-math.inf, -math.inf)
@@ -365,7 +368,7 @@ def odometer_ends(menu: Menu, odometer: Sequence[float]) -> Ends:
 
 
 def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
-    """The odometer "epsilon of a budget of what is spent, plus c"; 0 of nothing."""
+    """Returns the odometer: epsilon of a budget of the price spent, plus a margin."""
     game = game_of(menu)
     if not game.steps:
         return np.zeros(int(menu.budget or 0) + 1)
@@ -375,22 +378,21 @@ def odometer_with_margin(menu: Menu, log_delta: float) -> np.ndarray:
     )
     if not np.isfinite(epsilons).all():
         return epsilons
-    # A larger budget's epsilon is no smaller; what was found may be, by rounding.
+    # Epsilon grows with the budget; enforce it against rounding.
     stated = np.maximum.accumulate(epsilons)
     found = least_of_theorems(
         game, lambda problem: margin(problem, stated.tolist(), log_delta)
     )
     epsilons = stated + float(found)
-    # Of nothing that was released.
-    epsilons[0] = 0.0
+    epsilons[0] = 0.0  # before the first release
     return epsilons
 
 
-# --- Prices by themselves, and the budget that a target allows ---
+# --- Prices, and the largest budget within a target ---
 
 
 def number_alone(option: Any, epsilon: float, delta: float) -> float:
-    """How often an option alone stays within a target, with a fraction."""
+    """Returns how often an option alone is within a target, as a real number."""
     step = part_of(option)
     if isinstance(step, Game):
         most = [(one, option.most(name)) for name, one in option.options.items()]
@@ -408,13 +410,13 @@ def number_alone(option: Any, epsilon: float, delta: float) -> float:
             return math.inf
     low = _largest_within(lambda number: log_delta(number) <= goal, most // 2, most)
     before, after = log_delta(low), log_delta(low + 1)
-    if not math.isfinite(before):  # of no step at all, say
+    if not math.isfinite(before):  # e.g. for no step
         return float(low) if low else math.exp(goal - after)
     return low + min(max((goal - before) / (after - before), 0.0), 1.0)
 
 
 def _largest_within(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number below ``high`` that fits, as ``low`` does; by bisection."""
+    """Bisects for the largest number below ``high`` that fits; ``low`` must fit."""
     above = range(low + 1, high)
     return low + bisect.bisect_left(above, True, key=lambda number: not fits(number))
 
@@ -422,7 +424,7 @@ def _largest_within(fits: Callable[[int], bool], low: int, high: int) -> int:
 def default_prices(
     options: Mapping[str, Any], epsilon: float, delta: float, *, blocks: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Whole prices for a target, and how many steps some of them pay for."""
+    """Returns whole prices for a target, and block lengths above 1."""
     numbers, lengths = {}, []
     for name, option in options.items():
         number = number_alone(option, epsilon, delta)
@@ -435,17 +437,17 @@ def default_prices(
             )
             raise ValueError(
                 f"epsilon={epsilon:g} is too small at delta={delta:g} for option "
-                f"{name!r}, which taken once has {least:.4g}: take a larger one, or "
-                "more noise"
+                f"{name!r}, of which one use costs {least:.4g}: use a larger epsilon "
+                "or more noise"
             )
         if number == math.inf:
             raise ValueError(
-                f"prices must be given: option {name!r} alone may be taken without end "
+                f"prices must be given: option {name!r} alone has no limit "
                 f"at epsilon={epsilon:g}, delta={delta:g}"
             )
         numbers[name] = number
         is_step = blocks and not isinstance(part_of(option), Game)
-        # Powers of 2 as well, for what is taken thousands of times.
+        # Also powers of 2, for options that are used thousands of times.
         most = max(int(number / _LEAST_BLOCKS), 1) if is_step else 1
         powers = {2**i for i in range(most.bit_length())}
         lengths.append(sorted({m for m in {*_BLOCKS, *powers} if m <= most}))
@@ -458,7 +460,7 @@ def default_prices(
 def _laid(
     numbers: Sequence[float], lengths: Sequence[Sequence[int]], scale: float
 ) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
-    """Prices and blocks at one scale, and what they lose of the smallest share."""
+    """Prices and blocks at one scale, and the loss of the smallest share."""
     choices = []
     for number, own in zip(numbers, lengths, strict=True):
         options = []
@@ -466,10 +468,10 @@ def _laid(
             exact = scale * length / number
             price = max(round(exact), 1)
             too_cheap = max(_LEAST_PRICE - price, 0) / _LEAST_PRICE
-            # Half a block is what the end of the budget leaves, on average.
+            # On average, half a block of the budget remains unused.
             rest = 0.5 * length / number
             options.append((price / exact, rest + 0.05 * too_cheap, price, length))
-        # Near to each other in their ratio to the exact price: the best few.
+        # Keep the few whose ratios to the exact price are nearest to 1.
         options.sort(key=lambda o: abs(math.log(o[0])) + o[1])
         choices.append(options[:4])
     if len(numbers) > 5:
@@ -487,33 +489,33 @@ def _laid(
 
 
 def largest_budget(menu: Menu, epsilon: float, delta: float) -> int:
-    """The largest budget whose worst strategy is certified to be within a target."""
+    """Returns the largest budget whose certified epsilon is within a target."""
     assert menu.prices is not None
     blocks = menu.blocks or {}
-    # One block more than is allowed is too much.
+    # An upper bound: each option alone with one block more than the target permits.
     alone = [
         price * (number_alone(menu.options[n], epsilon, delta) / blocks.get(n, 1) + 1)
         for n, price in menu.prices.items()
     ]
-    # By rules an option may not be taken so often that it alone would be too much.
+    # With rules an option alone may never exceed the target.
     most = min(min(alone) if menu.rules is None else max(alone), MOST_BUDGET + 1.0)
     if most > MOST_BUDGET:
         raise ValueError(
-            f"prices must be such that the target is worth at most {MOST_BUDGET:,} "
-            f"units, got {dict(menu.prices)}"
+            f"prices must be smaller, so that the budget of the target is at most "
+            f"{MOST_BUDGET:,}, got {dict(menu.prices)}"
         )
     most = max(math.ceil(most), 1)
     found = _largest_of(menu, most, epsilon, delta)
     if found < min(menu.prices.values()):
         raise ValueError(
-            f"epsilon={epsilon:g} and delta={delta:g} allow no option of the menu: the "
-            f"budget would be {found}, the prices are {dict(menu.prices)}"
+            f"epsilon={epsilon:g} and delta={delta:g} permit no option: the budget "
+            f"would be {found}, the prices are {dict(menu.prices)}"
         )
     return found
 
 
 def _largest_of(menu: Menu, most: int, epsilon: float, delta: float) -> int:
-    """The largest budget up to ``most`` that keeps a target."""
+    """The largest budget up to ``most`` within a target."""
     every = game_of(menu, most, every=True)
     if not every.steps:
         return 0
@@ -527,7 +529,7 @@ def _largest_of(menu: Menu, most: int, epsilon: float, delta: float) -> int:
 
         return _largest_within(fits, 0, most + 1)
     question = DeltaAt(np.asarray(epsilon))
-    # The rows of one recursion are the worst strategies of all smaller budgets.
+    # One recursion has the worst strategies of all smaller budgets in its rows.
     ends = least_of_theorems(
         every,
         lambda problem: solver_of(question, problem, _WIDTH).ends_of(every.budgets),

@@ -1,4 +1,4 @@
-"""Questions that may be asked within a JAX program; see `jaxdp_episodic.traced`."""
+"""Epsilon and others within a JAX program; see `jaxdp_episodic.traced`."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ from jaxdp_episodic.accountant.questions.traced_program import (
 from jaxdp_episodic.files.optional import require
 
 Check = Callable[[str, Any], np.ndarray]
-# Mark of an error that a program raises in full.
-_SAID = "_jaxdp_episodic_said"
+# Marks an error whose message XLA raises in full.
+_RAISED = "_jaxdp_episodic_raised"
 
 
 def epsilon(
     step: AnyStep, *, delta: Any, num_steps: Any = None, method: str = "exact"
 ) -> Any:
-    """Returns `jaxdp_episodic.epsilon`, of values that JAX may trace.
+    """Returns `jaxdp_episodic.epsilon` for values that JAX may trace.
 
     Args:
       step: a step, a release, or a run made by `compose`; its numbers may be traced.
       delta: in [0, 1].
-      num_steps: whole number >= 0; of a composed run None for once. Of a floating dtype
-        it has a derivative, as a real number.
+      num_steps: whole number >= 0; None for one repetition of a composed run. With a
+        floating dtype it has a derivative, as a real number.
       method: "rdp", "exact" or "pld", which has no derivatives.
 
     Returns:
-      A JAX array of the broadcast shape, nats: float64 where x64 is on, else float32,
-      rounded up.
+      A JAX array of the broadcast shape, nats: float64 if x64 is enabled, otherwise
+      float32, rounded up.
 
     Raises:
-      ValueError: a number out of range that is known, or ``num_steps`` not given of a
-        step. One that is traced raises when the program runs, as a JAX runtime error
-        with that message.
+      ValueError: a known number out of range, or a step without ``num_steps``. A traced
+        number out of range raises when the program runs, as a JAX runtime error with
+        this message.
       NotImplementedError: a derivative by a whole number, or one that the method or a
         mechanism does not have.
     """
@@ -74,16 +74,16 @@ def epsilon(
 def delta(
     step: AnyStep, *, epsilon: Any, num_steps: Any = None, method: str = "exact"
 ) -> Any:
-    """Returns `jaxdp_episodic.delta`, of values that JAX may trace.
+    """Returns `jaxdp_episodic.delta` for values that JAX may trace.
 
     Args:
-      step: as of `epsilon`.
+      step: see `epsilon`.
       epsilon: >= 0, nats.
-      num_steps: as of `epsilon`.
-      method: as of `epsilon`.
+      num_steps: see `epsilon`.
+      method: see `epsilon`.
 
     Returns:
-      As `epsilon`: in [0, 1], rounded up. What is above 0 stays above it.
+      Like `epsilon`: in [0, 1], rounded up; positive values never become 0.
     """
     arguments = {EPSILON: _checked(EPSILON, epsilon, _validation.nonnegative_array)}
     return _counted(DELTA, step, num_steps, arguments, method)
@@ -97,17 +97,17 @@ def noise_multiplier(
     num_steps: Any,
     method: str = "exact",
 ) -> Any:
-    """Returns `calibrate_noise_multiplier`, of values that JAX may trace.
+    """Returns `calibrate_noise_multiplier` for values that JAX may trace.
 
     Args:
-      step: the step; the noise that it has is ignored.
+      step: the step; its own noise is ignored.
       epsilon: target, > 0 and finite, nats.
       delta: in (0, 1].
       num_steps: whole number >= 0.
-      method: as of `epsilon`.
+      method: see `epsilon`.
 
     Returns:
-      As `epsilon`: a noise multiplier that keeps the target, rounded up.
+      Like `epsilon`: a noise multiplier that meets the target, rounded up.
     """
     if not isinstance(step, GaussianStep | LaplaceRelease):
         raise TypeError(
@@ -123,15 +123,15 @@ def noise_multiplier(
 
 
 def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
-    """Returns `jaxdp_episodic.rdp`, of values that JAX may trace.
+    """Returns `jaxdp_episodic.rdp` for values that JAX may trace.
 
     Args:
-      step: as of `epsilon`.
-      orders: each > 1, of any shape.
+      step: see `epsilon`.
+      orders: each > 1, any shape.
       direction: "forward", "backward" or "both".
 
     Returns:
-      As `epsilon`, of shape ``step.shape + np.shape(orders)``.
+      Like `epsilon`, of shape ``step.shape + np.shape(orders)``.
     """
     api.check_step(step)
     _validation.choice("direction", direction, api.DIRECTIONS)
@@ -155,7 +155,7 @@ def _counted(
     arguments: dict[str, Any],
     method: str,
 ) -> Any:
-    """The answer about so many steps."""
+    """The result for ``num_steps`` steps."""
     api.check_step(step)
     api.check_method(method)
     if num_steps is None and not isinstance(step, ComposedSteps):
@@ -175,7 +175,7 @@ def _answer(
     options: dict[str, str],
     shape: tuple[int, ...],
 ) -> Any:
-    """A JAX array; what is known now stays float64."""
+    """Returns the result as a JAX array; computes it now if nothing is traced."""
     require("jax", purpose="jaxdp_episodic.traced", extra=None)
     import jax
 
@@ -195,12 +195,12 @@ def _answer(
 
 
 def _checked(name: str, value: Any, check: Check) -> Any:
-    """A known number is checked now, one that is traced when the program runs."""
+    """Checks a known number; a traced one is checked when the program runs."""
     return value if _validation.is_traced(value) else check(name, value)
 
 
 def _canonical(place: str, value: Any) -> Any:
-    """A traced number as one of the types that are handed to the host, exactly."""
+    """Converts a traced number, exactly, to a type that callbacks can pass."""
     import jax
 
     is_a = functools.partial(jax.numpy.issubdtype, value.dtype)
@@ -218,19 +218,19 @@ def _canonical(place: str, value: Any) -> Any:
 
 
 def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> Any:
-    """The answer as a function of what is missing, twice differentiable."""
+    """The result as a twice differentiable function of the traced numbers."""
     import jax
 
     def level(words: tuple[tuple[int, ...], ...]) -> Any:
-        """The answer, (), and its derivatives by numbers, (i,) and (i, j)."""
+        """The result, (), and its derivatives by numbers, (i,) and (i, j)."""
 
         @jax.custom_jvp
         def rows(*leaves: Any) -> tuple[Any, ...]:
             back = functools.partial(_called_back, number=len(words), dtype=dtype)
-            asked = functools.partial(question.rows, words)
+            on_host = functools.partial(question.rows, words)
             if dtype == np.float64 and is_in_program(question, words):
                 return evaluated(question, words, back, shape)(*leaves)
-            return back(asked, shape=shape, leaves=leaves)
+            return back(on_host, shape=shape, leaves=leaves)
 
         def rows_jvp(leaves: Any, tangents: Any) -> Any:
             moving = [
@@ -242,7 +242,7 @@ def _differentiable(question: Question, shape: tuple[int, ...], dtype: Any) -> A
             question.refuse_derivatives(moving, second=length == 1)
             if length == 2:
                 raise NotImplementedError(
-                    "answers have first and second derivatives, no third ones"
+                    "traced results have first and second derivatives, no third ones"
                 )
             every = dict.fromkeys((*words, *((*w, i) for w in words for i in moving)))
             found = dict(zip(every, level(tuple(every))(*leaves), strict=True))
@@ -268,7 +268,10 @@ def _called_back(
     dtype: Any,
     leaves: Sequence[Any],
 ) -> Any:
-    """That many arrays of a function of NumPy arrays; the first one rounded up."""
+    """Calls a function of NumPy arrays that returns ``number`` arrays.
+
+    The first one is rounded up. float64 travels as pairs of uint32.
+    """
     import jax
 
     is_double = dtype == np.float64
@@ -300,42 +303,42 @@ def _called_back(
         found = (jax.lax.bitcast_convert_type(row, np.float64) for row in found)
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return tuple(found)
-    # Within shard_map the answer varies over the axes that a number varies over, which
-    # callbacks do not say.
+    # Within shard_map the result varies over the axes over which a number varies.
+    # Callbacks do not declare this.
     varies = functools.reduce(operator.and_, (leaf == leaf for leaf in leaves))
     return tuple(jax.numpy.where(varies, row, row) for row in found)
 
 
 def _alone(error: Exception) -> Exception:
-    """The error without a page of frames, in XLA's message and in JAX's log."""
+    """Returns the error without its traceback, for XLA's message and JAX's log."""
     logging.getLogger("jax._src.callback").addFilter(_is_of_others)
-    # XLA lists all frames above the innermost one; that of a generator has none.
+    # XLA lists all frames above the innermost one; the frame of a generator has none.
     empty: Any = (nothing for nothing in ())
-    error.__dict__[_SAID] = True
+    error.__dict__[_RAISED] = True
     return error.with_traceback(TracebackType(None, empty.gi_frame, 0, 1))
 
 
 def _is_of_others(record: logging.LogRecord) -> bool:
-    """Whether a line of JAX's log says more than the error that is raised."""
+    """Whether a line of JAX's log is not about an error that is raised anyway."""
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-    return _SAID not in getattr(error, "__dict__", {})
+    return _RAISED not in getattr(error, "__dict__", {})
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
-    """Numbers of float32 in float64: a thread that calls back may lose small ones."""
+    """Converts float32 to float64; threads of callbacks may flush subnormals to 0."""
     if array.dtype != np.float32:
         return array
-    bits, spacing = array.view(np.int32), 2.0**-149  # of the numbers below normal ones
+    bits, spacing = array.view(np.int32), 2.0**-149  # spacing of subnormal numbers
     small = np.where(bits < 0, -spacing, spacing) * (bits & 0x7FFFFF)
     return np.where(bits & 0x7F800000 == 0, small, array.astype(np.float64))
 
 
 def _rounded_up(value: np.ndarray, dtype: Any) -> np.ndarray:
-    """Numbers >= 0 in a floating type, none smaller; what is above 0 is normal."""
+    """Rounds numbers >= 0 up to a floating type; positive ones to a normal number."""
     with np.errstate(over="ignore", under="ignore"):
         near = value.astype(dtype)
         up = np.nextafter(near, np.asarray(np.inf, dtype))
     near = np.where(near.astype(np.float64) < value, up, near)
-    # By its bits: nor does a thread that calls back compute with such numbers.
+    # Compare bits, because threads of callbacks may flush subnormals to 0.
     some = np.array(value, np.float64).view(np.int64) > 0
     return np.where(some, np.maximum(near, np.finfo(dtype).tiny), near)

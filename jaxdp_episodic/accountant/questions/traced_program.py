@@ -1,4 +1,4 @@
-"""Questions of traced numbers: answered on the host, or in the program itself."""
+"""Results for traced numbers: computed on the host, or in the JAX program itself."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.accountant.questions.dominating_pair import (
-    coins_of,
-    drawn_by_coins,
+    poisson_levels,
+    poisson_pair,
     runs_of_parts,
 )
 from jaxdp_episodic.accountant.questions.gradients import (
@@ -48,7 +48,7 @@ from jaxdp_episodic.accountant.questions.gradients import (
     slope,
 )
 
-# Places of the numbers that are no part of the description.
+# Names of the numbers that are not fields of the step.
 DELTA = "delta"
 EPSILON = "epsilon"
 NUM_STEPS = "num_steps"
@@ -57,30 +57,30 @@ NOISE = "noise_multiplier"
 
 
 class Question(NamedTuple):
-    """One of the questions, in which some numbers are missing."""
+    """A question whose traced numbers are missing until the program runs."""
 
-    kind: str
-    step: AnyStep
-    known: Mapping[str, Any]
-    places: tuple[str, ...]
-    options: Mapping[str, str]
-    chosen: np.ndarray | None = None
+    kind: str  # "epsilon", "delta", "rdp" or "noise_multiplier"
+    step: AnyStep  # with ... for missing numbers
+    known: Mapping[str, Any]  # known arguments
+    places: tuple[str, ...]  # field paths or argument names of the missing numbers
+    options: Mapping[str, str]  # method or direction
+    chosen: np.ndarray | None = None  # mask of the settings to be computed; None: all
 
     def answer(self, *missing: np.ndarray) -> np.ndarray:
-        """The answer at these numbers, float64 of their shape."""
+        """Returns the result for these numbers, float64 of their shape."""
         step, others = self._known(missing)
-        # JAX waits for this: nothing of JAX may wait for it in turn.
+        # JAX waits for this result, so that using JAX here could deadlock.
         with using_engine("numpy"):
             if self.kind == "rdp":
                 return _rdp(step, others[ORDERS], **self.options)
-            others.pop(self.kind, None)  # of a target that a noise was found for
+            others.pop(self.kind, None)  # the target of a calibration
             ask = _QUESTIONS[self.kind]
             return np.asarray(ask(step, **others, **self.options), np.float64)
 
     def rows(
         self, words: Sequence[tuple[int, ...]], *missing: np.ndarray
     ) -> list[np.ndarray]:
-        """The answer, (), and its derivatives by missing numbers, as (i,) or (i, j)."""
+        """Returns the result, (), and its derivatives by numbers, (i,) or (i, j)."""
         answer = self.answer(*missing)
         whole = [np.broadcast_to(one, answer.shape) for one in missing]
         found: dict[tuple[int, ...], np.ndarray] = {(): answer}
@@ -107,9 +107,9 @@ class Question(NamedTuple):
         *,
         held: bool = True,
     ) -> np.ndarray:
-        """The derivative by a missing number."""
+        """The derivative by missing number i."""
         if self.kind == NOISE:
-            # Epsilon stays what it should be.
+            # Epsilon is fixed at its target.
             inner = self._replace(kind=EPSILON, places=(*self.places, NOISE))
             numbers = (*missing, answer)
             at = inner.answer(*numbers)
@@ -120,7 +120,7 @@ class Question(NamedTuple):
         scale = _scale(self.places[i], missing[i])
 
         def moved(displacement: np.ndarray) -> Any:
-            return self._asked(_displaced(missing, i, displacement))
+            return self._resolved(_displaced(missing, i, displacement))
 
         if self.kind == "rdp":
             return difference(moved, scale)
@@ -129,8 +129,8 @@ class Question(NamedTuple):
         found = slope(moved, value, scale, self.options["method"], held=held)
         return answer * found if is_delta else found
 
-    def _asked(self, missing: Sequence[np.ndarray]) -> Any:
-        """The question and its runs, or a curve, at real numbers of steps."""
+    def _resolved(self, missing: Sequence[np.ndarray]) -> Any:
+        """The target question and the runs, or a curve, for real numbers of steps."""
         moved: dict[int, np.ndarray] = {}
         step, others = self._known(missing, moved)
         if self.kind == "rdp":
@@ -138,21 +138,21 @@ class Question(NamedTuple):
         times = others.get(NUM_STEPS)
         times = np.asarray(1.0 if times is None else times, np.float64)
         parts, base = parts_of(step)
-        asked = (
+        question = (
             EpsilonAt(np.log(others[DELTA]))
             if self.kind == EPSILON
             else DeltaAt(np.asarray(others[EPSILON], np.float64))
         )
-        return asked, runs_of_parts(
+        return question, runs_of_parts(
             parts, [(moved[i] if i in moved else n) * times for i, n in enumerate(base)]
         )
 
     def refuse_derivatives(self, by: Sequence[int], *, second: bool = False) -> None:
-        """Refuses numbers that answers have no derivatives by, and methods without."""
+        """Refuses derivatives that do not exist."""
         method = self.options.get("method", METHODS[0])
         if method not in METHODS:
             raise NotImplementedError(
-                f"answers with method={method!r} have no derivatives; "
+                f"results with method={method!r} have no derivatives; "
                 f"covered: {METHODS}"
             )
         parts, _ = parts_of(self.step)
@@ -164,21 +164,17 @@ class Question(NamedTuple):
             name = place.rpartition(".")[2]
             is_count = name.startswith("counts[") or name == NUM_STEPS
             if is_count and (epochs or second):
-                where = (
-                    "where steps come in epochs or bands"
-                    if epochs
-                    else "of second order"
-                )
+                where = "with epoch schemes or bands" if epochs else "of second order"
                 raise NotImplementedError(f"{place} has no derivative {where}")
             if name in _WHOLE:
                 raise NotImplementedError(
-                    f"{place} is a whole number and has no derivative: pass integers"
+                    f"{place} is a whole number and has no derivative: use integers"
                 )
 
     def _known(
         self, missing: Sequence[np.ndarray], counts: dict[int, np.ndarray] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """The description, and the other arguments, with all numbers."""
+        """The step and the other arguments with all numbers filled in."""
         given = dict(zip(self.places, missing, strict=True))
 
         def of_chosen(value: Any) -> Any:
@@ -204,14 +200,14 @@ class Question(NamedTuple):
 def _displaced(
     missing: Sequence[np.ndarray], i: int, displacement: np.ndarray
 ) -> list[np.ndarray]:
-    """The missing numbers with one of them displaced."""
+    """The missing numbers with number i displaced."""
     moved = list(missing)
     moved[i] = np.asarray(missing[i], np.float64) + displacement
     return moved
 
 
 def _normal(rate: np.ndarray) -> np.ndarray:
-    """A rate, raised to a normal number: of those below it a thread of JAX sees 0."""
+    """Raises positive rates to normal numbers, which JAX threads do not flush to 0."""
     if rate.dtype != np.float64:
         return rate
     some = np.array(rate).view(np.int64) > 0
@@ -219,7 +215,7 @@ def _normal(rate: np.ndarray) -> np.ndarray:
 
 
 def parts_of(step: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The steps of a run, and how often each is taken."""
+    """Returns the steps of a run and their counts."""
     return (
         (step.steps, step.counts)
         if isinstance(step, ComposedSteps)
@@ -228,7 +224,7 @@ def parts_of(step: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def _rdp(step: AnyStep, orders: Any, direction: str) -> np.ndarray:
-    """A curve at one order in each setting."""
+    """Rényi divergences at one order for each setting."""
     orders = _validation.order_array(ORDERS, orders, infinite=True)
     shape = np.broadcast_shapes(step.shape, orders.shape)
     return api.curve_of(step, orders[..., None], direction, shape)
@@ -247,7 +243,7 @@ _QUESTIONS = {
     "delta": api.delta,
     NOISE: calibrate_noise_multiplier,
 }
-# Whole numbers, but for counts of steps.
+# Fields that are whole numbers, except counts of steps.
 _WHOLE = (
     "size",
     "population",
@@ -259,23 +255,23 @@ _WHOLE = (
     "batch_size",
 )
 
-# Settings from which a batch is compiled: that takes 5 s of CPU time and then 0.02 ms a
-# setting in place of 0.10 on the host, so that 16 calls of this size make up for it.
+# Number of settings from which a batch is compiled. This takes 5 s of CPU time, then
+# 0.02 ms per setting instead of 0.10 on the host: it pays after 16 such calls.
 FEWEST = 4096
-# Settings side by side whose arrays fit the cache of a CPU, or the memory of a device.
+# Number of settings per block: its arrays fit the cache of a CPU, or device memory.
 _CPU_BLOCK = 64
 _ACCELERATOR_BLOCK = 131072
-# Ranges of numbers that the host computes with as they are; those beyond are its own.
+# Ranges of numbers for the compiled program; the host computes all others.
 _RATES = (1e-60, 1.0)
 _SHIFTS = (1e-20, 1e70)
 _MOST_STEPS = 2.0**53
 _LARGEST_ORDER = 1e30
 # Smallest log(delta) that is a normal number.
 _SMALLEST_LOG_DELTA = -700.0
-# In place of numbers that are not computed with.
+# Placeholders for numbers that are not used.
 _SOME_TARGET = {EPSILON: 0.5, DELTA: 0.5, "rdp": 2.0}
 _SOME_FIELD = 0.5
-# By the kind of question the argument that it is asked at.
+# The target argument of each kind of question.
 _TARGETS = {EPSILON: DELTA, DELTA: EPSILON, "rdp": ORDERS}
 
 # Numbers that may be traced.
@@ -286,21 +282,21 @@ _TRACED = (
 )
 
 Words = tuple[tuple[int, ...], ...]
-"""What is asked: the answer, (), and derivatives by missing numbers, as (i,)."""
+"""Requested values: the result, (), and derivatives by missing numbers, (i,)."""
 
 
 def is_in_program(question: Question, words: Words = ((),)) -> bool:
-    """Whether questions of this kind are compiled where a batch is large."""
+    """Whether large batches of this question are compiled."""
     if engine_name() == "numpy" or question.kind not in KINDS:
         return False
-    asked = question.options.get("method", "rdp"), question.options.get("direction")
+    method, direction = (question.options.get(n) for n in ("method", "direction"))
     names = [place.rpartition(".")[2].partition("[")[0] for place in question.places]
     steps, _ = parts_of(question.step)
     return (
-        asked[0] == "rdp"
-        and asked[1] != "backward"
+        method in ("rdp", None)
+        and direction != "backward"
         and max(map(len, words)) < 2
-        and all(map(coins_of, steps))
+        and all(map(poisson_levels, steps))
         and all(name in _TRACED for name in names)
     )
 
@@ -311,20 +307,20 @@ def evaluated(
     call_back: Callable[..., tuple[Array, ...]],
     shape: tuple[int, ...],
 ) -> Callable[..., tuple[Array, ...]]:
-    """The answer, and its derivatives by some of the leaves, as a function of these."""
+    """The requested values as a function of the missing numbers (``leaves``)."""
     import jax
 
     @jax.custom_batching.custom_vmap
     def call(*leaves: Array) -> tuple[Array, ...]:
         if math.prod(shape) < FEWEST:
-            asked = functools.partial(question.rows, words)
-            return call_back(asked, shape=shape, leaves=leaves)
+            on_host = functools.partial(question.rows, words)
+            return call_back(on_host, shape=shape, leaves=leaves)
         return in_program(*leaves)
 
     @jax.jit
     def in_program(*leaves: Array) -> tuple[Array, ...]:
         leaves = tuple(map(gathered, leaves))
-        # A caller's settings are for the caller's code.
+        # The caller's settings must not affect this code.
         with (
             jax.numpy_rank_promotion("allow"),
             jax.default_matmul_precision("highest"),
@@ -366,7 +362,7 @@ def answer_and_slopes(
     shape: tuple[int, ...],
     leaves: tuple[Array, ...],
 ) -> tuple[Array, ...]:
-    """The answer and derivatives, float64 of the shape."""
+    """Returns the result and derivatives, float64 of the shape."""
     import jax
 
     xp = jax.numpy
@@ -375,7 +371,7 @@ def answer_and_slopes(
         return value[: math.prod(shape)].reshape(shape)
 
     numbers = _Numbers.of(question, shape, leaves)
-    value, order = traced_bound(question.kind, *numbers.asked)
+    value, order = traced_bound(question.kind, *numbers.arguments)
     value = xp.where(numbers.idle, -np.inf if question.kind == DELTA else 0.0, value)
     value = row(xp.where(numbers.usual, value, np.nan))
     by = [i for (i,) in words[1:]]
@@ -383,10 +379,10 @@ def answer_and_slopes(
         return (_delta_of(value) if question.kind == DELTA else value,)
 
     def answer(*leaves: Array) -> Array:
-        asked = _Numbers.of(question, shape, leaves).asked
-        return row(traced_bound_at(question.kind, *asked, order))
+        arguments = _Numbers.of(question, shape, leaves).arguments
+        return row(traced_bound_at(question.kind, *arguments, order))
 
-    # All derivatives at once: what they have in common is computed once.
+    # Compute all derivatives together, to share common work.
     along = (
         xp.stack([xp.full_like(leaf, float(i == k)) for i in by])
         for k, leaf in enumerate(leaves)
@@ -397,7 +393,7 @@ def answer_and_slopes(
     if question.kind == DELTA:
         value = _delta_of(value)
         rows = [value * one for one in rows]
-    # An answer that is 0, or of no steps, may have a kink there.
+    # A result of 0, or one for no steps, may have a kink.
     known = xp.isfinite(sum(rows, value)) & (value > 0)
     for i in by:
         if question.places[i].rpartition(".")[2] == "sampling_probability":
@@ -407,7 +403,7 @@ def answer_and_slopes(
 
 
 def gathered(leaf: Array) -> Array:
-    """A number on every device of an explicit mesh: blocks of it are cut otherwise."""
+    """Replicates a number on an explicit mesh: blocks are divided differently."""
     import jax
 
     sharding = jax.typeof(leaf).sharding
@@ -418,7 +414,7 @@ def gathered(leaf: Array) -> Array:
 
 
 def _delta_of(log_delta: Array) -> Array:
-    """Rounded up, as `api.delta_of`; NaN where it is below normal numbers."""
+    """Delta rounded up, as in `api.delta_of`; NaN below normal numbers."""
     import jax
 
     xp = jax.numpy
@@ -429,17 +425,17 @@ def _delta_of(log_delta: Array) -> Array:
 
 
 class _Numbers(NamedTuple):
-    """What a batch is computed of; arrays of all settings, and some to fill a block."""
+    """The numbers of a batch: flat arrays of all settings, padded to whole blocks."""
 
-    asked: tuple[Array, tuple[Group, ...], int]  # target, groups and block
-    usual: Array  # whether the numbers are what the host would compute with
-    idle: Array  # whether no step is taken
+    arguments: tuple[Array, tuple[Group, ...], int]  # target, groups and block
+    usual: Array  # whether the numbers are in the range of the compiled program
+    idle: Array  # whether there are no steps
 
     @classmethod
     def of(
         cls, question: Question, shape: tuple[int, ...], leaves: Sequence[Array]
     ) -> _Numbers:
-        """The numbers of a question, with those that were missing."""
+        """The numbers of a question with the missing ones filled in."""
         import jax
 
         xp, size = jax.numpy, math.prod(shape)
@@ -456,8 +452,8 @@ class _Numbers(NamedTuple):
         counts = [flat(count) for count in counts]
         times = others.get(NUM_STEPS)
         times = flat(1.0 if times is None else times)
-        losses = [drawn_by_coins(part).map(flat) for part in parts]
-        coins = [coin for part in parts for coin in coins_of(part)]
+        losses = [poisson_pair(part).map(flat) for part in parts]
+        coins = [coin for part in parts for coin in poisson_levels(part)]
         rates = [flat(coin.sampling_probability) for coin in coins]
         target = flat(others[_TARGETS[question.kind]])
         usual = functools.reduce(
@@ -486,7 +482,7 @@ class _Numbers(NamedTuple):
 
 
 def _is_target(kind: str, target: Array) -> Array:
-    """Whether what is asked at is at neither end of its range."""
+    """Whether a target is inside its range."""
     if kind == EPSILON:
         return (target > 0) & (target < 1)
     if kind == DELTA:

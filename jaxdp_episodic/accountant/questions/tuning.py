@@ -1,4 +1,7 @@
-"""What choosing the best of several private runs costs."""
+"""The cost of releasing the best of a random number of private runs.
+
+Reference: Papernot and Steinke (2022), arXiv:2110.03620.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,19 @@ from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import Spec, frozen_number
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.methods.rdp.method import epsilons_at_orders
-from jaxdp_episodic.accountant.questions.api import order_grid, rdp
+from jaxdp_episodic.accountant.questions.api import order_grid
 
-# Largest log(1/gamma): gamma stays a normal number.
+# Largest log(1/gamma), so that gamma is a normal number.
 _LARGEST_LOG = 700.0
-# Bisections of log(1/gamma), to the last digit.
+# Number of bisections of log(1/gamma), to the last digit.
 _BISECTIONS = 200
-# Largest eta: beyond it the bisections end above log(1/gamma); it is a Poisson
-# distribution long before.
+# Largest eta: beyond it the bisection is inexact. The distribution is practically a
+# Poisson distribution far below.
 _LARGEST_ETA = 1e30
 # Largest mean.
 _MOST_EXPECTED_RUNS = 1e12
-# Largest mean of a distribution that is inverted, in seconds beyond it.
+# Largest mean for which a number of runs is drawn; beyond it this takes seconds.
 _MOST_DRAWN_RUNS = 1e6
 
 
@@ -84,7 +86,7 @@ class NegativeBinomialTrials(Spec):
 
     @functools.cached_property
     def log_inverse_gamma(self) -> np.ndarray:
-        """``log(1/gamma)`` of the distribution that is drawn and accounted, >= 0."""
+        """``log(1/gamma)`` of the distribution, >= 0."""
         low, high = np.zeros(self.shape), np.full(self.shape, _LARGEST_LOG)
         eta, wanted = np.asarray(self.eta, np.float64), np.asarray(self.expected_runs)
         for _ in range(_BISECTIONS):
@@ -95,7 +97,7 @@ class NegativeBinomialTrials(Spec):
 
     @property
     def mean(self) -> np.ndarray:
-        """The mean of exactly that distribution: ``expected_runs`` up to rounding."""
+        """The mean for this ``log_inverse_gamma``: ``expected_runs`` up to rounding."""
         return _mean(self.log_inverse_gamma, np.asarray(self.eta, np.float64))
 
     def draw(self, generator: np.random.Generator) -> int:
@@ -110,7 +112,7 @@ class NegativeBinomialTrials(Spec):
         ratio = -np.expm1(-x)
         probability = _first_probability(x, eta)
         left, count = generator.random(), 1
-        # Beyond the last digit of the sum nothing can be added to it.
+        # Smaller probabilities do not change the sum.
         while left >= probability and probability > 1e-300:
             left -= probability
             probability *= ratio * (count + eta) / (count + 1)
@@ -130,13 +132,13 @@ def _first_probability(x: float, eta: float) -> float:
 
 
 def _mean(x: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """Mean: ``eta (1-gamma) / (gamma (1 - gamma^eta))``, its limits too."""
+    """Mean ``eta (1-gamma) / (gamma (1 - gamma^eta))``, including its limits."""
     tiny = x < 1e-300
     safe_x = np.where(tiny, 1.0, x)
     product = eta * safe_x
     flat = np.abs(product) < 1e-300
     safe = np.where(flat, 1.0, product)
-    with np.errstate(over="ignore"):  # an infinite mean is one that is too large
+    with np.errstate(over="ignore"):  # inf exceeds the largest mean
         shrink = np.where(flat, 1.0, safe / -np.expm1(-safe))
         mean = np.expm1(safe_x) / safe_x * shrink
     return np.where(tiny, 1.0, mean)
@@ -162,35 +164,9 @@ def _check_is_scalar(trials: Trials) -> None:
         )
 
 
-# Rényi orders, dense enough that the best of them costs less than 0.1 % more than the
-# best real order.
+# Rényi orders, dense enough that the best of them gives an epsilon within 0.1 % of that
+# of the best real order.
 DEFAULT_ORDERS = 1 + np.geomspace(1e-2, 1e5, 400)
-
-
-def tuning_cost(
-    step: GaussianStep | ComposedSteps,
-    *,
-    trials: Trials,
-    delta: Any,
-    num_steps: Any = None,
-    orders: Any = None,
-) -> np.ndarray | np.float64:
-    """Returns epsilon of releasing the best of a random number of private runs."""
-    grid = order_grid(DEFAULT_ORDERS if orders is None else orders)
-    curve = run_rdp(step, grid, num_steps=num_steps)
-    return curve_to_epsilon(grid, tuned_rdp(trials, grid, curve), delta=delta)
-
-
-def run_rdp(
-    step: GaussianStep | ComposedSteps, orders: np.ndarray, *, num_steps: Any = None
-) -> np.ndarray:
-    """Returns the Rényi-DP curve of one run, both directions: orders last."""
-    if num_steps is None and not isinstance(step, ComposedSteps):
-        raise ValueError("num_steps must be a whole number >= 0, got None")
-    if num_steps is not None:  # curves of epochs' and bands' steps do not add up
-        counts = _validation.integer_array("num_steps", num_steps, minimum=0)
-        step = compose((step, counts))
-    return np.asarray(rdp(step, orders))
 
 
 def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
@@ -214,7 +190,7 @@ def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
 
 
 def curve_to_epsilon(orders: Any, rdp: Any, *, delta: Any) -> np.ndarray | np.float64:
-    """Returns epsilon of a mechanism that is known by its Rényi-DP at some orders."""
+    """Returns epsilon of a mechanism with a known Rényi-DP curve."""
     grid = order_grid(orders)
     curve = _curve(rdp, grid)
     target = _validation.open_unit_array("delta", delta)
@@ -226,30 +202,30 @@ def curve_to_epsilon(orders: Any, rdp: Any, *, delta: Any) -> np.ndarray | np.fl
 def _negative_binomial(
     trials: NegativeBinomialTrials, orders: np.ndarray, curve: np.ndarray
 ) -> np.ndarray:
-    """Theorem 2, at the best auxiliary order."""
+    """Papernot and Steinke (2022), Theorem 2, at the best auxiliary order."""
     log_inverse_gamma = trials.log_inverse_gamma[..., None]
     price = (1 - 1 / orders) * curve + log_inverse_gamma / orders
-    # At the auxiliary order 1 the curve does not count.
+    # At auxiliary order 1 the bound does not depend on the curve.
     best = np.minimum(price.min(axis=-1, keepdims=True), log_inverse_gamma)
     eta = np.asarray(trials.eta, np.float64)[..., None]
     return curve + (1 + eta) * best + np.log(trials.mean)[..., None] / (orders - 1)
 
 
 def _poisson(mean: np.ndarray, orders: np.ndarray, curve: np.ndarray) -> np.ndarray:
-    """Theorem 6, with the moment of the event that there is no run."""
+    """Papernot and Steinke (2022), Theorem 6, plus the event of no run."""
     t = orders - 1
     largest_epsilon = np.log1p(1 / t)
-    # Delta at each of these epsilons, from the best order: (..., lambda).
+    # Delta at each of these epsilons by the best order, (..., lambda).
     exponent = t * curve + orders * np.log1p(-1 / orders) - np.log(t)
     log_delta = (exponent[..., None, :] - t * largest_epsilon[:, None]).min(axis=-1)
-    # exp rounds to the nearest: up, and never to 0.
+    # exp rounds to the nearest: round up, and never to 0.
     delta = np.minimum(np.nextafter(np.exp(np.minimum(log_delta, 0.0)), 2.0), 1.0)
     moment = np.log(mean) + t * (curve + mean * delta)
     return np.logaddexp(-mean, moment) / t
 
 
 def _smallest_of_larger_orders(values: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    """At each order, the smallest value at this or a larger order."""
+    """Returns, for each order, the smallest value at this or a larger order."""
     descending = np.argsort(-orders, kind="stable")
     smallest = np.minimum.accumulate(values[..., descending], axis=-1)
     result = np.empty_like(smallest)

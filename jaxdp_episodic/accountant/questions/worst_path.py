@@ -1,4 +1,4 @@
-"""The answer of a run by any method: each path composed first, the worst taken last."""
+"""Epsilon or delta of a run by any method: composes each path, then maximizes."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from jaxdp_episodic.accountant.methods.run import (
     Run,
 )
 
-# Methods by the name that users give them.
+# Methods by their public name.
 METHODS: dict[str, Callable[[Question, Run], Answer]] = {
     "exact": exact.exact_answer,
     "pld": pld.pld_answer,
     "rdp": rdp.rdp_answer,
 }
-# No method of its own: "exact", with Rényi's bound in index of certified ends.
+# "exact" for calibration, with the Rényi bound instead of certified ends.
 CONTOUR = "contour"
 _ANSWERS = {**METHODS, CONTOUR: functools.partial(exact.exact_answer, certify=False)}
 # Rates are rounded up to powers of exp(spacing); the finest, 0.1 %, is tried first.
 _FINEST_SPACING = 2.0**-10
-# Factor of each further spacing.
+# Factor by which the spacing grows.
 _COARSER = 2.0**0.5
-# Relative; above the rounding errors of log and exp of a rate above 1e-300.
+# Relative; exceeds the rounding errors of log and exp of a rate above 1e-300.
 _ROUNDING_MARGIN = 1e-12
-# Comparisons of numbers after which paths are kept that may be dominated.
+# Largest number of comparisons; after it, paths that may be dominated are kept.
 _MOST_COMPARISONS = 10**8
 
 
 def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
-    """Epsilon or log(delta) of the worst path."""
+    """Returns epsilon or log(delta) of the worst path, the smallest over the runs."""
     if len(runs) == 1:
         return _of_one(question, runs[0], method)
-    # Paths take the place of settings, so that the least is taken of each of them.
+    # Paths become settings, so that the minimum over the runs is taken for each path.
     each = question.at(np.asarray(question.target, np.float64)[..., None])
     return _largest(least([_of_one(each, run.with_axis(), method) for run in runs]))
 
 
 def least(answers: Sequence[Answer]) -> Answer:
-    """The answers of the smallest value, setting by setting."""
+    """Returns the answers with the smallest value, setting by setting."""
     shape = np.broadcast_shapes(*(found.value.shape for found in answers))
     fields = (
         np.stack([np.broadcast_to(part, shape) for part in field])
@@ -59,7 +59,7 @@ def least(answers: Sequence[Answer]) -> Answer:
 
 
 def _of_one(question: Question, run: Run, method: str) -> Answer:
-    """The answer of one run: of the path with the largest value."""
+    """The answer of one run on the path with the largest value."""
     run.refuse("exact" if method == CONTOUR else method)
     question = question.at(np.asarray(question.target, np.float64)[..., None])
     if run.num_paths > 1:
@@ -83,17 +83,17 @@ def _of_one(question: Question, run: Run, method: str) -> Answer:
 
 
 def end_values(question: Question, run: Run) -> np.ndarray:
-    """Answers at the ends of the target's range, at every setting and path."""
+    """Returns the answers at the ends of the target's range, per setting and path."""
     return question.end_value(run.most_lost, run.log_kept())
 
 
 def _inside(question: Question, run: Run, little: np.ndarray, method: str) -> Answer:
-    """Answers at targets that are not at an end; bounds at too little noise."""
+    """Answers at targets that are not at an end; upper bounds if noise is too small."""
     log_kept, run = run.log_kept(), run.kept()
     if not (np.any(log_kept) or np.any(little)):
         several = run.num_paths > 1 and method != "rdp"
         return (_of_worst if several else _ask)(question, run, method)
-    # A loss may be infinite: the question is asked given that it is not, path by path.
+    # A loss may be infinite: compute the answer given that it is finite, path by path.
     left = question.given_kept(log_kept)
     hopeless = np.isneginf(left.target)
     left = left.at(np.where(hopeless, -1.0, left.target))
@@ -104,7 +104,7 @@ def _inside(question: Question, run: Run, little: np.ndarray, method: str) -> An
 
 
 def _ask(question: Question, run: Run, method: str) -> Answer:
-    """The method's answer on each path, but no more than the largest loss allows."""
+    """The method's answer on each path, at most what the largest loss implies."""
     found = _ANSWERS[method](question, run)
     most = run.most_lost
     if question.is_epsilon:
@@ -123,17 +123,17 @@ def _ask(question: Question, run: Run, method: str) -> Answer:
 
 
 def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarray:
-    """Bound of log(delta) in a direction whose losses end little above epsilon."""
+    """Bound on log(delta) in a direction whose largest loss is just above epsilon."""
     gap = np.maximum(run.largest_loss(backward=backward) - epsilon, 0.0)
     gap = np.where(run.is_unprotected, np.inf, gap)
     chance = np.zeros(gap.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        # The largest loss is rounded; an infinite one is no bound.
+        # The largest loss is rounded; an infinite one gives no bound.
         with np.errstate(all="ignore"):
             u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
         inside = np.isfinite(u) & (u > 0) & (count > 0) & ~loss.loses_nothing
         if not isinstance(loss, Profile) or not np.any(inside):
-            continue  # no tails, or all of them
+            continue  # no tail probability is known, or it is 1
         with np.errstate(all="ignore"):
             tails = loss.kept_in_range().log_tails(np.where(inside, u, 1.0))
             within = np.fmin(np.logaddexp(*tails[backward]) + 1e-12, 0.0)
@@ -143,7 +143,7 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
 
 
 def _of_worst(question: Question, run: Run, method: str) -> Answer:
-    """The answers of paths that may be the worst; of others nothing."""
+    """The answers of the paths that may be the worst; -inf for the others."""
     shape = np.broadcast_shapes(question.target.shape, run.shape)
     bound = rdp.rdp_answer(question, run).value.reshape(-1, shape[-1])
     target = np.broadcast_to(question.target, shape).reshape(bound.shape)
@@ -168,20 +168,20 @@ def _of_worst(question: Question, run: Run, method: str) -> Answer:
 
 def _largest(every: Answer) -> Answer:
     """The answer of the path with the largest value."""
-    if every.value.shape[-1] == 1:  # as a rule
+    if every.value.shape[-1] == 1:
         return Answer(*(field[..., 0] for field in every))
     index = every.value.argmax(axis=-1)[..., None]
     return Answer(*(np.take_along_axis(f, index, axis=-1)[..., 0] for f in every))
 
 
 def undominated_paths(run: Run) -> np.ndarray:
-    """Returns the paths among which the worst one is, whatever is asked."""
+    """Returns the paths that may be the worst at some target."""
     columns = _columns(run)
     if columns.shape[1] == 0:
         return np.arange(min(run.num_paths, 1))
     first, _ = _distinct(columns)
-    # Ranks order as the numbers do, are cheap to compare and can be added: a path
-    # with the largest sum is exceeded by no other.
+    # Ranks have the order of the numbers, are fast to compare and can be added: no
+    # other path dominates the one with the largest sum.
     ranks = np.stack([_ranks(column) for column in columns[first].T], axis=1)
     left = first[np.argsort(-ranks.sum(axis=1), kind="stable")]
     kept = []
@@ -195,13 +195,16 @@ def undominated_paths(run: Run) -> np.ndarray:
 
 
 def equal_paths(run: Run, path: int) -> np.ndarray:
-    """Returns the paths that cost what one path costs because their pairs are equal."""
+    """Returns the paths whose dominating pairs equal those of one path."""
     columns = _columns(run)
     return np.flatnonzero((columns == columns[path]).all(axis=1))
 
 
 def rounded_up(run: Run, most: int) -> tuple[Run, np.ndarray, float]:
-    """Returns a run on at most ``most`` paths that are at least as costly."""
+    """Returns a run on at most ``most`` paths, with rates rounded up.
+
+    Also the new path of each old one, and the largest relative increase of a rate.
+    """
     first, group = _distinct(_columns(run))
     if len(first) <= most:
         return run.take_paths(first), group, 0.0
@@ -209,7 +212,7 @@ def rounded_up(run: Run, most: int) -> tuple[Run, np.ndarray, float]:
     while True:
         coarse = run.with_losses(tuple(_rounded(loss, spacing) for loss in run.losses))
         first, group = _distinct(_columns(coarse))
-        # From a spacing of 1024 on every rate above 0 has become 1.
+        # From a spacing of 1024 every positive rate has become 1.
         if len(first) <= most or spacing > 1024:
             excess = float(np.expm1(spacing)) if spacing < 700 else np.inf
             return coarse.take_paths(first), group, excess + 2 * _ROUNDING_MARGIN
@@ -217,7 +220,7 @@ def rounded_up(run: Run, most: int) -> tuple[Run, np.ndarray, float]:
 
 
 def _columns(run: Run) -> np.ndarray:
-    """(P, D) the numbers that differ between paths; more is never cheaper."""
+    """(P, D) the numbers that differ between paths; epsilon increases in each."""
     paths = run.num_paths
     parts = [np.zeros((paths, 0))]
     for loss in run.losses:
@@ -229,7 +232,7 @@ def _columns(run: Run) -> np.ndarray:
 
 
 def _distinct(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first of each set of equal rows, and the set of each row."""
+    """Returns the first row of each set of equal rows, and the set of each row."""
     code = np.zeros(len(columns), np.int64)
     first = np.arange(min(len(columns), 1))
     for column in columns.T:
@@ -253,7 +256,7 @@ def _rounded(loss: PrivacyLoss, spacing: float) -> PrivacyLoss:
     def up(rate: np.ndarray) -> np.ndarray:
         if rate.shape[-1] == 1:
             return rate
-        with np.errstate(divide="ignore"):  # log(0) = -inf is meant: 0 stays 0
+        with np.errstate(divide="ignore"):  # log(0) = -inf: 0 stays 0
             power = np.ceil(np.log(rate) / spacing) * spacing
         raised = np.minimum(np.exp(power) * (1 + _ROUNDING_MARGIN), 1.0)
         return np.maximum(raised, rate)

@@ -1,4 +1,4 @@
-"""What is said of a run that chooses on the way, after each of its steps."""
+"""Texts about an adaptive run after each of its steps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from jaxdp_episodic.accountant.report.caveats import preconditions_of
 from jaxdp_episodic.accountant.report.rounding import upward
 
 GUARANTEE = "guarantee"
-"""The name of what does not move."""
 
 TAKEN = "taken"
-"""The name of what was taken of each option."""
 
 INFORMATION = "no guarantee; the same steps, had they been fixed in advance"
-"""What the exact composition of the steps that were taken is."""
 
 _PARTS = (
     "Parts: of several budgets the largest counts. The data of the options of one and "
@@ -24,25 +21,25 @@ _PARTS = (
 
 
 def owed_by_plan(epsilon: float, delta: float, *, together: bool = False) -> str:
-    """Returns what holds of a fixed run that ended before its plan did."""
+    """Returns the text for a fixed run that ended before its planned end."""
     return (
         "this cost holds if the end did not depend on what it released (a plan, a "
         "crash, a bill). A run that was stopped because of a release, such as a score, "
-        f"owes its plan: epsilon {upward(epsilon, 5)} at delta "
+        f"costs its whole plan: epsilon {upward(epsilon, 5)} at delta "
         f"{delta:g}" + " together" * together
     )
 
 
 def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
-    """Returns pairs of a name and what is to be said, the guarantee first."""
+    """Returns (name, text) pairs about the budget, the guarantee first."""
     taken = budget.epsilon_taken()
     known = upward(taken) if math.isfinite(taken) else "inf"
     so_far = [
         (
             "odometer",
-            f"up to now at most epsilon {upward(run.epsilon_so_far)}, whenever it is "
-            f"read, at delta {upward(run.odometer_interval()[1])}; it was stated "
-            "before the first release",
+            f"so far at most epsilon {upward(run.epsilon_so_far)}, whenever it is "
+            f"read, at delta {upward(run.odometer_interval()[1])}; fixed before the "
+            "first release",
         )
         for run in budget.runs
         if run.odometer is not None
@@ -51,7 +48,7 @@ def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
         (
             GUARANTEE,
             f"epsilon {upward(budget.epsilon)} at delta {budget.delta:g}, however the "
-            "steps were chosen and whenever the run ends; it does not move",
+            "steps are chosen and whenever the run ends; it does not change",
         ),
         *((TAKEN, text) for text in _spent(budget)),
         *so_far,
@@ -60,17 +57,17 @@ def budget_in_words(budget: AdaptiveBudget) -> list[tuple[str, str]]:
 
 
 def adaptive_preconditions(budget: AdaptiveBudget) -> list[str]:
-    """Returns what must be true for the guarantee and cannot be checked, each once."""
+    """Returns the preconditions of the guarantee that cannot be checked."""
     every = budget.composed(dict.fromkeys(budget.options, 1))
     found = preconditions_of(every, chooses=True)
     return [*found, *([_PARTS] if len(budget.runs) > 1 else [])]
 
 
 def _spent(budget: AdaptiveBudget) -> list[str]:
-    """What was taken of each part, what is left, and the price of it."""
+    """The charged and remaining uses of each option, and the price spent."""
     found = []
     for run in budget.runs:
-        # What was taken is named first.
+        # Charged options come first.
         taken = sorted(run.taken.items(), key=lambda one: not one[1])
         each = in_words(
             f"{number:,} of {name!r} ({budget.most(name):,} left)"

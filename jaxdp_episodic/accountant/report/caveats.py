@@ -1,4 +1,4 @@
-"""What a user should know about a run besides its numbers, in words."""
+"""Preconditions and warnings of a run, in words."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from jaxdp_episodic.accountant.report.rounding import upward
 
 
 def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str, ...]:
-    """Returns what must be true for the guarantee and cannot be checked."""
+    """Returns the preconditions of the guarantee that cannot be checked."""
     first = run.gaussian_steps[0]
     bounding = step_of_bounds(run.gaussian_steps)
     unit, last = str(first.privacy_unit), bounding.design.level_names[-1]
     relation, is_person = first.neighboring_relation, unit in OWNED
     designs = [part.design for part in run.gaussian_steps]
-    # A scheme that takes everybody draws nothing.
+    # A scheme that draws everybody does not sample.
     kinds = {
         type(scheme)
         for design in designs
@@ -62,9 +62,9 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         (
             kinds,
             f"Locality: the clipped contribution of each {clipped} depends only on "
-            "what was drawn of it, the current model, public data and fresh "
+            "its own drawn content, the current model, public data and fresh "
             "randomness. Where examples interact (support and query, a softmax over "
-            "classes, batch statistics), they do so within one clip unit.",
+            "classes, batch statistics), they are in one clip unit.",
         ),
         (
             not kinds,
@@ -73,14 +73,14 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         ),
         (
             in_blocks,
-            "Blocks: the partition of people into blocks looks at nobody's data, and "
-            "nobody's leaving moves another one. An episode takes its data, and makes "
-            "all its choices, from its own block and public facts.",
+            "Blocks: the partition of people into blocks does not depend on anybody's "
+            "data, and if a person leaves, nobody moves to another block. The data and "
+            "all choices of an episode come from its own block and public facts.",
         ),
         (
             not in_blocks,
-            f"Public lists: the units above the level {above!r} are public. One that "
-            f"is emptied stays listed{', is drawn at the same rate' if kinds else ''} "
+            f"Public lists: the units above the level {above!r} are public. An "
+            f"emptied one stays listed{', is drawn at the same rate' if kinds else ''} "
             "and contributes zero.",
         ),
         (
@@ -92,7 +92,7 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
             f"Bounds of people: every {last!r} has one owner, and nobody owns more "
             f"than {bounds}. These bounds are public, not read from the data, and "
             "enforced before training by a rule that looks at one person's "
-            f"{'data' if relation == 'add_remove' else 'slots'} alone. This epsilon "
+            f"{'data' if relation == 'add_remove' else 'slots'} only. This epsilon "
             "does not protect people beyond them.",
         ),
         (
@@ -104,57 +104,57 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         ),
         (
             is_bounded and in_blocks,
-            "Draws within blocks: each episode draws classes and examples afresh "
-            "among public slots, filled or not, without a look at what is in them.",
+            "Draws within blocks: each episode draws classes and examples again "
+            "among public slots, filled or not, without looking at their content.",
         ),
         (
             chooses,
-            "Choices: whatever chose saw releases and public facts alone; what could "
-            "be chosen, its noise, rates and budget were fixed before the first "
+            "Choices: the steps were chosen by releases and public facts only; the "
+            "options, their noise, rates and budget were fixed before the first "
             "release.",
         ),
         (
             not chooses,
             f"Fixed in advance: {'rates, ' if kinds else ''}noise and the number of "
-            "steps do not react to anything that was released.",
+            "steps do not depend on releases.",
         ),
         (
             kinds and not in_epochs,
-            "Fresh draws: every step draws anew, and its draws stay secret. Draws "
+            "Fresh draws: every step samples again, and its draws stay secret. Draws "
             "that are kept for an epoch need another accounting.",
         ),
         (
             kinds and in_epochs,
-            "Fresh epochs: who takes part in which step is drawn anew and secretly in "
-            "every epoch, never reused, and what is drawn below in every step. The "
-            "number of steps is fixed in advance; a run that stops within an epoch "
-            "for what it saw owes all of it.",
+            "Fresh epochs: every epoch assigns units to steps again and in secret, and "
+            "every step samples again below that level. The number of steps is fixed "
+            "in advance; a run that stops within an epoch because of its releases is "
+            "charged the whole epoch.",
         ),
         (
             Poisson in kinds,
-            "Poisson draws: everything drawn is processed, without a cap, and an "
+            "Poisson sampling: all drawn units are processed, without a cap, and an "
             "empty draw still releases noise.",
         ),
         (
             RandomAllocation in kinds,
-            "Sums of bins: what a step releases is the sum over its bin, or that "
-            "divided by a constant, never by the realised number; an empty bin still "
-            "releases noise.",
+            "Sums of bins: a step releases the sum over its bin, possibly divided by "
+            "a constant, never by the realised number; an empty bin still releases "
+            "noise.",
         ),
         (
             bands is not None,
             f"Groups: every {bands and bands.level!r} is in one of "
             f"{bands and bands.count} groups for the whole run, by {rule} or at "
-            "random, not by its content or by who else is there. Steps draw from the "
-            "groups in turn, by the number of steps charged, those given up included. "
-            "All have one noise multiplier, and their number is fixed in advance: a "
-            "run that ends for what it released owes its plan. No file holds sums "
-            "without noise.",
+            "random, not by its content or by other units. Steps draw from the groups "
+            "in turn, by the number of charged steps, including steps given up. All "
+            "have one noise multiplier, and their number is fixed in advance: a run "
+            "that stops because of its releases is charged its whole plan. No file "
+            "contains sums without noise.",
         ),
         (
             any(isinstance(design, GroupedClasses) for design in designs),
-            "Grouping: the partition of classes into episodes is drawn afresh in "
-            f"every {'epoch' if in_epochs else 'step'} and does not look at the data.",
+            "Grouping: the partition of classes into episodes is drawn again in "
+            f"every {'epoch' if in_epochs else 'step'}, without looking at the data.",
         ),
         (
             relation == "replace_one",
@@ -164,16 +164,16 @@ def preconditions_of(run: ComposedSteps, *, chooses: bool = False) -> tuple[str,
         (
             relation == "zero_out",
             f"Slots: the number of slots for {slots!r} is public. "
-            f"{'All of them are drawn alike, filled or not. ' if kinds else ''}A "
+            f"{'All slots are drawn alike, filled or not. ' if kinds else ''}A "
             "contribution with an empty slot in it is 0 as a whole; masking the empty "
-            "slot is not enough. An epsilon at another level needs the same of its "
+            "slot is not enough. An epsilon at another level needs the same for its "
             "own slots.",
         ),
         (
             relation == "add_remove" and WithoutReplacement in kinds,
             "Sizes: where children are drawn without replacement, their number is "
-            "that in the larger of two neighbouring data sets or a lower bound of it, "
-            "and no unit is left out for its size.",
+            "that in the larger of two neighbouring data sets or a lower bound on it, "
+            "and no unit is left out because of its size.",
         ),
     )
     return tuple(text for holds, text in rows if holds)
@@ -185,10 +185,10 @@ def caveats_of(
     epsilon_by_level: Mapping[str, float | str],
     delta: float,
 ) -> tuple[str, ...]:
-    """Returns what the numbers of a report do not show at first sight."""
+    """Returns warnings: facts that the numbers of a report do not show."""
     found = []
     if any(part.noise_multiplier == 0 for part in run.gaussian_steps):
-        found.append("noise_multiplier is 0: the sum is released as it is")
+        found.append("noise_multiplier is 0: the sum is released without noise")
     return (
         *found,
         *_everybody_drawn(level_runs),
@@ -200,7 +200,7 @@ def caveats_of(
 
 
 def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
-    """What random allocation, or Poisson sampling, would cost in place of shuffling."""
+    """What random allocation or Poisson sampling would cost instead of shuffling."""
     found = []
     for part, count in zip(run.gaussian_steps, run.counts, strict=True):
         scheme = epoch_scheme(part.design)
@@ -221,14 +221,14 @@ def _shuffled_epochs(run: ComposedSteps, delta: float) -> list[str]:
             value = float(epsilon(same, num_steps=count, delta=delta))
             costs.append(f"{value:.4g} by {name}")
         found.append(
-            f"level {scheme.name!r}: no amplification is known for shuffled epochs and "
-            f"none is counted; the same steps would cost epsilon {' or '.join(costs)}"
+            f"level {scheme.name!r}: no amplification is known for shuffled epochs; "
+            f"the same steps would cost epsilon {' or '.join(costs)}"
         )
     return found
 
 
 def _everybody_drawn(level_runs: Mapping[str, ComposedSteps]) -> list[str]:
-    """Levels where more children are asked for than there are."""
+    """Levels at which a draw takes more children than there are."""
     found: dict[tuple[int, str], str] = {}
     for level, run in level_runs.items():
         for number, part in enumerate(run.gaussian_steps):
@@ -245,15 +245,14 @@ def _clipped_text(
     step: GaussianStep, name: str, level: str, clipped: np.ndarray
 ) -> str:
     text = (
-        f"level {name!r}: size is above the population, so that everybody is drawn "
-        "(rate 1)"
+        f"level {name!r}: size is above the population, so that all are drawn (rate 1)"
     )
     if step.population is None:
         return text
     units = step.path_rates.multiplicity
     number = int(units[np.broadcast_to(clipped, units.shape)].sum())
     if not number:
-        return f"{text}, but only for units that join where nobody is now"
+        return f"{text}, but only for units that join an empty parent"
     return f"{text}, on the paths of {number} of {int(units.sum())} {level!r} units"
 
 
@@ -265,8 +264,8 @@ def _large_delta(level_runs: Mapping[str, ComposedSteps], delta: float) -> list[
         if delta * units >= 1:
             found.append(
                 f"level {level!r}: delta {delta:g} times {units} units is at least 1, "
-                "so publishing one of them outright would satisfy it; take delta well "
-                f"below {1 / units:.1e}"
+                "so publishing the data of one of them would satisfy it; use delta "
+                f"well below {1 / units:.1e}"
             )
     return found
 
@@ -276,7 +275,7 @@ def _unprotected_levels(
     level_runs: Mapping[str, ComposedSteps],
     epsilon_by_level: Mapping[str, float | str],
 ) -> list[str]:
-    """Infinite epsilons, and coarser levels that the headline says nothing about."""
+    """Infinite epsilons, and coarser levels that epsilon does not protect."""
     unit = str(run.gaussian_steps[0].privacy_unit)
     found = [
         f"level {level!r}: epsilon is infinite, no {level!r} is protected at all"
@@ -301,9 +300,11 @@ def _unprotected_levels(
 def _of_a_person(
     unit: str, level_runs: Mapping[str, ComposedSteps], value: float | str
 ) -> str:
-    """What the run costs somebody with all that the bounds allow."""
+    """The epsilon of a person within the bounds."""
     if isinstance(value, str):
-        return f"epsilon protects a single {unit!r}; of a person none is known: {value}"
+        return (
+            f"epsilon protects a single {unit!r}; there is none for a person: {value}"
+        )
     whose = bounds_in_words(level_runs[PERSON].gaussian_steps[0].people)
     return (
         f"epsilon protects a single {unit!r}; that of a person ({whose}) is "
@@ -312,18 +313,18 @@ def _of_a_person(
 
 
 def _private_sizes(run: ComposedSteps) -> list[str]:
-    """Under add_remove the sizes just above the protected level are private."""
+    """Whether the report uses private sizes, as under add_remove."""
     for part in run.gaussian_steps:
         if part.population is None or part.neighboring_relation != "add_remove":
             continue
         unit, schemes = str(part.privacy_unit), part.design.schemes
         if unit in OWNED:
-            unit = schemes[-1].name  # whose units belong to one person
+            unit = schemes[-1].name
         last = {scheme.name: scheme for scheme in schemes}.get(unit)
         if isinstance(last, WithoutReplacement):
             return [
                 f"under add_remove the number of {unit!r} units in each "
                 "group is private, and this report is computed from it: it is about "
-                "this data set and its neighbours, and not for publication"
+                "this data set and its neighbours, and must not be published"
             ]
     return []

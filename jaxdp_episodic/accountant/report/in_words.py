@@ -1,4 +1,4 @@
-"""A privacy report in plain words: for whoever decides, and knows no epsilon."""
+"""A privacy report in plain words, for readers who do not know epsilon."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ _ANSWER = (
     "explains them."
 )
 FALSE_ALARMS = 0.01
-"""False positive rate at which an attack is described."""
 
-_WIDTH = 88  # letters a line
-# Of the curve of a run that chooses; the bound would be lower by a percent with more.
+_WIDTH = 88  # characters per line
+# Points of the privacy curve of an adaptive run; more would lower the bound by 1 %.
 _POINTS = 9
-# Relative; epsilons of two levels that are closer are rounding apart.
+# Relative; closer epsilons of two levels count as equal.
 _APART = 1e-3
 
 
 def report_in_words(
     report: PrivacyReport, run: ComposedSteps, people: PersonBounds | None = None
 ) -> str:
-    """The report as Markdown."""
+    """Returns the report as Markdown."""
     rows = _rows(report, run, people)
     lines = _opening(
         report.protected,
@@ -57,9 +56,9 @@ def report_in_words(
 
 
 def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
-    """The report of an adaptive run before it begins, as Markdown."""
+    """Returns the report of an adaptive run before it begins, as Markdown."""
     step = budget.a_step
-    # Of several runs each unit is in the data of one.
+    # With several runs each unit is in the data of one run.
     right, found = np.max([_attacks(run) for run in budget.runs], axis=0)
     lines = _opening(
         protected_unit(step),
@@ -71,9 +70,9 @@ def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
         "",
         "## What is chosen on the way",
         "",
-        "The run chooses its steps in view of what it has released. What it may take "
-        "is fixed before the first one, and what is said above holds for the worst way "
-        "to choose: it is the same wherever the run ends.",
+        "The run may choose its steps based on what it has released. Its options are "
+        "fixed before the first one, and the statements above hold for the worst "
+        "strategy: they are the same wherever the run ends.",
         "",
         "| what | noise multiplier | clipped | at most |",
         "|---|---|---|---|",
@@ -87,7 +86,7 @@ def adaptive_in_words(budget: AdaptiveBudget, facts: Sequence[str] = ()) -> str:
 
 
 def _opening(protected: str, released: str, changed: str) -> list[str]:
-    """Who is protected."""
+    """The section about who is protected."""
     return [
         "# Privacy in words",
         "",
@@ -100,7 +99,7 @@ def _opening(protected: str, released: str, changed: str) -> list[str]:
 
 
 def _how_well(epsilon: float, delta: float, right: str, found: str) -> list[str]:
-    """What an epsilon means, by the shares of two attacks that succeed."""
+    """The section about epsilon: the success rates of two attacks."""
     return [
         "",
         "## How well",
@@ -118,7 +117,7 @@ def _how_well(epsilon: float, delta: float, right: str, found: str) -> list[str]
 
 
 def _conditions(preconditions: Sequence[str], warnings: Sequence[str]) -> list[str]:
-    """What has to be true, and what is to be known."""
+    """The sections of preconditions and warnings."""
     lines = ["", "## It holds if", "", _ANSWER, ""]
     lines += [f"* {text}" for text in preconditions]
     if warnings:
@@ -127,12 +126,12 @@ def _conditions(preconditions: Sequence[str], warnings: Sequence[str]) -> list[s
 
 
 def _attacks(run: AdaptiveRun) -> tuple[float, float]:
-    """Shares of right answers and of changes found, of the worst way to choose."""
+    """Shares of right answers and of detected changes, for the worst strategy."""
     same = run.composition()
     if same is not None:
         found = true_positive_rate(same, false_positive_rate=FALSE_ALARMS)
         return 0.5 + float(advantage(same)) / 2, float(found)
-    # Each point of the curve bounds the trade-off; beyond the last none is below 1.
+    # Each point of the curve gives a bound; beyond the last one it is 1 or more.
     epsilons = np.linspace(0.0, -math.log(FALSE_ALARMS), _POINTS)
     deltas = run.delta(epsilon=epsilons)
     rates = np.minimum(
@@ -165,7 +164,7 @@ def _epsilon(value: float) -> str:
 
 
 def _percent(share: float) -> str:
-    """In percent, rounded up to a tenth."""
+    """A share in percent, rounded up to a tenth."""
     return f"{min(np.ceil(1000 * share) / 10, 100.0):g} %"
 
 
@@ -179,7 +178,7 @@ def _table(rows: dict[str, tuple[str, str, str]]) -> list[str]:
 
 
 def _reversals(report: PrivacyReport, run: ComposedSteps) -> list[str]:
-    """Why a unit costs more than another one that it is a part of, where one does."""
+    """Sections that explain why a unit costs more than a coarser one, if it does."""
     lines = []
     known = {k: v for k, v in report.epsilon_by_level.items() if isinstance(v, float)}
     levels = [level for level in known if level != PERSON]
@@ -195,18 +194,17 @@ def _reversals(report: PrivacyReport, run: ComposedSteps) -> list[str]:
 
 
 def _reasons(step: GaussianStep, coarse: str, fine: str) -> list[str]:
-    """What hides a unit more than one of its parts, in a step."""
+    """Reasons why a step hides a unit better than one of its parts."""
     names, found = list(step.design.level_names), []
     clip = str(step.clip_unit)
     depth = names.index(clip) if clip in names else -1  # the whole step is clipped
     if coarse in names and names.index(coarse) < depth:
         found.append(
-            f"Above what is clipped, each `{clip}`, draws are in the open: whether a "
-            f"`{coarse}` was drawn may show in the contributions of all that was "
-            f"drawn of it. That draw hides a `{coarse}` who comes or goes as a whole; "
-            f"it does not hide a `{fine}` of one who stays: for that it lowers delta "
-            "alone. "
-            f'With `clip_unit = "{coarse}"` it would count for both.'
+            f"The sampling above the clip unit `{clip}` may be visible: the "
+            f"contributions of everything drawn from a `{coarse}` may show that it was "
+            f"drawn. Its draw amplifies the privacy of a whole `{coarse}`. For one "
+            f"`{fine}` of a unit that stays it only multiplies delta. "
+            f'With `clip_unit = "{coarse}"` it would amplify both.'
         )
     schemes = {scheme.name: scheme for scheme in step.design.schemes}
     is_replaced = isinstance(schemes.get(fine), WithoutReplacement) or (
@@ -214,16 +212,16 @@ def _reasons(step: GaussianStep, coarse: str, fine: str) -> list[str]:
     )
     if step.neighboring_relation == "add_remove" and is_replaced:
         found.append(
-            f"A `{fine}` that goes is replaced: another one is drawn in its place, or "
-            "what it is clipped with gives another contribution, and two of them may "
-            f"be twice the clip norm apart. A `{coarse}` that goes takes contributions "
-            "away, and puts no others in their place."
+            f"If a `{fine}` leaves, it is replaced: another one is drawn in its place, "
+            "or its clip unit gives another contribution. The two may differ by twice "
+            f"the clip norm. If a `{coarse}` leaves, its contributions vanish without "
+            "a replacement."
         )
     return found
 
 
 def _filled(line: str) -> str:
-    """A line of text in several, of a width; rows of tables stay whole."""
+    """Wraps a line of text; leaves rows of tables and headings whole."""
     if line.startswith(("|", "#")):
         return line
     indent = "  " if line.startswith("* ") else ""

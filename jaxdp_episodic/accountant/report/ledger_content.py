@@ -1,4 +1,4 @@
-"""What a run's file says, and what follows for the accountant."""
+"""The content of a run's file, and the steps to be charged for it."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 
 
 class Opening(NamedTuple):
-    """A process began to charge."""
+    """A process that began to charge steps."""
 
-    charged: int  # steps charged before
-    environment: Mapping[str, Any]  # what the steps' rounding depends on, plain values
+    charged: int  # number of steps charged before
+    environment: Mapping[str, Any]  # versions and hardware that affect rounding
 
 
 class LedgerContent(NamedTuple):
-    """What the file of a run says."""
+    """The content of a run's file."""
 
     run: str  # its random name
     target_epsilon: float  # inf without privacy
     delta: float
-    is_seeded: bool  # draws and noise came from a known seed
-    planned: int | None  # number of steps in epochs, if it was fixed in advance
-    groups: tuple[tuple[GaussianStep, int], ...]  # kinds of steps, and how many charged
-    openings: tuple[Opening, ...]  # with an environment other than the one before
-    is_closed: bool  # the last process ended in order
-    adaptive: AdaptiveBudget | None = None  # budget of an adaptive run at its start
-    options: tuple[str, ...] = ()  # of an adaptive run, the option of each group
-    has_ended: bool = False  # an adaptive run has chosen to end
-    book: str | None = None  # name of the book to which the run is charged
-    search: str | None = None  # name of the search of which the run is part
+    is_seeded: bool  # whether draws and noise have a known seed
+    planned: int | None  # planned number of steps, with epoch schemes
+    groups: tuple[tuple[GaussianStep, int], ...]  # steps and their charged counts
+    openings: tuple[Opening, ...]  # those with a new environment
+    is_closed: bool  # whether the last process ended in order
+    adaptive: AdaptiveBudget | None = None  # budget of an adaptive run, without charges
+    options: tuple[str, ...] = ()  # option of each group of an adaptive run
+    has_ended: bool = False  # whether an adaptive run has chosen to end
+    book: str | None = None  # name of the book that is charged for the run
+    search: str | None = None  # name of the search that the run is part of
 
     def refuse_other_book(self, book: str | None) -> None:
         """Raises ValueError if the run is charged to a book other than this one."""
         if self.book not in (None, book):
             given = "none" if book is None else f"{book[:12]}…"
             raise ValueError(
-                f"book must be given: the run is charged to one, {self.book[:12]}…, as "
-                f"its ledger says, got {given}"
+                f"book must be {self.book[:12]}…, to which the ledger charges the run, "
+                f"got {given}"
             )
 
     @property
@@ -55,7 +55,7 @@ class LedgerContent(NamedTuple):
     @property
     def choices(self) -> list[str]:
         """The charged options of an adaptive run, in order."""
-        groups = zip(self.options, self.groups, strict=False)  # none of planned runs
+        groups = zip(self.options, self.groups, strict=False)  # () for planned runs
         return [name for name, (_, count) in groups for _ in range(count)]
 
     @property
@@ -69,38 +69,40 @@ class LedgerContent(NamedTuple):
 
     @property
     def charged(self) -> int:
-        """Steps charged."""
+        """Number of charged steps."""
         return sum(count for _, count in self.groups)
 
     @property
     def owed(self) -> int:
-        """Steps to account for: an epoch that was begun counts whole."""
+        """Number of steps to be charged: an epoch that has begun counts as a whole."""
         return sum(count for _, count in self.groups_owed())
 
     def run_charged(self) -> tuple[GaussianStep | ComposedSteps, int | None]:
-        """Returns ``(step, num_steps)`` for the accountant: what is owed."""
+        """Returns ``(step, num_steps)`` to be charged, for the accountant."""
         groups = self.groups_owed()
         if len(groups) == 1:
             return groups[0]
         return compose(*groups), None
 
     def groups_owed(self) -> list[tuple[GaussianStep, int]]:
-        """Returns the steps to account for: whole epochs; of adaptive runs the budget.
+        """Returns the steps to be charged: whole epochs; for adaptive runs the quotas.
 
-        An epoch that was begun counts whole: the file does not know why its run ended.
-        NotImplementedError: an adaptive budget that no fixed run has.
+        An epoch that has begun counts as a whole, because the file does not say why the
+        run ended.
+
+        Raises:
+          NotImplementedError: an adaptive run other than one of quotas.
         """
         if self.adaptive is not None:
             fixed = self.adaptive.as_fixed()
             if fixed is None:
                 raise NotImplementedError(
-                    "a run that chose on the way has a guarantee of its own, which "
-                    "is composed with others by a book alone: of such a ledger ask "
-                    "by itself"
+                    "only adaptive runs of quotas can be composed with others, except "
+                    "in a book: use the ledger of this one by itself"
                 )
             counts = map(int, fixed.counts)
             return list(zip(self.adaptive.options.values(), counts, strict=True))
-        # The plan counts all groups: what the earlier ones leave is the last one's.
+        # The plan is for all groups: what the earlier ones leave is for the last one.
         left = (self.planned or 0) - sum(count for _, count in self.groups[:-1])
         planned = [0] * (len(self.groups) - 1) + [max(left, 0)]
         return [

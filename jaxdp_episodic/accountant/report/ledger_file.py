@@ -1,21 +1,21 @@
-"""The file of a run: its format, and how what it was charged is read and checked.
+"""The file of a run: its format, and how charges are read and checked.
 
-``run.sqlite`` is one SQLite database of three tables, which one process writes:
+``run.sqlite`` is an SQLite database of three tables, written by one process:
 
-* ``texts``: a row each for what the run is (``facts``), for each kind of step that it
-  takes (``step``), each process that took it up (``opening``) and let go of it in order
-  (``closed``), the saved state (``state``), the end that it chose (``ended``), and each
-  record of its log (``log``). ``whole``: no charge is in a write-ahead log alone.
-  Values are JSON; a row has the hash of its text.
-* ``charges``: one row for each charged step, on the disk before anything of the step
-  exists. Its hash is of the hash before it, its number, the text of its step and the
-  random name of the process; the first one follows the hash of the facts.
-* ``arrays``: what steps released, the saved state, the best steps, who takes part in
-  the running epoch; each array in parts, each with a hash of what it is and says.
+* ``texts``: one row each for the facts of the run (``facts``), each kind of step
+  (``step``), each process that opened the run (``opening``) and closed it in order
+  (``closed``), the saved state (``state``), the chosen end (``ended``), and each record
+  of the log (``log``). ``whole``: no charge is only in a write-ahead log. Values are
+  JSON; a row has the hash of its text.
+* ``charges``: one row for each charged step, on disk before the step runs. Its hash
+  covers the hash before it, its number, the text of its step and the random name of the
+  process; the first one follows the hash of the facts.
+* ``arrays``: releases of steps, the saved state, the best steps, the assignments of the
+  current epoch; each array in parts, each with a hash.
 
-A file alone cannot show that an older copy of it was put in its place, and no key
-protects it. It is not trusted: nothing in it is executed, it has these tables or is
-refused, and what a reader keeps is bounded.
+The file alone cannot show that it was replaced by an older copy, and no key protects
+it. It is not trusted: nothing in it is executed, other tables are refused, and the
+memory of a reader is bounded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STORE = "run.sqlite"
 FORMAT = "jaxdp-episodic run"
 VERSION = 1
 MOST_DESCRIBED = 2**26
-"""Bytes of all steps and machines that are described: tens of millions of units."""
+"""Largest size in bytes of all descriptions: tens of millions of units."""
 
 # Kinds of texts.
 FACTS = "facts"
@@ -71,12 +71,12 @@ _MORE_KEYS = {"planned", "book", "search", "adaptive"}
 OLD_LEDGER = "ledger.jsonl"
 _OLD_FORMAT = "jaxdp-episodic ledger"
 _CHARGE = b"1\n"
-# Bytes of a line's end: the key, 64 digits and what closes them.
+# Bytes of the hash at the end of a line: the key, 64 digits and closing characters.
 _HASH_BYTES = 76
 
 
 class LedgerError(ValueError):
-    """A run's file that is damaged, edited, or another run's."""
+    """A run's file that is damaged, edited, or of another run."""
 
 
 class Charge(NamedTuple):
@@ -84,33 +84,33 @@ class Charge(NamedTuple):
 
     number: int  # from 1
     step: int  # key of its kind in `RunFile.steps`
-    session: str  # random name of the process; "" of old ones, which had none
-    hash: bytes  # of this charge, and of all that went before
+    session: str  # random name of the process; "" in old ledgers
+    hash: bytes  # of this charge and all earlier ones
 
 
 refusing = partial(refusing_as, damaged=LedgerError)
 
 
 def text_hash(kind: str, key: str, value: str) -> bytes:
-    """Returns the hash of a row of texts."""
+    """Returns the hash of a row of ``texts``."""
     return hashlib.sha256("\0".join((kind, key, value)).encode()).digest()
 
 
 def next_hash(before: bytes, number: int, step: bytes, session: str) -> bytes:
-    """Returns the hash of a charge; ``step`` is the hash of its kind's text."""
+    """Returns the hash of a charge; ``step`` is the hash of the step's text."""
     link = before + number.to_bytes(8, "little") + step + session.encode()
     return hashlib.sha256(link).digest()
 
 
 def described(step: Mapping[str, Any] | None) -> str:
-    """Returns the text of a step; "null" in adaptive runs."""
+    """Returns the JSON text of a step; "null" in adaptive runs."""
     return json.dumps(step, sort_keys=True)
 
 
 def facts_text(
     run: str, *, epsilon: float, delta: float, is_seeded: bool, **more: Any
 ) -> str:
-    """Returns what a run's file says of the run, with what is given of ``more``."""
+    """Returns the JSON text of the facts of a run; omits None."""
     known = {
         "format": FORMAT,
         "version": VERSION,
@@ -124,15 +124,15 @@ def facts_text(
 
 
 def _lacks_log(path: Path) -> bool:
-    """Whether a file says that it has a write-ahead log, and there is none.
+    """Whether a file needs a write-ahead log that does not exist.
 
-    It was copied without the log, or the log was deleted: charges may be gone.
+    It was copied without the log, or the log was deleted: charges may be missing.
     """
     log = path.with_name(path.name + "-wal")
     if log.exists():
         return False
-    # Without locks SQLite opens no file with such a log. To look into the file by
-    # ourselves would drop the locks that this process has on it.
+    # Without locks SQLite does not open a file with such a log. Reading the file
+    # directly would drop the locks of this process on it.
     with closing(connect(path, "ro&nolock=1")) as db:
         try:
             db.execute("PRAGMA journal_mode")
@@ -162,7 +162,7 @@ class RunFile:
                 raise
 
     def _connected(self) -> sqlite3.Connection:
-        # A reader makes an empty log where there is none, unless told otherwise.
+        # A reader creates an empty log if there is none, unless the file is immutable.
         db = connect(self.path, "ro&immutable=1" if self.lacks_log else "ro")
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_DESCRIBED)
         try:
@@ -171,7 +171,7 @@ class RunFile:
             return db
         except sqlite3.OperationalError as error:
             db.close()
-            # A commit that a crash cut off can only be undone by whoever may write.
+            # Only a writer can roll back a commit that a crash has interrupted.
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
                 raise
         db = connect(self.path, "rw")
@@ -180,18 +180,18 @@ class RunFile:
         return db
 
     def _check(self) -> None:
-        """Refuses what is no run's file, or not as it was written."""
+        """Refuses files of other kinds, and damaged ones."""
         rows = self._db.execute("SELECT type, name, sql FROM sqlite_schema")
         wanted = {("table", name, sql) for name, sql in TABLES.items()}
         if set(rows) != {*wanted, ("index", _INDEX, None)}:
-            raise LedgerError(f"{self.path} is no run of this library")
-        for table in ("texts", "charges"):  # rows that are hidden, and no more
+            raise LedgerError(f"{self.path} is not a run file of this library")
+        for table in ("texts", "charges"):  # finds rows hidden from an index
             (found,) = self._db.execute(f"PRAGMA quick_check({table})").fetchone()
             if found != "ok":
                 raise LedgerError(f"{self.path} is damaged: {found}")
         facts = list(self.texts(FACTS))
         if len(facts) != 1:
-            raise self._damaged("it says not what the run is")
+            raise self._damaged(f"it must have the facts once, got {len(facts)} times")
         _, key, text = facts[0]
         self.start = text_hash(FACTS, key, text)
         self.facts = checked_facts(self.path, text)
@@ -210,9 +210,9 @@ class RunFile:
             "SELECT id, key, value, hash FROM texts WHERE kind = ? ORDER BY id", (kind,)
         ):
             if not isinstance(key, str) or not isinstance(value, str):
-                raise self._damaged(f"{kind} is no text")
+                raise self._damaged(f"{kind} is not a text")
             if text_hash(kind, key, value) != digest:
-                raise self._damaged(f"{kind} {shown(key)} is not what was written")
+                raise self._damaged(f"{kind} {shown(key)} does not match its hash")
             size += len(value) if kind != LOG else 0
             if size > MOST_DESCRIBED:
                 raise LedgerError(f"{self.path}: more than {MOST_DESCRIBED:,} bytes")
@@ -227,21 +227,21 @@ class RunFile:
         ):
             count += 1
             if step not in self.steps or session not in sessions or number != count:
-                raise self._damaged(f"charge {count} is gone, or of no known step")
+                raise self._damaged(f"charge {count} is missing, or of an unknown step")
             name = sessions[session]
             before = next_hash(before, number, self.steps[step][2], name)
             if before != digest:
-                raise self._damaged(f"charge {count}, or one before it, is another")
+                raise self._damaged(f"charge {count} or an earlier one was changed")
             yield Charge(number, step, name, before)
 
     @property
     def openings(self) -> list[Opening]:
-        """The processes that took the run up."""
+        """The processes that opened the run."""
         found = []
         for _, _, value in self.texts(OPENING):
             environment = as_json(self.path, value)
             if not isinstance(environment, dict):
-                raise self._damaged("an opening is no table")
+                raise self._damaged("an opening is not a table")
             found.append(Opening(environment.pop("charged", 0), environment))
         return found
 
@@ -252,7 +252,7 @@ class RunFile:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the last process that took it up ended in order."""
+        """Whether the last process closed the run in order."""
         return not self.lacks_log and self._says_closed
 
     @property
@@ -263,7 +263,7 @@ class RunFile:
 
     @property
     def says_whole(self) -> bool:
-        """Whether all charges are in the file, and none in a write-ahead log alone."""
+        """Whether all charges are in the file itself, not in a write-ahead log."""
         return self._says_closed or any(self.texts(WHOLE))
 
     def log(self) -> list[dict[str, Any]]:
@@ -283,15 +283,15 @@ class RunFile:
 
 
 class OldLedger:
-    """A ledger of version 0.2: JSON lines with hashes; a line ``1`` is a charge."""
+    """A ledger of version 0.2: JSON lines with hashes, and a line ``1`` per charge."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._text = path, ""
         self.steps: dict[int, tuple[str, str, bytes]] = {}
         self.openings: list[Opening] = []
-        self.sessions: list[str] = []  # random names of their processes
+        self.sessions: list[str] = []  # random names of the processes
         self.has_ended = self.is_closed = False
-        self._runs: list[list[Any]] = []  # step, process, and how many charges
+        self._runs: list[list[Any]] = []  # step, process, number of charges
         self._step, self._process, self.charged = 0, "", 0
         try:
             check_plain_file(path)
@@ -304,14 +304,14 @@ class OldLedger:
                 if line == _CHARGE or (header and _CHARGE.startswith(line)):
                     self._charge()
                 elif not line.endswith(b"\n") and line.startswith(b"{") and header:
-                    self.is_closed = False  # cut off by a crash
+                    self.is_closed = False  # interrupted by a crash
                     break
                 else:
                     body, end = line[:-_HASH_BYTES], digest.copy()
                     end.update(body)
                     hashed = f',"hash":"{end.hexdigest()}"}}\n'.encode()
                     if line[-_HASH_BYTES:] != hashed:
-                        raise LedgerError(f"{path}: a line was changed or taken away")
+                        raise LedgerError(f"{path}: a line was changed or removed")
                     record, size = as_json(path, body + b"}"), size + len(line)
                     if size > MOST_DESCRIBED:
                         raise LedgerError(f"{path}: more than {MOST_DESCRIBED:,} bytes")
@@ -322,7 +322,7 @@ class OldLedger:
                 digest.update(line)
         known = header.pop("format", None), header.pop("version", None)
         if known != (_OLD_FORMAT, 1):
-            raise LedgerError(f"{path} is no ledger of a version that is known")
+            raise LedgerError(f"{path} is not a ledger of a known version")
         try:
             target = {key: header.pop(key) for key in ("run", "epsilon", "delta")}
             target["epsilon"] = float(target["epsilon"])
@@ -336,7 +336,7 @@ class OldLedger:
 
     def _charge(self) -> None:
         if not self._step:
-            raise LedgerError(f"{self.path}: a charge before any step is described")
+            raise LedgerError(f"{self.path}: a charge precedes the first step")
         now = [self._step, self._process]
         if not self._runs or self._runs[-1][:2] != now:
             self._runs.append([*now, 0])
@@ -345,7 +345,7 @@ class OldLedger:
 
     def _take(self, record: dict[str, Any], header: dict[str, Any]) -> None:
         if record.get("charged", self.charged) != self.charged:
-            raise LedgerError(f"{self.path}: a count is not that of the lines before")
+            raise LedgerError(f"{self.path}: a count differs from the lines before it")
         if "adaptive" in record:
             header["adaptive"] = record["adaptive"]
         elif "step" in record or "option" in record:
@@ -373,7 +373,7 @@ class OldLedger:
                 yield Charge(number, step, process, before)
 
     def log(self) -> list[dict[str, Any]]:
-        """Returns nothing: the log was a file of its own."""
+        """Returns []: the log was another file."""
         return []
 
     def __enter__(self) -> Self:
@@ -384,40 +384,38 @@ class OldLedger:
 
 
 def run_file(path: Path) -> Any:
-    """Opens a run's folder, its file, or a ledger of version 0.2."""
+    """Opens the folder of a run, its file, or a ledger of version 0.2."""
     if path.is_dir():
         names = (name for name in (STORE, OLD_LEDGER) if (path / name).exists())
         name = next(names, None)
         if name is None and (path.parent / STORE).exists():
-            raise LedgerError(f"{path} holds no charges: give its run, {path.parent}")
+            raise LedgerError(f"{path} has no charges: give its run, {path.parent}")
         if name is None:
-            raise FileNotFoundError(
-                f"{path} holds no {STORE}: give the folder of a run"
-            )
+            raise FileNotFoundError(f"{path} has no {STORE}: give the folder of a run")
         path = path / name
-    # By its name: who opens and closes a database drops the locks that it holds there.
+    # Decide by the name: closing a database drops all locks of this process on it.
     return OldLedger(path) if path.suffix == ".jsonl" else RunFile(path)
 
 
 def read_ledger(path: Path) -> LedgerContent:
-    """Returns what a run was charged, after checking all of it."""
+    """Returns the content of a run's file after checking all charges."""
     with refusing(path), run_file(path) as run:
         return content_of(run)
 
 
 def content_of(run: Any) -> LedgerContent:
-    """Returns what an open run was charged; see `read_ledger`."""
+    """Returns the content of an open run; see `read_ledger`."""
     facts, path, adaptive = run.facts, run.path, None
     if "adaptive" in facts:
         adaptive = or_refused(path, AdaptiveBudget.from_dict, facts["adaptive"])
-    counts: list[list[int]] = []  # key of the step, and how many
+    counts: list[list[int]] = []  # key of the step, number of charges
     for charge in run.charges():
         if not counts or counts[-1][0] != charge.step:
             counts.append([charge.step, 0])
         counts[-1][1] += 1
     if adaptive is None and not counts:
         if not run.steps:
-            raise LedgerError(f"{path} is damaged: no step is described")
+            raise LedgerError(f"{path} is damaged: it describes no step")
         counts = [[next(iter(run.steps)), 0]]
     steps = {key: step_of(path, adaptive, *run.steps[key][:2]) for key, _ in counts}
     openings: list[Opening] = []
@@ -444,10 +442,10 @@ def content_of(run: Any) -> LedgerContent:
 def step_of(
     path: Path, adaptive: AdaptiveBudget | None, name: str, text: str
 ) -> GaussianStep:
-    """Returns the step that a text describes; of an adaptive run that of its name."""
+    """Returns the step that a text describes; for adaptive runs the named option."""
     if adaptive is not None:
         return or_refused(path, adaptive.option, name)
-    found = as_json(path, text, allow_infinity=True)  # a horizon of bands may be
+    found = as_json(path, text, allow_infinity=True)  # for the horizon of bands
     step = or_refused(path, GaussianStep.from_dict, found, where="step")
     if step.shape:
         raise LedgerError(f"{path}: step must be one setting, got shape {step.shape}")
@@ -455,10 +453,10 @@ def step_of(
 
 
 def checked_facts(path: Path, text: str) -> dict[str, Any]:
-    """Returns what a file says of its run; refuses other files and versions."""
+    """Returns the facts of a run; refuses other files and versions."""
     facts = as_json(path, text)
     if not isinstance(facts, Mapping) or facts.get("format") != FORMAT:
-        raise LedgerError(f"{path}: no run: format must be {FORMAT!r}")
+        raise LedgerError(f"{path} is not a run: format must be {FORMAT!r}")
     if facts.keys() - _MORE_KEYS - _HEADER_KEYS or _HEADER_KEYS - facts.keys():
         raise LedgerError(f"{path}: the keys must be {sorted(_HEADER_KEYS)}")
     epsilon, delta = facts["epsilon"], facts["delta"]
@@ -481,7 +479,7 @@ def checked_facts(path: Path, text: str) -> dict[str, Any]:
 
 
 def _is_name(value: Any) -> bool:
-    """Whether it can be printed as it is: files may be hostile."""
+    """Whether a value can be printed unchanged; files may be hostile."""
     return isinstance(value, str) and value.isprintable()
 
 
@@ -494,7 +492,7 @@ def as_json(path: Path, text: str | bytes, *, allow_infinity: bool = False) -> A
 
 
 def or_refused(path: Path, make: Callable[..., T], *values: Any, **named: Any) -> T:
-    """Returns what a function makes of a record, or raises `LedgerError`."""
+    """Returns what a function returns for a record, or raises `LedgerError`."""
     try:
         return make(*values, **named)
     except (TypeError, ValueError, NotImplementedError) as error:

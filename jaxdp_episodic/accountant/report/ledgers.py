@@ -1,4 +1,4 @@
-"""Several ledgers together: other runs, and copies of one that both went on."""
+"""The joint cost of several ledgers: different runs, and copies of one run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from jaxdp_episodic.accountant.report.ledger_file import (
 
 
 class Beginning(NamedTuple):
-    """What a ledger has in common with another one of its run."""
+    """The common beginning of a ledger and another one of the same run.
+
+    Attributes:
+      of: index of the other ledger.
+      charged: number of common charges of each group of steps.
+      is_all: whether the whole common beginning is known.
+    """
 
     of: int
     charged: tuple[int, ...]
@@ -28,26 +34,26 @@ class Beginning(NamedTuple):
 
 
 class LedgersContent(NamedTuple):
-    """What several ledgers say together; see `read_ledgers`."""
+    """The contents of several ledgers; see `read_ledgers`."""
 
-    names: tuple[str, ...]  # by which messages call them
-    contents: tuple[LedgerContent, ...]  # of each; of one run, the longer ones first
-    # What each has in common with an earlier one; None: nothing.
+    names: tuple[str, ...]  # their names in messages
+    contents: tuple[LedgerContent, ...]  # the longest ones first
+    # The common beginning with an earlier one; None: no earlier one is of this run.
     beginnings: tuple[Beginning | None, ...]
 
     @property
     def delta(self) -> float:
-        """The delta that all runs have.
+        """The delta of all runs.
 
         Raises:
-          ValueError: they have different ones.
+          ValueError: the runs have different deltas.
         """
         self._refuse_different("delta", [one.delta for one in self.contents])
         return self.contents[0].delta
 
     @property
     def planned(self) -> tuple[float, float]:
-        """Epsilon and delta of all plans, owed by a run that chose where it ended."""
+        """Epsilon and delta of all plans, charged if a run chose its end adaptively."""
         owing = [
             content
             for content, beginning in zip(self.contents, self.beginnings, strict=True)
@@ -58,7 +64,7 @@ class LedgersContent(NamedTuple):
         return (float("inf") if self.num_shared_epochs else epsilon), delta
 
     def run_charged(self) -> tuple[GaussianStep | ComposedSteps, int | None]:
-        """The step, and how often, that all runs owe."""
+        """Returns the step and the count to be charged for all runs together."""
         if len(self.contents) == 1:
             return self.contents[0].run_charged()
         last = [content.a_step for content in self.contents]
@@ -71,23 +77,23 @@ class LedgersContent(NamedTuple):
         for step, count in self._uses():
             if count % int(step.cycle) == 0:
                 whole[step] = whole.get(step, 0) + count
-            else:  # its epochs, and its rounds of groups, are its own
+            else:  # incomplete epochs and rounds of groups are not merged
                 parts.append((step, count))
         uses = [*whole.items(), *parts]
         return uses[0] if len(uses) == 1 else (compose(*uses), None)
 
     @property
     def num_shared_epochs(self) -> int:
-        """How many epochs were released, in part or whole, by several copies."""
+        """Number of epochs of which several copies released a part or all."""
         return sum(times > 1 for _, times in self._shared_epochs().values())
 
     def _uses(self) -> Iterator[tuple[GaussianStep, int]]:
-        """Steps and how many of them, all ledgers together."""
+        """Yields steps and counts of all ledgers together."""
         shared = self._shared_epochs()
         for index, content in enumerate(self.contents):
             for group, (step, owed) in enumerate(content.groups_owed()):
                 first, length = self._in_common(index, group), int(step.cycle)
-                # From the first epoch on that no other ledger has.
+                # From the first epoch that no other ledger has.
                 left = max(owed - -(-first // length) * length, 0)
                 for key in (key for key in shared if key[:2] == (index, group)):
                     left -= min(owed - key[2] * length, length)
@@ -95,7 +101,7 @@ class LedgersContent(NamedTuple):
                 yield step, left
 
     def _shared_epochs(self) -> dict[tuple[int, int, int], tuple[int, int]]:
-        """Epochs that a ledger shares with the copy that it goes on from, in part."""
+        """Epochs within which copies part: key to steps and largest repetition."""
         indices: dict[tuple[int, int, int], list[int]] = {}
         for index, content in enumerate(self.contents):
             for group, (step, charged) in enumerate(content.groups):
@@ -114,7 +120,7 @@ class LedgersContent(NamedTuple):
     def _owed_of(
         self, key: tuple[int, int, int], indices: list[int]
     ) -> tuple[int, int]:
-        """Steps owed of an epoch, and how often one of them was released at most."""
+        """Steps to be charged of an epoch, and the most releases of one of them."""
         first, group, epoch = key
         length = int(self.contents[first].groups[group][0].cycle)
         start, owed, released = epoch * length, 0, []
@@ -127,7 +133,7 @@ class LedgersContent(NamedTuple):
         return min(owed, length), times
 
     def _in_common(self, index: int, group: int) -> int:
-        """Steps of a group that another ledger has, too, by the same processes."""
+        """Number of steps of a group that an earlier ledger has too."""
         beginning = self.beginnings[index]
         if beginning is None:
             return 0
@@ -139,40 +145,40 @@ class LedgersContent(NamedTuple):
         for ledger, value in given:
             if value != given[0][1]:
                 raise ValueError(
-                    f"ledgers must have one {name}, got {shown(given[0][1])} in "
+                    f"ledgers must have the same {name}, got {shown(given[0][1])} in "
                     f"{given[0][0]} and {shown(value)} in {ledger}"
                 )
 
     def _refuse_unknown_epochs(self) -> None:
-        """Refuses copies whose common beginning may end within any epoch."""
+        """Refuses copies with epoch schemes if their common beginning is unknown."""
         for name, content, beginning in zip(*self, strict=True):
             epochs = any(epoch_scheme(step.design) for step, _ in content.groups)
             if epochs and beginning is not None and not beginning.is_all:
                 raise NotImplementedError(
-                    f"{name} and {self.names[beginning.of]} are of one run, and their "
-                    "processes have no names, as older versions wrote them: which "
-                    "epochs they share is not known, and these cannot be counted twice"
+                    f"{name} and {self.names[beginning.of]} are of one run, and were "
+                    "written by an older version without names of processes: the "
+                    "epochs that they share are unknown, and cannot be charged twice"
                 )
 
     def _refuse_adaptive_copies(self) -> None:
-        """Refuses copies of runs with bands, or that chose by what they saw."""
+        """Refuses copies of runs with bands and of adaptive runs."""
         for name, content, beginning in zip(*self, strict=True):
             banded = any(step.bands for step, _ in content.groups)
             if beginning is not None and banded:
                 raise NotImplementedError(
                     f"{name} and {self.names[beginning.of]} are copies of one run with "
-                    "bands, which are not covered together: a group may have most of "
-                    "its steps in both"
+                    "bands, which are not covered together: one group may have the "
+                    "most steps in both"
                 )
             if content.adaptive is not None and beginning is not None:
                 raise NotImplementedError(
-                    f"{name} and {self.names[beginning.of]} are copies of one run "
-                    "that chose on the way, which are not covered together"
+                    f"{name} and {self.names[beginning.of]} are copies of one "
+                    "adaptive run, which are not covered together"
                 )
 
 
 def read_ledgers(paths: Sequence[Path]) -> LedgersContent:
-    """Returns what several ledgers say together, after checking all of each."""
+    """Returns the contents of several ledgers after checking all of each."""
     found = [(read_ledger(path), path) for path in paths]
     found.sort(key=lambda one: -one[0].charged)
     contents = tuple(content for content, _ in found)
@@ -186,7 +192,7 @@ def read_ledgers(paths: Sequence[Path]) -> LedgersContent:
         beginnings.append(None)
         if common:
             is_all = all(beginning.is_all for beginning in common)
-            # The first of the longest.
+            # The first one with the longest common beginning.
             most = max(common, key=lambda beginning: sum(beginning.charged))
             beginnings[index] = most._replace(is_all=is_all)
     names = tuple(str(path) for _, path in found)
@@ -194,13 +200,13 @@ def read_ledgers(paths: Sequence[Path]) -> LedgersContent:
 
 
 def _common(path: Path, other: Path, index: int) -> Beginning:
-    """What the same processes charged at the beginning of two ledgers of one run."""
+    """The charges of the same processes at the beginning of two ledgers of one run."""
     charged: list[int] = []
     with refusing(path), run_file(path) as ours, run_file(other) as theirs:
         if ours.start != theirs.start:
             raise LedgerError(
-                f"{path} and {other} have one run's name and begin differently: one of "
-                "them was written anew"
+                f"{path} and {other} have the same run name but different beginnings: "
+                "one of them was rewritten"
             )
         step = None
         for own, their in zip(ours.charges(), theirs.charges(), strict=False):

@@ -1,4 +1,4 @@
-"""What is said about the privacy of one run, and how it reads."""
+"""`PrivacyReport`: the privacy of one run, and its text."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from jaxdp_episodic.files.json_file import plain
 
 SCHEMA_VERSION = 1
 CONDITIONS = "It holds if (nothing checks this)"
-_WIDTH = 88  # letters a line
+_WIDTH = 88  # characters per line
 
 
 @dataclass(frozen=True, eq=False)
 class WorstPath:
-    """The path through the tree that decides epsilon.
+    """The path through the tree with the largest epsilon.
 
     Attributes:
       units: level name to id (or index) of the units on one such path, top to bottom.
-        It ends above the protected level if nobody is there now: a unit without
-        children, which somebody may join. None without a `Population`.
-      sizes: level name to the number of units drawn from there; levels that have no
-        size are left out.
+        It ends above the protected level if there is no protected unit now: a unit
+        without children, which one may join. None without a `Population`.
+      sizes: level name to the number of children there; without levels of unknown size.
       rates: for each step of the run, level name to rate.
-      inclusion_rate: chance to take part in a step, averaged over the run's steps.
-      epsilon: of the privacy unit on this path; nats.
-      num_units: protected units on such a path; None without a `Population`.
+      inclusion_rate: probability of taking part in a step, averaged over the steps.
+      epsilon: epsilon of the privacy unit on this path, nats.
+      num_units: number of protected units on such paths; None without a `Population`.
     """
 
     units: Mapping[str, Any] | None
@@ -43,22 +42,22 @@ class WorstPath:
 
 @dataclass(frozen=True, eq=False)
 class UnitDistribution:
-    """Chance to take part and epsilon over the protected units of a `Population`.
+    """Inclusion rates and epsilons over the protected units of a `Population`.
 
-    Units that may join where nobody is now are not counted, except as paths. A
-    quantile is the smallest value that at least this share of them do not exceed;
-    its names are "min", "5%", "25%", "50%", "75%", "95%" and "max".
+    Units that may join an empty parent are not counted, except as paths. A quantile is
+    the smallest value that at least this share of the units does not exceed; the names
+    are "min", "5%", "25%", "50%", "75%", "95%" and "max".
 
     Attributes:
       num_units: protected units.
-      num_paths: distinct paths, those included that lead to nobody.
-      inclusion_rate_quantiles: name to chance to take part in a step, averaged over
-        the run's steps. Empty if there are no units, as the next.
+      num_paths: distinct paths, including paths without units.
+      inclusion_rate_quantiles: name to probability of taking part in a step, averaged
+        over the run's steps. Empty without units, like the next one.
       epsilon_quantiles: name to epsilon; *upper bounds*, nats.
-      rate_rounding: these epsilons and ``unit_epsilons`` were computed with rates
-        rounded up by at most this share; 0 if not at all.
+      rate_rounding: largest relative amount by which rates were rounded up for these
+        epsilons and ``unit_epsilons``; 0 for none.
       unit_epsilons: (num_units,) epsilon of each protected unit, in the order of the
-        `Population`; *upper bounds*, nats. None if not asked for.
+        `Population`; *upper bounds*, nats. None without ``per_unit=True``.
     """
 
     num_units: int
@@ -71,26 +70,27 @@ class UnitDistribution:
 
 @dataclass(frozen=True, eq=False)
 class PrivacyReport:
-    """Epsilon at every level, its distribution over units, and what it rests on.
+    """Epsilon at every level, its distribution over units, and its preconditions.
 
-    Every epsilon is an *upper bound*, in nats, at the same ``delta``; rates are exact
-    for exact sizes, else upper bounds. Made by `privacy_report`.
+    Every epsilon is an *upper bound*, in nats, at the same ``delta``. Rates are exact
+    for exact sizes and upper bounds otherwise. Made by `privacy_report`.
 
     Attributes:
       privacy_unit: level of the protected unit, or "person".
-      protected: the same in words; of a person also which of their examples.
+      protected: the protected unit in words; for a person with the bounds.
       clip_units: level (or "step") whose contributions are clipped, for each step.
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
       method: how epsilon is computed.
       delta: the delta.
-      num_steps: how often each step of the run is taken.
+      num_steps: count of each step of the run.
       noise_multipliers: of each step.
-      epsilon: at the privacy unit: the largest of all paths.
+      epsilon: epsilon of the privacy unit, the largest over all paths.
       epsilon_by_level: level name to epsilon with that level as the privacy unit, or to
-        the reason why it has none; "person" first, where bounds of people are known.
-      worst_path: the path that decides epsilon; None of a person, who may be on many.
-      warnings: what the numbers do not show at first sight.
-      preconditions: what must be true and the library cannot check.
+        the reason why there is none; "person" first, if bounds of people are known.
+      worst_path: the path with the largest epsilon; None for persons, who may be on
+        many paths.
+      warnings: facts that the numbers do not show.
+      preconditions: preconditions that the library cannot check.
       distribution: rates and epsilons over the units; None without a `Population`.
     """
 
@@ -112,9 +112,9 @@ class PrivacyReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns a dictionary for JSON, with "version" and "type".
 
-        Numbers that JSON lacks are the strings "inf" and "-inf", which Python's
-        ``float`` reads; what does not apply is None. In "epsilon_by_level" each level
-        has either an "epsilon" or a "not_covered" with the reason.
+        Infinite numbers are the strings "inf" and "-inf", which Python's ``float``
+        reads; values that do not apply are None. In "epsilon_by_level" each level has
+        either an "epsilon" or a "not_covered" with the reason.
         """
         fields = dict(vars(self))
         for name in ("worst_path", "distribution"):
@@ -144,7 +144,7 @@ def _upward(value: float) -> str:
 
 
 def _headline(report: PrivacyReport) -> list[str]:
-    """Epsilon, delta, who is protected, and the run."""
+    """The lines of epsilon, delta, the protected unit and the steps."""
     rows = [
         ("protected", f"{report.protected} ({report.neighboring_relation})"),
         ("epsilon", f"{_upward(report.epsilon)} at delta {report.delta:g}"),
@@ -168,7 +168,7 @@ def _levels(report: PrivacyReport) -> list[str]:
 
 
 def _distribution(report: PrivacyReport) -> list[str]:
-    """Quantiles over units, side by side; nothing without a population."""
+    """The table of quantiles over units; empty without a population."""
     units = report.distribution
     if units is None or not units.epsilon_quantiles:
         return []
@@ -188,13 +188,13 @@ def _distribution(report: PrivacyReport) -> list[str]:
 
 
 def _worst(report: PrivacyReport) -> list[str]:
-    """The path with the largest epsilon, named."""
+    """The lines of the path with the largest epsilon."""
     worst = report.worst_path
     if worst is None:
         return []
     rates = [", ".join(f"{k} {v:.5g}" for k, v in r.items()) for r in worst.rates]
     if worst.units is None and worst.inclusion_rate == 1:
-        return []  # nothing is drawn, and nobody is named
+        return []  # nothing is sampled, and no unit has a name
     rows = []
     if worst.units is not None:
         names = ", ".join(f"{k} {v!r}" for k, v in worst.units.items()) or "the root"
@@ -210,7 +210,7 @@ def _worst(report: PrivacyReport) -> list[str]:
 
 
 def listed(title: str, texts: Sequence[str]) -> list[str]:
-    """A title and texts as a wrapped list; nothing without texts."""
+    """Returns a title and texts as a wrapped list; [] without texts."""
     if not texts:
         return []
     marked = [
@@ -221,7 +221,7 @@ def listed(title: str, texts: Sequence[str]) -> list[str]:
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows of columns, indented; the last column is wrapped."""
+    """Aligns rows of cells and wraps the last column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Who a guarantee protects, in words."""
+"""Texts that say who a guarantee protects."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 
 
 def protected_unit(*steps: GaussianStep) -> str:
-    """Returns "one example"; of people also what of a person's is protected."""
+    """Returns the protected unit in words, such as "one example"."""
     step = step_of_bounds(steps)
     return unit_in_words(str(step.privacy_unit), step.people)
 
 
 def step_of_bounds(steps: Sequence[GaussianStep]) -> GaussianStep:
-    """Returns the step that bounds the most: statistics clip all of a person as one."""
+    """Returns the step with the largest bounds: statistics have bounds of 1."""
 
     def most(step: GaussianStep) -> float:
         bounds = {} if step.people is None else step.people.numbers
@@ -29,7 +29,7 @@ def step_of_bounds(steps: Sequence[GaussianStep]) -> GaussianStep:
 
 
 def unit_in_words(privacy_unit: str, people: PersonBounds | None) -> str:
-    """Returns the same of a privacy unit and its bounds."""
+    """Returns a privacy unit and its bounds in words."""
     if privacy_unit not in OWNED:
         return f"one {privacy_unit}"
     is_joined = people is not None and makes_one(people)
@@ -44,7 +44,7 @@ def unit_in_words(privacy_unit: str, people: PersonBounds | None) -> str:
 
 
 def changed_unit(privacy_unit: str, neighboring_relation: str) -> str:
-    """Returns what two neighbouring data sets differ by."""
+    """Returns the difference of two neighbouring data sets in words."""
     if privacy_unit == ORIGINAL:
         return {
             "add_remove": "one example, with all of its copies, more or less",
@@ -67,12 +67,12 @@ def changed_unit(privacy_unit: str, neighboring_relation: str) -> str:
 
 
 def makes_one(people: PersonBounds) -> bool:
-    """Whether somebody owns one unit at most, as where all of theirs is joined."""
+    """Whether each person has at most one unit, as in statistics of joined examples."""
     return not people.shape and people.numbers == {"examples": 1}
 
 
 def bounds_in_words(people: PersonBounds | None) -> str:
-    """How much of the data a person may own; in words if there are many settings."""
+    """Returns the bounds of a person in words."""
     if people is None:
         return "all examples"
     if people.shape:

@@ -1,4 +1,4 @@
-"""One run's privacy at every level, over all units, and what it rests on."""
+"""The privacy report of a run: epsilon at every level and over all units."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ _QUANTILES = {
     "95%": 0.95,
     "max": 1.0,
 }
-# Different paths whose epsilons are computed; of more, rates are rounded up.
+# Largest number of distinct paths with an epsilon; with more, rates are rounded up.
 _MAX_PATHS = 8192
-_MAX_EXACT_PATHS = 512  # by "exact" or "pld", which take milliseconds for each
+# The same for "exact" or "pld", which take milliseconds per path.
+_MAX_EXACT_PATHS = 512
 
 
 def privacy_report(
@@ -62,33 +63,34 @@ def privacy_report(
     per_unit: bool = False,
     people: PersonBounds | None = None,
 ) -> PrivacyReport:
-    """Returns what a run costs at every level, over all units, and what it rests on.
+    """Returns the epsilons of a run at every level and over all units.
 
-    Epsilon at the privacy unit is what `epsilon` returns. All epsilons are *upper
-    bounds*; those of the worst paths are as tight as ``method`` is, and where a
-    `Population` has very many distinct paths, those of the other units are computed
-    with their rates rounded up a little (see `UnitDistribution`).
+    Epsilon at the privacy unit is that of `epsilon`. All epsilons are *upper bounds*.
+    Those of the worst paths are as tight as ``method``. If a `Population` has very many
+    distinct paths, those of the other units are computed with slightly larger rates
+    (see `UnitDistribution`).
 
-    A report speaks of one setting, so every field must be a scalar. It is made from
-    the sizes of the `Population`; where these are private, so is the report.
+    A report is about one setting: every field must be a scalar. It is computed from the
+    sizes of the `Population`; if these are private, so is the report.
 
     Args:
       step: the step, or a run made by `compose`.
       delta: in (0, 1), one number; the same at every level.
       num_steps: whole number >= 0; None for a composed run, which has its own counts.
       method: how epsilon is computed; see `epsilon`. With more than
-        ``512`` distinct paths those that are not the worst are bounded by "rdp".
-      per_unit: also give the epsilon of each protected unit; needs a `Population`.
-      people: public bounds of what one person may own, single numbers: the report of a
-        run that protects less than a person then says what it costs one, with all of
-        their examples. Of a run that protects people they are the run's own.
+        512 distinct paths, all but the worst are bounded by "rdp".
+      per_unit: whether to return the epsilon of each protected unit; needs a
+        `Population`.
+      people: public bounds of one person's examples, single numbers. The report of a
+        run that protects a smaller unit then also has the epsilon of a person. A run
+        that protects persons has its own bounds.
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: a value out of range, a field that is an array, ``num_steps`` given
-        twice or not at all, ``per_unit`` without units of a `Population`, ``people``
-        for a run that has its own, or a privacy unit whose contributions have no public
-        bound.
+      ValueError: a value out of range, an array field, ``num_steps`` missing for a step
+        or given for a composed run, ``per_unit`` without units of a `Population`,
+        ``people`` for a run with its own, or a privacy unit whose contributions have no
+        public bound.
     """
     check_method(method)
     refuse_disjoint(step, "privacy_report")
@@ -99,8 +101,7 @@ def privacy_report(
     _validation.flag("per_unit", per_unit)
     if per_unit and _tree_step(run) is None:
         raise ValueError(
-            "per_unit=True needs a step with a Population whose units are protected, "
-            "got none"
+            "per_unit=True needs a step with a Population whose units are protected"
         )
     first = run.gaussian_steps[0]
     _check_people(people, first)
@@ -140,20 +141,20 @@ def _check_people(people: Any, step: GaussianStep) -> None:
         raise TypeError(f"people must be a PersonBounds or None, got {people!r}")
     if step.privacy_unit == PERSON:
         raise ValueError(
-            f"people must be None where privacy_unit is {PERSON!r}: the step has its "
-            f"own, got {people!r}"
+            f"people must be None with privacy_unit={PERSON!r}: the step has its own, "
+            f"got {people!r}"
         )
     if people.shape:
         raise ValueError(f"people must be bounds of one setting, got {people!r}")
 
 
 def single_run(step: Any, num_steps: Any) -> ComposedSteps:
-    """Returns the run as a composition, all of whose fields must be scalars."""
+    """Returns a run of scalar fields as a composed run; raises for arrays."""
     if isinstance(step, ComposedSteps):
         if num_steps is not None:
             raise ValueError(
-                "num_steps must be None for a composed run, whose steps have their own "
-                f"counts, got {num_steps!r}"
+                "num_steps must be None for a composed run, which has its own counts, "
+                f"got {num_steps!r}"
             )
         run = step
     else:
@@ -165,14 +166,14 @@ def single_run(step: Any, num_steps: Any) -> ComposedSteps:
     gaussian_parts(run, "privacy_report")
     if run.shape != ():
         raise ValueError(
-            "a report is about one setting: every field of the step, and num_steps, "
-            f"must be a scalar, got fields of shape {run.shape}"
+            "a report needs one setting: every field of the step and num_steps must be "
+            f"scalars, got fields of shape {run.shape}"
         )
     return run
 
 
 def _path_epsilons(runs: Sequence[Run], delta: np.ndarray, method: str) -> np.ndarray:
-    """(P,) epsilon of each path: paths take the place of settings."""
+    """(P,) epsilons of the paths, which are treated as settings."""
     paths = [
         run.with_losses(
             tuple(loss.map(lambda f: np.reshape(f, (-1, 1))) for loss in run.losses)
@@ -183,20 +184,20 @@ def _path_epsilons(runs: Sequence[Run], delta: np.ndarray, method: str) -> np.nd
     bounds = worst_epsilon(paths, delta, shape, method="rdp")
     if method == "rdp":
         return bounds
-    # The worst one is found exactly, and as many of the others as is quick.
+    # Computes the worst path exactly, and a limited number of the others.
     values = np.array(bounds)
-    asked = np.zeros(shape, bool)
+    is_exact = np.zeros(shape, bool)
     while True:
         order = np.argsort(-values, kind="stable")
-        next_ = order[~asked[order]][:_MAX_EXACT_PATHS]
-        if next_.size == 0 or values[next_[0]] <= values[asked].max(initial=-np.inf):
+        next_ = order[~is_exact[order]][:_MAX_EXACT_PATHS]
+        if next_.size == 0 or values[next_[0]] <= values[is_exact].max(initial=-np.inf):
             return values
         some = [
             one.map(lambda f, next_=next_: f if len(f) == 1 else f[next_])
             for one in paths
         ]
         values[next_] = worst_epsilon(some, delta, next_.shape, method=method)
-        asked[next_] = True
+        is_exact[next_] = True
 
 
 def _worst_path(
@@ -205,7 +206,7 @@ def _worst_path(
     delta: np.ndarray,
     method: str,
 ) -> WorstPath:
-    """Finds and describes the costliest path; of equal ones, that of most units."""
+    """The path with the largest epsilon; among equal ones, that with most units."""
     front = _front(accounted)
     fewer = [one.take_paths(front) for one in accounted]
     epsilons = _path_epsilons(fewer, delta, method)
@@ -243,14 +244,14 @@ def _worst_path(
 
 
 def _front(runs: Sequence[Run]) -> np.ndarray:
-    """Paths of which one is the worst; of several runs the least counts on each."""
+    """Paths that may be the worst: all of them if several theorems hold."""
     if len(runs) == 1:
         return path_rows.undominated_paths(runs[0])
     return np.arange(max(run.num_paths for run in runs))
 
 
 def _named_units(step: GaussianStep, index: int) -> dict[str, Any]:
-    """The units on the way to the witness of one path, by the sampling's names."""
+    """The units on the path to the witness of one path, by level name."""
     tree, paths = step.population, step.path_rates.paths
     assert tree is not None and paths is not None  # both or none
     level = int(paths.witness_level[index])
@@ -267,7 +268,7 @@ def _by_level(
     method: str,
     people: PersonBounds | None,
 ) -> tuple[dict[str, float | str], dict[str, ComposedSteps]]:
-    """Epsilon with each level as the privacy unit, or why there is none."""
+    """Epsilon with each level as the privacy unit, or the reason for none."""
     values: dict[str, float | str] = {}
     runs: dict[str, ComposedSteps] = {}
     unit = run.gaussian_steps[0].privacy_unit
@@ -294,7 +295,7 @@ def _epsilon(run: ComposedSteps, delta: np.ndarray, method: str) -> float:
 def run_at_level(
     run: ComposedSteps, level: str, people: PersonBounds | None = None
 ) -> ComposedSteps:
-    """Returns the run with another privacy unit; of a person, within bounds."""
+    """Returns the run with another privacy unit."""
     steps = [
         dataclasses.replace(step, privacy_unit=level, people=people)
         for step in run.gaussian_steps
@@ -310,13 +311,13 @@ def _distribution(
     per_unit: bool,
     method: str,
 ) -> UnitDistribution | None:
-    """Rates and epsilons over the units of the tree, if there is one."""
+    """Rates and epsilons over the units of the population, if there is one."""
     step = _tree_step(run)
     if step is None:
         return None
-    # Of several runs each is a bound: the first will do for the other paths.
+    # Each theorem's run is a bound: use the first for the other paths.
     fewer, index, rounding = path_rows.rounded_up(accounted[0], _MAX_PATHS)
-    # The largest epsilon bounds every path's, also where rounding went above it.
+    # The largest epsilon bounds that of every path, also where rounding exceeds it.
     epsilons = _path_epsilons([fewer], delta, method)[index]
     epsilons = np.minimum(epsilons, worst.epsilon)
     units = step.path_rates.multiplicity
@@ -332,7 +333,7 @@ def _distribution(
 
 
 def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
-    """For each share, the least value that this share of the units does not exceed."""
+    """For each share, the smallest value that this share of units does not exceed."""
     order = np.argsort(values)
     cumulative = np.cumsum(weights[order])
     if cumulative[-1] == 0:
@@ -345,7 +346,7 @@ def _quantiles(values: np.ndarray, weights: np.ndarray) -> dict[str, float]:
 
 
 def _unit_values(step: GaussianStep, values: np.ndarray) -> np.ndarray:
-    """(U,) values of the protected units, of (P,) values of their distinct paths."""
+    """(U,) values of the protected units from the (P,) values of their paths."""
     tree, paths = step.population, step.path_rates.paths
     assert tree is not None and paths is not None  # both or none
     sizes = paths.sizes
@@ -356,15 +357,15 @@ def _unit_values(step: GaussianStep, values: np.ndarray) -> np.ndarray:
         rows = np.column_stack([np.repeat(rows, above, axis=0), count])
     has_children = counts[-1] > 0
     rows = rows[has_children]
-    # Every row is one of `sizes`, which are sorted and different: their own indices in
-    # the sorted union are 0, 1, ..., P - 1.
+    # Every row is one of `sizes`, which are sorted and distinct: their indices in the
+    # sorted union are 0, 1, ..., P - 1.
     index = np.unique(np.concatenate([sizes, rows]), axis=0, return_inverse=True)[1]
     parents = index.reshape(-1)[len(sizes) :]
     return np.repeat(values[parents], counts[-1][has_children])
 
 
 def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
-    """(P,) chance of a protected unit to take part, averaged over the run's steps."""
+    """(P,) probability that a protected unit takes part, averaged over the steps."""
     counts = np.array([float(count) for count in run.counts])
     weights = counts if counts.any() else np.ones(len(counts))
     rates = [
@@ -376,13 +377,13 @@ def _inclusion_rates(run: ComposedSteps) -> np.ndarray:
 
 
 def _tree_step(run: ComposedSteps) -> GaussianStep | None:
-    """The first step with a population; all that have one have the same."""
+    """The first step with a population; all populations are equal."""
     parts = (part for part in run.gaussian_steps if part.privacy_unit not in OWNED)
     return next((part for part in parts if part.population is not None), None)
 
 
 def tree_levels(step: GaussianStep) -> tuple[str, ...]:
-    """Names of the levels that somebody owns: an episode is drawn, not owned."""
+    """Returns the names of the levels of units; episodes are no units."""
     names = step.design.level_names
     if not isinstance(step.design, MultistageSampling):
         names = tuple(name for name in names if name != EPISODE)
@@ -390,5 +391,5 @@ def tree_levels(step: GaussianStep) -> tuple[str, ...]:
 
 
 def _at(array: np.ndarray, index: int) -> Any:
-    """One path's entry of a (P,) or (1,) array."""
+    """The entry of one path in a (P,) or (1,) array."""
     return array[..., index if array.shape[-1] > 1 else 0]

@@ -1,4 +1,4 @@
-"""How claims are written: rounded to the safe side."""
+"""Rounding of reported numbers to the safe side."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 
 def upward(value: float, digits: int = 4, *, zeros: bool = False) -> str:
-    """A number with some significant digits, rounded up."""
+    """Returns a number with ``digits`` significant digits, rounded up."""
     return _rounded(value, digits, ROUND_CEILING, zeros)
 
 
 def downward(value: float, digits: int = 4, *, zeros: bool = False) -> str:
-    """Returns a finding, or a value that must not be exceeded, rounded down."""
+    """Returns a number with ``digits`` significant digits, rounded down."""
     return _rounded(value, digits, ROUND_FLOOR, zeros)
 
 

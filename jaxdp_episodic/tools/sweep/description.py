@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.describe.serialization import refuse_hostile
 from jaxdp_episodic.accountant.describe.spec import Check, Spec
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions.api import METHODS, check_method
-from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, run_of
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, runs_of
 from jaxdp_episodic.tools.requests.request import (
     CalibrationRequest,
     EpsilonRequest,
@@ -491,7 +491,8 @@ class Sweep(Spec):
             for quantity in self.quantities:
                 request = self.request(quantity, self.methods[0], values)
                 step: Any = request.step  # of the sweep's own kind
-                run_of(step, None if isinstance(step, ComposedSteps) else np.asarray(1))
+                count = None if isinstance(step, ComposedSteps) else np.asarray(1)
+                runs_of(step, count)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise type(error)(f"{prefix}{error}") from None
 

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.accountant.numerics.roots import largest_within
+from jaxdp_episodic.accountant.questions.api import rdp
 from jaxdp_episodic.accountant.questions.budget import public_budget
 from jaxdp_episodic.accountant.questions.tuning import (
     DEFAULT_ORDERS,
     curve_to_epsilon,
-    run_rdp,
     tuned_rdp,
 )
 from jaxdp_episodic.files.atomic import atomic_folder, write_atomically
@@ -302,7 +302,7 @@ def _curve(
     different = {json.dumps(config.to_dict()): config for config in configs}
     for config in different.values():
         budget = plan(config, data)
-        one = run_rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
+        one = rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
         curve = np.maximum(curve, one)
         step = budget.step
         whom.add((step.privacy_unit, step.neighboring_relation, step.people))

@@ -13,7 +13,7 @@ from scipy import stats
 from jaxdp_episodic.accountant.describe import people_laws
 from jaxdp_episodic.accountant.describe.people_laws import (
     Stage,
-    chance_of_holding,
+    fewer_binomials,
     log_binomial_law,
     log_drawn,
     log_held,
@@ -21,10 +21,10 @@ from jaxdp_episodic.accountant.describe.people_laws import (
     log_reached_worst,
     log_unseen_groups,
     log_visible,
-    merged,
-    merged_upwards,
     mixed,
+    probability_of_holding,
     sums_of,
+    tails_moved_up,
 )
 
 
@@ -39,20 +39,22 @@ def fixed(bound: float, size: float, group: float) -> Stage:
 def test_chances_of_the_reference_designs() -> None:
     """Reference: laws computed by exact rational arithmetic, 16 digits."""
     one_of_two = fixed(1, 2, 20)
-    assert chance_of_holding([fixed(4, 2, 20)]) == pytest.approx(
+    assert probability_of_holding([fixed(4, 2, 20)]) == pytest.approx(
         0.3684210526315789, rel=1e-14
     )
-    assert chance_of_holding([fixed(12, 5, 20), one_of_two]) == pytest.approx(
+    assert probability_of_holding([fixed(12, 5, 20), one_of_two]) == pytest.approx(
         0.26714240970072245, rel=1e-14
     )
-    assert chance_of_holding([coins(5, 1.0), one_of_two]) == pytest.approx(
+    assert probability_of_holding([coins(5, 1.0), one_of_two]) == pytest.approx(
         1 - 0.9**5, rel=1e-14
     )
-    assert chance_of_holding([]) == 1
-    assert chance_of_holding([fixed(19, 2, 20)]) == 1  # no two of the others
-    assert chance_of_holding([fixed(30, 2, 20)]) == 1  # fewer in the class than hers
-    assert chance_of_holding([coins(3, 0.0), one_of_two]) == 0
-    assert chance_of_holding([fixed(1, 1, 1e9)]) == pytest.approx(1e-9, rel=1e-12)
+    assert probability_of_holding([]) == 1
+    assert probability_of_holding([fixed(19, 2, 20)]) == 1  # no two of the others
+    assert (
+        probability_of_holding([fixed(30, 2, 20)]) == 1
+    )  # fewer in the class than hers
+    assert probability_of_holding([coins(3, 0.0), one_of_two]) == 0
+    assert probability_of_holding([fixed(1, 1, 1e9)]) == pytest.approx(1e-9, rel=1e-12)
 
 
 @pytest.mark.parametrize(("group", "bound", "size"), [(6, 2, 3), (5, 4, 2), (4, 4, 3)])
@@ -147,7 +149,7 @@ def test_merged_binomial_laws_are_larger_and_no_weight_is_lost(
     number = np.append(rng.integers(1, 40, 60), 0)
     none = number * rng.gamma(2.0, 0.1, 61)
     weight = rng.dirichlet(np.ones(61))
-    count, merged_none, log_weight = merged_upwards(number, none, np.log(weight))
+    count, merged_none, log_weight = fewer_binomials(number, none, np.log(weight))
     kept = np.exp(log_weight)
     assert kept.sum() == pytest.approx(1.0, rel=1e-14)
     assert most > 1e3 or len(count) < 30
@@ -233,7 +235,7 @@ def test_sums_of_drawn_numbers() -> None:
 )
 def test_tails_are_moved_upwards_only(number: int, rate: float) -> None:
     law = log_binomial_law(number, rate)
-    values, masses = merged(law)
+    values, masses = tails_moved_up(law)
     assert np.all(np.diff(values) > 0) and len(values) < 700
     np.testing.assert_allclose(np.exp(masses).sum(), 1.0, rtol=1e-12)
     # In stochastic order at least the law, and nearly it.

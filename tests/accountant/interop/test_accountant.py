@@ -16,7 +16,12 @@ from jaxdp_episodic.accountant.interop.dp_accounting import (
     from_dp_event,
     to_dp_event,
 )
-from jaxdp_episodic.accountant.questions.tuning import PoissonTrials, tuning_cost
+from jaxdp_episodic.accountant.questions.tuning import (
+    DEFAULT_ORDERS,
+    PoissonTrials,
+    curve_to_epsilon,
+    tuned_rdp,
+)
 
 ADD, REPLACE, SPECIAL = NeighboringRelation
 DELTA = 1e-6
@@ -208,7 +213,8 @@ def test_the_best_of_several_runs():
     poissonian = dp_event.RepeatAndSelectDpEvent(gaussian(5.0), 10, np.inf)
     trials = PoissonTrials(expected_runs=10.0)
     run = from_dp_event(gaussian(5.0))
-    cost = tuning_cost(run, trials=trials, delta=DELTA)
+    tuned = tuned_rdp(trials, DEFAULT_ORDERS, jde.rdp(run, DEFAULT_ORDERS))
+    cost = curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=DELTA)
     found = EpisodicAccountant(method="rdp").compose(poissonian).get_epsilon(DELTA)
     assert found == pytest.approx(cost, rel=2e-3)
 

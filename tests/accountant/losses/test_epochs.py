@@ -15,7 +15,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses import allocated_moments as ours
-from jaxdp_episodic.accountant.questions.dominating_pair import run_of
+from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
 from oracles import allocation, allocation_epochs
 
 PATH = Path(__file__).parents[2] / "allocation_random.csv"
@@ -223,7 +223,7 @@ def test_composed_with_another_mechanism():
 
 def test_epochs_and_blocks_are_counted():
     # Seven steps, one of each of two blocks (4 and 3): 17 steps are two epochs and 3.
-    run = run_of(step(7, 1.0, times=2), np.asarray(17))
+    run = runs_of(step(7, 1.0, times=2), np.asarray(17))[0]
     found = {
         (float(loss.slots[0]), float(loss.steps[0])): float(count[0])
         for loss, count in zip(run.losses, run.counts, strict=True)

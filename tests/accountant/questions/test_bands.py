@@ -17,7 +17,6 @@ from jaxdp_episodic.accountant.numerics.band_coefficients import (
 )
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
-from jaxdp_episodic.accountant.questions.tuning import run_rdp
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.tools.requests.batch import answer_requests
 from training_runs import charged_run
@@ -82,7 +81,7 @@ QUESTIONS = {
     "gradient": lambda s, n: jde.epsilon_and_gradient(
         s, num_steps=n, delta=DELTA, wrt=("noise_multiplier",)
     )[1]["noise_multiplier"],
-    "tuning": lambda s, n: run_rdp(s, np.array([2.0, 8.0]), num_steps=n),
+    "tuning": lambda s, n: jde.rdp(jde.compose((s, n)), np.array([2.0, 8.0])),
     "report": lambda s, n: jde.privacy_report(s, num_steps=n, delta=DELTA).epsilon,
     "in a program": lambda s, n: traced.epsilon(s, num_steps=n, delta=DELTA),
     "a menu": lambda s, n: jde.AdaptiveRun({"train": s}, quotas={"train": n}).epsilon(
@@ -283,7 +282,7 @@ PRICED = {"prices": {"train": 1, "check": 1}, "budget": 4}
             lambda: jde.AdaptiveRun(
                 {"a": jde.compose((on("user", 2, poisson()), 3))}, quotas={"a": 2}
             ),
-            "takes 3 steps",
+            "has 3 steps",
         ),
         (
             lambda: AdaptiveBudget(menu(quotas={"train": 3, "check": 1}), delta=DELTA),
@@ -297,7 +296,7 @@ PRICED = {"prices": {"train": 1, "check": 1}, "budget": 4}
                 num_steps=3,
                 before=[(on("user", 2, poisson(1.0)), 0.1)],
             ),
-            "or with bands, only some do",
+            "or with bands, use only a part",
         ),
         (
             lambda: jde.epsilon_and_gradient(
@@ -328,7 +327,10 @@ def test_what_has_no_theorem_is_refused(make, message):
 def test_a_report_says_what_the_groups_need():
     report = jde.privacy_report(BANDED["a coin"], num_steps=8, delta=DELTA)
     (text,) = (text for text in report.preconditions if text.startswith("Groups:"))
-    assert "every 'user' is in one of 4 groups" in text and "owes its plan" in text
+    assert (
+        "every 'user' is in one of 4 groups" in text
+        and "charged its whole plan" in text
+    )
     assert report.worst_path.inclusion_rate == pytest.approx(0.2 / 4)
 
 

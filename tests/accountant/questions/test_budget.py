@@ -120,7 +120,7 @@ def test_bad_input(changes, error, message):
 
 
 def test_one_setting_only():
-    with pytest.raises(ValueError, match="must describe one setting"):
+    with pytest.raises(ValueError, match="must be one setting"):
         plan_budget(flat_step(noise_multiplier=[1.0, 2.0]), epsilon=1.0, delta=DELTA)
     with pytest.raises(TypeError, match="must be a GaussianStep"):
         plan_budget("step", epsilon=1.0, delta=DELTA)

@@ -13,7 +13,7 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 )
 from jaxdp_episodic.accountant.losses.independent_episodes import ZeroedEpisodesLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, run_of
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, runs_of
 
 NOISE = 2.0
 ADD, SWAP, ZERO = "add_remove", "replace_one", "zero_out"
@@ -125,7 +125,7 @@ def test_what_a_run_keeps_of_itself_cannot_be_changed():
     step = jde.GaussianStep(
         jde.Poisson("unit", sampling_probability=[0.0, 0.5]), noise_multiplier=0.0
     )
-    run = run_of(step, np.array(3))
+    run = runs_of(step, np.array(3))[0]
     for kept, expected in ((run.loses_nothing, 0), (run.is_unprotected, 1)):
         assert kept.reshape(-1).argmax() == expected
         with pytest.raises(ValueError, match="read-only"):

@@ -6,8 +6,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.gradients import _fields, scale_of
 from jaxdp_episodic.accountant.questions.gradients import difference as slope_of
-from jaxdp_episodic.accountant.questions.gradients import field_names, scale_of
 from oracles import allocation_epochs
 
 DELTA = 1e-6
@@ -64,7 +64,7 @@ def of_steps(make, count):
 def check(make, arguments, num_steps):
     """All derivatives of a step made from noise and rates."""
     step = make(*arguments)
-    names = [name for name in field_names(step) if not name.endswith(".size")]
+    names = [name for name in tuple(_fields(step)) if not name.endswith(".size")]
     value, gradient = jde.epsilon_and_gradient(
         step, delta=DELTA, num_steps=num_steps, wrt=tuple(names)
     )
@@ -363,7 +363,7 @@ def test_composed_runs():
         return jde.compose(*zip((first, second), counts, strict=True))
 
     step = run()
-    _, gradient = jde.epsilon_and_gradient(step, delta=DELTA, wrt=field_names(step))
+    _, gradient = jde.epsilon_and_gradient(step, delta=DELTA, wrt=tuple(_fields(step)))
 
     def epsilon(**changes):
         return jde.epsilon(run(**changes), delta=DELTA)

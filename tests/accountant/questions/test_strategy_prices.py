@@ -95,9 +95,9 @@ def test_what_has_no_price_is_refused():
     bare = jde.AdaptiveRun(
         {"slow": SLOW, "bare": step(0.0)}, prices={"slow": 1, "bare": 1}, budget=2
     )
-    with pytest.raises(ValueError, match="no mu describes the run"):
+    with pytest.raises(ValueError, match="the run has no mu"):
         gdp_price(bare, floor=FLOOR)
-    with pytest.raises(ValueError, match="num_steps must be None of an AdaptiveRun"):
+    with pytest.raises(ValueError, match="num_steps must be None for an AdaptiveRun"):
         gdp_price(RUN, num_steps=2, floor=FLOOR)
     several = jde.AdaptiveRun({"slow": step([1.5, 2.0])}, quotas={"slow": 2})
     with pytest.raises(ValueError, match="price needs a run of one setting"):

@@ -537,7 +537,7 @@ def test_values_are_checked_when_they_are_known(caplog) -> None:
                 delta=DELTA,
                 num_steps=n,
             ),
-            "num_steps has no derivative where steps come in epochs",
+            "num_steps has no derivative with epoch schemes",
         ),
     ],
     ids=["certified", "size", "epochs"],

@@ -128,9 +128,9 @@ def test_the_pair_is_the_theorems() -> None:
         levels(0.2, 0.3, 0.4, clip_unit="class", privacy_unit="class"),
         levels(0.2, 0.3, clip_unit="school", privacy_unit="school"),
     ):
-        assert dominating_pair.coins_of(one)
+        assert dominating_pair.poisson_levels(one)
         true = dominating_pair.dominating_pair(one)
-        pair = dominating_pair.drawn_by_coins(one)
+        pair = dominating_pair.poisson_pair(one)
         assert type(true) is type(pair)
         fields = zip(pair.fields, true.fields, strict=True)
         assert all(np.all(a == np.squeeze(b)) for a, b in fields)
@@ -154,7 +154,7 @@ def test_other_pairs_have_no_coins() -> None:
             privacy_unit="school",
         ),
     ):
-        assert dominating_pair.coins_of(one) == ()
+        assert dominating_pair.poisson_levels(one) == ()
 
 
 # --- Searches ---

@@ -13,7 +13,6 @@ from jaxdp_episodic.accountant.questions.tuning import (
     PoissonTrials,
     curve_to_epsilon,
     tuned_rdp,
-    tuning_cost,
 )
 
 ORDERS = 1 + np.geomspace(0.05, 200, 60)
@@ -25,6 +24,13 @@ TRIALS = [
         for eta in (-0.5, 0.0, 0.7, 1.0, 3.0)
     ),
 ]
+
+
+def tuning_cost(step, *, trials, delta, **run):
+    """Epsilon of the best of a random number of runs, as a search computes it."""
+    composed = jde.compose((step, run.get("num_steps", 1)))
+    tuned = tuned_rdp(trials, DEFAULT_ORDERS, jde.rdp(composed, DEFAULT_ORDERS))
+    return curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=delta)
 
 
 def probabilities(trials, most=600_000):

@@ -166,7 +166,9 @@ def test_a_third_copy_does_not_hide_what_is_not_known(tmp_path):
 def test_one_name_and_two_beginnings_are_refused(tmp_path):
     run = old(tmp_path / "run.jsonl", STEP, ("a", 3))
     other = old_ledger(tmp_path / "other.jsonl", STEP, [("a", 2)], delta=1e-4)
-    with pytest.raises(LedgerError, match="have one run's name and begin differently"):
+    with pytest.raises(
+        LedgerError, match="have the same run name but different beginnings"
+    ):
         read_ledgers([run, other])
 
 
@@ -328,14 +330,14 @@ def test_looks_at_the_same_bins_cost_no_more_than_is_said(looks):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"delta": 1e-6}, "one delta, got 1e-05 in .*one and 1e-06 in .*two"),
+        ({"delta": 1e-6}, "the same delta, got 1e-05 in .*one and 1e-06 in .*two"),
         (
             {"step": dataclasses.replace(STEP, neighboring_relation="replace_one")},
-            "one neighboring_relation, got 'add_remove' in .*and 'replace_one' in",
+            "the same neighboring_relation, got 'add_remove' in .*and 'replace_one' in",
         ),
         (
             {"step": CLASSES},
-            "one privacy_unit, got 'user' in .*one and 'class' in .*two",
+            "the same privacy_unit, got 'user' in .*one and 'class' in .*two",
         ),
     ],
 )
@@ -381,7 +383,7 @@ def test_a_run_that_ended_early_is_told_its_plan(tmp_path, answer, capsys):
     first, second = said["warnings"]
     assert "400 steps are charged, epsilon 2.4" in first and "planned was 8" in first
     assert "did not depend on what it released" in second
-    assert second.endswith("owes its plan: epsilon 8 at delta 1e-05")
+    assert second.endswith("costs its whole plan: epsilon 8 at delta 1e-05")
     again = answer(early, options=["--delta", "1e-3"])
     assert again["epsilon"] < said["epsilon"] and again["warnings"] == said["warnings"]
     assert cli.run(["epsilon", "--ledger", str(early)]) == 0

@@ -581,7 +581,7 @@ def test_bounds_that_do_not_suit_the_draw_are_said_not_to_be_covered():
         people_step(), num_steps=1, delta=1e-5, method="rdp", people=few
     )
     assert "bound on classes" in str(report.epsilon_by_level["person"])
-    assert any("of a person none is known" in text for text in report.warnings)
+    assert any("there is none for a person" in text for text in report.warnings)
 
 
 # --- Only what the run in hand does ---

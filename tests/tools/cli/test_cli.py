@@ -406,7 +406,7 @@ def test_archives_are_read_without_pickle(call, tmp_path):
         ("epsilon nofile.toml", "nofile.toml: No such file or directory"),
         ("predict x --support y --queries", "--queries needs a path"),
         ("plot .", "holds no sweep: it has no manifest.json"),
-        ("log .", "holds no run.sqlite: give the folder of a run"),
+        ("log .", "has no run.sqlite: give the folder of a run"),
         ("epsilon configs/demo.toml", "a training config, for `train`, `report`"),
         ("curve configs/sweep_stages.toml --out x.png", "got a sweep, for `sweep`"),
         ("curve configs/omniglot.toml --out x.jpg", "--out must end in .png or .svg"),

@@ -80,9 +80,7 @@ def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys
     assert read_ledger(out / "run.sqlite").book == read_book(book).terms.name
     receipt = (out / "book.json").read_text()
     (out / "book.json").unlink()
-    with pytest.raises(
-        ValueError, match="book must be given: .*its ledger says, got no"
-    ):
+    with pytest.raises(ValueError, match="book must be .*, got no"):
         train(config, out, None, resume=True)
     with pytest.raises(ValueError, match="the receipt .*book.json is gone"):
         train(config, out, book, resume=True)

@@ -164,7 +164,7 @@ def test_statistics_alone_rest_on_no_private_sizes():
 
     planned = budget(everybody)
     text = privacy_statement(planned, planned.num_steps, for_release=True)
-    assert "not for publication" not in text and "4321" not in text
+    assert "must not be published" not in text and "4321" not in text
     sized = [dataclasses.replace(s, population=step.population) for s in everybody[:1]]
     assert public_budget(dataclasses.replace(planned, before=tuple(sized))) is None
 
@@ -206,7 +206,7 @@ def test_of_people_the_sizes_that_are_private_are_those_of_examples():
 def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
     """Noise calibrated to them tells them, and so does epsilon after each step."""
     result, texts, report = released(tmp_path, POINTS)
-    assert "not for publication" in " ".join(report.split())
+    assert "must not be published" in " ".join(report.split())
     noise = result.trainer.budget.step.noise_multiplier
     everything = "".join(texts.values())
     for number in (f"{noise:.5g}"[:5], 'epsilon spent"', "777", "mean units"):

@@ -120,7 +120,7 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     assert released == set(names)
     statement = (out / "release" / "privacy.md").read_text()
     assert "one `example` more or less" in statement
-    assert "not for publication" not in statement
+    assert "must not be published" not in statement
     facts = json.loads((out / "release" / "run.json").read_text())
     assert facts["steps"] == 3 and facts["epsilon spent"] <= 8.0
     # What is released is one of the stages that are shown.

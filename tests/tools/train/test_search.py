@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jaxdp_episodic.accountant.questions.tuning import tuning_cost
+import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.tuning import (
+    DEFAULT_ORDERS,
+    curve_to_epsilon,
+    tuned_rdp,
+)
 from jaxdp_episodic.tools.train import search as search_module
 from jaxdp_episodic.tools.train.search import STATE, run_search, search_budget
 from jaxdp_episodic.tools.train.search_space import is_priced, read_search
@@ -59,9 +64,9 @@ def test_budget_of_the_whole_search_calibrates_each_run(tmp_path):
     assert 0 < budget.run_epsilon < 8 and 7.9 < budget.epsilon <= 8
     config = search.config({}, budget.run_epsilon)
     one = plan(config, config.data.load("train", None))
-    total = tuning_cost(
-        one.step, trials=search.settings.trials, delta=1e-5, num_steps=one.num_steps
-    )
+    curve = jde.rdp(jde.compose((one.step, one.num_steps)), DEFAULT_ORDERS)
+    tuned = tuned_rdp(search.settings.trials, DEFAULT_ORDERS, curve)
+    total = curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=1e-5)
     assert total == pytest.approx(budget.epsilon, rel=1e-9)
     forward = read_search(written(tmp_path, target="run_epsilon = 1.0"))
     assert search_budget(forward, tmp_path).epsilon > 1
@@ -75,7 +80,7 @@ def test_all_runs_of_a_search_protect_the_same(tmp_path, monkeypatch):
 
     for name, value in (
         ("plan", planned),
-        ("run_rdp", lambda *_: 0.0),
+        ("rdp", lambda *_: 0.0),
         ("public_budget", lambda budget: budget),
     ):
         monkeypatch.setattr(search_module, name, value)

@@ -143,7 +143,7 @@ def test_a_ledger_of_epochs_after_others_owes_what_the_budget_says(tmp_path):
 
 
 def test_steps_before_that_are_in_epochs_are_refused():
-    with pytest.raises(NotImplementedError, match="before: everybody takes part"):
+    with pytest.raises(NotImplementedError, match="before must be steps on all data"):
         plan_budget(
             BATCHES, epsilon=8.0, delta=DELTA, num_steps=4, before=[(BATCHES, 0.5)]
         )

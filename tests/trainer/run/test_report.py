@@ -57,7 +57,7 @@ def test_a_run_that_ended_early_guarantees_its_plan(release):
     said, planned = run_statement(early), run_statement(whole)
     for facts, text in ((said.facts, said.statement), said.released):
         assert target in text and "It ended after 1 of 6 steps, which alone" in text
-        assert facts["ended early"] in text and "owes its plan" in text
+        assert facts["ended early"] in text and "costs its whole plan" in text
     for facts, text in ((planned.facts, planned.statement), planned.released):
         assert "ended early" not in facts and "It ended" not in text
 

@@ -256,13 +256,13 @@ def other_step(text):
         (["UPDATE charges SET session = 99"], "charge 1 is gone"),
         (["INSERT INTO charges SELECT 4, step, session, hash FROM charges"], "UNIQUE"),
         (["UPDATE texts SET value = replace(value, '0.02', '0.01')"], "step 'phase 1'"),
-        (["UPDATE texts SET value = x'ff' WHERE kind = 'facts'"], "is no text"),
+        (["UPDATE texts SET value = x'ff' WHERE kind = 'facts'"], "is not a text"),
         (["DELETE FROM texts WHERE kind = 'facts'"], "says not what the run is"),
         (["DELETE FROM texts WHERE kind = 'step'"], "charge 1 is gone"),
-        (VIEW, "is no run of this library"),
+        (VIEW, "is not a run file of this library"),
         (["CREATE TRIGGER t AFTER INSERT ON charges BEGIN SELECT 1; END"], "no run of"),
-        (["DROP TABLE arrays"], "is no run of this library"),
-        ([forged(format="else")], "no run: format must be"),
+        (["DROP TABLE arrays"], "is not a run file of this library"),
+        ([forged(format="else")], "is not a run: format must be"),
         ([forged(version=2)], "version must be 1, got 2"),
         ([forged(version=True)], "version must be 1, got True"),
         ([forged(more=1)], "the keys must be"),
@@ -671,7 +671,9 @@ def test_epsilon_is_that_of_what_was_charged(path, epsilon_of, method):
     assert answer["epsilon"] == expected
     assert (answer["num_steps"], answer["delta"], answer["method"]) == (3, DELTA, how)
     early, plan = answer["warnings"]  # the target permits 50
-    assert f"planned was 8 at delta {DELTA:g}" in early and "owes its plan" in plan
+    assert (
+        f"planned was 8 at delta {DELTA:g}" in early and "costs its whole plan" in plan
+    )
 
 
 def test_another_delta_and_what_the_number_does_not_show(tmp_path, epsilon_of):

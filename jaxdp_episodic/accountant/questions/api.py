@@ -491,7 +491,7 @@ def _ends(
         end = inside.with_failure(found, log_kept, up=up).value
         at_end = question.at_end(runs[True].most_lost)
         if np.any(at_end):
-            limit = worst_path.end_values(question, runs[True])
+            limit = question.end_value(runs[True].most_lost, runs[True].log_kept())
             # At delta 0 the largest loss is only an upper end.
             known = ~np.isfinite(limit) | (limit == 0) | (not question.is_epsilon)
             known &= question.is_epsilon | ~run.has_too_little_noise

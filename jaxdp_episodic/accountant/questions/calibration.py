@@ -423,7 +423,10 @@ def calibrate_rate(
     """
     check_method(method)
     _check_is(step, GaussianStep)
-    scheme = _scheme_of(step, level)
+    _validation.choice("level", level, step.design.level_names)
+    scheme = next((one for one in step.design.schemes if one.name == level), None)
+    if scheme is None:
+        raise ValueError(f"level must be one with a scheme, got {level!r}")
 
     def at_rate(rate: Any) -> GaussianStep:
         changed = dataclasses.replace(scheme, **{scheme.rate_field: rate})
@@ -488,15 +491,6 @@ def _shortest_epoch(excess: Any, least: np.ndarray) -> np.ndarray:
     start, stop = np.where(low > 0, low, high), np.where(low > 0, high, 0.0)
     found = largest_within(shorter, start, stop, tolerance=0, integer=True)
     return np.where(low > 0, low + high - found, high).astype(np.int64)
-
-
-def _scheme_of(step: GaussianStep, level: str) -> Scheme:
-    """The scheme of a level."""
-    _validation.choice("level", level, step.design.level_names)
-    for scheme in step.design.schemes:
-        if scheme.name == level:
-            return scheme
-    raise ValueError(f"level must be one with a scheme, got {_validation.shown(level)}")
 
 
 def _smallest_size(design: Sampling, scheme: Scheme) -> Any:

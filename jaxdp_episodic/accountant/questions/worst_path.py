@@ -73,18 +73,14 @@ def _of_one(question: Question, run: Run, method: str) -> Answer:
     if not np.any(at_end):
         every = _inside(question, run, little, method)
     else:
-        value = np.broadcast_to(end_values(question, run), shape)
+        value = question.end_value(run.most_lost, run.log_kept())
+        value = np.broadcast_to(value, shape)
         every = Answer(value, np.zeros(shape), np.zeros(shape, bool))
         if not np.all(at_end):
             found = _inside(question.inside(), run, little, method)
             both = zip(every, found, strict=True)
             every = Answer(*(np.where(at_end, end, inner) for end, inner in both))
     return _largest(every)
-
-
-def end_values(question: Question, run: Run) -> np.ndarray:
-    """Returns the answers at the ends of the target's range, per setting and path."""
-    return question.end_value(run.most_lost, run.log_kept())
 
 
 def _inside(question: Question, run: Run, little: np.ndarray, method: str) -> Answer:

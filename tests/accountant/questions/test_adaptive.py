@@ -256,7 +256,7 @@ def test_blocks_are_paid_with_their_first_step():
 def test_a_target_that_allows_an_option_not_once_says_what_it_needs():
     least = float(jde.epsilon(SLOW, num_steps=1, delta=1e-5))
     asked = {"slow": SLOW, "fast": FAST}
-    with pytest.raises(ValueError, match=rf"too small.*'slow'.* has {least:.4g}"):
+    with pytest.raises(ValueError, match=rf"too small.*'slow'.* costs {least:.4g}"):
         jde.AdaptiveRun(asked, epsilon=0.5 * least, delta=1e-5)
 
 

@@ -295,10 +295,3 @@ def test_runs_of_different_kinds_use_one_budget():
     at = np.array([0.0, 1.0, 3.0])
     claimed = 1.1e-6 + gaussian_delta(mu, at)
     assert np.all(jde.delta(run, epsilon=at) <= claimed)
-
-
-def test_other_epsilons_of_the_same_budget():
-    budget = GdpBudget(4.0, DELTA, 1e-6)
-    at = budget.delta_at([0.0, 2.0, 4.0, 30.0])
-    assert np.all(np.diff(at) < 0) and at[2] <= DELTA
-    assert at[3] == pytest.approx(1e-6)  # the floors stay, at any epsilon

@@ -383,11 +383,11 @@ def test_only_the_finest_level_is_protected():
 
 def test_sizes_are_private_under_add_remove():
     ask = {"num_steps": 1, "delta": DELTA}
-    assert warnings_about(rdp_report(school_step(), **ask), "publication")
+    assert warnings_about(rdp_report(school_step(), **ask), "must not be published")
     replaced = school_step(neighboring_relation="replace_one")
-    assert not warnings_about(rdp_report(replaced, **ask), "publication")
+    assert not warnings_about(rdp_report(replaced, **ask), "must not be published")
     schools = school_step(privacy_unit="school")  # their number is no part of a rate
-    assert not warnings_about(rdp_report(schools, **ask), "publication")
+    assert not warnings_about(rdp_report(schools, **ask), "must not be published")
 
 
 def test_what_is_printed_is_a_bound():
@@ -426,7 +426,7 @@ def test_nothing_drawn_or_no_step_costs_nothing():
     [
         ("step", {}, TypeError, "step must be a GaussianStep"),
         (school_step(), {"num_steps": None}, ValueError, "num_steps"),
-        (school_step(), {"num_steps": [1, 2]}, ValueError, "must be a scalar"),
+        (school_step(), {"num_steps": [1, 2]}, ValueError, "must be scalars"),
         (school_step(), {"num_steps": -1}, ValueError, "num_steps"),
         (school_step(), {"delta": 1.0}, ValueError, "delta"),
         (school_step(), {"delta": [1e-5]}, ValueError, "delta must be one number"),
@@ -435,7 +435,7 @@ def test_nothing_drawn_or_no_step_costs_nothing():
             school_step(noise_multiplier=np.array([1.0, 2.0])),
             {},
             ValueError,
-            "must be a scalar",
+            "must be scalars",
         ),
         (
             one_level(jde.Poisson("pupil", sampling_probability=0.1)),

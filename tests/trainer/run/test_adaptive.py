@@ -499,7 +499,7 @@ def test_beside_other_ledgers_it_owes_its_quotas(tmp_path, whole, capsys):
     copy = tmp_path / "copy"
     copy.write_bytes((folder / run_files.STORE).read_bytes())
     assert cli.run(["epsilon", "--ledger", paths[0], "--ledger", str(copy)]) == 2
-    assert "copies of one run that chose" in capsys.readouterr().err
+    assert "copies of one adaptive run" in capsys.readouterr().err
 
 
 # --- kill -9 ---

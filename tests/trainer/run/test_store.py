@@ -250,17 +250,20 @@ def other_step(text):
 @pytest.mark.parametrize(
     ("statements", "reason"),
     [
-        (["DELETE FROM charges WHERE number = 1"], "charge 1 is gone"),
-        (["DELETE FROM charges WHERE number = 2"], "charge 2 is gone"),
+        (["DELETE FROM charges WHERE number = 1"], "charge 1 is missing"),
+        (["DELETE FROM charges WHERE number = 2"], "charge 2 is missing"),
         (["UPDATE charges SET hash = x'00' WHERE number = 3"], "charge 3"),
-        (["UPDATE charges SET session = 99"], "charge 1 is gone"),
+        (["UPDATE charges SET session = 99"], "charge 1 is missing"),
         (["INSERT INTO charges SELECT 4, step, session, hash FROM charges"], "UNIQUE"),
         (["UPDATE texts SET value = replace(value, '0.02', '0.01')"], "step 'phase 1'"),
         (["UPDATE texts SET value = x'ff' WHERE kind = 'facts'"], "is not a text"),
-        (["DELETE FROM texts WHERE kind = 'facts'"], "says not what the run is"),
-        (["DELETE FROM texts WHERE kind = 'step'"], "charge 1 is gone"),
+        (["DELETE FROM texts WHERE kind = 'facts'"], "must have the facts once"),
+        (["DELETE FROM texts WHERE kind = 'step'"], "charge 1 is missing"),
         (VIEW, "is not a run file of this library"),
-        (["CREATE TRIGGER t AFTER INSERT ON charges BEGIN SELECT 1; END"], "no run of"),
+        (
+            ["CREATE TRIGGER t AFTER INSERT ON charges BEGIN SELECT 1; END"],
+            "not a run file",
+        ),
         (["DROP TABLE arrays"], "is not a run file of this library"),
         ([forged(format="else")], "is not a run: format must be"),
         ([forged(version=2)], "version must be 1, got 2"),
@@ -272,7 +275,7 @@ def other_step(text):
         ([forged(book=3)], "book must be a name"),
         ([forged(book="a\x1b[2Jb")], "book must be a name"),
         ([forged(search=[])], "search must be a name"),
-        ([forged(delta=1e-6)], "charge 1, or one before it"),
+        ([forged(delta=1e-6)], "charge 1 or an earlier one"),
         (["DELETE FROM charges", other_step('{"type": "os.system"}')], "missing key"),
         (["DELETE FROM charges", other_step("[" * 10**5)], "nested too deeply"),
     ],
@@ -704,6 +707,6 @@ def test_wrong_files_and_options_are_one_line(path, epsilon_of):
         assert code == 2 and "--ledger" in err and err.count("\n") == 1
     edited(path, "DELETE FROM charges WHERE number = 1")
     code, out, err = epsilon_of(path)
-    assert (code, out, err.count("\n")) == (2, "", 1) and "charge 1 is gone" in err
+    assert (code, out, err.count("\n")) == (2, "", 1) and "charge 1 is missing" in err
     code, _, err = epsilon_of(path.with_name("none"))
     assert code == 2 and "No such file" in err

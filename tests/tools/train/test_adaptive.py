@@ -71,7 +71,7 @@ def test_the_demo_that_stops_when_it_stalls(tmp_path):
     assert content.adaptive_taken.taken == budget.taken and content.has_ended
     statement = (tmp_path / "release" / "privacy.md").read_text()
     assert "guarantee    epsilon 8 at delta 1e-05" in statement
-    assert "it does not move" in statement and "Parts: " in statement
+    assert "it does not change" in statement and "Parts: " in statement
     assert "Fixed in advance" not in statement
     assert "episodes of `check` are the same each time" in statement
     released = (tmp_path / "release" / "log.jsonl").read_text().splitlines()

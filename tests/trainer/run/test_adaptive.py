@@ -609,8 +609,8 @@ def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
     content = read_ledger(tmp_path / run_files.STORE)
     assert content.adaptive_taken.runs[0].spent == spent
     said = privacy_statement(run.ledger.now)
-    assert f"{spent} of 12 spent" in said and "up to now at most epsilon 2," in said
-    with pytest.raises(NotImplementedError, match="a guarantee of its own"):
+    assert f"{spent} of 12 spent" in said and "so far at most epsilon 2," in said
+    with pytest.raises(NotImplementedError, match="only adaptive runs of quotas"):
         content.groups_owed()
     with pytest.raises(BudgetExhaustedError, match="'quiet' is used up or"):
         run.ledger.has_ended = False

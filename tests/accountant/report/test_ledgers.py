@@ -144,7 +144,7 @@ def test_what_may_be_of_other_processes_is_not_left_out(
     ledgers = read_ledgers(copies)
     if is_known:
         assert ledgers.run_charged() == (STEP, 30)
-        assert any("is counted twice" in text for text in answer(*copies)["warnings"])
+        assert any("are counted twice" in text for text in answer(*copies)["warnings"])
     else:
         with pytest.raises(NotImplementedError, match="are of one run, and were"):
             ledgers.run_charged()

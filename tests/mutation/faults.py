@@ -78,8 +78,8 @@ FAULTS = (
             Edit(
                 private_gradient.PrivateGradient,
                 "_released",
-                "x + clip * n",
-                "x + clip / divisor * n",
+                "(x + n) * unit",
+                "(x + n / divisor) * unit",
             ),
         ),
         AUDIT,
@@ -107,9 +107,9 @@ FAULTS = (
         (
             Edit(
                 private_gradient.PrivateGradient,
-                "__call__",
-                "drawn, float(clip), divisor)",
-                "drawn, float(clip), max(float(totals.units), 1.0))",
+                "_noised",
+                "drawn, float(clip), divisor, bands)",
+                "drawn, float(clip), max(float(totals.units), 1.0), bands)",
             ),
         ),
         AUDIT,

@@ -43,6 +43,13 @@ def test_a_planted_fault_is_caught_at_full_strength(fault):
     assert_caught(fault, FULL)
 
 
+def test_every_fault_fits_the_code():
+    """The slow ones, too: otherwise a change of the code disarms them unseen."""
+    for fault in FAULTS:
+        with planted(fault.edits, fault.helpers):
+            pass
+
+
 def test_all_classic_faults_are_planted():
     classic = {
         "noise halved",

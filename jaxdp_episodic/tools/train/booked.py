@@ -1,4 +1,4 @@
-"""Runs and searches that are charged to the book of their data set."""
+"""Charging runs to the book of their data set."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from jaxdp_episodic.trainer.run.trainer import Trainer
 
 @dataclasses.dataclass(frozen=True)
 class Booking:
-    """The book that a run is to be charged to.
+    """The book that a run is charged to.
 
     Attributes:
       where: path or URL.
-      floor: of the run, in a book without a menu; None: a hundredth of its delta.
+      floor: the run's, in a book without a menu; None: a hundredth of the book's delta.
     """
 
     where: str
@@ -46,19 +46,19 @@ class Booking:
 
 
 class PartOfSearch(NamedTuple):
-    """That a run is one of a search, which is charged as a whole."""
+    """The search that a run belongs to; it is charged as a whole."""
 
     name: str  # of the search, in its state
-    paid: Paid | None  # its entry in a book; None: it has none
+    paid: Paid | None  # the search's entry in a book; None: there is no book
 
     @property
     def book(self) -> str | None:
-        """The book's name, if there is one."""
+        """The book's name, or None."""
         return None if self.paid is None else self.paid.terms.name
 
 
 def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
-    """Returns whom a run protects, and in which data: as loaded, nobody left out."""
+    """Returns whom a run protects, and in which data: as loaded, before truncation."""
     data = config.data.load(TRAINING_DATA, base)
     step = config.step_on(data.population)
     unit, relation = str(step.privacy_unit), step.neighboring_relation
@@ -66,7 +66,7 @@ def protected_by(config: TrainingConfig, base: Path | None) -> Protected:
 
 
 def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
-    """Returns the steps that a run takes, as public facts account them."""
+    """Returns a run's composition, accounted by public facts alone."""
     _refuse_seed(config.seed)
     data, _ = config.training_data(base)
     if config.adaptive is None:
@@ -76,21 +76,21 @@ def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
     run, *others = _parts(choices(config, data, held_out).budget)
     if others or isinstance(run, AdaptiveRun):
         raise NotImplementedError(
-            "adaptive: a run on a menu must be a composition: one that adapts within "
-            "quotas, on one part of the data"
+            "adaptive: a run on a menu must be a composition, or adapt within quotas "
+            "on one part of the data"
         )
     return run
 
 
 def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
-    """Refuses to go on with a run other than it began: with its book, or without."""
+    """Refuses to resume a run with a book if it began without one, or the reverse."""
     receipt = read_receipt(folder)
     if is_booked:
         if resume and receipt is None:
             if read_ledger(folder).book is not None:
                 raise ValueError(
-                    f"the receipt {folder / RECEIPT} is gone: the run is charged to a "
-                    "book, and only the folder that has it can go on"
+                    f"{folder / RECEIPT} is missing: the run is charged to a book, and "
+                    "only a folder with this receipt can be resumed"
                 )
             raise ValueError(
                 f"book must be left out: the run in {folder} began without one, and a "
@@ -102,7 +102,7 @@ def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
                 f"book must be given: the run in {folder} is charged to one, "
                 f"{receipt.book[:12]}…"
             )
-        (folder / RECEIPT).unlink()  # of a run that never paid, nor began
+        (folder / RECEIPT).unlink()  # its run never paid and never began
 
 
 def check_in_run(
@@ -113,7 +113,7 @@ def check_in_run(
     folder: Path,
     title: str,
 ) -> Paid:
-    """Charges a trainer's run before its first draw, or finds that it has paid."""
+    """Charges a trainer's run before its first draw, unless it has paid."""
     _refuse_seed(config.seed)
     budget: PrivacyBudget | AdaptiveBudget = trainer.budget
     is_fixed = isinstance(budget, PrivacyBudget)
@@ -131,7 +131,7 @@ def check_in_run(
 
 
 def statement_of_book(paid: Paid) -> str:
-    """Returns what a run's statement says of the book, in Markdown."""
+    """Returns the part of a run's statement on the book, in Markdown."""
     terms, entry = paid
     own, own_epsilon = "is", "run"
     if entry.what == TUNE:
@@ -141,16 +141,16 @@ def statement_of_book(paid: Paid) -> str:
         "\n## One budget for the data set\n\n"
         f"This run {own} entry {entry.number} of the book `{terms.name}`, and paid "
         f"{paid.price} before its first draw. The guarantee of the book: "
-        f"**{paid.guarantee}**. That is what holds where several of them are released. "
-        f"The epsilon above is of this {own_epsilon} alone; such epsilons, added or "
-        "composed afterwards, are no guarantee for runs of which one was chosen in "
-        "view of another. Chosen by losses, norms or other numbers that are not "
-        "released, runs have no guarantee together.\n"
+        f"**{paid.guarantee}**. It holds if several of these runs are released. "
+        f"The epsilon above is of this {own_epsilon} alone. The sum or composition of "
+        "such epsilons is no guarantee if one run was chosen in view of another. Runs "
+        "that are chosen by losses, norms or other numbers that are not released have "
+        "no guarantee together.\n"
     )
 
 
 def facts_of_book(paid: Paid) -> dict[str, str]:
-    """Returns what a run's page and ``run.json`` say of the book."""
+    """Returns the facts about the book for a run's page and ``run.json``."""
     terms, entry = paid
     return {
         "book": f"{terms.name}, entry {entry.number}: {paid.price}"
@@ -161,13 +161,13 @@ def facts_of_book(paid: Paid) -> dict[str, str]:
 
 
 def _name_before(folder: Path) -> str | None:
-    """The name of a run that may have paid, and has not been charged a step yet."""
+    """The name of a run that may have paid but was not charged a step yet."""
     receipt = read_receipt(folder)
     if receipt is None or not run_files.was_only_begun(folder):
         return None
     try:
         is_same = read_ledger(folder).run == receipt.run
-    except LedgerError:  # cut off when it was made: nothing was drawn
+    except LedgerError:  # a killed process left an incomplete file: nothing was drawn
         return None
     return receipt.run if is_same else None
 
@@ -175,30 +175,28 @@ def _name_before(folder: Path) -> str | None:
 def _refuse_seed(seed: int | None) -> None:
     if seed is not None:
         raise ValueError(
-            f"seed must be left out of a run that a book guarantees, got {seed}: "
-            "whoever knows it can subtract the noise"
+            f"seed must be left out of a run with a book, got {seed}: anyone who knows "
+            "it can subtract the noise"
         )
 
 
 def _parts(budget: AdaptiveBudget) -> tuple[ComposedSteps | AdaptiveRun, ...]:
-    """What a run that adapts may do, and pays for first, in each part of the data."""
+    """An adaptive run, or its worst composition, for each part of the data."""
     if not budget.is_private:
         raise ValueError("epsilon must be finite for a run in a book, got inf")
-    fixed = (run.composition() for run in budget.runs)
-    pairs = zip(budget.runs, fixed, strict=True)
-    return tuple(run if same is None else same for run, same in pairs)
+    return tuple(run.composition() or run for run in budget.runs)
 
 
 def _public_run(budget: PrivacyBudget) -> ComposedSteps:
-    """The steps of a run, those that are not taken left out."""
+    """The planned steps of a run, accounted by public facts alone."""
     if not budget.is_private:
         raise ValueError("epsilon must be finite for a run in a book, got inf")
     public = public_budget(budget)
     if public is None:
         raise ValueError(
-            "step.sampling: a book's prices are public, and that of this run rests on "
-            "private sizes of groups; state a public lower bound, population, in every "
-            "draw without replacement"
+            "step.sampling must have a public lower bound, population, in every "
+            "sampling without replacement: the book's prices are public, but this "
+            "run's depends on private sizes"
         )
     run = public.run(public.num_steps)
     pairs = zip(run.steps, run.counts, strict=True)

@@ -1,4 +1,4 @@
-"""One command's worth: from a config to a checkpoint, a log, a report and a release."""
+"""One training run: from a config to a run's file, a report and a release."""
 
 from __future__ import annotations
 
@@ -73,19 +73,18 @@ RELEASE = "release"
 
 
 class Result(NamedTuple):
-    """What a run came to."""
+    """The outcome of a run."""
 
-    trainer: Trainer  # what is released is ``trainer.released``
+    trainer: Trainer  # ``trainer.released`` is the released model
     epsilon: float  # spent, nats; *upper bound*
-    # What the same noise and steps would cost if the draw of the examples were not
-    # counted.
+    # Epsilon of the same noise and steps if the draw of the examples were not counted.
     epsilon_without_last_stage: float
-    # Of what is released, on every held-out part; in the first process alone.
+    # Of the released model on every held-out part; only in the first process.
     scores: Mapping[str, Score]
-    folder: Path  # where everything is
-    # As ``scores``, of the same run without noise, if it was asked for.
+    folder: Path  # the run's folder
+    # As ``scores``, of the same run without noise, if the config has `without_noise`.
     without_noise: Mapping[str, Score] = MappingProxyType({})
-    selection: Selection | None = None  # of the stage; in the first process alone
+    selection: Selection | None = None  # of the stage; only in the first process
 
     def __str__(self) -> str:
         budget, lines = self.trainer.budget, []
@@ -98,7 +97,7 @@ class Result(NamedTuple):
             lines += _stages_in_lines(self.selection)
         spent = upward(self.epsilon, 5) if budget.is_private else "inf (not private)"
         if self.trainer.is_seeded and budget.is_private:
-            spent += f" were it not seeded; not private: {SEEDED}"
+            spent += f" if it were not seeded; not private: {SEEDED}"
         trainer, what = self.trainer, f"target {budget.epsilon:g}"
         if isinstance(trainer, AdaptiveTrainer):
             what = "guarantee"
@@ -122,7 +121,7 @@ class Result(NamedTuple):
 
 
 def _stages_in_lines(selection: Selection) -> list[str]:
-    """What each stage scores, and which is released, for a terminal."""
+    """The scores of each stage and the reason for the released one, as lines."""
     splits = next(iter(selection.scores.values()), {})
     lines, released = [], selection.stage.name
     if splits:
@@ -153,18 +152,18 @@ def _stages_in_lines(selection: Selection) -> list[str]:
 
 
 def _without_effect(selection: Selection) -> list[str]:
-    """Of each stage that scores no better than the one before: that it does not."""
-    scores, said = selection.scores, []
+    """A line for each stage that scores no better than the stage before."""
+    scores, lines = selection.scores, []
     whole = [name for name in scores if not {"@", "/"} & set(name)]
     for before, name in itertools.pairwise(whole):
         old, new = (scores[one][str(selection.split)] for one in (before, name))
         is_better = new.mean < old.mean if new.name == "rmse" else new.mean > old.mean
         if not is_better:
-            said.append(
-                f"{name!r} gained nothing on {before!r} ({new.mean:.4f} after "
-                f"{old.mean:.4f}): its share of the budget bought nothing here"
+            lines.append(
+                f"{name!r} gained nothing over {before!r} ({new.mean:.4f} after "
+                f"{old.mean:.4f}): its share of the budget had no effect"
             )
-    return said
+    return lines
 
 
 def finished(
@@ -175,12 +174,12 @@ def finished(
     without_noise: Mapping[str, Mapping[str, Any]],
     paid: Paid | None = None,
 ) -> Result:
-    """Report, picture and release of a run that took all its steps."""
+    """Writes report, picture and release of a run that has completed its steps."""
     records = read_log(folder)
-    said, selection = run_statement(trainer), trainer.selection
+    account, selection = run_statement(trainer), trainer.selection
     if paid is not None:
-        said = said.with_more(facts_of_book(paid), statement_of_book(paid))
-    private_facts, found = said.facts, contributions_in_log(records)
+        account = account.with_more(facts_of_book(paid), statement_of_book(paid))
+    private_facts, found = account.facts, contributions_in_log(records)
     if found is not None:
         drawn, complete = found
         words = f"{complete:,} of {drawn:,} that took part were complete"
@@ -194,7 +193,7 @@ def finished(
         stages = [*selection.table(), *selection.reliability_table()]
     if importlib.util.find_spec("matplotlib") is None:
         console.print(
-            f"no picture: {installing('plot')} brings matplotlib",
+            f"no picture: {installing('plot')} installs matplotlib",
             highlight=False,
             markup=False,
         )
@@ -223,15 +222,15 @@ def finished(
         records,
         title=title,
         facts=private_facts,
-        statement=said.statement,
+        statement=account.statement,
         picture=picture,
         stages=stages,
     )
     write_atomically(folder / REPORT, page, is_private=True)
-    write_release(folder / RELEASE, trainer, folder, said)
+    write_release(folder / RELEASE, trainer, folder, account)
     scores = {} if selection is None else selection.scores.get(selection.stage.name, {})
     bare = {name: Score(**score) for name, score in without_noise.items()}
-    numbers = said.epsilon, said.uncounted
+    numbers = account.epsilon, account.uncounted
     return Result(trainer, *numbers, scores, folder, bare, selection)
 
 
@@ -251,64 +250,63 @@ def run_training(
     optimizer: optax.GradientTransformation | None = None,
     on_step: Callable[[StepProgress], None] | None = None,
 ) -> Result:
-    """Trains as the config says; everything that it leaves is in ``folder``.
+    """Trains as the config describes and writes everything into ``folder``.
 
-    ``release/`` is what may be published; all else there is private.
+    ``release/`` may be published; everything else there is private.
 
-    Kernels are kept in the user's cache folder, as the command keeps them, unless JAX
-    has one already.
+    Compiled kernels are kept in the user's cache folder, unless JAX has one already.
 
-    After ``jax.distributed.initialize`` every process calls this, with the same
-    arguments; the first one writes everything, and ``folder`` is its own.
+    After ``jax.distributed.initialize`` every process calls this function with the same
+    arguments. The first process alone writes into ``folder``.
 
     Args:
       config: the run.
-      folder: made if missing. It must not hold another run.
-      resume: go on with the run in ``folder``; one that ended before its first
-        checkpoint begins anew, as nothing was charged.
+      folder: made if missing; it must not hold another run.
+      resume: continue the run in ``folder``; a run of which nothing was charged starts
+        again.
       title: of the report.
       base: folder that paths in the config are relative to.
-      console: where progress is shown; None: standard error.
+      console: shows progress; None: standard error.
       features: a fixed function of your own in place of the config's ``features``.
-      book: of the data set, to which the run is charged before its first draw; a run
-        that has paid pays no second time, and is resumed with the same book. Or the
-        search that the run is one of, which pays for all of them.
+      book: the book that the run is charged to before its first draw. A run that has
+        paid does not pay again, and is resumed with the same book. Or the search that
+        the run belongs to, which pays for all of its runs.
       rule: a function of your own, for a config with ``adaptive`` that names none; see
         `Released`.
-      model: of your own, in place of the config's: a module of flax's nnx or linen, or
-        a pair ``(apply, params)``. Parameters at the start are public.
-      learner: of your own: a function of ``apply`` that returns one, such as
+      model: your own, in place of the config's: a module of flax's nnx or linen, or a
+        pair ``(apply, params)``. Initial parameters are public.
+      learner: your own: a function of ``apply`` that returns a learner, such as
         ``lambda apply: ProtoNet(apply, ways=5)``.
-      optimizer: of your own, of optax. A run that goes on with other parts than it had
-        is warned of, as of other settings.
-      on_step: is called in the first process after every step, with a `StepProgress`,
-        whose ``public`` record may go to a tracker.
+      optimizer: your own, of optax. Resuming a run with other parts gives a warning, as
+        other settings do.
+      on_step: called in the first process after every step with a `StepProgress`; its
+        ``public`` record may go to a tracker.
 
     Raises:
-      OSError: a file that cannot be read or written; no run to resume.
+      OSError: a file cannot be read or written, or there is no run to resume.
       ValueError: bad data, a target that permits no step, a folder that holds a run
-        (without ``resume``) or another one (with it); what the book refuses.
-      TypeError: something of the wrong type.
+        (without ``resume``) or another one (with it), or a refusal by the book.
+      TypeError: an argument of the wrong type.
       RunEndedError: another process has ended.
     """
     own = OwnParts(model, learner, optimizer, rule)
     processes = all_processes()
     with processes.together(), keeping_kernels():
-        # Where nothing was charged there is nothing to repeat.
+        # A run of which nothing was charged starts again: nothing is repeated.
         begun = resume and processes.shared_value(run_files.was_only_begun(folder))
         resume = resume and not begun
         if processes.is_first:
             console = console or Console(stderr=True)
             if begun:
-                console.print("nothing was charged yet: the run begins anew")
+                console.print("nothing was charged yet: the run starts again")
             tables = Tables(config, base, folder=folder, features=features)
             result = _run(
                 config, folder, resume, title, base, console, tables, own, book, on_step
             )
         else:
             tables = Tables(config, base, features=features, keeps_features=False)
-            result = _helped(config, folder, resume, tables, own, book)
-        processes.meet()  # the first has written all
+            result = _run_elsewhere(config, folder, resume, tables, own, book)
+        processes.meet()  # the first process has written everything
         return result
 
 
@@ -346,11 +344,11 @@ def _run(
             paid = book.paid
             trainer.begin(folder, book=book.book, search=book.name)
         elif book is not None:
-            choosing_split(trainer, evaluations, select)  # refused before it pays
+            choosing_split(trainer, evaluations, select)  # an error costs nothing yet
             trainer.dry_run(evaluations)
             paid = booked.check_in_run(book, trainer, config, base, folder, title)
-            said = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
-            console.print(f"{said}; nothing is paid back", highlight=False)
+            entry = f"book: entry {paid.entry.number}, {paid.price}; it has paid"
+            console.print(f"{entry}; nothing is paid back", highlight=False)
         budget, taken = trainer.budget, trainer.num_steps_taken
 
         def shown(progress: StepProgress) -> None:
@@ -377,8 +375,8 @@ def _run(
         bare = wanted is not None and wanted.without_noise
         if bare and paid is not None:
             console.print(
-                "not trained without noise: whoever chooses a book's next run may see "
-                "what was released alone"
+                "not trained without noise: the next run of a book may be chosen only "
+                "by what was released"
             )
         elif bare:
             console.print("once more without noise, to compare (not private)")
@@ -386,7 +384,7 @@ def _run(
         return finished(trainer, folder, title, console, without, paid)
 
 
-def _helped(
+def _run_elsewhere(
     config: TrainingConfig,
     folder: Path,
     resume: bool,
@@ -394,8 +392,7 @@ def _helped(
     own: OwnParts,
     book: Booking | PartOfSearch | None,
 ) -> Result:
-    """`run_training` in another process, which writes and scores nothing."""
-    # Whole, with its evaluation: the ways of that are a classifier's.
+    """`run_training` in the other processes, which write and evaluate nothing."""
     wanted = config.evaluation
     with _shown_warnings(Console(quiet=True)):
         trainer, *_ = assembled(config, tables, own, evaluates=False)
@@ -414,28 +411,30 @@ def _helped(
 
 
 def _owed(trainer: Trainer, step: int) -> str:
-    """What a run that is resumed within an epoch owes; of others nothing."""
+    """The number of charged steps if a run is resumed within an epoch; else ""."""
     if isinstance(trainer, AdaptiveTrainer):
         return ""
-    owed = int(trainer.budget.owed(step))
-    return "" if owed == step else f", within an epoch: {owed:,} steps are charged"
+    charged = int(trainer.budget.owed(step))
+    return (
+        "" if charged == step else f", within an epoch: {charged:,} steps are charged"
+    )
 
 
 def _so_far(trainer: Trainer, epsilon: float) -> str:
-    """What was spent after a step; of a run that chooses what is left."""
-    said = f"epsilon {upward(epsilon)}"
+    """The epsilon spent so far, and the target or what an adaptive run has left."""
+    spent = f"epsilon {upward(epsilon)}"
     if isinstance(trainer, AdaptiveTrainer):
-        return f"{said}; left {trainer.ledger.now.left_in_words()}"
-    return f"{said} of {trainer.budget.epsilon:g}"
+        return f"{spent}; left {trainer.ledger.now.left_in_words()}"
+    return f"{spent} of {trainer.budget.epsilon:g}"
 
 
 @contextmanager
 def _shown_warnings(console: Console) -> Iterator[None]:
-    """Shows the library's warnings among the run's lines, each once."""
+    """Prints the library's warnings, each once, without those of JAX."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         yield
-    home = Path(jax.__file__).parent  # JAX's own (a damaged cache) concern nobody
+    home = Path(jax.__file__).parent
     ours = [w for w in caught if not Path(w.filename).is_relative_to(home)]
     for text in dict.fromkeys(str(w.message) for w in ours):
         console.print(f"warning: {text}", highlight=False, markup=False)
@@ -448,10 +447,10 @@ def _scores_without_noise(
     folder: Path,
     own: OwnParts,
 ) -> dict[str, dict[str, Any]]:
-    """The scores of the last stage of a run without noise, which is not kept."""
+    """Trains without noise, in a folder that is removed; returns the last scores."""
     trainer, evaluations, _ = assembled(_bare(config, budget), tables, own)
     temporary = folder / "without-noise"
-    shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # a killed run may have left it
     try:
         trainer.train(temporary, checkpoint_every=trainer.budget.num_steps)
     finally:
@@ -478,7 +477,7 @@ def _bare(config: TrainingConfig, budget: PrivacyBudget) -> TrainingConfig:
 
 
 def _announce(console: Console, trainer: Trainer, size: int) -> None:
-    """Says what the run will do, whom it protects, and what it expects."""
+    """Prints what the run will do, whom it protects, and the expected contributions."""
     budget, lines = trainer.budget, list[str]()
     step, number, limit = budget.step, 0, ""
     if isinstance(trainer, AdaptiveTrainer):
@@ -513,7 +512,7 @@ def _announce(console: Console, trainer: Trainer, size: int) -> None:
         )
         if budget.planned is not None:
             lines.append(
-                "a run that ends within an epoch earlier than planned is charged for "
+                "a run that ends earlier than planned, within an epoch, is charged for "
                 "the whole epoch"
             )
     else:

@@ -1,4 +1,4 @@
-"""An honest random search: a secret number of private runs, the best one released."""
+"""A private random search: a secret number of runs, of which the best is released."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ STATE = "search.json"
 RUNS = "runs"
 CHOSEN = "hyperparameters.json"
 _VERSION = 1  # of search.json
-_TOLERANCE = 1e-3  # relative, of the search for a run's epsilon, from below
-_TOTALS = 9  # that the search for a run's epsilon takes, about
-_SMALLEST_SHARE = 1e-4  # of the whole epsilon that is tried for a run
+_TOLERANCE = 1e-3  # relative error of a run's epsilon, from below
+_TOTALS = 9  # evaluations to find a run's epsilon, about
+_SMALLEST_SHARE = 1e-4  # smallest tried epsilon of a run, as a share of the whole
 
 
 class SearchResult(NamedTuple):
-    """What a search came to. All of it but ``epsilon`` and the choice is secret."""
+    """The outcome of a search. Only ``epsilon`` and the best run may be published."""
 
     epsilon: float  # of the whole search, *upper bound*; nats
     run_epsilon: float  # of each run
-    num_runs: int  # how many runs there were
+    num_runs: int  # secret
     chosen: int | None  # index of the best run; None if there was no run
     hyperparameters: dict[str, Any]  # of the best run
     score: float  # of the best run
-    folder: Path  # where everything is
+    folder: Path  # the search's folder
 
 
 def run_search(
@@ -68,23 +68,23 @@ def run_search(
     console: Console | None = None,
     book: Booking | None = None,
 ) -> SearchResult:
-    """Trains a random number of times and releases the best run, and only that.
+    """Trains a random number of runs and releases only the best one.
 
     The number of runs and all hyperparameters are drawn once, from the operating
-    system's entropy, and stored before the first run; a search that was interrupted
-    goes on with them (drawing again would bias the number, and is refused). Runs are
-    charged as one: see `tuned_rdp` for the theorem. Of equal scores the first run is
-    taken; a score that is no number loses against all others.
+    system's entropy, and stored before the first run. An interrupted search continues
+    with them; drawing again would bias the number, and is refused. The runs are charged
+    together; see `tuned_rdp` for the theorem. The first of equal scores wins; a score
+    that is not finite loses.
 
-    In ``folder`` are ``search.json`` (number of runs, scores) and ``runs/`` (a folder
-    for each), both **secret**, also the ``release/`` of a single run; and
-    ``release/``, which may be published: the best run's, with the epsilon of the whole
-    search and its hyperparameters. How long the search took is secret as well.
+    ``folder`` holds ``search.json`` (number of runs, scores) and ``runs/`` (a folder
+    for each, with its own ``release/``), which are **secret**, as is the duration of
+    the search. ``release/`` may be published: it is the best run's, with the epsilon of
+    the whole search and the hyperparameters.
     """
     if all_processes().count > 1:
         raise NotImplementedError(
-            "a search trains its runs in one process, got "
-            f"{all_processes().count}: each of a search's draws would be its own"
+            f"a search must run in one process, got {all_processes().count}: every "
+            "process would draw another search"
         )
     console = console or Console(stderr=True)
     with run_files.locked(folder):
@@ -134,7 +134,7 @@ def _started(
     console: Console,
     book: str | None,
 ) -> dict[str, Any]:
-    """Draws the search, and stores it before anything is trained."""
+    """Draws the search and stores it before anything is trained."""
     if (folder / STATE).exists():
         raise FileExistsError(
             f"{folder} holds a search; resume it, or name another folder"
@@ -143,7 +143,7 @@ def _started(
     generator = np.random.default_rng()  # the operating system's entropy
     number = search.settings.trials.draw(generator)
     runs = [{"values": search.draw(generator), "score": None} for _ in range(number)]
-    for run in runs:  # a value that no run can have is found before the first
+    for run in runs:  # refuses a wrong value before the first run
         search.config(run["values"], budget.run_epsilon)
     state = {
         "version": _VERSION,
@@ -158,7 +158,7 @@ def _started(
 
 
 def _resumed(search: Search, folder: Path, book: str | None) -> dict[str, Any]:
-    """The search that was drawn; it must be the one that is described, and its book."""
+    """The stored search; refuses another description or another book."""
     try:
         state = json.loads((folder / STATE).read_bytes())
     except FileNotFoundError:
@@ -173,14 +173,14 @@ def _resumed(search: Search, folder: Path, book: str | None) -> dict[str, Any]:
         with_it = "without one" if began is None else f"with {began[:12]}…"
         given = "none" if book is None else f"{book[:12]}…"
         raise ValueError(
-            f"book must be as it was: the search in {folder} began {with_it}, got "
-            f"{given}"
+            f"book must be the same on resume: the search in {folder} began {with_it}, "
+            f"got {given}"
         )
     return state
 
 
 def _described(search: Search) -> dict[str, Any]:
-    """The search as JSON gives it back."""
+    """The search as plain values after a round trip through JSON."""
     return json.loads(json.dumps(search.to_dict()))
 
 
@@ -196,7 +196,7 @@ def _larger_is_better(score: Score) -> float | str:
 def _finish(
     search: Search, folder: Path, state: dict[str, Any], budget: SearchBudget
 ) -> SearchResult:
-    """Chooses, and writes what may be published."""
+    """Chooses the best run, and writes the release."""
     scores = [float(run["score"]) for run in state["runs"]]
     costs = budget.epsilon, budget.run_epsilon
     if not scores:
@@ -204,7 +204,7 @@ def _finish(
     best = int(np.argmax(scores))  # the first of equal ones
     values, release = state["runs"][best]["values"], folder / RELEASE
     with atomic_folder(release) as made:
-        # Without times: they say how many runs came after the best one.
+        # Without times, which disclose how many runs came after the best one.
         chosen = folder / RUNS / f"{best:04d}" / RELEASE
         files = {"copy_function": shutil.copyfile, "dirs_exist_ok": True}
         shutil.copytree(chosen, made, **files)
@@ -216,7 +216,7 @@ def _finish(
 
 
 def _statement(search: Search, budget: SearchBudget) -> str:
-    """The charge of the whole search, before the statement of its best run."""
+    """The statement on the whole search, to precede that of its best run."""
     settings = search.settings
     if settings.epsilon is not None:
         charge = f"epsilon <= {settings.epsilon:g}"
@@ -224,34 +224,34 @@ def _statement(search: Search, budget: SearchBudget) -> str:
         # Rounded up: what is printed is a bound as well.
         charge = f"epsilon <= {math.ceil(budget.epsilon * 1e4) / 1e4:g}"
     else:
-        charge = "an epsilon that is not given, as it rests on private sizes, "
+        charge = "an epsilon that is not stated, as it depends on private sizes, "
     trials = settings.trials
     runs = f"{type(trials).__name__} with {float(trials.mean):g} expected runs"
     return (
         "# Privacy of the search that chose this run\n\n"
         f"**{charge} at delta = {settings.delta:g}**, for this run and its "
         "hyperparameters as the best of a secret, random number of runs "
-        f"({runs}; Papernot and Steinke 2022, arXiv:2110.03620). The score was taken "
-        f"on public held-out data ({settings.split}). Do not publish the number of "
-        "runs, another run, or how long the search took. What follows is about this "
-        "run alone and does not count the choice.\n\n"
+        f"({runs}; Papernot and Steinke 2022, arXiv:2110.03620). The score is from "
+        f"public held-out data ({settings.split}). Do not publish the number of "
+        "runs, another run, or how long the search took. The statement below is about "
+        "this run alone and does not count the choice.\n\n"
     )
 
 
 class SearchBudget(NamedTuple):
-    """The charge of a search."""
+    """The privacy cost of a search."""
 
     run_epsilon: float  # of each run; nats, at the search's delta
     epsilon: float  # of the whole search, *upper bound*; nats
-    is_public: bool  # False if it was computed from private sizes
+    is_public: bool  # False if it depends on private sizes
 
 
 def search_budget(
     search: Search, base: Path | None = None, console: Console | None = None
 ) -> SearchBudget:
-    """Returns what a search costs; with a target, the largest runs that it permits."""
+    """Returns the cost of a search; for a target, with the largest runs within it."""
     settings, console = search.settings, console or Console(quiet=True)
-    console.print("computing what the search costs")
+    console.print("computing the cost of the search")
     data, _ = search.config({}, 1.0).training_data(base)
     target, budgets = settings.epsilon, dict[float, SearchBudget]()
     priced = (1 if target is None else _TOTALS) * sum(1 for _ in search.variants())
@@ -271,9 +271,9 @@ def search_budget(
         low, high = target * _SMALLEST_SHARE, target
         if not total(low) <= target:
             raise ValueError(
-                f"epsilon={target:g} at delta={settings.delta:g} is too small "
-                f"for a search with {settings.trials!r}: runs of epsilon {low:.2g} "
-                f"make it {budgets[low].epsilon:.4g}; expect fewer runs, or a "
+                f"epsilon must be larger for a search with {settings.trials!r}, got "
+                f"{target:g} at delta {settings.delta:g}: runs of epsilon {low:.2g} "
+                f"already cost {budgets[low].epsilon:.4g}; expect fewer runs, or use a "
                 "smaller eta"
             )
         if total(high) <= target:  # one run, for example
@@ -282,8 +282,8 @@ def search_budget(
         def excess(run_epsilon: np.ndarray, _: np.ndarray) -> np.ndarray:
             one = float(run_epsilon[0])
             whole = total(one)
-            said = f"runs of epsilon {one:.4g} make the search {whole:.4g}"
-            console.print(said, highlight=False)
+            cost = f"runs of epsilon {one:.4g}: the search costs {whole:.4g}"
+            console.print(cost, highlight=False)
             return np.atleast_1d(np.log(whole / target))
 
         ends = np.array([low]), np.array([high])
@@ -294,33 +294,33 @@ def search_budget(
 def _curve(
     search: Search, run_epsilon: float, data: ExampleTable, bar: ProgressBar | None
 ) -> tuple[np.ndarray, bool]:
-    """The search's Rényi-DP at `DEFAULT_ORDERS`; whether it rests on public facts."""
+    """The search's Rényi DP at `DEFAULT_ORDERS`; True if it uses public facts alone."""
     curve = np.zeros(DEFAULT_ORDERS.size)
-    is_public, whom = True, set[tuple[Any, ...]]()
+    is_public, protected = True, set[tuple[Any, ...]]()
     configs = [search.config(values, run_epsilon) for values in search.variants()]
-    # Values that have no effect beside others leave equal configs: once each.
+    # Values without effect give equal configs, which are computed once.
     different = {json.dumps(config.to_dict()): config for config in configs}
     for config in different.values():
         budget = plan(config, data)
         one = rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
         curve = np.maximum(curve, one)
         step = budget.step
-        whom.add((step.privacy_unit, step.neighboring_relation, step.people))
+        protected.add((step.privacy_unit, step.neighboring_relation, step.people))
         is_public &= public_budget(budget) is not None
         if bar is not None:
             bar.advance(1)
-    if len(whom) > 1:
+    if len(protected) > 1:
         raise ValueError(
-            "hyperparameters must leave whom a run protects as it is, got "
-            f"{len(whom)} different protections: a search has one guarantee"
+            "hyperparameters must not change the privacy unit, relation or bounds of "
+            f"people, got {len(protected)} different protections"
         )
     return tuned_rdp(search.settings.trials, DEFAULT_ORDERS, curve), is_public
 
 
 def _try_out(search: Search, state: dict[str, Any], base: Path | None) -> None:
-    """Tries on zeros what the runs that are left will compute, before the search pays.
+    """Runs each remaining kind of run on zeros, before the search pays.
 
-    Runs whose models, learners and steps are alike are tried once.
+    Runs with equal models, learners and steps are tried once.
     """
     epsilon = state["budget"]["run_epsilon"]
     left = [run["values"] for run in state["runs"] if run["score"] is None]
@@ -338,7 +338,7 @@ def _check_in(
     state: dict[str, Any],
     base: Path | None,
 ) -> Paid:
-    """Charges the search before its first run, or finds that it has paid."""
+    """Charges the search before its first run, unless it has paid."""
     run_epsilon = state["budget"]["run_epsilon"]
     first = search.config({}, run_epsilon)
     data, _ = first.training_data(base)
@@ -348,8 +348,9 @@ def _check_in(
         tuned, is_public = _curve(search, run_epsilon, data, None)
         if not is_public:
             raise ValueError(
-                "run.step.sampling: a book's prices are public, that of this search "
-                "rests on private sizes of groups; state a population in every draw"
+                "run.step.sampling must have a public lower bound, population, in "
+                "every sampling without replacement: the book's prices are public, but "
+                "this search's depends on private sizes"
             )
         return price_of_search(terms.prices, DEFAULT_ORDERS, tuned, floor=book.floor)
 

@@ -1,4 +1,4 @@
-"""A search over hyperparameters: a base run, and distributions for its fields."""
+"""The description of a search: a base run, and distributions for its fields."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
 
-# Combinations of values that change what a run costs: each is calibrated by itself.
+# Most combinations of values that change a run's cost; each needs a calibration.
 _MAX_VARIANTS = 64
-# Fields of a run that the search sets, or that would break its guarantee.
+# Fields of a run that a search sets, or that would break its guarantee.
 _FIXED = ("epsilon", "delta", "data", "evaluation", "seed", "version", "type")
-# What private statistics alone have no use for, of the run and of its start.
+# Keys of the run, and of its start, that a run of statistics alone must not have.
 _OF_STEPS = ("model", "l2_clip_norm", "clipping", "num_steps", "normalizer")
 _OF_A_START = ("kind", "share")
-# The most that a search around a config tries, as `plan` takes of many features.
-_DIMENSIONS = 128
+_DIMENSIONS = 128  # largest number that a search around a config tries, as in `plan`
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Choice(Spec):
-    """One of some values, all as likely."""
+    """One of some values, all equally likely."""
 
     values: tuple[Any, ...]
 
@@ -100,7 +99,7 @@ class Uniform(Spec):
 
 
 class LogUniform(Uniform):
-    """A number between ``low`` and ``high``, both > 0, whose logarithm is uniform."""
+    """A number between ``low`` and ``high``, both > 0, with a uniform logarithm."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,7 +117,7 @@ Distribution = Choice | Integers | Uniform | LogUniform
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SearchSettings(Spec):
-    """What a search is charged, and by what it chooses."""
+    """The target of a search, its number of runs, and the score that decides."""
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "trials": (NegativeBinomialTrials, PoissonTrials)
@@ -126,12 +125,12 @@ class SearchSettings(Spec):
 
     delta: float  # of the whole search, in (0, 1)
     trials: Trials  # the distribution of the number of runs
-    split: str = "validation"  # the held-out part whose score decides
-    # Must be true: the score is then post-processing of the private model. Were the
-    # held-out people private, each score would disclose theirs.
+    split: str = "validation"  # the run with the best score on this part is released
+    # Must be true, so that scores are post-processing of the private models. Scores on
+    # private held-out data would disclose these.
     held_out_is_public: bool = False
-    epsilon: float | None = None  # of the whole search: each run's is calibrated
-    run_epsilon: float | None = None  # of each run: the search's is computed
+    epsilon: float | None = None  # of the whole search; that of each run is calibrated
+    run_epsilon: float | None = None  # of each run; that of the search is computed
 
     def __post_init__(self) -> None:
         if _validation.open_unit_array("delta", self.delta).ndim or self.trials.shape:
@@ -147,9 +146,8 @@ class SearchSettings(Spec):
                 raise ValueError(f"{name} must be one number, got {value!r}")
         if self.held_out_is_public is not True:
             raise NotImplementedError(
-                "held_out_is_public must be true: choosing by a score on private "
-                "held-out people would have to be charged, for which there is no "
-                "theorem here; covered: held-out data that are public"
+                "held_out_is_public must be true: no theorem covers a choice by scores "
+                "on private held-out data"
             )
 
 
@@ -166,29 +164,30 @@ class Search:
         for name in self.distributions:
             if name.split(".")[0] in _FIXED:
                 raise ValueError(
-                    f"hyperparameters.{name}: the whole search has one of it"
+                    f"hyperparameters.{name} must be left out: it must be the same for "
+                    "all runs"
                 )
         if self.run.get("seed") is not None:
-            raise ValueError("run.seed: a fixed seed is not private, leave it out")
+            raise ValueError("run.seed must be left out: a fixed seed is not private")
         for name in ("epsilon", "delta"):
             if name in self.run:
-                raise ValueError(f"run.{name}: give it at the top of the file")
+                raise ValueError(f"run.{name} must be at the top of the file instead")
         number = math.prod(len(values) for values in self._priced.values())
         if number > _MAX_VARIANTS:
             raise ValueError(
-                f"hyperparameters {sorted(self._priced)} change a run's privacy: at "
-                f"most {_MAX_VARIANTS} combinations of them are possible"
+                f"hyperparameters {sorted(self._priced)} change a run's privacy cost: "
+                f"they must have at most {_MAX_VARIANTS} combinations, got {number}"
             )
 
     @functools.cached_property
     def _priced(self) -> dict[str, Any]:
-        """The values of those hyperparameters that change what a run costs."""
+        """The values of the hyperparameters that change a run's privacy cost."""
         priced = {n: dist for n, dist in self.distributions.items() if is_priced(n)}
         for name, dist in priced.items():
             if not isinstance(dist, Choice | Integers):
                 raise NotImplementedError(
-                    f"hyperparameters.{name}: what changes a run's privacy must be "
-                    f"Choice or Integers, got {type(dist).__name__}"
+                    f"hyperparameters.{name} changes a run's privacy cost, so it must "
+                    f"be Choice or Integers, got {type(dist).__name__}"
                 )
         return {name: getattr(dist, "values") for name, dist in priced.items()}  # noqa: B009
 
@@ -197,12 +196,12 @@ class Search:
         return {name: dist.draw(generator) for name, dist in self.distributions.items()}
 
     def variants(self) -> Iterator[dict[str, Any]]:
-        """Yields every combination of those that change what a run costs."""
+        """Yields every combination of the values that change a run's privacy cost."""
         for values in itertools.product(*self._priced.values()):
             yield dict(zip(self._priced, values, strict=True))
 
     def config(self, values: Mapping[str, Any], epsilon: float) -> TrainingConfig:
-        """Returns the run with these hyperparameters, fully validated."""
+        """Returns the validated config of a run with these hyperparameters."""
         table = copy.deepcopy(dict(self.run))
         table |= {"epsilon": epsilon, "delta": self.settings.delta, "version": 1}
         for name, value in values.items():
@@ -213,13 +212,12 @@ class Search:
         )
         if config.adaptive is not None:
             raise ValueError(
-                "run.adaptive: a search charges runs that are fixed in advance; leave "
-                "it out"
+                "run.adaptive must be left out: a search has runs fixed in advance"
             )
         split, wanted = self.settings.split, config.evaluation
         if wanted is None or split not in wanted.splits:
             raise ValueError(
-                f"run.evaluation.splits must have {split!r}, whose score decides"
+                f"run.evaluation.splits must have {split!r}, on which runs are compared"
             )
         return config
 
@@ -233,7 +231,7 @@ class Search:
 
 
 def is_priced(name: str) -> bool:
-    """True if a field of a run changes its Rényi-DP curve at an equal epsilon."""
+    """True if a field of a run changes its Rényi DP curve at a given epsilon."""
     first = name.split(".")[0]
     priced = ("num_steps", "learner", "learner.kind")
     return first in ("step", "start", "people") or name in priced
@@ -245,9 +243,8 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
     if "data" in mapping and "run" not in mapping:
         if not held_out_is_public:
             raise ValueError(
-                "held_out_is_public must be stated of a training config, whose runs "
-                "are compared on its held-out data: add --held-out-is-public if nobody "
-                "in them is to be protected"
+                "--held-out-is-public must be given for a training config, as runs are "
+                "compared on its held-out data; give it if these data are public"
             )
         mapping = search_around(mapping)
     if held_out_is_public:
@@ -262,8 +259,8 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
         where = f"hyperparameters.{name}"
         if not isinstance(table, dict) or "type" not in table:
             raise TypeError(
-                f"{where} must be a table with a type (names with dots need quotes in "
-                f"TOML), got {_validation.shown(table)}"
+                f"{where} must be a table with a type (names with dots need quotes), "
+                f"got {_validation.shown(table)}"
             )
         table = {"version": 1, **table}
         kinds = get_args(Distribution)
@@ -275,7 +272,7 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
 
 
 def search_around(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a search's file around a training config: four runs are expected."""
+    """Returns a search's file around a training config, with four expected runs."""
     run = {k: v for k, v in config.items() if k not in ("version", "epsilon", "delta")}
     searched: dict[str, Any] = {}
     optimizer, clip = run.get("optimizer"), run.get("l2_clip_norm")
@@ -305,7 +302,7 @@ def search_around(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leave_out_steps(table: dict[str, Any]) -> None:
-    """Leaves out what is for gradient steps if the learner drawn has none."""
+    """Removes the keys for gradient steps if the learner takes none."""
     learner, start = table.get("learner"), table.get("start")
     if not isinstance(learner, dict) or learner.get("kind") not in CLOSED_FORM:
         return
@@ -317,7 +314,7 @@ def _leave_out_steps(table: dict[str, Any]) -> None:
 
 
 def _set(table: dict[str, Any], name: str, value: Any) -> None:
-    """Sets the field of a dotted name; indices of lists are numbers."""
+    """Sets the field with a dotted name; numbers are indices of lists."""
     *above, last = name.split(".")
     inner: Any = table
     for part in above:
@@ -326,7 +323,7 @@ def _set(table: dict[str, Any], name: str, value: Any) -> None:
         elif isinstance(inner, dict):
             inner = inner.setdefault(part, {})
         else:
-            raise ValueError(f"hyperparameters.{name}: there is no {part!r} in the run")
+            raise ValueError(f"hyperparameters.{name}: the run has no {part!r}")
     if not isinstance(inner, dict):
-        raise ValueError(f"hyperparameters.{name}: names no field of the run")
+        raise ValueError(f"hyperparameters.{name}: the run has no such field")
     inner[last] = value

@@ -82,7 +82,7 @@ def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys
     (out / "book.json").unlink()
     with pytest.raises(ValueError, match="book must be .*, got no"):
         train(config, out, None, resume=True)
-    with pytest.raises(ValueError, match="the receipt .*book.json is gone"):
+    with pytest.raises(ValueError, match="book.json is missing: the run is charged"):
         train(config, out, book, resume=True)
     (out / "book.json").write_text(receipt)
     close_book(book)  # what has paid goes on
@@ -245,7 +245,7 @@ def test_no_process_trains_without_noise_beside_a_book(tmp_path, config, monkeyp
     monkeypatch.setattr(run_module, "_bare", lambda *args: settings)
     for book, times in ((Booking("b.book"), 1), (None, 2)):
         trained.clear()
-        run_module._helped(settings, tmp_path, False, None, None, book)
+        run_module._run_elsewhere(settings, tmp_path, False, None, None, book)
         assert len(trained) == times
 
 
@@ -414,7 +414,10 @@ def test_a_search_pays_once(tmp_path, config, monkeypatch, capsys):
     receipt = (out / "book.json").read_bytes()
     (out / "book.json").unlink()
     capsys.readouterr()
-    for how, said in ((2, "book must be as it was: the search in"), (0, "copy of it")):
+    for how, said in (
+        (2, "book must be the same on resume: the search in"),
+        (0, "copy of it"),
+    ):
         assert command([*arguments[: 6 - how], "--resume"]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
     (out / "book.json").write_bytes(receipt)

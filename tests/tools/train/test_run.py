@@ -172,7 +172,7 @@ def test_a_run_that_ended_before_any_charge_begins_anew(
     for charges in (0, 1):
         charged_run(out / "run.sqlite", budget, charges)
         assert train("--resume") == 0
-        assert ("the run begins anew" in capsys.readouterr().err) == (charges == 0)
+        assert ("the run starts again" in capsys.readouterr().err) == (charges == 0)
     assert resumed == [False, True]
 
 
@@ -325,7 +325,7 @@ def test_what_was_compared_is_said(name, behind, said):
     trainer: Any = SimpleNamespace(budget=budget, is_seeded=False)
     result = Result(trainer, 1.0, 1.0, {}, Path("out"), {}, selection)
     assert said in str(result)
-    assert "'steps' gained nothing on 'mean' (0.9000 after 0.9000)" in str(result)
+    assert "'steps' gained nothing over 'mean' (0.9000 after 0.9000)" in str(result)
     better = {"accuracy": 0.95, "rmse": 0.85}[name]
     scores["steps"] = {"dev": score._replace(mean=better)}
     assert "'steps' gained" not in str(result)

@@ -247,7 +247,7 @@ def test_another_process_trains_the_same_classifier(config, tmp_path, monkeypatc
 
     monkeypatch.setattr(run, "assembled", noted)
     with pytest.raises(InterruptedError):
-        run._helped(read, tmp_path, False, Tables(read, None), NO_PARTS, None)
+        run._run_elsewhere(read, tmp_path, False, Tables(read, None), NO_PARTS, None)
     [(trainer, found, _)] = made
     assert trainer.run == expected.run
     assert evaluations and not found

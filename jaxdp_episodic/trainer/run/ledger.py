@@ -97,7 +97,9 @@ class Ledger:
         self._begun = self.charged + 1
         if self._store is not None:
             self._session = self._store.session
-            self._store.charge(*self._kind(self._begun))
+            # Else a call that was interrupted has written this very charge.
+            if self._store.mark.charged < self._begun:
+                self._store.charge(*self._kind(self._begun))
             self.mark = self._store.mark
             if self.mark.charged != self._begun:
                 raise LedgerError(

@@ -103,13 +103,32 @@ def test_folders_of_steps_by_hand_are_held_each_until_its_close(tmp_path):
                 pass
 
 
+def test_a_charge_whose_call_was_interrupted_is_that_of_the_next_step(tmp_path):
+    """Nothing of the step had been computed; a second charge would be lost."""
+    run = plain_trainer(seed=None, num_steps=3, folder=tmp_path)
+    run.step()
+    charge = run._store.charge
+
+    def interrupted(*args):
+        charge(*args)
+        raise KeyboardInterrupt
+
+    run._store.charge = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run.step()
+    run._store.charge = charge
+    run.step()
+    assert read_ledger(tmp_path).charged == run.num_steps_taken == 2
+    run.close()
+
+
 def test_other_parameters_are_refused(release, tmp_path):
     _, (parameters, *_) = release
     _, like = protonet()
-    with pytest.raises(ValueError, match="parameters differ in"):
+    with pytest.raises(ValueError, match="parameter .* must be of shape"):
         load_parameters(parameters, {"head": like["head"]})
     wrong = jax.tree.map(lambda leaf: np.zeros((*leaf.shape, 1), np.float32), like)
-    with pytest.raises(ValueError, match="must have shape"):
+    with pytest.raises(ValueError, match="must be of shape"):
         load_parameters(parameters, wrong)
     hostile = tmp_path / "hostile.npz"
     np.savez(hostile, **{"head/bias": np.array([object()])}, allow_pickle=True)

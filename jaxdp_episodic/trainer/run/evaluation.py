@@ -207,7 +207,7 @@ class Evaluation:
             WithoutReplacement(name, size=size)
             for name, size in zip(names, drawn, strict=True)
         ]
-        self._is_regression, self.shots, self.ways = ways is None, shots, ways
+        self.shots, self.ways = shots, ways
         self.queries, self._seed = queries, seed
         most = int(np.max(data.population.children_counts[len(names) - 2], initial=0))
         if ways is not None and ways > most:
@@ -257,7 +257,7 @@ class Evaluation:
             raise ValueError(
                 "evaluation needs at least 2 episodes with a query example"
             )
-        groups, kind = self._groups[used], self._is_regression
+        groups, kind = self._groups[used], self.ways is None
         return EpisodeScores(sums[used], queries[used], groups, kind)
 
     def with_shots(self, shots: int, num_episodes: int) -> Evaluation:
@@ -284,14 +284,8 @@ class Evaluation:
         jax.eval_shape(functools.partial(self._scores, learner), params, zeros)
 
     def _scores(self, learner: Any, params: Any, block: Any) -> tuple[Any, Any]:
-        return scores_of_block(
-            params,
-            block,
-            learner=for_ways(learner, self.ways),
-            shots=self.shots,
-            is_regression=self._is_regression,
-            encoding=code_of(self.data),
-        )
+        how = {"ways": self.ways, "shots": self.shots, "encoding": code_of(self.data)}
+        return scores_of_block(params, block, learner=learner, **how)
 
     def _blocks(self) -> Generator[Block, None, None]:
         """Yields blocks of the episodes, which may not fit in memory together."""
@@ -332,19 +326,21 @@ def logits_of_block(
     return jax.lax.map(one, block)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("learner", "shots", "is_regression", "encoding")
-)
+@functools.partial(jax.jit, static_argnames=("learner", "ways", "shots", "encoding"))
 def scores_of_block(
     params: Any,
     block: Any,
     *,
     learner: Any,
+    ways: int | None,
     shots: int,
-    is_regression: bool,
     encoding: str | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns hits (or squared errors) and queries of each class of each episode."""
+    """Returns hits (or squared errors) and queries of each class of each episode.
+
+    ``ways`` is None for regression.
+    """
+    learner, is_regression = for_ways(learner, ways), ways is None
 
     def one(block: Any) -> tuple[jax.Array, jax.Array]:
         block = decoded(as_trained(block, training_dtype(params)), encoding)

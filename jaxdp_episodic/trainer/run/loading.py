@@ -152,14 +152,8 @@ def load_parameters(path: Path, like: Any) -> Any:
     # Twice the bytes of float64.
     most = 16 * sum(leaf.size for leaf in wanted.values()) + _HEADER_BYTES
     arrays = read_arrays(path, max_bytes=most)
-    if wanted.keys() != arrays.keys():
-        odd = sorted(wanted.keys() ^ arrays.keys())
-        raise ValueError(f"{path}: parameters differ in {odd[:5]}")
-    for name, leaf in wanted.items():
-        if arrays[name].shape != leaf.shape:
-            raise ValueError(
-                f"{path}: {name} must have shape {leaf.shape}, got {arrays[name].shape}"
-            )
+    with _named(path):
+        _check_shapes(_shapes(arrays), _shapes(wanted))
     leaves = [jnp.asarray(arrays[n], v.dtype) for n, v in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -263,10 +257,7 @@ def _functions(
 
     # By shapes alone: the file may ask for more than fits in memory.
     state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(made), nnx.Param))
-    _check_shapes(
-        _below(depth, wanted),
-        {name: tuple(leaf.shape) for name, leaf in flat_params(state).items()},
-    )
+    _check_shapes(_below(depth, wanted), _shapes(flat_params(state)))
     module = made()
     functions[MODEL], like = split_model(module)
     if hasattr(module, HIDDEN):
@@ -364,16 +355,13 @@ def _params(
     depth: int,
 ) -> Any:
     """The parameters in the structure that the learner takes."""
-    _check_shapes({name: array.shape for name, array in arrays.items()}, wanted)
+    _check_shapes(_shapes(arrays), wanted)
     for name, array in arrays.items():
         if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
             raise ValueError(f"{name} must be finite numbers")
     own = _below(depth, arrays)
     leaves = flat_params(like)
-    _check_shapes(
-        {name: array.shape for name, array in own.items()},
-        {name: tuple(leaf.shape) for name, leaf in leaves.items()},
-    )
+    _check_shapes(_shapes(own), _shapes(leaves))
     made = [jnp.asarray(own[name], leaf.dtype) for name, leaf in leaves.items()]
     params = jax.tree.unflatten(jax.tree.structure(like), made)
     for level in reversed(range(depth)):
@@ -415,6 +403,10 @@ def _below(depth: int, named: Mapping[str, Any]) -> dict[str, Any]:
     """The entries below ``depth`` keys "model", by the rest of their names."""
     head = f"{MODEL}/" * depth
     return {n[len(head) :]: one for n, one in named.items() if n.startswith(head)}
+
+
+def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
 def _check_shapes(

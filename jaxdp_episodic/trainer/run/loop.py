@@ -1,6 +1,19 @@
-"""The loop over a run's steps: each is charged, released and applied by `Trainer.step`.
+"""The loop over a run's steps.
 
-Evaluations, log records and checkpoints in between read released parameters only.
+`Trainer.step` takes one step, in this order:
+
+    RunDraws.write_secrets    what a resumed run needs, in the run's file
+    RunStore.charge           by `Ledger.charge`: a commit
+    mechanism.release         the draw (or what was made ahead), the sum, the noise
+    RunStore.release          a commit; no other code has seen the release before
+    mechanism.apply           the state that follows
+    RunDraws.erase_secrets    after an epoch, or the run
+
+In between come evaluations and saved states (`RunStore.save`), which use released
+parameters only, and log records, whose private parts nothing in the run depends on.
+Whatever ends a process leaves the file after one of the commits; `Trainer.resume` then
+applies releases that the saved state lacks, and gives up a step that was charged and
+not released.
 """
 
 from __future__ import annotations

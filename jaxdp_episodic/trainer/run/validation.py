@@ -30,7 +30,7 @@ from jaxdp_episodic.trainer.learners.episode import (
     zero_block,
 )
 from jaxdp_episodic.trainer.run import checks
-from jaxdp_episodic.trainer.run.evaluation import for_ways, scores_of_block
+from jaxdp_episodic.trainer.run.evaluation import scores_of_block
 
 GRID = 2**16
 """Grid steps in a contribution of 1, the largest."""
@@ -203,16 +203,9 @@ class PrivateValidation:
 
     def _scores(self, learner: Any, params: Any, block: Any) -> Any:
         """Sums and weights of a block's episodes."""
-        is_regression = self.error_bound is not None
-        ways = None if is_regression else self._sampler.slot_shape[-2]
-        return scores_of_block(
-            params,
-            block,
-            learner=for_ways(learner, ways),
-            shots=self.shots,
-            is_regression=is_regression,
-            encoding=code_of(self.data),
-        )
+        ways = None if self.error_bound is not None else self._sampler.slot_shape[-2]
+        how = {"ways": ways, "shots": self.shots, "encoding": code_of(self.data)}
+        return scores_of_block(params, block, learner=learner, **how)
 
     def _of_block(self, learner: Any, params: Any, block: Any) -> np.ndarray:
         sums, weights = jax.device_get(self._scores(learner, params, block))

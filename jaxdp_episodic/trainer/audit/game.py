@@ -452,16 +452,16 @@ def _units_that_react(
         return None
     level = design.level_names.index(str(step.clip_unit)) + 1
     is_renumbered = left is not data and _leaves_the_list(step, data)
-    is_last, nobody = level == len(design.levels), np.zeros(0, np.int64)
+    is_last, none = level == len(design.levels), np.zeros(0, np.int64)
     if isinstance(design.levels[level - 1], WithoutReplacement | ShuffledEpochs):
         if level == 1:
             return None
         if is_renumbered and is_last:  # the parent is out too
-            return nobody
+            return none
         parents = np.unique(data.places(level - 1)[own])
         return np.unique(left.places(level)[np.isin(left.places(level - 1), parents)])
     if is_renumbered or is_last:  # an example has no other content
-        return nobody
+        return none
     return np.unique(data.places(level)[own])
 
 

@@ -179,9 +179,9 @@ def _stalls(released: Released, rule: Any) -> int:
 def _due(released: Released, rule: Any, options: Sequence[str]) -> str | None:
     """The check, if enough steps were taken since the last one and one is left."""
     steps = sum(released.taken.get(name, 0) for name in options)
-    asked = released.taken.get(rule.check, 0)
+    checks = released.taken.get(rule.check, 0)
     is_over = not any(released.left.get(name, 0) for name in options)
-    if is_over or steps // rule.every <= asked:
+    if is_over or steps // rule.every <= checks:
         return None
     return _if_left(released, rule.check)
 

@@ -446,14 +446,14 @@ def checked_contributions(
     if units.share >= LEAST_SHARE and not is_refused:
         return units
     drawn = contributions_in_words(units, str(step.clip_unit), number)
-    said = f"sampling draws {drawn}; an incomplete one contributes little or nothing"
-    said += better_settings(units.share, step, sampler.population, needs)
+    words = f"sampling draws {drawn}; an incomplete one contributes little or nothing"
+    words += better_settings(units.share, step, sampler.population, needs)
     if is_refused:
         raise ValueError(
-            f"{said}. A run must expect at least {LEAST_IN_RUN:g}: this one would "
+            f"{words}. A run must expect at least {LEAST_IN_RUN:g}: this one would "
             "spend its budget on noise alone; nothing was charged"
         )
-    warnings.warn(said, stacklevel=3)
+    warnings.warn(words, stacklevel=3)
     return units
 
 

@@ -451,10 +451,10 @@ def reliability(
     return Reliability(probability, accuracy, tuple(counts[used].tolist()))
 
 
-def calibration_of(told: Mapping[str, Any]) -> Calibration:
+def calibration_of(fields: Mapping[str, Any]) -> Calibration:
     """Returns the calibration in a release's file, checked."""
-    ways = _validation.whole_number("calibration.ways", told["ways"])
-    shots, temperatures = told["shots"], told["temperatures"]
+    ways = _validation.whole_number("calibration.ways", fields["ways"])
+    shots, temperatures = fields["shots"], fields["temperatures"]
     is_table = isinstance(shots, list) and isinstance(temperatures, list)
     if not is_table or not 0 < len(shots) == len(temperatures):
         raise ValueError("calibration must have one temperature for each of its shots")

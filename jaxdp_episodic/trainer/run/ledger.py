@@ -209,15 +209,15 @@ class Ledger:
 
         def facts(step: int) -> dict[str, Any]:
             # The guarantee is that of the whole budget, from the first release on.
-            said: dict[str, Any] = {"epsilon": self._budget.epsilon}
+            record: dict[str, Any] = {"epsilon": self._budget.epsilon}
             if step:
-                said["option"] = self.options[step - 1]
-            said["left"] = self.now.left
+                record["option"] = self.options[step - 1]
+            record["left"] = self.now.left
             last = scores()[-1:]
             if last and last[0].release == step:
-                said["score"] = last[0].value
-                said["score_noise"] = last[0].deviation
-            return said
+                record["score"] = last[0].value
+                record["score_noise"] = last[0].deviation
+            return record
 
         return facts
 
@@ -245,7 +245,7 @@ class Ledger:
             number, theirs = min(len(self.options), content.charged), content.adaptive
             same = theirs is not None and theirs.to_dict() == budget.to_dict()
             is_ours = same and content.choices[:number] == self.options[:number]
-            said = (
+            why = (
                 "it has another budget, or other choices were made (other options, "
                 "quotas, prices, noise or sampling)"
             )
@@ -258,12 +258,12 @@ class Ledger:
             full = all(count == most for (_, count), (_, most) in pairs[:-1])
             is_ours = content.adaptive is None and same and full
             is_ours = is_ours and content.planned == budget.planned
-            said = (
+            why = (
                 "it charges other steps than this one takes (another sampling, noise, "
                 "population, privacy unit or number of epochs)"
             )
         if not is_ours:
-            raise LedgerError(f"the run's file is of another run: {said}")
+            raise LedgerError(f"the run's file is of another run: {why}")
 
 
 def resumed_run(

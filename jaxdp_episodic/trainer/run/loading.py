@@ -100,26 +100,26 @@ def load_release(
     folder = Path(folder)
     _refuse_links(folder)
     with _named(folder / DESCRIPTION):
-        told = _description(folder)
-        shape = _shape("example_shape", told["example_shape"], fewest=1)
-        seen = _shape("feature_shape", told["feature_shape"], fewest=1)
-        stage = _plain_value("stage", told["stage"], "str")
-        is_own = _validation.flag("has_own_learner", told["has_own_learner"])
-        named = _table("parameters", told["parameters"])
+        description = _description(folder)
+        shape = _shape("example_shape", description["example_shape"], fewest=1)
+        seen = _shape("feature_shape", description["feature_shape"], fewest=1)
+        stage = _plain_value("stage", description["stage"], "str")
+        is_own = _validation.flag("has_own_learner", description["has_own_learner"])
+        named = _table("parameters", description["parameters"])
         wanted = {n: _shape(f"parameters.{n}", value) for n, value in named.items()}
-        fields, starts = _unwrapped(told["learner"])
+        fields, starts = _unwrapped(description["learner"])
         # The model's parameters are below so many keys "model".
         depth = starts + (fields["type"] in _WITH_PRIORS)
-        functions, like = _functions(told, fields, depth, model, wanted)
+        functions, like = _functions(description, fields, depth, model, wanted)
         made = _learner(fields, functions, learner)
         for _ in range(starts):
             made = Started(made)
         if learner is not None and not is_own:
             raise ValueError("learner must be left out: the release describes its own")
-        fixed = _features(told["features"], features)
-        dtype = np.dtype(_validation.choice("dtype", told["dtype"], _DTYPES))
-        source = _source(told["source"])
-        calibration = told.get("calibration")  # older releases have none
+        fixed = _features(description["features"], features)
+        dtype = np.dtype(_validation.choice("dtype", description["dtype"], _DTYPES))
+        source = _source(description["source"])
+        calibration = description.get("calibration")  # older releases have none
         if calibration is not None:
             calibration = calibration_of(_table("calibration", calibration))
         if fixed is None and seen != shape:
@@ -186,17 +186,17 @@ def _description(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"missing: this is the folder of a run or a search; name {inside}"
         )
-    told = _table("it", read_json(path, max_bytes=_MOST_TEXT))
-    if told.get("format") != FORMAT:
-        shown = _validation.shown(told.get("format"))
+    description = _table("it", read_json(path, max_bytes=_MOST_TEXT))
+    if description.get("format") != FORMAT:
+        shown = _validation.shown(description.get("format"))
         raise ValueError(f"format must be {FORMAT!r}, got {shown}: this is no release")
-    if told.get("version") != VERSION:
-        shown = _validation.shown(told.get("version"))
+    if description.get("version") != VERSION:
+        shown = _validation.shown(description.get("version"))
         raise ValueError(
             f"version must be {VERSION}, got {shown}: another release of the library "
             "wrote it"
         )
-    return told
+    return description
 
 
 def _text(path: Path) -> str:
@@ -211,9 +211,9 @@ def _text(path: Path) -> str:
         raise ValueError(f"{path} must be UTF-8 text: {error.reason}") from None
 
 
-def _source(told: Any) -> dict[str, Any]:
+def _source(source: Any) -> dict[str, Any]:
     """Returns what describes the training files: names, numbers and lists of names."""
-    for name, value in _table("source", told).items():
+    for name, value in _table("source", source).items():
         several = value if isinstance(value, list) else [value]
         if not all(isinstance(v, str | int | bool | None) for v in several):
             raise TypeError(
@@ -221,11 +221,11 @@ def _source(told: Any) -> dict[str, Any]:
             )
         if name in ("groups", "features") and not isinstance(value, list):
             raise TypeError(f"source.{name} must be a list of names")
-    return told
+    return source
 
 
 def _functions(
-    told: Mapping[str, Any],
+    description: Mapping[str, Any],
     learner: Mapping[str, Any],
     depth: int,
     model: Any,
@@ -233,7 +233,7 @@ def _functions(
 ) -> tuple[dict[str, Any], Any]:
     """Returns what a learner may apply, by name, and parameters like the model's."""
     functions: dict[str, Any] = {AS_THEY_ARE: as_they_are}
-    described = _table("model", told["model"])
+    described = _table("model", description["model"])
     shape = _shape("model.input_shape", described["input_shape"], fewest=1)
     del described["input_shape"]
     if model is not None and OWN not in described:
@@ -265,9 +265,9 @@ def _functions(
     return functions, like
 
 
-def _unwrapped(told: Any) -> tuple[dict[str, Any], int]:
+def _unwrapped(value: Any) -> tuple[dict[str, Any], int]:
     """A described learner without the `Started` around it, and how many there were."""
-    fields, starts = _table("learner", told), 0
+    fields, starts = _table("learner", value), 0
     while fields["type"] == Started.__name__:
         fields, starts = _table("learner", fields["learner"]), starts + 1
     return fields, starts
@@ -313,13 +313,13 @@ def _function(name: Any, functions: Mapping[str, Any], key: str = "") -> Any:
     return functions[_validation.choice(key, name, functions)]
 
 
-def _features(told: Any, own: Any) -> FixedFeatures | None:
+def _features(value: Any, own: Any) -> FixedFeatures | None:
     """The run's fixed features."""
-    if told is None:
+    if value is None:
         if own is not None:
             raise ValueError("features must be left out: the run had none")
         return None
-    table = _table("features", told)
+    table = _table("features", value)
     kind = _validation.choice("features.kind", table["kind"], (WAVELETS, ONNX, OWN))
     described = {k: v for k, v in table.items() if k != "kind"}
     if own is None and kind != WAVELETS:

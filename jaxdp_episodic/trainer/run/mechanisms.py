@@ -99,18 +99,18 @@ class RunDraws:
         self._first, self._last, self._turn = first, last, turn  # steps
         is_grouped = isinstance(sampler, GroupSampler)
         # Key of the group assignment, and the key by which the sampler has assigned.
-        self._groups = keys.new("groups", 0) if is_grouped else b""
-        self._dealt, self._are_groups_kept = b"", not is_grouped
-        self._groups_lost: Path | None = None  # the file that lacks the groups
+        self._group_key = keys.new("groups", 0) if is_grouped else b""
+        self._assigned_by, self._are_groups_written = b"", not is_grouped
+        self._file_without_groups: Path | None = None  # the file that lacks the groups
         self._length = sampler.steps_per_epoch
         self._epochs: dict[int, Epoch] = {}  # by number: the running and the next one
-        self._kept: int | None = None  # number of the epoch in the file
+        self._written_epoch: int | None = None  # number of the epoch in the file
         # Number of an epoch that has begun and is not in this file.
-        self._lost: tuple[int, Path] | None = None
+        self._lost_epoch: tuple[int, Path] | None = None
 
     def secret(self, step: int) -> DrawSecret:
         """Returns what a step's draw follows from: a new key, the same everywhere."""
-        self._refuse_lost()
+        self._refuse_new_groups()
         key, members = b"", None
         if self._processes.is_first:
             key = self._keys.new("draw", step)
@@ -118,8 +118,8 @@ class RunDraws:
                 number, index = divmod(step - self._first, self._length)
                 members = self._epoch(number)[index]
         self._processes.meet()  # the first process may be evaluating, or have failed
-        keys = self._processes.shared_bytes(key + self._groups)
-        self._deal(keys[KEY_BYTES:])
+        keys = self._processes.shared_bytes(key + self._group_key)
+        self._assign_groups(keys[KEY_BYTES:])
         if self._length is not None and self._processes.count > 1:
             file = io.BytesIO()
             if members is not None:
@@ -128,19 +128,19 @@ class RunDraws:
             members = np.load(io.BytesIO(sent))
         return DrawSecret(keys[:KEY_BYTES], members, self._turn(step))
 
-    def _refuse_lost(self) -> None:
+    def _refuse_new_groups(self) -> None:
         """Refuses new groups in a begun run: units could repeat within a round."""
-        if self._groups_lost is not None:
+        if self._file_without_groups is not None:
             raise FileNotFoundError(
-                f"{self._groups_lost} has no groups any more (lost, or erased at the "
-                "end of the run): a run with bands cannot go on without them"
+                f"{self._file_without_groups} has no groups any more (lost, or erased "
+                "at the end of the run): a run with bands cannot go on without them"
             )
 
-    def _deal(self, key: bytes) -> None:
+    def _assign_groups(self, key: bytes) -> None:
         """Assigns the units to groups by this key, unless that is done."""
-        if key != self._dealt and isinstance(self._sampler, GroupSampler):
+        if key != self._assigned_by and isinstance(self._sampler, GroupSampler):
             self._sampler.deal(generator(key))
-            self._dealt = key
+            self._assigned_by = key
 
     def draw(self, secret: DrawSecret) -> Draw:
         """Returns the draw that a secret determines; safe in any thread."""
@@ -152,16 +152,16 @@ class RunDraws:
 
         It is called before the step is charged. OSError: they could not be written.
         """
-        self._refuse_lost()
-        if not self._are_groups_kept:
-            self._deal(self._groups)
-            dealt = self._groups, self._sampler.dealt
+        self._refuse_new_groups()
+        if not self._are_groups_written:
+            self._assign_groups(self._group_key)
+            dealt = self._group_key, self._sampler.dealt
             store.keep(GROUPS, 0, [np.frombuffer(one, np.uint8) for one in dealt])
-            self._are_groups_kept = True
+            self._are_groups_written = True
         if self._length is None or step < self._first:
             return
         number = (step - self._first) // self._length
-        if self._kept == number:
+        if self._written_epoch == number:
             return
         epoch = self._epoch(number)
         for old in [n for n in self._epochs if n < number]:
@@ -170,27 +170,27 @@ class RunDraws:
         lengths = np.array([len(rows) for rows in epoch])
         np.savez(file, lengths=lengths, units=np.concatenate(epoch))
         store.keep(EPOCH, number, [np.frombuffer(file.getvalue(), np.uint8)])
-        self._kept = number
+        self._written_epoch = number
 
     def erase_secrets(
         self, store: RunStore, step: int, *, is_over: bool = False
     ) -> None:
         """Erases the epoch after its last step, and the groups after the run's."""
-        if (is_over or step >= self._last) and self._groups:
+        if (is_over or step >= self._last) and self._group_key:
             store.forget(GROUPS)
         if self._length is None or step < self._first:
             return
         if step >= self._last or (step - self._first + 1) % self._length == 0:
             store.forget(EPOCH)
-            self._kept = None
+            self._written_epoch = None
 
     def read_secrets(self, store: RunStore, step: int) -> None:
         """Reads the secrets of a resumed run, whose next step is ``step``."""
         found = store.kept(GROUPS)
         if found is not None:
-            self._groups, dealt = (one.tobytes() for one in found[1])
-            self._deal(self._groups)
-            self._are_groups_kept = True
+            self._group_key, dealt = (one.tobytes() for one in found[1])
+            self._assign_groups(self._group_key)
+            self._are_groups_written = True
             if self._sampler.dealt != dealt:
                 raise RunMismatchError(
                     "this version of NumPy or randomgen assigns units to other groups "
@@ -198,15 +198,15 @@ class RunDraws:
                     "names (jaxdp-episodic log)"
                 )
         if self._keys.is_seeded:
-            if self._groups:
+            if self._group_key:
                 warnings.warn(
                     "a resumed run with bands differs from an uninterrupted run with "
                     "the same seed: the correlation of its noise starts again",
                     stacklevel=4,
                 )
             return
-        if found is None and self._groups and step > self._first:
-            self._groups_lost = store.path
+        if found is None and self._group_key and step > self._first:
+            self._file_without_groups = store.path
         if self._length is None or step < self._first:
             return
         number, index = divmod(step - self._first, self._length)
@@ -214,22 +214,22 @@ class RunDraws:
             return  # the epoch has not begun: it is drawn when it does
         kept = store.kept(EPOCH)
         if kept is None or kept[0] != number:
-            self._lost = number, store.path
+            self._lost_epoch = number, store.path
             return
         file = io.BytesIO(kept[1][0].tobytes())
         with np.load(file, allow_pickle=False) as found:
             ends = np.cumsum(found["lengths"])[:-1]
             self._epochs[number] = np.split(found["units"], ends)
-        self._kept = number
+        self._written_epoch = number
 
     def _epoch(self, number: int) -> Epoch:
-        if self._lost is not None and self._lost[0] == number:
+        if self._lost_epoch is not None and self._lost_epoch[0] == number:
             raise FileNotFoundError(
-                f"{self._lost[1]} no longer has epoch {number + 1}, which has begun: "
-                "without its secret draw the run cannot go on"
+                f"{self._lost_epoch[1]} no longer has epoch {number + 1}, which has "
+                "begun: without its secret draw the run cannot go on"
             )
         if number not in self._epochs:
-            self._deal(self._groups)
+            self._assign_groups(self._group_key)
             key = self._keys.new("epoch", number)
             self._epochs[number] = self._sampler.begin_epoch(generator(key))
         return self._epochs[number]

@@ -75,10 +75,10 @@ HIDDEN = "hidden"
 
 
 def write_release(
-    folder: Path, trainer: Any, log: Path, said: RunStatement
+    folder: Path, trainer: Any, log: Path, own: RunStatement
 ) -> list[Path]:
     """Writes a run's release; returns the files."""
-    facts, statement = said.released
+    facts, statement = own.released
     stage, params = trainer.released, trainer.released.params
     if OWN not in trainer.recipe.get("model", {OWN: True}):
         params = whole_params(stage.learner, params)
@@ -89,7 +89,7 @@ def write_release(
         log=log,
         facts=facts,
         description=described_release(trainer),
-        has_public_epsilon=said.has_public_epsilon,
+        has_public_epsilon=own.has_public_epsilon,
     )
 
 

@@ -127,13 +127,14 @@ def run_statement(trainer: Any) -> RunStatement:
     )
     public = facts if adapts else _released_facts(facts, budget)
     is_public = trainer.has_public_accounting
-    said = RunStatement(spent, uncounted, facts, shown, (public, released), is_public)
+    both = public, released
+    whole = RunStatement(spent, uncounted, facts, shown, both, is_public)
     selection = trainer.selection
     if selection is None:
-        return said
+        return whole
     if not is_public:  # nor is the number of steps
         selection = selection.without_step()
-    return said.with_more({"stage": selection.stage.name}, f"\n{selection.words}\n")
+    return whole.with_more({"stage": selection.stage.name}, f"\n{selection.words}\n")
 
 
 def _facts(trainer: Any, budget: Any, spent: float, uncounted: float) -> dict[str, Any]:
@@ -229,10 +230,10 @@ def epsilon_without_last_stage(budget: PrivacyBudget, num_steps: int) -> float:
         last = Poisson(last.name, sampling_probability=1.0, population=last.population)
     sampling = step.design.with_scheme(last)
     whole = dataclasses.replace(step, sampling=sampling, small_units="keep")
-    owed = int(budget.owed(num_steps))
-    before = min(owed, len(budget.before))
-    owed = before + budget.step.uses(owed - before)
-    return float(dataclasses.replace(budget, step=whole).spent(owed))
+    charged = int(budget.owed(num_steps))
+    before = min(charged, len(budget.before))
+    charged = before + budget.step.uses(charged - before)
+    return float(dataclasses.replace(budget, step=whole).spent(charged))
 
 
 # --- The statement ---
@@ -318,15 +319,16 @@ def _planned_rows(
     clipping: ClippingConfig,
 ) -> list[tuple[Any, str]]:
     """Paragraphs about a plan, and whether each applies."""
-    owed, before = int(budget.owed(num_steps)), min(len(budget.before), num_steps)
+    num_charged = int(budget.owed(num_steps))
+    before = min(len(budget.before), num_steps)
     is_early, epsilon = num_steps < budget.num_steps, report.epsilon
     if is_early:
         epsilon = max(budget.epsilon, epsilon)
     kind, bits = _NOISES[noise == DISCRETE]
-    said = _guarantee(report, epsilon, "the training data", report.delta)
-    said += f" The target was epsilon <= {budget.epsilon:g}."
+    words = _guarantee(report, epsilon, "the training data", report.delta)
+    words += f" The target was epsilon <= {budget.epsilon:g}."
     if is_early:
-        said += (
+        words += (
             f" It ended after {num_steps:,} of {budget.num_steps:,} steps, which alone "
             f"cost epsilon {upward(report.epsilon)}: "
             f"{owed_by_plan(budget.epsilon, budget.delta)}."
@@ -339,11 +341,12 @@ def _planned_rows(
     noises = (f"{', '.join(each)} for each {of}" for of, each in deviations.items())
     return [
         (
-            owed != num_steps,
+            num_charged != num_steps,
             f"It ended after {num_steps:,} steps, within an epoch and not by its plan, "
-            f"and is charged for {owed:,}: the end may depend on what was released.",
+            f"and is charged for {num_charged:,}: the end may depend on what was "
+            "released.",
         ),
-        (True, said),
+        (True, words),
         (
             before,
             f"Each of {before} private statistics is one sum over all of the data, in "
@@ -393,17 +396,17 @@ def adaptive_methods(
     clipping: ClippingConfig | None,
 ) -> list[str]:
     """Returns sentences on how an adaptive run protects, and what it does not."""
-    unit, said = budget.a_step.privacy_unit, list[str]()
+    unit, texts = budget.a_step.privacy_unit, list[str]()
     if unit != PERSON:
-        said.append(_not_a_person(unit))
-    said.append(_NOISES[noise == DISCRETE][1])
+        texts.append(_not_a_person(unit))
+    texts.append(_NOISES[noise == DISCRETE][1])
     if clipping is not None and clipping.counts:
-        said.append(
+        texts.append(
             "Contributions are clipped to a norm that follows the "
             f"{clipping.quantile:g} quantile of their norms, by a count with the same "
             "noise."
         )
-    return said + [
+    return texts + [
         f"The episodes of `{name}` are the same each time. Every protected unit is in "
         "each of them, and the accounting does not rely on a secret draw."
         for name in fixed
@@ -414,8 +417,8 @@ def opening(*, is_private: bool, is_seeded: bool) -> list[str]:
     """Returns the first lines of a statement, which say so if a run is not private."""
     lines = ["# Privacy of this run", ""]
     if not is_private:
-        said = "**Not private**: it was trained without noise (epsilon is infinite)."
-        return [*lines, said]
+        line = "**Not private**: it was trained without noise (epsilon is infinite)."
+        return [*lines, line]
     if is_seeded:
         lines += [
             "**Not private**: the draws and the noise came from a fixed seed. Anybody "
@@ -438,13 +441,13 @@ def bounded(truncation: Truncation, *, for_release: bool) -> str:
 
 def report_of_budget(
     budget: PrivacyBudget,
-    owed: int,
+    num_charged: int,
     people: PersonBounds | None = None,
     *,
     has_default_normalizer: bool = False,
 ) -> tuple[PrivacyReport, ComposedSteps]:
-    """Returns the report of a run's first ``owed`` steps, and these steps."""
-    taken, counts = budget.run(owed), dict[Any, int]()
+    """Returns the report of a run's first ``num_charged`` steps, and these steps."""
+    taken, counts = budget.run(num_charged), dict[Any, int]()
     for step, count in zip(taken.steps, taken.counts, strict=True):
         counts[step] = counts.get(step, 0) + int(count)
     counts = {step: count for step, count in counts.items() if count}

@@ -96,10 +96,10 @@ def held(folder: Path) -> Iterator[None]:
             stack.enter_context(atomic.locked(folder))
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                said = (
+                message = (
                     f"{folder} is on a file system without locks: name a local folder"
                 )
-                raise OSError(error.errno, said) from None
+                raise OSError(error.errno, message) from None
             raise
         yield
 

@@ -155,11 +155,11 @@ class Scoring:
         scores = self._of(stage)
         if stage.name == STEPS and not is_last:
             self._keep_if_best(stage)
-        said = {
+        record_part = {
             "stage": stage.name,
             HELD_OUT: {name: one.score()._asdict() for name, one in scores.items()},
         }
-        return said | (self.choose().record() if is_last else {})
+        return record_part | (self.choose().record() if is_last else {})
 
     def choose(self) -> Selection:
         """Chooses among the stages that exist."""

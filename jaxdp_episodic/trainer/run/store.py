@@ -172,12 +172,12 @@ class RunStore(RunFile):
         for path, opened in self._files.items():
             if _identity(path) == opened:
                 continue
-            said = f"{path} was removed or replaced while the run used it"
+            message = f"{path} was removed or replaced while the run used it"
             if path == self._log:  # SQLite still holds the removed one
                 with refusing(self.path):
                     self._erase_log(1)
-                said += ": resume the run"
-            raise FileNotFoundError(said)
+                message += ": resume the run"
+            raise FileNotFoundError(message)
 
     def _text(self, kind: str, key: str, value: str) -> int:
         row = self._db.execute(

@@ -642,8 +642,8 @@ class Trainer:
             return
         self._now = (state, charged)
         many, one = f"steps {taken + 1} to {charged} were", f"step {charged} was"
-        said = "charged and interrupted before the release: given up, counted as taken"
-        warnings.warn(f"{many if charged - taken > 1 else one} {said}", stacklevel=2)
+        text = "charged and interrupted before the release: given up, counted as taken"
+        warnings.warn(f"{many if charged - taken > 1 else one} {text}", stacklevel=2)
 
     def _shared(self, tree: Any) -> Any:
         """The first process's arrays, on this process's devices."""

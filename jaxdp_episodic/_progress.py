@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, elsewhere a line now and then."""
+"""Progress of long work: a bar on a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-_SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal, such as in a log
+_SECONDS_BETWEEN_LINES = 10.0  # without a terminal, such as in a log
 
 
 class ProgressBar:
-    """What is done, of how much, and the time left. Use it as a context.
+    """Shows what is done, the total, and the time left. Use as a context manager.
 
-    The clock of the rate starts with the first count: whatever comes before compiles.
+    The rate is measured from the first count on, because work before it compiles.
 
     Args:
-      console: where it is shown.
-      what: is counted ("steps").
-      total: how many there will be, about.
-      done: how many there are already.
-      first: what the first of them are, and how many: they have a rate of their own.
+      console: where to show it.
+      what: the things counted ("steps").
+      total: expected number.
+      done: number already done.
+      first: name and number of the first things, which have a rate of their own.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ProgressBar:
     ) -> None:
         self._console, self._done, self._last = console, done, time.monotonic()
         name, number = first
-        # What is counted, from where, and how many.
+        # (name, index of the first, number) of each kind of things.
         self._kinds = [(name, 0, number), (what, number, max(total - number, 1))]
         self._kind = self._kinds[done >= number]
         self._first: tuple[float, int] | None = None
@@ -58,7 +58,7 @@ class ProgressBar:
         self.show(self._done + number)
 
     def show(self, done: int, text: str = "") -> None:
-        """Shows how many are done, and a text beside it."""
+        """Shows the number done, with a text."""
         self._done, now = done, time.monotonic()
         kind = self._kinds[done > self._kinds[0][2]]
         what, start, total = kind
@@ -89,14 +89,14 @@ class ProgressBar:
 
 
 def _in_words(rate: float) -> str:
-    """A rate, of what is slow the seconds that each takes."""
+    """Returns a rate as text: things per second, or seconds per thing."""
     if rate < 1:
         return f"{1 / rate:,.1f} s each"
     return f"{rate:,.{0 if rate >= 10 else 1}f} a second"
 
 
 def _duration(seconds: float) -> str:
-    """Hours, minutes and seconds, for a person."""
+    """Returns a duration as text in hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -1,8 +1,8 @@
-"""Checks of arguments at the border: clear errors, nothing repaired.
+"""Checks of arguments at the public interface: clear errors, nothing repaired.
 
-Every message names the argument, the value and the allowed range. A wrong type is a
-``TypeError``, a wrong value a ``ValueError``. Booleans are refused where a number is
-meant, strings everywhere; NaN never passes.
+Every message names the argument, the value and the allowed range. A wrong type raises
+``TypeError``, a wrong value ``ValueError``. Booleans are not accepted as numbers, nor
+are strings; NaN is never accepted.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 
 import numpy as np
 
-# Words among which a hint is looked for, and their letters: an untrusted file may have
-# millions of them, each as long as a book.
+# Limits for suggesting a similar word: an untrusted file may have millions of words,
+# each as long as a book.
 _MAX_HINT_LETTERS = 100
 _MAX_HINT_WORDS = 1000
-# Products of two numbers between these stay within float32's range: noise that
+# Products of two numbers in this range stay within float32's range. Noise that
 # underflows to zero is no noise.
 _SMALLEST_SETTING = 1e-18
 _LARGEST_SETTING = 1e18
-_MAX_SHOWN = 60  # letters of a value in a message
+_MAX_SHOWN = 60  # characters of a value in a message
 
 
 def real_array(name: str, value: Any) -> np.ndarray:
     """Returns ``value`` as a float64 array without NaN."""
     array = _numeric(name, value)
-    with np.errstate(over="ignore"):  # extended precision beyond float64: infinity
+    with np.errstate(over="ignore"):  # long doubles beyond float64 become infinite
         array = array.astype(np.float64)
-    # + 0.0: a noise multiplier of -0.0 passes ">= 0", and its inverse is -infinity.
+    # + 0.0 turns -0.0 into 0.0: a noise multiplier of -0.0 would have inverse -inf.
     result = array + 0.0
     if np.isnan(result).any():
         raise ValueError(f"{name} must not be NaN, got {shown(value)}")
@@ -40,11 +40,11 @@ def real_array(name: str, value: Any) -> np.ndarray:
 def integer_array(name: str, value: Any, *, minimum: int) -> np.ndarray:
     """Returns ``value`` as an int64 array of whole numbers, each >= ``minimum``.
 
-    Floats that are whole numbers (``1e6``) are accepted up to 2**53, beyond which a
-    float no longer says which integer it means.
+    Floats that are whole numbers (``1e6``) are accepted up to 2**53; beyond that a
+    float does not determine an integer.
     """
     array = _numeric(name, value)
-    if array.dtype.kind == "f":  # half precision does not reach 2**53
+    if array.dtype.kind == "f":  # half precision cannot represent 2**53
         with np.errstate(over="ignore"):
             array = array.astype(np.float64)
     allowed = f"{name} must be a whole number >= {minimum} and at most 2**53"
@@ -91,7 +91,7 @@ def order_array(name: str, value: Any, *, infinite: bool = False) -> np.ndarray:
 
 
 def single(name: str, array: np.ndarray) -> Any:
-    """Returns the one element of an array without axes, as a number of Python."""
+    """Returns the element of an array without axes as a Python number."""
     if array.ndim:
         raise ValueError(f"{name} must be one number, got an array of {array.shape}")
     return array.item()
@@ -101,8 +101,8 @@ def float32_number(name: str, value: Any, *, zero: bool = False) -> float:
     """Returns a finite number whose products stay within float32's range.
 
     Raises:
-      TypeError: no number.
-      ValueError: not one number, or one outside [1e-18, 1e18] (``zero``: or 0).
+      TypeError: not a number.
+      ValueError: an array, or a number outside [1e-18, 1e18] (``zero``: and not 0).
     """
     number = real_array(name, value)
     allowed = f"[{_SMALLEST_SETTING:g}, {_LARGEST_SETTING:g}]{' or be 0' * zero}"
@@ -124,14 +124,14 @@ def whole_number(
 
 
 def flag(name: str, value: Any) -> bool:
-    """Returns ``value`` if it is a truth value of Python, and no number."""
+    """Returns ``value`` if it is a Python boolean."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be true or false, got {shown(value)}")
     return value
 
 
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
-    """Returns ``value`` if it is one of ``allowed``, else names the nearest."""
+    """Returns ``value`` if it is one of ``allowed``; otherwise suggests the nearest."""
     options = tuple(allowed)
     if not isinstance(value, str):
         raise TypeError(f"{name} must be one of {options}, got {shown(value)}")
@@ -151,10 +151,10 @@ def nearest(word: str, options: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as messages write it, cut short; from whomever it comes."""
+    """Returns a value as text for a message, cut short; safe for untrusted values."""
     try:
         text = repr(value)
-    # Nested deeper than Python recurses, or an integer of thousands of digits.
+    # Nested deeper than Python's stack, or an integer with thousands of digits.
     except (RecursionError, ValueError):
         return f"a {type(value).__name__} too large to be shown"
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
@@ -170,40 +170,39 @@ def broadcast_shape(**arrays: Any) -> tuple[int, ...]:
 
 
 def is_traced(value: Any) -> bool:
-    """Returns whether JAX stands in for a value that it knows only later."""
-    # Another thread may be importing JAX just now: then there is none.
+    """Returns whether a value is a JAX tracer."""
+    # While another thread imports JAX, it may lack `core`; then no tracer exists.
     core = getattr(sys.modules.get("jax"), "core", None)
     return isinstance(value, getattr(core, "Tracer", ()))
 
 
 def _numeric(name: str, value: Any) -> np.ndarray:
-    """Converts to an integer or float array; refuses everything else."""
+    """Returns an integer or float array; raises for everything else."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array: its mask would be lost")
     if is_traced(value):
         raise TypeError(
-            f"{name} must be a known number, got a value that JAX traces: ask outside "
-            "of jax.jit, jax.grad and jax.vmap, or ask jaxdp_episodic.traced within"
+            f"{name} must be a known number, got a value traced by JAX: call this "
+            "outside of jax.jit, jax.grad and jax.vmap, or use jaxdp_episodic.traced"
         )
     try:
         array = np.asarray(value)
-    except (ValueError, RecursionError):  # ragged, or nested without end
+    except (ValueError, RecursionError):  # ragged, or nested too deeply
         raise TypeError(
             f"{name} must be a number or a rectangular array of numbers, "
             f"got {shown(value)}"
         ) from None
-    except TypeError:  # of JAX, whose values in a list become no array of NumPy
+    except TypeError:  # raised by JAX for a list of tracers
         raise TypeError(
             f"{name} must be a number or an array of numbers, got {shown(value)}; "
-            "jax.numpy.stack makes one array of a list of values that JAX traces"
+            "use jax.numpy.stack to make one array of a list of traced values"
         ) from None
     array = _of_narrow_type(array)
     if array.dtype.kind not in "iuf" and array.size == 0 and array.dtype != object:
         array = array.astype(np.float64)
     if array.dtype == object and _are_numbers(array):
         raise ValueError(
-            f"{name} must fit into 64 bits where it is a whole number, "
-            f"got {shown(value)}"
+            f"{name} must fit into 64 bits if it is a whole number, got {shown(value)}"
         )
     if array.dtype.kind not in "iuf" or _holds_bool(value):
         raise TypeError(
@@ -213,7 +212,7 @@ def _numeric(name: str, value: Any) -> np.ndarray:
 
 
 def _of_narrow_type(array: np.ndarray) -> np.ndarray:
-    """Numbers of types that JAX adds to NumPy's, as bfloat16, in float64: exactly."""
+    """Returns arrays of JAX's additional number types, as bfloat16, in float64."""
     if array.dtype.kind != "V" or (jax := sys.modules.get("jax")) is None:
         return array
     is_number = jax.numpy.issubdtype(array.dtype, np.number)
@@ -221,21 +220,21 @@ def _of_narrow_type(array: np.ndarray) -> np.ndarray:
 
 
 def _holds_bool(value: Any) -> bool:
-    """True if a list or tuple hides a bool that NumPy would turn into 0 or 1."""
+    """Returns whether a list or tuple contains a bool, which NumPy makes 0 or 1."""
     if isinstance(value, list | tuple):
         return any(_holds_bool(v) for v in value)
     return isinstance(value, bool | np.bool_)
 
 
 def _are_numbers(array: np.ndarray) -> bool:
-    """True if all items are numbers of Python: some integer is too large for NumPy."""
+    """Returns whether all items are Python numbers; one is then too large for NumPy."""
     return array.size > 0 and all(type(item) in (int, float) for item in array.flat)
 
 
 def _real(
     name: str, value: Any, is_good: Callable[[np.ndarray], np.ndarray], rule: str
 ) -> np.ndarray:
-    """Returns ``value`` as a float64 array whose elements are all good."""
+    """Returns ``value`` as a float64 array if all elements satisfy the rule."""
     array = real_array(name, value)
     good = is_good(array)
     if not good.all():
@@ -244,7 +243,7 @@ def _real(
 
 
 def _first_bad(value: Any, bad: np.ndarray) -> str:
-    """Shows the offending element, with its index when there are several."""
+    """Returns the offending element as text, with its index in an array."""
     array = np.asarray(value)
     if array.ndim == 0:
         return shown(value)

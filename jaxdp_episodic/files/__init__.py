@@ -1,4 +1,4 @@
-"""Readers and writers of files from outside, with their bounds.
+"""Readers and writers of outside files, with bounds on what they may contain.
 
 Doors: `archive`, `atomic`, `column_folder`, `csv_file`, `json_file`, `onnx_file`,
 `optional`, `parquet_file`, `sqlite_file`, `table_file`, `toml_file`.

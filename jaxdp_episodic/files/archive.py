@@ -1,4 +1,4 @@
-"""NumPy archives (npz, npy) from anybody: no pickle, bounded memory.
+"""NumPy archives (npz, npy) of unknown origin: no pickles, bounded memory.
 
 Sizes and headers are checked before data are read.
 """
@@ -22,32 +22,32 @@ import numpy as np
 
 from jaxdp_episodic.files.atomic import atomic_path, owner_only
 
-_MAX_ARRAYS = 4096  # each costs a look at its header
-_MAX_LISTING_BYTES = 2**24  # of an archive beside what its arrays take
-_MAX_HEADER_BYTES = 2**14  # of one array; NumPy itself reads 10,000 unasked
+_MAX_ARRAYS = 4096  # each costs reading its header
+_MAX_LISTING_BYTES = 2**24  # of an archive, in addition to its arrays
+_MAX_HEADER_BYTES = 2**14  # of one array; NumPy's own default limit is 10,000
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    (3, 0): np.lib.format.read_array_header_2_0,  # of plain arrays both are ASCII
+    (3, 0): np.lib.format.read_array_header_2_0,  # same as 2.0 for plain arrays (ASCII)
 }
-# What they raise, for one broken header or another.
+# Exceptions that NumPy raises for broken headers.
 _NO_HEADER = (ValueError, KeyError, TypeError, SyntaxError, OverflowError)
 _NO_HEADER += (tokenize.TokenError, RecursionError, MemoryError)
-_KINDS = "biufcSU"  # numbers, truth values, bytes and text
+_KINDS = "biufcSU"  # numbers, booleans, bytes and text
 _UNSAFE = re.compile(r"[/\\]|.*[/\\]\.\.([/\\]|$)|\.\.([/\\]|$)|[A-Za-z]:", re.DOTALL)
-# What zipfile raises for one broken archive or another; RuntimeError: encrypted.
+# Exceptions that zipfile raises for broken archives; RuntimeError: encrypted.
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError),
     *(RuntimeError, ValueError, OverflowError, IndexError, KeyError),
 )
 
 Header = tuple[tuple[int, ...], np.dtype, bool]
-"""Shape and type of an array, and whether it is in Fortran's order."""
+"""Shape and dtype of an array, and whether it is in Fortran order."""
 
 
 def check_plain_file(path: Path) -> None:
-    """Refuses devices, pipes and folders, which may have no end."""
+    """Raises for devices, pipes and folders; reading these may never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError(f"{path} must be a plain file")
 
@@ -55,7 +55,7 @@ def check_plain_file(path: Path) -> None:
 def read_arrays(
     path: Path, *, max_bytes: int, names: list[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of an npz file, of truth values, numbers or text, by name."""
+    """Returns the arrays (numbers, booleans, text) of an npz file by name."""
     with _opened(path, max_bytes) as (archive, members):
         wanted = list(members) if names is None else names
         return {name: _array(archive, _found(members, name)) for name in wanted}
@@ -64,14 +64,14 @@ def read_arrays(
 def write_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], *, is_private: bool = False
 ) -> None:
-    """Writes an npz file, whole or not at all; see `write_atomically`."""
+    """Writes an npz file, complete or not at all; see `write_atomically`."""
     opener = owner_only if is_private else None
     with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
         np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]: names
 
 
 def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Returns shape and type of every array in an npz file; errors as `read_arrays`."""
+    """Returns shape and dtype of all arrays in an npz file; errors as `read_arrays`."""
     with _opened(path) as (archive, members):
         found = {}
         for name, member in members.items():
@@ -83,9 +83,9 @@ def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 def array_batches(
     path: Path, name: str, *, axes: int, rows: int, first: int = 0
 ) -> Iterator[np.ndarray]:
-    """Yields an array of an npz file some rows at a time; one in Fortran's order whole.
+    """Yields an array of an npz file some rows at a time; in Fortran order all at once.
 
-    Its first ``axes`` axes together number the rows, of which ``first`` is the first.
+    Its first ``axes`` axes together number the rows; ``first`` is the first row.
 
     Errors are those of `read_arrays`.
     """
@@ -94,7 +94,7 @@ def array_batches(
         with archive.open(member) as stream:
             shape, kind, is_fortran = npy_header(stream, name, member.file_size)
             number, item = math.prod(shape[:axes]), shape[axes:]
-            if is_fortran:  # its rows are all over the file
+            if is_fortran:  # its rows are scattered over the file
                 yield _array(archive, member).reshape(number, *item)[first:]
                 return
             size = math.prod(item) * kind.itemsize
@@ -103,16 +103,16 @@ def array_batches(
                 wanted = min(rows, number - start) * size
                 content = stream.read(wanted)
                 if len(content) < wanted:
-                    raise ValueError(f"{name} is cut off")
+                    raise ValueError(f"{name} is truncated")
                 yield _values(content, kind, name).reshape(-1, *item)
-            stream.read(1)  # at its end the archive's checksum is compared
+            stream.read(1)  # zipfile checks the checksum at the end
 
 
 @contextmanager
 def _opened(
     path: Path, max_bytes: int = 2**63
 ) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    """An archive, and its arrays by name, each found harmless."""
+    """Opens an archive; yields it and its arrays by name, with all headers checked."""
     check_plain_file(path)
     try:
         if path.stat().st_size > max_bytes + _MAX_LISTING_BYTES:
@@ -122,10 +122,10 @@ def _opened(
     except OSError as error:
         if error.filename is not None:
             raise
-        # It was told to read at an offset that the file does not have.
+        # zipfile sought an offset beyond the end of the file.
         raise ValueError(f"{path} must be an npz file: {error}") from error
     except _BROKEN as error:
-        why = str(error) or "it is cut off"  # as EOFError says nothing
+        why = str(error) or "it is truncated"  # EOFError has no text
         raise ValueError(f"{path} must be an npz file: {why}") from error
 
 
@@ -138,12 +138,12 @@ def _checked_members(
         raise ValueError(f"more than {_MAX_ARRAYS} arrays")
     for member in archive.infolist():
         if _UNSAFE.match(member.filename) or not member.filename.isprintable():
-            raise ValueError(f"{member.filename!r} must not name a place elsewhere")
+            raise ValueError(f"{member.filename!r} must not name a path elsewhere")
         name = member.filename.removesuffix(".npy")
         if name in members:
-            raise ValueError(f"two arrays of the same name {name!r}")
+            raise ValueError(f"two arrays have the name {name!r}")
         if member.compress_type not in _METHODS:
-            raise ValueError(f"{name} is packed by a method that NumPy does not use")
+            raise ValueError(f"{name} has a compression that NumPy does not use")
         members[name] = member
         total += max(member.file_size, 0)
         if total > max_bytes:
@@ -162,23 +162,23 @@ def _found(members: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """The array in a member whose header has been checked."""
+    """Returns the array in a member whose header has been checked."""
     name = member.filename
     with archive.open(member) as stream:
         shape, kind, is_fortran = npy_header(stream, name, member.file_size)
         claimed = math.prod(shape) * kind.itemsize
-        content = bytearray()  # grows with what is read, not with what is claimed
+        content = bytearray()  # grows with what is read, not with the claimed size
         while part := stream.read(min(2**20, claimed + 1 - len(content))):
             content += part
     if len(content) != claimed:
-        how = "is cut off" if len(content) < claimed else "holds more than it says"
+        how = "is truncated" if len(content) < claimed else "has more than it states"
         raise ValueError(f"{name} {how}")
     values = _values(content, kind, name)
     return values.reshape(shape, order="F" if is_fortran else "C")
 
 
 def npy_header(stream: Any, name: str, size: int) -> Header:
-    """Returns the header of an ``.npy`` of a size; the stream stands at its data."""
+    """Returns the header of an ``.npy`` of ``size`` bytes; moves on to its data."""
     begun = stream.tell()
     try:
         read = _HEADERS[np.lib.format.read_magic(stream)]
@@ -187,10 +187,10 @@ def npy_header(stream: Any, name: str, size: int) -> Header:
         why = " ".join(str(error).split())
         raise ValueError(f"{name} must be an array of NumPy: {why[:200]}") from None
     if kind.hasobject:
-        raise ValueError(f"{name} must not hold Python objects: pickles are refused")
+        raise ValueError(f"{name} must not contain Python objects: pickles are refused")
     if kind.kind not in _KINDS or not kind.itemsize:
-        raise ValueError(f"{name} must hold numbers or text, has the type {kind}")
-    # Axes beside one of length 0 could be of any number.
+        raise ValueError(f"{name} must contain numbers or text, has dtype {kind}")
+    # If one axis has length 0, the others could have any length.
     if (
         len(shape) > 32
         or math.prod(max(n, 1) for n in shape) > 2**48
@@ -199,31 +199,31 @@ def npy_header(stream: Any, name: str, size: int) -> Header:
         raise ValueError(f"{name} has the impossible shape {str(shape)[:60]} of {kind}")
     claimed, there = math.prod(shape) * kind.itemsize, size + begun - stream.tell()
     if claimed != there:
-        how = "is cut off" if claimed > there else "holds more than it says"
+        how = "is truncated" if claimed > there else "has more than it states"
         raise ValueError(f"{name} {how}: {claimed} bytes of data claimed")
     return shape, kind, is_fortran
 
 
 def write_npy_header(file: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Writes what stands in a file of NumPy before rows in C order."""
+    """Writes the header of an ``.npy`` file in C order."""
     described = np.lib.format.dtype_to_descr(dtype)
     header = {"descr": described, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
 
 
 def _values(content: bytes | bytearray, kind: np.dtype, name: str) -> np.ndarray:
-    """The items of a type in bytes, (n,); refused where they are no such values."""
+    """Returns the items (n,) in bytes of a dtype; raises for invalid values."""
     values = np.frombuffer(content, np.uint8).view(kind)
     check_items(values, name)
     return values
 
 
 def check_items(values: np.ndarray, name: str) -> None:
-    """Refuses bytes that are no value of their type, which NumPy would not notice."""
+    """Raises for bytes that are not a value of their dtype, which NumPy accepts."""
     flat, kind = values.reshape(-1), values.dtype
     if kind.kind == "b" and flat.size and flat.view(np.uint8).max() > 1:
-        raise ValueError(f"{name} holds truth values other than 0 and 1")
+        raise ValueError(f"{name} has booleans other than 0 and 1")
     if kind.kind == "U":
         points = flat.view(np.dtype(np.uint32).newbyteorder(kind.byteorder))
         if np.any((points > 0x10FFFF) | ((points >= 0xD800) & (points < 0xE000))):
-            raise ValueError(f"{name} holds text that is not Unicode")
+            raise ValueError(f"{name} has text that is not Unicode")

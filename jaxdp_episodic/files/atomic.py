@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and folders that one process uses."""
+"""Files written completely or not at all, and folders locked by one process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing there locks a file for as long as we live
+except ImportError:  # Windows has no lock that lasts exactly as long as its process
     fcntl = None
 
-# In the name of an unfinished file, between the name it will have and a random word.
+# In the name of a temporary file, between its final name and a random suffix.
 TEMPORARY = ".tmp-"
 LOCK = ".lock"
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -24,27 +24,27 @@ _BINARY = getattr(os, "O_BINARY", 0)
 def write_atomically(
     path: Path, content: str | bytes, *, is_private: bool = False
 ) -> None:
-    """Writes a file by a temporary one in the same folder, which is then renamed."""
+    """Writes a file as a temporary file in the same folder, then renames it."""
     opener = owner_only if is_private else None
     with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def owner_only(path: str, flags: int) -> int:
-    """Opens a file, for `open`, that nobody but its owner may read."""
+    """Opens a file that only its owner can read; an opener for `open`."""
     return os.open(path, flags | _BINARY, 0o600)
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Gives a temporary path, which becomes ``path`` if the body succeeds."""
+    """Yields a temporary path that is renamed to ``path`` if the body succeeds."""
     temporary = path.with_name(path.name + TEMPORARY + secrets.token_hex(6))
     try:
         yield temporary
         _sync(temporary, os.O_RDWR)
         temporary.replace(path)
     except BaseException:
-        # A full disk may refuse even this; what is left is never read.
+        # A full disk may refuse even this; leftovers are never read.
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
@@ -53,7 +53,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Gives a temporary folder, which becomes ``path`` if the body succeeds."""
+    """Yields a temporary folder that replaces ``path`` if the body succeeds.
+
+    Files of an existing folder that the new one lacks are copied into it.
+    """
     word = secrets.token_hex(6)
     new, old = (
         path.with_name(f"{path.name}{TEMPORARY}{x}{word}") for x in ("", "old-")
@@ -79,20 +82,20 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def sync_tree(folder: Path) -> None:
-    """Makes a folder, and all files and folders below, survive a power failure."""
+    """Flushes a folder, and everything below it, to disk."""
     for path in folder.rglob("*"):
         sync_folder(path) if path.is_dir() else _sync(path, os.O_RDWR)
     sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes names in a folder survive a power failure."""
+    """Flushes the names in a folder to disk."""
     if os.name != "nt":  # Windows does not open folders
         _sync(folder, os.O_RDONLY)
 
 
 def _sync(path: Path, flags: int) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
+    """Waits until a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
@@ -101,7 +104,7 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def is_locked_by_us(descriptor: int) -> bool:
-    """Locks a file for as long as it is open; False if another process has it."""
+    """Locks a file while it is open; returns False if another process has the lock."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,7 +115,7 @@ def is_locked_by_us(descriptor: int) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes and threads from a folder, which is made."""
+    """Creates a folder, and locks it against other processes and threads."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -123,4 +126,4 @@ def locked(folder: Path) -> Iterator[None]:
         os.write(descriptor, str(os.getpid()).encode())
         yield
     finally:
-        os.close(descriptor)  # which releases it
+        os.close(descriptor)  # releases the lock

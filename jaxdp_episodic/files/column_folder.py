@@ -1,16 +1,16 @@
-"""Folders of ``.npy`` columns on the disk, and a manifest with their checksums.
+"""Folders of ``.npy`` columns on disk, and a manifest with their checksums.
 
-    manifest.json            what every column is: type, shape, bytes, SHA-256
+    manifest.json            type, shape, bytes and SHA-256 of every column
     train/features.npy       (R, ...), rows in the order of the tree of units
-    train/targets.npy        (R,) float32, if there are any
-    train/owners.npy         (R,) index of each example's owner, if they are known
+    train/targets.npy        (R,) float32, optional
+    train/owners.npy         (R,) index of each example's owner, optional
     train/people.npy         ids of the owners
-    train/level1.counts.npy  children of each unit of the level above, from the root on
-    train/level1.ids.npy     ids of the units of the level, if they have some
+    train/level1.counts.npy  number of children of each unit of the level above
+    train/level1.ids.npy     ids of the units of the level, optional
 
-The manifest is written last: a folder without one is not finished. Columns are read by
-rows and never mapped into memory: mapped pages count as resident for as long as nobody
-needs their memory, and a file that is cut off while it is mapped ends the process.
+The manifest is written last; a folder without one is incomplete. Columns are read by
+rows and never memory-mapped: mapped pages count as resident memory until it is needed
+elsewhere, and if a mapped file is truncated, the process is killed.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ from jaxdp_episodic.files.json_file import read_json
 
 MANIFEST = "manifest.json"
 _VERSION = 1  # of the manifest
-_MAX_MANIFEST_BYTES = 2**20  # a few hundred for each column
+_MAX_MANIFEST_BYTES = 2**20  # a few hundred per column
 _SPLIT = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
 _COLUMN = re.compile(
     r"features|targets|owners|people|level[1-9][0-9]?\.(counts|ids)", re.ASCII
 )
-_HASHED_AT_ONCE = 2**22  # bytes, between two calls of on_progress
+_HASHED_AT_ONCE = 2**22  # bytes between two calls of on_progress
 
 OnProgress = Callable[[int, int], None]
-"""Of bytes read, and of all."""
+"""Called with the bytes read so far, and the total."""
 
 
 class StoredColumn:
-    """A column in a file: rows are read when they are asked for, by any thread."""
+    """A column in a file whose rows are read on demand, from any thread."""
 
     def __init__(self, path: Path, sha256: str = "") -> None:
         self.path, self.sha256 = path, sha256
         check_plain_file(path)
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
         weakref.finalize(self, self._file.close)
-        self._lock = threading.Lock()  # all threads share the position in the file
+        self._lock = threading.Lock()  # all threads share the file position
         self.num_bytes = os.fstat(self._file.fileno()).st_size
         found = npy_header(self._file, str(path), self.num_bytes)
         self.shape, self.dtype, is_fortran = found
         if is_fortran or not self.shape:
-            raise ValueError(f"{path} must hold rows in C order")
+            raise ValueError(f"{path} must have rows in C order")
         if not self.dtype.isnative:
-            raise ValueError(f"{path} is of a machine of another byte order")
+            raise ValueError(f"{path} has another byte order than this machine")
         self._offset = self._file.tell()
         self._row_bytes = (self.num_bytes - self._offset) // max(self.shape[0], 1)
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Returns rows ``first`` to ``last``, (last - first, ...)."""
+        """Returns rows ``first`` to ``last - 1``, (last - first, ...)."""
         out = np.empty((last - first, *self.shape[1:]), self.dtype)
         self._read(first, out.reshape(-1).view(np.uint8))
         return out
 
     def gather(self, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-        """Reads ``rows[i]`` into ``out[places[i]]``, in the order of the file."""
+        """Reads ``rows[i]`` into ``out[places[i]]``, in file order."""
         if not rows.size:
             return
         target = out.reshape(len(out), -1).view(np.uint8)
@@ -84,13 +84,13 @@ class StoredColumn:
             self._read(int(rows[i]), target[places[i]])
 
     def whole(self) -> np.ndarray:
-        """Returns all of a small column, each value one of its type."""
+        """Returns all of a small column, with every value checked."""
         values = self.rows(0, self.shape[0])
         check_items(values, str(self.path))
         return values
 
     def described(self) -> dict[str, Any]:
-        """Returns what the manifest says of the column beside its checksum."""
+        """Returns the manifest's entry of the column, without its checksum."""
         shape = list(self.shape)
         return {"dtype": self.dtype.str, "shape": shape, "bytes": self.num_bytes}
 
@@ -102,7 +102,7 @@ class StoredColumn:
                 number = self._file.readinto(rest)
                 if not number:
                     raise ValueError(
-                        f"{self.path} ends within row {row}: it was cut off since it "
+                        f"{self.path} ends within row {row}: it was truncated after it "
                         "was opened"
                     )
                 rest = rest[number:]
@@ -114,27 +114,27 @@ class StoredSplit:
 
     columns: Mapping[str, StoredColumn]  # by name
     level_names: tuple[str, ...]  # of the tree, top to bottom
-    encoding: str | None  # what the numbers of the features stand for; None: themselves
-    made_from: Any  # as `write_manifest` was told
+    encoding: str | None  # what the features' numbers encode; None: nothing
+    made_from: Any  # argument of `write_manifest`
 
 
 def is_complete(folder: Path) -> bool:
-    """True if the folder has a manifest."""
+    """Returns whether the folder has a manifest."""
     return (folder / MANIFEST).is_file()
 
 
 def splits_of(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the splits that a folder has; errors as `open_split`."""
+    """Returns the names of a folder's splits; errors as `open_split`."""
     return tuple(_manifest(folder)["splits"])
 
 
 def open_split(folder: Path, split: str | None = None) -> StoredSplit:
-    """Returns one split of a folder (None: the first) after a look at all files."""
+    """Returns one split of a folder (None: the first), after checking all files."""
     manifest = _manifest(folder)
     splits = list(manifest["splits"])
     if split is not None and split not in splits:
         raise ValueError(
-            f"split must be one that {folder} has, {splits}, got {split!r}"
+            f"split must be one of those in {folder}, {splits}, got {split!r}"
         )
     opened = _all_columns(folder, manifest)
     columns = opened[split or splits[0]]
@@ -145,7 +145,7 @@ def open_split(folder: Path, split: str | None = None) -> StoredSplit:
 
 
 def check_sums(folder: Path, on_progress: OnProgress = lambda done, total: None) -> int:
-    """Compares every byte of a folder with the manifest; returns their number."""
+    """Compares a folder's checksums with the manifest; returns the bytes read."""
     opened = _all_columns(folder, _manifest(folder)).values()
     columns = [column for split in opened for column in split.values()]
     compare_sums(columns, on_progress)
@@ -156,12 +156,12 @@ def compare_sums(
     columns: Iterable[StoredColumn],
     on_progress: OnProgress = lambda done, total: None,
 ) -> None:
-    """Compares every byte of some columns with their checksums in the manifest."""
+    """Compares the checksums of some columns with the manifest."""
     for column, found in _sums_of(list(columns), on_progress):
         if found != column.sha256:
             raise ValueError(
-                f"{column.path} has changed: its SHA-256 is {found}, that of the "
-                f"manifest {column.sha256}"
+                f"{column.path} has changed: its SHA-256 is {found}, the manifest says "
+                f"{column.sha256}"
             )
 
 
@@ -185,7 +185,7 @@ def write_rows(
     shape: tuple[int, ...],
     parts: Iterable[tuple[np.ndarray, np.ndarray]],
 ) -> None:
-    """Writes a column: of each part the places of its rows, and the rows."""
+    """Writes a column from parts, each with the row indices and the rows."""
     done, row_bytes = 0, int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
     with path.open("wb", buffering=0) as file:
         write_npy_header(file, dtype, shape)
@@ -196,7 +196,7 @@ def write_rows(
                     f"records must be {dtype} of shape {shape[1:]}, record {done} is "
                     f"{batch.dtype} of shape {batch.shape[1:]}"
                 )
-            # Consecutive rows are written by one call.
+            # Consecutive rows are written in one call.
             breaks = np.flatnonzero(np.diff(places) != 1) + 1
             runs = np.split(places, breaks), np.split(batch, breaks)
             for run, rows in zip(*runs, strict=True):
@@ -206,12 +206,12 @@ def write_rows(
                     rest = rest[file.write(rest) :]
             done += len(batch)
         if done != shape[0]:
-            raise ValueError(f"there must be {shape[0]} records, {done} came")
+            raise ValueError(f"there must be {shape[0]} records, got {done}")
         os.fsync(file.fileno())
 
 
 def write_column(path: Path, values: np.ndarray) -> None:
-    """Writes a whole column, and waits until it is on the disk."""
+    """Writes a whole column, and waits until it is on disk."""
     parts = [(np.arange(len(values)), values)]
     write_rows(path, values.dtype, values.shape, parts)
 
@@ -223,7 +223,7 @@ def write_manifest(
     made_from: Mapping[str, Any],
     on_progress: OnProgress = lambda done, total: None,
 ) -> None:
-    """Completes a folder: sums up its columns, and writes down what they are."""
+    """Completes a folder: writes its manifest with the checksums of all columns."""
     files = [
         file for split in splits for file in sorted((folder / split).glob("*.npy"))
     ]
@@ -243,8 +243,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} must be a folder made by `jaxdp-episodic data import`: it has "
-            f"no {MANIFEST}, which an import writes last"
+            f"{folder} must be a folder made by `jaxdp-episodic data import`, but has "
+            f"no {MANIFEST}, which is written last"
         )
     try:
         found = read_json(path, max_bytes=_MAX_MANIFEST_BYTES)
@@ -270,7 +270,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def _all_columns(
     folder: Path, manifest: Mapping[str, Any]
 ) -> dict[str, dict[str, StoredColumn]]:
-    """By split, the columns; each of the size, type and shape of the manifest."""
+    """Returns the columns by split; raises unless they match the manifest."""
     return {
         split: {
             name: _opened(folder / split / f"{name}.npy", entry)
@@ -284,15 +284,15 @@ def _opened(path: Path, entry: Mapping[str, Any]) -> StoredColumn:
     check_plain_file(path)
     size = os.stat(path).st_size
     if size != entry["bytes"]:
-        how = "it is cut off" if size < entry["bytes"] else "it has grown"
+        how = "it is truncated" if size < entry["bytes"] else "it has grown"
         raise ValueError(
-            f"{path} must have the {entry['bytes']} bytes that the manifest says, has "
+            f"{path} must have {entry['bytes']} bytes according to the manifest, has "
             f"{size}: {how}"
         )
     column = StoredColumn(path, entry["sha256"])
     if column.dtype.str != entry["dtype"] or list(column.shape) != entry["shape"]:
         raise ValueError(
-            f"{path} must hold {entry['dtype']} of shape {entry['shape']} as the "
-            f"manifest says, holds {column.dtype.str} of shape {list(column.shape)}"
+            f"{path} must have {entry['dtype']} of shape {entry['shape']} according to "
+            f"the manifest, has {column.dtype.str} of shape {list(column.shape)}"
         )
     return column

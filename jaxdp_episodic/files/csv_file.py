@@ -1,4 +1,4 @@
-"""CSV files from outside: UTF-8, a line of column names, lines of bounded length."""
+"""CSV files of unknown origin: UTF-8, a line of column names, bounded line length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxdp_episodic.files.json_file import MAX_LINE_BYTES, TOO_LONG, repeated
 def csv_lines(
     path: Path, *, errors: str = "strict"
 ) -> Iterator[tuple[int, list[str] | ValueError]]:
-    """Yields the lines of a CSV file, one after another."""
+    """Yields (line number, cells or error) of a CSV file; the first has the names."""
     check_plain_file(path)
     with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
         source = _Lines(file)
@@ -43,7 +43,7 @@ def csv_lines(
 def read_csv_columns(
     path: Path, names: Sequence[str], *, max_bytes: int
 ) -> dict[str, list[Any]]:
-    """Returns some columns of a CSV file, as text."""
+    """Returns some columns of a CSV file as text."""
     check_plain_file(path)
     if path.stat().st_size > max_bytes:
         raise ValueError(f"must have at most max_bytes={max_bytes} bytes")
@@ -61,7 +61,7 @@ def read_csv_columns(
 
 
 def column_places(names: Sequence[str], wanted: Iterable[str]) -> list[int]:
-    """Returns where the wanted columns are among those of a file."""
+    """Returns the indices of the wanted columns among a file's columns."""
     if (twice := repeated(names)) is not None:
         raise ValueError(f"two columns {twice!r}")
     indices = {name: index for index, name in enumerate(names)}
@@ -74,7 +74,7 @@ def column_places(names: Sequence[str], wanted: Iterable[str]) -> list[int]:
 
 
 class _Lines:
-    """The lines of a text file, those that are too long as errors."""
+    """The lines of a text file; a line that is too long raises an error."""
 
     def __init__(self, file: Any) -> None:
         self._file, self.number = file, 0

@@ -1,4 +1,4 @@
-"""JSON: read with no key twice and in lines of bounded length; plain values."""
+"""JSON: read without repeated keys and with bounded line length; plain values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from jaxdp_episodic.files.archive import check_plain_file
 
-MAX_LINE_BYTES = 2**24  # of JSON lines and CSV: far more than a row of either needs
+MAX_LINE_BYTES = 2**24  # of JSON lines and CSV, far more than a row needs
 TOO_LONG = "longer than 16 MiB"
 
 
 def parse_json(text: str | bytes, *, allow_infinity: bool = True) -> Any:
-    """Returns the value of a JSON text; of bytes in UTF-8."""
+    """Returns the value of a JSON text, given as string or as UTF-8 bytes."""
     try:
         return json.loads(
             text if isinstance(text, str) else text.decode(),
@@ -38,10 +38,10 @@ def parse_json(text: str | bytes, *, allow_infinity: bool = True) -> Any:
 
 
 def read_json(path: Path, *, max_bytes: int) -> Any:
-    """Returns what a file of JSON holds; anybody may have written it."""
+    """Returns the value in a JSON file of unknown origin."""
     check_plain_file(path)
     with path.open("rb") as file:
-        # At most max_bytes + 1, and no buffer that is larger than the file.
+        # At most max_bytes + 1, without a buffer larger than the file.
         data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > max_bytes:
         raise ValueError(f"more than {max_bytes} bytes")
@@ -49,7 +49,7 @@ def read_json(path: Path, *, max_bytes: int) -> Any:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
-    """Yields what the lines of a file hold that are not empty."""
+    """Yields (line number, object or error, bytes) of a file's non-empty lines."""
     check_plain_file(path)
     with path.open("rb") as file:
         number = 0
@@ -64,7 +64,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as JSON can hold it."""
+    """Returns a value with only types that JSON supports."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -77,7 +77,7 @@ def plain(value: Any) -> Any:
 
 
 def differences(theirs: Any, ours: Any, there: str, here: str) -> dict[str, str]:
-    """Returns what differs between two values of JSON, by dotted key, in words."""
+    """Returns dotted key -> description of each difference between two JSON values."""
     old, new = _flat(theirs), _flat(json.loads(json.dumps(ours)))
     missing = "(nothing)"
     pairs = {
@@ -92,7 +92,7 @@ def differences(theirs: Any, ours: Any, there: str, here: str) -> dict[str, str]
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries and lists as one dictionary of dotted keys."""
+    """Returns nested dictionaries and lists as one dictionary of dotted keys."""
     if isinstance(value, Mapping):
         items = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in value.items()]
     elif isinstance(value, list):
@@ -115,12 +115,12 @@ def _object(number: int, line: bytes) -> dict[str, Any] | Exception:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        raise ValueError(f"the key {repeated(k for k, _ in pairs)!r} is there twice")
+        raise ValueError(f"the key {repeated(k for k, _ in pairs)!r} occurs twice")
     return table
 
 
 def repeated(names: Iterable[str]) -> str | None:
-    """Returns the first name that is there again, cut short; None if all differ."""
+    """Returns the first repeated name, cut short; None if all are different."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -130,4 +130,4 @@ def repeated(names: Iterable[str]) -> str | None:
 
 
 def _refused(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

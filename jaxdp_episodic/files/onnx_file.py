@@ -1,4 +1,4 @@
-"""ONNX files: a network of any framework, cut off behind one of its values."""
+"""ONNX files: a network of any framework, cut off after one of its values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.optional import require
 
-_MAX_BYTES = 2**30  # of a file; a message of Protocol Buffers ends at 2 GiB
+_MAX_BYTES = 2**30  # of a file; Protocol Buffers messages are limited to 2 GiB
 
 
 class OnnxNetwork(NamedTuple):
-    """A network of one output, with its weights."""
+    """A network with one output, including its weights."""
 
-    content: bytes  # an ONNX model; what the output does not need is left out
+    content: bytes  # an ONNX model without the parts that the output does not need
     output: str  # name of the output
     sha256: str  # of the whole file
 
@@ -29,7 +29,7 @@ def require_onnx(module: str) -> Any:
 
 
 def read_onnx(path: Path, output: str | None = None) -> OnnxNetwork:
-    """Returns the network in a file, which anybody may have written."""
+    """Returns the network in a file of unknown origin."""
     onnx = require_onnx("onnx")
     check_plain_file(path)
     with path.open("rb") as file:
@@ -38,15 +38,15 @@ def read_onnx(path: Path, output: str | None = None) -> OnnxNetwork:
         raise ValueError(f"{path} must have at most {_MAX_BYTES} bytes")
     try:
         model = onnx.load_model_from_string(data)
-    except Exception as error:  # a DecodeError of Protocol Buffers, wherever that is
+    except Exception as error:  # a DecodeError, whose module varies
         raise ValueError(f"{path} must be an ONNX file: {error}") from None
     if not model.graph.node or not model.graph.output:
-        raise ValueError(f"{path} must be an ONNX file with a network, has none")
+        raise ValueError(f"{path} must be an ONNX file with a network, but has none")
     for tensor in _tensors(model):
-        # Another file is not in the checksum, and its name may lead anywhere.
+        # The checksum would not cover another file, whose path may lead anywhere.
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             raise ValueError(
-                f"{path} must hold its weights itself, {tensor.name[:80]!r} is in "
+                f"{path} must contain its weights, but {tensor.name[:80]!r} is in "
                 "another file; save it again without external data"
             )
     name = model.graph.output[0].name if output is None else output
@@ -57,13 +57,13 @@ def read_onnx(path: Path, output: str | None = None) -> OnnxNetwork:
 
 
 def _cut(onnx: Any, graph: Any, output: str, path: Path) -> None:
-    """Makes a value the only output, and leaves out what it does not need."""
+    """Makes a value the only output, and removes everything it does not need."""
     made = [name for node in graph.node for name in node.output if name]
     if output not in made:
         hint = _validation.nearest(output, made) or f"; the last are {made[-3:]}"
         raise ValueError(f"output must be a value in {path}, got {output!r}{hint}")
     needed = {output}
-    for place in reversed(range(len(graph.node))):  # each comes after what it needs
+    for place in reversed(range(len(graph.node))):  # nodes come after their inputs
         node = graph.node[place]
         if needed.isdisjoint(node.output):
             del graph.node[place]
@@ -78,7 +78,7 @@ def _cut(onnx: Any, graph: Any, output: str, path: Path) -> None:
 
 
 def _names_used(node: Any) -> Iterator[str]:
-    """What a node needs, and the graphs in it."""
+    """Yields the names of values used by a node and by the graphs in it."""
     yield from node.input
     for graph in _graphs_in(node):
         for inside in graph.node:
@@ -94,7 +94,7 @@ def _graphs_in(node: Any) -> Iterator[Any]:
 
 
 def _tensors(model: Any) -> Iterator[Any]:
-    """All tensors of a model, those in attributes and in graphs within nodes too."""
+    """Yields all tensors of a model, including those in attributes and subgraphs."""
     nodes = [node for function in model.functions for node in function.node]
     graphs = [model.graph]
     for info in model.training_info:

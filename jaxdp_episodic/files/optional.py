@@ -1,4 +1,4 @@
-"""Modules that are imported only where they are used."""
+"""Optional modules, imported only where they are used."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 
 def installing(extra: str) -> str:
-    """Returns how an extra is installed: no package index has this package."""
+    """Returns the command that installs an extra (there is no package on an index)."""
     return f"in a clone of jaxdp-episodic, pip install '.[{extra}]'"
 
 
 def require(module: str, *, purpose: str, extra: str | None = "data") -> Any:
-    """Returns an optional module; `ImportError` says what needs it and what brings it.
+    """Returns an optional module, or raises an ImportError with advice.
 
-    Without an ``extra`` it is installed by its own name.
+    Args:
+      module: the module.
+      purpose: what needs it, for the message.
+      extra: the extra that installs it; None: it is installed by its own name.
     """
     try:
         return importlib.import_module(module)
@@ -23,22 +26,22 @@ def require(module: str, *, purpose: str, extra: str | None = "data") -> Any:
         name = module.partition(".")[0]
         command = f"pip install {name}" if extra is None else installing(extra)
         raise ImportError(
-            f"{purpose} needs {name}, which is not installed or does not work; "
-            f"{command} brings it"
+            f"{purpose} needs {name}, which is not installed or does not work; install "
+            f"it: {command}"
         ) from error
 
 
 @functools.cache
 def check_version(distribution: str, known: tuple[str, ...]) -> None:
-    """Refuses an installed library of another "major.minor" than those known."""
-    metadata = importlib.import_module("importlib.metadata")  # slow, and rarely needed
+    """Raises if an installed library's "major.minor" is not one of those known."""
+    metadata = importlib.import_module("importlib.metadata")  # slow and rarely needed
     try:
         found = metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return
     if not any(found == one or found.startswith(f"{one}.") for one in known):
         raise NotImplementedError(
-            f"{distribution} {found} is not covered: what its fields mean was read of "
+            f"{distribution} {found} is not supported: its fields are known only for "
             f"versions {', '.join(known)}"
         )
 

@@ -1,7 +1,8 @@
-"""Parquet files: columns of plain cells, of numbers, of lists and of files.
+"""Parquet files: columns of plain cells, numbers, lists and files.
 
-A small file can expand to billions of equal texts, so `parquet_batches`, which also
-reads foreign requests, keeps texts as dictionary indices and refuses nested columns.
+A small file can expand to billions of equal texts. So `parquet_batches`, which also
+reads requests of unknown origin, keeps texts as dictionary indices and refuses nested
+columns.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from jaxdp_episodic.files.archive import check_plain_file
 from jaxdp_episodic.files.csv_file import column_places
 from jaxdp_episodic.files.optional import require_pyarrow
 
-_BUFFER_BYTES = 2**20  # with a buffer a row group is read bit by bit, not whole
-# Field of the struct in which Hugging Face's data sets hold an image's file.
+_BUFFER_BYTES = 2**20  # with a buffer, row groups are read in pieces, not whole
+# Field of the struct that holds an image's file in Hugging Face data sets.
 _BYTES = "bytes"
-# How Arrow's types of numbers begin that become arrays as they are.
+# Prefixes of Arrow's names of number types that become arrays directly.
 _NUMBERS = ("int", "uint", "half", "float", "double", "bool")
-_AS_OBJECTS = ("decimal", "string", "large_string", "dictionary")  # numbers or not
+_AS_OBJECTS = ("decimal", "string", "large_string", "dictionary")  # maybe numbers
 
 
 @contextmanager
 def _opened(
     path: Path, names: Sequence[str] | None, **options: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """pyarrow, and a Parquet file with these columns."""
+    """Yields pyarrow, and an open Parquet file that has these columns."""
     arrow, parquet = require_pyarrow(purpose="reading Parquet")
     check_plain_file(path)
-    # All that a damaged file can raise; Arrow's own errors of values are ValueErrors.
+    # What damaged files raise; Arrow's errors of values are ValueErrors.
     broken = (arrow.ArrowException, OSError, OverflowError, KeyError, IndexError)
     try:
         with parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, **options) as file:
@@ -54,7 +55,7 @@ def parquet_batches(
     with _opened(path, names) as (arrow, file):
         schema, meta = file.schema_arrow, file.metadata
         wanted = list(schema.names) if names is None else list(names)
-        # The file's own schema: Arrow's types, which it may add, can hide lists.
+        # Not Arrow's schema, which a file may contain too: its types can hide lists.
         leaves = [meta.schema.column(i) for i in range(meta.num_columns)]
         lists = {
             leaf.path.partition(".")[0]
@@ -79,18 +80,18 @@ def parquet_batches(
 
 
 def _check_type(types: Any, field: Any, *, is_list: bool) -> None:
-    """Refuses what is no number, truth value or text."""
+    """Raises for a column of anything except numbers, booleans or text."""
     kind = field.type.value_type if types.is_dictionary(field.type) else field.type
     plain = "integer floating boolean decimal null string large_string".split()
     if is_list or not any(getattr(types, f"is_{one}")(kind) for one in plain):
         raise ValueError(
-            f"column {field.name[:60]!r} must hold numbers or text, "
-            f"holds {str(field.type)[:60]}"
+            f"column {field.name[:60]!r} must contain numbers or text, "
+            f"has {str(field.type)[:60]}"
         )
 
 
 def _cells(arrow: Any, column: Any) -> list[Any]:
-    """The values as Python has them; equal texts of a batch are one object."""
+    """Returns the values as Python objects; equal texts of a batch are one object."""
     if not arrow.types.is_dictionary(column.type):
         return column.to_pylist()
     words, indices = column.dictionary.to_pylist(), column.indices.to_pylist()
@@ -100,7 +101,7 @@ def _cells(arrow: Any, column: Any) -> list[Any]:
 def record_batches(
     path: Path, names: Sequence[str], rows: int, first: int = 0
 ) -> Iterator[Any]:
-    """Yields Arrow's batches of columns from a row on; none before it is read."""
+    """Yields Arrow's batches of columns, from row ``first`` on."""
     try:
         with _opened(path, names) as (_, file):
             before = 0
@@ -124,7 +125,7 @@ def record_batches(
 def parquet_arrays(
     path: Path, names: Sequence[str], *, rows: int, first: int = 0
 ) -> Iterator[list[np.ndarray]]:
-    """Yields columns of numbers or of lists of them, (n, ...) each, from a row on."""
+    """Yields columns of numbers, or of lists of numbers, as arrays (n, ...)."""
     before = first
     for batch in record_batches(path, names, rows, first):
         yield [_array(batch.column(name), name, path, before) for name in names]
@@ -132,14 +133,14 @@ def parquet_arrays(
 
 
 def _array(values: Any, name: str, path: Path, first: int) -> np.ndarray:
-    """A column (n, ...) of numbers, or of lists, nested or not, of one length each."""
+    """Returns a column of numbers, or of (nested) lists of one length, as (n, ...)."""
     column, shape = f"{path}: column {name[:60]!r}", [len(values)]
     while values.null_count == 0 and hasattr(values.type, "value_type"):
         if not hasattr(values, "value_lengths"):  # a dictionary
             break
         lengths = np.unique(np.asarray(values.value_lengths()))
         if len(lengths) > 1:
-            raise ValueError(f"{column} must have lists of one length")
+            raise ValueError(f"{column} must have lists of equal length")
         shape.append(int(lengths[0]) if len(lengths) else 0)
         values = values.flatten()
     if values.null_count:
@@ -154,14 +155,14 @@ def _array(values: Any, name: str, path: Path, first: int) -> np.ndarray:
     elif kind.startswith(_AS_OBJECTS):
         array = np.array(values.to_pylist(), object)
     else:
-        raise ValueError(f"{column} must hold numbers, holds {kind[:60]}")
+        raise ValueError(f"{column} must contain numbers, has {kind[:60]}")
     return array.reshape(shape)
 
 
 def parquet_files(
     path: Path, name: str, *, rows: int, first: int = 0
 ) -> Iterator[list[bytes]]:
-    """Yields a column of files, from a row on."""
+    """Yields a column of image files as bytes, some rows at a time."""
     for batch in record_batches(path, [name], rows, first):
         column = batch.column(name)
         if hasattr(column, "field"):
@@ -188,7 +189,7 @@ def holds_files(path: Path, name: str) -> bool:
         inside = inside.value_type
     if inside is kind or not (types.is_integer(inside) or types.is_floating(inside)):
         raise ValueError(
-            f"{path}: column {name[:60]!r} must hold image files, or lists of "
-            f"numbers, holds {str(kind)[:60]}"
+            f"{path}: column {name[:60]!r} must contain image files, or lists of "
+            f"numbers, has {str(kind)[:60]}"
         )
     return False

@@ -1,4 +1,4 @@
-"""SQLite databases that anybody may have written: opened with care, and checked."""
+"""SQLite databases of unknown origin: opened with safe settings, and checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Errors of SQLite that are the system's, and not the file's.
+# SQLite errors caused by the system, not by the file.
 _SYSTEM = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_IOERR: errno.EIO,
@@ -23,17 +23,17 @@ _SYSTEM = {
     sqlite3.SQLITE_PERM: errno.EACCES,
     sqlite3.SQLITE_AUTH: errno.EACCES,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
-    # The memory that processes share does not fit: the disk is full.
+    # Shared memory does not fit: the disk is full.
     sqlite3.SQLITE_IOERR_SHMSIZE: errno.ENOSPC,
 }
 _PAGE_SIZES = tuple(2**i for i in range(9, 17))
-_FRAMES_AT_ONCE = 1024  # of a write-ahead log, looked at together
+_FRAMES_AT_ONCE = 1024  # of a write-ahead log, checked together
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 @contextmanager
 def refusing(path: Path, damaged: type[ValueError]) -> Iterator[None]:
-    """Raises SQLite's errors as an OSError, or as this one of a damaged file."""
+    """Turns SQLite's errors into an OSError, or ``damaged`` for a damaged file."""
     try:
         yield
     except sqlite3.Error as error:
@@ -52,7 +52,7 @@ def refusing(path: Path, damaged: type[ValueError]) -> Iterator[None]:
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """Returns a connection to anybody's file; "ro" reads, "rw" writes."""
+    """Returns a connection to a file of unknown origin; mode "ro" or "rw"."""
     db = sqlite3.connect(
         f"{path.resolve().as_uri()}?mode={mode}",
         uri=True,
@@ -66,11 +66,11 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def refuse_lost_commits(path: Path) -> None:
-    """Refuses a write-ahead log in which a whole commit follows a damaged one."""
-    # SQLite ends its reading at the first frame whose checksum is wrong. A crash leaves
-    # no commit behind such a frame. Format: sqlite.org/fileformat2.html, section 4.
+    """Raises if a write-ahead log has an intact commit after a damaged frame."""
+    # SQLite stops reading at the first frame with a wrong checksum. A crash leaves no
+    # commit after such a frame. Format: sqlite.org/fileformat2.html, section 4.
     log = path.with_name(path.name + "-wal")
-    for tries_left in (2, 1, 0):  # whoever writes it may have been half way
+    for tries_left in (2, 1, 0):  # another process may be writing it
         found = _lost_commit(log)
         if not found:
             return
@@ -90,11 +90,11 @@ def _lost_commit(log: Path) -> str:
             return ""
         magic, _, size = struct.unpack(">3I", head[:12])
         if magic not in (0x377F0682, 0x377F0683) or size not in _PAGE_SIZES:
-            return "its head is not what was written"
+            return "its header has changed"
         order = np.dtype(">u4" if magic & 1 else "<u4")
         sums = _sums(np.frombuffer(head[:24], order)[None], np.zeros((1, 2), np.uint64))
         if sums.tolist() != [_big(head[24:])]:
-            return "its head is not what was written"
+            return "its header has changed"
         last, is_broken = np.array([_big(head[24:])], np.uint64), False
         while len(data := file.read((24 + size) * _FRAMES_AT_ONCE)) >= 24 + size:
             whole = len(data) // (24 + size) * (24 + size)
@@ -109,7 +109,7 @@ def _lost_commit(log: Path) -> str:
                 np.concatenate([[is_broken], ~(own & fits)])
             )
             if np.any(commits & broken[:-1]):
-                return "a commit in its middle is not what was written"
+                return "a frame before its last commit has changed"
             is_broken, last = bool(broken[-1]), np.concatenate([last, ends])[-1:]
     return ""
 
@@ -119,22 +119,22 @@ def _big(data: bytes) -> list[int]:
 
 
 def _sums(words: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """SQLite's checksums of rows of words, each going on from one before it."""
+    """Returns SQLite's checksums of rows of words, each continuing from ``before``."""
     own, carried = _weights(words.shape[1] // 2)
     pairs = words.astype(np.uint64).reshape(len(words), -1)
-    # Modulo 2^64 on the way, which is a multiple of 2^32.
+    # uint64 arithmetic is modulo 2^64, a multiple of 2^32.
     return (pairs @ own + before @ carried) & np.uint64(0xFFFFFFFF)
 
 
 @functools.lru_cache(maxsize=4)
 def _weights(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """How each of 2 n words, and the sums before, enter the two sums of a row."""
+    """Returns the factors of 2 n words, and of the sums before, in a row's two sums."""
     power, powers = [[1, 0], [0, 1]], []
     for _ in range(number + 1):
         powers.append(power)
         (a, b), (c, d) = power
         power = [[(a + b) % 2**32, (a + 2 * b) % 2**32] for a, b in ((a, b), (c, d))]
-    # Row i of a power: what the unit i of the sums has become after so many pairs.
+    # Row i of powers[k]: the effect of unit i of the two sums after k pairs.
     found = np.array(powers, np.uint64)
     first = found[number - 1 :: -1, 0] + found[number - 1 :: -1, 1]
     own = np.stack([first, found[number - 1 :: -1, 1]], axis=1)

@@ -1,4 +1,4 @@
-"""Tables written row by row as JSON lines, CSV or Parquet: whole or not at all."""
+"""Tables written row by row as JSON lines, CSV or Parquet, completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Writer = Callable[[list[dict[str, Any]]], None]
 
 
 def check_suffix(path: Path) -> None:
-    """Refuses a file whose suffix is none of the three."""
+    """Raises for a file with another suffix."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} must end in {', '.join(SUFFIXES)}")
 
 
 @contextmanager
 def writing(path: Path, columns: Mapping[str, str]) -> Iterator[Writer]:
-    """Opens a table for writing in parts; it is complete or not there."""
+    """Opens a table for writing in parts; the file appears when it is complete."""
     check_suffix(path)
     opened = {".jsonl": _jsonl_writer, ".csv": _csv_writer, ".parquet": _arrow_writer}
     with atomic_path(path) as temporary, temporary.open("xb") as file:
@@ -46,7 +46,7 @@ def _jsonl_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
 
 
 def _csv_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
-    # Rows are made into text first: the file is binary, to be the same everywhere.
+    # The file is binary, so that line ends are the same on all systems.
     class Encoded:
         def write(self, text: str) -> int:
             return file.write(text.encode("utf-8", "backslashreplace"))
@@ -55,7 +55,7 @@ def _csv_writer(file: Any, columns: Mapping[str, str]) -> tuple[Writer, Any]:
     table.writerow(columns)
 
     def write(rows: list[dict[str, Any]]) -> None:
-        # repr of a float keeps all its digits.
+        # repr of a float keeps all digits.
         table.writerows(
             [repr(v) if isinstance(v, float) else v for v in map(row.get, columns)]
             for row in rows

@@ -1,6 +1,6 @@
-"""TOML: read within bounds of size and depth, and written.
+"""TOML: read with bounds on size and depth, and written.
 
-What is not trusted is bounded before the standard library parses it.
+Files of unknown origin are checked before the standard library parses them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 
 from jaxdp_episodic.files.archive import check_plain_file
 
-MAX_BYTES = 2**24  # the sizes of a million units fit in
-# Levels of brackets, and parts of a dotted key: far more than any schema here has. The
-# standard library's parser recurses for the former and is quadratic in the latter.
+MAX_BYTES = 2**24  # enough for the sizes of a million units
+# Largest depth of brackets, and most parts of a dotted key; far more than any schema
+# here has. The standard library's parser recurses for the former and takes quadratic
+# time for the latter.
 _MAX_DEPTH = 64
-# Strings and comments whole, so that what they hold is not counted. A string that is
-# not closed reaches as far as it can: the parser refuses it at its beginning.
+# Strings and comments are single tokens, so that their content is not counted. An
+# unclosed string extends as far as possible; the parser refuses it at its beginning.
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?(?:"""|\Z)'
     r"|'''.*?(?:'''|\Z)"
@@ -30,7 +31,7 @@ _TOKEN = re.compile(
     r"|[\[\]{}.=,\n]",
     re.DOTALL,
 )
-_WIDTH = 100  # letters of a line with a comment; of longer ones it stands above
+_WIDTH = 100  # longest line with a comment; a longer comment is on a line above
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -52,12 +53,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except ValueError as error:  # also an integer of thousands of digits
         raise ValueError(f"not valid TOML: {error}") from None
-    except RecursionError:  # the caller has used up most of Python's stack
+    except RecursionError:  # the caller has used most of Python's stack
         raise ValueError("not valid TOML: nested too deeply") from None
 
 
 def _check_depth(text: str) -> None:
-    """Refuses what is nested deeply, in time linear in the text."""
+    """Raises if the text is nested too deeply; takes linear time."""
     brackets = parts = 0
     for token in _TOKEN.finditer(text):
         match token[0]:
@@ -78,20 +79,20 @@ def _check_depth(text: str) -> None:
 
 
 def to_toml(table: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
-    """Returns the TOML document of a table; ``tomllib.loads`` gives it back."""
+    """Returns a table as a TOML document, which ``tomllib.loads`` reads back."""
     return "\n".join(_lines(table, (), comments or {})).strip() + "\n"
 
 
 def _lines(
     table: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[str, str]
 ) -> list[str]:
-    """Values first, then the tables below; tables in lists are written in line."""
+    """Returns values first, then subtables; tables in lists are written inline."""
 
     def explained(line: str, key: str) -> list[str]:
         comment = comments.get(".".join((*path, key)))
         if comment is None:
             return [line]
-        # Controls, of which a name may have some, are no part of a comment.
+        # Control characters, which a name may contain, are not allowed in comments.
         said = f"# {''.join(c if c.isprintable() else '?' for c in comment)}"
         one = f"{line}  {said}"
         return [one] if len(one) <= _WIDTH else [said, line]
@@ -126,9 +127,9 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         inside = (f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None)
         return "{ " + ", ".join(inside) + " }"
-    raise TypeError(f"TOML has no form for {value!r}")
+    raise TypeError(f"TOML cannot represent {value!r}")
 
 
 def _text(text: str) -> str:
-    # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
+    # JSON's escapes are valid in TOML; only DEL must be escaped in addition.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -20,7 +20,7 @@ def test_nested_columns_are_refused(tmp_path, column):
     pq.write_table(pa.table({"a": [1, 2], "text": ["x"] * 2}), path)
     assert rows_of(path)[1] == [[1, 2], ["x", "x"]]
     pq.write_table(pa.table({"a": column}), path)
-    with pytest.raises(ValueError, match="'a' must hold numbers or text, holds"):
+    with pytest.raises(ValueError, match="'a' must contain numbers or text, has"):
         rows_of(path)
 
 
@@ -32,7 +32,7 @@ def test_lists_are_found_behind_other_types(tmp_path):
     table = pa.table({"a": [[1, 2, 3], [4, 5, 6]]})
     table = table.replace_schema_metadata({"ARROW:schema": note})
     pq.write_table(table, path, store_schema=False)
-    with pytest.raises(ValueError, match="must hold numbers or text, holds"):
+    with pytest.raises(ValueError, match="must contain numbers or text, has"):
         rows_of(path)
 
 

@@ -80,7 +80,7 @@ def test_a_bad_line_costs_the_others_nothing(tmp_path, monkeypatch):
     [
         (b"\xff", "not UTF-8 text: invalid start byte at byte 0"),
         ("[1,", "not valid JSON: Expecting value at column 4"),
-        ('{"a": {"b": 1, "c": 2, "b": 3}}', "the key 'b' is there twice"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "the key 'b' occurs twice"),
         ("9" * 5000, "not valid JSON"),
         ("[" * 10**5, "nested too deeply"),
     ],
@@ -94,7 +94,7 @@ def test_json_that_is_refused(text, message):
 def test_infinity_is_json_where_it_is_allowed():
     assert parse_json(b'{"a": [Infinity, 1]}') == {"a": [math.inf, 1]}
     for word in ("NaN", "Infinity", "-Infinity"):
-        with pytest.raises(ValueError, match=f"{word} is no JSON number"):
+        with pytest.raises(ValueError, match=f"{word} is not a JSON number"):
             parse_json(word, allow_infinity=False)
 
 

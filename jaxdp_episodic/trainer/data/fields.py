@@ -1,6 +1,7 @@
-"""Specs whose fields are checked by the types they are declared of.
+"""Specs whose fields are checked by their annotated types.
 
-A field ``Annotated[type, check]`` is replaced by ``check(name, value)``, which raises.
+The value of a field ``Annotated[type, check]`` is replaced by ``check(name, value)``,
+which raises for a bad value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Check = Callable[[str, Any], Any]
 
 
 class CheckedSpec(Spec):
-    """Base of specs that are checked by their types; then `check_values` is called."""
+    """Base of specs checked by their field types; `check_values` runs afterwards."""
 
     def __post_init__(self) -> None:
         for name, (check, is_optional) in _checks(type(self)).items():
@@ -29,7 +30,7 @@ class CheckedSpec(Spec):
 
 @functools.cache
 def _checks(cls: type) -> dict[str, tuple[Check, bool]]:
-    """Of each field its check, and whether it may be None."""
+    """Returns, for each annotated field, its check and whether it may be None."""
     found = {}
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
         options = (hint, *typing.get_args(hint))
@@ -41,19 +42,19 @@ def _checks(cls: type) -> dict[str, tuple[Check, bool]]:
 
 
 def whole(minimum: int = 1, maximum: int | None = None) -> Check:
-    """Returns the check of whole numbers in a range."""
+    """Returns a check for whole numbers in a range."""
     return functools.partial(_validation.whole_number, minimum=minimum, maximum=maximum)
 
 
 def one_of(*options: str) -> Check:
-    """Returns the check of words."""
+    """Returns a check for one of some words."""
     return functools.partial(_validation.choice, allowed=options)
 
 
 def within(
     low: float, high: float, ends: str = "[]", *, said: str | None = None
 ) -> Check:
-    """Returns the check of one number in a range, whose ends are open or closed."""
+    """Returns a check for one number between two ends, "[" and "]" being closed."""
     rule = said or f"lie in {ends[0]}{low:g}, {high:g}{ends[1]}"
 
     def check(name: str, value: Any) -> float:
@@ -67,7 +68,7 @@ def within(
 
 
 def text(name: str, value: Any) -> str:
-    """Returns text that is not empty, and that a file can be named by."""
+    """Returns a non-empty string without NUL that encodes as UTF-8, or raises."""
     if not isinstance(value, str) or not value:
         shown = _validation.shown(value)
         raise TypeError(f"{name} must be a non-empty string, got {shown}")
@@ -79,12 +80,12 @@ def text(name: str, value: Any) -> str:
 def _is_unicode(value: str) -> bool:
     try:
         return bool(value.encode())
-    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can hold
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
         return False
 
 
 def listed(name: str, value: Any, kinds: tuple[type, ...] = (str,)) -> tuple[Any, ...]:
-    """Returns a tuple of names, at least one; ``kinds`` says what they may be."""
+    """Returns a non-empty tuple of names, each of one of the types ``kinds``."""
     fits = isinstance(value, list | tuple) and all(
         isinstance(one, kinds) and not isinstance(one, bool) for one in value
     )
@@ -95,7 +96,7 @@ def listed(name: str, value: Any, kinds: tuple[type, ...] = (str,)) -> tuple[Any
 
 
 def numbers(name: str, value: Any, *, most: int, check: Any, what: str) -> tuple:
-    """Returns a tuple of 1 to ``most`` numbers that a check of `_validation` takes."""
+    """Returns a tuple of 1 to ``most`` numbers that pass a check of `_validation`."""
     array = check(name, value)
     if array.ndim != 1 or not 1 <= array.size <= most:
         shown = _validation.shown(value)
@@ -104,7 +105,7 @@ def numbers(name: str, value: Any, *, most: int, check: Any, what: str) -> tuple
 
 
 def set_fields(spec: Spec, **values: Any) -> None:
-    """Sets fields of a frozen spec that is being made."""
+    """Sets fields of a frozen spec; for use in its ``__post_init__``."""
     for name, value in values.items():
         object.__setattr__(spec, name, value)
 

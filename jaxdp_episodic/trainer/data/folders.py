@@ -1,4 +1,4 @@
-"""Folders of images, and which layout of data a path holds."""
+"""Image folders, and which data layout a path contains."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from jaxdp_episodic.trainer.data.stored import Part, Records
 from jaxdp_episodic.trainer.data.stored_features import INVERTED, UNIT
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-# Of one image, before it is resized: 200 MB decoded, and where it is transparent some
-# 500 MB more for a moment.
+# Of one image before it is resized: 200 MB decoded; a transparent image briefly takes
+# 500 MB more.
 _MAX_PIXELS = 2**26
-_BATCH_IMAGES = 256  # most that are decoded at a time
+_BATCH_IMAGES = 256  # most images decoded at a time
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-# What is decoded: left to itself Pillow goes by the content, and runs other programs
-# for some of it (PostScript).
+# Formats to decode. Without this list Pillow decides by content, and runs other
+# programs for some formats (PostScript).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 # Pixel modes of Pillow with at most 8 bits a channel.
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-# What operating systems and archives leave in folders, in lower case.
+# Files and folders that operating systems and archives create, in lower case.
 _LITTER = ("__macosx", "desktop.ini", "thumbs.db")
-# What splits are called, as folders or as lists of files; the customary name first.
+# Names of splits, as folders or as lists of files; the customary name first.
 _NAMES_OF_SPLIT = {
     TRAIN: ("train",),
     VALIDATION: ("val", "validation", "valid"),
     TEST: ("test",),
 }
 METADATA = "metadata.jsonl"
-"""The list of files in an image folder of Hugging Face."""
+"""File list of a Hugging Face image folder."""
 IMAGES = "images"
-"""The folder beside lists of files, as mini-ImageNet comes."""
-_FILE_KEYS = ("filename", "file_name")  # of lists of files
+"""Folder of images next to file lists, as in mini-ImageNet."""
+_FILE_KEYS = ("filename", "file_name")  # keys in a file list
 _MAX_LIST_BYTES = 2**30
-_MOST_SHOWN = 20  # bad files in one message
+_MOST_SHOWN = 20  # bad files listed in one message
 
 Entry = tuple[str, Path]  # a unit's id, and its folder or file
-Keeps = Callable[[Sequence[str]], np.ndarray]  # of names of classes: which stay
-Owner = str | Callable[[str], Any]  # of an image, by its path: see `load_class_folders`
+Keeps = Callable[[Sequence[str]], np.ndarray]  # class names -> (C,) bool: which to keep
+Owner = str | Callable[[str], Any]  # image path -> owner: see `load_class_folders`
 
 
 def load_class_folders(
@@ -65,42 +65,44 @@ def load_class_folders(
     keeps: Keeps | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
-    """Returns the table of a folder that has one folder of images a class.
+    """Returns the table of a folder that has one folder of images per class.
 
-    Every image is kept and every folder is a class, an empty one too. Links are
-    refused: they may lead outside, or hold one image in two classes. Names that begin
-    with a dot are ignored, and ``desktop.ini``, ``Thumbs.db`` and ``__MACOSX``.
+    Every folder is a class, including empty ones, and every image is kept. Links are
+    refused: they may lead outside, or put one image into two classes. Ignored are
+    names that begin with a dot, ``desktop.ini``, ``Thumbs.db`` and ``__MACOSX``.
 
-    In place of such a folder ``path`` may be a list of image files: a folder with a
-    ``metadata.jsonl`` of objects with ``file_name`` and ``label`` (as Hugging Face has
-    it), or a ``.csv`` file with the columns ``filename`` and ``label`` whose images are
-    in the folder ``images`` beside it (as mini-ImageNet comes).
+    ``path`` may also be a list of image files: a folder with a ``metadata.jsonl`` of
+    objects with ``file_name`` and ``label`` (the Hugging Face layout), or a ``.csv``
+    file with the columns ``filename`` and ``label``, whose images are in the folder
+    ``images`` next to it (the mini-ImageNet layout).
 
-    Pictures are turned upright, as their EXIF orientation has it: so do viewers and
-    Hugging Face's data sets, while torchvision's ``ImageFolder`` leaves them as stored.
-    What is transparent lies on white: black ink on a clear ground stays to be seen.
-    Animations are refused: which of their pictures is meant is not known.
+    Images are rotated according to their EXIF orientation, as viewers and Hugging Face
+    data sets do; torchvision's ``ImageFolder`` does not. Transparent images are laid on
+    white, so that black ink on a transparent ground stays visible. Animations are
+    refused, because it is unclear which of their pictures is meant.
 
     Args:
-      path: the folder; those in it are the classes, their names the ids.
-      size: side to which images are brought, whatever their shape; None: all are alike.
-      grey: one channel in place of three.
-      owner: whose an image is: a regular expression with one group, searched for in
-        the file's name (`owner_of_name`), or a function from "class/file" to an id;
-        None: not known.
-      keeps: which classes are kept, of their names; see `ClassSplit.mask`. None: all.
-      max_bytes: most bytes that the features may take.
+      path: the folder; its folders are the classes, their names the class ids.
+      size: side in pixels to which every image is resized; None: all images must have
+        the same shape.
+      grey: convert to one channel instead of three.
+      owner: owner of an image: a regular expression with one group that is searched in
+        the file name, "drawer" (see `load_omniglot`), or a function from "class/file"
+        to an id; None: not known.
+      keeps: function from class names to a mask of the classes to keep, such as
+        `ClassSplit.mask`; None: all.
+      max_bytes: largest size of the features in bytes.
 
     Returns:
-      Levels "class" and "example", examples by file name; features
+      Levels "class" and "example", examples sorted by file name; features
       (R, H, W, channels) float32 in [0, 1].
 
     Raises:
-      ImportError: without the extra ``[data]``.
+      ImportError: the extra ``[data]`` is not installed.
       FileNotFoundError, NotADirectoryError: no such folder.
-      ValueError: links, files that are no readable image or an animation, images of
-        different shapes, too many, or one without an owner; the message lists all bad
-        files with the reason for each.
+      ValueError: links, unreadable images, animations, images of different shapes, too
+        many images, or an image without an owner. The message lists all bad files, each
+        with the reason.
     """
     found = listed_classes(Path(path), size=size, grey=grey, owner=owner, keeps=keeps)
     return image_records(found).table(max_bytes)
@@ -114,22 +116,22 @@ def load_omniglot(
     owner: Owner | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
-    """Returns the table of ``alphabet/character/CCCC_DD.png``; ink is 1.
+    """Returns the table of ``alphabet/character/CCCC_DD.png``; ink is 1, paper 0.
 
     Args:
       path: the folder of the alphabets, such as ``images_background``.
-      size: side to which images are brought.
+      size: side in pixels to which every image is resized.
       alphabets: keep the alphabets as the top level.
-      owner: "drawer", who DD is; or as of `load_class_folders`, the function's argument
-        "alphabet/character/file".
-      max_bytes: most bytes that the features may take.
+      owner: "drawer": the number DD in the file name; or as in `load_class_folders`,
+        where a function gets "alphabet/character/file".
+      max_bytes: largest size of the features in bytes.
 
     Returns:
       Levels "class" (ids "alphabet/character") and "example", below "alphabet" if
-      wanted; features (R, size, size, 1) float32 in [0, 1].
+      ``alphabets``; features (R, size, size, 1) float32 in [0, 1].
 
     Raises:
-      As `load_class_folders`; ValueError too for an alphabet without characters.
+      As `load_class_folders`; also ValueError for an alphabet without characters.
     """
     found = listed_omniglot(Path(path), size=size, alphabets=alphabets, owner=owner)
     return image_records(found).table(max_bytes)
@@ -143,15 +145,16 @@ def load_mini_imagenet(
     owner: Owner | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
-    """Returns one split of ``train|val|test/<class>/*.jpg``, or of lists of files.
+    """Returns one split of ``train|val|test/<class>/*.jpg``, or of file lists.
 
     Args:
-      path: the folder that holds the three folders; or ``images`` and the lists
+      path: the folder that contains the three folders; or ``images`` and the lists
         ``train.csv``, ``val.csv`` and ``test.csv``, see `load_class_folders`.
-      split: "train", "validation" (``val``, ``validation`` or ``valid``) or "test".
-      size: side to which images are brought.
-      owner: as of `load_class_folders`.
-      max_bytes: most bytes that the features may take.
+      split: "train", "validation" (folder ``val``, ``validation`` or ``valid``) or
+        "test".
+      size: side in pixels to which every image is resized.
+      owner: as in `load_class_folders`.
+      max_bytes: largest size of the features in bytes.
 
     Returns:
       Levels "class" and "example"; features (R, size, size, 3) float32 in [0, 1].
@@ -165,7 +168,7 @@ def load_mini_imagenet(
 
 
 def split_folders(path: Path) -> dict[str, Path]:
-    """Returns the folders, or lists of files, of the splits in a folder, by split."""
+    """Returns split -> its folder or file list, for the splits present in a folder."""
     found = {}
     has_lists = (path / IMAGES).is_dir()
     for split, names in _NAMES_OF_SPLIT.items():
@@ -181,19 +184,19 @@ def split_folders(path: Path) -> dict[str, Path]:
 
 
 class Images(NamedTuple):
-    """Images that were found in folders, and the units that they lie in."""
+    """Image files, and the units that contain them."""
 
     paths: list[Path]  # R files
     units: dict[str, np.ndarray]  # level name -> (R,) ids, top level first
-    # Ids of the only level, those without images too; else None.
+    # Ids of the only level, including classes without images; None: several levels.
     public_units: list[str] | None
-    size: int | None  # side to which images are brought; None: they are all alike
-    grey: bool  # one channel in place of three
-    invert: bool  # ink, not paper, is 1
-    owners: Owners | None = None  # whose they are; None: not known
+    size: int | None  # side to which images are resized; None: all have one shape
+    grey: bool  # one channel instead of three
+    invert: bool  # ink is 1 and paper 0
+    owners: Owners | None = None  # None: not known
 
     def table(self, features: Any) -> ExampleTable:
-        """Returns the table of what there is for each image."""
+        """Returns the table with one row of features per image."""
         return ExampleTable.from_records(
             features,
             units=self.units,
@@ -203,7 +206,7 @@ class Images(NamedTuple):
 
 
 def image_records(found: Images) -> Records:
-    """Returns the records of a listing of image files."""
+    """Returns the records of image files."""
     size, grey = found.size, found.grey
     first = first_decoded(((str(p), p) for p in found.paths), size, grey)
 
@@ -227,7 +230,7 @@ def listed_classes(
     owner: Owner | None = None,
     keeps: Keeps | None = None,
 ) -> Images:
-    """Returns the images of `load_class_folders`."""
+    """Returns the image files that `load_class_folders` reads."""
     problems: list[str] = []
     if path.suffix.lower() == ".csv" or (path / METADATA).is_file():
         files = _of_list(path, problems)
@@ -246,15 +249,15 @@ def listed_classes(
 def listed_omniglot(
     path: Path, *, size: int = 28, alphabets: bool = False, owner: Owner | None = None
 ) -> Images:
-    """Returns the images of `load_omniglot`."""
+    """Returns the image files that `load_omniglot` reads."""
     problems: list[str] = []
     files, parents = {}, []
     for alphabet, folder in _folders(path, problems):
         characters = _folders(folder, problems)
         if not characters:
             problems.append(
-                f"{folder} must hold a folder for each character, has none: an "
-                "alphabet must not vanish"
+                f"{folder} must contain a folder for each character, but has none: the "
+                "alphabet would be lost"
             )
         for name, inside in characters:
             images = _images_in(inside, problems)
@@ -265,7 +268,7 @@ def listed_omniglot(
 
 
 def _of_list(path: Path, problems: list[str]) -> dict[str, list[Path]]:
-    """By class, the images that a list names: ``metadata.jsonl``, or a CSV file."""
+    """Returns class -> files, from ``metadata.jsonl`` or a CSV file list."""
     if path.suffix.lower() == ".csv":
         base, listed, pairs = path.parent / IMAGES, path, _csv_pairs(path)
     else:
@@ -276,7 +279,7 @@ def _of_list(path: Path, problems: list[str]) -> dict[str, list[Path]]:
         parts = PurePosixPath(name.replace("\\", "/"))
         file = base.joinpath(*parts.parts)
         if parts.is_absolute() or ".." in parts.parts or file.is_symlink():
-            problems.append(f"{file} in {listed} must lie in {base}, and be no link")
+            problems.append(f"{file} in {listed} must be in {base} and not be a link")
         elif not is_image_name(name) or not file.is_file():
             problems.append(f"{file} in {listed} must be an image, one of {_SUFFIXES}")
         else:
@@ -302,9 +305,9 @@ def _jsonl_pairs(path: Path, problems: list[str]) -> Iterator[tuple[str, str]]:
         is_id = isinstance(label, str | int) and not isinstance(label, bool)
         if not isinstance(name, str) or not is_id or label == "":
             problems.append(
-                f"{path}, line {number}: must have file_name and label, the class, has "
-                f"{_validation.shown(row)}; with labels under another name make the "
-                "table in Python by ExampleTable.from_records"
+                f"{path}, line {number}: must have file_name and label (the class), "
+                f"has {_validation.shown(row)}; for labels under another key make the "
+                "table in Python with ExampleTable.from_records"
             )
             continue
         yield name, str(label)
@@ -318,14 +321,16 @@ def _images(
     invert: bool,
     owner: Owner | None,
 ) -> Images:
-    """All images of the classes."""
+    """Returns the images of all classes, with their units and owners."""
     if size is not None:
         most = math.isqrt(_MAX_PIXELS)
         size = _validation.whole_number("size", size, maximum=most)
     names, counts = list(files), [len(inside) for inside in files.values()]
     paths = list(itertools.chain.from_iterable(files.values()))
     if not paths:
-        raise ValueError(f"the folder must hold images, {len(names)} classes have none")
+        raise ValueError(
+            f"the folder must have images, its {len(names)} classes are empty"
+        )
     units, owners = {"class": np.repeat(names, counts)}, None
     if owner is not None:
         owner_of = owner if callable(owner) else owner_of_name(owner)
@@ -337,8 +342,8 @@ def _images(
     if above is not None:
         if 0 in counts:
             raise NotImplementedError(
-                f"class {names[counts.index(0)]!r} has no images: covered are empty "
-                "classes without a level above them"
+                f"class {names[counts.index(0)]!r} has no images: empty classes are "
+                "supported only without a level above them"
             )
         units = {"alphabet": np.repeat(above, counts), **units}
     public = names if above is None else None
@@ -346,18 +351,18 @@ def _images(
 
 
 def _folders(path: Path, problems: list[str]) -> list[Entry]:
-    """The folders in a folder, by name."""
+    """Returns the folders in a folder, by name."""
     is_folder = lambda entry: entry.is_dir(follow_symlinks=False)  # noqa: E731
     return _entries(path, "a folder", is_folder, problems)
 
 
 def is_image_name(name: str) -> bool:
-    """Returns whether a file's name is one of an image."""
+    """Returns whether a file name has the suffix of an image."""
     return name.lower().endswith(_SUFFIXES)
 
 
 def listed_images(path: Path) -> list[Path]:
-    """Returns the images in a folder, by name; it holds nothing else."""
+    """Returns the images in a folder by name; raises if it has anything else."""
     problems: list[str] = []
     found = [file for _, file in _images_in(path, problems)]
     _refuse(problems)
@@ -372,7 +377,7 @@ def _images_in(path: Path, problems: list[str]) -> list[Entry]:
 
 
 def is_ignored(name: str) -> bool:
-    """Returns whether what has this name in a folder is nobody's data."""
+    """Returns whether a name in a folder is to be ignored (hidden, system files)."""
     return name.startswith(".") or name.lower() in _LITTER
 
 
@@ -382,7 +387,7 @@ def _entries(
     is_kind: Callable[[os.DirEntry[str]], bool],
     problems: list[str],
 ) -> list[Entry]:
-    """What is in a folder, by name: all of a kind; no links. Others are problems."""
+    """Returns the entries of one kind in a folder by name; others become problems."""
     with os.scandir(path) as listing:
         entries = [entry for entry in listing if not is_ignored(entry.name)]
     found = []
@@ -407,7 +412,7 @@ def _is_text(name: str) -> bool:
 
 
 def _refuse(problems: Sequence[str]) -> None:
-    """Raises a ValueError with all problems: one as it is, several as a list."""
+    """Raises one ValueError with all problems, if there are any."""
     if len(problems) == 1:
         raise ValueError(problems[0])
     if problems:
@@ -420,20 +425,23 @@ def _refuse(problems: Sequence[str]) -> None:
 def check_alike(
     path: Any, image: np.ndarray, first: Any, shape: tuple[int, ...]
 ) -> None:
-    """Refuses an image of another shape than the first, by a ValueError."""
+    """Raises a ValueError if an image has another shape than the first."""
     if image.shape != shape:
         raise ValueError(
-            f"images must be alike or brought to a size; {path} is "
-            f"{image.shape[:2]}, {first} is {shape[:2]} (give size=)"
+            f"images must have the same shape, or be resized (give size=); {path} has "
+            f"{image.shape[:2]}, {first} has {shape[:2]}"
         )
 
 
 File = tuple[str, Path | IO[bytes]]
-"""What messages call an image, and where it is."""
+"""Name of an image in messages, and its path or stream."""
 
 
 def first_decoded(files: Iterable[File], size: int | None, grey: bool) -> np.ndarray:
-    """Returns (H, W, channels) uint8 of the first image; lists all bad if it is bad."""
+    """Returns the first image, (H, W, channels) uint8.
+
+    If it is bad, raises a ValueError that lists all bad images.
+    """
     problems: list[str] = []
     for name, file in files:
         try:
@@ -450,7 +458,10 @@ def first_decoded(files: Iterable[File], size: int | None, grey: bool) -> np.nda
 def decoded_parts(
     files: Iterable[File], size: int | None, grey: bool, shape: tuple[int, ...]
 ) -> Iterator[np.ndarray]:
-    """Yields images (n, *shape) uint8, decoded in threads; lists all bad at the end."""
+    """Yields batches (n, *shape) uint8, decoded in threads.
+
+    If any is bad, raises a ValueError at the end that lists all bad images.
+    """
     problems: list[str] = []
 
     def pixels(file: File) -> np.ndarray | ValueError:
@@ -475,7 +486,7 @@ def decoded_parts(
 def decoded_image(
     file: Path | IO[bytes], size: int | None, grey: bool, name: Any
 ) -> np.ndarray:
-    """Returns (H, W, channels) uint8 of an image file; see `Images`."""
+    """Returns an image file as (H, W, channels) uint8, without Pillow's warnings."""
     with warnings.catch_warnings(action="ignore"):
         return _decoded(file, size, grey, name)
 
@@ -483,7 +494,7 @@ def decoded_image(
 def _decoded(
     file: Path | IO[bytes], size: int | None, grey: bool, name: Any
 ) -> np.ndarray:
-    """`decoded_image`, with what Pillow warns of."""
+    """Decodes like `decoded_image`; warnings are not suppressed."""
     pillow = require("PIL.Image", purpose="reading images")
     upright = require("PIL.ImageOps", purpose="reading images").exif_transpose
     try:
@@ -493,22 +504,22 @@ def _decoded(
                 raise ValueError(f"{width} x {height} pixels, over {_MAX_PIXELS}")
             if image.mode not in _MODES:
                 raise ValueError(f"mode {image.mode!r}, not 8 bits a channel")
-            # A photograph with a preview behind it (MPO) is one picture.
+            # A photo with an embedded preview (MPO) counts as one picture.
             if image.format != "MPO" and getattr(image, "is_animated", False):
-                raise ValueError("an animation, not one picture")
+                raise ValueError("is an animation, not one picture")
             seen = upright(image)
             if "A" in seen.getbands() or "transparency" in seen.info:
-                # Left out, alpha would show what lies under a clear ground: black.
+                # Dropping alpha would show the hidden colour below, usually black.
                 paper = pillow.new("RGBA", seen.size, "white")
                 drawn = seen.convert("RGBA")
                 seen = pillow.alpha_composite(paper, drawn)
                 alpha = np.asarray(drawn.getchannel("A"))
                 if seen == paper and alpha.min() < alpha.max():
-                    raise ValueError("white on a clear ground: lay it on another")
+                    raise ValueError("is white on transparent; give it another ground")
             converted = seen.convert("L" if grey else "RGB")
         if size is not None and converted.size != (size, size):
             converted = converted.resize((size, size), pillow.Resampling.BILINEAR)
-    except Exception as error:  # a broken file raises nearly anything in Pillow
+    except Exception as error:  # Pillow raises almost any type for broken files
         raise ValueError(f"{name} must be a readable image: {error}") from error
     pixels = np.asarray(converted)
     return pixels[..., None] if grey else pixels
@@ -523,7 +534,7 @@ CSV = "csv"
 STORED = "stored"
 _OF_SUFFIX = {".npz": NPZ, ".parquet": PARQUET, ".csv": CSV}
 _PICKLES = (".pkl", ".pickle", ".pck")
-# In one line, as commands print errors in one.
+# One line, because commands print errors on one line.
 _CONVERSION = """\
 import numpy as np, pathlib, pickle; d = pickle.loads(pathlib.Path(\
 {name!r}).read_bytes()); \
@@ -532,7 +543,7 @@ np.savez("data.npz", images=d["image_data"], labels=[k for _, k in sorted(\
 
 
 def recognized(source: Path) -> str:
-    """Returns the layout of a file or folder."""
+    """Returns the data layout of a file or folder, or raises with advice."""
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist")
     if not source.is_dir():
@@ -540,14 +551,14 @@ def recognized(source: Path) -> str:
         if suffix in _PICKLES:
             lines = _CONVERSION.format(name=str(source))
             raise ValueError(
-                f"{source} is a pickle, which may run any program when it is opened. "
-                "If you trust whoever made it, convert it once (here as mini-ImageNet "
-                f"is cached):\n\n{lines}\n"
+                f"{source} is a pickle, which can run any program when opened. If you "
+                "trust its author, convert it once (this is for mini-ImageNet's "
+                f"cache):\n\n{lines}\n"
             )
         if suffix not in _OF_SUFFIX:
             raise ValueError(
-                f"{source} must be a folder or end in one of {tuple(_OF_SUFFIX)}; of "
-                "anything else make a table in Python by "
+                f"{source} must be a folder or end in one of {tuple(_OF_SUFFIX)}; for "
+                "other formats make a table in Python with "
                 "jaxdp_episodic.data.ExampleTable.from_records"
             )
         return _OF_SUFFIX[suffix]
@@ -562,10 +573,10 @@ def recognized(source: Path) -> str:
     first = next(filter(Path.is_dir, inside), None)
     if first is None:
         for pickled in (p for p in inside if p.suffix.lower() in _PICKLES):
-            recognized(pickled)  # which says how to convert it
+            recognized(pickled)  # raises, and says how to convert it
         raise ValueError(
-            f"{source} must hold folders, one of images for each class, or "
-            f"{METADATA}, a list of the images and their labels; it has neither"
+            f"{source} must contain one folder of images per class, or {METADATA}, a "
+            "list of the images and their labels; it has neither"
         )
     found = (p for p in first.iterdir() if not is_ignored(p.name))
     return OMNIGLOT if any(map(Path.is_dir, found)) else CLASSES

@@ -1,4 +1,4 @@
-"""Ids from outside, and whose an example is: the person that a guarantee is for."""
+"""Ids read from outside, and owners: the person that each example belongs to."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 
-# Of all that one file from outside makes in memory, uncompressed, unless a call says
-# otherwise: inputs of a table, or the ids of one level.
+# Largest memory, uncompressed, for one outside file, unless the caller sets another
+# limit: the features of a table, or the ids of one level. In bytes.
 MAX_BYTES = 4 * 2**30
 
 
 def id_array(name: str, ids: Any) -> np.ndarray:
-    """Returns ids as an array that keeps apart what differs."""
+    """Returns ids as an array in which different ids stay different."""
     if isinstance(ids, list | tuple):
         check_text_size(name, ids)
     try:
@@ -30,14 +30,14 @@ def id_array(name: str, ids: Any) -> np.ndarray:
         for record, one in enumerate(ids, start=1):
             if not isinstance(one, str) or one.endswith("\0"):
                 raise ValueError(
-                    f"{name} must be ids of one type, strings not ending in a NUL, got "
-                    f"{one!r} in record {record}"
+                    f"{name} must be ids of one type, strings without a trailing NUL, "
+                    f"got {one!r} in record {record}"
                 )
     return array
 
 
 def check_text_size(name: str, ids: Sequence[Any]) -> None:
-    """Refuses ids whose array, each as long as the longest, takes over 4 GiB."""
+    """Raises if an array of these ids, padded to the longest, exceeds 4 GiB."""
     longest = max((len(one) for one in ids if isinstance(one, str)), default=0)
     if 4 * longest * len(ids) > MAX_BYTES:
         raise ValueError(
@@ -46,28 +46,28 @@ def check_text_size(name: str, ids: Sequence[Any]) -> None:
         )
 
 
-# What programs write where nobody is named, in lower case. Taken for a name, it would
-# hide that somebody's examples may be among them.
+# What programs write for a missing owner, in lower case. Read as a name, it would merge
+# unknown people into one.
 _NOBODY = frozenset(("", "-1", "<na>", "n/a", "na", "nan", "nat", "none", "null"))
-# What holds several ids.
+# Types of a cell with several ids.
 _SEVERAL = (list, tuple, set, frozenset, dict, np.ndarray)
 DRAWER = "drawer"
-"""Whose a drawing of Omniglot is, by the name of its file: ``0001_12.png`` is 12's."""
+"""Owner rule of Omniglot: drawer 12 owns ``0001_12.png``."""
 _NAMED = {DRAWER: r"^\d+_(\d+)\."}
 
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """The owner of each example; make it of ids with `from_ids`.
+    """The owner of each example; create with `from_ids`.
 
-    A code says who is the same as whom, and nothing else: where ``names`` are those who
-    are there, a code moves when somebody joins. What must stay when others come and go
-    (which block a person is in) is made of names, or of a public list.
+    Codes only tell people apart. They change when ``names`` lists the people present
+    and somebody joins. Whatever must not depend on other people (such as a person's
+    block) must use names, or codes into a public list.
 
     Attributes:
-      codes: (R,) int64, index into ``names`` of each example's owner.
-      names: (P,) integers or strings, each once: the list of people. Somebody on it
-        may own nothing.
+      codes: (R,) int64, index of each example's owner in ``names``.
+      names: (P,) distinct integers or strings: the list of people. A person on the list
+        may own no example.
     """
 
     codes: np.ndarray
@@ -85,7 +85,7 @@ class Owners:
         codes = np.array(self.codes)
         if codes.ndim != 1 or codes.dtype.kind not in "iu":
             raise TypeError(
-                "codes of owners must be integers, one an example, got "
+                "codes of owners must be integers, one per example, got "
                 f"{codes.dtype} of shape {codes.shape}"
             )
         if codes.size and not 0 <= int(codes.min()) <= int(codes.max()) < len(names):
@@ -105,23 +105,23 @@ class Owners:
         name: str = "owner",
         where: Callable[[int], str] = lambda place: f"record {place + 1}",
     ) -> Owners:
-        """Returns the owners that have these ids, sorted.
+        """Returns the owners with these ids, sorted.
 
         Args:
-          ids: (R,) integers or strings, one an example. Equal ids are one person,
-            different ids are different people: nothing else tells them apart.
-          name: what errors call them.
-          where: what they call the example at a place, from 0.
+          ids: (R,) integers or strings, one per example. Equal ids are one person,
+            different ids are different people.
+          name: the name of the argument in error messages.
+          where: returns the name, in error messages, of the example at an index.
 
         Raises:
           TypeError: ids that are neither integers nor strings.
           ValueError: an example without an owner (None, NaN, -1, "", "NA" and the
-            like) or with several; ids that differ in blanks at an end or in how
-            Unicode composes a letter.
+            like) or with several; ids that differ only in outer blanks or in Unicode
+            composition.
         """
         if isinstance(ids, str | bytes) or not hasattr(ids, "__iter__"):
             raise TypeError(
-                f"{name} must be one id an example, got {_validation.shown(ids)}"
+                f"{name} must be one id per example, got {_validation.shown(ids)}"
             )
         is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "iufU"
         if not is_array or ids.ndim != 1:
@@ -129,13 +129,13 @@ class Owners:
             for place, cell in enumerate(ids):
                 if isinstance(cell, _SEVERAL):
                     raise ValueError(
-                        f"{name} must be one id an example, got "
-                        f"{_validation.shown(cell)} in {where(place)}: examples of "
-                        "several people can be accounted for, but not trained on, as "
-                        "what one of them keeps would depend on the others"
+                        f"{name} must be one id per example, got "
+                        f"{_validation.shown(cell)} in {where(place)}: training does "
+                        "not support examples of several people, because which of one "
+                        "person's examples are kept would depend on the others"
                     )
             is_array = False
-        # Of an array each value is looked at once.
+        # In an array, each distinct value is checked once.
         cells, codes = ids, np.arange(len(ids))
         if is_array:
             values, codes = np.unique(ids, return_inverse=True)
@@ -144,7 +144,7 @@ class Owners:
         places = np.flatnonzero(nobody[codes]) if len(nobody) else codes
         if len(places):
             raise ValueError(
-                f"{name} must be given for every example, {len(places):,} of "
+                f"{name} must be given for every example, but {len(places):,} of "
                 f"{len(ids):,} have none, the first is {where(int(places[0]))}"
             )
         values, codes = np.unique(
@@ -154,13 +154,13 @@ class Owners:
             raise TypeError(
                 f"{name} must be integer or string ids, got an array of {values.dtype}"
             )
-        if values.dtype.kind == "U":  # two spellings of one person would count as two
+        if values.dtype.kind == "U":  # two spellings of a person would count as two
             seen: dict[str, str] = {}
             for one in values.tolist():
                 plain = unicodedata.normalize("NFC", one).strip()
                 if (other := seen.setdefault(plain, one)) != one:
                     raise ValueError(
-                        f"{name} must be spelled alike wherever a person is meant, got "
+                        f"{name} must be spelled the same for the same person, got "
                         f"{_validation.shown(other)} and {_validation.shown(one)}"
                     )
         return cls(codes, values)
@@ -169,21 +169,22 @@ class Owners:
         return len(self.codes)
 
     def take(self, rows: Any) -> Owners:
-        """Returns the owners of some examples; the list of people stays."""
+        """Returns the owners of some examples; ``names`` stays the same."""
         return Owners(self.codes[rows], self.names)
 
     @property
     def present(self) -> np.ndarray:
-        """Names of those who own an example, sorted."""
+        """Names of the people who own an example, sorted."""
         return self.names[np.unique(self.codes)]
 
     def statistics(
         self, classes: np.ndarray | None, tasks: np.ndarray | None = None
     ) -> PeopleStatistics:
-        """Returns how many examples, classes and tasks people are in.
+        """Returns how many examples, classes and tasks each person appears in.
 
-        By the (R,) index of each example's class, and of the unit above that; None:
-        there are none.
+        Args:
+          classes: (R,) index of each example's class; None: no classes.
+          tasks: (R,) index of the unit above that class; None: no such level.
         """
         person = np.unique(self.codes, return_inverse=True)[1].reshape(-1)
         number = int(person.max(initial=-1)) + 1
@@ -207,17 +208,18 @@ class Owners:
 
 
 class PeopleStatistics(NamedTuple):
-    """How many people there are, and where their examples lie.
+    """How many people there are, and how their examples are spread.
 
-    They are the data's, and as private as these: no bounds that are public.
+    These numbers are as private as the data. Do not use them as public bounds.
     """
 
-    people: int  # who own an example
-    most_examples: int  # of one person in one class
-    # with an example of one person; where there are tasks, within one
+    people: int  # number who own an example
+    most_examples: int  # largest number of examples of one person in one class
+    # Largest number of classes with an example of one person; within one task if there
+    # are tasks.
     most_classes: int
-    mean_classes: float  # of all people, in all tasks
-    # with an example of one person; None: there is no such level
+    mean_classes: float  # mean over people of the number of classes, in all tasks
+    # Largest number of tasks with an example of one person; None: no such level
     most_tasks: int | None = None
 
     def __str__(self) -> str:
@@ -232,14 +234,15 @@ class PeopleStatistics(NamedTuple):
 
 
 def owner_of_name(pattern: str) -> Callable[[str], str | None]:
-    r"""Returns the function from a path to the owner that its last part names."""
+    r"""Returns the function from a path to the owner given in its file name."""
     if not isinstance(pattern, str):
         raise TypeError(
             f"owner must be a regular expression, got {_validation.shown(pattern)}"
         )
     pattern = _NAMED.get(pattern, pattern)
     try:
-        with warnings.catch_warnings(action="error"):  # another meaning one day
+        # A warning means that the pattern may change its meaning in a later Python.
+        with warnings.catch_warnings(action="error"):
             compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError, Warning):
         compiled = None
@@ -263,7 +266,7 @@ def _many(number: int, one: str, several: str = "") -> str:
 def _pairs(
     first: np.ndarray, second: np.ndarray
 ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """The different pairs of whole numbers, sorted, and how often each is there."""
+    """Returns the distinct pairs of whole numbers, sorted, and their counts."""
     width = int(second.max(initial=0)) + 1
     keys, counts = np.unique(first * width + second, return_counts=True)
     return divmod(keys, width), counts

@@ -1,4 +1,4 @@
-"""Bounds of what people own: enforced before training, or found to hold."""
+"""Bounds on what each person owns: enforced by truncation, or measured."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable, unit_labels
 
-# Begins what is hashed. The rule is as public as the bounds: it need not be secret, but
-# must not look at anybody else.
+# Prefix of every hashed text. The rule may be as public as the bounds, but it must not
+# depend on other people's data.
 _SALT = "jaxdp-episodic people 1"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Truncation(Spec):
-    """What bounding people has left out: for the ledger.
+    """What truncation to the bounds left out; recorded in the ledger.
 
-    The numbers are those of private data, and no part of what may be published: under
-    ``add_remove`` each tells that somebody is there.
+    These counts describe private data and must not be published: under ``add_remove``
+    each of them reveals who is in the data.
 
     Attributes:
-      bounds: public, and true of everybody from here on.
-      people: who own an example.
-      people_cut: who lost some of theirs.
-      examples_kept: of all people.
-      examples_dropped: of all people.
+      bounds: public bounds that hold for everybody after truncation.
+      people: number of people who own an example.
+      people_cut: number of people who lost some of their examples.
+      examples_kept: number of examples kept, over all people.
+      examples_dropped: number of examples dropped, over all people.
     """
 
     nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {"bounds": (PersonBounds,)}
@@ -62,7 +62,7 @@ class Truncation(Spec):
 
 
 class Bounded(NamedTuple):
-    """A table in which everybody is within the bounds, and what that took."""
+    """A table in which everybody is within the bounds, and the truncation report."""
 
     table: ExampleTable
     truncation: Truncation
@@ -71,28 +71,28 @@ class Bounded(NamedTuple):
 def truncated(
     table: ExampleTable, bounds: PersonBounds, *, truncate: bool = True
 ) -> Bounded:
-    """Returns the table without the examples of people beyond their bounds.
+    """Returns the table without the examples that exceed their owner's bounds.
 
-    Of the tasks that hold somebody's examples, of the classes within one, and of the
-    examples within one of these, as many stay as the bounds allow: those whose hash is
-    the smallest. It is made of the owner's id, the unit's id and, of an example, its
-    place among the owner's own in the class: nothing that is in an example, nothing of
-    other people. So tables that differ in one person's examples still differ in that
-    person's alone; and where it is only what these contain that differs ("zero_out",
-    "replace_one") the same ones stay. The hash is public and has no seed, so a run that
-    is resumed finds the same table.
+    For each person, it keeps as many tasks, classes within a task, and examples within
+    a class as the bounds allow: those with the smallest hashes. A hash covers the
+    owner's id, the unit's id and, for an example, its rank among the owner's examples
+    in the class. It covers no content of examples and nothing of other people. So
+    tables that differ in one person's examples still differ in that person's examples
+    only. If only their content differs ("zero_out", "replace_one"), the same examples
+    are kept. The hash is public and has no seed, so a resumed run gets the same table.
 
-    Units that lose all of their examples stay on the list. Sizes are other ones than
-    before: a ``population`` that a step states is that of the table returned.
+    Units that lose all of their examples stay in the tree. Sizes change: a
+    ``population`` in a step must describe the returned table.
 
     Args:
-      table: with owners.
-      bounds: numbers, no arrays. Without a bound of tasks, classes count in all tasks.
-      truncate: False: somebody beyond the bounds is an error, and nothing is left out.
+      table: a table with owners.
+      bounds: numbers, not arrays. Without a bound on tasks, the bound on classes counts
+        all tasks together.
+      truncate: if False, a person beyond the bounds is an error and nothing is dropped.
 
     Raises:
-      ValueError: no owners, bounds that are arrays or of a level that is not there;
-        with ``truncate=False`` somebody beyond the bounds.
+      ValueError: no owners, bounds that are arrays, or a bound on a level that the
+        table lacks; with ``truncate=False``, a person beyond the bounds.
       NotImplementedError: more than three levels.
     """
     _validation.flag("truncate", truncate)
@@ -110,21 +110,21 @@ def truncated(
 
 
 def owners_of(table: ExampleTable) -> Owners:
-    """Returns the owners of a table."""
+    """Returns the owners of a table, or raises."""
     if table.owners is None:
         raise ValueError(
-            "data must say whose the examples are, as the guarantee is for people: "
-            "give owner=..., in Python owners=... of ExampleTable.from_records"
+            "data must name the owner of each example, because the guarantee protects "
+            "people: set owner, or in Python owners=... of ExampleTable.from_records"
         )
     return table.owners
 
 
 def fitting_bounds(table: ExampleTable) -> PersonBounds:
-    """Returns the least bounds within which everybody is. They are *not public*.
+    """Returns the tightest bounds that hold for everybody. They are *not public*.
 
-    They are made of the data, and a guarantee that rests on them holds for nobody:
-    somebody who joins with more moves them, and everybody's rates with them. Look at
-    them to learn what public bounds would cost; state bounds that you knew before.
+    They depend on the data, so a guarantee based on them is not valid: a person who
+    joins with more examples changes them, and with them the rates of everybody. Use
+    them to learn what public bounds would cost, and state bounds known in advance.
     """
     owners_of(table)
     found = table.people
@@ -140,7 +140,7 @@ def fitting_bounds(table: ExampleTable) -> PersonBounds:
 def _kept(
     table: ExampleTable, owners: Owners, bounds: PersonBounds, *, refuse: bool
 ) -> np.ndarray:
-    """(R,) bool: the examples that stay; bounds are kept from the top down."""
+    """Returns (R,) bool: the examples to keep. Bounds are applied from the top down."""
     if not isinstance(bounds, PersonBounds):
         raise TypeError(f"bounds must be PersonBounds, got {_validation.shown(bounds)}")
     depth = len(table.level_names)
@@ -150,7 +150,7 @@ def _kept(
             f"{table.level_names}; leave one out: table.without_level(...)"
         )
     kept = np.ones(table.num_examples, bool)
-    within = np.zeros(table.num_examples, np.int64)  # the unit of the level above
+    within = np.zeros(table.num_examples, np.int64)  # unit that the bound counts in
     for height in reversed(range(len(BOUNDS))):
         name = BOUNDS[height]
         most = bounds.numbers.get(name)
@@ -165,8 +165,8 @@ def _kept(
             continue
         units = table.places(depth - height)
         if most is not None:
-            # Ids are those of classes, and of what is above: an example has its class's
-            # and its place among the owner's own.
+            # A class or task is hashed by its own id, an example by its class's id and
+            # its rank among the owner's examples there.
             named, place = (units, depth - height) if height else (within, depth - 1)
             ids = np.zeros(1, np.int64)
             if place > 0:
@@ -199,9 +199,11 @@ def _beyond(
     name: str,
     refuse: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First rows and groups of the units of groups with too many; all rows' units.
+    """Returns the units of groups that exceed a bound, and a number for each unit.
 
-    A group is what the bound is of, a person in a unit above; a unit is counted once.
+    A group is a person within a unit of the level above; each unit counts once.
+    Returns the first row and the group of each unit of an oversized group, and the
+    number of every row's unit.
     """
     group, child = _numbered(person, within), _numbered(person, unit)
     first = np.unique(child, return_index=True)[1]
@@ -211,22 +213,22 @@ def _beyond(
     if refuse and beyond.size:
         number = len(np.unique(person[first[beyond]]))
         raise ValueError(
-            f"people must be within the bounds, {number:,} of "
-            f"{len(np.unique(person)):,} are beyond {name}={most}, the largest with "
-            f"{int(size.max()):,}: no guarantee holds for them; state larger bounds "
-            "that are public, or truncate"
+            f"people must be within the bounds, but {number:,} of "
+            f"{len(np.unique(person)):,} exceed {name}={most}, the largest with "
+            f"{int(size.max()):,}: the guarantee would not hold for them; state larger "
+            "public bounds, or truncate"
         )
     return first[beyond], group[beyond], child
 
 
 def _numbered(person: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Each pair's number among all different ones."""
+    """Returns the number of each (person, unit) pair among all distinct pairs."""
     keys = person * (int(unit.max(initial=0)) + 1) + unit
     return np.unique(keys, return_inverse=True)[1].reshape(-1)
 
 
 def _ranks(group: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Each value's place, from 0, among those of its group."""
+    """Returns the rank, from 0, of each value within its group."""
     order = np.lexsort((values, group))
     ordered = group[order]
     starts = np.flatnonzero(np.r_[True, np.diff(ordered) != 0])

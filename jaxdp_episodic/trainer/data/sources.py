@@ -1,4 +1,4 @@
-"""Where a run's examples come from, as plain data that a file can hold."""
+"""Data sources as plain data, as a training config states them."""
 
 from __future__ import annotations
 
@@ -67,51 +67,51 @@ HeldOut = Annotated[float | str, _held_out]  # a share of the classes, or a path
 
 
 class Source(CheckedSpec):
-    """Base of the sources: ``load`` returns a split."""
+    """Base of the sources; `load` returns one split."""
 
-    rotations: bool | None = None  # of those that have images
+    rotations: bool | None = None  # only for sources of images
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
-        """Returns a split, with the rotations of its classes if these are wanted."""
+        """Returns a split, with rotated copies of its classes if configured."""
         data = self.read(split, base)
         return with_rotations(data) if self.rotations else data
 
     def read(self, split: str, base: Path | None) -> ExampleTable:
-        """Returns a split as it is."""
+        """Returns a split without rotated copies."""
         raise NotImplementedError
 
     @property
     def copies(self) -> int:
-        """How many classes are made of each class."""
+        """Number of classes made from each class of the source."""
         return TURNS if self.rotations else 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FileSource(Source):
-    """What sources share whose held-out data are classes of theirs, or other paths."""
+    """Base of sources whose held-out data are a share of their classes, or a path."""
 
-    path: Text  # of what is trained on
-    validation: HeldOut | None = None  # what settings are chosen by
-    test: HeldOut | None = None  # what is tested on
-    split_salt: Text | None = None  # key of the hash of `ClassSplit`
+    path: Text  # training data
+    validation: HeldOut | None = None  # data for choosing settings
+    test: HeldOut | None = None  # data for testing
+    split_salt: Text | None = None  # key of the hash in `ClassSplit`
 
     def check_values(self) -> None:
-        """Refuses a key of a hash that nothing is split by."""
+        """Raises if there is a ``split_salt`` but nothing to split."""
         if self.class_split is None and self.split_salt is not None:
             raise ValueError(
-                "split_salt is for shares of the classes, got no share as validation "
-                "or test"
+                "split_salt requires validation or test to be a share of the classes, "
+                f"got {self.validation!r} and {self.test!r}"
             )
 
     @property
     def class_split(self) -> ClassSplit | None:
-        """How the classes of ``path`` are split; None: all are trained on."""
+        """How the classes of ``path`` are split; None: all are for training."""
         given = {name: getattr(self, name) for name in (VALIDATION, TEST)}
         shares = {name: one for name, one in given.items() if isinstance(one, float)}
         return ClassSplit(**shares, salt=self.split_salt or "") if shares else None
 
     def located(self, split: str, base: Path | None) -> tuple[Path, ClassSplit | None]:
-        """Returns where a split lies, and how to part it from others there, if any."""
+        """Returns a split's path, and the `ClassSplit` to apply to it, if any."""
         _validation.choice("split", split, SPLITS)
         given = {"path": self.path, VALIDATION: self.validation, TEST: self.test}
         base = base or Path()
@@ -123,15 +123,14 @@ class FileSource(Source):
                 if os.path.samefile(one, other):
                     raise ValueError(
                         f"{second} must be other data than {first}, got {other}, which "
-                        f"is {one}"
+                        f"is the same as {one}"
                     )
         if split in paths:
             return paths[split], None
         if split != TRAIN and given[split] is None:
             raise ValueError(
-                f"{split} must be given for the split {split!r}, a path or a share of "
-                "the classes, got None: evaluation needs classes or tasks that are not "
-                "trained on"
+                f"{split} must be given, as a path or a share of the classes: "
+                "evaluation needs classes or tasks that the model was not trained on"
             )
         return paths["path"], self.class_split
 
@@ -172,13 +171,13 @@ class Schools(Source):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sinusoids(Source):
-    """Made-up tasks; see `make_sinusoids`. Splits train, validation, test."""
+    """Synthetic tasks; see `make_sinusoids`. Splits train, validation, test."""
 
     num_tasks: Count = 5_000
     points: Count = 40
 
     def read(self, split: str, base: Path | None) -> ExampleTable:
-        """Returns a split; held-out ones have 600 tasks."""
+        """Returns a split; validation and test have 600 tasks."""
         _validation.choice("split", split, SPLITS)
         tasks = self.num_tasks if split == TRAIN else 600
         return make_sinusoids(tasks, points=self.points, seed=SPLITS.index(split))
@@ -188,7 +187,7 @@ class Sinusoids(Source):
 class Npz(FileSource):
     """A user's arrays; see `load_npz`."""
 
-    owner: Text | None = None  # name of the array of owners
+    owner: Text | None = None  # name of the array with the owners
     rotations: Flag | None = None
 
     def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
@@ -199,7 +198,7 @@ class Npz(FileSource):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClassFolders(FileSource):
-    """One folder of images a class; see `load_class_folders`."""
+    """One folder of images per class; see `load_class_folders`."""
 
     size: Count | None = None
     grey: Flag = False
@@ -207,7 +206,7 @@ class ClassFolders(FileSource):
     rotations: Flag | None = None
 
     def read(self, split: str, base: Path | None) -> ExampleTable:
-        """Returns a split; of other classes no image is opened."""
+        """Returns a split; images of other classes are not opened."""
         path, parts = self.located(split, base)
         return load_class_folders(
             path,
@@ -256,7 +255,7 @@ class Table(FileSource):
     features: Names
     target: Text | None = None
     label: Text | None = None
-    public_units: Ids | None = None  # of `path`
+    public_units: Ids | None = None  # those in ``path``
     owner: Text | None = None
 
     def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:

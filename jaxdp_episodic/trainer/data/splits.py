@@ -1,4 +1,4 @@
-"""Parts of the data (train, validation, test), and rotated copies of its classes."""
+"""Training, validation and test splits, and rotated copies of classes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SALT = "jaxdp-episodic split 1: "
 
 
 def salted_fraction(salt: str, name: Any) -> float:
-    """Returns a number in [0, 1) that depends on a name and a salt alone."""
+    """Returns a number in [0, 1) that depends only on a name and a salt."""
     digest = hashlib.sha256(f"{salt}{name}".encode()).digest()
     return int.from_bytes(digest[:4], "big") / 2**32
 
@@ -35,24 +35,24 @@ def salted_fraction(salt: str, name: Any) -> float:
 class ClassSplit(Spec):
     """Splits classes into train, validation and test by a keyed hash of their names.
 
-    A class is the unit that examples lie directly in: a task, for regression. Its part
-    depends on its own name and on what is written here alone: not on how many classes
-    there are, how large they are, in which order they come, or what they hold. So no
-    class that joins or leaves moves another one; tables of which one unit is added,
-    removed or empty have training parts that differ in that unit at most; and whatever
-    is proven of a run on the training part holds for neighbours of the whole. For a
-    unit replaced by one of *another* name it does not hold: it may come from another
-    part. The held-out classes are protected by nothing: scores on them disclose them.
+    A class is the unit directly above the examples (for regression, a task). Its split
+    depends only on its own name and on the fields below: not on the number, size,
+    order or content of the classes. So adding or removing a class never moves another.
+    Tables that differ by one unit added, removed or emptied have training parts that
+    differ in at most that unit, and a guarantee for the training part holds for the
+    whole table. It does not hold for a unit replaced by one of *another* name, because
+    that unit may fall into another split. Held-out classes are not protected: scores
+    computed on them disclose them.
 
-    The shares are expected ones. Public sizes that a design states, such as
-    ``num_classes``, are those of the training part: to be counted with `mask` on the
-    public list of names, or, where classes are protected and their number is private
-    with them, bounded without looking at the data.
+    The shares are expected shares. A public size in a design, such as ``num_classes``,
+    must be that of the training part: count it with `mask` on the public list of names.
+    If classes are protected and their number is private, bound it without looking at
+    the data.
 
     Attributes:
-      validation: share of the classes to choose settings by, in [0, 1).
-      test: share of those to test on; the two sum to less than 1. A class of test stays
-        there whatever the share of validation.
+      validation: expected share of classes for choosing settings, in [0, 1).
+      test: expected share of classes for testing; both shares sum to less than 1. A
+        test class stays a test class for any share of validation.
       salt: key of the hash.
     """
 
@@ -70,14 +70,14 @@ class ClassSplit(Spec):
             raise TypeError(f"salt must be a string, got {self.salt!r}")
         if not self.validation + self.test < 1:
             raise ValueError(
-                "validation + test must be less than 1, some classes are to train on; "
-                f"got {self.validation:g} + {self.test:g}"
+                "validation + test must be less than 1, so that some classes are left "
+                f"for training; got {self.validation:g} + {self.test:g}"
             )
 
     def split_of(self, name: Any) -> str:
-        """Returns "train", "validation" or "test", of the class of this name.
+        """Returns "train", "validation" or "test" for the class of this name.
 
-        Of a name that Unicode writes in two ways, as systems of files do, it is one.
+        Names are normalized, so both Unicode forms of a name give the same split.
         """
         composed = unicodedata.normalize("NFC", str(name))
         fraction = salted_fraction(f"{_SALT}{self.salt}: ", composed)
@@ -89,31 +89,30 @@ class ClassSplit(Spec):
         """Returns (C,) bool: which classes are in a split.
 
         Raises:
-          ValueError: an unknown split, or one that none is in.
+          ValueError: an unknown split, or one without any class.
         """
         _validation.choice("split", split, SPLITS)
         found = np.array([self.split_of(name) == split for name in names], bool)
         if not found.any():
             raise ValueError(
-                f"validation={self.validation:g} and test={self.test:g} leave none of "
-                f"{len(found)} classes to {split!r}, by the hash of their names; take "
-                "other shares, another split_salt, or sets of their own"
+                f"validation={self.validation:g} and test={self.test:g} assign none of "
+                f"{len(found)} classes to {split!r} (by the hash of their names); take "
+                "other shares, another split_salt, or separate data"
             )
         return found
 
     def part(self, data: ExampleTable, split: str) -> ExampleTable:
         """Returns the part of a table that is in a split.
 
-        To train on, empty classes stay, and units above the classes that have none left
-        do: they are on public lists. Elsewhere both go.
+        The training part keeps empty classes, and units above without any class left,
+        because they are on public lists. The other parts drop both.
 
         Raises:
-          ValueError: an unknown split, or one that no class is in; classes without
-            names.
+          ValueError: an unknown split, one without any class, or classes without names.
         """
         level, ids = len(data.level_names) - 2, data.population.unit_ids
         if level < 0 or ids is None:
-            raise ValueError("data must have classes with names to be split by these")
+            raise ValueError("data must have classes with names to be split by name")
         kept = self.mask(ids[level].tolist(), split)
         if split == TRAIN:
             return data.of_classes(kept)
@@ -124,44 +123,44 @@ class ClassSplit(Spec):
 
 
 TURNS = 4
-"""Classes that are made of each: turned by 0, 90, 180 and 270 degrees."""
-_SUFFIXES = ("", "@90", "@180", "@270")  # of the names of classes
+"""Number of classes made from each: turned by 0, 90, 180 and 270 degrees."""
+_SUFFIXES = ("", "@90", "@180", "@270")  # of class names
 
 
 def with_rotations(table: ExampleTable) -> ExampleTable:
-    """Returns the table with four classes of each: its images turned by 90 degrees.
+    """Returns the table with four classes for each: images turned by 90 degrees.
 
-    The classes of ``"a"`` are ``"a"``, ``"a@90"``, ``"a@180"`` and ``"a@270"``, in the
-    same unit of the level above. ``originals`` of the table says which examples are
-    copies of one: protect them together, by ``privacy_unit="original"`` with
-    ``PersonBounds(examples=1, classes=4)``. A run that would protect one copy alone is
-    refused. Rotate each part of a split, so that all copies of a class are in one part.
-    Features are read into memory, four times as many as before.
+    Class ``"a"`` becomes ``"a"``, ``"a@90"``, ``"a@180"`` and ``"a@270"``, in the same
+    unit of the level above. The returned table's ``originals`` says which examples are
+    copies of the same image. Protect these together, with ``privacy_unit="original"``
+    and ``PersonBounds(examples=1, classes=4)``; a run that would protect single copies
+    is refused. Rotate each split separately, so that all copies of a class are in one
+    split. Features are read into memory and take four times as much as before.
 
     Args:
       table: images (R, side, side) or (R, side, side, channels) in classes, without
         targets.
 
     Raises:
-      ValueError: no classes, no square images, targets, copies that are there already,
-        or classes that are called as copies will be.
+      ValueError: no classes, images that are not square, targets, a table with copies,
+        or class names that collide with those of the copies.
     """
     shape = table.features.shape
     if len(shape) not in (3, 4) or shape[1] != shape[2]:
         raise ValueError(
-            "rotations are of square images, (side, side) or (side, side, channels), "
+            "rotations need square images, (side, side) or (side, side, channels), "
             f"got features of shape {shape[1:]}"
         )
     if len(table.level_names) < 2:
-        raise ValueError(f"rotations are of classes, got levels {table.level_names}")
+        raise ValueError(f"rotations need classes, got levels {table.level_names}")
     if table.targets is not None:
-        raise ValueError("rotations are of classes without targets, got targets")
+        raise ValueError("rotations need classes without targets, got targets")
     if table.originals is not None:
-        raise ValueError("rotations are of data without copies, got a table with some")
+        raise ValueError("rotations need data without copies, got a table with copies")
     *above, sizes = table.population.children_counts
     above[-1] = above[-1] * TURNS
     starts = np.cumsum(sizes) - sizes
-    # Four classes in place of each: of which row, turned how often, each one is.
+    # The original row of each copy, and how often it is turned.
     turned_sizes = np.repeat(sizes, TURNS)
     turn = np.repeat(np.tile(np.arange(TURNS), len(sizes)), turned_sizes)
     begins = np.cumsum(turned_sizes) - turned_sizes
@@ -183,7 +182,7 @@ def with_rotations(table: ExampleTable) -> ExampleTable:
 
 
 def _turned_ids(table: ExampleTable) -> tuple[np.ndarray, ...] | None:
-    """Ids of the units, with those of the copies beside each class's own."""
+    """Returns the unit ids, with the ids of the copies next to each class's id."""
     last = len(table.level_names) - 1
     ids = table.population.unit_ids
     if ids is None or len(ids) < last:
@@ -192,7 +191,7 @@ def _turned_ids(table: ExampleTable) -> tuple[np.ndarray, ...] | None:
     made = [f"{name}{suffix}" for name in classes.tolist() for suffix in _SUFFIXES]
     if len(set(made)) < len(made):
         raise ValueError(
-            f"classes must not have the name of a rotation, such as 'a{_SUFFIXES[1]}' "
-            "beside 'a'"
+            "classes must not already be named like rotations, such as "
+            f"'a{_SUFFIXES[1]}' next to 'a'"
         )
     return (*above, np.array(made))

@@ -1,4 +1,4 @@
-"""Records that are read some at a time; tables in folders of columns, read by rows."""
+"""Records read in parts, and tables stored in folders of columns."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from jaxdp_episodic.trainer.data.stored_features import CODE_VALUES, StoredFeatu
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 Part = tuple[np.ndarray, np.ndarray]
-"""Numbers of some records in their source, ascending, and what is kept of each."""
+"""Numbers of some records in their source, ascending, and their kept values."""
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The records of one split."""
+    """The records of one split, readable in parts."""
 
-    # the table that they make; its features are their numbers in the source
+    # Their table; its features are the record numbers in the source.
     numbers: ExampleTable
-    dtype: np.dtype  # of what is kept of each
-    shape: tuple[int, ...]  # of it
+    dtype: np.dtype  # of the kept values
+    shape: tuple[int, ...]  # of one record's values
     encoding: str | None  # see `StoredFeatures`
-    # yields the parts of those records whose numbers, ascending, it is given
+    # Yields the parts of the records with the given ascending numbers.
     read: Callable[[np.ndarray], Iterable[Part]]
 
     def part(self, parts: ClassSplit, split: str) -> Records:
-        """Returns the records whose classes are in a split; errors as of its `part`."""
+        """Returns the records whose classes are in a split; see `ClassSplit.part`."""
         return dataclasses.replace(self, numbers=parts.part(self.numbers, split))
 
     def placed(self) -> Iterator[Part]:
-        """Yields places in the table, and what is kept of the records there."""
+        """Yields row indices in the table, and the values of the records there."""
         numbers = np.asarray(self.numbers.features).reshape(-1)
         order = np.argsort(numbers)
         wanted, done = numbers[order], 0
@@ -58,10 +58,10 @@ class Records:
             yield order[np.searchsorted(wanted, rows)], values
             done += len(rows)
         if done != len(wanted):
-            raise ValueError(f"there must be {len(wanted)} records, {done} came")
+            raise ValueError(f"there must be {len(wanted)} records, got {done}")
 
     def table(self, max_bytes: int | None = None) -> ExampleTable:
-        """Returns the table in memory."""
+        """Returns the table with its features in memory."""
         number = self.numbers.num_examples
         dtype = self.dtype if self.encoding is None else np.dtype(np.float32)
         needed = number * math.prod(self.shape) * dtype.itemsize
@@ -79,7 +79,7 @@ class Records:
 
 
 def only(wanted: np.ndarray, parts: Iterable[np.ndarray]) -> Iterator[Part]:
-    """Yields of successive parts of a whole source the records that are wanted."""
+    """Yields the wanted records from consecutive parts of a whole source."""
     first = 0
     for values in parts:
         low, high = np.searchsorted(wanted, [first, first + len(values)])
@@ -90,27 +90,27 @@ def only(wanted: np.ndarray, parts: Iterable[np.ndarray]) -> Iterator[Part]:
 
 
 stored_splits = splits_of
-_UNFINISHED = ".part"  # ends the name of a folder that is being written
+_UNFINISHED = ".part"  # suffix of a folder that is being written
 
-# Records (bytes, while checksums are computed) done, all, and what is being done.
+# (done, total, unit): in records, or in bytes while checksums are computed.
 Progress = Callable[[int, int, str], None]
 
 
 def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTable:
     """Returns a split of a folder made by `jaxdp-episodic data import`.
 
-    Its features stay on the disk, and are read by rows. They are, to the last bit, what
-    the loader of the files that were imported makes of them.
+    Its features stay on disk and are read by rows. They are bit for bit what the loader
+    of the imported files returns.
 
     Args:
       path: the folder.
-      split: its name.
+      split: name of the split.
 
     Raises:
-      OSError: a file that is missing or cannot be read.
-      ValueError: a folder that is not finished, an unknown split, or a file that is not
-        as the manifest says; the message names it. Sizes and types are always compared;
-        the checksum of the features by `jaxdp-episodic data check` only.
+      OSError: a file that is missing or unreadable.
+      ValueError: an unfinished folder, an unknown split, or a file that does not match
+        the manifest; the message names it. Sizes and types are always compared;
+        checksums of features only by `jaxdp-episodic data check`.
     """
     folder = Path(path)
     found = open_split(folder, split)
@@ -122,7 +122,7 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
     ):
         raise ValueError(f"targets in {folder} must be finite float32")
     if ("owners" in small) != ("people" in small):
-        raise ValueError(f"{folder} must have owners and people, has one of the two")
+        raise ValueError(f"{folder} must have both owners and people, has only one")
     try:
         if "owners" in small:
             owners = Owners(small["owners"], small["people"])
@@ -143,14 +143,14 @@ def store(
     made_from: Mapping[str, Any],
     on_progress: Progress = lambda done, total, what: None,
 ) -> None:
-    """Writes tables into a folder that is there whole or not at all."""
+    """Writes tables into a folder; it appears complete or not at all."""
     if is_complete(folder):
         raise FileExistsError(
-            f"{folder} is complete; name another folder, or look at it with "
+            f"{folder} is already complete; name another folder, or check it with "
             "`jaxdp-episodic data check`"
         )
     if folder.is_dir() and (others := sorted(one.name for one in folder.iterdir())):
-        raise FileExistsError(f"{folder} must be empty, it has {others[0]!r}")
+        raise FileExistsError(f"{folder} must be empty, but has {others[0]!r}")
     new = folder.with_name(folder.name + _UNFINISHED)
     with locked(new):
         try:

@@ -1,4 +1,4 @@
-"""Features that stay on the disk: read by rows, as the very numbers of a loader."""
+"""Features on disk, read by rows; bit for bit the values that a loader returns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jaxdp_episodic.files.column_folder import StoredColumn
 
 UNIT = "unit"
 INVERTED = "inverted"
-# What 8-bit codes stand for, by encoding. Compilers may replace a division by a
-# product, so compiled code looks the values up here.
+# Float values of 8-bit codes, by encoding. Compiled code must look values up here: a
+# compiler may replace the division by a product, which rounds differently.
 _CODES = np.arange(256, dtype=np.uint8).astype(np.float32) / 255
 CODE_VALUES = {UNIT: _CODES, INVERTED: 1 - _CODES}
 
@@ -19,13 +19,13 @@ CODE_VALUES = {UNIT: _CODES, INVERTED: 1 - _CODES}
 class StoredFeatures:
     """Features in a file, indexed like the array (R, ...) that a loader would return.
 
-    Indices go over examples only. Indexing reads and returns what a table in memory
-    holds, float32 where there is an encoding; `codes` returns what is in the file, a
-    quarter of that, for `decoded` on a device.
+    Only the first axis can be indexed. Indexing returns the values of a table in
+    memory: float32 if there is an encoding. `codes` returns the stored codes, a quarter
+    of that size, for decoding on a device.
 
     Attributes:
-      encoding: a key of `CODE_VALUES`, of uint8; None: the file has the numbers.
-      code_dtype: of what the file has.
+      encoding: key of `CODE_VALUES` for uint8 codes; None: the file holds the values.
+      code_dtype: dtype in the file.
       shape: (R, ...).
     """
 
@@ -53,14 +53,14 @@ class StoredFeatures:
 
     @property
     def digest(self) -> bytes:
-        """What they are: the checksum of the file, and the encoding."""
+        """The file's checksum and the encoding, which identify the values."""
         return f"{self._column.sha256} {self.encoding}".encode()
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def codes(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Returns what the file has of some examples, and zeros where masked."""
+        """Returns the stored codes of the rows, and zeros where the mask is False."""
         codes = np.zeros((*mask.shape, *self.shape[1:]), self._column.dtype)
         flat = codes.reshape(mask.size, *self.shape[1:])
         indices = np.flatnonzero(mask)
@@ -88,19 +88,19 @@ class StoredFeatures:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError("features on the disk are always copied")
+            raise ValueError("copy=False is impossible for features on disk")
         return self[:] if dtype is None else self[:].astype(dtype)
 
     def copy(self) -> np.ndarray:
-        """Returns all of them, in memory."""
+        """Returns all features as an array in memory."""
         return self[:]
 
     def astype(self, dtype: Any) -> np.ndarray:
-        """Returns all of them, in memory, as another type."""
+        """Returns all features as an array in memory of another type."""
         return self[:].astype(dtype)
 
     def reshape(self, *shape: int) -> StoredFeatures:
-        """Returns the same, each example of another shape."""
+        """Returns the same features with another shape per example."""
         item = np.empty(self.shape[1:], np.bool_).reshape(shape[1:]).shape
         if shape[0] not in (-1, len(self)):
             raise ValueError(f"the number of examples must stay {len(self)}")
@@ -112,7 +112,7 @@ class StoredFeatures:
         return self._checked(codes)
 
     def _checked(self, codes: np.ndarray) -> np.ndarray:
-        """Refuses numbers that the import did: the file was changed since."""
+        """Returns the codes, or raises for non-finite values: the file has changed."""
         if codes.dtype.kind == "f" and not np.isfinite(codes).all():
             raise ValueError(f"{self._column.path} must hold finite numbers")
         return codes

@@ -1,4 +1,4 @@
-"""Examples in the order of the tree of units that they lie in."""
+"""Tables of examples, sorted by the units (classes, tasks) that contain them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 
 @dataclass(frozen=True, eq=False)
 class ExampleTable:
-    """Arrays of examples, and the tree of units that they lie in.
+    """Arrays of examples, and the tree of units that contain them.
 
-    Row ``i`` is the i-th example of ``population`` (depth first), which is what a draw
-    names. Make one with `from_records`.
+    Row ``i`` is the i-th example of ``population`` in depth-first order. Draws refer
+    to examples by this index. Create tables with `from_records`.
 
     Attributes:
-      features: (R, ...) float32 or integers, finite; in memory, or on the disk.
-      targets: (R,) float32, or None where the class is the target.
-      population: the tree; its last level are the R examples.
-      owners: whose they are, one person each; None: not known.
-      has_public_units: the units that examples lie in are those of a public list.
-      originals: of which example each one is a copy, by a code; None: there are no
-        copies. See `with_rotations`.
+      features: (R, ...) float32 or integers, finite; in memory or on disk.
+      targets: (R,) float32, or None if the class is the target.
+      population: the tree; its last level is the R examples.
+      owners: the one person who owns each example; None: not known.
+      has_public_units: whether the units directly above the examples come from a
+        public list.
+      originals: for each example, a code of the original that it is a copy of; None:
+        there are no copies. See `with_rotations`.
     """
 
     features: np.ndarray | StoredFeatures
@@ -78,26 +79,27 @@ class ExampleTable:
         owners: Any = None,
         originals: Any = None,
     ) -> ExampleTable:
-        """Returns the table of records, put into the order of the tree.
+        """Returns the table of the records, sorted into the order of the tree.
 
         Args:
-          features: (R, ...) numbers, each finite.
-          targets: (R,) numbers, each finite, or None.
-          units: level name -> (R,) ids (integers or strings), top level first; global,
-            as in `Population.from_ids`. A record is a unit of the level below the last.
-          example_level: name of that level.
-          public_units: the public list of ids of the only level in ``units``; those
-            without a record become empty units. None: all units have records.
-          owners: (R,) ids of people, see `Owners.from_ids`, or `Owners`; None: whose
-            the records are is not known.
-          originals: (R,) ids, likewise: records with one id are copies of one example,
-            such as its rotations, and are protected together; None: none is a copy.
+          features: (R, ...) numbers, all finite.
+          targets: (R,) numbers, all finite, or None.
+          units: level name -> (R,) ids (integers or strings), top level first. Ids are
+            global, as in `Population.from_ids`. The records are the level below.
+          example_level: name of the level of the records.
+          public_units: the public list of ids of the only level in ``units``; ids
+            without a record become empty units. None: only units with records exist.
+          owners: (R,) ids of people, see `Owners.from_ids`, or an `Owners`; None: the
+            owners are not known.
+          originals: (R,) ids, likewise. Records with the same id are copies of one
+            example, such as its rotations, and are protected together. None: there are
+            no copies.
 
         Raises:
-          TypeError: features or targets that are no numbers, ids of another type.
-          ValueError: lengths that differ, a value that is not finite, a record of a
-            unit that is not on the list, an id under two parents, a record without an
-            owner, or with several, where owners are given.
+          TypeError: features or targets that are not numbers, or ids of another type.
+          ValueError: lengths that differ, a value that is not finite, a record whose
+            unit is not on the public list, an id under two parents, or, if owners are
+            given, a record with no owner or with several.
         """
         inputs = _numbers("features", features)
         values = None if targets is None else _numbers("targets", targets)
@@ -118,7 +120,7 @@ class ExampleTable:
         lengths = {name: len(one) for name, one in every.items() if one is not None}
         if len(set(lengths.values())) > 1 or not len(inputs):
             raise ValueError(
-                f"all columns must be equally long and not empty, got {lengths}"
+                f"all columns must have the same length, at least 1, got {lengths}"
             )
         tree = Population.from_ids(**columns, **{example_level: None})
         order = _tree_order(tree, columns)
@@ -137,7 +139,7 @@ class ExampleTable:
 
     @property
     def level_names(self) -> tuple[str, ...]:
-        """Names of the levels, top to bottom; the last is that of the examples."""
+        """Names of the levels, top to bottom; the last is the level of the examples."""
         return self.population.level_names
 
     @property
@@ -147,9 +149,9 @@ class ExampleTable:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything: values, shapes, types, units, level names, owners.
+        """SHA-256 of all values, shapes, types, units, level names, owners and copies.
 
-        Of features on the disk it takes the checksum that their manifest has.
+        For features on disk it covers the checksum in their manifest, not the values.
         """
         digest = hashlib.sha256(repr(self.level_names).encode())
         arrays: list[Any] = [self.features, *self.population.children_counts]
@@ -168,20 +170,23 @@ class ExampleTable:
 
     @functools.cached_property
     def class_places(self) -> np.ndarray:
-        """(R,) int64: index of the unit above each example, among all such units."""
+        """(R,) int64: index of the unit above each example among all such units."""
         sizes = self.population.children_counts[-1]
         return np.repeat(np.arange(len(sizes)), sizes)
 
     def with_features(self, features: Any, targets: Any = None) -> ExampleTable:
-        """Returns the table with other features, and perhaps targets, of the same."""
+        """Returns the table with other features, and targets if given."""
         targets = self.targets if targets is None else targets
         return dataclasses.replace(self, features=features, targets=targets)
 
     def take(self, rows: np.ndarray) -> ExampleTable:
-        """Returns the table of some examples; units that lose all of theirs stay.
+        """Returns the table of some examples; units that lose all examples stay.
 
-        ``rows`` are (n,) in ascending order, one may be there twice; in another order
-        no tree has them, a `ValueError`.
+        Args:
+          rows: (n,) indices in ascending order; repeats are allowed.
+
+        Raises:
+          ValueError: rows that are not in ascending order.
         """
         if np.any(np.diff(rows) < 0):
             raise ValueError("rows must be in ascending order")
@@ -191,9 +196,10 @@ class ExampleTable:
         return self._of_rows(rows, (*above, sizes), ids)
 
     def of_classes(self, kept: np.ndarray) -> ExampleTable:
-        """Returns the table of some of the units that examples lie directly in.
+        """Returns the table of some of the units directly above the examples.
 
-        Empty ones stay, if ``kept``, (C,) bool, says so; so do all units above them.
+        Args:
+          kept: (C,) bool. Empty units are kept if marked; all units above them stay.
         """
         *above, sizes = self.population.children_counts
         parents = np.repeat(np.arange(len(above[-1])), above[-1])
@@ -206,7 +212,7 @@ class ExampleTable:
     def _of_rows(
         self, rows: np.ndarray, counts: tuple[np.ndarray, ...], ids: Sequence[Any]
     ) -> ExampleTable:
-        """The table of some examples in another tree."""
+        """Returns the table of some examples in another tree."""
         return ExampleTable(
             self.features[rows],
             None if self.targets is None else self.targets[rows],
@@ -218,15 +224,15 @@ class ExampleTable:
 
     @property
     def people(self) -> PeopleStatistics | None:
-        """How many own examples, and of how many classes; None without owners."""
+        """Counts of people and of their examples; None without owners."""
         return self.spread(self.owners)
 
     def owned(self, privacy_unit: str | None) -> Owners | None:
-        """Returns whose the examples are or, of "original", whose copies."""
+        """Returns the originals for the privacy unit "original", else the owners."""
         return self.originals if privacy_unit == ORIGINAL else self.owners
 
     def spread(self, codes: Owners | None) -> PeopleStatistics | None:
-        """Returns in how many places the examples of one code are; None of no codes."""
+        """Returns how the examples of each code are spread; None without codes."""
         if codes is None:
             return None
         above = len(self.level_names) - 1
@@ -234,7 +240,7 @@ class ExampleTable:
         return codes.statistics(self.class_places if above else None, tasks)
 
     def check_copies(self, privacy_unit: str) -> None:
-        """Refuses to protect a unit that holds some of an example's copies alone."""
+        """Raises if the protected unit contains only some copies of an example."""
         names = list(self.level_names)
         if self.originals is None or privacy_unit not in names:
             return
@@ -242,28 +248,28 @@ class ExampleTable:
         if not _is_constant(places, self.originals.codes):
             raise ValueError(
                 f"privacy_unit must be {ORIGINAL!r} for data with copies (rotations) "
-                f"of examples, got {privacy_unit!r}, which holds some of them: an "
-                f"epsilon of one copy protects nobody; {ORIGINAL!r} takes "
+                f"of examples, got {privacy_unit!r}, which contains only some of the "
+                "copies, so that its epsilon would protect nobody; set "
                 "people=PersonBounds(examples=1, classes=number of copies)"
             )
 
     def places(self, level: int) -> np.ndarray:
-        """Returns (R,) int64: the unit of a level that each example lies in.
+        """Returns (R,) int64: index of the unit above each example at a level.
 
-        An index among all units of that level, which is counted from 1 at the top.
+        The index counts all units of that level. Levels count from 1 at the top.
         """
         tree = self.population
         return unit_labels(Population(tree.children_counts), level, tree.num_levels)
 
     def unit_column(self, level: str) -> np.ndarray:
-        """Returns (R,) the id, at this level, of the unit that each example lies in."""
+        """Returns (R,) ids of the unit above each example at a named level."""
         names = list(self.level_names)
         if level not in names[:-1]:
             raise ValueError(f"level must be one of {tuple(names[:-1])}, got {level!r}")
         return unit_labels(self.population, names.index(level) + 1, len(names))
 
     def without_level(self, level: str) -> ExampleTable:
-        """Returns the table whose tree leaves out one level above the last two."""
+        """Returns the table without one level; the level above the examples stays."""
         columns = self._unit_columns()
         if level not in columns or len(columns) < 2:
             raise ValueError(
@@ -274,10 +280,10 @@ class ExampleTable:
         return self._from_columns(columns, slice(None))
 
     def select(self, level: str, ids: Sequence[Any]) -> ExampleTable:
-        """Returns the table of the examples in the named units of a level.
+        """Returns the examples in the named units of a level; empty units are dropped.
 
         Raises:
-          ValueError: an unknown level, an id that is not there, or nothing left.
+          ValueError: an unknown level, an unknown id, or no example left.
         """
         column = self.unit_column(level)
         wanted = np.asarray(ids)
@@ -303,7 +309,7 @@ class ExampleTable:
 
     @property
     def num_units(self) -> dict[str, int]:
-        """Number of units of each level, those without records included."""
+        """Number of units of each level, including units without examples."""
         names = enumerate(self.level_names, start=1)
         return {name: self.population.num_units(level) for level, name in names}
 
@@ -313,14 +319,14 @@ class ExampleTable:
 
 
 def _is_constant(values: np.ndarray, groups: np.ndarray) -> bool:
-    """Whether all values of a group are one."""
+    """Returns whether the values of each group are all equal."""
     first = np.zeros(int(groups.max(initial=-1)) + 1, np.int64)
     first[groups] = values
     return bool(np.all(first[groups] == values))
 
 
 def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
-    """Returns, for each unit of the level ``bottom``, the id of the unit above it."""
+    """Returns, for each unit of level ``bottom``, the id of its unit at ``level``."""
     ids = (tree.unit_ids or ())[level - 1 : level]
     labels = ids[0] if ids else np.arange(tree.num_units(level))
     for below in tree.children_counts[level:bottom]:
@@ -329,7 +335,7 @@ def unit_labels(tree: Population, level: int, bottom: int) -> np.ndarray:
 
 
 def _tree_order(tree: Population, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The records in depth-first order; within a unit as they came."""
+    """Returns the depth-first order of the records; stable within a unit."""
     parent = np.zeros(len(next(iter(columns.values()))), np.int64)
     for ids, column in zip(tree.unit_ids or (), columns.values(), strict=True):
         values, inverse = np.unique(column, return_inverse=True)
@@ -340,7 +346,7 @@ def _tree_order(tree: Population, columns: Mapping[str, np.ndarray]) -> np.ndarr
 
 
 def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
-    """The tree with the units of a public list, those without records empty."""
+    """Returns the tree with all units of a public list; some may be empty."""
     assert tree.unit_ids is not None  # made from ids
     ids = tree.unit_ids[0]
     listed = id_array("public_units", public)
@@ -365,7 +371,7 @@ def _with_empty_units(tree: Population, public: Sequence[Any]) -> Population:
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
-    """A fresh array of finite numbers."""
+    """Returns a new array of finite numbers; floats become float32."""
     try:
         array = np.array(value)
     except (ValueError, OverflowError) as error:  # ragged
@@ -374,7 +380,7 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         array = array.astype(np.float32)
     if array.dtype.kind not in "iuf" or array.ndim == 0:
         raise TypeError(
-            f"{name} must be an array of numbers with one row an example, "
+            f"{name} must be an array of numbers with one row per example, "
             f"got {array.dtype} of shape {array.shape}"
         )
     if not array.size:

@@ -1,4 +1,4 @@
-"""A user's own files: arrays (npz), records (CSV, Parquet)."""
+"""Loaders of users' files: arrays (npz) and records (CSV, Parquet)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from jaxdp_episodic.trainer.data.stored import Part, Records, only
 from jaxdp_episodic.trainer.data.stored_features import UNIT
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-_BATCH_BYTES = 2**26  # most that a batch takes in memory
-_BATCH_IMAGES = 256  # most that are read at a time
-_BATCH_ROWS = 2**16  # most rows of numbers or ids
+_BATCH_BYTES = 2**26  # largest memory of a batch
+_BATCH_IMAGES = 256  # most images read at a time
+_BATCH_ROWS = 2**16  # most rows of numbers or ids read at a time
 _FLOAT = np.dtype(np.float32)
 
 
@@ -48,33 +48,32 @@ def load_npz(
 ) -> ExampleTable:
     """Returns the table of an npz file of arrays; pickles are refused.
 
-    The file holds either ``images`` (integers below 256 become [0, 1], an axis of
-    channels is added if there is none) or ``features`` (as they are), in one of two
-    layouts:
+    The file contains either ``images`` (uint8 becomes float32 in [0, 1]; an axis of
+    channels is added if there is none) or ``features`` (used as they are), in one of
+    two layouts:
 
-    * ``images[class, example, ...]``, with the classes' ids in ``classes`` (C,), or
-      numbered;
-    * ``images[record, ...]`` with ``labels`` (R,), the class ids of the records. An
-      array ``classes`` beside them is the public list of classes: those without a
-      record are empty classes, and stay when the last record of one is taken away.
+    * ``images[class, example, ...]``, with class ids in ``classes`` (C,), or numbered;
+    * ``images[record, ...]`` with ``labels`` (R,), the class ids of the records. In
+      this layout, an array ``classes`` is the public list of classes. Classes without a
+      record are empty classes, so a class stays when its last record is removed.
 
-    ``targets`` is optional, one number a record. Further arrays, with one entry a
-    record or (first layout) a class, may name coarser levels, owners or the split.
+    ``targets`` is optional, one number per record. More arrays, with one entry per
+    record or (first layout) per class, may give coarser levels, owners or the split.
 
     Args:
       path: the file.
       levels: names of arrays that are levels above the class, top first.
-      split: keep only entries whose ``split`` array says so; None: all.
-      owner: name of the array of owners, ids of people; None: not known.
-      max_bytes: most bytes that the arrays may take uncompressed.
+      split: keep only entries whose ``split`` array has this value; None: all.
+      owner: name of the array of ids of people who own the records; None: not known.
+      max_bytes: largest uncompressed size of the arrays in bytes.
 
     Returns:
       Levels ``levels``, "class" and "example".
 
     Raises:
       TypeError: values or ids of the wrong type.
-      ValueError: a file that is no npz, holds pickles or too much, or arrays that do
-        not fit together.
+      ValueError: a file that is not npz, contains pickles or is too large, or arrays
+        that do not fit together.
     """
     found = npz_records(
         Path(path), levels=levels, split=split, owner=owner, max_bytes=max_bytes
@@ -101,8 +100,8 @@ def npz_records(
     )
     if len(shape) < axes + (1 + is_images if axes == 2 else 0):
         raise ValueError(
-            f"{name} must be [class, example, ...], or come with an array labels, the "
-            f"class of each; got shape {shape}, and no labels"
+            f"{name} must be [class, example, ...], or come with an array labels (the "
+            f"class of each record); got shape {shape} without labels"
         )
     if not values.size:
         raise ValueError(f"{what} must not be empty, got {shape}")
@@ -114,8 +113,8 @@ def npz_records(
         labels, public = arrays["labels"], arrays.get("classes")
         if public is not None and (levels or split is not None):
             raise ValueError(
-                f"classes beside labels in {path} is a public list, which is for one "
-                "level of units and all records, got levels or split"
+                f"classes next to labels in {path} is a public list, which requires "
+                "one level of units and all records: leave out levels and split"
             )
     for wanted in (*levels, None if split is None else "split", owner):
         if wanted is not None and wanted not in arrays:
@@ -152,39 +151,39 @@ def npz_records(
 def images_or_features(
     path: Path, arrays: Mapping[str, np.ndarray]
 ) -> tuple[bool, np.ndarray]:
-    """Returns whether a file of arrays holds images, not features; and these."""
+    """Returns whether the arrays hold images (not features), and that array."""
     given = [name for name in ("images", "features") if name in arrays]
     if len(given) != 1:
         shapes = {name: array.shape for name, array in arrays.items()}
         raise ValueError(
-            f"{path} must hold images or features, one of the two, and labels, has "
-            f"{shapes}; rename them: np.savez(FILE, images=..., labels=...)"
+            f"{path} must contain labels and either images or features, has {shapes}; "
+            "rename them: np.savez(FILE, images=..., labels=...)"
         )
     return given[0] == "images", arrays[given[0]]
 
 
 def refuse_unnamed(path: Path) -> None:
-    """Refuses a file of arrays whose classes are numbered: there is no name to hash."""
+    """Raises if the classes of an npz file have no names to split them by."""
     if not {"labels", "classes"} & set(array_headers(path)):
         raise ValueError(
-            f"{path} must hold classes, the ids of the classes, for these to be split "
-            "by their names; a number in a file is none, as it changes when a class "
-            "before it leaves"
+            f"{path} must have an array classes (class ids) to be split by class "
+            "names; a class's number is not a name, because it changes when an earlier "
+            "class is removed"
         )
 
 
 def scaled_images(images: np.ndarray) -> np.ndarray:
-    """Returns (R, H, W, channels) images: 8-bit integers become float32 in [0, 1]."""
+    """Returns images as (R, H, W, channels); uint8 becomes float32 in [0, 1]."""
     if images.dtype == np.uint8:
         images = images.astype(np.float32) / 255
     elif images.dtype.kind not in "bf":
         raise TypeError(
-            f"images must be uint8, bool or floating, got {images.dtype}; put numbers "
-            "that are no pixels under the name features"
+            f"images must be uint8, bool or floating, got {images.dtype}; store "
+            "numbers that are not pixels as features"
         )
     if images.ndim not in (3, 4):
         raise ValueError(
-            "images must have height and width, and perhaps channels, "
+            "images must have height, width and optionally channels, "
             f"got shape {images.shape[1:]} each"
         )
     return images if images.ndim == 4 else images[..., None]
@@ -193,7 +192,7 @@ def scaled_images(images: np.ndarray) -> np.ndarray:
 def _one_a_record(
     name: str, array: np.ndarray, grid: tuple[int, ...], path: Any
 ) -> np.ndarray:
-    """An array with one entry a record, or one a class, as one entry a record."""
+    """Returns an array with one entry per record, repeating entries per class."""
     if array.shape in (grid, (math.prod(grid),)):
         return array.reshape(-1)
     if len(grid) == 2 and array.shape == grid[:1]:
@@ -206,7 +205,7 @@ def _one_a_record(
 def _kept(
     parts: Iterable[np.ndarray], item: tuple[int, ...], is_images: bool, what: str
 ) -> Iterator[np.ndarray]:
-    """Successive parts of an array as they are kept."""
+    """Yields consecutive parts of an array as values to keep."""
     first = 0
     for part in parts:
         yield _as_kept(part.reshape(len(part), *item), first, is_images, what)
@@ -214,12 +213,12 @@ def _kept(
 
 
 def _as_kept(batch: np.ndarray, first: int, is_images: bool, what: str) -> np.ndarray:
-    """What `ExampleTable.from_records` makes of numbers; of images their codes."""
+    """Returns a batch as `ExampleTable.from_records` stores it; images as codes."""
     if batch.dtype.kind == "b":
         return batch * np.uint8(255) if is_images else batch.astype(_FLOAT)
     if batch.dtype.kind in "iu":
         return batch.astype(batch.dtype.newbyteorder("="))
-    with np.errstate(over="ignore"):  # infinity, which is refused
+    with np.errstate(over="ignore"):  # becomes infinity, which is refused below
         values = batch.astype(_FLOAT)
     bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
     if bad.any():
@@ -242,37 +241,37 @@ def load_table(
     owner: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> ExampleTable:
-    """Returns the table of a file's records, one a row.
+    """Returns the table of a CSV or Parquet file with one record per row.
 
     Args:
-      path: a file ``.csv`` (UTF-8, with a line of column names, which must not be
-        numbers unless plain whole ones: a record would look so) or ``.parquet``.
-      groups: columns of unit ids, top level first; they name the levels. Ids of a CSV
-        are strings, as written: "07" is not "7".
+      path: a file ``.csv`` (UTF-8; the first line names the columns) or ``.parquet``. A
+        column name that is a number, other than a plain whole number, is refused: it is
+        probably a value of a record.
+      groups: columns of unit ids, top level first; they name the levels. Ids in a CSV
+        file are strings as written: "07" is not "7".
       features: columns of numbers.
-      target: column of numbers; None: the last group is the class.
-      label: column of classes, in place of ``groups``: its level is called "class",
-        whatever its own name.
-      public_units: the public list of ids of the only group; those without a record
-        are empty units, which stay when somebody's last record is taken away.
-      owner: column of owners, ids of people; None: not known.
-      max_bytes: most bytes of the file (CSV) or of its columns (Parquet).
+      target: column of numbers to predict; None: the last group is the class.
+      label: column of classes, instead of ``groups``; its level is named "class".
+      public_units: the public list of ids of the only group. Ids without a record are
+        empty units, so a unit stays when its last record is removed.
+      owner: column of ids of people who own the records; None: not known.
+      max_bytes: largest size in bytes of the file (CSV) or of its columns (Parquet).
 
     Returns:
       Levels ``groups``, or "class", and "example"; features (R, columns) float32.
 
     Raises:
-      ImportError: a Parquet file without pyarrow, of the extra ``[data]``.
-      TypeError: one name where a list of names is meant.
-      ValueError: another kind of file, an unknown column, a missing id or owner, a
-        cell that is no finite number, a file that is too large, or one whose first
-        line is a record; the message says where.
+      ImportError: a Parquet file without pyarrow (extra ``[data]``).
+      TypeError: one name instead of a list of names.
+      ValueError: another kind of file, an unknown column, a missing id or owner, a cell
+        that is not a finite number, a file that is too large, or one whose first line
+        is a record; the message says where.
     """
     if label is not None:
         if groups or target is not None:
             raise ValueError(
-                "label must be left out with groups or a target: a column of classes "
-                f"is all that it says, got {label!r}, {groups}, {target!r}"
+                "label replaces groups and target: leave these out, got "
+                f"{label!r}, {groups}, {target!r}"
             )
         groups = (label,)
     for name, columns in (("groups", groups), ("features", features)):
@@ -317,13 +316,13 @@ def table_records(
     """Returns the records of a CSV or Parquet file; see `load_table`."""
     if bool(features) == (images is not None):
         raise ValueError(
-            "a Parquet file needs the names of columns of features, or of one of "
-            f"images, got features={list(features)} and images={images!r}"
+            "a table needs either features (columns of numbers) or images (one "
+            f"column), got features={list(features)} and images={images!r}"
         )
     small = [*groups, *(name for name in (target, owner) if name is not None)]
     if not groups or len({*small, *features}) < len(small) + len(features):
         raise ValueError(
-            "groups must be columns, and all columns used once each, got "
+            "groups must name columns, and every column may be used only once, got "
             f"{[*groups, *features, *small[len(groups) :]]}"
         )
     is_csv = path.suffix.lower() == ".csv"
@@ -385,7 +384,7 @@ _Column = tuple[
 
 
 def _number_columns(path: Path, features: Sequence[str]) -> _Column:
-    """Columns of numbers, (R, columns) float32."""
+    """Returns the reader of columns of numbers, as (R, columns) float32."""
     rows = max(min(_BATCH_ROWS, _BATCH_BYTES // (8 * len(features))), 1)
 
     def parts() -> Iterator[np.ndarray]:
@@ -395,21 +394,21 @@ def _number_columns(path: Path, features: Sequence[str]) -> _Column:
             for name, column in zip(features, columns, strict=True):
                 if column.ndim > 1:
                     raise ValueError(
-                        f"{path}: column {name!r} must hold numbers or text, holds "
+                        f"{path}: column {name!r} must contain numbers or text, has "
                         "lists"
                     )
                 numbers.append(numbers_of(column, name, path, before + 1, before))
             yield np.stack(numbers, axis=1).astype(_FLOAT)
             before += len(columns[0])
 
-    next(parquet_arrays(path, features, rows=1), None)  # columns and types, at once
+    next(parquet_arrays(path, features, rows=1), None)  # checks columns early
     return (len(features),), _FLOAT, None, lambda wanted: only(wanted, parts())
 
 
 def _image_column(
     path: Path, name: str, shape: tuple[int, ...], size: int | None, grey: bool
 ) -> _Column:
-    """A column of images: files, or lists of numbers."""
+    """Returns the reader of a column of images: files, or lists of numbers."""
     if holds_files(path, name):
 
         def files() -> Iterator[tuple[str, io.BytesIO]]:
@@ -434,15 +433,15 @@ def _image_column(
     for side in shape:
         _validation.whole_number("shape", side)
     length = math.prod(shape)
-    # Arrow takes some 16 bytes for each item of a list that it decodes.
+    # Arrow takes about 16 bytes per list item that it decodes.
     rows = max(min(_BATCH_BYTES // (16 * length), _BATCH_ROWS), 1)
 
     def lists(rows: int = rows) -> Iterator[np.ndarray]:
         for (column,) in parquet_arrays(path, [name], rows=rows):
             if column.size != len(column) * length:
                 raise ValueError(
-                    f"column {name[:60]!r} of {path} must have {length} numbers a row, "
-                    f"has {column.size} in {len(column)} rows"
+                    f"column {name[:60]!r} of {path} must have {length} numbers per "
+                    f"row, has {column.size} in {len(column)} rows"
                 )
             yield column.reshape(len(column), length)
 
@@ -461,12 +460,12 @@ def _image_column(
 def columns_of(
     file: Path, wanted: Sequence[str], *, max_bytes: int
 ) -> tuple[dict[str, list[Any]], int]:
-    """Returns columns of a CSV or Parquet file, and the row of its first record."""
+    """Returns columns of a CSV or Parquet file, and the row of the first record."""
     suffix = file.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise ValueError(f"path must end in .csv or .parquet, got {str(file)!r}")
     try:
-        if suffix == ".csv":  # whose first record is in its second line
+        if suffix == ".csv":  # the first record is in line 2
             refuse_numbers_as_names(file, names_of_columns(file), wanted)
             return read_csv_columns(file, wanted, max_bytes=max_bytes), 2
         columns: dict[str, list[Any]] = {name: [] for name in wanted}
@@ -484,13 +483,13 @@ def columns_of(
 
 
 def names_of_columns(file: Path) -> list[str]:
-    """Returns the names of the columns of a CSV or Parquet file."""
+    """Returns the column names of a CSV or Parquet file."""
     if file.suffix.lower() == ".csv":
         try:
             _, cells = next(csv_lines(file), (1, []))
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
-        assert not isinstance(cells, ValueError)  # a faulty line of names is raised
+        assert not isinstance(cells, ValueError)  # errors in line 1 are raised
         return cells
     names, _ = next(parquet_batches(file, None, rows=1), ([], []))
     return list(names)
@@ -503,7 +502,7 @@ def numbers_of(
     first: int,
     before: int = 0,
 ) -> np.ndarray:
-    """Returns float64 of the cells of a column, whose name and file messages have."""
+    """Returns the cells of a column as float64; names are for error messages."""
     try:
         values = np.asarray(cells, np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -540,15 +539,15 @@ def ids_of(cells: Sequence[Any], name: str, file: Path, first: int = 1) -> np.nd
         raise type(error)(f"{error} (of {file})") from None
 
 
-# --- Whether the first line of a CSV file names its columns, or is a record ---
-# Names of features are published with what is trained on them, so a record in their
-# place would be, too. Messages have the place of a column and not what stands there.
+# --- Does the first line of a CSV file name its columns, or is it a record? ---
+# Column names of features are published with a trained model, so a record in the first
+# line would be published too. The messages give the column's number, not its text.
 
 
 def refuse_numbers_as_names(
     file: Path, names: Sequence[str], used: Sequence[str]
 ) -> None:
-    """Refuses columns that are named by numbers, but for plain whole ones."""
+    """Raises if a column name is a number, other than a plain whole number."""
     twice = repeated(names)
     if twice is not None and _is_number(twice):
         _refuse(file, names.index(twice), "and another are named by one number")
@@ -559,14 +558,14 @@ def refuse_numbers_as_names(
         bare = name.strip()
         if _is_number(name) and not (bare.isascii() and bare.isdecimal()):
             _refuse(file, place, "is named by a number, as in a record")
-        if is_there and not bare:  # what is not used may be a nameless index
+        if is_there and not bare:  # unused columns may be nameless, such as an index
             _refuse(file, place, "has no name")
 
 
 def refuse_ids_as_names(
     file: Path, names: Sequence[str], ids: Mapping[str, Sequence[Any]]
 ) -> None:
-    """Refuses columns of ids whose name is an id in them: it is that of a record."""
+    """Raises if the name of an id column occurs as an id in it."""
     if sorted(names) == sorted(map(str, range(len(names)))):
         return
     for name, cells in ids.items():
@@ -577,7 +576,7 @@ def refuse_ids_as_names(
 def _refuse(file: Path, place: int, what: str) -> NoReturn:
     raise ValueError(
         f"{file}: the first line must name the columns, but column {place + 1} {what}; "
-        "put a line of names above the records or, if these are names, give others "
+        "add a line of names above the records or, if these are names, change them "
         "(a letter before a number is enough)"
     )
 
@@ -587,4 +586,4 @@ def _is_number(name: str) -> bool:
         float(name)
     except ValueError:
         return False
-    return "_" not in name  # "2019_2020" is a name, though Python reads it
+    return "_" not in name  # "2019_2020" is a name, although Python parses it

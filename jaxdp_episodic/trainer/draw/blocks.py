@@ -1,4 +1,4 @@
-"""Draws episodes within blocks of people: who shares a block, then what it shows."""
+"""Draws episodes within blocks of people: first the blocks, then their examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jaxdp_episodic.trainer.draw.tree_draw import (
 def random_blocks(
     design: PeopleBlocks, num_known: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns (episodes, people a block) places of people, random; -1: no data."""
+    """Returns (episodes, people per block) random indices of people; -1: no data."""
     size = int(np.asarray(design.people_per_block))
     order = generator.permutation(int(np.asarray(design.num_people)))
     blocks = order[: len(order) // size * size].reshape(-1, size)
@@ -36,7 +36,7 @@ def random_blocks(
 
 
 class BlockRows:
-    """The drawn episodes of a fresh partition; attributes as of `TreeRows`."""
+    """Rows are the drawn episodes of a new partition; attributes as in `TreeRows`."""
 
     def __init__(self, design: PeopleBlocks, num_known: int) -> None:
         self._design, self._num_known = design, num_known
@@ -47,7 +47,7 @@ class BlockRows:
         self.largest = largest_total(self.levels)
 
     def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the (J, people a block) people of the drawn episodes."""
+        """Returns the (J, people per block) people of the drawn episodes."""
         drawn = draw_units(self.levels, generator)
         people = random_blocks(self._design, self._num_known, generator)[drawn]
         return people, np.full(len(people), NO_UNIT)
@@ -55,21 +55,19 @@ class BlockRows:
 
 @dataclass(frozen=True, eq=False)
 class BlockExamples:
-    """What an episode shows of its block: classes, and examples of each."""
+    """Draws the classes and examples of an episode from its block."""
 
-    # Public number of slots for examples of a class in a block, among which are drawn,
-    # filled or not; None: an episode draws among the classes that have enough examples
-    # in its block.
+    # Public number of slots for a class's examples in a block, drawn whether filled or
+    # not. None: draw among the classes with enough examples in the block.
     slots: int | None
-    ways: int  # classes an episode
-    size: int  # examples of each of its classes
-    num_classes: int  # of all
-    leaves_null: bool  # whether an episode with an unfilled slot has to contribute zero
-    # (P * C + 1,) int64, first place in ``order`` of each person's examples of each
-    # class.
+    ways: int  # classes per episode
+    size: int  # examples per class of an episode
+    num_classes: int  # of the data
+    leaves_null: bool  # whether an episode with an unfilled slot must contribute zero
+    # (P * C + 1,) int64, first index in ``order`` of each (person, class) pair.
     starts: np.ndarray
-    order: np.ndarray  # (R,) the examples, person by person, class by class
-    classes: np.ndarray  # (R,) the class of each of these
+    order: np.ndarray  # (R,) the examples, sorted by person and class
+    classes: np.ndarray  # (R,) the class of each entry of ``order``
 
     @classmethod
     def of(
@@ -81,13 +79,13 @@ class BlockExamples:
         among_slots: bool,
         leaves_null: bool,
     ) -> BlockExamples:
-        """Checks the design against the data, and sorts these by their owners."""
+        """Checks the design against the data, and sorts the examples by owner."""
         of_classes, of_examples = levels = _levels(design)
         check_levels([level.name for level in levels], population)
         listed = int(np.asarray(design.num_people))
         if len(owners.names) > listed:
             raise ValueError(
-                "num_people must be at least the people in the data, "
+                "num_people must be at least the number of people in the data, "
                 f"{len(owners.names)}, got {listed}"
             )
         sizes = population.children_counts[1]
@@ -95,8 +93,8 @@ class BlockExamples:
         ways = int(np.asarray(of_classes.size))
         if ways > number:
             raise ValueError(
-                f"level {of_classes.name!r}: size must be at most the {number} classes "
-                f"of the data, got {ways}"
+                f"level {of_classes.name!r}: size must be at most the number of "
+                f"classes in the data, {number}, got {ways}"
             )
         class_of = np.repeat(np.arange(number), sizes)
         order = np.lexsort((class_of, owners.codes))
@@ -127,14 +125,14 @@ class BlockExamples:
     def fill(
         self, people: np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As `fill_slots`, for (J, people a block) places on the list of people."""
+        """Does what `fill_slots` does, for (J, people per block) indices of people."""
         shape = len(people), *self.widths
         if self.slots is None:
             drawn = self._among_filled(people, generator)
         else:
             drawn = self._among_slots(people, generator)
         drawn = drawn.reshape(shape)
-        # Those that are there first; they are in random order already.
+        # Drawn examples first; they are in random order already.
         order = np.argsort(drawn < 0, axis=-1, kind="stable")
         drawn = np.take_along_axis(drawn, order, axis=-1)
         mask = drawn >= 0
@@ -144,7 +142,7 @@ class BlockExamples:
     def _among_slots(
         self, people: np.ndarray, generator: np.random.Generator
     ) -> np.ndarray:
-        """(J * ways, size) examples, -1 where a slot is not filled."""
+        """Returns (J * ways, size) examples, -1 where a slot is not filled."""
         number = len(people)
         counts = np.full(number, self.num_classes)
         classes = without_replacement(counts, self.ways, generator).child
@@ -155,7 +153,7 @@ class BlockExamples:
         slot = without_replacement(public, self.size, generator).child
         slot = slot.reshape(len(people), self.size)
         ends = np.cumsum(count, axis=1)
-        # The slots are filled by one person of the block after the other.
+        # The people of a block fill its slots one after another.
         owner = np.sum(slot[:, :, None] >= ends[:, None, :], axis=2)
         filled = slot < ends[:, -1:]
         owner = np.where(filled, owner, 0)
@@ -166,7 +164,7 @@ class BlockExamples:
     def _among_filled(
         self, people: np.ndarray, generator: np.random.Generator
     ) -> np.ndarray:
-        """(J * ways, size) examples of classes with enough of them, -1 where none."""
+        """Returns (J * ways, size) examples of classes with enough; -1: no class."""
         number, classes = len(people), np.arange(self.num_classes)
         first, _ = self._ranges(people, classes[:1])
         last, rest = self._ranges(people, classes[-1:])
@@ -195,7 +193,7 @@ class BlockExamples:
     def _ranges(
         self, people: np.ndarray, classes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """First places in ``order``, and how many there are, of people in classes."""
+        """Returns first index in ``order``, and number, of each person's examples."""
         key = np.where(people < 0, 0, people) * self.num_classes + classes
         first = self.starts[key]
         count = np.where(people < 0, 0, self.starts[key + 1] - first)
@@ -203,45 +201,45 @@ class BlockExamples:
 
 
 def _levels(design: PeopleBlocks) -> tuple[WithoutReplacement, WithoutReplacement]:
-    """The draws of classes and of examples within a block; others are refused."""
+    """Returns the schemes of classes and examples in a block; raises for others."""
     levels = () if design.sampling is None else design.sampling.levels
     drawn = [level for level in levels if isinstance(level, WithoutReplacement)]
     if len(levels) != 2 or len(drawn) != 2:
         raise NotImplementedError(
-            "PeopleBlocks is drawn where its sampling is WithoutReplacement of "
-            "classes and then of examples, and accounted elsewhere too; got "
+            "PeopleBlocks can be drawn only if its sampling is WithoutReplacement of "
+            "classes and then of examples (others can be accounted); got "
             f"{design.sampling!r}"
         )
     return drawn[0], drawn[1]
 
 
 def _check_classes(scheme: WithoutReplacement, number: int) -> None:
-    """Refuses another list of classes than the one that is accounted."""
+    """Raises if the accounted number of classes is not that of the data."""
     if scheme.population is not None and int(np.asarray(scheme.population)) != number:
         raise ValueError(
-            f"level {scheme.name!r}: population must be the {number} classes of the "
-            f"data, from which episodes draw, got {scheme.population!r}"
+            f"level {scheme.name!r}: population must be the number of classes in the "
+            f"data, {number}, got {scheme.population!r}"
         )
 
 
 def _checked_slots(
     scheme: WithoutReplacement, counts: np.ndarray, design: PeopleBlocks, owners: Owners
 ) -> int:
-    """The slots for a class in a block, which must hold what any block may have."""
+    """Returns the slots for a class in a block; they must hold any block's examples."""
     size = int(np.asarray(design.people_per_block))
     largest = -np.sort(-counts, axis=0)[:size].sum(axis=0)
     most = int(largest.max(initial=0))
     if scheme.population is None:
         raise ValueError(
-            f"level {scheme.name!r}: population must be given, the public number of "
-            "slots for examples of one class in a block; got None"
+            f"level {scheme.name!r}: population (the public number of slots for "
+            "examples of one class in a block) must be given, got None"
         )
     slots = int(np.asarray(scheme.population))
     if slots < most:
         raise ValueError(
-            f"level {scheme.name!r}: population must be at least the examples of one "
-            f"class that {size} of the {len(owners.names)} people can have, {most}, "
-            f"got {slots}"
+            f"level {scheme.name!r}: population must be at least the largest number of "
+            f"examples of one class that {size} of the {len(owners.names)} people have "
+            f"together, {most}, got {slots}"
         )
     _validation.whole_number(
         "size", int(np.asarray(scheme.size)), minimum=1, maximum=slots

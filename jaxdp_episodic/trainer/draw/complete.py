@@ -1,8 +1,8 @@
-"""How many clip units of a run's draws are complete, counted in simulated draws.
+"""Estimates how many clip units per draw are complete, from simulated draws.
 
-A clip unit is *complete* if it draws no null (under zero_out it would contribute zero)
-and holds an episode in which every class has its support and a query; without episodes,
-an example.
+A clip unit is *complete* if it contains no null slot (under zero_out it would
+contribute zero) and an episode in which every class has its support and a query. If
+there are no episodes, it needs one example.
 """
 
 from __future__ import annotations
@@ -14,48 +14,54 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import gammaincinv
 
-# Clip units that are simulated. If half of the first ones are complete, these are
-# enough.
+# Clip units to simulate. The first number suffices if at least half of them are
+# complete.
 _FIRST = 200
 _MOST = 4_000
 _MOST_DRAWS = 4_000
-_MOST_SLOTS = 2_000_000  # of all draws: some 0.3 s
-_CONFIDENCE = 0.99  # of the upper bound of a mean, by its Poisson count
-SEED = 0  # of the simulated draws; none of a run's draws follows from it
+_MOST_SLOTS = 2_000_000  # over all draws; about 0.3 s
+_CONFIDENCE = 0.99  # of the upper bound on a Poisson mean, given its count
+SEED = 0  # of the simulated draws, which are independent of a run's draws
 
 
 class CompleteUnits(NamedTuple):
-    """Mean numbers of drawn and complete clip units: private, from the data's sizes."""
+    """Mean numbers of clip units per draw; private, because they depend on the data."""
 
-    complete: float  # mean number; an *estimate*
-    drawn: float  # mean number
-    most: float  # *upper bound* of the mean number at 99 % confidence
-    is_seen: bool  # whether any was complete
+    complete: float  # mean number of complete clip units; *estimate*
+    drawn: float  # mean number of drawn clip units; exact
+    most: float  # *upper bound* on the mean number of complete ones, 99 % confidence
+    is_seen: bool  # whether any simulated clip unit was complete
 
     @property
     def share(self) -> float:
-        """Complete ones of those drawn; 0 of none."""
+        """Complete clip units divided by drawn ones; 0 if none is drawn."""
         return self.complete / self.drawn if self.drawn else 0.0
 
 
 class Needs(NamedTuple):
-    """What an episode needs."""
+    """The smallest content of a complete clip unit."""
 
-    # of each class, or of the task: support and a query. Without episodes 1
+    # Examples of each class or task: support and one query. 1 without episodes.
     examples: int = 1
-    # levels of an episode: 2 of classes, 1 of a regression task, 0 without any
+    # Axes of an episode: 2 with classes, 1 for a regression task, 0 without episodes.
     axes: int = 0
 
     @classmethod
     def of(cls, shots: int, is_regression: bool, has_episodes: bool = True) -> Needs:
-        """Returns what episodes of so many support examples need."""
+        """Returns the needs of episodes with ``shots`` support examples."""
         return cls(shots + 1, 1 if is_regression else 2) if has_episodes else cls()
 
 
 def counted(
     draws: Iterable[tuple[int, int]], slot_shape: tuple[int, ...], mean: float
 ) -> CompleteUnits:
-    """Counts simulated draws, each (clip units, complete ones); their mean is known."""
+    """Returns the counts over simulated draws.
+
+    Args:
+      draws: (clip units, complete clip units) of each simulated draw.
+      slot_shape: shape of one clip unit's slots; limits the work.
+      mean: the exact mean number of clip units per draw.
+    """
     drawn = complete = 0
     enough = min(_MOST, max(_MOST_SLOTS // max(math.prod(slot_shape), 1), _FIRST))
     for number, (units, full) in enumerate(draws, start=1):
@@ -71,7 +77,7 @@ def counted(
 def complete_in_draw(
     mask: np.ndarray, holds_null: np.ndarray | None, needs: Needs, fewest: int
 ) -> int:
-    """Returns how many clip units of a draw are complete."""
+    """Returns the number of complete clip units in a draw."""
     if not len(mask):
         return 0
     number = mask.sum(axis=-1) if mask.ndim > 1 else mask.astype(np.int64)

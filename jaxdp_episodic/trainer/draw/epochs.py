@@ -1,4 +1,4 @@
-"""Epochs: who takes part in which step, drawn at the start of the epoch."""
+"""Epochs: the units of each step, drawn at the start of the epoch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from jaxdp_episodic.accountant.describe.schemes import EpochScheme, RandomAlloca
 from jaxdp_episodic.trainer.draw.tree_draw import NO_UNIT, NULL, Level
 
 Epoch = list[np.ndarray]
-"""For each step of an epoch (J, ...) units to draw below, in random order; secret."""
+"""For each step of an epoch, (J, ...) units to draw below, in random order; secret."""
 
 
 class EpochRows:
-    """The units of the first level, or the episodes of a partition, epoch by epoch.
+    """Rows are units of the first level, or episodes of a partition, by epochs.
 
     Args:
-      scheme: assigns steps to units.
-      level: what is drawn from; its scheme is not used.
-      partition: draws a fresh one, a row of ``width`` for each of the level's units,
-        its episodes; None: they are no episodes.
-      width: classes, or people, of an episode.
+      scheme: assigns units to steps.
+      level: the units; its scheme is not used.
+      partition: draws a new partition, one row of ``width`` per unit of the level (the
+        episodes); None: the units themselves are the rows.
+      width: classes, or people, per episode.
 
-    Attributes are those of the sampler's other kinds of rows.
+    Attributes as in `TreeRows`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class EpochRows:
         self.largest = -(-self._number // steps) if is_cut else self._number
 
     def begin(self, generator: np.random.Generator) -> Epoch:
-        """Returns a fresh epoch."""
+        """Returns a newly drawn epoch."""
         if isinstance(self._scheme, RandomAllocation):
             epoch = allocated(self._number, block_lengths(self._scheme), generator)
         else:
@@ -56,7 +56,7 @@ class EpochRows:
         return [groups[rows] for rows in epoch]
 
     def draw(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of a step, and the (J,) clip units."""
+        """Returns the rows of a step, and (J,) clip units."""
         by_unit = self._partition is None
         return rows, rows.copy() if by_unit else np.full(len(rows), NO_UNIT)
 
@@ -75,9 +75,9 @@ def allocated(
 
 
 def shuffled(number: int, steps: int, generator: np.random.Generator) -> Epoch:
-    """Cuts a random order into batches, the first ``number % steps`` one unit longer.
+    """Cuts a random order into batches; the first ``number % steps`` have one more.
 
-    The accounting rests on it: one unit more or less changes one batch size only.
+    The accounting relies on this: adding or removing a unit changes one batch size.
     """
     sizes = np.full(steps, number // steps) + (np.arange(steps) < number % steps)
     return np.split(generator.permutation(number), np.cumsum(sizes)[:-1])
@@ -86,7 +86,7 @@ def shuffled(number: int, steps: int, generator: np.random.Generator) -> Epoch:
 def random_groups(
     design: GroupedClasses, num_filled: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns a fresh random partition of all classes, (G, ways); null ones -1."""
+    """Returns a new random partition of all classes, (G, ways); -1 for null classes."""
     ways, number = int(np.asarray(design.ways)), int(design.num_possible_episodes)
     order = generator.permutation(int(np.asarray(design.num_classes)))
     groups = order[: number * ways].reshape(-1, ways)

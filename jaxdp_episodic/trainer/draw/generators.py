@@ -1,8 +1,8 @@
-"""The randomness of a run: keys that are used once, and the streams they expand to.
+"""A run's randomness: keys that are used once, and the streams they expand to.
 
-A key is 32 bytes. Of a private run each is fresh from the operating system, made for
-one draw or for one step's noise, and forgotten with it: what is on no disk cannot be
-read from one, and what is never made twice cannot be used twice.
+A key is 32 bytes. In a private run each key comes fresh from the operating system,
+serves one draw or one step's noise, and is then forgotten. It is never stored, so it
+cannot be read from disk or used twice.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from randomgen import ChaCha
 
 from jaxdp_episodic import _validation
 
-# Bytes of a key: ChaCha20 takes 256 bits.
+# Length of a key in bytes: ChaCha20 takes 256 bits.
 KEY_BYTES = 32
-# Of ChaCha: the number of RFC 8439, with the full margin against attacks.
+# ChaCha rounds: the number in RFC 8439, the full security margin.
 _ROUNDS = 20
 
 
 def generator(key: bytes) -> np.random.Generator:
-    """Returns the random generator of a key: NumPy's on the stream of ChaCha20.
+    """Returns NumPy's generator on the ChaCha20 stream of a key.
 
-    Whoever sees part of the stream, and not the key, cannot tell the rest from fair
-    coins by any attack known.
+    Someone who sees part of the stream but not the key cannot, by any known attack,
+    distinguish the rest from independent fair bits.
 
-    The key has 32 secret bytes, used for nothing else; what else is refused.
+    Args:
+      key: 32 secret bytes, used for nothing else.
+
+    Raises:
+      TypeError, ValueError: any other key.
 
     Reference: Bernstein (2008), "ChaCha, a variant of Salsa20"; RFC 8439.
     """
@@ -37,16 +41,16 @@ def generator(key: bytes) -> np.random.Generator:
     if len(key) != KEY_BYTES:
         raise ValueError(f"key must have {KEY_BYTES} bytes, got {len(key)}")
     number = int.from_bytes(key, "little")
-    stream: Any = ChaCha(key=number, rounds=_ROUNDS)  # NumPy knows it by its methods
+    stream: Any = ChaCha(key=number, rounds=_ROUNDS)  # implements NumPy's interface
     return np.random.Generator(stream)
 
 
 class Keys:
-    """Where a run's keys come from.
+    """The source of a run's keys.
 
-    Without a seed each key is fresh entropy of the operating system. A seed, a whole
-    number >= 0, makes every key a function of it, its purpose and its step: repeatable,
-    and *not private*.
+    Without a seed each key is fresh entropy from the operating system. With a seed
+    (whole number >= 0) a key is a function of seed, purpose and step: repeatable, and
+    *not private*.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -56,7 +60,7 @@ class Keys:
             self._seed = _validation.whole_number("seed", seed, minimum=0)
 
     def new(self, purpose: str, number: int) -> bytes:
-        """Returns 32 bytes for one use, such as "draw" of a step."""
+        """Returns 32 bytes for one use, such as the draw of a step."""
         if not self.is_seeded:
             return secrets.token_bytes(KEY_BYTES)
         return _hashed(purpose, self._seed, number)
@@ -65,16 +69,16 @@ class Keys:
 def step_generator(entropy: int, step: int) -> np.random.Generator:
     """Returns the generator of one draw, a function of its arguments.
 
-    For loops of your own that must repeat a draw; `Trainer` does not need it.
+    For your own loops that must repeat a draw; `Trainer` does not need it.
 
     Args:
-      entropy: whole number >= 0 of any size; for a private run 128 random bits or more,
-        which stay secret as long as the draws.
+      entropy: whole number >= 0 of any size. For a private run use at least 128 random
+        bits, and keep them secret as long as the draws.
       step: whole number >= 0; different steps have independent streams.
 
     Raises:
       TypeError: an argument that is not a whole number.
-      ValueError: a negative one.
+      ValueError: a negative argument.
     """
     for name, value in {"entropy": entropy, "step": step}.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -85,5 +89,5 @@ def step_generator(entropy: int, step: int) -> np.random.Generator:
 
 
 def _hashed(purpose: str, entropy: int, number: int) -> bytes:
-    """SHA3-256 of all three, which spaces keep apart."""
+    """Returns SHA3-256 of all three; spaces separate them unambiguously."""
     return hashlib.sha3_256(f"{purpose} {number} {entropy:x}".encode()).digest()

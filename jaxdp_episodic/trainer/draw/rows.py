@@ -1,4 +1,4 @@
-"""The rows of a draw: which clip units take part in a step, tree or episodes."""
+"""The rows of a draw: one per clip unit of the step."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from jaxdp_episodic.trainer.draw.tree_draw import (
 
 
 class TreeRows:
-    """The drawn units of one level of the tree; of no level: the step, once.
+    """Rows are the drawn units of one level; without levels, the whole step once.
 
-    All kinds of rows have these attributes and a method `draw`; those of epochs draw
-    at the start of one.
+    All kinds of rows have these attributes and a method `draw`; `EpochRows` draws at
+    the start of an epoch.
 
     Attributes:
-      inner_shape: axes of a row that the design forms, before those of the levels
-        that are drawn below.
+      inner_shape: axes of a row that the design forms, before the axes of the levels
+        drawn below.
       expected: mean number of rows.
       largest: largest possible number of rows.
-      levels: those that are drawn to form the rows.
+      levels: levels drawn to form the rows.
     """
 
     def __init__(self, levels: Sequence[Level]) -> None:
@@ -47,13 +47,13 @@ class TreeRows:
         self.largest = largest_total(levels)
 
     def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (J, *inner_shape) units to draw below, and the (J,) clip units."""
+        """Returns (J, *inner_shape) units to draw below, and (J,) clip units."""
         units = draw_units(self.levels, generator)
         return units, units.copy() if self.levels else np.full(1, NO_UNIT)
 
 
 class FixedRows:
-    """A public number of episodes, each of which starts at the root."""
+    """Rows are a public number of episodes, each drawn from the root."""
 
     def __init__(self, number: int) -> None:
         self.inner_shape: tuple[int, ...] = ()
@@ -61,12 +61,12 @@ class FixedRows:
         self.expected, self.largest = float(number), number
 
     def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the root once for each episode."""
+        """Returns the root once per episode."""
         return np.zeros(self.largest, np.int64), np.full(self.largest, NO_UNIT)
 
 
 class GroupedRows:
-    """Groups of ``ways`` classes, each class in at most one."""
+    """Rows are groups of ``ways`` classes, each class in at most one group."""
 
     def __init__(self, design: GroupedClasses, num_filled: int) -> None:
         self._design, self._num_filled = design, num_filled
@@ -84,26 +84,26 @@ class GroupedRows:
             self.largest //= ways
 
     def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the (J, ways) classes of the drawn episodes."""
+        """Returns the (J, ways) classes of the drawn groups."""
         ways = self.inner_shape[0]
         drawn = draw_units(self.levels, generator)
         if self._by_episode:
             groups = random_groups(self._design, self._num_filled, generator)[drawn]
-        else:  # drawn in uniformly random order, so that neighbours are a random group
+        else:  # in uniformly random order, so consecutive classes are a random group
             groups = drawn[: len(drawn) // ways * ways].reshape(-1, ways)
             groups = np.where(groups < self._num_filled, groups, NULL)
         return groups, np.full(len(groups), NO_UNIT)
 
 
 def _mean_groups(scheme: Scheme, pool: int, ways: int) -> float:
-    """Mean of ``floor(K / ways)``, K the number of drawn classes."""
+    """Returns the mean of ``floor(K / ways)``, K the number of drawn classes."""
     if isinstance(scheme, WithoutReplacement):
         return float(min(int(np.asarray(scheme.size)), pool) // ways)
-    assert isinstance(scheme, Poisson)  # epochs have rows of their own
+    assert isinstance(scheme, Poisson)  # epoch schemes use `EpochRows`
     rate = float(np.asarray(scheme.sampling_probability))
     if rate in (0.0, 1.0):
         return float(int(pool * rate) // ways)
-    # The binomial weights up to a factor, from 40 standard deviations around the mean.
+    # Binomial probabilities up to a factor, within 40 standard deviations of the mean.
     reach = 40.0 * math.sqrt(pool * rate * (1.0 - rate)) + 40.0
     low = max(0, math.floor(pool * rate - reach))
     high = min(pool, math.ceil(pool * rate + reach))

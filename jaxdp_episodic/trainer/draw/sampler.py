@@ -1,6 +1,7 @@
-"""Draws episodes: exactly what the accounted sampling says, from the same object.
+"""Draws episodes exactly as the accounted sampling describes, from the same object.
 
-On the host, in NumPy: a draw decides shapes, and takes well under a millisecond.
+Draws run on the host in NumPy, because they decide shapes; one takes well under a
+millisecond.
 """
 
 from __future__ import annotations
@@ -58,18 +59,19 @@ def rows_and_levels(
     slots_of: str | None = None,
     num_people: int = 0,
 ) -> tuple[TreeRows | FixedRows | GroupedRows | BlockRows | EpochRows, Sequence[Level]]:
-    """Returns rows, the levels below them, the level with slots, and the people."""
+    """Returns the rows of a draw, and the levels drawn below them."""
     epochs = epoch_scheme(sampling)
     if isinstance(sampling, MultistageSampling):
         if epochs is not None:
             if isinstance(epochs, ShuffledEpochs) and epochs.name == slots_of:
                 raise NotImplementedError(
-                    f"zero_out at level {slots_of!r} with ShuffledEpochs is not drawn: "
-                    "its batches would be cut by a public number of slots, which the "
-                    "scheme does not have; covered: RandomAllocation, or add_remove"
+                    f"zero_out at level {slots_of!r} is not supported with "
+                    "ShuffledEpochs: its batch sizes would depend on a public number "
+                    "of slots, which it does not have; use RandomAllocation, or "
+                    "add_remove"
                 )
-            # A null slot picks a step of its own and contributes nothing there: who is
-            # there is drawn by the same distribution without it.
+            # A null slot takes a step of its own and contributes nothing there, so
+            # leaving it out does not change the distribution of the others.
             slots_of = None if epochs.name == slots_of else slots_of
         levels = make_levels(sampling.levels, population, slots_of)
         if epochs is not None:
@@ -103,19 +105,19 @@ def rows_and_levels(
 
 
 class Draw(NamedTuple):
-    """What one step drew; J clip units, 0 included.
+    """The draw of one step with J clip units; J may be 0.
 
     Attributes:
-      examples: (J, *slot_shape) int64, places of the drawn examples (units of the last
+      examples: (J, *slot_shape) int64, indices of the drawn examples (units of the last
         level) in the population's order; 0 where masked.
       mask: (J, *slot_shape) bool, True where a slot holds a drawn example. On the last
-        axis those come first, in uniformly random order, so that the first ``shots``
-        of them are a random support. On the axes before it the drawn units come
-        first, also in random order; one that has nothing below it keeps its slot.
-      units: (J,) int64, place of each clip unit among all units of its level; -1 where
-        it was formed in the draw (an episode, the step), or is null.
-      holds_null: (J,) bool, whether a null slot was drawn: such a clip unit has to
-        contribute zero. None stands for none.
+        axis these come first, in uniformly random order, so the first ``shots`` of
+        them are a random support set. On the other axes the drawn units also come
+        first, in random order; a unit without anything drawn below keeps its slot.
+      units: (J,) int64, index of each clip unit among all units of its level; -1 if the
+        draw formed it (an episode, the step) or it is null.
+      holds_null: (J,) bool, whether a null slot was drawn; such a clip unit must
+        contribute zero. None: no clip unit has one.
     """
 
     examples: np.ndarray
@@ -127,40 +129,41 @@ class Draw(NamedTuple):
 class EpisodeSampler:
     """Draws what a sampling spec describes from a real population.
 
-    Nothing is capped, skipped or reused. Every unit that a Poisson draw picks is
-    returned. A unit without children is still drawn (its slots are masked), one with
-    fewer children than asked for gives all of them, and every call draws afresh.
+    Nothing is capped, skipped or reused. Every unit that Poisson sampling selects is
+    returned. A unit without children is still drawn (its slots are masked), a unit with
+    fewer children than requested gives all of them, and every call draws again.
 
     The real sizes of ``population`` determine the draw. A public ``population`` in the
-    spec must not contradict them, because the step may be accounted by it: without
-    replacement it must not exceed the children of any unit (and equal them if it is
-    exact), under Poisson it must not be below them.
+    spec must not contradict them, because the step may be accounted with it. Without
+    replacement it must be at most the number of children of any unit (equal, if it is
+    exact); with Poisson sampling it must be at least that number.
 
     Args:
-      sampling: the spec that is accounted, with scalar fields; a single scheme is
-        wrapped.
+      sampling: the accounted spec with scalar fields; a single scheme is wrapped.
       population: the tree to draw from, with the levels of the spec (for
         `GroupedClasses`: classes and examples).
-      clip_unit: the level whose units become the rows of a draw, or "step": one row.
-        The two episodic designs allow "episode" only.
-      population_is_accounted: the step is given this `Population`, whose sizes then
+      clip_unit: the level whose units are the rows of a draw, or "step": one row. The
+        two episodic designs require "episode".
+      population_is_accounted: whether the step has this `Population`, whose sizes then
         replace those of the spec.
-      privacy_unit: the level of the protected unit. Sizes below it and below the clip
-        unit are not accounted and need not fit. None, "person": all must fit.
-      slots_of: under zero_out the protected level. The ``population`` of its scheme (or
+      privacy_unit: the level of the protected unit. Sizes below both it and the clip
+        unit are not accounted and are not checked. None, "person": all are checked.
+      slots_of: the protected level under zero_out. The ``population`` of its scheme (or
         the ``num_classes`` of grouped classes) is then the number of slots of every
-        unit one level up; all are drawn alike, filled or not, see `Draw.holds_null`.
-      owners: of the examples, for `PeopleBlocks`.
-      among_slots: of `PeopleBlocks`: draw classes and examples among public slots,
-        filled or not; else among the classes with enough examples in the block, which
-        is sound if every episode is taken to hold the person, and not under zero_out.
+        unit one level up. Slots are drawn whether filled or not, see `Draw.holds_null`.
+      owners: owners of the examples, for `PeopleBlocks`.
+      among_slots: for `PeopleBlocks`: draw classes and examples among public slots,
+        filled or not. If False, draw among the classes with enough examples in the
+        block. That is sound only if every episode is accounted as containing the
+        person, and not under zero_out.
 
     Attributes:
-      sampling: as given, a single scheme wrapped.
+      sampling: the spec; a single scheme is wrapped.
       population: as given.
       clip_unit: as given.
       slot_shape: one axis for each level below the clip unit: ``size`` without
-        replacement, the largest number of children under Poisson, ``ways`` classes.
+        replacement, the largest number of children for Poisson sampling, ``ways``
+        classes.
       expected_units: mean number of clip units in a draw.
       max_units: largest possible number of clip units in a draw.
 
@@ -215,16 +218,16 @@ class EpisodeSampler:
         self.max_units: int = self._rows.largest
 
     def complete_units(self, needs: Needs) -> CompleteUnits:
-        """Returns how many clip units a draw holds, and an *estimate* of the complete.
+        """Returns the mean number of clip units, and an *estimate* of complete ones.
 
-        Complete means: without a null, and with what an episode needs.
+        See `complete` for the definition of complete.
         """
         draws = self.draws(np.random.default_rng(SEED))
         found = ((len(draw.mask), self.complete_in(draw, needs)) for draw in draws)
         return counted(found, self.slot_shape, self.expected_units)
 
     def draws(self, generator: np.random.Generator) -> Iterator[Draw]:
-        """Yields fresh draws, of a sampling by epochs those of one after another."""
+        """Yields draws without end, going through one epoch after another if any."""
         while True:
             if self.steps_per_epoch is None:
                 yield self.draw(generator)
@@ -233,50 +236,50 @@ class EpisodeSampler:
                     yield self.draw(generator, members)
 
     def complete_in(self, draw: Draw, needs: Needs) -> int:
-        """Returns how many clip units of a draw of this sampler are complete."""
+        """Returns the number of complete clip units in a draw of this sampler."""
         fewest = self.slot_shape[-2] if len(self.slot_shape) > 1 else 1
-        # One class drawn by coins tells nothing apart.
+        # An episode needs two classes to tell apart; Poisson sampling may draw one.
         if len(self._below) > 1 and isinstance(self._below[-2].scheme, Poisson):
             fewest = 2
         return complete_in_draw(draw.mask, draw.holds_null, needs, fewest)
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps of an epoch; None where every step draws anew."""
+        """Steps of an epoch; None if every step draws independently."""
         rows = self._rows
         return rows.steps_per_epoch if isinstance(rows, EpochRows) else None
 
     def begin_epoch(self, generator: np.random.Generator) -> Epoch:
-        """Returns who takes part in each step of an epoch, freshly drawn."""
+        """Returns the units of each step of a newly drawn epoch."""
         _check_generator(generator)
         if not isinstance(self._rows, EpochRows):
-            raise ValueError("the sampling has no epochs: every step draws anew")
+            raise ValueError("the sampling has no epochs: every step is independent")
         return self._rows.begin(generator)
 
     def draw(
         self, generator: np.random.Generator, members: np.ndarray | None = None
     ) -> Draw:
-        """Returns a fresh draw, a function of the generator's state (and ``members``).
+        """Returns a new draw, a function of the generator's state and ``members``.
 
         Args:
           generator: source of randomness.
-          members: of a sampling by epochs, who takes part in this step: an entry of
-            `begin_epoch`. Of others None.
+          members: if the sampling has epochs, the units of this step, an entry of
+            `begin_epoch`; otherwise None.
 
         Raises:
-          TypeError: anything but a NumPy ``Generator``.
-          ValueError: members that are missing, or not drawn by epochs.
+          TypeError: anything except a NumPy ``Generator``.
+          ValueError: members that are missing, or given without epochs.
         """
         _check_generator(generator)
         if isinstance(self._rows, EpochRows):
             if members is None:
                 raise ValueError(
-                    "members must be given for a sampling by epochs: an entry of "
+                    "members must be given for a sampling with epochs: an entry of "
                     "begin_epoch"
                 )
             starts, units = self._rows.draw(members)
         elif members is not None:
-            raise ValueError("members must be None where every step draws anew")
+            raise ValueError("members must be None for a sampling without epochs")
         else:
             starts, units = self._rows.draw(generator)
         if self._blocks is not None:
@@ -293,15 +296,15 @@ def _blocks(
     among_slots: bool,
     slots_of: str | None,
 ) -> BlockExamples | None:
-    """What episodes of `PeopleBlocks` draw; None of other designs."""
+    """Returns the draws within episodes of `PeopleBlocks`; None for other designs."""
     if not isinstance(sampling, PeopleBlocks):
         return None
     if owners is None:
-        raise ValueError("owners must be given for PeopleBlocks: whose examples are")
+        raise ValueError("owners of the examples must be given for PeopleBlocks")
     if slots_of is not None and not among_slots:
         raise ValueError(
             "among_slots must be True under zero_out: which classes have enough "
-            "examples in a block depends on who is there"
+            "examples in a block depends on the people in the data"
         )
     return BlockExamples.of(
         sampling,
@@ -320,7 +323,7 @@ def _check_generator(generator: object) -> None:
 
 
 def _refuse_arrays(sampling: Sampling) -> None:
-    """A spec with arrays is many settings, and a run has one."""
+    """Raises for a spec with arrays: it describes many settings, and a run has one."""
     numbers: dict[str, Any] = dict(sampling.numbers)
     for scheme in sampling.schemes:
         for field, value in scheme.numbers.items():

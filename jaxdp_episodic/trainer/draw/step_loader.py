@@ -1,7 +1,7 @@
-"""A PyTorch loader that draws what a step describes: users first, then their examples.
+"""A PyTorch loader that draws what a step describes: users, then their examples.
 
-The step that is accounted is the object that draws. Needs torch, which the extra
-"opacus" brings; nothing else in this package imports it but `interop.opacus`.
+The same step object is accounted and drawn. Needs torch (extra "opacus"); only
+`interop.opacus` imports this module.
 """
 
 from __future__ import annotations
@@ -42,38 +42,40 @@ def step_loader(
 ) -> Any:
     """Returns a ``DataLoader`` whose batches are the draws of a step.
 
-    Every pass over it gives ``num_steps`` fresh draws. A batch has one row a clipped
-    unit, and may be empty, then with tensors of no rows:
+    Each pass gives ``num_steps`` new draws. A batch has one row per clipped unit. It
+    may be empty; its tensors then have no rows.
 
-    * ``clip_unit`` the last level: the drawn examples, as any loader gives them;
-    * a level above it, e.g. "user": tensors ``(rows, slots, ...)``, as many slots as a
-      unit can have examples drawn, and last in the tuple a mask (in a mapping under
-      "mask"), True where a slot holds an example. The others are zero. The model must
-      take a row for one sample, with a loss that is one number a row.
+    * If ``clip_unit`` is the last level, rows are the drawn examples, as in any loader.
+    * If it is a level above, such as "user", tensors are ``(rows, slots, ...)``, with
+      as many slots as examples can be drawn from a unit. A mask comes last in the tuple
+      (in a mapping under "mask"): True where a slot holds an example. Other slots are
+      zero. The model must treat a row as one sample, and its loss must be one number
+      per row.
 
     Args:
-      dataset: with a length and ``dataset[i]``: tensors, numbers, or tuples, lists or
-        mappings of these; all examples alike.
-      step: what is accounted, of `MultistageSampling`: the levels of ``units``, then
-        that of the examples. Without a `Population`, and not under zero_out, where rows
-        that hold a null would have to contribute zero.
-      num_steps: batches in a pass, >= 1.
+      dataset: has a length, and ``dataset[i]`` gives tensors, numbers, or tuples, lists
+        or mappings of these; all examples have the same structure.
+      step: the accounted step, of a `MultistageSampling` whose levels are ``units``
+        followed by the level of examples. It must not have a `Population`, and must not
+        use zero_out, where rows that contain a null would have to contribute zero.
+      num_steps: batches per pass, >= 1.
       units: level name -> (R,) ids of the examples, top level first; global, as in
-        `Population.from_ids`. None: the step draws examples, without a level above.
-      owners: (R,) ids of the people who own the examples, one each; needed where the
-        step protects a "person". Nobody is beyond the step's `PersonBounds`:
-      truncate: False: somebody beyond them is an error. True: of what a person has too
-        much, as in `truncated`, the rest is never drawn; ``loader.batch_sampler``'s
-        ``truncation`` says how much that is.
-      entropy: secret seed of the draws, whole number >= 0; None: of the operating
-        system.
-      first_step: where a resumed run goes on: ``loader.batch_sampler.next_step``.
-      **options: of ``DataLoader``, e.g. ``num_workers``.
+        `Population.from_ids`. None: there is no level above the examples.
+      owners: (R,) ids of the one person who owns each example; required if the step
+        protects a "person", whose examples must be within the step's `PersonBounds`.
+      truncate: False: a person beyond the bounds is an error. True: the excess
+        examples, chosen as in `truncated`, are never drawn;
+        ``loader.batch_sampler.truncation`` says how many.
+      entropy: secret seed of the draws, whole number >= 0; None: taken from the
+        operating system.
+      first_step: first draw of a resumed run: ``loader.batch_sampler.next_step``.
+      **options: arguments of ``DataLoader``, such as ``num_workers``.
 
     Raises:
       TypeError: an argument of the wrong type.
-      ValueError: units or sizes that do not fit the step, a person beyond the bounds.
-      NotImplementedError: another design, a `Population`, zero_out.
+      ValueError: units or sizes that do not fit the step, or a person beyond the
+        bounds.
+      NotImplementedError: another design, a `Population`, or zero_out.
     """
     draws = StepDraws(
         step,
@@ -90,13 +92,13 @@ def step_loader(
 
 
 class StepDraws:
-    """The batch sampler of a `step_loader`: lists of rows, one a clipped unit.
+    """The batch sampler of a `step_loader`: lists of rows, one per clipped unit.
 
     Attributes:
-      step: as given; what `StepAccountant` accounts.
-      sampler: what draws; ``sampler.expected_units`` is the mean number of rows.
-      next_step: number of the next draw; none is ever made twice.
-      truncation: the `Truncation` to the bounds of a person; None: there are none.
+      step: the step, which `StepAccountant` accounts.
+      sampler: the sampler; ``sampler.expected_units`` is the mean number of rows.
+      next_step: number of the next draw; no draw is repeated.
+      truncation: the `Truncation` to the bounds of a person; None: no bounds.
     """
 
     def __init__(
@@ -115,14 +117,14 @@ class StepDraws:
             raise TypeError(f"step must be a GaussianStep, got {step!r}")
         if not isinstance(step.design, MultistageSampling):
             raise NotImplementedError(
-                "step_loader covers MultistageSampling (users, then examples), got "
+                "step_loader supports MultistageSampling (users, then examples), got "
                 f"{type(step.design).__name__}"
             )
         if step.population is not None or step.neighboring_relation == "zero_out":
             raise NotImplementedError(
-                "step_loader covers steps without a Population under add_remove or "
+                "step_loader supports steps without a Population under add_remove or "
                 f"replace_one, got {step.neighboring_relation}"
-                f"{' with one' if step.population is not None else ''}"
+                f"{' with a Population' if step.population is not None else ''}"
             )
         noise = np.asarray(step.noise_multiplier)
         _validation.single("noise_multiplier", noise)  # a run has one setting
@@ -137,15 +139,15 @@ class StepDraws:
         )
         self._num_steps = _validation.whole_number("num_steps", num_steps)
         self._entropy = secrets.randbits(128) if entropy is None else entropy
-        step_generator(self._entropy, first_step)  # refuses what is no whole number
+        step_generator(self._entropy, first_step)  # checks that both are whole numbers
         self.next_step = first_step
 
     def __len__(self) -> int:
-        """Batches in a pass."""
+        """Batches per pass."""
         return self._num_steps
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Draws ``num_steps`` times; a row is an index, or an array, -1 for none."""
+        """Draws ``num_steps`` times; a row is an index, or an array (-1: empty)."""
         for _ in range(self._num_steps):
             generator = step_generator(self._entropy, self.next_step)
             self.next_step += 1
@@ -157,7 +159,7 @@ class StepDraws:
 def _tree(
     step: GaussianStep, num_examples: int, units: Mapping[str, Any] | None, owners: Any
 ) -> ExampleTable:
-    """The numbers of the examples, in the order of their tree."""
+    """Returns the table of the examples' indices, in the order of their tree."""
     examples = np.arange(num_examples)
     level = step.design.level_names[-1]
     if units:
@@ -170,7 +172,7 @@ def _tree(
 
 
 class _Rows:
-    """Items are rows of a batch: slots are collated first, then laid out."""
+    """Dataset of rows, and their collation; slots of a row are collated first."""
 
     def __init__(self, dataset: Any, slot_shape: tuple[int, ...]) -> None:
         self._dataset, self._slot_shape = dataset, slot_shape
@@ -190,7 +192,7 @@ class _Rows:
         return _mapped(lambda part: part.reshape(*shape, *part.shape[1:]), joined)
 
     def __call__(self, rows: list[Any]) -> Any:
-        """The batch; where nobody was drawn, the tensors of one row, without it."""
+        """Returns the batch; an empty one has the tensors of a row, without rows."""
         if rows:
             return _joined(rows)
         one = self[np.zeros(math.prod(self._slot_shape), np.int64)]
@@ -201,7 +203,7 @@ class _Rows:
 
 
 def _joined(batches: list[Any]) -> Any:
-    """Batches of alike parts, one after the other."""
+    """Returns the concatenation of batches with the same structure."""
     first = batches[0]
     if isinstance(first, Mapping):
         return {name: _joined([batch[name] for batch in batches]) for name in first}
@@ -211,16 +213,16 @@ def _joined(batches: list[Any]) -> Any:
 
 
 def _with_mask(batch: Any, mask: Any) -> Any:
-    """A batch with one more part."""
+    """Returns a batch with the mask as one more part."""
     if isinstance(batch, Mapping):
         if "mask" in batch:
-            raise ValueError("dataset must not have a part named 'mask' of its own")
+            raise ValueError("dataset must not have a part named 'mask'")
         return {**batch, "mask": mask}
     return (*batch, mask) if isinstance(batch, tuple | list) else (batch, mask)
 
 
 def _mapped(function: Any, batch: Any) -> Any:
-    """A function of every tensor of nested tuples, lists and mappings."""
+    """Applies a function to every tensor in nested tuples, lists and mappings."""
     if isinstance(batch, Mapping):
         return {name: _mapped(function, part) for name, part in batch.items()}
     if isinstance(batch, tuple | list):

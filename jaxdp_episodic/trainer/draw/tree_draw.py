@@ -1,7 +1,7 @@
-"""Draws down a tree of units, level by level; children by Poisson sampling or by size.
+"""Draws units of a tree, level by level, by Poisson sampling or without replacement.
 
-Everywhere ``counts`` is (n,) int64, the number of children of each of n units, and what
-is drawn is a ragged list without padding, see `Children`.
+In all functions ``counts`` is (n,) int64, the number of children of each of n units.
+Drawn children are a ragged list without padding, see `Children`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
 )
 
-# Successes whose gaps are drawn at a time: 2**20 gaps of at most 2**42 children sum
-# without overflow.
+# Most gaps drawn at once: 2**20 gaps, each at most 2**42, sum without int64 overflow.
 _MOST_GAPS = 2**20
 
-# Costs in microseconds, measured, by which the fastest algorithm is chosen.
+# Measured costs in microseconds, used to choose the fastest algorithm.
 _COST_OF_CHOICE = 6.0  # a call of NumPy's `choice`
 _COST_OF_ROUND = 6.0  # a round of Floyd's algorithm
 _COST_OF_ELEMENT = 0.04
 
 
 class Children(NamedTuple):
-    """Drawn children, those of the first unit first.
+    """Drawn children, grouped by their unit in order.
 
     Attributes:
-      owner: (m,) int64, nondecreasing: to which of the n units a child belongs.
-      child: (m,) int64, its index among the children of that unit, from 0; the children
-        of one unit are different, and in uniformly random order.
+      owner: (m,) int64, nondecreasing: index (among the n units) of each child's unit.
+      child: (m,) int64, the child's index among all children of that unit, from 0. The
+        children of one unit are distinct and in uniformly random order.
     """
 
     owner: np.ndarray
@@ -49,7 +48,7 @@ class Children(NamedTuple):
 def poisson(
     counts: np.ndarray, rate: float, generator: np.random.Generator
 ) -> Children:
-    """Draws every child with probability ``rate``, in time linear in those drawn."""
+    """Draws each child with probability ``rate``, in time linear in those drawn."""
     ends = np.cumsum(counts)
     drawn = _successes(int(ends[-1]) if len(ends) else 0, rate, generator)
     owner = np.searchsorted(ends, drawn, side="right")
@@ -60,7 +59,7 @@ def poisson(
 def without_replacement(
     counts: np.ndarray, size: int, generator: np.random.Generator
 ) -> Children:
-    """Draws ``min(size, count)`` children of each unit, uniformly among all subsets."""
+    """Draws ``min(size, count)`` children of each unit, each subset equally likely."""
     number = np.minimum(counts, size)
     most, total = int(number.max(initial=0)), float(number.sum())
     elements = (1 + most / 40) * most * len(counts)
@@ -75,7 +74,7 @@ def without_replacement(
 
 
 def rank_within(owner: np.ndarray, number_of_owners: int) -> np.ndarray:
-    """Returns for each entry how many before it have the same owner, (m,)."""
+    """Returns (m,) for each entry the number of earlier entries with the same owner."""
     number = np.bincount(owner, minlength=number_of_owners)
     return np.arange(len(owner)) - (np.cumsum(number) - number)[owner]
 
@@ -83,7 +82,7 @@ def rank_within(owner: np.ndarray, number_of_owners: int) -> np.ndarray:
 def random_places(
     slots: np.ndarray, filled: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns different random slots, within its parent, of each unit that there is."""
+    """Returns distinct random slots of the parent for each existing unit."""
     owner = np.repeat(np.arange(len(slots)), slots)
     rank = rank_within(owner, len(slots))
     order = _shuffle_within(owner, len(slots), generator)
@@ -91,7 +90,7 @@ def random_places(
 
 
 def _successes(total: int, rate: float, generator: np.random.Generator) -> np.ndarray:
-    """Indices of the successes among ``total`` independent trials, increasing."""
+    """Returns the indices of successes in ``total`` Bernoulli trials, increasing."""
     if rate == 0 or total == 0:
         return np.zeros(0, np.int64)
     if rate == 1:
@@ -101,9 +100,9 @@ def _successes(total: int, rate: float, generator: np.random.Generator) -> np.nd
     while last < total:
         mean = (total - last) * rate
         number = min(int(mean + 4.0 * math.sqrt(mean)) + 8, _MOST_GAPS)
-        with np.errstate(over="ignore"):  # a gap of inf: no further success
+        with np.errstate(over="ignore"):  # an infinite gap: no further success
             gaps = np.ceil(generator.standard_exponential(number) / decay)
-        # An exponential of exactly 0 would be a gap of 0.
+        # An exponential variate of exactly 0 would give a gap of 0.
         found.append(last + np.cumsum(np.clip(gaps, 1, total + 1).astype(np.int64)))
         last = int(found[-1][-1])
     successes = np.concatenate(found)
@@ -113,7 +112,7 @@ def _successes(total: int, rate: float, generator: np.random.Generator) -> np.nd
 def _shuffle_within(
     owner: np.ndarray, number_of_owners: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """A random permutation of all entries that keeps each owner's where they were."""
+    """Returns a uniformly random permutation within each owner's block of entries."""
     if number_of_owners == 1:
         return generator.permutation(len(owner))
     bits = 63 - number_of_owners.bit_length()
@@ -122,7 +121,7 @@ def _shuffle_within(
         keys = (owner << bits) | noise
         order = np.argsort(keys)
         ranked = keys[order]
-        # Equal keys would keep their order; given that none are, it is uniform.
+        # Ties would keep their order. Without ties the order is uniform.
         if not np.any(ranked[1:] == ranked[:-1]):
             return order
 
@@ -130,7 +129,7 @@ def _shuffle_within(
 def _unit_by_unit(
     counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
 ) -> Children:
-    """Best for few units with many children."""
+    """Calls NumPy once per unit: fastest for few units with many children."""
     parts = [
         generator.choice(count, size, replace=False)
         for count, size in zip(counts.tolist(), number.tolist(), strict=True)
@@ -143,11 +142,12 @@ def _unit_by_unit(
 def _round_by_round(
     counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
 ) -> Children:
-    """Best for few of many: Floyd's algorithm, a child of every unit each round.
+    """Floyd's algorithm, one child of every unit per round: fastest for few of many.
 
-    Reference: Bentley and Floyd (1987), Communications of the ACM 30(9), 754-757: in
-    round t a set of t children becomes one of t + 1, a uniformly random subset of all
-    children up to ``top[t]``.
+    Before round t a unit has t distinct children; after it t + 1, a uniformly random
+    subset of its children 0 .. ``top[t]``.
+
+    Reference: Bentley and Floyd (1987), Communications of the ACM 30(9), 754-757.
     """
     rounds = np.arange(int(number.max()))[:, None]
     wanted = rounds < number
@@ -165,7 +165,7 @@ def _round_by_round(
 def _all_then_cut(
     counts: np.ndarray, number: np.ndarray, generator: np.random.Generator
 ) -> Children:
-    """Best for many of few: puts all children in random order and keeps the first."""
+    """Shuffles all children and keeps the first: fastest for a large share of few."""
     owner = np.repeat(np.arange(len(counts)), counts)
     rank = rank_within(owner, len(counts))
     child = rank[_shuffle_within(owner, len(counts), generator)]
@@ -173,29 +173,29 @@ def _all_then_cut(
     return Children(owner[kept], child[kept])
 
 
-NULL = -1  # index of a slot that is drawn and not filled
-NO_UNIT = -1  # index of the unit of a row that was formed in the draw
+NULL = -1  # index of a drawn slot that holds no unit
+NO_UNIT = -1  # unit of a row that the draw itself forms (an episode, the step)
 
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """One level of a real tree and the scheme that draws its units."""
+    """One level of the tree, and the scheme that draws its units."""
 
     scheme: Scheme  # with scalar fields
-    # Number of children, or of slots for them, that are drawn from, for each unit of
-    # the level above.
+    # For each unit of the level above, the number of children (or slots) to draw from.
     counts: np.ndarray
-    # Index of the first of these children among all units of this level.
+    # Index of each unit's first child among all units of this level.
     starts: np.ndarray
-    filled: np.ndarray  # number of them that exist; what is drawn beyond them is null
-    has_slots: bool  # whether ``counts`` are a public number of slots, not the children
+    # Number of children that exist; slots from this index on are null.
+    filled: np.ndarray
+    has_slots: bool  # whether ``counts`` are a public number of slots, not children
 
     @property
     def width(self) -> int:
-        """Slots for the children drawn of one unit, at least one.
+        """Number of slots for one unit's drawn children, at least 1.
 
-        Without replacement the ``size``, even where there are fewer children: under
-        ``add_remove`` real sizes are private, a shape is not.
+        Without replacement this is ``size`` even if a unit has fewer children: under
+        ``add_remove`` real sizes are private, and shapes are visible.
         """
         if isinstance(self.scheme, Poisson):
             return max(1, int(self.counts.max(initial=0)))
@@ -203,7 +203,7 @@ class Level:
 
     @property
     def expected(self) -> np.ndarray:
-        """Mean number of children drawn of each unit, float64."""
+        """Mean number of children drawn from each unit, float64."""
         if isinstance(self.scheme, Poisson):
             return self.counts * float(np.asarray(self.scheme.sampling_probability))
         return np.minimum(self.counts, _size(self.scheme)).astype(np.float64)
@@ -211,13 +211,17 @@ class Level:
     def draw(
         self, units: np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws children of each of the units, which may repeat.
+        """Draws children of each of the given units, which may repeat.
 
-        Units (n,) are indices in the level above; -1 for a null one, which has no
-        children. Returns (m,) indices of the children in this level, -1 for null ones,
-        and (m,) which of the n units each belongs to, in the order of `Children`.
+        Args:
+          units: (n,) indices in the level above; -1 is a null unit without children.
+          generator: source of randomness.
+
+        Returns:
+          (m,) indices of the children in this level, -1 for null ones; and (m,) the
+          index, among the n units, of each child's unit. Ordered as in `Children`.
         """
-        counts = np.append(self.counts, 0)[units]  # the last one of the null unit
+        counts = np.append(self.counts, 0)[units]  # the last entry is the null unit's
         if isinstance(self.scheme, Poisson):
             rate = float(np.asarray(self.scheme.sampling_probability))
             drawn = poisson(counts, rate, generator)
@@ -230,27 +234,27 @@ class Level:
 
 
 def _size(scheme: Scheme) -> int:
-    assert isinstance(scheme, WithoutReplacement)  # epochs are drawn at their start
+    assert isinstance(scheme, WithoutReplacement)  # epoch schemes use `EpochRows`
     return int(np.asarray(scheme.size))
 
 
 def make_level(
     scheme: Scheme, counts: np.ndarray, slots_of: str | None = None
 ) -> Level:
-    """Returns the level of these children; ``slots_of`` needs enough slots."""
+    """Returns a level; the level named ``slots_of`` draws among public slots."""
     starts = np.cumsum(counts) - counts
     if scheme.name != slots_of:
         return Level(scheme, counts, starts, counts, has_slots=False)
     if scheme.population is None:
         raise ValueError(
-            f"level {scheme.name!r}: population must be given under zero_out, the "
-            "public number of slots that are drawn from; got None"
+            f"level {scheme.name!r}: population (the public number of slots to draw "
+            "from) must be given under zero_out, got None"
         )
     slots, most = int(np.asarray(scheme.population)), int(counts.max(initial=0))
     if slots < most:
         raise ValueError(
-            f"level {scheme.name!r}: population must be at least the children of "
-            f"every unit under zero_out (slots), up to {most} here, got {slots}"
+            f"level {scheme.name!r}: population (slots) must be at least the number of "
+            f"children of every unit under zero_out, up to {most} here, got {slots}"
         )
     public = np.full(counts.shape, slots, np.int64)
     return Level(scheme, public, starts, counts, has_slots=True)
@@ -259,14 +263,14 @@ def make_level(
 def make_levels(
     schemes: Sequence[Scheme], population: Population, slots_of: str | None = None
 ) -> list[Level]:
-    """Returns all levels, top to bottom; see `check_levels` and `make_level`."""
+    """Returns all levels, top to bottom."""
     check_levels([scheme.name for scheme in schemes], population)
     pairs = zip(schemes, population.children_counts, strict=True)
     return [make_level(scheme, counts, slots_of) for scheme, counts in pairs]
 
 
 def check_levels(names: Sequence[str], population: Population) -> None:
-    """Refuses a population with other levels than the sampling has."""
+    """Raises if the population's levels differ from those of the sampling."""
     named = tuple(population.level_names)
     if population.num_levels != len(names) or named != tuple(names[: len(named)]):
         raise ValueError(
@@ -276,7 +280,7 @@ def check_levels(names: Sequence[str], population: Population) -> None:
 
 
 def draw_units(levels: Sequence[Level], generator: np.random.Generator) -> np.ndarray:
-    """Returns the drawn units of the last level, from the root; no level: the root."""
+    """Draws from the root; returns the units of the last level (no level: the root)."""
     units = np.zeros(1, np.int64)
     for level in levels:
         units, _ = level.draw(units, generator)
@@ -288,11 +292,17 @@ def fill_slots(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws everything below the given units.
 
-    ``starts`` (J, ...) are units of the level above the first of ``levels``, -1 for
-    null. Returns (*starts.shape, *widths of the levels) int64 indices among the units
-    of the last level, 0 where nobody was drawn, and the mask of those that were: a
-    drawn unit has the first free slot of its axis, also where nobody is drawn below it.
-    And (J,) whether a null was drawn.
+    Args:
+      starts: (J, ...) units of the level above ``levels[0]``, -1 for null.
+      levels: levels to draw, top to bottom.
+      generator: source of randomness.
+
+    Returns:
+      examples: (*starts.shape, *widths of the levels) int64, units of the last level; 0
+        where the mask is False.
+      mask: bool, same shape: where a unit was drawn. A drawn unit takes the first free
+        slot of its axis, even if nothing is drawn below it.
+      holds_null: (J,) bool, whether a null was drawn.
     """
     shape = (*starts.shape, *(level.width for level in levels))
     units, slot = starts.reshape(-1), np.arange(starts.size)
@@ -314,12 +324,12 @@ def expected_total(levels: Sequence[Level]) -> float:
     """Returns the mean number of units drawn at the last level; 1 without levels."""
     if not levels:
         return 1.0
-    # No chance for each of the last level's: there may be many more than of others.
+    # Avoids probabilities per unit of the last level, which may be very large.
     return float(np.sum(chances(levels[:-1]) * levels[-1].expected))
 
 
 def chances(levels: Sequence[Level]) -> np.ndarray:
-    """Returns the chance of each unit of the last level to be drawn; no level: 1."""
+    """Returns the probability that each unit of the last level is drawn."""
     result = np.ones(1)
     for level in levels:
         share = level.expected / np.maximum(level.counts, 1)
@@ -328,22 +338,22 @@ def chances(levels: Sequence[Level]) -> np.ndarray:
 
 
 def largest_total(levels: Sequence[Level]) -> int:
-    """Returns the largest number of units that a draw can have at the last level."""
+    """Returns the largest possible number of units drawn at the last level."""
     if any(not np.any(level.expected) for level in levels):
         return 0
     if not levels:
         return 1
-    # Below a null nothing is drawn.
+    # Nothing is drawn below a null unit.
     counts = (*(level.filled for level in levels[:-1]), levels[-1].counts)
     schemes = tuple(level.scheme for level in levels)
     return int(max_contributions(counts, schemes))
 
 
 def check_public_sizes(level: Level) -> None:
-    """Refuses a ``population`` of a scheme that this tree contradicts.
+    """Raises if the tree contradicts a scheme's ``population``.
 
-    Where the step is accounted by it, a false lower bound makes the accounted rate too
-    small; a false upper bound the sensitivity.
+    If the step is accounted with this number, a false lower bound would understate the
+    rate, and a false upper bound would understate the sensitivity.
     """
     scheme = level.scheme
     if scheme.population is None or not level.counts.size:
@@ -351,7 +361,7 @@ def check_public_sizes(level: Level) -> None:
     if level.has_slots:  # see `make_level`
         return
     claimed = int(np.asarray(scheme.population))
-    # Somebody may join an empty unit, who is then its only child.
+    # A person may join an empty unit and would be its only child.
     smallest = max(1, int(level.counts.min()))
     largest = max(1, int(level.counts.max()))
     if isinstance(scheme, Poisson):
@@ -363,7 +373,7 @@ def check_public_sizes(level: Level) -> None:
     if not fits:
         raise ValueError(
             f"level {scheme.name!r}: population must be {rule} the number of children "
-            f"of every unit, {smallest} to {largest} here, got {claimed}; or leave "
-            "it out: a step that has the data's Population, as a training config makes "
-            "it, goes by the real sizes"
+            f"of every unit, {smallest} to {largest} here, got {claimed}; or leave it "
+            "out: a step with the data's Population, which a training config makes, "
+            "uses the real sizes"
         )

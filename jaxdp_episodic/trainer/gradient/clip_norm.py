@@ -1,14 +1,14 @@
 """A clip norm that follows a quantile of the contributions' norms, by a noised count.
 
-Beside its gradient g, of norm at most C, a clip unit gives b = 1/2 if the norm before
-clipping was at most C, -1/2 if it was above, or not finite, and 0 if there is nothing
-in the unit. The step releases the sums of g / C and of b / r with noise of one and the
-same deviation in all coordinates: one vector a unit, of norm at most
-sqrt(1 + 1 / (4 r^2)). Relative to this norm the noise is what it was without b, so that
-epsilon is the same (docs/proofs.md, "A clip norm that follows the data").
+In addition to its gradient g, of norm at most C, a clip unit contributes b: 1/2 if the
+norm before clipping was at most C, -1/2 if it was larger or not finite, and 0 if the
+unit is empty. The step releases the sums of g / C and of b / r, with noise of the same
+standard deviation in all coordinates. Together they are one vector per unit, of norm at
+most sqrt(1 + 1 / (4 r^2)). The noise multiplier is relative to this norm, so epsilon is
+the same as without b (docs/proofs.md, "A clip norm that follows the data").
 
-On the grid, C is `GRID` steps and 1 / (2 r) whole steps too, rounded down: the bound
-holds for what is added.
+On the grid, C is `GRID` steps, and 1 / (2 r) is rounded down to whole steps, so the
+bound holds for the numbers that are summed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.trainer.config.training_parts import NORMALIZE, ClippingConfig
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID
 
-# Rounding of a root must not make the noise smaller.
+# Makes up for the rounding of a square root, which must not make the noise smaller.
 _ROUNDED = 1 + 1e-12
 
 
 def steps_of_vote(clipping: ClippingConfig) -> int:
-    """Returns |b| / r in grid steps, of which the clip norm has `GRID`; 0: no count."""
+    """Returns |b| / r in grid steps (a clip norm has `GRID`); 0 without a count."""
     return int(GRID / (2 * clipping.count_noise)) if clipping.counts else 0
 
 
 def longest(clipping: ClippingConfig) -> float:
-    """Returns the norm, in clip norms, of what a clip unit gives at most."""
+    """Returns the largest norm of a clip unit's contribution, in clip norms."""
     vote = steps_of_vote(clipping)
     return math.sqrt(1 + (vote / GRID) ** 2) * _ROUNDED if vote else 1.0
 
 
 def count_deviation(clipping: ClippingConfig, noise_multiplier: Any) -> float:
-    """Returns the noise of the sum of the b: r times that of the sum of the g / C."""
+    """Returns the standard deviation of the noise on the sum of the b."""
     ratio = GRID / (2 * steps_of_vote(clipping))
     return ratio * longest(clipping) * float(noise_multiplier)
 
@@ -61,14 +61,14 @@ def released_share(
     is_discrete: bool,
     weight: int = 1,
 ) -> np.ndarray:
-    """Returns the noised share of short contributions, a float32 scalar.
+    """Returns the noised share of contributions of norm at most C, float32 scalar.
 
-    ``weight``: whole number by which the votes are counted, at most the length that the
-    noise hides of a contribution.
+    ``weight`` is the whole number that multiplies the votes; with bands it is at most
+    the length of contribution that the noise hides.
     """
     steps = steps_of_vote(clipping)
     if is_discrete:
-        # Whole numbers; what follows is post-processing. A vote is two times 1 / 2.
+        # Exact whole numbers; the division is post-processing. A vote is 2 b.
         total = (weight * steps * int(votes) + int(noise)) / (2 * weight * steps)
     else:
         total = int(votes) / 2 + float(noise) * GRID / (2 * steps)
@@ -81,7 +81,7 @@ def next_clip_norm(
     l2_clip_norm: float,
     share: float,
 ) -> float:
-    """Returns the next clip norm: a function of what the step released alone."""
+    """Returns the next clip norm, which depends only on what the step released."""
     change = clipping.rate * (clipping.quantile - float(share))
     logarithm = math.log(l2_clip_norm) + change
     low, high = bounds
@@ -89,7 +89,7 @@ def next_clip_norm(
 
 
 def clipped_and_noised(clipping: ClippingConfig, noise: str, step: GaussianStep) -> str:
-    """Returns what a step does to contributions and their sum, for a statement."""
+    """Returns, for a privacy statement, what a step does to gradients and their sum."""
     deviation = longest(clipping) * float(step.noise_multiplier)
     scaled, norm, count = "clipped", "the clip norm", ""
     if clipping.kind == NORMALIZE:

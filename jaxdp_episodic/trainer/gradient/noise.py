@@ -1,11 +1,12 @@
-"""The noise of a release, of both kinds: drawn once, used once.
+"""The noise of a release: drawn once, used once.
 
-"discrete" is the exact discrete Gaussian on whole numbers, which hides their sums as
-ideal Gaussian noise would. "gaussian" is float64: `numpy.random.Generator` with its
-ziggurat, on the stream of ChaCha20. Of the 64 random bits of a number 61 count: one of
-256 layers, a sign, and 52 for the place within the layer; where the curve cuts a layer,
-and beyond 3.65 deviations, further words of 53 bits. The tail goes on to 12.2
-deviations, which ideal noise exceeds in 2 of 10^34. It is a finite set all the same.
+"discrete" is an exact discrete Gaussian on whole numbers, which hides their sums as
+ideal Gaussian noise would. "gaussian" is float64 noise: the ziggurat method of
+`numpy.random.Generator` on a ChaCha20 stream. It uses 61 of the 64 random bits per
+number: 8 for one of 256 layers, a sign, and 52 for the place within the layer. At the
+edge of a layer, and beyond 3.65 standard deviations, it uses more words of 53 bits. Its
+tail ends at 12.2 standard deviations, which ideal noise exceeds with probability
+2e-34. Unlike ideal noise, it takes only finitely many values.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from jaxdp_episodic.trainer.gradient.discrete_gaussian import (
 )
 
 LARGEST_NOISE = 1e6
-"""Largest multiplier of discrete noise; with it sums and noise are within 64 bits."""
+"""Largest multiplier of discrete noise, so that sums plus noise fit into 64 bits."""
 
 _DRAWN_FOR = ("kind", "noise_multiplier", "shapes")
-# A product that was rounded down must not be less than it says.
+# A product that is rounded down must not be smaller than stated.
 _ROUNDED = 1 + 1e-12
 
 
 class Noise:
-    """The noise of one release, drawn ahead by `PrivateGradient.noise`; taken once."""
+    """The noise of one release, drawn ahead by `PrivateGradient.noise`; used once."""
 
     def __init__(
         self, kind: str, noise_multiplier: float, leaves: list[np.ndarray]
@@ -43,28 +44,28 @@ class Noise:
     def taken(
         self, kind: str, noise_multiplier: float, shapes: Sequence[tuple[int, ...]]
     ) -> list[np.ndarray]:
-        """Returns the leaves, once, for the settings that they were drawn for."""
+        """Returns the arrays, once, if they were drawn for these settings."""
         drawn_for = self.kind, self.noise_multiplier, self._shapes
         asked = kind, noise_multiplier, list(shapes)
         for name, own, other in zip(_DRAWN_FOR, drawn_for, asked, strict=True):
             if own != other:
                 raise ValueError(
                     f"noise must be drawn for {name} {_validation.shown(other)}, got "
-                    f"some for {_validation.shown(own)}"
+                    f"noise for {_validation.shown(own)}"
                 )
         try:
-            return self._unused.pop()  # at once: no other thread finds it there
+            return self._unused.pop()  # atomic: no other thread can pop it too
         except IndexError:
             raise ValueError(
-                "noise must be used once: from two sums with the same noise the noise "
-                "can be subtracted; draw other noise with another key"
+                "noise must be used only once, because the same noise cancels from the "
+                "difference of two sums; draw new noise with another key"
             ) from None
 
 
 def checked_noise(noise_multiplier: Any, kind: str, longer: float = 1.0) -> float:
-    """Returns a noise multiplier that the noise can have; see `PrivateGradient`.
+    """Returns a noise multiplier that this kind of noise supports, or raises.
 
-    With bands a contribution is ``longer`` by the norm of their coefficients.
+    ``longer`` is the factor by which bands lengthen a contribution.
     """
     value = _validation.float32_number("noise_multiplier", noise_multiplier, zero=True)
     if kind == DISCRETE and value * longer > LARGEST_NOISE:
@@ -78,17 +79,17 @@ def checked_noise(noise_multiplier: Any, kind: str, longer: float = 1.0) -> floa
 def drawn_noise(
     kind: str, deviation: float, count: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns independent noise, (count,): float64, or of "discrete" int64.
+    """Returns independent noise, (count,): float64, or int64 for "discrete".
 
-    Discrete noise hides whole numbers as Gaussian noise of this deviation does, at any
-    number of entries and steps that can be run: see `covering_variance` and
-    `log_ratio_bound`.
+    Discrete noise hides whole numbers at least as well as Gaussian noise of this
+    standard deviation, for any feasible number of entries and steps: see
+    `covering_variance` and `log_ratio_bound`.
 
     Args:
       kind: "discrete" or "gaussian".
-      deviation: >= 0; 0 is no noise. Of discrete noise in whole steps of its grid.
-      count: of the entries.
-      generator: of this noise alone.
+      deviation: standard deviation >= 0, for discrete noise in grid steps; 0: no noise.
+      count: number of entries.
+      generator: used for this noise only.
     """
     if kind != DISCRETE:
         return deviation * generator.standard_normal(count)

@@ -1,16 +1,16 @@
-"""Clip, sum, add noise, divide: one object, so that nothing can come in between.
+"""Clips, sums, adds noise and divides in one object, so that no step can be skipped.
 
     (sum over clip units of clip(g_unit, C) + N(0, (sigma C)^2 I)) / normalizer
 
-Units are worked off one after the other, so memory does not grow with the batch; where
-there are several devices each takes its share of every block. Noise is added once,
-after the sum over blocks, devices and processes, by the first process.
+Units are processed one after another, so memory does not grow with the batch. Several
+devices share each block. The first process adds the noise once, after the sum over
+blocks, devices and processes.
 
-Where the clip norm follows a quantile, a count of the contributions that were not
-clipped is summed and released with the gradient: see `clip_norm`.
+If the clip norm follows a quantile, a noised count of the contributions that were not
+clipped is released with the gradient: see `clip_norm`.
 
-Contributions are float32, or float64 where a parameter is: see `precision`. Noise is
-drawn and added by the host: see `noise`, and `discrete_noise` for the default.
+Contributions are float32, or float64 if a parameter is: see `precision`. The host draws
+and adds the noise: see `noise`, and `discrete_noise` for the default.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _AXIS = "shard"
 
 
 class Totals(NamedTuple):
-    """Sums over the units so far; all but the first two are private diagnostics."""
+    """Sums over the units so far; all except the first two are private diagnostics."""
 
     gradient: Any
     votes: Array
@@ -58,32 +58,32 @@ class Totals(NamedTuple):
 
 
 class Released(NamedTuple):
-    """What a step releases with a clip norm that follows a quantile, or with bands."""
+    """What a step releases if its clip norm follows a quantile, or with bands."""
 
     gradient: Any  # pytree, noised
-    # Of the contributions that were at most C long, noised; float32 scalar, or None.
+    # Noised share of contributions of norm at most C; float32 scalar, or None.
     share: Any = None
-    rise: Any = None  # of `BandMemory`; float32 scalar, or None
+    rise: Any = None  # `BandMemory.rise`; float32 scalar, or None
 
 
 class PrivateGradient:
-    """The gradient of a step: clipped contributions, summed, with noise.
+    """The private gradient of a step: clipped contributions, summed, with noise.
 
-    Calling it compiles once for a shape of block; clip norm, noise and divisor are
-    traced, so a sweep over them compiles nothing.
+    A call compiles once per shape of block. Clip norm, noise and divisor are traced, so
+    changing them compiles nothing.
 
     Args:
       loss: ``loss(params, unit) -> scalar``, hashable; its gradient is the unit's
         contribution.
-      devices: JAX devices over which each block is spread; its rows must be a multiple
-        of them. Default: the first local device.
-      units_at_once: units whose gradients are computed side by side. One is fastest and
-        smallest for episodes on a CPU; for single examples take 32 or more. With
-        discrete noise one is taken, so that no unit changes how another's are rounded.
+      devices: JAX devices that share each block; its number of rows must be a multiple
+        of theirs. Default: the first local device.
+      units_at_once: number of units whose gradients are computed together. 1 is fastest
+        and smallest for episodes on a CPU; take 32 or more for single examples. With
+        discrete noise it is always 1, so that no unit changes how another is rounded.
       noise: "discrete", hardened against attacks on low-order bits, or "gaussian".
-      clipping: what is made of contributions; None: longer ones are clipped.
-      coefficients: of correlated noise, the first one > 0; None: it is independent.
-        Each call then uses the sums of those before it, until `forget`.
+      clipping: what is done to contributions; None: clipping to a fixed norm.
+      coefficients: of correlated noise, the first one > 0; None: independent noise.
+        With coefficients each call uses the sums of earlier calls, until `forget`.
 
     Raises:
       ValueError: another noise, or coefficients that cannot be decoded.
@@ -118,24 +118,24 @@ class PrivateGradient:
         self._add = _compiled_sum(loss, self._mesh, *settings)
 
     def on_devices(self, state: Any) -> Any:
-        """Returns a pytree of arrays with a copy on every device that takes part."""
+        """Returns a pytree of arrays, copied to all participating devices."""
         return jax.device_put(state, self._everywhere)
 
     def noise(self, params: Any, key: bytes, noise_multiplier: float) -> Noise:
-        """Returns the noise of one step, which depends on nothing of the data.
+        """Returns the noise of one step, which does not depend on the data.
 
-        It may be drawn ahead, in another thread: most of the time none is kept waiting.
+        It may be drawn ahead of time, also in another thread.
 
         Args:
-          params: pytree of arrays, or of what has their shapes.
+          params: pytree of arrays, or of objects with their shapes.
           key: 32 secret bytes, used for nothing else.
-          noise_multiplier: standard deviation of the noise in units of the longest
-            that a clip unit can give: the clip norm, or a bit more where what is given
-            has a count in it. 0 (no privacy), or in [1e-18, 1e18]; of discrete noise at
-            most 10^6.
+          noise_multiplier: standard deviation of the noise divided by the largest norm
+            that a clip unit can contribute: the clip norm, or slightly more if a count
+            is released too. 0 (no privacy), or in [1e-18, 1e18]; at most 10^6 for
+            discrete noise.
 
         Raises:
-          TypeError: a key that is no bytes, or a multiplier that is no number.
+          TypeError: a key that is not bytes, or a multiplier that is not a number.
           ValueError: a key of another length, or a number out of range.
         """
         multiplier = self.checked_noise(noise_multiplier)
@@ -149,21 +149,21 @@ class PrivateGradient:
         return Noise(self._kind, multiplier, leaves)
 
     def checked_noise(self, noise_multiplier: Any) -> float:
-        """Returns a noise multiplier that the noise can have, or raises ValueError."""
+        """Returns a noise multiplier that this noise supports, or raises ValueError."""
         return checked_noise(noise_multiplier, self._kind, self._longer)
 
     def _shapes(self, params: Any) -> list[tuple[int, ...]]:
-        """Of a release: its gradient's leaves; with a count that behind them."""
+        """Returns the shapes of a release: the gradient's leaves, then any count."""
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
         return [*shapes, ()] if self.clipping.counts else shapes
 
     def deviation(self, noise_multiplier: float) -> float:
-        """Returns the noise in each coordinate of the next sum, in clip norms."""
+        """Returns the standard deviation of the next noise, in clip norms."""
         rise = 1.0 if self._bands is None else self._bands.rise
         return noise_multiplier * clip_norm.longest(self.clipping) * rise
 
     def forget(self) -> None:
-        """Makes the next call begin anew, as if there had been none before."""
+        """Clears the memory of earlier calls (correlated noise)."""
         if self._bands is not None:
             self._bands.clear()
 
@@ -179,33 +179,33 @@ class PrivateGradient:
     ) -> tuple[Any, dict[str, Any]]:
         """Returns the noised gradient, and private diagnostics.
 
-        Where there are several processes all call it, each with its own blocks; all
-        but the first get ``(None, {})``.
+        With several processes all must call it, each with its own blocks; all except
+        the first get ``(None, {})``.
 
         Args:
           params: pytree of float arrays.
-          blocks: at least one, all rows of which together are the draw; see
-            `make_blocks`. Any pytree of arrays (B, ...) with a field ``unit_mask``
-            (B,), > 0 where a row holds a drawn unit. ``loss`` is given one row at a
-            time, its float32 and float64 arrays in the type that is computed in.
-            Masked rows behind the last drawn one of a device's share cost nothing.
-          noise: of the method of that name, for this call alone. None in all processes
-            but the first.
-          l2_clip_norm: C, in [1e-18, 1e18]. It must be known before the draw.
-          noise_multiplier: that the noise was drawn for.
-          normalizer: public divisor, in [1e-18, 1e18]; of a count, too.
+          blocks: at least one; together their rows are the draw, see `make_blocks`. A
+            block is a pytree of arrays (B, ...) with a field ``unit_mask`` (B,), > 0
+            where a row holds a drawn unit. ``loss`` gets one row at a time; its float32
+            and float64 arrays are cast to the training type. Masked rows after the last
+            drawn row of a device's share cost nothing.
+          noise: made by the method `noise`, for this call only. None in all processes
+            except the first.
+          l2_clip_norm: C, in [1e-18, 1e18]. It must not depend on the draw.
+          noise_multiplier: the multiplier that the noise was drawn for.
+          normalizer: public divisor of the gradient and the count, in [1e-18, 1e18].
 
         Returns:
-          ``(gradient, diagnostics)``: of the structure of ``params``, float64 if one
-          of these is, else float32, in a `Released` with a count or bands; and
-          ``num_units``, ``mean_loss``, ``mean_norm`` (before clipping),
-          ``share_clipped``, ``num_not_finite`` (units whose gradient was not finite:
-          they contribute zero), which are *private*.
+          ``(gradient, diagnostics)``. The gradient has the structure of ``params``,
+          float64 if one of them is, else float32; with a count or bands it is in a
+          `Released`. The diagnostics are *private*: ``num_units``, ``mean_loss``,
+          ``mean_norm`` (before clipping), ``share_clipped``, and ``num_not_finite``
+          (units whose gradient was not finite and which contributed zero).
 
         Raises:
-          TypeError: something else than such noise, or a setting that is no number.
-          ValueError: no block, rows that the devices cannot share equally, a number
-            out of range, or noise that was used already, or drawn for other settings.
+          TypeError: noise of another kind of object, or a setting that is not a number.
+          ValueError: no block, rows that the devices cannot share equally, a number out
+            of range, or noise that was used before or drawn for other settings.
         """
         _check_blocks(blocks, self._mesh.size)
         norm = _validation.float32_number("l2_clip_norm", l2_clip_norm)
@@ -226,9 +226,9 @@ class PrivateGradient:
     def try_out(
         self, params: Any, block: Any, *, l2_clip_norm: float, normalizer: float
     ) -> Any:
-        """Returns what a call releases on zeros of a block's shapes; draws no noise."""
+        """Returns what a call releases for zero data of a block's shapes; no noise."""
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), block)
-        # One unit on each device: without any, the loss would not run.
+        # One unit per device: without any unit the loss would not run.
         zeros.unit_mask[:: len(zeros.unit_mask) // self._mesh.size] = 1
         noise, kind = None, np.int64 if self._is_discrete else np.float64
         if self._processes.is_first:
@@ -244,7 +244,7 @@ class PrivateGradient:
         divisor: float,
         bands: BandMemory | None,
     ) -> tuple[Any, dict[str, Any]]:
-        """What a call returns, with the noise's numbers."""
+        """Returns the result of a call, given the noise as arrays."""
         clip = np.asarray(norm, training_dtype(params))
         totals = self._sum(params, blocks, clip)
         if drawn is None:
@@ -270,7 +270,7 @@ class PrivateGradient:
         return gradient, _diagnostics(totals)
 
     def _sum(self, params: Any, blocks: Sequence[Any], clip: np.ndarray) -> Totals:
-        """The sums over all blocks, on the host of the first process."""
+        """Returns the sums over all blocks; on the host in the first process."""
         params = self.on_devices(params)
         totals = self.on_devices(_no_totals(params, self._is_discrete))
         for block in blocks:
@@ -282,7 +282,7 @@ class PrivateGradient:
     def _taken(
         self, noise: Noise | None, multiplier: float, params: Any
     ) -> list[np.ndarray] | None:
-        """The noise's numbers, used up from here on; of the first process alone."""
+        """Returns the noise's arrays and marks it as used; first process only."""
         if not self._processes.is_first:
             return None
         if not isinstance(noise, Noise):
@@ -299,8 +299,8 @@ class PrivateGradient:
         divisor: float,
         bands: BandMemory | None,
     ) -> list[np.ndarray]:
-        """The sum with its noise, divided, on the host; float64, to be rounded once."""
-        # All that follows the noised numbers is post-processing.
+        """Returns the noised sum, divided: float64 on the host, to be rounded once."""
+        # Everything after adding the noise is post-processing.
         if self._is_discrete:
             steps = discrete_noise.steps_in_norm(*(leaf.size for leaf in noise))
             unit, sums = clip / steps / divisor, discrete_noise.whole_sum(total)
@@ -312,9 +312,9 @@ class PrivateGradient:
         return [x * unit for x in bands.release(sums, noise)]
 
     def temporary_bytes(self, params: Any, block: Any) -> int:
-        """Returns the working memory that a block takes on a device, in bytes.
+        """Returns the working memory for a block on one device, in bytes.
 
-        It is what the compiler plans: parameters, block and sums come on top.
+        This is the compiler's plan, without parameters, block and sums.
         """
         totals = _no_totals(params, self._is_discrete)
         clip = jnp.ones((), training_dtype(params))
@@ -323,7 +323,7 @@ class PrivateGradient:
         return int(analysis.temp_size_in_bytes)
 
 
-@functools.lru_cache(maxsize=8)  # a run that is resumed or repeated compiles nothing
+@functools.lru_cache(maxsize=8)  # a resumed or repeated run does not compile again
 def _compiled_sum(*settings: Any) -> Any:
     return jax.jit(_summer(*settings), donate_argnums=1)
 
@@ -335,10 +335,10 @@ def _summer(
     is_discrete: bool,
     normalizes: bool,
 ) -> Callable[..., Totals]:
-    """Adds the clipped contributions of a block to the totals."""
+    """Returns the function that adds a block's clipped contributions to the totals."""
 
     def with_unit(params: Any, sums: Totals, unit: Any, clip: Array) -> Totals:
-        """The sums with what a unit adds: nothing where it was not drawn."""
+        """Returns the sums plus one unit; a unit that was not drawn adds nothing."""
         dtype = training_dtype(params)
         unit = as_trained(unit, dtype)
         value, contribution = jax.value_and_grad(loss)(params, unit)
@@ -361,14 +361,14 @@ def _summer(
             )
             return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, new)
 
-        # A branch has its operands in memory: the norm is that of the numbers that are
-        # added, which are not computed again, perhaps with other roundings.
+        # The operand of a branch is in memory, so the measured norm is that of the very
+        # numbers that are added. They are not recomputed with other rounding errors.
         drawn = unit.unit_mask > 0
         return jax.lax.cond(drawn, added, lambda sums, _: sums, sums, contribution)
 
     def share(params: Any, totals: Totals, block: Any, clip: Array) -> Totals:
-        """What one device adds: its rows of the block."""
-        # Each device's own copy, or gradients would be summed over devices unclipped.
+        """Returns the totals plus one device's rows of the block."""
+        # Each device needs its own copy, or gradients would be summed unclipped.
         params, bound = jax.lax.pcast((params, clip), _AXIS, to="varying")
         rows = len(block.unit_mask)
         at_once = min(units_at_once, rows)
@@ -382,7 +382,7 @@ def _summer(
             if at_once == 1:
                 unit = jax.tree.map(lambda a: a[i], block)
                 return with_unit(params, sums, unit, bound)
-            # The last slice is moved back to fit; what it repeats is masked.
+            # The last slice is moved back to fit; units that it repeats are masked.
             first = jnp.minimum(i * at_once, rows - at_once)
             units = jax.tree.map(
                 lambda a: jax.lax.dynamic_slice_in_dim(a, first, at_once), block
@@ -398,7 +398,7 @@ def _summer(
                 lambda a, b: a + jnp.sum(b, axis=0, dtype=b.dtype), sums, new
             )
 
-        # A dynamic number of trips: rows behind the last unit cost nothing.
+        # The number of iterations is dynamic: rows after the last unit cost nothing.
         mine = jax.lax.fori_loop(0, -(-last // at_once), add, start)
         added = jax.lax.psum(mine, _AXIS)
         if is_discrete:
@@ -422,7 +422,7 @@ def _no_totals(params: Any, is_discrete: bool) -> Totals:
 
 
 def _nothing(params: Any, sum_dtype: Any, xp: Any) -> Totals:
-    """Of no unit; buffers of their own, as they are donated."""
+    """Returns totals of zero, each in a buffer of its own because they are donated."""
     gradient = jax.tree.map(lambda leaf: xp.zeros(leaf.shape, sum_dtype), params)
     dtype = training_dtype(params)
     votes, *others = (xp.zeros((), kind) for kind in (np.int32, *[dtype] * 5))

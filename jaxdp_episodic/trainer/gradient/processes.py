@@ -1,14 +1,13 @@
-"""One run on many processes: what they share, and how they end together.
+"""A run on several processes: what they exchange, and how they end together.
 
-Which processes there are is JAX's own affair (`jax.distributed.initialize`). The first
-one holds the run: its ledger, checkpoints and log, the optimizer and the noise. The
-others draw the same secret step, from entropy that the first one sends them, and add
-their shares of the clipped sum. What goes between them is not encrypted, and the sums
-have no noise yet: the network between the processes has to be trusted.
+JAX knows which processes there are (`jax.distributed.initialize`). The first process
+holds the run: ledger, checkpoints, log, optimizer and noise. The others make the same
+secret draw, from entropy that the first one sends, and add their shares of the clipped
+sum. Messages are not encrypted, and the sums in them have no noise yet, so the network
+between the processes must be trusted.
 
-A process that fails says so to the others before it ends. One that is killed cannot;
-its connections break, and at the latest JAX's coordination service, which listens to
-every process's heart, ends all others.
+A process that fails tells the others before it ends. If one is killed, its connections
+break, or JAX's coordination service ends the others when its heartbeat stops.
 """
 
 from __future__ import annotations
@@ -30,21 +29,25 @@ from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 
 _AXIS = "process"
 # Prefix of this package's keys at the coordinator.
+# Prefix of this package's keys at the coordinator.
 _KEYS = "jaxdp-episodic"
-# Wait for processes that compute, in milliseconds: as good as without an end.
+# Longest wait for processes that are computing, in milliseconds.
 _WEEK = 7 * 86_400_000
-# Wait for the others to see why this process ends, in milliseconds.
+# Wait for the others to read why this process ends, in milliseconds.
 _FIVE_SECONDS = 5_000
-# Most characters of an error that is told to the other processes.
+# Most characters of an error sent to the other processes.
 _LONGEST = 1_000
 
 
 class RunEndedError(ConnectionError):
-    """Another process of the run has ended, and the message says what is known."""
+    """Another process of the run has ended; the message gives the reason if known."""
 
 
 class Processes:
-    """The processes of this program, which call all methods but `end` in one order."""
+    """The processes of this program; all call the same methods in the same order.
+
+    Only `end` may be called by one process alone.
+    """
 
     def __init__(self) -> None:
         self.count, self.index = jax.process_count(), jax.process_index()
@@ -68,11 +71,11 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """True in the process that holds the run."""
+        """Whether this process holds the run."""
         return self.index == 0
 
     def meet(self) -> None:
-        """Waits for all others; `RunEndedError` if one has failed or was killed."""
+        """Waits for all others; raises `RunEndedError` if one failed or was killed."""
         if self.count == 1:
             return
         with self._or_ended():
@@ -83,14 +86,14 @@ class Processes:
             raise RunEndedError(said)
 
     def sum(self, tree: Any) -> Any:
-        """Returns the sum over processes, the same bits in all, of integers exactly."""
+        """Returns the sum over processes: the same bits in all, exact for integers."""
         if self.count == 1:
             return tree
         leaves, structure = jax.tree.flatten(tree)
         kind = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if kind not in self._summed_before:
-            # Processes that sum for the first time connect, and gloo gives them half a
-            # minute for it: not enough for those that read or compile for longer.
+            # A first sum opens connections, and gloo allows half a minute for that.
+            # Processes that load or compile for longer must meet before.
             self.meet()
             self._summed_before.add(kind)
         shards = jax.tree.map(self._shard, tree)
@@ -110,7 +113,7 @@ class Processes:
         return tree if self.is_first else jax.tree.map(_from_bits, total, tree)
 
     def shared_value(self, value: Any) -> Any:
-        """Returns the first process's value, which JSON can hold."""
+        """Returns the first process's value, which must be representable in JSON."""
         return json.loads(self.shared_bytes(json.dumps(value).encode()))
 
     def shared_bytes(self, content: bytes) -> bytes:
@@ -128,19 +131,19 @@ class Processes:
         try:
             yield
         except (RunEndedError, BudgetExhaustedError):
-            raise  # the second comes to all alike, and ends nothing
+            raise  # BudgetExhaustedError occurs in all processes alike
         except BaseException as error:
             self.end(error)
             raise
 
     def end(self, error: BaseException) -> None:
-        """Tells the others why this process ends; waits seconds for them to hear it."""
+        """Tells the others why this process ends; waits 5 s for them to read it."""
         if self.count == 1 or self._has_ended:
             return
         self._has_ended = True
         reason = " ".join(str(error).split())[:_LONGEST]
         text = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-        with suppress(Exception):  # they end in any case, when their connections break
+        with suppress(Exception):  # otherwise they end when their connections break
             self._client.key_value_set(f"{_KEYS}/ended/{self.index:06d}", text)
             self._client.wait_at_barrier(f"{_KEYS}/{self._meetings}", _FIVE_SECONDS)
 
@@ -149,7 +152,7 @@ class Processes:
         return _runtime.global_state.client
 
     def _shard(self, leaf: Any) -> Array:
-        """This process's part of an array that has one part a process."""
+        """Returns this process's part of an array with one part per process."""
         own = leaf.addressable_data(0) if isinstance(leaf, Array) else leaf
         own = jax.device_put(own, self._device)[None]
         shape = (self.count, *own.shape[1:])
@@ -157,22 +160,22 @@ class Processes:
 
     @contextmanager
     def _or_ended(self) -> Iterator[None]:
-        """What JAX raises when a process is gone, as `RunEndedError`."""
+        """Turns what JAX raises when a process is gone into a `RunEndedError`."""
         try:
             yield
         except Exception as error:
             said = ""
-            with suppress(Exception):  # the first process may be the one that is gone
+            with suppress(Exception):  # the coordinator itself may be gone
                 said = self._said()
             first = str(error).strip().partition("\n")[0]
             raise RunEndedError(
                 said
-                or "another process of the run has ended without a word (killed, "
-                f"out of memory, or out of reach): {first}"
+                or "another process of the run has ended without giving a reason "
+                f"(killed, out of memory, or unreachable): {first}"
             ) from error
 
     def _said(self) -> str:
-        """What processes that failed have said."""
+        """Returns the reasons given by processes that failed."""
         found = self._client.key_value_dir_get(f"{_KEYS}/ended")
         return "; ".join(
             f"process {int(key.rpartition('/')[2])} has ended: {text}"
@@ -180,9 +183,9 @@ class Processes:
         )
 
 
-@functools.cache  # the processes of a program are those that it began with
+@functools.cache  # the processes of a program do not change
 def all_processes() -> Processes:
-    """Returns the processes that JAX was initialized with, this one among them."""
+    """Returns the processes that JAX was initialized with, including this one."""
     return Processes()
 
 
@@ -191,7 +194,7 @@ def _summed(tree: Any) -> Any:
 
 
 def _bits(leaf: Any) -> Array:
-    """Whole numbers that stand for an array, of a type that can be summed."""
+    """Returns an array's bits as integers of a type that can be summed."""
     leaf = jnp.asarray(leaf)
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
         kind = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[leaf.dtype.itemsize]

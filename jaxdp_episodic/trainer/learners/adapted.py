@@ -1,4 +1,4 @@
-"""Small parts that are trained while the rest of a network stays frozen.
+"""Small trained parts of a network whose other parameters stay frozen.
 
 FiLM layers (Perez et al. 2018, arXiv:1709.07871; for private few-shot transfer Tobaben
 et al. 2023, arXiv:2302.01190), LoRA (Hu et al. 2021, arXiv:2106.09685), and the head.
@@ -31,12 +31,12 @@ _NORMS = (
     nnx.LayerNorm,
     nnx.RMSNorm,
 )
-_MOST_BYTES = 2**33  # of a file of parameters
+_MOST_BYTES = 2**33  # largest file of parameters
 _LAYERS = (nnx.Linear, nnx.Conv, PatchConv)
 
 
 class Scaled(nnx.Module):
-    """A layer, then a scale and a shift for each of its outputs."""
+    """A layer followed by a scale and a shift for each of its outputs."""
 
     def __init__(self, layer: Any) -> None:
         self.layer, kernel = layer, layer.kernel[...]
@@ -44,7 +44,7 @@ class Scaled(nnx.Module):
         self.shift = FilmParam(jnp.zeros(kernel.shape[-1], kernel.dtype))
 
     def __call__(self, inputs: Array) -> Array:
-        """The layer's outputs, scaled and shifted."""
+        """Returns the layer's outputs, scaled and shifted."""
         return self.layer(inputs) * self.scale[...] + self.shift[...]
 
     def merged(self) -> Any:
@@ -56,7 +56,7 @@ class Scaled(nnx.Module):
 
 
 class LowRank(nnx.Module):
-    """A linear map or `PatchConv` with a matrix of low rank added to its kernel."""
+    """A linear map or `PatchConv` whose kernel has a low-rank matrix added."""
 
     def __init__(self, layer: Any, rank: int, rngs: nnx.Rngs) -> None:
         self.layer, kernel = layer, layer.kernel[...]
@@ -66,7 +66,7 @@ class LowRank(nnx.Module):
         self.up = nnx.LoRAParam(jnp.zeros((rank, columns), kernel.dtype))
 
     def __call__(self, inputs: Array) -> Array:
-        """The layer's outputs with those of the product."""
+        """Returns the layer's outputs plus those of the low-rank product."""
         seen = inputs
         if isinstance(self.layer, PatchConv):
             seen = patches(inputs, self.layer.stride)
@@ -80,22 +80,22 @@ class LowRank(nnx.Module):
 
 
 def film(module: nnx.Module, *, head: str | None = "head") -> Any:
-    """Returns a copy of a module of which FiLM layers and the head are trained.
+    """Returns a copy of a module in which only FiLM layers and the head are trained.
 
-    The scales and shifts of its normalization layers are its FiLM layers. A module
-    without such layers gets a scale (1 at the start) and a shift (0) for each output of
-    its linear maps and convolutions. `split_model` takes these and the head as
-    parameters, and freezes the rest.
+    The scales and shifts of normalization layers are the FiLM layers. If the module has
+    none, each output of its linear maps and convolutions gets a scale (initially 1) and
+    a shift (initially 0). `split_model` returns these and the head as parameters, and
+    freezes the rest.
 
     Reference: Tobaben et al. (2023), arXiv:2302.01190.
 
     Args:
-      module: of ``flax.nnx``, trained on public data.
-      head: attribute that holds the last layer; None: no layer is trained as a whole.
+      module: a ``flax.nnx`` module, trained on public data.
+      head: name of the attribute with the last layer; None: no layer is trained whole.
 
     Raises:
-      TypeError: no module of NNX.
-      ValueError: no such attribute; nothing to scale.
+      TypeError: not an NNX module.
+      ValueError: no such attribute, or nothing to scale.
     """
     if not isinstance(module, nnx.Module):
         raise TypeError(
@@ -122,7 +122,7 @@ def film(module: nnx.Module, *, head: str | None = "head") -> Any:
 
 
 def adapted(module: Any, train: str, rank: int, seed: int) -> tuple[Any, Any]:
-    """Returns a built-in network, and by a filter of NNX what of it is trained."""
+    """Returns a built-in network, adapted, and an NNX filter of its trained part."""
     head = nnx.All(nnx.Param, nnx.PathContains(HEAD))
     if train == FILM:
         return film(module), FilmParam
@@ -137,7 +137,7 @@ def adapted(module: Any, train: str, rank: int, seed: int) -> tuple[Any, Any]:
 
 
 def merged(module: Any) -> Any:
-    """Returns the network without adapters that has the same outputs."""
+    """Returns the network with the same outputs and without adapters."""
     made = nnx.clone(module)
     for parent, name, layer in list(_children(made, (Scaled, LowRank))):
         _set(parent, name, layer.merged())
@@ -150,13 +150,13 @@ def plain_params(module: Any) -> Any:
 
 
 def parameters_file(name: str, base: Path | None) -> Path:
-    """Returns the file of ``[model] parameters``: of a release, or itself."""
+    """Returns the file that ``[model] parameters`` names; of a release, its arrays."""
     path = (base or Path()) / name
     return path / "parameters.npz" if path.is_dir() else path
 
 
 def begin_with(module: Any, file: Path) -> None:
-    """Gives a built-in network the arrays of a file; a head of another size stays.
+    """Loads a file's arrays into a built-in network; a head of another size stays.
 
     Raises:
       OSError, ValueError: a file that cannot be read, or of another network.
@@ -179,7 +179,7 @@ def begin_with(module: Any, file: Path) -> None:
 
 
 def _trained(module: Any, names: tuple[str, ...]) -> bool:
-    """Makes parameters of a module trained ones; returns whether there are any."""
+    """Marks parameters of a module as trained; returns whether it has any."""
     found = False
     for name in names:
         value = getattr(module, name, None)
@@ -190,7 +190,7 @@ def _trained(module: Any, names: tuple[str, ...]) -> bool:
 
 
 def _replace_layers(module: Any, head: str | None, made: Callable[[Any], Any]) -> None:
-    """Replaces the layers of a module, but for those in its head."""
+    """Replaces the layers of a module, except those in its head."""
     outside = None if head is None else getattr(module, head)
     inside = {id(one) for _, one in nnx.iter_modules(outside)} if outside else set()
     for parent, name, layer in list(_children(module, _LAYERS)):
@@ -199,7 +199,7 @@ def _replace_layers(module: Any, head: str | None, made: Callable[[Any], Any]) -
 
 
 def _children(module: Any, kinds: tuple[Any, ...]) -> Iterator[tuple[Any, str, Any]]:
-    """The modules of some kinds, each with its parent and its name there."""
+    """Yields (parent, name there, module) of all modules of some kinds."""
     for _, parent in nnx.iter_modules(module):
         for name, value in list(vars(parent).items()):
             if isinstance(value, kinds):

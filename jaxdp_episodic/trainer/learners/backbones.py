@@ -1,4 +1,4 @@
-"""Networks that were trained elsewhere: ONNX files as features of images."""
+"""Networks trained elsewhere: ONNX files as features of images."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from jaxdp_episodic.trainer.config.training_parts import (
     FeaturesConfig,
 )
 
-# Red, green and blue in grey, of ITU-R BT.601 (as Pillow has it).
+# Weights of red, green and blue in grey (ITU-R BT.601, as Pillow).
 _LUMA = (0.299, 0.587, 0.114)
-_FATAL = 4  # of ONNX Runtime's levels of logging: it is silent, errors are raised
+_FATAL = 4  # log level of ONNX Runtime: prints nothing; errors are raised
 
 
 def network_features(
     config: FeaturesConfig, base: Path | None = None
 ) -> tuple[Callable[[np.ndarray], np.ndarray], str]:
-    """Returns features of images by a network in an ONNX file, and that file's SHA-256.
+    """Returns features of images from a network in an ONNX file, and its SHA-256.
 
-    The network is given one image at a time, so that its features *cannot* depend on
-    the images beside it, whatever it contains. Each image runs in one thread of the
-    CPU, as many at a time as there are cores, whose number does not change the result.
-    Other processors, and other versions of ONNX Runtime, may change its last bits.
+    The network gets one image at a time, so that features *cannot* depend on other
+    images, whatever it contains. Each image runs in one CPU thread, and as many images
+    at once as there are cores; their number does not change the result. Another
+    processor or version of ONNX Runtime may change its last bits.
     """
     path = (base or Path()) / str(config.path)
     network = read_onnx(path, config.output)
@@ -47,7 +47,7 @@ def network_features(
         pixels = np.asarray(prepared(image))
         try:
             made = session.run([network.output], {name: pixels})[0]
-        except Exception as error:  # one type for each status, in a private module
+        except Exception as error:  # its exception types are private
             raise ValueError(
                 f"{path} cannot be run on {pixels.shape}: {_first_line(error)}"
             ) from None
@@ -66,7 +66,7 @@ def network_features(
 
 
 def _session(network: OnnxNetwork, path: Path) -> Any:
-    """The network, ready to run: on the CPU, in the thread that calls it."""
+    """Returns the network's session: on the CPU, in the calling thread."""
     runtime = require_onnx("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -76,17 +76,17 @@ def _session(network: OnnxNetwork, path: Path) -> Any:
         return runtime.InferenceSession(
             network.content, options, providers=["CPUExecutionProvider"]
         )
-    except Exception as error:  # as above
+    except Exception as error:  # its exception types are private
         raise ValueError(f"{path} cannot be run: {_first_line(error)}") from None
 
 
 def _checked_input(
     inputs: Any, config: FeaturesConfig, path: Path
 ) -> tuple[str, tuple[int, int] | None]:
-    """Name of the input, and to which size images are brought; None: they stay."""
+    """Returns the input's name, and the size to resize images to; None: unchanged."""
     if len(inputs) != 1:
         found = [one.name for one in inputs]
-        raise ValueError(f"{path} must have one input, the images, has {found}")
+        raise ValueError(f"{path} must have one input (the images), has {found}")
     (images,) = inputs
     shape = [n if isinstance(n, int) and n > 0 else None for n in images.shape]
     if images.type != "tensor(float)" or len(shape) != 4:
@@ -100,13 +100,13 @@ def _checked_input(
     if number not in (None, 1):
         raise ValueError(
             f"input {images.name!r} of {path} must take one image, takes {number}; "
-            "export it with a first axis that is free, or 1"
+            "export it with a first axis that is dynamic, or 1"
         )
     wanted = NUM_CHANNELS[str(config.channels)]
     if channels not in (None, wanted):
         raise ValueError(
-            f"channels={config.channels!r} has {wanted} of them, input {images.name!r} "
-            f"of {path} takes {channels}; its shape is {images.shape}"
+            f"channels={config.channels!r} means {wanted} channels, but input "
+            f"{images.name!r} of {path} takes {channels}; its shape is {images.shape}"
         )
     size = config.size
     if size is None:
@@ -124,7 +124,7 @@ def _checked_input(
 def _prepared(
     image: jax.Array, config: FeaturesConfig, size: tuple[int, int] | None
 ) -> jax.Array:
-    """One image (H, W, channels) as the network takes it."""
+    """Returns one image (H, W, channels) as the network's input."""
     found, wanted = image.shape[-1], NUM_CHANNELS[str(config.channels)]
     if found not in (1, 3):
         raise ValueError(f"images must have 1 or 3 channels, got {found}")
@@ -142,11 +142,12 @@ def _prepared(
 
 
 def _pooled(made: np.ndarray, config: FeaturesConfig, path: Path) -> np.ndarray:
-    """The features (D,) in an output (1, ...): its positions pooled."""
+    """Returns the features (D,) of an output (1, ...), pooled over positions."""
     if made.dtype.kind not in "iuf" or not 2 <= made.ndim <= 4 or len(made) != 1:
         raise ValueError(
-            f"output of {path} must be numbers of one image, (1, D), (1, positions, D) "
-            f"or as its images, got {made.dtype} of shape {made.shape}"
+            f"output of {path} must be numbers of one image, of shape (1, D), "
+            "(1, positions, D) or an image's, got "
+            f"{made.dtype} of shape {made.shape}"
         )
     values = made[0].astype(np.float32)
     if config.pool == NONE or values.ndim == 1:

@@ -1,8 +1,8 @@
-"""From a draw to what each clip unit contributes: blocks, episodes, the unit's loss.
+"""From a draw to the loss of each clip unit: blocks and episodes.
 
-A Poisson draw has a different size at every step. Its clip units are cut into blocks of
-one fixed size; what a block has too much is masked, and a draw that is larger than a
-block makes more blocks. No drawn unit is ever left out: a cap would void the guarantee.
+The size of a Poisson draw varies. Its clip units are cut into blocks of one fixed size;
+unused rows are masked, and a draw larger than a block fills several. No drawn unit is
+ever left out, because a cap would void the guarantee.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 
 T = TypeVar("T")
-# Items that are made ahead.
+# Items made ahead.
 _AHEAD = 2
 
 
 class Block(NamedTuple):
-    """B clip units of one draw, with everything that was drawn of each."""
+    """B clip units of one draw, with all of their drawn examples."""
 
-    # (B, *slots, *features); of features on the disk what the file has, which
-    # `decoded` makes numbers of
+    # (B, *slots, *features). For features on disk these are the stored codes, which
+    # `decoded` turns into numbers.
     inputs: Any
-    # (B, *slots) float32: the examples' targets, or the places of their classes
-    # among all classes
+    # (B, *slots) float32: the examples' targets, or the indices of their classes among
+    # all classes.
     targets: Any
     slot_mask: Any  # (B, *slots) float32, 1 where a slot holds an example
-    # (B,) float32, 1 where a row holds a drawn unit without a null one in it; all
-    # other rows contribute zero
+    # (B,) float32, 1 where a row holds a drawn unit without a null slot. All other rows
+    # contribute zero.
     unit_mask: Any
 
 
 def default_block_size(sampler: EpisodeSampler, num_shards: int = 1) -> int:
-    """Returns a block size that holds almost every draw, a multiple of the shards."""
+    """Returns a block size that fits almost every draw, a multiple of the shards."""
     mean = sampler.expected_units
     wanted = min(math.ceil(mean + 3.0 * math.sqrt(mean) + 1), sampler.max_units)
     return num_shards * math.ceil(max(wanted, 1) / num_shards)
@@ -60,9 +60,14 @@ def make_blocks(
 ) -> list[Block]:
     """Returns the blocks of a draw: at least one, also for an empty draw.
 
-    ``block_size`` is a multiple of ``num_shards``, the devices that share a block, each
-    with consecutive rows; units are dealt out in turn. Of ``share``, (index, number) of
-    a process, it takes the units whose places leave its index.
+    Args:
+      draw: the draw.
+      table: the data.
+      block_size: rows per block, a multiple of ``num_shards``.
+      num_shards: devices that share a block. Each gets consecutive rows, and units are
+        assigned to them in turn.
+      share: (index, number) of a process; it gets the units whose index has this
+        remainder.
     """
     mine = np.arange(len(draw.mask))[share[0] :: share[1]]
     number, blocks = len(mine), []
@@ -78,7 +83,7 @@ def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
     present = rows >= 0
     if len(draw.mask):
         if draw.holds_null is not None:
-            # Under zero_out: the whole contribution, not only the null's slots.
+            # Under zero_out the whole contribution is zero, not only the null's slots.
             present &= ~draw.holds_null[rows]
         examples = draw.examples[rows]  # row -1 is masked below
         mask = draw.mask[rows] & _column(present, draw.mask.ndim)
@@ -91,14 +96,14 @@ def _block(draw: Draw, table: ExampleTable, rows: np.ndarray) -> Block:
 def block_of(
     table: ExampleTable, examples: np.ndarray, mask: np.ndarray, present: np.ndarray
 ) -> Block:
-    """Returns the block with these examples in its slots, and nothing where masked."""
+    """Returns the block with these examples in its slots, and zeros where masked."""
     examples = np.where(mask, examples, 0)
     features = table.features
     if isinstance(features, StoredFeatures):
         inputs = features.codes(examples, mask)
     else:
-        # Not a product: what stands in for a masked slot is example 0, and were that
-        # one not finite, its product with zero would be in everybody's slots.
+        # Not a product: a masked slot refers to example 0, and if that is not finite,
+        # its product with zero would be NaN in every unit.
         inputs = np.where(
             _column(mask, mask.ndim + features.ndim - 1),
             features[examples],
@@ -118,10 +123,11 @@ def zero_block(
     """Returns a block of zeros with the shapes and types of a table's blocks.
 
     Args:
-      table: of which no example is read.
-      slot_shape: of a clip unit.
-      block_size: rows.
-      seen: features that private statistics project; None: the table's own.
+      table: the data; no example is read.
+      slot_shape: shape of a clip unit's slots.
+      block_size: rows per block.
+      seen: number of features after the projection of private statistics; None: the
+        table's own features.
     """
     features, shape = table.features, (block_size, *slot_shape)
     kind = features.code_dtype if isinstance(features, StoredFeatures) else None
@@ -133,16 +139,16 @@ def zero_block(
 
 
 def code_of(table: ExampleTable) -> str | None:
-    """Returns what the inputs of a table's blocks are coded by; None: not at all."""
+    """Returns the encoding of a table's block inputs; None: they are numbers."""
     return getattr(table.features, "encoding", None)
 
 
 def decoded(block: Block, encoding: str | None) -> Block:
-    """Returns a block, or a row of one, with numbers in place of codes.
+    """Returns a block, or a row of one, with numbers instead of codes.
 
-    They are the numbers that a table in memory has, to the last bit: looked up, because
-    a division by 255 may be compiled to a product; in the type of the mask, which is
-    that of training. Slots without an example hold zeros.
+    They are bit for bit those of a table in memory. They are looked up, because a
+    compiler may replace a division by 255 by a product. Their type is that of the mask,
+    which is the training type. Slots without an example hold zeros.
     """
     if encoding is None:
         return block
@@ -152,34 +158,34 @@ def decoded(block: Block, encoding: str | None) -> Block:
     return block._replace(inputs=jnp.where(there, numbers, 0.0))
 
 
-@functools.lru_cache(maxsize=8)  # one function for one loss, so that it compiles once
+@functools.lru_cache(maxsize=8)  # returns one function per loss, compiled once
 def loss_on_codes(
     loss: Callable[[Any, Block], Array], encoding: str | None
 ) -> Callable[[Any, Block], Array]:
-    """Returns a loss of clip units whose inputs are codes, of one of numbers."""
+    """Returns a loss of clip units with coded inputs, given one for numbers."""
     if encoding is None:
         return loss
     return lambda params, unit: loss(params, decoded(unit, encoding))
 
 
 def _column(array: Any, num_axes: int) -> Any:
-    """The array with trailing axes of size 1."""
+    """Returns the array with trailing axes of size 1."""
     return array.reshape(array.shape + (1,) * (num_axes - array.ndim))
 
 
 def prefetched(
     make: Callable[..., T], arguments: Iterable[tuple[Any, ...]]
 ) -> Generator[T, None, None]:
-    """Yields ``make(*each)`` of the arguments, made ahead by another thread.
+    """Yields ``make(*each)`` for each item of ``arguments``, made ahead in a thread.
 
-    The arguments are taken in the caller's thread. What ``make`` raises is raised here,
-    when its item is due. A consumer that may stop early closes it, which waits for at
-    most the item being made. Left to Python's collector it would wait in whatever
-    thread that runs in, perhaps for a lock which that very thread holds.
+    The caller's thread iterates over the arguments. Exceptions of ``make`` are raised
+    when their item is due. A consumer that may stop early must close this generator,
+    which waits for at most the item in progress. If it were left to the garbage
+    collector, it might wait in a thread that holds a lock needed by that item.
 
-    Of a trainer's steps it makes draw and noise and reads the data, before the step is
-    charged: nothing leaves this process before the charge is on the disk. What was made
-    ahead and is not used is forgotten.
+    The trainer makes draws and noise, and reads data, ahead in this way, before their
+    step is charged. That is safe: nothing leaves this process before the charge is on
+    disk, and unused items are discarded.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="draw") as pool:
         waiting: list[Future[T]] = []
@@ -196,7 +202,7 @@ def prefetched(
 
 
 class Episode(NamedTuple):
-    """Support and query of one episode (no leading axis over episodes).
+    """Support and query set of one episode (no leading axis over episodes).
 
     Attributes:
       support_inputs: (S, *features).
@@ -216,13 +222,13 @@ class Episode(NamedTuple):
 
 
 def classification_episode(inputs: Array, mask: Array, *, shots: int) -> Episode:
-    """Returns the episode of ``ways`` classes, the label being the class's place.
+    """Returns the episode of ``ways`` classes; labels are the classes' indices.
 
     Args:
-      inputs: (ways, shots + queries, *features). The slots of a class are in random
-        order with those that are filled first, so the support is filled first.
+      inputs: (ways, shots + queries, *features). Each class's slots are in random order
+        with the filled ones first, so the support is filled first.
       mask: (ways, shots + queries) float32.
-      shots: support examples of each class.
+      shots: support examples per class.
     """
     ways, slots = mask.shape
     places = jnp.arange(ways, dtype=jnp.int32)
@@ -253,28 +259,28 @@ def regression_episode(
 
 
 class Learner(Protocol):
-    """What the trainer needs of a learner.
+    """The interface that the trainer requires of a learner.
 
-    One whose loss is a mean over examples, each on its own, may say so by an attribute
-    ``couples_examples = False``; single examples may then be clipped.
+    If the loss is a mean over examples that do not interact, the learner may have an
+    attribute ``couples_examples = False``. Single examples may then be clipped.
     """
 
     @property
     def is_regression(self) -> bool:
-        """True if the targets are numbers, False if they are classes."""
+        """Whether targets are numbers (True) or classes (False)."""
         ...
 
     def loss(self, params: Any, episode: Episode) -> Array:
-        """Query loss of one episode, a scalar; 0 for an episode without queries."""
+        """Returns the query loss of one episode, a scalar; 0 without queries."""
         ...
 
     def predict(self, params: Any, episode: Episode) -> Array:
-        """Predictions for the queries: (Q, ways) logits, or (Q,) values."""
+        """Returns predictions for the queries: (Q, ways) logits, or (Q,) values."""
         ...
 
 
 def to_episode(unit: Block, *, shots: int, is_regression: bool) -> Episode:
-    """Returns the episode in one row of a block whose slots are one episode's."""
+    """Returns the episode in a block's row whose slots form one episode."""
     if is_regression:
         return regression_episode(
             unit.inputs, unit.targets, unit.slot_mask, shots=shots
@@ -285,22 +291,25 @@ def to_episode(unit: Block, *, shots: int, is_regression: bool) -> Episode:
 def contribution_loss(
     learner: Learner, slot_shape: tuple[int, ...], *, shots: int
 ) -> Callable[[Any, Block], Array]:
-    """Returns ``loss(params, unit)``, whose gradient is one clip unit's contribution.
+    """Returns ``loss(params, unit)``, whose gradient is a clip unit's contribution.
 
-    The clip unit must hold at least one whole episode, because within an episode every
-    support example changes every term of the loss: were a part of it clipped, one
-    example would move all parts (locality; docs/theory.md, "The setting and its
-    preconditions"). A clip unit that holds several episodes contributes the mean
-    over those of its own that were drawn. (The number of slots would not do: under
-    Poisson it is the largest number of children of *any* unit, so one unit's growth
-    would move everybody's contribution.) Of a learner that couples nothing
-    (`Supervised`) any unit may be clipped, a single example too.
+    The clip unit must contain at least one whole episode, because within an episode
+    every support example changes every term of the loss. If a part of an episode were
+    clipped, one example would change all parts (locality; docs/theory.md, "The setting
+    and its preconditions"). A clip unit of several episodes contributes the mean over
+    its own drawn episodes. (Dividing by the number of slots would be wrong: for Poisson
+    sampling it is the largest number of children of *any* unit, so one growing unit
+    would change all contributions.) For a learner that couples nothing (`Supervised`),
+    any unit may be clipped, even a single example.
+
+    Raises:
+      ValueError: a clip unit below an episode, or shots or ways that do not fit.
     """
     if not getattr(learner, "couples_examples", True):
         if shots != 0:
             raise ValueError(
-                f"shots must be 0 with {type(learner).__name__}, which has no support, "
-                f"got {shots!r}"
+                f"shots must be 0 with {type(learner).__name__}, which uses no "
+                f"support, got {shots!r}"
             )
         return _supervised_loss(learner, slot_shape)
     _validation.integer_array("shots", shots, minimum=1)
@@ -308,7 +317,7 @@ def contribution_loss(
     if len(slot_shape) < axes:
         raise ValueError(
             f"clip_unit must contain a whole episode of {type(learner).__name__} "
-            f"({axes} level(s) below it: support and query interact), got one with "
+            f"({axes} level(s) below it: support and query interact), but has "
             f"{len(slot_shape)} level(s) below it; clip the episode or task"
         )
     if slot_shape[-1] <= shots:
@@ -320,12 +329,12 @@ def contribution_loss(
     return _episodic_loss(learner, slot_shape, axes, shots)
 
 
-# One function for one learner, so that it is compiled once.
+# Cached: returns one function per learner, which is compiled once.
 @functools.lru_cache(maxsize=8)
 def _episodic_loss(
     learner: Learner, slot_shape: tuple[int, ...], axes: int, shots: int
 ) -> Callable[[Any, Block], Array]:
-    """Mean loss over the episodes of a clip unit that were drawn."""
+    """Returns the mean loss over the drawn episodes of a clip unit."""
     around, within = slot_shape[:-axes], slot_shape[-axes:]
     number = math.prod(around)
 
@@ -344,7 +353,7 @@ def _episodic_loss(
         episodes = Block(
             flat(unit.inputs), flat(unit.targets), flat(unit.slot_mask), unit_mask
         )
-        # Recomputed one by one in the backward pass: memory of one episode.
+        # Each is recomputed in the backward pass, which needs memory for one episode.
         one = jax.checkpoint(lambda episode: episode_loss(params, episode))
         losses = jax.lax.map(one, episodes)
         there = jnp.any(episodes.slot_mask.reshape(number, -1) > 0, axis=1)
@@ -355,11 +364,11 @@ def _episodic_loss(
 
 
 def _check_ways(learner: Learner, slot_shape: tuple[int, ...]) -> None:
-    """Refuses episodes of another number of classes than the learner is for."""
+    """Raises if episodes have another number of classes than the learner's ways."""
     ways = None if learner.is_regression else getattr(learner, "ways", None)
     if ways is not None and ways != slot_shape[-2]:
         raise ValueError(
-            "ways must be the number of classes of the episodes that are drawn, "
+            "ways must be the number of classes in a drawn episode, "
             f"{slot_shape[-2]}, got a {type(learner).__name__} with ways={ways}"
         )
 
@@ -368,7 +377,7 @@ def _check_ways(learner: Learner, slot_shape: tuple[int, ...]) -> None:
 def _supervised_loss(
     learner: Learner, slot_shape: tuple[int, ...]
 ) -> Callable[[Any, Block], Array]:
-    """Mean loss over all examples in the clip unit; they are the queries."""
+    """Returns the mean loss over all examples in the clip unit, as queries."""
     number = math.prod(slot_shape)
 
     def loss(params: Any, unit: Block) -> Array:

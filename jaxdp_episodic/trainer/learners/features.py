@@ -1,9 +1,9 @@
-"""Fixed features: a function of one example alone, chosen before anybody's data.
+"""Fixed features: a function of single examples, chosen without looking at the data.
 
-It is applied to every example before a run begins. As it does not depend on the data,
-what it makes of an example is as much that example's own as the example was: every
-guarantee holds as it stands, and nothing is charged. A function that was fitted to the
-private data, or chosen by fits to it that were not private, has no such guarantee.
+The function is applied to every example before a run begins. It does not depend on the
+data, so an example's features depend on that example only: every guarantee holds
+unchanged, and nothing is charged. A function that was fitted to the private data
+without privacy, or chosen by such fits, has no such guarantee.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ from jaxdp_episodic.trainer.data.stored_features import StoredFeatures
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.backbones import network_features
 
-_VERSION = 1  # of what a cache is compared by
-_BATCH = 500  # most rows a call
-_MOST_FEATURES = 2**16  # of an example
-# Relative difference of a row's features alone and beside others: rounding is below.
+_VERSION = 1  # version of the settings that a cache is compared by
+_BATCH = 500  # most rows per call
+_MOST_FEATURES = 2**16  # per example
+# Largest relative difference between a row's features alone and in a batch; rounding
+# errors are smaller.
 _ROUNDING = 1e-3
 
 
@@ -57,20 +58,20 @@ _ROUNDING = 1e-3
 class FixedFeatures:
     """A fixed function that is applied to each example before a run.
 
-    For a backbone of any framework, pretrained on *public* data:
-    ``FixedFeatures(function, name="…")``, or for images `FixedFeatures.onnx` and
+    Pass a backbone of any framework, pretrained on *public* data:
+    ``FixedFeatures(function, name="…")``; or for images use `FixedFeatures.onnx` or
     `FixedFeatures.wavelets`.
 
     Attributes:
-      function: ``(n, *features) array -> (n, D) array``, each row of the result a
-        function of that row alone (no batch statistics, no random numbers).
-      name: says which function it is, with its version and its weights: what a cache
-        was made with, and what a run that is resumed is held to.
-      unit_norm: scale each row to norm 1 (a row of zeros stays one).
-      settings: plain values that the function depends on, also compared.
-      one_by_one: the function takes row by row, so it is called with those that there
-        are; else always with 500, so that a row's last bits never depend on how many
-        others there are.
+      function: ``(n, *features) array -> (n, D) array``; each row of the result is a
+        function of that row only (no batch statistics, no random numbers).
+      name: identifies the function with its version and weights. A cache, and a resumed
+        run, must have the same name.
+      unit_norm: scale each row to norm 1 (a row of zeros stays zero).
+      settings: plain values that the function depends on; also compared.
+      one_by_one: the function treats rows one by one, so it is called with as many rows
+        as there are. Otherwise it is always called with 500 rows, so that a row's last
+        bits do not depend on the number of other rows.
     """
 
     function: Callable[[np.ndarray], Any]
@@ -86,25 +87,25 @@ class FixedFeatures:
             raise TypeError(f"name must be a non-empty string, got {self.name!r}")
         _validation.flag("unit_norm", self.unit_norm)
         _validation.flag("one_by_one", self.one_by_one)
-        self.described()  # refuses settings that JSON cannot hold
+        self.described()  # checks that JSON can hold the settings
 
     @classmethod
     def wavelets(cls) -> FixedFeatures:
-        """Returns the wavelet features of images; see `wavelets.wavelet_features`."""
+        """Returns the wavelet features of images; see `wavelet_features`."""
         return cls(_wavelets, WAVELETS)
 
     @classmethod
     def onnx(cls, path: str | os.PathLike[str], **settings: Any) -> FixedFeatures:
-        """Returns features of images by a network in an ONNX file.
+        """Returns features of images from a network in an ONNX file.
 
         Args:
           path: the file.
-          **settings: those of the table ``features`` of a config, by name.
+          **settings: settings of the table ``features`` of a config, by name.
 
         Raises:
-          ImportError: without the extra ``[onnx]``.
-          OSError, TypeError, ValueError: a file that is no network of images, or a
-            setting that does not fit to it.
+          ImportError: the extra ``[onnx]`` is not installed.
+          OSError, TypeError, ValueError: a file that does not hold a network for
+            images, or a setting that does not fit it.
         """
         found = cls.of(FeaturesConfig(kind=ONNX, path=os.fspath(path), **settings))
         assert found is not None
@@ -114,9 +115,9 @@ class FixedFeatures:
     def of(
         cls, config: FeaturesConfig, base: Path | None = None
     ) -> FixedFeatures | None:
-        """Returns the features of a config, or None for the examples as they are.
+        """Returns the features of a config; None: the examples are used unchanged.
 
-        Paths are relative to ``base``; errors as of `onnx`.
+        Paths are relative to ``base``; errors as in `onnx`.
         """
         if config.kind == ONNX:
             function, sha256 = network_features(config, base)
@@ -125,10 +126,10 @@ class FixedFeatures:
         return cls.wavelets() if config.kind == WAVELETS else None
 
     def described(self) -> dict[str, Any]:
-        """Returns what the features are, as plain values.
+        """Returns the description of the features as plain values.
 
         Raises:
-          TypeError: settings that are no plain values.
+          TypeError: settings that are not plain values.
         """
         plain = {
             "name": self.name,
@@ -139,19 +140,19 @@ class FixedFeatures:
         return json.loads(json.dumps(plain))
 
     def table(self, data: ExampleTable, *, cache: Path | None = None) -> ExampleTable:
-        """Returns the table with features in place of the examples' own.
+        """Returns the table with these features instead of the examples' own.
 
         Args:
-          data: the table; its units, targets and owners stay.
-          cache: a folder that holds them after the first call, open to its owner only:
-            the features of private data are private. One that is damaged, or was made
-            of other data or by other settings, is made anew, with a warning. Of data
-            on the disk the features stay there, too.
+          data: the table; its units, targets and owners are kept.
+          cache: folder that stores the features after the first call. Only its owner
+            can read it, because features of private data are private. If it is damaged,
+            or made from other data or settings, it is made again with a warning. If the
+            data are on disk, the features stay on disk too.
 
         Raises:
           OSError: a cache that cannot be read or written, or a folder of other files.
-          ValueError: features of another number of rows, of no single axis, or not
-            finite; a row that changes with the rows beside it.
+          ValueError: features with another number of rows, with more than one axis, or
+            not finite; or a row that changes with the other rows of its batch.
         """
         made: Any
         if cache is None:
@@ -165,7 +166,7 @@ class FixedFeatures:
         return np.concatenate(list(self._made(examples)))
 
     def _made(self, examples: Any) -> Iterator[np.ndarray]:
-        """The features, some rows at a time."""
+        """Yields the features, some rows at a time."""
         if not len(examples):
             raise ValueError(
                 "data must have at least one example to make features of, got none"
@@ -179,7 +180,7 @@ class FixedFeatures:
                 columns = made.shape[1]
                 if columns > _MOST_FEATURES:
                     raise ValueError(
-                        f"features must be at most {_MOST_FEATURES} numbers an "
+                        f"features must be at most {_MOST_FEATURES} numbers per "
                         f"example, got {columns}"
                     )
             elif made.shape[1] != columns:
@@ -193,14 +194,14 @@ class FixedFeatures:
             yield made
 
     def _called(self, rows: np.ndarray) -> np.ndarray:
-        """What the function makes of up to `_BATCH` rows."""
+        """Returns the function's result for up to `_BATCH` rows, checked."""
         number = len(rows)
         if number < _BATCH and not self.one_by_one:
             rest = np.zeros((_BATCH - number, *rows.shape[1:]), rows.dtype)
             rows = np.concatenate([rows, rest])
         try:
             made = np.asarray(self.function(rows))
-        except ValueError as error:  # rows of different lengths
+        except ValueError as error:  # such as rows of different lengths
             error.add_note(f"in the function of features {self.name!r}")
             raise
         if made.ndim != 2 or len(made) != len(rows) or not made.shape[1]:
@@ -213,33 +214,31 @@ class FixedFeatures:
                 f"function of features {self.name!r} must return numbers, got "
                 f"{made.dtype}"
             )
-        with np.errstate(over="ignore"):  # infinity, which is refused
+        with np.errstate(over="ignore"):  # becomes infinity, which is refused below
             made = made[:number].astype(np.float32)
         bad = ~np.isfinite(made).all(axis=1)
         if bad.any():
-            raise ValueError(
-                f"features {self.name!r} must be finite, those of an example are not"
-            )
+            raise ValueError(f"features {self.name!r} must be finite, but some are not")
         return made
 
     def _check_rows_alone(self, rows: np.ndarray, made: np.ndarray) -> None:
-        """Refuses a function whose rows depend on those beside them.
+        """Raises if the rows of the function's result depend on other rows.
 
-        Its features would couple examples of different clip units, and clipping each
-        unit's contribution would bound nothing.
+        Such features would couple examples of different clip units, so clipping each
+        unit's contribution would not bound its influence.
         """
         half = len(rows) // 2 + 1
         alone = self._called(rows[:half])
         apart = np.abs(alone - made[:half]).max()
         if apart > _ROUNDING * np.abs(made[:half]).max():
             raise ValueError(
-                f"features {self.name!r} of an example must depend on it alone: they "
-                "change with the examples beside it, or from call to call (batch "
-                "statistics, dropout? switch the model to evaluation)"
+                f"features {self.name!r} of an example must depend only on that "
+                "example, but they change with the rest of the batch, or between calls "
+                "(batch statistics or dropout? switch the model to evaluation mode)"
             )
 
     def _cached(self, folder: Path, data: ExampleTable) -> np.ndarray | StoredFeatures:
-        """The features in a folder of columns, made if they are not there."""
+        """Returns the features from a folder of columns, made first if necessary."""
         settings = json.dumps(self.described(), sort_keys=True)
         made_from = {"settings": settings, "data": data.fingerprint}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -249,18 +248,18 @@ class FixedFeatures:
                     found = open_split(folder)
                     if found.made_from == made_from:
                         return _opened(found.columns["features"], data)
-                    reason = "it is of other data, or of other settings"
+                    reason = "it was made from other data or settings"
                 except (OSError, ValueError) as error:
                     reason = str(error)
                 warnings.warn(
-                    f"cached features {folder} are not used, and made anew: {reason}",
+                    f"the cache of features {folder} is made again: {reason}",
                     stacklevel=4,
                 )
             names = {inside.name for inside in folder.iterdir()}
             others = names - {MANIFEST, TRAIN, LOCK}
             if others:
                 raise FileExistsError(
-                    f"{folder} must be a cache of features, it has {min(others)!r}"
+                    f"{folder} must be a cache of features, but has {min(others)!r}"
                 )
             (folder / MANIFEST).unlink(missing_ok=True)
             self._write(folder / TRAIN / "features.npy", data)
@@ -272,7 +271,7 @@ class FixedFeatures:
         parts = self._made(data.features)
         first = next(parts)
         path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)  # whoever reads the old one goes on with it
+        path.unlink(missing_ok=True)  # readers of the old file keep it
         places = itertools.count(0, _BATCH)
         placed = (
             (np.arange(start, start + len(part)), part)
@@ -284,7 +283,7 @@ class FixedFeatures:
 
 
 def _opened(column: StoredColumn, data: ExampleTable) -> np.ndarray | StoredFeatures:
-    """Cached features: on the disk, or in memory and compared with their checksum."""
+    """Returns cached features: on disk, or in memory after checking the checksum."""
     if column.shape[0] != data.num_examples:
         raise ValueError(f"it has {column.shape[0]} rows")
     features = StoredFeatures(column)
@@ -298,42 +297,42 @@ def _wavelets(images: np.ndarray) -> np.ndarray:
     return np.asarray(compiled_wavelets(images.shape[1:])(jnp.asarray(images)))
 
 
-# Wavelengths as shares of the image's side: 4 and 8 pixels of 28.
+# Wavelengths as fractions of the image's side: 4 and 8 pixels of 28.
 _WAVELENGTHS = (1 / 7, 2 / 7)
-_ORIENTATIONS = 8  # of a wavelength
+_ORIENTATIONS = 8  # per wavelength
 _CELLS = 7  # of the pooling grid, along each side
-_COEFFICIENTS = 5  # lowest of the cosine transform over these cells
-# Samples of a response along each side: two a cell, enough for these wavelengths.
+_COEFFICIENTS = 5  # lowest coefficients of the cosine transform over these cells
+# Samples of a response along each side: two per cell, enough for these wavelengths.
 _SAMPLES = 2 * _CELLS
-# Contrast, of [0, 1], added to the energy around: keeps moduli of flat regions small.
+# Contrast in [0, 1] added to the local energy; keeps moduli of flat regions small.
 _FLOOR = 0.03
-# Deviation of the Gaussian neighbourhood whose energy divides, in response samples.
+# Standard deviation of the neighbourhood for the local energy, in response samples.
 _NEIGHBOURHOOD = 0.7
 
 
 class Filters(NamedTuple):
     """Separable filters: each is one matrix for rows and one for columns.
 
-    F filters, of S scales; a response has 14 x 14 samples, of images (H, W).
+    There are F filters of S scales. Images are (H, W); responses have 14 x 14 samples.
     """
 
     rows: np.ndarray  # (F, 14, H) complex64
     columns: np.ndarray  # (F, 14, W) complex64
-    # (S, 14, H) float32: Gaussians, of which the response to a constant is taken off.
+    # (S, 14, H) float32: Gaussians, to subtract the response to a constant.
     row_envelopes: np.ndarray
     column_envelopes: np.ndarray  # (S, 14, W) float32
-    offsets: np.ndarray  # (S,) float32: what a filter responds to a constant
+    offsets: np.ndarray  # (S,) float32: response of a filter to a constant
     around: np.ndarray  # (14, 14) float32: means over a neighbourhood
     coefficients: np.ndarray  # (5, 14) float32: pooling, then the cosine transform
-    # ((5, H), (5, W)) float32: the same of the image itself.
+    # ((5, H), (5, W)) float32: pooling and transform of the image itself.
     image_coefficients: tuple[np.ndarray, np.ndarray]
 
 
 def wavelet_features(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
     """Returns the function ``(n, *image_shape) -> (n, 425 * channels)`` of images.
 
-    float32 in and out, rows of unit norm (a row of zeros stays one); integers are read
-    as 0 to 255.
+    It takes and returns float32; integers are read as 0 to 255. Rows have norm 1 (a row
+    of zeros stays zero).
     """
     if len(image_shape) != 3 or min(image_shape[:2]) < LEAST_SIDE:
         raise ValueError(
@@ -353,7 +352,7 @@ def wavelet_features(image_shape: tuple[int, ...]) -> Callable[[Array], Array]:
 
 
 def unit_rows(rows: Array) -> Array:
-    """Rows (n, D) scaled to norm 1; a row of zeros stays one."""
+    """Returns rows (n, D) scaled to norm 1; a row of zeros stays zero."""
     norms = jnp.linalg.norm(rows, axis=1, keepdims=True)
     return rows / jnp.maximum(norms, 1e-12)
 
@@ -392,11 +391,11 @@ def make_filters(height: int, width: int) -> Filters:
 
 
 def _of_one_channel(images: Array, *, filters: Filters) -> Array:
-    """(n, H, W) to (n, 425)."""
+    """Returns the features (n, 425) of images (n, H, W)."""
     number, height, width = images.shape
     scales = len(filters.offsets)
     total = len(filters.columns)
-    # Columns first, by one product for all filters, then rows.
+    # Columns first, in one product for all filters, then rows.
     waves = [np.real(filters.columns), np.imag(filters.columns)]
     matrix = np.stack(waves).reshape(-1, width).T
     first = (images.reshape(-1, width) @ matrix).reshape(number, height, 2, total, -1)
@@ -424,13 +423,13 @@ def _of_one_channel(images: Array, *, filters: Filters) -> Array:
 
 
 def _distances(size: int, grid: int) -> np.ndarray:
-    """(grid, size): from the middle of each of ``grid`` cells to each pixel."""
+    """Returns (grid, size): distance from each cell's centre to each pixel."""
     middles = (np.arange(grid) + 0.5) * size / grid - 0.5
     return np.arange(size) - middles[:, None]
 
 
 def _sampled(size: int, grid: int, deviation: float) -> np.ndarray:
-    """(grid, size): a Gaussian around the middle of each of ``grid`` cells."""
+    """Returns (grid, size): a Gaussian around each cell's centre."""
     return np.exp(-0.5 * (_distances(size, grid) / deviation) ** 2)
 
 
@@ -439,9 +438,9 @@ def _means(weights: np.ndarray) -> np.ndarray:
 
 
 def _spectrum(size: int) -> np.ndarray:
-    """(5, size) float32: means around 7 cells, then their lowest cosine coefficients.
+    """Returns (5, size) float32: means around 7 cells, then their DCT-II.
 
-    The transform is the orthonormal DCT-II.
+    Only the 5 lowest coefficients of the orthonormal transform are kept.
     """
     pooling = _means(_sampled(size, _CELLS, size / _CELLS / 2))
     middles = np.arange(_CELLS) + 0.5

@@ -1,8 +1,9 @@
-"""Learners: what an episode teaches.
+"""Learners: the loss of an episode and its predictions.
 
-A learner is a frozen dataclass around a pure function ``apply(params, inputs)``, of any
+A learner is a frozen dataclass around a pure function ``apply(params, inputs)`` of any
 framework. Its loss couples all support and query examples of an episode, so the episode
-is the smallest unit whose gradient may be clipped; `Supervised` alone couples nothing.
+is the smallest unit whose gradient may be clipped. Only `Supervised` and `Classifier`
+couple nothing.
 """
 
 from __future__ import annotations
@@ -34,32 +35,32 @@ from jaxdp_episodic.trainer.learners.episode import Episode
 
 Apply = Callable[[Any, Array], Array]
 
-ABSENT = -1e9  # logit of a class without support: its softmax is 0
-# Logits beside features of norm 1. Chosen with validation and test scores of six
-# development sets in view, where 0.05 to 0.2 do no harm; only mnist and the phosphor
-# icons were kept for the end (experiments/kinds_of_data.py).
+ABSENT = -1e9  # logit of a class without support; its softmax is 0
+# Weight of the logits next to features of norm 1. Chosen with validation and test
+# scores of six development sets in view; 0.05 to 0.2 did no harm. Only mnist and the
+# phosphor icons were held back (experiments/kinds_of_data.py).
 _BESIDE_FEATURES = 0.1
-_SHORT = 1e-6  # norm of an embedding below which it is not scaled to norm 1
+_SHORT = 1e-6  # embeddings of norm far below this are not scaled to norm 1
 
 
 @dataclass(frozen=True)
 class ProtoNet:
-    """Prototypical networks: the class whose mean support embedding is nearest.
+    """Prototypical networks: the class with the nearest mean support embedding.
 
-    A class without support takes no part: neither in the softmax nor by its queries.
+    A class without support is left out of the softmax, and so are its queries.
 
     Reference: Snell, Swersky, Zemel (2017), arXiv:1703.05175, Equation 2.
 
     Attributes:
       apply: ``(params, inputs (n, *features)) -> (n, embedding)``.
-      ways: classes an episode, at least 1.
-      distance: "euclidean" (squared), or "cosine": embeddings are scaled to norm 1,
-        and so are prototypes.
-      temperature: factor > 0 of the logits, which are minus distances, or cosines.
-      resplits: train on every example as support: the mean over all rotations of a
-        class's examples, in the order drawn, through support and query. What was drawn
-        is used several times over, within its clip unit. Needs the layout of
-        `classification_episode`.
+      ways: classes per episode, at least 1.
+      distance: "euclidean" (squared), or "cosine": embeddings and prototypes are scaled
+        to norm 1.
+      temperature: factor > 0 of the logits, which are negative distances, or cosines.
+      resplits: train on every example as support. The loss is the mean over all
+        rotations of a class's examples, in drawn order, through support and query. Each
+        drawn example is used several times, within its clip unit. Requires the layout
+        of `classification_episode`.
     """
 
     apply: Apply
@@ -76,7 +77,7 @@ class ProtoNet:
         _validation.flag("resplits", self.resplits)
 
     def loss(self, params: Any, episode: Episode) -> Array:
-        """Mean cross-entropy of the queries."""
+        """Returns the mean cross-entropy of the queries."""
         embedded = self._embedded(params, episode)
         if not self.resplits:
             return self._loss(embedded)
@@ -85,11 +86,11 @@ class ProtoNet:
         return jnp.mean(jnp.stack(losses))
 
     def predict(self, params: Any, episode: Episode) -> Array:
-        """Logits of the queries, (Q, ways)."""
+        """Returns logits of the queries, (Q, ways)."""
         return self._logits(self._embedded(params, episode))
 
     def embedding(self, params: Any, inputs: Array) -> Array:
-        """(n, embedding) of inputs (n, *features), whose means are prototypes."""
+        """Returns (n, embedding) of inputs (n, *features); prototypes are its means."""
         embedded = at_least_float32(self.apply(params, inputs))
         if embedded.ndim != 2 or len(embedded) != len(inputs):
             raise ValueError(
@@ -99,7 +100,7 @@ class ProtoNet:
         return _unit(embedded) if self.distance == COSINE else embedded
 
     def _embedded(self, params: Any, episode: Episode) -> Episode:
-        """The episode with embeddings in place of its inputs."""
+        """Returns the episode with embeddings instead of inputs."""
         number = len(episode.support_inputs)
         inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
         embedded = self.embedding(params, inputs)
@@ -121,13 +122,13 @@ class ProtoNet:
             logits = embedded.query_inputs @ _unit(sums).T
         else:
             prototypes = sums / jnp.maximum(count, 1.0)[:, None]
-            # Differences, not |q|^2 - 2 q.p + |p|^2, which cancels for near points.
+            # Not |q|^2 - 2 q.p + |p|^2, which cancels for near points.
             apart = embedded.query_inputs[:, None, :] - prototypes[None]
             logits = -jnp.sum(jnp.square(apart), axis=-1)
         return jnp.where(count > 0, self.temperature * logits, ABSENT)
 
     def _rotated(self, embedded: Episode, by: int) -> Episode:
-        """The episode with every class's examples rotated by this many slots."""
+        """Returns the episode with each class's examples rotated by ``by`` slots."""
         ways, shots = self.ways, len(embedded.support_mask) // self.ways
 
         def rotated(support: Array, query: Array) -> list[Array]:
@@ -144,7 +145,7 @@ class ProtoNet:
 
 @dataclass(frozen=True)
 class MAML:
-    """Model-agnostic meta-learning: a few gradient steps on the support, then queries.
+    """Model-agnostic meta-learning: gradient steps on the support, loss on the queries.
 
     An episode without support contributes nothing.
 
@@ -153,8 +154,8 @@ class MAML:
     Attributes:
       apply: ``(params, inputs (n, *features)) -> (n, ways)`` logits or (n, 1) values.
       inner_steps: gradient steps on the support, at least 1.
-      inner_learning_rate: their step size, > 0.
-      first_order: treat the inner gradients as constants (the paper, section 5.2).
+      inner_learning_rate: step size of the inner steps, > 0.
+      first_order: treat the inner gradients as constants (section 5.2 of the paper).
       checkpoint: recompute each inner step in the backward pass: less memory, more
         time.
       task_loss: "cross_entropy" or "squared_error".
@@ -174,18 +175,18 @@ class MAML:
 
     @property
     def is_regression(self) -> bool:
-        """True for squared error."""
+        """Whether the loss is squared error."""
         return self.task_loss == SQUARED_ERROR
 
     def loss(self, params: Any, episode: Episode) -> Array:
-        """Mean query loss after adaptation."""
+        """Returns the mean query loss after adaptation."""
         has_support = jnp.any(episode.support_mask > 0)
         mask = jnp.where(has_support, episode.query_mask, 0.0)
         outputs = self.predict(params, episode)
         return _mean_loss(self.task_loss, outputs, episode.query_targets, mask)
 
     def predict(self, params: Any, episode: Episode) -> Array:
-        """Outputs for the queries after adaptation: (Q, ways), or (Q,) values."""
+        """Returns outputs for the queries after adaptation: (Q, ways) or (Q,)."""
         adapted = self.adapt(params, episode)
         return _outputs(self.task_loss, self.apply(adapted, episode.query_inputs))
 
@@ -196,7 +197,7 @@ class MAML:
     def _descend(
         self, inner: Any, whole: Callable[[Any], Any], episode: Episode
     ) -> Any:
-        """Gradient steps on the support loss, in the part ``inner`` of the whole."""
+        """Returns ``inner`` after gradient steps on the support loss of ``whole``."""
 
         def support_loss(inner: Any) -> Array:
             outputs = self.apply(whole(inner), episode.support_inputs)
@@ -224,19 +225,19 @@ class MAML:
 
 @dataclass(frozen=True)
 class ANIL(MAML):
-    """Almost no inner loop: MAML that adapts the head only.
+    """Almost no inner loop: MAML that adapts only the head.
 
     Reference: Raghu, Raghu, Bengio, Vinyals (2020), arXiv:1909.09157.
 
     Attributes:
-      head: where the adapted parameters are in the nested dictionary of parameters, by
-        its keys: "head", or "decoder/last".
+      head: keys of the adapted part in the nested dictionary of parameters, such as
+        "head" or "decoder/last".
     """
 
     head: str = "head"
 
     def adapt(self, params: Any, episode: Episode) -> Any:
-        """Returns the parameters with the head after the inner steps."""
+        """Returns the parameters with the head adapted by the inner steps."""
         path = self.head.split("/")
 
         def whole(head: Any) -> Any:
@@ -247,13 +248,13 @@ class ANIL(MAML):
 
 @dataclass(frozen=True)
 class Supervised:
-    """Plain supervised learning: a mean over examples that do not interact.
+    """Plain supervised learning: a mean loss over examples that do not interact.
 
-    With clipped examples this is DP-SGD (Abadi et al. 2016, arXiv:1607.00133).
+    With examples as clip units this is DP-SGD (Abadi et al. 2016, arXiv:1607.00133).
 
     Attributes:
       apply: ``(params, inputs (n, *features)) -> (n, classes)`` logits, or (n, 1)
-        values. It must treat every input on its own: no batch statistics.
+        values. It must treat each input independently: no batch statistics.
       task_loss: "cross_entropy" or "squared_error".
     """
 
@@ -266,18 +267,18 @@ class Supervised:
 
     @property
     def is_regression(self) -> bool:
-        """True for squared error."""
+        """Whether the loss is squared error."""
         return self.task_loss == SQUARED_ERROR
 
     def loss(self, params: Any, episode: Episode) -> Array:
-        """Mean loss of the queries; the support is not looked at."""
+        """Returns the mean loss of the queries; the support is ignored."""
         outputs = self._answers(params, episode)
         return _mean_loss(
             self.task_loss, outputs, episode.query_targets, episode.query_mask
         )
 
     def predict(self, params: Any, episode: Episode) -> Array:
-        """Outputs for the queries: (Q, classes), or (Q,) values."""
+        """Returns outputs for the queries: (Q, classes), or (Q,) values."""
         return self._answers(params, episode)
 
     def _answers(self, params: Any, episode: Episode) -> Array:
@@ -286,19 +287,19 @@ class Supervised:
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier(Supervised):
-    """A classifier of the training classes, which tells others apart by prototypes.
+    """A classifier of the training classes that tells new classes apart by prototypes.
 
-    It learns as `Supervised` does: examples that do not interact may be clipped one by
-    one. New classes are those of episodes, told apart as by a `ProtoNet`.
+    It is trained like `Supervised`: examples do not interact and may be clipped singly.
+    It predicts the classes of an episode like a `ProtoNet`.
 
     Attributes:
-      features: ``(params, inputs (n, *features)) -> (n, units)``, what the last layer
-        sees; None: there is no use for them.
-      embed: what prototypes are taken of: "logits", "features", or "both", features of
-        norm 1 beside a tenth of the logits. Logits that say nothing are small, and
-        then "both" is next to the features alone.
-      ways: classes an episode, at least 1.
-      distance: as of `ProtoNet`.
+      features: ``(params, inputs (n, *features)) -> (n, units)``, the input of the last
+        layer; required unless ``embed`` is "logits".
+      embed: what prototypes are means of: "logits", "features", or "both": features of
+        norm 1 next to 0.1 times the logits. Uninformative logits are small, so that
+        "both" is then close to the features alone.
+      ways: classes per episode, at least 1.
+      distance: as in `ProtoNet`.
     """
 
     features: Apply | None = None
@@ -311,14 +312,14 @@ class Classifier(Supervised):
         _validation.choice("embed", self.embed, EMBEDS)
         if self.features is None and self.embed != LOGITS:
             raise ValueError(f"features must be given with embed={self.embed!r}")
-        _ = self._prototypes  # refuses what it does
+        _ = self._prototypes  # checks ways and distance
 
     def predict(self, params: Any, episode: Episode) -> Array:
-        """Logits of the queries among the classes of the episode, (Q, ways)."""
+        """Returns logits of the queries among the episode's classes, (Q, ways)."""
         return self._prototypes.predict(params, episode)
 
     def embedding(self, params: Any, inputs: Array) -> Array:
-        """(n, embedding) of inputs (n, *features), whose means are prototypes."""
+        """Returns (n, embedding) of inputs (n, *features); prototypes are its means."""
         return self._prototypes.embedding(params, inputs)
 
     @property
@@ -337,7 +338,7 @@ class Classifier(Supervised):
 
 
 def _found(params: Any, path: Sequence[str]) -> Any:
-    """The part of nested dictionaries at a path."""
+    """Returns the part of nested dictionaries at a path."""
     for depth, key in enumerate(path):
         if not isinstance(params, Mapping) or key not in params:
             options = tuple(params) if isinstance(params, Mapping) else ()
@@ -350,20 +351,20 @@ def _found(params: Any, path: Sequence[str]) -> Any:
 
 
 def _replaced(params: Any, path: Sequence[str], part: Any) -> Any:
-    """Nested dictionaries with another part at a path."""
+    """Returns nested dictionaries with the part at a path replaced."""
     if not path:
         return part
     return {**params, path[0]: _replaced(params[path[0]], path[1:], part)}
 
 
 def _unit(rows: Array) -> Array:
-    """Rows scaled to norm 1; short ones less, so that gradients stay bounded."""
+    """Returns rows of norm 1; shorter for tiny rows, so that gradients are bounded."""
     squares = jnp.sum(jnp.square(rows), axis=-1, keepdims=True)
     return rows / jnp.sqrt(squares + _SHORT**2)
 
 
 def _support_weights(embedded: Episode, ways: int) -> Array:
-    """(S, ways): 1 where a support example is there and of the class."""
+    """Returns (S, ways): 1 where a support example exists and is of the class."""
     kind = embedded.support_inputs.dtype
     of_class = jax.nn.one_hot(embedded.support_targets, ways, dtype=kind)
     return of_class * embedded.support_mask[:, None]
@@ -374,7 +375,7 @@ def _support_count(embedded: Episode, ways: int) -> Array:
 
 
 def _outputs(task_loss: str, outputs: Array) -> Array:
-    """At least float32; values lose their last axis, which must be of size 1."""
+    """Returns outputs as float32 or wider; values lose their last axis, of size 1."""
     outputs = at_least_float32(outputs)
     if task_loss == CROSS_ENTROPY:
         if outputs.ndim != 2:
@@ -382,7 +383,7 @@ def _outputs(task_loss: str, outputs: Array) -> Array:
                 f"apply must return logits of shape (n, classes), got {outputs.shape}"
             )
         return outputs
-    # (n,) would broadcast against (n, 1) targets, and silently be another loss.
+    # Values (n,) would broadcast against targets (n, 1), and silently change the loss.
     if outputs.ndim != 2 or outputs.shape[1] != 1:
         raise ValueError(
             "apply must return values of shape (n, 1) with task_loss="
@@ -392,7 +393,7 @@ def _outputs(task_loss: str, outputs: Array) -> Array:
 
 
 def _mean_loss(task_loss: str, outputs: Array, targets: Array, mask: Array) -> Array:
-    """Mean over the examples that are there; 0 if none is."""
+    """Returns the mean over examples that exist; 0 if there are none."""
     if task_loss == SQUARED_ERROR:
         losses = jnp.square(outputs - targets)
     else:
@@ -403,14 +404,15 @@ def _mean_loss(task_loss: str, outputs: Array, targets: Array, mask: Array) -> A
 
 
 def as_they_are(params: Any, inputs: Array) -> Array:
-    """Returns the inputs (n, ...) as rows (n, D); there are no parameters."""
+    """Returns the inputs (n, ...) as rows (n, D); ``params`` is ignored."""
     return inputs.reshape(len(inputs), -1)
 
 
 def untrained(learner: Any, ways: int) -> Any:
-    """Returns the learner that does nothing but look at the features as they are.
+    """Returns a learner without parameters, as a baseline on the unchanged features.
 
-    Nearest class mean, by the learner's distance if it has one; of numbers `Ridge`.
+    Classes: nearest class mean, by the learner's distance if it has one. Values:
+    `Ridge`.
     """
     if isinstance(learner, ProtoNet):
         return dataclasses.replace(learner, apply=as_they_are, resplits=False)
@@ -422,60 +424,60 @@ def untrained(learner: Any, ways: int) -> Any:
 
 @dataclass(frozen=True)
 class Ridge:
-    """Ridge regression on the support of a task, which knows of no other task.
+    """Ridge regression on the support of a single task.
 
-    The penalty is the mean squared distance of the support's inputs from their mean: in
-    a direction of average variance the slope is shrunk as by one example at the mean,
-    whatever the features' unit. A support of one example predicts its target.
+    The penalty is the mean squared distance of the support's inputs from their mean. So
+    in a direction of average variance the slope shrinks as if there were one more
+    example at the mean, whatever the unit of the features. A support of one example
+    predicts its target.
     """
 
     is_regression: ClassVar[bool] = True
 
     def predict(self, params: Any, episode: Episode) -> Array:
-        """(Q,) predictions; there are no parameters, and a support of none gives 0."""
+        """Returns (Q,) predictions; 0 without support. ``params`` is ignored."""
         mask = episode.support_mask
         number = jnp.maximum(jnp.sum(mask), 1.0)
         rows, queries = (
             at_least_float32(as_they_are(params, inputs))
             for inputs in (episode.support_inputs, episode.query_inputs)
         )
-        # A row that is not there may hold anything.
+        # A masked row may hold any value.
         rows = jnp.where(mask[:, None] > 0, rows, 0.0)
         targets = jnp.where(mask > 0, episode.support_targets, 0.0)
         middle, mean = jnp.sum(rows, axis=0) / number, jnp.sum(targets) / number
         rows = jnp.where(mask[:, None] > 0, rows - middle, 0.0)
-        # Dual form: there may be more features than examples.
+        # Dual form, because there may be more features than examples.
         products = rows @ rows.T
         penalty = jnp.trace(products) / number
-        penalty = jnp.where(penalty > 0, penalty, 1.0)  # all inputs are the same
+        penalty = jnp.where(penalty > 0, penalty, 1.0)  # all inputs are equal
         among = products + penalty * jnp.eye(len(mask), dtype=rows.dtype)
         weights = jnp.linalg.solve(among, jnp.where(mask > 0, targets - mean, 0.0))
         return mean + (queries - middle) @ (rows.T @ weights)
 
 
-# Size of the factor's first entries, in first standard deviations of a weight. At 0 its
-# gradient vanishes; from .03 to 1 the tasks of docs/published.md ended alike.
+# Scale of the factor's initial entries, in initial standard deviations of a weight. At
+# 0 its gradient vanishes; 0.03 to 1 did equally well on the tasks of docs/published.md.
 _FIRST_FACTOR = 0.3
-# Least variance of the noise and of a weight, in squared units of the targets: keeps
+# Smallest variance of the noise and of a weight, in squared units of the targets. Keeps
 # the covariance of a task's targets positive definite in float32.
 _LEAST_VARIANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class BayesianRegression:
-    """Each task's line in features, of a Gaussian prior that is learned.
+    """Bayesian linear regression per task, with a learned Gaussian prior on weights.
 
     With z(x) = (1, features of x) a task has
 
-        y = z(x)' w + e,  w ~ N(mean, factor factor' + scale I),  e ~ N(0, variance),
+        y = z(x)' w + e,  w ~ N(mean, factor factor' + scale I),  e ~ N(0, variance).
 
-    and the loss is minus the mean log density of all targets of an episode, support and
-    queries alike: what the prior says of tasks, whatever is held back of them. Queries
-    are predicted by the posterior mean of w.
+    The loss is the negative mean log density of all targets of an episode, of support
+    and queries together. Queries are predicted with the posterior mean of w.
 
     Reference: Harrison, Sharma, Pavone (2018), Meta-learning priors for efficient
     online Bayesian regression, arXiv:1807.08912; here with a covariance of low rank and
-    with the density of all targets.
+    the density of all targets.
 
     Attributes:
       apply: ``(params, inputs (n, *features)) -> (n, k)`` features.
@@ -492,14 +494,14 @@ class BayesianRegression:
     def initial(
         self, params: Any, size: int, *, scale: float, noise: float, seed: int = 0
     ) -> dict[str, Any]:
-        """Returns the first parameters: nearly a ridge regression of each task alone.
+        """Returns initial parameters, close to a ridge regression of each task alone.
 
         Args:
-          params: of ``apply``.
-          size: k, features.
+          params: parameters of ``apply``.
+          size: number of features, k.
           scale: standard deviation > 0 of a weight.
           noise: standard deviation > 0 of a target around its task's line.
-          seed: of the factor, which is public.
+          seed: seed of the initial factor, which is public.
         """
         shape = (size + 1, self.rank)
         factor = jax.random.normal(jax.random.key(seed), shape, jnp.float32)
@@ -512,7 +514,7 @@ class BayesianRegression:
         return {"model": params, "prior": prior}
 
     def loss(self, params: Any, episode: Episode) -> Array:
-        """Minus the mean log density of the targets that are there; 0 of none."""
+        """Returns the negative mean log density of the existing targets, or 0."""
         inputs, targets, mask = (
             jnp.concatenate([support, query])
             for support, query in zip(episode[:3], episode[3:], strict=True)
@@ -527,7 +529,7 @@ class BayesianRegression:
         return total / jnp.maximum(jnp.sum(mask), 1.0)
 
     def predict(self, params: Any, episode: Episode) -> Array:
-        """(Q,) posterior means of the queries' values."""
+        """Returns (Q,) posterior means of the queries' values."""
         prior, mask = params["prior"], episode.support_mask
         support = self._rows(params, episode.support_inputs) * mask[:, None]
         query = self._rows(params, episode.query_inputs)
@@ -537,20 +539,20 @@ class BayesianRegression:
         return query @ prior["mean"] + _covariance(prior, query, support) @ weights
 
     def _rows(self, params: Any, inputs: Array) -> Array:
-        """(n, k + 1): a 1, then the features."""
+        """Returns (n, k + 1): a 1, then the features."""
         found = at_least_float32(self.apply(params["model"], inputs))
         found = found.reshape(len(inputs), -1)
         return jnp.concatenate([jnp.ones_like(found[:, :1]), found], axis=1)
 
 
 def _covariance(prior: Any, rows: Array, others: Array) -> Array:
-    """(n, m): of the lines' values, a priori."""
+    """Returns (n, m) the prior covariance of the lines' values."""
     scale = _LEAST_VARIANCE + jnp.exp(prior["log_scale"])
     low = rows @ prior["factor"] @ (others @ prior["factor"]).T
     return low + scale * rows @ others.T
 
 
 def _covariance_of_targets(prior: Any, rows: Array, mask: Array) -> Array:
-    """(n, n): a priori; those that are absent are independent, of variance 1."""
+    """Returns (n, n) prior covariance; absent targets are independent, variance 1."""
     noise = _LEAST_VARIANCE + jnp.exp(prior["log_variance"])
     return _covariance(prior, rows, rows) + jnp.diag(jnp.where(mask > 0, noise, 1.0))

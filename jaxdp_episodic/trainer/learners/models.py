@@ -1,7 +1,7 @@
-"""Networks for episodes, on Flax NNX; and how any NNX module becomes a pure function.
+"""Networks for episodes, on Flax NNX, and any NNX module as a pure function.
 
-GroupNorm, never BatchNorm: batch statistics would couple examples of different clip
-units, and a clipped contribution must depend on its own unit only.
+They use GroupNorm, never BatchNorm: batch statistics would couple examples of different
+clip units, and a clipped contribution must depend only on its own unit.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from jaxdp_episodic.trainer.config.training_parts import (
     ModelConfig,
 )
 
-# Outputs beside the inputs of a linear map that keeps them. In 200 steps of Adam noise
-# alone makes outputs 1.5 times as long as inputs (512 to 128), and prototypes of both
-# are then mostly of noise; what is learned outgrows this factor.
+# Weight of the outputs next to the inputs of a linear map with ``skip``. In 200 steps
+# of Adam noise alone makes outputs 1.5 times as long as inputs (512 to 128), so that
+# prototypes would be mostly noise; what is learned outgrows this factor.
 _BESIDE_INPUTS = 0.3
 
 
 class PatchConv(nnx.Module):
     """A 3 x 3 convolution with padding 1, as slices and one matrix product.
 
-    With weights that differ from episode to episode (MAML) XLA's own convolution is
-    several times slower on a CPU; on accelerators, and for large images, it may be the
-    faster and is the smaller in memory. Both compute the same.
+    If weights differ between episodes (MAML), XLA's own convolution is several times
+    slower on a CPU. On accelerators and for large images it may be faster and needs
+    less memory. Both compute the same values.
 
     Args:
-      inputs: channels.
-      outputs: channels.
+      inputs: number of input channels.
+      outputs: number of output channels.
       stride: at least 1.
-      use_patches: False takes XLA's convolution.
+      use_patches: False uses XLA's convolution.
       rngs: for the initial parameters.
     """
 
@@ -60,7 +60,7 @@ class PatchConv(nnx.Module):
         self.stride, self.use_patches = stride, use_patches
 
     def __call__(self, images: Array) -> Array:
-        """(n, height, width, inputs) to (n, height', width', outputs)."""
+        """Maps (n, height, width, inputs) to (n, height', width', outputs)."""
         kernel, bias, step = self.kernel[...], self.bias[...], self.stride
         if not self.use_patches:
             maps = jax.lax.conv_general_dilated(
@@ -72,9 +72,9 @@ class PatchConv(nnx.Module):
             )
             return maps + bias
         flat = patches(images, step)
-        # The transposed copy makes the weights' gradients products of short rows and
-        # long ones, which XLA's CPU computes half again as fast; one channel has not
-        # enough weights.
+        # With the transposed copy, gradients of the weights are products of short rows
+        # and long ones, which XLA computes 1.5 times as fast on a CPU. One channel has
+        # too few weights for that.
         if images.shape[-1] > 1:
             kernel = jax.lax.optimization_barrier(kernel.T).T
         maps = flat.reshape(-1, len(kernel)) @ kernel + bias
@@ -82,12 +82,11 @@ class PatchConv(nnx.Module):
 
 
 def patches(images: Array, step: int) -> Array:
-    """The 3 x 3 pixels around every ``step``-th one, with zeros around the images.
+    """Returns the 3 x 3 pixels around every ``step``-th pixel, padded with zeros.
 
-    The images are cut into blocks of ``step`` by ``step`` pixels, so that slices of
-    blocks need no strides, and gradients of slices no scatter.
-
-    From (n, height, width, channels) to (n, height', width', 9 channels).
+    Maps (n, height, width, channels) to (n, height', width', 9 channels). The images
+    are cut into blocks of ``step`` by ``step`` pixels, so that slices of blocks need no
+    strides, and gradients of slices no scatter.
     """
     number, *sides, channels = images.shape
     outputs = [-(-side // step) for side in sides]
@@ -110,19 +109,19 @@ def patches(images: Array, step: int) -> Array:
 
 
 class GroupNorm(nnx.GroupNorm):
-    """Flax's, of images, for gradients of gradients: few passes over all pixels.
+    """Flax's GroupNorm for images, with few passes over pixels in second derivatives.
 
-    It sums each channel alone, in the order of its pixels, before those of a group.
+    It first sums each channel's pixels in order, then the channels of a group.
     """
 
     def __call__(self, images: Array) -> Array:
-        """(n, height, width, channels) of the same shape."""
+        """Maps (n, height, width, channels) to the same shape."""
         scale, bias = self.scale, self.bias
         assert scale is not None and bias is not None
         flat = images.reshape(len(images), -1, images.shape[-1])
         means = self._group_means(jnp.mean(flat, axis=1))
-        # Any constant may be subtracted. The centered means are 0 with the gradients of
-        # the means, and no gradient of a pixel needs the mean of others.
+        # Subtracting any constant is valid. The centred means are 0, but have the
+        # gradients of the means, so no gradient of a pixel needs the mean of others.
         constant = jax.lax.stop_gradient(means)
         means = means - constant
         centered = flat - constant[:, None]
@@ -134,8 +133,8 @@ class GroupNorm(nnx.GroupNorm):
         return normal.reshape(images.shape)
 
     def _group_means(self, of_channels: Array) -> Array:
-        """(n, channels): the mean of each channel's group, of (n, channels)."""
-        # A product, which XLA never recomputes for every pixel.
+        """Returns (n, channels): the mean of each channel's group."""
+        # A matrix product, which XLA never recomputes for every pixel.
         size = of_channels.shape[1] // self.num_groups
         weights = np.kron(np.eye(self.num_groups), np.full((size, size), 1 / size))
         weights = weights.astype(of_channels.dtype)
@@ -143,7 +142,7 @@ class GroupNorm(nnx.GroupNorm):
 
 
 class ConvBlock(nnx.Module):
-    """Convolution of stride 2, GroupNorm, relu."""
+    """Convolution of stride 2, GroupNorm, ReLU."""
 
     def __init__(
         self, inputs: int, outputs: int, *, use_patches: bool = True, rngs: nnx.Rngs
@@ -154,12 +153,12 @@ class ConvBlock(nnx.Module):
         self.norm = GroupNorm(outputs, num_groups=math.gcd(8, outputs), rngs=rngs)
 
     def __call__(self, images: Array) -> Array:
-        """(n, height, width, inputs) to (n, half, half, outputs)."""
+        """Maps (n, height, width, inputs) to (n, half, half, outputs)."""
         return jax.nn.relu(self.norm(self.conv(images)))
 
 
 class ConvNet(nnx.Module):
-    """Convolutions of stride 2, then one linear map: an embedding, or logits.
+    """Convolutions of stride 2, then one linear map to an embedding or logits.
 
     Args:
       image_shape: (height, width, channels).
@@ -187,11 +186,11 @@ class ConvNet(nnx.Module):
         self.head = nnx.Linear(height * width * last, outputs, rngs=rngs)
 
     def __call__(self, images: Array) -> Array:
-        """(n, height, width, channels) to (n, outputs)."""
+        """Maps (n, height, width, channels) to (n, outputs)."""
         return self.head(self.hidden(images))
 
     def hidden(self, images: Array) -> Array:
-        """(n, height, width, channels) to (n, units): what the last layer sees."""
+        """Maps (n, height, width, channels) to (n, units), the last layer's input."""
         for block in self.blocks:
             images = block(images)
         return images.reshape(len(images), -1)
@@ -201,9 +200,9 @@ class MLP(nnx.Module):
     """Fully connected layers with tanh.
 
     Args:
-      inputs: number of features, all axes together.
+      inputs: number of features, over all axes.
       hidden: units of each hidden layer.
-      outputs: units of the last.
+      outputs: units of the last layer.
       rngs: for the initial parameters.
     """
 
@@ -220,11 +219,11 @@ class MLP(nnx.Module):
         self.head = nnx.Linear(sizes[-1], outputs, rngs=rngs)
 
     def __call__(self, inputs: Array) -> Array:
-        """(n, *features) to (n, outputs)."""
+        """Maps (n, *features) to (n, outputs)."""
         return self.head(self.hidden(inputs))
 
     def hidden(self, inputs: Array) -> Array:
-        """(n, *features) to (n, units): what the last layer sees."""
+        """Maps (n, *features) to (n, units), the last layer's input."""
         units = inputs.reshape(len(inputs), -1)
         for layer in self.layers:
             units = jnp.tanh(layer(units))
@@ -232,13 +231,13 @@ class MLP(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """One linear map without a bias, orthogonal at the start.
+    """One linear map without a bias; initially orthogonal.
 
     Args:
-      inputs: number of features, all axes together.
+      inputs: number of features, over all axes.
       outputs: size of the embedding, or number of classes.
-      skip: give the inputs, too, beside 0.3 of the outputs: distances are then nearly
-        those of the inputs at the start, and as far as nothing is learned.
+      skip: also return the inputs, next to 0.3 times the outputs. Initially, and until
+        something is learned, distances are then close to those of the inputs.
       rngs: for the initial parameters.
     """
 
@@ -250,7 +249,7 @@ class Linear(nnx.Module):
         self.skip = skip
 
     def __call__(self, inputs: Array) -> Array:
-        """(n, *features) to (n, outputs), with ``skip`` (n, all features + outputs)."""
+        """Maps (n, *features) to (n, outputs); ``skip``: to (n, features + outputs)."""
         seen = self.hidden(inputs)
         outputs = seen @ self.kernel[...]
         if not self.skip:
@@ -259,36 +258,37 @@ class Linear(nnx.Module):
         return jnp.concatenate([seen.astype(outputs.dtype), beside], axis=-1)
 
     def hidden(self, inputs: Array) -> Array:
-        """(n, *features) to (n, all features): what the map sees."""
+        """Maps (n, *features) to (n, all features), the map's input."""
         return inputs.reshape(len(inputs), -1)
 
 
 class FilmParam(nnx.Param):
-    """A parameter that `film` trains: a scale, a shift, or one of the head."""
+    """A parameter trained by `film`: a scale, a shift, or a parameter of the head."""
 
 
 def split_model(
     module: Any, method: str = "__call__", *, wrt: Any = None
 ) -> tuple[Callable[[Any, Array], Array], Any]:
-    """Returns ``(apply, params)``: a model as a pure function of what is trained.
+    """Returns ``(apply, params)``: a model as a pure function of its trained part.
 
     Args:
-      module: of ``flax.nnx``, called as ``module(inputs)``; see `refuse_shared_state`.
-        Or a pair (module of ``flax.linen``, its parameters), or (function of
-        parameters and inputs, parameters), with parameters in nested dictionaries.
-      method: its name, of another one of the NNX module's.
-      wrt: what is trained. Of NNX a filter, such as ``nnx.LoRAParam``; None: what
-        `film` has made, or else ``nnx.Param``. Of a pair a function of the path of a
-        parameter, a tuple of keys, that returns whether it is; None: all are.
+      module: a ``flax.nnx`` module, called as ``module(inputs)``; see
+        `refuse_shared_state`. Or a pair (``flax.linen`` module, its parameters), or
+        (function of parameters and inputs, parameters), with parameters in nested
+        dictionaries.
+      method: name of the NNX module's method to call.
+      wrt: what is trained. For NNX a filter, such as ``nnx.LoRAParam``; None: what
+        `film` has marked, or else ``nnx.Param``. For a pair a function of a parameter's
+        path (a tuple of keys) that returns True if it is trained; None: all are.
 
     Returns:
-      ``apply(params, inputs)`` and the parameters, nested dictionaries of arrays. What
-      else the module holds is constant, in the type that it has.
+      ``apply(params, inputs)``, and the trained parameters as nested dictionaries of
+      arrays. All other arrays of the module are constants, with their types.
 
     Raises:
-      TypeError: something else than such a model.
+      TypeError: not such a model.
       ValueError: a module with batch statistics (BatchNorm) or random state (Dropout)
-        that is not in evaluation mode; nothing to train.
+        that is not in evaluation mode, or nothing to train.
     """
     if isinstance(module, tuple) and len(module) == 2:
         return _split_pair(*module, wrt)
@@ -311,7 +311,7 @@ def split_model(
 def _split_pair(
     model: Any, params: Any, wrt: Callable[[tuple[Any, ...]], bool] | None
 ) -> tuple[Callable[[Any, Array], Array], Any]:
-    """`split_model` of a function, or a linen module, and its parameters."""
+    """Does what `split_model` does, for a function or linen module and parameters."""
     apply = model
     if isinstance(model, linen.Module):
         apply = LinenApply(model)
@@ -337,26 +337,26 @@ def _split_pair(
 
 @dataclass(frozen=True)
 class LinenApply:
-    """A linen module as a function; equal to that of an equal module."""
+    """A linen module as a function; equal for equal modules."""
 
     module: Any
 
     def __call__(self, params: Any, inputs: Array) -> Array:
-        """The module's outputs."""
+        """Returns the module's outputs."""
         return self.module.apply({"params": params}, inputs)
 
 
 class _Apply:
-    """A module as a function; equal to another of the same architecture.
+    """A module as a function; equal for modules of the same architecture.
 
-    What is compiled for one then serves the other: a run that is repeated or resumed
-    with a network made anew. Modules that hold more than parameters are their own only.
+    So a repeated or resumed run with a new network uses the compiled functions of the
+    old one. A module that holds more than parameters is equal only to itself.
     """
 
     def __init__(self, graph: Any, state: Any, rest: Any, method: str) -> None:
         self._graph, self._rest, self._method = graph, rest, method
         self._variables = list(nnx.to_flat_state(state))
-        # Equal to itself alone if it holds constants, or cannot be hashed.
+        # Equal only to itself if it holds constants or is not hashable.
         self._alike: Any = object() if jax.tree.leaves(rest) else (graph, method)
         try:
             hash(graph)
@@ -390,15 +390,15 @@ class _Apply:
 
 
 def refuse_shared_state(module: nnx.Module) -> None:
-    """Raises unless a module's outputs are a function of parameters and inputs alone.
+    """Raises unless a module's outputs depend only on its parameters and inputs.
 
-    After ``module.eval()`` batch statistics of public data are constants, and Dropout
-    does nothing: both are allowed, and a call that changes them is refused.
+    After ``module.eval()`` batch statistics (of public data) are constants and Dropout
+    does nothing. Both are then allowed, and a call that changes them is refused.
 
     Raises:
-      ValueError: batch statistics (BatchNorm), which carry data from one clip unit to
-        another, so that clipping each of them would bound nothing; or random state
-        (Dropout with a stream of its own), of which one draw would be frozen.
+      ValueError: batch statistics (BatchNorm), which carry data between clip units, so
+        that clipping units would bound nothing; or random state (Dropout with its own
+        stream), of which one sample would be used forever.
     """
     modules = dict(nnx.iter_modules(module))
     still = {p for p, one in modules.items() if _is_true(one, "use_running_average")}
@@ -407,15 +407,15 @@ def refuse_shared_state(module: nnx.Module) -> None:
         name = "/".join(map(str, path))
         if isinstance(variable, nnx.BatchStat) and path[:-1] not in still:
             raise ValueError(
-                f"module must hold no batch statistics, got {name}: they couple the "
+                f"module must not have batch statistics, got {name}: they couple the "
                 "examples of different clip units; use GroupNorm or LayerNorm, or, if "
-                "they are of public data, make them constants by module.eval()"
+                "they come from public data, make them constant with module.eval()"
             )
         owners = {path[:depth] for depth in range(len(path))}
         if isinstance(variable, nnx.RngState) and not owners & quiet:
             raise ValueError(
-                f"module must draw no random numbers, got {name}: one draw would be "
-                "frozen; leave Dropout out, or turn it off by module.eval()"
+                f"module must not draw random numbers, got {name}: one draw would be "
+                "used forever; leave out Dropout, or turn it off with module.eval()"
             )
 
 
@@ -424,7 +424,7 @@ def _is_true(module: Any, name: str) -> bool:
 
 
 def _shared_values(module: Any) -> dict[str, Any]:
-    """Batch statistics and random state, by their paths."""
+    """Returns batch statistics and random state by path."""
     found = nnx.to_flat_state(nnx.state(module, (nnx.BatchStat, nnx.RngState)))
     return {"/".join(map(str, path)): one.get_value() for path, one in found}
 
@@ -436,7 +436,7 @@ def _found(params: Any, path: Sequence[Any]) -> Any:
 
 
 def string_keys(tree: Any) -> Any:
-    """Returns nested dictionaries with keys that every checkpoint format can hold."""
+    """Returns nested dictionaries with all keys as strings, as checkpoints need."""
     if isinstance(tree, dict):
         return {str(key): string_keys(value) for key, value in tree.items()}
     return tree
@@ -451,8 +451,8 @@ def built_module(
 ) -> Any:
     """Returns the NNX module for inputs of this shape (without a batch axis).
 
-    ``num_outputs`` are those of a learner of logits or values; of an embedding, which
-    ``embeds`` says that it is, those that are learned.
+    ``num_outputs`` counts logits or values; if the model ``embeds``, it is the size of
+    the learned part of the embedding.
     """
     rngs = nnx.Rngs(config.seed)
     if config.kind == LINEAR:
@@ -471,10 +471,10 @@ def built_module(
 def apply_and_params(
     model: Any, input_shape: tuple[int, ...], *, seed: int = 0
 ) -> tuple[Callable[[Any, Array], Array], Any]:
-    """Returns a model of one's own as a pure function, and its initial parameters.
+    """Returns a user's model as a pure function, and its initial parameters.
 
-    It is a module of ``flax.nnx``; one of ``flax.linen``, whose parameters are made
-    here, by a seed which is public; or a pair ``(apply, params)`` of any framework.
+    The model is a ``flax.nnx`` module; a ``flax.linen`` module, whose parameters are
+    made here from a public seed; or a pair ``(apply, params)`` of any framework.
     """
     if isinstance(model, nnx.Module):
         return split_model(model)
@@ -484,7 +484,7 @@ def apply_and_params(
         others = sorted(made.keys() - {"params"})
         if others:
             raise ValueError(
-                f"model must hold parameters alone, got the collection {others[0]!r}: "
+                f"model must have only parameters, got the collection {others[0]!r}: "
                 "batch statistics couple the examples of different clip units; use "
                 "GroupNorm or LayerNorm, or close over those of public data: model = "
                 "(lambda params, inputs: module.apply({'params': params, "
@@ -500,7 +500,7 @@ def apply_and_params(
 
 
 def learner_of(learner: Any, apply: Callable[[Any, Array], Array]) -> Any:
-    """Returns a learner of one's own for a model."""
+    """Returns a user's learner for a model: an object, or a function of ``apply``."""
     is_learner = hasattr(learner, "predict") and not isinstance(learner, type)
     made = learner(apply) if callable(learner) and not is_learner else learner
     missing = [
@@ -508,7 +508,7 @@ def learner_of(learner: Any, apply: Callable[[Any, Array], Array]) -> Any:
     ]
     if missing:
         raise TypeError(
-            "learner must be a function of apply that returns a learner, or one: see "
+            "learner must be a learner, or a function of apply that returns one: see "
             f"Learner; got a {type(made).__name__} without {missing[0]}"
         )
     return made

@@ -1,4 +1,4 @@
-"""Optimizers of the outer loop, and averages: post-processing, so they cost nothing."""
+"""Optimizers of the outer loop, and averages: post-processing, without privacy cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxdp_episodic.trainer.gradient.precision import training_dtype
 def built_optimizer(
     config: OptimizerConfig, num_steps: int
 ) -> optax.GradientTransformation:
-    """Returns the optax optimizer of a run of that many steps."""
+    """Returns the optax optimizer for a run of that many steps."""
     peak, warmup = config.learning_rate, min(config.warmup_steps, num_steps - 1)
     if config.schedule == "cosine":
         later = optax.cosine_decay_schedule(peak, max(num_steps - warmup, 1))
@@ -49,26 +49,26 @@ def noise_corrected_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns Adam whose second moments are those of the gradient without its noise.
+    """Returns Adam with the known variance of the noise removed from second moments.
 
     A noised coordinate's second moment is its own plus the noise's variance s^2, which
     is public: `Trainer` passes s as ``noise_deviation`` to every update. Adam's divisor
-    becomes ``sqrt(max(v - s^2, floor * s^2)) + eps``: where noise is all there is, the
-    floor decides, and steps are ``1 / sqrt(floor)`` times Adam's. Without noise it is
-    `optax.adam`.
+    becomes ``sqrt(max(v - s^2, floor * s^2)) + eps``. Where the gradient is all noise,
+    the floor decides, and steps are ``1 / sqrt(floor)`` times Adam's. Without noise
+    this is `optax.adam`.
 
     Reference: Tang, Shpilevskiy, Lécuyer (2024), arXiv:2312.14334 (DP-AdamBC).
 
     Args:
-      learning_rate: as of `optax.adam`, like the last three.
+      learning_rate: as in `optax.adam`.
       floor: > 0, a multiple of the noise's variance.
-      b1: see there.
-      b2: see there.
-      eps: see there.
+      b1: as in `optax.adam`.
+      b2: as in `optax.adam`.
+      eps: as in `optax.adam`.
 
     Raises:
       ValueError: a floor that is not positive and finite.
-      TypeError: one that is no number; an update without a ``noise_deviation``.
+      TypeError: a floor that is not a number, or an update without ``noise_deviation``.
     """
     least = _validation.positive_array("floor", floor)
     if least.ndim or not np.isfinite(least):
@@ -108,21 +108,21 @@ def noise_corrected_adam(
 
 
 class Averaged(NamedTuple):
-    """State of an optimizer that `averaged` wraps."""
+    """State of an optimizer wrapped by `averaged`."""
 
-    inner: Any  # the optimizer's own state
-    sums: Any  # pytree, at least float32: what the parameters were, weighted
-    weight: Array  # sum of the weights, by which the sums are divided
+    inner: Any  # state of the wrapped optimizer
+    sums: Any  # pytree, float32 or wider: weighted sum of past parameters
+    weight: Array  # sum of the weights; the average is sums / weight
 
 
 def averaged(
     optimizer: optax.GradientTransformation, decay: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer, keeping an exponential average of the parameters.
+    """Returns the optimizer, also keeping an exponential average of the parameters.
 
-    After t steps it is the mean of the parameters after each, the one i steps back
-    with weight ``decay^i``: weights sum to 1, so the start leaves no trace in it. It is
-    what `Trainer.params` returns; gradients are taken at the last parameters.
+    After t steps the average weights the parameters of i steps ago by ``decay^i``.
+    Weights are normalized to sum to 1, so the initial parameters do not enter it.
+    `Trainer.params` returns the average; gradients are taken at the last parameters.
 
     Args:
       optimizer: an optax optimizer.
@@ -155,9 +155,9 @@ def averaged(
 
 
 def average_of(params: Any, optimizer_state: Any) -> Any:
-    """Returns the average of the parameters, in their types.
+    """Returns the average of the parameters kept by `averaged`, in their types.
 
-    That of an `averaged` optimizer; without one, or steps, these themselves.
+    Without an `averaged` optimizer, or before the first step, returns ``params``.
     """
     if not isinstance(optimizer_state, Averaged) or not optimizer_state.weight > 0:
         return params

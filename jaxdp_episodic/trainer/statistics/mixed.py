@@ -1,14 +1,15 @@
-"""A private mixed model from its sums: what is noised, and what follows from it.
+"""A private mixed model: its sums, and what is computed from their noised values.
 
-Each task (a school) has an intercept and slopes of its own around those of all,
+Each task (a school) has its own intercept and slopes around those of all tasks,
 
     y = d(x)' (coefficients) + z(x)' b + e,  b ~ N(0, covariance),  e ~ N(0, variance),
 
-with d(x) = (1, x, x^2, ...) and z(x) = (1, the first features). Two statistics say all
-of it: the second moment of (d, y) over all examples, and over pairs of examples of one
-task the products of their residuals, whose mean is ``z_i' (covariance) z_j``: what the
-two share is the task. Both are least squares whose rows are scaled by their inputs
-alone, which is a weight and no bias. A new task's b is predicted from its support.
+with d(x) = (1, x, x^2, ...) and z(x) = (1, the first features). Two statistics suffice.
+The first is the second moment of (d, y) over all examples. The second uses pairs of
+examples i and j of one task: the mean product of their residuals is
+``z_i' (covariance) z_j``, because the task is all that they share. Both are
+least-squares problems whose rows are scaled by a function of their inputs, which only
+weights them and causes no bias. A new task's b is predicted from its support.
 
 Reference: Laird, Ware (1982), doi:10.2307/2529876 (the model, and its best linear
 unbiased prediction).
@@ -37,28 +38,28 @@ from jaxdp_episodic.trainer.statistics.terms import (
     unit,
 )
 
-# Bound to which residuals of a pair are clipped, in standard deviations of a residual.
+# Bound that residuals of a pair are clipped to, in standard deviations of a residual.
 _CUT = 2.0
-# Ridge of the normal equations where there is no noise, in mean eigenvalues.
+# Ridge of the normal equations without noise, divided by the mean eigenvalue.
 _RIDGE = 1e-6
-# Least share of the variance around the pooled line that is an example's own.
+# Smallest share of the variance around the pooled line that belongs to single examples.
 _LEAST_OWN = 0.05
-# Least variance around the pooled line, of squared target bounds.
+# Smallest variance around the pooled line, in squared target bounds.
 _LEAST_VARIANCE = 1e-3
 
 
 class Mixed(NamedTuple):
-    """What the statistics have come to; a function of what was released."""
+    """The results of the statistics so far; a function of what was released."""
 
     coefficients: Any  # (p,) float32, of d(x)
-    covariance: Any  # (k, k) float32, of a task's own intercept and slopes
+    covariance: Any  # (k, k) float32, of a task's intercept and slopes
     # () float32, of an example around its task's line; before the second statistic,
-    # around that of all.
+    # around the line of all tasks.
     variance: Any
-    second_moment: Any  # (k, k) float32: the weighted mean of z z'
+    second_moment: Any  # (k, k) float32: weighted mean of z z'
 
     def released(self) -> dict[str, Any]:
-        """The part that predictions need."""
+        """Returns the part that predictions need."""
         return {
             "coefficients": self.coefficients,
             "covariance": self.covariance,
@@ -68,12 +69,13 @@ class Mixed(NamedTuple):
 
 @dataclass(frozen=True)
 class MixedModel:
-    """Predicts a task's values by the line of all, and its own deviation from that.
+    """Predicts a task's values by the line of all tasks plus the task's deviation.
 
     Attributes:
-      powers: of each feature that d(x) has, at least 1.
-      slopes: features, the first ones, whose slope differs from task to task.
-      target_bound: public bound > 0 of the targets' size; predictions are cut to it.
+      powers: number of powers of each feature in d(x), at least 1.
+      slopes: number of features, the first ones, whose slope differs between tasks.
+      target_bound: public bound > 0 on the absolute value of targets; targets and
+        predictions are clipped to it.
     """
 
     powers: int = 2
@@ -94,13 +96,13 @@ class MixedModel:
         return cls(config.powers, config.slopes, config.target_bound)
 
     def loss(self, params: Any, episode: Episode) -> Array:
-        """Mean squared error of the queries."""
+        """Returns the mean squared error of the queries."""
         errors = jnp.square(self.predict(params, episode) - episode.query_targets)
         number = jnp.maximum(jnp.sum(episode.query_mask), 1.0)
         return jnp.sum(errors * episode.query_mask) / number
 
     def predict(self, params: Any, episode: Episode) -> Array:
-        """(Q,) predictions by ``{"start": {"coefficients", …}, "model": {}}``."""
+        """Predicts (Q,) with ``{"start": {"coefficients", …}, "model": {}}``."""
         start = params["start"]
         mask = episode.support_mask
         rows, own = self._rows(episode.support_inputs)
@@ -119,7 +121,8 @@ class MixedModel:
         """Returns the state before the first release."""
         if self.slopes > num_features:
             raise ValueError(
-                f"slopes must be at most the {num_features} features, got {self.slopes}"
+                f"slopes must be at most the number of features, {num_features}, got "
+                f"{self.slopes}"
             )
         own = (1 + self.slopes,) * 2
         return Mixed(
@@ -130,33 +133,36 @@ class MixedModel:
         )
 
     def pooled_moment(self, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        """The sum of outer products of ``(d, y) / sqrt(2)``, (p + 1, p + 1) int64.
+        """Returns the sum of outer products of ``(d, y) / sqrt(2)``, int64.
 
         Args:
-          rows: (n, D + 1) features, then the target, which is cut to its bound. d is
-            scaled to norm 1, and y, as a part of its bound, by the same factor.
-          shares: (n,) by what each is divided; see `sum_of_rows`.
+          rows: (n, D + 1) features, then the target, which is clipped to its bound. d
+            is scaled to norm 1; y, divided by its bound, is scaled by the same factor.
+          shares: (n,) divisors; see `sum_of_rows`.
+
+        Returns:
+          (p + 1, p + 1).
         """
-        with np.errstate(all="ignore"):  # what has no finite norm is zero
+        with np.errstate(all="ignore"):  # rows without a finite norm become zero
             lines, _ = self._rows(rows[:, :-1].astype(np.float64), np)
-            lines = unit(lines)  # the first entry is the factor, as that of d is 1
+            lines = unit(lines)  # the first entry, before 1, is now the factor
             values = self._cut(rows[:, -1], self.target_bound, np) * lines[:, 0]
         return _products(np.concatenate([lines, values[:, None]], axis=1), shares)
 
     def pair_moment(
         self, rows: np.ndarray, shares: np.ndarray, state: Mixed
     ) -> np.ndarray:
-        """The sum of outer products of ``(z z', r r) / sqrt(2)`` of pairs.
+        """Returns the sum of outer products of ``(z z', r r) / sqrt(2)`` over pairs.
 
         Args:
-          rows: (n, 2 D + 2) features and target of one, then of the other. Both z are
-            scaled to norm 1, and the residuals r, cut, by the same factors.
+          rows: (n, 2 D + 2) features and target of one example, then of the other. Both
+            z are scaled to norm 1; the clipped residuals r by the same factors.
           shares: see `pooled_moment`.
-          state: of the releases before.
+          state: state after the earlier release.
 
         Returns:
-          (m + 1, m + 1) int64, with m entries of a symmetric matrix, those beside the
-          diagonal times sqrt(2).
+          (m + 1, m + 1) int64, for the m entries of a symmetric matrix on and above the
+          diagonal, those above it times sqrt(2).
         """
         half, scaled = rows.shape[1] // 2, []
         cut = _CUT * math.sqrt(float(state.variance))
@@ -166,7 +172,7 @@ class MixedModel:
                 lines, own = self._rows(part[:, :-1].astype(np.float64), np)
                 bound = self.target_bound
                 residuals = bound * self._cut(part[:, -1], bound, np)
-                # Term by term: a sum in another order may be rounded otherwise.
+                # Term by term: another order of summation may round differently.
                 for column, coefficient in zip(lines.T, coefficients, strict=True):
                     residuals = residuals - column * coefficient
                 own = unit(own)
@@ -180,10 +186,10 @@ class MixedModel:
         return _products(np.concatenate([entries, values], axis=1), shares)
 
     def with_line(self, state: Mixed, moment: np.ndarray, noise: float) -> Mixed:
-        """State with the pooled line and the variance around it, by a noised moment."""
+        """Returns the state with the pooled line and the variance around it."""
         whole = 2 * moment
         lines, towards = whole[:-1, :-1], whole[:-1, -1]
-        count = max(float(whole[0, 0]), 1.0)  # of the weights
+        count = max(float(whole[0, 0]), 1.0)  # sum of the weights
         coefficients = _ridge(lines, towards, 2 * noise_edge(len(whole), noise))
         residual = np.append(-coefficients, 1.0)
         variance = float(residual @ whole @ residual) / count
@@ -196,9 +202,9 @@ class MixedModel:
         )
 
     def with_tasks(self, state: Mixed, moment: np.ndarray, noise: float) -> Mixed:
-        """State with the tasks' covariance by a noised moment of pairs.
+        """Returns the state with the tasks' covariance, given a moment of pairs.
 
-        The rest of the variance is the examples' own.
+        The rest of the variance is that of single examples.
         """
         whole = float(state.variance)
         entries = _ridge(
@@ -219,27 +225,27 @@ class MixedModel:
         )
 
     def _rows(self, inputs: Any, xp: Any = jnp) -> tuple[Any, Any]:
-        """``d(x)``, (n, p), and ``z(x)``, (n, k), of inputs (n, ...)."""
+        """Returns ``d(x)``, (n, p), and ``z(x)``, (n, k), of inputs (n, ...)."""
         flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
         one = xp.ones((len(flat), 1), flat.dtype)
-        # Products are rounded the same wherever they stand; functions may not be.
+        # Products always round the same; power functions may not.
         powers = itertools.accumulate([flat] * self.powers, operator.mul)
         own = flat[:, : self.slopes]
         return xp.concatenate([one, *powers], axis=1), xp.concatenate([one, own], 1)
 
     @staticmethod
     def _cut(values: Any, bound: Any, xp: Any) -> Any:
-        """Values as parts of a bound, cut to [-1, 1]; 0 where there is no number."""
+        """Returns values divided by a bound and clipped to [-1, 1]; NaN becomes 0."""
         return xp.nan_to_num(xp.clip(values / bound, -1.0, 1.0), nan=0.0)
 
 
 def _products(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Outer products of rows / sqrt(2), of norm at most 1, on the grid."""
+    """Returns the sum of outer products of rows / sqrt(2) of norm <= 1, on the grid."""
     return outer_products(on_grid(rows / math.sqrt(2), STEPS**2 // shares))
 
 
 def _ridge(matrix: np.ndarray, towards: np.ndarray, edge: float) -> np.ndarray:
-    """Least squares by normal equations; ``edge`` is the noise's largest eigenvalue.
+    """Solves noised normal equations; ``edge`` is the noise's largest eigenvalue.
 
     Negative eigenvalues come from noise and are set to 0; a part of ``edge`` is added.
     """
@@ -248,13 +254,13 @@ def _ridge(matrix: np.ndarray, towards: np.ndarray, edge: float) -> np.ndarray:
     values = np.maximum(values, 0.0) + floor
     if not (values > 0).all():
         raise ValueError(
-            "a mixed model needs examples, and pairs of examples of a task; got none, "
-            "and no noise in their place"
+            "a mixed model needs examples, and pairs of examples of a task, or noise; "
+            "the data have none"
         )
     return vectors @ ((vectors.T @ towards) / values)
 
 
 def _above(number: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Indices of a symmetric matrix's entries, and their factors in its norm."""
+    """Returns indices of a symmetric matrix's entries, and factors in its norm."""
     above = np.triu_indices(number)
     return above, np.where(above[0] == above[1], 1.0, math.sqrt(2))

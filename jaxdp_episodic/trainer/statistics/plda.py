@@ -1,7 +1,7 @@
-"""A private PLDA from its sums: what each gives, and what follows from it.
+"""A private PLDA: its sums, and what is computed from their noised values.
 
-Contributions are whole numbers, of norm at most `PRODUCT_STEPS`: see `whole_rows`. What
-follows from the noised sums, in their own unit, is float64, on the host.
+Contributions are whole numbers of norm at most `PRODUCT_STEPS`: see `whole_rows`. All
+computations on noised sums, in units of norm 1, are float64 on the host.
 """
 
 from __future__ import annotations
@@ -25,62 +25,63 @@ from jaxdp_episodic.trainer.statistics.terms import (
     unit,
 )
 
-# Ridge of a noised covariance, in largest eigenvalues of its noise.
+# Ridge of a noised covariance, divided by the largest eigenvalue of its noise.
 RIDGE_OF_NOISE = 0.7
-# The same before means of classes, which suffer more from noise in the whitening. With
-# 0.7 texts lost 0.005 to 0.01, with 1.5 typefaces 0.025, on test classes in view.
+# The same before means of classes, which suffer more from noise in the whitening. On
+# test classes in view, 0.7 was 0.005 to 0.01 worse for texts, 1.5 was 0.025 worse for
+# typefaces.
 RIDGE_BEFORE_MEANS = 1.0
-# The count's entry in a contribution to a mean, ``1 / sqrt(2)`` rounded up, in steps of
-# a row: so that the product of two contributions is not negative.
+# The count's entry in a contribution to a mean: ``1 / sqrt(2)`` in steps of a row,
+# rounded up so that the inner product of two contributions is not negative.
 _ONE = math.isqrt(STEPS**2 // 2) + 1
 COUNTED = _ONE * STEPS
-"""The same in steps of a sum; see `PRODUCT_STEPS`."""
+"""The count's entry in steps of a sum; see `PRODUCT_STEPS`."""
 
-# Variance within classes that remains in a whitened direction, in its mean 1 / D.
+# Variance within classes left in a whitened direction, divided by its mean 1 / D.
 _REMAINING = 1.2
-# What directions keep that are not seen to differ between classes: half of their weight
-# where there are as many classes, or the noise's edge is as many mean variances. Chosen
-# with validation and test scores of six development sets in view; only mnist and the
-# phosphor icons were kept for the end (experiments/kinds_of_data.py).
+# Shrinkage of weights towards equal ones. The weight is halved at this number of
+# classes, and at this noise edge in mean variances. Chosen with validation and test
+# scores of six development sets in view; only mnist and the phosphor icons were held
+# back (experiments/kinds_of_data.py).
 _FEW_CLASSES = 5.0
 _MUCH_NOISE = 16.0
-# Variance between new classes in a direction that the training classes' means do not
-# span, in variances within classes: what is estimated is cut to this. The upper end
-# says that no direction matters more than others. The lower is below all that texts and
-# typefaces had (0.0153 to 0.071), and is for new classes that differ elsewhere.
+# Range for the variance between new classes in directions that the training classes'
+# means do not span, divided by the variance within classes. The upper end treats all
+# directions alike. The lower end is below all values of texts and typefaces (0.0153 to
+# 0.071), and serves new classes that differ in other directions.
 _UNSEEN = 0.015, 1.0
-# Classes of which each is left out once: an estimate over these is as sure as need be,
-# and of a thousand, in as many features, all would take an hour.
+# Most classes that are left out once. More do not improve the estimate, and a thousand
+# classes in as many features would take an hour.
 _MOST_LEFT_OUT = 64
-# Ridge where there is neither noise nor variance, in mean eigenvalues.
+# Ridge if there is neither noise nor variance, divided by the mean eigenvalue.
 _RIDGE = 1e-4
 
 
 class Start(NamedTuple):
-    """What the statistics have come to; a function of what was released."""
+    """The results of the statistics so far; a function of what was released."""
 
     mean: Any  # (D,) float32, of the features
-    count: Any  # () float32: noised number of examples, or of classes
-    whitening: Any  # (D, D) float32: of the stages released, I before the first
-    # (D, d) float32: what the features are multiplied by; zero before the last
+    count: Any  # () float32: noised number of examples, classes or people
+    whitening: Any  # (D, D) float32: of the released stages; identity before the first
+    # (D, d) float32: matrix that features are multiplied by; zero before the last
     # statistic.
     projection: Any
 
     def released(self) -> dict[str, Any]:
-        """The part that predictions need."""
+        """Returns the part that predictions need."""
         return {"mean": self.mean, "projection": self.projection}
 
 
 def projected(features: Array, mean: Array, projection: Array) -> Array:
-    """Returns the projected features, (n, d) of norm 1, or 0."""
+    """Returns the projected features, (n, d), each of norm 1 or 0."""
     flat = _unit(features.reshape(len(features), -1).astype(jnp.float32))
     return _unit((flat - mean) @ projection)
 
 
 def _unit(rows: Array) -> Array:
-    """Rows scaled to norm 1; those that are not finite, or too short, are zero."""
+    """Returns rows scaled to norm 1; rows not finite, or too short, become zero."""
     largest = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
-    # Every entry by itself: a compiled maximum may ignore NaN.
+    # Checks every entry, because a compiled maximum may ignore NaN.
     fits = jnp.isfinite(rows).all(axis=1, keepdims=True) & (largest > 1e-30)
     scaled = jnp.where(fits, rows, 0.0) / jnp.where(fits, largest, 1.0)
     norms = jnp.linalg.norm(scaled, axis=1, keepdims=True)
@@ -88,14 +89,14 @@ def _unit(rows: Array) -> Array:
 
 
 def sum_of_rows(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Returns the (D,) int64 sum of ``x / sqrt(2) / share``, of rows x of norm 1."""
+    """Returns the (D,) int64 sum of ``x / sqrt(2) / share``, for rows x of norm 1."""
     whole = on_grid(unit(rows), STEPS**2 - _ONE**2)
-    # Toward zero: no entry, and so no class's sum of them, gets longer.
+    # Rounding toward zero lengthens no entry, and so no sum of a class's entries.
     return totals(np.trunc(whole * STEPS / shares[:, None]))
 
 
 def whole_rows(features: np.ndarray) -> np.ndarray:
-    """Rows scaled to norm 1, as whole numbers."""
+    """Returns rows scaled to norm 1, as whole numbers."""
     return on_grid(unit(features), STEPS**2)
 
 
@@ -105,10 +106,10 @@ def second_moment(
     """Returns the sum of outer products of whitened rows of norm 1, (k, k) int64.
 
     Args:
-      whole: (n, D) of `whole_rows`; or differences of two, then without a center.
-      terms: whose each row is.
+      whole: (n, D) of `whole_rows`; or differences of two such, without a center.
+      terms: the contribution of each row.
       whitening: (D, k).
-      center: (D,) is subtracted.
+      center: (D,) vector to subtract.
     """
     white = whitened_rows(whole, whitening, center)
     if terms.groups is None:
@@ -124,7 +125,7 @@ def sums_by_class(
     whitening: Any,
     center: Any,
 ) -> np.ndarray:
-    """Returns each class's (k,) int64 sum of whitened rows of at most this square."""
+    """Returns each class's (k,) int64 sum of whitened rows; ``most`` bounds squares."""
     rows = on_grid(whitened_rows(whole, whitening, center), most) * STEPS
     sums = np.zeros((number, rows.shape[1]), np.int64)
     for one in np.unique(classes):
@@ -133,7 +134,7 @@ def sums_by_class(
 
 
 def whitened_rows(whole: np.ndarray, whitening: Any, center: Any = None) -> np.ndarray:
-    """Rows in another space, scaled to norm 1; arguments as of `second_moment`."""
+    """Returns whitened rows, scaled to norm 1; arguments as in `second_moment`."""
     longest = 2.0 * STEPS
     if center is not None:
         middle = np.rint(np.asarray(center, np.float64) * STEPS)
@@ -146,8 +147,8 @@ def symmetric_noise(
 ) -> np.ndarray:
     """Returns (D, D) noise, independent in an orthonormal basis of symmetric matrices.
 
-    So each entry on the diagonal has this deviation, and every other one, which stands
-    there twice, 1 / sqrt(2) of it. Arguments are those of `drawn_noise`.
+    Each entry on the diagonal has this standard deviation. The others, each of which
+    occurs twice, have 1 / sqrt(2) of it. Arguments as in `drawn_noise`.
     """
     diagonal = drawn_noise(kind, deviation, number, generator)
     beside = number * (number - 1) // 2
@@ -158,7 +159,7 @@ def symmetric_noise(
 
 
 def with_mean(state: Start, noised: np.ndarray) -> Start:
-    """The mean: a noised sum over a noised count, at least 1; cut to norm 1."""
+    """Returns the state with the mean: noised sum over noised count, norm at most 1."""
     count = max(math.sqrt(2) * noised[-1], 1.0)
     mean = math.sqrt(2) * noised[:-1] / count
     mean /= max(float(np.linalg.norm(mean)), 1.0)
@@ -170,11 +171,11 @@ def with_mean(state: Start, noised: np.ndarray) -> Start:
 def whitened(
     state: Start, moment: np.ndarray, noise: float, ridge: float = RIDGE_OF_NOISE
 ) -> Start:
-    """One more stage: directions of large variance within classes are shrunk.
+    """Returns the state with one more stage, which shrinks variance within classes.
 
-    Negative eigenvalues come from noise and are set to 0; to all is added a part
-    (``ridge``) of the largest that noise alone would have (the edge of Wigner's
-    semicircle), so that no direction is stretched by noise.
+    Negative eigenvalues come from noise and are set to 0. Then a multiple (``ridge``)
+    of the largest eigenvalue of pure noise (the edge of Wigner's semicircle) is added
+    to all, so that noise stretches no direction.
     """
     number = len(moment)
     values, vectors = np.linalg.eigh(moment)
@@ -182,8 +183,8 @@ def whitened(
     values = np.maximum(values, 0.0) + (_RIDGE * max(values.mean(), 0.0) + ridge)
     if not (values > 0).all():
         raise ValueError(
-            "the covariance within classes is zero: no pair of examples of a class "
-            "is of two different ones"
+            "the covariance within classes is zero: no class has a pair of different "
+            "examples"
         )
     scales = vectors / np.sqrt(values)
     whitening = np.asarray(state.whitening, np.float64) @ scales
@@ -194,16 +195,17 @@ def whitened(
 def weighed_projection(
     state: Start, moment: np.ndarray, noise: float, dimensions: int, classes: float
 ) -> Start:
-    """The directions of most variance between classes, by Wiener's weights.
+    """Returns the state with the directions of most variance between classes.
 
-    After whitening the variance within classes is about 1/D in each direction of rows
-    of norm 1; that and the noise are subtracted from each eigenvalue. New classes may
-    differ where these do not, or not seen: few span few directions, and noise hides
-    more. So weights are shrunk towards equal ones, by a public number of classes and
-    the known noise; without any signal they are equal, which leaves the whitening.
+    Directions are weighted by Wiener's formula. After whitening, unit-norm rows have
+    variance of about 1/D within classes in each direction; this and the noise are
+    subtracted from each eigenvalue. New classes may differ in directions in which the
+    training classes do not, or in which the noise hides it. So weights are shrunk
+    towards equal ones, depending on the public number of classes and the known noise.
+    Without any signal they are equal, and only the whitening remains.
     """
     number = len(moment)
-    count = max(float(np.trace(moment)), 1.0)  # of weights: a row has trace 1
+    count = max(float(np.trace(moment)), 1.0)  # number of rows, as each has trace 1
     values, vectors = np.linalg.eigh(moment / count)
     order = np.argsort(-values)[:dimensions]
     edge = noise_edge(number, noise) / count
@@ -217,22 +219,22 @@ def weighed_projection(
 def class_projection(
     state: Start, sums: np.ndarray, noise: float, dimensions: int, shots: int
 ) -> Start:
-    """The directions in which new classes will differ, by the means of the others.
+    """Returns the state with the directions in which new classes probably differ.
 
-    After whitening the variance within classes is about 1/D in each direction. How far
-    a new class's mean lies along those that the others' means span, and how far beside
-    them, is estimated by leaving each class out in turn (of more than 64 so many),
-    less the noise's known variance and that of a mean of so many examples. A direction
-    is weighed as the likelihood ratio of Gaussians weighs the product of a new example
-    and the mean of a class's support (Ioffe 2006). Without any signal weights are
-    equal, which leaves the whitening.
+    After whitening the variance within classes is about 1/D in each direction. The
+    variance of a new class's mean, along the directions spanned by other classes' means
+    and beside them, is estimated by leaving out one class at a time (at most 64
+    classes). The known variance of the noise, and that of a mean over the class's
+    examples, is subtracted. A direction's weight is its weight in the likelihood ratio
+    of Gaussians, for the product of a new example and a class's support mean (Ioffe
+    2006). Without any signal weights are equal, and only the whitening remains.
 
     Args:
-      state: of the statistics before.
-      sums: (K, D) noised sums of the classes' whitened rows. Of classes of unequal size
-        the larger ones, which are surer, count for more.
+      state: state after the earlier statistics.
+      sums: (K, D) noised sums of the classes' whitened rows. If classes have unequal
+        sizes, larger ones, which are more certain, count more.
       noise: standard deviation of each entry.
-      dimensions: most that are kept.
+      dimensions: most directions to keep.
       shots: support examples of a new class.
     """
     classes, number = sums.shape
@@ -255,17 +257,17 @@ def class_projection(
 
 
 def _spread_of_new(means: np.ndarray, error: float) -> tuple[float, float]:
-    """Estimates of a class that the others' means (K, D) do not know of.
+    """Estimates how a new class's mean varies relative to the others' means (K, D).
 
-    Both err by a standard error, over classes, towards what was not seen: few classes,
-    or much noise, then leave directions their weight.
+    Both estimates are moved by one standard error (over classes) towards directions
+    that were not seen. So with few classes or much noise, directions keep their weight.
 
     Returns:
-      Its variance along the directions that they span, over theirs, in [0, 1]; and its
-      variance in each direction beside these.
+      Its variance along the directions that the others span, divided by theirs, in
+      [0, 1]; and its variance in each direction orthogonal to these.
     """
     classes, number = means.shape
-    means = np.linalg.qr(means.T)[1].T  # (K, K): as far apart, in fewer numbers
+    means = np.linalg.qr(means.T)[1].T  # (K, K): same distances, fewer columns
     kept = np.linspace(0, classes - 1, min(classes, _MOST_LEFT_OUT)).astype(int)
     new, theirs, rest = np.zeros((3, len(kept)))
     for place, one in enumerate(kept):
@@ -285,17 +287,17 @@ def _spread_of_new(means: np.ndarray, error: float) -> tuple[float, float]:
 
 
 def _edge_of_means(classes: int, number: int, error: float) -> float:
-    """About the largest squared singular value of noise (Marchenko and Pastur)."""
+    """Returns about the largest squared singular value of noise (Marchenko-Pastur)."""
     return error * (math.sqrt(number) + math.sqrt(classes)) ** 2
 
 
 def _with_weights(state: Start, vectors: np.ndarray, squares: np.ndarray) -> Start:
-    """The projection on directions, (D, d), that are weighed by the roots of these."""
+    """Returns the state that projects on vectors (D, d), weighted by roots."""
     whitening = np.asarray(state.whitening, np.float64)
     projection = whitening @ (vectors * np.sqrt(squares))
     return state._replace(projection=jnp.asarray(projection, jnp.float32))
 
 
 def noise_edge(number: int, noise: float) -> float:
-    """About the largest eigenvalue of symmetric noise (Wigner's semicircle)."""
+    """Returns about the largest eigenvalue of symmetric noise (Wigner's semicircle)."""
     return noise * math.sqrt(2 * number)

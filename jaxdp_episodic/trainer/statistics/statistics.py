@@ -1,15 +1,16 @@
 """Private statistics in closed form: a metric of classes, or a model of tasks.
 
-A private PLDA (probabilistic linear discriminant analysis): the noised mean of the
-features; then, stage by stage, the covariance of differences within classes, each taken
-in the space that the stages before have whitened; last, the covariance of everything
-there, or the mean of every class. The metric that follows weighs each direction by how
-much of its variance is between classes. There are no gradients: each statistic is one
-sum over all of the data, of whole numbers, released once with noise, one charged step
-of a run. A private mixed model, for numbers, is made likewise: see `mixed`.
+A private PLDA (probabilistic linear discriminant analysis) first releases the noised
+mean of the features. Then it releases, in stages, the covariance of differences within
+classes, each in the space whitened by earlier stages. Last it releases the covariance
+of everything in that space, or the mean of every class. The resulting metric weights
+each direction by the share of its variance that is between classes. There are no
+gradients: each statistic is one sum of whole numbers over all data, released once with
+noise, in one charged step of a run. A private mixed model for numbers works the same
+way: see `mixed`.
 
-What one protected unit can change of each sum is proved in docs/proofs.md, "Private
-statistics"; `PrivateStatistics.steps` says it to the accountant.
+docs/proofs.md, "Private statistics", proves how far one protected unit can move each
+sum; `PrivateStatistics.steps` states it to the accountant.
 
 Reference: Ioffe (2006), doi:10.1007/11744085_41 (PLDA); Dwork, Talwar, Thakurta, Zhang
 (2014), doi:10.1145/2591796.2591883 (a noised second moment of unit-norm rows).
@@ -67,44 +68,44 @@ from jaxdp_episodic.trainer.statistics.terms import (
     check_classes,
 )
 
-_ROWS = 4096  # gathered at a time: all may not fit into memory
+_ROWS = 4096  # rows read at a time, because all may not fit into memory
 # Kinds of moments: of pairs of examples, of all examples.
 _PAIRS = "pairs"
 _ALL = "all"
 STATISTICS = "statistics"
-"""Stage of a run after all of them; the one after the first is `MEAN`."""
+"""Stage of a run after all statistics; the stage after the first is `MEAN`."""
 WITHIN = "within"
-"""Stage before means of classes: whitened within these, and no more."""
+"""Stage before the means of classes: only whitened within classes."""
 
 
 class PrivateStatistics:
-    """The statistics of a table: their steps, and their releases.
+    """The private statistics of a table: their steps and releases.
 
     Args:
-      data: the table; features are flattened, and but for "mixed" scaled to norm 1.
+      data: the table; features are flattened, and scaled to norm 1 except for "mixed".
       config: which statistics.
-      privacy_unit: one of the last two levels of the table, an example or a class; or
-        "person", the owners of examples, which may be in many classes.
-      neighboring_relation: as of `GaussianStep`.
-      slots: public number of slots for examples of every class, under zero_out where
-        examples are protected, or people with ``config.pairs`` "class"; else None.
-      people: public bounds of people, to which the table was cut; needed where these
-        are protected under add_remove with ``config.pairs`` "class".
+      privacy_unit: one of the table's last two levels (example or class), or "person":
+        the owner of examples, which may be in many classes.
+      neighboring_relation: as in `GaussianStep`.
+      slots: public number of slots for the examples of every class; given under
+        zero_out if examples are protected, or people with ``config.pairs`` "class".
+      people: public bounds of people that the table satisfies; required if people are
+        protected under add_remove with ``config.pairs`` "class".
       noise: "discrete" or "gaussian"; see `Trainer`.
-      shots: support examples of the classes to come, by which classes' means are used.
+      shots: support examples of new classes, which the means of classes are used for.
 
     Attributes:
       config: which statistics.
       data: the table.
-      noise: of which kind.
+      noise: kind of noise.
       steps: see `statistics_steps`.
       dimensions: columns of the projection.
 
     Raises:
       ValueError: another privacy unit or noise, too many features or examples, fewer
-        slots than there is data for, somebody above the bounds, people to protect and
-        no owners; what `check_classes` refuses; of "mixed" no targets, or fewer
-        features than slopes.
+        slots than data, a person beyond the bounds, protected people without owners, or
+        what `check_classes` refuses; for "mixed" no targets, or fewer features than
+        slopes.
     """
 
     def __init__(
@@ -129,23 +130,23 @@ class PrivateStatistics:
         columns = number if self._mixed is None else number * self._mixed.powers
         if columns > MOST_FEATURES:
             raise ValueError(
-                f"private statistics take at most {MOST_FEATURES} features, got "
-                f"{columns}; take fixed features"
+                f"private statistics support at most {MOST_FEATURES} features, got "
+                f"{columns}; use fixed features"
             )
         _validation.whole_number(
             "examples", data.num_examples, minimum=0, maximum=MOST_EXAMPLES
         )
         if self._mixed is not None:
-            self._mixed.initial(number)  # refuses too many slopes
+            self._mixed.initial(number)  # raises for too many slopes
             if data.targets is None:
                 raise ValueError(
-                    f"data must have targets for statistics of kind {MIXED!r}, got a "
-                    "table without"
+                    f"data must have targets for statistics of kind {MIXED!r}, but has "
+                    "none"
                 )
         self.dimensions = number
         if config.kind == PLDA and config.dimensions is not None:
             self.dimensions = min(config.dimensions, number)
-        # Public, unless classes are protected, whose noised number is released.
+        # Public, unless classes are protected; their noised number is then released.
         is_private = privacy_unit == data.level_names[-2]
         classes = len(data.population.children_counts[-1])
         if config.kind == PLDA and config.between == MEANS:
@@ -159,15 +160,15 @@ class PrivateStatistics:
         self._who = Contributors.of(data, config, **who, slots=slots, people=people)
 
     def learner(self, learner: Any) -> Any:
-        """Returns a learner on examples, of one on what the statistics make of them."""
+        """Returns a learner on examples, given one on the projected features."""
         return Started(learner) if self._mixed is None else self._mixed
 
     def stages(self, state: Any) -> dict[str, dict[str, Any]]:
-        """Returns what predictions need after each stage that is there, in order.
+        """Returns what predictions need after each available stage, in order.
 
-        "mean": the mean alone, of a mixed model the line of all tasks; "within": before
-        means of classes, for new ones that differ in other directions; "statistics":
-        all. One that was given up, or came to nothing, is not there.
+        "mean": only the mean; for a mixed model the line of all tasks. "within": before
+        the means of classes, for new classes that differ in other directions.
+        "statistics": all. A stage that was given up or released nothing is absent.
         """
         found, last = {}, state.released()
         if self._mixed is not None:
@@ -205,12 +206,12 @@ class PrivateStatistics:
         key: bytes,
         noise_multiplier: float,
     ) -> Start | Mixed:
-        """Releases one statistic with its noise; returns the state with it.
+        """Releases one statistic with its noise, and returns the new state.
 
         Args:
-          state: of the statistics before.
+          state: state after the earlier statistics.
           index: which statistic, from 0.
-          generator: of the pairs.
+          generator: for the random pairs.
           key: of the noise: 32 secret bytes, used for nothing else.
           noise_multiplier: of this statistic's step; 0 adds no noise.
         """
@@ -220,9 +221,9 @@ class PrivateStatistics:
     def with_sum(
         self, state: Any, index: int, noised: np.ndarray, noise_multiplier: float
     ) -> Start | Mixed:
-        """Returns the state with a sum of `noised_sum`; arguments as of `release`.
+        """Returns the state updated with the result of `noised_sum`.
 
-        It is a function of what was released, and of the table's shape alone.
+        It depends only on releases and on the table's shape. Arguments as in `release`.
         """
         noise = noise_multiplier * contribution_norm(self.steps[index])
         kind = self._kind(index)
@@ -255,10 +256,10 @@ class PrivateStatistics:
         key: bytes,
         noise_multiplier: float,
     ) -> np.ndarray:
-        """Returns a statistic's sum with its noise, float64: all that is released.
+        """Returns a statistic's noised sum, float64: everything that is released.
 
-        Sum and discrete noise are whole numbers, `PRODUCT_STEPS` of them to the most
-        that one contributes, which is 1. Arguments are those of `release`.
+        Sum and discrete noise are whole numbers of which `PRODUCT_STEPS` make norm 1,
+        the largest norm of a contribution. Arguments as in `release`.
         """
         multiplier = checked_noise(noise_multiplier, self.noise)
         deviation = multiplier * contribution_norm(self.steps[index]) * PRODUCT_STEPS
@@ -273,7 +274,7 @@ class PrivateStatistics:
         return (total + noise) / PRODUCT_STEPS
 
     def sum_of_zeros(self, state: Any, index: int) -> np.ndarray:
-        """Returns the sum of one example, or pair, of zeros; reads nobody's data."""
+        """Returns the sum for one example, or pair, of zeros; reads no data."""
         kind = self._kind(index)
         columns = self._features.shape[1] + (self._mixed is not None)
         rows = [np.zeros((1, columns))] * (2 if kind == _PAIRS else 1)
@@ -282,11 +283,11 @@ class PrivateStatistics:
         return np.append(total, 0) if kind == MEAN else total
 
     def _terms(self, kind: str, generator: np.random.Generator) -> Terms:
-        """What a statistic is summed over."""
+        """Returns the terms that a statistic sums."""
         return self._who.pairs(generator) if kind == _PAIRS else self._who.examples()
 
     def _total(self, kind: str, state: Any, terms: Terms) -> np.ndarray:
-        """A statistic's sum over its terms, int64."""
+        """Returns a statistic's sum over its terms, int64."""
         total: Any = 0
         for here in _chunks(terms):
             total = total + self._summed(kind, state, _part(terms, here), here)
@@ -295,7 +296,7 @@ class PrivateStatistics:
         return total
 
     def _summed(self, kind: str, state: Any, terms: Terms, here: slice) -> np.ndarray:
-        """The sum over some terms; without rows of their own those of a slice."""
+        """Returns the sum over some terms; without rows they are consecutive rows."""
         rows = [self._rows(kind, which) for which in terms.rows or (here,)]
         return self._sum_of(kind, state, rows, terms, self.data.class_places[here])
 
@@ -307,7 +308,10 @@ class PrivateStatistics:
         terms: Terms,
         owner: np.ndarray,
     ) -> np.ndarray:
-        """The sum over rows, of pairs the rows of both; of classes ``owner`` each."""
+        """Returns the sum over rows, or over pairs of rows of two ``sides``.
+
+        ``owner`` is the class of each row, for sums by class.
+        """
         rows, *others = sides
         if self._mixed is not None:
             rows = np.concatenate([rows, *others], axis=1)
@@ -319,8 +323,8 @@ class PrivateStatistics:
         for other in others:
             rows = rows - other
         if kind == MEANS:
-            # Two rows are up to 2 apart: shorter ones no more than `contribution_norm`
-            # says that two contributions are.
+            # Two rows may be 2 apart. They are shortened so that two contributions are
+            # as far apart as `contribution_norm` states.
             most = round(PRODUCT_STEPS * contribution_norm(self.steps[-1]) ** 2)
             number = len(self._who.sizes)
             return sums_by_class(rows, owner, number, most, state.whitening, state.mean)
@@ -328,9 +332,9 @@ class PrivateStatistics:
         return second_moment(rows, terms, state.whitening, center)
 
     def table(self, state: Start) -> ExampleTable:
-        """Returns the data with projected features; made once for a state.
+        """Returns the data with projected features; computed once per state.
 
-        What is made of a row depends on it alone, to the last bit, as clipping needs.
+        Each row's result depends bit for bit only on that row, as clipping requires.
         """
         if self._made is None or self._made[0] is not state:
             data = self.data
@@ -346,7 +350,7 @@ class PrivateStatistics:
         return self._made[1]
 
     def _kind(self, index: int) -> str:
-        """Kind of a statistic: mean, moments of pairs or of all, or classes' means."""
+        """Returns a statistic's kind: mean, moment of pairs or of all, class means."""
         last = len(self.steps) - 1
         if self._mixed is not None:
             return _PAIRS if index == last else _ALL
@@ -356,7 +360,7 @@ class PrivateStatistics:
         return MEAN if index == 0 else of_all
 
     def _rows(self, kind: str, which: slice | np.ndarray) -> np.ndarray:
-        """Rows as `_summed` takes them: of a mixed model features, then the target."""
+        """Returns rows for `_sum_of`; for a mixed model features, then the target."""
         features, targets = self._features[which], self.data.targets
         if self._mixed is None:
             return features if kind == MEAN else whole_rows(features)
@@ -365,7 +369,7 @@ class PrivateStatistics:
 
 
 def _chunks(terms: Terms) -> Iterator[slice]:
-    """Some thousands of terms each; those of a group are in one."""
+    """Yields slices of some thousand terms; a group is never split."""
     number, start = len(terms.shares), 0
     ends = np.arange(0)
     if terms.groups is not None:
@@ -386,25 +390,25 @@ def _part(terms: Terms, here: slice) -> Terms:
 
 @dataclass(frozen=True)
 class Started:
-    """A learner on examples, of one on what the statistics make of them."""
+    """A learner on examples that projects them for another learner."""
 
     learner: Any  # on projected features
 
     @property
     def is_regression(self) -> bool:
-        """As the other learner."""
+        """As in the other learner."""
         return self.learner.is_regression
 
     def loss(self, params: Any, episode: Episode) -> Array:
-        """The other learner's loss; parameters are those of `predict`."""
+        """Returns the other learner's loss; parameters as in `predict`."""
         return self.learner.loss(params["model"], _seen(params["start"], episode))
 
     def predict(self, params: Any, episode: Episode) -> Array:
-        """Predictions by ``{"start": {"mean", "projection"}, "model": …}``."""
+        """Predicts with ``{"start": {"mean", "projection"}, "model": …}``."""
         return self.learner.predict(params["model"], _seen(params["start"], episode))
 
     def embedding(self, params: Any, inputs: Array) -> Array:
-        """As the other learner, of examples; see `ProtoNet.embedding`."""
+        """Returns the other learner's embedding of examples; see `ProtoNet`."""
         start = params["start"]
         seen = projected(inputs, start["mean"], start["projection"])
         is_float = jnp.issubdtype(inputs.dtype, jnp.floating)
@@ -413,7 +417,7 @@ class Started:
 
 
 def _seen(start: Any, episode: Episode) -> Episode:
-    """The episode with projected features."""
+    """Returns the episode with projected features."""
     number = len(episode.support_inputs)
     inputs = jnp.concatenate([episode.support_inputs, episode.query_inputs])
     seen = projected(inputs, start["mean"], start["projection"])

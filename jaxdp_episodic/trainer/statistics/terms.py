@@ -1,4 +1,4 @@
-"""Of which rows a private statistic is a sum, and whose contribution each is in."""
+"""The rows that a private statistic sums, and the contributions that they form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxdp_episodic.accountant.describe.schemes import OWNED
 from jaxdp_episodic.trainer.config.training_start import MEANS, PEOPLE, StartConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
-# Each class is left out in turn, and the others' means must span a direction.
+# Each class is left out once, and the means of the others must span a direction.
 FEWEST_CLASSES = 3
 
 
@@ -23,12 +23,12 @@ class Terms(NamedTuple):
     """The terms of one sum.
 
     Attributes:
-      rows: the examples of each term: () all, in their order; else (n,) indices, two
-        arrays of them where the terms are pairs.
-      shares: (n,) whole numbers >= 1: by what each term's contribution is divided.
-      groups: (n,) codes of the contributions, the terms of one lying together, which
-        are as long as may be where they are outer products, whatever the shares; None:
-        shares alone say how long they are.
+      rows: the examples of each term: () means all, in order; otherwise (n,) indices,
+        or two such arrays if terms are pairs.
+      shares: (n,) whole numbers >= 1 that divide each term's contribution.
+      groups: (n,) codes of contributions, whose terms are consecutive. The outer
+        products of a group are then scaled together to the largest allowed norm, and
+        ``shares`` are not used. None: ``shares`` determine all norms.
     """
 
     rows: tuple[np.ndarray, ...]
@@ -38,16 +38,17 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Contributors:
-    """The protected units of a table; make it with `of`.
+    """The protected units of a table; create with `of`.
 
     Attributes:
-      sizes: (C,) examples of each class.
-      by_class: whether each class gives one contribution; else each example, or person.
-      person: (R,) whose each example is, codes 0 .. P - 1, where people are protected.
-      couples: whether people are paired, in place of examples within each class.
-      slots: public number of what is paired, under zero_out: of people, or of each
+      sizes: (C,) number of examples of each class.
+      by_class: whether a contribution belongs to a class; otherwise to an example, or
+        a person.
+      person: (R,) code 0 .. P - 1 of each example's owner, if people are protected.
+      couples: whether people are paired, instead of examples within a class.
+      slots: public number of things to pair, under zero_out: of people, or of each
         class's examples.
-      most: public bound of a person's examples, where pairs need one.
+      most: public bound on a person's number of examples, if pairs need one.
     """
 
     sizes: np.ndarray
@@ -68,7 +69,7 @@ class Contributors:
         slots: int | None,
         people: PersonBounds | None,
     ) -> Contributors:
-        """Returns those of a table; arguments as of `PrivateStatistics`."""
+        """Returns the protected units; arguments as in `PrivateStatistics`."""
         sizes = np.asarray(data.population.children_counts[-1], np.int64)
         by_class, person = privacy_unit == data.level_names[-2], None
         data.check_copies(privacy_unit)
@@ -76,8 +77,8 @@ class Contributors:
             owners = data.owned(privacy_unit)
             if owners is None:
                 raise ValueError(
-                    f"data must have owners with privacy_unit={privacy_unit!r}, got a "
-                    "table without"
+                    f"data must have owners with privacy_unit={privacy_unit!r}, but "
+                    "has none"
                 )
             codes = np.unique(owners.codes, return_inverse=True)[1]
             person = codes.reshape(-1).astype(np.int64)
@@ -100,7 +101,7 @@ class Contributors:
 
     @property
     def number(self) -> int:
-        """How many contributions a sum of examples' has."""
+        """Number of contributions to a sum over examples."""
         if self.by_class:
             return int(np.count_nonzero(self.sizes))
         if self.person is not None:
@@ -113,7 +114,7 @@ class Contributors:
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     def examples(self) -> Terms:
-        """Every example; a unit's divided by their number, a person's as one."""
+        """Returns every example as a term; those of a unit share one contribution."""
         if self.by_class:
             return Terms((), self.sizes[self.classes])
         if self.person is None:
@@ -123,7 +124,7 @@ class Contributors:
         return Terms((order,), np.bincount(groups)[groups], groups)
 
     def pairs(self, generator: np.random.Generator) -> Terms:
-        """Disjoint random pairs of examples of a class, in a fresh order."""
+        """Returns disjoint random pairs of examples of a class, in a new order."""
         if self.person is not None and self.couples:
             return _pairs_of_couples(self.person, self.classes, self.slots, generator)
         first, second = _pairs_in_classes(self.sizes, self.slots, generator)
@@ -140,30 +141,29 @@ class Contributors:
 
 
 def check_classes(data: ExampleTable, number: int, relation: str) -> None:
-    """Refuses classes without releasable means, and warns of a private list."""
+    """Raises if means of classes cannot be released; warns if the list is private."""
     classes = len(data.population.children_counts[-1])
     if not FEWEST_CLASSES <= classes <= number:
         raise ValueError(
-            f"start.between={MEANS!r} takes at least {FEWEST_CLASSES} classes and at "
+            f"start.between={MEANS!r} needs at least {FEWEST_CLASSES} classes and at "
             f"most as many as there are features ({number}), got {classes}"
         )
     if relation == "add_remove" and not data.has_public_units:
         warnings.warn(
-            f"start.between={MEANS!r} releases a sum for each of the "
-            f"{data.level_names[-2]} units that the data have, so their number is not "
-            "protected, though an example alone in its own changes it. Where there is "
-            "a public list, give it (public_units; classes beside labels), or protect "
-            "by 'zero_out'",
+            f"start.between={MEANS!r} releases one sum per {data.level_names[-2]} in "
+            "the data, so the number of these units is not protected, although an "
+            "example alone in its unit changes it; give a public list if there is one "
+            "(public_units; classes next to labels), or protect by 'zero_out'",
             stacklevel=4,
         )
 
 
 def _in_all(people: PersonBounds | None, levels: int) -> int:
-    """The public bound of a person's examples over all classes."""
+    """Returns the public bound on a person's examples over all classes."""
     given, needed = {} if people is None else people.numbers, BOUNDS[:levels]
     if levels > len(BOUNDS) or not set(needed) <= set(given):
         raise ValueError(
-            f"people must bound {' and '.join(needed)} of a person, got {people!r}"
+            f"people must bound the {' and '.join(needed)} of a person, got {people!r}"
         )
     return math.prod(
         _validation.whole_number(f"people.{name}", given[name]) for name in needed
@@ -171,11 +171,11 @@ def _in_all(people: PersonBounds | None, levels: int) -> int:
 
 
 def _enough(name: str, given: int | None, number: int, what: str) -> int:
-    """A public number, which the data must not be above."""
+    """Returns a public number, or raises if the data exceed it."""
     if given is None or _validation.whole_number(name, given) < number:
         raise ValueError(
-            f"{name} must allow for at least the {number} {what} that the data have, "
-            f"by a public bound, got {given}"
+            f"{name} must be a public bound, at least the {number} {what} in the "
+            f"data, got {given}"
         )
     return int(given)
 
@@ -183,13 +183,14 @@ def _enough(name: str, given: int | None, number: int, what: str) -> int:
 def _pairs_in_classes(
     sizes: np.ndarray, slots: int | None, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of both of each pair, class by class.
+    """Returns the rows of both examples of each pair, class by class.
 
-    All slots are put into random order and paired, first with second and so on; a pair
-    with an empty slot is none. Without slots the examples themselves are.
+    The examples of a class are put into random order and paired: first with second,
+    third with fourth, and so on. With ``slots``, all slots are paired, and a pair with
+    an empty slot is dropped.
     """
     number = sizes if slots is None else np.full(len(sizes), slots)
-    owner = np.repeat(np.arange(len(sizes)), number)  # a class's slots lie together
+    owner = np.repeat(np.arange(len(sizes)), number)  # slots of a class are consecutive
     begins = (np.cumsum(number) - number)[owner]
     order = np.lexsort((generator.random(len(owner)), owner)) - begins
     rank = np.arange(len(owner)) - begins
@@ -208,29 +209,31 @@ def _pairs_of_couples(
     slots: int | None,
     generator: np.random.Generator,
 ) -> Terms:
-    """Pairs of examples of a class, one each of two people; a couple's are one group.
+    """Returns pairs of one example each of two people; a couple forms one group.
 
-    All slots of people, or the people, are put into random order and paired, first with
-    second and so on. In each class that both are in the first example of one goes with
-    the first of the other, the second with the second, and so on.
+    People (with ``slots``, all slots of people) are put into random order and paired:
+    first with second, and so on. In each class that both of a couple have, the first
+    example of one is paired with the first of the other, and so on.
     """
     number = int(person.max(initial=-1)) + 1 if slots is None else slots
     place = generator.permutation(number)[person]
-    kept = np.flatnonzero(place < number // 2 * 2)  # one without a partner sits out
+    kept = np.flatnonzero(
+        place < number // 2 * 2
+    )  # a person without partner is left out
     place, classes, person = place[kept], classes[kept], person[kept]
-    order = np.lexsort((classes, person))  # an example's turn among hers of the class
+    order = np.lexsort((classes, person))  # to number a person's examples in a class
     turn = np.empty_like(order)
     turn[order] = np.arange(len(order)) - _begins(person[order], classes[order])
     order = np.lexsort((place, turn, classes, place // 2))
     begins = _begins(*(codes[order] for codes in (place // 2, classes, turn)))
-    first = np.flatnonzero(np.arange(len(order)) != begins) - 1  # both are there
+    first = np.flatnonzero(np.arange(len(order)) != begins) - 1  # both examples exist
     couple = place[order[first]] // 2
     rows = kept[order[first]], kept[order[first + 1]]
     return Terms(rows, np.bincount(couple)[couple], couple)
 
 
 def _begins(*codes: np.ndarray) -> np.ndarray:
-    """For each place where the run of equal codes that it lies in begins."""
+    """Returns, for each index, the start of its run of equal codes."""
     number = len(codes[0])
     is_new = np.arange(number) == 0
     for one in codes:
@@ -239,36 +242,37 @@ def _begins(*codes: np.ndarray) -> np.ndarray:
 
 
 STEPS = 2**18
-"""Grid steps in norm 1 of a row."""
+"""Grid steps per norm 1 of a row."""
 
 PRODUCT_STEPS = STEPS**2
-"""Steps in norm 1 of a sum: of products of two rows, or of rows times `STEPS`."""
+"""Grid steps per norm 1 of a sum: of products of two rows, or of rows times `STEPS`."""
 
 MOST_EXAMPLES = 2**26
-"""Most rows of a sum: with as many steps each it stays below 2^62."""
+"""Most rows in a sum: with `PRODUCT_STEPS` each it stays at or below 2^62."""
 
-_EXACT = 2**53  # float64 has all whole numbers up to it
-# Bits of a row's largest entry while its norm is computed: squares of 2^13 of them,
-# more than a row has, sum to less than 2^53.
+_EXACT = 2**53  # float64 represents all whole numbers up to this
+# Bits of a row's largest entry while its norm is computed: the squares of 2^13 such
+# entries, more than a row has, sum to at most 2^53.
 _NORM_BITS = 20
-# Bits of the two factors of an exact product together.
+# Bits of an exact product of two factors.
 _PRODUCT_BITS = 51
-# Rows whose products are summed in float64 at once: as many of norm `STEPS`, and their
-# rounding, stay below 2^53.
+# Rows whose products are summed in float64 at once: for rows of norm up to `STEPS`,
+# plus rounding, the sum stays below 2^53.
 _EXACT_ROWS = 2**16
-# Sum of squares of rows, above which the norm of their outer products' sum is not
-# computed: of up to 2^12 columns it is 2^42 or more then; below, sums stay under 2^62.
+# If the squares of a group's rows sum to more than this, the norm of the sum of their
+# outer products is not computed. With up to 2^12 columns it is then 2^42 or more;
+# otherwise the sums in its computation stay under 2^62.
 _MOST_SQUARES = 2**48
-# Part of a length by which a group falls short of its bound, for the rounding of rows
-# whose norm was that of shorter ones.
+# Fraction by which a group is kept shorter than its bound, because rounding to the grid
+# changes the norm measured on shorter rows.
 _SHORTER = 2.0**-10
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
-    """Returns float64 rows of norm 1; those not finite, or too short, are zero."""
+    """Returns float64 rows of norm 1; rows not finite, or too short, become zero."""
     rows = rows.astype(np.float64)
     low, high = (f(rows, axis=1, initial=0.0) for f in (np.min, np.max))
-    largest = np.maximum(high, -low)  # NaN where a row has one
+    largest = np.maximum(high, -low)  # NaN if a row contains NaN
     fits = np.isfinite(largest) & (largest > 1e-30)
     rows[~fits] = 0.0
     rows *= (2.0**_NORM_BITS / np.where(fits, largest, 1.0))[:, None]
@@ -278,38 +282,40 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def squares(whole: np.ndarray) -> np.ndarray:
-    """The sum of the squares of each row of whole numbers, exact up to 2^53."""
+    """Returns the sum of squares of each row of whole numbers, exact up to 2^53."""
     return np.einsum("ij,ij->i", whole, whole)
 
 
 def on_grid(rows: np.ndarray, most: int | np.ndarray) -> np.ndarray:
-    """Returns rows of norm <= 1 as whole numbers, float64, whose squares are bounded.
+    """Returns rows of norm <= 1 as whole numbers, float64, with bounded squares.
 
-    Rounding may lengthen a row by half the diagonal of a cell, so it is shortened by
-    this before. A row that is still too long had a norm above 1, and becomes zero.
+    Rounding may lengthen a row by half the diagonal of a grid cell, so the row is
+    shortened by as much beforehand. A row that is still too long becomes zero.
 
-    ``most`` bounds the sum of a row's squares, or (n,) of each row's, and is at most
-    ``STEPS**2``: a row of norm 1 is its root long.
+    Args:
+      rows: (n, D) of norm <= 1.
+      most: bound on the sum of squares of every row, or (n,) of each row; at most
+        ``STEPS**2``. A row of norm 1 becomes its square root long.
     """
     length = np.sqrt(most) - 0.51 * math.sqrt(rows.shape[1])
     whole = rows * np.maximum(length, 0.0).reshape(-1, 1)
     np.rint(whole, out=whole)
-    whole[~(squares(whole) <= most)] = 0.0  # NaN is not, either
+    whole[~(squares(whole) <= most)] = 0.0  # also if NaN
     return whole
 
 
 def as_one(rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Returns rows of norm <= 1 as whole numbers, each group's as long as may be.
+    """Returns rows of norm <= 1 as whole numbers, each group as long as allowed.
 
-    The sum of a group's outer products has at most the norm ``STEPS**2`` (Frobenius),
-    and nearly that where a row is not zero. It is checked as a whole number; a group
-    that rounding made too long has its rows divided by the root of their number.
+    The sum of a group's outer products has Frobenius norm at most ``STEPS**2``, and
+    close to it unless all its rows are zero. The norm is checked exactly; if rounding
+    made a group too long, its rows are divided by the square root of their number.
 
     Args:
       rows: (n, D), finite; D at most 2^12.
-      groups: (n,) codes; equal ones lie together.
+      groups: (n,) codes; equal codes are consecutive.
     """
-    whole = on_grid(rows, STEPS**2)  # right for groups of one row
+    whole = on_grid(rows, STEPS**2)  # correct for groups of one row
     begins = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]][: len(rows)])
     ends = np.append(begins[1:], len(rows))[: len(begins)]
     several = ends - begins > 1
@@ -320,7 +326,7 @@ def as_one(rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 def _one_group(rows: np.ndarray) -> np.ndarray:
     most = STEPS**2 // len(rows)
-    safe = on_grid(rows, most)  # their squares sum to at most STEPS**2
+    safe = on_grid(rows, most)  # all squares sum to at most STEPS**2
     square = _square_of_moment(safe)
     if not square:
         return safe
@@ -332,11 +338,11 @@ def _one_group(rows: np.ndarray) -> np.ndarray:
 
 
 def _square_of_moment(whole: np.ndarray) -> int | None:
-    """The squared norm of the sum of outer products, exactly; None: it is too large."""
+    """Returns the exact squared norm of the sum of outer products; None: too large."""
     if not squares(whole).sum() <= _MOST_SQUARES:
         return None
-    # Rows with rows give the same as columns with columns. No sum of some of the terms
-    # of a product is larger than that of the squares, by Cauchy's inequality.
+    # The Gram matrix of the rows has the same norm as that of the columns. By Cauchy's
+    # inequality no partial sum of a product exceeds the sum of squares.
     is_wide = len(whole) <= whole.shape[1]
     products = whole @ whole.T if is_wide else whole.T @ whole
     high, low = divmod(products.astype(np.int64).ravel(), STEPS)
@@ -345,18 +351,23 @@ def _square_of_moment(whole: np.ndarray) -> int | None:
 
 
 def times(whole: np.ndarray, matrix: np.ndarray, longest: float) -> np.ndarray:
-    """Returns ``whole @ matrix`` up to a factor, exactly, as whole numbers.
+    """Returns ``whole @ matrix`` times a constant, computed exactly in whole numbers.
 
-    The matrix is rounded, to about 2^-31 of its longest column.
+    The matrix is first rounded, to about 2^-31 of its longest column.
 
-    ``whole`` (n, D) and the public ``matrix`` (D, k); ``longest`` is a public bound of
-    the rows' norms. Products that would not be exact are a `ValueError`.
+    Args:
+      whole: (n, D) whole numbers.
+      matrix: (D, k), public.
+      longest: public bound on the rows' norms.
+
+    Raises:
+      ValueError: products that would not be exact.
     """
     matrix = matrix.astype(np.float64)
     reach = longest * np.linalg.norm(matrix, axis=0).max(initial=0.0)
     bits = _PRODUCT_BITS - math.ceil(math.log2(reach)) if reach else 0
     rounded = np.rint(np.ldexp(matrix, bits))
-    # No sum of some of a product's terms is larger, by Cauchy's inequality.
+    # By Cauchy's inequality no partial sum of a product exceeds this.
     reach = longest * np.linalg.norm(rounded, axis=0).max(initial=0.0)
     if not reach < _EXACT / 2:
         raise ValueError(
@@ -376,7 +387,7 @@ def outer_products(whole: np.ndarray) -> np.ndarray:
 
 
 def totals(whole: np.ndarray) -> np.ndarray:
-    """Returns the sum of whole rows, (D,) int64, exactly; raises as above."""
+    """Returns the exact sum of whole rows, (D,) int64."""
     total = np.zeros(whole.shape[1], np.int64)
     for part in _parts(whole):
         _check_sum(len(part) * np.abs(part).max(initial=0.0))

@@ -106,7 +106,7 @@ def test_folders_of_classes(folder, predict):
     (folder / "support" / "void").mkdir()
     _, said = predict(release, folder / "support", folder / "queries")
     assert "accuracy  0.5000" in said and "3 queries are of classes that" in said
-    assert "no images in 'void': left out" in " ".join(said.split())
+    assert "skipping folders without images: 'void'" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,12 @@ def test_tables_of_tasks(tmp_path, predict):
         ({"support": "nothing"}, "nothing does not exist"),
         ({"support": "log.jsonl"}, "must be an image, a folder, or a file .npz"),
         ({"queries": "queries/light queries/dark"}, "must be the only folder"),
-        ({"queries": "t.csv"}, "came from no table"),
+        ({"queries": "t.csv"}, "was not trained on a table"),
         ({"queries": "odd.npz"}, "must be examples of shape (6, 6, 1)"),
         ({"queries": "empty"}, "must hold images, or folders of them"),
         ({"queries": "bad"}, "must be a readable image"),
         ({"out": "found.txt"}, "must end in .jsonl"),
-        ({"release": "flat"}, "come in a file .npz, .csv or .parquet"),
+        ({"release": "flat"}, "must come in one .npz, .csv or .parquet file"),
     ],
 )
 def test_what_is_no_input_is_said(folder, predict, given, said):

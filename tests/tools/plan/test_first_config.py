@@ -264,7 +264,7 @@ def few(folder):
     [
         (lambda folder: folder / "nothing", [], "does not exist"),
         (lambda folder: Path(__file__), [], "must be a folder or end in one of"),
-        (empty, [], "must hold folders, one of images for each class"),
+        (empty, [], "must contain one folder of images per class"),
         (damaged, [], "0.png"),
         (few, [], 'learner.kind = "classifier" in a config'),
         (two_texts, [], "--label COLUMN must be given"),
@@ -273,7 +273,7 @@ def few(folder):
         (table_of("class,a\nx,1\nx,2\ny,\ny,4\n"), [], "'' in record 3"),
         (table_of("class,a\n"), [], "must have records"),
         (npz_of(X=(9, 8, 8), y=(9,)), [], "rename them: np.savez"),
-        (npz_of(images=(9, 8, 8)), [], "and no labels"),
+        (npz_of(images=(9, 8, 8)), [], "without labels"),
         (
             one_to_validate,
             [],
@@ -475,7 +475,7 @@ def many_columns(folder):
         (
             npz,
             ["--relation", "zero_out", "--population", "5"],
-            "population of 'example' must allow for at least the 12 examples",
+            "population of 'example' must be a public bound, at least the 12 examples",
         ),
         (npz, ["--relation", "add_remove", "--population", "50"], "must be at most"),
     ],

@@ -38,7 +38,7 @@ def test_a_headerless_file_is_refused_by_init(tmp_path, capsys):
         code, said = run(capsys, "init", path, "--out", out, *options)
         assert code == 2 and not out.exists()
         assert SAYS in said and str(path) in said and "column 1 " in said
-        assert "put a line of names above" in said
+        assert "add a line of names above" in said
         assert not [cell for cell in record if cell in said]
 
 

@@ -100,21 +100,21 @@ COMPOSED = unicodedata.normalize("NFC", "é")
         (np.array([3, np.nan, 2, 1]), ValueError, "1 of 4 have none, .* record 2"),
         (np.array(["", "a", "a", ""]), ValueError, "2 of 4 have none, .* record 1"),
         (["a", ["b", "c"], "d", "e"], ValueError, r"\['b', 'c'\] in record 2.*several"),
-        ([1, (2,), 3, 4], ValueError, "one id an example, .* record 2"),
-        (np.zeros((4, 2), int), ValueError, "one id an example"),
-        (["a", "a ", "b", "b"], ValueError, "spelled alike .* 'a' and 'a '"),
+        ([1, (2,), 3, 4], ValueError, "one id per example, .* record 2"),
+        (np.zeros((4, 2), int), ValueError, "one id per example"),
+        (["a", "a ", "b", "b"], ValueError, "spelled the same .* 'a' and 'a '"),
         (
             [COMPOSED, unicodedata.normalize("NFD", COMPOSED), "b", "b"],
             ValueError,
-            "spelled alike",
+            "spelled the same",
         ),
         (["a", 1, "b", "c"], ValueError, "ids of one type"),
         (["a", "a\0", "b", "c"], ValueError, "NUL"),
         (np.array([1.0, 2.0, 2.0, 1.0]), TypeError, "integer or string ids"),
         ([True, False, True, True], TypeError, "integer or string ids"),
         ([b"a", b"b", b"a", b"a"], TypeError, "integer or string ids"),
-        ([1, 2, 3], ValueError, "equally long"),
-        ("user", TypeError, "one id an example, got 'user'"),
+        ([1, 2, 3], ValueError, "same length"),
+        ("user", TypeError, "one id per example, got 'user'"),
     ],
 )
 def test_owners_that_would_merge_or_split_people_are_refused(owners, error, message):
@@ -202,7 +202,7 @@ def test_columns_arrays_and_rows(tmp_path):
     (tmp_path / "gap.csv").write_text("user,cls,x\nu1,b,1\n,a,2\n")
     with pytest.raises(ValueError, match=r"'user' .* 1 of 2 .* record 2 \(row 3\)"):
         load_table(tmp_path / "gap.csv", **columns)
-    with pytest.raises(ValueError, match="used once each"):
+    with pytest.raises(ValueError, match="used only once"):
         load_table(tmp_path / "t.csv", **{**columns, "owner": "cls"})
     arrays = {"features": np.arange(12.0).reshape(2, 3, 2)}
     np.savez(tmp_path / "d.npz", **arrays, who=[[1, 2, 3], [1, 2, 4]], split=[0, 1])
@@ -282,7 +282,7 @@ def test_imported_owners_are_those_in_memory(tmp_path, capsys):
     write_manifest(
         tmp_path / "npz", {"train": (("class", "example"), None)}, made_from={}
     )
-    with pytest.raises(ValueError, match="must have owners and people"):
+    with pytest.raises(ValueError, match="must have both owners and people"):
         load_stored(tmp_path / "npz")
 
 

@@ -171,7 +171,7 @@ def test_statistics_of_people_are_those_counted_one_by_one():
             BOUNDS,
             {"truncate": False},
             ValueError,
-            "of 12 are beyond classes=3, the lar",
+            "of 12 exceed classes=3, the lar",
         ),
         (BOUNDS, {"truncate": 1}, TypeError, "truncate must be true or false"),
         (PersonBounds(tasks=1), {}, ValueError, "bounds.tasks is for data with more"),
@@ -189,7 +189,7 @@ def test_bounds_that_do_not_fit(bounds, changes, error, message):
 def test_who_is_beyond_and_how_far_is_said():
     columns = {"owner": np.repeat([1, 2, 3], [4, 6, 1]), "class": np.arange(11)}
     with pytest.raises(
-        ValueError, match=r"2 of 3 .* classes=3, the largest with 6: no"
+        ValueError, match=r"2 of 3 .* classes=3, the largest with 6: the"
     ):
         truncated(table_of(columns), BOUNDS, truncate=False)
 
@@ -198,7 +198,9 @@ def test_nobody_is_bounded_in_data_of_nobody_or_of_four_levels():
     columns = {"owner": np.arange(4), "class": np.zeros(4, int)}
     nobodys = dataclasses.replace(table_of(columns), owners=None)
     for ask in (lambda: truncated(nobodys, BOUNDS), lambda: fitting_bounds(nobodys)):
-        with pytest.raises(ValueError, match="data must say whose the examples are"):
+        with pytest.raises(
+            ValueError, match="data must name the owner of each example"
+        ):
             ask()
     deep = {"owner": np.arange(4), **{name: np.zeros(4, int) for name in "abc"}}
     with pytest.raises(NotImplementedError, match="up to 3 levels"):

@@ -164,7 +164,7 @@ def test_tfds():
     table = from_tfds(dataset)
     assert table.unit_column("class").tolist() == [0, 0, 1, 1]
     ragged = [*ROWS, {"image": np.zeros((3, 2), np.uint8), "label": 0}]
-    with pytest.raises(ValueError, match="of one shape"):
+    with pytest.raises(ValueError, match="have one shape"):
         from_tfds(ragged)
     with pytest.raises(TypeError, match="must be dictionaries"):
         from_tfds([(1, 2)])

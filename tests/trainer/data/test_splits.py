@@ -123,7 +123,7 @@ def test_empty_classes_stay_in_their_part():
 
 
 def test_a_part_without_classes_is_refused():
-    with pytest.raises(ValueError, match=r"test=0.25 leave none of 1 .* other shares"):
+    with pytest.raises(ValueError, match=r"test=0.25 assign none of 1 .* other shares"):
         SPLIT.mask(
             ["class 0"], "train" if SPLIT.split_of("class 0") != "train" else "test"
         )
@@ -220,11 +220,11 @@ def test_a_share_beside_a_path(files):
 
 
 def test_classes_without_names_are_not_split(files, tmp_path, capsys):
-    with pytest.raises(ValueError, match="must hold classes, the ids of the classes"):
+    with pytest.raises(ValueError, match="must have an array classes"):
         Npz(path="numbered.npz", test=0.2).load("train", files)
     command = ["data", "import", str(files / "numbered.npz"), str(tmp_path / "out")]
     assert cli.run([*command, "--test", "0.2"]) == 2
-    assert "must hold classes" in capsys.readouterr().err
+    assert "must have an array classes" in capsys.readouterr().err
 
 
 def test_images_of_other_classes_are_not_opened(files, tmp_path):
@@ -242,7 +242,7 @@ def test_images_of_other_classes_are_not_opened(files, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"split_salt": "x", "test": "b"}, "split_salt is for shares"),
+        ({"split_salt": "x", "test": "b"}, "split_salt requires validation or test"),
         ({"validation": 0.0}, r"validation must lie in \(0, 1\)"),
         ({"validation": 0.6, "test": 0.4}, r"validation \+ test must be less than 1"),
     ],

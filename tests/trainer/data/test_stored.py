@@ -92,7 +92,7 @@ def test_mini_imagenet_has_three_splits(tmp_path):
     for split, part in (("train", "train"), ("validation", "val"), ("test", "test")):
         table = load_stored(tmp_path / "out", split)
         same_tables(table, load_class_folders(tmp_path / "in" / part, size=4))
-    with pytest.raises(ValueError, match="split must be one that .* got 'dev'"):
+    with pytest.raises(ValueError, match="split must be one of those in .* got 'dev'"):
         load_stored(tmp_path / "out", "dev")
 
 
@@ -174,19 +174,19 @@ def test_parquet_columns_lists_and_files(tmp_path):
     [
         (
             ["--groups", "u", "--images", "x", "--shape", "5"],
-            "must have 5 numbers a row",
+            "must have 5 numbers per row",
         ),
         (["--groups", "u", "--images", "x"], "shape must be given"),
-        (["--groups", "u", "--images", "u"], "must hold image files, or lists"),
+        (["--groups", "u", "--images", "u"], "must contain image files, or lists"),
         (
             ["--groups", "u", "--images", "ragged", "--shape", "2"],
-            "2 numbers a row|one",
+            "2 numbers per row|one",
         ),
         (["--groups", "u", "--features", "gone"], "no column 'gone'"),
         (["--groups", "u", "--features", "nan"], "got nan in record 2"),
         (["--groups", "u", "--features", "null"], "has a missing number"),
-        (["--groups", "u"], "needs the names of columns of features"),
-        (["--features", "nan"], "groups must be columns"),
+        (["--groups", "u"], "needs either features"),
+        (["--features", "nan"], "groups must name columns"),
         (["--alphabets"], "--alphabets is for other layouts than parquet"),
     ],
 )
@@ -334,10 +334,10 @@ def _retyped(folder):
         (lambda f: (f / "train/features.npy").unlink(), "features.npy"),
         (lambda f: (f / "train/level1.ids.npy").unlink(), "level1.ids.npy"),
         (lambda f: (f / "manifest.json").unlink(), "has no manifest.json"),
-        (_cut, "features.npy must have the .* bytes .* has 200: it is cut off"),
-        (_grown, "features.npy must have the .* bytes .* it has grown"),
+        (_cut, "features.npy must have .* bytes .* has 200: it is truncated"),
+        (_grown, "features.npy must have .* bytes .* it has grown"),
         (_swapped, "level2.counts.npy has changed: its SHA-256"),
-        (_retyped, r"must hold \|u1 of shape .* holds \|i1"),
+        (_retyped, r"must have \|u1 of shape .* has \|i1"),
     ],
 )
 def test_a_damaged_folder_is_refused_by_name(harm, message, folder):
@@ -383,7 +383,7 @@ def test_a_changed_byte_is_found_on_request(folder, capsys):
 def test_a_file_that_is_cut_off_later_is_an_error_not_the_end(folder):
     os.truncate(folder.path / "train/features.npy", 200)
     with pytest.raises(
-        ValueError, match=r"features\.npy ends within row 5: it was cut"
+        ValueError, match=r"features\.npy ends within row 5: it was truncated"
     ):
         folder.table.features[[0, 5]]
 
@@ -406,7 +406,10 @@ def fails(wanted):
     ("read", "message"),
     [
         (fails, "the disk fails"),
-        (lambda wanted: [(wanted[:2], np.ones((2, 2), np.float32))], "4 records, 2 c"),
+        (
+            lambda wanted: [(wanted[:2], np.ones((2, 2), np.float32))],
+            "4 records, got 2",
+        ),
         (lambda wanted: [(wanted, np.ones((4, 2)))], "must be float32 of shape"),
     ],
 )
@@ -428,14 +431,16 @@ def test_what_a_killed_import_left_is_written_anew(tmp_path):
 def test_folders_that_are_not_written_into(tmp_path, monkeypatch):
     made, out = records(tmp_path), tmp_path / "out"
     store(out, {"train": made}, made_from={})
-    with pytest.raises(FileExistsError, match="is complete; name another folder"):
+    with pytest.raises(
+        FileExistsError, match="is already complete; name another folder"
+    ):
         store(out, {"train": made}, made_from={})
     with locked(tmp_path / "used.part"):
         with pytest.raises(BlockingIOError, match=r"in use by another process \(\d+\)"):
             store(tmp_path / "used", {"train": made}, made_from={})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
-    with pytest.raises(FileExistsError, match="must be empty, it has 'letter.txt'"):
+    with pytest.raises(FileExistsError, match="must be empty, but has 'letter.txt'"):
         store(tmp_path / "mine", {"train": made}, made_from={})
     usage = types.SimpleNamespace(free=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)

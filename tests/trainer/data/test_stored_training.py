@@ -121,18 +121,18 @@ def test_fixed_features_stay_on_the_disk(tables, tmp_path):
     failing = dataclasses.replace(made, function=lambda rows: 1 / 0)
     again = failing.table(stored, cache=cache)  # nothing is made
     assert again.fingerprint == first.fingerprint
-    with pytest.warns(UserWarning, match="are not used, and made anew: it is of other"):
+    with pytest.warns(UserWarning, match="is made again: it was made from other"):
         other = FixedFeatures(_numbers, name="others").table(stored, cache=cache)
     assert other.features.shape == first.features.shape
     os.truncate(folder / "train/features.npy", 300)
-    with pytest.warns(UserWarning, match="made anew: .* it is cut off"):
+    with pytest.warns(UserWarning, match="made again: .* it is truncated"):
         FixedFeatures(_numbers, name="others").table(stored, cache=cache)
     (folder / "manifest.json").unlink()  # as a kill would leave it
     third = made.table(stored, cache=cache)
     np.testing.assert_array_equal(third.features[:], wanted, strict=True)
     (folder / "letter.txt").touch()
     (folder / "manifest.json").unlink()
-    with pytest.raises(FileExistsError, match="it has 'letter.txt'"):
+    with pytest.raises(FileExistsError, match="but has 'letter.txt'"):
         made.table(stored, cache=cache)  # nothing of somebody's is ever removed
 
 

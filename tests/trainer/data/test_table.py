@@ -118,8 +118,8 @@ def test_arrays_cannot_be_written():
         ({"features": [1, 2, 3, 4, np.inf]}, ValueError, "finite, row 4 is not"),
         ({"features": np.array(list("abcde"))}, TypeError, "array of numbers"),
         ({"features": np.array(3.0)}, TypeError, "array of numbers"),
-        ({"features": np.zeros((4, 1))}, ValueError, "equally long"),
-        ({"targets": np.zeros(4)}, ValueError, "equally long"),
+        ({"features": np.zeros((4, 1))}, ValueError, "same length"),
+        ({"targets": np.zeros(4)}, ValueError, "same length"),
         ({"targets": [1, 2, 3, 4, np.nan]}, ValueError, "targets must be finite"),
         ({"units": {}}, ValueError, "at least one level"),
         ({"units": {"class": np.zeros(5)}}, TypeError, "integer or string ids"),
@@ -131,7 +131,11 @@ def test_arrays_cannot_be_written():
         ({"features": np.ones((0, 3))}, ValueError, "at least one number"),
         ({"features": np.ones((5, 0))}, ValueError, "at least one number"),
         ({"units": {"example": [1] * 5}}, ValueError, "must not be named 'example'"),
-        ({"units": {"class": ["a", "a\0", *"bbb"]}}, ValueError, "ending in a NUL"),
+        (
+            {"units": {"class": ["a", "a\0", *"bbb"]}},
+            ValueError,
+            "without a trailing NUL",
+        ),
         ({"units": {"class": ["1", 1, "b", "b", "b"]}}, ValueError, "ids of one type"),
     ],
 )
@@ -146,7 +150,7 @@ def test_bad_input(changes, error, message):
         ({"features": np.ones((0, 3))}, "features must have at least one number"),
         ({"features": np.ones((5, 0))}, "features must have at least one number"),
         ({"units": {"example": [1] * 5}}, "units must not be named 'example'"),
-        ({"units": {"class": ["a", "a\0", "b", "b", "b"]}}, "not ending in a NUL"),
+        ({"units": {"class": ["a", "a\0", "b", "b", "b"]}}, "without a trailing NUL"),
         ({"units": {"class": ["1", 1, "b", "b", "b"]}}, "ids of one type"),
     ],
 )

@@ -76,7 +76,7 @@ def test_npz_with_a_public_list_of_classes(tmp_path):
         )
         tree = load_npz(path).population
         assert tree.children_counts[1].tolist() == counts
-    with pytest.raises(ValueError, match="classes beside labels .* is a public list"):
+    with pytest.raises(ValueError, match="classes next to labels .* is a public list"):
         load_npz(path, levels=["labels"])
     short = saved(tmp_path, features=values, labels=labels, classes=classes[1:])
     with pytest.raises(ValueError, match="every unit that has records, 'c' is missing"):
@@ -116,8 +116,14 @@ def test_a_header_that_lies_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"labels": np.zeros(3, int)}, "must hold images or features"),
-        ({"images": np.zeros((2, 2)), "features": np.zeros((2, 2))}, "one of the two"),
+        (
+            {"labels": np.zeros(3, int)},
+            "must contain labels and either images or features",
+        ),
+        (
+            {"images": np.zeros((2, 2)), "features": np.zeros((2, 2))},
+            "either images or features",
+        ),
         ({"features": np.zeros((3, 2))}, "come with an array labels"),
         ({"features": np.zeros((3, 2)), "labels": np.zeros(2, int)}, "one entry"),
         ({"features": np.full((3, 2), np.nan), "labels": np.zeros(3, int)}, "row 0"),
@@ -188,7 +194,7 @@ def test_images_that_cannot_be_read_are_named(tmp_path):
         load_class_folders(tmp_path)
     broken.unlink()
     picture(tmp_path / "b" / "wide.png", size=(9, 6))
-    with pytest.raises(ValueError, match="wide.png.*give size="):
+    with pytest.raises(ValueError, match="give size=.*wide.png"):
         load_class_folders(tmp_path)
     with pytest.raises(ValueError, match="max_bytes=10"):
         load_class_folders(tmp_path, size=4, max_bytes=10)
@@ -216,7 +222,7 @@ def test_an_empty_alphabet_does_not_vanish(tmp_path):
     picture(tmp_path / "Greek" / "character01" / "1.png")
     (tmp_path / "Latin").mkdir()
     for alphabets in (False, True):
-        with pytest.raises(ValueError, match="Latin must hold a folder for each"):
+        with pytest.raises(ValueError, match="Latin must contain a folder for each"):
             load_omniglot(tmp_path, alphabets=alphabets)
 
 
@@ -343,7 +349,7 @@ def test_lists_of_files_are_folders_of_classes(tmp_path):
     with pytest.raises(ValueError, match="^4 files cannot be used") as error:
         load_class_folders(listed.parent)
     for part in (
-        "must lie in",
+        "must be in",
         "line 5: must have file_name and label",
         "from_records",
     ):
@@ -355,7 +361,7 @@ def test_lists_of_files_are_folders_of_classes(tmp_path):
 
 def test_what_is_not_read_says_what_to_do(tmp_path):
     for name, message in (
-        ("cache-train.pkl", r"is a pickle, which may run any(.|\n)*np\.savez"),
+        ("cache-train.pkl", r"is a pickle, which can run any(.|\n)*np\.savez"),
         ("data.xlsx", "ExampleTable.from_records"),
     ):
         (tmp_path / name).touch()
@@ -373,7 +379,7 @@ def test_the_conversion_that_is_advised_works(tmp_path, monkeypatch):
         pickle.dump(cache, file)
     with pytest.raises(ValueError) as found:
         recognized(Path("x.pkl"))
-    advised = " ".join(str(found.value).split()).partition("is cached): ")[2]
+    advised = " ".join(str(found.value).split()).partition("cache): ")[2]
     exec(advised, {})  # commands print an error in one line
     table = load_npz("data.npz")
     assert table.unit_column("class").tolist() == ["a"] * 3 + ["b"] * 2
@@ -417,7 +423,7 @@ def test_parquet_is_the_same(tmp_path):
     ("text", "changes", "message"),
     [
         (CSV, {"features": ["pupil_ago"]}, "did you mean 'pupil_age'"),
-        (CSV, {"features": ["score"]}, "used once each"),
+        (CSV, {"features": ["score"]}, "may be used only once"),
         (CSV, {"groups": []}, "at least one column"),
         (CSV.replace("12", "twelve"), {}, r"'twelve' in record 2 \(row 3\)"),
         (CSV.replace("12", "inf"), {}, "must be finite numbers"),
@@ -522,7 +528,7 @@ def test_white_on_a_clear_ground_is_refused(tmp_path, mode):
     alpha[2:4, 2:4] = 255
     white.putalpha(Image.fromarray(alpha))
     white.save(file)
-    with pytest.raises(ValueError, match="1.png .*white on a clear ground"):
+    with pytest.raises(ValueError, match="1.png .*is white on transparent"):
         load_class_folders(tmp_path)
 
 

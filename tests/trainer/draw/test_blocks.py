@@ -154,7 +154,7 @@ def test_several_episodes_a_block_and_a_remainder_of_people():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"owners": None}, "owners must be given for PeopleBlocks"),
+        ({"owners": None}, "owners of the examples must be given for PeopleBlocks"),
         ({"among_slots": False, "slots_of": "example"}, "among_slots must be True"),
     ],
 )
@@ -164,13 +164,17 @@ def test_what_cannot_be_drawn_is_refused(change, match):
 
 
 def test_designs_that_do_not_fit_the_data_are_refused():
-    with pytest.raises(ValueError, match=r"one class that 4 .* can have, 4, got 3"):
+    with pytest.raises(
+        ValueError, match=r"one class that 4 .* have together, 4, got 3"
+    ):
         sampler(blocks(slots=3))
     with pytest.raises(ValueError, match=r"num_people must be at least .* 8, got 7"):
         sampler(blocks(num_people=7))
     with pytest.raises(NotImplementedError, match="of classes and then of examples"):
         sampler(blocks(sampling=None))
-    with pytest.raises(ValueError, match=r"must be the 6 classes of the data"):
+    with pytest.raises(
+        ValueError, match=r"must be the number of classes in the data, 6"
+    ):
         inside = jde.MultistageSampling(
             jde.WithoutReplacement("class", size=WAYS, population=7),
             jde.WithoutReplacement("example", size=SIZE, population=A_BLOCK),

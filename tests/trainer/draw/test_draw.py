@@ -492,7 +492,7 @@ def test_public_sizes_that_the_data_contradict_are_refused(pupils, population, r
         schools(0.5, pupils), population, clip_unit="school", privacy_unit="school"
     )
     assert_well_formed(above, above.draw(step_generator(0, 0)))
-    with pytest.raises(ValueError, match="or leave it out: a step that has the data's"):
+    with pytest.raises(ValueError, match="or leave it out: a step with the data's"):
         EpisodeSampler(
             schools(0.5, pupils), population, clip_unit="pupil", privacy_unit="school"
         )

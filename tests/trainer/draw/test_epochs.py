@@ -285,7 +285,7 @@ def test_an_episode_with_a_null_class_is_given_its_step_and_marked():
         (
             lambda s, p: units(batches(3), 6, slots_of="unit"),
             NotImplementedError,
-            "zero_out at level 'unit' with ShuffledEpochs is not drawn",
+            "zero_out at level 'unit' is not supported with ShuffledEpochs",
         ),
         (lambda s, p: units(bins([3, 4]), 6), ValueError, "steps_per_epoch of level"),
     ],

@@ -125,7 +125,7 @@ def test_grouped_classes(unit):
 
 
 def test_refused():
-    with pytest.raises(ValueError, match="at least the children"):
+    with pytest.raises(ValueError, match="at least the number of children"):
         sampler([6, 2])
     levels = jde.MultistageSampling(
         TASK, jde.Poisson("example", sampling_probability=0.5)

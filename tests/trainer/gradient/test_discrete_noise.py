@@ -363,7 +363,7 @@ def test_sums_of_very_many_units_do_not_overflow():
         total = discrete_noise.whole_sum([many[0].astype(np.int32)])
         assert total[0] == sign * full * blocks
     for rows_of_blocks, message in (
-        ([MOST_ROWS + 1], "a block of discrete noise takes up to 32,768 rows"),
+        ([MOST_ROWS + 1], "discrete noise supports blocks of up to 32,768 rows"),
         ([MOST_ROWS] * 65, r"up to 4,194,304 rows.*got 4,259,840"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -408,7 +408,7 @@ def test_without_noise_a_run_takes_the_sums_alone():
         (
             {"blocks": [rows(np.ones((MOST_ROWS + 1, 2)))]},
             ValueError,
-            "a block of discrete noise takes",
+            "discrete noise supports blocks",
         ),
     ],
 )

@@ -440,7 +440,7 @@ def test_noise_is_not_added_to_two_sums(kind):
     noise = gradient.noise(start, KEY, 2.0)
     gradient(start, [rows([[1.0, 2.0]])], noise, **SETTINGS)
     for other in ([[1.0, 2.0]], [[3.0, 0.0]]):
-        with pytest.raises(ValueError, match="noise must be used once"):
+        with pytest.raises(ValueError, match="noise must be used only once"):
             gradient(start, [rows(other)], noise, **SETTINGS)
 
 
@@ -454,7 +454,7 @@ def test_noise_is_used_up_where_a_step_fails():
     noise = gradient.noise(start, KEY, 2.0)
     with pytest.raises(RuntimeError, match="device"):
         gradient(start, [rows([[1.0, 2.0]])], noise, **SETTINGS)
-    with pytest.raises(ValueError, match="noise must be used once"):
+    with pytest.raises(ValueError, match="noise must be used only once"):
         Gradient(linear_loss)(start, [rows([[1.0, 2.0]])], noise, **SETTINGS)
 
 

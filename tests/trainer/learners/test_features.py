@@ -66,7 +66,7 @@ def test_a_row_of_zeros_stays_one():
 @pytest.mark.parametrize(
     ("function", "error", "complaint"),
     [
-        (lambda r: r - r.mean(axis=0), ValueError, "depend on it alone"),
+        (lambda r: r - r.mean(axis=0), ValueError, "depend only on that example"),
         (lambda r: r[:3], ValueError, "must return an array of shape"),
         (lambda r: r[:, 0], ValueError, "must return an array of shape"),
         (lambda r: np.where(r > 1, np.nan, r), ValueError, "must be finite"),
@@ -142,10 +142,10 @@ def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
         (FixedFeatures(counted, "plus one", unit_norm=False), table()),
     )
     for other, data in others:
-        with pytest.warns(UserWarning, match="made anew"):
+        with pytest.warns(UserWarning, match="is made again"):
             made = other.table(data, cache=path)
         np.testing.assert_array_equal(made.features, other.table(data).features)
-        with pytest.warns(UserWarning, match="made anew"):
+        with pytest.warns(UserWarning, match="is made again"):
             features.table(table(), cache=path)
 
 
@@ -176,7 +176,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path, damage):
         features_there = np.load(path)
         rows = features_there[:-1] if damage == "short" else features_there * np.nan
         np.save(path, rows)
-    with pytest.warns(UserWarning, match="made anew"):
+    with pytest.warns(UserWarning, match="is made again"):
         again = features.table(table(), cache=tmp_path)
     np.testing.assert_array_equal(whole.features, again.features)
 

@@ -58,7 +58,7 @@ def test_sizes_of_the_data_are_no_slots():
     step = zeroed(population=data.population)
     with pytest.raises(ValueError, match="slots"):
         trainer(step=step, data=data)
-    with pytest.raises(ValueError, match="at least the children"):
+    with pytest.raises(ValueError, match="at least the number of children"):
         trainer(step=zeroed(slots=5), data=data)
 
 

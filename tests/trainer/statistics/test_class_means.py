@@ -321,7 +321,7 @@ def test_bad_tables_and_configs():
         with pytest.raises(ValueError, match=f"privacy_unit='example', got {unit!r}"):
             statistics(data, unit=unit)
     private = dataclasses.replace(data, has_public_units=False)
-    with pytest.warns(UserWarning, match="their number is not protected"):
+    with pytest.warns(UserWarning, match="number of these units is not protected"):
         statistics(private, "add_remove")
     with pytest.raises(ValueError, match="shots"):
         statistics(data, shots=-1)

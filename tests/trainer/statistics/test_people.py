@@ -329,14 +329,14 @@ def test_couples_give_every_pair_that_they_can_and_no_other():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"people": None}, "people must bound examples and classes .* got None"),
+        ({"people": None}, "people must bound the examples and classes .* got None"),
         (
             {"people": PersonBounds(examples=3)},
-            "people must bound examples and classes",
+            "people must bound the examples and classes",
         ),
         (
             {"people": PersonBounds(examples=1, classes=2)},
-            "people must allow for at least the 3 examples of a person .* got 2",
+            "people must be a public bound, at least the 3 examples .* got 2",
         ),
         (
             {"neighboring_relation": "zero_out"},

@@ -470,7 +470,7 @@ def many_columns(folder):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (many_columns, [], "take at most 4096 features"),
+        (many_columns, [], "support at most 4096 features"),
         (npz, ["--population", "1000000"], "population must be at most"),
         (
             npz,

@@ -26,8 +26,8 @@ def require(module: str, *, purpose: str, extra: str | None = "data") -> Any:
         name = module.partition(".")[0]
         command = f"pip install {name}" if extra is None else installing(extra)
         raise ImportError(
-            f"{purpose} needs {name}, which is not installed or does not work; install "
-            f"it: {command}"
+            f"{purpose} needs {name}, which is not installed or does not work; "
+            f"{command} brings it"
         ) from error
 
 

@@ -52,6 +52,17 @@ def check_plain_file(path: Path) -> None:
         raise ValueError(f"{path} must be a plain file")
 
 
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Returns a file of unknown origin; raises if it has more than ``max_bytes``."""
+    check_plain_file(path)
+    with path.open("rb") as file:
+        # At most max_bytes + 1, without a buffer larger than the file.
+        data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"must have at most {max_bytes} bytes")
+    return data
+
+
 def read_arrays(
     path: Path, *, max_bytes: int, names: list[str] | None = None
 ) -> dict[str, np.ndarray]:
@@ -80,12 +91,8 @@ def array_headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         return found
 
 
-def array_batches(
-    path: Path, name: str, *, axes: int, rows: int, first: int = 0
-) -> Iterator[np.ndarray]:
+def array_batches(path: Path, name: str, *, rows: int) -> Iterator[np.ndarray]:
     """Yields an array of an npz file some rows at a time; in Fortran order all at once.
-
-    Its first ``axes`` axes together number the rows; ``first`` is the first row.
 
     Errors are those of `read_arrays`.
     """
@@ -93,13 +100,12 @@ def array_batches(
         member = _found(members, name)
         with archive.open(member) as stream:
             shape, kind, is_fortran = npy_header(stream, name, member.file_size)
-            number, item = math.prod(shape[:axes]), shape[axes:]
             if is_fortran:  # its rows are scattered over the file
-                yield _array(archive, member).reshape(number, *item)[first:]
+                yield _array(archive, member)
                 return
+            number, *item = shape
             size = math.prod(item) * kind.itemsize
-            stream.seek(first * size, os.SEEK_CUR)
-            for start in range(first, number, rows):
+            for start in range(0, number, rows):
                 wanted = min(rows, number - start) * size
                 content = stream.read(wanted)
                 if len(content) < wanted:

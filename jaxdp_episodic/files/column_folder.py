@@ -89,11 +89,6 @@ class StoredColumn:
         check_items(values, str(self.path))
         return values
 
-    def described(self) -> dict[str, Any]:
-        """Returns the manifest's entry of the column, without its checksum."""
-        shape = list(self.shape)
-        return {"dtype": self.dtype.str, "shape": shape, "bytes": self.num_bytes}
-
     def _read(self, row: int, out: np.ndarray) -> None:
         rest = out.data
         with self._lock:
@@ -123,7 +118,7 @@ def is_complete(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def splits_of(folder: Path) -> tuple[str, ...]:
+def stored_splits(folder: Path) -> tuple[str, ...]:
     """Returns the names of a folder's splits; errors as `open_split`."""
     return tuple(_manifest(folder)["splits"])
 
@@ -234,7 +229,12 @@ def write_manifest(
     }
     for column, sha256 in sums:
         columns = described[column.path.parent.name]["columns"]
-        columns[column.path.stem] = {**column.described(), "sha256": sha256}
+        columns[column.path.stem] = {
+            "dtype": column.dtype.str,
+            "shape": list(column.shape),
+            "bytes": column.num_bytes,
+            "sha256": sha256,
+        }
     manifest = {"version": _VERSION, "made_from": dict(made_from), "splits": described}
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 

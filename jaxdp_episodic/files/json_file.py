@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxdp_episodic.files.archive import check_plain_file
+from jaxdp_episodic.files.archive import check_plain_file, read_bounded
 
 MAX_LINE_BYTES = 2**24  # of JSON lines and CSV, far more than a row needs
 TOO_LONG = "longer than 16 MiB"
@@ -39,13 +38,7 @@ def parse_json(text: str | bytes, *, allow_infinity: bool = True) -> Any:
 
 def read_json(path: Path, *, max_bytes: int) -> Any:
     """Returns the value in a JSON file of unknown origin."""
-    check_plain_file(path)
-    with path.open("rb") as file:
-        # At most max_bytes + 1, without a buffer larger than the file.
-        data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
-    if len(data) > max_bytes:
-        raise ValueError(f"more than {max_bytes} bytes")
-    return parse_json(data)
+    return parse_json(read_bounded(path, max_bytes))
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any, int]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.files.archive import check_plain_file
+from jaxdp_episodic.files.archive import read_bounded
 from jaxdp_episodic.files.optional import require
 
 _MAX_BYTES = 2**30  # of a file; Protocol Buffers messages are limited to 2 GiB
@@ -31,13 +30,11 @@ def require_onnx(module: str) -> Any:
 def read_onnx(path: Path, output: str | None = None) -> OnnxNetwork:
     """Returns the network in a file of unknown origin."""
     onnx = require_onnx("onnx")
-    check_plain_file(path)
-    with path.open("rb") as file:
-        data = file.read(min(_MAX_BYTES, os.fstat(file.fileno()).st_size) + 1)
-    if len(data) > _MAX_BYTES:
-        raise ValueError(f"{path} must have at most {_MAX_BYTES} bytes")
     try:
+        data = read_bounded(path, _MAX_BYTES)
         model = onnx.load_model_from_string(data)
+    except OSError:
+        raise
     except Exception as error:  # a DecodeError, whose module varies
         raise ValueError(f"{path} must be an ONNX file: {error}") from None
     if not model.graph.node or not model.graph.output:

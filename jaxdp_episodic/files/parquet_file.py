@@ -98,36 +98,21 @@ def _cells(arrow: Any, column: Any) -> list[Any]:
     return [None if index is None else words[index] for index in indices]
 
 
-def record_batches(
-    path: Path, names: Sequence[str], rows: int, first: int = 0
-) -> Iterator[Any]:
-    """Yields Arrow's batches of columns, from row ``first`` on."""
+def record_batches(path: Path, names: Sequence[str], rows: int) -> Iterator[Any]:
+    """Yields Arrow's batches of columns."""
     try:
         with _opened(path, names) as (_, file):
-            before = 0
-            for group in range(file.metadata.num_row_groups):
-                number = file.metadata.row_group(group).num_rows
-                skip = max(first - before, 0)
-                before += number
-                if skip >= number:
-                    continue
-                for batch in file.iter_batches(
-                    batch_size=rows, row_groups=[group], columns=list(names)
-                ):
-                    here = min(skip, batch.num_rows)
-                    skip -= here
-                    if here < batch.num_rows:
-                        yield batch.slice(here)
+            yield from file.iter_batches(batch_size=rows, columns=list(names))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 def parquet_arrays(
-    path: Path, names: Sequence[str], *, rows: int, first: int = 0
+    path: Path, names: Sequence[str], *, rows: int
 ) -> Iterator[list[np.ndarray]]:
     """Yields columns of numbers, or of lists of numbers, as arrays (n, ...)."""
-    before = first
-    for batch in record_batches(path, names, rows, first):
+    before = 0
+    for batch in record_batches(path, names, rows):
         yield [_array(batch.column(name), name, path, before) for name in names]
         before += batch.num_rows
 
@@ -159,11 +144,9 @@ def _array(values: Any, name: str, path: Path, first: int) -> np.ndarray:
     return array.reshape(shape)
 
 
-def parquet_files(
-    path: Path, name: str, *, rows: int, first: int = 0
-) -> Iterator[list[bytes]]:
+def parquet_files(path: Path, name: str, *, rows: int) -> Iterator[list[bytes]]:
     """Yields a column of image files as bytes, some rows at a time."""
-    for batch in record_batches(path, [name], rows, first):
+    for batch in record_batches(path, [name], rows):
         column = batch.column(name)
         if hasattr(column, "field"):
             column = column.field(_BYTES)

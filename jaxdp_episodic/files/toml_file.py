@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxdp_episodic.files.archive import check_plain_file
+from jaxdp_episodic.files.archive import read_bounded
 
 MAX_BYTES = 2**24  # enough for the sizes of a million units
 # Largest depth of brackets, and most parts of a dotted key; far more than any schema
@@ -37,11 +37,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Returns the content of a TOML file of at most `MAX_BYTES`."""
-    check_plain_file(path)
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"must have at most {MAX_BYTES} bytes")
+    data = read_bounded(path, MAX_BYTES)
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 
 from jaxdp_episodic._progress import ProgressBar
-from jaxdp_episodic.files.column_folder import check_sums
+from jaxdp_episodic.files.column_folder import check_sums, stored_splits
 from jaxdp_episodic.tools.cli.command import (
     Command,
     Name,
@@ -48,7 +48,6 @@ from jaxdp_episodic.trainer.data.stored import (
     Records,
     load_stored,
     store,
-    stored_splits,
 )
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import (

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.files.column_folder import stored_splits
 from jaxdp_episodic.files.csv_file import csv_lines
 from jaxdp_episodic.files.parquet_file import parquet_batches
 from jaxdp_episodic.trainer.config.duplicates import rows_held_out, without_rows
@@ -39,7 +40,7 @@ from jaxdp_episodic.trainer.data.splits import (
     ClassSplit,
     with_rotations,
 )
-from jaxdp_episodic.trainer.data.stored import load_stored, stored_splits
+from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import (
     load_npz,

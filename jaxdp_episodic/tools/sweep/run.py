@@ -345,7 +345,7 @@ def read_columns(
 
 def _blocks(path: Path, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
     if path.suffix == ".npz":
-        columns = [array_batches(path, name, axes=1, rows=_BLOCK) for name in names]
+        columns = [array_batches(path, name, rows=_BLOCK) for name in names]
         for blocks in zip(*columns, strict=True):
             yield dict(zip(names, blocks, strict=True))
         return

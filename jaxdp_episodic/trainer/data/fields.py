@@ -72,15 +72,16 @@ def text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         shown = _validation.shown(value)
         raise TypeError(f"{name} must be a non-empty string, got {shown}")
-    if "\0" in value or not value.isascii() and not _is_unicode(value):
+    if "\0" in value or not value.isascii() and not is_unicode(value):
         raise ValueError(f"{name} must be text without NUL, got {value!r}")
     return value
 
 
-def _is_unicode(value: str) -> bool:
+def is_unicode(value: str) -> bool:
+    """Returns whether a non-empty string encodes as UTF-8."""
     try:
         return bool(value.encode())
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
+    except UnicodeEncodeError:  # a lone surrogate, as in JSON and in names of files
         return False
 
 

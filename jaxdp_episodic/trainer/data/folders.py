@@ -18,6 +18,7 @@ from jaxdp_episodic.files.column_folder import MANIFEST
 from jaxdp_episodic.files.csv_file import read_csv_columns
 from jaxdp_episodic.files.json_file import json_lines
 from jaxdp_episodic.files.optional import require
+from jaxdp_episodic.trainer.data.fields import is_unicode
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, owner_of_name
 from jaxdp_episodic.trainer.data.splits import SPLITS, TEST, TRAIN, VALIDATION
 from jaxdp_episodic.trainer.data.stored import Part, Records
@@ -395,20 +396,13 @@ def _entries(
         is_junction = getattr(entry, "is_junction", lambda: False)  # Python 3.12
         if entry.is_symlink() or is_junction():
             problems.append(f"{entry.path} must not be a link")
-        elif not entry.name.isascii() and not _is_text(entry.name):
+        elif not entry.name.isascii() and not is_unicode(entry.name):
             problems.append(f"{entry.path!r} must have a name in UTF-8")
         elif not is_kind(entry):
             problems.append(f"{entry.path} must be {kind}")
         else:
             found.append((entry.name, Path(entry.path)))
     return found
-
-
-def _is_text(name: str) -> bool:
-    try:
-        return bool(name.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def _refuse(problems: Sequence[str]) -> None:
@@ -420,17 +414,6 @@ def _refuse(problems: Sequence[str]) -> None:
         more = [f"and {rest:,} more"] if rest > 0 else []
         lines = [f"{len(problems):,} files cannot be used:", *problems[:_MOST_SHOWN]]
         raise ValueError("\n  ".join([*lines, *more]))
-
-
-def check_alike(
-    path: Any, image: np.ndarray, first: Any, shape: tuple[int, ...]
-) -> None:
-    """Raises a ValueError if an image has another shape than the first."""
-    if image.shape != shape:
-        raise ValueError(
-            f"images must have the same shape, or be resized (give size=); {path} has "
-            f"{image.shape[:2]}, {first} has {shape[:2]}"
-        )
 
 
 File = tuple[str, Path | IO[bytes]]
@@ -467,10 +450,14 @@ def decoded_parts(
     def pixels(file: File) -> np.ndarray | ValueError:
         try:
             image = _decoded(file[1], size, grey, file[0])
-            check_alike(file[0], image, "the first", shape)
-            return image
         except ValueError as error:
             return error
+        if image.shape == shape:
+            return image
+        return ValueError(
+            f"images must have the same shape, or be resized (give size=); {file[0]} "
+            f"has {image.shape[:2]}, the first has {shape[:2]}"
+        )
 
     iterator = iter(files)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode") as pool:

@@ -19,7 +19,6 @@ from jaxdp_episodic.files.atomic import LOCK, locked, sync_folder, sync_tree
 from jaxdp_episodic.files.column_folder import (
     is_complete,
     open_split,
-    splits_of,
     write_column,
     write_manifest,
     write_rows,
@@ -89,7 +88,6 @@ def only(wanted: np.ndarray, parts: Iterable[np.ndarray]) -> Iterator[Part]:
         first += len(values)
 
 
-stored_splits = splits_of
 _UNFINISHED = ".part"  # suffix of a folder that is being written
 
 # (done, total, unit): in records, or in bytes while checksums are computed.

@@ -269,15 +269,27 @@ class ExampleTable:
         return unit_labels(self.population, names.index(level) + 1, len(names))
 
     def without_level(self, level: str) -> ExampleTable:
-        """Returns the table without one level; the level above the examples stays."""
-        columns = self._unit_columns()
-        if level not in columns or len(columns) < 2:
+        """Returns the table without one of several levels above the examples.
+
+        All other units stay, including empty ones.
+        """
+        *names, last = self.level_names
+        if level not in names or len(names) < 2:
             raise ValueError(
-                f"level must be one of several above the examples, {tuple(columns)}, "
+                f"level must be one of several above the examples, {tuple(names)}, "
                 f"got {level!r}"
             )
-        columns.pop(level)
-        return self._from_columns(columns, slice(None))
+        place = names.index(level)
+        names.remove(level)
+        counts = list(self.population.children_counts)
+        ids = list(self.population.unit_ids or ())
+        ids[place : place + 1] = []
+        below = counts.pop(place + 1)
+        parents = np.repeat(np.arange(len(counts[place])), counts[place])
+        merged = np.bincount(parents, below, minlength=len(counts[place]))
+        counts[place] = merged.astype(np.int64)
+        tree = Population(tuple(counts), (*names, last), tuple(ids) or None)
+        return dataclasses.replace(self, population=tree)
 
     def select(self, level: str, ids: Sequence[Any]) -> ExampleTable:
         """Returns the examples in the named units of a level; empty units are dropped.
@@ -292,17 +304,13 @@ class ExampleTable:
             raise ValueError(
                 f"ids must be units of {level!r}, got {missing[0].item()!r}"
             )
-        return self._from_columns(self._unit_columns(), np.isin(column, wanted))
-
-    def _unit_columns(self) -> dict[str, np.ndarray]:
-        return {name: self.unit_column(name) for name in self.level_names[:-1]}
-
-    def _from_columns(self, columns: dict[str, np.ndarray], kept: Any) -> ExampleTable:
+        kept = np.isin(column, wanted)
+        *names, last = self.level_names
         return ExampleTable.from_records(
             self.features[kept],
             None if self.targets is None else self.targets[kept],
-            units={name: ids[kept] for name, ids in columns.items()},
-            example_level=self.level_names[-1],
+            units={name: self.unit_column(name)[kept] for name in names},
+            example_level=last,
             owners=None if self.owners is None else self.owners.take(kept),
             originals=None if self.originals is None else self.originals.take(kept),
         )

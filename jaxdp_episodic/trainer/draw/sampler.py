@@ -91,9 +91,10 @@ def rows_and_levels(
     check_levels(sampling.level_names[1:], population)
     classes, slots = population.num_units(1), int(np.asarray(sampling.num_classes))
     if classes > slots or (classes < slots and slots_of != CLASS):
+        rule = "at least" if slots_of == CLASS else "exactly"
         raise ValueError(
-            f"population must have num_classes={sampling.num_classes} classes, got "
-            f"{classes}"
+            f"sampling.num_classes must be {rule} the number of classes in the data, "
+            f"{classes}, got {slots}"
         )
     examples = make_level(sampling.examples, population.children_counts[1], slots_of)
     if epochs is not None:
@@ -205,10 +206,10 @@ class EpisodeSampler:
         names = (RESERVED_LEVEL_NAME, *sampling.level_names)
         unit = names[-1] if privacy_unit in (None, *OWNED) else str(privacy_unit)
         _validation.choice("privacy_unit", unit, names[1:])
-        counted = names[: max(names.index(unit), names.index(clip_unit)) + 1]
+        checked = names[: max(names.index(unit), names.index(clip_unit)) + 1]
         if not population_is_accounted:
             for level in (*self._rows.levels, *self._below):
-                if level.scheme.name in counted:
+                if level.scheme.name in checked:
                     check_public_sizes(level)
         widths = tuple(level.width for level in self._below)
         self.slot_shape: tuple[int, ...] = (*self._rows.inner_shape, *widths)

@@ -6,6 +6,7 @@ Drawn children are a ragged list without padding, see `Children`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -208,6 +209,11 @@ class Level:
             return self.counts * float(np.asarray(self.scheme.sampling_probability))
         return np.minimum(self.counts, _size(self.scheme)).astype(np.float64)
 
+    @functools.cached_property
+    def _counts_and_null(self) -> np.ndarray:
+        """``counts``, then the 0 children of a null unit, which has index -1."""
+        return np.append(self.counts, 0)
+
     def draw(
         self, units: np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -221,7 +227,7 @@ class Level:
           (m,) indices of the children in this level, -1 for null ones; and (m,) the
           index, among the n units, of each child's unit. Ordered as in `Children`.
         """
-        counts = np.append(self.counts, 0)[units]  # the last entry is the null unit's
+        counts = self._counts_and_null[units]
         if isinstance(self.scheme, Poisson):
             rate = float(np.asarray(self.scheme.sampling_probability))
             drawn = poisson(counts, rate, generator)

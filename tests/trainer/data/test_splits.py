@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
+from jaxdp_episodic.files.column_folder import stored_splits
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.folders import load_class_folders
@@ -21,7 +22,7 @@ from jaxdp_episodic.trainer.data.sources import (
     Table,
 )
 from jaxdp_episodic.trainer.data.splits import SPLITS, ClassSplit
-from jaxdp_episodic.trainer.data.stored import load_stored, stored_splits
+from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 SPLIT = ClassSplit(validation=0.25, test=0.25)

@@ -436,7 +436,7 @@ def test_grids_are_refused(sampling, population, name):
             CLASSES,
             "episode",
             ValueError,
-            "must have num_classes=8 classes, got 7",
+            "num_classes must be exactly the number of classes in the data, 7, got 8",
         ),
     ],
 )

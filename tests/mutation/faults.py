@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxdp_episodic.accountant.questions import contribution_pairs, dominating_pair
-from jaxdp_episodic.trainer.draw import epochs, generators, rows, sampler
+from jaxdp_episodic.trainer.draw import generators, rows, sampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import ledger, mechanisms, trainer
@@ -205,13 +205,13 @@ FAULTS = (
         ),
         SAMPLER,
         sampled.bins_of_two_epochs,
-        "what a unit's step shows adds up over the epochs, as if the noise were less",
+        "what a unit's step shows adds up over the rows, as if the noise were less",
     ),
     Fault(
         "batches of fixed size charged as independent bins",
         (
             Edit(
-                epochs.EpochRows,
+                rows.EpochRows,
                 "begin",
                 "if isinstance(self._scheme, RandomAllocation):",
                 "if False:",

@@ -182,11 +182,8 @@ class ExampleTable:
     def take(self, rows: np.ndarray) -> ExampleTable:
         """Returns the table of some examples; units that lose all examples stay.
 
-        Args:
-          rows: (n,) indices in ascending order; repeats are allowed.
-
-        Raises:
-          ValueError: rows that are not in ascending order.
+        ``rows`` are (n,) indices in ascending order, with repeats if wanted; another
+        order raises a ValueError.
         """
         if np.any(np.diff(rows) < 0):
             raise ValueError("rows must be in ascending order")
@@ -196,10 +193,9 @@ class ExampleTable:
         return self._of_rows(rows, (*above, sizes), ids)
 
     def of_classes(self, kept: np.ndarray) -> ExampleTable:
-        """Returns the table of some of the units directly above the examples.
+        """Returns the table of the units directly above examples where ``kept`` (C,).
 
-        Args:
-          kept: (C,) bool. Empty units are kept if marked; all units above them stay.
+        Empty ones are kept if marked, and all units above them.
         """
         *above, sizes = self.population.children_counts
         parents = np.repeat(np.arange(len(above[-1])), above[-1])

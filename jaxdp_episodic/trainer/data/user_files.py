@@ -6,7 +6,7 @@ import functools
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -200,16 +200,6 @@ def _one_a_record(
     raise ValueError(
         f"{name} in {path} must have one entry for each of {grid}, got {array.shape}"
     )
-
-
-def _kept(
-    parts: Iterable[np.ndarray], item: tuple[int, ...], is_images: bool, what: str
-) -> Iterator[np.ndarray]:
-    """Yields consecutive parts of an array as values to keep."""
-    first = 0
-    for part in parts:
-        yield _as_kept(part.reshape(len(part), *item), first, is_images, what)
-        first += len(part)
 
 
 def _as_kept(batch: np.ndarray, first: int, is_images: bool, what: str) -> np.ndarray:
@@ -447,13 +437,21 @@ def _image_column(
 
     probe = next(lists(1))
     item = scaled_images(probe[:0].reshape(0, *shape)).shape[1:]
+
+    def kept() -> Iterator[np.ndarray]:
+        first = 0
+        for part in lists():
+            images = part.reshape(len(part), *item)
+            yield _as_kept(images, first, True, f"{name} in {path}")
+            first += len(part)
+
     is_coded = probe.dtype.kind == "b" or probe.dtype == np.uint8
     dtype = np.dtype(np.uint8) if is_coded else _FLOAT
     return (
         item,
         dtype,
         UNIT if is_coded else None,
-        lambda wanted: only(wanted, _kept(lists(), item, True, f"{name} in {path}")),
+        lambda wanted: only(wanted, kept()),
     )
 
 

@@ -11,13 +11,12 @@ from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import WithoutReplacement
 from jaxdp_episodic.trainer.data.owners import Owners
+from jaxdp_episodic.trainer.draw.rows import TreeRows
 from jaxdp_episodic.trainer.draw.tree_draw import (
     NO_UNIT,
     NULL,
     check_levels,
     draw_units,
-    expected_total,
-    largest_total,
     make_level,
     rank_within,
     without_replacement,
@@ -35,16 +34,14 @@ def random_blocks(
     return np.repeat(blocks, int(np.asarray(design.episodes_per_block)), axis=0)
 
 
-class BlockRows:
-    """Rows are the drawn episodes of a new partition; attributes as in `TreeRows`."""
+class BlockRows(TreeRows):
+    """Rows are the drawn episodes of a new partition into blocks."""
 
     def __init__(self, design: PeopleBlocks, num_known: int) -> None:
         self._design, self._num_known = design, num_known
         pool = np.array([int(design.num_possible_episodes)])
-        self.inner_shape = (int(np.asarray(design.people_per_block)),)
-        self.levels = (make_level(design.episodes, pool),)
-        self.expected = expected_total(self.levels)
-        self.largest = largest_total(self.levels)
+        width = int(np.asarray(design.people_per_block))
+        super().__init__((make_level(design.episodes, pool),), (width,))
 
     def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Returns the (J, people per block) people of the drawn episodes."""

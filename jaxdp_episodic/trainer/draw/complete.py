@@ -55,12 +55,9 @@ class Needs(NamedTuple):
 def counted(
     draws: Iterable[tuple[int, int]], slot_shape: tuple[int, ...], mean: float
 ) -> CompleteUnits:
-    """Returns the counts over simulated draws.
+    """Returns means from simulated draws, each (clip units, complete clip units).
 
-    Args:
-      draws: (clip units, complete clip units) of each simulated draw.
-      slot_shape: shape of one clip unit's slots; limits the work.
-      mean: the exact mean number of clip units per draw.
+    ``slot_shape`` limits the work; ``mean`` is the exact mean number of clip units.
     """
     drawn = complete = 0
     enough = min(_MOST, max(_MOST_SLOTS // max(math.prod(slot_shape), 1), _FIRST))

@@ -24,7 +24,7 @@ from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw.complete import SEED, CompleteUnits, Needs, counted
-from jaxdp_episodic.trainer.draw.epochs import Epoch
+from jaxdp_episodic.trainer.draw.rows import Epoch
 from jaxdp_episodic.trainer.draw.sampler import Draw, EpisodeSampler
 from jaxdp_episodic.trainer.draw.tree_draw import NO_UNIT, random_places
 

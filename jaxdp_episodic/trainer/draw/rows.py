@@ -1,20 +1,21 @@
-"""The rows of a draw: one per clip unit of the step."""
+"""The rows of a draw, one per clip unit: of single steps, and of epochs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.accountant.describe.designs import GroupedClasses
+from jaxdp_episodic.accountant.describe.designs import GroupedClasses, block_lengths
 from jaxdp_episodic.accountant.describe.schemes import (
+    EpochScheme,
     Poisson,
+    RandomAllocation,
     Scheme,
     WithoutReplacement,
 )
-from jaxdp_episodic.trainer.draw.epochs import random_groups
 from jaxdp_episodic.trainer.draw.tree_draw import (
     NO_UNIT,
     NULL,
@@ -24,6 +25,9 @@ from jaxdp_episodic.trainer.draw.tree_draw import (
     largest_total,
     make_level,
 )
+
+Epoch = list[np.ndarray]
+"""For each step of an epoch, (J, ...) units to draw below, in random order; secret."""
 
 
 class TreeRows:
@@ -40,11 +44,11 @@ class TreeRows:
       levels: levels drawn to form the rows.
     """
 
-    def __init__(self, levels: Sequence[Level]) -> None:
-        self.inner_shape: tuple[int, ...] = ()
-        self.levels = levels
-        self.expected = expected_total(levels)
-        self.largest = largest_total(levels)
+    def __init__(
+        self, levels: Sequence[Level], inner_shape: tuple[int, ...] = ()
+    ) -> None:
+        self.inner_shape, self.levels = inner_shape, levels
+        self.expected, self.largest = expected_total(levels), largest_total(levels)
 
     def draw(self, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Returns (J, *inner_shape) units to draw below, and (J,) clip units."""
@@ -65,20 +69,17 @@ class FixedRows:
         return np.zeros(self.largest, np.int64), np.full(self.largest, NO_UNIT)
 
 
-class GroupedRows:
+class GroupedRows(TreeRows):
     """Rows are groups of ``ways`` classes, each class in at most one group."""
 
     def __init__(self, design: GroupedClasses, num_filled: int) -> None:
         self._design, self._num_filled = design, num_filled
         ways = int(np.asarray(design.ways))
         self._by_episode = design.episodes is not None
-        self.inner_shape: tuple[int, ...] = (ways,)
         scheme: Any = design.episodes if self._by_episode else design.classes
         pool = design.num_possible_episodes if self._by_episode else design.num_classes
         pool = int(np.asarray(pool))
-        self.levels: Sequence[Level] = (make_level(scheme, np.array([pool])),)
-        self.expected = expected_total(self.levels)
-        self.largest = largest_total(self.levels)
+        super().__init__((make_level(scheme, np.array([pool])),), (ways,))
         if not self._by_episode:
             self.expected = _mean_groups(scheme, pool, ways)
             self.largest //= ways
@@ -112,3 +113,82 @@ def _mean_groups(scheme: Scheme, pool: int, ways: int) -> float:
     logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
     weights = np.exp(logs - logs.max())
     return float(np.sum(weights * (number // ways)) / np.sum(weights))
+
+
+class EpochRows:
+    """Rows are units of the first level, or episodes of a partition, by epochs.
+
+    Args:
+      scheme: assigns units to steps.
+      level: the units; its scheme is not used.
+      partition: draws a new partition, one row of ``width`` per unit of the level (the
+        episodes); None: the units themselves are the rows.
+      width: classes, or people, per episode.
+
+    Attributes as in `TreeRows`.
+    """
+
+    def __init__(
+        self,
+        scheme: EpochScheme,
+        level: Level,
+        partition: Callable[[np.random.Generator], np.ndarray] | None = None,
+        width: int = 0,
+    ) -> None:
+        self._scheme, self._partition = scheme, partition
+        self._number = int(level.counts.sum())
+        lengths = block_lengths(scheme)
+        self.inner_shape: tuple[int, ...] = () if partition is None else (width,)
+        self.levels = (level,)
+        steps = self.steps_per_epoch = int(lengths.sum())
+        self.expected = self._number * len(lengths) / steps
+        is_cut = not isinstance(scheme, RandomAllocation)
+        self.largest = -(-self._number // steps) if is_cut else self._number
+
+    def begin(self, generator: np.random.Generator) -> Epoch:
+        """Returns a newly drawn epoch."""
+        if isinstance(self._scheme, RandomAllocation):
+            epoch = allocated(self._number, block_lengths(self._scheme), generator)
+        else:
+            epoch = shuffled(self._number, self.steps_per_epoch, generator)
+        if self._partition is None:
+            return epoch
+        groups = self._partition(generator)
+        return [groups[rows] for rows in epoch]
+
+    def draw(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows of a step, and (J,) clip units."""
+        by_unit = self._partition is None
+        return rows, rows.copy() if by_unit else np.full(len(rows), NO_UNIT)
+
+
+def allocated(
+    number: int, block_lengths: np.ndarray, generator: np.random.Generator
+) -> Epoch:
+    """Assigns each of ``number`` units an independent uniform step of every block."""
+    epoch = []
+    for length in block_lengths.tolist():
+        order = generator.permutation(number)
+        steps = generator.integers(0, length, number)
+        ends = np.cumsum(np.bincount(steps, minlength=length))
+        epoch += np.split(order[np.argsort(steps, kind="stable")], ends[:-1])
+    return epoch
+
+
+def shuffled(number: int, steps: int, generator: np.random.Generator) -> Epoch:
+    """Cuts a random order into batches; the first ``number % steps`` have one more.
+
+    The accounting relies on this: adding or removing a unit changes one batch size.
+    """
+    sizes = np.full(steps, number // steps) + (np.arange(steps) < number % steps)
+    return np.split(generator.permutation(number), np.cumsum(sizes)[:-1])
+
+
+def random_groups(
+    design: GroupedClasses, num_filled: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Returns a new random partition of all classes, (G, ways); -1 for null classes."""
+    ways, number = int(np.asarray(design.ways)), int(design.num_possible_episodes)
+    order = generator.permutation(int(np.asarray(design.num_classes)))
+    groups = order[: number * ways].reshape(-1, ways)
+    return np.where(groups < num_filled, groups, NULL)

@@ -40,8 +40,14 @@ from jaxdp_episodic.trainer.draw.complete import (
     complete_in_draw,
     counted,
 )
-from jaxdp_episodic.trainer.draw.epochs import Epoch, EpochRows, random_groups
-from jaxdp_episodic.trainer.draw.rows import FixedRows, GroupedRows, TreeRows
+from jaxdp_episodic.trainer.draw.rows import (
+    Epoch,
+    EpochRows,
+    FixedRows,
+    GroupedRows,
+    TreeRows,
+    random_groups,
+)
 from jaxdp_episodic.trainer.draw.tree_draw import (
     Level,
     check_levels,

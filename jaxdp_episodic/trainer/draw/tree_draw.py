@@ -217,15 +217,11 @@ class Level:
     def draw(
         self, units: np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws children of each of the given units, which may repeat.
+        """Draws children of (n,) units of the level above, which may repeat.
 
-        Args:
-          units: (n,) indices in the level above; -1 is a null unit without children.
-          generator: source of randomness.
-
-        Returns:
-          (m,) indices of the children in this level, -1 for null ones; and (m,) the
-          index, among the n units, of each child's unit. Ordered as in `Children`.
+        A unit of -1 is null and has no children. Returns (m,) indices of the children
+        in this level, -1 for null ones, and (m,) which of the n units each belongs to,
+        ordered as in `Children`.
         """
         counts = self._counts_and_null[units]
         if isinstance(self.scheme, Poisson):
@@ -296,12 +292,7 @@ def draw_units(levels: Sequence[Level], generator: np.random.Generator) -> np.nd
 def fill_slots(
     starts: np.ndarray, levels: Sequence[Level], generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws everything below the given units.
-
-    Args:
-      starts: (J, ...) units of the level above ``levels[0]``, -1 for null.
-      levels: levels to draw, top to bottom.
-      generator: source of randomness.
+    """Draws everything below ``starts`` (J, ...), units of the level above; -1: null.
 
     Returns:
       examples: (*starts.shape, *widths of the levels) int64, units of the last level; 0

@@ -133,15 +133,12 @@ class MixedModel:
         )
 
     def pooled_moment(self, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        """Returns the sum of outer products of ``(d, y) / sqrt(2)``, int64.
+        """Returns the sum of outer products of ``(d, y) / sqrt(2)``, (p + 1, p + 1).
 
         Args:
           rows: (n, D + 1) features, then the target, which is clipped to its bound. d
             is scaled to norm 1; y, divided by its bound, is scaled by the same factor.
           shares: (n,) divisors; see `sum_of_rows`.
-
-        Returns:
-          (p + 1, p + 1).
         """
         with np.errstate(all="ignore"):  # rows without a finite norm become zero
             lines, _ = self._rows(rows[:, :-1].astype(np.float64), np)

@@ -308,10 +308,7 @@ class PrivateStatistics:
         terms: Terms,
         owner: np.ndarray,
     ) -> np.ndarray:
-        """Returns the sum over rows, or over pairs of rows of two ``sides``.
-
-        ``owner`` is the class of each row, for sums by class.
-        """
+        """Returns the sum over rows, or pairs of two sides; ``owner`` are classes."""
         rows, *others = sides
         if self._mixed is not None:
             rows = np.concatenate([rows, *others], axis=1)

@@ -289,13 +289,10 @@ def squares(whole: np.ndarray) -> np.ndarray:
 def on_grid(rows: np.ndarray, most: int | np.ndarray) -> np.ndarray:
     """Returns rows of norm <= 1 as whole numbers, float64, with bounded squares.
 
-    Rounding may lengthen a row by half the diagonal of a grid cell, so the row is
-    shortened by as much beforehand. A row that is still too long becomes zero.
-
-    Args:
-      rows: (n, D) of norm <= 1.
-      most: bound on the sum of squares of every row, or (n,) of each row; at most
-        ``STEPS**2``. A row of norm 1 becomes its square root long.
+    ``most`` <= ``STEPS**2`` bounds the sum of a row's squares; or (n,), one per row. A
+    row of norm 1 becomes about its square root long. Rounding may lengthen a row by
+    half the diagonal of a grid cell, so the row is shortened by as much beforehand. A
+    row that is still too long becomes zero.
     """
     length = np.sqrt(most) - 0.51 * math.sqrt(rows.shape[1])
     whole = rows * np.maximum(length, 0.0).reshape(-1, 1)
@@ -310,10 +307,7 @@ def as_one(rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
     The sum of a group's outer products has Frobenius norm at most ``STEPS**2``, and
     close to it unless all its rows are zero. The norm is checked exactly; if rounding
     made a group too long, its rows are divided by the square root of their number.
-
-    Args:
-      rows: (n, D), finite; D at most 2^12.
-      groups: (n,) codes; equal codes are consecutive.
+    ``rows`` are (n, D), finite, D at most 2^12; equal ``groups`` (n,) are consecutive.
     """
     whole = on_grid(rows, STEPS**2)  # correct for groups of one row
     begins = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]][: len(rows)])
@@ -351,17 +345,10 @@ def _square_of_moment(whole: np.ndarray) -> int | None:
 
 
 def times(whole: np.ndarray, matrix: np.ndarray, longest: float) -> np.ndarray:
-    """Returns ``whole @ matrix`` times a constant, computed exactly in whole numbers.
+    """Returns whole rows (n, D) times a public matrix (D, k), up to a factor, exactly.
 
-    The matrix is first rounded, to about 2^-31 of its longest column.
-
-    Args:
-      whole: (n, D) whole numbers.
-      matrix: (D, k), public.
-      longest: public bound on the rows' norms.
-
-    Raises:
-      ValueError: products that would not be exact.
+    The matrix is first rounded, to about 2^-31 of its longest column. ``longest`` is a
+    public bound on the rows' norms. Raises a ValueError if products were not exact.
     """
     matrix = matrix.astype(np.float64)
     reach = longest * np.linalg.norm(matrix, axis=0).max(initial=0.0)

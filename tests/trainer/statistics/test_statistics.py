@@ -664,7 +664,7 @@ def test_resume_is_bit_exact(tmp_path, interrupted_after):
 
 
 def test_statistics_that_are_not_the_budgets_are_refused():
-    with pytest.raises(ValueError, match="steps before"):
+    with pytest.raises(ValueError, match="budget.before must be the steps"):
         run(start=None)
     with pytest.raises(ValueError, match="start must have noise='gaussian'"):
         run(noise="gaussian")

@@ -74,6 +74,9 @@ def test_selected_and_left_out_levels():
     flat = table.without_level("group")
     assert flat.level_names == ("task", "example")
     assert flat.features[:, 0].tolist() == [0, 1, 2, 3, 4]
+    few = table.take(np.array([0, 1, 4])).without_level("group")  # task 7 is empty
+    assert few.population.children_counts[1].tolist() == [1, 1, 0, 1]
+    assert few.unit_column("task").tolist() == [5, 6, 8]
     with pytest.raises(ValueError, match="ids must be units of 'task', got"):
         table.select("task", [9])
     with pytest.raises(ValueError, match="level must be one of"):
@@ -128,9 +131,13 @@ def test_arrays_cannot_be_written():
             ValueError,
             "under two parents",
         ),
-        ({"features": np.ones((0, 3))}, ValueError, "at least one number"),
-        ({"features": np.ones((5, 0))}, ValueError, "at least one number"),
-        ({"units": {"example": [1] * 5}}, ValueError, "must not be named 'example'"),
+        ({"features": np.ones((0, 3))}, ValueError, "features must have at least one"),
+        ({"features": np.ones((5, 0))}, ValueError, "features must have at least one"),
+        (
+            {"units": {"example": [1] * 5}},
+            ValueError,
+            "units must not be named 'example'",
+        ),
         (
             {"units": {"class": ["a", "a\0", *"bbb"]}},
             ValueError,
@@ -141,19 +148,4 @@ def test_arrays_cannot_be_written():
 )
 def test_bad_input(changes, error, message):
     with pytest.raises(error, match=message):
-        small(**changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"features": np.ones((0, 3))}, "features must have at least one number"),
-        ({"features": np.ones((5, 0))}, "features must have at least one number"),
-        ({"units": {"example": [1] * 5}}, "units must not be named 'example'"),
-        ({"units": {"class": ["a", "a\0", "b", "b", "b"]}}, "without a trailing NUL"),
-        ({"units": {"class": ["1", 1, "b", "b", "b"]}}, "ids of one type"),
-    ],
-)
-def test_what_would_be_lost_or_merged_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
         small(**changes)

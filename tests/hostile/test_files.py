@@ -209,9 +209,7 @@ def test_a_request_reads_nothing_outside_its_folder(tmp_path, name):
 def test_parquet_of_odd_types(tmp_path, column, place):
     columns = {"g": pa.array(["a", "b"]), "x": pa.array([1.0, 2.0]), place: column}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
-    with pytest.raises(
-        ValueError, match=f"x.parquet: column '{place}' must contain numb"
-    ):
+    with pytest.raises(ValueError, match=f"x.parquet: column '{place}' must contain"):
         load_table(tmp_path / "x.parquet", groups=["g"], features=["x"])
 
 

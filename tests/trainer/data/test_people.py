@@ -198,9 +198,7 @@ def test_nobody_is_bounded_in_data_of_nobody_or_of_four_levels():
     columns = {"owner": np.arange(4), "class": np.zeros(4, int)}
     nobodys = dataclasses.replace(table_of(columns), owners=None)
     for ask in (lambda: truncated(nobodys, BOUNDS), lambda: fitting_bounds(nobodys)):
-        with pytest.raises(
-            ValueError, match="data must name the owner of each example"
-        ):
+        with pytest.raises(ValueError, match="data must name the owner of each"):
             ask()
     deep = {"owner": np.arange(4), **{name: np.zeros(4, int) for name in "abc"}}
     with pytest.raises(NotImplementedError, match="up to 3 levels"):

@@ -406,10 +406,7 @@ def fails(wanted):
     ("read", "message"),
     [
         (fails, "the disk fails"),
-        (
-            lambda wanted: [(wanted[:2], np.ones((2, 2), np.float32))],
-            "4 records, got 2",
-        ),
+        (lambda wanted: [(wanted[:2], np.ones((2, 2), np.float32))], "4 .*got 2"),
         (lambda wanted: [(wanted, np.ones((4, 2)))], "must be float32 of shape"),
     ],
 )
@@ -431,9 +428,7 @@ def test_what_a_killed_import_left_is_written_anew(tmp_path):
 def test_folders_that_are_not_written_into(tmp_path, monkeypatch):
     made, out = records(tmp_path), tmp_path / "out"
     store(out, {"train": made}, made_from={})
-    with pytest.raises(
-        FileExistsError, match="is already complete; name another folder"
-    ):
+    with pytest.raises(FileExistsError, match="already complete; name another"):
         store(out, {"train": made}, made_from={})
     with locked(tmp_path / "used.part"):
         with pytest.raises(BlockingIOError, match=r"in use by another process \(\d+\)"):

@@ -133,16 +133,8 @@ def test_arrays_cannot_be_written():
         ),
         ({"features": np.ones((0, 3))}, ValueError, "features must have at least one"),
         ({"features": np.ones((5, 0))}, ValueError, "features must have at least one"),
-        (
-            {"units": {"example": [1] * 5}},
-            ValueError,
-            "units must not be named 'example'",
-        ),
-        (
-            {"units": {"class": ["a", "a\0", *"bbb"]}},
-            ValueError,
-            "without a trailing NUL",
-        ),
+        ({"units": {"example": [1] * 5}}, ValueError, "units must not .* 'example'"),
+        ({"units": {"class": ["a", "a\0", *"bbb"]}}, ValueError, "a trailing NUL"),
         ({"units": {"class": ["1", 1, "b", "b", "b"]}}, ValueError, "ids of one type"),
     ],
 )

@@ -164,17 +164,13 @@ def test_what_cannot_be_drawn_is_refused(change, match):
 
 
 def test_designs_that_do_not_fit_the_data_are_refused():
-    with pytest.raises(
-        ValueError, match=r"one class that 4 .* have together, 4, got 3"
-    ):
+    with pytest.raises(ValueError, match=r"one class that 4 .*together, 4, got 3"):
         sampler(blocks(slots=3))
     with pytest.raises(ValueError, match=r"num_people must be at least .* 8, got 7"):
         sampler(blocks(num_people=7))
     with pytest.raises(NotImplementedError, match="of classes and then of examples"):
         sampler(blocks(sampling=None))
-    with pytest.raises(
-        ValueError, match=r"must be the number of classes in the data, 6"
-    ):
+    with pytest.raises(ValueError, match=r"must be the number of classes .*, 6"):
         inside = jde.MultistageSampling(
             jde.WithoutReplacement("class", size=WAYS, population=7),
             jde.WithoutReplacement("example", size=SIZE, population=A_BLOCK),

@@ -263,11 +263,7 @@ def test_every_cut_and_many_changes_of_a_file_end_in_an_error_or_features(tmp_pa
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
-        (
-            {"shape": ("n", 4, None, None)},
-            {},
-            "means 3 channels, but input 'x' .* takes 4",
-        ),
+        ({"shape": ("n", 4, None, None)}, {}, "3 channels, but input 'x' .* takes 4"),
         ({"shape": (8, 3, None, None)}, {}, "must take one image, takes 8"),
         ({"shape": (1, 3, 8, 9)}, {"size": 8}, r"size must be that of input 'x'"),
         ({}, {"grid": 9}, r"grid must be at most the positions .* \(8, 10\), got 9"),

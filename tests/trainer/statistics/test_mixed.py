@@ -251,9 +251,7 @@ def test_bad_configs(fields, complaint):
 
 
 def test_bad_tables():
-    with pytest.raises(
-        ValueError, match="slopes must be at most the number of features, 2"
-    ):
+    with pytest.raises(ValueError, match="slopes must be at most .* features, 2"):
         statistics(config=StartConfig(kind="mixed", slopes=3))
     with pytest.raises(ValueError, match="data must have targets"):
         statistics(ExampleTable(tasks().features, None, tasks().population))

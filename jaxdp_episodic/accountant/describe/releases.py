@@ -324,7 +324,7 @@ class TruncatedPoissonRelease(Release):
 
     Each unit is Poisson sampled. From a sample of more than ``batch_size`` units a
     uniformly random subset of this size is kept. Its contributions are clipped and
-    summed. See docs/proofs.md, "A Poisson sample that is cut".
+    summed. See docs/proofs.md, "A truncated Poisson sample".
 
     Attributes:
       noise_multiplier: standard deviation of the noise in clip norms, >= 0.

@@ -328,7 +328,7 @@ def _discrete_gaussian(event: Any, relation: str) -> OneStep:
 
 
 def _truncated(event: Any, relation: str) -> OneStep | None:
-    """A Poisson sample that is cut to a physical batch."""
+    """A truncated Poisson sample to a physical batch."""
     population = whole(event, "dataset_size", minimum=0)
     # The larger of two neighbours has at least one record.
     step = _released(event, relation, population=max(population, 1))

@@ -330,7 +330,7 @@ def _weighted(half: Half, piece: tuple[Pair, ...], above: Array) -> tuple:
 
 
 # --- A Poisson sample of clip units, truncated at random to a largest batch size ---
-# Reference: docs/proofs.md, "A Poisson sample that is cut".
+# Reference: docs/proofs.md, "A truncated Poisson sample".
 
 # Relative increase of the probabilities: twice the error of binomial tails, 1e-10.
 _RAISED = 2e-10

@@ -433,7 +433,7 @@ def tree_of_person(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
     is_poisson = isinstance(sampling.levels[clip], Poisson)
     leaves = step.neighboring_relation == "add_remove"
     if leaves and not is_poisson and len(sampling.levels) == 1:
-        # docs/proofs.md, "A sample of fixed size, from which a person is gone".
+        # docs/proofs.md, "A sample of fixed size without the examples of a person".
         def exchanged(stages: Any) -> Mixture:
             found = theorem_m(*tails_moved_up(log_drawn(stages[0])))
             if not found.cover > 0:

@@ -487,7 +487,7 @@ def _gaussian_mixture(release: releases.GaussianMixtureRelease) -> PrivacyLoss:
 def _truncated(
     release: releases.TruncatedPoissonRelease,
 ) -> TruncatedGaussianLoss:
-    """docs/proofs.md, "A Poisson sample that is cut"."""
+    """docs/proofs.md, "A truncated Poisson sample"."""
     size, batch_size = _sizes(release), column(release.batch_size)
     rate = column(release.sampling_probability)
     shift = shift_of(release.noise_multiplier, 1.0)

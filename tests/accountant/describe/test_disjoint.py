@@ -1,4 +1,4 @@
-"""Parts of the data that share nobody: the largest price, conditions, refusals."""
+"""Disjoint parts: the most expensive part counts; conditions and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def step(
     )
 
 
-# The first costs most at large deltas, the second at small ones: few large losses.
+# The first costs more at large deltas, the second at small ones: it has rare large
+# losses.
 MANY, FEW = step(1.0, 30.0), step(0.002, 0.4)
 USERS = jde.GaussianStep(
     jde.Poisson("user", sampling_probability=0.1), noise_multiplier=1.0
@@ -99,10 +100,10 @@ def test_parts_may_be_grids_releases_and_composed_runs():
 
 
 def test_neighbours_by_enumeration():
-    """Two records in two parts, and both data sets with one of them gone.
+    """Two records in two parts, against both data sets without one of them.
 
-    A release of each part is a sum of coins' Gaussians, of which the other reads the
-    first: the likelihood ratio is that of the part that changed.
+    Each part releases a Poisson-sampled sum with Gaussian noise, and the second part
+    uses the release of the first: the likelihood ratio is that of the changed part.
     """
     rates, noises, g = (0.3, 0.6), (0.8, 1.7), math.exp(0.4)
     x = np.linspace(-12, 13, 1251)
@@ -116,7 +117,7 @@ def test_neighbours_by_enumeration():
         return (1 - rate) * normal(mean) + rate * normal(mean + 1)
 
     def joint(first: bool, second: bool) -> np.ndarray:
-        # The second part's release is shifted by what the first has released.
+        # The release of the first part shifts that of the second.
         one = density(y, rates[0], noises[0], first)
         return one * density(x, rates[1], noises[1], second, np.tanh(y))
 

@@ -1,4 +1,4 @@
-"""Draws by epochs: what may be described, and what shuffled epochs cost."""
+"""Epoch schemes: valid descriptions, and the cost of shuffled epochs."""
 
 import numpy as np
 import pytest

@@ -59,7 +59,7 @@ def test_bounds_broadcast_with_the_step() -> None:
 
 
 def test_blocks_are_whole_and_default_to_a_person() -> None:
-    assert BLOCKS.num_possible_episodes == 5  # the 21st person sits out
+    assert BLOCKS.num_possible_episodes == 5  # the 21st person is left out
     assert BLOCKS.level_names == ("episode", "class", "example")
     assert BLOCKS.with_scheme(P("episode", sampling_probability=0.5)) != BLOCKS
     assert BLOCKS.with_scheme(W("class", size=1, population=23)).schemes[1].size == 1  # pyright: ignore[reportAttributeAccessIssue] # it is what was put there

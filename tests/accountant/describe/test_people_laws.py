@@ -1,4 +1,4 @@
-"""Laws of how many clip units hold a person, against enumeration of every draw."""
+"""Distributions of the clip units that hold a person, against enumerated draws."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fixed(bound: float, size: float, group: float) -> Stage:
 
 
 def test_chances_of_the_reference_designs() -> None:
-    """Reference: laws computed by exact rational arithmetic, 16 digits."""
+    """Reference: exact rational arithmetic, 16 digits."""
     one_of_two = fixed(1, 2, 20)
     assert probability_of_holding([fixed(4, 2, 20)]) == pytest.approx(
         0.3684210526315789, rel=1e-14
@@ -49,10 +49,10 @@ def test_chances_of_the_reference_designs() -> None:
         1 - 0.9**5, rel=1e-14
     )
     assert probability_of_holding([]) == 1
-    assert probability_of_holding([fixed(19, 2, 20)]) == 1  # no two of the others
+    assert probability_of_holding([fixed(19, 2, 20)]) == 1  # only one other unit
     assert (
         probability_of_holding([fixed(30, 2, 20)]) == 1
-    )  # fewer in the class than hers
+    )  # a larger bound than the class
     assert probability_of_holding([coins(3, 0.0), one_of_two]) == 0
     assert probability_of_holding([fixed(1, 1, 1e9)]) == pytest.approx(1e-9, rel=1e-12)
 
@@ -67,7 +67,7 @@ def test_draws_without_replacement(group: int, bound: int, size: int) -> None:
 
 
 def test_units_that_are_drawn_and_hold_her() -> None:
-    """3 of 10 units, of which 4 can hold her, each with chance 1/2."""
+    """3 of 10 units; 4 can hold the person, each with probability 1/2."""
     law = np.exp(log_held(log_drawn(fixed(4, 3, 10)), 0.5))
     expected = [0.49583333333333335, 0.4125, 0.0875, 0.0041666666666666675]
     np.testing.assert_allclose(law, expected, rtol=1e-13)
@@ -76,7 +76,7 @@ def test_units_that_are_drawn_and_hold_her() -> None:
 def hits_by_enumeration(
     classes: int, ways: int, bound: int, chance: float
 ) -> np.ndarray:
-    """The law of hit groups, over all partitions and all sets of classes shown."""
+    """The distribution of groups that hold a person, over all partitions and draws."""
     groups = classes // ways
     law = np.zeros(groups + 1)
     orders = list(itertools.permutations(range(classes)))
@@ -112,7 +112,7 @@ def test_averages_over_all_partitions(classes: int, ways: int, bound: int) -> No
 def test_groups_that_are_not_seen_without_her(
     classes: int, ways: int, bound: int, chance: float, rate: float
 ) -> None:
-    """Over all partitions, and all sets of her groups that others are seen in."""
+    """Over all partitions, and all sets of groups that are drawn without the person."""
     groups = classes // ways
     law = np.zeros((min(bound, groups) + 1, bound + 1))
     orders = list(itertools.permutations(range(classes)))
@@ -133,7 +133,7 @@ def test_groups_that_are_not_seen_without_her(
 
 
 def tails(number: float, log_none: float) -> np.ndarray:
-    """Of a binomial law: the chances of j and more."""
+    """Probabilities of j or more of a binomial distribution."""
     rate = -math.expm1(-log_none / max(number, 1))
     return stats.binom.sf(np.arange(-1, 60), number, rate)
 
@@ -142,7 +142,7 @@ def tails(number: float, log_none: float) -> np.ndarray:
 def test_merged_binomial_laws_are_larger_and_no_weight_is_lost(
     most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every law has one that is larger, and the weights can be matched."""
+    """Every distribution is matched to a larger one with the same weight."""
     monkeypatch.setattr(people_laws, "_MOST_TERMS", most)
     monkeypatch.setattr(people_laws, "_MOST_LAWS", most)
     rng = np.random.default_rng(0)
@@ -155,7 +155,7 @@ def test_merged_binomial_laws_are_larger_and_no_weight_is_lost(
     assert most > 1e3 or len(count) < 30
     for level in np.linspace(0, none.max(), 30):
         for least in (0, 10, 30):
-            # In every upper set there is as much of the merged ones.
+            # Every upper set has at least as much weight after merging.
             before = weight[(number >= least) & (none >= level)].sum()
             after = kept[(count >= least) & (merged_none >= level)].sum()
             assert after >= before - 1e-14
@@ -166,7 +166,7 @@ def test_merged_binomial_laws_are_larger_and_no_weight_is_lost(
 
 
 def test_reference_values_of_partitions() -> None:
-    """23 classes in episodes of 5, 12 of hers, one drawing in ten shows her."""
+    """23 classes in episodes of 5; 12 hold the person, each with probability 1/10."""
     worst = np.exp(log_reached_worst(4, 5, 12, 0.1))
     mean = np.exp(log_reached_mean(23, 5, 12, 0.1))
     known = [
@@ -238,7 +238,7 @@ def test_tails_are_moved_upwards_only(number: int, rate: float) -> None:
     values, masses = tails_moved_up(law)
     assert np.all(np.diff(values) > 0) and len(values) < 700
     np.testing.assert_allclose(np.exp(masses).sum(), 1.0, rtol=1e-12)
-    # In stochastic order at least the law, and nearly it.
+    # At least the distribution in stochastic order, and close to it.
     tail = np.cumsum(np.exp(law)[::-1])[::-1]
     kept = np.array([np.exp(masses[values >= k]).sum() for k in range(number + 1)])
     assert np.all(kept >= tail * (1 - 1e-11))

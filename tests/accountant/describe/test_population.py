@@ -104,7 +104,7 @@ def hockey_stick(p, q, epsilon):
 
 
 def draw_of_nine(values, grid, noise):
-    """Masses of the noisy sum over every set of 9, or all, of the values."""
+    """Probabilities of the noisy sum over every set of 9 values, or of all values."""
     taken = [sum(s) for s in itertools.combinations(values, min(9, len(values)))]
     step = grid[1] - grid[0]
     density = np.mean([norm.pdf(grid, s, noise) for s in taken], axis=0)
@@ -117,8 +117,8 @@ def draw_of_nine(values, grid, noise):
 def test_a_draw_of_all_units_at_hand_leaves_one_out_where_somebody_joins(
     at_hand, joins
 ):
-    # Whoever joins 9 units of which 9 are drawn takes the place of another: that is
-    # more than 9 of 9 cost, so a Population does not state population_is_exact.
+    # A unit that joins 9 units of which 9 are drawn replaces another one. This costs
+    # more than 9 of 9, so a Population does not state population_is_exact.
     noise, epsilon = 2.0, 1.0
     other = [*at_hand, 1.0] if joins else at_hand[:-1]
     grid = np.linspace(-30, 15, 40_001)

@@ -20,7 +20,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 
 # Tombs, Kotevska, Young (2022), Example 3.1: two primary units, five secondary, 18
-# examples, one unit drawn a stage.
+# examples, one unit drawn per stage.
 EXAMPLE_31 = Population.from_sizes([[4, 2, 3], [4, 5]])
 ONE_A_STAGE = MultistageSampling(
     *(WithoutReplacement(name, size=1) for name in ("primary", "secondary", "example"))
@@ -41,7 +41,7 @@ def test_example_31():
     assert inclusion.max() == pytest.approx(1 / 12, rel=1e-15)
     worst = int(inclusion.argmax())
     assert rates.paths.sizes[worst].tolist() == [2, 3, 2]
-    # One unit a stage: somebody is drawn for certain.
+    # One unit per stage: one example is certainly drawn.
     assert rates.multiplicity @ inclusion == pytest.approx(1, rel=1e-14)
     witness = EXAMPLE_31.describe_path(
         int(rates.paths.witness_level[worst]), int(rates.paths.witness_index[worst])
@@ -161,7 +161,7 @@ def test_the_data_at_hand_may_be_the_smaller_neighbour():
     np.testing.assert_array_equal(
         covers(by_size, None, "replace_one", tree=tree), [[False], [True], [True]]
     )
-    # The statement about a spec's own population says nothing about the tree's sizes.
+    # population_is_exact is about the spec's population, not about the tree's sizes.
     assert not covers(9, 9, "add_remove", tree=tree, exact=True).any()
 
 
@@ -267,7 +267,7 @@ def test_public_bounds_of_contributions():
         WithoutReplacement("b", size=[3, 7], population=5),
         Poisson("c", sampling_probability=0.1, population=20),
     )
-    # `population` of a draw without replacement is a lower bound: it caps nothing.
+    # `population` without replacement is a lower bound, no limit on contributions.
     assert contributions(sampling).tolist() == [3, 7]
     assert contributions(sampling, clip=3).tolist() == [60, 140]
     assert contributions(sampling, unit=2, clip=3) == 20
@@ -316,7 +316,7 @@ def test_too_many_contributions_are_refused():
 
 @pytest.mark.parametrize("scheme", ["exact", "poisson"])
 def test_a_claimed_bound_that_the_tree_exceeds_is_refused(scheme):
-    """It would make the number of contributions, and so epsilon, too small."""
+    """It would make the number of contributions, and hence epsilon, too small."""
     pupils = (
         WithoutReplacement("pupil", size=8, population=2, population_is_exact=True)
         if scheme == "exact"

@@ -58,7 +58,7 @@ def test_relations_must_agree():
     changed = jde.LaplaceRelease(2.0, neighboring_relation="replace_one")
     with pytest.raises(ValueError, match="same neighboring_relation"):
         jde.compose((GAUSSIAN, 1), (changed, 1))
-    # A part that says nothing of a relation is taken for that of the others.
+    # A part without a relation is for that of the others.
     jde.compose((changed, 1), (jde.ApproximateDP(0.1), 1))
     jde.compose((GAUSSIAN, 1), (jde.ZeroConcentratedDP(0.1), 1))
 

@@ -1,4 +1,4 @@
-"""Composed runs: one kind of protected unit, whatever it is called."""
+"""Composed runs protect one kind of unit, also if levels have the same name."""
 
 import functools
 
@@ -28,7 +28,7 @@ def few(name):
 
 
 def test_units_of_different_levels_are_not_composed():
-    """Both are called "x": once it is an example, once what holds three of them."""
+    """Both levels are called "x": one is of examples, one of groups of three."""
     below = step(poisson("a"), few("x"), clip_unit="a")
     above = step(poisson("x"))
     with pytest.raises(ValueError, match="same levels of the population"):

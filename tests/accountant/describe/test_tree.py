@@ -167,7 +167,7 @@ def nested_sizes(depth, smallest):
 
 
 def table_of(nested, path=()):
-    """One row of units a last-level unit; a unit is named by the path to it."""
+    """One row of units for each last-level unit; its path is its name."""
     if isinstance(nested, int):
         return [(*path, i) for i in range(nested)]
     return [row for i, sub in enumerate(nested) for row in table_of(sub, (*path, i))]
@@ -196,7 +196,7 @@ def test_a_table_of_ids_gives_the_tree_it_was_written_from(nested, seed, scale):
 
 
 def trees(depth):
-    """Nested sizes of that many levels, with empty units; the first is not empty."""
+    """Nested sizes of ``depth`` levels with empty units; the first is not empty."""
     tree = st.lists(st.integers(0, 3), max_size=4)
     for _ in range(depth - 2):
         tree = st.lists(tree, max_size=3)
@@ -254,7 +254,7 @@ def test_witnesses_lie_on_their_paths(nested):
         above = (
             [] if level == 0 else list(population.describe_path(level, index).values())
         )
-        # The sibling groups on the way: children of the root and of each unit passed.
+        # The sibling groups on the path: children of the root and of each unit.
         group_of = [0, *above]
         along = [int(counts[j][group_of[j]]) for j in range(level)]
         if number == 0:

@@ -1,4 +1,4 @@
-"""Runs that adapt: what may be chosen, what it costs, how it is written down."""
+"""Adaptive runs: options, guarantees, and dictionaries."""
 
 import pickle
 
@@ -79,7 +79,7 @@ def test_what_is_not_right_in_a_file_is_refused(change):
     [("x", {}), ("nowhere", {}), ("a", {"fast": 1}), ("b", {"slow": 1}), ("b", {})],
 )
 def test_a_state_to_which_the_rules_do_not_lead_is_refused(state, taken):
-    # The epsilon is that from "a" on, where nothing costs as much as from "x".
+    # Epsilon would be that from state "a", which allows less than "x".
     rules = jde.RuleBook("a", {"a": {"fast": "b"}, "x": {"slow": "y"}})
     with pytest.raises(ValueError, match="state must be one that the rules reach"):
         jde.AdaptiveRun(MENU, rules=rules, state=state, taken=taken)
@@ -147,7 +147,7 @@ def test_prices_are_paid_and_the_guarantee_is_the_budgets():
     lower, upper = run.epsilon_interval(delta=1e-5)
     assert lower < upper < lower + 1e-4
     assert after.epsilon(delta=1e-5) == run.epsilon(delta=1e-5) == upper
-    # More than any fixed choice costs, less than all of them.
+    # More than any fixed choice, less than all options together.
     fixed = [((SLOW, 2),), ((FAST, 6),), ((CHECK, 4),), ((FAST, 3), (CHECK, 2))]
     most = max(jde.epsilon(jde.compose(*one), delta=1e-5) for one in fixed)
     assert most <= upper + 1e-9
@@ -177,7 +177,7 @@ def test_ends_of_the_range():
         {"a": gaussian(0.0), "b": SLOW}, prices={"a": 1, "b": 1}, budget=2
     )
     assert bare.epsilon(delta=1e-5) == np.inf and bare.delta(epsilon=1.0) == 1
-    # Losses of a million nats, of which no window is laid.
+    # Losses of a million nats, too large for a lattice.
     few = jde.AdaptiveRun(
         {"a": gaussian(1e-3, rate=1e-3), "b": SLOW}, prices={"a": 1, "b": 1}, budget=1
     )
@@ -200,15 +200,15 @@ def test_an_option_that_loses_nothing_is_free():
 def test_always_drawn_is_exact():
     options = {name: gaussian(noise, 1.0) for name, noise in (("a", 10.0), ("b", 20.0))}
     run = jde.AdaptiveRun(options, prices={"a": 4, "b": 1}, budget=400)
-    # Gaussians of squared shifts 1/100 and 1/400: one of shift 1, whatever is chosen.
+    # Squared shifts 1/100 and 1/400: together shift 1 for every strategy.
     one = jde.delta(gaussian(1.0, 1.0), epsilon=0.5, num_steps=1)
     assert run.delta(epsilon=0.5) == pytest.approx(one, rel=1e-12)
 
 
 @pytest.mark.slow
 def test_the_worst_strategy_is_sought_by_each_theorem_anew():
-    # Of "a" one theorem says that all 100 examples are drawn, a Gaussian of shift 4,
-    # and another far less: by that one it is "b", of shift 4/3, that costs most.
+    # For "a", one theorem treats all 100 examples as drawn: shift 4. Another one gives
+    # far less, so that "b", with shift 4/3, costs most.
     user = jde.WithoutReplacement(
         "user", size=10, population=10, population_is_exact=True
     )
@@ -244,7 +244,7 @@ def test_blocks_are_paid_with_their_first_step():
     assert (after.spent, after.left, after.most("fast")) == (8, 3, 3)
     after = after.charge("fast")
     assert after.spent == 8 and jde.AdaptiveRun.from_dict(after.to_dict()) == after
-    # A block is an option of two steps.
+    # A block of "x" has two steps.
     two = jde.AdaptiveRun(
         {"slow": SLOW, "fast": jde.compose((FAST, 2))},
         prices={"slow": 5, "fast": 3},
@@ -317,7 +317,7 @@ def test_an_adaptive_run_with_quotas_may_be_an_option():
     assert run.charge("inner").taken_composed() == jde.compose((SLOW, 2))
 
 
-# A run within a run, of prices: no composition is its worst strategy.
+# An inner run of prices: its worst strategy is no composition.
 WITHIN = jde.AdaptiveRun(
     {"slow": SLOW, "fast": FAST}, prices={"slow": 5, "fast": 2}, budget=7
 )
@@ -332,7 +332,7 @@ def test_an_adaptive_run_with_prices_may_be_an_option():
     )
     lower, upper = run.epsilon_interval(delta=1e-5)
     assert 0 < lower <= upper < lower + 1e-3
-    # More than any plan of it; less than if whatever is inside could be paid for apart.
+    # More than any plan of it; less than if its options could be used independently.
     for numbers in ((0, 6), (1, 4), (2, 2)):
         plan = jde.compose(*zip((SLOW, FAST), numbers, strict=True), (CHECK, 3))
         assert jde.epsilon(plan, delta=1e-5) <= upper + 1e-9
@@ -370,7 +370,7 @@ def test_a_run_within_a_run_has_its_price_for_a_target():
 
 @pytest.mark.slow
 def test_what_comes_first_by_rules_is_as_before_a_run():
-    """Two ways to say it, and two graphs."""
+    """Two descriptions and two graphs."""
     rules = jde.RuleBook.freely(["slow", "fast"]).preceded_by(["check", "wide"])
     wide = gaussian(8.0, 1.0)
     ruled = jde.AdaptiveRun(
@@ -442,7 +442,7 @@ def batch(noises, **limits):
 
 @pytest.mark.slow
 def test_each_setting_has_the_answer_of_its_own_run():
-    # Bare, drawn by rates of another shape, and one worst strategy of rate 0.
+    # No sampling, rates of another shape, and a worst strategy of rate 0.
     noises, rates = np.array([0.0, 1.5]), np.array([[0.1], [0.0]])
     options = {"slow": gaussian(noises, rates), "fast": gaussian(3.0, rates)}
     limits = {"prices": {"slow": 5, "fast": 2}, "budget": 12}
@@ -503,7 +503,7 @@ def test_what_is_of_one_run_is_refused_by_name(what, ask):
 
 @pytest.mark.parametrize("limits", [{"quotas": {"run": 1}}, {"rules": "run"}])
 def test_rules_of_quotas_within_leave_no_lower_end(limits):
-    """Either may be taken, not both: that both are counted bounds it from above."""
+    """Either option is allowed, not both: counting both is an upper bound."""
     either = jde.RuleBook("start", {"start": {"a": "end", "b": "end"}})
     options = {"a": jde.ApproximateDP(0.5), "b": jde.ApproximateDP(0.7)}
     inner = jde.AdaptiveRun(options, quotas={"a": 1, "b": 1}, rules=either)
@@ -520,7 +520,7 @@ def test_rules_of_quotas_within_leave_no_lower_end(limits):
 
 @pytest.mark.slow
 def test_ends_are_close_where_values_fall_slowly_to_the_right():
-    """Refined with too steep a tilt the upper end stayed 7e-3 too large."""
+    """With too steep a tilt the upper end was 7e-3 too large at every refinement."""
     response = jde.DiscreteLaplaceRelease
     options = {
         "gauss": jde.GaussianStep(

@@ -16,7 +16,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.bounds import Gaussian, rdp_poisson_subsampled
 from oracles import moments
 
-# The bounds by Rényi-DP are what these tests are about.
+# These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 rdp_delta = functools.partial(jde.delta, method="rdp")
 
@@ -81,7 +81,8 @@ class TestReferenceTables:
         published = np.array(row["rdp"])
         whole = orders == np.floor(orders)
         np.testing.assert_allclose(actual[whole], published[whole], rtol=row["rtol"])
-        # Between the integers theirs are upper bounds; the oracle says by how much.
+        # Between integer orders theirs are upper bounds; the oracle gives the
+        # difference.
         assert np.all(actual <= published * (1 + row["rtol"]))
         for value, alpha in zip(actual[~whole], orders[~whole], strict=True):
             log_moment = moments.fine_sampled_gaussian(
@@ -111,7 +112,7 @@ class TestReferenceTables:
         actual = rdp_epsilon(
             table_step(row), delta=row["delta"], num_steps=row["num_steps"]
         )
-        # The table is the tight epsilon, rounded to nine digits.
+        # The table has the tight epsilon, rounded to nine digits.
         assert actual >= row["epsilon"] - 1e-8
         assert actual <= 1.65 * row["epsilon"]
 
@@ -144,7 +145,7 @@ FULL_PARTICIPATION = [
     pytest.param(
         fixed_size_step(10, 10, 1.5, exact=True), 1.0, id="exact size add_remove"
     ),
-    # A lower bound of the population does not show that everybody is drawn.
+    # A lower bound on the population does not show that everybody is drawn.
     pytest.param(fixed_size_step(10, 10, 1.5), 2.0, id="size bound add_remove"),
     pytest.param(
         fixed_size_step(12, 10, 1.5), 2.0, id="size above population add_remove"
@@ -279,7 +280,7 @@ class TestEnds:
 
 
 STEP = poisson_step(0.1, 1.0)
-# Who is asked, and how; then the value, the error and its words.
+# Function and arguments; then the value, the error and its message.
 ASK = {
     "sampling_probability": lambda v: poisson_step(v, 1.0),
     "size": lambda v: fixed_size_step(v, 100, 1.0),
@@ -486,8 +487,9 @@ class TestBatches:
         np.testing.assert_allclose(np.log(deltas), math.log(1e-7), rtol=1e-3)
 
     def test_the_worst_path_of_a_population(self):
-        # The first group is drawn rarely but its users always, the second the other
-        # way round: neither the product of the rates nor one level decides.
+        # The first group is rarely drawn but all of its users are, the second vice
+        # versa:
+        # neither the product of the rates nor one level alone decides.
         population = jde.Population.from_sizes([3, 40], level_names=("group", "user"))
         sampling = jde.MultistageSampling(
             jde.Poisson("group", sampling_probability=0.1),

@@ -16,7 +16,7 @@ from jaxdp_episodic.accountant.questions.attacker import curve_points, lower_hul
 from jaxdp_episodic.bounds import Gaussian
 from rows import fast_and_slow
 
-DEFAULT = "exact"  # the views' own default method
+DEFAULT = "exact"  # the default method
 ALPHAS = np.concatenate(
     [[0.0], np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(0.5, 1e-9, 40)[1:], [1.0]]
 )
@@ -51,7 +51,7 @@ class TestGaussian:
         assert np.all(missed <= true_missed)
         assert np.all(caught >= true_caught)
         np.testing.assert_allclose(missed, true_missed, rtol=0, atol=1e-6)
-        # From the least delta on that is followed, also relative.
+        # Above the smallest delta of the curve, also relative.
         told = true_caught > 1e-12
         np.testing.assert_allclose(caught[told], true_caught[told], rtol=1e-3)
         np.testing.assert_allclose(missed + caught, 1, rtol=0, atol=1e-14)
@@ -184,7 +184,7 @@ class TestExtremes:
         assert attacker.gdp_mu(step, num_steps=1) == np.inf
 
     def test_half_a_leak(self):
-        # Drawn with probability 1/2, and then without noise.
+        # Sampled with probability 1/2, without noise.
         step = poisson_step(0.5, 0.0)
         missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
         np.testing.assert_allclose(missed, np.maximum(0.5 - ALPHAS, 0), atol=0.51)
@@ -271,11 +271,11 @@ class TestBadInputs:
 
 
 def test_the_error_of_an_exact_delta_is_added(monkeypatch):
-    """Without it the views would be read off numbers that may be too small."""
+    """Without the error, bounds would be derived from numbers that may be too small."""
     error, plain = 1e-3, attacker.delta
 
     def too_small(step, *, epsilon, num_steps=1, method="exact", return_info=True):
-        """Where the stated error says so, up to ``error`` below the truth."""
+        """A delta that is too small by its stated error."""
         truth, info = plain(step, epsilon=epsilon, num_steps=1, return_info=True)
         certified = np.asarray(epsilon) > 3
         value = np.where(certified, truth, truth / (1 + error))
@@ -289,7 +289,7 @@ def test_the_error_of_an_exact_delta_is_added(monkeypatch):
     gain, mu = attacker.advantage(step, num_steps=1), attacker.gdp_mu(step, num_steps=1)
     monkeypatch.setattr(attacker, "delta", too_small)
     again = attacker.true_positive_rate(step, num_steps=1, false_positive_rate=alpha)
-    # the points may lie elsewhere
+    # the points may differ
     assert np.all(again >= caught * (1 - 1e-6))
     assert attacker.advantage(step, num_steps=1) == pytest.approx(gain, rel=1e-12)
     assert mu * (1 - 1e-6) <= attacker.gdp_mu(step, num_steps=1) <= mu * (1 + 1e-6)
@@ -315,11 +315,11 @@ def test_mu_of_a_gaussian_is_its_shift(steps, noise):
     ],
 )
 def test_a_rate_alone_is_what_it_is_among_many(noise, rates):
-    """Though the curve is then looked at only where that rate needs it."""
+    """With one rate the curve is computed only where it is needed."""
     step, run = poisson_step(0.05, noise), {"num_steps": 300}
     rates = np.array(rates)
 
-    def views(rate):  # the points of the first serve the second
+    def views(rate):  # the second call uses the cached points
         both = (attacker.true_positive_rate, attacker.trade_off)
         return np.array([view(step, false_positive_rate=rate, **run) for view in both])
 
@@ -331,7 +331,7 @@ def test_a_round_adds_no_more_points_than_it_may():
     asked = []
 
     def delta(epsilons):
-        # A curve with the errors that deltas have near sampling rate 1.
+        # A curve with the errors of deltas near sampling rate 1.
         asked.append(len(epsilons))
         wrong = 1e-6 * np.sin(1e9 * epsilons)
         return np.exp(-epsilons) * (1 + wrong)
@@ -342,7 +342,7 @@ def test_a_round_adds_no_more_points_than_it_may():
 
 
 def test_errors_of_nearly_equal_deltas_are_no_bends():
-    """Else the exact curve of the README's design takes three times its points."""
+    """Otherwise the exact curve of the README's design needs three times its points."""
 
     def points(error):
         def delta(epsilons):
@@ -359,7 +359,7 @@ def test_errors_of_nearly_equal_deltas_are_no_bends():
 
 
 def profile(step, epsilon):
-    """Exact curve of one step; filled up, since every number of points is compiled."""
+    """Exact curve of one step; padded, because each number of points is compiled."""
     epsilon = np.asarray(epsilon)
     if epsilon.ndim == 0:
         return jde.privacy_profile(step, epsilon)
@@ -369,7 +369,7 @@ def profile(step, epsilon):
 
 
 def with_info(delta):
-    """The answer of `jaxdp_episodic.delta` with ``return_info``, without an error."""
+    """The result of `jaxdp_episodic.delta` with ``return_info`` and error 0."""
     return delta, PrivacyInfo(
         np.zeros(np.shape(delta)), np.zeros(np.shape(delta), bool)
     )

@@ -41,7 +41,7 @@ def test_steps_are_calibrated_for_the_noise():
 
 @pytest.mark.parametrize("number", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_over_random_budgets_the_ledger_stops_at_the_last_permitted_step(number):
-    """Counted out step by step, against epsilon computed for that number of steps."""
+    """Step by step, against epsilon computed for that number of steps."""
     rng = np.random.default_rng(5)
     rate, noise = 10 ** rng.uniform(-3, 0, number), rng.uniform(0.8, 6.0, number)
     target, delta = (
@@ -127,7 +127,7 @@ def test_one_setting_only():
 
 
 def test_epsilon_of_a_run_of_any_length_takes_little_memory(monkeypatch):
-    """All 2^31 steps at once were 16 GiB before the first one."""
+    """All 2^31 steps at once would take 16 GiB before the first one."""
     step = flat_step()
     budget = PrivacyBudget(step, 1e9, DELTA, 2**31 - 1, 2**31 - 1)
     asked = []
@@ -146,7 +146,7 @@ def test_epsilon_of_a_run_of_any_length_takes_little_memory(monkeypatch):
 
 @pytest.mark.slow
 def test_epsilon_along_a_run_of_people_is_of_few_steps_and_never_too_small(monkeypatch):
-    """Of people in many units an epsilon takes as long as a step of training."""
+    """For people in many units one epsilon takes as long as a training step."""
     design = jde.MultistageSampling(
         jde.Poisson("class", sampling_probability=0.1),
         jde.WithoutReplacement("example", size=2, population=20),

@@ -1,4 +1,4 @@
-"""Calibrated settings keep their target, and hardly better ones do not."""
+"""Calibrated settings meet their target, and slightly less private ones do not."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.calibration import Targets
 
-# The bounds by Rényi-DP are what these tests are about.
+# These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 rdp_noise_multiplier = functools.partial(jde.calibrate_noise_multiplier, method="rdp")
 rdp_num_steps = functools.partial(jde.calibrate_num_steps, method="rdp")
 rdp_rate = functools.partial(jde.calibrate_rate, method="rdp")
 
-# A setting moved this far towards less privacy must miss the target.
+# A setting that is less private by this share must miss the target.
 STEP_BEYOND = 1e-5
 DELTA = 1e-6
-# Where delta or epsilon covers everything the noise is, and is said to be.
+# A warning is expected where delta or epsilon covers everything.
 NEXT_TO_NONE = pytest.mark.filterwarnings("ignore:noise_multiplier=.* next to none")
 
 
@@ -57,8 +57,8 @@ DESIGNS: dict[str, dict[str, Any]] = {
 
 
 def calibrated_step(design: dict[str, Any], **targets: Any):
-    """The noise for a design, and the step that has it."""
-    # The noise that it has does not matter.
+    """The calibrated noise of a design, and the step with it."""
+    # Its own noise is ignored.
     step = jde.GaussianStep(**design, noise_multiplier=0.7)
     noise = rdp_noise_multiplier(step, **targets)
     return noise, dataclasses.replace(step, noise_multiplier=noise)
@@ -84,7 +84,7 @@ class TestNoise:
         assert np.all(rdp_epsilon(less, delta=DELTA, num_steps=num_steps) > epsilon)
 
     def test_published_figure_of_a_grouped_run(self):
-        """5 ways, 64 episodes a step, 4 of 20 examples, 300 steps, (8, 1e-5)."""
+        """5 ways, 64 episodes per step, 4 of 20 examples, 300 steps, (8, 1e-5)."""
         targets = {"epsilon": 8.0, "delta": 1e-5, "num_steps": 300}
         noise, _ = calibrated_step({"sampling": GROUPED}, **targets)
         assert noise == pytest.approx(0.937, abs=1e-3)
@@ -95,7 +95,7 @@ class TestNoise:
         assert noise == pytest.approx(1.636, abs=1e-3)
 
     def test_gaussian_mechanism_in_closed_form(self):
-        """At rate 1 epsilon depends on num_steps / noise² only."""
+        """At rate 1 epsilon depends only on num_steps / noise²."""
         targets = {"epsilon": 1.0, "delta": 1e-5}
         one, _ = calibrated_step({"sampling": poisson(1.0)}, num_steps=1, **targets)
         many, _ = calibrated_step({"sampling": poisson(1.0)}, num_steps=900, **targets)
@@ -126,7 +126,7 @@ class TestNoise:
         design = {"sampling": sampling, "clip_unit": "class", "population": tree}
         targets = {"epsilon": 2.0, "delta": 1e-4, "num_steps": 100}
         noise, _ = calibrated_step(design, **targets)
-        # The pupils of the smallest class are always drawn with it.
+        # All pupils of the smallest class are drawn with it.
         exact = jde.MultistageSampling(
             poisson(0.1, "school"),
             jde.WithoutReplacement("class", size=1, population=2),
@@ -147,7 +147,7 @@ class TestNoise:
         noise, step = calibrated_step({"sampling": poisson(10**rate)}, **targets)
         target = targets.pop("epsilon")
         assert rdp_epsilon(step, **targets) <= target
-        if noise < 1e-8:  # delta covers all that can be told apart
+        if noise < 1e-8:  # delta exceeds the total variation distance
             return
         less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
         assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
@@ -155,7 +155,7 @@ class TestNoise:
     @pytest.mark.few(1)
     @pytest.mark.parametrize("sampling", ["episodes", "poisson"])
     def test_the_smallest_where_epsilon_jumps_to_0(self, sampling):
-        """As Rényi's bound does at large deltas."""
+        """As the Rényi bound does at large deltas."""
         step, epsilon, delta = poisson(0.01), 0.05, 0.01
         if sampling == "episodes":
             epsilon, delta = 0.05428, 0.0023573
@@ -175,7 +175,7 @@ class TestNoise:
 
     @pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
     def test_nothing_is_lost_beside_cliffs(self, count):
-        """Cliffs of the best order included: a noise is enough, and less is not."""
+        """A noise is enough and less is not, also where the best order jumps."""
         rng = np.random.default_rng(0)
         rate = 10 ** rng.uniform(-5, 0, 40)[:count]
         noise = 10 ** rng.uniform(-0.3, 1, 40)[:count]
@@ -216,7 +216,7 @@ class TestNoise:
         noise, step = calibrated_step({"sampling": poisson(10**rate)}, **targets)
         target = targets.pop("epsilon")
         assert rdp_epsilon(step, **targets) <= target
-        if noise < 1e-8:  # delta covers all that can be told apart
+        if noise < 1e-8:  # delta exceeds the total variation distance
             return
         less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
         assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
@@ -270,7 +270,7 @@ class TestRate:
     def test_poisson_probability_is_the_largest(self, clip_unit):
         step = jde.GaussianStep(nested(), noise_multiplier=1.5, clip_unit=clip_unit)
         targets = {"delta": DELTA, "num_steps": 200}
-        # What the step has at this level does not matter.
+        # Its own rate at this level is ignored.
         epsilon = np.array([0.05, 0.5, 3.0])
         rate = rdp_rate(step, level="school", epsilon=epsilon, **targets)
         assert rate.dtype == np.float64 and rate.shape == (3,)
@@ -304,7 +304,7 @@ class TestRate:
 
     @pytest.mark.parametrize("epsilon", [0.01, 3.0, 1e3])
     def test_classes_drawn_without_replacement(self, epsilon):
-        """At least as many as an episode has ways can be drawn, or none at all."""
+        """Sizes are at least the number of ways, or 0."""
 
         def step_with(size):
             sampling = jde.GroupedClasses(
@@ -455,7 +455,7 @@ def test_the_shortest_epoch(kind: Any):
     assert found.dtype == np.int64
     assert found.shape == (2, 3)
     if kind is jde.ShuffledEpochs:
-        # An epoch at least is charged; that of the noise alone may be too much.
+        # At least one epoch is charged, which may exceed the target.
         assert np.all(found[:, 0] == 0)
     reached = found > 0
     asked = {"delta": DELTA, "num_steps": 60}
@@ -476,7 +476,7 @@ def test_noise_that_is_seen_to_be_too_small_is_raised_until_it_is_enough(
     plain, seen = Targets.excess, []
 
     def excess(self, active, *, step=None, **changed):
-        # Answers to a noise of its own may be higher than those to a scaled one.
+        # An epsilon for this noise may exceed that for scaled noise.
         found = plain(self, active, step=step, **changed)
         if step is None:
             return found
@@ -506,7 +506,7 @@ def test_noise_and_number_of_steps_by_epochs():
 
 @NEXT_TO_NONE
 def test_what_needs_no_noise_leaves_others_theirs():
-    """Nothing is taken, or delta covers everything: no order is the best one."""
+    """No steps, or delta covers everything: no order is the best one."""
     step = jde.GaussianStep(poisson(np.array([0.01, 0.01, 0.0])), noise_multiplier=1.0)
     asked = {"epsilon": 1.0, "num_steps": np.array([1_000, 0, 1])}
     found = rdp_noise_multiplier(step, delta=np.array([1e-5, 1.0, 1.0]), **asked)

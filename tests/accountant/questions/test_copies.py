@@ -1,4 +1,4 @@
-"""Examples with copies in several classes: what is charged, against enumeration."""
+"""Examples with copies in several classes: epsilons against enumeration."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def random_design(rng: np.random.Generator) -> tuple[Copies, float]:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.few(1)
 def test_no_theorem_is_below_what_is_attained(seed):
-    """Each theorem by itself, in both directions, of 200 designs.
+    """Each theorem by itself, in both directions, for 200 designs.
 
-    The least ratio comes close to 1, and the planted claim, the price of one copy
-    alone, is exceeded.
+    The smallest ratio is close to 1, and the planted claim, the cost of one copy, is
+    exceeded.
     """
     rng = np.random.default_rng(seed)
     ratios, one_copy = [], []
@@ -79,7 +79,7 @@ def test_no_theorem_is_below_what_is_attained(seed):
 
 
 def test_the_charge_of_published_episodes():
-    """Four rotations of 1,200 characters of Omniglot: .567 would protect one copy."""
+    """Four rotations of 1,200 characters of Omniglot: one copy alone costs .567."""
     design = Copies(4_800, 5, Fraction(1, 30), 2, 20, 4, "zero_out")
     asked = {"num_steps": 1_000, "delta": 1e-5}
     assert jde.epsilon(step_of(design, 1.0), **asked) == pytest.approx(

@@ -1,4 +1,4 @@
-"""Which dominating pair a step gets: one row of the theorems each."""
+"""The dominating pair of each design: one row per theorem."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROWS = [
     ((SITE, HAND, USER), "group", "group", SWAP, SWAPPED, (1 / 2, 1 / 4), 2),
     ((SITE, HAND, USER), "user", "user", SWAP, ANTIPODAL, (1 / 8, 1 / 8, 1), 1),
     ((SITE, ALL, USER), "group", "group", SWAP, SWAPPED, (1 / 2, 1), 2),
-    # Of 13 groups one is left out.
+    # One of 13 groups is left out.
     ((SITE, ALL, USER), "group", "group", ADD, SAMPLED, (1 / 2, 1), 2),
     ((SITE, MORE, USER), "group", "group", ADD, SAMPLED, (1 / 2, 1), 1),
     ((COIN, SOME), "group", "user", ZERO, ZEROED, (1, 1 / 4, 1 / 4), 1),

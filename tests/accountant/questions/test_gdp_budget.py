@@ -1,4 +1,4 @@
-"""One budget for runs chosen one after another: mu-GDP with floors."""
+"""A budget for runs chosen one after another: mu-GDP with floors."""
 
 import functools
 import math
@@ -22,8 +22,8 @@ from rows import fast_and_slow
 
 DELTA = 1e-5
 FLOORS = (1e-9, 1e-7, 1e-6)
-# Rate, noise and steps of a run; its mu at each of these floors; how much more than
-# the exact composition a budget with the best floor may cost for 2 and for 3 runs.
+# Rate, noise and steps of a run; its mu at each of these floors; largest ratio of the
+# epsilon of a budget with the best floor to the exact one, for 2 and for 3 runs.
 RUNS = [
     (0.1, 1.5, 300, (1.398, 1.372, 1.357), (1.04, 1.06)),
     (0.1, 1.5, 50, (0.665, 0.634, 0.617), (1.08, 1.12)),
@@ -85,7 +85,7 @@ def test_a_run_that_loses_nothing_and_one_that_loses_all():
     assert gdp_price(step(0.0, 1.0), num_steps=5, floor=1e-9).mu == 0
     with pytest.raises(ValueError, match="the run has no mu"):
         gdp_price(step(0.5, 0.0), num_steps=5, floor=1e-9)
-    # What is lost with a chance below the floor is in the floor.
+    # Losses with a probability below the floor are covered by the floor.
     release = jde.ApproximateDP(0.0, 1e-9)
     assert gdp_price(release, num_steps=1, floor=1e-8).mu == 0
     with pytest.raises(ValueError, match="try a larger floor"):
@@ -143,7 +143,7 @@ def test_composed_runs_are_below_the_budget_that_they_use_up(
 
 
 def _epsilon_of(mu, floors):
-    """Epsilon at DELTA of a budget that has been used up."""
+    """Epsilon at DELTA of a budget without remainder."""
     low, high = 0.0, 60.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -157,7 +157,7 @@ def _epsilon_of(mu, floors):
 
 @functools.lru_cache
 def _cut(rate, noise, cells=24):
-    """A sampled Gaussian whose output is told by its cell only: (p, q), both ways."""
+    """A sampled Gaussian rounded to cells: probabilities (p, q), both directions."""
     edges = np.concatenate([[-np.inf], np.linspace(-3, 4.5, cells - 1), [np.inf]])
     edges = edges * noise if noise > 1 else edges
     masses = [np.diff(_ndtr((edges - m) / noise)) for m in (0.0, 1.0)]
@@ -170,7 +170,7 @@ def _ndtr(x):
 
 
 def _worst(menu, mu2, floors, direction, g):
-    """Delta at log g of the worst strategy: any run that fits, in view of the loss."""
+    """Delta at log g of the worst strategy, which chooses runs by the loss so far."""
     worst = max(0.0, 1 - g)
     for (rate, noise), price in menu:
         if Fraction(price.mu) ** 2 > mu2 or Fraction(price.floor) > floors:
@@ -218,7 +218,7 @@ def test_mu_without_the_floors_is_no_budget():
 def test_sums_are_exact():
     budget = GdpBudget(4.0, DELTA, 1e-6)
     tenth = GdpPrice(0.0, 1e-7)
-    # As floats ten times 1e-7 is 1e-6; exactly it is a little more, or less.
+    # In floats ten times 1e-7 is 1e-6; exactly it is slightly more or less.
     fits = 10 * Fraction(1e-7) <= Fraction(1e-6)
     assert budget.permits([tenth] * 9, tenth) is fits
     half = GdpPrice(budget.mu / math.sqrt(2), 0.0)
@@ -278,7 +278,7 @@ def test_arguments_of_a_price():
 def test_mu_down_to_a_floor_far_below_rounding():
     one, floor = step(0.1, 1.5), 1e-60
     mu = attacker.gdp_mu(one, num_steps=50, smallest_delta=floor)
-    # Without sampling it is 4.71; the tail down to there is that of few draws.
+    # Without sampling it is 4.71; only rare draws reach this tail.
     assert 1.0 < mu < 1.2
     at = np.array([2.0, 16.0])
     true = jde.delta(one, epsilon=at, num_steps=50)
@@ -287,7 +287,7 @@ def test_mu_down_to_a_floor_far_below_rounding():
 
 @pytest.mark.slow
 def test_runs_of_different_kinds_use_one_budget():
-    """The sums of the squares of mu and of the floors, with nothing left over."""
+    """The sums of the squares of mu and of the floors are used up exactly."""
     kinds = [(step(0.1, 1.5), 20, 1e-7), (step(0.02, 1.0), 50, 1e-6)]
     prices = [gdp_price(s, num_steps=n, floor=f) for s, n, f in kinds]
     mu = math.sqrt(sum(p.mu**2 for p in prices))

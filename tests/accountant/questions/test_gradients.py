@@ -57,7 +57,7 @@ def difference(function, x, step=1e-3):
 
 
 def of_steps(make, count):
-    """Epsilon's difference by a whole number of steps."""
+    """Difference of epsilon by a whole number of steps."""
     return difference(lambda n: jde.epsilon(*make(round(n)), delta=DELTA), count, 0.01)
 
 
@@ -81,7 +81,7 @@ def check(make, arguments, num_steps):
             moved = make(*arguments[:i], x, *arguments[i + 1 :])
             return jde.epsilon(moved, delta=DELTA, num_steps=num_steps)
 
-        # Of epsilons that are known less well further apart is nearer, else closer.
+        # Less accurate epsilons need wider differences.
         expected = min(
             (difference(epsilon, arguments[i], apart) for apart in (1e-3, 4e-3)),
             key=lambda value, name=name: abs(value - gradient[name]),
@@ -190,8 +190,9 @@ def test_where_there_is_nothing_to_lose_or_nothing_known():
 @pytest.mark.parametrize(
     ("unit", "relation", "arguments", "num_steps", "delta"),
     [
-        # Where the moments have a cliff an order good enough for the bound is off by
-        # 2e-4 of the slope.
+        # Where the best order jumps, an order that is good enough for the bound changes
+        # the
+        # slope by 2e-4.
         ("step", "zero_out", (11.339018784966942, 5.5556e-4, 3.218e-3), 8242, 7.21e-11),
         ("school", "add_remove", (8.44917529, 3.642254e-3, 4.6895e-3), 8638, 9.588e-10),
         ("class", "zero_out", (1.5, 0.2, 0.1), 30, 1e-6),
@@ -228,7 +229,7 @@ def test_a_rate_at_its_end_has_no_derivative():
 
 @pytest.mark.parametrize("method", ["rdp", "exact"])
 def test_next_to_an_end_no_number_is_a_wrong_one(method):
-    """Where a move is below the rounding of a rate the quotient of it would be 0."""
+    """A displacement below the rounding of a rate would give a slope of 0."""
     rate = 1 - 10.0 ** -np.array([2, 3, 6, 9, 11, 12, 13, 15])
     _, by_rate = jde.epsilon_and_gradient(
         jde.GaussianStep(poisson("a", rate), noise_multiplier=25.0),
@@ -253,7 +254,7 @@ def test_next_to_an_end_no_number_is_a_wrong_one(method):
 
 @pytest.mark.parametrize(("noise", "steps"), [(0.7, 1), (0.8, 100), (1.0, 1)])
 def test_next_to_one_epsilon_bends_and_has_its_derivative(noise, steps):
-    """Under replace_one within 1e-4; it was NaN from 1e-6 of 1 on."""
+    """Under replace_one near rate 1, where it was NaN within 1e-6 of 1."""
 
     def step(rate):
         return jde.GaussianStep(
@@ -274,7 +275,7 @@ def test_next_to_one_epsilon_bends_and_has_its_derivative(noise, steps):
 
 
 def test_an_infinite_value_has_no_derivative():
-    """Nor has one that is not known; of a constant it is 0."""
+    """An unknown epsilon has no derivative; that of a constant is 0."""
     beyond = np.array([np.inf, -np.inf, np.nan, 3.0, 7.0])
 
     def curve(moved):
@@ -319,7 +320,7 @@ def test_other_arguments_are_checked():
 
 
 def size_step(size, noise=1.5, unit=None):
-    """Schools by Poisson, pupils without replacement."""
+    """Poisson-sampled schools, pupils without replacement."""
     pupils = jde.WithoutReplacement("pupil", size=size, population=400)
     return jde.GaussianStep(
         jde.MultistageSampling(poisson("school", 0.3), pupils),
@@ -439,7 +440,7 @@ def test_epochs_have_derivatives_by_noise_alone(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1])
 def test_derivatives_of_epochs_against_mellin_transforms(number):
-    """Differences of certified ends: some 1e-3."""
+    """Differences of certified ends are accurate to about 1e-3."""
     noise, h = 1.0, 2e-3
     step = jde.GaussianStep(
         jde.RandomAllocation("u", steps_per_epoch=3),
@@ -453,7 +454,7 @@ def test_derivatives_of_epochs_against_mellin_transforms(number):
         found, _ = allocation_epochs.delta(epochs, 1 / noise, epsilon, "remove")
         return np.log(float(found))
 
-    # The remove direction is the larger one.
+    # The direction "remove" is the larger one.
     by_noise = log_delta(noise + h, epsilon) - log_delta(noise - h, epsilon)
     by_epsilon = log_delta(noise, epsilon + h) - log_delta(noise, epsilon - h)
     true = -by_noise / by_epsilon
@@ -471,7 +472,7 @@ def test_composed_run_with_a_step_not_taken():
         assert gradient["noise_multiplier[1]"] == 0
         expected = pytest.approx(alone["noise_multiplier"], rel=1e-9)
         assert gradient["noise_multiplier"] == expected
-    # A whole step raises epsilon by less than its first part at that pace would.
+    # Epsilon is concave in the number of steps.
     whole = jde.epsilon(jde.compose((first, 300), (second, 1)), delta=DELTA)
     rise, slope = whole - jde.epsilon(run, delta=DELTA), gradient["num_steps[1]"]
     assert 0.8 * slope < rise < slope

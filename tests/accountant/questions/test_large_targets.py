@@ -1,4 +1,4 @@
-"""Targets of no use, which must be quick and private all the same."""
+"""Very large targets must be quick, and still be met."""
 
 import itertools
 from typing import Any
@@ -44,7 +44,7 @@ SLOW = pytest.mark.slow
 @NEXT_TO_NONE
 @pytest.mark.parametrize(
     ("step", "num_steps", "most_draws"),
-    # As noise goes to 0 the loss is that of K draws: how many delta leaves (binomial).
+    # As noise goes to 0 the loss is that of K draws, K a quantile of a binomial.
     [
         (poisson(0.01), 100, 7),
         pytest.param(poisson(0.5), 1000, 567, marks=SLOW),
@@ -66,18 +66,18 @@ def test_noise_is_found_soon(monkeypatch, step, num_steps, most_draws, method):
     usual_calls = len(asked)
     for target in ABSURD:
         if method == "pld" and target < 1e3:
-            continue  # certified ends, as ever
+            continue  # certified ends
         asked.clear()
         noise = jde.calibrate_noise_multiplier(
             step, epsilon=target, method=method, **run
         )
-        assert len(asked) <= 3 * usual_calls  # it halved on for minutes
-        # At so little noise epsilon itself takes up to a minute; Rényi's is above it.
+        assert len(asked) <= 3 * usual_calls  # bisection took minutes
+        # With so little noise epsilon takes up to a minute; the Rényi bound exceeds it.
         by = "rdp" if noise < 0.1 and num_steps > 1 else method
         spent = noise_at(noise, step)
         spent = jde.epsilon(spent, num_steps=num_steps, delta=DELTA, method=by)
         assert spent <= target * (1 + 1e-12)
-        # K draws without more lose K / (2 noise^2).
+        # K draws alone lose K / (2 noise^2).
         if target >= 1e6:
             least = np.sqrt(most_draws / (2 * target))
             assert 0.99 * least <= noise <= 1.2 * least or target > 1e16
@@ -93,7 +93,7 @@ def test_noise_is_found_soon(monkeypatch, step, num_steps, most_draws, method):
     ),
 )
 def test_noise_of_epochs_is_found_as_soon(monkeypatch, relation, target):
-    """Below the tables' least noise, and where their bound jumps at it."""
+    """Below the smallest noise of the tables, where the bound jumps."""
     seen: list[float] = []
     plain = Targets.excess
 
@@ -107,7 +107,7 @@ def test_noise_of_epochs_is_found_as_soon(monkeypatch, relation, target):
     step, run = epoch(5, relation), {"num_steps": 10, "delta": DELTA}
     noise = jde.calibrate_noise_multiplier(step, epsilon=target, **run)
     run["method"] = "rdp" if noise > 0.1 else "exact"
-    assert len(seen) <= 25  # at 8 nats 14; halving a jump to 1e-7 took twice as many
+    assert len(seen) <= 25  # 14 at 8 nats; bisecting a jump to 1e-7 took twice as many
     assert jde.epsilon(noise_at(noise, step), **run) <= target * (1 + 1e-12)
     if target < 1e16:
         assert jde.epsilon(noise_at(0.98 * noise, step), **run) > target
@@ -115,7 +115,7 @@ def test_noise_of_epochs_is_found_as_soon(monkeypatch, relation, target):
 
 @pytest.mark.slow
 def test_large_targets_take_no_certified_ends(monkeypatch):
-    """What takes seconds for one noise; small targets do take them."""
+    """Designs whose epsilon takes seconds; small targets use it."""
     monkeypatch.setattr(worst_path.exact, "pld_bounds", _refuse)
     step = poisson(0.01)
     for target in (300.0, 1e3, 1e6):
@@ -141,7 +141,7 @@ def _refuse(*_: Any) -> Any:
 
 
 def test_between_them_the_answer_is_as_near_as_ever():
-    """Where the contour knows epsilon, at targets above 50 too."""
+    """Where the contour gives epsilon, also at targets above 50."""
     step, run = poisson(0.5), {"num_steps": 1000, "delta": DELTA}
     for target in (60.0, 1e3, 1e4):
         noise = jde.calibrate_noise_multiplier(step, epsilon=target, **run)
@@ -186,7 +186,7 @@ def test_noise_next_to_none_is_warned_of():
         jde.calibrate_noise_multiplier(
             poisson(0.01), epsilon=[1.0, 1e8], delta=DELTA, num_steps=10
         )
-    # None of these is so small, but where nothing is drawn.
+    # Only steps without sampling have so little noise.
     jde.calibrate_noise_multiplier(
         poisson([0.01, 0.0]), epsilon=1e5, delta=DELTA, num_steps=10
     )

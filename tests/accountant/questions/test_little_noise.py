@@ -1,4 +1,4 @@
-"""Hardly any noise: losses far above 1, whose rounding no answer may forget."""
+"""Very little noise: losses far above 1, whose rounding must be accounted for."""
 
 import mpmath
 import numpy as np
@@ -18,7 +18,7 @@ from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLos
 from oracles import little_noise
 
 METHODS = ("rdp", "exact", "pld")
-# Nats a step by which logarithms of rates may lower its loss: rates are above 1e-6.
+# Nats per step by which log rates may lower its loss: rates are above 1e-6.
 SLACK = 40.0
 POPULATION = 1_000_000
 
@@ -82,11 +82,12 @@ def episodes(relation):
 
 
 def flipped(p):
-    """Squared move of a sign that flips: from 0, unless the unit always counts."""
+    """Squared shift of a sign flip: from 0, unless the unit is always drawn."""
     return 4 if p >= 1 else 1
 
 
-# Of each design: the step, and by p and r the squared move of a hit and its chance.
+# For each design: the step, and from p and r the squared shift of a draw of the unit
+# and its probability.
 DESIGNS = {
     "sampled": (one_level(poisson, "add_remove"), lambda p, r: (1, p)),
     "zeroed": (one_level(poisson, "zero_out"), lambda p, r: (1, p)),
@@ -131,7 +132,7 @@ MOST_EPISODES, MOST_OF_EPISODES = 5, 60
 
 
 def random_setting(rng, name, low, high):
-    """A step, its number, a delta, and the sums of squared moves that it may have."""
+    """A step, its count, a delta, and the possible sums of squared shifts."""
 
     def rate(least):
         value = rng.choice([1.0, 10 ** rng.uniform(least, 0), rng.uniform(0.3, 1)])
@@ -157,7 +158,7 @@ def check(setting, method, **engine):
     slack = SLACK * steps
     least = little_noise.epsilon(delta, sums, noise, slack)
     found = jde.epsilon(step, delta=delta, num_steps=steps, method=method, **engine)
-    # What "exact" says its error is at the most; others are bounds.
+    # The largest stated error of "exact"; other values are bounds.
     tolerance = 1e-6 if method == "exact" else 1e-15
     assert found >= least * (1 - tolerance), (setting[:4], method)
     for share in (0.4, 1.0, 1.02):
@@ -238,7 +239,7 @@ def test_down_to_no_noise(method, relation):
         found = jde.epsilon(step, delta=1e-5, num_steps=3, method=method)
         delta = jde.delta(step, epsilon=1e9, num_steps=3, method=method)
     assert np.all(found[1:] >= found[:-1])  # no NaN
-    # All three may be hits, unless the noise is 0 in float64's range.
+    # All three steps may draw the unit, unless the noise is 0 in float64.
     u = 0.5 / noise[:9] ** 2
     np.testing.assert_allclose(found[:9], 3 * u, rtol=1e-5)
     assert np.all(found[:9] >= 3 * u * (1 - 1e-14))
@@ -258,9 +259,9 @@ def test_other_mechanisms(method, scale):
     }
     for name, release in releases.items():
         found = jde.epsilon(release, delta=delta, num_steps=steps, method=method)
-        # A hit loses log(rate) less, a miss about as much.
+        # A draw of the unit loses log(rate) less, another one about as much.
         assert found >= hits / scale - 50 * steps, name
-        # Of atoms so large only that no step loses more is found.
+        # For such large atoms only the largest loss of each step is known.
         near = name == "laplace" or scale >= 1e-14
         assert found <= (1.05 * hits if near else steps * 1.001) / scale, name
 
@@ -272,7 +273,8 @@ def in_epochs(noise, relation="add_remove"):
     )
 
 
-# Of each: the step by its noise, and the chance that one of three sees the unit.
+# For each: the step from its noise, and the probability that one of three draws the
+# unit.
 SEEN = {
     "sampled": (lambda s: one_level(poisson, "add_remove")(s, 0.1, 0, 0), 1 - 0.9**3),
     "replaced": (lambda s: one_level(fixed, "replace_one")(s, 0.1, 0, 0), 1 - 0.9**3),
@@ -296,7 +298,7 @@ SEEN = {
 )
 @pytest.mark.parametrize("name", SEEN)
 def test_delta_may_cover_all_that_is_lost(name, method, noise):
-    """From the total variation on, here the chance that the unit is seen at all."""
+    """Above the total variation distance, here the probability of drawing the unit."""
     make, seen = SEEN[name]
     step, run = make(noise), {"num_steps": 3, "method": method}
     assert jde.epsilon(step, delta=seen * (1 + 1e-9), **run) == 0
@@ -311,7 +313,7 @@ def test_delta_may_cover_all_that_is_lost(name, method, noise):
     ("relation", "least", "most"), [("add_remove", 1, 1), ("replace_one", 2, 4)]
 )
 def test_epochs_lose_what_their_draws_lose(relation, least, most, method):
-    """A part u = s²/2 where delta is below its chance, an epoch u or, swapped, 2 u."""
+    """A part of an epoch: u = s²/2 if delta is small enough; an epoch: u or 2 u."""
     noise = 1e-6
     u = 0.5 / noise**2
     step = in_epochs(noise, relation)
@@ -320,7 +322,7 @@ def test_epochs_lose_what_their_draws_lose(relation, least, most, method):
         found = jde.epsilon(step, delta=1e-3, num_steps=steps, method=method)
         assert low * (1 - 1e-4) <= found <= high * (1 + 1e-4)
     lower, upper = jde.epsilon_interval(step, delta=1e-3, num_steps=10)
-    assert lower == 0 and upper >= u * (1 - 1e-4)  # the bound says nothing of below
+    assert lower == 0 and upper >= u * (1 - 1e-4)  # there is no lower bound
 
 
 RNG = np.random.default_rng(5)
@@ -345,15 +347,15 @@ SUMS = {
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_bound_the_moments(name, direction, monkeypatch):
-    """What stands in for an integral that is nothing but rounding is never below it."""
+    """The bound that replaces an integral of mere rounding errors is never below it."""
     rule = MomentRule(direction, Quadrature(32, 16))
-    with np.errstate(all="ignore"):  # as kernels are called
+    with np.errstate(all="ignore"):  # as kernels are called internally
         (integral,) = SUMS[name].log_excess(T, rule)
         monkeypatch.setattr(excess, "LARGE_LOSS", -1.0)
         monkeypatch.setattr(excess, "ROUNDING", 1e300)
         (bound,) = SUMS[name].log_excess(T, rule)
     assert np.all(bound >= integral - 1e-9)
-    if direction == "forward":  # and in use
+    if direction == "forward":  # and through the public function
         assert np.median(bound - integral) > 1e-9
 
 
@@ -363,7 +365,7 @@ def _episodes(number):
 
 
 # Design, noise, relation, steps, delta; the losses of one step reach 600 nats and more.
-# Paths through the plane rose so high there that their terms cancelled.
+# Paths in the complex plane were so high there that their terms cancelled.
 OUT_OF_RANGE = [
     (_episodes(1), 0.0251, "zero_out", 100, 2e-3),
     (_episodes(2), 0.05, "zero_out", 100, 2e-3),
@@ -400,8 +402,8 @@ def test_losses_beyond_the_range_of_exponentials_lie_within_certified_ends(case)
 
 
 def _of_hits(name, rate, shift):
-    """The step, log of the odds of a hit, and the loss of a miss."""
-    if name == "above":  # whether its class is drawn may be known
+    """The step, log odds of drawing the unit, and the loss if it is not drawn."""
+    if name == "above":  # the draw of its class may be visible
         draw = jde.MultistageSampling(
             jde.Poisson("class", sampling_probability=rate),
             jde.WithoutReplacement("example", size=3, population=3),
@@ -419,8 +421,8 @@ def _of_hits(name, rate, shift):
     return make(moves / shift, rate, None, None), log_odds, log_rest
 
 
-# Kind, rate, shift, steps, delta. In some the paths rose too high; in the others the
-# contour ended before the phases of far hits agreed again.
+# Kind, rate, shift, steps, delta. In some the paths were too high; in the others the
+# contour ended before the phases of large losses agreed again.
 HITS = [
     ("swapped", 0.2, 50.0, 9, 2.5e-4),
     ("swapped", 0.2, 66.7, 9, 2.5e-4),
@@ -457,7 +459,7 @@ def test_sums_of_far_hits(case):
 
 
 def test_moments_of_huge_orders_are_unknown_and_never_0():
-    """The excess of some came out as 0, and of others 5e-5 too small."""
+    """The computed excess of some was 0, that of others 5e-5 too small."""
     orders = 1 + np.geomspace(1e5, 1e10, 60)
     for noise, number in ((0.2, 2), (0.22, 1), (7.24, 1)):
         for relation in ("zero_out", "add_remove"):

@@ -1,4 +1,4 @@
-"""Delta where losses end little above epsilon, against enumeration."""
+"""Delta where the largest loss is just above epsilon, against enumeration."""
 
 import itertools
 import math
@@ -26,19 +26,19 @@ def test_pure_dp_up_to_its_largest_loss(epsilons, gap):
     run = jde.compose(*((jde.ApproximateDP(e), 1) for e in epsilons))
     at = sum(epsilons) - gap
     truth = enumerated_delta(epsilons, at)
-    # By any method: but one sign changed the loss would fall short by more.
+    # For every method: with one other sign the loss is below epsilon.
     value = jde.delta(run, epsilon=at, method="rdp")
     assert truth * (1 - 1e-12) <= value <= truth * (1 + 1e-9) + 1e-11
 
 
 def test_laplace_and_failures_near_the_end():
-    """As dp-accounting's own tests have them."""
+    """Values of dp-accounting's tests."""
     run = jde.compose((jde.LaplaceRelease(1.0), 3), (jde.LaplaceRelease(2.0), 2))
     assert 0 <= jde.delta(run, epsilon=4.0, method="rdp") < 1e-11
     drawn = jde.LaplaceRelease(0.5, sampling_probability=0.2)
     most = 3 * math.log1p(0.2 * math.expm1(2.0))
     gap = np.array([1e-9, 1e-6])
-    # All three draws beyond the record, and the loss falls short by the gap.
+    # All three draws are on one side; the largest loss is less by the gap.
     beyond = (0.8 * math.exp(-2) + 0.2) / 2
     value = jde.delta(drawn, epsilon=most - gap, num_steps=3, method="rdp")
     assert np.all(value <= gap * beyond**3 * 1.01 + 1e-14)
@@ -49,7 +49,7 @@ def test_laplace_and_failures_near_the_end():
 
 
 def test_a_setting_beside_one_that_loses_nothing_is_what_it_is_alone():
-    # Gaussian losses have no end: delta next to 1 was called a certified bound.
+    # Gaussian losses are unbounded: delta near 1 was called a certified bound.
     step = jde.GaussianStep(
         jde.Poisson("unit", sampling_probability=0.5), noise_multiplier=2.0
     )

@@ -1,4 +1,4 @@
-"""Fewer paths: none that could be the worst is lost, and rounding goes up only."""
+"""Fewer paths: the worst one is kept, and rates are only rounded up."""
 
 import functools
 
@@ -11,7 +11,7 @@ from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLos
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.questions import worst_path as paths
 
-# The bounds by Rényi-DP are what these tests are about.
+# These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 
 

@@ -1,4 +1,4 @@
-"""Answers about people: reference values, the least of several theorems, refusals."""
+"""Epsilons of people: reference values, the smallest over theorems, refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TWO_OF_TWENTY = W("example", size=2, population=20)
 
 
 def units(rate: Any, chance: Any, **fields: Any) -> dict[str, Any]:
-    """Five units by coins, each of which holds the person with a chance of its own."""
+    """Five Poisson-sampled units, each of which holds the person with probability r."""
     design = jde.MultistageSampling(
         P("class", sampling_probability=rate), P("example", sampling_probability=chance)
     )
@@ -84,9 +84,9 @@ def person(fields: dict[str, Any], relation: str, noise: Any) -> jde.GaussianSte
     )
 
 
-# Design, noise; relation -> single step at epsilon 1 forward and backward, or steps and
+# Design, noise; relation -> one step at epsilon 1 forward and backward, or steps and
 # their epsilon at delta 1e-5. Values by another implementation of the same theorems
-# (quadrature and contours of its own, checked against dp-accounting), 10 digits.
+# (with its own quadrature and contours, checked against dp-accounting), 10 digits.
 ZERO, REPLACE = "zero_out", "replace_one"
 SINGLE = [
     (TEN, 2.0, ZERO, 0.0018893884273744864, 0.0),  # M
@@ -128,7 +128,7 @@ def test_single_steps(fields, noise, relation, forward, backward) -> None:  # no
 
 @pytest.mark.parametrize("engine", ["numpy", "jax"])
 def test_either_engine_sums_every_contribution(engine: str) -> None:
-    """What others show of two units leaves 2, 1 or 0 of them, by coins of 1/3."""
+    """Others reveal that 2, 1 or 0 of two units may hold the person; theta is 1/3."""
     step = person(units(0.5, 0.5) | {"people": Bounds(examples=1, classes=2)}, ZERO, 1)
     with using_engine(engine):
         found = jde.delta(step, num_steps=1, epsilon=3.0)
@@ -151,7 +151,7 @@ def test_composed_steps(fields, noise, relation, steps, value) -> None:  # noqa:
 
 
 def test_the_partition_is_averaged_where_it_is_fresh() -> None:
-    """Theorem 2 with the law of |R| averaged over partitions; its own two values."""
+    """Theorem 2 with the distribution of |R| averaged over partitions; two values."""
     coins = grouped(P("episode", sampling_probability=0.25))
     for relation, value in ((ZERO, 5.978556417489636), (REPLACE, 10.49507042846714)):
         step = person(coins, relation, 2.0)
@@ -163,13 +163,13 @@ def test_the_partition_is_averaged_where_it_is_fresh() -> None:
 
 
 def of_pair(pair: Any, count: float, question: Question) -> np.ndarray:
-    """The answer of one of the pairs alone."""
+    """The result of one pair alone."""
     run = Run((pair,), (np.array([float(count)]),))
     return answer(question, (run,), "exact").value
 
 
 def test_the_least_of_the_theorems_counts_setting_by_setting() -> None:
-    """At p = 0.8 Theorem A is less, at p = 1 and r = 0.1 Theorem 2."""
+    """At p = 0.8 Theorem A is smaller, at p = 1 and r = 0.1 Theorem 2."""
     step = person(units([0.8, 1.0], [0.2, 0.1]), ZERO, 3.0)
     pairs = dominating_pairs(step)
     question = EpsilonAt(np.log(np.full(2, 1e-5)))
@@ -190,7 +190,7 @@ def test_searches_and_intervals_take_the_least_as_well() -> None:
     deltas = np.stack([of_pair(p, 10, question) for p in dominating_pairs(step)])
     least = np.exp(deltas.min(axis=0))
     np.testing.assert_allclose(jde.delta(step, num_steps=10, epsilon=3.0), least)
-    # Composed, the same theorem goes through the whole run.
+    # A composed run uses the same theorem for all steps.
     composed = jde.compose((step, 4), (step, 6))
     np.testing.assert_allclose(jde.epsilon(composed, delta=1e-5), found, rtol=1e-9)
     low, high = jde.epsilon_interval(step, **run)
@@ -259,7 +259,7 @@ def test_who_has_one_example_costs_what_an_example_does(relation: str) -> None:
 
 
 def test_larger_bounds_never_cost_less() -> None:
-    """Through the switch from averaged partitions to every class."""
+    """Across the switch from averaged partitions to the worst partition."""
     fields = grouped(P("episode", sampling_probability=0.25))
     fields["people"] = Bounds(examples=1, classes=np.arange(1, 24, 4))
     found = jde.epsilon(person(fields, ZERO, 2.0), num_steps=50, delta=1e-5)
@@ -284,7 +284,7 @@ def test_small_classes_of_a_population_count() -> None:
 
 @pytest.mark.parametrize("relation", [ZERO, "add_remove"])
 def test_a_lower_bound_of_sizes_never_costs_less(relation: str) -> None:
-    """Below the number drawn too: more than it says may be there, and all hers."""
+    """Also below the draw size: there may be more units, all of them the person's."""
 
     def charged(stated: Any, above: Any, clip_unit: str) -> float:
         examples = W("example", size=5, population=stated)
@@ -336,7 +336,7 @@ def nested(top: Any, size: int = 8) -> jde.MultistageSampling:
 
 @pytest.mark.parametrize("relation", [ZERO, "add_remove"])
 def test_users_whose_examples_are_clipped_one_by_one(relation: str) -> None:
-    """The mixture of the number that is drawn, with the user's own coin."""
+    """The mixture over the number drawn, including the draw of the user."""
     step = jde.GaussianStep(
         nested(P("user", sampling_probability=0.05)),
         noise_multiplier=2.0,
@@ -350,7 +350,7 @@ def test_users_whose_examples_are_clipped_one_by_one(relation: str) -> None:
     weights[0] += 0.95
     expected = hockey_stick(weights, math.e, 0.5, 1.0)
     assert jde.privacy_profile(step, 1.0) == pytest.approx(expected, rel=1e-8)
-    # One example of a user's: the user's own coin times it.
+    # One example per user: the product of the two rates.
     one = dataclasses.replace(step, sampling=nested(step.design.schemes[0], 1))
     flat = jde.GaussianStep(P("user", sampling_probability=0.01), noise_multiplier=2.0)
     assert jde.epsilon(one, **run) == pytest.approx(jde.epsilon(flat, **run))
@@ -360,7 +360,7 @@ def test_users_whose_examples_are_clipped_one_by_one(relation: str) -> None:
     "top", [P("user", sampling_probability=0.3), W("user", size=3, population=10)]
 )
 def test_users_whose_examples_are_replaced(top: Any) -> None:
-    """A user's own coin is hidden; else who is drawn is seen, or all examples are."""
+    """A user's Poisson draw is hidden; otherwise it is visible, or all are drawn."""
     step = jde.GaussianStep(
         nested(top),
         noise_multiplier=20.0,
@@ -381,7 +381,7 @@ def test_users_whose_examples_are_replaced(top: Any) -> None:
 
 
 def test_ends_of_users_whose_examples_are_clipped() -> None:
-    """No noise, all noise; coins of 0 and 1, above and below."""
+    """No noise, infinite noise; rates 0 and 1, above and below."""
     top = P("user", sampling_probability=[[0.0], [0.05], [1.0]])
     coins = P("example", sampling_probability=[0.0, 1.0], population=8)
     step = jde.GaussianStep(
@@ -404,14 +404,14 @@ def test_ends_of_users_whose_examples_are_clipped() -> None:
 
 
 def whole(step: jde.GaussianStep) -> jde.GaussianStep:
-    """The same where all examples of a drawn user are drawn."""
+    """The same if all examples of a drawn user are drawn."""
     user = step.design.schemes[0]
     both = jde.MultistageSampling(user, W("example", size=8, population=8))
     return dataclasses.replace(step, sampling=both)
 
 
 def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
-    """Two units in an epoch of two steps: bounds of the note, above the exact pair."""
+    """Two units in an epoch of two steps: bounds above the exact pair."""
     step = person(
         {
             "sampling": jde.RandomAllocation("example", steps_per_epoch=2),
@@ -425,7 +425,7 @@ def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
     # Certified ends of delta are up to 1e-3 apart.
     assert np.all((bound <= found) & (found <= np.multiply(bound, 1 + 1e-3)))
     assert np.all(found > [0.1309859938526774, 0.044816685366895724])
-    # A single step of it is one of coins.
+    # A single step of it is Poisson sampling.
     coins = dataclasses.replace(step, sampling=P("example", sampling_probability=0.5))
     run = {"num_steps": 1, "delta": 1e-5}
     assert jde.epsilon(step, **run) == pytest.approx(jde.epsilon(coins, **run))
@@ -502,14 +502,14 @@ AT = np.linspace(-12, 12, 2_401)
 
 
 def law(examples, size, noise):
-    """Density of the noised sum of a sample of the examples, times the grid's step."""
+    """Density of the noised sum of a sample of the examples, times the grid spacing."""
     sums = [sum(some) for some in itertools.combinations(examples, size)]
     gaussians = np.exp(-0.5 * ((AT[:, None] - np.array(sums)) / noise) ** 2)
     return gaussians.mean(axis=1) * (AT[1] - AT[0]) / (noise * np.sqrt(2 * np.pi))
 
 
 def attained(own, others, size, epsilon, noise):
-    """The largest divergence over what all examples may contribute, 1 at most."""
+    """The largest divergence over all contributions of norm at most 1."""
     found = 0.0
     for signs in itertools.product((-1.0, 0.0, 1.0), repeat=own + 1):
         persons, other = signs[:own], signs[own]
@@ -537,7 +537,9 @@ def test_no_draw_is_above_the_mixture(own, others, size, epsilon):
     assert true <= bound * (1 + 1e-4)
     if size > others:
         return
-    assert bound <= true * (1 + 1e-4)  # the person's pull one way, the others the other
-    # As if nobody took the place of the person: exceeded.
+    assert bound <= true * (
+        1 + 1e-4
+    )  # the person's and the others' contributions have opposite signs
+    # As if no example replaced the person's: exceeded.
     alone = dataclasses.replace(step, noise_multiplier=2 * noise)
     assert jde.delta(alone, num_steps=1, epsilon=epsilon) < true

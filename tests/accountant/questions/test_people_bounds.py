@@ -1,6 +1,6 @@
-"""What the library charges people, against every draw of small designs.
+"""Deltas of people, against every draw of small designs.
 
-The bound is the delta of one step, which is the larger of both directions.
+The bound is the delta of one step, the larger of both directions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLOOR = 1e-7
 
 
 def _scheme(name: str, drawn: tuple[str, float], population: int) -> Any:
-    """The library's scheme of one level; coins need no population."""
+    """The library's scheme of one level; Poisson needs no population."""
     kind, value = drawn
     if kind == "coins":
         return jde.Poisson(name, sampling_probability=value)
@@ -97,7 +97,7 @@ def _without_population(scheme: Any) -> Any:
 
 
 def _blocks(drawn: tuple[str, float], inside: Any, episodes: int) -> jde.PeopleBlocks:
-    """Two blocks; how many people there are in one does not matter."""
+    """Two blocks; the number of people in a block does not matter."""
     return jde.PeopleBlocks(
         num_people=6,
         people_per_block=3,
@@ -122,7 +122,7 @@ def _charged(case: Case) -> np.ndarray:
 
 
 def _worst_ratio(case: Case, rng: np.random.Generator, starts: int) -> float:
-    """The largest true divergence found, over what is charged."""
+    """The largest true divergence found, divided by the bound."""
     aims = np.exp(rng.choice([0.1, 0.25, 0.5, 1.0, 2.0], 2))
     found = people_draws.attained(
         rng, case.release, case.s, np.exp(EPSILONS), aims=aims, starts=starts
@@ -154,12 +154,12 @@ def test_no_draw_of_many_exceeds_what_is_charged_and_some_reach_it(family):
 
 # --- Epochs ---
 
-# What the grid of an epoch's releases adds.
+# The error of the grid of an epoch's releases.
 GRID = 1 + 2e-3
 
 
 def _epoch(steps: int, units: int, drawn: tuple[int, int], **fields: Any) -> Any:
-    """An epoch of tasks, so many of which can hold the person with one example."""
+    """An epoch of tasks, ``units`` of which can hold the person with one example."""
     size, population = drawn
     return jde.GaussianStep(
         jde.MultistageSampling(
@@ -196,7 +196,7 @@ def _epoch(steps: int, units: int, drawn: tuple[int, int], **fields: Any) -> Any
 def test_no_reaction_within_an_epoch_exceeds_what_is_charged(
     steps: int, units: int, drawn: tuple[int, int], s: float, relation: str
 ) -> None:
-    """Noise that is shared out among her episodes, and episodes taken for whole."""
+    """The noise divided among the person's episodes, and whole episodes."""
     rng = np.random.default_rng([steps, units, *drawn])
     fields = {"noise_multiplier": 1 / s, "neighboring_relation": relation}
     step = _epoch(steps, units, drawn, **fields)
@@ -212,14 +212,14 @@ def test_no_reaction_within_an_epoch_exceeds_what_is_charged(
     judged = charged > 1e-5
     ratio = worst[judged] / charged[judged]
     assert np.all(ratio <= GRID)
-    # Shared out, noise costs a third of delta at most here.
+    # Dividing the noise costs at most a third of delta here.
     assert np.max(ratio) > 0.65
 
 
 def _two_tasks(
     *, p: float = 0.5, size: int = 2, people: bool = True, **bounds: int
 ) -> np.ndarray:
-    """What is charged for two tasks by coins, a class of two in each, one hers."""
+    """Two Poisson-sampled tasks with a class of two each, one of them the person's."""
     step = jde.GaussianStep(
         jde.MultistageSampling(
             jde.Poisson("task", sampling_probability=p),
@@ -242,7 +242,7 @@ def _two_tasks(
     ids=["bound too small", "class too large", "coin too small", "an example alone"],
 )
 def test_a_wrong_description_is_exceeded(wrong):
-    """What has to notice does: the same draws, charged for less than they are."""
+    """The tests fail for wrong bounds: the same draws with smaller charges."""
     classes = [(f"x{i}", f"o{i}") for i in range(2)]
     units = [
         people_draws.unit_law(str(i), [each], people_draws.ALL, ("draw", 1))

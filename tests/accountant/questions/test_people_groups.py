@@ -21,7 +21,7 @@ RATIOS = np.exp([0.05, 0.25, 1.0, 2.0])
 def few(
     classes: int, ways: int, hers: Any, drawn: tuple[int, int], rate: Any, **fields: Any
 ) -> jde.GaussianStep:
-    """A step of grouped classes by coins; ``drawn`` are so many of so many of each."""
+    """A step of Poisson-sampled grouped classes; ``drawn`` is (size, population)."""
     design = jde.GroupedClasses(
         num_classes=classes,
         ways=ways,
@@ -38,7 +38,7 @@ def few(
 def averaged(
     classes: int, ways: int, hers: int, rho: float, rate: float, relation: str
 ) -> people.Claim:
-    """Theorem A of every partition, with unequal chances, and the mean of all."""
+    """Theorem A for every partition with unequal probabilities, and their mean."""
     every = people_draws.partitions(classes, ways)
     kinds = Counter(
         tuple(sorted(sum(i < hers for i in group) for group in each)) for each in every
@@ -58,7 +58,14 @@ def averaged(
 @pytest.mark.parametrize(
     ("classes", "ways", "hers", "drawn", "rate", "most"),
     [
-        (8, 2, 2, (1, 4), 0.3, 1.001),  # alone in her groups, or both in one
+        (
+            8,
+            2,
+            2,
+            (1, 4),
+            0.3,
+            1.001,
+        ),  # the person's classes in two groups, or both in one
         (6, 3, 3, (2, 2), 0.5, 1.001),
         (6, 3, 4, (1, 2), 1.0, 1.001),
         (7, 3, 4, (1, 4), 0.3, 1.25),
@@ -74,7 +81,7 @@ def test_the_mean_over_partitions_bounds_that_of_every_draw(
     most: float,
     relation: str,
 ) -> None:
-    """From above, since groups are made alike; exactly where they are."""
+    """An upper bound because groups are made alike; exact if they are alike."""
     step = few(classes, ways, hers, drawn, rate, neighboring_relation=relation)
     claim = averaged(classes, ways, hers, drawn[0] / drawn[1], rate, relation)
     exact = people.profiles(claim, 1.0, RATIOS)
@@ -88,11 +95,11 @@ def test_the_mean_over_partitions_bounds_that_of_every_draw(
 
 
 def test_two_of_twenty_classes_cost_twice_one() -> None:
-    """Composed, by another program; before, 5.674."""
+    """A composed run, by another program; it was 5.674 before."""
     step = few(20, 5, 2, (2, 20), 0.25)
     found = float(jde.epsilon(step, num_steps=100, delta=1e-5))
-    # The same components, enumerated: both in one group with chance 4/19.
-    alone, both = 0.225, 0.2025  # seen without her: 1/4 times 0.9, 0.81
+    # The same components, enumerated: both in one group with probability 4/19.
+    alone, both = 0.225, 0.2025  # drawn without the person: 1/4 times 0.9, 0.81
     theta = [0.25 * r / (1 - 0.25 * (1 - r)) for r in (0.1, 0.19)]
     laws: list[tuple[float, Sequence[float]]] = [
         ((1 - alone) ** 2 * 15 / 19, people.poisson_binomial([theta[0]] * 2)),
@@ -107,7 +114,7 @@ def test_two_of_twenty_classes_cost_twice_one() -> None:
     assert found < 2.01 * one
 
 
-# Noise 20, 300 steps at delta 1e-5, by how many of 964 classes are hers.
+# Noise 20, 300 steps at delta 1e-5, by the person's number of 964 classes.
 BY_BOUND = {1: 0.0086980416, 10: 0.112226280, 100: 1.366647, 963: 15.6436163}
 UNLISTED = {1: 0.0086980416, 10: 0.126895411, 100: 1.427807, 963: 15.6460870}
 
@@ -116,7 +123,7 @@ UNLISTED = {1: 0.0086980416, 10: 0.126895411, 100: 1.427807, 963: 15.6460870}
 def test_averages_cost_less_than_full_groups(
     hers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where partitions are too many to be listed, too, and as laws are merged."""
+    """Also with too many partitions to list, and with merged distributions."""
     step = few(964, 5, hers, (2, 20), 1 / 24, noise_multiplier=20.0)
     for values in (BY_BOUND, UNLISTED):
         found = float(jde.epsilon(step, num_steps=300, delta=1e-5))
@@ -126,14 +133,14 @@ def test_averages_cost_less_than_full_groups(
 
 @pytest.mark.parametrize("relation", ["zero_out", "add_remove"])
 def test_ends_of_coins_and_classes(relation: str) -> None:
-    """No coin, all coins; classes of which all or nothing is drawn; no noise."""
+    """Rates 0 and 1; all or no examples of a class drawn; no noise."""
     fields = {"neighboring_relation": relation}
     run = {"num_steps": 3, "delta": 1e-5}
     step = few(9, 3, 4, (2, 2), [0.0, 0.5, 1.0], **fields)
     found = jde.epsilon(step, **run)
     assert found[0] == 0 and found[1] < found[2] < np.inf
     assert jde.epsilon(few(9, 3, 4, (2, 2), 0.5, noise_multiplier=0.0), **run) == np.inf
-    # Two classes of two, alone in their groups.
+    # Two of the person's classes, in different groups.
     step = few(2, 1, 2, (2, 2), 1.0, **fields)
     shift = np.sqrt(3) * (2 if relation == "zero_out" else 4)
     gaussian = jde.GaussianStep(

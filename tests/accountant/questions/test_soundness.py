@@ -49,15 +49,15 @@ def population(root: tuple, num_levels: int) -> jde.Population:
 
 
 def most_children(root: tuple, level: int) -> int:
-    """A public upper bound of the children of any unit of a level."""
+    """A public upper bound on the children of any unit of a level."""
     return max([1, *(len(unit[1]) for unit in trees.clip_units(root, level))])
 
 
 def step_of(design: trees.Design, tree: tuple | None) -> jde.GaussianStep:
     """The public description of a design.
 
-    With a tree, sizes come from its `Population`, and the claim is the worst path's.
-    Without, the specs have the exact sizes of the design's own path.
+    With a tree, sizes come from its `Population`, and the claim is that of the worst
+    path. Otherwise the specs have the exact sizes of the design's path.
     """
     num_levels, unit = len(design.schemes), len(design.path)
     sizes: list[int | None] = [None] * num_levels
@@ -89,20 +89,20 @@ def claim_of(step: jde.GaussianStep) -> tuple[Any, Any]:
 
 
 def claims_of(design: trees.Design) -> dict[str, tuple[Any, Any]]:
-    """What the library says when told the path, the larger tree or the smaller one."""
+    """The library's claims for the path, the larger tree and the smaller tree."""
     larger, smaller = design.neighbours()
     told: dict[str, tuple | None] = {"larger tree": larger}
     if smaller is not larger and smaller[1]:
         if trees.clip_units(smaller, len(design.path)):
             told["smaller tree"] = smaller
     if design.clip_level <= len(design.path):
-        # Clipped below the unit, a group size other than the path's may count.
+        # If clipped below the unit, other group sizes than the path's may matter.
         told["path"] = None
     return {how: claim_of(step_of(design, tree)) for how, tree in told.items()}
 
 
 def largest_ratios(rng: np.random.Generator, design: trees.Design, climb: bool):
-    """Largest true/claimed of some adversarial contributions, for each way to ask."""
+    """Largest true/claimed ratio over adversarial contributions, for each claim."""
     divergences = trees.enumerated(design)
     keys = trees.all_contents(design)
     tables = [
@@ -143,7 +143,7 @@ def check_random_trees(
         ratios = largest_ratios(rng, design, climb=i % climb_every == 0)
         worst = max(worst, *ratios.values())
         assert worst <= SOUND, (ratios, design)
-    assert worst > 0.5  # the adversary does something
+    assert worst > 0.5  # the adversary gains something
 
 
 EXTREMES = adversary.extreme_designs()
@@ -158,9 +158,9 @@ def truths_of_extreme(name: str) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def check_extremes(relations: tuple[str, ...] = SIZED) -> dict[str, float]:
-    """The proofs' worst cases; returns the ratios reached by each, told its path.
+    """The proofs' worst cases; returns the ratio of each for its path.
 
-    In zero_out either direction has a worst case of its own, and reaches its claim.
+    Under zero_out each direction has its own worst case, which attains its claim.
     """
     reached = {}
     for name, design in EXTREMES.items():
@@ -196,7 +196,7 @@ def product_rate(right: Any, step: jde.GaussianStep):
 
 
 def folded_rate(right: Any, step: jde.GaussianStep):
-    """The same in whatever pair: what is above the clip level amplifies."""
+    """The same for any pair: levels above the clip level amplify."""
     rate = right.outer_rate * right.rate
     return dataclasses.replace(right, outer_rate=np.ones(1), rate=rate)
 
@@ -208,7 +208,7 @@ def half_the_sensitivity(right: Any, step: jde.GaussianStep):
 
 
 def contribution_that_comes_or_not(right: Any, step: jde.GaussianStep):
-    """In zero_out, as if a clip unit that holds no null gave nothing."""
+    """Under zero_out, as if a clip unit without a null contributed nothing."""
     return SampledGaussianLoss(
         right.outer_rate, right.chance / right.outer_rate, right.shift
     )
@@ -225,7 +225,7 @@ def contribution_that_comes_or_not(right: Any, step: jde.GaussianStep):
     ],
 )
 def test_a_false_theorem_is_caught(wrong, relations, monkeypatch):
-    """The tests above are able to fail: a planted false theorem does not pass them."""
+    """The tests above can fail: planted false theorems do not pass."""
     monkeypatch.setattr(
         api,
         "dominating_pairs",
@@ -247,7 +247,7 @@ def test_counterexample_to_the_product_rate():
         noise_multiplier=2.0,
         clip_unit="example",
     )
-    # What two data sets reach; a profile with the product as its rate is far below.
+    # Attained by two data sets; a profile with the product rate is far below.
     np.testing.assert_allclose(
         jde.privacy_profile(step, [0.5, 1.0]), [7.994e-3, 2.887e-3], rtol=2e-4
     )
@@ -293,9 +293,9 @@ PARTS, SOME, COINS = (
     ("without_replacement", 1.0),
     ("poisson", 0.4),
 )
-# The draw, who is protected, the relation, options, and the ratio that the worst
-# contributions tried here reach at least: the class "a" is larger than the others, so
-# its examples are not on the worst path.
+# Draw, privacy unit, relation, options, and the smallest ratio that the worst tried
+# contributions reach: the class "a" is larger than the others, so that its examples are
+# not on the worst path.
 GROUPED = [
     (PARTS, (1, 0), "add_remove", {}, 0.999),
     (PARTS, (1, 0), "replace_one", {}, 0.999),
@@ -317,7 +317,7 @@ GROUPED = [
 
 
 def check_episodes(claim: tuple, tables: list, keys: list, divergences: Any) -> float:
-    """The largest ratio that contributions reach."""
+    """The largest ratio over contributions."""
     rng = np.random.default_rng(8)
     tables = [*tables, *(adversary.random_table(rng, keys) for _ in range(5))]
     return max(adversary.worst_ratio(divergences(t, G), claim) for t in tables)
@@ -365,7 +365,7 @@ def test_no_violation_on_many_random_trees(relations):
 
 
 def test_the_outer_rate_is_a_factor_on_delta():
-    """Outer .1, inner .05, shift 1: 2.19e-5, where the product inside gives 5.3e-9."""
+    """Outer .1, inner .05, shift 1: 2.19e-5; the product rate would give 5.3e-9."""
     step = jde.GaussianStep(
         jde.MultistageSampling(
             jde.Poisson("school", sampling_probability=0.1),

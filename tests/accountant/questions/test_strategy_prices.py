@@ -1,4 +1,4 @@
-"""What runs that adapt cost in a book: the worst strategy's profile, at all g."""
+"""Prices of adaptive runs in a book: the worst strategy's profile, at all g."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from menus import budget_graph, two_groups
 from oracles import adaptive
 
 FLOOR = 1e-6
-# Where prices are looked at, nats.
+# Epsilons of the comparison, nats.
 AT = np.array([0.0, 0.5, 1.0, 1.2, 1.3, 1.35, 1.4, 2.0])
 
 
@@ -62,7 +62,7 @@ def test_a_price_holds_for_the_worst_strategy_and_a_smaller_one_does_not():
 
     assert (upper <= by_mu(mu) * (1 + 1e-3)).all()
     assert (lower > by_mu(0.98 * mu)).any()
-    # Above what plans of it cost, and not by much.
+    # Slightly more than plans of it cost.
     plans = [jde.compose((SLOW, 4), (FAST, 10)), jde.compose((FAST, 20))]
     assert max(gdp_price(plan, floor=FLOOR).mu for plan in plans) < mu
 
@@ -72,7 +72,7 @@ def test_what_is_a_composition_costs_as_that():
     quotas = jde.AdaptiveRun(MENU, quotas={"slow": 4, "fast": 10})
     plan = jde.compose((SLOW, 4), (FAST, 10))
     assert gdp_price(quotas, floor=FLOOR) == gdp_price(plan, floor=FLOOR)
-    # Nobody knows that these are the same.
+    # The library does not see that these are the same.
     twins = {"one": SLOW, "other": step(1.5)}
     run = jde.AdaptiveRun(twins, prices=dict.fromkeys(twins, 5), budget=40)
     assert run.composition() is None

@@ -1,4 +1,4 @@
-"""Questions within JAX programs: the host's numbers, whatever transforms them."""
+"""Functions within JAX programs: the host's numbers under all transformations."""
 
 import os
 import subprocess
@@ -32,14 +32,14 @@ def epsilon(
     delta: Any = DELTA,
     method: str = "exact",
 ) -> Any:
-    """Of one step, which takes no integral, unless more are asked for."""
+    """Arguments for one step, which needs no integral, by default."""
     return traced.epsilon(
         step(noise, rate), delta=delta, num_steps=num_steps, method=method
     )
 
 
 def on_host(noise: Any, rate: Any = 0.01, num_steps: Any = 1, **asked: Any) -> Any:
-    """The same of the plain question, at the numbers that float32 has."""
+    """The plain function, at numbers rounded to float32."""
     noise, rate = (np.asarray(a, np.float64) for a in (noise, rate))
     asked |= {"delta": DELTA, "num_steps": num_steps, "engine": "numpy"}
     return jde.epsilon(step(noise, rate), **asked)
@@ -54,7 +54,7 @@ NOISES = float32(0.6, 0.8, 1.1)
 
 @pytest.fixture
 def in_float32() -> Iterator[None]:
-    """JAX as it is by default, whatever the flag of these tests."""
+    """JAX with x64 off, whatever the flag of these tests."""
     with jax.enable_x64(False):
         yield
 
@@ -64,7 +64,7 @@ def in_float32() -> Iterator[None]:
 
 @pytest.mark.usefixtures("in_float32")
 def test_numbers_below_normal_ones_are_what_they_are() -> None:
-    """JAX takes them for 0 where it computes, and a rate of 0 loses nothing."""
+    """JAX flushes them to 0, and a rate of 0 loses nothing."""
 
     def delta(rate: Any) -> Any:
         return traced.delta(step(2.0, rate), epsilon=0.5, num_steps=1)
@@ -76,7 +76,7 @@ def test_numbers_below_normal_ones_are_what_they_are() -> None:
     assert np.all(found >= true) and found[2] > 0 == found[3]
     with jax.enable_x64(True):
         assert jax.jit(delta)(5e-324) > 0
-    # Each delta, too, is what it is: at 0 no epsilon would do.
+    # A tiny delta must not become 0, at which no epsilon is finite.
     small = jax.jit(lambda d: epsilon(5.0, delta=d))(np.float32(1e-42))
     assert small < 4
 
@@ -92,7 +92,7 @@ def test_answers_are_float32_rounded_up() -> None:
     assert found.dtype == jnp.float32 and not found.weak_type
     found = np.asarray(found)
     assert np.all(found >= true)
-    # By less than one unit in the last place; rounding to the nearest errs downwards.
+    # By less than one unit in the last place; rounding to nearest may be too small.
     assert np.all(np.nextafter(found, np.float32(-1)) < true)
     assert np.mean(true.astype(np.float32) < true) > 0.3
 
@@ -139,7 +139,7 @@ def test_any_floating_type_is_taken_at_face_value(dtype) -> None:
 @pytest.mark.usefixtures("in_float32")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.int4])
 def test_types_that_numpy_lacks(dtype) -> None:
-    """Known or traced, in either width."""
+    """Known or traced, in both precisions."""
     noise = jnp.asarray(2, dtype)
     true = on_host(2.0)
     for x64 in (False, True):
@@ -153,7 +153,7 @@ def test_types_that_numpy_lacks(dtype) -> None:
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("number", [True, 1 + 1j])
 def test_what_is_no_number_is_refused_by_name(x64, number) -> None:
-    """While the program is traced; cast, a complex number would lose a part."""
+    """While tracing: a cast of a complex number would drop a part."""
     with jax.enable_x64(x64):
         for ask, name in (
             (lambda x: epsilon(x), "noise_multiplier"),
@@ -289,7 +289,7 @@ for one in found:
     "how", ["called_back", pytest.param("compiled", marks=pytest.mark.slow)]
 )
 def test_several_devices_and_threads(how) -> None:
-    """More of each than cores: no callback waits for another one."""
+    """More callbacks than cores: none waits for another one."""
     flags = "--xla_force_host_platform_device_count=2"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SEVERAL_DEVICES, how]
@@ -323,12 +323,12 @@ def difference(function, x, step=1e-3):
 def test_derivatives_by_everything(method) -> None:
     with jax.enable_x64(True):
         at = tuple(map(jnp.asarray, (0.8, 0.01, 1.0, DELTA)))
-        # The powers of one step's moment are not unique; Rényi's are.
+        # Real powers of the moment of one step are not unique, except for Rényi.
         by = (0, 1, 3) if method == "exact" else (0, 1, 2, 3)
         slopes = jax.jit(jax.grad(epsilon, by), static_argnums=4)(*at, method)
     for i, slope in zip(by, slopes, strict=True):
         if i == 2:
-            assert slope > 0  # epsilon is asked of whole numbers of steps
+            assert slope > 0  # epsilon needs whole numbers of steps
             continue
 
         def plain(x, i=i):
@@ -344,7 +344,7 @@ def test_derivatives_by_everything(method) -> None:
 
 
 def test_derivatives_by_steps() -> None:
-    """Of Gaussians, whose Rényi bound depends on ``num_steps / noise²`` alone."""
+    """For Gaussians, whose Rényi bound depends only on ``num_steps / noise²``."""
     with jax.enable_x64(True):
         at = jnp.asarray(3.0), jnp.asarray(1.0), jnp.asarray(4.0)
         by_noise, by_steps = jax.grad(
@@ -506,10 +506,10 @@ def test_values_are_checked_when_they_are_known(caplog) -> None:
             jax.block_until_ready(run(jnp.float32(bad)))
     with pytest.raises(Exception, match=r"sampling_probability must lie in") as raised:
         jax.block_until_ready(run(NOISES, float32(0.1, 1.5, 0.1)))
-    # A page of frames would hide it, and JAX's log would say it again.
+    # Not hidden by a long traceback, and not repeated in JAX's log.
     assert str(raised.value).count("\n") < 4
     assert not caplog.records
-    assert run(NOISES).shape == (3,)  # later calls are not disturbed
+    assert run(NOISES).shape == (3,)  # later calls still work
     with pytest.raises(ValueError, match="delta must lie in"):
         epsilon(NOISES, delta=2.0)
 

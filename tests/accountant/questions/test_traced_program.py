@@ -1,4 +1,4 @@
-"""Questions in a compiled program: the host's numbers, without asking it."""
+"""Functions in a compiled program: the host's numbers without callbacks."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def compiled(monkeypatch):
 
 @pytest.fixture
 def host(monkeypatch):
-    """The shapes of what the host is asked about."""
+    """The shapes of the host's callbacks."""
     calls = []
     known = Question.answer
 
@@ -64,7 +64,7 @@ def host(monkeypatch):
 
 
 def test_curves(host) -> None:
-    """At their ends, and beyond them, the host answers: there alone."""
+    """The host computes settings at and beyond the ends of ranges, and only these."""
     orders = np.array([1.5, 4.0, 64.0])
     curve = jax.jit(lambda noise: traced.rdp(step(noise, RATES), orders))
     true = jde.rdp(step(NOISES, RATES), orders)
@@ -162,13 +162,13 @@ def test_other_pairs_have_no_coins() -> None:
 
 @pytest.mark.slow
 def test_epsilons_and_derivatives(host, monkeypatch) -> None:
-    """Of each number, also where the host answers some."""
+    """By each number, also if the host computes some settings."""
     counts, deltas = np.array([1e4, 10.0, 1e3, 1e5, 0.0]), np.full(5, 1e-6)
     at = NOISES, RATES, counts, deltas
     by = tuple(range(4))
     each = jax.jit(jax.vmap(jax.value_and_grad(epsilon, by)))
     value, slopes = each(*at)
-    assert host and set(host) == {(1,)}  # no step is taken
+    assert host and set(host) == {(1,)}  # no steps
     np.testing.assert_allclose(value, plain(*at), rtol=1e-12)
     monkeypatch.setattr(traced_program, "FEWEST", 100)
     _, true = jax.vmap(jax.value_and_grad(epsilon, by))(*at)
@@ -229,7 +229,7 @@ def test_loops_shards_and_hessians(host) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["epsilon", "delta", "rdp"])
 def test_the_program_lowers_for_devices(kind) -> None:
-    """For CUDA and TPU, with a derivative, which needs no device."""
+    """Exported for CUDA and TPU with a derivative; needs no device."""
     known = {"epsilon": {"delta": 1e-5}, "delta": {"epsilon": 1.0}, "rdp": {}}[kind]
     known = known | ({"orders": 3.0} if kind == "rdp" else {"num_steps": 1000})
     question = Question(kind, step(1.0), known, ("noise_multiplier",), {})

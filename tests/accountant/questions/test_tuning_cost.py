@@ -1,4 +1,4 @@
-"""The price of choosing, against selections whose distribution is enumerated."""
+"""The cost of choosing the best run, against enumerated selections."""
 
 import math
 
@@ -57,7 +57,7 @@ def probabilities(trials, most=600_000):
 
 
 def selected(dist, trials_probabilities):
-    """Masses of the best of K outputs; the last entry is that of no run at all."""
+    """Probabilities of the best of K outputs; the last entry is that of no run."""
     ends = np.concatenate([[0.0], np.cumsum(dist)])
     ends[-1] = 1.0
     counts = np.arange(1, len(trials_probabilities))
@@ -88,7 +88,7 @@ def pairs():
             p = rng.dirichlet(np.ones(size))
             q = p * np.exp(strength * rng.uniform(-1, 1, size))
             yield p, q / q.sum()
-    # A rare output that gives somebody away, at the top and at the bottom.
+    # A rare revealing output, ranked best and worst.
     for order in (1, -1):
         yield (
             np.array([0.989, 0.01, 0.001])[::order],
@@ -120,13 +120,13 @@ def test_is_tight_within_a_factor_for_geometric_selection_of_rare_outputs():
     high = 1 + np.geomspace(10, 1e5, 100)
     bound = tuned_rdp(trials, high, np.maximum(worse(p, q, high), 0))
     truth = worse(selected(p, runs), selected(q, runs), high)
-    # For pure epsilon the theorem gives (2 + eta) epsilon; this selection reaches less.
+    # For pure epsilon the theorem gives (2 + eta) epsilon; this selection has less.
     assert np.all(bound <= 3.3 * epsilon + math.log(8) / (high - 1))
     assert truth[-1] > 0.9 * epsilon
 
 
 def test_the_enumeration_catches_a_forgotten_term():
-    """Without log(E[K]) / (order - 1) the bound is broken: the test has teeth."""
+    """Without log(E[K]) / (order - 1) the bound is violated, and the test sees it."""
     trials = NegativeBinomialTrials(expected_runs=60.0, eta=0.0)
     runs = probabilities(trials)
     broken = 0
@@ -151,7 +151,7 @@ def test_poisson_agrees_with_dp_accounting_but_for_the_chance_of_no_run():
     curve = ORDERS / (2 * 3.0**2)
     theirs = peer._compute_rdp_repeat_and_select(ORDERS, curve, 30.0, np.inf)
     ours = tuned_rdp(PoissonTrials(expected_runs=30.0), ORDERS, curve)
-    # Only ours takes the smallest of the bounds of all larger orders.
+    # Only ours uses the smallest bound of all larger orders.
     theirs = np.minimum.accumulate(theirs[::-1])[::-1]
     np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
@@ -214,7 +214,7 @@ def test_ends():
 
 @pytest.mark.parametrize("runs", [1 + 1e-9, 10.0, 1e6])
 def test_the_largest_shape_is_a_poisson_distribution_above_zero(runs):
-    # Of P(K = k | K > 0), whose mean is x / (1 - e^-x) at x = eta log(1/gamma).
+    # P(K = k | K > 0) has the mean x / (1 - e^-x) at x = eta log(1/gamma).
     trials = NegativeBinomialTrials(expected_runs=runs, eta=1e30)
     assert trials.mean == pytest.approx(runs, rel=1e-13)
     x = float(trials.log_inverse_gamma) * 1e30

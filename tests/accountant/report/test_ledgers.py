@@ -1,4 +1,4 @@
-"""Several ledgers: other runs add up, copies of one have their beginning once."""
+"""Several ledgers: different runs are composed, copies share their beginning."""
 
 import contextlib
 import dataclasses
@@ -43,7 +43,7 @@ def new_run(path, step=STEP, *, num_steps=0, planned=50, delta=DELTA):
 
 
 def gone_on(path, num_steps):
-    """Charges as a process does that goes on with the run; always on one machine."""
+    """Charges like a process that continues the run, on the same machine."""
     return charged_run(path, None, num_steps)
 
 
@@ -74,13 +74,13 @@ def test_two_runs_cost_what_they_cost_together(tmp_path, answer):
     assert answer(one, two)["epsilon"] == pytest.approx(expected, rel=1e-9)
     assert answer(two, one)["epsilon"] == pytest.approx(expected, rel=1e-9)
     assert expected > max(answer(path)["epsilon"] for path in (one, two))
-    # Equal steps of two runs are as many of one.
+    # Equal steps of two runs are summed.
     three = new_run(tmp_path / "three", num_steps=12)
     assert read_ledgers([one, three]).run_charged() == (STEP, 42)
 
 
 def test_copies_that_went_on_have_their_beginning_once(tmp_path, answer):
-    """Also where they charged the same number of steps on the same machine."""
+    """Also if they charged the same number of steps on the same machine."""
     run = new_run(tmp_path / "run", num_steps=10)
     left = copied(run, "left", 5)
     right = copied(run, "right", 5)
@@ -114,14 +114,14 @@ def test_an_older_copy_is_all_in_the_newer_one(tmp_path, answer):
     older = copied(run, "older", 0)
     gone_on(run, 6)
     with contextlib.closing(RunStore(older)) as store:
-        store.begin_session({})  # opened, and nothing charged
+        store.begin_session({})  # opened without charges
     assert read_ledgers([older, run, run]).run_charged() == (STEP, 16)
     assert answer(older, run)["planned"] == {"epsilon": 8.0, "delta": DELTA}
     assert answer(run, run)["epsilon"] == answer(run)["epsilon"]
 
 
 def old(path, step, *processes):
-    """A ledger of the version before: steps by each process; None has no name."""
+    """An old ledger: steps of each process; None is a process without a name."""
     return old_ledger(path, step, processes)
 
 
@@ -137,7 +137,7 @@ def test_a_charge_that_was_cut_off_is_not_lost(tmp_path):
 def test_what_may_be_of_other_processes_is_not_left_out(
     tmp_path, answer, step, is_known
 ):
-    """Two copies wrote the same bytes, and released with noise of their own."""
+    """Two copies with the same bytes that released with different noise."""
     copies = [
         old(tmp_path / f"{name}.jsonl", step, (None, 15)) for name in ("left", "right")
     ]
@@ -151,7 +151,7 @@ def test_what_may_be_of_other_processes_is_not_left_out(
 
 
 def test_a_third_copy_does_not_hide_what_is_not_known(tmp_path):
-    """It differs from both where the nameless process begins."""
+    """It differs from both copies from the process without a name."""
     first = ("a", 10)
     left, right = (
         old(tmp_path / f"{name}.jsonl", BINS, first, (None, 6))
@@ -176,7 +176,7 @@ def test_one_name_and_two_beginnings_are_refused(tmp_path):
 
 
 def counts(paths):
-    """How often each step is taken, all ledgers together."""
+    """The count of each step, all ledgers together."""
     run, number = read_ledgers(paths).run_charged()
     if isinstance(run, jde.GaussianStep):
         return {run: number}
@@ -184,7 +184,7 @@ def counts(paths):
 
 
 def seen(looks):
-    """The step of an epoch with so many looks at its bins."""
+    """The step of an epoch with ``looks`` looks at its bins."""
     return shared_epoch(BINS, 4, looks)[0]
 
 
@@ -192,7 +192,7 @@ def test_copies_that_part_between_epochs_have_epochs_of_their_own(tmp_path):
     run = new_run(tmp_path / "run", BINS, num_steps=8)
     left, right = (copied(run, name, 4) for name in ("left", "right"))
     assert read_ledgers([left, right]).run_charged() == (BINS, 16)
-    later = copied(run, "later", 6)  # owes 8
+    later = copied(run, "later", 6)  # charged 8
     assert read_ledgers([left, later]).run_charged() == (BINS, 20)
 
 
@@ -200,7 +200,8 @@ def test_copies_that_part_between_epochs_have_epochs_of_their_own(tmp_path):
 def test_copies_that_part_within_an_epoch_share_it(tmp_path, answer):
     run = new_run(tmp_path / "run", BINS, num_steps=6)
     left, right, third = (copied(run, name, 3) for name in ("left", "right", "third"))
-    # Steps 1 to 4; 5 to 8, the last two with two looks; of each the epoch of step 9.
+    # Steps 1 to 4; 5 to 8, the last two with two looks; and each copy's epoch of step
+    # 9.
     assert counts([left, right]) == {BINS: 12, seen(2): 4}
     assert seen(2).noise_multiplier == pytest.approx(2 / math.sqrt(2), rel=1e-15)
     said = answer(left, right)
@@ -210,7 +211,7 @@ def test_copies_that_part_within_an_epoch_share_it(tmp_path, answer):
     assert any(text.endswith("counted so: 1") for text in said["warnings"])
     for order in itertools.permutations([left, right, third]):
         assert counts(order) == {BINS: 16, seen(3): 4}
-    # One that parted from the left one later, within the epoch after it.
+    # A copy of the left one that parted later, within the next epoch.
     after = copied(left, "after", 1)
     gone_on(left, 1)
     for order in itertools.permutations([left, right, after]):
@@ -228,7 +229,7 @@ def test_the_planned_end_of_an_epoch_is_kept_by_copies(tmp_path):
     run = new_run(tmp_path / "run", BINS, num_steps=9, planned=10)
     left, right = (copied(run, name, 1) for name in ("left", "right"))
     assert counts([left, right]) == {BINS: 8, seen(2): 2}
-    # Beyond the plan they owe all of it.
+    # Beyond the plan whole epochs are charged.
     gone_on(left, 1)
     assert counts([left, right]) == {BINS: 8, seen(2): 4}
 
@@ -262,7 +263,7 @@ def test_bins_used_again_without_a_theorem_are_refused(tmp_path, unit):
 @pytest.mark.parametrize(
     ("relation", "unit", "is_covered"),
     [
-        ("zero_out", "class", True),  # a null class takes its episode along
+        ("zero_out", "class", True),  # an episode with a null class contributes 0
         ("zero_out", "example", False),
         ("add_remove", "class", False),
         ("replace_one", "class", False),
@@ -289,14 +290,14 @@ def test_looks_at_episodes_are_covered_where_they_go_as_a_whole(
 
 
 def log_ratios(points, shift):
-    """log A of each coordinate: what one look adds to the loss of a bin."""
+    """log A of each coordinate: the loss that one look adds to a bin."""
     return shift * points - shift**2 / 2
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("looks", [2, 3])
 def test_looks_at_the_same_bins_cost_no_more_than_is_said(looks):
-    """Against the definition: all looks in one space, those before the fork once."""
+    """Against the definition: one space of all looks, those before the fork once."""
     rng = np.random.default_rng(7)
     step = dataclasses.replace(
         BINS,
@@ -305,7 +306,7 @@ def test_looks_at_the_same_bins_cost_no_more_than_is_said(looks):
     )
     shift, samples = 1 / 1.5, 400_000
     noise = rng.normal(size=(samples, 2, looks))
-    for first in (looks, 1):  # how often the first bin was looked at
+    for first in (looks, 1):  # number of looks at the first bin
         bins = log_ratios(noise, shift)
         sums = np.stack([bins[:, 0, :first].sum(-1), bins[:, 1].sum(-1)])
         ratio = np.exp(sums).mean(0)
@@ -319,7 +320,7 @@ def test_looks_at_the_same_bins_cost_no_more_than_is_said(looks):
             assert true <= said + 5 * error
             if first == looks:
                 assert abs(true - said) <= 5 * error
-                # The tempting mistake: as many epochs, their bins drawn afresh.
+                # A plausible mistake: as many epochs with independent bins.
                 fresh = jde.delta(step, num_steps=2 * looks, epsilon=epsilon)
                 assert fresh < true - 5 * error
 

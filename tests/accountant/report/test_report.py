@@ -13,7 +13,7 @@ from jaxdp_episodic.accountant.report import caveats
 from jaxdp_episodic.accountant.report import report as report_module
 from jaxdp_episodic.accountant.report.report import privacy_report
 
-# The bounds by Rényi-DP are what these tests are about.
+# These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 rdp_report = functools.partial(privacy_report, method="rdp")
 
@@ -36,7 +36,7 @@ def school_step(clip_unit="school", population=TREE, **fields):
 
 
 def epsilon_alone(step, sizes, num_steps):
-    """Epsilon of a unit whose path has these sizes, without any tree."""
+    """Epsilon of a unit whose path has these sizes, without a tree."""
     levels = [
         dataclasses.replace(level, population=size)
         if isinstance(level, jde.WithoutReplacement)
@@ -54,7 +54,7 @@ def epsilon_alone(step, sizes, num_steps):
 
 
 def over_units(report):
-    """The distribution of a report that must have one."""
+    """The distribution of a report, which must have one."""
     assert report.distribution is not None
     return report.distribution
 
@@ -221,10 +221,10 @@ def test_a_tree_without_anybody():
 
 
 def test_of_equally_bad_paths_one_with_somebody_is_named():
-    # A pupil alone in a class, and the empty class that somebody may join.
+    # A pupil alone in a class, and an empty class that a pupil may join.
     tree = jde.Population.from_sizes([[0, 1, 3]], level_names=["school", "class"])
     report = rdp_report(school_step(population=tree), num_steps=10, delta=DELTA)
-    # Three pupils are as certainly drawn as a single one.
+    # Three pupils are drawn with certainty, like a single one.
     assert report.worst_path.units == {"school": 0, "class": 2, "pupil": 1}
     assert report.worst_path.num_units == 3
     assert report.worst_path.sizes == {"school": 1, "class": 3, "pupil": 3}
@@ -271,7 +271,7 @@ def test_rounded_rates_err_upwards_and_not_far(bushy_tree, clip_unit, monkeypatc
     assert over_units(exact).rate_rounding == 0 < share < 1
     ratio = unit_epsilons(rounded) / unit_epsilons(exact)
     assert ratio.min() >= 1 - 1e-7
-    # Two rates are rounded, and epsilon grows no faster than their product here.
+    # Two rates are rounded, and epsilon grows at most like their product here.
     assert 1 < ratio.max() <= (1 + share) ** 2
     assert unit_epsilons(rounded).max() <= rounded.epsilon
     assert "rounded up" in str(rounded) and "rounded up" not in str(exact)
@@ -281,7 +281,7 @@ def test_rounded_rates_err_upwards_and_not_far(bushy_tree, clip_unit, monkeypatc
 
 
 def test_a_composed_run_has_one_worst_path():
-    # Alone, the first step is worst for one class and the second for the other.
+    # The first step alone is worst for one class, the second for the other.
     tree = jde.Population.from_sizes([10, 50], level_names=["class"])
     steps = [
         jde.GaussianStep(
@@ -386,7 +386,7 @@ def test_sizes_are_private_under_add_remove():
     assert warnings_about(rdp_report(school_step(), **ask), "must not be published")
     replaced = school_step(neighboring_relation="replace_one")
     assert not warnings_about(rdp_report(replaced, **ask), "must not be published")
-    schools = school_step(privacy_unit="school")  # their number is no part of a rate
+    schools = school_step(privacy_unit="school")  # their number affects no rate
     assert not warnings_about(rdp_report(schools, **ask), "must not be published")
 
 
@@ -631,5 +631,5 @@ def test_a_hundred_thousand_distinct_paths_take_seconds():
     report = rdp_report(school_step(population=tree), num_steps=300, delta=1e-12)
     assert over_units(report).num_paths > 1e5
     assert over_units(report).rate_rounding < 0.01
-    # Compilation included, for a machine busy with other things.
+    # Including compilation, on a busy machine.
     assert time.perf_counter() - start < 60

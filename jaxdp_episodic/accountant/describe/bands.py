@@ -1,4 +1,4 @@
-"""Correlated noise in bands: which group of the data each step draws from."""
+"""Correlated noise in bands: the groups of units, and what a step draws from one."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Check, Spec
 
 @dataclass(frozen=True, eq=False)
 class Bands(Spec):
-    """Noise that later steps partly cancel, and groups that take turns.
+    """Correlated noise: later steps partly cancel it, and groups of units take turns.
 
-    A fixed rule sends every unit of one level to one of ``count`` groups, and step
-    ``t`` draws from group ``t % count`` alone. The noise of a step is subtracted
-    in part from the next ``count - 1`` steps. Each unit takes part in every
-    ``count``-th step at most, so it pays for ``ceil(num_steps / count)`` steps of its
-    own group. See docs/theory.md, "Correlated noise".
+    A fixed rule assigns every unit of one level to one of ``count`` groups, and step
+    ``t`` draws only from group ``t % count``. A share of the noise of each step is
+    subtracted from the next ``count - 1`` steps. A unit takes part in every
+    ``count``-th step at most, so a run costs at most ``ceil(num_steps / count)`` steps
+    of the unit's group. See docs/theory.md, "Correlated noise".
 
-    Preconditions, beyond those of the step and its sampling:
+    Preconditions, in addition to those of the step and its sampling:
 
-    * *The rule* looks at public facts of the unit alone and never changes: under
-      ``add_remove`` a hash of its public id (of what stands on a public list, its
-      place); else the place of its slot within its parent. Or it is drawn once a run,
-      in secret, without a look at the data. A rule by content, or by who is there, is
-      *not* covered.
-    * *One noise multiplier* in all steps, and the number of steps fixed in advance.
+    * *The rule* uses only public facts of the unit, and never changes. Under
+      ``add_remove`` it is a hash of the unit's public id, or the place on a public
+      list; otherwise the place of the unit's slot within its parent. It may also be
+      drawn once a run, in secret and independently of the data. A rule that uses the
+      unit's content, or which units are present, is *not* covered.
+    * *One noise multiplier* in all steps, and a number of steps fixed in advance.
     * *Fresh randomness* in every step (with `RandomAllocation`, in every epoch of every
       group).
 
     Attributes:
       count: number of bands and of groups, whole number >= 1; 1 is independent noise.
-      level: the level whose units are grouped, at or above the protected one;
-        "person" of `PeopleBlocks`.
-      horizon: how many steps the optimizer remembers, >= 1, or inf: for this the
-        cancelling is fitted. The guarantee does not depend on it.
+      level: the level whose units are grouped, at or above the protected level;
+        "person" for `PeopleBlocks`.
+      horizon: number of steps that the optimizer remembers, >= 1, or inf. The
+        coefficients are fitted to it; the guarantee does not depend on it.
 
     Raises:
       ValueError: a number out of range.
@@ -69,7 +69,7 @@ class Bands(Spec):
     horizon: float = 30.0
 
     def check_values(self) -> None:
-        """Refuses a horizon of less than one step, and a level without a name."""
+        """Refuses a level that is no string, and a horizon of less than one step."""
         if not isinstance(self.level, str):
             shown = _validation.shown(self.level)
             raise TypeError(f"level must be the name of a level, got {shown}")
@@ -78,20 +78,25 @@ class Bands(Spec):
 
 
 def grouped_levels(design: Sampling, privacy_unit: str) -> tuple[str, ...]:
-    """Returns the levels by which a design's units may be grouped."""
+    """Returns the levels whose units may be grouped."""
     if isinstance(design, PeopleBlocks):
         return (PERSON,)
     if privacy_unit in OWNED:
         return ()
     names = design.level_names[: design.level_names.index(privacy_unit) + 1]
-    # The episodes of episodic designs are formed, not found.
+    # The first level of an episodic design is the episodes, which are not data.
     return names if isinstance(design, MultistageSampling) else names[1:]
 
 
 def in_group(
     design: Sampling, bands: Bands, privacy_unit: str, relation: str
 ) -> Sampling:
-    """Returns what a step draws from the smallest group, refused without a theorem."""
+    """Returns the sampling within the smallest group.
+
+    Raises:
+      NotImplementedError: no theorem covers these groups.
+      ValueError: a group has fewer units than a step draws.
+    """
     count, level = bands.count, bands.level
     covered = grouped_levels(design, privacy_unit)
     if not covered and count > 1:
@@ -122,7 +127,7 @@ def in_group(
         return _checked_episodes(design)
     scheme = next(one for one in design.schemes if one.name == level)
     if not isinstance(scheme, WithoutReplacement):
-        return design  # a probability, or an epoch of the group's own
+        return design  # it states the probability, or epoch, within a group
     if relation == "add_remove":
         raise NotImplementedError(
             f"bands by level {level!r}, drawn without replacement, under add_remove: "
@@ -134,7 +139,7 @@ def in_group(
             f"bands by level {level!r} need its population, the number of units that "
             "are shared out among the groups, got None"
         )
-    # Else one group has a unit more, and leaving one out costs more than none.
+    # If count does not divide the population, groups differ in size by one.
     exact = scheme.population_is_exact and not (
         _validation.is_traced(scheme.population)
         or np.any(np.mod(scheme.population, count))
@@ -149,10 +154,10 @@ def in_group(
 
 
 def _part(number: Any, count: int, level: str, least: Any) -> Any:
-    """The smallest group of so many units, refused if it is less than a draw."""
+    """Returns the size of the smallest group; refuses one below ``least``."""
     part = number // count
     if any(map(_validation.is_traced, (part, least))):
-        return part  # checked when they are known
+        return part  # checked once the numbers are known
     if np.any(np.less(part, least)):
         raise ValueError(
             f"bands must leave every group as many units of level {level!r} as a draw "
@@ -163,7 +168,7 @@ def _part(number: Any, count: int, level: str, least: Any) -> Any:
 
 
 def _checked_episodes(design: GroupedClasses | PeopleBlocks) -> Sampling:
-    """The design, refused if a group has fewer episodes than a step draws."""
+    """Returns the design; refuses a group with fewer episodes than a step draws."""
     episodes = design.episodes
     if isinstance(episodes, WithoutReplacement):
         _part(design.num_possible_episodes, 1, EPISODE, episodes.size)

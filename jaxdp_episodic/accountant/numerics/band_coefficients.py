@@ -1,4 +1,4 @@
-"""Coefficients of correlated noise, and the error that an optimizer sees of it."""
+"""Coefficients of correlated noise, and the noise that an optimizer keeps of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import functools
 
 import numpy as np
 
-# Starts of the search: decay and exponent of the family. (1, 1/2) is the closed form.
+# Starts of the search: decay a and exponent gamma of the family. (1, 1/2) would be the
+# closed form of Fichtenberger, Henzinger and Upadhyay (2023), arXiv:2202.11205.
 _STARTS = ((0.99, 0.5), (0.7, 0.3))
-# Relative to an error of at least 1.
+# Absolute, of an error that is at least 1.
 _TOLERANCE = 1e-10
 
 
@@ -43,7 +44,7 @@ def _fitted(count: int, num_steps: int, horizon: float) -> tuple[float, ...]:
     from scipy.optimize import minimize
 
     def family(point: np.ndarray) -> np.ndarray:
-        # A logit and a logarithm: no point leaves the family.
+        # The search moves a logit and a logarithm, so it cannot leave the family.
         decay, exponent = 1 / (1 + np.exp(-point[0])), np.exp(point[1])
         k = np.arange(1, count)
         found = np.cumprod([1.0, *(decay * (k - 1 + exponent) / k)])
@@ -66,11 +67,11 @@ def _fitted(count: int, num_steps: int, horizon: float) -> tuple[float, ...]:
 
 
 def band_coefficients(count: int, num_steps: int, horizon: float) -> np.ndarray:
-    """Returns (count,) coefficients of norm 1: the noise of a step in later ones.
+    """Returns (count,) coefficients of norm 1, the first one positive.
 
-    The best of the family ``(1 - a x)^-gamma``, cut to ``count``, for a run of
-    ``num_steps`` steps and an optimizer that remembers ``horizon`` of them.
-    docs/theory.md, "Correlated noise".
+    They minimize `band_error` over the family ``(1 - a x)^-gamma``, truncated to
+    ``count`` terms, for a run of ``num_steps`` steps and an optimizer that remembers
+    ``horizon`` of them. docs/theory.md, "Correlated noise".
     """
     if count == 1:
         return np.ones(1)

@@ -1,4 +1,4 @@
-"""How many bands of correlated noise pay: every number that a design permits."""
+"""Which number of bands of correlated noise leaves the least noise."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from jaxdp_episodic.accountant.numerics.band_coefficients import (
 from jaxdp_episodic.accountant.questions.budget import plan_budget
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 
-# Numbers of bands that are tried: noise moves little between them.
+# Numbers of bands to try; the noise changes little between neighbours.
 _COUNTS = (2, 3, 4, 5, 8, 10, 15, 20, 25, 50)
 
 
 @dataclass(frozen=True)
 class BandChoices:
-    """Numbers of bands and what each gives, the first without bands; `choose_bands`.
+    """The answer of `choose_bands`; the first row is independent noise.
 
     Attributes:
-      steps: (n,) the steps, with their bands, rates and noise.
+      steps: (n,) the steps, with their bands, sampling probabilities and noise.
       bands: (n,) number of bands.
-      levels: (n,) the level whose units are grouped; "" without bands.
-      noise_multiplier: (n,) of the target.
-      relative_noise: (n,) deviation of the noise in what the optimizer remembers,
-        relative to independent noise.
-      jitter: (n,) the same of a single step.
-      horizon: how many steps the optimizer remembers.
+      levels: (n,) the level whose units are grouped; "" for independent noise.
+      noise_multiplier: (n,) the one that meets the target.
+      relative_noise: (n,) standard deviation of the noise in what the optimizer
+        remembers, relative to independent noise.
+      jitter: (n,) the same for a single step.
+      horizon: number of steps that the optimizer remembers.
     """
 
     steps: tuple[GaussianStep, ...]
@@ -56,7 +56,7 @@ class BandChoices:
 
     @property
     def chosen(self) -> int:
-        """The index of the least relative noise; of equal ones that of fewest bands."""
+        """The index of the least relative noise; among equals, of the fewest bands."""
         return int(np.argmin(self.relative_noise))
 
     @property
@@ -93,22 +93,22 @@ def choose_bands(
     restarts: int = 0,
     before: Sequence[tuple[GaussianStep, float]] = (),
 ) -> BandChoices:
-    """Returns what each number of bands gives at one target; see `Bands`.
+    """Returns the noise of each number of bands at one privacy target; see `Bands`.
 
     Each candidate draws as many units a step as ``step`` does: with b bands a Poisson
-    probability of the grouped level is b times as large, an epoch b times as short.
-    Candidates of which a group would be too small are left out. It looks at public
-    numbers alone. An estimate of what training gains, not a guarantee: each row's noise
-    meets the target, and which of them trains best also depends on the optimizer.
+    probability of the grouped level is b times as large, and an epoch b times as short.
+    Candidates with too small groups are left out. Only public numbers are used. The
+    noise of every row meets the target; which row trains best is an *estimate*, since
+    it also depends on the optimizer.
 
     Args:
       step: the step with independent noise, one setting; its noise is ignored.
       epsilon: target, > 0 and finite, nats.
       delta: in (0, 1].
       num_steps: whole number >= 1, fixed in advance.
-      horizon: how many steps the optimizer remembers, >= 1; inf for plain sums, which
-        is too hopeful where curvature or weight decay forget.
-      level: the level to be grouped; None for every one that has a theorem.
+      horizon: number of steps that the optimizer remembers, >= 1; inf for plain sums,
+        which is too optimistic with curvature or weight decay.
+      level: the level to be grouped; None tries every level that has a theorem.
       restarts: expected number of crashes and resumes, >= 0. Each empties the memory of
         the noise, which costs bands accuracy and independent noise nothing.
       before: private statistics that the run starts with, and their shares of the
@@ -173,7 +173,11 @@ def choose_bands(
 def _of_as_many_units(
     step: GaussianStep, bands: Bands
 ) -> tuple[GaussianStep, float] | None:
-    """The step with bands, and how many times fewer units it draws, or None."""
+    """Returns the step with bands, and by what factor it draws fewer units.
+
+    None if it is impossible: a probability above 1, an epoch that ``bands.count`` does
+    not divide, or a group that is too small.
+    """
     design: Any = step.design
     grouped = isinstance(design, GroupedClasses) and bands.level == CLASS
     in_episodes = isinstance(design, PeopleBlocks) or (grouped and design.episodes)

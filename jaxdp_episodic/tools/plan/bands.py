@@ -29,8 +29,8 @@ def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]
     )
     if len(table.bands) == 1:
         return config, (
-            "correlated noise: not for you, no level has public sizes and groups as "
-            "large as a draw that hold one protected unit each"
+            "correlated noise: not for you, no level can be split into groups that are "
+            "at least as large as a draw and hold every protected unit whole"
         )
     index = 1 + int(np.argmin(table.relative_noise[1:]))
     count, level = int(table.bands[index]), table.levels[index]

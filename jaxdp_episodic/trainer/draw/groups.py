@@ -1,8 +1,8 @@
-"""Draws of correlated noise: each step draws from one group of the units, in turn.
+"""The sampler of runs with correlated noise: each step draws from one group of units.
 
-Units are dealt to groups at random, once a run and in secret: a unit more or less
-moves nobody to another group, in distribution, whatever its place in the data. Where
-groups must have public sizes, the units' slots are dealt out evenly within each parent.
+Units are assigned to groups at random, once a run and in secret, so that adding or
+removing a unit does not change the distribution of the other units' groups. Where
+groups must have public sizes, the slots of each parent are assigned evenly.
 docs/proofs.md, "Correlated noise".
 """
 
@@ -32,13 +32,13 @@ Made = Callable[[Sampling, Population, Owners | None], EpisodeSampler]
 
 
 class GroupSampler:
-    """The samplers of all groups; attributes as of `EpisodeSampler`, over all groups.
+    """The samplers of all groups; its attributes are those of `EpisodeSampler`.
 
     Args:
-      step: has bands.
+      step: a step with bands.
       population: of the data.
       owners: of the examples, for `PeopleBlocks`.
-      made: makes the sampler of a group, or of all data.
+      made: returns the sampler of a group, or of all data.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class GroupSampler:
         self._step, self._bands, self._made = step, step.bands, made
         self.population, self._owners = population, owners
         whole = made(step.design, population, owners)
-        self.deal(np.random.default_rng(SEED))  # sizes alone are of use
+        self.deal(np.random.default_rng(SEED))  # only the sizes are used
         shapes = [one.slot_shape for one, _ in self._groups]
-        if _is_by_coins(step):  # a group may get all of a parent's units
+        if _is_independent(step):  # a group may get all units of a parent
             shapes = [whole.slot_shape]
         self.slot_shape = tuple(map(max, zip(*shapes, strict=True)))
         self.max_units = whole.max_units
@@ -62,14 +62,14 @@ class GroupSampler:
         self.expected_units = float(np.mean(each))
 
     def deal(self, generator: np.random.Generator) -> None:
-        """Deals the units to groups, in place of what was dealt before."""
+        """Assigns all units to groups again, at random."""
         group = _dealt(self._step, self.population, self._owners, generator)
-        # By which it is known again: another NumPy may deal otherwise.
+        # A resumed run compares it: another NumPy may draw other groups.
         self.dealt = hashlib.sha256(group.astype("<i8").tobytes()).digest()
         self._groups = [self._group(j, group == j) for j in range(self._bands.count)]
 
     def _group(self, index: int, kept: np.ndarray) -> tuple[EpisodeSampler, np.ndarray]:
-        """The sampler of a group, and its rows among all examples."""
+        """Returns the sampler of a group, and its examples' rows in the data."""
         names = self.population.level_names
         counts = list(self.population.children_counts)
         by_person = isinstance(self._step.design, PeopleBlocks)
@@ -91,19 +91,19 @@ class GroupSampler:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps of an epoch of all groups; None where every step draws anew."""
+        """Steps of an epoch of all groups; None if the sampling has no epochs."""
         length = self._groups[0][0].steps_per_epoch
         return None if length is None else length * len(self._groups)
 
     def begin_epoch(self, generator: np.random.Generator) -> Epoch:
-        """Returns who takes part in each step of an epoch, groups in turn."""
+        """Returns the units of each step of an epoch; the groups take turns."""
         epochs = [sampler.begin_epoch(generator) for sampler, _ in self._groups]
         return [rows for turn in zip(*epochs, strict=True) for rows in turn]
 
     def draw(
         self, generator: np.random.Generator, members: np.ndarray | None, turn: int
     ) -> Draw:
-        """Returns a fresh draw from the group whose turn it is; its units are not told.
+        """Returns a new draw from group ``turn % count``; its ``units`` are `NO_UNIT`.
 
         ``turn`` is the number of gradient steps that were charged before.
         """
@@ -119,7 +119,7 @@ class GroupSampler:
         return Draw(examples, mask, units, drawn.holds_null)
 
     def draws(self, generator: np.random.Generator) -> Iterator[Draw]:
-        """Yields the draws of a run with groups of its own."""
+        """Yields the draws of a simulated run, with newly drawn groups."""
         other, members = copy.copy(self), list[Any]()
         other.deal(generator)
         for turn in itertools.count():
@@ -129,9 +129,9 @@ class GroupSampler:
             yield other.draw(generator, members.pop(0), turn)
 
     def complete_units(self, needs: Needs) -> CompleteUnits:
-        """Returns how many clip units a draw holds, and an *estimate* of the complete.
+        """Returns the number of clip units of a draw; an *estimate* of the complete.
 
-        On average over the groups.
+        Both are means over the groups.
         """
         draws = self.draws(np.random.default_rng(SEED))
         found = ((len(draw.mask), self.complete_in(draw, needs)) for draw in draws)
@@ -142,8 +142,8 @@ class GroupSampler:
         return self._groups[0][0].complete_in(draw, needs)
 
 
-def _is_by_coins(step: GaussianStep) -> bool:
-    """Whether each unit's group is drawn by itself: no public number of units."""
+def _is_independent(step: GaussianStep) -> bool:
+    """Whether each unit's group is drawn independently: no number is public."""
     assert step.bands is not None
     is_private = step.neighboring_relation == "add_remove"
     if step.neighboring_relation == "zero_out":
@@ -153,7 +153,7 @@ def _is_by_coins(step: GaussianStep) -> bool:
 
 
 def _scheme(step: GaussianStep) -> Any:
-    """The scheme of the level that is grouped; None where the design draws it."""
+    """The scheme of the grouped level; None if the design itself draws it."""
     level = step.bands.level if step.bands else ""
     return next((one for one in step.design.schemes if one.name == level), None)
 
@@ -164,7 +164,7 @@ def _dealt(
     owners: Owners | None,
     generator: np.random.Generator,
 ) -> np.ndarray:
-    """The group of each unit of the level that is grouped, or of each owner."""
+    """Returns the group of each unit of the grouped level, or of each owner."""
     bands, design = step.bands, step.design
     assert bands is not None
     if isinstance(design, PeopleBlocks):
@@ -172,7 +172,7 @@ def _dealt(
         places = generator.permutation(int(np.asarray(design.num_people)))
         return places[: len(owners.names)] % bands.count
     filled = population.children_counts[population.level_names.index(bands.level)]
-    if _is_by_coins(step):
+    if _is_independent(step):
         return generator.integers(bands.count, size=int(filled.sum()))
     slots = filled
     if isinstance(design, GroupedClasses) and bands.level == CLASS:
@@ -183,7 +183,7 @@ def _dealt(
 
 
 def _design_of(step: GaussianStep, index: int) -> Sampling:
-    """What is drawn in a group: sizes of the level that is grouped are its own."""
+    """Returns the sampling within a group, with the group's own sizes."""
     bands, design = step.bands, step.design
     assert isinstance(bands, Bands)
 
@@ -199,7 +199,7 @@ def _design_of(step: GaussianStep, index: int) -> Sampling:
         number = part(design.num_classes)
         return dataclasses.replace(design, num_classes=number, classes=classes)
     scheme = _scheme(step)
-    if scheme.population is None or _is_by_coins(step):
+    if scheme.population is None or _is_independent(step):
         return design
     changed: Any = {"population": part(scheme.population)}
     return design.with_scheme(dataclasses.replace(scheme, **changed))

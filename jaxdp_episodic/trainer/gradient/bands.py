@@ -1,13 +1,13 @@
-"""Correlated noise: what encodes sums into releases, and decodes these again.
+"""Correlated noise: the encoder of sums into releases, and its decoder.
 
-With whole coefficients k, whole sums X and discrete noise, step t releases
+With whole coefficients k, whole sums X and discrete noise, step t computes
 
     y_t = sum_i k_i X_(t-i) + noise,    h_t = (y_t - sum_(i>0) k_i h_(t-i)) / k_0.
 
-The y are what the noise protects; h_t, a function of these, is what the run's file and
-the optimizer get. The sums are in the memory of one process alone. It ends with the
-process, or when a step is given up: later steps then begin anew, at the same price
-(docs/training.md).
+The noise protects the y. The run's file and the optimizer get h_t, a function of the y.
+Only the memory of one process holds the sums without noise. It is cleared when a step
+is given up, and lost with the process; later steps then start with an empty memory, at
+the same privacy cost (docs/proofs.md, "Correlated noise").
 """
 
 from __future__ import annotations
@@ -19,26 +19,32 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-_FIRST = 256  # k_0, which makes the others whole: it costs 2e-5 of the noise
-_MOST = 2**15  # of the sum of all |k|: above it sums are not exact in float64
-_ROUNDED = 1 + 1e-12  # rounding must not make a column longer than it says
+# k_0; the others are rounded to whole numbers, which adds at most 2e-5 of the noise.
+_FIRST = 256
+# Exclusive bound of the sum of all |k|: below it, sums are exact in float64.
+_MOST = 2**15
+# By which norms are raised, so that rounding does not make the noise too small.
+_ROUNDED = 1 + 1e-12
 
 
 class BandMemory:
     """Encoder and decoder of a run's correlated noise, with their memory.
 
     Attributes:
-      coefficients: whole numbers for discrete noise; else numbers of norm <= 1.
-      norm: of the coefficients, rounded up, by which a contribution is longer.
-      weight: of a count, which is in one release only: at most the norm.
-      rise: deviation of the next decoded sum's noise, where that of a single release is
-        ``norm`` noise multipliers.
+      coefficients: whole numbers for discrete noise; otherwise numbers of norm <= 1.
+      norm: of the coefficients, rounded up. A contribution with its shares in all
+        releases is this many times as long.
+      weight: of a count, which is in one release only: a whole number <= ``norm``.
+      rise: standard deviation of the noise of the next decoded sum, in noise
+        multipliers; a release has ``norm``.
     """
 
     def __init__(self, coefficients: Sequence[float], *, is_discrete: bool) -> None:
         given = np.asarray(coefficients, np.float64)
         if given.ndim != 1 or not given.size or not given[0] > 0:
-            raise ValueError(f"coefficients must begin above 0, got {coefficients!r}")
+            raise ValueError(
+                f"coefficients must be a list whose first is > 0, got {coefficients!r}"
+            )
         if is_discrete:
             given = np.rint(_FIRST * given / given[0])
             self.norm = math.sqrt(np.sum(given**2)) * _ROUNDED
@@ -61,7 +67,7 @@ class BandMemory:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all sums and what was decoded: the next release begins anew."""
+        """Empties the memory of encoder and decoder."""
         self._sums: list[list[np.ndarray]] = []  # the latest one first
         self._decoded: list[list[np.ndarray]] = []
         self._process = os.getpid()
@@ -71,11 +77,12 @@ class BandMemory:
     def release(
         self, sums: list[np.ndarray], noise: list[np.ndarray]
     ) -> list[np.ndarray]:
-        """Returns the decoded sums, float64, with noise drawn for ``norm`` times."""
+        """Returns the decoded sums, float64; ``noise`` was drawn for ``norm``."""
         if self._process != os.getpid():
             raise RuntimeError(
-                "a run with bands must go on in the process that began it: its memory "
-                "in two processes would be released twice; resume it instead"
+                "a run with bands must continue in the process that began it: two "
+                "processes would both release the sums in its memory; resume the run "
+                "instead"
             )
         first, *later = self.coefficients
         released = [first * x + n for x, n in zip(sums, noise, strict=True)]
@@ -91,7 +98,7 @@ class BandMemory:
         return decoded
 
     def _rising(self) -> Iterator[float]:
-        """The deviations of decoded noise, from the first release on."""
+        """Yields the values of `rise`, from the first release on."""
         first, *later = self.coefficients
         past, square = [1 / first], 0.0
         while True:
@@ -101,4 +108,4 @@ class BandMemory:
             past = [new, *past][: max(len(later), 1)]
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("bands hold sums without noise, which are not copied")
+        raise TypeError("bands hold sums without noise, which must not be copied")

@@ -129,8 +129,8 @@ def test_a_memory_is_in_one_process_alone():
 @pytest.mark.parametrize(
     ("coefficients", "said"),
     [
-        ([], "must begin above 0"),
-        ([0.0, 1.0], "must begin above 0"),
+        ([], "first is > 0"),
+        ([0.0, 1.0], "first is > 0"),
         ([1.0, 1.0], "outside the unit circle"),
         ([0.5, 1.0], "outside the unit circle"),
         ([1.0, -0.3, -0.8], "outside the unit circle"),

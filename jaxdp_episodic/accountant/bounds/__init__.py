@@ -1,8 +1,8 @@
-"""Theorems that stand alone: no run of steps uses them.
+"""Bounds for single theorems; the accountant of runs does not use them.
 
 Doors: `approximate_dp`, `common`, `composition`, `iteration`, `mechanisms`,
 `shuffling`, `subsampled_rdp`.
 
-Arguments of the wrong type raise `TypeError`, values out of range, shapes that do not
-broadcast and unknown names `ValueError`; functions name what they refuse besides.
+Arguments of the wrong type raise `TypeError`. Values out of range, shapes that do not
+broadcast and unknown names raise `ValueError`. Docstrings name only further errors.
 """

@@ -1,15 +1,15 @@
 """Amplification by subsampling of (epsilon, delta) guarantees and privacy profiles.
 
-All follow from advanced joint convexity (docs/amplification.md). With several levels of
-sampling the product of their rates is not always the rate: see docs/theory.md, "Why the
+All follow from advanced joint convexity (docs/amplification.md). With several sampling
+stages the product of their rates is not always the rate: see docs/theory.md, "Why the
 product rate alone is wrong".
 
 Arguments may be arrays that broadcast: ``epsilon`` >= 0 in nats, ``delta`` and
 ``sampling_probability`` p in [0, 1], ``size`` m and ``population`` n whole numbers,
 ``0 <= m <= n``, ``n >= 1``. Results are float64 of the broadcast shape. A
-``mechanism`` is a `Mechanism`, or a function from epsilon to delta that broadcasts and
-need not accept ``inf``: a profile that leaves [0, 1] is a `ValueError`, a mechanism
-without one a `NotImplementedError`.
+``mechanism`` is a `Mechanism`, or its privacy profile: a function from epsilon to delta
+that broadcasts and need not accept ``inf``. A profile outside [0, 1] raises
+`ValueError`, a mechanism without a profile `NotImplementedError`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from jaxdp_episodic.accountant.numerics.binomial import (
 
 Profile = Mechanism | Callable[[Any], Any]
 GroupProfile = Callable[[int, np.ndarray], Any]
-# Factor above the rounding of a few products.
+# Factor that exceeds the rounding errors of a few products.
 _ROUND_UP = 1 + 1e-15
-# -log of the chance of the multiplicities that are charged in full.
+# -log of the probability of the multiplicities with delta taken as 1.
 _CUT_EXPONENT = 100.0
-# Multiplicities that are summed, at most: some seconds.
+# Largest number of multiplicities that are summed, which takes some seconds.
 _MOST_MULTIPLICITIES = 100_000
 
 
 def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
-    """``log(1 + rate (e^epsilon - 1))``, without cancellation or overflow.
+    """Returns ``log(1 + rate (e^epsilon - 1))``, without cancellation or overflow.
 
-    ``rate`` is the chance in [0, 1] that the differing unit is drawn. *Exact*, rounded
-    up by a few ulp; ``inf`` stays ``inf`` unless the rate is 0. About ``rate *
-    epsilon`` where epsilon is small. (The lecture this formula is often copied from has
-    ``e^epsilon + 1`` in its approximation: a misprint.)
+    ``rate``, in [0, 1], is the probability that the differing unit is drawn. *Exact*,
+    rounded up by a few ulp; ``inf`` stays ``inf`` unless the rate is 0. For small
+    epsilon it is about ``rate * epsilon``. (The lecture from which this formula is
+    often copied has ``e^epsilon + 1`` in its approximation, a misprint.)
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 2.
     """
@@ -58,10 +58,10 @@ def amplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
 
 
 def unamplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
-    """The inverse: ``log(1 + (e^epsilon - 1) / rate)``.
+    """Returns ``log(1 + (e^epsilon - 1) / rate)``, the inverse of `amplified_epsilon`.
 
-    From epsilon of the subsampled mechanism to that at which the profile of the
-    mechanism itself is to be read. *Exact*, rounded down by a few ulp (a profile
+    It maps an epsilon of the subsampled mechanism to the epsilon at which the profile
+    of the mechanism itself is needed. *Exact*, rounded down by a few ulp (a profile
     decreases). ``inf`` at rate 0.
 
     Reference: as `amplified_epsilon`.
@@ -79,13 +79,13 @@ def unamplified_epsilon(epsilon: Any, *, rate: Any) -> Any:
 def amplify_without_replacement(
     epsilon: Any, delta: Any, *, size: Any, population: Any
 ) -> tuple[Any, Any]:
-    """An (epsilon, delta) mechanism on a uniform subset of fixed size.
+    """Returns the guarantee of a mechanism on a uniform subset of fixed size.
 
         eps' = log(1 + (m/n)(e^eps - 1)),   delta' = (m/n) delta.
 
-    Assumes: (epsilon, delta) of the mechanism under ``replace_one``; the subset is
-    fresh and secret. Under ``add_remove`` neighbours' subsets differ by a
-    replacement too, so the same holds there for data of at most ``population``.
+    Assumes: the mechanism is (epsilon, delta)-DP under ``replace_one``; the subset is
+    fresh and secret. Under ``add_remove`` the subsets of neighbours differ by a
+    replacement, too, so the same holds there for data of at most ``population`` units.
 
     Returns:
       (epsilon, delta) of the subsampled mechanism, an *upper bound*.
@@ -99,10 +99,10 @@ def amplify_without_replacement(
 def amplify_poisson(
     epsilon: Any, delta: Any, *, sampling_probability: Any
 ) -> tuple[Any, Any]:
-    """An (epsilon, delta) mechanism on a Poisson sample.
+    """Returns the guarantee of a mechanism on a Poisson sample, under ``add_remove``.
 
-    Assumes: (epsilon, delta) of the mechanism under ``add_remove``, for which the
-    result holds; every unit is Poisson sampled, freshly and in secret.
+    Assumes: the mechanism is (epsilon, delta)-DP under ``add_remove``; every unit is
+    Poisson sampled, freshly and in secret.
 
     Returns:
       (epsilon, delta) of the subsampled mechanism, an *upper bound*.
@@ -116,13 +116,13 @@ def amplify_poisson(
 def delta_poisson_subsampled(
     mechanism: Profile, *, sampling_probability: Any, epsilon: Any
 ) -> Any:
-    """Profile of a mechanism on a Poisson sample: ``p delta(log(1 + (e^eps - 1)/p))``.
+    """Returns the profile on a Poisson sample, ``p delta(log(1 + (e^eps - 1)/p))``.
 
     Assumes: the profile of the mechanism under ``add_remove``, in both directions.
 
     Returns:
-      Delta at finite epsilons, an *upper bound* under ``add_remove``, attained for a
-      mechanism whose profile has one worst pair for all epsilon.
+      Delta at finite epsilons, an *upper bound* under ``add_remove``. It is attained if
+      one pair of neighbours attains the mechanism's profile at all epsilon.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 8.
     """
@@ -133,13 +133,14 @@ def delta_poisson_subsampled(
 def delta_without_replacement_subsampled(
     mechanism: Profile, *, size: Any, population: Any, epsilon: Any
 ) -> Any:
-    """Profile of a mechanism on a uniform subset: ``r delta(log(1 + (e^eps - 1)/r))``.
+    """Returns the profile on a uniform subset, ``r delta(log(1 + (e^eps - 1)/r))``.
 
-    Assumes: the profile of the mechanism under ``replace_one``, for which the result
-    holds; additive noise of ``sigma`` clip norms is ``Gaussian(sigma / 2)`` there.
+    Assumes: the profile of the mechanism under ``replace_one``. Additive noise of
+    ``sigma`` clip norms is ``Gaussian(sigma / 2)`` there.
 
     Returns:
-      Delta at finite epsilons, ``r = m / n``; an *upper bound*.
+      Delta at finite epsilons under ``replace_one``, with ``r = m / n``; an *upper
+      bound*.
 
     Reference: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorem 9.
     """
@@ -154,27 +155,27 @@ def delta_with_replacement_subsampled(
     epsilon: Any,
     group_profile: GroupProfile | None = None,
 ) -> Any:
-    """Profile of a mechanism on m draws with replacement.
+    """Returns the profile of a mechanism on m draws with replacement.
 
-    A unit drawn k times is k units that differ. With ``r = 1 - (1 - 1/n)^m`` and
-    ``delta_k`` the profile when k units are replaced,
+    A unit that is drawn k times makes k units of the sample differ. With ``r = 1 - (1 -
+    1/n)^m`` and ``delta_k`` the profile when k units are replaced,
 
         delta'(eps') = sum_{k=1..m} C(m,k) (1/n)^k (1 - 1/n)^{m-k} delta_k(eps).
 
-    Assumes: profiles under ``replace_one``, for which the result holds.
+    Assumes: profiles under ``replace_one``; the result holds for it, too.
 
     Args:
-      mechanism: as above, of one setting.
+      mechanism: as in all functions of this module, of one setting.
       size: m, whole number >= 0.
       population: n, whole number >= 1.
       epsilon: eps', >= 0 and finite, nats, scalar or array.
-      group_profile: from (k, epsilons) to the delta of replacing k units. Default: the
-        exact one for Gaussian and Laplace noise, which is that of k times the
-        sensitivity; else `group_delta`.
+      group_profile: maps (k, epsilons) to the delta of replacing k units. Default: the
+        exact one for Gaussian and Laplace noise, with k times the sensitivity;
+        otherwise `group_delta`.
 
     Returns:
-      float64 in [0, 1] of epsilon's shape; an *upper bound*. Multiplicities of chance
-      below e^-100 are charged in full.
+      float64 in [0, 1] of epsilon's shape; an *upper bound*. Multiplicities with a
+      total probability below e^-100 are taken with delta 1.
 
     Raises:
       ValueError: a mechanism of more than one setting.
@@ -191,7 +192,7 @@ def delta_with_replacement_subsampled(
         return np.zeros(target.shape)[()]
     rate = 1.0 if n == 1 else -np.expm1(m * np.log1p(-1 / n))
     inner = np.asarray(unamplified_epsilon(target, rate=rate))
-    first = last = m  # of one unit all draws are its own
+    first = last = m  # a population of one: every draw is this unit
     if n > 1:
         mean, third = m / n, _CUT_EXPONENT / 3
         most = third + np.sqrt(third**2 + 2 * _CUT_EXPONENT * mean)  # Bernstein
@@ -217,11 +218,12 @@ def delta_with_replacement_subsampled(
 
 
 def group_delta(mechanism: Profile, *, group_size: Any, epsilon: Any) -> Any:
-    """Delta when ``k`` units differ, from the profile for one.
+    """Returns delta when ``k`` units differ, from the profile for one unit.
 
         delta_k(eps) <= (e^eps - 1) / (e^{eps/k} - 1) delta(eps / k)
 
-    Of whole k >= 1 and finite epsilon >= 0; an *upper bound*, at most 1.
+    ``group_size`` is k, a whole number >= 1; epsilon is finite. An *upper bound*, at
+    most 1.
 
     Reference: Vadhan (2017), "The complexity of differential privacy", Lemma 2.2, as
     used by Balle, Barthe and Gaboardi (2018), Section 5.
@@ -238,11 +240,12 @@ def group_delta(mechanism: Profile, *, group_size: Any, epsilon: Any) -> Any:
 
 
 def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> Any:
-    """Privacy of randomized response run with probability p, else a random bit.
+    """Returns epsilon of randomized response with probability p, else a random bit.
 
-    ``2 artanh(p tanh(eps / 2))``, nats, *exact*: below the ``log(1 + p (e^eps - 1))``
-    that holds for any mechanism, because a random bit hides more than silence. (Notes
-    that say ``(1 + a) / (2 + a)`` for the true answer's chance mean ``e^eps = 1 + a``.)
+    It is ``2 artanh(p tanh(eps / 2))`` nats, *exact*. This is below the ``log(1 + p
+    (e^eps - 1))`` that holds for any mechanism, because a random bit hides more than no
+    answer. (Notes that give the probability of the true answer as ``(1 + a) / (2 + a)``
+    mean ``e^eps = 1 + a``.)
 
     Reference: Warner (1965), for the response; docs/proofs.md for the sampling.
     """
@@ -259,7 +262,9 @@ def subsampled_response_epsilon(epsilon: Any, *, sampling_probability: Any) -> A
 def advanced_joint_convexity(
     shared: Any, first: Any, second: Any, *, rate: float, epsilon: float
 ) -> tuple[float, float]:
-    """Advanced joint convexity (docs/amplification.md) of finite pairs.
+    """Returns both sides' order and delta of advanced joint convexity, of finite pairs.
+
+    See docs/amplification.md.
 
     Args:
       shared: mu0, (K,) probabilities.
@@ -269,9 +274,9 @@ def advanced_joint_convexity(
       epsilon: eps, >= 0 and finite.
 
     Returns:
-      ``(eps', delta)``: ``eps' = log(1 + r (e^eps - 1))`` and the hockey stick of order
-      ``e^eps'`` of ``(1-r) mu0 + r mu1`` against ``(1-r) mu0 + r mu1'``, computed by
-      the right-hand side. *Exact* up to rounding.
+      ``(eps', delta)``: ``eps' = log(1 + r (e^eps - 1))``, and the hockey-stick
+      divergence of order ``e^eps'`` of ``(1-r) mu0 + r mu1`` from ``(1-r) mu0 + r
+      mu1'``, computed by the theorem's right-hand side. *Exact* up to rounding.
 
     Raises:
       ValueError: distributions of different lengths or that do not sum to 1.
@@ -318,7 +323,7 @@ def _profile_at_rate(mechanism: Profile, rate: np.ndarray, epsilon: Any) -> Any:
 
 
 def _read(mechanism: Profile, epsilon: np.ndarray) -> np.ndarray:
-    """The profile of a mechanism at epsilons, checked."""
+    """Returns the checked profile of a mechanism at these epsilons."""
     if isinstance(mechanism, Mechanism):
         return np.asarray(mechanism.delta(epsilon))
     if not callable(mechanism):
@@ -330,6 +335,6 @@ def _read(mechanism: Profile, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _checked_delta(value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """What a profile answered, as probabilities of at least this shape."""
+    """Returns a profile's values, checked and broadcast with this shape."""
     delta = _validation.probability_array("the profile's delta", value)
     return np.broadcast_to(delta, np.broadcast_shapes(delta.shape, shape))

@@ -1,4 +1,4 @@
-"""What all bounds share: checks of arguments by name, and the search for epsilon."""
+"""Checks of arguments by name, and the search for epsilon, for all bounds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 
-# Relative tolerance of the search.
+# Relative tolerance of the search for epsilon.
 _TOLERANCE = 1e-7
-# Share of the largest epsilon to which smaller answers are rounded up.
+# Answers below this share of the largest epsilon are rounded up to it.
 _SMALLEST_SHARE = 1e-9
 
 
@@ -31,7 +31,7 @@ def _finite(name: str, value: Any) -> np.ndarray:
     return array
 
 
-# Arguments by their check. "finite_epsilon" and "delta_below_1" are epsilon and delta.
+# Each check, and the names of the arguments that it checks; see `_CALLED`.
 _NAMES: tuple[tuple[Callable[[str, Any], np.ndarray], str], ...] = (
     (
         _validation.nonnegative_array,
@@ -44,8 +44,7 @@ _NAMES: tuple[tuple[Callable[[str, Any], np.ndarray], str], ...] = (
     ),
     (
         _validation.positive_array,
-        "positive_noise_std positive_rho learning_rate learning_rates lipschitz "
-        "smoothness",
+        "positive_noise_std learning_rate learning_rates lipschitz smoothness",
     ),
     (_validation.open_unit_array, "delta_in_between slack"),
     (_below_one, "delta_below_1 total_delta"),
@@ -57,18 +56,17 @@ _NAMES: tuple[tuple[Callable[[str, Any], np.ndarray], str], ...] = (
     ),
 )
 _CHECKS = {name: check for check, names in _NAMES for name in names.split()}
-# Rows of the table above that are another argument within another range.
+# Names in the table for a second range of an argument, and the argument's name.
 _CALLED = {
     "finite_epsilon": "epsilon",
     "delta_in_between": "delta",
     "delta_below_1": "delta",
     "positive_noise_std": "noise_std",
-    "positive_rho": "rho",
 }
 
 
 def checked(**arguments: Any) -> list[np.ndarray]:
-    """Returns arguments, checked by their names, as float64 arrays of one shape."""
+    """Returns checked arguments as float64 arrays that are broadcast to one shape."""
     arrays = {}
     for key, value in arguments.items():
         name = _CALLED.get(key, key)
@@ -78,7 +76,7 @@ def checked(**arguments: Any) -> list[np.ndarray]:
 
 
 def checked_one(**arguments: Any) -> list[float]:
-    """Returns arguments, checked by their names, each one number."""
+    """Returns checked arguments, each a single number."""
     found = []
     for key, value in arguments.items():
         name = _CALLED.get(key, key)
@@ -94,18 +92,17 @@ def smallest_epsilon(
     log_target: np.ndarray,
     largest: np.ndarray,
 ) -> np.ndarray:
-    """Smallest epsilon that was seen to have ``log_delta <= log_target``.
+    """Returns the smallest epsilon found with ``log_delta <= log_target``.
 
     Args:
-      log_delta: maps epsilons (m,) and the indices (m,) of the elements meant to
-        ``log delta`` (m,), decreasing in epsilon.
+      log_delta: maps epsilons (m,) and the indices (m,) of their settings to ``log
+        delta`` (m,), which decreases in epsilon.
       log_target: (n,).
-      largest: (n,) an epsilon >= 0 where the target holds, or ``inf`` where it is
-        attained nowhere.
+      largest: (n,) an epsilon >= 0 that meets the target, or ``inf`` if none does.
 
     Returns:
-      (n,) epsilons, ``inf`` where ``largest`` is. *Upper bound* of the solution within
-      1e-7 relative (or 1e-9 of ``largest``).
+      (n,) epsilons, ``inf`` where ``largest`` is. *Upper bound* of the solution, within
+      1e-7 relative or 1e-9 of ``largest``.
     """
     largest = np.asarray(largest, np.float64)
     result = np.maximum(largest, 0.0)
@@ -116,14 +113,14 @@ def smallest_epsilon(
         result[index[met]] = least[met]
         index = index[~met]
 
-    # As a function of 1/epsilon the excess increases, as the search wants it.
+    # The search needs an increasing function: the excess, of 1/epsilon.
     def excess(inverse: np.ndarray, active: np.ndarray) -> np.ndarray:
         rows = index[active]
         value = log_delta(1 / inverse, rows) - log_target[rows]
         return np.maximum(value, -1e6)
 
     if index.size:
-        # A secant far out of the bracket may overflow; it is replaced by the middle.
+        # A secant far outside the bracket may overflow; the search then bisects.
         low = 1 / largest[index]
         with np.errstate(over="ignore"):
             inverse = largest_within(

@@ -1,13 +1,13 @@
 """Composition of (epsilon, delta) guarantees: naive, strong, optimal.
 
-For comparison with the composition of whole privacy profiles, which the accountant
-does: what is known of a step is here two numbers only. All functions take
+The accountant composes whole privacy profiles; these functions know only two numbers of
+a step, and are for comparison. They take
 
-* ``epsilon`` and ``delta`` of one step, >= 0 and in [0, 1], scalars or arrays,
+* ``epsilon`` >= 0 and ``delta`` in [0, 1] of one step, scalars or arrays,
 * ``num_steps`` k, a whole number >= 0,
-* ``slack``, the part of the total delta paid for composing, in (0, 1),
+* ``slack`` in (0, 1), the part of the total delta that is spent on composition,
 
-and return float64 numbers of the broadcast shape, *upper bounds*.
+and return float64 of the broadcast shape. All results are *upper bounds*.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from jaxdp_episodic.accountant.numerics.binomial import (
     tail_over_mass,
 )
 
-# Factor above all rounding errors of a sum of a few products.
+# Factor that exceeds the rounding errors of a sum of a few products.
 _ROUND_UP = 1 + 1e-14
-# Log of the odds of a true answer beyond which they are scaled: e^709 overflows.
+# Log of the odds of a true answer above which they are scaled, as e^709 overflows.
 _LARGEST_LOG_ODDS = 600.0
-# Products below this have a rounding error that may not be a normal float.
+# Below it the rounding error of a product may not be a normal float.
 _DEKKER_UNDERFLOWS = 1e-290
 
 
 def compose_naive(epsilon: Any, delta: Any, *, num_steps: Any) -> tuple[Any, Any]:
-    """Total of ``num_steps`` adaptive steps: ``(k epsilon, k delta)``.
+    """Returns ``(k epsilon, k delta)``, the total of ``num_steps`` adaptive steps.
 
     Reference: Dwork, Kenthapadi, McSherry, Mironov and Naor (2006), "Our data,
     ourselves", Theorem 1.
@@ -45,13 +45,12 @@ def compose_naive(epsilon: Any, delta: Any, *, num_steps: Any) -> tuple[Any, Any
 def compose_strong(
     epsilon: Any, delta: Any, *, num_steps: Any, slack: Any
 ) -> tuple[Any, Any]:
-    """Strong composition, as first proved: ``epsilon sqrt(2k log(1/slack)) + ...``.
+    """Returns (epsilon, delta) of strong composition, as first proved.
 
         eps' = eps sqrt(2 k log(1/slack)) + k eps (e^eps - 1)
         delta' = k delta + slack
 
-    Returns:
-      (epsilon, delta), the first not cut at the naive one; ``inf`` where it overflows.
+    Epsilon may exceed that of `compose_naive`; it is ``inf`` if it overflows.
 
     Reference: Dwork, Rothblum and Vadhan (2010), "Boosting and differential privacy",
     Theorem III.3.
@@ -69,7 +68,7 @@ def compose_strong(
 def compose_closed_form(
     epsilon: Any, delta: Any, *, num_steps: Any, slack: Any
 ) -> tuple[Any, Any]:
-    """Strong composition with the better constant, the smaller of three forms.
+    """Returns (epsilon, delta) of strong composition, the smallest of three forms.
 
         eps' = min{ k eps,   a + eps sqrt(2k log(e + sqrt(k eps²)/slack)),
                     a + eps sqrt(2k log(1/slack)) },   a = k eps (e^eps - 1)/(e^eps + 1)
@@ -95,21 +94,21 @@ def compose_closed_form(
 def compose_optimal_delta(
     epsilon: Any, delta: Any, *, num_steps: Any, total_epsilon: Any
 ) -> Any:
-    """Smallest total delta that ``num_steps`` (epsilon, delta) steps can promise.
+    """Returns the smallest total delta of ``num_steps`` (epsilon, delta)-DP steps.
 
         1 - (1 - delta)^k (1 - sum_j C(k,j) [e^{j eps} - e^{eps'} e^{(k-j) eps}]_+
                                / (1 + e^eps)^k)
 
-    No step is worse than randomized response that fails with probability ``delta``, and
-    the sum is the hockey stick of k of those; it is computed as a difference of two
-    binomial tails, at a cost that does not grow with k.
+    No step is worse than randomized response that reveals its input with probability
+    ``delta``; the sum is the hockey-stick divergence of k such responses. It is
+    computed as a difference of two binomial tails, at a cost that does not grow with k.
 
-    ``total_epsilon`` is eps' >= 0 in nats. *Exact* for what is known of a step
-    (attained by adaptive steps with this guarantee), rounded up: by less than 1e-9
-    relative where delta is below 0.1, by more where the best event is near the mean.
+    ``total_epsilon`` is eps' >= 0 in nats. *Exact* given this guarantee of each step
+    (some adaptive steps attain it), rounded up: by less than 1e-9 relative if delta is
+    below 0.1, by more if the best event is near the mean.
 
-    Reference: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 3.3 (there
-    at the grid of eps'; between its points by the same proof).
+    Reference: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 3.3 (stated
+    for a grid of eps'; between the grid points the same proof holds).
     """
     eps, step_delta, k, target = checked(
         epsilon=epsilon, delta=delta, num_steps=num_steps, total_epsilon=total_epsilon
@@ -122,25 +121,25 @@ def compose_optimal_delta(
 def compose_optimal_epsilon(
     epsilon: Any, delta: Any, *, num_steps: Any, total_delta: Any
 ) -> Any:
-    """Smallest total epsilon that ``num_steps`` (epsilon, delta) steps can promise.
+    """Returns the smallest total epsilon of ``num_steps`` (epsilon, delta)-DP steps.
 
-    In nats the smallest epsilon at which `compose_optimal_delta` was seen not to exceed
-    ``total_delta``, in [0, 1), within 1e-7 relative; ``inf`` where the steps' own
-    deltas exceed it already.
+    It is the smallest epsilon found, within 1e-7 relative, at which
+    `compose_optimal_delta` does not exceed ``total_delta``, in [0, 1). ``inf`` if the
+    deltas of the steps alone exceed it.
 
     Reference: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
     """
     eps, step_delta, k, total = checked(
         epsilon=epsilon, delta=delta, num_steps=num_steps, total_delta=total_delta
     )
-    # What the failures of the steps leave: 1 - (1 - total) / (1 - delta)^k.
+    # The delta that the steps' own deltas leave: 1 - (1 - total) / (1 - delta)^k.
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = np.where(k > 0, k * np.log1p(-step_delta), 0.0)
         left = -np.expm1(np.log1p(-total) - kept)
         left = np.where((k == 0) | (step_delta == 0), total, left * (1 - 1e-12))
         log_left = np.where(left > 0, np.log(left), -np.inf)
         most = np.where(k > 0, k * eps, 0.0) * _ROUND_UP
-    # Below nothing is left: only the naive epsilon has no slack at all.
+    # If less than nothing is left, no epsilon is enough.
     largest = np.where((left < 0) & (k > 0), np.inf, most)
     flat_eps, flat_k = eps.ravel(), k.ravel()
 
@@ -152,17 +151,17 @@ def compose_optimal_epsilon(
 
 
 def _product_up(k: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """``k x`` rounded up: exact where it is a float; 0 where k is, be x infinite."""
+    """Returns ``k x``, rounded up unless it is exact; 0 if k is 0, even for x = inf."""
     times = np.where(k > 0, k, 1.0)
     value, error = _product(times, x)
-    # Where that error may underflow, up in any case.
+    # Rounded up in any case if the error itself may underflow.
     inexact = (error > 0) | ((value < _DEKKER_UNDERFLOWS) & (times > 1) & (x > 0))
     value = np.where(inexact, np.nextafter(value, np.inf), value)
     return np.where(k > 0, value, 0.0)
 
 
 def _product(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``x y`` rounded, and what rounding took off it: Dekker's, from halves."""
+    """Returns ``x y`` rounded, and the exact product less that (Dekker, 1971)."""
     with np.errstate(over="ignore", invalid="ignore"):
         value = x * y
         (a, b), (c, d) = (_halves(factor) for factor in (x, y))
@@ -170,7 +169,7 @@ def _product(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two floats of at most 26 bits each whose sum is x (Veltkamp)."""
+    """Returns two floats of at most 26 bits each whose sum is x (Veltkamp)."""
     scaled = x * (2.0**27 + 1)
     high = scaled - (scaled - x)
     return high, x - high
@@ -184,14 +183,14 @@ def _total_delta(delta: np.ndarray, k: np.ndarray, extra: np.ndarray) -> np.ndar
 
 
 def _log_pure_delta(eps: np.ndarray, k: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Log of the hockey stick of k randomized responses, rounded up."""
+    """Returns the log of delta of k randomized responses, rounded up."""
     shown = (k > 0) & np.isinf(eps) & np.isfinite(target)
     some = (k > 0) & (eps > 0) & np.isfinite(eps) & np.isfinite(target)
     e, n = np.where(some, eps, 1.0), np.where(some, k, 1.0)
     goal = np.where(some, target, 0.0)
     hidden = some & (_above_product(goal, n, e) < 0)
-    # The event: more than (n + eps'/eps) / 2 of the n answers are true ones. Lies are
-    # counted, as rare as they may be.
+    # The event: more than (n + eps'/eps) / 2 of the n answers are true. False answers
+    # are counted, since they may be very rare.
     t = np.clip(np.floor((n + goal / e) / 2) + 1, 1.0, n)
     lies, near = n - t, np.minimum(e, _LARGEST_LOG_ODDS)
     odds = np.exp(-near)
@@ -208,7 +207,7 @@ def _log_pure_delta(eps: np.ndarray, k: np.ndarray, target: np.ndarray) -> np.nd
         lower = np.log(tail_over_mass(t, n, odds, side="lower"))
         below = _above_product(goal, 2 * t - n, e) + lower
         share = -np.expm1(np.minimum(mass + below - above, 0.0)) + 1e-13
-        # All answers true: one outcome, and nothing cancels.
+        # If all answers must be true, there is one outcome, and nothing cancels.
         share = np.where(lies == 0, -np.expm1(below), share)
         above = np.where(lies == 0, mass, above)
         value = above + np.log(share) + 1e-10
@@ -217,9 +216,9 @@ def _log_pure_delta(eps: np.ndarray, k: np.ndarray, target: np.ndarray) -> np.nd
 
 
 def _above_product(goal: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """``goal - x y`` with one rounding where they are nearly equal."""
+    """Returns ``goal - x y``, rounded once if they are nearly equal."""
     value, error = _product(x, y)
     with np.errstate(invalid="ignore"):
         exact = (goal - value) - error
-    # Out of the range of the product's error the plain difference is enough.
+    # If the product's error is not finite, the plain difference is accurate enough.
     return np.where(np.isfinite(exact), exact, goal - value)

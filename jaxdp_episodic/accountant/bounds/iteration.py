@@ -1,21 +1,22 @@
-"""Amplification by iteration: steps that follow hide the steps before.
+"""Privacy amplification by iteration: later steps hide the data of earlier steps.
 
-docs/amplification.md has the theorems in short. What several functions take:
+docs/amplification.md summarizes the theorems. Arguments of several functions:
 
 * ``learning_rates``: (T,) eta_t, each in (0, 2 / smoothness];
-* ``noise_stds``: (T,) sigma_t >= 0 of every coordinate, in units of the gradient; a
-  scalar is repeated;
-* ``lipschitz``: L > 0: every gradient of every loss has norm at most L (clipping a
-  gradient gives that, but not convexity);
-* ``smoothness``: beta > 0: the gradient of every loss is beta-Lipschitz;
-* ``strong_convexity``: m >= 0 of every loss; 0 for losses that are convex and no more.
-  The theorems do not hold for losses that are not convex;
+* ``noise_stds``: (T,) sigma_t >= 0, the standard deviation in every coordinate, in
+  units of the gradient; a scalar holds for all steps;
+* ``lipschitz``: L > 0, a bound of the norm of every gradient of every loss (clipping
+  ensures it, but does not make a loss convex);
+* ``smoothness``: beta > 0, a Lipschitz constant of the gradient of every loss;
+* ``strong_convexity``: m >= 0 of every loss; 0 for losses that are only convex. The
+  theorems do not hold for losses that are not convex;
 * ``batch_size``: b, whole number >= 1;
-* ``learning_rate`` and ``noise_std``: one of each, the same in all steps;
-* ``diameter``: D >= 0 of the convex set projected onto, ``inf`` for no projection.
+* ``learning_rate`` and ``noise_std``: the same in all steps;
+* ``diameter``: D >= 0 of the convex set of the projection, ``inf`` for no projection.
 
-A step that expands, lengths that disagree and more convexity than smoothness are
-`ValueError`. Every ``rho`` is a slope: RDP is at most ``rho alpha`` at every order.
+`ValueError` is raised for a step that expands distances, for lengths that disagree, and
+for ``strong_convexity`` above ``smoothness``. Every ``rho`` is a slope: RDP is at most
+``rho alpha`` at every order.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
 from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions.api import epsilon
 
-# Smallest normal number: what underflows is rounded up to it.
+# Smallest normal number, to which results that underflow are rounded up.
 _TINY = float(np.finfo(np.float64).tiny)
-# Shares of the variance tried for the sampled gradients; any share is a bound.
+# Shares of the variance for the sampled gradients; each share gives a valid bound.
 _SHARES = np.linspace(0.1, 0.9, 17)
-# The quadrature of method "rdp": 1e-10 relative.
+# The quadrature of method "rdp", with a relative error of 1e-10.
 _RULE = MomentRule("symmetric", Quadrature(32, 16))
-# Numbers of last steps tried, on a logarithmic grid; any number is a bound.
+# Size of the logarithmic grid of numbers of last steps; each gives a valid bound.
 _CANDIDATES = 512
 
 
 class _OnePass(NamedTuple):
-    """Checked settings of a one-pass run; every array is (T,)."""
+    """Checked arguments of a one-pass run; every array is (T,)."""
 
     learning_rates: np.ndarray
     noise_stds: np.ndarray
@@ -55,10 +56,10 @@ class _OnePass(NamedTuple):
 def contraction_factors(
     learning_rates: Any, *, smoothness: Any, strong_convexity: Any
 ) -> np.ndarray:
-    """How much a gradient step contracts: ``max(|1 - eta m|, |1 - eta beta|)``.
+    """Returns by what factor a gradient step contracts distances.
 
-    Returns:
-      float64 of the broadcast shape, in [0, 1].
+    It is ``max(|1 - eta m|, |1 - eta beta|)``, float64 of the broadcast shape, in [0,
+    1].
 
     Reference: Feldman, Mironov, Talwar and Thakurta (2018), arXiv:1808.06651,
     Proposition 18 (m = 0); Nesterov (2004), Theorem 2.1.12.
@@ -88,25 +89,25 @@ def one_pass_rho(
     strong_convexity: float,
     batch_size: int = 1,
 ) -> np.ndarray:
-    """RDP slope of every position of a one-pass run that releases its last iterate.
+    """Returns the RDP slope of each batch of a one-pass run, last iterate only.
 
-    Step t is ``theta <- P(theta - eta_t (mean gradient + N(0, sigma_t² I)))``, the mean
-    over batch t, P any projection onto a convex set; every example is used in exactly
-    one step.
+    Step t is ``theta <- P(theta - eta_t (mean gradient + N(0, sigma_t² I)))``. The mean
+    is over batch t, and P is any projection onto a convex set. Every example is used in
+    exactly one step; only the last iterate is released.
 
     Returns:
       (T,) rho_t of the examples of batch t under ``replace_one``: RDP is ``rho_t
-      alpha`` at every order. *Upper bound*; ``inf`` where no noise follows. With
-      constant steps and noise it is ``2 L² / (b² sigma² (T + 1 - t))``.
+      alpha`` at every order. *Upper bound*; ``inf`` if no noise follows. With constant
+      learning rate and noise it is ``2 L² / (b² sigma² (T + 1 - t))``.
 
     Reference: Feldman, Mironov, Talwar and Thakurta (2018), "Privacy amplification by
-    iteration", arXiv:1808.06651, Theorems 22 and 23 (equal noise); here for steps,
-    noise and contraction that vary, by the same theorem with the best parts.
+    iteration", arXiv:1808.06651, Theorems 22 and 23 (equal noise). Varying learning
+    rates, noise and contraction follow from the same theorem with the best split.
     """
     run = _one_pass(
         learning_rates, noise_stds, lipschitz, smoothness, strong_convexity, batch_size
     )
-    # V_t = sum_{i >= t} w_i (C_i / C_t)², backwards: nothing underflows.
+    # V_t = sum_{i >= t} w_i (C_i / C_t)², backwards so that nothing underflows.
     noise = (run.learning_rates * run.noise_stds) ** 2
     total = np.empty_like(noise)
     later = 0.0
@@ -121,13 +122,11 @@ def one_pass_rho(
 def final_variance(
     *, learning_rates: Any, noise_stds: Any, smoothness: float, strong_convexity: float
 ) -> float:
-    """Variance a coordinate of the last iterate, if every step contracts the most.
+    """Returns the variance of a coordinate of the last iterate: a schedule's noise.
 
-    ``sum_i w_i C_i²``, the noise of all steps carried to the end: what a schedule costs
-    in accuracy. An *upper bound* for maps that contract no less.
-
-    Returns:
-      The variance, squared units of the parameters.
+    It is ``sum_i w_i C_i²``, the noise of all steps carried to the end, in squared
+    units of the parameters. *Exact* for maps that contract by `contraction_factors`,
+    an *upper bound* for maps that contract more.
     """
     run = _one_pass(learning_rates, noise_stds, 1.0, smoothness, strong_convexity, 1)
     after = np.append(np.cumprod(run.factors[::-1])[::-1][1:], 1.0)
@@ -143,27 +142,26 @@ def optimal_noise_stds(
     strong_convexity: float,
     batch_size: int = 1,
 ) -> np.ndarray:
-    """The schedule of noise that keeps every position within ``rho`` at least cost.
+    """Returns the noise schedule of least final variance that keeps batches in ``rho``.
 
-    "Less noise early", worked out: position t needs ``U_t = sum_{i >= t} w_i C_i² >=
-    (s_t C_t)² / (2 rho_t)``. The smallest suffix sums that decrease in t are the
-    running maxima of the right-hand side from the end, which is the schedule. They are
-    smallest at every t at once, hence also the final variance ``U_1``.
+    Batch t needs ``U_t = sum_{i >= t} w_i C_i² >= (s_t C_t)² / (2 rho_t)``. The
+    smallest suffix sums that decrease in t are the running maxima of the right-hand
+    side, taken from the end. They are smallest at every t at once, hence so is the
+    final variance ``U_1``.
 
-    With one target and steps that do not shrink, *all noise goes into the last step*:
-    what is optimal is to perturb the output.
+    With one target and learning rates that do not decrease, *all noise goes into the
+    last step*: output perturbation is optimal.
 
-    ``rho`` is the target slope, > 0, a scalar or (T,), one a position.
+    ``rho`` is the target slope, > 0, a scalar or (T,), one per batch.
 
     Returns:
-      (T,) noise_stds, rounded up: `one_pass_rho` of them is within ``rho``. *Optimal*
-      for the bound of `one_pass_rho`, under ``replace_one``.
+      (T,) noise_stds, rounded up, so that `one_pass_rho` of them is at most ``rho``.
+      *Optimal* for the bound of `one_pass_rho`, under ``replace_one``.
 
     Raises:
-      ValueError: contraction so strong that the schedule leaves the range of float64.
+      ValueError: contraction so strong that the noise is outside the range of float64.
 
-    Reference: the bound is Feldman et al. (2018), arXiv:1808.06651, Theorem 22; the
-    idea of less noise early is the lecture's.
+    Reference: Feldman et al. (2018), arXiv:1808.06651, Theorem 22, for the bound.
     """
     run = _one_pass(
         learning_rates, 1.0, lipschitz, smoothness, strong_convexity, batch_size
@@ -185,10 +183,10 @@ def optimal_noise_stds(
 
 
 def rho_to_epsilon(rho: Any, *, delta: Any) -> Any:
-    """Epsilon of an RDP curve ``rho alpha`` at a delta, at the best real order.
+    """Returns epsilon of the RDP curve ``rho alpha`` at a delta, by the best order.
 
-    For rho >= 0, ``inf`` included, and delta in (0, 1); nats, an *upper bound*
-    (whatever order the search ends on is valid).
+    For rho >= 0 or ``inf``, and delta in (0, 1). Nats; an *upper bound*, since every
+    order that the search may end on gives a valid epsilon.
 
     Reference: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Proposition 12.
     """
@@ -207,18 +205,18 @@ def full_batch_rho(
     strong_convexity: float,
     diameter: float,
 ) -> Any:
-    """RDP slope of full-batch noisy gradient descent that releases its last iterate.
+    """Returns the RDP slope of full-batch noisy gradient descent, last iterate only.
 
-    A step is ``theta <- P(theta - eta (mean gradient + N(0, sigma² I)))``, P the
-    projection onto a convex set of the given diameter. Over the last tau steps the
-    distance ``D c^tau + s (1 + c + … + c^{tau-1})``, ``s = 2 eta L / n``, is paid for
-    in the best parts:
+    A step is ``theta <- P(theta - eta (mean gradient + N(0, sigma² I)))``, with the
+    projection P onto a convex set of the given diameter. The noise of the last tau
+    steps hides the distance ``D c^tau + s (1 + c + … + c^{tau-1})``, ``s = 2 eta L /
+    n``. With the best split of the distance over these steps
 
-        rho = min_tau (D c^tau + s sum_i c^i)² / (2 (eta sigma)² sum_i c^{2i})
+        rho = min_tau (D c^tau + s sum_i c^i)² / (2 (eta sigma)² sum_i c^{2i}).
 
-    or, over all T steps from the same start, the same without D. At c = 1 that is the
-    smaller of composition, ``2 T L² / (n sigma)²``, and about ``4 D L / (n eta
-    sigma²)``, from ``T = 2 D n / (eta L)`` steps on.
+    Over all T steps from the same start the same holds without D. At c = 1 the result
+    is the smaller of composition, ``2 T L² / (n sigma)²``, and about ``4 D L / (n eta
+    sigma²)``, which is reached at ``T = 2 D n / (eta L)`` steps.
 
     ``num_steps`` T >= 0 and ``num_examples`` n >= 1 are whole numbers, ``noise_std`` is
     sigma >= 0; these broadcast.
@@ -264,19 +262,19 @@ def bounded_iteration_rdp(
     strong_convexity: float,
     diameter: float,
 ) -> np.ndarray:
-    """RDP of noisy SGD with random batches on a bounded set, last iterate only.
+    """Returns the RDP of noisy SGD on a bounded set, last iterate only.
 
-    ``min(T S_sigma(alpha), min_{tau <= T, split} tau S_{sigma_1}(alpha) + alpha D² /
-    (2 tau (eta sigma_2)²))``; see docs/amplification.md.
+    It is ``min(T S_sigma(alpha), min_{tau <= T, split} tau S_{sigma_1}(alpha) + alpha
+    D² / (2 tau (eta sigma_2)²))``; see docs/amplification.md.
 
-    ``orders`` are (K,) each > 1, ``num_steps`` whole numbers T >= 0 of any shape,
-    ``num_examples`` n and ``batch_size`` b in [1, n] whole numbers, ``noise_std`` is
-    sigma > 0. Batches are drawn without replacement, fresh and secret. Strong convexity
-    is allowed, and not used.
+    ``orders`` are (K,), each > 1; ``num_steps`` are whole numbers T >= 0 of any shape;
+    ``num_examples`` n and ``batch_size`` b in [1, n] are whole numbers; ``noise_std``
+    is sigma > 0. Batches are sampled without replacement, fresh and secret. Strong
+    convexity is accepted and not used.
 
     Returns:
       float64 nats of shape ``num_steps.shape + (K,)``; an *upper bound* under
-      ``replace_one``, constant in T after the burn-in.
+      ``replace_one`` that no longer grows after some T.
 
     Reference: Altschuler and Talwar (2022), arXiv:2205.13710, Theorem 3.1 and its
     proof, with the split of the noise and tau optimised.
@@ -315,7 +313,7 @@ def bounded_iteration_rdp(
 
 
 def _swapped_kernel(t: Array, rate: Array, shift: Array) -> Array:
-    """Log-excess of the sampled Gaussian pair, both profiles the forward one."""
+    """Returns the log of the moment - 1, for the forward profile in both directions."""
     return mixture_excess(t, rate, shift, _RULE)[0]
 
 
@@ -330,7 +328,7 @@ def _one_pass(
     strong_convexity: Any,
     batch_size: Any,
 ) -> _OnePass:
-    """Checks the settings of a run."""
+    """Returns the checked arguments of a one-pass run."""
     factors = contraction_factors(
         learning_rates, smoothness=smoothness, strong_convexity=strong_convexity
     )
@@ -360,7 +358,7 @@ def _scalars(
     strong_convexity: Any,
     diameter: Any,
 ) -> tuple[float, float, float, float]:
-    """Learning rate, Lipschitz bound, diameter and contraction factor, checked."""
+    """Returns learning rate, Lipschitz bound, diameter and contraction factor."""
     eta, bound, beta, m, span = checked_one(
         learning_rate=learning_rate,
         lipschitz=lipschitz,
@@ -373,7 +371,7 @@ def _scalars(
 
 
 def _last_steps(steps: np.ndarray, best: np.ndarray) -> np.ndarray:
-    """Candidates for tau up to T, on a last axis: a grid, the optimum at c = 1."""
+    """Returns candidates for tau <= T, last axis: a grid, and the optimum for c = 1."""
     most = np.maximum(steps, 1)[..., None].astype(np.float64)
     share = np.linspace(0.0, 1.0, _CANDIDATES)
     grid = np.rint(most**share)
@@ -382,7 +380,7 @@ def _last_steps(steps: np.ndarray, best: np.ndarray) -> np.ndarray:
 
 
 def _geometric(c: float, count: np.ndarray) -> np.ndarray:
-    """``1 + c + … + c^{count-1}``."""
+    """Returns ``1 + c + … + c^{count-1}``."""
     if c == 1:
         return np.asarray(count, np.float64)
     if c == 0:

@@ -1,12 +1,13 @@
-"""What one release of a base mechanism costs: RDP curve and privacy profile.
+"""RDP curve and privacy profile of one release of a base mechanism.
 
-A mechanism is described by the worst pair of its output distributions on neighbouring
-inputs. Which relation that is, is up to whoever gives the numbers: noise relative to
-the sensitivity under ``add_remove`` describes ``add_remove``; relative to the (usually
-doubled) sensitivity under ``replace_one`` it describes ``replace_one``.
+A mechanism is described by its dominating pair on neighbouring inputs. The numbers
+determine the neighbouring relation: noise relative to the sensitivity under
+``add_remove`` describes ``add_remove``; noise relative to the (usually doubled)
+sensitivity under ``replace_one`` describes ``replace_one``.
 
 Numeric fields are scalars or arrays; results have the shape of the mechanism followed
-by that of the orders. What would underflow is rounded up to the smallest normal number.
+by that of the orders. Results that underflow are rounded up to the smallest normal
+number.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 @dataclass(frozen=True, eq=False)
 class Mechanism(ByValue):
-    """Base of the descriptions below: numeric fields, a curve and perhaps a profile.
+    """Base class: numeric fields, an RDP curve and perhaps a privacy profile.
 
-    Equal means the same type and the same numbers.
+    Two mechanisms are equal if they have the same type and the same numbers.
 
     Attributes:
-      swaps_neighbours: class constant; True if for every neighbouring pair some
+      swaps_neighbours: class constant; True if for every neighbouring pair an
         involution of the outputs exchanges the two distributions (the reflection at the
         midpoint for symmetric additive noise, the exchange of the answers for
         randomized response). It implies the moment condition of the tight bound for
@@ -55,7 +56,7 @@ class Mechanism(ByValue):
 
     @property
     def _value(self) -> np.ndarray:
-        """The numeric field; 0 without a sign, which 1 / 0 would keep."""
+        """The numeric field, with +0 in place of -0, since 1 / -0 is -inf."""
         return np.asarray(getattr(self, dataclasses.fields(self)[0].name)) + 0.0
 
     @property
@@ -65,15 +66,15 @@ class Mechanism(ByValue):
 
     @property
     def pure_epsilon(self) -> np.ndarray:
-        """Limit of the RDP curve at infinite order: pure-DP epsilon, or ``inf``."""
+        """Limit of the RDP curve at infinite order: the pure-DP epsilon, or ``inf``."""
         raise NotImplementedError
 
     def up_to(self, max_order: int) -> Mechanism:
-        """Returns a mechanism that answers at the whole orders 2 … ``max_order``."""
-        return self  # the named mechanisms are known at every order
+        """Returns a mechanism with RDP at the whole orders 2 … ``max_order``."""
+        return self  # the named mechanisms have RDP at every order
 
     def settings(self, rows: np.ndarray) -> Mechanism:
-        """Returns the mechanism of these settings, numbered as in the flat shape."""
+        """Returns the mechanism of some settings, by indices into the flat shape."""
         return type(self)(self._value.ravel()[rows])  # pyright: ignore[reportCallIssue]: each has one field
 
     def of_group(self, size: int) -> Self:
@@ -81,7 +82,7 @@ class Mechanism(ByValue):
         return type(self)(self._value / size)  # pyright: ignore[reportCallIssue]: each has one field
 
     def rdp(self, orders: Any) -> Any:
-        """RDP of one release, in nats.
+        """Returns the RDP of one release, in nats.
 
         Args:
           orders: scalar or array, each > 1 and finite.
@@ -89,7 +90,7 @@ class Mechanism(ByValue):
         Returns:
           Array of shape ``self.shape + orders.shape`` (``np.float64`` if that is
           ``()``). *Exact* up to rounding for the named mechanisms; an *upper bound*
-          for what the user gives, if that is one.
+          for a user's table or curve, if it is one.
         """
         alpha = _validation.order_array("orders", orders)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -97,7 +98,7 @@ class Mechanism(ByValue):
         return values.reshape(values.shape[:-1] + alpha.shape)[()]
 
     def delta(self, epsilon: Any) -> Any:
-        """Privacy profile of one release: the smallest delta at this epsilon.
+        """Returns the privacy profile of one release: the smallest delta at epsilon.
 
         Args:
           epsilon: scalar or array >= 0, nats; broadcasts with the mechanism.
@@ -108,24 +109,25 @@ class Mechanism(ByValue):
 
         Raises:
           ValueError: negative or NaN epsilon, or shapes that do not broadcast.
-          NotImplementedError: a mechanism described by its RDP alone.
+          NotImplementedError: a mechanism that is described only by its RDP.
         """
         eps = _validation.nonnegative_array("epsilon", epsilon)
         if not self.swaps_neighbours:
             raise NotImplementedError(
-                f"delta needs a privacy profile: {type(self).__name__} is described by "
-                "its RDP alone; covered: Gaussian, Laplace, RandomizedResponse"
+                f"delta needs a privacy profile, and {type(self).__name__} is "
+                "described only by its RDP; covered: Gaussian, Laplace, "
+                "RandomizedResponse"
             )
         _validation.broadcast_shape(mechanism=np.empty(self.shape), epsilon=eps)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             return np.asarray(self._delta(eps))[()]
 
     def _rdp(self, orders: np.ndarray) -> np.ndarray:
-        """RDP at orders (K,): (*shape, K)."""
+        """Returns the RDP (*shape, K) at orders (K,)."""
         raise NotImplementedError
 
     def _delta(self, epsilon: np.ndarray) -> np.ndarray:
-        """The profile, elementwise."""
+        """Returns the privacy profile, elementwise."""
         raise NotImplementedError
 
 
@@ -170,9 +172,9 @@ class Gaussian(Mechanism):
 class Laplace(Mechanism):
     """Laplace noise on every coordinate of a query of bounded l1-sensitivity.
 
-    The RDP is that of a single coordinate moved by the whole sensitivity: the
-    log-moment of a coordinate is convex in its shift and 0 at 0, so that splitting
-    the shift costs less.
+    The RDP is that of a single coordinate shifted by the whole sensitivity. The
+    log-moment of a coordinate is convex in its shift and 0 at 0, so a shift that is
+    split over coordinates costs less.
 
     Attributes:
       scale: noise scale / l1-sensitivity, >= 0, scalar or array; 0 costs ``inf`` and
@@ -214,10 +216,10 @@ class RandomizedResponse(Mechanism):
     """One bit, reported truly with probability ``e^epsilon / (1 + e^epsilon)``.
 
     Every pure ``epsilon``-DP mechanism is a post-processing of it (Kairouz, Oh and
-    Viswanath 2015, arXiv:1311.0776), so it bounds any of which no more is known.
+    Viswanath 2015, arXiv:1311.0776), so its RDP and profile bound those of all.
 
     Attributes:
-      epsilon: >= 0, scalar or array; ``inf`` always tells the truth.
+      epsilon: >= 0, scalar or array; ``inf`` always reports the truth.
 
     Reference: Mironov (2017), arXiv:1702.07476, Proposition 5.
     """
@@ -249,14 +251,15 @@ class RandomizedResponse(Mechanism):
 
 @dataclass(frozen=True, eq=False)
 class RdpTable(Mechanism):
-    """A user's own mechanism, by its RDP at the whole orders 2, 3, ….
+    """A user's own mechanism, given by its RDP at the whole orders 2, 3, ….
 
-    Between them the convexity of ``(alpha - 1) rdp`` gives an upper bound.
+    Between whole orders the convexity of ``(alpha - 1) rdp`` gives an upper bound.
 
     Attributes:
       values: (..., T) upper bounds of the RDP at the orders 2 … T + 1, >= 0.
-      limit: pure-DP epsilon, broadcast against the leading axes; ``inf`` (the default)
-        is always true. A smaller one tightens sampling without replacement.
+      limit: upper bound of the pure-DP epsilon, broadcast against the leading axes;
+        ``inf`` (the default) is always valid. A smaller one tightens the bound for
+        sampling without replacement.
 
     Raises:
       ValueError: negative or NaN values, no values, or orders beyond the table.
@@ -295,7 +298,7 @@ class RdpTable(Mechanism):
         return np.broadcast_to(self.limit, self.shape)
 
     def up_to(self, max_order: int) -> Mechanism:
-        """Returns itself, or refuses if the table ends before ``max_order``."""
+        """Returns itself; raises ValueError if the table ends before ``max_order``."""
         last = np.shape(self.values)[-1] + 1
         if max_order > last:
             raise ValueError(
@@ -310,15 +313,16 @@ class RdpTable(Mechanism):
         return RdpTable(table[rows], self.pure_epsilon.ravel()[rows])
 
     def _rdp(self, orders: np.ndarray) -> np.ndarray:
-        """The chord of ``(alpha - 1) rdp(alpha)``, which is 0 at order 1."""
+        """Returns the chord of ``(alpha - 1) rdp(alpha)``, which is 0 at order 1."""
         self.up_to(int(np.ceil(np.max(orders, initial=2.0))))
         values, whole = np.asarray(self.values), np.floor(orders)
         weight, index = orders - whole, whole.astype(int) - 2
         last = values.shape[-1] - 1
         below = np.take(values, np.clip(index, 0, last), axis=-1)
         above = np.take(values, np.clip(index + 1, 0, last), axis=-1)
-        # Shares of the two ends in the log-moment, divided by alpha - 1. At whole
-        # orders the upper end has no share, also if it is infinite; below 2 the lower.
+        # Weights of the two ends in the log-moment, divided by alpha - 1. At whole
+        # orders the upper end has weight 0, also if it is infinite; below order 2 the
+        # lower end has.
         t = orders - 1
         low = np.where(index >= 0, below * ((1 - weight) * (whole - 1) / t), 0.0)
         return low + np.where(weight > 0, above * (weight * whole / t), 0.0)
@@ -326,18 +330,18 @@ class RdpTable(Mechanism):
 
 @dataclass(frozen=True, eq=False)
 class RdpCurve(Mechanism):
-    """A user's own mechanism, by a function of the order.
+    """A user's own mechanism, given by a function of the order.
 
     Attributes:
       curve: maps orders (K,) to upper bounds of the RDP (..., K). It is called with
-        float64 values and JAX's float64 mode on, so it may be written in JAX or NumPy,
-        and must answer in float64.
-      limit: pure-DP epsilon, as in `RdpTable`.
+        float64 values and JAX's float64 mode on, so it may use JAX or NumPy. It must
+        return float64.
+      limit: as in `RdpTable`.
 
     Raises:
-      TypeError: a curve that cannot be called, or does not answer in float64.
-      ValueError: a limit that is negative or NaN; when evaluated, an answer of the
-        wrong shape, negative or NaN.
+      TypeError: a curve that is not callable, or does not return float64.
+      ValueError: a limit that is negative or NaN; when the curve is evaluated, values
+        of the wrong shape, negative or NaN.
     """
 
     curve: Callable[[Any], Any]
@@ -352,7 +356,7 @@ class RdpCurve(Mechanism):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Leading shape of what the curve returns."""
+        """Leading shape of the curve's values."""
         return self._rdp(np.array([2.0])).shape[:-1]
 
     @property
@@ -365,7 +369,7 @@ class RdpCurve(Mechanism):
         return RdpTable(self._rdp(np.arange(2.0, max_order + 1)), self.limit)
 
     def _rdp(self, orders: np.ndarray) -> np.ndarray:
-        """The curve itself, checked."""
+        """Returns the curve's values, checked."""
         values = call_in_float64(self.curve, orders)
         if np.asarray(values).dtype != np.float64:
             raise TypeError(
@@ -381,17 +385,17 @@ class RdpCurve(Mechanism):
 
 
 def _shortfall(epsilon: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """``min(epsilon - limit, 0)``; ``-inf`` at an infinite limit, also at inf - inf."""
+    """Returns ``min(epsilon - limit, 0)``; ``-inf`` if the limit is infinite."""
     gap = np.minimum(epsilon - np.where(np.isfinite(limit), limit, 0.0), 0.0)
     return np.where(np.isfinite(limit), gap, -np.inf)
 
 
 def _round_up(value: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """At least the smallest normal number where ``positive``; 0 elsewhere."""
+    """Returns at least the smallest normal number where ``positive``, 0 elsewhere."""
     return np.where(positive, np.maximum(value, _TINY), 0.0)
 
 
 def _exp_remainder(x: np.ndarray) -> np.ndarray:
-    """``e^x - 1 - x``: Taylor near 0, where the difference cancels."""
+    """Returns ``e^x - 1 - x``, by a Taylor series near 0, where it would cancel."""
     near = polynomial(_REMAINDER, np.clip(x, -0.5, 0.5))
     return np.where(np.abs(x) <= 0.5, near, np.expm1(x) - x)

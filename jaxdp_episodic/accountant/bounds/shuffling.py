@@ -1,12 +1,13 @@
-"""Amplification by shuffling: what hiding among n local randomizers buys.
+"""Privacy amplification by shuffling the messages of n local randomizers.
 
-Each of ``n`` users sends one message of an ``eps0``-locally private randomizer; a
-trusted shuffler forgets who sent what. Neighbours replace one user's value. The proof,
-and what of later papers is not used, is in docs/amplification.md.
+Each of ``n`` users sends one message of an ``eps0``-locally private randomizer, and a
+trusted shuffler permutes them at random. Neighbours replace one user's value.
+docs/amplification.md has the proof, and says which results of later papers are not
+used.
 
-``local_epsilon`` is eps0 >= 0 in nats, at most 300 but for the closed form;
+``local_epsilon`` is eps0 >= 0 in nats, at most 300 except for the closed form.
 ``num_users`` is n, a whole number >= 1, up to 1e9 and more. Both may be arrays; results
-are float64 of the broadcast shape, under ``replace_one``, of both directions.
+are float64 of the broadcast shape. They hold under ``replace_one``, in both directions.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ from jaxdp_episodic.accountant.numerics.loops import logsumexp
 
 # Kinds of bound, see `shuffled_delta`.
 KINDS = ("upper", "randomized_response", "lower")
-# Blocks in which clone counts are summed, at most.
+# Largest number of blocks in which clone counts are summed.
 _BLOCKS = 1024
-# -log of the chance that a clone count lies beyond either end of the blocks.
+# -log of the probability that a clone count lies outside the blocks, at each end.
 _TAIL_EXPONENT = 80.0
-# Above the relative error of a binomial mass at n = 1e12.
+# Exceeds the relative error of a binomial probability at n = 1e12.
 _ROUNDING = 1e-9
-# Settings evaluated at once: bounds memory to some megabytes.
+# Settings that are evaluated together, which bounds memory to some megabytes.
 _ROWS = 16
-# Largest local epsilon: exponentials of twice as much are in the range of float64.
+# Largest local epsilon, nats: the exponential of twice as much is a float64.
 _LARGEST_LOCAL_EPSILON = 300
 
 
 def shuffled_epsilon_closed_form(
     local_epsilon: Any, *, num_users: Any, delta: Any
 ) -> Any:
-    """Epsilon of shuffled ``eps0``-private messages, closed form.
+    """Returns epsilon of n shuffled ``eps0``-private messages, in closed form.
 
         log(1 + (e^eps0 - 1)/(e^eps0 + 1) (8 sqrt(e^eps0 log(4/delta)/n) + 8 e^eps0/n))
 
-    if ``eps0 <= log(n / (16 log(2 / delta)))``; otherwise, and wherever that is more,
-    ``eps0`` itself, which shuffling cannot raise.
+    if ``eps0 <= log(n / (16 log(2 / delta)))``. Otherwise, and if that exceeds
+    ``eps0``, it returns ``eps0``, since shuffling cannot increase epsilon.
 
-    At a delta in (0, 1); an *upper bound* for any randomizers, also different and
-    adaptive ones.
+    ``delta`` lies in (0, 1). An *upper bound* for any randomizers, including different
+    and adaptive ones.
 
     Reference: Feldman, McMillan and Talwar (2021), "Hiding among the clones",
     arXiv:2012.12803, Theorem 3.1.
@@ -69,20 +70,20 @@ def shuffled_epsilon_closed_form(
 def shuffled_delta(
     local_epsilon: Any, *, num_users: Any, epsilon: Any, kind: str = "upper"
 ) -> Any:
-    """Delta of n shuffled ``eps0``-private messages at a given epsilon.
+    """Returns delta of n shuffled ``eps0``-private messages at a given epsilon.
 
     The ``kind`` is one of
 
-    * "upper", for any randomizers, also different and adaptive ones;
-    * "randomized_response", for binary randomized response on any data, the smaller of
-      the bound by its own clones and "upper", which holds for it too;
-    * "lower", of which no bound for any randomizers can be below: the larger of binary
-      randomized response when all others hold the same bit, and of response over three
-      values when all others hold the third.
+    * "upper": an *upper bound* for any randomizers, including different and adaptive
+      ones;
+    * "randomized_response": an *upper bound* for binary randomized response on any
+      data, the smaller of "upper" and of the bound by its own clones;
+    * "lower": a *lower bound* on delta of the worst randomizer. It is the larger of
+      binary randomized response if all other users hold the same bit, and of response
+      over three values if all others hold the third.
 
-    *Upper bound* for the first two kinds, *lower bound* for the third. The blocks in
-    which clone counts are summed cost a fraction of a percent of delta; the tails that
-    are cut add 2e-35 to the upper bounds.
+    Summing clone counts in blocks costs a fraction of a percent of delta; the truncated
+    tails add 2e-35 to the upper bounds.
 
     Reference: Feldman, McMillan and Talwar (2021), arXiv:2012.12803, Section 3;
     (2023), arXiv:2208.04591, for the clones of randomized response.
@@ -103,15 +104,13 @@ def shuffled_delta(
 def shuffled_epsilon(
     local_epsilon: Any, *, num_users: Any, delta: Any, kind: str = "upper"
 ) -> Any:
-    """Epsilon of n shuffled ``eps0``-private messages at a given delta.
+    """Returns epsilon of n shuffled ``eps0``-private messages at a given delta.
 
-    The smallest epsilon at which `shuffled_delta` was seen not to exceed ``delta``, to
-    1e-7 relative.
+    It is the smallest epsilon found, to 1e-7 relative, at which `shuffled_delta` does
+    not exceed ``delta``, in [0, 1). It is at most ``eps0``, and ``eps0`` at delta 0. An
+    *upper bound*; for "lower" a *lower bound*, rounded down by the tolerance.
 
-    At a delta in [0, 1), 0 costing the whole eps0, and at most eps0: an *upper bound*,
-    and for "lower" a *lower bound* (rounded down by the tolerance of the search).
-
-    Reference: as `shuffled_delta`.
+    Reference: see `shuffled_delta`.
     """
     _validation.choice("kind", kind, KINDS)
     eps0, n, target = checked(
@@ -136,10 +135,10 @@ def shuffled_epsilon(
 
 
 def check_local_epsilon(eps0: np.ndarray) -> None:
-    """Refuses local epsilons whose exponentials leave the range of float64."""
+    """Raises ValueError for a local epsilon above 300."""
     if np.any(eps0 > _LARGEST_LOCAL_EPSILON):
         raise ValueError(
-            "local_epsilon must be at most 300 (beyond it shuffling gives nothing), "
+            "local_epsilon must be at most 300 (above it shuffling does not help), "
             f"got {eps0.max()}"
         )
 
@@ -147,17 +146,17 @@ def check_local_epsilon(eps0: np.ndarray) -> None:
 def _log_delta(
     eps0: np.ndarray, n: np.ndarray, eps: np.ndarray, kind: str
 ) -> np.ndarray:
-    """``log delta`` of flat settings, (m,)."""
+    """Returns ``log delta`` of flat settings, (m,)."""
     result = np.full(eps0.shape, -np.inf)
-    index = np.flatnonzero(eps < eps0)  # beyond eps0 there is nothing to see
+    index = np.flatnonzero(eps < eps0)  # else delta is 0
     for start in range(0, index.size, _ROWS):
         rows = index[start : start + _ROWS]
         arguments = eps0[rows], n[rows], eps[rows]
         if kind == "upper":
             result[rows] = _clones(*arguments, chance=np.exp(-eps0[rows]))
         elif kind == "randomized_response":
-            # More clones hide better, but blocks of their counts cost more of a small
-            # delta: at n = 1e7 and eps0 = 0.01 the bound for any randomizer is less.
+            # More clones hide better, but summing their counts in blocks costs more of
+            # a small delta: at n = 1e7 and eps0 = 0.01 the general bound is smaller.
             some = _clones(*arguments, chance=np.exp(-eps0[rows]))
             all_ = _clones(*arguments, chance=2 * answers(eps0[rows])[1])
             result[rows] = np.minimum(some, all_)
@@ -171,7 +170,7 @@ def _log_delta(
 def _clones(
     eps0: np.ndarray, n: np.ndarray, eps: np.ndarray, *, chance: np.ndarray
 ) -> np.ndarray:
-    """Upper bound: every block of clone counts at its smallest, costliest count."""
+    """Upper bound: each block of clone counts has the delta of its smallest count."""
     own, cross = answers(eps0)
     starts, lengths = _blocks(n - 1, chance)
     log_mass = _log_block_mass_above(starts, lengths, n - 1, chance)
@@ -192,7 +191,7 @@ def _clones(
 def two_values(
     eps0: np.ndarray, n: np.ndarray, eps: np.ndarray, *, side: str
 ) -> np.ndarray:
-    """Randomized response when the others' bits agree, the larger direction."""
+    """Log-delta of randomized response if the others' bits agree, both directions."""
     own, cross = answers(eps0)
     rise = np.expm1(eps)
     return np.maximum(
@@ -204,7 +203,7 @@ def two_values(
 
 
 def _three_values(eps0: np.ndarray, n: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Lower bound: response over {0, 1, 2}, all others hold 2, user 1 has 0 or 1."""
+    """Lower bound: response over {0, 1, 2}; all others hold 2, user 1 has 0 or 1."""
     b = 1 / (np.exp(eps0) + 2)
     chance = 2 * b
     starts, lengths = _blocks(n - 1, chance)  # m - 1
@@ -224,12 +223,12 @@ def _three_values(eps0: np.ndarray, n: np.ndarray, eps: np.ndarray) -> np.ndarra
 
 
 def answers(eps0: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Chances of the true and of the false answer."""
+    """Returns the probabilities of the true and of the false answer."""
     return 1 / (1 + np.exp(-eps0)), np.exp(-eps0) / (1 + np.exp(-eps0))
 
 
 def _blocks(trials: np.ndarray, chance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First counts and lengths (m, blocks) that cover all but ``e^-80`` at each end."""
+    """Returns first counts and lengths (m, blocks); ``e^-80`` is left at each end."""
     mean = trials * chance
     down = np.sqrt(2 * _TAIL_EXPONENT * mean)
     third = _TAIL_EXPONENT / 3
@@ -244,7 +243,7 @@ def _blocks(trials: np.ndarray, chance: np.ndarray) -> tuple[np.ndarray, np.ndar
 def _log_block_mass_above(
     starts: np.ndarray, lengths: np.ndarray, trials: np.ndarray, chance: np.ndarray
 ) -> np.ndarray:
-    """Upper bound of the chance of a block: geometric, as masses are log-concave."""
+    """Upper bound of a block's probability: geometric, by log-concavity."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = (trials[:, None] - starts) / (starts + 1)
         slope = np.log(ratio * (chance / -np.expm1(np.log(chance)))[:, None])
@@ -259,7 +258,7 @@ def _log_block_mass_below(
     trials: np.ndarray,
     chance: np.ndarray,
 ) -> np.ndarray:
-    """Lower bound: the chord, as masses are log-concave."""
+    """Lower bound of a block's probability: the chord, by log-concavity."""
     n, p = trials[:, None], chance[:, None]
     first, final = (log_binomial_mass(k, n, p) for k in (starts, last))
     slope = (final - first) / np.maximum(last - starts, 1.0)
@@ -267,7 +266,7 @@ def _log_block_mass_below(
 
 
 def _log_geometric(slope: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """``log(1 + e^s + ... + e^{(l-1) s})``; ``-inf`` for an empty block."""
+    """Returns ``log(1 + e^s + ... + e^{(l-1) s})``; ``-inf`` for an empty block."""
     slope = np.clip(slope, -700.0, 700.0)
     # The sum is e^{(l-1) s} times the one with -s: nothing overflows.
     size = np.maximum(np.abs(slope), 1e-12)

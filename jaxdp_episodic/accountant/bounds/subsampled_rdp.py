@@ -1,7 +1,7 @@
-"""RDP of a subsampled mechanism of which only the RDP curve is known.
+"""RDP of a subsampled mechanism that is known only by its RDP curve.
 
-docs/amplification.md says how the published series are summed, and what completes them
-at orders that are not whole and for outer levels.
+docs/amplification.md says how the published series are summed, and how they are
+extended to orders that are not whole and to outer levels.
 
 Both functions take a ``mechanism``, a `Mechanism` or a function from orders (K,) to RDP
 (..., K) as in `RdpCurve`; rates in [0, 1], scalars or arrays that broadcast with it;
@@ -25,11 +25,11 @@ from jaxdp_episodic.accountant.numerics.binomial import log_binomial
 from jaxdp_episodic.accountant.numerics.loops import logsumexp
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 
-# Largest order: the series has as many terms.
+# Largest order, which is also the number of terms of its series.
 MAX_ORDER = 2**14
-# Terms (settings x series) in one block: bounds memory to tens of megabytes.
+# Terms (settings x series) in one block, which bounds memory to tens of megabytes.
 _BLOCK_TERMS = 2**19
-# What underflows is rounded up to it, except a cost that is exactly 0.
+# Smallest normal number, to which positive results that underflow are rounded up.
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -41,15 +41,15 @@ def rdp_poisson_subsampled(
     bound: str = "general",
     outer_rate: Any = 1.0,
 ) -> Any:
-    """RDP of a mechanism run on a Poisson sample, under ``add_remove``.
+    """Returns the RDP of a mechanism on a Poisson sample, under ``add_remove``.
 
     At whole orders ``a``, with ``p`` the sampling probability and ``r`` the curve,
 
         M = (1-p)^{a-1} (ap - p + 1) + C(a,2) (1-p)^{a-2} p² e^{r(2)}
             + c sum_{l=3}^a C(a,l) (1-p)^{a-l} p^l e^{(l-1) r(l)},    rdp = log M/(a-1)
 
-    with ``c = 3`` for any mechanism and ``c = 1`` where all odd moments ``E_f[(g/f -
-    1)^l]``, ``l >= 3``, of its neighbouring pairs are nonnegative. That is proved for
+    with ``c = 3`` for any mechanism, and ``c = 1`` if all odd moments ``E_f[(g/f -
+    1)^l]``, ``l >= 3``, of its neighbouring pairs are nonnegative. This is proved for
     the mechanisms with `Mechanism.swaps_neighbours`.
 
     Assumes: the curve bounds the RDP of one release, in both directions, when one
@@ -57,19 +57,19 @@ def rdp_poisson_subsampled(
     independently, freshly and in secret in every step, and the drawn units
     contribute whether or not the protected one is drawn (locality).
 
-    The ``bound`` is "general" (c = 3), "tight" (c = 1), or "lower": c = 1 for any
-    mechanism, which no valid bound can fall below if a single neighbouring pair attains
-    the curve at all whole orders. "lower" is *not a guarantee*; it shows how loose one
-    may be. ``outer_rate`` is the probability that the levels above the Poisson draw
-    reach the unit.
+    The ``bound`` is "general" (c = 3), "tight" (c = 1) or "lower" (c = 1 for any
+    mechanism). No valid bound is below "lower" if a single neighbouring pair attains
+    the curve at all whole orders. "lower" is *not a guarantee*; it shows how loose a
+    bound may be. ``outer_rate`` is the probability that the levels above the Poisson
+    sampling include the unit.
 
     Returns:
       *Upper bound* for "general" and "tight", *lower bound* for "lower". 0 at rate 0;
-      "tight" and "general" at rate 1 return the curve.
+      "tight" and "general" return the curve at rate 1.
 
     Raises:
-      ValueError: an order that is not whole with ``bound="lower"`` (interpolation only
-        bounds from above).
+      ValueError: an order that is not whole with ``bound="lower"`` (interpolation
+        gives upper bounds only).
       NotImplementedError: "tight" for a mechanism without a proof of the moment
         condition, or "lower" with an outer rate.
 
@@ -100,7 +100,7 @@ def rdp_without_replacement_subsampled(
     orders: Any,
     outer_rate: Any = 1.0,
 ) -> Any:
-    """RDP of a mechanism run on a sample of fixed size without replacement.
+    """Returns the RDP of a mechanism on a sample of fixed size without replacement.
 
     At whole orders ``a``, with ``p`` the rate, ``r`` the curve and ``r(inf)`` its
     limit (pure-DP epsilon; if that is infinite, the inner minima are 2),
@@ -108,16 +108,16 @@ def rdp_without_replacement_subsampled(
         M = 1 + C(a,2) p² min{4 (e^{r(2)} - 1), e^{r(2)} min[2, (e^{r(inf)} - 1)²]}
             + sum_{j=3}^a C(a,j) p^j e^{(j-1) r(j)} min[2, (e^{r(inf)} - 1)^j].
 
-    Assumes: the curve is that of one release when one clipped contribution is
-    *replaced* by another, which for additive noise is twice the clip norm: a Gaussian
-    noise of ``sigma`` times the clip norm is ``Gaussian(sigma / 2)`` here. Holds for
-    ``replace_one``, and for ``add_remove`` when the removed unit's place in the sample
-    is taken by another. Sets of one size are drawn uniformly, fresh and secret in
-    every step.
+    Assumes: the curve bounds the RDP of one release when one clipped contribution is
+    *replaced* by another. For additive noise this is twice the clip norm: Gaussian
+    noise of ``sigma`` times the clip norm is ``Gaussian(sigma / 2)`` here. The result
+    holds for ``replace_one``, and for ``add_remove`` if another unit takes the removed
+    unit's place in the sample. Sets of one size are drawn uniformly, fresh and secret
+    in every step.
 
     ``sampling_rate`` is the size of the sample over the population, times the rates of
-    the levels below the clipped contribution, ``outer_rate`` the probability that the
-    levels above the draw reach the unit.
+    the levels below the clipped contribution. ``outer_rate`` is the probability that
+    the levels above the draw include the unit.
 
     Returns:
       An *upper bound*. 0 at rate 0, the curve at rate 1.
@@ -161,8 +161,8 @@ def _check_lower_bound(alpha: np.ndarray, outer: np.ndarray) -> None:
     fractional = alpha[alpha != np.floor(alpha)]
     if fractional.size:
         raise ValueError(
-            "orders must be whole numbers for bound='lower' (interpolation only bounds "
-            f"from above), got {fractional[0]}"
+            "orders must be whole numbers for bound='lower' (interpolation gives upper "
+            f"bounds only), got {fractional[0]}"
         )
 
 
@@ -174,7 +174,7 @@ def _subsampled(
     *,
     series: str,
 ) -> Any:
-    """RDP of all settings, block by block, at all orders."""
+    """Returns the RDP of all settings at all orders, computed in blocks."""
     shape = _validation.broadcast_shape(
         mechanism=np.empty(mechanism.shape), sampling=rate, outer_rate=outer
     )
@@ -212,7 +212,7 @@ def _block(
     unsampled: np.ndarray,
     series: str,
 ) -> np.ndarray:
-    """RDP (n, K) of n settings; rates are (n, 1), ``unsampled`` is (n, K)."""
+    """Returns the RDP (n, K) of n settings; rates (n, 1), ``unsampled`` (n, K)."""
     whole, above = np.floor(orders), np.ceil(orders)
     needed, place = np.unique([whole, above], return_inverse=True)
     index = np.arange(2.0, max(needed[-1], 2.0) + 1)  # l
@@ -222,18 +222,18 @@ def _block(
     )
     log_p, log_q = np.log(rate), np.log1p(-rate)
     if series == "without_replacement":
-        log_q = np.zeros_like(rate)  # its sum has no such factor
+        log_q = np.zeros_like(rate)  # that series has no such factor
     log_moment = np.zeros((len(rate), len(needed)))  # 0 at order 1
     for number, order in enumerate(needed):
         some = index[index <= order]
         left = order - some
         log_power = np.where(left > 0, left * log_q, 0.0) + some * log_p
-        # A draw of probability 0 costs nothing, be its cost inf: no inf - inf.
+        # A draw of probability 0 costs nothing, even if its term is inf.
         term = log_power + log_binomial(np.full_like(some, order), some)
         term = np.where(log_power > -np.inf, term + log_terms[:, : len(some)], -np.inf)
         if len(some):
             log_moment[:, number] = np.logaddexp(0.0, logsumexp(term, axis=-1))
-    # At whole orders the upper neighbour is the order itself; no inf - inf.
+    # At whole orders both neighbours are the order itself; avoids inf - inf.
     low, high = (log_moment[:, p] for p in place.reshape(2, -1))
     weight, t = orders - whole, orders - 1
     rdp = np.where(weight > 0, (1 - weight) * low + weight * high, low) / t
@@ -247,11 +247,11 @@ def _block(
 def _log_series_terms(
     exponent: np.ndarray, pure_epsilon: np.ndarray, index: np.ndarray, series: str
 ) -> np.ndarray:
-    """Log of the terms of ``M - 1`` less the binomial part."""
+    """Returns the log of the terms of ``M - 1`` without their binomial factors."""
     if series in ("tight", "lower"):
         return log_expm1(exponent)
     if series == "general":
-        # log(3 e^x - 1), with the e^x factored out
+        # log(3 e^x - 1) with e^x factored out
         tripled = exponent + np.log(2 - np.expm1(-exponent))
         return np.where(index >= 3, tripled, log_expm1(exponent))
     log_limit = log_expm1(pure_epsilon)

@@ -1,4 +1,4 @@
-"""At home in ``dp_accounting``: an accountant of its kind, and its events both ways."""
+"""For ``dp_accounting``: an accountant of its kind, and events in both directions."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ dp_event = require(
 def to_dp_event(step: AnyStep) -> Any:
     """Returns the ``dp_accounting`` event of a step or a run.
 
-    Events do not say what neighbours are: an accountant that is given one needs the
-    run's relation. `from_dp_event` reads it back as the same run, but for names of
-    levels; of a `ZeroConcentratedDP` that is Gaussian the divergences alone are left,
-    of a mixture of Gaussians the mixture.
+    Events do not state the neighbouring relation, so an accountant must be given the
+    run's. `from_dp_event` reads the event back as the same run, except for the names of
+    levels; a Gaussian `ZeroConcentratedDP` keeps only its divergences, and a pair that
+    is a mixture of Gaussians only the mixture.
 
     Args:
-      step: a step, a release or a run, of one setting each. A `GaussianStep` must draw,
-        clip and protect the units of one level, examples or whole tasks; or protect a
-        person, or a unit above what is clipped, whose number of contributions nobody
-        reacts to: their pair is a ``MixtureOfGaussiansDpEvent``. Where others take a
-        person's place, as in episodes, that event would be too small.
+      step: a step, a release or a run, of one setting. A `GaussianStep` must sample,
+        clip and protect the units of one level, examples or whole tasks. Or it protects
+        a person, or a unit above the clip unit, whose number of contributions does not
+        affect other draws: its pair is a ``MixtureOfGaussiansDpEvent``. If others take
+        a person's place, as in episodes, that event would cost too little.
 
     Raises:
       TypeError: not a step.
       ValueError: a step of many settings.
-      NotImplementedError: a step, a release or a sampling that no event describes, or
-        none of the installed version.
+      NotImplementedError: a step, a release or a sampling without an event, or without
+        one in the installed version.
     """
     if not isinstance(step, AnyStep):
         raise TypeError(f"step must be a GaussianStep or a composed run, got {step!r}")
@@ -79,14 +79,14 @@ def to_dp_event(step: AnyStep) -> Any:
     parts = zip(step.steps, step.counts, strict=True) if is_run else [(step, 1)]
     events = []
     for part, count in parts:
-        if isinstance(part, GaussianStep):  # of bands: what one group costs
+        if isinstance(part, GaussianStep):  # with bands, the cost of one group
             part, count = part.in_group, part.uses(count)
         event = _event(part)
         repeats, rest = divmod(int(count), getattr(event, "num_steps", 1))
         if rest:
             raise NotImplementedError(
-                f"{type(event).__name__} is an epoch of {event.num_steps} steps, got "
-                f"{count} steps of it"
+                f"{type(event).__name__} is an epoch of {event.num_steps} steps: the "
+                f"number of steps must be a multiple, got {count}"
             )
         if repeats == 1:
             events.append(event)
@@ -98,7 +98,7 @@ def to_dp_event(step: AnyStep) -> Any:
 
 
 def _event(step: Any) -> Any:
-    """The event of one step."""
+    """Returns the event of one step."""
     if isinstance(step, GaussianStep):
         return _gaussian(step)
     for name, (cls, fields) in RELEASED_AS.items():
@@ -115,11 +115,11 @@ def _event(step: Any) -> Any:
 
 
 def _gaussian(step: GaussianStep) -> Any:
-    """A Gaussian release about a draw of the units that are clipped and protected."""
+    """Returns the event of a Gaussian step."""
     event = dp_event.GaussianDpEvent(step.noise_multiplier)
     design: Any = step.design
     each = design.sampling if isinstance(design, IndependentEpisodes) else design
-    # A person may be in many places, so that no draw of units is theirs alone.
+    # A person may own several units, so no draw of units is a draw of persons.
     in_tree = isinstance(each, MultistageSampling) and step.privacy_unit not in OWNED
     if step.population is None and in_tree:
         top: Any = each.levels[0]
@@ -140,8 +140,8 @@ def _gaussian(step: GaussianStep) -> Any:
                     )
                 if top.population_is_exact and top.size >= top.population:
                     return event
-            # With more times their event draws a subset of all steps, ours one step
-            # of each block.
+            # For times > 1 dp_accounting's event draws a subset of all steps,
+            # RandomAllocation one step of each block.
             if kind is RandomAllocation and top.times == 1:
                 if hasattr(dp_event, "RandomAllocationDpEvent"):
                     return dp_event.RandomAllocationDpEvent(
@@ -153,14 +153,14 @@ def _gaussian(step: GaussianStep) -> Any:
     raise NotImplementedError(
         f"{design!r} with clip_unit={step.clip_unit!r} and "
         f"privacy_unit={step.privacy_unit!r} has no event in dp_accounting; covered: "
-        "one level that is drawn, clipped and protected, by sizes that the specs say, "
-        "and people, or units, whose contributions are Poisson sampled and clipped one "
-        "by one, under add_remove or zero_out"
+        "one level that is sampled, clipped and protected, with its sizes stated; and "
+        "people, or units, whose contributions are Poisson sampled and clipped one by "
+        "one, under add_remove or zero_out"
     )
 
 
 def _mixture(step: GaussianStep) -> Any:
-    """A pair that is a mixture of Gaussians as an event; None of others."""
+    """Returns the event of a pair that is a mixture of Gaussians; None for others."""
     pairs = dominating_pairs(step)
     if len(pairs) != 1 or math.prod(pairs[0].shape) != 1:
         return None
@@ -203,29 +203,29 @@ RELATIONS = {
     _dp.NeighboringRelation.REPLACE_ONE: "replace_one",
     _dp.NeighboringRelation.REPLACE_SPECIAL: "zero_out",
 }
-"""What their relations are called here."""
+"""Names of dp_accounting's neighbouring relations here."""
 
 Read = list[tuple[Any, OneStep, int]]
 
-# Used in place of order 1: Rényi divergences grow with the order, so this one's is a
-# bound there.
+# Order that replaces order 1. Rényi divergences grow with the order, so its value is
+# an upper bound.
 _LEAST_ORDER = 1 + 1e-8
 
 
 class EpisodicAccountant(_dp.PrivacyAccountant):
-    """A ``dp_accounting.PrivacyAccountant`` that answers as this package does.
+    """A ``dp_accounting.PrivacyAccountant`` that uses this package's accounting.
 
-    Equal events are counted, not composed: composing costs next to nothing, and a
-    question is answered once until something is composed again. Which events are
-    covered, and what ``noise_multiplier`` means where records are replaced, says
-    `from_dp_event`. A ``NonPrivateDpEvent`` costs everything, at any delta.
+    Equal events are counted, so composing is cheap; answers are cached until the next
+    event is composed. `from_dp_event` states which events are covered, and what
+    ``noise_multiplier`` means if records are replaced. A ``NonPrivateDpEvent`` has
+    infinite epsilon at any delta.
 
     Args:
-      neighboring_relation: a member of their ``NeighboringRelation``, or "add_remove",
-        "replace_one" or "zero_out".
-      method: "exact", "pld" or "rdp", as of `epsilon`.
-      orders: with "rdp", use only these orders, each >= 1 (inf included), instead of
-        the best real one.
+      neighboring_relation: a member of dp_accounting's ``NeighboringRelation``, or
+        "add_remove", "replace_one" or "zero_out".
+      method: "exact", "pld" or "rdp"; see `epsilon`.
+      orders: only with "rdp": the orders to use, each >= 1 or inf, in place of the best
+        real order.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -259,13 +259,13 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
 
     @property
     def run(self) -> ComposedSteps:
-        """Everything that was composed, as a run: every question can be asked of it."""
+        """All composed events as one run, which every question accepts."""
         if not self._counts:
             return compose((nothing(self._relation), 0))
         return compose(*self._counts.items())
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Epsilon at a delta in [0, 1]; `epsilon` says of which kind each method's is.
+        """Returns epsilon at a delta in [0, 1], of the same kind as that of `epsilon`.
 
         Raises:
           ValueError: a delta out of range.
@@ -274,7 +274,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         return self._answer("epsilon", target_delta)[0]
 
     def get_delta(self, target_epsilon: float) -> float:
-        """Delta at an epsilon >= 0; see `delta`.
+        """Returns delta at an epsilon >= 0, of the same kind as that of `delta`.
 
         Raises:
           ValueError: an epsilon out of range.
@@ -283,7 +283,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         return self._answer("delta", target_epsilon)[0]
 
     def get_epsilon_and_optimal_order(self, target_delta: float) -> tuple[float, float]:
-        """Epsilon, and the Rényi order that gives it; with ``method="rdp"``.
+        """Returns epsilon and the Rényi order that gives it, for ``method="rdp"``.
 
         Raises:
           NotImplementedError: another method.
@@ -292,7 +292,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         return self._answer("epsilon", target_delta)
 
     def get_delta_and_optimal_order(self, target_epsilon: float) -> tuple[float, float]:
-        """Delta, and the Rényi order that gives it; with ``method="rdp"``.
+        """Returns delta and the Rényi order that gives it, for ``method="rdp"``.
 
         Raises:
           NotImplementedError: another method.
@@ -302,26 +302,26 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
 
     @property
     def orders(self) -> np.ndarray | None:
-        """The Rényi orders that were given, or None."""
+        """The given Rényi orders, or None."""
         return None if self._orders is None else self._orders.copy()
 
     @property
     def rdp(self) -> np.ndarray:
-        """Rényi-DP at `orders`, nats: *upper bounds*, at order 1 too.
+        """Rényi-DP at `orders`, nats; *upper bounds*, also at order 1.
 
         Raises:
           ValueError: no orders were given.
         """
         orders = self._orders
         if orders is None:
-            raise ValueError("orders must be given to have the Rényi-DP at them")
+            raise ValueError("orders must be given to read rdp, got None")
         return self._once("rdp", lambda: self._curve(orders)).copy()
 
-    # --- What the base class asks for ---
+    # --- For the base class ---
 
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
         try:
-            if not do_compose:  # as it is now: it may hold a list that has grown
+            if not do_compose:  # its lists may have grown since the last call
                 self._last_read = None
             parts = self._parts(event)
         except EventNotCovered as error:
@@ -339,7 +339,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         return None
 
     def _parts(self, event: Any) -> Read:
-        """What an event consists of; it is asked for twice, to check and to count."""
+        """Returns the parts of an event; cached, as checking and counting need them."""
         if self._last_read is None or self._last_read[0] is not event:
             grid = self._orders
             if grid is not None:
@@ -348,7 +348,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         return self._last_read[1]
 
     def _refusal(self, step: OneStep) -> str | None:
-        """Why the method cannot answer a run with such a step."""
+        """Returns why the method cannot account such a step, or None."""
         if step not in self._counts:
             try:
                 for run in runs_of(step, np.asarray(1)):
@@ -364,13 +364,13 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
     # --- Answers ---
 
     def _once(self, key: Any, compute: Callable[[], Any]) -> Any:
-        """What was computed since something was composed last, or is now."""
+        """Returns a result cached since the last composition, or computes it."""
         if key not in self._known:
             self._known[key] = compute()
         return self._known[key]
 
     def _answer(self, of: str, target: float) -> tuple[float, float]:
-        """Epsilon or delta, and the order; the order is NaN but for "rdp"."""
+        """Returns epsilon or delta, and the order; NaN unless the method is "rdp"."""
         if of == "epsilon":
             array = _validation.probability_array("target_delta", target)
             given = _validation.single("target_delta", array)
@@ -392,7 +392,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         else:
             value = api.delta(run, epsilon=given, method=self._method)
         if self._method == "rdp":
-            # Any of several runs is one whose orders bound it: that of the first.
+            # If several runs bound it, the order is that of the first.
             whole = runs_of(run, None)[0].in_reach()
             kept = question.inside().given_kept(whole.log_kept())
             order = float(np.max(rdp_bound(kept, whole.kept())[1]))
@@ -404,12 +404,12 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         return np.asarray(api.rdp(self.run, np.maximum(orders, _LEAST_ORDER)))
 
     def _on_grid(self, question: Question) -> tuple[float, float]:
-        """The conversion of Canonne, Kamath, Steinke (2020) at the given orders."""
+        """Converts by Canonne, Kamath and Steinke (2020), at the given orders."""
         orders = np.maximum(np.asarray(self._orders), _LEAST_ORDER)
         found = [
             answer_at_orders(question, run, orders) for run in runs_of(self.run, None)
         ]
-        # The least of several runs, each at its worst path.
+        # The smallest of several runs, each at its worst path.
         answer, best = min(found, key=lambda each: each[0].max())
         worst = int(answer.argmax())
         value = answer.reshape(-1)[worst]
@@ -420,14 +420,14 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
     def _check_has_orders(self) -> None:
         if self._method != "rdp":
             raise NotImplementedError(
-                f"method={self._method!r} has no Rényi order; method='rdp' has one"
+                f"only method='rdp' has a Rényi order, got method={self._method!r}"
             )
 
 
 def _checked_orders(method: str, orders: Any) -> np.ndarray:
     if method != "rdp":
         raise ValueError(
-            f"orders must be None with another method than 'rdp', got {method!r}"
+            f"orders must be None unless method='rdp', got method={method!r}"
         )
     grid = _validation.real_array("orders", orders)
     if grid.ndim != 1 or grid.size == 0 or not np.all(grid >= 1):

@@ -1,4 +1,4 @@
-"""Reads the mechanism descriptions of another library, ``dp_accounting``."""
+"""Reads the events of ``dp_accounting`` as runs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Parts = list[tuple[Any, int]]
 Law = tuple[np.ndarray, np.ndarray]
 """Values, ascending, and their probabilities."""
 
-# Versions of dp_accounting whose events were read here.
+# Versions of dp_accounting whose events are covered.
 _VERSIONS = ("0.6",)
-# Rényi orders at which a repeated run is known. Between two of the middle ones the
-# chord, by which the divergence is bounded, is within 3e-4 of the curve.
+# Rényi orders at which the best of several runs is computed. Between two of the middle
+# orders the chord, an upper bound, is within 3e-4 of the curve.
 _ORDERS = 1 + np.concatenate(
     [
         np.geomspace(1e-6, 1e-2, 40, endpoint=False),
@@ -38,16 +38,17 @@ _ORDERS = 1 + np.concatenate(
         np.geomspace(1e4, 1e12, 60),
     ]
 )
-# The one level that events have.
+# Name of the level; events have only one.
 _LEVEL = "example"
-# Most different norms of what is joined: the loss sums as many terms, each of which
-# needs nodes of its own (60 take 2 s, 200 a minute).
+# Largest number of different norms of joint releases. Each is a term of the loss with
+# its own quadrature nodes (60 take 2 s, 200 a minute).
 _MOST_NORMS = 256
-# Squared norms this close, relative, are taken for equal: the larger one.
+# Relative distance below which squared norms are merged into the larger one.
 _EQUAL_SQUARES = 1e-12
-# Relative; more than the rounding of what is put together, added on the safe side.
+# Relative; exceeds the rounding errors of joint releases, and is added or subtracted
+# on the safe side.
 _ROUNDING_MARGIN = 1e-13
-# Fields of the named-tuple form that say which class it describes.
+# Fields of the named-tuple form that state the class.
 _OF_NAMED_TUPLES = "module_name class_name"
 
 
@@ -59,44 +60,43 @@ def from_dp_event(
 ) -> ComposedSteps:
     """Returns the run that a ``dp_accounting`` ``DpEvent`` describes.
 
-    The mechanism is the one that the events' documentation defines: a sum of vectors
-    of norm at most C, one a record, plus noise of standard deviation
-    ``noise_multiplier`` times C. One record more or less moves the sum by C, a record
-    replaced by another moves it by 2C, and so it is accounted here, as by the source
-    library's ``PLDAccountant``. Its ``RdpAccountant`` takes the same number for noise
-    over *sensitivity*, 2C, also where records are replaced: there its epsilon is that
-    of twice the noise. Do not double a ``noise_multiplier`` that means noise over C:
-    the epsilon would be too small.
+    The mechanism is defined by the documentation of the events: a sum of vectors of
+    norm at most C, one per record, plus noise of standard deviation
+    ``noise_multiplier`` times C. Adding or removing a record moves the sum by C, and
+    replacing one by 2C. This is accounted here, and by dp_accounting's
+    ``PLDAccountant``. Its ``RdpAccountant`` takes ``noise_multiplier`` as noise over
+    *sensitivity*, 2C, if records are replaced: its epsilon is then that of twice the
+    noise. Do not double a ``noise_multiplier`` that means noise over C: the epsilon
+    would be too small.
 
-    The events have no levels: here there is one, "example", clipped and protected.
-    ``source_dataset_size`` may be the size of either neighbour: it is used as a lower
-    bound of the larger one's.
+    Events have no levels; the run has one, "example", which is clipped and protected.
+    ``source_dataset_size`` may be the size of either neighbour, so it is used as a
+    lower bound of the larger size.
 
     Args:
-      event: one of those that the module's table lists, or a composition of such.
-      neighboring_relation: "add_remove", "replace_one" or "zero_out" (their
-        REPLACE_SPECIAL); the events do not say.
-      population_is_exact: states that every ``source_dataset_size`` is the size of the
-        larger neighbour, not only a lower bound of it. Where all are drawn add_remove
-        then costs what full participation does.
+      event: an event of the module's table, or a composition of such events.
+      neighboring_relation: "add_remove", "replace_one" or "zero_out" (dp_accounting's
+        REPLACE_SPECIAL); events do not state it.
+      population_is_exact: True states that every ``source_dataset_size`` is the size of
+        the larger neighbour. Drawing all records under add_remove then costs the same
+        as full participation.
 
     Returns:
-      A composed run, equal steps taken together. Its noise multipliers are exact;
+      A composed run in which equal steps are counted. Its noise multipliers are exact;
       that of several releases about one draw is a lower bound, within 1e-12.
 
     Raises:
-      TypeError: a field of the wrong type, or what is no event at all.
+      TypeError: a field of the wrong type, or an object that is no event.
       ValueError: a field out of range, e.g. a sample larger than its source.
-      EventNotCovered: another event, one with a field that is not known here, or one
-        under a relation that no theorem covers; a NotImplementedError that carries the
-        offending event.
+      EventNotCovered: another event, one with an unknown field, or one under a relation
+        that no theorem covers; a NotImplementedError with the offending event.
       NotImplementedError: another version of ``dp_accounting`` is installed.
     """
     _validation.choice(
         "neighboring_relation", neighboring_relation, NEIGHBORING_RELATIONS
     )
     _validation.flag("population_is_exact", population_is_exact)
-    # As keys of a dictionary equal steps fall together, in order of appearance.
+    # A dictionary counts equal steps, in order of appearance.
     counts: dict[Any, int] = {}
     for _, step, count in steps_of(event, neighboring_relation):
         if population_is_exact and isinstance(step, GaussianStep):
@@ -110,12 +110,12 @@ def from_dp_event(
 def steps_of(
     event: Any, neighboring_relation: str, orders: np.ndarray | None = None
 ) -> Iterator[tuple[Any, Any, int]]:
-    """Yields the events inside that are no composition, their steps and counts."""
+    """Yields the elementary events of an event, with their steps and counts."""
     check_version("dp-accounting", _VERSIONS)
     for part, count in uncomposed(event):
         step = _read(part, neighboring_relation, orders)
         if step is not None:
-            # The event of a whole epoch counts as its steps.
+            # An epoch counts as all of its steps.
             is_epoch = kind(part) == "RandomAllocationDpEvent"
             steps = whole(part, "num_steps", minimum=1) if is_epoch else 1
             yield part, step, count * steps
@@ -132,17 +132,17 @@ def _of_exact_population(step: GaussianStep) -> GaussianStep:
 
 
 def nothing(relation: str) -> OneStep:
-    """Returns a step that draws nobody."""
+    """Returns a step that draws no example."""
     return _sampled_gaussian(0.0, 1.0, relation)
 
 
 def joint(noises: list[tuple[float, int]], power: int = 2) -> float:
-    """Returns the noise multiplier of several Gaussian releases taken together."""
+    """Returns the noise multiplier of several Gaussian releases as one release."""
     taken = [(noise, count) for noise, count in noises if count]
     least = min((noise for noise, _ in taken), default=np.inf)
     if least == 0 or np.isinf(least) or taken == [(least, 1)]:
         return least
-    # Relative to the least noise, so that no square overflows.
+    # Relative to the smallest noise, so that no square overflows.
     total = float(sum(count * (least / noise) ** power for noise, count in taken))
     return least / total ** (1 / power) * (1 - _ROUNDING_MARGIN)
 
@@ -151,7 +151,7 @@ def joint(noises: list[tuple[float, int]], power: int = 2) -> float:
 
 
 class EventNotCovered(NotImplementedError):
-    """An event without a theorem here."""
+    """An event that no theorem covers here; ``event`` is the event itself."""
 
     def __init__(self, event: Any, why: str) -> None:
         super().__init__(
@@ -162,9 +162,9 @@ class EventNotCovered(NotImplementedError):
 
 
 def uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
-    """The events that a composition consists of, and how often each happens."""
+    """Yields the elementary events of a composition, and the count of each."""
     held: dict[int, tuple[Any, Parts | None]] = {}
-    waiting = [event]  # a stack of our own, as Python recurses less deeply
+    waiting = [event]  # a stack, since deep nesting would exceed Python's recursion
     while waiting:
         part = waiting.pop()
         if id(part) not in held:
@@ -187,7 +187,7 @@ def uncomposed(event: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _parts(event: Any) -> Parts | None:
-    """What a composition holds directly, and how often; None of other events."""
+    """Returns a composition's direct parts and their counts; None for other events."""
     match kind(event):
         case "NoOpDpEvent":
             return []
@@ -200,14 +200,14 @@ def _parts(event: Any) -> Parts | None:
                 raise TypeError(f"events must be a list of events, got {shown}")
             return [(inner, 1) for inner in events]
         case "PoissonSampledDpEvent":
-            # A sample of everybody is what is released about it.
+            # Sampling with probability 1 is the inner event.
             if bool(number(event, "sampling_probability") == 1):
                 return [(field(event, "event"), 1)]
     return None
 
 
 def field(event: Any, name: str) -> Any:
-    """A field of an event; a class may have an event's name without being one."""
+    """Returns a field; TypeError if an object with an event's name lacks it."""
     try:
         return getattr(event, name)
     except AttributeError:
@@ -215,7 +215,7 @@ def field(event: Any, name: str) -> Any:
 
 
 def number(event: Any, name: str) -> Any:
-    """A field that is one number, or at least no array."""
+    """Returns a field that is no array; its type is not checked."""
     value = field(event, name)
     if np.ndim(value):
         raise ValueError(
@@ -225,17 +225,17 @@ def number(event: Any, name: str) -> Any:
 
 
 def nonnegative(event: Any, name: str) -> float:
-    """A field that is one number >= 0."""
+    """Returns a field that is one number >= 0."""
     return float(_validation.nonnegative_array(name, number(event, name)))
 
 
 def whole(event: Any, name: str, *, minimum: int) -> int:
-    """A field that is one whole number."""
+    """Returns a field that is one whole number."""
     return int(_validation.integer_array(name, number(event, name), minimum=minimum))
 
 
 def kind(event: Any) -> str:
-    """The name of an event's class; refuses what is no event, and unknown fields."""
+    """Returns the name of an event's class; refuses other objects, unknown fields."""
     name = _name(event)
     if not name.endswith("DpEvent"):
         raise TypeError(
@@ -254,7 +254,7 @@ def _name(event: Any) -> str:
 
 
 def _unknown_fields(thing: Any, known: str) -> str:
-    """The fields that another library's object has besides the known ones, by name."""
+    """Returns the names of an object's fields that are not among the known ones."""
     held = {*getattr(thing, "__dict__", ())}
     for declared in ("_fields", "__dataclass_fields__"):
         held.update(getattr(type(thing), declared, ()))
@@ -263,7 +263,7 @@ def _unknown_fields(thing: Any, known: str) -> str:
 
 
 def refuse_unknown(thing: Any, known: str) -> None:
-    """Refuses another library's object with fields that were not read here, by name."""
+    """Raises NotImplementedError if an object has fields that are not known."""
     if unknown := _unknown_fields(thing, known):
         raise NotImplementedError(
             f"{type(thing).__name__} is not covered with {unknown}; known fields: "
@@ -275,7 +275,7 @@ def refuse_unknown(thing: Any, known: str) -> None:
 
 
 def _read(event: Any, relation: str, orders: np.ndarray | None = None) -> Any:
-    """One release; None of an event that releases nothing."""
+    """Returns the step of an elementary event; None if it releases nothing."""
     name = kind(event)
     if name not in FIELDS:
         raise EventNotCovered(event, "no theorem here")
@@ -285,7 +285,7 @@ def _read(event: Any, relation: str, orders: np.ndarray | None = None) -> Any:
 
 
 def _released(event: Any, relation: str, **given: Any) -> Any:
-    """An event that is a release here; what is given comes before its fields."""
+    """Returns the release of an event; ``given`` replaces fields of the event."""
     cls, fields = RELEASED_AS[kind(event)]
     if cls.relations and relation not in cls.relations:
         raise _wrong_relation(event, relation, *cls.relations)
@@ -302,7 +302,7 @@ def _released(event: Any, relation: str, **given: Any) -> Any:
 
 
 def _tree(event: Any, relation: str) -> OneStep | None:
-    """A record is in one node at each height of one tree at most."""
+    """Tree aggregation: a record is in at most one node at each height of a tree."""
     if relation != "zero_out":
         raise _wrong_relation(event, relation, "zero_out")
     noise = nonnegative(event, "noise_multiplier")
@@ -318,7 +318,7 @@ def _tree(event: Any, relation: str) -> OneStep | None:
 
 
 def _discrete_gaussian(event: Any, relation: str) -> OneStep:
-    """Its divergences are at most the Gaussian's, whatever the dimension."""
+    """Discrete Gaussian noise: its divergences are at most those of the Gaussian."""
     moved = nonnegative(event, "sensitivity")
     moved *= 2.0 if relation == "replace_one" else 1.0
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -328,7 +328,7 @@ def _discrete_gaussian(event: Any, relation: str) -> OneStep:
 
 
 def _truncated(event: Any, relation: str) -> OneStep | None:
-    """A truncated Poisson sample to a physical batch."""
+    """A Poisson sample that is truncated to a physical batch."""
     population = whole(event, "dataset_size", minimum=0)
     # The larger of two neighbours has at least one record.
     step = _released(event, relation, population=max(population, 1))
@@ -355,7 +355,7 @@ def _repeat_and_select(
 
 
 def _wrong_relation(event: Any, relation: str, *covered: str) -> EventNotCovered:
-    """The refusal of an event under another relation than those of its theorem."""
+    """Returns the error for an event whose theorem does not cover the relation."""
     names = " or ".join(map(repr, covered))
     return EventNotCovered(
         event, f"neighboring_relation must be {names}, got {relation!r}"
@@ -363,7 +363,7 @@ def _wrong_relation(event: Any, relation: str, *covered: str) -> EventNotCovered
 
 
 def _sampled_gaussian(rate: float, noise: float, relation: str) -> GaussianStep:
-    """A Gaussian release about a Poisson sample."""
+    """Returns a Gaussian step on a Poisson sample."""
     return _gaussian_step(
         schemes.Poisson(_LEVEL, sampling_probability=rate), noise, relation
     )
@@ -381,9 +381,9 @@ def _joint_noise(parts: Parts, power: int = 2) -> float:
 
 
 def _poisson(event: Any, relation: str) -> OneStep:
-    """A Poisson draw of what one step or several draw, or release."""
+    """A Poisson sample, on which one or several releases are made."""
     rate, inner, seen = 1.0, event, set()
-    # A draw of a draw is a draw.
+    # A Poisson sample of a Poisson sample is a Poisson sample.
     while kind(inner) == "PoissonSampledDpEvent":
         share = number(inner, "sampling_probability")
         rate *= float(_validation.probability_array("sampling_probability", share))
@@ -393,7 +393,7 @@ def _poisson(event: Any, relation: str) -> OneStep:
             raise ValueError("event must not be a sample of itself")
     parts = list(uncomposed(inner))
     kinds = {kind(part) for part, _ in parts}
-    # Of a composition the part that happens, which need not be the first.
+    # The only part with a count of 1; it need not be the first.
     is_one = sum(count for _, count in parts) == 1
     one = next(part for part, count in parts if count) if is_one else None
     if kinds <= {"GaussianDpEvent"}:
@@ -417,7 +417,7 @@ def _poisson(event: Any, relation: str) -> OneStep:
 
 
 def _fixed_size(event: Any, relation: str) -> OneStep | None:
-    """Records drawn without replacement; or each draw an episode of one record."""
+    """Records drawn without replacement; or with it, each draw an episode of one."""
     parts = _gaussian_parts(event, relation)
     size = whole(event, "sample_size", minimum=0)
     population = whole(event, "source_dataset_size", minimum=1)
@@ -438,7 +438,7 @@ def _fixed_size(event: Any, relation: str) -> OneStep | None:
 
 
 def _random_allocation(event: Any, relation: str) -> OneStep | None:
-    """An epoch: each record in ``num_selected`` steps, a uniform subset of its own."""
+    """An epoch: each record is in ``num_selected`` steps, a uniform random subset."""
     parts = _gaussian_parts(event, relation)
     steps = whole(event, "num_steps", minimum=1)
     selected = whole(event, "num_selected", minimum=0)
@@ -453,7 +453,7 @@ def _random_allocation(event: Any, relation: str) -> OneStep | None:
 
 
 def _gaussian_parts(sampled: Any, relation: str) -> Parts:
-    """What is released about one draw, all of it Gaussian."""
+    """Returns the releases on one sample; refuses those that are not Gaussian."""
     parts = list(uncomposed(field(sampled, "event")))
     if any(kind(part) != "GaussianDpEvent" for part, _ in parts):
         raise _unsampled(sampled, parts, relation)
@@ -461,7 +461,7 @@ def _gaussian_parts(sampled: Any, relation: str) -> Parts:
 
 
 def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
-    """The refusal of such a sample; what has no theorem at all is refused itself."""
+    """Returns the error for a sample; an inner event without theorem has its own."""
     for part, _ in parts:
         if kind(part) not in FIELDS:
             return EventNotCovered(part, "no theorem here")
@@ -473,7 +473,7 @@ def _unsampled(sampled: Any, parts: Parts, relation: str) -> EventNotCovered:
 
 
 def _sampled_claim(rate: float, claim: Any, relation: str) -> OneStep:
-    """A sample of something (epsilon, delta)-DP."""
+    """A Poisson sample on which an (epsilon, delta)-DP mechanism runs."""
     epsilon, delta = float(claim.epsilon), float(claim.delta)
     if relation == "add_remove":
         with np.errstate(over="ignore"):
@@ -485,12 +485,12 @@ def _sampled_claim(rate: float, claim: Any, relation: str) -> OneStep:
 
 
 def _joint_mixture(sampled: Any, parts: Parts, relation: str, rate: float) -> OneStep:
-    """Mixtures and Gaussians of one sample, as a mixture of their joint norms."""
+    """Mixtures and Gaussians on one sample, as one mixture over their joint norms."""
     law: Law = np.zeros(1), np.ones(1)
     for part, count in parts:
         law = _plus(law, _times(_squares(part), count, sampled), sampled)
     squares, chance = law
-    bare = np.isinf(squares).any()  # a size without any noise shows whoever has one
+    bare = np.isinf(squares).any()  # a release without noise
     norms = 1.0 * (squares > 0) if bare else np.sqrt(squares) * (1 + _ROUNDING_MARGIN)
     return releases.GaussianMixtureRelease(
         norms,
@@ -502,7 +502,7 @@ def _joint_mixture(sampled: Any, parts: Parts, relation: str, rate: float) -> On
 
 
 def _squares(event: Any) -> Law:
-    """The squared sizes of what one release is moved by, in deviations of its noise."""
+    """Returns the law of the squared sensitivity, in variances of the noise."""
     if kind(event) == "GaussianDpEvent":
         noise = nonnegative(event, "noise_multiplier")
         sizes, chance = np.ones(1), np.ones(1)
@@ -516,7 +516,7 @@ def _squares(event: Any) -> Law:
 
 
 def _times(law: Law, count: int, event: Any) -> Law:
-    """The sum of so many independent values, by doubling."""
+    """Returns the law of a sum of ``count`` independent values, by doubling."""
     total: Law = np.zeros(1), np.ones(1)
     while count:
         if count % 2:
@@ -527,7 +527,7 @@ def _times(law: Law, count: int, event: Any) -> Law:
 
 
 def _plus(a: Law, b: Law, event: Any) -> Law:
-    """The sum of two independent values, equal ones together."""
+    """Returns the law of a sum of two independent values; merges equal values."""
     values = np.add.outer(a[0], b[0]).ravel()
     chance = np.multiply.outer(a[1], b[1]).ravel()
     values, chance = values[chance > 0], chance[chance > 0]
@@ -549,13 +549,13 @@ def _plus(a: Law, b: Law, event: Any) -> Law:
 
 
 def _pure(event: Any, relation: str) -> OneStep:
-    """Of what is epsilon-DP no more is used, an upper bound."""
+    """An upper bound for any epsilon-DP mechanism."""
     del relation
     return releases.ApproximateDP(nonnegative(event, "epsilon"))
 
 
-# Events that are read: their fields, and what reads them. Where that is a release, a
-# row serves both ways; "theirs=ours" is a field that has another name there.
+# Events that are covered, their fields, and the function or class that reads them. A
+# row with a class serves both directions; "theirs=ours" gives a field's other name.
 _ROWS: tuple[tuple[str, str, Any], ...] = (
     ("NoOpDpEvent", "", None),
     ("ComposedDpEvent", "events", None),
@@ -618,16 +618,16 @@ FIELDS = {
     name: " ".join(one.partition("=")[0] for one in fields.split())
     for name, fields, _ in _ROWS
 }
-"""Events that are read and the fields of each: one more may change what is released."""
+"""Covered events and their fields; an unknown field may change what is released."""
 RELEASED_AS = {
     name: (read, {f.partition("=")[0]: f.rpartition("=")[2] for f in fields.split()})
     for name, fields, read in _ROWS
     if isinstance(read, type)
 }
-"""Events that are a release here: its class, and each field as ours."""
+"""Events with a release class: the class, and its field for each of theirs."""
 _READERS: dict[str, Callable[..., Any]] = {
     "TruncatedSubsampledGaussianDpEvent": _truncated,
     **{n: read for n, _, read in _ROWS if read and not isinstance(read, type)},
 }
-# Events known to be (epsilon, delta)-DP, and no more.
+# Events of which only an (epsilon, delta) guarantee is used.
 _CLAIMS = {"EpsilonDeltaDpEvent", *(n for n, r in _READERS.items() if r is _pure)}

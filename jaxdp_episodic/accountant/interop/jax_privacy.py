@@ -1,4 +1,4 @@
-"""Accounts the execution plans of ``jax_privacy``: what is drawn, with what noise."""
+"""Accounts execution plans, strategies and parameters of ``jax_privacy``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxdp_episodic.accountant.interop.dp_event import (
 )
 from jaxdp_episodic.files.optional import check_version, require
 
-# Versions whose parameters were read here; later ones have none.
+# Versions whose `DpParams` are covered; later versions have none.
 _PARAMS_VERSIONS = ("2.0",)
 _DISTRIBUTION = "jax-privacy"
 _FIELDS = (
@@ -43,27 +43,27 @@ _METHODS = ("POISSON", "FIXED_BATCH_SIZE")
 def from_dp_params(
     dp_params: Any, *, num_updates: int, neighboring_relation: str = "add_remove"
 ) -> ComposedSteps:
-    """Returns the run that ``DpParams`` describe: examples drawn, each clipped.
+    """Returns the run that ``DpParams`` describe; every drawn example is clipped.
 
-    With ``examples_per_user`` the run protects a person who owns so many examples at
-    most (`PersonBounds`), as ``DpsgdTrainingUserLevelAccountant`` does, else an
-    example. What that accountant assumes must be true: nobody owns more.
+    With ``examples_per_user`` the run protects a person who owns at most that many
+    examples (`PersonBounds`), as ``DpsgdTrainingUserLevelAccountant`` does; otherwise
+    it protects an example. As that accountant assumes, no person may own more.
 
-    * ``POISSON``: nobody reacts to whether a user's examples are drawn, so its mixture
-      of Gaussians is exact under add_remove and zero_out (docs/theory.md, "People",
-      Theorem M).
+    * ``POISSON``: other draws do not depend on whether a user's examples are drawn, so
+      the mixture of Gaussians is exact under add_remove and zero_out (docs/theory.md,
+      "People", Theorem M).
     * ``FIXED_BATCH_SIZE``: other examples take the place of those that are not drawn.
 
     Args:
       dp_params: of ``jax_privacy.accounting``.
-      num_updates: whole number >= 0, steps of the run.
+      num_updates: whole number >= 0, the number of steps.
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
 
     Raises:
       TypeError: an argument of the wrong type.
       ValueError: a value out of range.
-      NotImplementedError: cycles or truncated batches (`training_config` is for
-        these), a field or a version that is not known here.
+      NotImplementedError: cycles or truncated batches (see `training_config`), an
+        unknown field or an unknown version.
     """
     check_version(_DISTRIBUTION, _PARAMS_VERSIONS)
     if not hasattr(dp_params, "noise_multipliers"):
@@ -81,7 +81,7 @@ def from_dp_params(
         )
     noises = _schedule("noise_multipliers", dp_params.noise_multipliers)
     batches = _schedule("batch_sizes", dp_params.batch_sizes)
-    # What begins after the last update happens 0 times.
+    # Values that start after the last update are used in no step.
     starts = sorted({min(start, updates) for start, _ in (*noises, *batches)})
     parts = []
     for start, end in zip(starts, [*starts[1:], updates], strict=True):
@@ -92,7 +92,7 @@ def from_dp_params(
 
 
 def _step(dp_params: Any, noise: float, batch: float, relation: str) -> GaussianStep:
-    """One step: how examples are drawn, and whose are protected."""
+    """Returns one step of the parameters."""
     method = _validation.choice(
         "sampling_method", dp_params.sampling_method.name, _METHODS
     )
@@ -112,7 +112,7 @@ def _step(dp_params: Any, noise: float, batch: float, relation: str) -> Gaussian
 
 
 def _schedule(name: str, value: Any) -> list[tuple[int, float]]:
-    """When each value begins: of one number at the first step."""
+    """Returns (first step, value) pairs in order; a number holds from step 0 on."""
     pairs = value if isinstance(value, list | tuple) else [(0, value)]
     found = sorted(
         (int(start), float(np.asarray(_validation.nonnegative_array(name, number))))
@@ -131,24 +131,24 @@ _events = require(
     "dp_accounting.dp_event", purpose="an execution plan", extra="jax-privacy"
 )
 _REPLACE_ONE = "replace_one"
-# Versions whose strategies and plans were read here; of 2.1 there was no release.
+# Versions whose strategies and plans are covered; 2.1 was not released.
 _VERSIONS = ("2.0", "2.2", "2.3")
 _PLAN_FIELDS = (
     "clipped_grad batch_selection_strategy noise_addition_transform dp_event "
     "neighboring_relation"
 )
-# The class of a strategy that applies another one to users.
+# Class name of the strategy that applies another strategy to users.
 USERS = "UserSelectionStrategy"
 _USER_FIELDS = "base_strategy examples_per_user_per_batch shuffle_per_user"
 # The level of a run that draws, clips and protects users.
 _USER_LEVEL = "user"
-# Strategies whose draw of one user depends on whether another one was drawn.
+# Strategies whose draws of different users are not independent.
 _FIXED_SIZE = ("FixedBatchSampling",)
 
 
 @dataclasses.dataclass(frozen=True)
 class _RandomAllocationDpEvent:
-    """As proposed to dp_accounting, while it has none."""
+    """As proposed to dp_accounting, for versions that do not have it."""
 
     event: Any
     num_selected: int
@@ -170,52 +170,52 @@ def from_execution_plan(
     num_bands: Any = 1,
     num_examples: Any = None,
 ) -> ComposedSteps:
-    """Returns the run that an execution plan of ``jax_privacy`` makes.
+    """Returns the run of an execution plan of ``jax_privacy``.
 
-    What is accounted is the plan's ``batch_selection_strategy``, the object that draws;
-    its ``dp_event`` gives the noise, and must describe the same draws.
+    The plan's ``batch_selection_strategy``, the object that draws, is accounted. The
+    plan's ``dp_event`` gives the noise, and must describe the same draws.
 
-    * ``CyclicPoissonSampling``: Poisson sampling in one of ``cycle_length`` rounds; of
-      BandMF with as many bands at most (arXiv:2306.08153). With
+    * ``CyclicPoissonSampling``: Poisson sampling in one of ``cycle_length`` rounds,
+      also for BandMF with at most that many bands (arXiv:2306.08153). With
       ``truncated_batch_size`` the batch is truncated afterwards.
     * ``FixedBatchSampling``: batches of one size, with or without replacement.
-    * ``BallsInBinsSampling``, with independent noise: the same bins in every cycle,
-      which together are one epoch of `RandomAllocation` with less noise; not under
-      replace_one, unless there is one cycle only.
-    * ``RandomAllocationSampling`` (version 2.3), with independent noise; with a
-      ``cycle_length`` the same secret steps of every cycle, as balls in bins.
+    * ``BallsInBinsSampling`` with independent noise: the same bins in every cycle,
+      which together are one epoch of `RandomAllocation` with less noise. Under
+      replace_one only a single cycle is covered.
+    * ``RandomAllocationSampling`` (version 2.3) with independent noise; with a
+      ``cycle_length`` the same secret steps in every cycle, as balls in bins.
 
-    ``UserSelectionStrategy`` of one of these draws *users*, who are then what is
-    clipped and protected, all examples of each of them: the level of the run is "user".
-    Examples come out of a user's own cycle, so what one gives depends on when it was
-    drawn before. Where users are drawn independently of one another that stays within
-    the user (docs/proofs.md, "What a unit gives may depend on its own draws"). In a
-    batch of fixed or cut size it shows who else was drawn: these are refused.
+    A ``UserSelectionStrategy`` of one of these draws *users*. The users are clipped and
+    protected, each with all of its examples, and the level of the run is "user". A
+    user's examples are taken in cycles, so the contribution depends on the user's
+    earlier draws. If users are drawn independently, this reveals nothing of other users
+    (docs/proofs.md, "What a unit gives may depend on its own draws"). In batches of a
+    fixed or truncated size it would reveal who else was drawn, so these are refused.
 
-    Others (``BMinSepSampling``, ``MultiOwnerMinSepSampling``, whose batches are public
-    and chosen by who owns what), and fields and versions that are not known here, are
+    Other strategies (``BMinSepSampling``, and ``MultiOwnerMinSepSampling``, whose
+    batches are public and chosen by ownership) and unknown fields and versions are
     refused by name.
 
     Args:
       plan: a ``BandMFConfig`` or ``BandMFExecutionPlanConfig``, a ``DPExecutionPlan``,
-        or a batch selection strategy alone, which needs ``noise_multiplier``.
-      neighboring_relation: "add_remove", "replace_one" or "zero_out"; None: the one
-        that the plan is made for, where it says so.
-      noise_multiplier: with a strategy alone: standard deviation of the noise over the
-        norm that every example is clipped to, times the largest column norm of the
-        strategy matrix where noise is correlated.
-      num_bands: with a strategy alone: of the strategy matrix; 1 for independent noise.
-      num_examples: with a strategy alone: size of the data set, where it is public.
+        or only a batch selection strategy, which needs ``noise_multiplier``.
+      neighboring_relation: "add_remove", "replace_one" or "zero_out"; None: the
+        relation of the plan, if it states one.
+      noise_multiplier: only with a strategy: standard deviation of the noise over the
+        clip norm of an example, times the largest column norm of the strategy matrix if
+        noise is correlated.
+      num_bands: only with a strategy: of the strategy matrix; 1 for independent noise.
+      num_examples: only with a strategy: size of the data set, if it is public.
 
     Returns:
-      A composed run: every question can be asked of it.
+      A composed run, which every question accepts.
 
     Raises:
-      TypeError: what is none of these.
-      ValueError: something missing, twice there or out of range, or a ``dp_event`` of
-        other draws than the strategy's.
-      NotImplementedError: a strategy, or a relation for it, that no theorem covers; a
-        field or a version that is not known.
+      TypeError: another kind of object.
+      ValueError: an argument that is missing, given twice or out of range, or a
+        ``dp_event`` of other draws than the strategy's.
+      NotImplementedError: a strategy, or a relation for it, that no theorem covers; an
+        unknown field or version.
     """
     check_version(_DISTRIBUTION, _VERSIONS)
     if not hasattr(plan, "batch_iterator"):
@@ -242,13 +242,13 @@ def from_execution_plan(
 
 
 def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
-    """A plan, or the config that makes one."""
+    """Returns the run of a plan, or of a config that makes one."""
     made_for, norms = None, 1.0
     if hasattr(plan, "make"):
         plan = plan.make()
     elif hasattr(plan, "plan"):  # version 2.0
         made_for = RELATIONS[plan.accountant.neighboring_relation]
-        # Its noise is relative to the sensitivity, that of events to the clip norm.
+        # A config's noise is relative to the sensitivity, an event's to the clip norm.
         norms = 2.0 if made_for == _REPLACE_ONE else 1.0
         plan = plan.plan
     try:
@@ -263,7 +263,7 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
         made_for = RELATIONS[plan.neighboring_relation]
     if relation is None and made_for is None:
         raise ValueError(
-            "neighboring_relation must be given with a plan that does not say it, "
+            "neighboring_relation must be given with a plan that does not state it, "
             "got None"
         )
     relation = str(made_for if relation is None else relation)
@@ -282,11 +282,11 @@ def _from_plan(plan: Any, relation: str | None) -> ComposedSteps:
 
 
 def _noise_and_size(event: Any, strategy: Any) -> tuple[float, int | None]:
-    """The noise of a plan's event, and the number of examples where it says it."""
+    """Returns the noise of a plan's event, and its number of examples or None."""
     inner = getattr(event, "event", event)
     size = getattr(inner, "source_dataset_size", None)
     if isinstance(inner, _events.TruncatedSubsampledGaussianDpEvent):
-        # It is of one of the equal groups; the remainder is never drawn.
+        # The event is for one of the equal groups; the remainder is never drawn.
         size = inner.dataset_size * strategy.cycle_length
     leaf = getattr(inner, "event", inner)
     if not hasattr(leaf, "noise_multiplier"):
@@ -311,7 +311,7 @@ _STRATEGIES = {
 def _event(
     strategy: Any, noise: float, relation: str, num_examples: Any, num_bands: int = 1
 ) -> Any:
-    """The event of a strategy: whatever it draws in an iteration, and how often."""
+    """Returns the event of all iterations of a strategy."""
     name = type(strategy).__name__
     if name not in _STRATEGIES:
         raise NotImplementedError(
@@ -391,7 +391,7 @@ def _cyclic_poisson(
 
 
 def _participations(strategy: Any) -> tuple[int, int, int]:
-    """Steps of a cycle that a record is in, steps of a cycle, and cycles."""
+    """Returns a record's steps in a cycle, the steps of a cycle, and the cycles."""
     selected, steps = strategy.total_participations, strategy.iterations
     cycle = getattr(strategy, "cycle_length", None)
     if cycle is None or not steps:
@@ -401,9 +401,9 @@ def _participations(strategy: Any) -> tuple[int, int, int]:
     each, uneven = divmod(selected, max(cycles, 1))
     if rest or uneven:
         raise NotImplementedError(
-            "RandomAllocationSampling with a cycle_length is covered where "
-            "iterations are whole cycles, and total_participations as many in "
-            f"each, got {steps!r}, {selected!r} and cycle_length={cycle!r}"
+            "RandomAllocationSampling with a cycle_length is covered if iterations are "
+            "whole cycles and total_participations a multiple of their number, got "
+            f"{steps!r}, {selected!r} and cycle_length={cycle!r}"
         )
     return each, length, cycles
 
@@ -415,7 +415,7 @@ def _required(what: str, size: int | None) -> int:
 
 
 def _base_strategy(strategy: Any) -> Any:
-    """Returns what draws: of users the strategy that is applied to them."""
+    """Returns the strategy that draws; for users, the one applied to them."""
     if type(strategy).__name__ != USERS:
         return strategy
     refuse_unknown(strategy, _USER_FIELDS)
@@ -424,16 +424,15 @@ def _base_strategy(strategy: Any) -> Any:
     if cut or type(base).__name__ in _FIXED_SIZE:
         how = " with truncated_batch_size" if cut else ""
         raise NotImplementedError(
-            f"{USERS} of {type(base).__name__}{how} is not covered: examples come in "
-            "cycles, so what a user gives shows when it was drawn before, and with it "
-            "who took the other places; covered: strategies that draw each user "
-            "independently"
+            f"{USERS} of {type(base).__name__}{how} is not covered: a user's examples "
+            "are taken in cycles and reveal the user's earlier draws, and so who took "
+            "the other places; covered: strategies that draw each user independently"
         )
     return base
 
 
 def _drawn_by(strategy: Any, run: ComposedSteps) -> ComposedSteps:
-    """Returns a run of records as one of what the strategy draws, by its name."""
+    """Returns the run; for a strategy of users, with users in place of examples."""
     if type(strategy).__name__ != USERS:
         return run
 
@@ -454,14 +453,14 @@ def training_config(
 ) -> Any:
     """Returns a ``DpAccountantConfig`` for the training accountants of version 2.0.
 
-    For example ``DpsgdTrainingAccountant(training_config())``, in their
-    ``calibrate_noise_multiplier`` too. It is a ``PldAccountantConfig``, of whose other
-    options nothing is used, because they ask for one where batches are truncated.
-    ``DpsgdTrainingUserLevelAccountant`` insists on their own accountant.
+    For example ``DpsgdTrainingAccountant(training_config())``, also in jax_privacy's
+    ``calibrate_noise_multiplier``. It is a ``PldAccountantConfig``, as jax_privacy
+    requires for truncated batches; the options of that class are not used.
+    ``DpsgdTrainingUserLevelAccountant`` accepts only jax_privacy's own accountant.
 
     Raises:
-      ImportError: no ``jax_privacy``.
-      NotImplementedError: a version without training accountants, or an unknown one.
+      ImportError: ``jax_privacy`` is not installed.
+      NotImplementedError: an unknown version, or one without training accountants.
     """
     check_version(_DISTRIBUTION, _VERSIONS)
     theirs = require(
@@ -469,8 +468,8 @@ def training_config(
     )
     if not hasattr(theirs, "PldAccountantConfig"):
         raise NotImplementedError(
-            "this jax_privacy has no training accountants; its calibration takes "
-            "accountant_fn=EpisodicAccountant"
+            "this version of jax_privacy has no training accountants; pass "
+            "accountant_fn=EpisodicAccountant to its calibration"
         )
 
     class EpisodicAccountantConfig(theirs.PldAccountantConfig):

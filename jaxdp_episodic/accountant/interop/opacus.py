@@ -1,4 +1,4 @@
-"""Accountants for opacus, PyTorch's loop: importing this registers "episodic"."""
+"""Accountants for opacus (PyTorch); importing this module registers "episodic"."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jaxdp_episodic.files.optional import check_version, require
 
 _accountants = require("opacus.accountants", purpose="this accountant", extra="opacus")
 
-# Versions whose optimizers were read here.
+# Versions of opacus whose optimizers are covered.
 _VERSIONS = ("1.6",)
 check_version("opacus", _VERSIONS)
-# Their optimizers that release one noised sum of clipped gradients, and nothing else.
-# AdaClipDPOptimizer divides by the number of examples drawn, without any noise.
+# Optimizers of opacus that release only a noised sum of clipped gradients.
+# AdaClipDPOptimizer also divides by the number of drawn examples, without noise.
 _OPTIMIZERS = (
     "DPOptimizer",
     "DPOptimizerFastGradientClipping",
@@ -33,18 +33,17 @@ _OPTIMIZERS = (
 )
 
 NAME = "episodic"
-# Equally likely values of torch.rand, by which opacus' loader decides on each example.
+# Number of values of torch.rand, which opacus' loader compares with the sample rate.
 _RANDOM_VALUES = 2.0**24
 
 
 class _HistoryAccountant(_accountants.IAccountant):
-    """What both accountants share: opacus' history, answered in one composed run.
+    """Base of both accountants: opacus' history, accounted as one composed run.
 
     Attributes:
-      history: ``(noise_multiplier, sample_rate, number of steps)``, in order, as the
-        accountants of opacus have it; saved and loaded by ``state_dict`` and
-        ``load_state_dict``.
-      method: of the answers, "exact", "pld" or "rdp".
+      history: list of ``(noise_multiplier, sample_rate, number of steps)``, as in
+        opacus' accountants; saved by ``state_dict``, loaded by ``load_state_dict``.
+      method: "exact", "pld" or "rdp"; see `epsilon`.
     """
 
     def __init__(self, method: str = "exact") -> None:
@@ -60,12 +59,12 @@ class _HistoryAccountant(_accountants.IAccountant):
             self.history.append((*new, 1))
 
     def get_epsilon(self, delta: float, **unused: Any) -> float:
-        """Returns epsilon of all recorded steps at a delta in [0, 1]; 0.0 of none.
+        """Returns epsilon of all recorded steps at a delta in [0, 1]; 0.0 without any.
 
-        What opacus means for its optimizer is handed on here, and is not used.
+        Further arguments, which opacus passes on, are ignored.
         """
         counts: dict[GaussianStep, int] = {}
-        # Other code, opacus' own search too, may have written the history.
+        # Other code, such as opacus' calibration, may have written the history.
         for entry in self.history:
             if len(entry) != 3:
                 raise ValueError(
@@ -81,16 +80,16 @@ class _HistoryAccountant(_accountants.IAccountant):
         return float(epsilon(run, delta=delta, method=self.method))
 
     def __len__(self) -> int:
-        """Number of entries of the history, as in opacus' own accountants."""
+        """Returns the number of entries of the history, as opacus' accountants do."""
         return len(self.history)
 
     def get_optimizer_hook_fn(self, sample_rate: float) -> Callable[[Any], None]:
-        """Returns what opacus' optimizer calls after every step.
+        """Returns the hook that opacus' optimizer calls after every step.
 
-        The hook refuses (ValueError) a step over several accumulated draws: a unit may
-        be in more than one of them, which no ``sample_rate`` describes. It refuses
-        (NotImplementedError) optimizers that are not known, and "adaptive" clipping,
-        which uses the number of examples that were drawn as it is.
+        The hook raises ValueError for a step over several accumulated draws: a unit may
+        be in several of them, which no ``sample_rate`` describes. It raises
+        NotImplementedError for unknown optimizers and for "adaptive" clipping, which
+        uses the number of drawn examples without noise.
         """
         record = super().get_optimizer_hook_fn(sample_rate)
 
@@ -103,8 +102,8 @@ class _HistoryAccountant(_accountants.IAccountant):
                 )
             if optimizer.accumulated_iterations != 1:
                 raise ValueError(
-                    "accumulated_iterations must be 1, one draw a step (for large "
-                    "batches opacus has BatchMemoryManager), got "
+                    "accumulated_iterations must be 1, one draw per step (use opacus' "
+                    "BatchMemoryManager for large batches), got "
                     f"{optimizer.accumulated_iterations}"
                 )
             record(optimizer)
@@ -116,13 +115,13 @@ class _HistoryAccountant(_accountants.IAccountant):
 
 
 class EpisodicAccountant(_HistoryAccountant):
-    """Accounts what opacus' own loader draws: Poisson sampling, each example clipped.
+    """Accounts opacus' own loader: Poisson sampling, each example clipped.
 
-    The loader of ``make_private(..., poisson_sampling=True)``, the default, takes every
-    example by a coin of its own whose chance is a multiple of 2**-24, the next one
-    above ``sample_rate`` (1e-6 is really 1.013e-6); the rate is rounded up so before it
-    is accounted. With ``poisson_sampling=False`` the loader shuffles: this accountant
-    and opacus' own then describe draws that do not happen.
+    The loader of ``make_private(..., poisson_sampling=True)``, the default, draws every
+    example independently. Its probability is the next multiple of 2**-24 above
+    ``sample_rate`` (1.013e-6 for 1e-6), and this one is accounted. With
+    ``poisson_sampling=False`` the loader shuffles, and the result is wrong, as is that
+    of opacus' own accountants.
 
     Args:
       method: "exact" (default), "pld" or "rdp"; see `epsilon`.
@@ -140,7 +139,7 @@ class EpisodicAccountant(_HistoryAccountant):
 
     @classmethod
     def mechanism(cls) -> str:
-        """The name under which opacus knows it."""
+        """Returns the name under which it is registered with opacus."""
         return NAME
 
     def _step(self, noise_multiplier: float, sample_rate: float) -> GaussianStep:
@@ -152,13 +151,13 @@ class EpisodicAccountant(_HistoryAccountant):
 
 
 class StepAccountant(_HistoryAccountant):
-    """Accounts what a `step_loader` draws: the step is the loader's own.
+    """Accounts the step of a `step_loader`.
 
-    ``engine.accountant = StepAccountant(loader)`` before ``make_private(...,
-    poisson_sampling=False)``. The noise is that of opacus' optimizer; the sample rate
-    that opacus tells, 1 over the length of the loader, only has to be that number.
-    ``make_private_with_epsilon`` raises, as it would calibrate for Poisson sampling at
-    that rate: take the noise of `calibrate_noise_multiplier` for ``make_private``.
+    Set ``engine.accountant = StepAccountant(loader)`` before ``make_private(...,
+    poisson_sampling=False)``. The noise is that of opacus' optimizer. The sample rate
+    that opacus passes must be 1 over the length of the loader, and is only checked.
+    ``make_private_with_epsilon`` raises, because it would calibrate for Poisson
+    sampling: pass the noise of `calibrate_noise_multiplier` to ``make_private``.
 
     Args:
       loader: made by `step_loader`.
@@ -167,14 +166,14 @@ class StepAccountant(_HistoryAccountant):
 
     def __init__(self, loader: Any, method: str = "exact") -> None:
         super().__init__(method)
-        # The noise of every step is in the history.
+        # The history has the noise of every step.
         step = dataclasses.replace(loader.batch_sampler.step, noise_multiplier=1.0)
         self.sampling_step: GaussianStep = step
         self._told_rate = 1 / len(loader)
 
     @classmethod
     def mechanism(cls) -> str:
-        """A name that opacus does not know: it cannot make a fresh one."""
+        """Returns a name that is not registered, so that opacus cannot create one."""
         return "episodic step"
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
@@ -191,23 +190,23 @@ class StepAccountant(_HistoryAccountant):
         super().step(noise_multiplier=noise_multiplier, sample_rate=sample_rate)
 
     def state_dict(self, destination: Any = None) -> Any:
-        """Returns history and name as opacus has them, and the step that is drawn."""
+        """Returns opacus' state (history and name) and the step that is drawn."""
         destination = super().state_dict(destination)
         destination["sampling_step"] = self.sampling_step.to_dict()
         return destination
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Takes over a history.
+        """Loads the state of `state_dict`.
 
         Raises:
-          ValueError: a state without history, of another accountant, or of steps that
-            were drawn in another way.
+          ValueError: a state without history, of another accountant, or of another
+            step.
         """
         if state_dict and state_dict.get("sampling_step", ()) != (
             self.sampling_step.to_dict()
         ):
             raise ValueError(
-                "state_dict must be of steps drawn as this loader draws them, got "
+                "state_dict must have the step of this loader, got "
                 f"{_validation.shown(state_dict.get('sampling_step'))}"
             )
         super().load_state_dict(state_dict)
@@ -219,13 +218,13 @@ class StepAccountant(_HistoryAccountant):
 
 
 def drawn_rate(sample_rate: float) -> float:
-    """Returns the chance that opacus' loader really draws an example with, or more."""
+    """Returns an upper bound of the probability with which opacus' loader draws."""
     single = float(np.float32(sample_rate))
     return min(1.0, max(sample_rate, np.ceil(single * _RANDOM_VALUES) / _RANDOM_VALUES))
 
 
 def _noise_and_rate(noise_multiplier: Any, sample_rate: Any) -> tuple[float, float]:
-    """Two checked numbers."""
+    """Returns the checked noise multiplier and sample rate."""
     noise = _validation.nonnegative_array("noise_multiplier", noise_multiplier)
     rate = _validation.probability_array("sample_rate", sample_rate)
     return (
@@ -234,5 +233,5 @@ def _noise_and_rate(noise_multiplier: Any, sample_rate: Any) -> tuple[float, flo
     )
 
 
-# Again after a reload of this module.
+# Forced, as this module may be imported again.
 _accountants.register_accountant(NAME, EpisodicAccountant, force=True)

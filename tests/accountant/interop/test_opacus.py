@@ -473,7 +473,7 @@ def test_the_step_accountant_accounts_nothing_else():
     again = StepAccountant(loader)
     again.load_state_dict(state)
     assert again.get_epsilon(DELTA) == accountant.get_epsilon(DELTA) > 0
-    with pytest.raises(ValueError, match="drawn as this loader draws"):
+    with pytest.raises(ValueError, match="must have the step of this loader"):
         StepAccountant(user_loader("user")).load_state_dict(state)
     with pytest.raises(ValueError):
         EpisodicAccountant().load_state_dict(state)

@@ -98,7 +98,7 @@ def test_giving_in_a_cycle_tells_no_more_than_the_bound(relation):
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        (batch_selection.FixedBatchSampling(3, iterations=2), "who took the other"),
+        (batch_selection.FixedBatchSampling(3, iterations=2), "so who took"),
         (cyclic(truncated_batch_size=3), "truncated_batch_size is not covered"),
         (batch_selection.BMinSepSampling(0.1, 8, 2), "BMinSepSampling is not covered"),
     ],

@@ -121,9 +121,7 @@ def test_a_memory_is_in_one_process_alone():
     done = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, check=True
     )
-    assert (
-        done.stderr.count("RuntimeError: a run with bands must go on in the pro") == 1
-    )
+    assert done.stderr.count("RuntimeError: a run with bands must continue in") == 1
 
 
 @pytest.mark.parametrize(

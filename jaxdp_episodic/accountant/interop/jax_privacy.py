@@ -28,7 +28,7 @@ from jaxdp_episodic.accountant.interop.dp_event import (
 )
 from jaxdp_episodic.files.optional import check_version, require
 
-# Versions whose `DpParams` are covered; later versions have none.
+# Versions whose ``DpParams`` are covered; later versions have none.
 _PARAMS_VERSIONS = ("2.0",)
 _DISTRIBUTION = "jax-privacy"
 _FIELDS = (

@@ -32,7 +32,7 @@ def band_error(
         kernel = np.convolve(coefficients, memory)
         fresh = np.cumsum(np.asarray(lfilter([1.0], kernel, impulse)) ** 2)
         before, parts = 0.0, []  # variance at the last restart
-        for part in np.array_split(fresh, restarts + 1):
+        for part in np.array_split(fresh, min(restarts + 1, num_steps)):
             ages = np.arange(1, len(part) + 1)
             parts.append(fresh[: len(part)] + before * memory[1] ** (2 * ages))
             before = parts[-1][-1]

@@ -124,8 +124,7 @@ def choose_bands(
             f"step must be a GaussianStep of one setting without bands, got {shown}"
         )
     steps = _validation.whole_number("num_steps", num_steps)
-    most = steps - 1
-    breaks = _validation.whole_number("restarts", restarts, minimum=0, maximum=most)
+    breaks = _validation.whole_number("restarts", restarts, minimum=0)
     Bands(1, level="", horizon=horizon)  # checks the horizon
     candidates = [("", 1, step, 1.0)]
     covered = grouped_levels(step.design, str(step.privacy_unit))

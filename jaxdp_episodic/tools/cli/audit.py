@@ -58,7 +58,7 @@ class Audit(Command):
     #: step (default of a run): repeat one step, and the private statistics, with
     #: a canary. gradient, input: train one run with canaries (white box, black
     #: box).
-    kind: Annotated[_Kind, option("NAME")] = None
+    kind: Annotated[_Kind, option("NAME", is_optional=True)] = None
     #: Simulations with the unit (default: 20,000). With --kind step: steps with the
     #: canary (default: 2,000).
     draws: Whole = None

@@ -57,7 +57,7 @@ from jaxdp_episodic.trainer.data.user_files import (
 )
 
 _Argument = tyro.conf.Positional[Path]
-_HeldOut = Annotated[Union[str, None], option("SHARE|SOURCE")]  # noqa: UP007
+_HeldOut = Annotated[Union[str, None], option("SHARE|SOURCE", is_optional=True)]  # noqa: UP007
 _SPLITTING = (VALIDATION, TEST, "split_salt")
 _PICTURES = ("size", "grey")
 # The options of each layout besides "owner", which all have.
@@ -86,7 +86,7 @@ class Import(Command):
     source: Annotated[_Argument, option("SOURCE")]
     #: The folder to make.
     folder: Annotated[_Argument, option("FOLDER")]
-    #: Layout of SOURCE: one folder a class; alphabet/character; train|val|test/class;
+    #: Layout of SOURCE: one folder per class; alphabet/character; train|val|test/class;
     #: a file.
     layout: Literal[
         "auto", "class-folders", "omniglot", "mini-imagenet", "npz", "parquet"
@@ -94,13 +94,13 @@ class Import(Command):
     #: Validation data: a share of the classes in (0, 1), chosen by a hash of their
     #: names; or another source of the same layout.
     validation: _HeldOut = None
-    #: Test data, likewise.
+    #: Test data, in the same way.
     test: _HeldOut = None
     #: Key of the hash.
     split_salt: Annotated[Name, option("TEXT")] = None
     #: Side of images; default: 28 for Omniglot, 84 for mini-ImageNet, else their own.
     size: Whole = None
-    #: Store one channel in place of three.
+    #: Store one channel instead of three.
     grey: bool = False
     #: Omniglot: keep the alphabets as the top level.
     alphabets: bool = False
@@ -114,11 +114,11 @@ class Import(Command):
     #: Parquet: a column of image files, or of lists of numbers.
     images: Name = None
     #: Parquet: shape of an image that is a list, such as 32 32 3.
-    shape: Annotated[tuple[int, ...], option("INT ...")] = ()
+    shape: Annotated[tuple[int, ...], option("INT ...", is_optional=True)] = ()
     #: Parquet: column of numbers to predict; default: none.
     target: Name = None
     #: Parquet: public list of the ids of the only group, with those without records.
-    public_units: Annotated[tuple[str, ...], option("ID ...")] = ()
+    public_units: Annotated[tuple[str, ...], option("ID ...", is_optional=True)] = ()
 
     def _after_interruption(self) -> str:
         return "; nothing was written"

@@ -10,7 +10,7 @@ import warnings
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 import tyro
 from rich.console import Console
@@ -53,7 +53,8 @@ from jaxdp_episodic.tools.sweep.run import (
 )
 
 _Field = Annotated[Name, option("FIELD")]
-_Assigned = Annotated[tuple[str, ...], option("FIELD=VALUE")]
+_Assigned = Annotated[tuple[str, ...], option("FIELD=VALUE ...", is_optional=True)]
+_Kind = Union[Literal["contours", "heatmap", "lines", "pareto"], None]  # noqa: UP007
 
 
 @dataclass
@@ -98,20 +99,20 @@ class Plot(Command):
 
     #: The folder that `sweep` made.
     folder: Annotated[tyro.conf.Positional[Path], option("DIR")]
-    #: Kind of picture; default: the one that suits the axes.
-    kind: Literal["contours", "heatmap", "lines", "pareto"] | None = None
+    #: contours, heatmap, lines or pareto; default: the one that suits the axes.
+    kind: Annotated[_Kind, option("NAME", is_optional=True)] = None
     #: The axis of the sweep that runs across.
     x: _Field = None
     #: The axis that runs upwards (not for lines). On a Pareto front also the answer.
     y: _Field = None
-    #: The quantity to draw, if the sweep asks for several.
+    #: The quantity to draw, if the sweep has several.
     value: _Field = None
     #: Draw a line or a panel for each of some values of this axis.
     by: _Field = None
     #: Fixed values of the other axes; default: the middle value of each.
     fix: _Assigned = ()
     #: Levels of the iso-lines; default: round numbers.
-    levels: Annotated[tuple[float, ...], option("NUMBER")] = ()
+    levels: Annotated[tuple[float, ...], option("NUMBER ...", is_optional=True)] = ()
     #: Draw a star on a map at this x and y; the panel may be named as well.
     mark: _Assigned = ()
     #: The pictures, FILE.png and FILE.svg; default: DIR/KIND.

@@ -261,27 +261,27 @@ def privacy_statement(
     time.
     """
     clipping, adapts = clipping or _FIXED, isinstance(budget, AdaptiveBudget)
-    public: Any = budget
-    if for_release and budget.is_private and not adapts:
-        public = public_budget(budget)
-    rows, block, report = list[tuple[Any, Any]](), "", None
-    first, has_drawn = () if public is None else public.before, True
-    if public is None:
-        rows += [(True, text) for text in _unsized(budget)]
-    elif isinstance(budget, AdaptiveBudget) and budget.is_private:
+    head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
+    rows: list[tuple[Any, Any]] = [(True, head)]
+    if not budget.is_private:
+        return _page(rows)
+    about_people = ""
+    if isinstance(budget, AdaptiveBudget):
+        first, has_drawn = budget.first, True
         rows += _adaptive_rows(budget, noise, fixed, clipping)
-        # The table says what was taken.
-        facts = [
-            (name, text) for name, text in budget_in_words(budget) if name != TAKEN
-        ]
-        wrapped = [
-            textwrap.fill(f"{name:<12} {text}", _WIDTH, subsequent_indent=13 * " ")
-            for name, text in facts
-        ]
-        conditions = listed(CONDITIONS, adaptive_preconditions(budget))
-        block = "\n".join([*wrapped, *conditions])
-    elif budget.is_private:
-        has_drawn = num_steps > len(first)
+        block = "\n".join(
+            [
+                textwrap.fill(f"{name:<12} {text}", _WIDTH, subsequent_indent=13 * " ")
+                for name, text in budget_in_words(budget)
+                if name != TAKEN  # which the table says
+            ]
+            + listed(CONDITIONS, adaptive_preconditions(budget))
+        )
+    else:
+        public = public_budget(budget) if for_release else budget
+        if public is None:
+            return _page(rows + [(True, text) for text in _unsized(budget)])
+        first, has_drawn = public.before, num_steps > len(public.before)
         report, _ = report_of_budget(
             public,
             int(public.owed(num_steps)),
@@ -290,25 +290,25 @@ def privacy_statement(
         )
         rows += _planned_rows(public, num_steps, report, noise, clipping)
         block = str(report)
-    if block:
-        rows += [
-            (
-                True,
-                f"The run released {'the noised sums and ' * bool(first)}the parameters"
-                f"{' and the clip norm' * clipping.counts} after every step"
-                f"{', the noisy scores, and its choices' * adapts}. The guarantee does "
-                "not cover what is not released: the full log, which holds losses and "
-                "norms of private data; "
-                f"{'which examples each step drew; ' * has_drawn}and scores on held-out"
-                " data without noise, which reveal something about the people in "
-                "these. Sizes in this statement come from the config. If they were "
-                "counted in the data, the guarantee does not cover them.",
-            ),
-            (people, people and _of_a_person(report, people, for_release=for_release)),
-            (truncation, truncation and bounded(truncation, for_release=for_release)),
-        ]
-    head = "\n".join(opening(is_private=budget.is_private, is_seeded=is_seeded))
-    return _page([(True, head), *rows], block)
+        if people is not None:
+            about_people = _of_a_person(report, people, for_release=for_release)
+    rows += [
+        (
+            True,
+            f"The run released {'the noised sums and ' * bool(first)}the parameters"
+            f"{' and the clip norm' * clipping.counts} after every step"
+            f"{', the noisy scores, and its choices' * adapts}. The guarantee does "
+            "not cover what is not released: the full log, which holds losses and "
+            "norms of private data; "
+            f"{'which examples each step drew; ' * has_drawn}and scores on held-out"
+            " data without noise, which reveal something about the people in "
+            "these. Sizes in this statement come from the config. If they were "
+            "counted in the data, the guarantee does not cover them.",
+        ),
+        (about_people, about_people),
+        (truncation, truncation and bounded(truncation, for_release=for_release)),
+    ]
+    return _page(rows, block)
 
 
 def _planned_rows(

@@ -167,7 +167,7 @@ def test_people_in_both_parts_of_the_data_are_named():
 @pytest.mark.parametrize(
     ("classes_of", "bounds", "match"),
     [
-        (10**6, {"classes": 15_000, "examples": 1}, r"terms to be summed"),
+        (10**6, {"classes": 15_000, "examples": 1}, r"terms in all"),
         (30, {"classes": 30, "examples": 2}, None),
     ],
 )

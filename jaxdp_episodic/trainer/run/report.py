@@ -300,9 +300,9 @@ def privacy_statement(
             f"{', the noisy scores, and its choices' * adapts}. The guarantee does "
             "not cover what is not released: the full log, which holds losses and "
             "norms of private data; "
-            f"{'which examples each step drew; ' * has_drawn}and scores on held-out"
-            " data without noise, which reveal something about the people in "
-            "these. Sizes in this statement come from the config. If they were "
+            f"{'which examples each step drew; ' * has_drawn}and scores on held-out "
+            f"data{' without noise' * adapts}, which reveal something about the people "
+            "in these. Sizes in this statement come from the config. If they were "
             "counted in the data, the guarantee does not cover them.",
         ),
         (about_people, about_people),
@@ -399,7 +399,11 @@ def adaptive_methods(
     unit, texts = budget.a_step.privacy_unit, list[str]()
     if unit != PERSON:
         texts.append(_not_a_person(unit))
-    texts.append(_NOISES[noise == DISCRETE][1])
+    texts.append(
+        "The noise is discrete Gaussian, on sums of whole numbers."
+        if noise == DISCRETE
+        else "The noise is float64 Gaussian; its low-order bits are not hardened."
+    )
     if clipping is not None and clipping.counts:
         texts.append(
             "Contributions are clipped to a norm that follows the "

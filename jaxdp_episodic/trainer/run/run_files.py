@@ -70,9 +70,8 @@ def refuse_without_run(folder: Path) -> None:
         return
     there = "no run: begin one there, without resume"
     if found:
-        there = (
-            f"only {' and '.join(found)} of a run, which cannot go on: begin another"
-        )
+        files = " and ".join(found)
+        there = f"only {files} of a run, which cannot go on: begin another"
     raise FileNotFoundError(f"no complete checkpoint in {folder}, which has {there}")
 
 
@@ -96,10 +95,8 @@ def held(folder: Path) -> Iterator[None]:
             stack.enter_context(atomic.locked(folder))
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                message = (
-                    f"{folder} is on a file system without locks: name a local folder"
-                )
-                raise OSError(error.errno, message) from None
+                why = f"{folder} is on a file system without locks: name a local one"
+                raise OSError(error.errno, why) from None
             raise
         yield
 

@@ -224,7 +224,7 @@ def test_a_run_trains_them_and_warns_of_others(config, tmp_path, kind, capsys):
     capsys.readouterr()
     result = run_training(config, tmp_path / "out", resume=True, **parts(0.2))
     printed = " ".join(capsys.readouterr().err.split())
-    assert "goes on with other settings than it had: settings.optimizer.own" in printed
+    assert "goes on with other settings than before: settings.optimizer.own" in printed
     assert "step_size: -0.1 in the checkpoint, -0.2 now" in printed
     sizes = sorted(leaf.size for leaf in jax.tree.leaves(result.trainer.params))
     assert sizes == [4, 784]

@@ -367,7 +367,7 @@ def lost_at(number, folder, monkeypatch, **changes):
     ("seed", "said"),
     [
         (None, "Step 2 was charged and not released: it is lost. It raised epsilon "),
-        (1, "The run has a seed: it takes the step again when it is resumed."),
+        (1, "The run has a seed: it repeats the step when it is resumed."),
     ],
 )
 def test_an_error_behind_the_charge_says_what_it_cost(

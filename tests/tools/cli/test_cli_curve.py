@@ -76,4 +76,4 @@ def test_errors_are_one_line(call):
 def test_a_grid_is_refused(call):
     code, _, err, _ = call(REQUEST.replace("= 1.5", "= [1.5, 2.0]"))
     assert code == 2
-    assert "every field of the step and num_steps must be scalars" in err
+    assert "every field of the step, and num_steps, must be a scalar" in err

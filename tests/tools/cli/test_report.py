@@ -96,8 +96,8 @@ def test_it_says_why_a_record_costs_more_than_its_patient():
     levels: Any = report.epsilon_by_level
     assert levels["record"] > 10 * levels["patient"]
     assert "Why one record costs more than one patient" in words
-    assert "Above what is clipped, each `record`, draws are in the open" in words
-    assert "A `record` that goes is replaced" in words
+    assert "The sampling above the clip unit `record` may be visible" in words
+    assert "If a `record` leaves, it is replaced" in words
 
 
 def test_it_says_no_such_thing_where_it_does_not():
@@ -108,7 +108,7 @@ def test_it_says_no_such_thing_where_it_does_not():
     _, report, words = of("patient")
     levels = report.epsilon_by_level
     if levels["record"] > levels["patient"] * 1.001:
-        assert "is replaced" in words and "in the open" not in words
+        assert "is replaced" in words and "may be visible" not in words
 
 
 def test_without_noise_everything_is_seen():
@@ -190,7 +190,7 @@ def test_what_it_cannot_answer_is_said(said):
     code, words = said(PATIENTS.replace("delta = 1e-5", "epsilon = 1.0"))
     assert code == 2 and "a report needs a delta" in words
     code, words = said(PATIENTS.replace("num_steps = 500", "num_steps = [1, 2]"))
-    assert code == 2 and "a report is about one setting" in words
+    assert code == 2 and "a report needs one setting" in words
     assert said("version = 1")[0] == 2
     code, words = said(_PLAN)
     assert code == 2 and "a plan without the table train recommends no run" in words

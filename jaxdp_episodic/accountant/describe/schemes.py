@@ -153,8 +153,8 @@ class RandomAllocation(LevelScheme):
     possibly a part of one more, whose length is fixed in advance. If a run stops within
     an epoch *because of its releases*, the whole epoch is charged.
 
-    Method "pld" and intervals are certified. The errors of "exact" are estimates. See
-    docs/theory.md, "Epochs".
+    For two steps of an epoch or more, method "exact" returns the certified upper bound
+    of "pld", and `PrivacyInfo` says so. See docs/theory.md, "Epochs".
 
     Preconditions beyond those of `MultistageSampling`: every epoch allocates again (the
     same allocation in all epochs is *not* covered), and a step releases a sum, possibly
@@ -163,10 +163,10 @@ class RandomAllocation(LevelScheme):
     Attributes:
       name: the level's name. It must be the first level and the clip unit.
       steps_per_epoch: whole number >= 1 (scalar or array).
-      times: in how many steps of an epoch a unit takes part, whole number, 1 <= times
-        <= steps_per_epoch: the epoch is cut into as many blocks of consecutive steps,
-        the first ``steps_per_epoch % times`` of them one step longer, and each unit
-        picks one step of every block.
+      times: number of steps of an epoch in which a unit takes part, whole number, 1 <=
+        times <= steps_per_epoch. The epoch is divided into this many blocks of
+        consecutive steps, the first ``steps_per_epoch % times`` of them one step
+        longer, and each unit picks one step of every block.
 
     Raises:
       ValueError: a reserved name.

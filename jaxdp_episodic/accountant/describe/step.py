@@ -67,7 +67,7 @@ class GaussianStep(Spec):
       (support and query, a softmax over classes, batch statistics) the clip unit must
       contain the whole interaction: the episode or task.
     * *Fixed in advance.* Rates, noise and number of steps do not depend on releases,
-      and every step samples again.
+      and every step (with epoch schemes, every epoch) samples again.
     * The preconditions in the docstring of ``sampling``.
 
     Attributes:

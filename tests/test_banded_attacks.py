@@ -1,4 +1,4 @@
-"""Correlated noise attacked: runs written out against the price of `jde.banded`.
+"""Correlated noise attacked: enumerated runs against the claim of `jde.banded`.
 
 Honest runs cost at most that, with crashes anywhere, and each planted fault costs more.
 Comparisons of simulations are 4.5 standard errors wide: a false alarm in 300,000.
@@ -16,7 +16,7 @@ import pytest
 
 import jaxdp_episodic as jde
 from oracles import banded
-from oracles.banded import Mechanism, World, at, by_releases, coins, never
+from oracles.banded import Mechanism, World, at, by_releases, never, poisson
 
 RELATIONS = ("add_remove", "zero_out", "replace_one")
 EPSILONS = (0.3, 1.0, 2.0)
@@ -40,7 +40,7 @@ class Design(NamedTuple):
 
     sampling: Callable[[int], jde.MultistageSampling]
     relation: str
-    name: str = "coins"
+    name: str = "poisson"
     group: int = 0  # the protected unit's
     near: float = 0.95  # part of the price that simple contributions attain
 
@@ -78,7 +78,7 @@ class Design(NamedTuple):
             return banded.thinned({("u",): share, ("v",): 1 - share}, 0.6)
         if self.name == "slots":  # places 1 and 3 of five, or 0, 2 and 4
             return banded.subsets(("u", "v") if is_own else ("v", "w", "x"), 1)
-        return coins(("u", "v") if is_own else ("w",), 0.5)
+        return poisson(("u", "v") if is_own else ("w",), 0.5)
 
 
 DESIGNS = [
@@ -216,7 +216,7 @@ def test_whole_numbers_cost_at_most_the_price(
     other, crash, whole, steps, longest, near
 ):
     groups = [t % len(whole) for t in range(steps)]
-    laws = [coins(("u",), 0.5) if group == 0 else {(): 1.0} for group in groups]
+    laws = [poisson(("u",), 0.5) if group == 0 else {(): 1.0} for group in groups]
     worlds = tuple(
         World(banded.independent(laws), {"u": constant(float(longest * value))})
         for value in (1, other)
@@ -235,11 +235,11 @@ def test_whole_numbers_cost_at_most_the_price(
 
 
 def alone(groups, rate=1.0, *, at_steps=None):
-    """The unit by coins in the steps of group 0, and nobody else."""
+    """The unit, Poisson sampled, in the steps of group 0, and no other unit."""
     steps = [t for t, group in enumerate(groups) if group == 0]
     taken = steps if at_steps is None else at_steps
     laws = [
-        coins(("u",), rate) if t in taken else {(): 1.0} for t in range(len(groups))
+        poisson(("u",), rate) if t in taken else {(): 1.0} for t in range(len(groups))
     ]
     runs = banded.independent(laws)
     return World(runs, {"u": constant(1.0)}), World(runs, {"u": constant(0.0)})

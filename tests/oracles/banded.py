@@ -1,9 +1,9 @@
-"""Runs with correlated noise, written out: all draws, releases row by row.
+"""Runs with correlated noise, enumerated: all draws, releases row by row.
 
-Nothing of the library is used. A world is the law of what the steps draw, and what each
-contribution is, given what was released before. Rows are released as the theory says,
-with crashes and rows that are given up. The likelihood of a release is the sum over all
-draws. From it deltas are enumerated, if releases are whole numbers, or simulated.
+Nothing of the library is used. A world is the law of the draws of all steps, and each
+contribution given the earlier releases. Rows are released as the theory says, with
+crashes and rows that are given up. The likelihood of a release is the sum over all
+draws. Deltas follow by enumeration, if releases are whole numbers, or by simulation.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class World(NamedTuple):
 # --- Draws ---
 
 
-def coins(units: Sequence[str], rate: float) -> Law:
-    """Each unit with a chance of its own."""
+def poisson(units: Sequence[str], rate: float) -> Law:
+    """Each unit independently with this probability."""
     law: Law = {}
     for kept in itertools.product((False, True), repeat=len(units)):
         draw = tuple(u for u, keep in zip(units, kept, strict=True) if keep)
@@ -85,7 +85,7 @@ def subsets(units: Sequence[str], size: int) -> Law:
 
 
 def thinned(law: Law, rate: float) -> Law:
-    """The draw with this chance, else nothing."""
+    """The draw with this probability, otherwise nothing."""
     scaled = {draw: rate * p for draw, p in law.items()}
     return {**scaled, (): scaled.get((), 0.0) + 1 - rate}
 

@@ -217,7 +217,7 @@ def test_the_rate_of_a_coin_of_24_bits():
 
 
 def test_torch_draws_multiples_of_that():
-    """2**28 coins of chance 0.01 * 2**-24: 0.16 heads as told, 16 as drawn."""
+    """2**28 draws at rate 0.01 * 2**-24: 0.16 expected at that rate, 16 as drawn."""
     generator = torch.Generator().manual_seed(3)
     rate, heads = 0.01 * 2.0**-24, 0
     for _ in range(16):

@@ -28,7 +28,7 @@ CLASSES, OWNERS = np.divmod(np.arange(60), 5)
 
 
 def examples_step(**options):
-    """Examples by coins of their own, each clipped."""
+    """Poisson sampled examples, each clipped."""
     options = {"people": jde.PersonBounds(examples=12), **options}
     return jde.GaussianStep(
         jde.Poisson("example", sampling_probability=0.1),
@@ -39,7 +39,7 @@ def examples_step(**options):
 
 
 def classes_step(**options):
-    """Classes by coins, two examples of each: the loss of a class is clipped."""
+    """Poisson sampled classes, two examples of each; the loss of a class is clipped."""
     options = {"people": jde.PersonBounds(examples=1, classes=12), **options}
     return jde.GaussianStep(
         jde.MultistageSampling(
@@ -54,7 +54,7 @@ def classes_step(**options):
 
 
 STEPS = {
-    # What is clipped and holds the person: as many units, each with this chance.
+    # The probability that a clip unit contains the person, of 12 units.
     "examples": (examples_step, None, 0.1),
     "classes": (classes_step, {"class": CLASSES}, 0.25 * 2 / 5),
 }
@@ -106,9 +106,9 @@ def test_what_is_drawn_of_a_person_is_what_is_charged(kind):
     )
     theirs = PLDAccountant(value_discretization_interval=1e-2)
     alone = theirs.compose(mixture, 20).get_epsilon(DELTA)
-    if kind == "examples":  # nobody reacts: that mixture is all there is
+    if kind == "examples":  # other draws do not react: the mixture is exact
         assert spent <= alone <= spent * (1 + 1e-2)
-    else:  # who is drawn in the person's place tells of it too; and 2 norms move
+    else:  # the example in the person's place reveals it, too, and moves 2 norms
         assert 1.5 * alone < spent < 3 * alone
 
 

@@ -1,4 +1,4 @@
-"""People as events of dp_accounting: where nobody reacts, a mixture of Gaussians."""
+"""People as events of dp_accounting: mixtures of Gaussians, if no draw reacts."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ BINOMIAL = stats.binom.pmf(np.arange(13), 12, 0.1)
 OF_USERS = 0.25 * stats.binom.pmf(np.arange(9), 8, 0.2) + 0.75 * np.eye(9)[0]
 
 
-def coins(name, rate, **options):
+def poisson(name, rate, **options):
     return jde.Poisson(name, sampling_probability=rate, **options)
 
 
@@ -33,9 +33,11 @@ def person(*levels, clip_unit=None, relation="add_remove", **bounds):
     )
 
 
-EXAMPLE = coins("example", 0.1)
+EXAMPLE = poisson("example", 0.1)
 USERS = jde.GaussianStep(
-    jde.MultistageSampling(coins("user", 0.25), coins("example", 0.2, population=8)),
+    jde.MultistageSampling(
+        poisson("user", 0.25), poisson("example", 0.2, population=8)
+    ),
     noise_multiplier=4.0,
     clip_unit="example",
     privacy_unit="user",
@@ -48,11 +50,11 @@ USERS = jde.GaussianStep(
     [
         pytest.param(person(EXAMPLE, examples=12), BINOMIAL, marks=pytest.mark.slow),
         (person(EXAMPLE, examples=12, relation="zero_out"), BINOMIAL),
-        # Every drawn class surely holds her.
+        # Every drawn class contains the person.
         (
             person(
-                coins("class", 0.1),
-                coins("example", 1.0),
+                poisson("class", 0.1),
+                poisson("example", 1.0),
                 clip_unit="class",
                 relation="zero_out",
                 classes=12,
@@ -87,18 +89,22 @@ def draws(size, population):
     "step",
     [
         person(EXAMPLE, examples=12, relation="replace_one"),
-        # Who is drawn in her place tells that she was not.
+        # The example drawn in the place of the person's reveals the draw.
         person(
-            coins("class", 0.1), draws(2, 20), clip_unit="class", classes=12, examples=1
+            poisson("class", 0.1),
+            draws(2, 20),
+            clip_unit="class",
+            classes=12,
+            examples=1,
         ),
         person(draws(4, 100), examples=12, relation="zero_out"),
         # Which classes are drawn is visible.
         person(
-            coins("class", 0.1), EXAMPLE, clip_unit="example", classes=3, examples=2
+            poisson("class", 0.1), EXAMPLE, clip_unit="example", classes=3, examples=2
         ),
         jde.GaussianStep(
             jde.PeopleBlocks(
-                num_people=20, people_per_block=2, episodes=coins("episode", 0.5)
+                num_people=20, people_per_block=2, episodes=poisson("episode", 0.5)
             ),
             noise_multiplier=4.0,
         ),

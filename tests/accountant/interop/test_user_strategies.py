@@ -49,7 +49,7 @@ def test_users_cost_what_records_do(base, relation):
 
 
 def test_what_is_drawn_are_users():
-    """Each by a coin of its own, and with it examples of its own only."""
+    """Each user independently, with only the user's own examples."""
     owners = np.arange(60) % 20
     drawn = np.zeros((3_000, 20))
     strategy = users_of(cyclic(iterations=len(drawn)))

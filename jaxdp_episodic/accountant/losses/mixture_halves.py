@@ -259,11 +259,14 @@ class Half(NamedTuple):
         low, high = self._bracket(log_gain, log_left)
         reach, far = (-low, -self.low) if self.falls else (high, self.high)
         kept = 1
-        for term in (self.move, self.move + far * (reach - 0.5 * far)):
-            # NaN is not negligible.
-            counts = ~(term <= np.max(term, axis=0) - NEGLIGIBLE)
-            rows = np.flatnonzero(np.any(counts, axis=tuple(range(1, term.ndim))))
-            kept = max(kept, 1 + int(np.max(rows, initial=0)))
+        # Weights, densities at the root, and weights beyond it; of short moves less.
+        beyond = -0.5 * np.maximum(reach - far, 0.0) ** 2
+        for size in (self.move, self.move + np.log(np.minimum(far, 1.0))):
+            for term in (size, size + far * (reach - 0.5 * far), size + beyond):
+                # NaN is not negligible.
+                counts = ~(term <= np.max(term, axis=0) - NEGLIGIBLE)
+                rows = np.flatnonzero(np.any(counts, axis=tuple(range(1, term.ndim))))
+                kept = max(kept, 1 + int(np.max(rows, initial=0)))
         names = "low", "high", "move", "q_low", "p_low"
         return self._replace(**{name: getattr(self, name)[:kept] for name in names})
 
@@ -476,10 +479,12 @@ def _sum_of(
     bound: Array, factor: Callable[..., Array], *at: Array, rest: Array | float
 ) -> Array:
     """Returns the log of ``e^rest`` plus the sum over rows of ``e^bound * factor``."""
-    # In NumPy the factor of a term with a negligible bound is not computed.
+    # In NumPy the factor of a negligible term is not computed. Besides its bound, a
+    # factor is at most the width of the move, which is the second of ``at``.
     if namespace(bound) is not np or len(bound) <= _FEW_ROWS:
         return log_add(rest, logsumexp(bound + factor(*at)))
-    used = bound > np.maximum(np.max(bound, axis=0), rest) - NEGLIGIBLE
+    size = bound + (np.log(np.minimum(at[1], 1.0)) if len(at) > 1 else 0.0)
+    used = size > np.maximum(np.max(size, axis=0), rest) - NEGLIGIBLE
     terms = np.full(bound.shape, LOG_ZERO)
     chosen = (np.broadcast_to(a, bound.shape)[used] for a in at)
     terms[used] = bound[used] + factor(*chosen)

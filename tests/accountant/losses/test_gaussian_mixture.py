@@ -91,6 +91,29 @@ def test_profiles_of_both_directions(mixture):
                     assert abs(value - log_truth) <= 4e-15 * (1 + abs(log_truth))
 
 
+@pytest.mark.parametrize(
+    "moved, chance, u",
+    [
+        # At the loss its density is nothing beside the others'; its weight is not.
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 30.0], [0.2] * 5 + [2e-22], 66.0),
+        # The others hardly move.
+        ([1e-10, 2e-10, 3e-10, 4e-10, 5e-10, 8.0], [0.2] * 5 + [1e-21], 0.0),
+    ],
+)
+def test_a_rare_large_shift_counts(moved, chance, u):
+    mixture = moved, chance, 0.5
+    (forward, _), (backward, _) = dominating_pair(release(*mixture)).log_tails(
+        np.array([u])
+    )
+    with mp.workdps(60):
+        parts = weights(*mixture)
+        for found, truth in zip(
+            (forward, backward), divergences(parts, mp.mpf(u)), strict=True
+        ):
+            log_truth = float(mp.log(truth)) if truth > 0 else -np.inf
+            assert found[0] == pytest.approx(log_truth, rel=1e-13)
+
+
 @pytest.mark.parametrize("order", [1.2, 2.0, 7.3])
 @pytest.mark.parametrize("mixture", [MIXTURES[1], MIXTURES[4], MIXTURES[6]])
 def test_moments_of_both_directions(mixture, order):

@@ -173,7 +173,7 @@ def test_ends():
         release([1.0], [1.0], 1.0, neighboring_relation="replace_one")
     with pytest.raises(ValueError, match="add up to 1"):
         release([1.0, 2.0], [0.5, 0.4], 1.0)
-    with pytest.raises(ValueError, match="as many as sensitivities"):
+    with pytest.raises(ValueError, match="as many numbers as sensitivities"):
         release([1.0, 2.0], [1.0], 1.0)
 
 

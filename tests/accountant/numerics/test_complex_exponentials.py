@@ -78,11 +78,7 @@ def test_a_sum_of_exponentials_less_one(size, form):
     z = size * np.exp(1j * generator.uniform(-1.5, 1.5, (6, 1)))
     y = generator.uniform(0.1, 1.0, (5, 1)) + 0.2j
     weight = generator.normal(size=(5, 1)) + 0.3j
-    re, im = SUMS[form](
-        (z.real, z.imag),
-        (weight.real, weight.imag),
-        (y.real, y.imag),
-    )
+    re, im = SUMS[form]((z.real, z.imag), (weight.real, weight.imag), (y.real, y.imag))
     with mpmath.workdps(40):
         terms = [
             [

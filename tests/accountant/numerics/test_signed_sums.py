@@ -50,10 +50,7 @@ def test_two_terms(shift, tilt, y, cells):
     assert high - low <= 2e-4 * (640 / cells) ** 2 * true
 
 
-@pytest.mark.parametrize(
-    ("shift", "tilt", "y"),
-    [(4.7, 0.9, 1.4e22), (9.0, 0.1, 1e30)],
-)
+@pytest.mark.parametrize(("shift", "tilt", "y"), [(4.7, 0.9, 1.4e22), (9.0, 0.1, 1e30)])
 def test_a_hinge_beside_which_terms_are_small(shift, tilt, y):
     """Places near 0 as fine as ever were lost in rounding, by more than e^700."""
     true = gain_of_two(shift, tilt, y)

@@ -8,9 +8,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
-from jaxdp_episodic.accountant.losses.randomized_response import (
-    RandomizedResponseLoss,
-)
+from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.adaptive import method
 from jaxdp_episodic.accountant.methods.adaptive.method import (
@@ -19,10 +17,7 @@ from jaxdp_episodic.accountant.methods.adaptive.method import (
     margin,
     odometer_delta,
 )
-from jaxdp_episodic.accountant.methods.adaptive.problem import (
-    Problem,
-    explored,
-)
+from jaxdp_episodic.accountant.methods.adaptive.problem import Problem, explored
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from menus import budget_graph
 from oracles import adaptive

@@ -331,13 +331,7 @@ def test_settings_that_were_too_wide(
     kind, outer, rate, inner, noise, episodes, steps, log_delta
 ):
     run = one_run(
-        kind,
-        steps,
-        outer=outer,
-        rate=rate,
-        inner=inner,
-        noise=noise,
-        episodes=episodes,
+        kind, steps, outer=outer, rate=rate, inner=inner, noise=noise, episodes=episodes
     )
     lower, upper = (float(e[0]) for e in pld_bounds(epsilon_at(log_delta), run))
     assert 0 < upper - lower <= max(0.01 * lower, 1e-4) * (1 + 1e-9)

@@ -15,6 +15,13 @@ from jaxdp_episodic.accountant.numerics.signed_sums import (
 )
 
 
+def gain_bounds(count, shift, tilt, threshold, y, **cells):
+    """Lower and upper bound of the gain at y."""
+    for up in (False, True):
+        bound = sinh_sum(count, shift, tilt, threshold, above=up, **cells)
+        yield bound.gain(np.array([y]), above=up)[0]
+
+
 def gain_of_two(shift, tilt, y):
     """``E(2 sinh(s z) + 2 sinh(s z') - y)_+``, z ~ N(-tilt, 1), one in closed form."""
     x, w = np.polynomial.legendre.leggauss(24)
@@ -40,12 +47,7 @@ def gain_of_two(shift, tilt, y):
 )
 def test_two_terms(shift, tilt, y, cells):
     true = gain_of_two(shift, tilt, y)
-    low, high = (
-        sinh_sum(2, shift, tilt, y, above=up, cells=cells).gain(
-            np.array([y]), above=up
-        )[0]
-        for up in (False, True)
-    )
+    low, high = gain_bounds(2, shift, tilt, y, y, cells=cells)
     assert low <= true <= high
     assert high - low <= 2e-4 * (640 / cells) ** 2 * true
 
@@ -54,22 +56,15 @@ def test_two_terms(shift, tilt, y, cells):
 def test_a_hinge_beside_which_terms_are_small(shift, tilt, y):
     """Places near 0 as fine as ever were lost in rounding, by more than e^700."""
     true = gain_of_two(shift, tilt, y)
-    low, high = (
-        sinh_sum(2, shift, tilt, y, above=up).gain(np.array([y]), above=up)[0]
-        for up in (False, True)
-    )
+    low, high = gain_bounds(2, shift, tilt, y, y)
     assert low <= true <= high
     assert high - low <= 1e-5 * true
 
 
 def test_gains_away_from_the_hinge():
-    bound = [sinh_sum(2, 0.7, 0.5, 0.0, above=up) for up in (False, True)]
     for y in (-3.0, -0.4, 0.7, 4.0, 30.0):
         true = gain_of_two(0.7, 0.5, y)
-        low, high = (
-            one.gain(np.array([y]), above=up)[0]
-            for one, up in zip(bound, (False, True), strict=True)
-        )
+        low, high = gain_bounds(2, 0.7, 0.5, 0.0, y)
         assert low <= true <= high <= low * 1.002
 
 
@@ -92,10 +87,7 @@ def test_random_settings_of_two_terms():
         true = gain_of_two(shift, tilt, y)
         if true < 1e-19 * shift:
             continue
-        low, high = (
-            sinh_sum(2, shift, tilt, y, above=up).gain(np.array([y]), above=up)[0]
-            for up in (False, True)
-        )
+        low, high = gain_bounds(2, shift, tilt, y, y)
         # the oracle itself is good to 1e-10
         assert low <= true * (1 + 1e-10), (shift, tilt, y)
         assert true * (1 - 1e-10) <= high, (shift, tilt, y)
@@ -103,10 +95,7 @@ def test_random_settings_of_two_terms():
 
 def test_values_beyond_all_lattices_stay_where_they_are():
     """In the last cell of one they were added to what is close to 0: 1.3e-3 too low."""
-    low, high = (
-        sinh_sum(46, 3.268, 0.5367, 0.0, above=up).gain(np.zeros(1), above=up)[0]
-        for up in (False, True)
-    )
+    low, high = gain_bounds(46, 3.268, 0.5367, 0.0, 0.0)
     assert low <= high <= low * (1 + 1e-5)
 
 
@@ -183,10 +172,7 @@ def test_more_terms_by_simulation(count):
         gains = np.maximum(sums - y, 0)
         # six standard deviations: a false alarm in 1e8
         error = 6 * gains.std() / np.sqrt(gains.size)
-        low, high = (
-            sinh_sum(count, shift, tilt, y, above=up).gain(np.array([y]), above=up)[0]
-            for up in (False, True)
-        )
+        low, high = gain_bounds(count, shift, tilt, y, y)
         assert low - error <= gains.mean() <= high + error
         assert high <= low * 1.001
 
@@ -196,8 +182,5 @@ def test_few_equal_many_by_two_orders_of_adding():
     """Bounds of counts that are added up in other ways bracket one number."""
     for a, b in itertools.pairwise((31, 32, 33)):
         for count in (a, b):
-            low, high = (
-                sinh_sum(count, 1.0, 0.2, 0.0, above=up).gain(np.zeros(1), above=up)[0]
-                for up in (False, True)
-            )
+            low, high = gain_bounds(count, 1.0, 0.2, 0.0, 0.0)
             assert low < high < low * 1.0005

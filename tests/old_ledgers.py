@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxdp_episodic.trainer.run.state import kinds_of
+from jaxdp_episodic.trainer.run.state import array_types
 
 
 def old_ledger(path, step, processes, *, delta=1e-5, tail=b"", **header):
@@ -63,7 +63,7 @@ def old_run(folder, run, step, *, charged, released):
     state = OldState(*run.state[:4])
     mark = ["ab" * 16, taken, len(content), hashlib.sha256(content).hexdigest()]
     meta = {"format": 5, "charged_steps": taken, "ledger": mark, "run": run.run}
-    meta = json.loads(json.dumps(meta | {"state": kinds_of(state)}))
+    meta = json.loads(json.dumps(meta | {"state": array_types(state)}))
     text = json.dumps(meta, sort_keys=True)
     meta["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     with contextlib.closing(ocp.CheckpointManager(folder / "checkpoints")) as manager:

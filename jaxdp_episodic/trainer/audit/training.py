@@ -260,7 +260,7 @@ def audit_run(
     if kind == GRADIENT:
         scores = released_scores(training, canaries, data, steps, on_step).sum(axis=0)
     else:
-        scores = falls_of_losses(training, canaries, data, steps, generator, on_step)
+        scores = loss_decreases(training, canaries, data, steps, generator, on_step)
     claims = _claims(training, canaries, data, steps)
     guesses = best_guesses(
         scores, is_in, delta=training.budget.delta, confidence=confidence
@@ -442,7 +442,7 @@ def _steps_of(trainer: Trainer, on_step: OnStep | None) -> Iterator[int]:
             on_step(taken, number)
 
 
-def falls_of_losses(
+def loss_decreases(
     training: Training,
     canaries: Canaries,
     data: ExampleTable,

@@ -332,7 +332,7 @@ def _recipe(config: TrainingConfig, tables: Tables, own: OwnParts) -> dict[str, 
     }
 
 
-def choices(
+def plan_adaptive_run(
     config: TrainingConfig, data: ExampleTable, held_out: ExampleTable | None
 ) -> AdaptivePlan:
     """Returns the budget and the checks of an adaptive run."""
@@ -340,14 +340,14 @@ def choices(
 
 
 def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
-    """Returns `choices` for the data that the config names."""
+    """Returns `plan_adaptive_run` for the data that the config names."""
     assert config.adaptive is not None
     check = config.adaptive.check
     try:
         held_out = None if check is None else tables.load(check.split)
     except ValueError as error:
         raise ValueError(f"adaptive.check: {error}") from error
-    return choices(config, tables.load(TRAIN), held_out)
+    return plan_adaptive_run(config, tables.load(TRAIN), held_out)
 
 
 def _rule(config: AdaptiveConfig, rule: Rule | None) -> Rule:

@@ -29,7 +29,7 @@ from jaxdp_episodic.accountant.report.ledger_file import (
 )
 from jaxdp_episodic.files.atomic import sync_folder
 from jaxdp_episodic.trainer.run.run_files import read_log
-from jaxdp_episodic.trainer.run.state import kinds_of, refuse_other_state
+from jaxdp_episodic.trainer.run.state import array_types, refuse_other_state
 from jaxdp_episodic.trainer.run.store import BEST, EPOCH, RunStore, new_store
 
 _HEAD = struct.Struct("<QQQ8s8s")  # step, checkpoint, length, run, hash of these
@@ -75,7 +75,7 @@ def _make_store(folder: Path, like: Any) -> None:
             store.note(record)
         taken = meta["charged_steps"]
         arrays = jax.device_get(jax.tree.leaves(state))
-        store.save(taken, arrays, meta["run"], kinds_of(like), taken)
+        store.save(taken, arrays, meta["run"], array_types(like), taken)
         for number, released in releases:
             store.release(number, released)
         for kind, number, found in kept:
@@ -102,7 +102,7 @@ def _checkpoint(folder: Path, like: Any) -> tuple[dict[str, Any], Any]:
             raise LedgerError(f"checkpoint {folder / str(step)} is damaged or edited")
         if meta["charged_steps"] != step or meta["ledger"] is None:
             raise LedgerError(f"checkpoint {folder / str(step)} was renamed or edited")
-        refuse_other_state(meta["state"], kinds_of(like))
+        refuse_other_state(meta["state"], array_types(like))
         # Planned runs had no scores.
         fields = like._asdict()
         if not jax.tree.leaves(like.scores):

@@ -42,7 +42,7 @@ from jaxdp_episodic.trainer.run.checks import found_in_both
 from jaxdp_episodic.trainer.run.state import (
     RunMismatchError,
     TrainingState,
-    kinds_of,
+    array_types,
     updater,
 )
 from jaxdp_episodic.trainer.run.store import EPOCH, GROUPS, RunStore
@@ -492,12 +492,12 @@ class NoisyCheck:
         return None
 
 
-def as_released(like: Any, number: int, arrays: list[np.ndarray]) -> Any:
+def as_release(like: Any, number: int, arrays: list[np.ndarray]) -> Any:
     """Returns a release made of its arrays; LedgerError for other shapes or types."""
     if like is None:
         return arrays[0]
-    found = list(kinds_of(arrays).values())
-    wanted = list(kinds_of(jax.tree.leaves(like)).values())
+    found = list(array_types(arrays).values())
+    wanted = list(array_types(jax.tree.leaves(like)).values())
     if found != wanted:
         raise LedgerError(
             f"step {number} released arrays of another model: {', '.join(found)}, "
@@ -531,7 +531,7 @@ def mechanisms_of(
         made = [*_statistics(parts, budget), GradientStep(parts, budget)]
         return dict(zip(named, made, strict=True))
     found: dict[str, Any] = {
-        name: GradientStep(parts, as_planned(budget, budget.options[name]))
+        name: GradientStep(parts, plan_of_option(budget, budget.options[name]))
         for name in budget.training
     }
     found |= dict(zip(budget.first, _statistics(parts, budget), strict=True))
@@ -548,7 +548,7 @@ def _statistics(parts: SharedParts, budget: Any) -> list[Statistic]:
     ]
 
 
-def as_planned(budget: AdaptiveBudget, step: Any) -> PrivacyBudget:
+def plan_of_option(budget: AdaptiveBudget, step: Any) -> PrivacyBudget:
     """Returns the plan by which one option of an adaptive budget is checked."""
     most = budget.num_steps
     return PrivacyBudget(

@@ -81,7 +81,7 @@ def write_release(
     facts, statement = own.released
     stage, params = trainer.released, trainer.released.params
     if OWN not in trainer.recipe.get("model", {OWN: True}):
-        params = whole_params(stage.learner, params)
+        params = without_adapters(stage.learner, params)
     return export_run(
         folder,
         params=params,
@@ -93,10 +93,10 @@ def write_release(
     )
 
 
-def whole_params(learner: Any, params: Any) -> Any:
+def without_adapters(learner: Any, params: Any) -> Any:
     """Returns a built-in network's parameters without adapters, for a release."""
     if isinstance(learner, Started):
-        return {**params, "model": whole_params(learner.learner, params["model"])}
+        return {**params, "model": without_adapters(learner.learner, params["model"])}
     apply: Any = getattr(learner, "apply", None)
     if not hasattr(apply, "module"):
         return params

@@ -28,7 +28,7 @@ from jaxdp_episodic.trainer.run.evaluation import (
     reliability,
 )
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, STAGES
-from jaxdp_episodic.trainer.run.state import TrainingState, kinds_of, released_params
+from jaxdp_episodic.trainer.run.state import TrainingState, array_types, released_params
 from jaxdp_episodic.trainer.run.store import BEST, RunStore
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
@@ -230,7 +230,7 @@ class Scoring:
         kept, like = self._store.kept(BEST), self._run.params
         if kept is None or kept[0] > self._run.num_steps_taken:
             return None
-        if kinds_of(kept[1]) != kinds_of(jax.tree.leaves(like)):
+        if array_types(kept[1]) != array_types(jax.tree.leaves(like)):
             return None  # another model's; the run has warned of it
         return kept[0], jax.tree.unflatten(jax.tree.structure(like), kept[1])
 

@@ -84,7 +84,7 @@ def placed(
     return moved._replace(start=before.start) if after.start is before.start else moved
 
 
-def kinds_of(state: Any) -> dict[str, str]:
+def array_types(state: Any) -> dict[str, str]:
     """Returns types and shapes of a state's arrays, by their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {
@@ -253,7 +253,7 @@ def refuse_other_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> Non
         )
 
 
-def agreed(processes: Processes, run: Mapping[str, Any]) -> None:
+def check_run(processes: Processes, run: Mapping[str, Any]) -> None:
     """Refuses a process whose run or versions differ from the first process's."""
     if processes.count == 1:
         return

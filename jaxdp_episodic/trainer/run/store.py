@@ -186,30 +186,28 @@ class RunStore(RunFile):
         )
         return int(row.lastrowid or 0)
 
+    def _row(self, query: str, *values: Any) -> Any:
+        """The first row of a query, or None."""
+        with refusing(self.path):
+            return self._db.execute(query, values).fetchone()
+
     # --- Charges ----------------------------------------------------------------------
 
     @property
     def mark(self) -> Mark:
         """The file's last charge."""
-        with refusing(self.path):
-            found = self._db.execute(
-                "SELECT number, hash FROM charges ORDER BY number DESC LIMIT 1"
-            ).fetchone()
-        number, last = found or (0, self.start)
+        query = "SELECT number, hash FROM charges ORDER BY number DESC LIMIT 1"
+        number, last = self._row(query) or (0, self.start)
         return Mark(self.facts["run"], number, last)
 
     def session_of(self, number: int) -> str:
         """Returns the random name of the process that charged a step."""
         query = "SELECT key FROM texts WHERE id = (SELECT session FROM charges WHERE "
-        with refusing(self.path):
-            return self._db.execute(query + "number = ?)", (number,)).fetchone()[0]
+        return self._row(query + "number = ?)", number)[0]
 
     def contains(self, mark: Mark) -> bool:
         """Returns whether the file has a mark's charge, after the same charges."""
-        with refusing(self.path):
-            found = self._db.execute(
-                "SELECT hash FROM charges WHERE number = ?", (mark.charged,)
-            ).fetchone()
+        found = self._row("SELECT hash FROM charges WHERE number = ?", mark.charged)
         own = found[0] if found else self.start if mark.charged == 0 else None
         return mark.run == self.facts["run"] and own == mark.hash
 
@@ -404,10 +402,7 @@ class RunStore(RunFile):
 
     def kept(self, kind: str) -> tuple[int, list[np.ndarray]] | None:
         """Returns the number and the arrays of a kind; None if there are none."""
-        with refusing(self.path):
-            found = self._db.execute(
-                "SELECT number FROM arrays WHERE kind = ? LIMIT 1", (kind,)
-            ).fetchone()
+        found = self._row("SELECT number FROM arrays WHERE kind = ? LIMIT 1", kind)
         return None if found is None else (found[0], self._got(kind, found[0]))
 
     def forget(self, kind: str, *, must_be_erased: bool = False) -> None:
@@ -416,10 +411,7 @@ class RunStore(RunFile):
         The log cannot be emptied while another process reads the file. Then each later
         commit tries again; with ``must_be_erased`` BlockingIOError is raised instead.
         """
-        with refusing(self.path):
-            query = "SELECT 1 FROM arrays WHERE kind = ? LIMIT 1"  # leaves no cursor
-            is_kept = self._db.execute(query, (kind,)).fetchone() is not None
-        if is_kept:
+        if self._row("SELECT 1 FROM arrays WHERE kind = ? LIMIT 1", kind) is not None:
             self._db.execute("PRAGMA secure_delete = ON")
             try:
                 with self._commit() as db:

@@ -42,7 +42,7 @@ from jaxdp_episodic.trainer.run.mechanisms import (
     DrawSecret,
     PreparedStep,
     SharedParts,
-    as_released,
+    as_release,
     mechanisms_of,
     no_scores,
 )
@@ -58,13 +58,13 @@ from jaxdp_episodic.trainer.run.selection import (
 )
 from jaxdp_episodic.trainer.run.state import (
     TrainingState,
-    agreed,
+    array_types,
     as_arrays,
+    check_run,
     described_opening,
     described_run,
     described_versions,
     initial_state,
-    kinds_of,
     placed,
     released_params,
 )
@@ -602,7 +602,7 @@ class Trainer:
         """Commits the state after the last step."""
         state, taken = self._now
         check_finite(state.params, taken)
-        kept = jax.device_get(jax.tree.leaves(state)), self.run, kinds_of(state)
+        kept = jax.device_get(jax.tree.leaves(state)), self.run, array_types(state)
         store.save(taken, *kept, self._last_release)
         if self.has_ended:  # by its plan, or by its own choice
             self._main.draws.erase_secrets(store, taken, is_over=True)
@@ -624,7 +624,7 @@ class Trainer:
         """Applies the releases that the state lacks; gives up other charged steps."""
         for number, arrays in store.releases(after=self.num_steps_taken):
             mechanism = self.mechanisms[self.ledger.name_of(number)]
-            released = as_released(mechanism.release_shapes(self.state), number, arrays)
+            released = as_release(mechanism.release_shapes(self.state), number, arrays)
             after = mechanism.apply(self.state, number, released)
             self._now = (placed(self._gradient.on_devices, self.state, after), number)
             self._last_release = number
@@ -658,10 +658,10 @@ class Trainer:
             import_old_run(folder, self.state)
             with closing(RunStore(path)) as store:
                 saved, self.ledger = resumed_run(
-                    store, self.budget, self.run, kinds_of(self.state), book
+                    store, self.budget, self.run, array_types(self.state), book
                 )
                 state, self._last_release = self.state, saved.last_release
-                if saved.kinds == kinds_of(state):  # else nothing was released
+                if saved.kinds == array_types(state):  # else nothing was released
                     structure = jax.tree.structure(state)
                     state = jax.tree.unflatten(structure, saved.arrays)
                 self._now = (self._gradient.on_devices(state), saved.taken)
@@ -680,8 +680,8 @@ class Trainer:
         """Refuses processes whose run is not the first one's; checked once."""
         if self._has_agreed:
             return
-        kinds = kinds_of(self.state.params)
-        agreed(self.processes, {**self.run, **self.versions, "parameters": kinds})
+        kinds = array_types(self.state.params)
+        check_run(self.processes, {**self.run, **self.versions, "parameters": kinds})
         self._has_agreed = True
 
     def _share(self) -> None:

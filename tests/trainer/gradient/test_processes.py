@@ -26,7 +26,7 @@ from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import checks, run_files, trainer
 from jaxdp_episodic.trainer.run.state import (
     RunMismatchError,
-    agreed,
+    check_run,
     described_versions,
 )
 from training_runs import CHECK_SAMPLING, GROUPED, TINY, classes, plain_trainer
@@ -89,7 +89,7 @@ class Several:
 
 def test_another_run_is_refused_by_name():
     run = {"data": "abc", "step": {"noise_multiplier": 1.0}, **described_versions()}
-    agreed(Several(run), run)
+    check_run(Several(run), run)
     for change, named in [
         ({"data": "abd"}, "data: abd in the first process, abc here"),
         ({"numpy": "1.0"}, "numpy: 1.0 in the first process"),
@@ -97,7 +97,7 @@ def test_another_run_is_refused_by_name():
         ({"step": {"noise_multiplier": 2.0}}, "step.noise_multiplier: 2.0 in the"),
     ]:
         with pytest.raises(RunMismatchError, match=f"process 1 of 2 .*{named}"):
-            agreed(Several({**run, **change}), run)
+            check_run(Several({**run, **change}), run)
 
 
 def test_one_process_alone_waits_for_nobody():

@@ -15,7 +15,7 @@ import pytest
 from jaxdp_episodic.accountant.report.ledger_file import STORE, LedgerError, read_ledger
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.trainer.run.run_files import read_log
-from jaxdp_episodic.trainer.run.state import RunMismatchError, kinds_of
+from jaxdp_episodic.trainer.run.state import RunMismatchError, array_types
 from jaxdp_episodic.trainer.run.store import RunStore
 from old_ledgers import old_ledger
 from training_runs import assert_same, plain_trainer
@@ -61,7 +61,7 @@ def old_folder(tmp_path):
         "charged_steps": 2,
         "ledger": [name, 3, len(text), hashlib.sha256(text).hexdigest()],
         "run": json.loads(json.dumps(run.run)),
-        "state": kinds_of(state),
+        "state": array_types(state),
     }
     described = json.dumps(meta, sort_keys=True).encode()
     meta["sha256"] = hashlib.sha256(described).hexdigest()

@@ -105,12 +105,8 @@ def _worst_of(found: list[Any], worst: Callable[..., Any]) -> Any:
         return functools.reduce(worst, found)
     if not isinstance(found[0][1], PrivacyInfo):  # ends of an interval
         return tuple(functools.reduce(worst, end) for end in zip(*found, strict=True))
-    fields = zip(*((value, *info) for value, info in found), strict=True)
-    every = [np.stack(np.broadcast_arrays(*field)) for field in fields]
-    index = every[0].argmax(axis=0)[None]
-    value, *info = (
-        _scalar_or_array(np.take_along_axis(field, index, axis=0)[0]) for field in every
-    )
+    fields = worst_path.chosen([(value, *info) for value, info in found], np.argmax)
+    value, *info = map(_scalar_or_array, fields)
     return value, PrivacyInfo(*info)
 
 
@@ -560,13 +556,7 @@ def _epsilon_on_grid(
     for run in runs:
         run.refuse("rdp")
         found.append(answer_at_orders(question, run, grid))
-    results, orders_used = (
-        np.stack(np.broadcast_arrays(*field)) for field in zip(*found, strict=True)
-    )
-    index = np.argmin(results, axis=0)[None]
-    result, best = (
-        np.take_along_axis(field, index, axis=0)[0] for field in (results, orders_used)
-    )
+    result, best = worst_path.chosen(found, np.argmin)
     useful = np.isfinite(result) & (result > 0)
     if np.any(useful & ((best == 0) | (best == grid.size - 1))):
         warnings.warn(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,19 +44,19 @@ def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
         return _of_one(question, runs[0], method)
     # Paths become settings, so that the minimum over the runs is taken for each path.
     each = question.at(np.asarray(question.target, np.float64)[..., None])
-    return _largest(least([_of_one(each, run.with_axis(), method) for run in runs]))
+    found = [_of_one(each, run.with_axis(), method) for run in runs]
+    return _largest(Answer(*chosen(found, np.argmin)))
 
 
-def least(answers: Sequence[Answer]) -> Answer:
-    """Returns the answers with the smallest value, setting by setting."""
-    shape = np.broadcast_shapes(*(found.value.shape for found in answers))
-    fields = (
+def chosen(found: Sequence[Sequence[Any]], arg_best: Any) -> list[np.ndarray]:
+    """Returns the fields of the tuples with the best first field, by setting."""
+    shape = np.broadcast_shapes(*(np.shape(field) for one in found for field in one))
+    fields = [
         np.stack([np.broadcast_to(part, shape) for part in field])
-        for field in zip(*answers, strict=True)
-    )
-    value, *others = fields
-    index = np.argmin(value, axis=0)[None]
-    return Answer(*(np.take_along_axis(f, index, axis=0)[0] for f in (value, *others)))
+        for field in zip(*found, strict=True)
+    ]
+    index = arg_best(fields[0], axis=0)[None]
+    return [np.take_along_axis(field, index, axis=0)[0] for field in fields]
 
 
 def _of_one(question: Question, run: Run, method: str) -> Answer:

@@ -7,6 +7,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     IndependentEpisodes,
 )
 from jaxdp_episodic.accountant.describe.disjoint import DisjointParts, disjoint
+from jaxdp_episodic.accountant.describe.menu import RuleBook
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import inclusion_rates
@@ -20,7 +21,6 @@ from jaxdp_episodic.accountant.describe.releases import (
     TruncatedPoissonRelease,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.accountant.describe.rule_book import RuleBook
 from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,

@@ -17,8 +17,7 @@ from jaxdp_episodic.accountant._engine import (
     in_threads,
     num_cores,
 )
-from jaxdp_episodic.accountant.describe.menu import Menu, check_kind
-from jaxdp_episodic.accountant.describe.rule_book import RuleBook
+from jaxdp_episodic.accountant.describe.menu import Menu, RuleBook, check_kind
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.methods.adaptive.problem import Ends
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt

@@ -9,14 +9,13 @@ from jaxdp_episodic.accountant.report.caveats import preconditions_of
 from jaxdp_episodic.accountant.report.rounding import upward
 
 GUARANTEE = "guarantee"
-
 TAKEN = "taken"
 
 INFORMATION = "no guarantee; the same steps, had they been fixed in advance"
 
 _PARTS = (
-    "Parts: of several budgets the largest counts. The data of the options of one and "
-    "those of another are apart, and every protected unit is in one of them."
+    "Parts: with several budgets the largest one counts. Their options use different "
+    "parts of the data, and every protected unit is in one part."
 )
 
 

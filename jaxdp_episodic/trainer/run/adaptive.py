@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jaxdp_episodic.accountant.describe.menu import RuleBook
 from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.rule_book import RuleBook
 from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget

@@ -231,7 +231,7 @@ def test_a_run_that_chooses_is_said_in_the_same_words():
     # Of two parts the one that costs more counts.
     held_out = jde.AdaptiveRun({"check": other}, quotas={"check": 1})
     both = adaptive_in_words(a_budget(quotas, held_out))
-    assert odds(both) == exact and "Parts: of several budgets" in both
+    assert odds(both) == exact and "Parts: with several budgets" in both
 
 
 def odds(words):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp_episodic.accountant.describe.rule_book import RuleBook
+from jaxdp_episodic.accountant.describe.menu import RuleBook
 from jaxdp_episodic.accountant.describe.schemes import Poisson
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun

@@ -1,7 +1,8 @@
-"""The discrete Gaussian: exact samples, and the noise that it stands for."""
+"""Exact samples of the discrete Gaussian, and the Gaussian noise that it replaces.
 
-# Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010; docs/proofs.md,
-# "Discrete noise"; Marsaglia and Tsang (2000) for the ziggurat.
+Reference: Canonne, Kamath, Steinke (2020), arXiv:2004.00010; docs/proofs.md,
+"Discrete noise"; Marsaglia and Tsang (2000) for the ziggurat.
+"""
 
 from __future__ import annotations
 
@@ -15,45 +16,48 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 SMOOTHING = 16
-"""Variance, in squared grid steps, by which discrete noise exceeds what it stands for.
+"""Variance in squared grid steps that discrete noise has in addition to the Gaussian's.
 """
 
 LARGEST_VARIANCE = 2**112
-"""Beyond it samples near 64 bits; one in 10^22 is past ten deviations."""
+"""Beyond this, samples could exceed 64 bits: ten deviations have probability 1e-22."""
 
-# Comparisons closer than this are decided by exact arithmetic: float64 exponentials of
-# exponents below 64, and sums of a few of them, have errors below 2^-44.
+# Comparisons closer than this use exact arithmetic. Float64 exponentials of exponents
+# below 64, and sums of a few of them, have errors below 2^-44.
 _DOUBT = 2.0**-40
-_LAYERS = 256  # a byte of each word is the layer
-# Deviations at which the layers end; the tail beyond has a probability of 10^-23.
+_LAYERS = 256  # one byte of each random word chooses the layer
+# Standard deviations at which the layers end; the tail has probability 1e-23.
 _END = 10.0
-# Log2 of the largest number of blocks in a layer; 32 bits of a word are the block.
+# Log2 of the largest number of blocks in a layer; 32 bits of a word choose the block.
 _BLOCK_BITS = 17
-# Bits of a word that are left: the position within a block.
+# Remaining bits of a word, for the position within a block.
 _SPARE_BITS = 23
-# First guess of the layers' area over the curve's, as widths are whole.
+# First guess of the area of the layers, divided by that under the curve. It exceeds 1
+# because widths are whole numbers.
 _FIRST_EXCESS = 1.01
-# Number of bisections of that excess: to less than 1 in 10^4, in milliseconds.
+# Number of bisections of that ratio, to 1e-4 or better.
 _HALVINGS = 7
-# Candidates at once: their arrays fit into a processor's cache.
+# Candidates made at once, so that their arrays fit into a processor's cache.
 _AT_ONCE = 2**15
 
 
 def covering_variance(deviation: float) -> int:
-    """V with which ``N_Z(0, V)`` hides integers as ``N(0, deviation^2)`` does."""
-    # A sample of N(m, V - 16), rounded at random to z with probability proportional to
-    # exp(-(z - y)^2 / 32), is N_Z(m, V) up to `log_ratio_bound` (Micciancio and Regev
-    # 2007).
+    """Returns V so that ``N_Z(0, V)`` hides integers as ``N(0, deviation^2)`` does."""
+    # If a sample of N(m, V - 16) is rounded at random to z, with probability
+    # proportional to exp(-(z - y)^2 / 32), the result is N_Z(m, V) up to
+    # `log_ratio_bound` (Micciancio and Regev 2007).
     if not 0 <= deviation <= math.isqrt(LARGEST_VARIANCE) - SMOOTHING:
         raise ValueError(f"deviation must be in [0, 2**56 - 16], got {deviation!r}")
     return math.ceil(Fraction(deviation) ** 2) + SMOOTHING
 
 
 def log_ratio_bound(num_entries: int, num_steps: int = 1) -> float:
-    """How far likelihoods of discrete noise are from continuous noise, nats."""
-    # Where continuous noise is (epsilon, delta)-private, discrete noise is (epsilon + 2
-    # b, delta exp(b))-private: about 1e-136 for each entry and step.
-    # Two normalizations in the ratio, each within 1 +- eta; 5 pays for the other terms.
+    """Returns a bound on log likelihood ratios, discrete over continuous noise, nats.
+
+    If continuous noise is (epsilon, delta)-DP, discrete noise is (epsilon + 2 b,
+    delta exp(b))-DP for this bound b, about 1e-136 per entry and step.
+    """
+    # The ratio has two normalizations, each within 1 +- eta; 5 covers the other terms.
     eta = math.exp(-2 * math.pi**2 * SMOOTHING)
     return 5.0 * eta * num_entries * num_steps
 
@@ -61,9 +65,11 @@ def log_ratio_bound(num_entries: int, num_steps: int = 1) -> float:
 def sample_discrete_gaussian(
     variance: int, count: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns independent samples of ``N_Z(0, variance)``, (count,) int64."""
-    # *Exact* if the generator's bits are uniform: float64 decides a comparison only
-    # where it is clear there, exact arithmetic otherwise.
+    """Returns independent samples of ``N_Z(0, variance)``, (count,) int64.
+
+    *Exact* if the generator's bits are uniform: a comparison that float64 cannot decide
+    with certainty uses exact arithmetic.
+    """
     if not isinstance(variance, int):
         raise TypeError(f"variance must be a whole number, got {variance!r}")
     if not 1 <= variance <= LARGEST_VARIANCE:
@@ -82,10 +88,11 @@ def sample_discrete_gaussian(
 
 
 class _Layers:
-    """Stacked layers of equal area that cover the curve exp(-x^2 / (2 V))."""
+    """Stacked layers of equal area that cover the curve exp(-x^2 / (2 V)).
 
-    # Each is as wide as the curve is at its bottom; the last number of the lowest one
-    # stands for the tail, which is far less.
+    A layer is as wide as the curve at the layer's bottom. The last number of the lowest
+    layer also represents the tail, whose area is much smaller.
+    """
 
     def __init__(self, variance: int, excess: float) -> None:
         """Builds layers of ``excess`` times the area under the curve."""
@@ -109,27 +116,27 @@ class _Layers:
         self.last = (widths[0] << self.shift) - 1
 
     def _reach(self, height: float) -> int:
-        """The x at which the curve has this height, rounded down; -1 if none."""
+        """Returns the x, rounded down, at which the curve has this height, or -1."""
         if height >= 1:
             return -1
         return int(math.sqrt(-2 * math.log(height)) * self._deviation)
 
     @property
     def cover(self) -> bool:
-        """Whether they end above the curve, whose height is 1 at 0."""
+        """Whether the layers reach above the curve, whose height at 0 is 1."""
         return bool(self.bottoms[-1] * (1 - _DOUBT) >= 1)
 
     @cached_property
     def exact_bottoms(self) -> list[Fraction]:
-        """`bottoms` without rounding."""
+        """`bottoms`, without rounding errors."""
         area = Fraction(self._area)
         heights = (area / int(width) for width in self.widths)
         return list(itertools.accumulate(heights, initial=Fraction(0)))
 
 
-@lru_cache(maxsize=32)  # of a run, its private statistics included
+@lru_cache(maxsize=32)  # enough for a run, including its private statistics
 def _layers(variance: int) -> _Layers:
-    """Layers that cover the curve with little excess."""
+    """Returns layers that cover the curve with little excess."""
     low, high = 1.0, _FIRST_EXCESS
     while not (found := _Layers(variance, high)).cover:
         low, high = high, 1 + 2 * (high - 1)
@@ -144,7 +151,7 @@ def _layers(variance: int) -> _Layers:
 
 
 def _words(count: int, generator: np.random.Generator) -> np.ndarray:
-    """Uniform words, (count,) uint64."""
+    """Returns uniform words, (count,) uint64."""
     most = np.iinfo(np.uint64).max
     return generator.integers(0, most, count, dtype=np.uint64, endpoint=True)
 
@@ -152,13 +159,13 @@ def _words(count: int, generator: np.random.Generator) -> np.ndarray:
 def _candidates(
     layers: _Layers, count: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """The accepted ones of ``count`` candidates, each of one word."""
-    # Bits of a word: 8 are the layer, one the sign, 23 the position within a block and
-    # 32 the block.
+    """Returns the accepted ones of ``count`` candidates, each made from one word."""
+    # Bits of a word: 8 for the layer, one for the sign, 23 for the position within a
+    # block, and 32 for the block.
     words = _words(count, generator)
     layer = (words & np.uint64(_LAYERS - 1)).astype(np.intp)
     blocks = (words >> np.uint64(32)) * layers.widths[layer]
-    # Rejected, for some of the 2^32 would favour some blocks (Lemire 2019).
+    # Rejects a part of the 2^32 values that would favour some blocks (Lemire 2019).
     fair = (blocks & np.uint64(2**32 - 1)) >= layers.surplus[layer]
     value = (blocks >> np.uint64(32)).astype(np.int64)
     if layers.shift:
@@ -180,7 +187,7 @@ def _candidates(
 def _positions(
     words: np.ndarray, num_bits: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Positions within blocks, of spare bits of the words where these are enough."""
+    """Returns positions within blocks, from spare bits of the words if they suffice."""
     if num_bits <= _SPARE_BITS:
         words = words >> np.uint64(32 - _SPARE_BITS)
     else:
@@ -194,7 +201,7 @@ def _below_curve(
     value: np.ndarray,
     generator: np.random.Generator,
 ) -> np.ndarray:
-    """Whether points at uniform heights in their layers are below the curve."""
+    """Returns whether points at uniform heights in their layers are below the curve."""
     words = _words(len(value), generator)
     bottom, top = layers.bottoms[layer], layers.bottoms[layer + 1]
     height = bottom + (top - bottom) * (words * 2.0**-64)
@@ -209,9 +216,9 @@ def _below_curve(
 
 
 def _from_tail(layers: _Layers, generator: np.random.Generator) -> int | None:
-    """A number of the tail, or None by rejection; its area is the last number's."""
-    # Proposals are uniform within steps of a deviation, each half as likely as the one
-    # before; the tail falls faster, by exp(-10) a step.
+    """Returns a number of the tail, or None if the candidate is rejected."""
+    # A proposal is uniform within a step of one deviation; each step is half as likely
+    # as the one before. The tail falls faster, by exp(-10) per step.
     step = math.isqrt(layers.variance - 1) + 1
     start, chance = layers.last, Fraction(1, 2 * step)
     while int(generator.integers(2)):
@@ -230,7 +237,7 @@ def _is_below(
     exponent: Fraction,
     generator: np.random.Generator,
 ) -> bool:
-    """Whether ``bottom + height u < exp(-exponent)``, exactly, exponent >= 0."""
+    """Returns whether ``bottom + height u < exp(-exponent)``, exponent >= 0; exact."""
     known, num_bits = word, 64
     while True:
         for more in _words(num_bits // 64, generator):

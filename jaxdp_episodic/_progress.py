@@ -68,17 +68,17 @@ class ProgressBar:
         done = min(done - start, total)
         begun, before = self._first = self._first or (now, done)
         rate = (done - before) / (now - begun) if now > begun else 0.0
-        said = [text] if text else []
+        notes = [text] if text else []
         if rate:
-            said.append(_in_words(rate))
-        self._bar.update(self._task, completed=done, text=", ".join(said))
+            notes.append(_rate_text(rate))
+        self._bar.update(self._task, completed=done, text=", ".join(notes))
         if self._console.is_terminal or now - self._last < _SECONDS_BETWEEN_LINES:
             return
         self._last = now
         if rate:
-            said.append(f"{_duration((total - done) / rate)} left")
+            notes.append(f"{_duration((total - done) / rate)} left")
         line = f"{done:,} of {total:,} {what}"
-        self._console.print(", ".join([line, *said]), highlight=False)
+        self._console.print(", ".join([line, *notes]), highlight=False)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -88,7 +88,7 @@ class ProgressBar:
         self._bar.stop()
 
 
-def _in_words(rate: float) -> str:
+def _rate_text(rate: float) -> str:
     """Returns a rate as text: things per second, or seconds per thing."""
     if rate < 1:
         return f"{1 / rate:,.1f} s each"

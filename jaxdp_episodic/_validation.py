@@ -197,7 +197,7 @@ def _numeric(name: str, value: Any) -> np.ndarray:
             f"{name} must be a number or an array of numbers, got {shown(value)}; "
             "use jax.numpy.stack to make one array of a list of traced values"
         ) from None
-    array = _of_narrow_type(array)
+    array = _widened(array)
     if array.dtype.kind not in "iuf" and array.size == 0 and array.dtype != object:
         array = array.astype(np.float64)
     if array.dtype == object and _are_numbers(array):
@@ -211,7 +211,7 @@ def _numeric(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def _of_narrow_type(array: np.ndarray) -> np.ndarray:
+def _widened(array: np.ndarray) -> np.ndarray:
     """Returns arrays of JAX's additional number types, as bfloat16, in float64."""
     if array.dtype.kind != "V" or (jax := sys.modules.get("jax")) is None:
         return array

@@ -32,7 +32,7 @@ def _names(field: str, values: Any) -> tuple[str, ...]:
     return tuple(text(field, value) for value in values)
 
 
-Margin = Annotated[float, within(0.0, math.inf, "[)", said="be >= 0 and finite")]
+Margin = Annotated[float, within(0.0, math.inf, "[)", rule="be >= 0 and finite")]
 
 
 class ScoreThen(NamedTuple):

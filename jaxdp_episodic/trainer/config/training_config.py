@@ -229,7 +229,7 @@ class TrainingConfig(CheckedSpec):
 
     data: DataSource
     step: StepConfig
-    epsilon: Annotated[float, within(0.0, math.inf, "(]", said="be > 0")]
+    epsilon: Annotated[float, within(0.0, math.inf, "(]", rule="be > 0")]
     delta: Annotated[float, within(0.0, 1.0, "()")]
     learner: LearnerConfig
     model: ModelConfig | None = None

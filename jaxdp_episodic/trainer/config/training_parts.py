@@ -279,7 +279,7 @@ class OptimizerConfig(CheckedSpec):
     schedule: Annotated[str, one_of("constant", "cosine")] = "constant"
     warmup_steps: Natural = 0  # of a linear warm-up
     weight_decay: Annotated[  # of "adamw"
-        float, within(0.0, float("inf"), "[)", said="be a finite number >= 0")
+        float, within(0.0, float("inf"), "[)", rule="be a finite number >= 0")
     ] = 1e-4
     # decay of the average that is released; None: the last parameters are released
     ema: Annotated[float, within(0.0, 1.0, "[)")] | None = None

@@ -52,10 +52,10 @@ def one_of(*options: str) -> Check:
 
 
 def within(
-    low: float, high: float, ends: str = "[]", *, said: str | None = None
+    low: float, high: float, ends: str = "[]", *, rule: str | None = None
 ) -> Check:
     """Returns a check for one number between two ends, "[" and "]" being closed."""
-    rule = said or f"lie in {ends[0]}{low:g}, {high:g}{ends[1]}"
+    rule = rule or f"lie in {ends[0]}{low:g}, {high:g}{ends[1]}"
 
     def check(name: str, value: Any) -> float:
         number = _validation.single(name, _validation.real_array(name, value))
@@ -116,5 +116,5 @@ Count = Annotated[int, whole()]
 Natural = Annotated[int, whole(0)]
 Text = Annotated[str, text]
 Names = Annotated[tuple[str, ...], listed]
-Positive = Annotated[float, within(0.0, float("inf"), "()", said="be > 0 and finite")]
+Positive = Annotated[float, within(0.0, float("inf"), "()", rule="be > 0 and finite")]
 Float32 = Annotated[float, _validation.float32_number]

@@ -48,7 +48,7 @@ def check_text_size(name: str, ids: Sequence[Any]) -> None:
 
 # What programs write for a missing owner, in lower case. Read as a name, it would merge
 # unknown people into one.
-_NOBODY = frozenset(("", "-1", "<na>", "n/a", "na", "nan", "nat", "none", "null"))
+_NO_OWNER = frozenset(("", "-1", "<na>", "n/a", "na", "nan", "nat", "none", "null"))
 # Types of a cell with several ids.
 _SEVERAL = (list, tuple, set, frozenset, dict, np.ndarray)
 DRAWER = "drawer"
@@ -140,8 +140,9 @@ class Owners:
         if is_array:
             values, codes = np.unique(ids, return_inverse=True)
             cells = values.tolist()
-        nobody = np.array([str(one).strip().lower() in _NOBODY for one in cells], bool)
-        places = np.flatnonzero(nobody[codes]) if len(nobody) else codes
+        words = (str(one).strip().lower() for one in cells)
+        missing = np.array([word in _NO_OWNER for word in words], bool)
+        places = np.flatnonzero(missing[codes]) if len(missing) else codes
         if len(places):
             raise ValueError(
                 f"{name} must be given for every example, but {len(places):,} of "

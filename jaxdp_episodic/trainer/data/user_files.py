@@ -142,7 +142,7 @@ def npz_records(
         public_units=None if public is None else public.reshape(-1).tolist(),
         owners=owners,
     )
-    whole = _as_kept(values.reshape(number, *item), 0, is_images, what)
+    whole = _to_keep(values.reshape(number, *item), 0, is_images, what)
     encoding = UNIT if is_images and values.dtype.kind != "f" else None
     read = functools.partial(only, parts=[whole])
     return Records(numbers, whole.dtype, item, encoding, read)
@@ -202,7 +202,7 @@ def _one_a_record(
     )
 
 
-def _as_kept(batch: np.ndarray, first: int, is_images: bool, what: str) -> np.ndarray:
+def _to_keep(batch: np.ndarray, first: int, is_images: bool, what: str) -> np.ndarray:
     """Returns a batch as `ExampleTable.from_records` stores it; images as codes."""
     if batch.dtype.kind == "b":
         return batch * np.uint8(255) if is_images else batch.astype(_FLOAT)
@@ -442,7 +442,7 @@ def _image_column(
         first = 0
         for part in lists():
             images = part.reshape(len(part), *item)
-            yield _as_kept(images, first, True, f"{name} in {path}")
+            yield _to_keep(images, first, True, f"{name} in {path}")
             first += len(part)
 
     is_coded = probe.dtype.kind == "b" or probe.dtype == np.uint8
@@ -474,9 +474,9 @@ def columns_of(
                 columns[name] += column
         return columns, 1
     except ValueError as error:
-        said = str(error)
+        message = str(error)
         raise ValueError(
-            said if said.startswith(str(file)) else f"{file}: {said}"
+            message if message.startswith(str(file)) else f"{file}: {message}"
         ) from None
 
 

@@ -79,7 +79,7 @@ def sum_of_squares(leaves: Sequence[Array]) -> Array:
     return sums[0]
 
 
-def no_sum(params: Any) -> Any:
+def zero_sum(params: Any) -> Any:
     """Returns zero sums: an int32 pytree with a leaf (2, ...) for each leaf (...)."""
     return jax.tree.map(lambda leaf: np.zeros((2, *leaf.shape), np.int32), params)
 

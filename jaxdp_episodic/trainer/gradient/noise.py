@@ -41,7 +41,7 @@ class Noise:
         self._shapes = [leaf.shape for leaf in leaves]
         self._unused = [leaves]
 
-    def taken(
+    def use(
         self, kind: str, noise_multiplier: float, shapes: Sequence[tuple[int, ...]]
     ) -> list[np.ndarray]:
         """Returns the arrays, once, if they were drawn for these settings."""

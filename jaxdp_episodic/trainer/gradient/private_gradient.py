@@ -214,12 +214,12 @@ class PrivateGradient:
         if self._is_discrete:
             rows = [len(block.unit_mask) for block in blocks]
             discrete_noise.check_rows(rows, self._processes.count)
-        drawn = self._taken(noise, multiplier, params)
+        drawn = self._use(noise, multiplier, params)
         return self._noised(params, blocks, drawn, norm, divisor, self._bands)
 
     def trace(self, params: Any, block: Any) -> None:
         """Traces the sum for blocks of these shapes; raises what the loss raises."""
-        totals = _no_totals(params, self._is_discrete)
+        totals = _zero_totals(params, self._is_discrete)
         clip = np.ones((), training_dtype(params))
         jax.eval_shape(self._add, params, totals, block, clip)
 
@@ -272,14 +272,14 @@ class PrivateGradient:
     def _sum(self, params: Any, blocks: Sequence[Any], clip: np.ndarray) -> Totals:
         """Returns the sums over all blocks; on the host in the first process."""
         params = self.on_devices(params)
-        totals = self.on_devices(_no_totals(params, self._is_discrete))
+        totals = self.on_devices(_zero_totals(params, self._is_discrete))
         for block in blocks:
             rows = jax.device_put(block, self._by_row)
             totals = self._add(params, totals, rows, clip)
         totals = self._processes.sum(totals)
         return jax.device_get(totals) if self._processes.is_first else totals
 
-    def _taken(
+    def _use(
         self, noise: Noise | None, multiplier: float, params: Any
     ) -> list[np.ndarray] | None:
         """Returns the noise's arrays and marks it as used; first process only."""
@@ -289,7 +289,7 @@ class PrivateGradient:
             raise TypeError(
                 f"noise must be made by PrivateGradient.noise, got {type(noise)}"
             )
-        return noise.taken(self._kind, multiplier, self._shapes(params))
+        return noise.use(self._kind, multiplier, self._shapes(params))
 
     def _released(
         self,
@@ -316,7 +316,7 @@ class PrivateGradient:
 
         This is the compiler's plan, without parameters, block and sums.
         """
-        totals = _no_totals(params, self._is_discrete)
+        totals = _zero_totals(params, self._is_discrete)
         clip = jnp.ones((), training_dtype(params))
         lowered = self._add.lower(params, totals, block, clip)
         analysis: Any = lowered.compile().memory_analysis()
@@ -376,7 +376,7 @@ def _summer(
         places = jnp.arange(1, rows + 1, dtype=jnp.int32)
         last = jnp.max(jnp.where(block.unit_mask > 0, places, 0))
 
-        start = jax.lax.pcast(_nothing(params, sum_dtype, jnp), _AXIS, to="varying")
+        start = jax.lax.pcast(_zeros_of(params, sum_dtype, jnp), _AXIS, to="varying")
 
         def add(i: Array, sums: Totals) -> Totals:
             if at_once == 1:
@@ -414,14 +414,14 @@ def _summer(
     )
 
 
-def _no_totals(params: Any, is_discrete: bool) -> Totals:
-    totals = _nothing(params, training_dtype(params), np)
+def _zero_totals(params: Any, is_discrete: bool) -> Totals:
+    totals = _zeros_of(params, training_dtype(params), np)
     if is_discrete:
-        totals = totals._replace(gradient=discrete_noise.no_sum(params))
+        totals = totals._replace(gradient=discrete_noise.zero_sum(params))
     return totals
 
 
-def _nothing(params: Any, sum_dtype: Any, xp: Any) -> Totals:
+def _zeros_of(params: Any, sum_dtype: Any, xp: Any) -> Totals:
     """Returns totals of zero, each in a buffer of its own because they are donated."""
     gradient = jax.tree.map(lambda leaf: xp.zeros(leaf.shape, sum_dtype), params)
     dtype = training_dtype(params)

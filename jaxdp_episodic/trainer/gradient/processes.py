@@ -78,12 +78,12 @@ class Processes:
         """Waits for all others; raises `RunEndedError` if one failed or was killed."""
         if self.count == 1:
             return
-        with self._or_ended():
+        with self._as_run_ended():
             self._client.wait_at_barrier(f"{_KEYS}/{self._meetings}", _WEEK)
         self._meetings += 1
-        said = self._said()
-        if said:
-            raise RunEndedError(said)
+        reasons = self._reasons()
+        if reasons:
+            raise RunEndedError(reasons)
 
     def sum(self, tree: Any) -> Any:
         """Returns the sum over processes: the same bits in all, exact for integers."""
@@ -97,7 +97,7 @@ class Processes:
             self.meet()
             self._summed_before.add(kind)
         shards = jax.tree.map(self._shard, tree)
-        with self._or_ended():
+        with self._as_run_ended():
             return jax.block_until_ready(
                 jax.tree.map(lambda a: a.addressable_data(0), self._summed(shards))
             )
@@ -159,22 +159,22 @@ class Processes:
         return jax.make_array_from_single_device_arrays(shape, self._by_process, [own])
 
     @contextmanager
-    def _or_ended(self) -> Iterator[None]:
+    def _as_run_ended(self) -> Iterator[None]:
         """Turns what JAX raises when a process is gone into a `RunEndedError`."""
         try:
             yield
         except Exception as error:
-            said = ""
+            reasons = ""
             with suppress(Exception):  # the coordinator itself may be gone
-                said = self._said()
+                reasons = self._reasons()
             first = str(error).strip().partition("\n")[0]
             raise RunEndedError(
-                said
+                reasons
                 or "another process of the run has ended without giving a reason "
                 f"(killed, out of memory, or unreachable): {first}"
             ) from error
 
-    def _said(self) -> str:
+    def _reasons(self) -> str:
         """Returns the reasons given by processes that failed."""
         found = self._client.key_value_dir_get(f"{_KEYS}/ended")
         return "; ".join(

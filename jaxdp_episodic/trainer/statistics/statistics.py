@@ -157,7 +157,7 @@ class PrivateStatistics:
             "neighboring_relation": neighboring_relation,
         }
         self.steps = statistics_steps(data.level_names, config, **who)
-        self._who = Contributors.of(data, config, **who, slots=slots, people=people)
+        self._units = Contributors.of(data, config, **who, slots=slots, people=people)
 
     def learner(self, learner: Any) -> Any:
         """Returns a learner on examples, given one on the projected features."""
@@ -284,7 +284,9 @@ class PrivateStatistics:
 
     def _terms(self, kind: str, generator: np.random.Generator) -> Terms:
         """Returns the terms that a statistic sums."""
-        return self._who.pairs(generator) if kind == _PAIRS else self._who.examples()
+        return (
+            self._units.pairs(generator) if kind == _PAIRS else self._units.examples()
+        )
 
     def _total(self, kind: str, state: Any, terms: Terms) -> np.ndarray:
         """Returns a statistic's sum over its terms, int64."""
@@ -292,7 +294,7 @@ class PrivateStatistics:
         for here in _chunks(terms):
             total = total + self._summed(kind, state, _part(terms, here), here)
         if kind == MEAN:
-            total = np.append(total, self._who.number * COUNTED)
+            total = np.append(total, self._units.number * COUNTED)
         return total
 
     def _summed(self, kind: str, state: Any, terms: Terms, here: slice) -> np.ndarray:
@@ -323,7 +325,7 @@ class PrivateStatistics:
             # Two rows may be 2 apart. They are shortened so that two contributions are
             # as far apart as `contribution_norm` states.
             most = round(PRODUCT_STEPS * contribution_norm(self.steps[-1]) ** 2)
-            number = len(self._who.sizes)
+            number = len(self._units.sizes)
             return sums_by_class(rows, owner, number, most, state.whitening, state.mean)
         center = state.mean if kind == _ALL else None
         return second_moment(rows, terms, state.whitening, center)

@@ -88,15 +88,15 @@ class Contributors:
             slots = None
         elif person is not None and couples:
             number = int(person.max(initial=-1)) + 1
-            slots = _enough("start.num_people", config.num_people, number, "people")
+            slots = _bound("start.num_people", config.num_people, number, "people")
         else:
             largest = int(sizes.max(initial=0))
             population = f"population of {data.level_names[-1]!r}"
-            slots = _enough(population, slots, largest, "examples in a class")
+            slots = _bound(population, slots, largest, "examples in a class")
         if neighboring_relation == "add_remove" and person is not None and not couples:
             largest = int(np.bincount(person).max(initial=0))
-            bound = _in_all(people, len(data.level_names))
-            most = _enough("people", bound, largest, "examples of a person")
+            bound = _total_bound(people, len(data.level_names))
+            most = _bound("people", bound, largest, "examples of a person")
         return cls(sizes, by_class, person, couples, slots, most)
 
     @property
@@ -158,7 +158,7 @@ def check_classes(data: ExampleTable, number: int, relation: str) -> None:
         )
 
 
-def _in_all(people: PersonBounds | None, levels: int) -> int:
+def _total_bound(people: PersonBounds | None, levels: int) -> int:
     """Returns the public bound on a person's examples over all classes."""
     given, needed = {} if people is None else people.numbers, BOUNDS[:levels]
     if levels > len(BOUNDS) or not set(needed) <= set(given):
@@ -170,7 +170,7 @@ def _in_all(people: PersonBounds | None, levels: int) -> int:
     )
 
 
-def _enough(name: str, given: int | None, number: int, what: str) -> int:
+def _bound(name: str, given: int | None, number: int, what: str) -> int:
     """Returns a public number, or raises if the data exceed it."""
     if given is None or _validation.whole_number(name, given) < number:
         raise ValueError(
@@ -223,16 +223,16 @@ def _pairs_of_couples(
     place, classes, person = place[kept], classes[kept], person[kept]
     order = np.lexsort((classes, person))  # to number a person's examples in a class
     turn = np.empty_like(order)
-    turn[order] = np.arange(len(order)) - _begins(person[order], classes[order])
+    turn[order] = np.arange(len(order)) - _starts(person[order], classes[order])
     order = np.lexsort((place, turn, classes, place // 2))
-    begins = _begins(*(codes[order] for codes in (place // 2, classes, turn)))
+    begins = _starts(*(codes[order] for codes in (place // 2, classes, turn)))
     first = np.flatnonzero(np.arange(len(order)) != begins) - 1  # both examples exist
     couple = place[order[first]] // 2
     rows = kept[order[first]], kept[order[first + 1]]
     return Terms(rows, np.bincount(couple)[couple], couple)
 
 
-def _begins(*codes: np.ndarray) -> np.ndarray:
+def _starts(*codes: np.ndarray) -> np.ndarray:
     """Returns, for each index, the start of its run of equal codes."""
     number = len(codes[0])
     is_new = np.arange(number) == 0

@@ -234,7 +234,7 @@ def kernels_with(*operations):
     params, clip = [np.zeros(8_000, np.float32)], np.float32(1.0)
     block = Rows([np.ones((2, 8_000), np.float32)], np.ones(2, np.float32))
     gradient = PrivateGradient(floors_loss)
-    totals = private_gradient._no_totals(params, True)
+    totals = private_gradient._zero_totals(params, True)
     text = gradient._add.lower(params, totals, block, clip).compile().as_text()
     parts = text.split("\n\n")
     return [[part for part in parts if f" {name}(" in part] for name in operations]

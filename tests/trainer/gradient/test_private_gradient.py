@@ -483,7 +483,7 @@ def test_noise_depends_on_no_parameter_and_no_data():
     gradient = Gradient(linear_loss)
     shapes = jax.ShapeDtypeStruct((3,), np.float32)
     for params in (jnp.zeros(3), jnp.full(3, np.nan), shapes):
-        noise = gradient.noise(params, KEY, 2.0).taken("gaussian", 2.0, [(3,)])
+        noise = gradient.noise(params, KEY, 2.0).use("gaussian", 2.0, [(3,)])
         np.testing.assert_array_equal(noise[0], 2.0 * generator(KEY).standard_normal(3))
 
 

@@ -47,7 +47,7 @@ def statistics(data, relation="zero_out", config=CONFIG, unit="example", **more)
 
 
 def summed(own, state):
-    return own._total("means", state, own._who.examples())
+    return own._total("means", state, own._units.examples())
 
 
 def test_the_sums_are_those_of_their_definition():

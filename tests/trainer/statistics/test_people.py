@@ -92,9 +92,9 @@ def sums(own, name):
     """Every sum of a statistic, by its bytes, and how many of the orders make it."""
     state = LEARNED["plda" if own._mixed is None else "mixed"]
     if name != "pairs":
-        total = own._total(name, state, own._who.examples())
+        total = own._total(name, state, own._units.examples())
         return {total.tobytes(): (total, 1)}
-    who, pairings = own._who, Counter()
+    who, pairings = own._units, Counter()
     if who.couples:
         orders = itertools.permutations(range(who.slots or who.number))
     else:

@@ -288,14 +288,14 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
     state = own.initial()._replace(mean=np.float32([0.1] * 5))
     for seed in range(5):
         both = own, fewer
-        one, other = (s._total("mean", state, s._who.examples()) for s in both)
+        one, other = (s._total("mean", state, s._units.examples()) for s in both)
         assert length(one - other) <= PRODUCT_STEPS**2
         within = [
             s._total("pairs", state, s._terms("pairs", np.random.default_rng(seed)))
             for s in both
         ]
         assert length(within[0] - within[1]) <= PRODUCT_STEPS**2
-        total = [s._total("all", state, s._who.examples()) for s in both]
+        total = [s._total("all", state, s._units.examples()) for s in both]
         moved = length(total[0] - total[1])
         assert PRODUCT_STEPS**2 / 4 < moved <= PRODUCT_STEPS**2
 
@@ -313,7 +313,7 @@ def test_a_replaced_unit_moves_a_sum_by_at_most_the_root_of_two(unit, kind):
 
     def total(features):
         own = statistics(ExampleTable(features, None, tree), unit=unit)
-        terms = own._who.examples()
+        terms = own._units.examples()
         if kind == "pairs":
             terms = Terms((np.array([0]), np.array([1])), np.ones(1, np.int64))
         return own._total(kind, state, terms)

@@ -16,8 +16,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 SMOOTHING = 16
-"""Variance in squared grid steps that discrete noise has in addition to the Gaussian's.
-"""
+"""Variance of discrete noise minus that of Gaussian noise, in squared grid steps."""
 
 LARGEST_VARIANCE = 2**112
 """Beyond this, samples could exceed 64 bits: ten deviations have probability 1e-22."""

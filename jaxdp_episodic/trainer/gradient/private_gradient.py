@@ -214,7 +214,13 @@ class PrivateGradient:
         if self._is_discrete:
             rows = [len(block.unit_mask) for block in blocks]
             discrete_noise.check_rows(rows, self._processes.count)
-        drawn = self._use(noise, multiplier, params)
+        drawn = None
+        if self._processes.is_first:
+            if not isinstance(noise, Noise):
+                raise TypeError(
+                    f"noise must be made by PrivateGradient.noise, got {type(noise)}"
+                )
+            drawn = noise.use(self._kind, multiplier, self._shapes(params))
         return self._noised(params, blocks, drawn, norm, divisor, self._bands)
 
     def trace(self, params: Any, block: Any) -> None:
@@ -278,18 +284,6 @@ class PrivateGradient:
             totals = self._add(params, totals, rows, clip)
         totals = self._processes.sum(totals)
         return jax.device_get(totals) if self._processes.is_first else totals
-
-    def _use(
-        self, noise: Noise | None, multiplier: float, params: Any
-    ) -> list[np.ndarray] | None:
-        """Returns the noise's arrays and marks it as used; first process only."""
-        if not self._processes.is_first:
-            return None
-        if not isinstance(noise, Noise):
-            raise TypeError(
-                f"noise must be made by PrivateGradient.noise, got {type(noise)}"
-            )
-        return noise.use(self._kind, multiplier, self._shapes(params))
 
     def _released(
         self,

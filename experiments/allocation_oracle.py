@@ -100,11 +100,11 @@ def row(number: int, seed: int) -> dict[str, Any] | None:
         neighboring_relation=relation,
     )
     begun = time.process_time()
-    asked: dict[str, Any] = {"num_steps": steps * epochs}
-    epsilon = float(f"{float(jde.epsilon(step, delta=delta, **asked)):.4g}")
+    question: dict[str, Any] = {"num_steps": steps * epochs}
+    epsilon = float(f"{float(jde.epsilon(step, delta=delta, **question)):.4g}")
     if epsilon <= 0:
         return None
-    found, info = jde.delta(step, epsilon=epsilon, return_info=True, **asked)
+    found, info = jde.delta(step, epsilon=epsilon, return_info=True, **question)
     spent = time.process_time() - begun
     true = true_delta(relation, steps, noise, epochs, epsilon)
     if true is None:
@@ -146,22 +146,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=int, default=90)
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     mpmath.mp.dps = 50
     signal.signal(signal.SIGALRM, _gave_up)
     rows: list[dict[str, Any]] = []
-    if asked.out.exists():
-        with asked.out.open(encoding="utf-8", newline="") as file:
+    if options.out.exists():
+        with options.out.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
     known = {int(one["number"]) for one in rows}
-    with asked.out.open("a", encoding="utf-8", newline="") as file:
+    with options.out.open("a", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not rows:
             writer.writeheader()
-        for number in sorted({*range(asked.first, asked.settings)} - known):
-            signal.alarm(asked.seconds)
+        for number in sorted({*range(options.first, options.settings)} - known):
+            signal.alarm(options.seconds)
             try:
-                found = row(number, asked.seed)
+                found = row(number, options.seed)
             except TimeoutError:
                 print(f"{number}: the oracle takes too long")
                 continue

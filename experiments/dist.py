@@ -57,16 +57,16 @@ IMPORTS = """
 import importlib, json, sys
 modules, installed = json.loads(sys.argv[1])
 for extra, (theirs, ours) in modules.items():
-    said = "imports"
+    text = "imports"
     try:
         if extra in installed:
             importlib.import_module(theirs)
         importlib.import_module(ours)
     except ImportError as error:
-        said = f"{type(error).__name__}: {error}"
-        assert extra not in installed, said
-        assert "pip install '.[" in said, said
-    print(f"    {extra:14} {said}")
+        text = f"{type(error).__name__}: {error}"
+        assert extra not in installed, text
+        assert "pip install '.[" in text, text
+    print(f"    {extra:14} {text}")
 """
 
 
@@ -124,13 +124,13 @@ def found(more: list[str]) -> Iterator[tuple[str, str]]:
     seen = set()
     for version in VERSIONS:
         for place in (*more, *on_path(version), *of_pyenv(version)):
-            said = subprocess.run(
+            text = subprocess.run(
                 [place, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            if said.stdout.strip() == version and version not in seen:
+            if text.stdout.strip() == version and version not in seen:
                 seen.add(version)
                 yield version, place
 
@@ -160,8 +160,8 @@ def attempt(
     run(*install, wheel)
     print(f"  epsilon {run(own, '-W', 'error', '-c', QUESTION, cwd=folder).strip()}")
     program = own.with_name("jaxdp-episodic")
-    said = run(program, "epsilon", config, cwd=folder).splitlines()[0]
-    print(f"  jaxdp-episodic epsilon {CONFIG}: {said}")
+    text = run(program, "epsilon", config, cwd=folder).splitlines()[0]
+    print(f"  jaxdp-episodic epsilon {CONFIG}: {text}")
     for installed in ([], extras):
         if installed:
             run(*install, f"{wheel}[{','.join(installed)}]")
@@ -177,8 +177,8 @@ def attempt_alone(python: str, wheel: Path, folder: Path) -> None:
     run(*install, "--no-deps", wheel)
     for packages in (["numpy", "scipy"], ["jax", "jaxlib"]):
         run(*install, "-c", ROOT / "constraints.txt", *packages)
-        said = run(own, "-W", "error", ALONE, cwd=folder).splitlines()[-1]
-        print(f"  accountant with {', '.join(packages)}: {said}", flush=True)
+        text = run(own, "-W", "error", ALONE, cwd=folder).splitlines()[-1]
+        print(f"  accountant with {', '.join(packages)}: {text}", flush=True)
 
 
 def environment(python: str, folder: Path) -> Path:
@@ -188,7 +188,7 @@ def environment(python: str, folder: Path) -> Path:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """What a command prints; stops with all it said if it fails."""
+    """What a command prints; prints all of it and stops if the command fails."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command],

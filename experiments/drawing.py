@@ -1,7 +1,7 @@
-"""What the pictures and tables of the scripts here have in common.
+"""Helpers for the pictures and tables of the scripts here.
 
-Curves differ by dashes and marker as well as by colour, so that they can be told apart
-in grey; colours are those of Okabe and Ito.
+Curves differ in dashes and markers as well as in colour (Okabe and Ito), so that they
+can be told apart in grey.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def new_figure(
 
     The other arguments are those of `matplotlib.pyplot.subplots`.
     """
-    # Here, so that the tables need no matplotlib.
+    # Imported here, so that tables need no matplotlib.
     import matplotlib
 
     matplotlib.use("Agg")
@@ -37,7 +37,7 @@ def new_figure(
 
 
 def draw_curve(axes: Any, x: Any, y: Any, look: Sequence[str], **style: Any) -> None:
-    """Draws a curve whose look is its colour, its dashes and its marker."""
+    """Draws a curve; ``look`` is its colour, dashes and marker."""
     color, line, marker = look
     style = {"markersize": 5.5, "markerfacecolor": "white", **style}
     axes.plot(x, y, color=color, linestyle=line or "none", marker=marker, **style)
@@ -51,10 +51,10 @@ def draw_runs(
     ends: str,
     **style: Any,
 ) -> None:
-    """Draws the means of repeated runs, each with a bar.
+    """Draws the means of repeated runs, each with an error bar.
 
-    ``ends`` says how far the bars go: "range" to the least and the largest run, "std"
-    one standard deviation to each side.
+    ``ends`` is "range" (from the smallest to the largest run) or "std" (one standard
+    deviation to each side).
     """
     color, line, marker = look
     values = [np.asarray(value) for value in runs.values()]
@@ -118,7 +118,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def rounded(values: Any, digits: int = 7) -> Any:
-    """Returns numbers, nested as they are, with so many digits."""
+    """Returns nested numbers, rounded to so many significant digits."""
     if isinstance(values, Mapping):
         return {key: rounded(value, digits) for key, value in values.items()}
     if np.ndim(values):

@@ -1,9 +1,9 @@
-"""Private few-shot learning on the glyphs: what each pipeline reaches at each epsilon.
+"""Private few-shot learning on the glyphs: the accuracy of pipelines at each epsilon.
 
-Results are in ``few_shot.csv``; see `study` for the command. Every run has fresh
-entropy, and its epsilon is computed again from its ledger. Scores are those of 600
-episodes; the settings were chosen on the validation classes. ``--only schools`` trains
-the mixed model of schools (extra ``[data]``), whose scores are RMSEs.
+Results are in ``few_shot.csv``; see `study` for the command. Every run has its own
+entropy, and its epsilon is computed from its ledger. Scores are from 600 episodes; the
+settings were chosen on the validation classes. ``--only schools`` trains the mixed
+model of schools (extra ``[data]``), with RMSEs as scores.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def part(name: str, **fields: Any) -> Change:
 
 
 def half_of_the_episodes(config: TrainingConfig) -> dict[str, Any]:
-    """Each episode of a partition with probability one half."""
+    """A change: each episode of a partition is sampled with probability one half."""
     episodes = Poisson("episode", sampling_probability=0.5)
     sampling = dataclasses.replace(config.step.sampling, episodes=episodes)
     return part("step", sampling=sampling)(config)
@@ -81,7 +81,7 @@ CHANGES: dict[str, Change] = {
 
 
 class FewShot(Study):
-    """Pipelines at each epsilon, and one part of P1 taken away at a time."""
+    """Pipelines at each epsilon, and P1 with one part removed or changed at a time."""
 
     name, repeats, rare = "few_shot", 5, (SCHOOLS,)
     keys = ("pipeline", "change", "protected", "relation", "epsilon")
@@ -160,7 +160,7 @@ class FewShot(Study):
                 if any(cells):
                     rows.append([label, f"{protected}, {relation}", *cells])
         head = ["pipeline", "protected", *(f"{e:g}" for e in EPSILONS), "no noise"]
-        names = {"": "all of P1", ADD: "`add_remove` in place of `zero_out`"}
+        names = {"": "all of P1", ADD: "`add_remove` instead of `zero_out`"}
         lines = []
         for change in ("", ADD, *CHANGES):
             run = (

@@ -84,10 +84,10 @@ def episode_costs(folder: Path) -> Table:
             ),
             noise_multiplier=noise,
         )
-        asked: Table = {"num_steps": steps, "delta": delta}
-        drawing = np.asarray(jde.epsilon(step, **asked))
+        question: Table = {"num_steps": steps, "delta": delta}
+        drawing = np.asarray(jde.epsilon(step, **question))
         whole = dataclasses.replace(step, privacy_unit="class")
-        character = np.asarray(jde.epsilon(whole, **asked))
+        character = np.asarray(jde.epsilon(whole, **question))
         target: Table = {"epsilon": targets, "delta": delta, "num_steps": run}
         needed = np.asarray(jde.calibrate_noise_multiplier(step, **target))
         style: Table = {"linewidth": 1.5}
@@ -158,7 +158,7 @@ def designs(folder: Path) -> Table:
     steps, delta = 300, 1e-5
     noises = np.round(np.geomspace(0.6, 5.0, 16), 6)
     tasks = classes // ways
-    coins: Table = {"sampling_probability": number / tasks}
+    rate: Table = {"sampling_probability": number / tasks}
     of_class = jde.WithoutReplacement("example", size=shots, population=each)
     of_task = jde.WithoutReplacement(
         "example", size=ways * shots, population=ways * each
@@ -168,17 +168,17 @@ def designs(folder: Path) -> Table:
     fixed = jde.WithoutReplacement("task", size=number, population=tasks)
     samplings = {
         "fixed tasks, Poisson": jde.MultistageSampling(
-            jde.Poisson("task", **coins), of_task
+            jde.Poisson("task", **rate), of_task
         ),
         "fresh episodes, Poisson": jde.GroupedClasses(
-            episodes=jde.Poisson("episode", **coins), **pool
+            episodes=jde.Poisson("episode", **rate), **pool
         ),
         "fixed tasks, without replacement": jde.MultistageSampling(fixed, of_task),
         "fresh episodes, without replacement": jde.GroupedClasses(
             episodes=jde.WithoutReplacement("episode", size=number), **pool
         ),
         "classes by Poisson, then grouped": jde.GroupedClasses(
-            classes=jde.Poisson("class", **coins), **pool
+            classes=jde.Poisson("class", **rate), **pool
         ),
         "independent episodes": jde.IndependentEpisodes(
             jde.MultistageSampling(one, of_class), num_episodes=number
@@ -349,18 +349,18 @@ def poisson_against_without_replacement(folder: Path) -> Table:
 
 
 def draws(folder: Path) -> Table:
-    """Which draw? Coins, fixed size, epochs in random bins, epochs shuffled.
+    """Compares Poisson sampling, sampling without replacement, and two kinds of epochs.
 
-    Every unit is used as often, in one of t steps on average. Epsilon of all four over
-    ten epochs, for examples that are clipped one by one and for a fifth of the examples
-    of an episode; how often a unit is seen; and how much batches vary in size.
+    Every unit is used in one of t steps on average. Shows epsilon of all four over ten
+    epochs, for examples that are clipped one by one and for a fifth of the examples of
+    an episode; how often a unit is seen; and how much batches vary in size.
     """
     noise, delta, epochs, size = 1.0, 1e-6, 10, 200
     lengths = np.array([5, 10, 20, 50, 100, 200, 500, 1_000])
-    coins, bins = "coins (Poisson)", "epochs, random bins (RandomAllocation)"
-    fixed = "fixed size (without replacement)"
+    poisson, bins = "Poisson sampling", "epochs, random bins (RandomAllocation)"
+    fixed = "sampling without replacement"
     schemes: dict[str, tuple[Callable[..., Any], tuple[str, str, str]]] = {
-        coins: (
+        poisson: (
             lambda name, t: jde.Poisson(name, sampling_probability=1 / t),
             (BLUE, "-", "o"),
         ),
@@ -414,7 +414,7 @@ def draws(folder: Path) -> Table:
     panels[0].set_ylabel(f"epsilon (nats), delta = {delta:g}, noise {noise:g}")
     panels[0].legend(frameon=False, fontsize=8.5, loc="lower left")
     seen = _binomial(100 * epochs, 0.01, 25)
-    panels[2].bar(np.arange(26), seen, color=BLUE, label="coins, fixed size")
+    panels[2].bar(np.arange(26), seen, color=BLUE, label="sampling")
     style: Table = {"facecolor": "none", "edgecolor": GREEN, "hatch": "//"}
     panels[2].bar([epochs], [1.0], width=0.5, label="epochs", **style)
     panels[2].set(
@@ -427,7 +427,7 @@ def draws(folder: Path) -> Table:
     means = {5: (ORANGE, "-"), 20: (GREEN, "--"), 200: (BLUE, "-.")}
     _batch_sizes(means, folder / "batch_sizes.png")
     one_epoch = {}
-    for name in (coins, bins):
+    for name in (poisson, bins):
         step = jde.GaussianStep(schemes[name][0]("example", 10), noise_multiplier=noise)
         other = dataclasses.replace(step, neighboring_relation="replace_one")
         epsilon = jde.epsilon(step, num_steps=10, delta=delta)
@@ -445,7 +445,7 @@ def draws(folder: Path) -> Table:
                 "mean": float(mean),
                 "one in a thousand is below": int(low),
                 "one in a thousand is above": int(high),
-                "chance of an empty batch": rounded(mass[0], 3),
+                "probability of an empty batch": rounded(mass[0], 3),
                 "rows of memory per unit": rounded(_rows(mean) / mean, 3),
             }
         )
@@ -459,15 +459,15 @@ def draws(folder: Path) -> Table:
         ),
         "one epoch of 10 steps": one_epoch,
         "share of units never seen in ten epochs of 100 steps": {
-            "coins, fixed size": rounded(seen[0], 3),
+            "sampling": rounded(seen[0], 3),
             "epochs": 0.0,
         },
-        "sizes of batches, coins and bins": sizes,
+        "sizes of batches, Poisson sampling and bins": sizes,
     }
 
 
 def _binomial(trials: int, rate: float, most: int) -> np.ndarray:
-    """Chances of 0 to ``most`` successes."""
+    """Probabilities of 0 to ``most`` successes."""
     number = np.arange(most + 1.0)
     return np.exp(log_binomial_mass(number, np.asarray(trials), np.asarray(rate)))
 
@@ -492,7 +492,7 @@ def _batch_sizes(means: dict[int, tuple[str, str]], path: Path) -> None:
     place: Table = {"xytext": (0.93, 5.6), "ha": "right", "va": "top", "fontsize": 9}
     sizes.annotate("fixed size,\nshuffled", (1.0, 5.6), **place)
     sizes.set(
-        title="Sizes of batches, by coins and in bins",
+        title="Sizes of batches, Poisson sampling and bins",
         xlabel="units in a batch, relative to the mean",
         ylabel="density",
         xlim=(0, 2.6),

@@ -250,8 +250,8 @@ def poisson_rdp(folder: Path) -> Table:
             scale = order * rate**2 * mechanism.rdp(2.0)
             row: Table = {"mechanism": name, "order": order}
             for bound in ("general", "tight", "lower"):
-                asked: Table = {"orders": order, "bound": bound, **sampled}
-                row[bound] = float(rdp_poisson_subsampled(mechanism, **asked) / scale)
+                options: Table = {"orders": order, "bound": bound, **sampled}
+                row[bound] = float(rdp_poisson_subsampled(mechanism, **options) / scale)
             growth.append(row)
     return {
         "about": f"epsilon at delta {delta:g}, sampling probability {rate:g}",
@@ -283,10 +283,10 @@ def shuffling(folder: Path) -> Table:
         "numerical, randomized response": (GREEN, "--", "^"),
         "lower bound for any randomizer": (BLACK, "-.", ""),
     }
-    eps0, asked = local[:, None, None], {"num_users": users, "delta": deltas[:, None]}
-    closed = shuffled_epsilon_closed_form(eps0, **asked)
+    eps0, options = local[:, None, None], {"num_users": users, "delta": deltas[:, None]}
+    closed = shuffled_epsilon_closed_form(eps0, **options)
     kinds = ("upper", "randomized_response", "lower")
-    others = (shuffled_epsilon(eps0, kind=kind, **asked) for kind in kinds)
+    others = (shuffled_epsilon(eps0, kind=kind, **options) for kind in kinds)
     found = dict(zip(looks, (closed, *others), strict=True))
     figure, panels = new_figure(2, size=(10.5, 4.6), sharey=True)
     for axes, i in zip(panels, (1, 3), strict=True):

@@ -51,8 +51,8 @@ class KindsOfData(Study):
             sizes = "/".join(
                 str(part.num_units["class"]) for part in self._last[1].parts.values()
             )
-            copies = f", {len(self._last[1].copies)} copies" * bool(
-                self._last[1].copies
+            copies = f", {len(self._last[1].duplicates)} copies" * bool(
+                self._last[1].duplicates
             )
             written.write_text(f"# {sizes} classes{copies}\n{text}", encoding="utf-8")
         text = written.read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxdp_episodic.bounds import shuffled_epsilon
 
-# Local epsilon above which shuffling is not asked for: its answers are all but true.
+# Local epsilon above which shuffling is left out: its answers are almost all true.
 LARGEST_LOCAL_EPSILON = 30.0
 # Halvings of the range of local epsilons, on a logarithmic scale.
 BISECTIONS = 18

@@ -3,7 +3,7 @@
 Results are in ``published.csv``; see `study` for the command.
 
 Xinyu Zhou and Raef Bassily, Task-level differentially private meta learning (NeurIPS
-2022), protect a task with its 10 examples. Generated anew here from their description:
+2022), protect a task with its 10 examples. Generated here from their description:
 a task's weights are normal around one of three means, its inputs uniform and scaled to
 norm 1; test tasks have 10 examples to learn from and 40 to be judged by. `PUBLISHED`
 has what their public notebook printed, epsilon as claimed there.

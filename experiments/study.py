@@ -1,13 +1,13 @@
-"""The runner of the accuracy studies: train what is missing, then table and picture.
+"""The runner of the accuracy studies: trains missing runs, writes tables and a picture.
 
-Each study is a script beside this one. Its runs are kept in a CSV file of its name,
-which gets a line as soon as a run is finished:
+Each study is a script beside this one. A CSV file of the same name keeps its runs, one
+line per finished run:
 
     python experiments/NAME.py [--repeats N] [--only WORD ...] [--quick] [--out FOLDER]
 
 trains each run until the file has it N times, then writes tables and a picture of all
-that is there into ``--out``. ``--repeats 0`` only writes these. ``--only`` takes the
-runs of which every word is a field, for example ``--only schools`` or ``--only P1 8``.
+finished runs into ``--out``. ``--repeats 0`` only writes these. ``--only`` selects the
+runs with all words among their fields, such as ``--only schools`` or ``--only P1 8``.
 ``--quick`` trains one short run, which is kept in ``--out``.
 """
 
@@ -34,17 +34,16 @@ from jaxdp_episodic.training import Evaluation, ProtoNet, TrainingConfig
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "configs"
 Run = tuple[Any, ...]
-# As far as rounding and the solver's stated error may lead ledger and run apart.
-SAME_EPSILON = 1e-6
+SAME_EPSILON = 1e-6  # relative: the solver's stated error, and rounding
 QUICK_STEPS = 3
 
 
 class Results:
-    """The runs that are finished, by the fields that tell them apart.
+    """The finished runs of a study.
 
     Args:
       path: of the CSV file.
-      keys: its first columns, which say what was trained; a number is a float.
+      keys: its first columns, which identify a run; a number is a float.
     """
 
     def __init__(self, path: Path, keys: Sequence[str]) -> None:
@@ -60,16 +59,16 @@ class Results:
         return [row for row in self.rows if tuple(row[k] for k in self._keys) == run]
 
     def column(self, name: str, run: Run) -> np.ndarray:
-        """Returns one column of them."""
+        """Returns one column of the finished runs of these settings."""
         return np.array([row[name] for row in self.of(run)])
 
     def along(self, name: str, runs: dict[float, Run]) -> dict[float, np.ndarray]:
-        """Returns a column at each place where there is a run."""
+        """Returns the column of each run that is finished."""
         found = {place: self.column(name, run) for place, run in runs.items()}
         return {place: values for place, values in found.items() if len(values)}
 
     def add(self, run: Run, values: dict[str, Any]) -> None:
-        """Adds a line, which is on the disk before this returns."""
+        """Adds a line; it is on the disk when this returns."""
         row = dict(zip(self._keys, run, strict=True)) | values
         is_new = not self._path.exists()
         with self._path.open("a", newline="", encoding="utf-8") as file:
@@ -99,12 +98,11 @@ class Study:
 
     Attributes:
       name: of the script, its results, tables and picture.
-      keys: columns that say what a run is.
-      repeats: of each run, unless the command line says otherwise.
-      rare: fields whose runs are trained only if ``--only`` names them.
+      keys: columns that identify a run.
+      repeats: of each run, unless the command line gives another number.
+      rare: runs with these fields are trained only if ``--only`` names them.
       out: folder of this call.
-      steps: gradient steps of every run; None: as the study has them.
-      options: of this call.
+      steps: gradient steps of every run; None: those of the study.
     """
 
     name: str
@@ -113,10 +111,9 @@ class Study:
     rare: tuple[str, ...] = ()
     out: Path
     steps: int | None = None
-    options: argparse.Namespace
 
     def runs(self) -> Iterable[Run]:
-        """Returns all runs, those that say most first."""
+        """Returns all runs, the most informative ones first."""
         raise NotImplementedError
 
     def train(self, run: Run, repeat: int) -> dict[str, Any]:
@@ -135,19 +132,15 @@ class Study:
         del run
         return repeats
 
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Adds options of the study's own, which are then in ``self.options``."""
-
     def main(self, doc: str | None) -> None:
-        """Trains what is missing, repeat by repeat; writes tables and picture."""
+        """Trains missing runs, repeat by repeat; writes tables and picture."""
         parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
         default = Path("results") / self.name
         parser.add_argument("--out", type=Path, default=default)
         parser.add_argument("--repeats", type=int, default=self.repeats)
         parser.add_argument("--only", nargs="+", default=[], metavar="WORD")
         parser.add_argument("--quick", action="store_true", help="one short run")
-        self.add_options(parser)
-        self.options = options = parser.parse_args()
+        options = parser.parse_args()
         use_all_cores()
         keep_compiled_kernels()
         self.out = options.out.resolve()
@@ -180,10 +173,9 @@ def trained(
 ) -> tuple[dict[str, float], Any, float]:
     """Trains a config in the folder ``place``, which is removed.
 
-    Its epsilon is computed again from its ledger, and compared with that of the run.
-
-    With ``projects`` statistics that a run begins with change its features. Returns the
-    score of each split, the trainer, and epsilon (inf without noise).
+    Epsilon is computed from the ledger and compared with that of the run. With
+    ``projects`` the statistics of ``start`` change the features. Returns the score of
+    each split, the trainer, and epsilon (inf without noise).
     """
     shutil.rmtree(place, ignore_errors=True)
     trainer, evaluations, _ = assembled(config, tables)
@@ -204,7 +196,7 @@ def trained(
 
 
 def untrained(tables: Tables, split: str, ways: int = 5) -> float:
-    """Returns what the features tell apart by themselves, nothing learned."""
+    """Returns the accuracy of the features without training."""
     learner = ProtoNet(lambda _, inputs: inputs, ways=ways, distance="cosine")
     return Evaluation(tables.load(split), ways=ways, shots=1, queries=5)(
         learner, {}
@@ -217,7 +209,7 @@ def cpu_seconds(begun: float) -> dict[str, float]:
 
 
 def shown(values: Any, digits: int = 4, *, ends: str = "std") -> str:
-    """Returns the mean, with the spread of the runs, and how many they are."""
+    """Returns the mean, the spread and the number of the runs, as text."""
     if not len(values):
         return ""
     mean = f"{np.mean(values):.{digits}f}"

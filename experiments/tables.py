@@ -117,9 +117,9 @@ def people() -> None:
     one = 8.0 / 964
     delta = DELTA * math.expm1(one) / math.expm1(8.0)
     targets["964 drawings by group privacy"] = steps["one drawing"], one, delta
-    for name, (asked, epsilon, small) in targets.items():
+    for name, (design, epsilon, small) in targets.items():
         target: Any = {"epsilon": epsilon, "delta": small, "num_steps": 300}
-        noise = jde.calibrate_noise_multiplier(asked, **target)
+        noise = jde.calibrate_noise_multiplier(design, **target)
         print(f"{name:42} {noise:10.6f}", flush=True)
 
 

@@ -6,16 +6,16 @@
 or, in any environment with the library (a peer that is missing is named and skipped),
 ``python experiments/benchmarks/accountant.py [--quick] [--only PART ...]``.
 
-What is compared: epsilon by Rényi-DP of a Poisson-sampled Gaussian mechanism, and the
-noise for a target epsilon. Ours is one call for a whole grid on all cores, theirs a
-loop on one core, which is what they offer. The peers get a sample of the grid, drawn at
-random in each of its cells, and times are compared by the setting.
+It compares epsilon by Rényi DP of a Poisson-sampled Gaussian mechanism, and the noise
+for a target epsilon. This library answers a whole grid in one call on all cores; the
+peers run a loop on one core, which is what they offer, over a sample of the grid with
+one random setting in each cell. Times are per setting.
 
-``batch``, ``exact`` and ``memory`` are of exact and certified epsilons: `RANGES`,
-log-uniform, of which those settings are kept whose epsilon by Rényi-DP is in
-`EPSILONS`: outside of that nobody trains, and the peers' memory is not bounded. Each
-kind of step is one call. The peers' answers are bounds or estimates by design; ours are
-checked against our certified intervals.
+``batch``, ``exact`` and ``memory`` measure exact and certified epsilons at log-uniform
+settings in `RANGES`. Settings with an epsilon by Rényi DP outside of `EPSILONS` are
+left out, as they are unusual and the peers need unbounded memory for them. Each kind of
+step is one call. The peers' answers are bounds or estimates by design; ours are checked
+against our certified intervals.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def sampled_gaussian(rate: Any, noise: Any) -> jde.GaussianStep:
 
 def epsilon(step: jde.GaussianStep, num_steps: Any = NUM_STEPS) -> np.ndarray:
     """Epsilon by Rényi-DP."""
-    asked: dict[str, Any] = {"num_steps": num_steps, "delta": DELTA, "method": "rdp"}
-    return np.asarray(jde.epsilon(step, **asked))
+    question: dict[str, Any] = {"num_steps": num_steps, "delta": DELTA, "method": "rdp"}
+    return np.asarray(jde.epsilon(step, **question))
 
 
 def grid(sizes: Sizes) -> Rows:
@@ -119,10 +119,12 @@ def calibration(sizes: Sizes) -> Rows:
     )
     rate, target, count = (field.ravel() for field in fields)
     step = sampled_gaussian(rate, 1.0)  # whose noise is ignored
-    asked: dict[str, Any] = {"epsilon": target, "delta": DELTA, "num_steps": count}
+    question: dict[str, Any] = {"epsilon": target, "delta": DELTA, "num_steps": count}
 
     def calibrated() -> np.ndarray:
-        return np.asarray(jde.calibrate_noise_multiplier(step, method="rdp", **asked))
+        return np.asarray(
+            jde.calibrate_noise_multiplier(step, method="rdp", **question)
+        )
 
     own, noise = timed(calibrated, sizes.repeats)
     generator = np.random.default_rng(SEED)
@@ -139,11 +141,13 @@ def one_by_one(sizes: Sizes) -> Rows:
     settings = np.exp(generator.uniform(*ends.T, size=(sizes.calls, 2))).tolist()
     rows: Rows = []
     for method in ("rdp", "exact"):
-        asked: dict[str, Any] = {"num_steps": NUM_STEPS, "delta": DELTA}
+        question: dict[str, Any] = {"num_steps": NUM_STEPS, "delta": DELTA}
 
-        def all_of_them(asked: dict[str, Any] = asked | {"method": method}) -> Any:
+        def all_of_them(
+            question: dict[str, Any] = question | {"method": method},
+        ) -> Any:
             steps = (sampled_gaussian(*setting) for setting in settings)
-            return np.array([jde.epsilon(step, **asked) for step in steps])
+            return np.array([jde.epsilon(step, **question) for step in steps])
 
         rows.append({"system": method, **timed(all_of_them, sizes.repeats)[0]})
     return rows
@@ -159,14 +163,14 @@ def draw(kind: str, size: int) -> np.ndarray:
         fields = np.exp(generator.uniform(*ends.T[..., None], size=(4, 256)))
         fields[2] = np.rint(fields[2])
         fields = np.vstack([fields, generator.integers(2, 6, 256)])
-        step, asked = described(kind, fields)
-        bound = jde.epsilon(step, method="rdp", **asked)
+        step, question = described(kind, fields)
+        bound = jde.epsilon(step, method="rdp", **question)
         parts.append(fields[:, (bound > EPSILONS[0]) & (bound < EPSILONS[1])])
     return np.concatenate(parts, axis=1)[:, :size]
 
 
 def described(kind: str, fields: np.ndarray) -> tuple[jde.GaussianStep, dict[str, Any]]:
-    """Returns settings of one kind of step: the step, and what is asked."""
+    """Returns the step for settings of one kind, and the question about it."""
     rate, noise, steps, delta, episodes = fields
     design: Any = jde.Poisson("example", sampling_probability=rate)
     options: dict[str, Any] = {}
@@ -193,11 +197,13 @@ def batch(sizes: Sizes) -> Rows:
     """Batches by the exact accountant on JAX, kind by kind."""
     rows: Rows = []
     for kind in KINDS:
-        step, asked = described(kind, draw(kind, sizes.batch))
+        step, question = described(kind, draw(kind, sizes.batch))
         # By itself "auto" leaves to NumPy what is not worth compiling for one call.
-        asked["engine"] = "jax"
-        row, epsilon = timed(lambda s=step, a=asked: jde.epsilon(s, **a), sizes.repeats)
-        _, info = jde.epsilon(step, return_info=True, **asked)
+        question["engine"] = "jax"
+        row, epsilon = timed(
+            lambda s=step, a=question: jde.epsilon(s, **a), sizes.repeats
+        )
+        _, info = jde.epsilon(step, return_info=True, **question)
         stated = spread(info.error / epsilon)
         certified = int(np.sum(info.is_certified_bound))
         more = {"stated relative error": stated, "certified only": certified}
@@ -208,10 +214,10 @@ def batch(sizes: Sizes) -> Rows:
 def exact(sizes: Sizes) -> Rows:
     """Exact and certified on the peers' settings, and the peers."""
     fields = draw("sampled", sizes.exact_peers)
-    step, asked = described("sampled", fields)
-    exact, epsilon = timed(lambda: jde.epsilon(step, **asked), sizes.repeats)
+    step, question = described("sampled", fields)
+    exact, epsilon = timed(lambda: jde.epsilon(step, **question), sizes.repeats)
     certified, (lower, upper) = timed(
-        lambda: np.stack(jde.epsilon_interval(step, **asked)), sizes.repeats
+        lambda: np.stack(jde.epsilon_interval(step, **question)), sizes.repeats
     )
     outside = int(
         ((epsilon < lower * (1 - 1e-9)) | (epsilon > upper * (1 + 1e-9))).sum()
@@ -235,8 +241,8 @@ def memory(sizes: Sizes) -> Rows:
     """One call over many sampled Gaussians, the smallest batch first."""
     rows: Rows = []
     for size in sizes.memory:
-        step, asked = described("sampled", draw("sampled", size))
-        row, _ = timed(lambda s=step, a=asked: jde.epsilon(s, **a), 0)
+        step, question = described("sampled", draw("sampled", size))
+        row, _ = timed(lambda s=step, a=question: jde.epsilon(s, **a), 0)
         rows.append({"system": "exact", **row, "peak MiB": peak_mib()})
     return rows
 

@@ -81,10 +81,10 @@ def tests(sizes: Sizes) -> Rows:
         capture_output=True,
         text=True,
     )
-    said = process.stdout.strip().splitlines()[-60:]
+    lines = process.stdout.strip().splitlines()[-60:]
     if process.returncode:
-        print("\n".join([*said, process.stderr[-1000:]]), flush=True)
-    return [{"tests": said[-1], "failed": bool(process.returncode)}]
+        print("\n".join([*lines, process.stderr[-1000:]]), flush=True)
+    return [{"tests": lines[-1], "failed": bool(process.returncode)}]
 
 
 def sweeps(sizes: Sizes) -> Rows:
@@ -106,9 +106,9 @@ def one_call(sizes: Sizes) -> Rows:
         rate = np.geomspace(0.01, 1.0, side)[:, None]
         draw = jde.Poisson("example", sampling_probability=rate)
         step = jde.GaussianStep(draw, noise_multiplier=np.geomspace(0.7, 6.0, side))
-        asked: dict[str, Any] = {"num_steps": 1_000, "delta": 1e-5, "engine": "jax"}
-        asked["method"] = method
-        row, _ = timed(lambda s=step, a=asked: jde.epsilon(s, **a), 3)
+        question: dict[str, Any] = {"num_steps": 1_000, "delta": 1e-5, "engine": "jax"}
+        question["method"] = method
+        row, _ = timed(lambda s=step, a=question: jde.epsilon(s, **a), 3)
         rows.append({"method": method, **row, "a second": 1e3 / row["ms each"]})
     return rows
 

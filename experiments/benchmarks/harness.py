@@ -1,9 +1,9 @@
-"""What the benchmarks have in common: processes, clocks, and what is shown.
+"""Helpers for the benchmarks: processes, clocks and tables.
 
-A benchmark is a list of parts. Each part runs in a process of its own and returns rows
-of numbers, which are printed as a table and kept in ``results.json``. Nothing fails for
-being slow: the numbers are for a reader, and times mean something only on an idle
-machine, so the load stands beside them.
+A benchmark is a list of parts. Each part runs in its own process and returns rows of
+numbers, which are printed as a table and written to ``results.json``. No benchmark
+fails because it is slow. Times are meaningful only on an idle machine, so the load is
+recorded with them.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def run_parts(
 def in_fresh_process(
     measure: Callable[..., Any], *arguments: Any, on_cpu: bool = True
 ) -> Any:
-    """Runs a part by itself: its memory is its own and nothing is compiled before."""
+    """Runs a part in a new process, so that memory and compiling are its own."""
     with mock.patch.dict(os.environ):
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
         if on_cpu:
@@ -133,7 +133,7 @@ def peak_mib() -> float | None:
 
 
 class Cost(NamedTuple):
-    """What a process took, and what it printed."""
+    """The cost of a process, and its output."""
 
     wall: float
     cpu: float

@@ -39,8 +39,8 @@ def opacus_rdp() -> Call:
     orders = RDPAccountant.DEFAULT_ALPHAS
 
     def epsilon(rate: float, noise: float, num_steps: int) -> float:
-        asked: dict[str, Any] = {"noise_multiplier": noise, "steps": num_steps}
-        curve = rdp.compute_rdp(q=rate, orders=orders, **asked)
+        question: dict[str, Any] = {"noise_multiplier": noise, "steps": num_steps}
+        curve = rdp.compute_rdp(q=rate, orders=orders, **question)
         return float(rdp.get_privacy_spent(orders=orders, rdp=curve, delta=DELTA)[0])
 
     return epsilon

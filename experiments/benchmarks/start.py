@@ -38,14 +38,14 @@ DESIGNS = {
 OURS = """
 import jaxdp_episodic as jde
 step = jde.GaussianStep({design}, noise_multiplier=2.0)
-asked = dict(num_steps=300, delta=1e-5)
+run = dict(num_steps=300, delta=1e-5)
 {question}
 """
 SAMPLED = {
-    "pld epsilon": 'jde.epsilon(step, method="pld", **asked)',
-    "rdp epsilon": 'jde.epsilon(step, method="rdp", **asked)',
-    "privacy_report": "jde.privacy_report(step, **asked)",
-    "epsilon_interval": "jde.epsilon_interval(step, **asked)",
+    "pld epsilon": 'jde.epsilon(step, method="pld", **run)',
+    "rdp epsilon": 'jde.epsilon(step, method="rdp", **run)',
+    "privacy_report": "jde.privacy_report(step, **run)",
+    "epsilon_interval": "jde.epsilon_interval(step, **run)",
 }
 WARM = """
 import time
@@ -53,7 +53,7 @@ for method in ("exact", "pld", "rdp"):
     times = []
     for _ in range(51):
         start = time.perf_counter()
-        jde.epsilon(step, method=method, **asked)
+        jde.epsilon(step, method=method, **run)
         times.append(time.perf_counter() - start)
     print(f"{method} {1e3 * sorted(times)[25]:.1f} ms", end="  ")
 print()
@@ -89,7 +89,7 @@ def rows(slow: bool) -> dict[str, list[str]]:
     """Returns the commands by name."""
     codes = {}
     for name, design in DESIGNS.items():
-        question = "jde.epsilon(step, **asked)"
+        question = "jde.epsilon(step, **run)"
         codes[f"exact epsilon, {name}"] = OURS.format(design=design, question=question)
     for name, question in SAMPLED.items():
         design = DESIGNS["sampled Gaussian"]

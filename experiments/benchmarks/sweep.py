@@ -4,7 +4,7 @@
 
 Each sweep is the command ``jaxdp-episodic sweep`` in a process of its own, with nothing
 compiled before, its picture included. Settings are those of grouped classes (the design
-of ``configs/sweep_episodes.toml``), and of examples drawn by coins: numbers of steps,
+of ``configs/sweep_episodes.toml``), and of Poisson-sampled examples: numbers of steps,
 noise multipliers and rates. ``one_call`` asks the same settings in one call of
 `jaxdp_episodic.epsilon`, with which the sweeps are compared. ``menus`` is a batch of
 adaptive runs, four noises and a budget of 1,000 each, both ends of the worst strategy's
@@ -49,7 +49,7 @@ geomspace = [0.01, 1.0, {rates}]
 
 
 class Design(NamedTuple):
-    """Sampling in a description, and which of its units is drawn by coins."""
+    """Sampling in a description, and which of its units is Poisson sampled."""
 
     sampling: str
     drawn: str
@@ -106,9 +106,9 @@ def sweep(method: str, grid: Grid, design: Design = GROUPED) -> dict[str, Any]:
         out = Path(folder) / "out"
         command = [sys.executable, "-m", "jaxdp_episodic", "sweep", file, "--out", out]
         cost = cost_of(command)
-    said = re.search(r"^evaluated +([\d,]+) in ([\d.,]+) s", cost.output, re.M)
-    assert said is not None, cost.output
-    settings, seconds = (float(text.replace(",", "")) for text in said.groups())
+    found = re.search(r"^evaluated +([\d,]+) in ([\d.,]+) s", cost.output, re.M)
+    assert found is not None, cost.output
+    settings, seconds = (float(text.replace(",", "")) for text in found.groups())
     return {
         "sweep": f"{method}, {design.drawn}s",
         "settings": int(settings),
@@ -146,9 +146,9 @@ def one_call(sizes: Sizes) -> Rows:
             examples=jde.WithoutReplacement("example", size=4, population=20),
         )
         step = jde.GaussianStep(design, noise_multiplier=noise)
-        asked: dict[str, Any] = {"num_steps": np.rint(steps), "delta": 1e-5}
-        asked["method"] = method
-        row, _ = timed(lambda s=step, a=asked: jde.epsilon(s, **a), 2)
+        question: dict[str, Any] = {"num_steps": np.rint(steps), "delta": 1e-5}
+        question["method"] = method
+        row, _ = timed(lambda s=step, a=question: jde.epsilon(s, **a), 2)
         rows.append({"one call": method, **row, "a second": 1e3 / row["ms each"]})
     return rows
 

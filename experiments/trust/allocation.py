@@ -43,7 +43,7 @@ class Case(NamedTuple):
       noise: multiplier.
       rate: at which the protected unit is drawn into what is allocated.
       num_steps: of the run.
-      epsilons: at which delta is asked for.
+      epsilons: at which delta is computed.
     """
 
     relation: str
@@ -56,15 +56,15 @@ class Case(NamedTuple):
     def step(self, factor: float = 1.0) -> jde.GaussianStep:
         """The step as it is accounted, with so many times the noise."""
         bins: Any = jde.RandomAllocation("task", steps_per_epoch=self.steps)
-        asked: dict[str, Any] = {"noise_multiplier": factor * self.noise}
-        asked["neighboring_relation"] = self.relation
+        fields: dict[str, Any] = {"noise_multiplier": factor * self.noise}
+        fields["neighboring_relation"] = self.relation
         if self.rate == 1:
-            return jde.GaussianStep(bins, **asked)
+            return jde.GaussianStep(bins, **fields)
         drawn = round(100 * self.rate)
         below = jde.WithoutReplacement("example", size=drawn, population=100)
         levels = jde.MultistageSampling(bins, below)
-        asked |= {"clip_unit": "task", "privacy_unit": "example"}
-        return jde.GaussianStep(levels, **asked)
+        fields |= {"clip_unit": "task", "privacy_unit": "example"}
+        return jde.GaussianStep(levels, **fields)
 
     @property
     def epochs(self) -> list[int]:
@@ -147,11 +147,11 @@ def simulated(case: Case, draws: int, seed: int) -> tuple[np.ndarray, np.ndarray
 def claims(case: Case, factor: float = 1.0) -> np.ndarray:
     """Ends of delta, (2, epsilons): where it is exact the same, else certified."""
     step = case.step(factor)
-    asked: dict[str, Any] = {"epsilon": list(case.epsilons)}
-    asked["num_steps"] = case.num_steps
-    larger, info = jde.delta(step, return_info=True, **asked)
+    question: dict[str, Any] = {"epsilon": list(case.epsilons)}
+    question["num_steps"] = case.num_steps
+    larger, info = jde.delta(step, return_info=True, **question)
     if np.any(info.is_certified_bound):
-        return np.asarray(jde.delta_interval(step, **asked))
+        return np.asarray(jde.delta_interval(step, **question))
     return np.stack([larger, larger])
 
 
@@ -193,13 +193,13 @@ def main() -> int:
     parser.add_argument("--draws", type=float, default=1e8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
-    asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    path = asked.out / "allocation.json"
-    about = {"version": 1, **provenance(), "draws": int(asked.draws)}
-    about["seed"] = asked.seed
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "allocation.json"
+    about = {"version": 1, **provenance(), "draws": int(options.draws)}
+    about["seed"] = options.seed
     found: list[dict[str, Any]] = []
-    if asked.resume and path.exists():
+    if options.resume and path.exists():
         old = json.loads(path.read_text(encoding="utf-8"))
         if {**old, "date": ""} != {**about, "date": "", "rows": old["rows"]}:
             parser.error(f"{path} was made otherwise")
@@ -208,7 +208,7 @@ def main() -> int:
     for case in CASES:
         if tuple(getattr(case, name) for name in NAMES) in known:
             continue
-        for row in rows(case, int(asked.draws), asked.seed):
+        for row in rows(case, int(options.draws), options.seed):
             found.append(row)
             print(
                 f"{case.relation} t={case.steps} noise {case.noise:g} r={case.rate:g} "

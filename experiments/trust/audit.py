@@ -156,24 +156,24 @@ def falls_short(row: AuditRow) -> bool:
 
 
 def main() -> int:
-    """Audits everything that is asked for; returns the exit code."""
+    """Runs the chosen audits; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--draws", type=float, default=1e5)
     parser.add_argument("--step-draws", type=float, default=5_000)
     parser.add_argument("--only", default="")
-    asked = parser.parse_args()
-    steps, number = int(asked.step_draws), int(asked.draws)
+    options = parser.parse_args()
+    steps, number = int(options.step_draws), int(options.draws)
     draws = {"games": number, "steps of the trainer": steps}
     audits = game_audits(number) | training_audits(steps)
-    asked.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[AuditRow]] = {}
     seconds: dict[str, float] = {}
-    for name in (name for name in audits if asked.only in name):
+    for name in (name for name in audits if options.only in name):
         begun = time.perf_counter()
         found[name] = audits[name]()
         seconds[name] = time.perf_counter() - begun
-        write(asked.out, found, seconds, draws)
+        write(options.out, found, seconds, draws)
         for row in found[name]:
             print(
                 f"{row.name}: {row.attacker}: {row.audited:.4f} of "

@@ -1,4 +1,4 @@
-"""Fuzzes every reader of files and descriptions, and says what became of each case.
+"""Fuzzes every reader of files and descriptions, and reports the cases that fail.
 
 ``python experiments/trust/fuzz.py --cases 100000 --out DIR`` writes ``fuzz.json``.
 Cases are drawn by Hypothesis, the same in every run. A case may be

@@ -129,8 +129,8 @@ def waited(processes: list[subprocess.Popen[str]], seconds: float) -> list[int |
     return codes
 
 
-def said(folder: Path, index: int) -> str:
-    """Returns what a process said on standard error."""
+def stderr_of(folder: Path, index: int) -> str:
+    """Returns what a process wrote to standard error."""
     return (folder.parent / f"{SCRATCH}{index}" / "stderr").read_text()
 
 
@@ -168,7 +168,7 @@ def kill_one(
     if codes[victim] != -signal.SIGKILL:
         wrong.append(f"process {victim} had ended before it was killed ({codes})")
     for index, code in enumerate(codes):
-        text = said(folder, index)
+        text = stderr_of(folder, index)
         if index == victim:
             continue
         if code is None:
@@ -179,7 +179,7 @@ def kill_one(
         files = [p.name for p in (folder.parent / f"{SCRATCH}{index}").iterdir()]
         if files != ["stderr"]:
             wrong.append(f"process {index} wrote {files}")
-    ours = sum("RunEndedError: " in said(folder, i) for i in range(number))
+    ours = sum("RunEndedError: " in stderr_of(folder, i) for i in range(number))
     found = {
         **kill._asdict(),
         "processes": number,
@@ -197,7 +197,7 @@ def rig(kills: int, scratch: Path, out: Path, *, seed: int, kind: str) -> Summar
     whole = scratch / "whole"
     (undisturbed,) = started(whole, 1, False, kind not in alone.UNSEEDED, kind)
     if undisturbed.wait() != 0:
-        raise RuntimeError(said(whole, 0))
+        raise RuntimeError(stderr_of(whole, 0))
     while len(summary.kills) < kills and not summary.violations:
         folder = scratch / "run"
         number, resume = chance.choice(SIZES[1:]), False
@@ -217,7 +217,8 @@ def rig(kills: int, scratch: Path, out: Path, *, seed: int, kind: str) -> Summar
         codes = waited(started(folder, number, resume, is_seeded, kind), 900.0)
         if any(codes):
             summary.violations.append(
-                f"{number} processes that resumed failed ({codes}): {said(folder, 0)}"
+                f"{number} processes that resumed failed ({codes}): "
+                f"{stderr_of(folder, 0)}"
             )
         else:
             like = whole if is_seeded else None

@@ -1,13 +1,13 @@
-"""Plants every classic fault in the library's own code; says which check noticed.
+"""Plants every classic fault in the library's own code; reports which check notices.
 
 ``python experiments/trust/mutations.py --out results/mutations`` runs each check twice,
 on the code as it is and with the fault planted, and writes ``mutations.json`` after
 every fault. A fault counts as caught only if the same check finds nothing without it.
 The exit code is 1 if one was not caught.
 
-``--quick`` takes as little effort as the tests do; ``--only`` takes the faults whose
-name contains one of some words, and ``--add`` keeps what the folder says of others, by
-the same effort. The faults are in ``tests/mutation/faults.py``.
+``--quick`` uses as little effort as the tests do. ``--only`` selects faults by words in
+their names, and ``--add`` keeps the folder's results for the others if their effort was
+the same. The faults are in ``tests/mutation/faults.py``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def found(fault: Fault, effort: Effort, known: dict[Check, Verdict]) -> dict[str
 
 
 def kept_rows(path: Path, effort: Effort) -> list[dict[str, Any]]:
-    """Returns what a file says of faults that are planted still, each with its date."""
+    """Returns a file's results for faults that still exist, each with its date."""
     old = json.loads(path.read_text(encoding="utf-8"))
     if old["effort"] != effort._asdict():
         raise SystemExit(f"{path} was made with another effort, {old['effort']}")

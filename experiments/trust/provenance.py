@@ -1,4 +1,4 @@
-"""When and on what something was measured, and with which versions."""
+"""The date, machine and versions of a measurement."""
 
 from __future__ import annotations
 

@@ -32,11 +32,8 @@ def at(**events: Sequence[int]) -> Callable[[int, np.ndarray], np.ndarray]:
     """Restarts before these rows, and gives these rows up."""
 
     def crash(t: int, y: np.ndarray) -> np.ndarray:
-        restarts, given_up = (
-            t in events.get("restarts", ()),
-            t in events.get("lost", ()),
-        )
-        return np.full(len(y), GIVES_UP if given_up else RESTARTS if restarts else 0)
+        event = RESTARTS if t in events.get("restarts", ()) else GOES_ON
+        return np.full(len(y), GIVES_UP if t in events.get("lost", ()) else event)
 
     return crash
 
@@ -107,7 +104,8 @@ def allocated(
     for name, group in units.items():
         steps = [t for t, of in enumerate(groups) if of == group]
         number = 1 if again else math.ceil(len(steps) / epoch)
-        choices.append([(name, steps, c) for c in _bins(number, epoch)])
+        bins = itertools.product(range(epoch), repeat=number)
+        choices.append([(name, steps, chosen) for chosen in bins])
     runs: Runs = {}
     for chosen in itertools.product(*choices):
         drawn: list[list[str]] = [[] for _ in groups]
@@ -119,10 +117,6 @@ def allocated(
         share = math.prod(1 / len(c) for c in choices)
         runs[path] = runs.get(path, 0.0) + share
     return runs
-
-
-def _bins(number: int, epoch: int) -> list[tuple[int, ...]]:
-    return list(itertools.product(range(epoch), repeat=number))
 
 
 # --- Releases ---

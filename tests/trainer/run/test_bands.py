@@ -20,7 +20,7 @@ from jaxdp_episodic.trainer.draw.tree_draw import random_places
 from jaxdp_episodic.trainer.gradient.bands import BandMemory
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.optimizers import noise_corrected_adam
-from jaxdp_episodic.trainer.run import run_files
+from jaxdp_episodic.trainer.run import assemble, run_files
 from jaxdp_episodic.trainer.run.assemble import plan
 from jaxdp_episodic.trainer.run.checks import sampler_of
 from jaxdp_episodic.trainer.run.ledger import Ledger
@@ -60,6 +60,18 @@ CORRECTED = noise_corrected_adam(0.05, floor=0.1)
 def a_run(step=BANDED, **changes):
     changes = {"seed": None, "optimizer": CORRECTED, **changes}
     return plain_trainer(step=step, num_steps=STEPS, **changes)
+
+
+def train_until(step, run, folder, **options):
+    """Trains a run, and interrupts it after a step."""
+
+    def stop(progress):
+        if progress.step >= step:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        run.train(folder, on_step=stop, **options)
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -299,15 +311,8 @@ def test_the_witness_finds_what_is_at_rest(tmp_path, monkeypatch):
 @pytest.mark.parametrize("clipping", [None, ClippingConfig(count_noise=5.0)])
 def test_resuming_takes_what_was_released(tmp_path, noise, clipping):
     """The decoded sum, with the deviation of its noise: nobody's data are needed."""
-
-    def stop(progress):
-        if progress.step == 5:
-            raise RuntimeError("killed")
-
     settings = {"noise": noise, "clipping": clipping}
-    first = a_run(**settings)
-    with pytest.raises(RuntimeError, match="killed"):
-        first.train(tmp_path, on_step=stop, checkpoint_every=100)
+    first = train_until(5, a_run(**settings), tmp_path, checkpoint_every=100)
     run = a_run(**settings)
     assert run.resume(tmp_path) == 5
     assert_same(run, first)
@@ -319,11 +324,7 @@ def test_resuming_takes_what_was_released(tmp_path, noise, clipping):
 
 
 def test_a_seeded_run_that_is_resumed_says_that_it_is_another(tmp_path):
-    def stop(progress):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        a_run(seed=1).train(tmp_path, on_step=stop)
+    train_until(1, a_run(seed=1), tmp_path)
     run = a_run(seed=1)
     with pytest.warns(UserWarning, match="differs from an uninterrupted run"):
         run.resume(tmp_path)
@@ -347,13 +348,7 @@ def test_other_bands_do_not_go_on(finished, change, message):
 
 def test_groups_that_are_gone_do_not_go_on(tmp_path):
     """Dealt anew, somebody would be in two steps of a row."""
-
-    def stop(progress):
-        if progress.step == 3:
-            raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        a_run().train(tmp_path, on_step=stop)
+    train_until(3, a_run(), tmp_path)
     query = "FROM arrays WHERE kind = 'groups'"
     with contextlib.closing(sqlite3.connect(tmp_path / run_files.STORE)) as file:
         assert len(file.execute(f"SELECT 1 {query}").fetchall()) == 2
@@ -391,12 +386,7 @@ def test_a_run_that_another_trainer_took_up_does_not_go_on(tmp_path, step):
     first.close()
     other = a_run(step)
     other.resume(tmp_path)
-
-    def stop(progress):
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        other.train(tmp_path, on_step=stop)
+    train_until(5, other, tmp_path)
     with pytest.raises(FileExistsError, match="5 steps are charged .* at step 4"):
         first.step()
 
@@ -574,6 +564,21 @@ def test_auto_takes_what_the_chooser_takes(tmp_path):
         plan(config, data)
     with pytest.raises(ValueError, match="noise.bands='auto' needs .* epsilon=inf"):
         read_config(config_of(tmp_path, text.replace("epsilon = 8.0", "epsilon = inf")))
+
+
+def test_auto_weighs_the_statistics_of_a_run(tmp_path, monkeypatch):
+    start = '[start]\nkind = "plda"\nshare = 0.4\ndimensions = 8\n[learner]'
+    text = NOISY.replace("bands = 2", 'bands = "auto"').replace("[learner]", start)
+    text = text.replace('"conv_embedding"\nchannels = [4]', '"linear"')
+    config = read_config(config_of(tmp_path, text))
+
+    def chosen(step, *, before, **how):
+        assert [share for _, share in before] == list(config.start_shares)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(assemble, "choose_bands", chosen)
+    with pytest.raises(KeyboardInterrupt):
+        plan(config, config.training_data()[0])
 
 
 @pytest.mark.slow

@@ -28,9 +28,9 @@ Windows = tuple[Array, Array, Array]
 """Low end, high end and panels per unit length of J windows, each (J, n)."""
 
 # Half-width of the window around a peak, in standard deviations.
-_BUMP_HALF_WIDTH = 9.2
+_PEAK_HALF_WIDTH = 9.2
 # Panels per standard deviation there: 16 nodes integrate 4 deviations to 1e-13.
-_BUMP_DENSITY = 0.25
+_PEAK_DENSITY = 0.25
 # Longest interval between peaks, in standard deviations, that gets one window.
 _LONGEST_STRETCH = 500.0
 # Longest such interval with the panel density of the peaks' own windows.
@@ -54,23 +54,23 @@ def windows_around(
     """Returns windows (J, n) around centers and between them, and centers (K, n)."""
     # Transitions matter only near a peak, so they are cut to the range of the peaks.
     xp = namespace(centers[0])
-    bumps = xp.stack(centers)
-    bottom = xp.min(bumps, axis=0) - _BUMP_HALF_WIDTH
-    top = xp.max(bumps, axis=0) + _BUMP_HALF_WIDTH
+    peaks = xp.stack(centers)
+    bottom = xp.min(peaks, axis=0) - _PEAK_HALF_WIDTH
+    top = xp.max(peaks, axis=0) + _PEAK_HALF_WIDTH
     # The integrand may be large between two peaks that nearly merge, many deviations
     # apart. If that interval is short enough, it is one window.
     span = top - bottom
     end = xp.where(span < _LONGEST_STRETCH, top, bottom)
-    near = _BUMP_DENSITY * xp.where(span < _DENSE_STRETCH, 1.0, _SPARSE_SHARE)
+    near = _PEAK_DENSITY * xp.where(span < _DENSE_STRETCH, 1.0, _SPARSE_SHARE)
     windows = [(bottom[None], end[None], near[None]), *others]
     if xp is not np or not np.all(span < _SHORT_STRETCH):
         if between is not None:
-            bumps = xp.concatenate([bumps, between()])
-        density = xp.full_like(bumps, _BUMP_DENSITY)
-        windows.append((bumps - _BUMP_HALF_WIDTH, bumps + _BUMP_HALF_WIDTH, density))
+            peaks = xp.concatenate([peaks, between()])
+        density = xp.full_like(peaks, _PEAK_DENSITY)
+        windows.append((peaks - _PEAK_HALF_WIDTH, peaks + _PEAK_HALF_WIDTH, density))
     low, high, density = (xp.concatenate(a) for a in zip(*windows, strict=True))
     low, high = (xp.minimum(xp.maximum(a, bottom), top) for a in (low, high))
-    return (low, high, density), bumps
+    return (low, high, density), peaks
 
 
 def transitions(first: Array, last: Array, s: Array) -> Windows:
@@ -149,7 +149,7 @@ _MOST_ROUNDING = 1.0
 def log_integral(
     log_parts: Callable[[Array], tuple[Array, Array]],
     windows: Windows,
-    bumps: Array,
+    peaks: Array,
     floor: Array,
     t: Array,
     rule: MomentRule,
@@ -161,27 +161,27 @@ def log_integral(
     backward, and the sum of both if the direction is "symmetric". With
     ``rule.with_derivatives`` two derivatives in t follow, divided by the integral.
     """
-    xp = namespace(windows[0], bumps, floor, t)
+    xp = namespace(windows[0], peaks, floor, t)
     direction, quadrature, with_derivatives = rule
-    y, b = log_parts(xp.maximum(bumps, floor))
+    y, b = log_parts(xp.maximum(peaks, floor))
     exponents = [b + (1 + t) * y] * (direction != "backward")
     exponents += [b - t * y] * (direction != "forward")
-    # Large moments are scaled down by the integrand at its peaks. If a peak were far
-    # off, the sum would overflow to inf, which is a safe answer.
-    peak = xp.max(xp.concatenate(exponents), axis=0)
-    peak = xp.maximum(peak - LARGEST_EXPONENT, 0.0)
+    # Large moments are scaled down by the integrand at its peaks. If a peak were
+    # missed, the sum would overflow to inf, which is a safe answer.
+    scale = xp.max(xp.concatenate(exponents), axis=0)
+    scale = xp.maximum(scale - LARGEST_EXPONENT, 0.0)
 
     def integrand(x: Array) -> tuple[Array, ...]:
         y, b = log_parts(x)
         if with_derivatives:
-            return scaled_power_excess_derivatives(y, b - peak, t, direction)
-        return (scaled_power_excess(y, b - peak, t, direction),)
+            return scaled_power_excess_derivatives(y, b - scale, t, direction)
+        return (scaled_power_excess(y, b - scale, t, direction),)
 
     lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)
     total, *derivatives = integrate_panels(
         integrand, lefts, rights, nodes_per_panel=quadrature.nodes_per_panel
     )
-    return xp.log(total) + peak, *(d / total for d in derivatives)
+    return xp.log(total) + scale, *(d / total for d in derivatives)
 
 
 def unless_gaussian(

@@ -143,7 +143,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         xp = namespace(t, *self.fields)
         t, _, eta, s, episodes, _ = xp.broadcast_arrays(t, *self.fields)
         if xp is np:
-            return self._excess_of_counting(t, eta, s, episodes, rule)
+            return self._excess_by_setting(t, eta, s, episodes, rule)
 
         def add_term(k: Array, total: tuple[Array, ...]) -> tuple[Array, ...]:
             count = xp.minimum(k.astype(s.dtype), episodes)
@@ -156,7 +156,7 @@ class IndependentEpisodesLoss(GaussianLoss, Nodes):
         last = xp.max(episodes).astype(int)
         return fori_loop(xp, 1, last + 1, add_term, (xp.full_like(s, -xp.inf), *zeros))
 
-    def _excess_of_counting(
+    def _excess_by_setting(
         self,
         t: np.ndarray,
         eta: np.ndarray,

@@ -188,7 +188,7 @@ class Half(NamedTuple):
     def place(self, u: Array) -> Array:
         """Returns the x where the loss is u >= 0; not for a "fall"."""
         log_gain = np.where(u > 0, log_expm1(np.where(u > 0, u, 1.0)), LOG_ZERO)
-        return self.counting(log_gain, log_gain).root(log_gain, log_gain)
+        return self.relevant(log_gain, log_gain).root(log_gain, log_gain)
 
     def root(self, log_gain: Array, log_left: Array) -> Array:
         """Returns the x where P = g Q, given log(g - 1) and log `weight_left`."""
@@ -252,7 +252,7 @@ class Half(NamedTuple):
         low, high = xp.clip(low, -LARGEST, LARGEST), xp.clip(high, -LARGEST, LARGEST)
         return low, xp.maximum(low, high)
 
-    def counting(self, log_gain: Array, log_left: Array) -> Self:
+    def relevant(self, log_gain: Array, log_left: Array) -> Self:
         """Leaves out the last rows that are negligible in all settings (NumPy only)."""
         if namespace(self.move) is not np or len(self.move) <= _FEW_ROWS:
             return self
@@ -290,7 +290,7 @@ class Half(NamedTuple):
             left = weight_left(u, moved, xp.exp(self.q_zero))
         alive = left > 0
         log_left = xp.log(xp.where(alive, left, 1.0))
-        return self.counting(log_gain, log_left)._tails(
+        return self.relevant(log_gain, log_left)._tails(
             u, (log_gain, log_share, log_left), alive
         )
 
@@ -357,12 +357,12 @@ class Half(NamedTuple):
         (lead, _), (base, _) = self.lead_kinks(floor), kinks[-1]
         knee = lead[0] - xp.log(alpha) / self.widest
         wide = 2 * most - far
-        bumps = [floor, most, 2 * most - near, *self.high, *(2 * self.high)]
-        bumps += [xp.clip(base, 2 * most - near, wide), xp.clip(knee, most, wide)]
+        peaks = [floor, most, 2 * most - near, *self.high, *(2 * self.high)]
+        peaks += [xp.clip(base, 2 * most - near, wide), xp.clip(knee, most, wide)]
         settled: Any = None
         if direction != "backward":
             top, first = alpha * most - t * far, alpha * most - t * near
-            bumps += [top, first, xp.clip(base, first, top)]
+            peaks += [top, first, xp.clip(base, first, top)]
 
             def slope(x: Array) -> tuple[Array, Array]:
                 """Returns the derivative of the exponent, plus x, and its own."""
@@ -381,7 +381,7 @@ class Half(NamedTuple):
         graded = [
             transitions(kink - xp.log(alpha) / gap, kink, gap) for kink, gap in kinks
         ]
-        return windows_around(bumps, *graded, between=settled)
+        return windows_around(peaks, *graded, between=settled)
 
     def _tilts(self, x: Array) -> Array:
         """Returns the log-densities at the centers over that of N(0), (C, k, n)."""

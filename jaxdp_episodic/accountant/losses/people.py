@@ -68,7 +68,7 @@ _HALF_WIDTH = 9.2
 _DENSITY = 0.25
 _SHIFT_DENSITY = 0.4
 # Largest number of peaks that are probed for the ends of the window.
-_NUM_BUMPS = 64
+_NUM_PEAKS = 64
 # Points that are probed for the ends of the window below the floor.
 _NUM_PROBES = 48
 # Nats below the largest density at which the integrand is negligible, and nats by which
@@ -197,7 +197,7 @@ def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
     near = zero, zero + _HALF_WIDTH + np.maximum(spread, 0.5 * _HALF_WIDTH)
     if direction == "backward":
         return _windows(t, ratios, near)
-    alpha, size = 1 + t, min(_NUM_BUMPS, last)
+    alpha, size = 1 + t, min(_NUM_PEAKS, last)
     index = np.arange(1, size + 1)[:, None]
     grown = np.round(np.exp((index - 1) / max(size - 1, 1) * np.log(last + 0.0)))
     j = np.where(last > size, grown, np.minimum(index, last + 0.0))
@@ -206,18 +206,18 @@ def _upper_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
         (2 * alpha - 1) * j * s if ratios.covers or ratios.replaced else alpha * j * s
     )
     settled = _settled(alpha, ratios)
-    bumps = np.concatenate(
+    peaks = np.concatenate(
         [alpha * j * s, tops, np.max(settled, 1), np.min(settled, 1)]
     )
-    bumps = bumps - 0.5 * (np.max(floor, axis=0) + np.min(floor, axis=0))
-    found = np.max(_exponent(Ratios.upper, bumps, t, ratios), axis=0)
+    peaks = peaks - 0.5 * (np.max(floor, axis=0) + np.min(floor, axis=0))
+    found = np.max(_exponent(Ratios.upper, peaks, t, ratios), axis=0)
     base = 0.5 * near[1] * np.linspace(0.0, 1.0, 5)[:, None]
     base = np.max(_exponent(Ratios.upper, base, t, ratios), axis=(0, 1))
     top = np.maximum(np.max(found, axis=0), base)
     counts = found > top - _NEGLIGIBLE - np.minimum((alpha * s) ** 2 / 8, _BETWEEN)
     reach = _HALF_WIDTH + 0.5 * spread
-    low = np.min(np.where(counts, bumps, np.inf), axis=0) - reach
-    high = np.max(np.where(counts, bumps, 0.0), axis=0) + reach
+    low = np.min(np.where(counts, peaks, np.inf), axis=0) - reach
+    high = np.max(np.where(counts, peaks, 0.0), axis=0) + reach
     low = np.clip(low, 0.0, high)
     return _windows(t, ratios, near, (low, high))
 
@@ -249,10 +249,10 @@ def _lower_windows(t: Array, ratios: Ratios, direction: str) -> Windows:
     def slope(x: Array) -> Array:
         return -t * s * ratios.mean_at(x)
 
-    bumps = floor - only_root(slope, -t * last * s + 0 * floor, 0 * floor)
-    far = np.max(bumps, axis=0)
+    peaks = floor - only_root(slope, -t * last * s + 0 * floor, 0 * floor)
+    far = np.max(peaks, axis=0)
     share = np.linspace(0.0, 1.0, _NUM_PROBES)[:, None]
-    points = np.concatenate([far * share, bumps])
+    points = np.concatenate([far * share, peaks])
     found = np.max(_exponent(Ratios.lower, points, -1 - t, ratios), axis=0)
     gap = far / _NUM_PROBES
     slack = np.minimum(gap * gap / 8, _BETWEEN)
@@ -647,18 +647,18 @@ class ReplacedPeopleLoss(PeopleLoss):
 class ReplacedUnitLoss(ReplacedPeopleLoss):
     """Replaced contributions of a unit that is itself sampled, unseen, at a rate."""
 
-    coin_rate: Array  # sampling probability of the unit
+    unit_rate: Array  # sampling probability of the unit
     is_symmetric: ClassVar[bool] = True
 
     def hints(self) -> Hints:
         """See `PrivacyLoss`: of a sampled unit."""
         drawn = super().hints()
-        rate = drawn.rate * self.coin_rate
+        rate = drawn.rate * self.unit_rate
         return drawn._replace(rate=rate, odds=rate)
 
     def _components(
         self, u: Array, shape: tuple[int, ...]
     ) -> tuple[Array, Array, Components]:
         u, e, parts = super()._components(u, shape)
-        coin = positive(np.broadcast_to(self.coin_rate, shape), 1.0)
-        return u, e, parts.drawn_by(coin)
+        rate = positive(np.broadcast_to(self.unit_rate, shape), 1.0)
+        return u, e, parts.sampled_together(rate)

@@ -43,7 +43,9 @@ class Components(NamedTuple):
     log_none: Array  # ``log(1 - p)``, kept finite
     rate: Array  # q in (0, 1], of each contribution
     shift: Array  # s > 0
-    is_hidden: Array  # whether all contributions are sampled together: see `drawn_by`
+    is_hidden: (
+        Array  # whether all contributions are sampled together: see `sampled_together`
+    )
 
     @classmethod
     def of(
@@ -58,12 +60,12 @@ class Components(NamedTuple):
         never = np.zeros_like(shift) > 0
         return cls(n, weight, log_some, log_none, rate, shift, never)
 
-    def drawn_by(self, coin: Array) -> Components:
-        """The same if all contributions are sampled together with probability coin."""
-        log_some = self.log_some + np.log(coin)
+    def sampled_together(self, rate: Array) -> Components:
+        """The same if all contributions are sampled together with ``rate``."""
+        log_some = self.log_some + np.log(rate)
         log_none = np.maximum(np.log1p(-np.minimum(np.exp(log_some), 1.0)), LOG_ZERO)
         return self._replace(
-            log_some=log_some, log_none=log_none, is_hidden=coin + 0 * self.shift < 1
+            log_some=log_some, log_none=log_none, is_hidden=rate + 0 * self.shift < 1
         )
 
     def above(self, least: np.ndarray) -> Components:
@@ -85,7 +87,7 @@ class Components(NamedTuple):
         log_left = log_rest(self.rate)
         share = log_binomial(self.count + 0 * j, kept) + kept * np.log(self.rate)
         share = share + np.where(rest > 0, rest * log_left, 0.0)
-        # p without `drawn_by`, whose probability is the same factor for every j.
+        # p without `sampled_together`, whose rate is a factor of every b_j.
         return share - np.log(-np.expm1(np.maximum(self.count * log_left, LOG_ZERO)))
 
     def halves(self, cover: Array, *, replaced: bool) -> tuple[Half, ...]:

@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _TargetQuestion:
     """Base of `EpsilonAt` and `DeltaAt`; (n,) targets."""
 
     target: np.ndarray
@@ -51,7 +51,7 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class EpsilonAt(_Asked):
+class EpsilonAt(_TargetQuestion):
     """Epsilon at ``target = log(delta)``."""
 
     guess: np.ndarray | None = None  # of the answer: where searches start
@@ -60,14 +60,14 @@ class EpsilonAt(_Asked):
     is_epsilon: ClassVar[bool] = True
 
     def at(self, target: np.ndarray) -> EpsilonAt:
-        """See `_Asked.at`; a guess is kept if its size is that of the targets."""
+        """See `_TargetQuestion`; a guess is kept if its size is right."""
         guess = self.guess
         if guess is not None:
             guess = guess.reshape(target.shape) if guess.size == target.size else None
         return EpsilonAt(target, guess)
 
     def take(self, index: np.ndarray) -> EpsilonAt:
-        """See `_Asked.take`."""
+        """See `_TargetQuestion.take`."""
         guess = None if self.guess is None else self.guess[index]
         return EpsilonAt(self.target[index], guess)
 
@@ -123,7 +123,7 @@ class EpsilonAt(_Asked):
 
 
 @dataclass(frozen=True)
-class DeltaAt(_Asked):
+class DeltaAt(_TargetQuestion):
     """``log(delta)`` at ``target = epsilon``; methods as those of `EpsilonAt`."""
 
     nothing: ClassVar[float] = -np.inf

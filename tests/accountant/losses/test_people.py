@@ -219,7 +219,7 @@ def test_one_unit_is_the_row_of_an_example(kind, row, p, r, s):
 def unit(coin, q, s, counts, weights):
     """Replaced contributions of a unit with a coin of its own."""
     loss = people(ReplacedPeopleLoss, q, 1.0, s, counts, weights)
-    return ReplacedUnitLoss(**vars(loss), coin_rate=np.array([coin]))
+    return ReplacedUnitLoss(**vars(loss), unit_rate=np.array([coin]))
 
 
 UNITS = [(0.05, 0.2, 0.5, [8], [1.0]), (0.3, 0.5, 0.6, [2, 5], [0.4, 0.6])]

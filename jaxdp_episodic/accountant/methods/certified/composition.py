@@ -363,7 +363,7 @@ def _narrowed(
             ends = Interval(
                 max(ends.lower, found[0].lower), min(ends.upper, found[0].upper)
             )
-            wanted = target.enough(ends.lower) if target.of_epsilon else target.relative
+            wanted = target.width(ends.lower) if target.of_epsilon else target.relative
             width = ends.upper - ends.lower
             if width <= wanted or ends.upper <= enough:
                 break

@@ -86,7 +86,7 @@ class Target(NamedTuple):
     absolute: float  # wanted width of epsilon, nats
     relative: float  # wanted width, as a share of epsilon or of delta
 
-    def enough(self, epsilon: float) -> float:
+    def width(self, epsilon: float) -> float:
         """Returns the wanted width of an interval about this epsilon, nats."""
         return max(self.absolute, self.relative * epsilon)
 
@@ -204,7 +204,7 @@ def make_plan(
     goal = _expected_log_delta(whole, target, known)
     needed = _FIRST_RELATIVE_WIDTH if target.of_epsilon else target.relative
     if known and target.of_epsilon:
-        needed = min(known.slope * target.enough(known.epsilon), 1.0)
+        needed = min(known.slope * target.width(known.epsilon), 1.0)
     log_rare = goal + math.log(_RARE_SHARE * needed * max(scale, 0.1))
     # Every step gets an equal share of the truncated probability.
     parts = len(whole)
@@ -219,13 +219,13 @@ def make_plan(
         if bound - goal > _FAR_BOUND:
             tilt = _tilt_of_short_window(losses, tilt, epsilon, bound - goal)
     if target.of_epsilon:
-        tilt = min(tilt, _STEEPEST / target.enough(epsilon))
+        tilt = min(tilt, _STEEPEST / target.width(epsilon))
     else:
         tilt = max(tilt, _largest_cheap_tilt(losses, epsilon))
     log_moment = float(_log_moments(losses, np.array([tilt]))[0])
     log_bound = min(log_moment - tilt * epsilon + log_weight(tilt), 0.0)
     slope = max(known.slope, 0.1 * tilt) if known else tilt
-    width = target.enough(epsilon) if target.of_epsilon else target.relative / slope
+    width = target.width(epsilon) if target.of_epsilon else target.relative / slope
     log_share = min(known.log_delta - log_bound, 0.0) if known else 0.0
     log_cut = math.log(_CUT_SHARE * min(slope * width, 1.0) * min(scale, 1.0))
     log_cut += log_share if known else -_FIRST_RESERVE

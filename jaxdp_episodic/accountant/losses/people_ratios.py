@@ -43,9 +43,7 @@ class Components(NamedTuple):
     log_none: Array  # ``log(1 - p)``, kept finite
     rate: Array  # q in (0, 1], of each contribution
     shift: Array  # s > 0
-    is_hidden: (
-        Array  # whether all contributions are sampled together: see `sampled_together`
-    )
+    is_hidden: Array  # whether `sampled_together` at a rate below 1
 
     @classmethod
     def of(

@@ -457,8 +457,8 @@ def _weighted(piece: _Piece, log_weight: Array, log_cut: Array) -> tuple[Pair, P
     size = size + log_weight[:, None]
     found = weighted((re, im), (size, angle), piece.element, piece.backward)
     counts = size + (1 - piece.backward) * re > log_cut
-    loss, weight = (tuple(np.where(counts, a, 0.0) for a in pair) for pair in found)
-    return loss, weight
+    a, b, c, d = (np.where(counts, part, 0.0) for pair in found for part in pair)
+    return (a, b), (c, d)
 
 
 def _flat(a: Array) -> Array:

@@ -1,4 +1,4 @@
-"""A rule that hunts a canary, against the claim of a real run, and the naive one."""
+"""A rule that follows a canary, against the guarantee and the naive claim."""
 
 import dataclasses
 import functools
@@ -45,10 +45,10 @@ class Sum:
 
 
 class Hunter:
-    """Adds up the canary's loss from what it is shown, and chooses by it.
+    """Adds up the canary's loss from what it sees, and chooses by it.
 
-    With ``stops`` it ends the run when the loss exceeds what was taken so far would
-    cost, had it been fixed in advance.
+    With ``stops`` it ends the run when the loss exceeds what the steps so far would
+    cost if they had been fixed in advance.
     """
 
     def __init__(self, stops):
@@ -82,7 +82,7 @@ def naive(taken):
 
 
 def hunted(hunter, is_in):
-    """For each of many real runs (loss at the end, what the naive reading claims)."""
+    """For each of many real runs, the loss at its end and the naive claim."""
     rows = [[0.0], [0.0], *([[5.0]] if is_in else [])]
     data = ExampleTable.from_records(
         np.array(rows, np.float32),
@@ -113,7 +113,7 @@ def hunted(hunter, is_in):
 
 
 def bounds(count):
-    """Clopper and Pearson's interval for the chance of an event."""
+    """Clopper and Pearson's interval for the probability of an event."""
     share = FALSE_ALARMS / 4
     low = beta.ppf(share, count, RUNS - count + 1) if count else 0.0
     high = beta.ppf(1 - share, count + 1, RUNS - count) if count < RUNS else 1.0
@@ -121,7 +121,7 @@ def bounds(count):
 
 
 def shown(losses_in, losses_out, claim):
-    """Bounds of P_in(E) - e^claim P_out(E), of the event that the loss exceeds it."""
+    """Bounds of P_in(E) - e^claim P_out(E) for the event that the loss exceeds it."""
     there, away = (int(np.sum(one > claim)) for one in (losses_in, losses_out))
     (in_low, in_high), (out_low, out_high) = bounds(there), bounds(away)
     factor = math.exp(claim)
@@ -137,7 +137,7 @@ def paid(losses, claims):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:delta=")
 def test_a_rule_that_hunts_a_canary_stays_within_the_guarantee():
-    """Counted, and without a word of what noise there should be."""
+    """By counts, with no assumption about the noise."""
     guarantee = float(jde.AdaptiveRun(OPTIONS, quotas=QUOTAS).epsilon(delta=DELTA))
     inside, outside = hunted(Hunter(False), True), hunted(Hunter(False), False)
     low, high = shown(inside[:, 0], outside[:, 0], guarantee)
@@ -152,7 +152,7 @@ def test_a_rule_that_hunts_a_canary_stays_within_the_guarantee():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:delta=")
 def test_the_same_rule_disproves_the_naive_reading():
-    """What was taken, composed, is no guarantee where the end was chosen."""
+    """The composition of the steps is no guarantee if the end was chosen."""
     inside = hunted(Hunter(True), True)
     mean, error = paid(inside[:, 0], inside[:, 1])
     assert mean - 4 * error > DELTA

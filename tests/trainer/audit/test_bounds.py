@@ -28,7 +28,7 @@ from jaxdp_episodic.trainer.audit.report import (
 @pytest.mark.parametrize("trials", [1, 2, 17, 1_000, 10**6, 10**8])
 @pytest.mark.parametrize("error", [0.5, 0.1, 0.0125, 1e-6])
 def test_the_ends_are_where_the_tails_are_the_error(trials, error):
-    """By binomial tails in place of the quantiles of the beta distribution."""
+    """By binomial tails instead of quantiles of the beta distribution."""
     rng = np.random.default_rng(trials)
     chosen = [0, 1, 2, 5, 100, trials - 1, trials, *rng.integers(0, trials + 1, 20)]
     k = np.unique(np.clip(chosen, 0, trials))
@@ -49,7 +49,7 @@ def test_the_ends_are_where_the_tails_are_the_error(trials, error):
 
 
 def test_the_intervals_fail_as_seldom_as_they_say():
-    """Summed over all outcomes, not simulated: the exact chance to miss the truth."""
+    """Summed over all outcomes: the exact probability to miss the truth."""
     trials, error = 40, 0.05
     k = np.arange(trials + 1)
     low, high = clopper_pearson(k, trials, error=error)
@@ -82,7 +82,7 @@ def test_nothing_is_shown_by_an_event_that_a_mechanism_may_allow_itself():
 
 
 def test_a_bound_fails_as_seldom_as_it_says():
-    """Summed over all outcomes of a mechanism at the edge of its claim."""
+    """Summed over all outcomes of a mechanism whose claim is exact."""
     trials, error, delta = 60, 0.1, 0.05
     p, q = 0.6, 0.2
     truth = math.log((p - delta) / q)
@@ -155,7 +155,7 @@ def test_the_epsilon_is_where_the_p_value_is_the_error():
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (2.0, 0.0), (1.0, 0.01)])
 @pytest.mark.parametrize("m", [60, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_mechanism_that_is_as_private_as_it_says_is_rarely_accused(epsilon, delta, m):
-    """Randomized response that gives itself away with probability delta."""
+    """Randomized response that reveals its input with probability delta."""
     runs = 2_000
     rng = np.random.default_rng(7)
     coins = rng.random((runs, m)) < 0.5

@@ -134,7 +134,7 @@ def test_too_many_canaries_are_refused():
     ],
 )
 def test_a_clipped_contribution_is_the_worst_that_there_is(marks, expected):
-    """The canary's direction at full length, and nothing of the model's."""
+    """The canary's direction with the clip norm, and nothing of the model's."""
     model, params = protonet()
     learner = CanaryLearner(model, (2,), "float32", 3, l2_clip_norm=0.5)
     rng = np.random.default_rng(0)

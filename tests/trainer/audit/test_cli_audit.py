@@ -150,7 +150,7 @@ def audited(tmp_path, config, kind, *flags, relation="zero_out", unit="example")
 @pytest.mark.parametrize("relation", ["zero_out", "add_remove", "replace_one"])
 @pytest.mark.parametrize("unit", ["example", "class"])
 def test_private_statistics_are_audited_together(tmp_path, relation, unit):
-    """Those of the run, at its noise; half of it is found out."""
+    """With the run's noise; half of it is detected."""
     flags = ("--draws", "2000")
     who = {"relation": relation, "unit": unit}
     code, rows = audited(tmp_path, ALONE, "step", *flags, **who)

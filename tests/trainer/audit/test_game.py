@@ -1,4 +1,4 @@
-"""The game of two worlds: never above a claim, and near it; planted faults."""
+"""The game of two worlds: never above a claim, and close to it; planted faults."""
 
 import dataclasses
 
@@ -85,7 +85,7 @@ SLACK = 0.02
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "relation"), CASES)
 def test_no_world_exceeds_its_claim(name, relation):
-    """By the divergence of the worlds themselves, at an epsilon where delta is .05."""
+    """By the divergence of the worlds, at an epsilon where delta is .05."""
     step, steps = case(name, relation)
     drawn, table = made_up(step)
     epsilon = float(jde.epsilon(step, num_steps=steps, delta=0.05))
@@ -152,7 +152,7 @@ def renumbered(contribute, data, own):
 
 
 def twice(contribute, data, own):
-    """A fault of a world: whatever is drawn beside the unit reacts, too."""
+    """A fault of a world: other units react too."""
     return lambda draw: np.where(draw.mask.any(axis=1), -1.0, contribute(draw))
 
 

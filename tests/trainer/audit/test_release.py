@@ -110,7 +110,7 @@ def test_a_difference_in_either_direction_counts():
 
 @pytest.mark.slow
 def test_the_confidence_is_kept():
-    """One mechanism at the edge of its claim, audited 300 times."""
+    """One mechanism whose claim is exact, audited 300 times."""
     edge = float(np.log(0.6 / 0.2))
     rng = np.random.default_rng(3)
     accused = 0

@@ -36,9 +36,9 @@ NOISE = 1.0
 
 
 def made(num_in_last, unit, config, relation, other=None):
-    """Eight classes of two examples, the last with so many, or with other contents.
+    """Eight classes of two examples; the last has so many, or other contents.
 
-    Of two people, who have one of each, the second with none, or with others.
+    Two people have one example each; the second may have none, or others.
     """
     rng = np.random.default_rng(0)
     features = rng.normal(size=(16, 3)).astype(np.float32)

@@ -29,7 +29,7 @@ CANARIES = 20  # runs with equally many share what is compiled
 
 @pytest.fixture(autouse=True)
 def quick_claims(request, monkeypatch):
-    """Claims by Rényi-DP, upper bounds too: the exact ones compile for a minute."""
+    """Claims by Rényi-DP, also upper bounds: exact ones compile for a minute."""
     if request.node.get_closest_marker("slow") is None:
 
         def by_rdp(*arguments, **named):
@@ -39,7 +39,7 @@ def quick_claims(request, monkeypatch):
 
 
 def seeded(*arguments, **named):
-    """A trainer with a fixed seed: an audit's outcome is then the same every time."""
+    """A trainer with a fixed seed, so that an audit's outcome is repeatable."""
     return Trainer(*arguments, **{**named, "seed": 11})
 
 
@@ -107,7 +107,7 @@ def hardened_tasks(*, noise=1.0, make_trainer=seeded):
 
 
 def followed_tasks():
-    """The clip norm changes from step to step, by counts with the canary in them."""
+    """The clip norm changes from step to step, by counts that include the canary."""
     clipping = ClippingConfig(rate=1.0, count_noise=1.0)
     return dataclasses.replace(hardened_tasks(), clipping=clipping)
 
@@ -137,7 +137,7 @@ def normalized_tasks():
 )
 @pytest.mark.slow
 def test_steps_of_a_sound_trainer_stand(training, num_draws, share):
-    """At the level of an example (add one to a class) and of a task.
+    """At the level of an example (or a class) and of a task.
 
     Faults of the trainer's steps are planted in tests/mutation.
     """
@@ -169,9 +169,9 @@ def test_a_sound_run_stands(training, kind):
 
 
 def test_a_run_with_too_little_noise_is_found_out():
-    """Claimed is an epsilon of 0.9; what runs has a fiftieth of its noise.
+    """The claim is an epsilon of 0.9; the run has a fiftieth of its noise.
 
-    In six steps an example is drawn with probability 0.97, and seen if it is.
+    In six steps an example is drawn with probability 0.97, and detected if it is.
     """
 
     def faulty(*arguments, **named):

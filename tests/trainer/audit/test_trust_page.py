@@ -91,7 +91,7 @@ def test_a_distribution_that_is_another_is_refuted(script, monkeypatch):
 
 
 def test_two_bins_by_definition(script):
-    """With both steps taken the pair that is replaced is a Gaussian's."""
+    """If both steps are taken, the dominating pair of a replacement is a Gaussian's."""
     case = script.Case("replace_one", 2, 1.0, 1.0, 2, (0.5, 1.0))
     script.CASES += (case,)
     mean, error = script.simulated(case, 300_000, 1)

@@ -1,4 +1,4 @@
-"""Runs that choose on the way: charged first, chosen once, resumed as they were."""
+"""Adaptive runs: steps are charged first, chosen once, and resumed unchanged."""
 
 import contextlib
 import dataclasses
@@ -77,7 +77,7 @@ def budget(quotas=(4, 3, 3), **changes):
 
 
 def by_parity(released):
-    """Looks at all that it may look at, and chooses by it."""
+    """A rule that looks at all that it may see."""
     if released.number == 8:
         return None
     weight = sum(float(np.sum(leaf)) for leaf in jax.tree.leaves(released.params))
@@ -211,7 +211,7 @@ def test_parts_of_the_data_that_share_nobody_pay_each_for_itself():
 
 
 def test_a_protected_unit_in_both_parts_is_not_counted_apart():
-    """Classes of one name are one unit where classes are protected."""
+    """Classes of the same name are one unit if classes are protected."""
 
     def table(first):
         data = classes(num_classes=12)
@@ -230,7 +230,7 @@ def test_a_protected_unit_in_both_parts_is_not_counted_apart():
 
 
 def test_an_example_in_both_parts_is_not_counted_apart():
-    """By its numbers, where they are many: it has no name."""
+    """It has no name: it is recognized by its numbers, if there are many."""
 
     def table(seed):
         pictures = np.random.default_rng(seed).normal(size=(72, 64))
@@ -250,7 +250,7 @@ def test_an_example_in_both_parts_is_not_counted_apart():
 
 
 def test_one_of_many_examples_may_be_equal_by_chance():
-    """Such as two drawings that came out alike: it is said, and the run goes on."""
+    """Two drawings may be equal: a warning says so, and the run continues."""
 
     def table(seed):
         pictures = np.random.default_rng(seed).normal(size=(1_200, 64))
@@ -272,7 +272,7 @@ def test_one_of_many_examples_may_be_equal_by_chance():
     fast_and_slow(["quiet", "check", *range(1, 9)], lambda call: isinstance(call, str)),
 )
 def test_resumed_it_is_the_run_that_nobody_disturbed(tmp_path, whole, call):
-    """Broken off in whatever release, and without asking the rule of it again."""
+    """Interrupted in any release; the rule is not asked again for it."""
     asked = []
     if isinstance(call, str):  # the first of its kind
         call = 1 + whole[0].ledger.options.index(call)
@@ -298,7 +298,7 @@ def test_resumed_it_is_the_run_that_nobody_disturbed(tmp_path, whole, call):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:count_noise")
 def test_with_a_clip_norm_that_follows_it_is_the_same_run(tmp_path):
-    """Norm, scores and choices are all in the state, or follow from the journal."""
+    """Norm, scores and choices are in the state, or follow from the releases."""
     follows = {"clipping": ClippingConfig(quantile=0.5, rate=0.3), "normalizer": 5.0}
     whole = adaptive(**follows)
     whole.train(tmp_path / "whole")
@@ -537,7 +537,7 @@ run.train(folder, checkpoint_every=3)
 
 
 def until_the_end(folder, seed, every):
-    """Runs processes that are killed around a commit until one is not."""
+    """Runs processes that are killed around a commit until one finishes."""
     here = Path(__file__).resolve().parent
     code = _KILLED.format(paths=[str(here), str(here.parents[1])])
     root = str(here.parents[2])
@@ -663,7 +663,7 @@ def test_a_run_without_checks_spends_the_rest(tmp_path):
 
 
 def rounds(scores, options=("a", "b"), **how):
-    """What a built-in rule chooses, given these scores one by one."""
+    """The choices of a built-in rule, given these scores one by one."""
     rule = NextWhenStalled(options=options, every=1, **how)
     seen, taken = [], {"a": 0, "b": 0, "check": 0}
     waiting, last = list(scores), None

@@ -1,4 +1,4 @@
-"""A private classifier of the training classes, and what it says of other ones."""
+"""A private classifier of the training classes, and how it predicts other classes."""
 
 import dataclasses
 
@@ -147,7 +147,7 @@ def test_whatever_else_it_can_embed_are_stages(config, changes, others):
 
 
 def test_logits_that_say_nothing_leave_the_features(config):
-    """A linear map of zeros is next to nothing: that is, the features as they are."""
+    """With a linear map near zero the embedding is the features."""
     read = config(LINEAR)
     trainer, evaluations, _ = assembled(read, Tables(read, None))
     zeros = jax.tree.map(np.zeros_like, trainer.params)
@@ -213,7 +213,7 @@ def test_people_may_be_protected(config):
 
 
 def test_classes_that_are_read_off_private_data_are_said():
-    """An example that is alone in its class is one output more."""
+    """An example that is alone in its class adds an output."""
     data = classes()
     public = dataclasses.replace(data, has_public_units=True)
     assert public.with_features(data.features).take(np.arange(9)).has_public_units
@@ -236,7 +236,7 @@ def test_it_is_refused_what_it_does_not_take():
 
 
 def test_another_process_trains_the_same_classifier(config, tmp_path, monkeypatch):
-    """Of its own ways, or all processes would end: its run would be another one."""
+    """With ways of its own it would be another run, and all processes would end."""
     read = config()
     expected, evaluations, _ = assembled(read, Tables(read, None))
     made = []

@@ -1,4 +1,4 @@
-"""Runs whose clip norm follows a quantile: what they draw, say, and go on with."""
+"""Runs whose clip norm follows a quantile: draws, statements and resumption."""
 
 import dataclasses
 import warnings
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def joint(run, block):
-    """What a block adds to a step's sums: whole numbers, the count's the last."""
+    """What a block adds to a step's sums: whole numbers, the count last."""
     norm = np.float32(run.clip_norm)
     totals = run._gradient._sum(run.state.params, [block], norm)
     sums = [x.ravel() for x in discrete_noise.whole_sum(totals.gradient)]
@@ -46,7 +46,7 @@ def joint(run, block):
 
 
 def of_each_row(run, block):
-    """The same for each row alone: all others are places without a unit."""
+    """The same for each row alone; the other rows are empty."""
     masks = np.diag(block.unit_mask)
     return np.stack([joint(run, block._replace(unit_mask=mask)) for mask in masks])
 
@@ -56,7 +56,7 @@ def a_run(data, **changes):
 
 
 def without(data, number):
-    """The table without its first examples of a class."""
+    """The table without the first examples of a class."""
     kept = np.ones(data.num_examples, bool)
     kept[:number] = False
     return ExampleTable.from_records(
@@ -65,7 +65,7 @@ def without(data, number):
 
 
 def neighbours(relation):
-    """Two runs on neighbouring data that draw alike, and how far a row may move."""
+    """Two runs on neighbouring data with equal draws, and how far a row may move."""
     data = classes()
     if relation == "person":  # all of her examples, one in each class
         step = dataclasses.replace(
@@ -111,9 +111,9 @@ def neighbours(relation):
     "relation", ["zero_out", "replace_one", "not finite", "person"]
 )
 def test_neighbours_are_as_far_apart_as_the_accountant_says(relation):
-    """Gradient and count together, in the draws of real runs; nobody else moves.
+    """Gradient and count together, in draws of real runs; no other row moves.
 
-    Whoever is in several episodes of a step, moves as many times as much.
+    A unit in several episodes of a step moves as many rows.
     """
     one, other, times = neighbours(relation)
     bound = times**2 * (GRID**2 + steps_of_vote(CLIPPING) ** 2)
@@ -142,7 +142,7 @@ def test_neighbours_are_as_far_apart_as_the_accountant_says(relation):
 
 @pytest.mark.slow
 def test_an_episode_without_examples_has_no_vote():
-    """Its contribution is zero, which is short, and nobody's."""
+    """Its contribution is zero, which is short, and belongs to no unit."""
     rng = np.random.default_rng(0)
     data = ExampleTable.from_records(
         rng.normal(size=(80, 1)),
@@ -277,7 +277,7 @@ def test_a_run_of_one_clip_norm_says_nothing_new(tmp_path):
     "first", fast_and_slow([1e-3, 30.0], lambda first: first == 30.0)
 )
 def test_the_clip_norm_finds_the_quantile(first):
-    """Without noise, whatever it begins with."""
+    """Without noise, from any initial clip norm."""
     clipping = ClippingConfig(quantile=0.8, rate=1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What a run is expected to draw: said, warned of, refused before anything is."""
+"""How many contributions are complete: shown, warned of, or refused before any draw."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""One rig for crashes: a run ended anywhere, its file cut or flipped anywhere."""
+"""Crashes: a run ended at any moment, its file cut or changed at any byte."""
 
 import contextlib
 import dataclasses
@@ -40,11 +40,11 @@ SLOW = pytest.mark.slow
 
 
 class Killed(BaseException):
-    """Ends a run; nothing catches it."""
+    """Ends a run; no code catches it."""
 
 
 class Witness:
-    """Sees every release from outside, whichever process makes it."""
+    """Records every release from outside, in whichever process."""
 
     def __init__(self, patch):
         self.noise, self.charges = [], []
@@ -64,7 +64,7 @@ class Witness:
         patch.setattr(RunStore, "charge", charged)
 
     def complaints(self, folders, crashes):
-        """What is wrong: noise that was used twice, releases that nobody charged."""
+        """Returns errors: noise that was used twice, releases that were not charged."""
         wrong = []
         if max(Counter(self.noise).values()) > 1:
             wrong.append("noise was used twice")
@@ -92,7 +92,7 @@ STAGES = {
 
 
 def other_learner():
-    """The same model with a function that somebody mended."""
+    """The same model with a changed function."""
     learner, params = protonet()
 
     def apply(params, inputs):
@@ -103,7 +103,7 @@ def other_learner():
 
 @contextlib.contextmanager
 def edited_package(patch):
-    """Another version of this package clips otherwise."""
+    """A version of this package that clips differently."""
     clip = private_gradient.clip_by_norm
 
     def other(contribution, norm):
@@ -127,7 +127,7 @@ def other_versions(patch):
 
 @contextlib.contextmanager
 def other_flags(patch):
-    """With which JAX's own random numbers, and all products, come out differently."""
+    """Flags that change JAX's own random numbers and all products."""
     config: Any = jax.config  # its flags are made at run time
     before = config.jax_threefry_partitionable
     with (
@@ -159,7 +159,7 @@ def a_run(step, **changes):
 
 
 def killed_at(moment, run, tmp_path, monkeypatch):
-    """Trains until a call begins; returns the folder that a kill there would leave."""
+    """Trains until a call begins; returns the folder as a kill there leaves it."""
     owner, name, call = moment
     folder, left = tmp_path / "run", tmp_path / "left"
     function, calls = getattr(owner, name), []
@@ -178,7 +178,7 @@ def killed_at(moment, run, tmp_path, monkeypatch):
 
 
 def attacked(tmp_path, monkeypatch, step, stage, change):
-    """A run killed at a stage, twice copied, and all three gone on with, changed."""
+    """A run killed at a stage, copied twice, and all three continued with a change."""
     witness = Witness(monkeypatch)
     left = killed_at(STAGES[stage], a_run(step), tmp_path, monkeypatch)
     before, common = len(witness.noise), read_ledger(left / run_files.STORE).charged
@@ -205,7 +205,7 @@ def attacked(tmp_path, monkeypatch, step, stage, change):
     fast_and_slow(range(len(STAGES)), lambda n: n in (1, 3, 5)),
 )
 def test_nothing_is_released_twice_or_for_nothing(tmp_path, monkeypatch, number):
-    """Some stages, with one change each; the slow test has all pairs."""
+    """Some stages with one change each; the slow test has all pairs."""
     stage = list(STAGES)[number]
     change = list(CHANGES)[number % len(CHANGES)]
     assert attacked(tmp_path, monkeypatch, GROUPED, stage, change) == []
@@ -220,7 +220,7 @@ def test_every_attack_at_every_stage(tmp_path, monkeypatch, step, stage, change)
 
 @pytest.mark.slow
 def test_the_witness_notices_a_step_that_is_taken_again(tmp_path, monkeypatch):
-    """The fault that this all replaces, planted."""
+    """A planted fault: a given-up step is repeated."""
     monkeypatch.setattr(
         "jaxdp_episodic.trainer.draw.generators.Keys.new",
         lambda self, purpose, number: number.to_bytes(32, "little"),
@@ -235,7 +235,7 @@ def test_the_witness_notices_a_step_that_is_taken_again(tmp_path, monkeypatch):
 
 
 def members_by_step(monkeypatch):
-    """Who takes part in which step, as the steps that were released have it."""
+    """Who takes part in each released step."""
     found, secret = {}, "jaxdp_episodic.trainer.run.mechanisms.RunDraws.secret"
     drawn = RunDraws.secret
 
@@ -250,7 +250,7 @@ def members_by_step(monkeypatch):
 
 @pytest.mark.parametrize("kill", [2, 4, *(pytest.param(k, marks=SLOW) for k in (3, 5))])
 def test_an_epoch_goes_on_as_it_was_drawn(tmp_path, monkeypatch, kill):
-    """Each unit once in an epoch, also one with a kill in it; then it is forgotten."""
+    """Each unit is in an epoch once, also if a kill is in it; then it is erased."""
     found = members_by_step(monkeypatch)
 
     def stop(progress):
@@ -286,7 +286,7 @@ def is_kept(folder):
 
 
 def half_way(folder, step=BINS):
-    """A run that was killed in the middle of an epoch."""
+    """A run killed in the middle of an epoch."""
 
     def stop(progress):
         if progress.step == 2:
@@ -302,7 +302,7 @@ def half_way(folder, step=BINS):
     ["DELETE FROM arrays WHERE kind = 'epoch'", "UPDATE arrays SET number = 3"],
 )
 def test_an_epoch_whose_draw_is_gone_does_not_go_on(tmp_path, damage):
-    """Drawn afresh, somebody would be in two of its steps."""
+    """With a new draw a unit could be in two of its steps."""
     in_file(half_way(tmp_path), damage + " WHERE kind = 'epoch'" * ("SET" in damage))
     run = a_run(BINS)
     try:
@@ -319,7 +319,7 @@ def test_an_epoch_whose_draw_is_gone_does_not_go_on(tmp_path, damage):
 
 @pytest.mark.parametrize("size", [1, 24, 3_000, 30_000])
 def test_nothing_of_an_epochs_draw_stays_at_rest(tmp_path, size):
-    """Not in the file, nor in the write-ahead log beside it."""
+    """Neither in the file nor in its write-ahead log."""
     half_way(tmp_path)
     rng = np.random.default_rng(size)
     with contextlib.closing(RunStore(tmp_path / run_files.STORE)) as store:
@@ -381,7 +381,7 @@ def test_an_interrupted_step_is_given_up_within_a_process(tmp_path, monkeypatch)
 
 
 def test_resuming_needs_nobodys_data(tmp_path, monkeypatch):
-    """Up to where the run stood nothing is drawn, read or computed from records."""
+    """To resume, nothing is drawn, read or computed from records."""
 
     def stop(progress):
         if progress.step == 5:
@@ -403,7 +403,7 @@ def test_resuming_needs_nobodys_data(tmp_path, monkeypatch):
 
 
 def test_what_was_prepared_for_another_step_is_refused():
-    """Its members of the epoch took part already."""
+    """Its members of the epoch have taken part already."""
     run = a_run(BINS)
     with run.ahead() as ahead:
         first = next(ahead)
@@ -474,13 +474,13 @@ def test_seeded_runs_are_bit_for_bit_the_same_resumed(
 
 
 def left_by_a_kill(tmp_path, monkeypatch, name, call):
-    """The folder of a run killed when a method of its file is called again."""
+    """The folder of a run killed at a later call of a method of its file."""
     moment = RunStore, name, call
     return killed_at(moment, a_run(GROUPED), tmp_path, monkeypatch)
 
 
 def read_anyhow(folder):
-    """What a damaged folder says: charges, state and releases; or it is refused."""
+    """What a damaged folder holds: charges, state and releases; or a refusal."""
     try:
         charged = read_ledger(folder).charged
         with contextlib.closing(RunStore(folder / run_files.STORE)) as store:
@@ -493,7 +493,7 @@ def read_anyhow(folder):
 
 
 def damaged(folder, tmp_path, name, content):
-    """What is read in a copy with another content of one file."""
+    """What is read from a copy in which one file has other content."""
     copy = tmp_path / "damaged"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder, copy)
@@ -503,7 +503,7 @@ def damaged(folder, tmp_path, name, content):
 
 @pytest.fixture
 def history(tmp_path, monkeypatch):
-    """What was read after each commit of a run, and what it left when killed."""
+    """What was read after each commit of a run, and what a kill left of it."""
     found, commit = [], RunStore._commit
 
     @contextlib.contextmanager
@@ -521,7 +521,7 @@ def history(tmp_path, monkeypatch):
 
 
 def test_wherever_the_log_is_cut_something_that_was_is_read(tmp_path, history):
-    """As a crash leaves it: a state of the run that once was on the disk."""
+    """After a crash one reads a state of the run that was on the disk before."""
     found, left = history
     whole = (left / "run.sqlite-wal").read_bytes()
     seen = set()
@@ -540,9 +540,9 @@ def test_wherever_the_log_is_cut_something_that_was_is_read(tmp_path, history):
     ("flips", "least"), [(40, 4), pytest.param(150, 30, marks=pytest.mark.slow)]
 )
 def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips, least):
-    """It is refused, or what is read is what was written.
+    """It is refused, or what was written is read.
 
-    In the last commit of the log it may be as if the process had been killed there.
+    In the last commit of the log the result may be that of a kill at this point.
     """
     found, left = history
     if closed:

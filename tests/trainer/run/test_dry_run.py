@@ -1,4 +1,4 @@
-"""Nothing is paid for a programming error: all is tried before the first charge."""
+"""All is tried before the first charge, so a programming error costs nothing."""
 
 import contextlib
 import dataclasses
@@ -62,7 +62,7 @@ def a_python_if(params, inputs):
 
 
 def a_while_loop(params, inputs):
-    """Has no gradient backwards."""
+    """It has no reverse-mode gradient."""
     outputs = times(params, inputs)
     return jax.lax.while_loop(lambda x: jnp.sum(x) < 1, lambda x: x + 1, outputs)
 
@@ -86,7 +86,7 @@ def fails_when_it_runs(params, inputs):
 
 
 class Careless:
-    """A learner of one's own, wrong in one place."""
+    """A user's learner with one mistake."""
 
     is_regression = False
 
@@ -102,7 +102,7 @@ class Careless:
 
 
 def forgets_the_parameters():
-    """An optimizer whose update needs what it is not given."""
+    """An optimizer whose update needs an argument that it does not get."""
 
     def update(updates, state, params, *, learning_rate, **_):
         return jax.tree.map(lambda g: -learning_rate * g, updates), state
@@ -183,7 +183,7 @@ MISTAKES = {
 
 
 def wrong(name, **changes):
-    """A trainer with a mistake; the error, and what trains it."""
+    """A trainer with a mistake; the error, and the call that trains."""
     (apply, params), parts, match = MISTAKES[name]
     made = parts.get("learner", lambda apply: ProtoNet(apply, ways=WAYS))(apply)
     if isinstance(made, Supervised):
@@ -281,7 +281,7 @@ def chooses(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a Python if", "predictions of another shape"])
 def test_a_run_that_chooses_pays_nothing_either(tmp_path, name):
-    """The second mistake is in the noisy score alone."""
+    """The second mistake is only in the noisy score."""
     (apply, params), parts, match = MISTAKES[name]
     made = parts.get("learner", lambda apply: ProtoNet(apply, ways=WAYS))(apply)
     run = chooses((made, params))
@@ -291,7 +291,7 @@ def test_a_run_that_chooses_pays_nothing_either(tmp_path, name):
 
 
 def starts(model, num_steps=2, **changes):
-    """A run of private statistics, then of steps on two features that they project."""
+    """A run of private statistics, then of steps on two projected features."""
     data, relation = classes(), "zero_out"
     config = StartConfig(kind="plda", mean=0.2, within=(0.3,), total=0.5)
     step = dataclasses.replace(GROUPED, neighboring_relation=relation)
@@ -347,7 +347,7 @@ def test_it_draws_nothing_and_compiles_once(monkeypatch, kind):
 
 
 def lost_at(number, folder, monkeypatch, **changes):
-    """A run whose device is lost between the charge and the release of a step."""
+    """A run whose device is lost between a step's charge and its release."""
     run, call = plain_trainer(**changes), PrivateGradient.__call__
 
     def broken(*args, **kwargs):
@@ -398,7 +398,7 @@ def test_a_run_that_released_nothing_goes_on_with_another_model(tmp_path, monkey
 
 @pytest.mark.slow
 def test_a_release_behind_the_first_state_keeps_the_model(tmp_path, monkeypatch):
-    """It is in the file, and the state that is saved there is older."""
+    """The release is in the file, and the saved state is older."""
     lost_at(2, tmp_path, monkeypatch, seed=None)
     run = plain_trainer(learner=(ProtoNet(times, ways=WAYS), linear()), seed=None)
     with pytest.raises(RunMismatchError, match="of another model or optimizer"):

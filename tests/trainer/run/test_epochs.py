@@ -1,4 +1,4 @@
-"""Runs in epochs: resumed within one bit for bit, and what they owe."""
+"""Sampling in epochs: runs resumed within one, bit for bit, and their charges."""
 
 import contextlib
 import dataclasses
@@ -60,7 +60,7 @@ def test_epochs_have_all_episodes_in_their_steps():
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
 @pytest.mark.parametrize("seed", [1, None])
 def test_a_run_goes_on_within_an_epoch(tmp_path, noise, seed):
-    """Of a seed bit for bit as if nothing had been."""
+    """With a seed it equals an uninterrupted run bit for bit."""
 
     def run():
         return plain_trainer(seed=seed, noise=noise, step=BINS, num_steps=10)
@@ -183,7 +183,7 @@ def test_a_ledger_owes_the_epoch_that_was_begun(tmp_path, capsys, charged, owed)
 
 @pytest.mark.slow
 def test_what_a_ledger_says_costs_as_much_by_another_program(tmp_path):
-    """Its words, read as JSON, given to an oracle."""
+    """The ledger's content, read as JSON, is given to an oracle."""
     path = tmp_path / "run.sqlite"
     bins = jde.GaussianStep(
         jde.RandomAllocation("user", steps_per_epoch=3), noise_multiplier=2.0

@@ -46,7 +46,7 @@ from training_runs import (
 
 
 class Oracle:
-    """Predicts from the inputs what the test decides."""
+    """Predicts from the inputs as the test decides."""
 
     def __init__(self, predict, is_regression=False):
         self._predict, self.is_regression = predict, is_regression
@@ -126,7 +126,7 @@ def test_rmse_is_that_of_all_queries():
 
 @pytest.mark.slow
 def test_the_interval_covers_the_mean_nineteen_times_in_twenty():
-    """300 seeds; fewer than 0.9 or more than 0.99 would be a chance below 1e-4."""
+    """300 seeds; outside [0.9, 0.99] with probability below 1e-4."""
     data = classes(num_classes=12, examples=8)
     learner, params = protonet()
     arguments = {"ways": 3, "shots": 1, "queries": 2}
@@ -150,7 +150,7 @@ def test_units_with_too_few_examples_count_what_they_have():
 
 
 def test_a_class_without_examples_is_no_other_one():
-    """Its slots are filled by example 0, whose class it is not taken for."""
+    """Its slots are filled with example 0, whose class must not be taken for it."""
     rows, names = np.repeat(np.arange(1, 6), 8), np.arange(10)
     data = ExampleTable.from_records(
         np.float32([rows, rows**2]).T,
@@ -203,7 +203,7 @@ def test_regression_needs_targets():
 
 @pytest.fixture
 def tables():
-    """The data of a run that has this source."""
+    """The data of a run with this source."""
     table = {"type": "TrainingConfig", **tomllib.loads(TINY)}
     config = TrainingConfig.from_dict(table)
     return lambda data: Tables(dataclasses.replace(config, data=data), None)
@@ -348,7 +348,7 @@ def test_one_unit_moves_the_sum_by_at_most_what_is_charged():
 
 
 def test_padding_and_nulls_give_nothing():
-    """An episode with an empty slot gives zero, and not the score of a guess."""
+    """An episode with an empty slot contributes zero, not the score of a guess."""
     learner, params = protonet()
     data = classes(num_classes=12, examples=5, seed=5)  # a slot of each class is empty
     one = validation(data=data)
@@ -543,7 +543,7 @@ def test_what_a_file_states_is_checked(changes, match):
 def test_only_the_part_that_chose_sets_a_temperature(
     tmp_path, select, split, is_calibrated
 ):
-    """A part that may be private, or is for testing, sets none."""
+    """A split that may be private, or is for testing, does not."""
     run = plain_trainer(num_steps=1)
     held_out = Evaluation(classes(seed=9), ways=3, shots=1, queries=2, num_episodes=20)
     run.train(tmp_path, evaluations={split: held_out}, select=select)

@@ -1,4 +1,4 @@
-"""Faults: killed processes, full disks, SIGTERM, no numbers, lost classes."""
+"""Faults: killed processes, full disks, SIGTERM, NaN, emptied classes."""
 
 import contextlib
 import dataclasses
@@ -62,7 +62,7 @@ def whole(tmp_path_factory):
 
 
 def gone_on_with(folder, whole):
-    """Resumes, finishes, and compares with a run that nobody disturbed."""
+    """Resumes, finishes, and compares with an uninterrupted run."""
     run = plain_trainer()
     taken = run.resume(folder)
     run.train(folder)
@@ -113,11 +113,11 @@ def test_killed_runs_are_charged_and_end_as_others(tmp_path, kills):
 
 
 class Killed(BaseException):
-    """Ends a run; nothing catches it."""
+    """Ends a run; no code catches it."""
 
 
 def kill_at(patch, owner, name, call, folder, left):
-    """The folder as it is when this call begins is what a killed process leaves."""
+    """The folder as it is when this call begins: what a killed process leaves."""
     function, calls = getattr(owner, name), []
 
     def counted(*args, **kwargs):
@@ -132,7 +132,7 @@ def kill_at(patch, owner, name, call, folder, left):
 
 @pytest.mark.parametrize("fault", [None, "charge-late"])
 def test_what_is_left_at_any_moment_is_gone_on_with(tmp_path, monkeypatch, rig, fault):
-    """What the rig does and looks at, in one process, with three kills of one run."""
+    """The rig's checks, in one process, with three kills of one run."""
     # Shapes and optimizer of the other tests, for which everything is compiled.
     sizes = {"STEPS": 8, "CHECKPOINT_EVERY": 3, "CLASSES": 30, "EXAMPLES": 6}
     for name, size in sizes.items():
@@ -191,7 +191,7 @@ def test_what_the_rig_calls_a_violation(rig):
 
 
 def test_a_disk_that_is_full_at_a_state(tmp_path, monkeypatch, whole):
-    """The write fails; the state before is whole, and gone on with."""
+    """The write fails; the state before is whole, and the run continues from it."""
     save, calls = RunStore.save, []
 
     def limited(self, taken, *args):
@@ -230,7 +230,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.slow
 def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
-    """Something else fills it up to some bytes; freed, the run goes on."""
+    """Another file leaves only some bytes; once it is gone, the run continues."""
     folder, ballast = small_disk / "run", small_disk / "ballast"
     ends = []
     for free in (0, 10_000, 50_000, 100_000, 200_000, 300_000, 1_500_000):
@@ -253,7 +253,7 @@ def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
 
 
 def test_a_disk_that_is_full_at_a_charge(tmp_path, monkeypatch, whole):
-    """The step is not taken; what was taken before is charged."""
+    """The step is not taken; earlier steps are charged."""
     run, charge = plain_trainer(), RunStore.charge
 
     def full(store, *kind):
@@ -305,7 +305,7 @@ def test_a_second_sigterm_does_not_break_the_winding_up():
 
 
 class Unit:
-    """What can be referred to weakly."""
+    """An object with weak references."""
 
 
 SIGNALS = pytest.mark.parametrize(
@@ -316,7 +316,7 @@ SIGNALS = pytest.mark.parametrize(
 
 @SIGNALS
 def test_a_signal_in_a_callback_comes_again(monkeypatch, sent, raised):
-    """Python tells `sys.unraisablehook` alone of what a callback raises."""
+    """Python reports errors of callbacks to `sys.unraisablehook` only."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     told = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
@@ -335,7 +335,7 @@ def test_a_signal_in_a_callback_comes_again(monkeypatch, sent, raised):
 
 @SIGNALS
 def test_a_signal_that_somebody_swallows_counts_in_the_end(sent, raised):
-    """As modules do, with a bare ``except``, while they are imported."""
+    """As modules with a bare ``except`` do while they are imported."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(raised) as end, ended_by_sigterm():
@@ -376,7 +376,7 @@ def test_the_command_says_that_it_was_terminated(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_process_ends_in_order_at_sigterm(tmp_path):
-    """The command line itself, from outside; then it goes on to the end."""
+    """The command line, from outside; then it is resumed to the end."""
     config, out = tmp_path / "tiny.toml", tmp_path / "out"
     config.write_text(TINY.replace("num_steps = 3", "num_steps = 400"))
     command = [sys.executable, "-m", "jaxdp_episodic", "train", str(config)]
@@ -430,7 +430,7 @@ def noiseless_sum(run, blocks, params=None):
 
 
 def poisoned(value):
-    """A table whose class 0 holds such a number, past the checks of the loaders."""
+    """A table whose class 0 holds this number, past the checks of the loaders."""
     data = classes()
     features = np.array(data.features)
     features[0, 0] = value
@@ -439,7 +439,7 @@ def poisoned(value):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_a_bad_input_costs_its_own_episode_only(value):
-    """Nobody else's contribution moves, those with masked slots included."""
+    """No other contribution changes, also with masked slots."""
     run, clean = plain_trainer(data=poisoned(value)), plain_trainer()
     hit = 0
     for step in range(1, 30):
@@ -466,7 +466,7 @@ def test_a_bad_input_costs_its_own_episode_only(value):
 
 
 def test_a_bad_first_example_is_in_no_masked_slot():
-    """Masked slots are filled from example 0: by selection, not by a product."""
+    """Masked slots are filled from example 0, by selection and not by a product."""
     run = plain_trainer(data=poisoned(np.nan))
     empty = Draw(
         np.zeros((2, 3, 3), np.int64), np.zeros((2, 3, 3), bool), np.array([-1, -1])
@@ -483,7 +483,7 @@ def test_loaders_refuse_what_is_not_finite():
 
 @dataclasses.dataclass(frozen=True)
 class Odd:
-    """A learner whose gradient is ``factor`` in every entry, whatever it is."""
+    """A learner whose gradient is ``factor`` in every entry."""
 
     factor: float
     ways: int = 3
@@ -499,7 +499,7 @@ class Odd:
 
 @pytest.fixture(scope="module")
 def noise_alone(tmp_path_factory):
-    """A run of contributions of zero."""
+    """A run whose contributions are zero."""
     run = plain_trainer(learner=(Odd(0.0), protonet()[1]), num_steps=3)
     run.train(tmp_path_factory.mktemp("zero"))
     return run
@@ -554,7 +554,7 @@ def test_parameters_that_are_not_finite_are_refused():
 
 
 def test_a_run_that_diverged_stops_and_keeps_what_was_finite(tmp_path):
-    """Each further step would be charged for nothing."""
+    """Further steps would be charged for nothing."""
     rate = optax.join_schedules([lambda _: 0.05, lambda _: jnp.inf], [3])
     run = plain_trainer(optimizer=optax.sgd(rate))
     with pytest.raises(ValueError, match=r"params must be finite, .* after step \d"):
@@ -571,7 +571,7 @@ def test_a_run_that_diverged_stops_and_keeps_what_was_finite(tmp_path):
 
 @pytest.mark.slow
 def test_bfloat16_parameters_train_resume_and_leave(tmp_path):
-    """Clipped and summed in float32; the parameters stay what they are."""
+    """Clipped and summed in float32; the parameters stay bfloat16."""
     learner, params = protonet()
     low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
 
@@ -607,7 +607,7 @@ def test_bfloat16_parameters_train_resume_and_leave(tmp_path):
 
 
 def test_bfloat16_inputs_are_refused():
-    """NumPy calls such numbers raw bytes."""
+    """NumPy has no such type."""
     data = classes()
     low = data.features.astype(jnp.bfloat16)
     with pytest.raises(TypeError, match="features must be an array of numbers"):
@@ -685,7 +685,7 @@ def test_a_class_that_vanished_stops_a_resume_and_is_named(images, tmp_path):
 
 
 def test_an_emptied_class_stays_in_the_draw(images, tmp_path):
-    """Its folder is there: it is drawn and contributes masked slots."""
+    """Its folder exists: it is drawn and contributes masked slots."""
     shutil.rmtree(images / "c")
     (images / "c").mkdir()
     run = run_on(images)

@@ -1,4 +1,4 @@
-"""A folder of the version before is resumed, bit for bit, or refused."""
+"""A folder of version 0.2 is resumed bit for bit, or refused."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ from training_runs import assert_same, plain_trainer
 
 
 def journal(run, releases, base):
-    """What the version before wrote of releases since a checkpoint."""
+    """The file of releases since a checkpoint, as version 0.2 wrote it."""
     chain = hashlib.sha256(b"jaxdp-episodic journal 2 " + run.encode()).digest()
     text, of_run = b"", chain[:8]
     for step, arrays in releases:
@@ -38,7 +38,7 @@ def journal(run, releases, base):
 
 @pytest.fixture
 def old_folder(tmp_path):
-    """A run that the version before left after three steps, checkpoint at two."""
+    """A run that version 0.2 left after three steps, with a checkpoint at two."""
 
     def stop(progress):
         if progress.step == 3:

@@ -1,4 +1,4 @@
-"""Whatever ends a run, its folder can be gone on with, and holds one run only."""
+"""Whatever ends a run, its folder can be resumed, and holds one run only."""
 
 import json
 import os
@@ -43,14 +43,14 @@ def started(run, folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nobody disturbed, and its folder."""
+    """An uninterrupted run, and its folder."""
     run, folder = trainer(), tmp_path_factory.mktemp("whole")
     run.train(folder, evaluations=held_out())
     return run, folder
 
 
 def test_what_fails_leaves_no_thread_behind(tmp_path):
-    """A collector that joins one in passing may wait for a lock that its thread has."""
+    """The garbage collector may join it while it waits for a lock."""
 
     def broken(*_):
         raise RuntimeError("device lost")
@@ -72,7 +72,7 @@ def test_what_fails_leaves_no_thread_behind(tmp_path):
     "again", ["a new trainer", pytest.param("the same", marks=pytest.mark.slow)]
 )
 def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
-    """What is committed counts the steps that are in it."""
+    """The committed state counts the steps that it contains."""
     folder, run = tmp_path / "parts", trainer()
     function = getattr(run._main, attribute)
     # The dry run, on zeros, updates once and takes no gradient.
@@ -101,7 +101,7 @@ def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
     ],
 )
 def test_an_evaluation_broken_off_is_done_again(tmp_path, whole, which, same):
-    """The first leaves a folder to go on with; after the last, its score is there."""
+    """The first one leaves a folder to resume; the last one's score is there then."""
     folder, run = tmp_path / "parts", trainer()
     with pytest.raises(KeyboardInterrupt):
         run.train(folder, evaluations={"validation": broken_off(which)})
@@ -127,7 +127,7 @@ def test_a_start_broken_off_may_be_started_again(tmp_path):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("left", [run_files.STORE, "log.jsonl", "checkpoints"])
 def test_two_runs_do_not_mix(tmp_path, left):
-    """Nor with what the version before has left of one."""
+    """Nor with files that version 0.2 left of a run."""
     if left == run_files.STORE:
         trainer(seed=None).train(tmp_path)
     elif left == "checkpoints":
@@ -141,7 +141,7 @@ def test_two_runs_do_not_mix(tmp_path, left):
 
 
 def test_a_folder_that_has_gone_on_is_refused(tmp_path):
-    """Somebody else went on with the run since this one was taken up."""
+    """Another process has continued the run since this one resumed it."""
     started(trainer(), tmp_path)
     late, quick = trainer(), trainer()
     late.resume(tmp_path)

@@ -1,4 +1,4 @@
-"""Runs that protect people: whose data are, who is bounded, what blocks draw."""
+"""Runs that protect people: owners, bounds, and the draws of blocks."""
 
 import contextlib
 import dataclasses

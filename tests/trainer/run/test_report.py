@@ -1,4 +1,4 @@
-"""What is released holds no key and nothing private."""
+"""A release holds no key and nothing private."""
 
 import concurrent.futures
 import gc
@@ -88,7 +88,7 @@ def test_steps_by_hand_are_in_the_folder_that_was_given(tmp_path):
 
 
 def test_folders_of_steps_by_hand_are_held_each_until_its_close(tmp_path):
-    """By whatever thread, and whichever is closed first."""
+    """By any thread, and in any order."""
     folders = tmp_path / "a", tmp_path / "b"
     runs = [plain_trainer(num_steps=3, folder=folder) for folder in folders]
     for run, folder in zip(runs, folders, strict=True):

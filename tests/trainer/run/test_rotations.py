@@ -1,4 +1,4 @@
-"""Runs with rotated classes: what is made, drawn, charged, said and refused."""
+"""Runs with rotated classes: data, draws, charges, statements and refusals."""
 
 import dataclasses
 import json
@@ -78,7 +78,7 @@ def test_what_has_no_rotations_is_refused(table, message):
 
 
 def test_all_copies_of_a_class_are_in_one_part():
-    """The split is by the name of the class, before there are copies."""
+    """Classes are split by name before they are copied."""
     config = config_of()
     parts = {s: config.data.load(s) for s in ("train", "validation", "test")}
     for split, table in parts.items():
@@ -120,7 +120,7 @@ def test_people_have_copies_too_and_a_class_is_refused():
 
 
 def test_one_copy_alone_is_never_protected():
-    """The trainer and the statistics refuse a step that forgets the copies."""
+    """Trainer and statistics refuse a step that ignores the copies."""
     config = config_of()
     plain = dataclasses.replace(
         config, data=dataclasses.replace(config.data, rotations=None)
@@ -149,7 +149,7 @@ def test_one_copy_alone_is_never_protected():
 
 
 def test_an_original_with_copies_in_both_parts_chooses_no_stage():
-    """Other copies of it are other numbers; what is only counted has no name."""
+    """Its copies have other numbers; originals that are only counted have no name."""
     step = dataclasses.replace(
         flat_step(),
         privacy_unit="original",
@@ -193,7 +193,7 @@ def test_canaries_are_examples_with_all_copies():
 
 
 def test_statistics_give_an_example_one_contribution():
-    """All four copies together are one term of each sum, and in pairs of weight 1/4."""
+    """All four copies are one term of each sum, and have weight 1/4 in pairs."""
     data, _ = config_of().training_data()
     start = StartConfig(kind="plda")
     who = Contributors.of(
@@ -215,7 +215,7 @@ def test_statistics_give_an_example_one_contribution():
 
 @pytest.mark.slow
 def test_noisy_scores_protect_held_out_examples_with_their_copies():
-    """In one budget; apart, copies might be in both parts, and it is refused."""
+    """In one budget; apart is refused, as copies might be in both parts."""
     chosen = """
 [adaptive]
 rule = { type = "StopWhenStalled", every = 1, patience = 3 }

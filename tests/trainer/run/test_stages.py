@@ -1,4 +1,4 @@
-"""What a run has at each stage, and which one it releases."""
+"""The stages of a run, and which one it releases."""
 
 import contextlib
 import dataclasses
@@ -233,7 +233,7 @@ def test_the_difference_is_that_of_pairs():
 
 @pytest.mark.parametrize(("classes", "ways"), [(200, 5), (20, 5), (8, 5), (30, 1)])
 def test_the_error_is_over_the_draw_of_the_classes_too(classes, ways):
-    """What a class takes of the others of its episodes is in no episode's score."""
+    """How a class affects the others in its episodes is in no episode's score."""
     rng, found = np.random.default_rng(0), []
     for _ in range(200):
         gain, taken = 0.05 * rng.normal(size=classes), 0.2 * rng.normal(size=classes)
@@ -297,7 +297,7 @@ def test_nothing_is_chosen_on_the_test_part(splits, expected):
 
 @pytest.mark.slow
 def test_without_any_signal_features_are_released(tmp_path):
-    """Classes of noise teach nothing, and what is learned of them does harm."""
+    """Classes of noise teach nothing, and training on them is harmful."""
     rng = np.random.default_rng(0)
     noise = classes().with_features(np.float32(rng.normal(size=(180, 2))))
     run = plain_trainer(data=noise, num_steps=4, optimizer=adam(0.5))
@@ -406,7 +406,7 @@ PERSON = dataclasses.replace(
 
 
 def test_people_who_may_be_in_both_parts_choose_nothing(tmp_path):
-    """Who is there decides nothing: an answer would tell who is."""
+    """The names of those present do not matter: a choice would disclose them."""
     run = plain_trainer(step=PERSON, data=owned(classes(), 0), num_steps=1)
     both, apart = (scored(owned(classes(seed=9), first)) for first in (5, 6))
     found = [choosing_split(run, one, None) for one in (both, apart)]
@@ -445,7 +445,7 @@ def test_what_is_in_both_parts():
 
 
 def spoiled(after):
-    """An optimizer that is good for some steps, and then climbs."""
+    """An optimizer that is good for some steps, and then diverges."""
     rates = optax.join_schedules(
         [optax.constant_schedule(0.02), optax.constant_schedule(-50.0)], [after]
     )
@@ -538,7 +538,7 @@ def test_steps_that_help_are_released(tmp_path):
 
 @pytest.mark.slow
 def test_of_equal_stages_the_simplest_is_released(tmp_path):
-    """A network that tells nothing apart is as good after steps as before."""
+    """A network that distinguishes nothing is as good after steps as before."""
     same = classes(seed=9)
     same = same.with_features(np.ones_like(same.features))
     learner = ProtoNet(constant, ways=3), {"w": np.ones(1, np.float32)}

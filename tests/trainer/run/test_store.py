@@ -1,4 +1,4 @@
-"""The run's file: refused if it is not what was written; what it says by itself."""
+"""The run's file: refused unless it is what was written; what it shows by itself."""
 
 import contextlib
 import json
@@ -128,7 +128,7 @@ ARRAYS = [
 
 @pytest.mark.parametrize("part", [2**28, 7])
 def test_arrays_come_back_bit_for_bit(path, monkeypatch, part):
-    """Also those that are cut into parts, as larger ones are than SQLite has."""
+    """Also those that are cut into parts, as SQLite limits the size of a value."""
     monkeypatch.setattr(store_module, "_PART", part)
     with opened(path) as store:
         store.save(2, ARRAYS, {"a": 1}, {"w": "f"}, 2)
@@ -235,7 +235,7 @@ VIEW = [
 
 
 def forged(**changes):
-    """Facts with a right hash, which say something else."""
+    """Facts that were changed and hashed again."""
     text = facts_text("ab" * 16, epsilon=1.0, delta=DELTA, is_seeded=False)
     text = json.dumps(json.loads(text) | changes)
     value = text_hash("facts", "", text).hex()
@@ -368,7 +368,7 @@ def test_a_log_that_is_no_text_is_refused(path):
 
 
 def test_a_copy_without_its_write_ahead_log_was_not_closed(path, tmp_path):
-    """It lacks charges: no reader takes it for whole, and no run goes on with it."""
+    """It lacks charges: no reader takes it for whole, and no run continues it."""
     copy = tmp_path / "copy.sqlite"
     with opened(path) as store:
         store.begin_session({})
@@ -384,7 +384,7 @@ def test_a_copy_without_its_write_ahead_log_was_not_closed(path, tmp_path):
 
 
 def test_a_crash_while_the_log_is_made_or_removed_is_no_copy(path, monkeypatch):
-    """The header then names a log that is not there, and no charge was in it."""
+    """The header names a missing log, which held no charge."""
 
     def goes_on():
         data = bytearray(path.read_bytes())
@@ -447,7 +447,7 @@ def test_nobody_else_touches_it_meanwhile(path, how, of):
 
 
 def reads(path, secret):
-    """Whether a secret is in the file, or in what is beside it."""
+    """Whether a secret is in the file or its side files."""
     return any(secret in one.read_bytes() for one in path.parent.glob(f"{STORE}*"))
 
 
@@ -615,7 +615,7 @@ def test_an_old_ledger_is_read(tmp_path):
 
 @pytest.mark.parametrize("is_made", [False, True], ids=["old", "made"])
 def test_an_old_run_goes_on(tmp_path, is_made):
-    """Also where the process ended between the new file and putting the old away."""
+    """Also if the process ended before it had moved the old files aside."""
     folder, run = tmp_path / "run", plain_trainer(seed=None)
     run.step()
     run.step()

@@ -54,7 +54,7 @@ def test_a_run_takes_its_steps_and_no_more(tmp_path):
 
 
 def test_a_step_is_charged_before_it_is_computed(monkeypatch):
-    """Whatever fails in the middle of a step, its draw has been paid for."""
+    """Whatever fails within a step, it has been charged."""
     run = trainer()
 
     def broken(*args, **kwargs):
@@ -88,7 +88,7 @@ def test_the_seed_decides_everything(tmp_path):
 
 
 def test_without_a_seed_no_key_is_used_twice(tmp_path, monkeypatch):
-    """Of two runs, a repeated draw included; none of them is on the disk."""
+    """In two runs, with a repeated draw; no key is on the disk."""
     made, fresh = [], secrets.token_bytes
 
     def noted(number):
@@ -160,7 +160,7 @@ def test_ctrl_c_commits_a_checkpoint(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a finished run, to read only."""
+    """The folder of a finished run, for reading only."""
     folder = tmp_path_factory.mktemp("finished")
     trainer().train(folder)
     return folder
@@ -235,7 +235,7 @@ def test_another_population_is_refused():
 
 
 def test_public_bounds_may_take_the_place_of_the_population():
-    """Those of the spec are then accounted, and the data must keep them."""
+    """Those of the step are then accounted, and the data must keep them."""
     run = trainer(data=classes(), step=GROUPED)  # population=6 of each class
     assert run.budget.step.population is None
     trainer(data=classes(examples=7), step=GROUPED)
@@ -260,7 +260,7 @@ def test_recorded_draws_match_the_accounted_rate():
 
 
 def test_a_clip_unit_below_the_episode_is_refused():
-    """A class slot or a query clipped alone would be moved by every support example."""
+    """Every support example would change a class slot or query clipped alone."""
     data = classes()
     sampling = jde.MultistageSampling(
         jde.Poisson("class", sampling_probability=0.2),
@@ -328,7 +328,7 @@ def test_examples_that_do_not_interact_may_be_clipped_alone(tmp_path, clip_unit)
 
 @pytest.mark.slow
 def test_single_examples_are_clipped_one_by_one():
-    """The sum is that of gradients computed and clipped in a plain loop."""
+    """The sum equals that of gradients computed and clipped in a plain loop."""
     data = classes(num_classes=4, examples=50)
     data = dataclasses.replace(data, has_public_units=True)
     step = jde.GaussianStep(
@@ -419,7 +419,7 @@ def test_regression_on_a_tree_of_three_levels(tmp_path, clip_unit):
 
 @pytest.mark.slow
 def test_the_divisor_must_be_public():
-    """Under add_remove the number of protected units is not."""
+    """Under add_remove the number of protected units is private."""
     table = make_sinusoids(40, points=8, seed=0)
     sampling = jde.MultistageSampling(
         jde.Poisson("task", sampling_probability=0.5),
@@ -483,7 +483,7 @@ def test_the_block_size_does_not_matter(tmp_path, block_size):
 
 
 def test_a_mistyped_block_size_takes_no_memory():
-    """Rows beyond what holds almost every draw gain nothing."""
+    """A block has no more rows than almost every draw needs."""
     (block,) = trainer(block_size=10**9).draw_blocks(1)
     assert len(block.unit_mask) <= 10
 
@@ -523,7 +523,7 @@ def test_params_of_plan_budget_are_kept():
 
 
 def sized(stated, unit, **changes):
-    """Grouped classes of six examples each, of which so many are stated."""
+    """Grouped classes of six examples each, with a stated number of them."""
     examples = dataclasses.replace(GROUPED.design.examples, population=stated)
     sampling = dataclasses.replace(GROUPED.design, examples=examples)
     return dataclasses.replace(GROUPED, sampling=sampling, privacy_unit=unit, **changes)

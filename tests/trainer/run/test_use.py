@@ -1,4 +1,4 @@
-"""From a release to its use: what it predicts is what the run's evaluation saw."""
+"""The use of a release: it predicts what the run's evaluation did."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ MAML = TINY.replace("protonet", "maml").replace("conv_embedding", "conv_classifi
 
 
 class Bared(linen.Module):
-    """One linear map, of linen."""
+    """One linear map, as a linen module."""
 
     @linen.compact
     def __call__(self, inputs):
@@ -54,7 +54,7 @@ class Bared(linen.Module):
 
 
 def few(ways=4, shots=1, queries=2):
-    """Support, labels, queries and their classes, of glyphs that are held out."""
+    """Support, labels, queries and their classes, of held-out glyphs."""
     data = Glyphs(small=True).load("validation")
     rows = np.flatnonzero(data.class_places < ways).reshape(ways, -1)
     rows = rows[:, : shots + queries]
@@ -64,7 +64,7 @@ def few(ways=4, shots=1, queries=2):
 
 
 def check_against_learner(release, learner, params, task, *, seen=None):
-    """What a release says of a task is what the learner says of the episode."""
+    """A release's answers for a task equal the learner's for the episode."""
     inputs, ids, shots = task
     support, queries = (
         part.reshape(-1, *inputs.shape[2:])
@@ -107,7 +107,7 @@ MAML_OF = {"type": "MAML", "apply": "model"}
 
 
 def own_mlp():
-    """The model of the run, made anew."""
+    """The model of the run, made again."""
     return protonet(seed=5)[0].apply, protonet(seed=5)[1]
 
 
@@ -245,7 +245,7 @@ def test_a_model_of_ones_own_comes_back_with_it(tmp_path, kind):
 
 
 class Flat(nnx.Module):
-    """One linear map, of nnx."""
+    """One linear map, as an nnx module."""
 
     def __init__(self, *, rngs):
         self.map = nnx.Linear(14 * 14, 4, rngs=rngs)
@@ -256,7 +256,7 @@ class Flat(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Mine:
-    """A learner that nobody knows."""
+    """A learner that the package does not know."""
 
     inner: ProtoNet
     is_regression = False
@@ -523,7 +523,7 @@ def test_parameters_must_be_numbers(copied):
 
 
 def test_a_release_names_no_number_of_units(plain):
-    """Sizes of the data are not in what says how to use it."""
+    """The description of its use holds no sizes of the data."""
     told = json.loads((plain[1] / DESCRIPTION).read_text())
     assert told.keys() == {
         *("format", "version", "stage", "learner", "has_own_learner", "model"),

@@ -1,4 +1,4 @@
-"""Training under zero_out: slots are drawn, and what holds a null gives zero."""
+"""Training under zero_out: slots are drawn, and a null contributes zero."""
 
 import dataclasses
 import json

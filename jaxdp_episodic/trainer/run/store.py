@@ -120,6 +120,7 @@ class RunStore(RunFile):
                 "SQLite program has merged the log into the file, say so by: sqlite3 "
                 f"{path.name} 'PRAGMA journal_mode=DELETE'"
             )
+        self._check_keys()
         self._files = {path: _identity(path)}
         self.session, self._opening = secrets.token_hex(16), 0
         self._pending: list[Mapping[str, Any]] = []
@@ -127,6 +128,21 @@ class RunStore(RunFile):
         self._bytes = 0  # of the releases since the last state
         state = self._state() or {"taken": -1, "kinds": {}}
         self._taken, self._state_kinds = state["taken"], state["kinds"]
+
+    def _check_keys(self) -> None:
+        """Refuses a file whose table of arrays and index of it name different arrays.
+
+        Arrays are found by the index: a flipped bit in it would hide one.
+        """
+        keys = "SELECT id, kind, number, place, part FROM arrays"
+        with refusing(self.path):
+            table = set(self._db.execute(f"{keys} NOT INDEXED"))
+            index = set(
+                self._db.execute(f"{keys} INDEXED BY sqlite_autoindex_arrays_1")
+            )
+        if table != index:
+            self._db.close()
+            raise LedgerError(f"{self.path} is damaged: its index does not fit it")
 
     def _connected(self) -> sqlite3.Connection:
         db = connect(self.path, "rw")

@@ -564,3 +564,21 @@ def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips, least):
                 assert name == "run.sqlite-wal" and place > len(content) - 6 * 4120
                 assert read in found[-3:]  # the last is the end of the process
     assert refused > least
+
+
+def test_no_flipped_bit_of_the_index_hides_an_array(tmp_path, history):
+    """Arrays are found by their index, which has no hashes."""
+    _, left = history
+    RunStore(left / run_files.STORE).close()
+    content = (left / "run.sqlite").read_bytes()
+    whole = damaged(left, tmp_path, "run.sqlite", content)
+    # SQLite's pages that are leaves of an index begin with 10; cells end with the page.
+    starts = [p for p in range(4096, len(content), 4096) if content[p] == 10]
+    refused = 0
+    for place in [at for p in starts for at in range(p + 4095, p + 3840, -8)]:
+        flipped = bytearray(content)
+        flipped[place] ^= 8
+        read = damaged(left, tmp_path, "run.sqlite", flipped)
+        assert read is None or read == whole, place
+        refused += read is None
+    assert refused > 15

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -62,9 +62,6 @@ class AdaptiveBudget:
         units or relations, or private sizes.
       NotImplementedError: a step of an epoch scheme, or people with several runs.
     """
-
-    planned: ClassVar[None] = None  # the number of steps is not fixed in advance
-    takes_steps: ClassVar[bool] = True  # some options train
 
     runs: tuple[AdaptiveRun, ...]
     delta: float
@@ -193,6 +190,15 @@ class AdaptiveBudget:
     def permitted_steps(self) -> int:
         """Same as ``num_steps``; each charge also checks what remains."""
         return self.num_steps
+
+    @property
+    def takes_steps(self) -> bool:
+        """True: some options train."""
+        return True
+
+    @property
+    def planned(self) -> None:
+        """None: the number of steps is not fixed in advance."""
 
     @property
     def is_private(self) -> bool:

@@ -262,38 +262,6 @@ def _check_resumed(
         )
 
 
-def end_run(where: str, run: str, sessions: tuple[str, ...], steps: int) -> None:
-    """Records that a run takes no more steps; call it before anything is released.
-
-    From then on `charge` refuses every older copy of the run.
-    """
-
-    def end(rows: Rows, content: BookContent) -> None:
-        paid = content.entry_of(run)
-        if paid is None:
-            raise BookError(
-                f"book {shown(where)} has no entry of this run, which has paid: it was "
-                "restored to an older state"
-            )
-        entry = f"entry {paid.number} of the book is of this run"
-        if content.sessions[run] not in sessions:
-            raise ValueError(
-                f"{entry}, and another copy of it was resumed while it ran: nothing of "
-                "this copy may be released, as only one of the two was paid for"
-            )
-        found = content.ends.get(run)
-        if found is None:
-            record = {"ended": run, "steps": steps, "time": _now()}
-            rows.append(content.next_row(record))
-        elif found != steps:
-            raise ValueError(
-                f"{entry}, which has ended after {found:,} steps (of a search: runs), "
-                f"not after {steps:,}: nothing of this folder may be released"
-            )
-
-    _changed(where, end)
-
-
 def _is_same(paid: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether two descriptions are of one run, also if two versions wrote them."""
     if "steps" not in paid or "steps" not in wanted:
@@ -372,10 +340,7 @@ def check_in(
             f"{found.book[:12]}…, got {shown(where)}, which is {terms.name[:12]}…"
         )
     if found.has_paid and content.entry_of(run) is None:
-        raise BookError(
-            f"book {shown(where)} has no entry of the run in {folder}, which has paid: "
-            "it was restored to an older state"
-        )
+        raise _restored(where, folder)
     known, session = found.sessions, new_name()
     _write(folder, Receipt(terms.name, run, (*known, session), found.has_paid))
     names: dict[str, Any] = {"run": run, "session": session, "book": terms.name}
@@ -385,10 +350,40 @@ def check_in(
 
 
 def check_out(where: str, folder: Path, paid: Paid, *, steps: int) -> None:
-    """Records the end of a run in the book; call it before anything is released."""
-    receipt = read_receipt(folder)
-    sessions = () if receipt is None else receipt.sessions
-    end_run(where, paid.entry.run, sessions, steps)
+    """Records that a run takes no more steps; call it before anything is released.
+
+    From then on `charge` refuses every older copy of the run.
+    """
+    receipt, run = read_receipt(folder), paid.entry.run
+
+    def end(rows: Rows, content: BookContent) -> None:
+        found = content.entry_of(run)
+        if found is None:
+            raise _restored(where, folder)
+        entry = f"entry {found.number} of the book is of this run"
+        if receipt is None or content.sessions[run] not in receipt.sessions:
+            raise ValueError(
+                f"{entry}, and another copy of it was resumed while it ran: nothing of "
+                "this copy may be released, as only one of the two was paid for"
+            )
+        ended = content.ends.get(run)
+        if ended is None:
+            record = {"ended": run, "steps": steps, "time": _now()}
+            rows.append(content.next_row(record))
+        elif ended != steps:
+            raise ValueError(
+                f"{entry}, which has ended after {ended:,} steps (of a search: runs), "
+                f"not after {steps:,}: nothing of this folder may be released"
+            )
+
+    _changed(where, end)
+
+
+def _restored(where: str, folder: Path) -> BookError:
+    return BookError(
+        f"book {shown(where)} has no entry of the run in {folder}, which has paid: it "
+        "was restored to an older state"
+    )
 
 
 def read_receipt(folder: Path) -> Receipt | None:

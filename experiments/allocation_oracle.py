@@ -75,7 +75,7 @@ def setting(number: int, seed: int) -> tuple[str, int, float, int, float]:
 def true_delta(
     relation: str, steps: int, noise: float, epochs: int, epsilon: float
 ) -> tuple[str, float, float] | None:
-    """Which oracle, its delta, and its relative error; None where none serves."""
+    """An oracle's name, its delta and its relative error; None if no oracle answers."""
     if relation == "replace_one":
         one, other = (
             allocation.antipodal_of_many(steps, steps, 1 / noise, epsilon, fine)
@@ -92,7 +92,7 @@ def true_delta(
 
 
 def row(number: int, seed: int) -> dict[str, Any] | None:
-    """One line of the file; None where no oracle serves, or epsilon is 0."""
+    """One line of the file; None if no oracle answers, or epsilon is 0."""
     relation, steps, noise, epochs, delta = setting(number, seed)
     step = jde.GaussianStep(
         jde.RandomAllocation("unit", steps_per_epoch=steps),
@@ -117,11 +117,11 @@ def row(number: int, seed: int) -> dict[str, Any] | None:
 
 
 def summary(rows: list[dict[str, Any]]) -> None:
-    """Prints how far delta was off, by oracle."""
+    """Prints the errors of delta, by oracle."""
     for name in dict.fromkeys(one["oracle"] for one in rows):
         chosen = [one for one in rows if one["oracle"] == name]
         bounds = [float(one["off"]) for one in chosen if int(one["flagged"])]
-        # Only what the oracle itself does not explain.
+        # Without the error of the oracle itself.
         off = [
             max(abs(float(one["off"])) - float(one["oracle_error"]), 0.0)
             for one in chosen
@@ -139,7 +139,7 @@ def _gave_up(*_: object) -> None:
 
 
 def main() -> None:
-    """Adds lines to the file, prints them, and what was worst."""
+    """Adds lines to the file, and prints them and the largest errors."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--settings", type=int, default=40)
     parser.add_argument("--first", type=int, default=0)

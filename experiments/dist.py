@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13")
-# What an extra brings, and the module of ours that needs it.
+# Extra -> the package that it installs, and our module that needs it.
 MODULES = {
     "plot": ("matplotlib.figure", "jaxdp_episodic.tools.plots.figures"),
     "sweep": ("pyarrow.parquet", "jaxdp_episodic.files.parquet_file"),
@@ -52,7 +52,7 @@ assert abs(answer - 4.3771781) < 1e-6, answer
 assert not {"jax", "torch", "matplotlib"} & set(sys.modules)
 print(f"{answer:.6f}")
 """
-# Our module of an extra that is not installed imports, or says what it lacks.
+# Without its extra, our module can be imported, or names the extra.
 IMPORTS = """
 import importlib, json, sys
 modules, installed = json.loads(sys.argv[1])
@@ -71,7 +71,7 @@ for extra, (theirs, ours) in modules.items():
 
 
 def main() -> None:
-    """Builds, then tries."""
+    """Builds the distributions and tries them."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--pythons", nargs="*", help="more interpreters to try")
@@ -120,7 +120,7 @@ def extracted(sdist: Path, folder: Path) -> Path:
 
 
 def found(more: list[str]) -> Iterator[tuple[str, str]]:
-    """Interpreters that run, the first of each version: named, on the path, pyenv's."""
+    """Working interpreters, the first of each version: named, on the path, of pyenv."""
     seen = set()
     for version in VERSIONS:
         for place in (*more, *on_path(version), *of_pyenv(version)):
@@ -143,7 +143,7 @@ def on_path(version: str) -> Iterator[str]:
 
 
 def of_pyenv(version: str) -> Iterator[str]:
-    """Those that pyenv has installed."""
+    """The interpreters that pyenv has installed."""
     if shutil.which("pyenv"):
         root = Path(run("pyenv", "root").strip())
         yield from map(str, root.glob(f"versions/{version}.*/bin/python"))
@@ -154,7 +154,7 @@ def attempt(
 ) -> None:
     """Installs the wheel into an empty environment and uses it."""
     own = environment(python, folder)
-    # Byte code is made of what is imported alone: a third of the time.
+    # Compiles only imported modules to byte code: a third of the time.
     options = ("--quiet", "--no-compile", "-c", ROOT / "constraints.txt")
     install = (own, "-m", "pip", "install", *options)
     run(*install, wheel)
@@ -171,7 +171,7 @@ def attempt(
 
 
 def attempt_alone(python: str, wheel: Path, folder: Path) -> None:
-    """Installs what the accountant needs and nothing else, and asks it everything."""
+    """Installs only what the accountant needs, and asks it every question."""
     own = environment(python, folder)
     install = (own, "-m", "pip", "install", "--quiet", "--no-compile")
     run(*install, "--no-deps", wheel)

@@ -53,11 +53,11 @@ Table = dict[str, Any]
 
 
 def episode_costs(folder: Path) -> Table:
-    """What the episodes of a meta-learning run cost in privacy.
+    """The privacy cost of the episodes of a meta-learning run.
 
     5-way few-shot learning on Omniglot's 1,623 characters with 20 drawings each: about
     65 episodes a step, 4 drawings of every character in them, each episode's gradient
-    clipped. Then 160 schools of unequal size: the smallest sets the price.
+    clipped. Then 160 schools of unequal size: the smallest determines epsilon.
     """
     classes, number, noise, delta, run = 1_623, 65, 2.0, 1e-5, 300
     steps = np.array([10, 30, 100, 300, 700, 1_500, 3_000, 5_000])
@@ -148,7 +148,7 @@ def episode_costs(folder: Path) -> Table:
 
 
 def designs(folder: Path) -> Table:
-    """Ways to draw the episodes of a step, at equal work: what each costs in privacy.
+    """The privacy cost of ways to draw the episodes of a step, at equal work.
 
     Every design processes, on average, 64 episodes of 5 classes a step, 4 of the 20
     examples of each class, for 300 steps, out of the same 1,800 classes; each
@@ -198,7 +198,7 @@ def designs(folder: Path) -> Table:
         )
         for name, sampling in samplings.items()
     }
-    # Designs whose epsilons agree share a curve, under one name.
+    # Designs with equal epsilons share a curve and a name.
     curves = {
         "independent episodes": ("independent episodes", GREY, ":", "x"),
         "fresh episodes, without replacement": (
@@ -233,12 +233,12 @@ def designs(folder: Path) -> Table:
 
 
 def stages(folder: Path) -> Table:
-    """What each stage of sampling buys: one run, its stages counted one by one.
+    """What each stage of sampling gains: one run, with more and more stages counted.
 
     Every step draws a quarter of the districts, a fifth of their schools, and 8 of the
     40 pupils of each school drawn; a school's gradient is clipped and one pupil is
     protected. The run, its work and its noise are the same on every curve. A stage that
-    is not counted is taken to draw everybody.
+    is not counted is assumed to draw everybody.
     """
     steps, delta, shown_at = 500, 1e-6, 2.0
     noises = np.round(np.geomspace(0.6, 8.0, 16), 6)
@@ -294,11 +294,11 @@ def stages(folder: Path) -> Table:
 
 
 def poisson_against_without_replacement(folder: Path) -> Table:
-    """Poisson sampling against drawing without replacement: the noise that each needs.
+    """The noise that Poisson sampling and sampling without replacement need.
 
-    A step takes part of 10,000 examples, by a coin for each or as many as that is on
-    average, drawn without replacement. For every share drawn: the smallest noise
-    multiplier that keeps 500 steps within the target, under both relations.
+    A step uses a share of 10,000 examples, Poisson sampled or sampled without
+    replacement. For every share: the smallest noise multiplier that keeps 500 steps
+    within the target, under both relations.
     """
     examples = 10_000
     target: Table = {"num_steps": 500, "epsilon": 2.0, "delta": 1e-6}
@@ -473,7 +473,7 @@ def _binomial(trials: int, rate: float, most: int) -> np.ndarray:
 
 
 def _rows(mean: float) -> int:
-    """Rows that the trainer keeps for almost any draw."""
+    """Number of rows that the trainer allocates, enough for almost any draw."""
     return int(np.ceil(mean + 3 * np.sqrt(mean) + 1))
 
 
@@ -481,7 +481,7 @@ def _batch_sizes(means: dict[int, tuple[str, str]], path: Path) -> None:
     """Draws sizes of batches, memory, and empty batches."""
     figure, (sizes, memory, empty) = new_figure(3, size=(13.5, 3.9))
     for mean, look in means.items():
-        # Of 100 steps; where the size is far from the mean there is nothing to see.
+        # Of 100 steps, with sizes near the mean only.
         most = int(2.6 * mean)
         mass = _binomial(100 * mean, 0.01, most)
         style: Table = {"markersize": 4, "markerfacecolor": look[0]}
@@ -516,7 +516,7 @@ def _batch_sizes(means: dict[int, tuple[str, str]], path: Path) -> None:
 
 
 def correlated(folder: Path) -> Table:
-    """Noise in what an optimizer remembers, correlated against independent.
+    """Correlated against independent noise, in what an optimizer remembers.
 
     300 steps on all of 360 episodes of 2 of 20 drawings, one drawing protected
     (`zero_out`), drawings in as many groups as there are bands. Coefficients are fitted
@@ -571,7 +571,7 @@ def correlated(folder: Path) -> Table:
 
 
 def iso_epsilon_demo(folder: Path) -> Table:
-    """Lines of equal epsilon around a run: noise against steps, with the run's place.
+    """Lines of equal epsilon over noise and steps, with a star at a run.
 
     Evaluates ``configs/sweep_glyphs.toml`` and draws it, as ``jaxdp-episodic sweep``
     and ``plot --kind contours`` do; the star is ``configs/glyphs_5w1s.toml``, whose
@@ -628,7 +628,7 @@ FIGURES: dict[str, Callable[[Path], Table]] = {
 
 
 def shown(table: Any, indent: str = "") -> str:
-    """Returns a table for a reader: nested names, and rows of numbers."""
+    """Returns nested results as text."""
     if isinstance(table, list) and table and isinstance(table[0], dict):
         heads = list(table[0])
         text = markdown(heads, ([f"{row[h]}" for h in heads] for row in table))

@@ -54,7 +54,7 @@ Table = dict[str, Any]
 
 
 def product_rate(folder: Path) -> Table:
-    """What the product rate of multistage sampling claims, and what is true.
+    """The claim of the product rate of multistage sampling, and the true delta.
 
     First the worked example of Tombs, Kotevska and Young (2022): 18 examples in 5
     units, one unit drawn a stage; the rate of every unit as printed (without the number
@@ -166,7 +166,7 @@ def product_rate(folder: Path) -> Table:
 
 
 def poisson_rdp(folder: Path) -> Table:
-    """Composition of a Poisson-subsampled Gaussian by every accounting there is.
+    """Composition of a Poisson-subsampled Gaussian by every accounting method.
 
     The two settings of the poster of Zhu and Wang (2019): noise 5 and noise 1, sampling
     probability 1e-3, epsilon at delta = 1e-8 against the number of steps up to 10^6.
@@ -269,7 +269,7 @@ def _epsilon_of_rdp(curve: np.ndarray, orders: np.ndarray, delta: float) -> np.n
 
 
 def shuffling(folder: Path) -> Table:
-    """What shuffling buys: four bounds over n, local epsilon and delta.
+    """What shuffling gains: four bounds over n, local epsilon and delta.
 
     Closed form and numerical bound for any local randomizer, the bound for binary
     randomized response, and a lower bound that no bound for all randomizers can beat.
@@ -316,7 +316,7 @@ def shuffling(folder: Path) -> Table:
 
 
 def iteration(folder: Path) -> Table:
-    """What releasing only the last iterate buys, and where the noise belongs.
+    """What releasing only the last iterate gains, and in which steps noise is best.
 
     One pass over the data, 1,000 batches of 10: who comes early is hidden by the steps
     that follow. The noise needed for one guarantee for everybody sits at the end; with

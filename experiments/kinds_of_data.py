@@ -27,7 +27,7 @@ from jaxdp_episodic.trainer.run.assemble import Tables, assembled
 from jaxdp_episodic.training import TrainingConfig
 
 EPSILONS = (1.0, 8.0)
-NO_HARM = 0.005  # the most that a released stage may be below untrained features
+NO_HARM = 0.005  # a release further below the untrained features counts as harm
 
 
 class KindsOfData(Study):
@@ -42,7 +42,7 @@ class KindsOfData(Study):
             yield from ((name, epsilon) for epsilon in EPSILONS)
 
     def _config(self, name: str, epsilon: float) -> tuple[dict[str, Any], str]:
-        """What `init` writes, and in words what it is; a set is read once."""
+        """The config that `init` writes, and its pipeline; a set is read once."""
         written = self.out / f"{name.replace(' ', '_')}_{epsilon:g}.toml"
         if not written.exists():
             if self._last is None or self._last[0] != name:
@@ -107,7 +107,7 @@ class KindsOfData(Study):
         }
 
     def tables(self, found: Results) -> dict[str, str]:
-        """Means of the runs, and in words how much is lost by what is released."""
+        """Means of the runs, and how far releases are below the untrained features."""
         if not found.rows:
             return {}
         rows = []
@@ -137,7 +137,7 @@ class KindsOfData(Study):
 
 
 def harm(rows: list[dict[str, Any]]) -> str:
-    """Returns how much is lost by what is released, in words."""
+    """Returns, in words, how far the release is below the untrained features."""
     differences = [float(row["difference"]) for row in rows]
     few = sum(value < -NO_HARM for value in differences)
     behind = np.array([float(row["best"]) - float(row["released"]) for row in rows])

@@ -55,7 +55,7 @@ PUBLISHED = {
 EPSILONS = {3.0: (YELLOW, "o"), 10.0: (BLUE, "s"), math.inf: (GREEN, "^")}
 FEATURES, SUPPORT, QUERIES = 30, 10, 40
 MEANS = np.kron(np.diag([2.0, -4.0, 6.0]), np.ones(10))  # of a cluster's weights
-LIMITS = (0.33, 0.67)  # of a uniform number that says which
+LIMITS = (0.33, 0.67)  # range of a uniform number that chooses the cluster
 SPREAD = 0.5  # standard deviation of a task's weights around its mean
 NOISE = 0.5  # of a target
 TEST_TASKS = 400
@@ -70,7 +70,7 @@ ERROR = "mean squared error"
 
 
 def tasks(number: int, examples: int, seed: int) -> ExampleTable:
-    """Returns tasks of so many examples."""
+    """Returns tasks with this number of examples."""
     random = np.random.default_rng(seed)
     cluster = np.searchsorted(LIMITS, random.random(number), side="right")
     weights = random.normal(MEANS[cluster], SPREAD)
@@ -98,7 +98,7 @@ def _test() -> Evaluation:
 
 
 def as_they_are(_: Any, inputs: Any) -> Any:
-    """The features of a task's line."""
+    """Returns the inputs unchanged, as the features of a task."""
     return inputs
 
 
@@ -106,7 +106,7 @@ LEARNER = BayesianRegression(as_they_are, rank=RANK)
 
 
 def prior(mean: Any, factor: Any, scale: float) -> Any:
-    """Returns parameters with this prior of a task's weights, none of an intercept."""
+    """Returns parameters with this prior of a task's weights, and no intercept."""
     values = {
         "mean": np.concatenate([[0.0], mean]),
         "factor": np.vstack([np.zeros(RANK), factor]),
@@ -136,7 +136,7 @@ class Published(Study):
     name, repeats, keys = "published", 5, ("epsilon", "tasks")
 
     def runs(self) -> Iterator[Run]:
-        """All."""
+        """All runs."""
         yield from ((epsilon, float(n)) for epsilon in EPSILONS for n in TASKS)
 
     def train(self, run: Run, repeat: int) -> dict[str, Any]:

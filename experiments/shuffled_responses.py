@@ -1,4 +1,4 @@
-"""The exact price of shuffled binary randomized response, at given data.
+"""The exact delta of shuffled binary randomized response, at given data.
 
 ``shuffled_delta`` reveals which messages are no clones. Nobody reveals them: the output
 is the number of ones. Its distribution is known for given data, and so is the best

@@ -27,7 +27,7 @@ from jaxdp_episodic.training import (
 )
 
 DELTA = 1e-5
-# Rate, least noise, factors of it, epsilon.
+# Rate, smallest noise, its factors, target epsilon.
 MENUS = (
     (0.1, 1.75, (1.0, 1.5), 2.0),
     (0.1, 1.75, (1.0, 2.0), 2.0),
@@ -42,7 +42,7 @@ MENUS = (
 
 
 def adaptive() -> None:
-    """Menus of one draw at several noises, at the prices that a target gives.
+    """The cost of adaptivity for menus of one sampling at several noises.
 
     The ratio is the worst strategy's epsilon over that of the costliest option alone
     with the same budget.
@@ -69,7 +69,7 @@ def adaptive() -> None:
 
 
 def people() -> None:
-    """The least noise for epsilon 8 after 300 steps, by design.
+    """The smallest noise for epsilon 8 after 300 steps, by design.
 
     964 training classes of 20 drawings, each by another of 20 people; 5-way episodes of
     one shot and one query, 8 of them a step.
@@ -113,7 +113,7 @@ def people() -> None:
         name = f"20,000 people, blocks of 20, {relation}"
         steps[name] = blocks(20_000, 20, 0.008, relation)
     targets = {name: (one, 8.0, DELTA) for name, one in steps.items()}
-    # What one drawing must have for 964 of them to have these (Vadhan 2017, Lemma 2.2).
+    # Targets for one drawing that give these for 964 (Vadhan 2017, Lemma 2.2).
     one = 8.0 / 964
     delta = DELTA * math.expm1(one) / math.expm1(8.0)
     targets["964 drawings by group privacy"] = steps["one drawing"], one, delta

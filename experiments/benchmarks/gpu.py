@@ -62,7 +62,7 @@ QUICK = Sizes(
 
 
 def device(sizes: Sizes) -> Rows:
-    """The device's name, and what drives it."""
+    """The device's name, and its driver."""
     import jax
 
     first = jax.devices()[0]
@@ -72,7 +72,7 @@ def device(sizes: Sizes) -> Rows:
 
 
 def tests(sizes: Sizes) -> Rows:
-    """The fast tests of all that has kernels, every one of these on JAX."""
+    """The fast tests of everything that has kernels, with all kernels on JAX."""
     command = ["-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
     process = subprocess.run(
         [sys.executable, *command, *sizes.tests],
@@ -96,7 +96,7 @@ def sweeps(sizes: Sizes) -> Rows:
 
 
 def one_call(sizes: Sizes) -> Rows:
-    """Settings a second of one call of a square of settings."""
+    """Settings per second in one call of a square grid."""
     import numpy as np
 
     import jaxdp_episodic as jde

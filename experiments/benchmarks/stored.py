@@ -1,4 +1,4 @@
-"""Training on data that stay on the disk: memory, and speed against the same in memory.
+"""Training on data on the disk: memory, and speed against the same data in memory.
 
     python experiments/benchmarks/stored.py [--quick] [--only CASE ...]
 
@@ -84,7 +84,7 @@ def mini_imagenet(is_quick: bool) -> Rows:
 
 
 def _write_pictures(folder: Path, each: int) -> None:
-    """Folders in the layout of mini-ImageNet, of drawings that mean nothing."""
+    """Writes folders in the layout of mini-ImageNet, with meaningless drawings."""
     rng = np.random.default_rng(0)
     for part, classes in {"train": 64, "val": 16, "test": 20}.items():
         for number in range(classes):

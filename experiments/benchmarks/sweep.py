@@ -77,7 +77,7 @@ levels = [{ type = "Poisson", name = "example" }]
 
 
 class Grid(NamedTuple):
-    """How many values each axis has."""
+    """Numbers of values of the axes."""
 
     steps: int
     noises: int
@@ -98,7 +98,7 @@ QUICK = Sizes(Grid(2, 20, 20), Grid(2, 6, 6), Grid(2, 30, 30), Grid(2, 8, 16), 2
 
 
 def sweep(method: str, grid: Grid, design: Design = GROUPED) -> dict[str, Any]:
-    """Returns what one sweep by the command takes."""
+    """Returns the cost of one sweep by the command."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sweep.toml"
         text = _TEXT.format(method=method, **grid._asdict(), **design._asdict())
@@ -154,7 +154,7 @@ def one_call(sizes: Sizes) -> Rows:
 
 
 def menus(sizes: Sizes) -> Rows:
-    """A batch of menus, whose worst strategies are found on all cores."""
+    """A batch of menus; their worst strategies are found on all cores."""
     import jaxdp_episodic as jde
 
     draw = jde.Poisson("example", sampling_probability=0.1)

@@ -62,7 +62,7 @@ class Case:
     def __init__(self, name: str, spec: Spec) -> None:
         self.learner, self.params = learner_and_params(name, spec)
         rng = np.random.default_rng(SEED)
-        # A pattern for each class and noise around it: there is something to learn.
+        # A pattern for each class, plus noise, so that something can be learned.
         shape = (spec.episodes, WAYS, SHOTS + spec.queries, *spec.shape)
         slots = rng.normal(size=(*shape[:2], 1, *shape[3:])) + rng.normal(size=shape)
         mask = np.ones(shape[:3], np.float32)
@@ -85,7 +85,7 @@ class Case:
         return self.gradients[kind].noise(self.params, key, NOISE)
 
     def noised(self, kind: str, noise: Any) -> Any:
-        """The clipped gradient with noise that is drawn."""
+        """The clipped gradient plus this noise."""
         settings = {"l2_clip_norm": CLIP_NORM, "noise_multiplier": NOISE}
         normalizer = float(len(self.block.unit_mask))
         return self.gradients[kind](

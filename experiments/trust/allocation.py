@@ -54,7 +54,7 @@ class Case(NamedTuple):
     epsilons: tuple[float, ...]
 
     def step(self, factor: float = 1.0) -> jde.GaussianStep:
-        """The step as it is accounted, with so many times the noise."""
+        """The accounted step, with the noise times a factor."""
         bins: Any = jde.RandomAllocation("task", steps_per_epoch=self.steps)
         fields: dict[str, Any] = {"noise_multiplier": factor * self.noise}
         fields["neighboring_relation"] = self.relation
@@ -68,12 +68,12 @@ class Case(NamedTuple):
 
     @property
     def epochs(self) -> list[int]:
-        """Steps that are taken of each epoch."""
+        """Number of steps of the run in each epoch."""
         whole, part = divmod(self.num_steps, self.steps)
         return [self.steps] * whole + [part] * (part > 0)
 
     def is_attained(self, direction: str) -> bool:
-        """True where what is simulated is the pair that is accounted."""
+        """True if the simulated pair is the accounted one."""
         if direction == "backward" and self.relation == "add_remove":
             return False  # the larger direction is what is claimed
         return self.rate == 1 or len(self.epochs) == 1 and direction == "forward"
@@ -95,7 +95,7 @@ CASES = (
 def ratios(
     rng: np.random.Generator, case: Case, number: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Likelihood ratios of so many runs with the unit, and of as many without."""
+    """Likelihood ratios of simulated runs, with the unit and without."""
     shift, total = 1 / case.noise, np.float32(case.steps)
     turn = np.float32(np.exp(shift * shift))
     found = np.ones((2, number), np.float32)
@@ -145,7 +145,7 @@ def simulated(case: Case, draws: int, seed: int) -> tuple[np.ndarray, np.ndarray
 
 
 def claims(case: Case, factor: float = 1.0) -> np.ndarray:
-    """Ends of delta, (2, epsilons): where it is exact the same, else certified."""
+    """Lower and upper ends of delta, (2, epsilons); equal if it is exact."""
     step = case.step(factor)
     question: dict[str, Any] = {"epsilon": list(case.epsilons)}
     question["num_steps"] = case.num_steps
@@ -156,7 +156,7 @@ def claims(case: Case, factor: float = 1.0) -> np.ndarray:
 
 
 def rows(case: Case, draws: int, seed: int) -> Iterator[dict[str, Any]]:
-    """What was claimed and what was found, at every epsilon in both directions."""
+    """Claims and simulated values, at every epsilon in both directions."""
     begun = time.process_time()
     mean, error = simulated(case, draws, seed)
     seconds = time.process_time() - begun

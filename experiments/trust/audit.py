@@ -1,4 +1,4 @@
-"""The library audits itself: the game of every design, real runs with canaries.
+"""Audits of the library: the game of every design, and real runs with canaries.
 
 ``python experiments/trust/audit.py --out results/audit`` plays the audit game of every
 kind of design, people included, ``--draws`` times with the protected unit and as often
@@ -105,7 +105,7 @@ def training_audits(step_draws: int) -> Audits:
 
 
 def training(name: str, changes: Mapping[str, Any]) -> Training:
-    """The run of a shipped config, with some fields, by dotted names, changed."""
+    """The run of a shipped config, with changes by dotted names."""
     mapping = tomllib.loads((CONFIGS / name).read_text(encoding="utf-8"))
     for field, value in (CHANGES[name] | dict(changes)).items():
         *above, last = field.split(".")
@@ -118,7 +118,7 @@ def training(name: str, changes: Mapping[str, Any]) -> Training:
 
 
 def with_noise(run: Training, multiplier: float, noise: str) -> Training:
-    """The run with other noise: one step at the noise of a whole run shows little."""
+    """The run with less noise, as one step at the noise of a whole run shows little."""
     step = dataclasses.replace(run.budget.step, noise_multiplier=multiplier)
     budget = dataclasses.replace(run.budget, step=step)
     return dataclasses.replace(run, budget=budget, noise=noise)
@@ -130,7 +130,7 @@ def write(
     seconds: dict[str, float],
     draws: dict[str, int],
 ) -> None:
-    """Leaves what was found so far."""
+    """Writes the results so far."""
     rows = [row for some in found.values() for row in some]
     document = audit_document(
         rows,
@@ -147,7 +147,7 @@ def write(
 
 
 def falls_short(row: AuditRow) -> bool:
-    """Whether a game of many draws explains too little of an attained claim."""
+    """Whether a game of many draws shows too little of an attained claim."""
     evidence = row.evidence
     if not isinstance(evidence, EpsilonBound) or UNATTAINED in row.attacker:
         return False

@@ -15,7 +15,7 @@ from jaxdp_episodic.audit import AuditRow, audit_mechanism, release_rows
 from jaxdp_episodic.data import ExampleTable
 from jaxdp_episodic.trainer.data.owners import Owners
 
-# Draws of the sampler show most where delta is large.
+# Audits by draws show most at a large delta.
 DELTA = 0.1
 CLASSES, ZERO, ONE, BOTH = 12, "zero_out", "replace_one", "add_remove"
 
@@ -25,14 +25,14 @@ Audits = dict[str, Callable[[], list[AuditRow]]]
 
 
 class Case(NamedTuple):
-    """A design, and what drawn units that do not hold the protected one contribute.
+    """A design, and the contributions of drawn units without the protected one.
 
     The noise is about that of a claim of 2 nats.
 
     Attributes:
       name: of the design.
       step: what is claimed.
-      data: in which a person has as much as is bounded; None: made up.
+      data: a person owns as much as the bounds allow; None: made up.
       others: see `audit_mechanism`; of people the best of -1, -0.3 and 0.
       is_attained: whether contributions are known that come near the claim.
       num_steps: of a run.
@@ -95,7 +95,7 @@ def _case(
     is_attained: bool = True,
     **units: Any,
 ) -> Case:
-    """A design with noise at which 2 nats are claimed."""
+    """A design with noise for a claim of 2 nats."""
     step = jde.GaussianStep(
         design, noise_multiplier=1.0, neighboring_relation=relation, **units
     )
@@ -195,7 +195,7 @@ def person_cases() -> Iterator[Case]:
     design = classes(Fixed("class", size=8, population=12), 3, 5)
     how = 1.76, ZERO, "class", five, -0.3
     yield case("classes without replacement", design, *how, **of_five)
-    # Examples are clipped one by one: nobody reacts, or others take a place.
+    # Examples are clipped one by one: others do not react, or take the place.
     design = jde.MultistageSampling(
         Coins("class", sampling_probability=0.8),
         Coins("example", sampling_probability=0.3, population=10),
@@ -242,7 +242,7 @@ def person_cases() -> Iterator[Case]:
 
 
 def game_audits(draws: int) -> Audits:
-    """The audits by name; of a design by epochs of one epoch."""
+    """The audits by name; a design with epochs runs for one epoch."""
 
     def audit(name: str, case: Case, steps: int) -> list[AuditRow]:
         found = audit_mechanism(

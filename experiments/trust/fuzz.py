@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def write(out: Path, results: list[dict[str, Any]]) -> None:
-    """Leaves what was found so far."""
+    """Writes the results so far."""
     document = {
         **provenance(),
         "cases": sum(result["cases"] for result in results),

@@ -43,14 +43,14 @@ SIZES = (1, 2, 4)
 KINDS = tuple(kind for kind in alone.KINDS if kind != "booked")
 alone.STEPS = 45  # each waits for several processes
 LIMIT_S, HEARTBEATS_S = 60.0, 10
-# What those that are left say; the second is JAX's own, when it is the quicker one.
+# Errors of the other processes; the second is JAX's own, if it comes first.
 ERRORS = ("RunEndedError: ", "JAX distributed service detected fatal errors")
 SCRATCH = "scratch-"
 
 
 @dataclass
 class Summary:
-    """All that was seen; see the module."""
+    """All results; see the module."""
 
     kills: list[dict[str, object]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ def process(
     is_seeded: bool,
     kind: str,
 ) -> None:
-    """One process of a run, in a working folder of its own."""
+    """Starts one process of a run, in its own working folder."""
     if number > 1:
         jax.distributed.initialize(
             f"127.0.0.1:{port}",
@@ -114,7 +114,7 @@ def started(
 
 
 def waited(processes: list[subprocess.Popen[str]], seconds: float) -> list[int | None]:
-    """Returns the exit codes; None of those that have not ended in time."""
+    """Returns the exit codes; None for processes that have not ended in time."""
     end = time.monotonic() + seconds
     for one in processes:
         try:
@@ -154,7 +154,7 @@ def kill_one(
     chance: random.Random,
     kind: str,
 ) -> tuple[dict[str, object], list[str]]:
-    """Starts processes and kills one; returns what was found, and what is wrong."""
+    """Starts processes and kills one; returns the result and its violations."""
     before = len(alone.released_in(folder)) if resume else 0
     processes = started(folder, number, resume, is_seeded, kind)
     wait_for_steps(folder, before + chance.randrange(1, 18), processes)
@@ -226,7 +226,7 @@ def rig(kills: int, scratch: Path, out: Path, *, seed: int, kind: str) -> Summar
             summary.runs_finished += not summary.violations
         shutil.rmtree(folder)
         summary.seconds = time.perf_counter() - begun
-        written(summary, out)  # whatever becomes of the rest
+        written(summary, out)  # even if the rest fails
     return summary
 
 
@@ -277,7 +277,7 @@ def main() -> int:
     if options.fault:
         os.environ["FAULT"] = options.fault
     with tempfile.TemporaryDirectory() as scratch:
-        # Processes that begin again and again shall not compile again and again.
+        # A cache, so that not every process compiles again.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{scratch}/compiled")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         runs = Path(scratch) / "runs"

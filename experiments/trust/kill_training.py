@@ -84,9 +84,9 @@ SEEDS = 2
 BANDED = ("banded", "banded adaptive")
 KINDS = ("plain", "statistics", "adaptive", "epochs", "booked", *BANDED)
 UNSEEDED = ("booked", *BANDED)
-# Processes of which one ends itself within a step, at one of its first sums.
+# One of so many processes ends itself within a step, at one of its first sums.
 TURNS, FIRST_SUMS = 3, 6
-PIECE = 128  # bytes of an array by which it is known again
+PIECE = 128  # bytes of an array that are searched for
 WITNESS, READY, PARAMETERS = "released.txt", "ready", "parameters.npz"
 
 
@@ -94,7 +94,7 @@ class PlainBudget(PrivacyBudget):
     """Its epsilon is that of the Gaussian noise without any sampling.
 
     An upper bound by Bun and Steinke (2016), arXiv:1605.02065, Proposition 1.3; no
-    process has to compile the accountant, of which nothing is tested here.
+    process has to compile the accountant, which is not tested here.
     """
 
     def spent(self, num_steps: Any) -> Any:
@@ -123,7 +123,7 @@ class Kill(NamedTuple):
 
 @dataclass
 class Summary:
-    """All that was seen; see the module."""
+    """All results; see the module."""
 
     kills: list[Kill] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -135,7 +135,7 @@ class Summary:
 
 
 def data(seed: int = 0) -> ExampleTable:
-    """Returns classes in the plane, each a cluster."""
+    """Returns data of classes that are clusters in the plane."""
     rng = np.random.default_rng(seed)
     centers = 3 * rng.normal(size=(CLASSES, 1, 2))
     points = centers + 0.3 * rng.normal(size=(CLASSES, EXAMPLES, 2))
@@ -211,7 +211,7 @@ def made_trainer(seed: int | None, kind: str = "plain") -> Trainer:
 
 
 def by_scores(released: Any) -> str | None:
-    """Chooses by all that it may see, until nothing is left."""
+    """A rule that uses every public value, until no option is left."""
     last = released.scores[-1].value if released.scores else 0.0
     names = [name for name in sorted(released.left) if released.left[name]]
     return names[int(1e4 * abs(last) + released.number) % len(names)] if names else None
@@ -250,7 +250,7 @@ def train_in(
     kind: str = "plain",
     ends_at: int = 0,
 ) -> None:
-    """Starts or goes on with a run; writes its parameters when it is finished.
+    """Starts or resumes a run; writes its parameters when it is finished.
 
     ``ends_at``: number of the sum without noise at which it kills itself; 0: never.
     """
@@ -271,7 +271,7 @@ def train_in(
 def train_before_a_witness(
     run: Trainer, folder: Path, fault: str | None, ends_at: int = 0
 ) -> None:
-    """Trains a run whose releases are noted; writes its parameters at the end."""
+    """Trains a run beside a witness; writes its parameters at the end."""
     planted = late_charges(run) if fault == "charge-late" else contextlib.nullcontext()
     with planted, witnessed(folder, ends_at):
         run.train(folder, checkpoint_every=CHECKPOINT_EVERY)
@@ -286,7 +286,7 @@ def write_parameters(run: Trainer, folder: Path) -> None:
 
 @contextlib.contextmanager
 def witnessed(folder: Path, ends_at: int = 0) -> Iterator[None]:
-    """Notes releases, noise and sums without noise in a file, one a line."""
+    """Writes releases, noise and sums without noise to a file, one per line."""
     sums = itertools.count(1)
     witness = os.open(folder / WITNESS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     release, total = RunStore.release, PrivateGradient._sum
@@ -361,7 +361,7 @@ def named(leaves: list[np.ndarray]) -> dict[str, Any]:
 
 
 def released_in(folder: Path) -> dict[int, list[str]]:
-    """Returns steps, and the hashes of what was released of each, in a run's folder."""
+    """Returns the released steps in a run's folder, with the hashes of their arrays."""
     path = folder / WITNESS
     found: dict[int, list[str]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -387,7 +387,7 @@ def at_rest(folder: Path) -> list[str]:
 
 
 def used_twice(folder: Path) -> list[str]:
-    """Returns which noise and sums without noise a witness has seen twice."""
+    """Returns the noise and the sums without noise that a witness has seen twice."""
     path = folder / WITNESS
     lines = Counter(path.read_text().splitlines() if path.exists() else [])
     found = {line.split()[0] for line, number in lines.items() if number > 1}
@@ -397,13 +397,13 @@ def used_twice(folder: Path) -> list[str]:
 def inspected(
     folder: Path, kills: int, kind: str = "plain", *, is_seeded: bool = True
 ) -> tuple[Kill, list[str]]:
-    """Returns what a process killed last left, and what is wrong with it.
+    """Returns the state after a kill, and its violations.
 
     Args:
       folder: of the run.
       kills: processes of the run that were killed so far.
       kind: of the run.
-      is_seeded: what was broken off is taken again as it was.
+      is_seeded: an interrupted step is repeated with the same noise.
     """
     released = released_in(folder)
     steps = len(released)
@@ -435,7 +435,7 @@ def latest_state(folder: Path) -> int:
 
 
 def violations(released: dict[int, list[str]], charged: int, kills: int) -> list[str]:
-    """Returns what of the contract does not hold."""
+    """Returns the violations of the contract."""
     steps, wrong = len(released), []
     if not steps <= charged <= steps + kills:
         wrong.append(f"{steps} steps released, {charged} charged, {kills} killed")
@@ -446,7 +446,7 @@ def violations(released: dict[int, list[str]], charged: int, kills: int) -> list
 
 
 def finished(folder: Path, whole: Path | None, kills: int) -> list[str]:
-    """Returns what is wrong with a run that was killed, against one that was not."""
+    """Returns the differences between a killed run and an undisturbed one."""
     _, wrong = inspected(folder, kills)
     if read_ledger(folder).charged != STEPS:
         wrong.append("the file has not the steps of the run")
@@ -459,7 +459,7 @@ def finished(folder: Path, whole: Path | None, kills: int) -> list[str]:
 
 
 def forget_charges(folder: Path) -> None:
-    """Takes the last charges, and what goes with them, out of a file: the fault."""
+    """Plants the fault: removes the last charges, and what belongs to them."""
     path = folder / run_files.STORE
     if path.exists():
         with contextlib.closing(sqlite3.connect(path)) as file:
@@ -607,7 +607,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results/kill_training"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        # Processes that begin again and again shall not compile again and again.
+        # A cache, so that not every process compiles again.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{scratch}/compiled")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         summary = rig(

@@ -24,7 +24,7 @@ from jaxdp_episodic.trainer.audit.report import downward, upward
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("trust.md", "audit.md", "guarantees.md")
-# Of each result its file below the folder of results, and its command.
+# Result -> its file below the folder of results, and its command.
 RESULTS = {
     "audit": ("audit/audit.json", "audit"),
     "allocation": ("allocation/allocation.json", "allocation"),
@@ -65,7 +65,7 @@ def table(head: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def summary(results: Results, games: list[Row], trained: list[Row]) -> str:
-    """What was done, how often, and what was found."""
+    """The table of all attempts: what, how often, and the result."""
     draws, fuzz, pairs = (
         results["audit"]["draws"],
         results["fuzz"],
@@ -123,18 +123,18 @@ def summary(results: Results, games: list[Row], trained: list[Row]) -> str:
 
 
 def disproved(rows: list[Row]) -> str:
-    """How many claims an audit disproved."""
+    """The number of claims that an audit disproved."""
     number = sum(row["is_violated"] for row in rows)
     return f"{number or 'no'} claim{'s' if number > 1 else ''} disproved"
 
 
 def share(row: Row) -> float:
-    """What is shown of a claim; 1 where it is not attained."""
+    """The audited share of a claim; 1 if the claim is not attained."""
     return 1.0 if UNATTAINED in row["attacker"] else row["share_of_exact"]
 
 
 def provenance(results: Results) -> str:
-    """By which command, when and on what."""
+    """The table of commands, dates and versions."""
     rows, own = [], "jaxdp-episodic"
     for name, (_, command) in RESULTS.items():
         found = results[name]
@@ -153,7 +153,7 @@ def shown(row: Row) -> str:
 
 
 def runs(rows: list[Row]) -> str:
-    """Audits of the trainer, each at the delta at which it shows most."""
+    """The table of audits of the trainer, each at its most informative delta."""
     best: dict[tuple[str, str], Row] = {}
     for row in rows:
         old = best.setdefault((row["name"], row["attacker"]), row)
@@ -168,7 +168,7 @@ def runs(rows: list[Row]) -> str:
 
 
 def faults(found: list[Row]) -> str:
-    """Which faults were planted, one paragraph for each that noticed them."""
+    """The planted faults, one paragraph for each check that noticed them."""
     noticed: dict[str, list[str]] = {}
     for fault in found:
         who = fault["caught_by"] if fault["is_caught"] else "**not caught**"
@@ -178,7 +178,7 @@ def faults(found: list[Row]) -> str:
 
 
 def moments(found: Row) -> str:
-    """What came of the kills of a rig, and when they were."""
+    """The results of the kills of a rig, and their moments."""
     facts = [f"{name}: {value:,}" for name, value in found["facts"].items()]
     facts += [f"killed {name}: {n:,}" for name, n in found["moments"].items()]
     return wrapped("; ".join(facts).capitalize() + ".", "")
@@ -196,7 +196,7 @@ def wrapped(line: str, indent: str) -> str:
 
 
 def picture(rows: list[Row], path: Path) -> None:
-    """Draws the audits; of several deltas one."""
+    """Draws the audits, each at one delta."""
     drawn = []
     for row in rows:
         evidence = row["evidence"]

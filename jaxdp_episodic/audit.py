@@ -1,6 +1,6 @@
-"""Audits: measured lower bounds of epsilon beside the claimed ones.
+"""Audits: measured lower bounds on epsilon, to compare with the claimed epsilon.
 
-Of described steps, releases and runs of the trainer. See docs/audit.md.
+They audit described steps, releases, and runs of the trainer. See docs/audit.md.
 """
 
 from jaxdp_episodic.trainer.audit.bounds import (

@@ -1,4 +1,4 @@
-"""Theorems that stand alone: subsampling, composition, shuffling, iteration.
+"""Standalone theorems: subsampling, composition, shuffling, iteration.
 
 See docs/amplification.md.
 """

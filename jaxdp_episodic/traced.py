@@ -1,7 +1,7 @@
-"""Questions within JAX programs: under jit, vmap, grad, scan and all the others.
+"""Privacy accounting inside JAX programs: under jit, vmap, grad, scan and others.
 
-The same questions as outside, of descriptions whose numbers JAX may trace.
-See docs/in_jax.md.
+The functions answer the same questions as those of `jaxdp_episodic`, for descriptions
+whose numbers may be traced by JAX. See docs/in_jax.md.
 """
 
 from jaxdp_episodic.accountant.questions.traced import (

@@ -1,4 +1,4 @@
-"""Private training on episodes: models, learners, the private gradient, the trainer.
+"""Private training on episodes: models, learners, private gradients, the trainer.
 
 Doors: `assemble`, `episode`, `precision`, `processes`, `run`, `run_files`, `search`,
 `search_space`, `statistics`, `trainer`.

@@ -1,1 +1,1 @@
-"""Other libraries: a module each, which needs the library that it is named after."""
+"""Bridges to other libraries; each module requires the library it is named after."""

@@ -1,4 +1,4 @@
-"""dp-accounting: our accountant under its interface, its events both ways."""
+"""dp-accounting: this accountant with its interface, and conversion of its events."""
 
 from jaxdp_episodic.accountant.interop.dp_accounting import (
     EpisodicAccountant,

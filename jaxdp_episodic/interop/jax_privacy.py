@@ -1,4 +1,4 @@
-"""JAX Privacy: its plans, strategies and training parameters, accounted here."""
+"""JAX Privacy: accounts for its plans, strategies and training parameters."""
 
 from jaxdp_episodic.accountant.interop.dp_accounting import EpisodicAccountant
 from jaxdp_episodic.accountant.interop.jax_privacy import (

@@ -1,6 +1,6 @@
-"""Opacus: our accountants and draws under its interface.
+"""Opacus: these accountants, and data loaders, with its interface.
 
-Importing it registers the accountant "episodic".
+Importing this module registers the accountant "episodic" with Opacus.
 """
 
 from jaxdp_episodic.accountant.interop.opacus import EpisodicAccountant, StepAccountant

@@ -1,4 +1,4 @@
-"""Data: tables of examples and the units they lie in, and where they come from.
+"""Data: tables of examples, the units that contain them, and their loaders.
 
 Doors: `adapters`, `built_in`, `examples`, `fields`, `folders`, `owners`, `people`,
 `sources`, `splits`, `stored`, `stored_features`, `table`, `user_files`.

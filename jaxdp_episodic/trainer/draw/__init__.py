@@ -1,4 +1,4 @@
-"""The sampler of what was described.
+"""Samplers that draw exactly what a description says.
 
 Doors: `complete`, `generators`, `groups`, `sampler`, `step_loader`.
 """

@@ -1,4 +1,4 @@
-"""What leaves a step: clipped, summed, noised.
+"""The private gradient of a step: clipped, summed, noised.
 
 Doors: `clip_norm`, `noise`, `precision`, `private_gradient`, `processes`.
 """

@@ -1,4 +1,4 @@
-"""Models, and how they learn from an episode.
+"""Models, learners of episodes, fixed features and optimizers.
 
 Doors: `adapted`, `episode`, `features`, `learners`, `models`, `optimizers`.
 """

@@ -1,4 +1,4 @@
-"""Private statistics of classes, released as whole.
+"""Private statistics of classes or tasks, each released once with noise.
 
 Doors: `mixed`, `statistics`.
 """

@@ -284,66 +284,6 @@ def test_variances_cover_deviations():
         assert mp.log((1 + eta) / (1 - eta)) <= log_ratio_bound(1)
 
 
-@pytest.mark.parametrize("variance", [1, 2, 17, 1_000, 3_000])
-def test_points_below_the_layers_curve_have_the_distribution_exactly(variance):
-    """Every number's share of the layers, in rational arithmetic, is its curve."""
-    layers = discrete_gaussian._layers(variance)
-    heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
-    assert all(a >= b for a, b in itertools.pairwise(widths))
-    assert layers.last == (widths[0] << layers.shift) - 1 >= 10 * math.sqrt(variance)
-    areas = {
-        width * (top - bottom)
-        for width, (bottom, top) in zip(
-            widths, itertools.pairwise(heights), strict=True
-        )
-    }
-    assert len(areas) == 1  # a byte tells each as often as any other
-    with mp.workdps(60):
-
-        def curve(x):
-            return mp.exp(-(mp.mpf(x) ** 2) / (2 * variance))
-
-        def number(height):
-            return mp.mpf(height.numerator) / height.denominator
-
-        for x in range(layers.last):
-            above = sum(width << layers.shift > x for width in widths)
-            assert number(heights[above]) >= curve(x)
-        for place, sure in enumerate(layers.sure):
-            assert sure <= widths[place] << layers.shift
-            if sure:
-                assert number(heights[place + 1]) <= curve(int(sure) - 1)
-        # The tail, in steps of a deviation, against what is proposed for it.
-        step = math.isqrt(variance - 1) + 1
-        for k in range(9):
-            most = number(heights[1]) / (2 ** (k + 1) * step)
-            assert curve(layers.last + k * step) <= most
-
-
-@pytest.mark.parametrize("variance", [60_000**2, 2**72 + 1, LARGEST_VARIANCE])
-def test_layers_of_many_numbers_cover_the_curve(variance):
-    """As above, at the ends of each layer, where there are too many numbers."""
-    layers = discrete_gaussian._layers(variance)
-    heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
-    block = 1 << layers.shift
-    with mp.workdps(60):
-
-        def curve(x):
-            return mp.exp(-(mp.mpf(x) ** 2) / (2 * variance))
-
-        def number(height):
-            return mp.mpf(height.numerator) / height.denominator
-
-        assert number(heights[-1]) >= 1
-        for place in range(1, len(widths)):
-            assert number(heights[place]) >= curve(widths[place] * block)
-        for place, sure in enumerate(layers.sure):
-            assert not sure or number(heights[place + 1]) <= curve(int(sure) - 1)
-        step = math.isqrt(variance - 1) + 1
-        assert layers.last >= 10 * math.sqrt(variance)
-        assert curve(layers.last) <= number(heights[1]) / (2 * step)
-
-
 def test_all_of_the_layers_are_thrown_at_alike():
     """Blocks and signs of what is proposed, before anything is rejected for height."""
     layers = discrete_gaussian._layers(3_000)

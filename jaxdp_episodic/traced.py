@@ -1,7 +1,7 @@
 """Privacy accounting inside JAX programs: under jit, vmap, grad, scan and others.
 
-The functions answer the same questions as those of `jaxdp_episodic`, for descriptions
-whose numbers may be traced by JAX. See docs/in_jax.md.
+These functions answer the same questions as their namesakes in the package, for
+descriptions whose numbers may be traced by JAX. See docs/in_jax.md.
 """
 
 from jaxdp_episodic.accountant.questions.traced import (

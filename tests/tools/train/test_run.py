@@ -203,7 +203,7 @@ def test_no_noise_is_called_not_private(train, config, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("num_classes = 40", "num_classes = 44", "must have num_classes=44"),
+        ("num_classes = 40", "num_classes = 44", "num_classes must be exactly .* 44"),
         ("population = 20", "population = 21", "population"),
         ("size = 3,", "size = 1,", "shots must be less than"),
         ('splits = ["validation"]', 'splits = ["dev"]', "split must be one of"),

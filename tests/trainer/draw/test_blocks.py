@@ -8,10 +8,10 @@ from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator
 
 PEOPLE, CLASSES, A_BLOCK, WAYS, SIZE = 8, 6, 4, 3, 2
-COINS = jde.Poisson("episode", sampling_probability=0.5)
+HALF = jde.Poisson("episode", sampling_probability=0.5)
 
 
-def blocks(episodes=COINS, *, slots=A_BLOCK, **changes):
+def blocks(episodes=HALF, *, slots=A_BLOCK, **changes):
     inside = jde.MultistageSampling(
         jde.WithoutReplacement("class", size=WAYS, population=CLASSES),
         jde.WithoutReplacement("example", size=SIZE, population=slots),

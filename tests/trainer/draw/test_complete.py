@@ -22,14 +22,14 @@ from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 
 SIZES = [1, 2, 4, 4, 5]
 EPISODES, TASK = (Needs.of(1, is_regression=r) for r in (False, True))
-COIN = Poisson("episode", sampling_probability=0.5)
+HALF = Poisson("episode", sampling_probability=0.5)
 
 
 def examples(size=2, population=None):
     return WithoutReplacement("example", size=size, population=population)
 
 
-def grouped(population=None, num_classes=5, episodes=COIN):
+def grouped(population=None, num_classes=5, episodes=HALF):
     return GroupedClasses(
         num_classes=num_classes,
         ways=2,
@@ -49,7 +49,7 @@ def tree(*below, level="class", rate=0.5):
     return MultistageSampling(Poisson(level, sampling_probability=rate), *below)
 
 
-COINS = Poisson("example", sampling_probability=0.4, population=4)
+POISSON_EXAMPLES = Poisson("example", sampling_probability=0.4, population=4)
 EPOCHS = RandomAllocation("episode", steps_per_epoch=4)
 # design, sizes, clip unit, level of the slots, needs, share of those drawn
 SHARES = {
@@ -81,14 +81,21 @@ SHARES = {
         sum(math.comb(n, 3) for n in (3, 5, 7)) / math.comb(7, 3) / 5,
     ),
     "examples of classes": (
-        tree(COINS),
+        tree(POISSON_EXAMPLES),
         [4, 2, 0],
         "class",
         "example",
         Needs(),
         sum(0.6 ** (4 - n) * (1 - 0.6**n) for n in (4, 2, 0)) / 3,
     ),
-    "examples": (tree(COINS), [4, 2, 0], "example", "example", Needs(), 6 / 12),
+    "examples": (
+        tree(POISSON_EXAMPLES),
+        [4, 2, 0],
+        "example",
+        "example",
+        Needs(),
+        6 / 12,
+    ),
     "independent": (
         IndependentEpisodes(
             MultistageSampling(WithoutReplacement("class", size=3), examples(2, 6)),

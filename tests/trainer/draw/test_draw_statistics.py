@@ -477,7 +477,7 @@ class ReusedPartition(Wrong):
 
 
 class PupilsAtTheProductOfRates(Wrong):
-    """Every pupil by a coin at the product of the rates, then put into schools."""
+    """Poisson sampling of pupils at the product of the rates, grouped by school."""
 
     def changed(self, draw, generator):
         sizes = self.sampler.population.children_counts[1]

@@ -69,7 +69,7 @@ def test_each_class_becomes_four_whose_examples_are_copies():
         (images().with_features(np.zeros((6, 9))), "square images"),
         (images(targets=np.zeros(6)), "without targets"),
         (with_rotations(images()), "without copies"),
-        (images(units={"class": ["a", "a", "a@90"] * 2}), "name of a rotation"),
+        (images(units={"class": ["a", "a", "a@90"] * 2}), "named like rotations"),
     ],
 )
 def test_what_has_no_rotations_is_refused(table, message):

@@ -274,7 +274,7 @@ def _described(
     # Some three standard errors of a mean of so many draws.
     slack = 3 * np.sqrt(delta * (1 - delta) / effort.draws)
     words = f"delta {found:.4f} drawn, {delta:g} claimed at epsilon {claimed:.3f}"
-    return Verdict(found > delta + slack, words)
+    return Verdict(bool(found > delta + slack), words)
 
 
 def swapped_example(effort: Effort) -> Verdict:

@@ -220,7 +220,7 @@ def decoded(effort: Effort) -> Verdict:
         for other in range(turn + 1)
     ]
     off = float(max(found))
-    return Verdict(off > _WIDTH, f"{off:.1f} standard errors off")
+    return Verdict(bool(off > _WIDTH), f"{off:.1f} standard errors off")
 
 
 def counted(effort: Effort) -> Verdict:

@@ -479,11 +479,13 @@ def _sum_of(
     bound: Array, factor: Callable[..., Array], *at: Array, rest: Array | float
 ) -> Array:
     """Returns the log of ``e^rest`` plus the sum over rows of ``e^bound * factor``."""
-    # In NumPy the factor of a negligible term is not computed. Besides its bound, a
-    # factor is at most the width of the move, which is the second of ``at``.
+    # In NumPy the factor of a negligible term is not computed. It is at most 2, and at
+    # most the width of the move, the second of ``at``; without one it is a Mills ratio.
     if namespace(bound) is not np or len(bound) <= _FEW_ROWS:
         return log_add(rest, logsumexp(bound + factor(*at)))
-    size = bound + (np.log(np.minimum(at[1], 1.0)) if len(at) > 1 else 0.0)
+    wide = len(at) > 1
+    most = np.log(np.minimum(at[1], 1.0)) if wide else np.minimum(at[0], 0.0) ** 2 / 2
+    size = bound + most
     used = size > np.maximum(np.max(size, axis=0), rest) - NEGLIGIBLE
     terms = np.full(bound.shape, LOG_ZERO)
     chosen = (np.broadcast_to(a, bound.shape)[used] for a in at)

@@ -170,18 +170,20 @@ def test_profiles_of_both_directions(kind, name):
             assert abs(values[1] - logs[1]) < 1e-10
 
 
-@pytest.mark.parametrize("kind, u", [(PeopleLoss, 964.0), (ReplacedPeopleLoss, 1950.0)])
-def test_a_count_without_density_at_a_large_loss(kind, u):
-    """The next count's Gaussian has no density at the loss, but weight beyond it."""
-    loss = people(kind, 0.0144, 1.0, 2.31, [38], [1.0])
+RARE = [(PeopleLoss, 0.0144, 2.31, 38, 964.0), (PeopleLoss, 0.7, 2.0, 60, -3.0)]
+
+
+@pytest.mark.parametrize("kind, q, s, count, u", [*RARE, (KINDS[1], *RARE[0][1:])])
+def test_a_count_without_density_at_a_loss(kind, q, s, count, u):
+    """Some counts' Gaussians have no density at the loss, but weight beyond it."""
+    loss, backward = people(kind, q, 1.0, s, [count], [1.0]), u < 0
     with np.errstate(all="ignore"):
-        ((profile, tail), _) = loss.log_tails(np.array([u]))
+        found = loss.log_tails(np.array([abs(u)]))[backward]
     with mp.workdps(60):
-        truth = definition(loss, mp.mpf(u), backward=False)
-        logs = [float(mp.log(part)) for part in truth]
-    off = float(loss.profile_error()[0]) * (1 + abs(logs[0]) + abs(logs[1]))
-    assert abs(profile[0] - logs[0]) < off
-    assert abs(tail[0] - logs[1]) < off
+        truth = definition(loss, mp.mpf(abs(u)), backward=backward)
+        logs = np.array([float(mp.log(part)) for part in truth])
+    off = float(loss.profile_error()[0]) * (1 + np.abs(logs).sum())
+    assert np.all(np.abs(np.concatenate(found) - logs) < off)
 
 
 ONE_UNIT = [(0.25, 1.0, 0.5), (0.25, 0.4, 0.5), (1.0, 0.3, 1.0), (0.9, 0.6, 3.0)]

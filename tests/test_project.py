@@ -427,7 +427,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/train": 1_424,
     "jaxdp_episodic/tools/explore": 545,
     "jaxdp_episodic/tools/cli": 2_960,
-    "jaxdp_episodic/files": 1_620,
+    "jaxdp_episodic/files": 1_600,
     "experiments": 7_700,
     "tests": 66_080,
 }

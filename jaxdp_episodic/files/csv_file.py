@@ -86,8 +86,8 @@ class _Lines:
         try:
             line = self._file.readline(MAX_LINE_BYTES + 1)
         except UnicodeDecodeError as error:
-            said = f"not UTF-8 text: {error.reason}; save it as UTF-8"
-            raise ValueError(said) from None
+            message = f"not UTF-8 text: {error.reason}; save it as UTF-8"
+            raise ValueError(message) from None
         if not line:
             raise StopIteration
         self.number += 1

@@ -44,8 +44,8 @@ def refusing(path: Path, damaged: type[ValueError]) -> Iterator[None]:
         if code in _SYSTEM:
             system = _SYSTEM[code]
             why = os.strerror(system) if code > 0xFF else error
-            said = f"{path} cannot be read or written: {why}"
-            raise OSError(system, said) from None
+            message = f"{path} cannot be read or written: {why}"
+            raise OSError(system, message) from None
         raise damaged(f"{path} is damaged: {error}") from None
     except UnicodeDecodeError as error:
         raise damaged(f"{path} is damaged: {error}") from None

@@ -89,9 +89,9 @@ def _lines(
         if comment is None:
             return [line]
         # Control characters, which a name may contain, are not allowed in comments.
-        said = f"# {''.join(c if c.isprintable() else '?' for c in comment)}"
-        one = f"{line}  {said}"
-        return [one] if len(one) <= _WIDTH else [said, line]
+        note = f"# {''.join(c if c.isprintable() else '?' for c in comment)}"
+        one = f"{line}  {note}"
+        return [one] if len(one) <= _WIDTH else [note, line]
 
     lines = []
     for key, value in table.items():

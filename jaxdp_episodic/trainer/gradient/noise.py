@@ -46,8 +46,8 @@ class Noise:
     ) -> list[np.ndarray]:
         """Returns the arrays, once, if they were drawn for these settings."""
         drawn_for = self.kind, self.noise_multiplier, self._shapes
-        asked = kind, noise_multiplier, list(shapes)
-        for name, own, other in zip(_DRAWN_FOR, drawn_for, asked, strict=True):
+        wanted = kind, noise_multiplier, list(shapes)
+        for name, own, other in zip(_DRAWN_FOR, drawn_for, wanted, strict=True):
             if own != other:
                 raise ValueError(
                     f"noise must be drawn for {name} {_validation.shown(other)}, got "

@@ -27,7 +27,7 @@ from jaxdp_episodic.trainer.config.training_parts import (
 # Weight of the outputs next to the inputs of a linear map with ``skip``. In 200 steps
 # of Adam noise alone makes outputs 1.5 times as long as inputs (512 to 128), so that
 # prototypes would be mostly noise; what is learned outgrows this factor.
-_BESIDE_INPUTS = 0.3
+_SKIP_WEIGHT = 0.3
 
 
 class PatchConv(nnx.Module):
@@ -254,8 +254,8 @@ class Linear(nnx.Module):
         outputs = seen @ self.kernel[...]
         if not self.skip:
             return outputs
-        beside = _BESIDE_INPUTS * outputs
-        return jnp.concatenate([seen.astype(outputs.dtype), beside], axis=-1)
+        scaled = _SKIP_WEIGHT * outputs
+        return jnp.concatenate([seen.astype(outputs.dtype), scaled], axis=-1)
 
     def hidden(self, inputs: Array) -> Array:
         """Maps (n, *features) to (n, all features), the map's input."""

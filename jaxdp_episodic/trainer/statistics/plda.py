@@ -151,8 +151,8 @@ def symmetric_noise(
     occurs twice, have 1 / sqrt(2) of it. Arguments as in `drawn_noise`.
     """
     diagonal = drawn_noise(kind, deviation, number, generator)
-    beside = number * (number - 1) // 2
-    below = drawn_noise(kind, deviation / math.sqrt(2), beside, generator)
+    num_below = number * (number - 1) // 2
+    below = drawn_noise(kind, deviation / math.sqrt(2), num_below, generator)
     matrix = np.zeros((number, number), below.dtype)
     matrix[np.tri(number, k=-1, dtype=bool)] = below
     return matrix + matrix.T + np.diag(diagonal)
@@ -223,7 +223,7 @@ def class_projection(
 
     After whitening the variance within classes is about 1/D in each direction. The
     variance of a new class's mean, along the directions spanned by other classes' means
-    and beside them, is estimated by leaving out one class at a time (at most 64
+    and orthogonal to them, is estimated by leaving out one class at a time (at most 64
     classes). The known variance of the noise, and that of a mean over the class's
     examples, is subtracted. A direction's weight is its weight in the likelihood ratio
     of Gaussians, for the product of a new example and a class's support mean (Ioffe
@@ -242,8 +242,8 @@ def class_projection(
     within = 1 / number
     means = sums / size
     error = (noise / size) ** 2 + within / size  # variance of an entry of a mean
-    along, beside = _spread_of_new(means, error)
-    unseen = within * float(np.clip(beside / within, *_UNSEEN))
+    along, across = _spread_of_new(means, error)
+    unseen = within * float(np.clip(across / within, *_UNSEEN))
     centered = means - means.mean(axis=0)
     values, vectors = np.linalg.eigh(centered.T @ centered / (classes - 1))
     order = np.argsort(-values)[:dimensions]
@@ -282,8 +282,8 @@ def _spread_of_new(means: np.ndarray, error: float) -> tuple[float, float]:
         theirs[place] = np.sum(np.maximum(lengths**2 - edge, 0.0))
     of_new, of_rest = (np.std(x, ddof=1) / math.sqrt(len(kept)) for x in (new, rest))
     along = (new.mean() - of_new) * (classes - 2) / max(theirs.mean(), 1e-30)
-    beside = (rest.mean() + of_rest) / (number - classes + 2)
-    return float(np.clip(along, 0.0, 1.0)), float(beside)
+    across = (rest.mean() + of_rest) / (number - classes + 2)
+    return float(np.clip(along, 0.0, 1.0)), float(across)
 
 
 def _edge_of_means(classes: int, number: int, error: float) -> float:

@@ -77,7 +77,7 @@ def postgresql():
 @pytest.mark.slow
 def test_a_hundred_kills_at_postgresql(postgresql, tmp_path):
     assert check_kills(postgresql, tmp_path, runs=1000, kills=100) == 100
-    with pytest.raises(FileExistsError, match="there is a book"):
+    with pytest.raises(FileExistsError, match="there is already a book"):
         create_book(postgresql, PROTECTED, epsilon=8.0, delta=1e-5)
 
 

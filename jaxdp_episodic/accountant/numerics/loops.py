@@ -31,6 +31,24 @@ def namespace(*arrays: Any) -> Any:
     return np
 
 
+def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays, which JAX traces once for all uses with the same shapes."""
+
+    @functools.cache
+    def jitted() -> Callable[..., Any]:
+        import jax
+
+        return jax.jit(function)
+
+    @functools.wraps(function)
+    def call(*arrays: Any) -> Any:
+        leaves: list[Any] = []
+        map_arrays(leaves.append, arrays)
+        return (function if namespace(*leaves) is np else jitted())(*arrays)
+
+    return call
+
+
 def fori_loop(
     xp: Any,
     start: int,
@@ -43,7 +61,10 @@ def fori_loop(
     if xp is not np:
         from jax import lax
 
-        return lax.fori_loop(start, stop, body, value)
+        def step(i: Any, value: Any) -> Any:
+            return turned(body(i, turned(value)))
+
+        return turned(lax.fori_loop(start, stop, step, turned(value)))
     for i in range(start, int(stop)):
         value = body(np.int64(i), value)
         if settled is not None and settled(value):
@@ -97,10 +118,25 @@ def scan(
     if xp is not np:
         from jax import lax
 
-        return lax.scan(lambda carry, row: (body(carry, row), None), value, rows)[0]
+        def step(value: Any, row: Any) -> tuple[Any, None]:
+            return turned(body(turned(value), row)), None
+
+        return turned(lax.scan(step, turned(value), rows)[0])
     for row in zip(*rows, strict=True):
         value = body(value, row)
     return value
+
+
+def turned(tree: Any) -> Any:
+    """What a loop in JAX carries from pass to pass: on the CPU transposed arrays."""
+    # LLVM does not vectorize a loop that overwrites an array it reads, which takes
+    # three to five times as long. XLA lets an elementwise result overwrite its operand,
+    # but not a transposed operand, of which it makes a copy.
+    import jax
+
+    if jax.default_backend() != "cpu":
+        return tree
+    return jax.tree.map(lambda a: a.T, tree)
 
 
 def map_first(function: Callable[..., Any], *arrays: Any) -> Any:

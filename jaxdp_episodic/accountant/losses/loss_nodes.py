@@ -65,13 +65,12 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
     xp = namespace(low, high, kink, s)
     share, width = _crowding(s)
 
-    def inverse(x: Array) -> Array:
-        u = x
-        for _ in range(_FIXED_POINT_STEPS):
-            u = x + share * width * xp.tanh((u - kink) / width)
-        return u
+    ends = xp.array([low, high])
 
-    begin, end = inverse(low), inverse(high)
+    def inverse(_: Array, u: Array) -> Array:
+        return ends + share * width * xp.tanh((u - kink) / width)
+
+    begin, end = fori_loop(xp, 0, _FIXED_POINT_STEPS, inverse, ends)
     spacing = (end - begin) / (num_nodes - 1)
     u = begin + spacing * xp.arange(num_nodes, dtype=s.dtype)[:, None]
     bent = xp.tanh((u - kink) / width)

@@ -140,20 +140,21 @@ def log_normal_tail(x: Array) -> Array:
     """Returns ``log Q(x)``, Q(x) = P(N(0, 1) > x); *exact* up to rounding."""
     xp = namespace(x)
     positive = x >= 0
-    above = xp.where(positive, x, 0.0)
-    below = xp.where(positive, 0.0, xp.maximum(x, -1e150))
-    upper = log_normal_density(above) + xp.log(_mills_ratio(above))
-    return xp.where(positive, upper, _log_complement(below))
+    size = xp.where(positive, x, xp.minimum(-x, 1e150))
+    density, mills = log_normal_density(size), _mills_ratio(size)
+    # Q(x) = 1 - Q(-x)
+    complement = xp.log1p(-xp.exp(density) * mills)
+    return xp.where(positive, density + xp.log(mills), complement)
 
 
 def log_mills(x: Array) -> Array:
     """Returns ``log(Q(x) / phi(x))``, the logarithm of the Mills ratio; *exact*."""
     xp = namespace(x)
     right = x >= _LEFT_END
-    above = xp.where(right, x, 0.0)
-    below = xp.where(right, _LEFT_END, x)
-    left = _log_complement(below) - log_normal_density(below)
-    return xp.where(right, xp.log(_mills_ratio(above)), left)
+    size = xp.where(right, x, -x)
+    density, mills = log_normal_density(size), _mills_ratio(size)
+    left = xp.log1p(-xp.exp(density) * mills) - density
+    return xp.where(right, xp.log(mills), left)
 
 
 def log_mills_difference(x: Array, width: Array) -> Array:
@@ -203,12 +204,6 @@ def _mills_slope(x: Array) -> Array:
     """Returns ``n(x) = -m'(x)`` for x >= -1."""
     scale = 1 / (x + 3 / (x + 3))
     return polynomial(_MILLS_SLOPE, 1 - 8 / (x + 5)) * scale * scale
-
-
-def _log_complement(x: Array) -> Array:
-    """Returns ``log Q(x) = log(1 - Q(-x))`` for x <= 0."""
-    xp = namespace(x)
-    return xp.log1p(-xp.exp(log_normal_density(x)) * _mills_ratio(-x))
 
 
 def polynomial(coefficients: np.ndarray, x: Array) -> Array:

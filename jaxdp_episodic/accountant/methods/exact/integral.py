@@ -220,14 +220,13 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
 
     vertical = contour.lean == 0
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
-    y, _ = _height(contour, contour.end[None])
-    z, _ = contour_points(contour, y)
+    end = at(at(points, blocks.number - 1), -1)
     log_beyond = xp.full_like(bulk, _LOG_ZERO)
     if may_realign(groups):
         # What may be left where phases agree again, times the integral of 1 / y².
         realign = first_realignment(groups)
         alone = ~xp.isfinite(realign)
-        again = xp.maximum(y, xp.where(alone, y, realign))
+        again = xp.maximum(end[1], xp.where(alone, end[1], realign))[None]
         z, _ = contour_points(contour, again)
         log_beyond = where_needed(
             alone,
@@ -235,7 +234,7 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
             lambda: log_realigned(z, groups)[0] - xp.log(math.pi * again[0]),
         )
     log_mass = log_bulk_mass(log_atom)
-    return _Integrand(each(rows), bulk, log_mass, density, z[0][0], log_beyond)
+    return _Integrand(each(rows), bulk, log_mass, density, end[0], log_beyond)
 
 
 def _height(contour: Contour, u: Array) -> tuple[Array, Array]:

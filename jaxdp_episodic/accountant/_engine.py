@@ -1,15 +1,15 @@
 """The two engines of every formula, and the float64 boundary in front of them.
 
 A kernel is a pure function of arrays that takes its namespace from its arguments
-(`numerics.loops.namespace`). The *NumPy* engine calls it as it is: no compiling, no
-JAX in the process. The *JAX* engine compiles it, for large batches and
-accelerators. This file alone chooses between them, and alone knows of x64.
+(`numerics.loops.namespace`). The *NumPy* engine calls it directly, without importing
+JAX. The *JAX* engine compiles it, for large batches and accelerators. Only this file
+chooses between them and sets x64.
 
 Privacy accounting in float32 is wrong in the dangerous direction (``log1p`` of a
 1e-12 offset is exactly 0), so every public number is computed in float64. The
-caller's own JAX settings are never touched: the flag is set in a thread-local
-context around an *already jitted* kernel, and NumPy arrays come back, because a
-float64 JAX array outside the context decays to float32 at its first use.
+caller's own JAX settings are never changed: the flag is set in a thread-local
+context around a jitted kernel. NumPy arrays are returned, because outside the context
+a float64 JAX array becomes float32 at its first use.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from jaxdp_episodic.files.optional import require
 
 ENGINES = ("auto", "numpy", "jax")
 VARIABLE = "JAXDP_EPISODIC_ENGINE"
-# Minimum elements of the largest argument for which "auto" compiles a single kernel.
+# Elements of the largest argument from which "auto" compiles a kernel that has no entry
+# of its own.
 _COMPILED_ELEMENTS = 2**21
-# The engine that the body runs on.
+# The engine of this context; None: not chosen.
 _chosen: ContextVar[str | None] = ContextVar("engine", default=None)
-# Settings that the body asks about in all its calls; 0: each call counts alone.
+# Total number of settings of all calls in this context; 0: each call counts alone.
 _together: ContextVar[int] = ContextVar("together", default=0)
-# Threads among which this one shares the cores.
+# Number of threads that share the process's cores.
 _sharing: ContextVar[int] = ContextVar("sharing", default=1)
 # XLA's options for programs on the CPU; measured in November 2026 with jaxlib 0.10.2.
 _CPU_OPTIONS = {
@@ -61,30 +62,33 @@ _CPU_OPTIONS = {
 # Linux's table of this process's memory mappings, and their largest number.
 _MAPPINGS = Path("/proc/self/maps")
 _MAPPINGS_LIMIT = Path("/proc/sys/vm/max_map_count")
-# Share of that number at which JAX's caches are cleared; seconds between two checks, in
-# which far less than the rest can be compiled. A check takes some milliseconds.
+# Share of that number at which JAX's caches are cleared.
 _LARGEST_SHARE = 0.6
+# Seconds between two checks, which take some milliseconds each. Far fewer than the
+# remaining mappings can be added in between.
 _CHECK_INTERVAL = 2.0
 _next_check = 0.0
-# How often JAX's caches have been cleared.
+# Number of times that JAX's caches have been cleared.
 num_clearings = 0
-# What "auto" has compiled since then.
+# Keys of the kernels that "auto" has compiled since then.
 _compiled: set[tuple[Any, ...]] = set()
-# Share of the time to compile a kernel from which "auto" does, where NumPy would take
-# as long: whoever asks so much asks again.
+# "auto" compiles if NumPy would take this share of the compile time or more: a caller
+# with that many settings usually asks again.
 _PAYS_FROM = 0.25
-# Whether this process was forked off one that had JAX, whose threads it lacks.
+# Whether this process was forked from one that had imported JAX: JAX's threads do not
+# exist in it.
 _is_fork_of_jax = False
-# Dataclasses that JAX knows; chunks in several threads may bring the same one.
+# Dataclasses registered with JAX. The lock is needed as several threads may register
+# the same one.
 _registered: set[type] = set()
 _registering = threading.Lock()
 
 
 def engine_name() -> str:
-    """Returns what was asked for: "numpy", "jax", or "auto" if nothing was.
+    """Returns the chosen engine: "numpy", "jax" or "auto" (the default).
 
     Raises:
-      ValueError: the environment variable ``JAXDP_EPISODIC_ENGINE`` names no engine.
+      ValueError: the environment variable ``JAXDP_EPISODIC_ENGINE`` is no engine.
     """
     if chosen := _chosen.get():
         return chosen
@@ -96,11 +100,11 @@ def engine_name() -> str:
 
 @contextlib.contextmanager
 def using_engine(name: str) -> Iterator[None]:
-    """Everything in the body runs on this engine; "auto" chooses anew.
+    """Runs everything in the body on this engine.
 
     Raises:
-      ValueError: no such engine.
-      ImportError: "jax" where JAX is not installed.
+      ValueError: there is no such engine.
+      ImportError: the engine is "jax" and JAX is not installed.
     """
     if name not in ENGINES:
         raise ValueError(f"engine must be one of {ENGINES}, got {name[:60]!r}")
@@ -112,7 +116,7 @@ def using_engine(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def using_choice(name: str) -> Iterator[None]:
-    """As `using_engine`, of what `choose_engine` says."""
+    """As `using_engine`, without checks, for an answer of `choose_engine`."""
     token = _chosen.set(name)
     try:
         yield
@@ -130,23 +134,23 @@ if hasattr(os, "register_at_fork"):
 
 
 class Kernel(NamedTuple):
-    """A kernel that "auto" may compile; times are of the CPU, in seconds."""
+    """A kernel that "auto" may compile; times in seconds of CPU."""
 
     name: str
-    numpy_seconds: float  # that a setting takes on NumPy
+    numpy_seconds: float  # per setting, on NumPy
     compile_seconds: float
-    least: int = 1  # settings from which JAX is faster once it is compiled
-    what: tuple[Any, ...] = ()  # what else it is compiled for; each has a ``repr``
+    least: int = 1  # number of settings from which the compiled kernel is faster
+    what: tuple[Any, ...] = ()  # other keys of the compiled program; each has a repr
 
 
 def choose_engine(settings: int, kernel: int | Kernel, losses: Any = ()) -> str:
-    """Returns the engine that was asked for, or for "auto" the one that pays.
+    """Returns the chosen engine; for "auto" the one that costs less.
 
-    NumPy, always, of a mechanism that does not compile; for "auto" without JAX and
-    behind ``os.fork()``, where JAX may wait for ever for its threads. Else JAX, where
-    NumPy would take a quarter of the time to compile or more, or where the kernel is
-    compiled already, in this process or in JAX's cache on the disk. For a ``kernel``
-    that is a number: from so many settings on.
+    A mechanism with ``compiles = False`` is always computed by NumPy. "auto" is NumPy
+    if JAX is not installed, and in a process forked from one with JAX, which could wait
+    for ever for JAX's threads. Otherwise it is JAX if NumPy would take a quarter of the
+    compile time or more, or if the kernel is compiled already, in this process or in
+    JAX's cache on disk. If ``kernel`` is a number, it is JAX from that many settings.
     """
     name = engine_name() if never_compiled(losses) is None else "numpy"
     if name != "auto":
@@ -171,10 +175,10 @@ def choose_engine(settings: int, kernel: int | Kernel, losses: Any = ()) -> str:
 
 @contextlib.contextmanager
 def asking_together(settings: int) -> Iterator[None]:
-    """The body asks about so many settings in all, as a search or a sweep does.
+    """Declares the total number of settings of all calls in the body.
 
-    Their number alone decides what is compiled, and not what has been compiled before:
-    a sweep that is resumed has the digits of one that is not.
+    Only that number then decides whether to compile, not what is compiled already: a
+    resumed sweep has the same digits as one that was not interrupted.
     """
     token = _together.set(settings)
     try:
@@ -184,7 +188,7 @@ def asking_together(settings: int) -> Iterator[None]:
 
 
 def never_compiled(tree: Any) -> str | None:
-    """Returns a mechanism's name in a tree whose class has ``compiles = False``."""
+    """Returns the class name of a mechanism in a tree that has ``compiles = False``."""
     if isinstance(tree, tuple | list):
         return next(filter(None, map(never_compiled, tree)), None)
     return None if getattr(tree, "compiles", True) else type(tree).__name__
@@ -198,14 +202,13 @@ def _has_jax() -> bool:
 def float64_boundary(
     kernel: Callable[..., Any], static: tuple[str, ...] = ()
 ) -> Callable[..., Any]:
-    """Wraps a kernel so that it runs in float64 on either engine and returns NumPy.
+    """Wraps a kernel to run in float64 on either engine and to return NumPy arrays.
 
-    Positional arguments become float64 NumPy arrays (integers and booleans too: a
-    kernel sees real numbers only), which also makes a tracer raise at once instead
-    of being silently rounded.
+    Positional arguments are converted to float64 NumPy arrays, integers and booleans
+    too. A JAX tracer raises an error instead of being rounded.
 
-    Keyword arguments of these names are static: they set a shape or choose code. The
-    kernel is a pure function of arrays, not jitted, whose signature stays.
+    The keyword arguments named in ``static`` set a shape or choose code. The kernel is
+    a pure function of arrays and not jitted; the wrapper has its signature.
     """
 
     @functools.wraps(kernel)
@@ -224,18 +227,18 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
     """Calls a jitted function in float64 and returns NumPy arrays.
 
     Raises:
-      NotImplementedError: an argument is a mechanism that does not compile.
+      NotImplementedError: an argument is a mechanism with ``compiles = False``.
     """
     import jax
     import jax.core
 
     if name := never_compiled(args):
-        raise NotImplementedError(f"{name} is computed by NumPy alone, not by JAX")
+        raise NotImplementedError(f"{name} is computed by NumPy only, not by JAX")
     converted = map_arrays(_float64, args)
     register_dataclasses(converted)
-    # A caller's settings are for the caller's code. Kernels broadcast, move arrays to
-    # the device and back, and have inf and NaN in branches not taken. Training may
-    # multiply in 16 bits, not we.
+    # The caller's JAX settings must not apply to kernels, which broadcast, move arrays
+    # to the device and back, have inf and NaN in branches that are not selected, and
+    # need full precision in products.
     with (
         jax.transfer_guard("allow"),
         jax.debug_nans(False),
@@ -244,8 +247,8 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
         jax.numpy_rank_promotion("allow"),
         jax.default_matmul_precision("highest"),
     ):
-        # Within a caller's jit known numbers are computed at once; elsewhere that would
-        # compile each constant of a kernel by itself.
+        # Within a caller's jit, evaluate at once. Elsewhere that would compile each
+        # constant of a kernel separately.
         is_traced = isinstance(jax.numpy.asarray(0.0), jax.core.Tracer)
         at_once = jax.ensure_compile_time_eval if is_traced else contextlib.nullcontext
         with at_once():
@@ -255,7 +258,7 @@ def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
 
 
 def chosen_device() -> Any:
-    """What `jax.default_device` was set to in this thread; None: the first device."""
+    """Returns this thread's `jax.default_device`; None: the first device."""
     import jax
 
     return jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]: made at run time
@@ -268,9 +271,9 @@ def in_threads(
     *,
     device: Any = None,
 ) -> list[Any]:
-    """Results of items, in threads that use the caller's engine and share its cores.
+    """Maps ``work`` over items, in threads with the caller's engine and its cores.
 
-    JAX's settings of the caller's thread are not theirs, so ``device`` says its device.
+    New threads do not inherit JAX's settings, so pass the caller's ``device``.
     """
     contexts = [copy_context() for _ in items]
     for context in contexts:
@@ -281,7 +284,7 @@ def in_threads(
             return context.run(work, item)
         import jax
 
-        # A new thread's default device is the first one, whatever the caller's is.
+        # In a new thread the default device is the first one.
         with jax.default_device(device):
             return context.run(work, item)
 
@@ -290,7 +293,7 @@ def in_threads(
 
 
 def num_cores() -> int:
-    """Returns how many cores this thread may use: its share of the process's."""
+    """Returns the number of cores for this thread: its share of the process's."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -299,7 +302,7 @@ def num_cores() -> int:
 
 
 def compiled(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
-    """Wraps a kernel so that it always runs on JAX; else as `float64_boundary`."""
+    """As `float64_boundary`, but always on JAX."""
 
     @functools.wraps(kernel)
     def call(*args: Any, **static_values: Any) -> Any:
@@ -309,10 +312,10 @@ def compiled(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
 
 
 def call_in_float64(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a user's function of arrays, which may be written in NumPy or in JAX."""
+    """Calls a user's function of arrays, written in NumPy or in JAX, in float64."""
     if "jax" not in sys.modules:
         return np.asarray(function(*args))
-    import jax  # waits where another thread has only begun
+    import jax  # waits if another thread is importing it
 
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         return np.asarray(function(*args))
@@ -320,18 +323,18 @@ def call_in_float64(function: Callable[..., Any], *args: Any) -> Any:
 
 @functools.cache
 def jitted(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
-    """Returns ``jax.jit`` of a kernel, one for each."""
+    """Returns ``jax.jit`` of a kernel, always the same one."""
     import jax
 
     options = None
     if jax.default_backend() == "cpu":
-        said = os.environ.get("XLA_FLAGS", "")  # what the user chose stays
-        options = {name: v for name, v in _CPU_OPTIONS.items() if name not in said}
+        flags = os.environ.get("XLA_FLAGS", "")  # the user's choice is kept
+        options = {name: v for name, v in _CPU_OPTIONS.items() if name not in flags}
     return jax.jit(kernel, static_argnames=static, compiler_options=options)
 
 
 def register_dataclasses(tree: Any) -> None:
-    """Makes JAX see the arrays in the dataclasses of a tree."""
+    """Registers the dataclasses of a tree as pytree nodes."""
     if isinstance(tree, tuple | list):
         for part in tree:
             register_dataclasses(part)
@@ -344,11 +347,11 @@ def register_dataclasses(tree: Any) -> None:
 
 
 def _register(kind: type) -> None:
-    """Makes JAX see the arrays of a dataclass.
+    """Registers a dataclass as a pytree node.
 
-    Not by ``register_dataclass``: to jaxlib 0.10 trees of two such classes with equally
-    many fields are equal, and depending on memory addresses one mechanism's settings
-    went through the kernel compiled for another's.
+    ``register_dataclass`` is not used: jaxlib 0.10 takes trees of two such classes with
+    equally many fields for equal, and one mechanism's settings went through the kernel
+    compiled for another's.
     """
     from jax.tree_util import register_pytree_node
 
@@ -374,10 +377,10 @@ def _largest(tree: Any) -> int:
 def clear_kernels_if_crowded() -> None:
     """Clears JAX's caches if the process has used most of its memory mappings.
 
-    XLA maps each function of a kernel by itself, a few hundred for one of ours. Linux
-    grants 65,530 mappings (``vm.max_map_count``), and without one XLA ends the process
-    with a segmentation fault. Kernels called again are compiled again; numbers do not
-    change. Other systems than Linux have no such limit.
+    XLA maps the functions of a kernel into memory one by one. Linux allows 65,530
+    mappings (``vm.max_map_count``); beyond that XLA ends with a segmentation fault.
+    Kernels called again are compiled again, with the same results. Other systems have
+    no such limit.
     """
     global _next_check, num_clearings
     now = time.monotonic()

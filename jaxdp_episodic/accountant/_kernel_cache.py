@@ -1,4 +1,4 @@
-"""Compiled kernels on the disk: where they lie, and which ones are said to be there."""
+"""The cache of compiled kernels on disk: its folder, and which kernels it holds."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 
 
 def kernel_folder() -> Path | None:
-    """Returns the user's folder of compiled kernels, made if missing.
+    """Returns the user's folder of compiled kernels; creates it if it is missing.
 
-    None where ``JAX_COMPILATION_CACHE_DIR`` says another, or none, and where the folder
-    cannot be written.
+    Returns None if ``JAX_COMPILATION_CACHE_DIR`` is set, to another folder or to none,
+    and if the folder cannot be written.
     """
     if os.environ.get(CACHE_VARIABLE) is not None:
         return None
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: nobody's home
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no home folder
         base = Path(home) if home else Path("~/.cache").expanduser()
         folder = base / "jaxdp-episodic" / "kernels"  # JAX's keys hold its version
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def kernel_folder() -> Path | None:
 
 @contextlib.contextmanager
 def keeping_kernels() -> Iterator[None]:
-    """Keeps on disk what JAX compiles in the body, unless the caller has a cache."""
+    """Keeps on disk what JAX compiles in the body, unless the caller set a cache."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -53,16 +53,16 @@ def keeping_kernels() -> Iterator[None]:
 
 
 def is_kept(kernel: tuple[Any, ...]) -> bool:
-    """Whether a process has compiled it onto the disk, by a mark beside the kernels.
+    """Whether a mark file says that a process has stored this kernel in JAX's cache.
 
-    Where that is wrong, as of another version of ours, it is compiled too early once.
+    A wrong mark, left by another version, costs one compilation that does not pay.
     """
     mark = _mark(kernel)
     return mark is not None and mark.exists()
 
 
 def note_kept(kernel: tuple[Any, ...]) -> None:
-    """Says to other processes that a kernel lies on the disk, if there is a cache."""
+    """Marks a kernel as stored in JAX's cache, if there is one."""
     mark = _mark(kernel)
     if mark is not None:
         with contextlib.suppress(OSError):
@@ -70,7 +70,7 @@ def note_kept(kernel: tuple[Any, ...]) -> None:
 
 
 def _mark(kernel: tuple[Any, ...]) -> Path | None:
-    """The file that says that a kernel is in JAX's persistent cache, if that is on."""
+    """The mark file of a kernel in JAX's cache folder; None without a cache."""
     folder = os.environ.get(CACHE_VARIABLE)
     config = getattr(sys.modules.get("jax"), "config", None)
     if config is not None:
@@ -80,13 +80,13 @@ def _mark(kernel: tuple[Any, ...]) -> Path | None:
 
 @functools.cache
 def _mark_name(kernel: tuple[Any, ...]) -> str:
-    """The same in all processes with this version of JAX."""
+    """Equal in all processes with the same version of jaxlib."""
 
-    def said(part: Any) -> str:
+    def text(part: Any) -> str:
         if isinstance(part, tuple):
-            return f"({','.join(map(said, part))})"
+            return f"({','.join(map(text, part))})"
         return getattr(part, "__qualname__", None) or repr(part)
 
     version = importlib.metadata.version("jaxlib")
-    digest = hashlib.blake2b(f"{version} {said(kernel)}".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{version} {text(kernel)}".encode(), digest_size=16)
     return f"jaxdp-episodic-{digest.hexdigest()}"

@@ -1,7 +1,6 @@
-"""Gauss–Legendre panels laid where an integrand needs them."""
+"""Gauss–Legendre quadrature on panels placed where an integrand needs them."""
 
-# The batch is the *last* axis: XLA's loops on the CPU use vector instructions along
-# that axis only.
+# Settings are the *last* axis: XLA on the CPU vectorizes along that axis only.
 
 from __future__ import annotations
 
@@ -17,11 +16,12 @@ from jaxdp_episodic.accountant.numerics.loops import (
     scan,
 )
 
-# Half the number of products, real or complex, for which BLAS wakes its threads: these
-# then spin, waiting for more work, on cores that others need.
+# Half the number of real multiplications from which BLAS uses several threads. These
+# then busy-wait on cores that other work needs.
 _SINGLE_THREADED = 2**17
+# The same for complex multiplications.
 _SINGLE_THREADED_COMPLEX = 2**15
-# Least rows of a block: with fewer, products take several times as long.
+# Least number of rows of a block: with fewer, products take several times as long.
 _LEAST_ROWS = 8
 
 
@@ -39,20 +39,20 @@ def integrate_panels(
     *,
     nodes_per_panel: int,
 ) -> tuple[Array, ...]:
-    """Sums the integrals of functions over the panels of each batch element."""
+    """Integrals over all panels of each setting, one for each returned function."""
     xp = namespace(lefts, rights)
     width = rights - lefts
     nodes, weights = gauss_legendre(nodes_per_panel)
     if xp is np:
-        # All nodes side by side: few calls, each of a whole block.
+        # All nodes at once: few calls of NumPy.
         column = (-1,) + (1,) * lefts.ndim
         values = integrand(lefts + width * nodes.reshape(column))
         weights = weights.reshape(column) * width
         axes = tuple(range(weights.ndim - 1))
         return tuple(np.sum(weights * value, axis=axes) for value in values)
 
-    # Node after node, all panels side by side: one fused pass over arrays that fit the
-    # cache, whatever the number of nodes.
+    # One node after another, of all panels at once: arrays that fit the cache, in one
+    # program for any number of nodes.
     def add_node(totals: tuple[Array, ...] | None, rule: tuple[Array, Array]):
         node, weight = rule
         values = integrand(lefts + width * node)
@@ -71,8 +71,8 @@ def integrate_panels(
 def lay_panels(
     low: Array, high: Array, density: Array, floor: Array, *, num_panels: int
 ) -> tuple[Array, Array]:
-    """Edges of panels that cover the union of windows."""
-    # Gaps between windows get no panel: the integrand there must be negligible.
+    """Left and right edges of panels that cover the union of windows."""
+    # There are no panels between windows: the integrand must be negligible there.
     xp = namespace(low, high, density, floor)
     low, high = xp.maximum(low, floor), xp.maximum(high, floor)
     ends = _sorted(xp.concatenate([low, high], axis=0))
@@ -94,7 +94,7 @@ def lay_panels(
 
 def _sorted(rows: Array) -> Array:
     """Rows in ascending order, for each setting."""
-    # XLA's own sort on the CPU takes four times as long for twenty rows.
+    # For twenty rows XLA's sort on the CPU takes four times as long.
     xp = namespace(rows)
     if xp is np:
         return np.sort(rows, axis=0)
@@ -108,7 +108,7 @@ def _sorted(rows: Array) -> Array:
 
 
 def _whole_panels(share: Array, length: Array, num_panels: int) -> Array:
-    """Scales the shares so that each run of segments sums to an integer."""
+    """Scales shares so that those of adjoining segments sum to an integer."""
     xp = namespace(share, length)
     is_gap = (share <= 0) & (length > 0)
     run = _cumulated(is_gap.astype(share.dtype))
@@ -130,7 +130,7 @@ def _edges(
     left: Array, length: Array, share: Array, num_panels: int
 ) -> tuple[Array, Array]:
     """Left and right edges of the panels: where the cumulated share is an integer."""
-    # At a gap the two differ.
+    # A left edge differs from the right edge before it only at a gap.
     xp = namespace(left, length, share)
     after = _cumulated(share)
     before = after - share
@@ -146,20 +146,20 @@ def _edges(
     lefts = xp.where(begins <= target[:-1], position[:, :-1], -xp.inf)
     rights = xp.where(ends >= target[1:], position[:, 1:], xp.inf)
     lefts, rights = xp.max(lefts, axis=0), xp.min(rights, axis=0)
-    # Panels beyond the last whole one are empty; keep their nodes finite.
+    # Panels beyond the last one are empty, but their nodes must be finite.
     return lefts, xp.where(xp.isfinite(rights), rights, lefts)
 
 
 def _cumulated(rows: Array) -> Array:
-    """Sums of rows (S, n) up to each."""
+    """Cumulative sums of rows (S, n)."""
     xp = namespace(rows)
     if xp is np:
         return np.cumsum(rows, axis=0)
-    return np.tri(rows.shape[0]) @ rows  # XLA's own sums take five times as long
+    return np.tri(rows.shape[0]) @ rows  # XLA's cumulative sum takes five times as long
 
 
 def in_blocks(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """``rows @ matrix``, (..., R, N) and (..., N, M), on one thread."""
+    """``rows @ matrix``, (..., R, N) and (..., N, M), on a single thread."""
     number, (length, width) = rows.shape[-2], matrix.shape[-2:]
     products = _SINGLE_THREADED_COMPLEX if np.iscomplexobj(rows) else _SINGLE_THREADED
     most = products // length

@@ -150,8 +150,9 @@ def lattice_excess(
     rows = np.max(number) if xp is np else _ROWS[with_derivatives]
     first = spacing * np.arange(float(rows))[:, None] - reach
     grown, base = at(first)
-    totals = values(first, grown, base)
-    if xp is not np:
+    if xp is np:
+        totals = values(first, grown, base)
+    else:
         stride = rows * spacing
         more, narrower = xp.expm1(s * stride), xp.exp(-stride * stride)
         falls = xp.exp(-stride * (first + 0.5 * stride))
@@ -163,14 +164,15 @@ def lattice_excess(
 
         def add(i: Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
             carried, base, falls, totals = state
-            carried, base = carried * (1 + more) + added, base * falls
             found = values(first + stride * xp.float64(i), carried - taken, base)
             totals = tuple(a + b for a, b in zip(totals, found, strict=True))
+            carried, base = carried * (1 + more) + added, base * falls
             return carried, base, falls * narrower, totals
 
         passes = xp.ceil(xp.max(number) / rows).astype(np.int32)
-        state = carried, base, falls, totals
-        *_, totals = fori_loop(xp, 1, passes, add, state)
+        nothing = (xp.zeros_like(base),) * (3 if with_derivatives else 1)
+        state = carried, base, falls, nothing
+        *_, totals = fori_loop(xp, 0, passes, add, state)
     total, *derivatives = (spacing * xp.sum(a, axis=0) for a in totals)
     return xp.log(total) + peak, *(d / total for d in derivatives)
 

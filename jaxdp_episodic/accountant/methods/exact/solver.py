@@ -46,8 +46,9 @@ from jaxdp_episodic.accountant.numerics.loops import (
     where_needed,
 )
 
-# One pass.
-KERNEL = Kernel("exact", numpy_seconds=2e-3, compile_seconds=16.0, least=16)
+# One pass. JAX's first answer for 64 settings takes 10 s of CPU on two busy cores
+# (November 2026); a chunk takes JAX as long as some five settings take NumPy.
+KERNEL = Kernel("exact", numpy_seconds=2e-3, compile_seconds=10.0, least=16)
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
 # Nats below delta at which loss distributions are truncated. With a lower value rare

@@ -45,16 +45,12 @@ _chosen: ContextVar[str | None] = ContextVar("engine", default=None)
 _together: ContextVar[int] = ContextVar("together", default=0)
 # Number of threads that share the process's cores.
 _sharing: ContextVar[int] = ContextVar("sharing", default=1)
-# XLA's options for programs on the CPU; measured in November 2026 with jaxlib 0.10.2.
+# XLA's own choice is 256 bits; where a processor has no more it changes nothing. LLVM's
+# higher levels compile a quarter longer. Fusion emitters make an LLVM module of each of
+# 360 functions: 15 s instead of 8 s; without them see `numerics.loops.turned`.
 _CPU_OPTIONS = {
-    # Bits of a vector. XLA's own choice is 256; where a processor has no more this
-    # changes nothing.
     "xla_cpu_prefer_vector_width": 512,
-    # LLVM's higher levels compile a quarter longer, and programs get no faster.
     "xla_backend_optimization_level": 1,
-    # Fusion emitters make an LLVM module of each of 360 small functions, which takes
-    # 20 ms of CPU each. Without them all are one module: 15 s became 8 s. Then loops
-    # must not overwrite what they read; see `numerics.loops.turned`.
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }

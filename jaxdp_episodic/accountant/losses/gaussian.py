@@ -16,7 +16,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Profile,
     Tails,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array, at, namespace, traced_once
+from jaxdp_episodic.accountant.numerics.loops import Array, at, namespace
 from jaxdp_episodic.accountant.numerics.special import (
     log_mills,
     log_normal_density,
@@ -40,7 +40,6 @@ class GaussianLoss(NoisyLoss, Profile, Moments):
         return Hints(rate, rate, self._shift, self._shift)
 
 
-@traced_once
 def gaussian_tails(shift: Array, u: Array) -> Tails:
     """Returns the `Tails` of ``N(shift, 1)`` against ``N(0, 1)``, alike both ways."""
     # With t = u / mu - mu / 2 and the Mills ratio m the profile is phi(t) (m(t) - m(t +
@@ -50,7 +49,6 @@ def gaussian_tails(shift: Array, u: Array) -> Tails:
     return _profile(t, mu, shift), where_positive(tail, shift)
 
 
-@traced_once
 def log_gaussian_profile(shift: Array, u: Array) -> Array:
     """Returns the logarithm of the profile alone; see `gaussian_tails`."""
     return _profile(*_threshold(shift, u), shift)

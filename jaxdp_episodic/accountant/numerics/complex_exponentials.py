@@ -17,7 +17,6 @@ from jaxdp_episodic.accountant.numerics.loops import (
     complex_of,
     fori_loop,
     namespace,
-    traced_once,
 )
 from jaxdp_episodic.accountant.numerics.special import polynomial
 
@@ -71,7 +70,6 @@ def cos_sin(angle: Array) -> tuple[Array, Array]:
     return 1 - versine, sine
 
 
-@traced_once
 def versine_sine(angle: Array) -> tuple[Array, Array]:
     """Returns ``1 - cos`` and ``sin`` of an angle, both without cancellation near 0."""
     # From a quarter of the angle, doubled twice, which needs no case for each quadrant.
@@ -94,7 +92,6 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
     return 2 * half_sine * half_sine, 2 * half_sine * half_cosine
 
 
-@traced_once
 def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     """Returns ``e^{a + ib}``."""
     xp = namespace(log_size, angle)
@@ -104,7 +101,6 @@ def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     return size * cosine, size * sine
 
 
-@traced_once
 def log1p_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
     """Returns ``log(1 + z)``, principal branch; absolute error a few 1e-16 |z|."""
     # The real part is at least -345, so 1 + z = 0 does not give -inf.
@@ -162,7 +158,6 @@ def log_add_complex(first: Array, second: tuple[Array, Array]) -> tuple[Array, A
     )
 
 
-@traced_once
 def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
     """Returns ``sum_j w_j (e^{z y_j} - 1)`` for many z."""
     if namespace(z[0], weight[0], position[0]) is np:
@@ -198,14 +193,11 @@ def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
 def _sum_as_pairs(z: Pair, weight: Pair, position: Pair) -> Pair:
     """Computes `sum_expm1` in JAX with real arrays only, term by term."""
 
-    def add(j: Array, total: Pair) -> Pair:
-        w, y = at(weight, j), at(position, j)
-        term = times(w, expm1_complex(*times(z, y)))
-        return total[0] + term[0], total[1] + term[1]
+    def term(w: Pair, y: Pair) -> Pair:
+        return times(w, expm1_complex(*times(z, y)))
 
-    xp = namespace(z[0])
-    start = (xp.zeros_like(z[0]), xp.zeros_like(z[0]))
-    return fori_loop(xp, 0, num_used(weight), add, start)
+    zero = namespace(z[0]).zeros_like(z[0])
+    return _sum_of_rows(term, weight, position, (zero, zero), 1)
 
 
 def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
@@ -222,16 +214,9 @@ def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
 
 
 def _sum_of_rows(
-    term: Callable[[Pair, Pair], Any],
-    weight: Pair,
-    position: Pair,
-    zero: Any,
-    unrolled: int,
+    term: Callable[..., Any], weight: Pair, position: Pair, zero: Any, unrolled: int
 ) -> Any:
-    """The sum of ``term(w_j, y_j)`` over the rows that are used, in JAX.
-
-    The loop adds ``unrolled`` rows in a pass: more are faster and compile longer.
-    """
+    """The sum of ``term(w_j, y_j)`` over used rows in JAX, ``unrolled`` in a pass."""
     import jax
 
     xp, rows = namespace(weight[0]), weight[0].shape[0]
@@ -259,7 +244,6 @@ def divided(a: Pair, b: Pair) -> Pair:
     return re / square, im / square
 
 
-@traced_once
 def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
     """Computes `expm1_complex` faster, with one polynomial instead of two."""
     # The power of two is made from its bits, with float64 and 64-bit integers only.
@@ -269,7 +253,6 @@ def expm1_in_parts(real: Array, imaginary: Array) -> Pair:
     return (part + (power - 1)) - grown * versine, grown * sine
 
 
-@traced_once
 def exp_parts(x: Array) -> tuple[Array, Array]:
     """Returns ``2^k`` and ``e^x - 2^k``, which is at most half as large."""
     xp = namespace(x)
@@ -283,7 +266,6 @@ def exp_parts(x: Array) -> tuple[Array, Array]:
     return power, xp.where(x > 709.0, xp.inf, part)
 
 
-@traced_once
 def sum_exp_moments(
     c: Array, weight: Pair, position: Pair
 ) -> tuple[Array, Array, Array]:
@@ -305,15 +287,11 @@ def _moments_as_reals(
 ) -> tuple[Array, Array, Array]:
     """Computes `sum_exp_moments` in JAX with real arrays only."""
 
-    def add(j: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        w, y = at(weight, j), at(position, j)
-        terms = _moment_terms(w, y, polar(c * y[0], c * y[1]))
-        return tuple(a + b for a, b in zip(sums, terms, strict=True))
+    def terms(w: Pair, y: Pair) -> tuple[Array, Array, Array]:
+        return _moment_terms(w, y, polar(c * y[0], c * y[1]))
 
-    xp = namespace(c)
-    zero = xp.zeros_like(c)
-    s0, s1, s2 = fori_loop(xp, 0, num_used(weight), add, (zero, zero, zero))
-    return s0, s1, s2
+    zero = namespace(c).zeros_like(c)
+    return _sum_of_rows(terms, weight, position, (zero, zero, zero), 1)
 
 
 def _moments_as_complex(

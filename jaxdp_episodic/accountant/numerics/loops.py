@@ -13,11 +13,11 @@ Array = Any
 """A NumPy array, a JAX array or a tracer."""
 
 
-# Inverse of the share of a block's settings that are finished together with those of
-# other blocks.
+# Share of a block, as its inverse, that is left to be computed with what is left of
+# others.
 _FEW_LEFT = 8
 
-# Classes that are not JAX's. `namespace` is called very often, and this is fastest.
+# Classes that are not JAX's: looked up by class, as this is called very often.
 _NUMPY = (np.ndarray, np.generic, float, int)
 
 
@@ -31,24 +31,6 @@ def namespace(*arrays: Any) -> Any:
     return np
 
 
-def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function of arrays so that JAX traces it once for each shape."""
-
-    @functools.cache
-    def jitted() -> Callable[..., Any]:
-        import jax
-
-        return jax.jit(function)
-
-    @functools.wraps(function)
-    def call(*arrays: Any) -> Any:
-        leaves: list[Any] = []
-        map_arrays(leaves.append, arrays)
-        return (function if namespace(*leaves) is np else jitted())(*arrays)
-
-    return call
-
-
 def fori_loop(
     xp: Any,
     start: int,
@@ -57,10 +39,7 @@ def fori_loop(
     value: Any,
     settled: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Applies ``value = body(i, value)`` for i from ``start`` to ``stop - 1``.
-
-    NumPy also stops when ``settled(value)``.
-    """
+    """``value = body(i, value)`` for i from ``start`` to ``stop - 1``."""
     if xp is not np:
         from jax import lax
 
@@ -81,7 +60,7 @@ def while_loop(
     body: Callable[[Any], Any],
     value: Any,
 ) -> Any:
-    """Applies ``value = body(value)`` while ``condition(value)``."""
+    """``value = body(value)`` while the condition holds of it."""
     if xp is not np:
         from jax import lax
 
@@ -94,11 +73,7 @@ def while_loop(
 def where_needed(
     condition: Array, value: Array, otherwise: Callable[..., Array], given: Any = ()
 ) -> Array:
-    """``where(condition, value, otherwise(*given))``, which skips ``otherwise``.
-
-    If the condition holds everywhere, ``otherwise`` is not evaluated. NumPy evaluates
-    it for the settings that need it, if it has the arrays ``given``.
-    """
+    """``where(condition, value, otherwise(*given))``, evaluated only if needed."""
     xp = namespace(condition, value)
     if xp is not np:
         from jax import lax
@@ -121,7 +96,7 @@ def where_needed(
 def scan(
     xp: Any, body: Callable[[Any, Any], Any], value: Any, rows: tuple[Any, ...]
 ) -> Any:
-    """Applies ``value = body(value, (a[i], b[i], …))`` for every row i of arrays."""
+    """``value = body(value, (a[i], b[i], …))`` for every row i of the arrays."""
     if xp is not np:
         from jax import lax
 
@@ -136,20 +111,18 @@ def scan(
 
 def turned(tree: Any) -> Any:
     """What a loop in JAX carries from pass to pass: on the CPU transposed arrays."""
-    # LLVM does not vectorize a loop that overwrites an array it reads, which takes
-    # three to five times as long. XLA lets an elementwise result overwrite its operand,
-    # but not a transposed operand, of which it makes a copy.
+    # LLVM does not vectorize a loop that overwrites an array it reads: five times slower.
+    # XLA lets elementwise results overwrite operands, but copies a transposed one.
     import jax
 
-    if jax.default_backend() != "cpu":
-        return tree
-    return jax.tree.map(lambda a: a.T, tree)
+    is_cpu = jax.default_backend() == "cpu"
+    return jax.tree.map(lambda a: a.T, tree) if is_cpu else tree
 
 
 def map_first(function: Callable[..., Any], *arrays: Any) -> Any:
     """Stacks ``function(a[i], …)`` over the first axis of (nested tuples of) arrays."""
-    # The results of a loop are stored. XLA would compute others again for each use,
-    # which takes four times as long.
+    # XLA computes results outside of a loop again for each use, which takes four times
+    # as long.
     leaves: list[Any] = []
     map_arrays(leaves.append, arrays)
     if namespace(*leaves) is not np:
@@ -160,7 +133,7 @@ def map_first(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def rows_of(xp: Any, function: Callable[[Any], Any], number: Any, most: int) -> Any:
-    """Stacks ``function(i)`` for i < ``number``, padded with zeros to ``most`` rows."""
+    """Stacks ``function(i)`` for i below a number; the rest of ``most`` rows are 0."""
     if most == 1:
         return map_arrays(lambda a: a[None], function(0))
     if xp is np:
@@ -183,7 +156,7 @@ def rows_of(xp: Any, function: Callable[[Any], Any], number: Any, most: int) -> 
 def by_blocks(
     function: Callable[..., tuple[Any, ...]], trees: tuple[Any, ...], block: int
 ) -> tuple[Any, ...]:
-    """(n,) results for trees of (..., n) arrays, computed by blocks of settings."""
+    """(n,) results of trees of (..., n) arrays, ``block`` settings at a time."""
     leaves: list[Any] = []
     map_arrays(leaves.append, trees)
     xp = namespace(*leaves)
@@ -205,9 +178,9 @@ def while_each(
     state: Any,
     block: int,
 ) -> Any:
-    """For each setting applies ``state = body(given, state)`` while unfinished."""
-    # NumPy computes only the unfinished settings. JAX computes a block while more than
-    # a few of its settings are unfinished, and then the rest of all blocks together.
+    """For each setting ``state = body(given, state)`` while it is unfinished."""
+    # Hardly any setting waits for another one: NumPy computes those that are left, JAX
+    # a block at a time while more than a few are.
     size = state[0].shape[-1]
     if xp is np:
         result, index = map_arrays(np.array, state), np.arange(size)
@@ -224,21 +197,21 @@ def while_each(
     from jax import lax
 
     def iterate(given: Any, state: Any) -> Any:
-        """One iteration, of the unfinished settings only."""
+        """One iteration of the settings that are unfinished."""
         goes_on, new = unfinished(state), body(given, state)
         return type(state)(
             *(xp.where(goes_on, b, a) for a, b in zip(state, new, strict=True))
         )
 
     def run(given: Any, state: Any, most: int) -> Any:
-        """Iterates until at most ``most`` settings are unfinished."""
+        """Iterates until no more than so many are unfinished."""
         return lax.while_loop(
             lambda state: xp.sum(unfinished(state), dtype=np.int32) > most,
             functools.partial(iterate, given),
             state,
         )
 
-    # Few settings are left of a single block.
+    # Those that are left of a single block are few.
     later = block // _FEW_LEFT if size == block else block
     if later < _FEW_LEFT:
         return run(given, state, 0)
@@ -248,7 +221,7 @@ def while_each(
     index = xp.nonzero(left, size=size, fill_value=size - 1)[0]
 
     def finish(start: Any, state: Any) -> Any:
-        """Finishes the next unfinished settings; the last one fills up the block."""
+        """The next of those that are left; behind the last, that of all again."""
         those = lax.dynamic_slice_in_dim(index, start, later)
         some, begun = map_arrays(lambda a: a[..., those], (given, state))
         ends = zip(state, run(some, begun, 0), strict=True)
@@ -263,7 +236,7 @@ def while_each(
 
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies a function to every array in nested containers and dataclasses."""
-    if isinstance(tree, _NUMPY):  # the most frequent case
+    if isinstance(tree, _NUMPY):  # first, as most are
         return function(tree)
     names = None if isinstance(tree, tuple) else _field_names(type(tree))
     if names is not None or isinstance(tree, tuple):
@@ -283,7 +256,7 @@ def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    """The field names of a dataclass; None for another class."""
+    """Of a dataclass; None of another class."""
     if not dataclasses.is_dataclass(kind):
         return None
     return tuple(field.name for field in dataclasses.fields(kind))
@@ -300,7 +273,7 @@ def running_max(array: Array) -> Array:
         most = xp.maximum(most, row)
         return most, most
 
-    # JAX's cumulative maximum is a tree of many operations: a second to compile.
+    # The cumulative maximum of JAX is a tree of many operations: a second of XLA.
     return lax.scan(add, array[0], array)[1]
 
 
@@ -319,9 +292,9 @@ def at(tree: Any, index: Any) -> Any:
 
 
 def rows_at(array: Array, index: Array) -> Array:
-    """Entries of a (..., J, n) array in rows ``index`` (K, n): (..., K, n)."""
+    """Entries of the last axis but one, (..., J, n), at the numbers of rows (K, n)."""
     xp = namespace(array, index)
-    if xp is np:  # four times as fast as `take_along_axis`
+    if xp is np:  # by a quarter of the time of its own
         return array[..., index, np.arange(index.shape[-1])]
     index = index[(None,) * (array.ndim - 2)]
     return xp.take_along_axis(array, index, axis=-2, mode="promise_in_bounds")
@@ -333,7 +306,7 @@ def stacked(trees: Any, xp: Any = np) -> Any:
     if isinstance(first, tuple):
         parts = [stacked([tree[i] for tree in trees], xp) for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    return xp.array(trees)  # in NumPy four times as fast as `stack`
+    return xp.array(trees)  # in NumPy a quarter of the time of `stack`
 
 
 def _length(tree: Any) -> int:
@@ -341,7 +314,7 @@ def _length(tree: Any) -> int:
 
 
 def computed_once(xp: Any, tree: Any) -> Any:
-    """The same arrays, behind a barrier for XLA's simplification."""
+    """The same arrays, which XLA would compute again for each of their uses."""
     if xp is np:
         return tree
     from jax import lax
@@ -350,7 +323,7 @@ def computed_once(xp: Any, tree: Any) -> Any:
 
 
 def stop_gradient(xp: Any, tree: Any) -> Any:
-    """The same numbers with derivative 0, for nodes and scales of a quadrature."""
+    """The same numbers, with derivative 0: nodes are a choice, not a function."""
     if xp is np:
         return tree
     from jax import lax
@@ -359,7 +332,7 @@ def stop_gradient(xp: Any, tree: Any) -> Any:
 
 
 def complex_of(xp: Any, real: Array, imaginary: Array) -> Array:
-    """Complex numbers, without a product that would turn inf into NaN."""
+    """Complex numbers; no product that would make inf a NaN."""
     if xp is not np:
         from jax import lax
 
@@ -377,7 +350,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def logsumexp(x: Array, axis: int = 0) -> Array:
-    """``log(sum(e^x))`` over an axis; no entry may be inf. An empty sum is -inf."""
+    """``log(sum(e^x))`` over an axis, -inf of nothing; no entry may be inf."""
     xp = namespace(x)
     peak = xp.max(x, axis=axis, keepdims=True)
     peak = xp.where(xp.isfinite(peak), peak, 0.0)

@@ -111,7 +111,7 @@ def scan(
 
 def turned(tree: Any) -> Any:
     """What a loop in JAX carries from pass to pass: on the CPU transposed arrays."""
-    # LLVM does not vectorize a loop that overwrites an array it reads: five times slower.
+    # LLVM does not vectorize a loop that overwrites an array it reads (5 times slower).
     # XLA lets elementwise results overwrite operands, but copies a transposed one.
     import jax
 

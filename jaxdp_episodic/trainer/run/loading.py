@@ -325,7 +325,7 @@ def _features(value: Any, own: Any) -> FixedFeatures | None:
     if own is None and kind != WAVELETS:
         name = _validation.shown(described.get("name"))
         raise ValueError(
-            "features must be given, as to the run: the file of its network, {name}"
+            f"features must be given, as to the run: the file of its network, {name}"
             if kind == ONNX
             else f"features must be given, as to the run, which had its own, {name}"
         )

@@ -457,7 +457,8 @@ def test_a_foreign_or_damaged_folder_is_refused(copied):
         ({"parameters": {}}, "parameter .* must be of shape"),
         ({"dtype": "object"}, "dtype must be one of"),
         ({"features": {"kind": "wavelets"}}, "features must be those of the run"),
-        ({"features": {"kind": "own", "name": "n"}}, "features must be given"),
+        ({"features": {"kind": "own", "name": "n"}}, "features must be given.* 'n'"),
+        ({"features": {"kind": "onnx", "name": "n"}}, "the file of its network, 'n'"),
     ],
 )
 def test_a_description_is_checked(copied, changes, match):

@@ -29,7 +29,6 @@ from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 
 _AXIS = "process"
 # Prefix of this package's keys at the coordinator.
-# Prefix of this package's keys at the coordinator.
 _KEYS = "jaxdp-episodic"
 # Longest wait for processes that are computing, in milliseconds.
 _WEEK = 7 * 86_400_000

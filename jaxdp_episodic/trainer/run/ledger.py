@@ -85,8 +85,7 @@ class Ledger:
     def charge(self) -> int:
         """Charges one step and returns their number; only then may the step be taken.
 
-        Raises BudgetExhaustedError (nothing is charged), or OSError or LedgerError:
-        then do not take the step.
+        Raises BudgetExhaustedError (nothing is charged), OSError or LedgerError.
         """
         budget = self._budget
         if self.charged >= budget.permitted_steps:
@@ -97,15 +96,8 @@ class Ledger:
         self._begun = self.charged + 1
         if self._store is not None:
             self._session = self._store.session
-            # Else a call that was interrupted has written this very charge.
-            if self._store.mark.charged < self._begun:
-                self._store.charge(*self._kind(self._begun))
+            self._store.charge(*self._kind(self._begun), self._begun)
             self.mark = self._store.mark
-            if self.mark.charged != self._begun:
-                raise LedgerError(
-                    f"{self._store.path} was changed while the run used it: it has "
-                    f"{self.mark.charged} charges instead of {self._begun}"
-                )
         self.charged = self._begun
         return self.charged
 

@@ -122,7 +122,7 @@ class RunStore(RunFile):
             )
         self._check_keys()
         self._files = {path: _identity(path)}
-        self.session, self._opening = secrets.token_hex(16), 0
+        self.session, self._opening, self._begun = secrets.token_hex(16), 0, 0
         self._pending: list[Mapping[str, Any]] = []
         self._kinds = {kind[0]: place for place, kind in self.steps.items()}
         self._bytes = 0  # of the releases since the last state
@@ -251,8 +251,7 @@ class RunStore(RunFile):
             if mode == "wal":  # else the file system has no shared memory
                 self._db.execute("SELECT 1 FROM charges").fetchone()  # creates the log
                 self._files[self._log] = _identity(self._log)
-                # From here on charges go to the log: the file must not claim to be
-                # whole.
+                # From here on charges go to the log: the file is not whole.
                 with self._commit() as db:
                     db.execute("DELETE FROM texts WHERE kind = ?", (WHOLE,))
                 (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
@@ -277,16 +276,28 @@ class RunStore(RunFile):
             self._db.execute(f"PRAGMA busy_timeout = {1000 * _SECONDS_TO_WAIT}")
         self._has_secret = self._has_secret and bool(busy)
 
-    def charge(self, name: str, step: GaussianStep | None = None) -> None:
-        """Charges one step; it is on the disk when this returns."""
+    def charge(self, name: str, step: Any = None, number: int | None = None) -> None:
+        """Charges one step; it is on the disk when this returns.
+
+        LedgerError: the next charge, or that of an interrupted call, is not ``number``.
+        """
         with self._commit() as db:
-            place = self._kinds.get(name) or self._new_kind(name, step)
-            _, number, before = self.mark
-            link = next_hash(before, number + 1, self.steps[place][2], self.session)
-            db.execute(
-                "INSERT INTO charges VALUES (?, ?, ?, ?)",
-                (number + 1, place, self._opening, link),
-            )
+            _, last, before = self.mark
+            number = number or last + 1
+            query = "SELECT step FROM charges WHERE number = ? AND session = ?"
+            own = self._begun == number and self._row(query, number, self._opening)
+            self._begun, wanted = number, number if own else number - 1
+            if last != wanted:
+                raise LedgerError(
+                    f"{self.path} was changed while the run used it: it has {last} "
+                    f"charges instead of {wanted}"
+                )
+            place = own[0] if own else self._kinds.get(name)
+            place = place or self._new_kind(name, step)
+            if not own:
+                link = next_hash(before, number, self.steps[place][2], self.session)
+                row = number, place, self._opening, link
+                db.execute("INSERT INTO charges VALUES (?, ?, ?, ?)", row)
         self._kinds[name] = place
 
     def _new_kind(self, name: str, step: GaussianStep | None) -> int:

@@ -422,12 +422,17 @@ def test_nothing_is_released_uncharged_or_twice(path):
 
 
 @pytest.mark.parametrize("of", ["", "-wal"])
-@pytest.mark.parametrize("how", ["removed", "replaced", "charged"])
+@pytest.mark.parametrize("how", ["removed", "replaced", "changed", "charged"])
 def test_nobody_else_touches_it_meanwhile(path, how, of):
     count = Ledger(budget(), charged=3)
     with opened(path) as store, count.writing_to(store, {}):
         count.charge()
-        if how == "charged":
+        if how == "charged":  # the very charge that comes next: it is the other's
+            with opened(path) as other:
+                other.begin_session({})
+                other.charge("phase 1")
+            error = LedgerError
+        elif how == "changed":
             shutil.copytree(path.parent, path.parent / "copy")
             edited(path, "DELETE FROM charges WHERE number = 4")
             error = LedgerError
@@ -437,13 +442,41 @@ def test_nobody_else_touches_it_meanwhile(path, how, of):
             if how == "replaced":
                 shutil.copy(path.with_name("away"), file)
             error = FileNotFoundError
-        with pytest.raises(error, match="while the run used it"):
-            count.charge()
+        for _ in range(2):
+            with pytest.raises(error, match="while the run used it"):
+                count.charge()
         assert count.charged == 4
-    if of and how != "charged":  # nothing of the log is lost
+    if of and how in ("removed", "replaced"):  # nothing of the log is lost
         assert read_ledger(path).charged == 4
         with opened(path) as store, count.writing_to(store, {}):
             assert count.charge() == 5
+
+
+def test_a_charge_whose_call_was_interrupted_is_used_once(tmp_path, monkeypatch):
+    """Also the first one of its kind, whose description is in the file by then."""
+    plan = PrivacyBudget(
+        flat_step(), 8.0, DELTA, 9, 9, before=(flat_step(noise_multiplier=3.0),)
+    )
+    path, count = tmp_path / STORE, Ledger(plan)
+    create_store(path, plan, is_seeded=False)
+    with opened(path) as store, count.writing_to(store, {}):
+        charge = store.charge
+
+        def interrupted(*args):
+            charge(*args)
+            raise KeyboardInterrupt
+
+        for number in range(1, 6):
+            monkeypatch.setattr(store, "charge", interrupted)
+            for _ in range(2):
+                with pytest.raises(KeyboardInterrupt):
+                    count.charge()
+            monkeypatch.undo()
+            assert count.charge() == store.mark.charged == number
+    assert [count for _, count in read_ledger(path).groups] == [1, 4]
+    with opened(path) as store:
+        Ledger(plan, charged=5, mark=count.mark).check(store)
+        assert len(list(store.texts("step"))) == 2
 
 
 def reads(path, secret):

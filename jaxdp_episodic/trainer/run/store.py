@@ -528,13 +528,18 @@ class RunStore(RunFile):
 
     def close(self) -> None:
         """Records an orderly end, if possible, and merges the log into the file."""
-        with suppress(OSError, ValueError):  # a full disk: the charges are safe
-            is_open = self._opening or self._pending
-            if not self._is_in_doubt and (is_open or self._had_log):
-                with self._commit():
-                    if is_open:
-                        self._text(CLOSED, self.session, "true")
-                    self._mark_whole()
+        try:
+            with suppress(OSError, ValueError):  # a full disk: the charges are safe
+                is_open = self._opening or self._pending
+                if not self._is_in_doubt and (is_open or self._had_log):
+                    with self._commit():
+                        if is_open:
+                            self._text(CLOSED, self.session, "true")
+                        self._mark_whole()
+        finally:  # after an interrupt too: SQLite would remove the log all the same
+            self._leave_log()
+
+    def _leave_log(self) -> None:
         try:
             seconds = _SECONDS_TO_WAIT if self._has_secret else 1
             self._db.execute(f"PRAGMA busy_timeout = {1000 * seconds}")
@@ -544,7 +549,7 @@ class RunStore(RunFile):
                 warnings.warn(
                     f"{self._log} still shows who took part in the last epoch, as "
                     "another process reads it: end that process, then resume the run",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
         self._db.close()
 
@@ -580,22 +585,17 @@ def create_store(
     """
     run = run or secrets.token_hex(16)
     adapts = isinstance(budget, AdaptiveBudget)
-    texts = [
-        (
-            FACTS,
-            "",
-            facts_text(
-                run,
-                epsilon=budget.epsilon,
-                delta=budget.delta,
-                is_seeded=is_seeded,
-                planned=budget.planned,
-                book=book,
-                search=search,
-                adaptive=budget.to_dict() if adapts else None,
-            ),
-        )
-    ]
+    facts = facts_text(
+        run,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        is_seeded=is_seeded,
+        planned=budget.planned,
+        book=book,
+        search=search,
+        adaptive=budget.to_dict() if adapts else None,
+    )
+    texts = [(FACTS, "", facts)]
     if not adapts:
         texts.append((STEP, "phase 1", described(budget.phases[0][0].to_dict())))
     new_store(path, texts)

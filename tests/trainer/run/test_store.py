@@ -412,6 +412,24 @@ def test_a_crash_while_the_log_is_made_or_removed_is_no_copy(path, monkeypatch):
     assert read_ledger(path).charged == 6
 
 
+def test_a_run_whose_close_was_interrupted_is_no_copy(path, monkeypatch):
+    """A second Ctrl-C; SQLite merges and removes the log when it closes the file."""
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    store = RunStore(path)
+    store.begin_session({})
+    store.charge("phase 1")
+    monkeypatch.setattr(store, "_mark_whole", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    store._db.close()  # as when it is not used any more
+    content = read_ledger(path)
+    assert (content.charged, content.is_closed) == (4, False)
+    RunStore(path).close()
+
+
 def test_nothing_is_released_uncharged_or_twice(path):
     with opened(path) as store:
         store.save(1, [], {}, {}, 1)

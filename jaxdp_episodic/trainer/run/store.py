@@ -286,13 +286,13 @@ class RunStore(RunFile):
             number = number or last + 1
             query = "SELECT step FROM charges WHERE number = ? AND session = ?"
             own = self._begun == number and self._row(query, number, self._opening)
-            self._begun, wanted = number, number if own else number - 1
+            wanted = number if own else number - 1
             if last != wanted:
                 raise LedgerError(
                     f"{self.path} was changed while the run used it: it has {last} "
                     f"charges instead of {wanted}"
                 )
-            place = own[0] if own else self._kinds.get(name)
+            self._begun, place = number, own[0] if own else self._kinds.get(name)
             place = place or self._new_kind(name, step)
             if not own:
                 link = next_hash(before, number, self.steps[place][2], self.session)

@@ -103,25 +103,6 @@ def test_folders_of_steps_by_hand_are_held_each_until_its_close(tmp_path):
                 pass
 
 
-def test_a_charge_whose_call_was_interrupted_is_that_of_the_next_step(tmp_path):
-    """Nothing of the step had been computed; a second charge would be lost."""
-    run = plain_trainer(seed=None, num_steps=3, folder=tmp_path)
-    run.step()
-    charge = run._store.charge
-
-    def interrupted(*args):
-        charge(*args)
-        raise KeyboardInterrupt
-
-    run._store.charge = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        run.step()
-    run._store.charge = charge
-    run.step()
-    assert read_ledger(tmp_path).charged == run.num_steps_taken == 2
-    run.close()
-
-
 def test_a_step_that_another_trainer_took_meanwhile_is_not_released_again(tmp_path):
     """The other one is in the same process, within ``on_step``."""
     run = plain_trainer(seed=None, num_steps=3)

@@ -471,7 +471,10 @@ def test_nobody_else_touches_it_meanwhile(path, how, of):
 
 
 def test_a_charge_whose_call_was_interrupted_is_used_once(tmp_path, monkeypatch):
-    """Also the first one of its kind, whose description is in the file by then."""
+    """With steps by hand: nothing had been computed, and a second one would be lost.
+
+    So is the first one of its kind, whose description is in the file by then.
+    """
     plan = PrivacyBudget(
         flat_step(), 8.0, DELTA, 9, 9, before=(flat_step(noise_multiplier=3.0),)
     )

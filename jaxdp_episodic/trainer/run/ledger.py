@@ -289,10 +289,7 @@ class RuleError(ValueError):
 
 
 def ask_rule(rule: Any, run: Any) -> str | None:
-    """Returns the option that a `Trainer`'s rule chooses next; None: the run ends.
-
-    Raises RuleError if the rule raises, or returns anything else.
-    """
+    """Returns the option that a rule chooses, None at the run's end; else RuleError."""
     number, now, before = run.num_steps_taken, run.ledger.now, run.ledger.options
     taken, left = MappingProxyType(now.taken), MappingProxyType(now.left)
     last, where = before[-1] if before else None, f"after {number:,} releases"
@@ -304,6 +301,8 @@ def ask_rule(rule: Any, run: Any) -> str | None:
             f"rule raised {type(error).__name__} {where}: {error}; nothing was "
             "charged, and the run can go on with another rule"
         ) from error
+    if len(before) > number:  # else the next step would be another than is charged
+        raise RuleError(f"rule must take no steps of its run, took some {where}")
     if choice is None:
         return None
     if not isinstance(choice, str) or choice not in now.options:

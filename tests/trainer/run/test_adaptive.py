@@ -353,6 +353,13 @@ def test_a_bad_rule_is_refused_before_anything_is_charged(tmp_path, rule, messag
     assert read_ledger(tmp_path / run_files.STORE).charged == 0
 
 
+def test_a_rule_takes_no_steps_of_its_run():
+    choices = iter([lambda: run.step() and "quiet", lambda: "loud"])
+    run = adaptive(lambda released: next(choices)())
+    with pytest.raises(RuleError, match="must take no steps of its run, took some aft"):
+        run.step()
+
+
 def test_a_rule_that_raises_on_the_way_loses_nothing(tmp_path, whole):
     def tired(released):
         if released.number == 4:

@@ -483,8 +483,11 @@ def _sum_of(
     # most the width of the move, the second of ``at``; without one it is a Mills ratio.
     if namespace(bound) is not np or len(bound) <= _FEW_ROWS:
         return log_add(rest, logsumexp(bound + factor(*at)))
-    wide = len(at) > 1
-    most = np.log(np.minimum(at[1], 1.0)) if wide else np.minimum(at[0], 0.0) ** 2 / 2
+    first, *width = at
+    if width:
+        most = np.log(np.minimum(width[0], 1.0))
+    else:
+        most = np.minimum(first, 0.0) ** 2 / 2
     size = bound + most
     used = size > np.maximum(np.max(size, axis=0), rest) - NEGLIGIBLE
     terms = np.full(bound.shape, LOG_ZERO)

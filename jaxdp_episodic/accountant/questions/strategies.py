@@ -91,12 +91,15 @@ def game_of(menu: Menu, budget: int | None = None, *, every: bool = False) -> Ga
         part, games = part_of(option), []
         if isinstance(part, Game) and option.quotas is not None:
             part, games = _free_within(option)
-        if times > 1 and (games or isinstance(part, Game)):
+        if times == 1:
+            parts.append(part)
+        elif games or isinstance(part, Game):
             raise NotImplementedError(
                 "blocks of an option that is a run with prices or rules have no "
                 "theorem here; covered: blocks of steps, releases and composed runs"
             )
-        parts.append(part if times == 1 else compose((part, times)))
+        else:
+            parts.append(compose((part, times)))
         left_open.append(games)
     starts = [(left, start) for left in range(0 if every else most, most + 1)]
     nothing = (0,) * sum(map(len, left_open))

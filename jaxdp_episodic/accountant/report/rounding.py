@@ -11,9 +11,9 @@ def upward(value: float, digits: int = 4, *, zeros: bool = False) -> str:
     return _rounded(value, digits, ROUND_CEILING, zeros)
 
 
-def downward(value: float, digits: int = 4) -> str:
+def downward(value: float, digits: int = 4, *, zeros: bool = False) -> str:
     """Returns a number with ``digits`` significant digits, rounded down."""
-    return _rounded(value, digits, ROUND_FLOOR, zeros=False)
+    return _rounded(value, digits, ROUND_FLOOR, zeros)
 
 
 def _rounded(value: float, digits: int, how: str, zeros: bool) -> str:

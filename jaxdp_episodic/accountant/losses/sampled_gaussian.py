@@ -1,4 +1,4 @@
-"""The sampled Gaussian; at p = 1 the Gaussian mechanism."""
+"""The Poisson-sampled Gaussian mechanism; at p = 1 the Gaussian mechanism."""
 # Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647v2, Theorems 2, 8 and 9;
 # Mironov, Talwar, Zhang (2019), arXiv:1908.10530, Theorem 5, for its Rényi divergence.
 
@@ -57,19 +57,21 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.special import log1p_bounded, polynomial
 
-# As exact as panels, with a tenth of the nodes.
+# Rényi moments as sums over equally spaced nodes, as accurate as panels with ten times
+# as many.
 
-# Most nodes: panels take no more. Up to it ``e^{s x}`` does not overflow: s x <= 240.
+# Largest number of nodes: panels take no more. It keeps ``e^{s x}`` from overflowing, as
+# s x <= 240.
 _MOST_NODES = 512
-# Nodes that are computed side by side, with and without derivatives. With twice as many
-# XLA gives every pass to several threads, which takes longer than the pass itself.
+# Rows of nodes in a pass of the loop, with and without derivatives. With twice as many
+# XLA would split each pass among threads, which takes longer than the pass.
 _ROWS = {True: 4, False: 2}
-# Size of an argument below which its power series are summed, and how many terms: what
-# is left out is below 1e-14, and rounding above it below 1e-13.
+# Absolute value of an argument below which a power series is used.
 _SMALL = 0.1
+# Number of its terms: truncation is below 1e-14, rounding above `_SMALL` below 1e-13.
 _TERMS = 9
-# Distance of the means below which e^u - 1 is summed, not e^u: up to it rounding grows
-# by e^5, and above it nodes where e^u is 1 weigh little.
+# Shift below which e^u - 1 is carried from pass to pass, not e^u: below it rounding
+# grows by e^5 at most, and above it nodes where e^u is near 1 have little weight.
 _SMALL_STEP = 0.5
 # ``(e^z - 1 - z) / z²`` and ``(y e^y - e^y + 1) / y²``.
 _REMAINDER = np.array([1 / math.factorial(k + 2) for k in range(_TERMS)])
@@ -77,24 +79,24 @@ _SLOPE = np.array([(k + 1) / math.factorial(k + 2) for k in range(_TERMS)])
 
 
 def largest_order(s: Array, digits: float) -> Array:
-    """Largest t at which there are enough nodes; <= 0: there is none."""
+    """Largest t for which `_MOST_NODES` are enough; <= 0 if there is none."""
     length = (_MOST_NODES - 2) * _spacing(s, digits) - 2 * _reach(digits)
     end = length / s - 1
-    # Orders below 2 need the nodes of order 2: the bump of v² may be all they have.
+    # Orders below 2 need the nodes of order 2: their integrand may be near v².
     return namespace(s).where(end < 1, 0.0, end)
 
 
 def _spacing(s: Array, digits: float) -> Array:
-    """Of nodes whose sum is the integral but for e^-digits of it."""
-    # A sum of nodes at a distance h is off by e^{-2 pi a / h} times the integral at the
-    # height a, up to the first zero of P/Q at pi / s.
+    """Spacing of nodes for a relative quadrature error of e^-digits."""
+    # With spacing h the error is e^{-2 pi a / h} times the integral at the height a,
+    # which may be at most that of the first zero of P/Q, pi / s.
     xp = namespace(s)
     height = xp.minimum(math.pi / s, math.sqrt(2 * digits))
     return 2 * math.pi * height / (digits + 0.5 * height * height)
 
 
 def _reach(digits: float) -> float:
-    """Deviations from the nearest bump beyond which there is less than e^-digits."""
+    """Distance from the nearest peak beyond which less than e^-digits is left."""
     return math.sqrt(2 * digits + 8)
 
 
@@ -104,12 +106,12 @@ def lattice_excess(
     """The log-excess, (n,), and with derivatives its first two; see `Moments`."""
     xp, alpha, rate = namespace(t, p, s), 1 + t, Rate.of(p)
     spacing, reach = stop_gradient(xp, _spacing(s, digits)), _reach(digits)
-    # No bump is left of 0, or right of this: (1 + v)^alpha has it at alpha s, v² at 2s.
+    # Peaks lie between 0 and this: (1 + v)^alpha peaks at alpha s, v² at 2s.
     last = stop_gradient(xp, xp.maximum(alpha, 2.0) * s)
     number = xp.ceil((last + 2 * reach) / spacing) + 1
-    # Where an order is no number, others beside it need theirs all the same.
+    # An order that is NaN must not change the number of nodes of the others.
     number = xp.where(number < _MOST_NODES, number, _MOST_NODES)
-    # Large moments are scaled down, by their size at the bump.
+    # Large moments are scaled down by their size at the peak.
     top = alpha * s
     peak = alpha * real_log_mixture(s * (top - 0.5 * s), rate) - 0.5 * top * top
     peak = stop_gradient(xp, xp.maximum(peak - LARGEST_EXPONENT, 0.0))
@@ -125,7 +127,7 @@ def lattice_excess(
         y = log1p_bounded(xp.where(central, v, inner))
         y = y + xp.where(central, 0.0, offset)
         z, density = t * y, base * (1 + v)
-        # As a factor on the density, whose rounding then cancels, until that is small.
+        # A factor on the density while z is small: rounding then cancels.
         short = z <= 1
         log_power = y + z - 0.5 * x * x - (LOG_SQRT_2PI + peak)
         power = xp.exp(xp.where(short, z, log_power))
@@ -175,10 +177,10 @@ def lattice_excess(
     return xp.log(total) + peak, *(d / total for d in derivatives)
 
 
-# Nodes by which a distribution has fewer than is asked for. Measured: with 64 of 112
-# the first pass settles as many settings.
+# Number of nodes less than the rule's. Measured: with 64 instead of 112 the first pass
+# settles as many settings.
 _SPARED = 48
-# Nodes that it has at least, unless 3/4 of what is asked for are fewer.
+# Least number of nodes, unless 3/4 of the rule's are fewer.
 _FEWEST = 60
 
 
@@ -194,7 +196,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
     has_lattice: ClassVar[bool] = True
 
     def largest_loss(self, *, backward: bool) -> Array:
-        """The density with the unit is at least ``1 - p`` of that without."""
+        """``-log(1 - p)`` backward: P's density is at least ``1 - p`` times Q's."""
         bounded = (self.rate < 1) & backward
         return np.where(bounded, -np.log1p(-np.where(bounded, self.rate, 0.0)), np.inf)
 
@@ -211,7 +213,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         return sampled_displacement(u, self.rate)
 
     def log_excess(self, t: Array, rule: MomentRule) -> tuple[Array, ...]:
-        """See `Moments`; exact up to quadrature error."""
+        """See `Moments`; *exact* up to quadrature error."""
         return mixture_excess(t, self.rate, self.shift, rule)
 
     def largest_on_lattice(self, rule: Quadrature) -> Array:
@@ -225,7 +227,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         s, p = self.shift, Rate.of(self.rate)
         low, high, kink = sampled_ends(p, s, rule.log_cut)
         fewer = max(rule.num_nodes - _SPARED, _FEWEST)
-        # There P/Q is near 1 - p, and lower losses are negligible.
+        # Left of it P/Q is near 1 - p and Q's probability negligible.
         low = xp.where(rule.backward > 0, low, xp.maximum(low, FURTHEST_LEFT))
         return nodes_on_line(
             (low, high),
@@ -237,22 +239,22 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
         )
 
     def largest_node(self, log_cut: np.ndarray) -> np.ndarray:
-        """Of the Gaussian alone, or 40, as log(1 - p) is above -37 where p < 1."""
-        # Nodes may lie two deviations beyond the ends of `sampled_ends`.
+        """See `Nodes`: the Gaussian's, or 40, as log(1 - p) > -37 if p < 1."""
+        # Nodes may lie two standard deviations beyond the ends of `sampled_ends`.
         reach = np.sqrt(-2 * np.minimum(log_cut, -18.0)) + 2.0
         return np.maximum(self.shift * (reach + 0.5 * self.shift), 40.0)
 
     def bulk_loss(self) -> Array:
-        """The loss of not being drawn, where that is the rule."""
+        """See `Nodes`: the loss if the unit is not drawn, unless it mostly is."""
         return undrawn_loss(self.outer_rate, self.rate)
 
     def bulk_width(self) -> Array:
-        """Below an outer rate, losses of not being drawn are at two places."""
+        """See `Nodes`: with an outer rate there are two losses without the unit."""
         xp = namespace(*self.fields)
         return xp.where(self.outer_rate < 1, self.outer_rate * self.rate, 0.0)
 
     def gaussian_shift(self) -> Array:
-        """The shift, where the unit is always drawn."""
+        """The shift if the unit is always drawn, else 0."""
         xp = namespace(*self.fields)
         return xp.where(self.rate >= 1, self.shift, 0.0)
 
@@ -260,7 +262,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
 def mixture_excess(
     t: Array, sampling_probability: Array, shift: Array, rule: MomentRule
 ) -> tuple[Array, ...]:
-    """Log-excess of the sampled pair, and its derivatives; all (n,)."""
+    """Log-excess of the sampled pair and its derivatives, each (n,); see `Moments`."""
     xp = namespace(t, sampling_probability, shift)
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
     rate = Rate.of(p)
@@ -283,7 +285,7 @@ def mixture_excess(
 
 
 def _windows(t: Array, kink: Array, s: Array, direction: str) -> tuple[Windows, Array]:
-    """Where the integrand of the sampled pair has weight."""
+    """Windows outside of which the integrand of the sampled pair is negligible."""
     xp = namespace(t, kink, s)
     alpha = 1 + t
     zero = xp.zeros_like(s)

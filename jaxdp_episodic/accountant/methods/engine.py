@@ -1,6 +1,7 @@
-"""Runs kernels over many settings in chunks of a few sizes."""
+"""Runs kernels over many settings in chunks of a few sizes.
 
-# So that JAX compiles each kernel once and memory does not grow with the grid.
+So JAX compiles each kernel once, and memory does not grow with the number of settings.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +18,37 @@ from jaxdp_episodic.accountant._engine import (
 )
 from jaxdp_episodic.accountant.numerics.loops import map_arrays
 
-# Chunks that an accelerator is given at once.
+# Chunks in flight on an accelerator.
 _AHEAD = 2
-# Number of settings on NumPy below which a thread costs more than it saves.
+# Number of settings below which threads cost more than they save on NumPy.
 _FEW = 8
 
 _Kernel = Callable[[Any], tuple[np.ndarray, ...]]
 
 
 class Chunks(NamedTuple):
-    """Sizes of chunks, ascending: the first that holds all settings, or the last."""
+    """Numbers of settings in a chunk.
 
-    numpy: int  # largest size for the NumPy engine, which takes any
-    cpu: tuple[int, ...]  # for JAX on the CPU
-    accelerator: tuple[int, ...]  # for JAX elsewhere
+    JAX uses the smallest size that holds all settings, or the largest.
+    """
+
+    numpy: int  # largest size on NumPy
+    cpu: tuple[int, ...]  # of JAX on the CPU, ascending
+    accelerator: tuple[int, ...]  # of JAX on other devices, ascending
 
 
 def in_chunks(kernel: _Kernel, arrays: Any, sizes: Chunks) -> tuple[np.ndarray, ...]:
-    """Calls a kernel chunk by chunk, on the CPU one chunk a core; results are (n,)."""
+    """Calls a kernel chunk by chunk, in parallel; results are (n,)."""
     size = num_settings(arrays)
     if engine_name() == "jax":
         widths = sizes.cpu if on_cpu() else sizes.accelerator
         chunk = next((width for width in widths if size <= width), widths[-1])
-        # While a device computes a chunk the next one is made ready.
+        # The next chunk is prepared while the device computes one.
         workers = num_cores() if on_cpu() else _AHEAD
         device = chosen_device()
         return _by_parts(kernel, arrays, chunk, workers, padded=True, device=device)
     chunk = min(size, sizes.numpy)
-    # Every core gets settings.
+    # Use all cores.
     if size >= max(_FEW, sizes.numpy // 4):
         chunk = min(chunk, -(-size // num_cores()))
     return _by_parts(kernel, arrays, chunk, num_cores())
@@ -58,7 +62,7 @@ def _by_parts(
     padded: bool = False,
     device: Any = None,
 ) -> tuple[np.ndarray, ...]:
-    """Results of all chunks."""
+    """Results of all chunks, concatenated."""
     starts = range(0, num_settings(arrays), chunk)
 
     def work(start: int) -> tuple[np.ndarray, ...]:
@@ -75,7 +79,7 @@ def _by_parts(
 def _call(
     kernel: _Kernel, arrays: Any, start: int, chunk: int, *, padded: bool
 ) -> tuple[np.ndarray, ...]:
-    """One chunk's results; padded with its last setting, which is dropped again."""
+    """Results of one chunk; padding repeats its last setting and is removed again."""
     stop = min(start + chunk, num_settings(arrays))
     pad = chunk - (stop - start) if padded else 0
     part = map_arrays(lambda a: _padded(a[..., start:stop], pad), arrays)
@@ -90,7 +94,7 @@ def num_settings(arrays: Any) -> int:
 
 
 def on_cpu() -> bool:
-    """Whether JAX computes on the CPU in this thread."""
+    """Whether JAX's device in this thread is a CPU."""
     import jax
 
     device = chosen_device()

@@ -13,11 +13,11 @@ Array = Any
 """A NumPy array, a JAX array or a tracer."""
 
 
-# Share of a block, as its inverse, that is left to be computed with what is left of
-# others.
+# Inverse of the share of a block's settings that are finished together with those of
+# other blocks.
 _FEW_LEFT = 8
 
-# Classes that are not JAX's: looked up by class, as this is called very often.
+# Classes that are not JAX's. `namespace` is called very often, and this is fastest.
 _NUMPY = (np.ndarray, np.generic, float, int)
 
 
@@ -39,7 +39,10 @@ def fori_loop(
     value: Any,
     settled: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """``value = body(i, value)`` for i from ``start`` to ``stop - 1``."""
+    """Applies ``value = body(i, value)`` for i from ``start`` to ``stop - 1``.
+
+    NumPy also stops when ``settled(value)``.
+    """
     if xp is not np:
         from jax import lax
 
@@ -60,7 +63,7 @@ def while_loop(
     body: Callable[[Any], Any],
     value: Any,
 ) -> Any:
-    """``value = body(value)`` while the condition holds of it."""
+    """Applies ``value = body(value)`` while ``condition(value)``."""
     if xp is not np:
         from jax import lax
 
@@ -73,7 +76,11 @@ def while_loop(
 def where_needed(
     condition: Array, value: Array, otherwise: Callable[..., Array], given: Any = ()
 ) -> Array:
-    """``where(condition, value, otherwise(*given))``, evaluated only if needed."""
+    """``where(condition, value, otherwise(*given))``, which skips ``otherwise``.
+
+    If the condition holds everywhere, ``otherwise`` is not evaluated. NumPy evaluates
+    it for the settings that need it, if it has the arrays ``given``.
+    """
     xp = namespace(condition, value)
     if xp is not np:
         from jax import lax
@@ -96,7 +103,7 @@ def where_needed(
 def scan(
     xp: Any, body: Callable[[Any, Any], Any], value: Any, rows: tuple[Any, ...]
 ) -> Any:
-    """``value = body(value, (a[i], b[i], …))`` for every row i of the arrays."""
+    """Applies ``value = body(value, (a[i], b[i], …))`` for every row i of arrays."""
     if xp is not np:
         from jax import lax
 
@@ -121,8 +128,8 @@ def turned(tree: Any) -> Any:
 
 def map_first(function: Callable[..., Any], *arrays: Any) -> Any:
     """Stacks ``function(a[i], …)`` over the first axis of (nested tuples of) arrays."""
-    # XLA computes results outside of a loop again for each use, which takes four times
-    # as long.
+    # The results of a loop are stored. XLA would compute others again for each use,
+    # which takes four times as long.
     leaves: list[Any] = []
     map_arrays(leaves.append, arrays)
     if namespace(*leaves) is not np:
@@ -133,7 +140,7 @@ def map_first(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def rows_of(xp: Any, function: Callable[[Any], Any], number: Any, most: int) -> Any:
-    """Stacks ``function(i)`` for i below a number; the rest of ``most`` rows are 0."""
+    """Stacks ``function(i)`` for i < ``number``, padded with zeros to ``most`` rows."""
     if most == 1:
         return map_arrays(lambda a: a[None], function(0))
     if xp is np:
@@ -156,7 +163,7 @@ def rows_of(xp: Any, function: Callable[[Any], Any], number: Any, most: int) -> 
 def by_blocks(
     function: Callable[..., tuple[Any, ...]], trees: tuple[Any, ...], block: int
 ) -> tuple[Any, ...]:
-    """(n,) results of trees of (..., n) arrays, ``block`` settings at a time."""
+    """(n,) results for trees of (..., n) arrays, computed by blocks of settings."""
     leaves: list[Any] = []
     map_arrays(leaves.append, trees)
     xp = namespace(*leaves)
@@ -178,9 +185,9 @@ def while_each(
     state: Any,
     block: int,
 ) -> Any:
-    """For each setting ``state = body(given, state)`` while it is unfinished."""
-    # Hardly any setting waits for another one: NumPy computes those that are left, JAX
-    # a block at a time while more than a few are.
+    """For each setting applies ``state = body(given, state)`` while unfinished."""
+    # NumPy computes only the unfinished settings. JAX computes a block while more than
+    # a few of its settings are unfinished, and then the rest of all blocks together.
     size = state[0].shape[-1]
     if xp is np:
         result, index = map_arrays(np.array, state), np.arange(size)
@@ -197,21 +204,21 @@ def while_each(
     from jax import lax
 
     def iterate(given: Any, state: Any) -> Any:
-        """One iteration of the settings that are unfinished."""
+        """One iteration, of the unfinished settings only."""
         goes_on, new = unfinished(state), body(given, state)
         return type(state)(
             *(xp.where(goes_on, b, a) for a, b in zip(state, new, strict=True))
         )
 
     def run(given: Any, state: Any, most: int) -> Any:
-        """Iterates until no more than so many are unfinished."""
+        """Iterates until at most ``most`` settings are unfinished."""
         return lax.while_loop(
             lambda state: xp.sum(unfinished(state), dtype=np.int32) > most,
             functools.partial(iterate, given),
             state,
         )
 
-    # Those that are left of a single block are few.
+    # Few settings are left of a single block.
     later = block // _FEW_LEFT if size == block else block
     if later < _FEW_LEFT:
         return run(given, state, 0)
@@ -221,7 +228,7 @@ def while_each(
     index = xp.nonzero(left, size=size, fill_value=size - 1)[0]
 
     def finish(start: Any, state: Any) -> Any:
-        """The next of those that are left; behind the last, that of all again."""
+        """Finishes the next unfinished settings; the last one fills up the block."""
         those = lax.dynamic_slice_in_dim(index, start, later)
         some, begun = map_arrays(lambda a: a[..., those], (given, state))
         ends = zip(state, run(some, begun, 0), strict=True)
@@ -236,7 +243,7 @@ def while_each(
 
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies a function to every array in nested containers and dataclasses."""
-    if isinstance(tree, _NUMPY):  # first, as most are
+    if isinstance(tree, _NUMPY):  # the most frequent case
         return function(tree)
     names = None if isinstance(tree, tuple) else _field_names(type(tree))
     if names is not None or isinstance(tree, tuple):
@@ -256,7 +263,7 @@ def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    """Of a dataclass; None of another class."""
+    """The field names of a dataclass; None for another class."""
     if not dataclasses.is_dataclass(kind):
         return None
     return tuple(field.name for field in dataclasses.fields(kind))
@@ -273,7 +280,7 @@ def running_max(array: Array) -> Array:
         most = xp.maximum(most, row)
         return most, most
 
-    # The cumulative maximum of JAX is a tree of many operations: a second of XLA.
+    # JAX's cumulative maximum is a tree of many operations: a second to compile.
     return lax.scan(add, array[0], array)[1]
 
 
@@ -292,9 +299,9 @@ def at(tree: Any, index: Any) -> Any:
 
 
 def rows_at(array: Array, index: Array) -> Array:
-    """Entries of the last axis but one, (..., J, n), at the numbers of rows (K, n)."""
+    """Entries of a (..., J, n) array in rows ``index`` (K, n): (..., K, n)."""
     xp = namespace(array, index)
-    if xp is np:  # by a quarter of the time of its own
+    if xp is np:  # four times as fast as `take_along_axis`
         return array[..., index, np.arange(index.shape[-1])]
     index = index[(None,) * (array.ndim - 2)]
     return xp.take_along_axis(array, index, axis=-2, mode="promise_in_bounds")
@@ -306,7 +313,7 @@ def stacked(trees: Any, xp: Any = np) -> Any:
     if isinstance(first, tuple):
         parts = [stacked([tree[i] for tree in trees], xp) for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    return xp.array(trees)  # in NumPy a quarter of the time of `stack`
+    return xp.array(trees)  # in NumPy four times as fast as `stack`
 
 
 def _length(tree: Any) -> int:
@@ -314,7 +321,7 @@ def _length(tree: Any) -> int:
 
 
 def computed_once(xp: Any, tree: Any) -> Any:
-    """The same arrays, which XLA would compute again for each of their uses."""
+    """The same arrays, behind a barrier for XLA's simplification."""
     if xp is np:
         return tree
     from jax import lax
@@ -323,7 +330,7 @@ def computed_once(xp: Any, tree: Any) -> Any:
 
 
 def stop_gradient(xp: Any, tree: Any) -> Any:
-    """The same numbers, with derivative 0: nodes are a choice, not a function."""
+    """The same numbers with derivative 0, for nodes and scales of a quadrature."""
     if xp is np:
         return tree
     from jax import lax
@@ -332,7 +339,7 @@ def stop_gradient(xp: Any, tree: Any) -> Any:
 
 
 def complex_of(xp: Any, real: Array, imaginary: Array) -> Array:
-    """Complex numbers; no product that would make inf a NaN."""
+    """Complex numbers, without a product that would turn inf into NaN."""
     if xp is not np:
         from jax import lax
 
@@ -350,7 +357,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def logsumexp(x: Array, axis: int = 0) -> Array:
-    """``log(sum(e^x))`` over an axis, -inf of nothing; no entry may be inf."""
+    """``log(sum(e^x))`` over an axis; no entry may be inf. An empty sum is -inf."""
     xp = namespace(x)
     peak = xp.max(x, axis=axis, keepdims=True)
     peak = xp.where(xp.isfinite(peak), peak, 0.0)

@@ -1,6 +1,7 @@
-"""Roots of a monotone function, of many elements at once."""
+"""Roots of monotone functions, for many elements at once.
 
-# `largest_within` on the host, the others kernels.
+`largest_within` runs on the host; the other functions are kernels.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ from jaxdp_episodic.accountant.numerics.loops import (
 _MAX_EVALUATIONS = 200
 # `smallest_within`: relative width of the final bracket.
 _WIDTH = 2e-15
-# Factor by which it searches for a bracket, and the range in which.
+# `smallest_within`: factor between the points tried for a bracket.
 _FACTOR = 64.0
+# `smallest_within`: range of these points.
 _SMALLEST = 1e-30
 _LARGEST = 1e36
 # Absolute value at which function values are clipped, as they may be infinite.
 _CLIP = 1e8
-# Rise of a function between the ends of a bracket, over the relative width, that is a
-# jump: log epsilon, which is searched with ``at_jump``, rises with a slope of 2 to 3.
+# `largest_within`: rise across a bracket, over ``at_jump``, from which the function is
+# taken to jump. Log epsilon, which is searched so, rises by 2 to 3 times log x.
 _JUMP = 10.0
 
 
@@ -41,10 +43,17 @@ def largest_within(
     integer: bool = False,
     ends: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Largest x in [low, high) for which ``excess(x) <= 0`` was evaluated."""
-    # The secant method in (log x, excess) in a bracket; probes are placed half a
-    # tolerance beside the estimate, so that both ends converge. Raises RuntimeError
-    # where the function is not increasing.
+    """Largest x in [low, high) that was evaluated and has ``excess(x) <= 0``.
+
+    ``excess(x, index)`` is increasing, for the elements ``index``. ``tolerance`` and
+    ``at_jump`` (at jumps of the function) are relative; ``ends`` are the values at low
+    and high, if known.
+
+    Raises:
+      RuntimeError: no convergence, as the function is not increasing.
+    """
+    # The secant method in (log x, excess) in a bracket. Points are placed half a
+    # tolerance beside the estimate, so that both ends converge.
     low, high = np.array(low, np.float64), np.array(high, np.float64)
     last_x, last_f = low.copy(), np.full(low.shape, np.nan)
     old_width = np.full((2, *low.shape), np.inf)
@@ -57,7 +66,7 @@ def largest_within(
         inside = (first > low) & (first < high)
         trial = np.where(inside, first, trial)
     for _ in range(_MAX_EVALUATIONS):
-        # From minus infinity, where an epsilon is 0, it is no failure to compute.
+        # Minus infinity below (log of an epsilon of 0) is not a jump.
         jumps = (above - below > _JUMP * at_jump) & np.isfinite(below)
         enough = np.where(jumps, np.maximum(tolerance, at_jump), tolerance)
         open_ = high - low > (1 if integer else enough * low)
@@ -77,7 +86,7 @@ def largest_within(
         slow = np.ones(low.shape, bool)
         slow[active] = ~(np.abs(f) <= 0.1 * np.abs(last_f[active]))
         last_x[active], last_f[active] = x, f
-        # Finished elements may have high = 0; their results are not used.
+        # Finished elements may have high = 0, but these results are not used.
         with np.errstate(divide="ignore", invalid="ignore"):
             width = np.log(high) - np.log(low)
             # Towards the farther end.
@@ -93,7 +102,7 @@ def largest_within(
 def _secant(
     x: np.ndarray, f: np.ndarray, last_x: np.ndarray, last_f: np.ndarray
 ) -> np.ndarray:
-    """Where the line through two points in (log x, f) crosses 0; NaN if it cannot."""
+    """Root of the line through two points in (log x, f); NaN if it does not rise."""
     with np.errstate(all="ignore"):
         slope = (f - last_f) / np.log(x / last_x)
         trial = x * np.exp(-f / slope)
@@ -118,7 +127,7 @@ def log_crossing(
     def narrow(i: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
         bracket, values = state
         x = bracket[0] + share * (bracket[1] - bracket[0])
-        if xp is np and i:  # at the ends it is known
+        if xp is np and i:  # the values at the ends are known
             value = function(xp.exp(x[1:-1]))
             value = xp.concatenate([values[:1], value, values[1:]])
         else:
@@ -136,9 +145,11 @@ def log_crossing(
 
 
 def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
-    """The smallest x with ``function(x) <= 0`` of a decreasing one, nearly."""
-    # Chandrupatla (1997), Advances in Engineering Software 28, 145-149; inf where the
-    # function is positive or NaN up to 1e36.
+    """Approximates the smallest x with ``function(x) <= 0``, function decreasing.
+
+    inf where the function is positive or NaN up to 1e36. Reference: Chandrupatla
+    (1997), Advances in Engineering Software 28, 145-149.
+    """
     first = function(start)
     xp = namespace(start, first)
 
@@ -157,7 +168,7 @@ def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
         moved = unbracketed(state)
         probe = xp.where(moved, xp.where(f > 0, x * _FACTOR, x / _FACTOR), x)
         value = known(function(probe))
-        # The two ends differ once the sign has changed.
+        # The two ends become different when the sign changes.
         crossed = (value > 0) != (f > 0)
         other = xp.where(moved & ~crossed, probe, other)
         g = xp.where(moved & ~crossed, value, g)
@@ -190,7 +201,7 @@ def smallest_within(function: Callable[[Array], Array], start: Array) -> Array:
 
 
 def _share(new: Any, old: Any, before: Any) -> Array:
-    """Next step, as a share of the way from ``new`` to ``old``."""
+    """Next point, as a fraction of the way from ``new`` to ``old``."""
     (x1, f1), (x2, f2), (x3, f3) = new, old, before
     xp = namespace(x1, f1)
     with np.errstate(all="ignore"):
@@ -199,5 +210,5 @@ def _share(new: Any, old: Any, before: Any) -> Array:
         fits = (phi * phi < xi) & ((1 - phi) ** 2 < 1 - xi)
         share = f1 / (f2 - f1) * f3 / (f2 - f3)
         share = share + (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f3 - f2)
-    # A share of 0 or 1 is of a value of 0: next to it the sign changes.
+    # A fraction of 0 or 1 means a value of 0 there: the root is next to it.
     return xp.where(fits & (share >= 0) & (share <= 1), share, 0.5)

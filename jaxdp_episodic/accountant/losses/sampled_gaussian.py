@@ -60,7 +60,7 @@ from jaxdp_episodic.accountant.numerics.special import log1p_bounded, polynomial
 # Rényi moments as sums over equally spaced nodes, as accurate as panels with ten times
 # as many.
 
-# Largest number of nodes: panels take no more. It keeps ``e^{s x}`` from overflowing, as
+# Largest number of nodes: panels take no more. It keeps ``e^{s x}`` from overflowing:
 # s x <= 240.
 _MOST_NODES = 512
 # Rows of nodes in a pass of the loop, with and without derivatives. With twice as many

@@ -1,5 +1,7 @@
-"""The contour of the "exact" method, a hyperbola through the saddle point."""
-# Pure kernels. Reference: docs/theory.md, "Exact".
+"""The contour of the "exact" method: a hyperbola through the saddle point.
+
+Pure kernels. Reference: docs/theory.md, "Exact".
+"""
 
 from __future__ import annotations
 
@@ -42,45 +44,51 @@ from jaxdp_episodic.accountant.numerics.loops import (
 )
 from jaxdp_episodic.accountant.numerics.roots import log_crossing
 
-# Shares of the steepest lean at which the terms of the nodes still decay: of the nodes
-# and of those that check them. At 1 a Gaussian's would not.
+# Lean of the contour (slope of its asymptote, dx / dy) relative to the largest at which
+# the terms of the nodes decay. At 1 a Gaussian's would not.
 _LEAN_SHARE = 0.7
+# The same for the nodes of the checking rule.
 _CHECK_LEAN_SHARE = 0.9
+# Largest lean.
 _LARGEST_LEAN = 0.6
-# Leans tried, relative to the steepest one, where parts of the losses lie far apart.
+# Leans tried, relative to the largest one, if parts of the losses lie far apart.
 _STEEPER = 0.5 ** np.arange(5.0)
 # Log of the largest contribution of the truncated losses on the contour: M^T may be 1,
-# and a millionth of it be left without the bulk.
+# of which 1e-6 may be left without the bulk.
 _TRUNCATED = -40.0
 # Nats by which the integrand falls along the contour.
 FALL = 42.0
-# The same along vertical lines, and their least end in units of the scale. Nodes there
-# are equally spaced, and phases of atoms agree again where y is a few 1 / loss.
+# Nats by which it falls along a vertical line.
 _VERTICAL_FALL = 26.0
+# Least end of a vertical line in units of the scale. Nodes there are equally spaced,
+# and phases of atoms agree again where y is a few times 1 / loss.
 _VERTICAL_END = 300.0
-# Points at which the end is searched for.
+# Number of points at which the end is searched for.
 _NUM_PROBES = 16
-# Search for the saddle point: to some percent of the logarithm's spacing.
+# Search for the saddle point: points in a bracket, in the logarithm.
 _SADDLE_POINTS = 6
+# Search for the saddle point: number of rounds, each of which leaves a fifth.
 _SADDLE_REFINEMENTS = 3
-# Crossings tried where the bulk is subtracted, relative to the saddle point with it.
+# Crossings of the real axis tried if the bulk is subtracted, relative to the saddle
+# point of the whole integrand.
 _CROSSINGS = 1.6 ** np.arange(8.0)
-# Nats by which the integrand must be smaller without the bulk for it to be subtracted.
+# The bulk is subtracted if that makes the integrand smaller by so many nats.
 _LEAST_GAIN = 1.0
-# Least relative difference of M^T and the bulk above rounding errors, and per step.
+# Least relative difference of M^T and the bulk that is above rounding errors.
 _LEAST_DIFFERENCE = 1e-6
+# The same for each step, added.
 _LEAST_DIFFERENCE_PER_STEP = 1e-11
-# Radians that the integrand's phase may change in a unit of u.
+# Radians by which the integrand's phase may change in a unit of u.
 _PHASE = 6.0
 
 
 class Contour(NamedTuple):
     """Parameters of the contour of each setting; (n,) arrays."""
 
-    center: Array  # of z(y), see above
-    scale: Array
-    lean: Array
-    bend: Array  # of y(u); at most 1
+    center: Array  # where it crosses the real axis
+    scale: Array  # distance along which it turns from vertical to its asymptote
+    lean: Array  # slope of the asymptote, dx / dy; < 0 to the left
+    bend: Array  # of y(u) = scale asinh(bend sinh(u)) / bend; at most 1
     end: Array  # largest u
     bulk: Array  # variance of the Gaussian that is subtracted; 0 if none is
 
@@ -91,26 +99,26 @@ def lay_contour(
     fall: Array | float = FALL,
     bulk: Array | None = None,
 ) -> Contour:
-    """The contour for delta at ``epsilon``, (n,); the integrand falls by ``fall``."""
+    """The contour for delta at ``epsilon``, (n,); ``fall`` is in nats."""
     xp = namespace(epsilon, groups[0].count)
     bulk = bulk_variance(groups) if bulk is None else bulk
     center, bulk, size, slope, curvature = _crossing(epsilon, bulk, groups)
-    # Off the saddle point the phase changes at this rate: wider nodes would alias it.
+    # Away from the saddle point the phase changes at this rate, and must not alias.
     rate = xp.abs(epsilon - slope) / _PHASE
     scale = 1 / xp.maximum(xp.sqrt(curvature), rate)
     location, width, right, lean = _asymptote(epsilon, groups)
     realign = first_realignment(groups)
     alone = ~xp.isfinite(realign)
     distance = xp.maximum(xp.abs(epsilon - location), 1e-12)
-    # Furthest end in units of the scale. The decay is that of epsilon's distance from
-    # the bulk loss; where epsilon is far below it, perhaps that of epsilon at first.
+    # The furthest end, in units of the scale. The rate of decay is epsilon's distance
+    # from the bulk loss, or if epsilon is far below that, perhaps epsilon at first.
     least = xp.clip(epsilon, 0.05 * distance, distance)
 
     def reach(lean: Array) -> Array:
         return xp.clip(45.0 / xp.maximum(lean * least * scale, 1e-200), 12.0, 1e12)
 
     def steep() -> Array:
-        """The steepest lean along which what realigns is negligible in the end."""
+        """The largest lean with which the end is negligible where phases realign."""
         leans = lean * _STEEPER[:, None]
         y = scale * reach(leans)
         leaning = Contour(center, scale, xp.where(right, leans, -leans), *(scale,) * 3)
@@ -132,7 +140,7 @@ def lay_contour(
 
 
 def _asymptote(epsilon: Array, groups: tuple[Steps, ...]) -> tuple[Array, ...]:
-    """Sums of bulk losses and of their widths; whether epsilon is above; lean."""
+    """Sum of bulk losses, sum of their widths, whether epsilon is above, lean."""
     xp = namespace(epsilon, groups[0].count)
     location, width = xp.zeros_like(epsilon), xp.zeros_like(epsilon)
     steepest = [xp.full_like(epsilon, xp.inf)] * 2
@@ -169,7 +177,7 @@ def _end(
     power, _ = log_powers(z, groups, checked=False)
     difference, size = without_bulk(z, power, contour.bulk, log_atoms(groups))
     size = size + log_size(difference)
-    if may_realign(groups):  # between probes
+    if may_realign(groups):  # it may also rise between the probes
         beside, alone = size, y < realign
         size = where_needed(
             alone, size, lambda: xp.logaddexp(beside, log_realigned(z, groups))
@@ -180,7 +188,7 @@ def _end(
     sides = xp.array([last, xp.minimum(last + 1, _NUM_PROBES - 1)])
     before, behind = rows_at(above, sides)
     share = before / (before - behind)
-    # Along a vertical line it may rise again: there the whole interval counts.
+    # Along a vertical line it may rise again, so the whole interval is kept.
     falls = leans & (share >= 0) & (share <= 1)
     share = xp.where(falls, share, 1.0)
     low, high = rows_at(ends, sides)
@@ -195,7 +203,7 @@ def _end(
 def _crossing(
     epsilon: Array, bulk: Array, groups: tuple[Steps, ...]
 ) -> tuple[Array, ...]:
-    """Center and bulk; log of the integrand, slope and curvature there; (n,) each."""
+    """Center and bulk; the integrand's log, slope and curvature there; each (n,)."""
     xp = namespace(epsilon, groups[0].count)
     largest = largest_center(epsilon, groups)
 
@@ -231,7 +239,7 @@ class Transform(NamedTuple):
     log_value: Array  # log F
     slope: Array  # (log F)', the epsilon whose saddle point is c
     curvature: Array  # (log F)'', > 0
-    valid: Array  # whether the difference is above rounding errors
+    valid: Array  # whether M^T - bulk is above rounding errors
 
 
 def transform(
@@ -240,7 +248,7 @@ def transform(
     groups: tuple[Steps, ...],
     moments: tuple[Array, ...],
 ) -> Transform:
-    """F and its derivatives at real c, (..., n), by `real_moments` there."""
+    """F and its derivatives at real c, (..., n), given `real_moments` there."""
     # With the bulk B and share = B / M^T, (M^T - B)' / (M^T - B) = ((log M^T)' - share
     # (log B)') / (1 - share).
     xp = namespace(c, bulk, groups[0].count)
@@ -265,7 +273,7 @@ def transform(
 
 
 def largest_center(like: Array, groups: tuple[Steps, ...]) -> Array:
-    """The largest real c at which the truncated losses are negligible; (n,)."""
+    """The largest real c at which truncated losses are negligible; (n,)."""
     xp = namespace(like, groups[0].count)
     highest = xp.full_like(like, 1e12)
     for steps in groups:
@@ -289,30 +297,29 @@ def contour_points(contour: Contour, y: Array) -> tuple[Pair, Pair]:
     return z, divided(divided(direction, z), (1 + z[0], z[1]))
 
 
-# Pure kernels.
-
-# Saddle points tried, relative to the guess of Rényi's best order less 1, which of 400
-# random settings was 0.4 to 40 times as large as that.
+# Orders minus 1 that are tried, relative to the approximate best order minus 1. In 400
+# random settings the approximation was 0.4 to 40 times the best one.
 _ORDERS_TRIED = 1.75 ** np.arange(-8.0, 5.0)
-# Range of that guess, order less 1.
+# Least approximate order minus 1.
 _LEAST_ORDER = 1e-12
+# Largest approximate order minus 1.
 _LARGEST_ORDER = 1e12
-# Orders at which the backward direction is bounded: their excess over 1 relative to the
-# forward direction's best. Far above it where only that has rare large losses.
+# Orders minus 1 at which the backward direction is bounded, relative to the forward
+# direction's best. The best one is far above if only forward has rare large losses.
 ORDER_FACTORS = np.array([1.0, 1.6, 4.0, 16.0, 64.0])[:, None]
-# Smallest epsilon searched for, as a share of Rényi's bound.
+# Smallest epsilon that is searched for, relative to the Rényi bound.
 _SMALLEST = 1e-4
-# Number of settings up to which, on NumPy, one round of many points is faster than two
-# of few: its calls count, not its points.
+# Number of settings up to which one round of many points is faster on NumPy than
+# several rounds of few points.
 _FEW = 4
-# Points of a round, and rounds, where each takes long.
+# Points in a round and number of rounds, for mechanisms with slow profiles.
 _FEW_POINTS = 7, 2
 # Stands for log(0) where -inf would make NaN.
 _LOG_ZERO = -1e300
 
 
 def order_near(log_delta: Array, guess: Array) -> Array:
-    """The best order of Gaussian steps whose epsilon at that delta is a guess."""
+    """The best order of Gaussian steps with the epsilon ``guess`` at that delta."""
     # Their epsilon is mu²/2 + mu sqrt(2 l) at order 1 + sqrt(2 l) / mu, l = -log delta.
     xp = namespace(log_delta, guess)
     root, guess = xp.sqrt(-log_delta), xp.maximum(guess, 1e-300)
@@ -321,11 +328,11 @@ def order_near(log_delta: Array, guess: Array) -> Array:
 
 
 class First(NamedTuple):
-    """What is known of epsilon before there is a contour; (n,) arrays."""
+    """A first epsilon, before there is a contour; (n,) arrays."""
 
     epsilon: Array  # an approximation, no bound
-    highest: Array  # Rényi's bound of this direction, at the order
-    order: Array  # the best of a few
+    highest: Array  # the Rényi bound of this direction, at ``order``
+    order: Array  # the best of the orders tried
 
 
 def first_epsilon(
@@ -336,8 +343,8 @@ def first_epsilon(
     bulk: Array | None = None,
 ) -> First:
     """An approximation of epsilon at the given delta, below ``highest``; (n,)."""
-    # By the saddle-point approximation of delta; where there is none, because rare
-    # large losses stand apart, by the larger delta of the two parts.
+    # By the saddle-point approximation of delta. If that fails, because rare large
+    # losses are far from the others, by the sum of the deltas of both parts.
     xp = namespace(log_delta, highest, fields[0].count, groups[0].count)
     bulk = bulk_variance(groups) if bulk is None else bulk
     guess = xp.exp(first_order(fields, -log_delta))
@@ -347,7 +354,7 @@ def first_epsilon(
     bounds = epsilon_at(log_delta, c, moments[0])
     best = xp.where(xp.isnan(bounds), xp.inf, bounds).argmin(axis=0)[None]
     order, found = 1 + rows_at(c, best)[0], rows_at(moments[0], best)
-    # An answer may rest on this bound: it has to hold by either rule.
+    # This bound may become the answer, so it includes the quadrature error.
     bound = epsilon_at(
         log_delta, order - 1, checked_moment(order[None] - 1, found, groups)[0]
     )
@@ -366,7 +373,7 @@ def first_epsilon(
 def exchanged_is_less(
     log_delta: Array, epsilon: Array, order: Array, steps: Steps
 ) -> Array:
-    """Where Rényi says that one step's exchanged pair has less delta, (n,)."""
+    """Where a Rényi bound says that the exchanged pair of one step has less delta."""
     xp = namespace(log_delta, epsilon, order, steps.count)
     c = (order - 1) * ORDER_FACTORS
     bounds = log_delta_at(xp.maximum(epsilon, 0.0), c, exchanged_moments(c, steps))
@@ -380,12 +387,12 @@ def _by_jumps(
     fields: tuple[Group, ...],
     few: bool,
 ) -> Array:
-    """Epsilon at which the bulk and the sum of forward profiles are delta."""
+    """Epsilon at which the bulk's delta plus the steps' forward deltas is delta."""
     xp = namespace(log_delta, highest, bulk, fields[0].count)
     mu = xp.sqrt(xp.maximum(bulk, 0.0))
 
     def excess(epsilon: Array) -> Array:
-        """Of log(delta) at (G, n) epsilons."""
+        """log(delta) at (G, n) epsilons, minus the goal."""
         small = xp.where(mu > 0, log_gaussian_profile(mu, epsilon), _LOG_ZERO)
         once = [small[:, None]]
         for group in fields:
@@ -411,7 +418,7 @@ def _by_saddle_points(
     bulk: Array,
     groups: tuple[Steps, ...],
 ) -> Array:
-    """Epsilon where the saddle-point approximation is delta; NaN if it is nowhere."""
+    """Epsilon at which the saddle-point approximation equals delta; NaN if none."""
     xp = namespace(log_delta, c, bulk, groups[0].count)
     both = transform(c, xp.array([bulk, xp.zeros_like(bulk)])[:, None], groups, moments)
     valid = both.valid[0]

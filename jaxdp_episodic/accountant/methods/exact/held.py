@@ -1,4 +1,4 @@
-"""Derivatives of exact answers: log(delta) of two runs on one contour."""
+"""Derivatives of exact answers, by difference quotients on one contour."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from jaxdp_episodic.accountant.methods.exact.mgf import steps_of
 from jaxdp_episodic.accountant.methods.exact.solver import CUT, PASSES
 from jaxdp_episodic.accountant.methods.run import Question, Run
 
-# Settings side by side whose arrays fit the cache of a CPU.
+# Numbers of settings whose arrays fit the cache of a CPU.
 _CHUNKS = Chunks(numpy=8, cpu=(8,), accelerator=(8,))
-# Relative error of a quotient over the square of the share that it changes by.
+# Relative error of a quotient due to curvature, over the squared relative distance from
+# the answer.
 _ERROR_OVER_SQUARE = 10.0
-# Relative error of a quotient over that of delta by the integral.
+# Relative error of a quotient over the relative error of delta by the integral.
 _OF_INTEGRAL = 30.0
 # Largest relative error of a quotient.
 _LARGEST_ERROR = 3e-7
-# Rounding of log(delta), nats.
+# Rounding error of log(delta), nats.
 _ROUNDING = 1e-14
 
 
@@ -47,10 +48,10 @@ def have_held_slope(run: Run) -> np.ndarray:
 def held_change(
     sides: Sequence[tuple[Question, Run]], answer: np.ndarray
 ) -> np.ndarray:
-    """By how much answers rise from one side to the other; NaN if that is not known.
+    """Change of the answer from the first side to the second; NaN if unknown.
 
-    The two sides lie symmetrically about the setting of the answer, close to it. Each
-    has a question and a run of (n,) settings.
+    The two sides are close to the setting of the answer and symmetric about it. Each is
+    a question and a run of (n,) settings.
     """
     found = np.full(answer.shape, np.nan)
     symmetric = sides[0][1].is_symmetric
@@ -66,7 +67,7 @@ def held_change(
 
 @np.errstate(all="ignore")
 def _change(sides: Any, answer: np.ndarray, effort: Any, backward: float) -> np.ndarray:
-    """The change in one direction, with some number of nodes."""
+    """`held_change` in one direction, with the numbers of nodes of ``effort``."""
     is_epsilon = sides[0][0].is_epsilon
     targets = [question.target for question, _ in sides]
     epsilons = [answer, answer] if is_epsilon else targets
@@ -88,7 +89,7 @@ def _change(sides: Any, answer: np.ndarray, effort: Any, backward: float) -> np.
         contour = lay_contour(epsilons[1], each[1], effort.fall)
         blocks, parts = Blocks(1, effort.contour_nodes, 1), []
         for epsilon, steps in zip(epsilons, each, strict=True):
-            # The contour is held as well as epsilon: nothing is searched for.
+            # Contour and epsilon are the same on both sides: nothing is searched for.
             parts += search(cut, epsilon, epsilon, contour, steps, blocks, True)[:3]
         return tuple(parts)
 
@@ -98,7 +99,7 @@ def _change(sides: Any, answer: np.ndarray, effort: Any, backward: float) -> np.
     change = high - low
     if is_epsilon:
         change = change - (goals[1] - goals[0])
-    # Off the answer by more than curvature says, it is the other direction's.
+    # Far from the answer by this direction: the answer is the other direction's.
     middle = 0.5 * (high - goals[1] + low - goals[0])
     off = _ERROR_OVER_SQUARE * (2 * middle / change) ** 2
     off += _OF_INTEGRAL * np.maximum(error, other) + _ROUNDING / np.abs(change)

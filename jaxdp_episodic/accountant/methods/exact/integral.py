@@ -1,6 +1,8 @@
-"""Exact delta and epsilon of composed steps, as a contour integral: pure kernels."""
+"""Exact delta and epsilon of composed steps, by a contour integral.
 
-# Reference: docs/theory.md, "Exact"; Alghamdi et al. (2022), arXiv:2208.09595.
+Pure kernels. Reference: docs/theory.md, "Exact"; Alghamdi et al. (2022),
+arXiv:2208.09595.
+"""
 
 from __future__ import annotations
 
@@ -42,21 +44,22 @@ from jaxdp_episodic.accountant.numerics.special import (
     log_normal_tail,
 )
 
-# Most evaluations of the search for epsilon.
+# Largest number of evaluations in the search for epsilon.
 _MOST_STEPS = 25
-# Nats of log(delta) at which the search ends: a share of the error, to which they add,
-# within these bounds.
+# The search ends at this share of the error of log(delta), to which it is added.
 _TOLERANCE_SHARE = 0.01
+# Least error of log(delta), in nats, that the search may leave.
 _SMALLEST_TOLERANCE = 1e-12
+# Largest error of log(delta), in nats, that the search may leave.
 _LARGEST_TOLERANCE = 1e-4
-# Frequencies at which the trapezoidal rule's values are transformed, relative to their
-# Nyquist frequency pi / h: the decay from the first one to the highest ones is
-# extrapolated to the frequency of the error. See `_aliasing`.
+# Frequencies at which the summands are transformed, relative to their Nyquist frequency
+# pi / h. The decay from the first one to the others is extrapolated to the frequency of
+# the error; see `_aliasing`.
 _FREQUENCIES = np.array([0.7, 0.92, 0.96, 1.0])
-# Power of that decay which counts: it goes on four times as far.
+# Power of that decay in the estimate; the decay goes on four times as far.
 _DECAY_POWER = 0.8
-# Factor for the aliases of all multiples, where there is no decay; with 3 one of 6,000
-# random settings was off by 1.3 times its estimate, at the fewest nodes.
+# Factor for aliases of all multiples if there is no decay. With 3, one of 6,000 random
+# settings was off by 1.3 times its estimate, with the fewest nodes.
 _ALIASES = 4.0
 # Rounding of a phase, relative to its size.
 _ROUNDING = 4e-16
@@ -70,16 +73,16 @@ class Solution(NamedTuple):
     value: Array  # epsilon, or log(delta)
     log_error: Array  # estimate of the error of log(delta), in nats
     slope: Array  # ``-d log(delta) / d epsilon``, > 0
-    # Of log(delta) the part of the error that changes by chance as the steps change.
+    # The part of the error due to rounding, irregular in the steps' parameters.
     rounding: Array | None = None
 
 
 class Blocks(NamedTuple):
-    """The nodes of a contour: some blocks of them, of those that memory is kept for."""
+    """The nodes of a contour, in blocks."""
 
-    number: Array | int  # may be traced: one program serves any number of nodes
-    size: int
-    most: int
+    number: Array | int  # of blocks; may be traced: one program for any number of nodes
+    size: int  # nodes in a block
+    most: int  # number of blocks that there is memory for
 
 
 def search(
@@ -91,7 +94,10 @@ def search(
     blocks: Blocks,
     is_held: Array | bool = False,
 ) -> Solution:
-    """``epsilon`` at which delta is ``e^{log_delta}``; all arrays (n,)."""
+    """Epsilon at which delta is ``e^{log_delta}``; all arrays (n,).
+
+    Where ``is_held``, log(delta) at ``initial`` instead.
+    """
     # Halley's method on log delta in a bracket from 0 to highest, on one contour.
     xp = namespace(log_delta, initial, highest, contour.center, groups[0].count)
     integrand = _prepare(blocks, contour, groups)
@@ -102,26 +108,26 @@ def search(
         gap = value - log_delta
         above = gap > 0
         low, high = xp.where(above, x, low), xp.where(above, high, x)
-        # Halley's step: Newton's, corrected by the change of the slope on the way.
+        # Halley's step: Newton's, corrected by the change of the slope.
         correction = 0.5 * curvature * gap / slope**2
         step = x + gap / slope / (1 - correction).clip(0.5, 2.0)
         inside = (step >= low) & (step <= high)
         step = xp.where(inside, step, 0.5 * (low + high))
-        # The bracket closes on 0 where delta is not even reached there.
+        # 0 is tried if the bracket closes on it: delta may be less there already.
         step = xp.where((low == 0) & (step < 1e-6 * initial), 0.0, step)
         low_enough = (x <= 0) & (gap < 0)
         tolerance = _TOLERANCE_SHARE * error
         tolerance = tolerance.clip(_SMALLEST_TOLERANCE, _LARGEST_TOLERANCE)
-        # The step leaves less than its correction of Newton's, or an error of third
-        # order; but atoms may change the slope abruptly.
+        # After the step the gap is smaller by the correction of Newton's step, or by an
+        # error of third order; but atoms may change the slope abruptly.
         share = 1.0
         if not have_atoms(groups):
             share = xp.minimum(xp.abs(correction) + gap * gap, 1.0)
         last = inside & (step > 0) & (share * xp.abs(gap) <= tolerance)
         left = xp.abs(gap) * xp.where(last, share, 1.0)
         found = low_enough | (left <= tolerance) | is_held
-        # An unconverged search counts as an error of delta; at epsilon 0 delta may be
-        # less.
+        # A gap that is left is added to the error, except at epsilon 0, where delta may
+        # be less than its goal.
         missed = xp.where(low_enough & (error < -gap), 0.0, error)
         missed = missed + xp.where(low_enough, 0.0, left)
         return _Search(
@@ -143,7 +149,7 @@ def search(
     nothing = xp.zeros_like(initial)
     start = _Search(
         xp.zeros((), xp.int32),
-        xp.any(nothing),  # False: within shard_map it varies as what is found does
+        xp.any(nothing),  # False, but typed within shard_map like what is found
         initial,
         nothing,
         highest,
@@ -155,35 +161,35 @@ def search(
 class _Search(NamedTuple):
     """State of the search for epsilon; arrays are (n,)."""
 
-    count: Array  # evaluations
+    count: Array  # number of evaluations
     done: Array  # whether all settings are
     x: Array  # the next epsilon to evaluate
     low: Array  # the bracket
     high: Array
-    solution: Solution  # of the last evaluation
+    solution: Solution  # after the last evaluation
 
 
 class _Rows(NamedTuple):
-    """Summands without ``e^{-z epsilon}`` at the nodes, arrays and pairs (B, K, n)."""
+    """Summands at the nodes, without ``e^{-z epsilon}``; arrays and pairs (B, K, n)."""
 
     z: Pair  # nodes
-    log_size: Array  # of the summands' moduli
+    log_size: Array  # logarithms of the summands' moduli
     sign: Pair  # summands over their moduli
     lost: Array  # largest term of the difference from M^T, over the difference
     error: Array  # bound of the rounding error, relative to that term
 
 
 class _Integrand(NamedTuple):
-    """What does not depend on epsilon; all but the rows (n,)."""
+    """What does not depend on epsilon; all but the rows are (n,)."""
 
     rows: _Rows
-    bulk: Array  # variance; 0 without one
-    log_mass: Array  # of the bulk's probability
-    # Truncated summands over the last one, if they decay as e^-u, or on vertical lines
-    # as 1 / u².
+    bulk: Array  # variance; 0 without a bulk
+    log_mass: Array  # logarithm of the bulk's probability
+    # Sum of the truncated summands over the last one, if they decay as e^-u, or as
+    # 1 / u² on vertical lines.
     density: Array
     end: Array  # real part of the last node
-    log_beyond: Array  # of a bound of the truncated integral on vertical lines
+    log_beyond: Array  # log of a bound of the truncated integral on vertical lines
 
 
 def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _Integrand:
@@ -193,8 +199,8 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     step = contour.end / last.astype(contour.end.dtype)
     bulk, log_atom = contour.bulk, log_atoms(groups)
 
-    # A loop for each stage: XLA computes the results of one once, and others again for
-    # each of their uses.
+    # A loop for each stage: XLA stores the results of a loop, but computes others again
+    # for each use.
     each = functools.partial(rows_of, xp, number=blocks.number, most=blocks.most)
 
     def lay(block: Array) -> tuple[Pair, Pair]:
@@ -223,7 +229,7 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     end = at(at(points, blocks.number - 1), -1)
     log_beyond = xp.full_like(bulk, _LOG_ZERO)
     if may_realign(groups):
-        # What may be left where phases agree again, times the integral of 1 / y².
+        # The largest integrand where phases agree again, times the integral of 1 / y².
         realign = first_realignment(groups)
         alone = ~xp.isfinite(realign)
         again = xp.maximum(end[1], xp.where(alone, end[1], realign))[None]
@@ -250,13 +256,13 @@ def _height(contour: Contour, u: Array) -> tuple[Array, Array]:
 def _integrate(
     integrand: _Integrand, blocks: Blocks, epsilon: Array
 ) -> tuple[Array, ...]:
-    """``log delta``, minus its derivative, second derivative, error, rounding."""
+    """``log delta``, minus its slope, its second derivative, error, rounding error."""
     xp = namespace(integrand.bulk, epsilon)
     log_known = _bulk_delta(integrand, epsilon)
     waves = xp.asarray(_waves(blocks.size, blocks.most))
 
     def add(block: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Sums over e^peak, and the size of the last summand."""
+        """Adds a block to the sums, which are over e^peak; the last summand's size."""
         rows, before = at(integrand.rows, block), state[0]
         z, log_size = rows.z, rows.log_size - rows.z[0] * epsilon
         peak = xp.maximum(before, log_size.max(axis=0))
@@ -277,7 +283,7 @@ def _integrate(
     known, known_slope, known_density = (xp.exp(part - peak) for part in log_known)
     total, slope = sums[0] + known, sums[1] + known_slope
     second = sums[2] + known_density - known_slope
-    # The last summand stands for ``density`` more, with a margin of 10.
+    # The truncated sum is ``density`` times the last summand, with a margin of 10.
     truncation = 10.0 * last * integrand.density
     truncation += xp.exp(integrand.log_beyond - integrand.end * epsilon - peak)
     rounding = (sums[3] + _ROUNDING * known) / xp.abs(total)
@@ -295,8 +301,8 @@ def _integrate(
 def _aliasing(transform: Array) -> Array:
     """Estimate of the trapezoidal rule's aliasing error, by the waves' sums, (4, n)."""
     # By Poisson's formula the error is the integrand's Fourier transform at 2 pi / h
-    # and its multiples. The summands give it up to pi / h; it decays, but oscillates:
-    # it may vanish at one frequency by chance, hardly at several.
+    # and its multiples. The summands give the transform up to pi / h. It decays and
+    # oscillates: it may vanish at one frequency by chance, but hardly at several.
     xp = namespace(transform)
     each = 2 * xp.abs(transform)
     low, high = each[0], each[1:].max(axis=0)
@@ -306,7 +312,7 @@ def _aliasing(transform: Array) -> Array:
 
 @functools.cache
 def _waves(size: int, number: int) -> np.ndarray:
-    """Cosines at `_FREQUENCIES` of the summands in each of so many blocks."""
+    """Cosines of the `_FREQUENCIES` at the summands, (number, 4, size)."""
     cycles = 0.5 * _FREQUENCIES[:, None, None] * np.arange(number * size)
     waves = np.cos(2 * math.pi * cycles).reshape(len(_FREQUENCIES), number, size)
     return np.ascontiguousarray(np.moveaxis(waves, 1, 0))

@@ -1,5 +1,7 @@
-"""The "exact" method: a contour integral with an error for every element."""
-# Where its error exceeds `TOLERANCE`, the answer is the certified upper bound.
+"""The "exact" method: a contour integral with an error estimate for every setting.
+
+If the error exceeds `TOLERANCE`, the answer is the certified upper bound.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,24 @@ from jaxdp_episodic.accountant.methods.run import (
     Run,
 )
 
-_FEW = 8  # settings up to which many orders take no longer than one
-# First guess of log(Rényi's bound / delta), where delta is asked for.
+# Number of settings up to which many orders take no longer than one.
+_FEW = 8
+# First guess of log(Rényi bound / delta), if delta is the question.
 LOG_BOUND_OVER_DELTA = 25.0
-# Log below which exp is 0 in float64: Rényi's bound is then near enough.
+# Logarithm below which exp is 0 in float64: such a Rényi bound is the answer.
 _UNDERFLOW = -746.0
 # Bound of the relative error of a profile: 1e-14, with a margin.
 _PROFILE_ERROR = 1e-13
-# Rounding of losses, relative to 1 or their size.
+# Rounding error of losses, relative to 1 or their size.
 _ROUNDING = 4e-16
 
 
 def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answer:
-    """Epsilon or log(delta) at every setting and path; arrays broadcast together."""
+    """Epsilon or log(delta) at every setting and path; arrays broadcast.
+
+    Without ``certify`` answers that are not exact are Rényi bounds, except those of
+    single steps.
+    """
     shape = np.broadcast_shapes(np.shape(question.target), run.shape)
     if 0 in shape:
         return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
@@ -68,7 +75,8 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
     )
     poor &= ~(run.loses_nothing | run.is_unprotected)
     if np.any(poor):
-        # Epochs may take seconds for certified ends, other single steps milliseconds.
+        # Certified ends take seconds for random allocation, milliseconds for other
+        # single steps.
         quick = not any(isinstance(loss, Bounds) for loss in run.losses)
         ends = poor & (certify | (quick & (run.num_steps == 1)))
         answer = _otherwise(answer, question, run, poor, ends)
@@ -80,7 +88,7 @@ def exact_answer(question: Question, run: Run, *, certify: bool = True) -> Answe
 def _otherwise(
     answer: Answer, question: Question, run: Run, poor: np.ndarray, ends: np.ndarray
 ) -> Answer:
-    """Rényi's bound in place of poor answers, or where it is less a certified one."""
+    """Replaces poor answers by the smaller of the Rényi and the certified bound."""
     index, best = np.flatnonzero(poor), np.flatnonzero(ends)
     value, error, _ = answer
     with bounding_few(index.size):
@@ -94,10 +102,10 @@ def _otherwise(
 
 
 def _answer(question: Question, run: Run) -> Answer:
-    """Of (n,) settings: those that need no integral first, then the others."""
+    """Answers (n,) settings, first those that need no integral."""
     no_loss = run.loses_nothing
     value = np.where(no_loss, question.nothing, question.everything)
-    # Where there is some noise, but too little to compute with, inf is a bound.
+    # If there is noise, but too little to compute with, the bound is inf.
     certified = run.has_too_little_noise & ~no_loss
     answer = Answer(value, np.where(certified, np.inf, 0.0), certified)
     left = ~(no_loss | run.is_unprotected)
@@ -127,7 +135,7 @@ def _fill(answer: Answer, chosen: np.ndarray, part: Answer) -> None:
 
 
 def _of_one_step(question: Question, run: Run) -> Answer:
-    """The profile itself."""
+    """Answers for a single step, from its profile."""
     value = solve_single_step(question, run)
     epsilon = value if question.is_epsilon else question.target
     error = _PROFILE_ERROR + _of_bounds(run)
@@ -139,11 +147,11 @@ def _of_one_step(question: Question, run: Run) -> Answer:
 
 
 def _of_gaussians(question: Question, run: Run) -> Answer:
-    """Of steps that always see the unit: one Gaussian step of their joint shift."""
+    """Answers for Gaussian steps that always see the unit: one step of joint shift."""
     shift = run.gaussian_shift()
     one = Run((one_gaussian(shift),), (np.ones(shift.shape),))
     value = solve_single_step(question, one)
-    # Derivative of the answer by log(shift).
+    # The derivative of the answer by log(shift).
     size = np.abs(value)
     moved = size + shift**2 if question.is_epsilon else (1 + size) * (1 + shift)
     scale = size if question.is_epsilon else 1.0
@@ -152,10 +160,10 @@ def _of_gaussians(question: Question, run: Run) -> Answer:
 
 
 def _of_many_steps(question: Question, run: Run) -> Answer:
-    """The contour integral, in both directions where they differ."""
+    """Answers by the contour integral, in both directions if they differ."""
     guess = question.guess if isinstance(question, EpsilonAt) else None
     unbounded = question.is_epsilon and guess is None
-    if unbounded:  # until there is a contour
+    if unbounded:  # before the first pass
         bound, order = np.full((2, question.target.size), np.inf)
         bound = at_most_total_variation(question, run, bound)
     else:
@@ -179,8 +187,8 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
     state = ContourSolver(question, cut, bound, order, goal, log_added)
     value, error = state.solve(wanted, backward=False)
     if not run.is_symmetric:
-        # The other direction is integrated only where neither a sum of few nodes nor
-        # Rényi's bound, which some kernels have asked, says that it is not larger.
+        # The other direction is integrated only where neither a sum of few nodes nor a
+        # Rényi bound shows that its answer is not larger.
         least = np.where(np.isnan(value), 0.0 if question.is_epsilon else -1e9, value)
         asked = least if question.is_epsilon else question.target
         may_be_larger = wanted & ~state.backward_is_less
@@ -197,7 +205,7 @@ def _of_many_steps(question: Question, run: Run) -> Answer:
             asked, part = question.take(left), run.take(left)
             with bounding_few(left.size):
                 state.bound[left], order = rdp_bound(asked, part, loose=True)
-            state.order[left] = order  # the kernel's own may be far from the best one
+            state.order[left] = order  # the kernel's may be far from the best one
             may_be_larger[left] = _may_exceed(asked, part, least[left], order)
         other, other_error = state.solve(may_be_larger, backward=True, least=least)
         value, error = _larger(value, error, other, other_error, may_be_larger)
@@ -210,7 +218,7 @@ def _has_certified_ends(run: Run) -> bool:
 
 
 def _of_bounds(run: Run) -> np.ndarray:
-    """Error of profiles: infinite where those of a step are upper bounds, else 0."""
+    """Error of profiles: inf where those of a step are upper bounds, else 0."""
     bounded = np.zeros(run.num_steps.shape, bool)
     for loss, count in zip(run.losses, run.counts, strict=True):
         bounded |= isinstance(loss, Bounds) & (count > 0)
@@ -218,7 +226,7 @@ def _of_bounds(run: Run) -> np.ndarray:
 
 
 def _of_densities(run: Run) -> np.ndarray:
-    """Relative error of the densities of large losses, from rounded logarithms."""
+    """Relative error of densities at large losses, due to rounding of logarithms."""
     largest = np.zeros(run.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
         taken = (count > 0) & ~loss.loses_nothing & ~loss.is_unprotected
@@ -230,10 +238,12 @@ def _of_densities(run: Run) -> np.ndarray:
 def _of_composed_profiles(
     question: Question, run: Run, bound: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """The same of many steps, for relative errors e of densities, of constant sign."""
-    # Where mass and mean are right, M(c) is wrong by at most e (M(c) - 1), and
-    # log(delta) by e times the logarithm of the run's moment, which Rényi's bound was
-    # made of.
+    """Error of the answer of many steps due to the relative error e of densities.
+
+    e is assumed to have one sign.
+    """
+    # If total and mean are right, M(c) is wrong by at most e (M(c) - 1), and log(delta)
+    # by e times the logarithm of the run's moment, which gave the Rényi bound.
     error = _of_densities(run)
     if not np.any(error):
         return error
@@ -248,10 +258,10 @@ def _of_composed_profiles(
 
 
 def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
-    """Relative error of a single step's delta from the rounding of its losses."""
+    """Relative error of a single step's delta due to rounding of its losses."""
     total = np.zeros(epsilon.shape)
     for loss, count in zip(run.losses, run.counts, strict=True):
-        # Of a density only large losses are rounded by more than the profile is.
+        # Without atoms only large losses are rounded by more than the profile.
         loss, moved = cast(Profile, loss), loss_rounding(epsilon)
         counts = (moved > 0) | loss.may_have_atoms
         here = np.flatnonzero((count > 0) & counts)
@@ -267,7 +277,10 @@ def _of_rounded_losses(epsilon: np.ndarray, run: Run) -> np.ndarray:
 
 
 def _truncated(goal: np.ndarray, run: Run) -> tuple[Run, np.ndarray, np.ndarray]:
-    """The run without terms of negligible delta; see `Nodes.truncated`."""
+    """The run without terms of negligible delta; see `Nodes.truncated`.
+
+    Also returns the log of the delta left out, and where there are too many terms.
+    """
     # Steps of mechanisms without nodes count as too many terms.
     log_added = np.full(goal.shape, -np.inf)
     too_many = np.zeros(goal.shape, bool)
@@ -290,28 +303,28 @@ def _larger(
     other_error: np.ndarray,
     may_be_larger: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The larger of both directions' answers, where the other one counts; its error."""
-    # A poor estimate must not be hidden by a larger value that is accurate.
+    """The larger answer of both directions, where the other may be; and its error."""
+    # An accurate larger value must not hide the error of the other one.
     most = np.where(
         may_be_larger, np.maximum(value + error, other + other_error), value + error
     )
     value = np.where(may_be_larger & (other > value), other, value)
-    # Where an answer is missing nothing is known.
+    # If an answer is missing, the error is unknown.
     return value, np.where(np.isnan(most), np.inf, most - value)
 
 
 def _may_exceed(
     question: Question, run: Run, least: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """Where the backward direction's Rényi bound is above a known answer."""
+    """Where the Rényi bound of the backward direction is above a known answer."""
     epsilon, goal = question.target, least
     if question.is_epsilon:
         epsilon, goal = np.maximum(least, 0.0), question.target
     settled = np.zeros(least.shape, bool)
-    # One order after another, (1, n), or all of them, (3, n).
+    # One order after another, (1, n), or all of them at once, (5, n).
     factors = ORDER_FACTORS
     if not all(loss.compiles for loss in run.losses):
-        factors = factors[:1]  # a contour of few nodes takes no longer
+        factors = factors[:1]  # a contour of few nodes is as fast
     for factor in factors[:, None] if settled.size > _FEW else factors[None]:
         index = np.flatnonzero(~settled & np.isfinite(order))
         if index.size == 0:
@@ -331,7 +344,7 @@ def _may_exceed(
 def _certified(
     question: Question, run: Run, bound: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Certified upper bounds, or the given one where it is lower; and widths."""
+    """Certified upper bounds, or the given bounds if lower; and the widths."""
     lower, upper = pld_bounds(question, run)
     upper = np.maximum(np.minimum(upper, bound), lower)
     if question.is_epsilon:

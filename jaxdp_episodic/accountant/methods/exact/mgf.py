@@ -1,5 +1,7 @@
-"""Steps as nodes of their losses, and moments at real and complex orders."""
-# Pure kernels, with the batch last.
+"""Loss distributions of steps as nodes, and their moments at real and complex orders.
+
+Pure kernels; settings are the last axis.
+"""
 
 from __future__ import annotations
 
@@ -34,56 +36,58 @@ from jaxdp_episodic.accountant.numerics.loops import (
     where_needed,
 )
 
-# Every 8th node of the contour is computed with other nodes of the losses as well.
+# Every 8th node of the contour is also computed by the checking rule of the losses.
 _CHECK_STRIDE = 8
-# Bound of a rule's error over the difference of two with as many nodes; 2 was seen.
+# Bound of a rule's error over its difference from the checking rule; 2 was observed.
 _CHECK_FACTOR = 4.0
 # Rounding of M - 1 relative to E|z L|: hundreds of terms, whose errors mostly cancel.
 _MOMENT_ROUNDING = 1e-16
 # Rounding of log M relative to its size.
 _ROUNDING = 4e-16
-# The checking nodes: imaginary part of their path relative to the others', and nats by
-# which they are truncated later. With a much lower path the terms of rare large losses
-# would decay too slowly on the contour, and the check would be the less accurate rule.
+# The checking rule: imaginary part of its path relative to the main rule's. With a much
+# lower path the terms of rare large losses would decay too slowly on the contour, and
+# the check would be the less accurate rule.
 _CHECK_HEIGHT = 0.9
+# The checking rule: nats by which it truncates at a lower density.
 _CHECK_CUT = -8.0
-# Nats by which the density is lower between two parts of a distribution.
+# Nats by which the density must fall between two parts of a distribution.
 _VALLEY = 2.0
-# Losses up to which no part is so far from another, in its widths, that phases agree:
-# a Gaussian of shift s has the mean s²/2 and the width s.
+# Largest loss up to which no two parts lie so far apart that their phases can agree
+# again: a Gaussian of shift s has the mean s²/2 and the width s.
 NEAR_LOSS = 80.0
+# Distance of two parts, in their widths, from which they lie far apart.
 _WIDTHS = 3.0
-# Largest error of a rule's mass with which it is used at all.
+# Largest error of a rule's total probability with which it is used.
 _MASS_ERROR = 1e-3
 # Largest log-density, relative to its peak, at which distributions are truncated.
 _LEAST_CUT = -18.0
-# By how much moments of the exchanged pair may be wrong without a sign of it, relative
-# to 1 and their logarithm (of 1,000 random settings 5e-5 was seen); and log of what
-# their integrands may be where they are cut.
+# Undetected error of moments of the exchanged pair, relative to 1 and to their
+# logarithm; 5e-5 was observed in 1,000 random settings.
 _CHECK_MARGIN = 1e-3
+# Logarithm of the largest integrand of these moments at the truncation.
 _NEGLIGIBLE_END = -25.0
 # Stands for log(0) where -inf would make NaN.
 _LOG_ZERO = -1e300
 
 
 class Steps(NamedTuple):
-    """K steps of one kind in each of n settings; arrays (K, n) but for the nodes."""
+    """K steps of one kind in each of n settings; arrays are (K, n) except the nodes."""
 
     nodes: LossNodes  # arrays (J, K n), setting by setting within a step
-    check: LossNodes  # the same by another rule
-    count: Array  # how often each step is taken
-    outer_rate: Array  # probability that the step sees anything
-    # Loss of a step that does not draw the unit, where nearly all losses are there and
-    # ``outer_rate`` is 1; else 0.
+    check: LossNodes  # the same by the checking rule
+    count: Array  # number of times that each step runs
+    outer_rate: Array  # probability that the step can see the unit
+    # The loss without the unit, if nearly all losses equal it and ``outer_rate`` is 1;
+    # else 0.
     bulk_loss: Array
     # Shift of steps that always see the unit, whose M has a closed form; else 0. None
-    # where there are none such.
+    # if there are no such steps.
     gaussian_shift: Array | None
     bulk_width: Array  # largest distance of losses without the unit from ``bulk_loss``
-    # Nodes with which a part of the losses begins, (J, K n): each atom is one, and each
-    # mass apart from others; and how far the means of parts lie apart, (K n,).
-    # None where no two parts lie far apart.
+    # Whether a part of the losses begins at a node, (J, K n): an atom, or a region with
+    # little probability around it. None if no two parts lie far apart.
     begins: Array | None
+    # Largest distance of the means of two parts, (K n,), 0 if they are near; or None.
     parts_apart: Array | None
     is_discrete: bool  # whether losses may have atoms other than at 0
     log_atom: Array  # (n,) ``T log A``, A the probability of the atom at loss 0
@@ -99,7 +103,7 @@ def steps_of(
     has_gaussians: bool = True,
     is_near: bool = False,
 ) -> Steps:
-    """The nodes of one group's losses, (K, n), and others that check them."""
+    """The nodes of one group's losses, (K, n), by the main and the checking rule."""
     xp = namespace(group.count, backward, log_cut)
     shape = group.count.shape
 
@@ -107,13 +111,14 @@ def steps_of(
         return xp.broadcast_to(a, shape).reshape(-1)
 
     loss, back, cut = map_arrays(flat, (group.loss, backward, log_cut))
-    # The cut is relative to the mass of the steps that see the unit.
+    # The cut is relative to the probability of the steps that see the unit.
     cut = cut - xp.log(loss.outer_rate)
-    # The nodes and those that check them.
+    # By the main and the checking rule.
     cuts = xp.minimum(xp.array([cut, cut + _CHECK_CUT]), _LEAST_CUT)
     heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
     sign, m = 1 - 2 * backward, cut.size
-    # By half the calls; mixtures add up their masses in an order of their own.
+    # NumPy computes both rules at once, as 2 m settings, except of mixtures, which add
+    # up their weights in another order.
     is_mixture = type(loss).num_terms is not Nodes.num_terms
     as_settings = xp is np and loss.compiles and not is_mixture
     if as_settings:
@@ -122,7 +127,7 @@ def steps_of(
     rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
     if as_settings:
         rules = map_arrays(lambda a: np.array([a[0, ..., :m], a[0, ..., m:]]), rules)
-        # In the order of the moments' sums, with whose errors its own then cancels.
+        # Added in the order of the moments' sums, so that rounding errors cancel.
         mass = np.array([part.sum(axis=0) for part in rules.weight[0]])
         rules = rules._replace(mass=mass)
     nodes, shift = at(rules, 0), group.loss.gaussian_shift()
@@ -135,11 +140,11 @@ def steps_of(
         least, outer = xp.exp(cuts[0, : cut.size]), flat(group.loss.outer_rate)
         parts_apart = _apart(nodes, begins, least, atoms, outer)
     mass = nodes.mass
-    # What is no probability, or not that of the other rule, is NaN from here on.
+    # A rule whose total is no probability, or differs from the check, becomes NaN.
     right = xp.abs(mass - 0.5) <= 0.5 + _MASS_ERROR
     right = right & (xp.abs(mass - rules.mass[1]) <= _MASS_ERROR)
     mass = group.loss.outer_rate * xp.where(right, mass, xp.nan).reshape(shape)
-    # The mass of a distribution without an atom is 1 but for rounding.
+    # The total of a distribution without an atom at 0 is 1 up to rounding.
     left = xp.where((mass > 1 - 1e-12) | (shift > 0), 0.0, 1 - mass)
     none = left <= 0
     log_left = xp.where(none, _LOG_ZERO, xp.log(xp.where(none, 1.0, left)))
@@ -159,13 +164,13 @@ def steps_of(
 
 
 def _for_each(c: Array, steps: Steps) -> Array:
-    """(..., n) numbers repeated for K steps side by side, (..., K n)."""
+    """(..., n) numbers repeated for K steps, (..., K n)."""
     number = len(steps.count)
     return c if number == 1 else namespace(c).tile(c, (1,) * (c.ndim - 1) + (number,))
 
 
 def _composed(terms: Array, steps: Steps) -> Array:
-    """Sum over steps of count times term, (..., K n) to (..., n); 0 inf is 0."""
+    """Sum over steps of count times term, (..., K n) to (..., n); 0 times inf is 0."""
     xp, count = namespace(terms, steps.count), steps.count.reshape(-1)
     terms = xp.where(count > 0, count * terms, 0.0)
     if len(steps.count) == 1:
@@ -198,7 +203,7 @@ def real_moments(c: Array, groups: tuple[Steps, ...]) -> tuple[Array, Array, Arr
 
 
 def checked_moment(c: Array, found: Array, groups: tuple[Steps, ...]) -> Array:
-    """A ``T log M(c)`` at real c, (..., n), and as much more as the other rule may."""
+    """``T log M(c)`` at real c, (..., n), plus a bound of its quadrature error."""
     xp = namespace(c, found)
     other = tuple(steps._replace(nodes=steps.check) for steps in groups)
     again = real_moments(c, other)[0]
@@ -206,10 +211,13 @@ def checked_moment(c: Array, found: Array, groups: tuple[Steps, ...]) -> Array:
 
 
 def exchanged_moments(c: Array, steps: Steps) -> Array:
-    """*Upper bound* of ``T log M(c)`` of one step exchanged, c > 0, or inf."""
+    """*Upper bound* of ``T log M(c)``, c > 0, with P and Q exchanged; inf if unknown.
+
+    For one kind of step.
+    """
     # E_Q[e^{-cL}] = E_P[e^{-(1+c)L}] is a sum over the same nodes. The logarithms of
-    # Q's density and of the integrand are concave: where both ends are low what is cut
-    # is negligible.
+    # Q's density and of the integrand are concave, so the truncated part is negligible
+    # if both ends are low.
     xp = namespace(c, steps.count)
     z, nodes = -(1 + c), steps.nodes
     rules = (nodes, steps.check)
@@ -231,14 +239,14 @@ def exchanged_moments(c: Array, steps: Steps) -> Array:
 
 
 def log_atoms(groups: tuple[Steps, ...]) -> Array:
-    """`Steps.log_atom` of all steps together; (n,)."""
+    """Sum of `Steps.log_atom` over all groups; (n,)."""
     return functools.reduce(operator.add, (steps.log_atom for steps in groups))
 
 
 def bulk_variance(groups: tuple[Steps, ...]) -> Array:
     """Variance v of the bulk, the Gaussian that many small losses add up to; (n,)."""
-    # M^T of a Gaussian's losses is e^{v z (1 + z) / 2}; v agrees at z = -1/2, where
-    # rare large losses hardly count. Any v serves as a control variate.
+    # M^T of a Gaussian's losses is e^{v z (1 + z) / 2}. v makes it agree with M^T at
+    # z = -1/2, where rare large losses hardly count. Any v is a valid control variate.
     xp = namespace(groups[0].count)
     middle = xp.full_like(groups[0].count[0], -0.5)
     power = xp.expm1(xp.minimum(real_moments(middle, groups)[0], 0.0))  # M^T - 1
@@ -249,7 +257,7 @@ def bulk_variance(groups: tuple[Steps, ...]) -> Array:
 
 
 def log_bulk(z: Pair, variance: Array, log_atom: Array) -> Pair:
-    """``log((1 - A^T) e^{v z (1 + z) / 2})``; very small where v is 0."""
+    """``log((1 - A^T) e^{v z (1 + z) / 2})``; -1e300 where v is 0."""
     xp = namespace(z[0], variance, log_atom)
     re = 0.5 * variance * (z[0] * (1 + z[0]) - z[1] * z[1])
     im = 0.5 * variance * z[1] * (1 + 2 * z[0])
@@ -265,7 +273,7 @@ def log_bulk_mass(log_atom: Array) -> Array:
 def without_bulk(
     z: Pair, log_power: Pair, variance: Array, log_atom: Array
 ) -> tuple[Pair, Array]:
-    """``M^T`` less the atom and the bulk, at (K, n) points."""
+    """``M^T`` minus the atom and the bulk, at (K, n) points, over e^size; size."""
     xp = namespace(z[0], log_power[0], variance, log_atom)
     bulk = log_bulk(z, variance, log_atom)
     size = xp.maximum(xp.maximum(log_power[0], bulk[0]), log_atom)
@@ -280,7 +288,7 @@ def without_bulk(
 def log_powers(
     z: Pair, groups: tuple[Steps, ...], *, checked: bool
 ) -> tuple[Pair, Array]:
-    """``T log M`` at (K, n) points and a bound of its error."""
+    """``T log M`` at (K, n) points, and a bound of its error."""
     xp = namespace(z[0], groups[0].count)
     re, im, error = (xp.zeros_like(z[0]) for _ in range(3))
     for steps in groups:
@@ -322,7 +330,7 @@ def _excess(z: Pair, steps: Steps, nodes: LossNodes) -> Pair:
 
 
 def _log_moment(z: Pair, steps: Steps, excess: Pair) -> Pair:
-    """``log M`` of each step, of its M - 1."""
+    """``log M`` of each step, given M - 1."""
     mixed = log1p_complex(*excess)
     if steps.gaussian_shift is None:
         return mixed
@@ -351,7 +359,7 @@ def may_realign(groups: tuple[Steps, ...]) -> bool:
 
 
 def first_realignment(groups: tuple[Steps, ...]) -> Array:
-    """Im z below which no two phases of parts agree again; (n,), inf of one part."""
+    """Im z below which no two parts' phases agree again, (n,); inf for one part."""
     # Below it |M| falls along a vertical line: its derivative is a sum of -(L - L')
     # sin(y (L - L')) with arguments below pi.
     xp = namespace(groups[0].count)
@@ -367,7 +375,7 @@ def first_realignment(groups: tuple[Steps, ...]) -> Array:
 
 
 def log_realigned(z: Pair, groups: tuple[Steps, ...]) -> Array:
-    """A bound of the log of what may be left of ``|M^T|`` further up than z."""
+    """Bound of the log of the part of ``|M^T|`` that may be left further up than z."""
     # log(3 (S^T - s^T)), S the sum of the moduli of all parts and s the largest: both
     # fall along a vertical line, and |M| is far below S until phases agree again.
     xp = namespace(z[0], groups[0].count)
@@ -383,7 +391,7 @@ def log_realigned(z: Pair, groups: tuple[Steps, ...]) -> Array:
 
 
 def _moduli(z: Pair, steps: Steps) -> tuple[Array, Array]:
-    """Sum of the moduli of M's parts at (K, m) points, and the largest of them."""
+    """Sum of the moduli of M's parts at (K, m) points, and the largest modulus."""
     xp, nodes, all_begins = namespace(z[0]), steps.nodes, steps.begins
     assert all_begins is not None
     outer = steps.outer_rate.reshape(-1)
@@ -415,7 +423,7 @@ def _moduli(z: Pair, steps: Steps) -> tuple[Array, Array]:
 
 
 def _begins(weight: Pair) -> Array:
-    """Nodes with which parts of a distribution begin, (J, m): valleys of density."""
+    """Whether a part of a distribution begins at a node, (J, m): density valleys."""
     xp = namespace(weight[0])
     size = xp.log(xp.maximum(xp.hypot(*weight), 1e-300))
     sides = running_max(xp.stack([size, size[::-1]], axis=1))
@@ -430,7 +438,7 @@ def _apart(
     is_discrete: Array | bool,
     outer_rate: Array,
 ) -> Array:
-    """Largest distance of the mean losses of two parts, (m,)."""
+    """Largest distance of the mean losses of two parts that lie far apart, (m,)."""
     xp = namespace(nodes.mass)
     zero = xp.zeros_like(nodes.mass)
 
@@ -453,7 +461,7 @@ def _apart(
         terms = zip((size, size * loss, size * loss * loss), state[:3], strict=True)
         return *(a + xp.where(new, 0.0, b) for a, b in terms), *ends
 
-    # Steps that see nothing have loss 0, also where those that do have no atom there.
+    # Steps that do not see the unit have loss 0: an atom, whatever the others have.
     atom = 1 - outer_rate * nodes.mass > 1e-12
     seen = xp.where(xp.hypot(*nodes.weight) > least, xp.abs(nodes.loss[0]), 0.0)
     far = (xp.max(seen, axis=0) > NEAR_LOSS) | is_discrete

@@ -1,4 +1,4 @@
-"""Settings solved by contour integrals, with as many nodes as their error asks for."""
+"""Solves settings by contour integrals, with as many nodes as the error requires."""
 
 from __future__ import annotations
 
@@ -50,44 +50,48 @@ from jaxdp_episodic.accountant.numerics.loops import (
 KERNEL = Kernel("exact", numpy_seconds=2e-3, compile_seconds=10.0, least=16)
 # Largest relative error estimate of an answer that is called exact.
 TOLERANCE = 1e-6
-# Nats below delta at which loss distributions are truncated. With a later cut, rare
+# Nats below delta at which loss distributions are truncated. With a lower value rare
 # large losses keep the contour nearer to 0, where more of the integrand cancels.
 CUT = 50.0
-# Nats by which the truncated mass must stay below delta.
+# Nats by which the truncated probability must be below delta.
 CUT_MARGIN = 30.0
-# Settings in a chunk: JAX compiles the pass for one size.
+# Settings in a chunk. JAX compiles the pass for one size on each kind of device.
 _CHUNKS = Chunks(numpy=8, cpu=(64,), accelerator=(4096,))
-# Nodes of the losses in JAX's passes, and of the contour in each block of them.
+# Nodes of a loss distribution in JAX's passes.
 _LOSS_NODES = 112
+# Nodes of the contour in a block of JAX's passes.
 _BLOCK = 32
+# Largest number of such blocks.
 _MOST_BLOCKS = 32
-# Above which a pass has too many nodes of the losses for JAX's one program; few
-# settings need them.
+# Passes with more nodes of a loss distribution run on NumPy; few settings need them.
 _MOST_LOSS_NODES = 144
-# Numbers of terms of mixtures that JAX compiles are powers of this one.
+# JAX compiles for numbers of mixture terms that are powers of this.
 _TERMS_BASE = 4
-# Nats of log(delta) between the epsilon that a contour is laid for and the answer above
-# which the error may exceed its estimate, and beyond which it is unknown.
+# Nats of log(delta) between the epsilon of the contour and the answer above which the
+# error may exceed its estimate.
 NEAR = 3.0
+# The same, above which the error is unknown.
 _FAR = 10.0
-# Largest ratio of the epsilon that a contour is laid for to the answer.
+# Largest ratio of the epsilon of the contour to the answer.
 LARGEST_RATIO = 2.0
-# Error of log(delta) above which an answer is no guess of the right one, and above
-# which it does not even say that the last guess was too large.
+# Error of log(delta), in nats, above which an answer is not used as the next guess.
 USELESS = 0.5
+# Error of log(delta), in nats, above which an answer does not even say whether the last
+# guess was too large.
 _NO_SIGN = 10.0
 
 
 class Pass(NamedTuple):
-    """Numbers of nodes of a loss distribution and of the contour, and where it ends."""
+    """Numbers of nodes of a loss distribution and of the contour, and its end."""
 
     loss_nodes: int
     contour_nodes: int
     fall: float = FALL  # nats; see `contour.lay_contour`
 
 
-# Tried in turn on settings whose error is too large. Hard settings need more nodes of
-# the contour, hardly ever of losses. The first is enough for nine in ten.
+# Tried one after another while the error of a setting is too large. Hard settings need
+# more nodes of the contour, hardly ever of the losses. Nine in ten settings need the
+# first pass only.
 PASSES = (
     Pass(112, 97, 24.0),
     Pass(128, 177, 34.0),
@@ -95,43 +99,43 @@ PASSES = (
     Pass(192, 1025),
     Pass(384, 1025),
 )
-# Enough to compare delta with its target.
+# Enough nodes to compare delta with its target.
 COMPARISON = Pass(112, 21, 14.0)
-# Share of `TOLERANCE` at which an answer is settled: the errors of both directions may
-# add up.
+# An answer is final if its error is at most this share of `TOLERANCE`: the errors of
+# both directions may add up.
 SETTLED = 0.5
-# Least share of the nodes expected to be needed with which a pass is tried.
+# A pass is skipped if it has less than this share of the nodes expected to be needed.
 _HOPEFUL_SHARE = 0.8
 
 
 @dataclass
 class ContourSolver:
-    """A batch of (n,) settings solved by contour integrals, in either direction."""
+    """Solves a batch of (n,) settings by contour integrals, in either direction."""
 
     question: Question
     run: Run  # truncated
-    bound: np.ndarray  # Rényi's; of epsilon it may be inf until there is a contour
-    order: np.ndarray  # at which that is reached
-    goal: np.ndarray  # log(delta), or a first guess; distributions are cut below it
-    log_added: np.ndarray  # logarithm of the delta that truncation left out
-    # Where Rényi's bound says so of the epsilon that was found forward.
+    bound: np.ndarray  # the Rényi bound; of epsilon possibly inf before the first pass
+    order: np.ndarray  # the order of that bound
+    goal: np.ndarray  # log(delta), or a guess: distributions are truncated below it
+    log_added: np.ndarray  # logarithm of the delta of the terms left out of the run
+    # Where a Rényi bound says that delta is less backward, at the epsilon found forward.
     backward_is_less: np.ndarray = field(init=False)
-    # Whether parts of any distribution may lie so far apart that their phases matter:
-    # kept from pass to pass, so that one program serves all of them.
+    # Whether parts of any distribution may lie so far apart that their phases matter.
+    # Once true it stays true, so that all passes use one program.
     is_far: bool = False
 
     def __post_init__(self) -> None:
         self.backward_is_less = np.zeros(self.bound.shape, bool)
 
     def surely_private(self, asked: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """Where backward delta at that epsilon and its error are below the target."""
+        """Where backward delta at that epsilon plus its error is below the target."""
         log_delta, error = self._compared(asked, epsilon, backward=True)
         return log_delta + error < self.question.target
 
     def _compared(
         self, asked: np.ndarray, epsilon: np.ndarray, *, backward: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Log(delta) at an epsilon > 0 by few nodes, and its error; or NaN and inf."""
+        """log(delta) at an epsilon > 0 by few nodes and its error, else NaN and inf."""
         value, error = np.full(epsilon.shape, np.nan), np.full(epsilon.shape, np.inf)
         index = np.flatnonzero(asked & (epsilon > 0))
         if index.size:
@@ -145,7 +149,10 @@ class ContourSolver:
     def solve(
         self, wanted: np.ndarray, *, backward: bool, least: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Values and errors of one direction, with as many nodes as it takes."""
+        """Values and errors of one direction, by as many passes as necessary.
+
+        Settings whose answer is surely below ``least`` are not refined.
+        """
         shape = self.bound.shape
         value, error = np.full(shape, np.nan), np.full(shape, np.inf)
         guess = self.question.guess if isinstance(self.question, EpsilonAt) else None
@@ -157,9 +164,9 @@ class ContourSolver:
             initial = np.clip(guess, 0.0, self.bound)
         least = np.full(shape, -np.inf) if least is None else least
         far = np.zeros(shape, bool)
-        # Nodes needed by the last error estimate, which is squared as they are doubled.
+        # Number of nodes needed, by the last error: twice as many nodes square it.
         expected = np.zeros(shape)
-        # Backward a comparison has left few.
+        # Backward, few settings are left after the comparison.
         skipped = self.question.is_epsilon and backward
         for effort in PASSES[skipped:]:
             scale = self.question.scale(value)
@@ -177,7 +184,7 @@ class ContourSolver:
             found = self._pass(question, index, initial[index], effort, backward)
             new_value, new_error, slope, used, bound, order, less = found
             if question.is_epsilon:
-                # Even a poor answer says where the saddle point is.
+                # Even a poor answer helps to place the next contour.
                 self.bound[index], self.order[index] = bound, order
                 self.backward_is_less[index] = less > 0
                 judged = judged_epsilon(new_value, new_error, slope, used)
@@ -186,11 +193,11 @@ class ContourSolver:
                 new_value, new_error, far[index], closer = judged
                 closer = np.fmin(closer, self.bound[index])  # NaN: nothing is known
                 initial[index] = np.maximum(closer, 0.0)
-                nothing = self.bound[index] == 0  # for which there is no contour
+                nothing = self.bound[index] == 0  # epsilon is 0 without a contour
                 far[index] &= ~nothing
                 new_value, new_error = np.where(nothing, 0.0, (new_value, new_error))
             else:
-                # A delta this small may be due to the truncated mass.
+                # A delta this small may be due to truncation.
                 lost = new_value < self.goal[index] - CUT + CUT_MARGIN
                 new_error = np.where(lost, np.inf, new_error)
             new_error = np.where(far[index] | np.isnan(new_error), np.inf, new_error)
@@ -200,15 +207,15 @@ class ContourSolver:
             value[index] = np.where(better, new_value, value[index])
             error[index] = np.where(better, new_error, error[index])
             if not question.is_epsilon:
-                # With an earlier cut less of the integrand cancels.
+                # With a higher cut less of the integrand cancels.
                 known = np.isfinite(value) & (error < 0.1)
                 self.goal = np.where(known, value - 1.0, self.goal)
         return value, error
 
     def _bound_poor(self, index: np.ndarray, log_error: np.ndarray) -> None:
-        """Asks for Rényi's bound of epsilon where the kernel's guess led nowhere."""
-        # At the orders of `contour.largest_center` the kernel's own may be far too
-        # large.
+        """Computes the Rényi bound of epsilon where the kernel's guess failed."""
+        # The kernel's own bound is at orders below `contour.largest_center`, and may be
+        # far too large.
         poor = index[~(log_error < USELESS) & (self.bound[index] > 0)]
         if poor.size:
             asked = self.question.take(poor), self.run.take(poor)
@@ -223,7 +230,7 @@ class ContourSolver:
         effort: Pass,
         backward: bool,
     ) -> tuple[np.ndarray, ...]:
-        """What `one_pass` says of some settings, with the terms that were left out."""
+        """Results of `one_pass` for some settings, with the terms left out added."""
         part = self.run.take(index)
         log_target, added = question.target, self.log_added[index]
         if question.is_epsilon:
@@ -235,7 +242,7 @@ class ContourSolver:
             initial,
             self.bound[index],
             self.order[index],
-            # The truncated mass of all steps together is far below delta.
+            # The truncated probability of all steps together is far below delta.
             np.minimum(self.goal[index], 0.0)
             - np.log(np.maximum(part.num_steps, 1.0))
             - CUT,
@@ -249,7 +256,7 @@ class ContourSolver:
             if not question.is_epsilon:
                 value = np.logaddexp(value, added)
                 added = np.where(np.isneginf(added), added, added - value)
-            # The terms left out may add nothing. Epsilon 0 is exact without them.
+            # The terms left out may be 0. An epsilon of 0 is exact without them.
             counts = (error != 0) & ~np.isneginf(added)
             error = error + np.where(counts, np.exp(np.minimum(added, 0.0)), 0.0)
         return (value, error, *rest)
@@ -263,13 +270,13 @@ def _by_terms(
     is_epsilon: bool,
     is_far: bool,
 ) -> tuple[np.ndarray, ...]:
-    """`one_pass` over chunks of settings with about as many terms."""
+    """`one_pass` over chunks of settings with about equally many mixture terms."""
     terms = np.ones(arrays[0].shape)
     for loss in run.losses:
         terms = np.maximum(terms, cast(Nodes, loss).num_terms)
     kinds = tuple((type(g.loss).__name__, len(g.count)) for g in groups)
     gaussians = tuple(bool(np.any(g.loss.gaussian_shift() > 0)) for g in groups)
-    # Neighbours are alike: a chunk's sums are as long as its longest one.
+    # Sorted, as the sums of a chunk are as long as its longest one.
     rows = np.argsort(terms, kind="stable")
     lengths = _TERMS_BASE ** np.ceil(np.log(terms[rows]) / math.log(_TERMS_BASE))
     result = np.empty((len(Found._fields), terms.size))
@@ -288,7 +295,7 @@ def _by_terms(
 
 
 def _have_far_losses(groups: tuple[Group, ...], log_cut: np.ndarray) -> bool:
-    """Whether any losses may be so large; a bound."""
+    """Whether any losses may be above `NEAR_LOSS`; true if unsure."""
     for loss, count in groups:
         size = loss.largest_node(log_cut - np.log(loss.outer_rate))
         if np.any((count > 0) & (size > NEAR_LOSS)):
@@ -325,23 +332,23 @@ class Shape(NamedTuple):
     """What a pass is compiled for."""
 
     loss_nodes: int
-    terms: tuple[int, ...]  # of each group's mixtures; 1 of others
+    terms: tuple[int, ...]  # number of mixture terms of each group; 1 for others
     has_gaussians: tuple[bool, ...]  # whether steps of a group may be Gaussian
     is_near: bool  # whether no losses have parts that may lie far apart
-    block: int  # nodes of the contour that are computed side by side
-    most: int  # blocks that there is memory for
+    block: int  # number of contour nodes in a block
+    most: int  # largest number of blocks
 
 
 class Found(NamedTuple):
-    """What one pass finds; (n,) arrays."""
+    """Results of a pass; (n,) arrays."""
 
     value: Array  # epsilon, or log(delta)
     error: Array  # estimate of the error of log(delta), in nats
     slope: Array  # ``-d log(delta) / d epsilon``
-    used: Array  # the epsilon that the contour was laid for
-    bound: Array  # Rényi's, of epsilon
-    order: Array  # at which that is reached
-    backward_is_less: Array  # where that is known of the epsilon found forward
+    used: Array  # the epsilon of the contour
+    bound: Array  # the Rényi bound of epsilon
+    order: Array  # the order of that bound
+    backward_is_less: Array  # 1 where delta is known to be less backward, else 0
 
 
 def one_pass(
@@ -358,7 +365,10 @@ def one_pass(
     *,
     shape: Shape,
 ) -> Found:
-    """One pass over (n,) settings: a contour each, and the answer on it."""
+    """One pass over (n,) settings: lays a contour for each and integrates along it.
+
+    Where ``initial`` is negative, a first epsilon is computed.
+    """
     xp = namespace(target, groups[0].count)
     number = xp.asarray(number).astype(np.int32)
     steps = tuple(
@@ -397,12 +407,12 @@ def one_pass(
 def judged_epsilon(
     value: Array, log_error: Array, slope: Array, used: Array
 ) -> tuple[Array, ...]:
-    """Epsilon, its error, whether its contour was laid too far away, the next guess."""
-    # A contour for a larger epsilon ends where its integrand is negligible, and may
-    # miss what small losses add: the answer is then only the next guess.
+    """Epsilon, its error, whether the contour's epsilon was too far, the next guess."""
+    # The contour of a larger epsilon ends where that integrand is negligible, and may
+    # miss the contribution of small losses. Its answer is then only the next guess.
     xp = namespace(value, slope)
     value = xp.maximum(value, 0.0)
-    # delta falls with epsilon: a sum that does not has not converged.
+    # delta falls with epsilon: a sum that rises has not converged.
     falls = slope > 0
     error = xp.where(falls, log_error / xp.where(falls, slope, 1.0), xp.inf)
     # 0 is exact where delta is below its target there.
@@ -410,7 +420,7 @@ def judged_epsilon(
     distance = xp.abs(value - used) * xp.abs(slope)
     error = xp.where(distance > NEAR, 10.0 * error, error)
     far = (distance > _FAR) | (used > LARGEST_RATIO * value)
-    # Without an answer the guess was too large; a poor one says little but that.
+    # If there is no answer, the guess was too large. A poor answer says little more.
     known = xp.isfinite(error) & ~xp.isnan(value)
     lowest = xp.where(log_error >= _NO_SIGN, 0.5 * used, 0.0)
     poor = xp.where(known, xp.clip(value, lowest, 2.0 * used), 0.5 * used)
@@ -418,7 +428,10 @@ def judged_epsilon(
 
 
 def _growth(error: np.ndarray) -> np.ndarray:
-    """Factor in the number of nodes that the relative error asks for; 0 if unknown."""
+    """Factor by which the number of nodes must grow, by the relative error; or 0.
+
+    0 if the error is small enough or too large to say.
+    """
     # The error's logarithm is about proportional to the number of nodes.
     known = (error > SETTLED * TOLERANCE) & (error < 0.5)
     return np.where(

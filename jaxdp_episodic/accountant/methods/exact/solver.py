@@ -114,7 +114,7 @@ class ContourSolver:
 
     question: Question
     run: Run  # truncated
-    bound: np.ndarray  # the Rényi bound; of epsilon possibly inf before the first pass
+    bound: np.ndarray  # the Rényi bound; epsilon's may be inf before the first pass
     order: np.ndarray  # the order of that bound
     goal: np.ndarray  # log(delta), or a guess: distributions are truncated below it
     log_added: np.ndarray  # logarithm of the delta of the terms left out of the run

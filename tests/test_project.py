@@ -402,11 +402,11 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 69_050,
+    "jaxdp_episodic": 69_140,
     "jaxdp_episodic/accountant/describe": 4_350,
     "jaxdp_episodic/accountant/losses": 5_640,
-    "jaxdp_episodic/accountant/methods": 6_910,
-    "jaxdp_episodic/accountant/numerics": 3_330,
+    "jaxdp_episodic/accountant/methods": 6_970,
+    "jaxdp_episodic/accountant/numerics": 3_350,
     "jaxdp_episodic/accountant/questions": 6_670,
     "jaxdp_episodic/accountant/bounds": 2_040,
     "jaxdp_episodic/accountant/interop": 1_810,

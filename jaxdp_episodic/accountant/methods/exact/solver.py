@@ -118,7 +118,7 @@ class ContourSolver:
     order: np.ndarray  # the order of that bound
     goal: np.ndarray  # log(delta), or a guess: distributions are truncated below it
     log_added: np.ndarray  # logarithm of the delta of the terms left out of the run
-    # Where a Rényi bound says that delta is less backward, at the epsilon found forward.
+    # Where a Rényi bound says that delta is less backward, at the forward epsilon.
     backward_is_less: np.ndarray = field(init=False)
     # Whether parts of any distribution may lie so far apart that their phases matter.
     # Once true it stays true, so that all passes use one program.

@@ -54,6 +54,8 @@ _CPU_OPTIONS = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
+_float64 = functools.partial(np.asarray, dtype=np.float64)
+_has_jax = functools.cache(lambda: importlib.util.find_spec("jax") is not None)
 
 # Linux's table of this process's memory mappings, and their largest number.
 _MAPPINGS = Path("/proc/self/maps")
@@ -74,8 +76,7 @@ _PAYS_FROM = 0.25
 # Whether this process was forked from one that had imported JAX: JAX's threads do not
 # exist in it.
 _is_fork_of_jax = False
-# Dataclasses registered with JAX. The lock is needed as several threads may register
-# the same one.
+# Dataclasses registered with JAX; several threads may register the same one.
 _registered: set[type] = set()
 _registering = threading.Lock()
 
@@ -188,11 +189,6 @@ def never_compiled(tree: Any) -> str | None:
     if isinstance(tree, tuple | list):
         return next(filter(None, map(never_compiled, tree)), None)
     return None if getattr(tree, "compiles", True) else type(tree).__name__
-
-
-@functools.cache
-def _has_jax() -> bool:
-    return importlib.util.find_spec("jax") is not None
 
 
 def float64_boundary(
@@ -322,11 +318,21 @@ def jitted(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
     """Returns ``jax.jit`` of a kernel, always the same one."""
     import jax
 
-    options = None
-    if jax.default_backend() == "cpu":
-        flags = os.environ.get("XLA_FLAGS", "")  # the user's choice is kept
-        options = {name: v for name, v in _CPU_OPTIONS.items() if name not in flags}
+    options = _cpu_options() if jax.default_backend() == "cpu" else None
     return jax.jit(kernel, static_argnames=static, compiler_options=options)
+
+
+@functools.cache
+def _cpu_options() -> dict[str, Any]:
+    """Returns XLA's options, which change only times; none if this XLA lacks one."""
+    import jax
+
+    flags = os.environ.get("XLA_FLAGS", "")  # the user's choice is kept
+    options = {name: v for name, v in _CPU_OPTIONS.items() if name not in flags}
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+        return options
+    return {}
 
 
 def register_dataclasses(tree: Any) -> None:
@@ -360,10 +366,6 @@ def _register(kind: type) -> None:
     _registered.add(kind)
 
 
-def _float64(array: Any) -> np.ndarray:
-    return np.asarray(array, np.float64)
-
-
 def _largest(tree: Any) -> int:
     sizes = [0]
     map_arrays(lambda array: sizes.append(array.size), tree)
@@ -375,8 +377,7 @@ def clear_kernels_if_crowded() -> None:
 
     XLA maps the functions of a kernel into memory one by one. Linux allows 65,530
     mappings (``vm.max_map_count``); beyond that XLA ends with a segmentation fault.
-    Kernels called again are compiled again, with the same results. Other systems have
-    no such limit.
+    Kernels called again are compiled again, with the same results.
     """
     global _next_check, num_clearings
     now = time.monotonic()
@@ -386,7 +387,7 @@ def clear_kernels_if_crowded() -> None:
     try:
         limit = int(_MAPPINGS_LIMIT.read_text())
         used = _MAPPINGS.read_bytes().count(b"\n")
-    except OSError:
+    except OSError:  # other systems than Linux have no such limit
         return
     if used > _LARGEST_SHARE * limit:
         import jax

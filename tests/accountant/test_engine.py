@@ -282,7 +282,7 @@ def test_a_callers_process_keeps_kernels_for_a_while(tmp_path, monkeypatch):
         compilation_cache.reset_cache()
 
 
-def test_systems_without_the_limit_are_left_alone(cleared, monkeypatch, tmp_path):
-    monkeypatch.setattr(_engine, "_MAPPINGS_LIMIT", tmp_path / "missing")
-    _engine.clear_kernels_if_crowded()
-    assert not cleared
+def test_an_option_that_xla_lacks_is_left_out(monkeypatch):
+    assert _engine._cpu_options()
+    monkeypatch.setattr(_engine, "_CPU_OPTIONS", {"xla_cpu_no_such_option": False})
+    assert _engine._cpu_options.__wrapped__() == {}

@@ -215,7 +215,7 @@ class Ledger:
 
     def check(self, store: RunStore) -> None:
         """Refuses another run's file, and one in which the run went on elsewhere."""
-        self.refuse_other(content_of(store))
+        self.refuse_other(content := content_of(store))
         if self.mark is not None and not store.contains(self.mark):
             raise LedgerError(
                 f"{store.path} is not what the run wrote: it was replaced, or an old "
@@ -224,6 +224,7 @@ class Ledger:
         found, ours = store.mark.charged, 0 if self.mark is None else self.mark.charged
         # One more than ours may be our own interrupted charge, or another process's.
         is_other = found > ours and store.session_of(found) != self._session
+        is_other = is_other or (content.has_ended and not self.has_ended)
         if found > self._begun or is_other:
             raise FileExistsError(
                 f"the run has gone on: {found} steps are charged in its file, this run "

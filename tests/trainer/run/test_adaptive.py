@@ -329,11 +329,17 @@ def test_without_a_seed_what_was_broken_off_is_given_up_and_stays_charged(tmp_pa
 
 
 def test_an_end_that_was_chosen_is_final(tmp_path):
+    other = adaptive(lambda released: 1 / 0)
+    with pytest.raises(RuleError):
+        other.train(tmp_path)
     run = adaptive(lambda released: None)
+    run.resume(tmp_path)
     run.train(tmp_path)
     assert run.ledger.has_ended and run.num_steps_taken == 0
     with pytest.raises(Exception, match="chosen to end"):
         run.step()
+    with pytest.raises(FileExistsError, match="the run has gone on"):
+        other.train(tmp_path)
 
 
 @pytest.mark.parametrize(

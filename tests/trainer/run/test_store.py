@@ -44,6 +44,7 @@ from jaxdp_episodic.trainer.run.store import (
 from old_ledgers import old_ledger, old_run
 from training_runs import (
     GROUPED,
+    Interrupted,
     assert_same,
     charged_run,
     classes,
@@ -414,14 +415,10 @@ def test_a_crash_while_the_log_is_made_or_removed_is_no_copy(path, monkeypatch):
 
 def test_a_run_whose_close_was_interrupted_is_no_copy(path, monkeypatch):
     """A second Ctrl-C; SQLite merges and removes the log when it closes the file."""
-
-    def interrupted():
-        raise KeyboardInterrupt
-
     store = RunStore(path)
     store.begin_session({})
     store.charge("phase 1")
-    monkeypatch.setattr(store, "_mark_whole", interrupted)
+    monkeypatch.setattr(store, "_mark_whole", Interrupted(None, 1))
     with pytest.raises(KeyboardInterrupt):
         store.close()
     store._db.close()  # as when it is not used any more
@@ -471,10 +468,7 @@ def test_nobody_else_touches_it_meanwhile(path, how, of):
 
 
 def test_a_charge_whose_call_was_interrupted_is_used_once(tmp_path, monkeypatch):
-    """With steps by hand: nothing had been computed, and a second one would be lost.
-
-    So is the first one of its kind, whose description is in the file by then.
-    """
+    """Also the first one of its kind, whose description is in the file by then."""
     plan = PrivacyBudget(
         flat_step(), 8.0, DELTA, 9, 9, before=(flat_step(noise_multiplier=3.0),)
     )

@@ -429,7 +429,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_960,
     "jaxdp_episodic/files": 1_600,
     "experiments": 7_700,
-    "tests": 66_080,
+    "tests": 66_095,
 }
 
 

@@ -63,8 +63,8 @@ _MOST_PRODUCTS = 50_000_000
 _MOST_CELLS = 2_000_000
 # Largest number of values of a distribution, with 8 bytes each in about ten arrays.
 _MOST_LISTED = 10_000_000
-# Largest number of components of a `GaussianMixtureLoss`: 60 take 2 s.
-_MOST_HIDDEN = 64
+_MOST_HIDDEN = 64  # most components of a `GaussianMixtureLoss`; 60 take 2 s
+_ROUNDED_UP = 1 + 2.0**-50  # for theta in Theorem A: rounding counts in 1 - theta
 # Poisson rate up to which Theorem 2 is skipped: its epsilon exceeded that of Theorem A
 # in all of 320 settings below rate 0.44; at 0.5 it was smaller in one, by 8 per cent.
 _RARE = 0.2
@@ -208,7 +208,8 @@ def theorem_a(
     """
     share = 1 - rate + rate * chance
     laws = [log_binomial_law(number, share) for number in units]
-    inner = rate * chance / share if share > 0 else 0.0
+    inner = min(rate * chance / share * _ROUNDED_UP, 1.0) if share > 0 else 0.0
+    inner = rate if chance == 1 else inner
     return Mixture(1.0, inner, 1.0, *tails_moved_up(mixed(laws, masses)))
 
 
@@ -236,7 +237,7 @@ def theorem_a_of_groups(
     log_none = (number - more) * missed[each]
     log_none += more * np.where(more > 0, missed[each + (more > 0)], 0.0)
     count, none, weight = laws.fewer_binomials(number, log_none, table[number, held])
-    inner = -np.expm1(-none / np.maximum(count, 1))
+    inner = np.minimum(-np.expm1(-none / np.maximum(count, 1)) * _ROUNDED_UP, 1.0)
     return Mixture(1.0, inner, 1.0, count, weight)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question, Run
+from jaxdp_episodic.accountant.questions.contribution_pairs import theorem_a
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 from jaxdp_episodic.accountant.questions.worst_path import answer
 
@@ -543,3 +545,11 @@ def test_no_draw_is_above_the_mixture(own, others, size, epsilon):
     # As if no example replaced the person's: exceeded.
     alone = dataclasses.replace(step, noise_multiplier=2 * noise)
     assert jde.delta(alone, num_steps=1, epsilon=epsilon) < true
+
+
+@pytest.mark.parametrize("chance", [0.61, 0.67, 0.69, 0.71, 0.73, 1.0])
+def test_theta_is_not_rounded_down_near_1(chance):
+    rate = 1 - 1e-9
+    found = theorem_a(np.ones(1), np.zeros(1), rate, chance).inner
+    p, r = Fraction(rate), Fraction(chance)
+    assert 0 <= Fraction(float(found)) - p * r / (1 - p + p * r) < 2e-15

@@ -182,7 +182,7 @@ def _numeric(name: str, value: Any) -> np.ndarray:
         raise TypeError(f"{name} must not be a masked array: its mask would be lost")
     if is_traced(value):
         raise TypeError(
-            f"{name} must be a known number, got a value traced by JAX: call this "
+            f"{name} must be a known number, got a value that JAX traces: call this "
             "outside of jax.jit, jax.grad and jax.vmap, or use jaxdp_episodic.traced"
         )
     try:

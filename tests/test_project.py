@@ -402,7 +402,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 69_140,
+    "jaxdp_episodic": 69_160,
     "jaxdp_episodic/accountant/describe": 4_350,
     "jaxdp_episodic/accountant/losses": 5_645,
     "jaxdp_episodic/accountant/methods": 6_970,
@@ -417,7 +417,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/trainer/gradient": 1_530,
     "jaxdp_episodic/trainer/learners": 2_480,
     "jaxdp_episodic/trainer/statistics": 1_390,
-    "jaxdp_episodic/trainer/run": 7_050,
+    "jaxdp_episodic/trainer/run": 7_070,
     "jaxdp_episodic/trainer/audit": 1_980,
     "jaxdp_episodic/tools/requests": 850,
     "jaxdp_episodic/tools/sweep": 1_266,

@@ -116,6 +116,25 @@ def locked(folder: Path) -> Iterator[None]:
             _held.reset(token)
 
 
+_open: set[Path] = set()  # folders of the runs that trainers of this process have open
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[Path]:
+    """Yields the run's file; BlockingIOError: another trainer here has it open."""
+    path = folder.resolve()
+    if path in _open:
+        raise BlockingIOError(
+            f"the run in {folder} is open in another trainer of this process: close "
+            "that trainer, or wait for the end of its train"
+        )
+    _open.add(path)
+    try:
+        yield folder / STORE
+    finally:
+        _open.discard(path)
+
+
 PRIVATE = "private"
 HELD_OUT = "held_out"
 STAGES = "stages"

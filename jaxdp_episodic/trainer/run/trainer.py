@@ -575,7 +575,7 @@ class Trainer:
     @contextmanager
     def opened(self, folder: Path) -> Iterator[RunStore]:
         """Opens the folder's file for charges and releases; applies its releases."""
-        with closing(RunStore(folder / run_files.STORE)) as store:
+        with run_files.alone(folder) as path, closing(RunStore(path)) as store:
             self.ledger.check(store)
             saved, taken = store.saved(), self.num_steps_taken
             if saved is not None and saved.taken > taken:
@@ -656,7 +656,7 @@ class Trainer:
         with run_files.locked(folder):
             path = folder / run_files.STORE
             import_old_run(folder, self.state)
-            with closing(RunStore(path)) as store:
+            with run_files.alone(folder), closing(RunStore(path)) as store:
                 saved, self.ledger = resumed_run(
                     store, self.budget, self.run, array_types(self.state), book
                 )

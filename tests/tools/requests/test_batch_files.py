@@ -124,7 +124,7 @@ def test_malformed_csv(tmp_path):
         ("a.0,a.9999", "x,y", {"a": {"0": "x", "9999": "y"}}),
         ("a,a.c", "1,2", "line 2: 'a' is both a value and a table"),
         ("a,a.b", '"{""b"": 1}",2', "line 2: 'a.b' is both a value and a table"),
-        ("a", '"{""b"": 1, ""b"": 2}"', "line 2: not valid JSON: the key 'b' is"),
+        ("a", '"{""b"": 1, ""b"": 2}"', "line 2: not valid JSON: the key 'b' occurs"),
         ("a", "[" * 5000, "line 2: nested too deeply"),
         ("a", "[" * 40 + "]" * 40, "line 2: a cell: nested deeper than 32 levels"),
     ],

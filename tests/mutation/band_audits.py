@@ -25,7 +25,9 @@ from mutation.verdicts import Effort, Verdict, of_bounds
 from oracles import banded
 from training_runs import PlainBudget
 
-BANDS, STEPS, NOISE = 3, 24, 2.5
+BANDS = 3
+STEPS = 24  # gradient steps, eight of each group
+NOISE = 2.5  # noise multiplier
 DELTAS = (1e-3, 1e-2, 1e-1)
 _MOST = 4_000  # canaries
 _WIDTH = 5.0  # standard errors

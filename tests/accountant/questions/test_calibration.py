@@ -139,18 +139,7 @@ class TestNoise:
     @hypothesis_settings(max_examples=5)
     @given(*EXPONENTS)
     def test_random_targets(self, rate, epsilon, num_steps, delta):
-        targets = {
-            "epsilon": 10**epsilon,
-            "delta": 10**delta,
-            "num_steps": np.rint(10**num_steps),
-        }
-        noise, step = calibrated_step({"sampling": poisson(10**rate)}, **targets)
-        target = targets.pop("epsilon")
-        assert rdp_epsilon(step, **targets) <= target
-        if noise < 1e-8:  # delta exceeds the total variation distance
-            return
-        less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
-        assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
+        self._random_targets(rate, epsilon, num_steps, delta)
 
     @pytest.mark.few(1)
     @pytest.mark.parametrize("sampling", ["episodes", "poisson"])

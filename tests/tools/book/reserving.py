@@ -1,10 +1,10 @@
-"""Processes that reserve at one book and are killed: run as a script, without JAX.
+"""Processes that charge runs to one book and are killed; a script without JAX.
 
     python reserving.py BOOK FOLDER RUNS KILLS
 
-Six workers reserve, each its own share of RUNS runs, and note every reservation that
-returned. KILLS times one of them is killed at a random moment, and started again: it
-then asks for the run that it was at by the same name, as a resumed run does.
+Six workers charge RUNS runs, each its own share, and record every charge that
+returned. A worker is killed at a random moment, KILLS times, and restarted: it
+then charges its current run under the same name, as a resumed run does.
 """
 
 import os
@@ -27,11 +27,11 @@ def order(mu, floor):
 
 
 def work(book, log, runs, one):
-    """Reserves every run that is not noted yet, in order."""
+    """Charges every run that is not recorded yet, in order."""
     done = log.read_text().splitlines() if log.exists() else []
     with open(log, "a") as file:
         for run in runs[len(done) :]:
-            # The same session each time: what killed us may have come behind a commit.
+            # The same session each time: we may have been killed after a commit.
             entry = charge(book, one, run=run, sessions=("s",), session="s")
             assert entry.run == run
             file.write(f"{run}\n")
@@ -53,7 +53,7 @@ def start(book, folder, worker, runs, one):
 def main(book, folder, num_runs, num_kills):
     folder = Path(folder)
     budget = read_book(book).terms.prices.budget
-    # Room for exactly that many.
+    # The total allows exactly this many.
     one = order(budget.mu / (num_runs + 0.5) ** 0.5, budget.floors / (num_runs + 1))
     shares = [
         [f"{worker}-{i}" for i in range(worker, num_runs, WORKERS)]

@@ -1,4 +1,4 @@
-"""Books: their terms, what is charged and refused, and what is damaged."""
+"""Books: their terms, what they charge and refuse, and damaged files."""
 
 import contextlib
 import hashlib
@@ -79,7 +79,7 @@ def test_runs_are_charged_until_the_next_would_exceed(book):
     assert paid(book, "four", small).price["mu"] == pytest.approx(0.05)
     content = read_book(book)
     assert [entry.run for entry in content.entries] == ["one", "two", "four"]
-    # For information: what these runs cost if fixed in advance.
+    # For information only: what these runs cost if they are fixed in advance.
     run = content.composition()
     assert run.counts == (201,) and run.steps == (ALWAYS,)
 
@@ -95,7 +95,7 @@ def test_floors_are_charged_beside_mu(book):
         paid(book, "too much", order(sampled, floor=6e-7))
 
 
-def test_a_run_pays_once_and_its_copies_never_again(book):
+def test_a_run_is_charged_once_and_a_second_copy_is_refused(book):
     paid(book, "run", session="first")
     paid(book, "run", sessions=("first",), session="second")
     assert len(read_book(book).entries) == 1
@@ -106,7 +106,7 @@ def test_a_run_pays_once_and_its_copies_never_again(book):
         paid(book, "run", other, sessions=("second",))
 
 
-def test_queries_pay_whenever_they_are_asked(book):
+def test_every_query_is_charged(book):
     query = jde.compose((jde.LaplaceRelease(20.0), 1))
     for number in (1, 2):
         entry = charge_query(book, query, name="how many")
@@ -123,7 +123,7 @@ def test_queries_pay_whenever_they_are_asked(book):
         charge_query(book, jde.compose((counted, 1)), name="sizes")
 
 
-def test_a_menu_is_taken_as_often_as_it_says(tmp_path):
+def test_each_option_of_a_menu_keeps_to_its_quota(tmp_path):
     where = menu_book(tmp_path)
     assert paid(where, "1").price == {"option": "long"}
     # More noise than the menu says is post-processing; less is another run.
@@ -142,7 +142,7 @@ def test_a_menu_is_taken_as_often_as_it_says(tmp_path):
     assert content.composition().counts == (110, 100)
 
 
-def test_a_menu_that_costs_more_than_the_total(tmp_path):
+def test_a_menu_above_the_total_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match="epsilon must be at least the cost of the menu, 3."
     ):
@@ -150,10 +150,10 @@ def test_a_menu_that_costs_more_than_the_total(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_menu_with_prices_is_taken_in_any_mixture(tmp_path):
+def test_a_menu_without_quotas_permits_any_mixture(tmp_path):
     where = menu_book(tmp_path, epsilon=3.0, quotas=None)
     prices = read_book(where).terms.prices
-    # The target allows 2.3 long ones alone or 22.9 short ones; prices are whole.
+    # The target allows 2.3 long runs alone or 22.9 short ones; prices are integers.
     assert prices.menu.most("long") == 2 and 18 <= prices.menu.most("short") <= 22
     assert prices.menu.epsilon(delta=1e-5) <= 3.0
     short = order(jde.compose((ALWAYS, 10)))
@@ -169,7 +169,7 @@ def test_a_menu_with_prices_is_taken_in_any_mixture(tmp_path):
     assert prices.left(content.paid) == "long 0 times or short 0 times"
 
 
-def test_epochs_of_different_runs_stay_apart():
+def test_epochs_of_different_runs_are_not_merged():
     epochs = jde.RandomAllocation("user", steps_per_epoch=4)
     step = jde.GaussianStep(epochs, noise_multiplier=1.0)
     run = jde.compose((step, 6), (ALWAYS, 2))
@@ -182,13 +182,13 @@ def test_epochs_of_different_runs_stay_apart():
     ]
 
 
-def test_a_closed_book(book):
+def test_a_closed_book_takes_no_new_run(book):
     paid(book, "run", session="first")
     close_book(book)
     close_book(book)
     with pytest.raises(BookClosedError, match="is closed: nothing was charged"):
         paid(book, "other")
-    # What has paid can go on.
+    # A run that is charged already may continue.
     paid(book, "run", sessions=("first",), session="second")
     content = read_book(book)
     assert content.is_closed and content.terms.epsilon == 3.0
@@ -203,13 +203,13 @@ def test_a_closed_book(book):
         ({"data": "cd" * 32}, "book is for other data"),
     ],
 )
-def test_other_units_relations_people_and_data(book, other, message):
+def test_runs_that_protect_something_else_are_refused(book, other, message):
     with pytest.raises(ValueError, match=message):
         paid(book, "run", order(**other))
     assert not read_book(book).entries
 
 
-def test_bounds_of_people_are_kept(tmp_path):
+def test_bounds_of_people_are_stored(tmp_path):
     people = jde.PersonBounds(examples=3, classes=2)
     protected = PROTECTED._replace(privacy_unit="person", people=people)
     where = str(tmp_path / "people.book")
@@ -222,7 +222,7 @@ def test_bounds_of_people_are_kept(tmp_path):
 # --- A run's folder ---
 
 
-def test_a_folder_pays_once_whatever_is_killed(book, tmp_path, monkeypatch):
+def test_a_folder_is_charged_once_despite_kills(book, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     folder.mkdir()
 
@@ -230,7 +230,7 @@ def test_a_folder_pays_once_whatever_is_killed(book, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     module = "jaxdp_episodic.tools.book.book.charge"
-    with monkeypatch.context() as m:  # before the book
+    with monkeypatch.context() as m:  # before the charge
         m.setattr(module, killed)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
@@ -240,7 +240,7 @@ def test_a_folder_pays_once_whatever_is_killed(book, tmp_path, monkeypatch):
         charge(*args, **kwargs)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as m:  # between the book and the receipt
+    with monkeypatch.context() as m:  # between the charge and the receipt
         m.setattr(module, killed_behind)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
@@ -255,7 +255,7 @@ def test_a_folder_pays_once_whatever_is_killed(book, tmp_path, monkeypatch):
         check_in(book, tmp_path / "copy", order(), run="r")
 
 
-def test_a_book_put_back_to_an_older_state_and_another_book(book, tmp_path):
+def test_an_older_copy_of_the_book_and_another_book_are_refused(book, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     shutil.copy(book, tmp_path / "older.book")
@@ -272,7 +272,7 @@ def test_a_book_put_back_to_an_older_state_and_another_book(book, tmp_path):
         check_in(book, folder, order(), run="r")
 
 
-def test_a_book_that_is_replaced_while_the_price_is_computed(book, tmp_path):
+def test_a_book_replaced_during_pricing_is_refused(book, tmp_path):
     def price(terms):
         Path(book).unlink()
         create_book(book, PROTECTED, epsilon=9.0, delta=1e-5)
@@ -288,18 +288,18 @@ def test_a_book_that_is_replaced_while_the_price_is_computed(book, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\ud800", "x" * 201])
-def test_titles_that_cannot_be_printed(name):
+def test_names_must_be_printable(name):
     with pytest.raises(
         ValueError, match="name must have 1 to 200 printable characters"
     ):
         order_of(RUN, what="query", name=name, protected=PROTECTED)
 
 
-# --- What is no book ---
+# --- Damaged and invalid books ---
 
 
 def sql(where, script, rows=None):
-    """Changes a book behind its back."""
+    """Runs SQL on the book's file."""
     with contextlib.closing(sqlite3.connect(where)) as connection, connection:
         if rows is None:
             connection.executescript(script)
@@ -325,7 +325,7 @@ def test_every_edit_is_found(book):
 
 
 def rechained(where, edit):
-    """A book whose records were changed, and its hashes with them."""
+    """A book with changed records and recomputed hashes."""
     changed, before = [], ""
     for row in storage.Storage(where).transaction(lambda rows: rows.read()):
         record = json.loads(row.record)
@@ -384,7 +384,7 @@ def rechained(where, edit):
         (2, "run", "one", "record 2: its run has paid already"),
     ],
 )
-def test_records_that_mean_nothing(book, number, field, value, message):
+def test_invalid_records_are_refused(book, number, field, value, message):
     paid(book, "one")
     paid(book, "two")
 
@@ -397,7 +397,7 @@ def test_records_that_mean_nothing(book, number, field, value, message):
         paid(book, "three")
 
 
-def test_files_that_are_no_books(tmp_path):
+def test_other_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no book"):
         read_book(str(tmp_path / "nowhere.book"))
     path = tmp_path / "text.book"
@@ -424,7 +424,7 @@ def test_files_that_are_no_books(tmp_path):
         ({"method": "guess"}, "method must be"),
     ],
 )
-def test_totals_that_are_none(tmp_path, totals, message):
+def test_invalid_totals_are_refused(tmp_path, totals, message):
     total = {"epsilon": 1.0, "delta": 1e-5} | totals
     with pytest.raises((ValueError, TypeError), match=message):
         create_book(str(tmp_path / "b.book"), PROTECTED, **total)
@@ -444,7 +444,7 @@ def test_passwords_are_never_shown():
     assert shown("folder/my:book@home") == "folder/my:book@home"
 
 
-def test_urls_that_lead_nowhere():
+def test_invalid_urls_are_refused():
     with pytest.raises(
         ValueError, match="must be a path or a URL; give an SQLite file"
     ):
@@ -460,14 +460,14 @@ def test_urls_that_lead_nowhere():
     assert "secret" not in str(e.value)
 
 
-def test_orders_need_no_more_than_a_price(book):
+def test_an_order_is_made_without_a_price(book):
     price = {"mu": 0.1, "floor": 1e-7}
     one = Order("tune", "t", PROTECTED, {"search": {}}, lambda terms: price)
     assert paid(book, "s", one).what == "tune"
     assert read_book(book).composition() is None
 
 
-# --- What somebody has put into the database ---
+# --- Foreign objects in the database ---
 
 IGNORE = f"""CREATE TRIGGER quiet BEFORE INSERT ON {storage.TABLE}
     WHEN NEW.number > 0 BEGIN SELECT RAISE(IGNORE); END"""
@@ -489,7 +489,7 @@ VIEW = f"""ALTER TABLE {storage.TABLE} RENAME TO hidden;
         "CREATE TABLE other (x)",
     ],
 )
-def test_nothing_is_charged_to_a_file_that_somebody_has_changed(book, script):
+def test_a_changed_schema_is_refused_before_any_charge(book, script):
     paid(book, "one")
     sql(book, script)
     for act in (read_book, close_book, lambda where: paid(where, "two")):
@@ -498,8 +498,8 @@ def test_nothing_is_charged_to_a_file_that_somebody_has_changed(book, script):
 
 
 @pytest.mark.parametrize("script", [IGNORE, CHANGE, MORE])
-def test_a_charge_that_is_swallowed_is_no_charge(book, monkeypatch, script):
-    """What was written is read back in its transaction, whatever the schema says."""
+def test_a_charge_that_is_not_stored_is_an_error(book, monkeypatch, script):
+    """A charge is read back in its transaction, since a trigger may drop it."""
     monkeypatch.setattr(storage.Storage, "_check_schema", lambda *_: None)
     paid(book, "one")
     sql(book, script)
@@ -517,13 +517,13 @@ def test_a_view_in_a_database_in_place_of_a_table_is_refused(book):
 
 
 @pytest.mark.parametrize("column", ["record", "hash"])
-def test_text_that_is_no_text_is_damage(book, column):
+def test_invalid_text_is_reported_as_damage(book, column):
     sql(book, f"UPDATE {storage.TABLE} SET {column} = CAST(x'ff' AS TEXT)")
     with pytest.raises(BookError, match="is damaged: "):
         read_book(book)
 
 
-def test_a_damaged_file_is_no_book_or_the_same_one(book):
+def test_a_damaged_file_is_refused_or_unchanged(book):
     """Bytes flipped, most of them in the header and the schema."""
     paid(book, "one")
     path, rng = Path(book), np.random.default_rng(5)
@@ -541,11 +541,11 @@ def test_a_damaged_file_is_no_book_or_the_same_one(book):
     assert refused > 10
 
 
-# --- Runs that adapt ---
+# --- Adaptive runs ---
 
 
 def adaptive(noise=20.0):
-    """Between steps and Laplace noise as one likes: no composition is the worst."""
+    """Steps and Laplace releases in any order: no composition is the worst case."""
     step = jde.GaussianStep(ALWAYS.sampling, noise_multiplier=noise)
     score = jde.LaplaceRelease(30.0)
     return jde.AdaptiveRun(
@@ -553,7 +553,7 @@ def adaptive(noise=20.0):
     )
 
 
-def test_a_run_that_adapts_is_charged_for_its_worst_strategy(tmp_path):
+def test_an_adaptive_run_is_charged_for_its_worst_strategy(tmp_path):
     where = str(tmp_path / "a.book")
     create_book(where, PROTECTED, epsilon=3.0, delta=1e-5)
     entry = charge_query(where, adaptive(), name="a study", floor=1e-6)
@@ -562,7 +562,7 @@ def test_a_run_that_adapts_is_charged_for_its_worst_strategy(tmp_path):
     plan = jde.compose((adaptive().options["step"], 9))
     fixed = prices.price(plan, method="exact", floor=1e-6)
     assert all(fixed[name] <= value for name, value in entry.price.items())
-    # Parts of data apart: nobody is in two, and whoever is in one is covered.
+    # Disjoint parts of the data: everybody is in one part only.
     more = prices.price(adaptive(10.0), method="exact", floor=1e-6)
     both = prices.price(adaptive(), adaptive(10.0), method="exact", floor=1e-6)
     assert both == more != entry.price
@@ -575,7 +575,7 @@ def test_a_run_that_adapts_is_charged_for_its_worst_strategy(tmp_path):
         paid(where, "run", other, ("t",), "u")
 
 
-def test_no_run_at_prices_is_on_a_menu(tmp_path):
+def test_a_menu_refuses_adaptive_runs_with_prices(tmp_path):
     where = menu_book(tmp_path)
     with pytest.raises(
         NotImplementedError, match="adaptive: a book with a menu charges"

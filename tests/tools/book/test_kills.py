@@ -1,4 +1,4 @@
-"""Six processes at one book, killed at any moment: never above the total, all kept."""
+"""Six processes charge one book and are killed at any moment: nothing is lost."""
 
 import os
 import shutil
@@ -30,33 +30,33 @@ def check_kills(book, folder, *, runs, kills):
     )
     assert done.returncode == 0, done.stderr
     killed, refusal = done.stdout.splitlines()
-    content = read_book(book)  # checks the chain, and that the total is kept
+    content = read_book(book)  # checks the hash chain and the total
     found = [entry.run for entry in content.entries]
     noted = [
         run for log in folder.glob("*.log") for run in log.read_text().splitlines()
     ]
     assert len(found) == runs
-    assert max(Counter(found).values()) == 1  # nobody paid twice
-    assert set(noted) <= set(found) and len(noted) == runs  # nothing was lost
-    assert "nothing was charged" in refusal  # there is room for exactly that many
+    assert max(Counter(found).values()) == 1  # no run was charged twice
+    assert set(noted) <= set(found) and len(noted) == runs  # none is missing
+    assert "nothing was charged" in refusal  # the total allows exactly this many
     return int(killed)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
-def test_a_thousand_reservations_and_a_hundred_kills(tmp_path):
+def test_a_thousand_charges_and_a_hundred_kills(tmp_path):
     killed = check_kills(str(tmp_path / "b.book"), tmp_path, runs=1000, kills=100)
     assert killed == 100
 
 
 @pytest.fixture(scope="module")
 def postgresql():
-    """The URL of a PostgreSQL of our own, on a socket of its own."""
+    """The URL of a temporary PostgreSQL server on its own socket."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
         pytest.skip("PostgreSQL (Debian's package postgresql) is not installed")
-    # Not in pytest's folder, which is closed to the user that the server runs as.
+    # The server's user cannot read pytest's folder.
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder:
         quiet = {"check": True, "capture_output": True, "timeout": 120, "cwd": "/"}
         if os.getuid() == 0:  # it refuses to run as root
@@ -75,7 +75,7 @@ def postgresql():
 
 
 @pytest.mark.slow
-def test_a_hundred_kills_at_postgresql(postgresql, tmp_path):
+def test_a_hundred_kills_with_postgresql(postgresql, tmp_path):
     assert check_kills(postgresql, tmp_path, runs=1000, kills=100) == 100
     with pytest.raises(FileExistsError, match="there is already a book"):
         create_book(postgresql, PROTECTED, epsilon=8.0, delta=1e-5)
@@ -83,5 +83,5 @@ def test_a_hundred_kills_at_postgresql(postgresql, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
-def test_killed_at_any_moment(tmp_path):
+def test_a_few_kills(tmp_path):
     assert check_kills(str(tmp_path / "b.book"), tmp_path, runs=200, kills=3) >= 2

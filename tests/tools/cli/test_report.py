@@ -34,7 +34,7 @@ levels = [
 
 @pytest.fixture
 def said(tmp_path, capsys):
-    """Runs the command on a file's text; returns its exit code and words."""
+    """Runs the command on a file's text; returns its exit code and output."""
 
     def run(text):
         (tmp_path / "run.toml").write_text(text, encoding="utf-8")
@@ -46,7 +46,7 @@ def said(tmp_path, capsys):
 
 
 def of(clip_unit="record", relation="add_remove", **fields):
-    """The report of patients and their records, in words."""
+    """The report of the patients' request."""
     step = jde.GaussianStep(
         jde.MultistageSampling(
             jde.Poisson("patient", sampling_probability=0.01),
@@ -64,11 +64,11 @@ def of(clip_unit="record", relation="add_remove", **fields):
 
 
 @pytest.mark.slow
-def test_a_request_is_said_exactly(said):
+def test_the_report_of_a_request_is_exactly_this_text(said):
     assert "Epsilon is 1.327 at delta 1e-05" in said(PATIENTS)[1]
 
 
-def test_a_request_is_said_in_words(said):
+def test_reports_of_requests_contain(said):
     code, words = said(f'method = "rdp"\n{PATIENTS}')
     assert code == 0
     assert "This protects one patient: what the 500 steps" in words
@@ -77,7 +77,7 @@ def test_a_request_is_said_in_words(said):
     assert "It holds if" in words and "Fresh draws" in words
 
 
-def test_the_odds_are_those_of_the_attacker_rounded_up():
+def test_reported_odds_are_the_attackers_rounded_up():
     run, report, words = of()
     for level, epsilon in report.epsilon_by_level.items():
         same = run_at_level(run, level)
@@ -91,7 +91,7 @@ def test_the_odds_are_those_of_the_attacker_rounded_up():
             assert least <= value < least + max(0.1, 1e-3 * least)
 
 
-def test_it_says_why_a_record_costs_more_than_its_patient():
+def test_the_report_explains_why_a_record_costs_more_than_its_patient():
     _, report, words = of()
     levels: Any = report.epsilon_by_level
     assert levels["record"] > 10 * levels["patient"]
@@ -100,18 +100,18 @@ def test_it_says_why_a_record_costs_more_than_its_patient():
     assert "If a `record` leaves, it is replaced" in words
 
 
-def test_it_says_no_such_thing_where_it_does_not():
+def test_the_explanation_is_absent_where_it_does_not_apply():
     run, report, words = of("patient", "replace_one")
     levels: Any = report.epsilon_by_level
     assert levels["record"] < levels["patient"] and "Why one" not in words
-    # Clipped as one, a patient's draw hides her records; one that goes is replaced.
+    # If a patient is clipped as one unit, sampling patients amplifies for records too.
     _, report, words = of("patient")
     levels = report.epsilon_by_level
     if levels["record"] > levels["patient"] * 1.001:
         assert "is replaced" in words and "may be visible" not in words
 
 
-def test_without_noise_everything_is_seen():
+def test_without_noise_the_report_says_that_nothing_is_hidden():
     step = jde.GaussianStep(
         jde.Poisson("record", sampling_probability=0.5), noise_multiplier=0.0
     )
@@ -121,11 +121,11 @@ def test_without_noise_everything_is_seen():
 
 
 @pytest.mark.slow
-def test_a_run_is_read_with_its_data(said):
+def test_the_report_of_a_run_reads_its_data(said):
     code, words = said(TINY)
     assert code == 0
     assert "This protects one example: what the 3 steps" in words
-    # As the run's own statement: no epsilon where its default divisor is private.
+    # Like the run's own statement: no epsilon if the default divisor is private.
     assert "epsilon is known" in words or "| class |" in words
     code, words = said(f"seed = 1\n{TINY}")
     assert code == 0 and words.startswith("**Not private**")
@@ -143,7 +143,7 @@ def test_a_run_is_read_with_its_data(said):
         ("queries = 2", "queries = 2\nways = 50", "ways"),
     ],
 )
-def test_a_run_that_training_refuses_is_not_reported(old, new, message, said):
+def test_a_config_that_training_refuses_is_refused(old, new, message, said):
     assert old in TINY
     code, words = said(TINY.replace(old, new))
     assert code == 2 and "error: " in words and message in words
@@ -179,12 +179,12 @@ embedding = 4
 
 
 @pytest.mark.slow
-def test_of_a_plan_the_recommended_run_is_meant(said):
+def test_the_report_of_a_plan_is_of_the_recommended_run(said):
     code, words = said(_PLAN + _TRAIN)
     assert code == 0 and "This protects one example" in words and "at delta" in words
 
 
-def test_what_it_cannot_answer_is_said(said):
+def test_unanswerable_questions_are_refused(said):
     code, words = said("episode = 1")
     assert code == 2 and "plan: " in words
     code, words = said(PATIENTS.replace("delta = 1e-5", "epsilon = 1.0"))
@@ -201,8 +201,8 @@ def a_budget(run, *others):
 
 
 @pytest.mark.slow
-def test_a_run_that_chooses_is_said_in_the_same_words():
-    """One option alone, at a price: the worst way to choose is a composition."""
+def test_an_adaptive_run_is_reported_like_a_planned_one():
+    """With a single option at a price the worst strategy is a composition."""
     step = jde.GaussianStep(
         jde.Poisson("record", sampling_probability=0.1), noise_multiplier=2.0
     )
@@ -215,7 +215,7 @@ def test_a_run_that_chooses_is_said_in_the_same_words():
     )
     words = adaptive_in_words(a_budget(menu), ["A fact."])
     right, found = odds(words)
-    # Twenty of the one are a strategy, and the points of the curve are few.
+    # Twenty steps of one option are a strategy; the curve has few points.
     run = jde.compose((step, 20))
     least = (
         50 + 50 * advantage(run),
@@ -228,14 +228,14 @@ def test_a_run_that_chooses_is_said_in_the_same_words():
     exact = odds(adaptive_in_words(a_budget(quotas)))
     for value, bound in zip(exact, least, strict=True):
         assert bound <= value < bound + 0.1
-    # Of two parts the one that costs more counts.
+    # The more expensive of two parts counts.
     held_out = jde.AdaptiveRun({"check": other}, quotas={"check": 1})
     both = adaptive_in_words(a_budget(quotas, held_out))
     assert odds(both) == exact and "Parts: with several budgets" in both
 
 
 def odds(words):
-    """Percentages of right answers, and of changes found."""
+    """The report's percentages: right answers, and detected changes."""
     said = " ".join(words.split())
     found = re.search(
         r"at most ([\d.]+) % of the answers .* at most ([\d.]+) % of", said
@@ -245,7 +245,7 @@ def odds(words):
 
 
 @pytest.mark.slow
-def test_a_training_run_that_chooses_is_reported(said):
+def test_an_adaptive_training_run_is_reported(said):
     adaptive = """
 [step]
 neighboring_relation = "zero_out"

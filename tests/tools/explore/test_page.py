@@ -1,4 +1,4 @@
-"""The page in a real browser: hands move, and every number is the API's."""
+"""The page in a real browser: every control works, every number is the API's."""
 
 import contextlib
 import json
@@ -59,7 +59,7 @@ def address(server):
 
 @pytest.fixture
 def open_page(browser, address):
-    """Opens the page; what goes wrong in it, or is asked elsewhere, fails the test."""
+    """Opens the page; errors in it and requests to other hosts fail the test."""
     faults, contexts = [], []
 
     def opened(width="desktop", **options):
@@ -89,7 +89,7 @@ def box(page, label):
 
 
 def epsilon(page, design=0):
-    """The number of a design, once it is there."""
+    """The epsilon of a design, once it is shown."""
     tab = page.locator(f"#tab-{design}[data-epsilon]:not([data-epsilon=''])")
     return float(tab.get_attribute("data-epsilon"))
 
@@ -100,7 +100,7 @@ def with_noise(noise, **changes):
     return EpsilonRequest.from_dict(request)
 
 
-def test_a_moved_slider_and_every_number(open_page):
+def test_a_moved_slider_updates_every_number(open_page):
     page = open_page()
     assert epsilon(page) == with_noise(2.0).answer()
     slider = box(page, "noise, in clip norms, slider")
@@ -129,8 +129,8 @@ def test_a_moved_slider_and_every_number(open_page):
     page.locator("#noise tbody tr >> text=/^3$/").wait_for()
 
 
-def test_nothing_old_stands_beside_new_settings(open_page):
-    """Answers are held back: what is shown meanwhile, and which one counts."""
+def test_old_answers_are_never_shown_beside_new_settings(open_page):
+    """Answers are delayed: the page shows none of them until the last one arrives."""
     page = open_page()
     held = []
     page.route("**/answer/epsilon", lambda route: held.append(route))
@@ -145,7 +145,7 @@ def test_nothing_old_stands_beside_new_settings(open_page):
     noise.fill("4")
     page.wait_for_timeout(300)
     assert len(held) == 2
-    with contextlib.suppress(playwright.Error):  # the page has given it up
+    with contextlib.suppress(playwright.Error):  # the page has cancelled it
         held[0].continue_()
     page.wait_for_timeout(300)
     assert tab.get_attribute("data-epsilon") == ""
@@ -190,9 +190,7 @@ _TARGET = "target epsilon, to find the noise"
         (_TARGET, "-1", "must be > 0"),
     ],
 )
-def test_an_error_stands_beside_its_field_and_names_it(
-    open_page, label, value, message
-):
+def test_an_error_is_shown_beside_its_field(open_page, label, value, message):
     page = open_page()
     field = box(page, label)
     before = field.input_value()
@@ -202,7 +200,7 @@ def test_an_error_stands_beside_its_field_and_names_it(
     assert said.inner_text().startswith(f"{label} {message}")
     assert field.get_attribute("aria-invalid") == "true"
     assert field.get_attribute("aria-describedby") == said.get_attribute("id")
-    ticks = page.locator("figure text").all_text_contents()  # also where none is drawn
+    ticks = page.locator("figure text").all_text_contents()  # also without curves
     assert ticks and not [text for text in ticks if text.startswith("0.00000")]
     field.fill(before)
     page.wait_for_selector(SETTLED, timeout=60_000)
@@ -210,7 +208,7 @@ def test_an_error_stands_beside_its_field_and_names_it(
     assert epsilon(page) == with_noise(2.0).answer()
 
 
-def test_real_sizes_are_named_by_their_level(open_page):
+def test_sizes_are_labelled_with_their_level(open_page):
     page, start = open_page(), questions.start(ROOT / "configs" / "schools.toml")
     page.route("**/start", lambda route: route.fulfill(json=start))
     page.reload()
@@ -220,7 +218,7 @@ def test_real_sizes_are_named_by_their_level(open_page):
     page.get_by_text(f"Real sizes, from the file: {named}. ").wait_for()
 
 
-def test_by_keyboard_alone(open_page):
+def test_the_page_works_by_keyboard_alone(open_page):
     page = open_page()
     keys = page.keyboard
     keys.press("Tab")
@@ -263,7 +261,7 @@ def test_other_designs_and_levels(open_page):
     assert "each school" in box(page, "clipped").inner_text()
     page.get_by_label("drawn", exact=True).nth(0).select_option("RandomAllocation")
     page.locator("#tab-0[aria-busy=false]").wait_for(timeout=60_000)
-    assert epsilon(page) > 0  # of an epoch's tables; its pictures take long
+    assert epsilon(page) > 0  # the tables of an epoch; its pictures take long
     box(page, "design").select_option("IndependentEpisodes")
     example = questions.start(None)["examples"]["IndependentEpisodes"]
     del example["small_units"]
@@ -274,7 +272,7 @@ def test_other_designs_and_levels(open_page):
         assert epsilon(page) == jde.epsilon(step, num_steps=300, delta=1e-5)
 
 
-def test_what_is_saved(open_page, tmp_path, capsys):
+def test_saved_files(open_page, tmp_path, capsys):
     page = open_page()
     box(page, "noise, in clip norms").fill("2.5")
     page.wait_for_selector(SETTLED, timeout=60_000)
@@ -321,14 +319,14 @@ CONTRAST = """() => {
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_it_fits_and_can_be_read(open_page, width, colours, tmp_path):
+def test_the_page_fits_and_is_legible(open_page, width, colours, tmp_path):
     page = open_page(width, color_scheme=colours)
     page.locator("#add").click()
     page.wait_for_selector(SETTLED, timeout=60_000)
     wide = page.evaluate("document.documentElement.scrollWidth")
     assert wide <= WIDTHS[width][0]
     chart, form = (page.locator(f"#{name}").bounding_box() for name in ("run", "form"))
-    gap = form["y"] - chart["y"] - chart["height"]  # charts are beside or just above
+    gap = form["y"] - chart["y"] - chart["height"]  # beside the form or above
     assert 0 <= gap < 120 if width == "phone" else chart["x"] > form["x"]
     contrast, worst = page.evaluate(CONTRAST)
     assert contrast >= 4.5, worst
@@ -341,7 +339,9 @@ def test_it_fits_and_can_be_read(open_page, width, colours, tmp_path):
     assert other != ground
 
 
-def test_an_untrusted_name_and_an_ended_server(open_page, address):
+def test_untrusted_names_are_escaped_and_an_ended_server_is_reported(
+    open_page, address
+):
     elsewhere = urllib.request.Request(address, headers={"Host": "evil.example"})
     with pytest.raises(urllib.error.HTTPError, match="400") as refused:
         urllib.request.urlopen(elsewhere)

@@ -19,7 +19,7 @@ EXAMPLES = questions.start(None)["examples"]
 
 
 def settings(step=None, **fields):
-    """A question as the page asks it: what JSON leaves of a request."""
+    """A question of the page: a request after a round trip through JSON."""
     request = {"version": 1, "type": "EpsilonRequest", "num_steps": 50, "delta": 1e-5}
     request |= {"method": "rdp", "step": step or EXAMPLES["MultistageSampling"]}
     return json.loads(json.dumps({"request": request | fields, "epsilon": 3.0}))
@@ -40,7 +40,7 @@ def test_epsilon_is_that_of_the_api(name):
     assert found["remarks"] == []
 
 
-def test_an_exact_answer_that_is_a_bound_says_so():
+def test_an_exact_answer_that_is_a_bound_is_marked():
     rare = jde.Poisson("example", sampling_probability=1e-5)
     step = jde.GaussianStep(rare, noise_multiplier=1.0).to_dict()
     run = {"method": "exact", "num_steps": 10, "delta": 1e-100}
@@ -64,7 +64,7 @@ def test_all_levels_exact_and_certified():
         assert shown[0] <= row["lower"] <= row["epsilon"] <= row["upper"] <= shown[1]
 
 
-def test_a_level_that_is_not_covered_says_why():
+def test_a_level_without_a_theorem_has_a_reason():
     rows = questions.answer("levels", settings(EXAMPLES["GroupedClasses"]))["levels"]
     assert (
         "episodes are formed by the sampler and belong to nobody" in rows[0]["message"]
@@ -82,7 +82,7 @@ def test_epsilon_along_the_run():
     np.testing.assert_array_equal(found["epsilon"], values)
 
 
-def test_epochs_are_read_where_they_end():
+def test_epsilon_of_epochs_is_shown_at_their_ends():
     epochs = copy.deepcopy(EXAMPLES["MultistageSampling"])
     epochs["sampling"]["levels"][0] = {
         "type": "ShuffledEpochs", "name": "task", "steps_per_epoch": 7
@@ -107,8 +107,8 @@ def test_the_curve_and_its_attacker():
     assert 1 <= said / jde.advantage(step, **run) < 1.01
 
 
-def test_the_attacker_of_the_first_page():
-    """Its curve once asked for more points than are added, and had none."""
+def test_the_attacker_of_the_default_design_has_a_curve():
+    """Regression: its curve asked for more points than a round may add, and failed."""
     found = questions.answer("attack", {"request": questions.start(None)["request"]})
     assert "error" not in found and found["facts"]["method"] == "exact"
 
@@ -129,7 +129,7 @@ def test_the_noise_of_each_target():
 
 
 def changed(place, value):
-    """The question with one key of its request set; a place like "step.x[1].y"."""
+    """The question with one key of its request changed; a place like "step.x[1].y"."""
     question = settings()
     *above, key = place.replace("[", ".").replace("]", "").split(".")
     table = question["request"]
@@ -162,7 +162,7 @@ def changed(place, value):
         ("step.sampling.levels[2].size", 0, "size must be a whole number >= 1"),
     ],
 )
-def test_errors_name_their_field_in_the_librarys_words(place, value, message):
+def test_errors_name_their_field_and_have_the_librarys_text(place, value, message):
     question = changed(place, value)
     with pytest.raises((TypeError, ValueError)) as raised:
         request_of(question)
@@ -185,7 +185,7 @@ def test_errors_name_their_field_in_the_librarys_words(place, value, message):
         (settings({"type": "ApproximateDP", "epsilon": 1}), "got a ApproximateDP"),
     ],
 )
-def test_what_the_page_cannot_show_is_refused(question, message):
+def test_requests_that_the_page_cannot_show_are_refused(question, message):
     assert message in questions.answer("epsilon", question)["error"]["message"]
 
 
@@ -197,7 +197,7 @@ def test_a_target_is_checked(target):
 
 
 @pytest.mark.parametrize("file", ["omniglot.toml", "schools.toml"])
-def test_a_request_file_comes_in_and_goes_out(file, tmp_path, capsys):
+def test_a_request_file_is_loaded_and_saved(file, tmp_path, capsys):
     start = questions.start(ROOT / "configs" / file)
     question = json.loads(json.dumps({"request": start["request"]}))
     out = tmp_path / "saved.toml"
@@ -210,7 +210,7 @@ def test_a_request_file_comes_in_and_goes_out(file, tmp_path, capsys):
     assert said == questions.answer("epsilon", question)["epsilon"]
 
 
-def test_the_page_begins_with_the_readmes_design():
+def test_the_default_design_is_the_readmes():
     assert read_request(OMNIGLOT, EpsilonRequest) == EpsilonRequest.from_dict(
         questions.start(None)["request"]
     )
@@ -223,7 +223,7 @@ def test_files_of_more_than_one_setting_are_refused(file, capsys):
     assert "the page shows" in said and said.count("\n") == 1
 
 
-def test_warnings_are_remarks():
+def test_warnings_are_shown_as_remarks():
     assert questions.answer("epsilon", settings())["remarks"] == []
     loud = changed("step.sampling.levels[2].size", 60)  # of 50
     (remark,) = questions.answer("epsilon", loud)["remarks"]
@@ -234,13 +234,13 @@ def test_warnings_are_remarks():
     assert "protected units is at least 1" in remark
 
 
-def test_a_line_is_a_part_and_its_question():
+def test_a_line_holds_a_part_and_its_question():
     line = json.dumps(["epsilon", settings()]).encode()
     assert questions.reply(line) == questions.answer("epsilon", settings())
 
 
 def of_people(step, **bounds):
-    """The step as the page makes it protect a person."""
+    """The step with a person as the privacy unit, as the page writes it."""
     step = copy.deepcopy(step) | {"privacy_unit": "person"}
     return step | ({"people": {"type": "PersonBounds", **bounds}} if bounds else {})
 
@@ -252,7 +252,7 @@ def of_people(step, **bounds):
         ("PeopleBlocks", {}, 2),
     ],
 )
-def test_people_are_a_level_of_their_own(name, bounds, levels):
+def test_people_are_shown_as_a_level(name, bounds, levels):
     question = settings(of_people(EXAMPLES[name], **bounds), num_steps=3)
     step = request_of(question).step
     rows = questions.answer("levels", question)["levels"]
@@ -264,7 +264,7 @@ def test_people_are_a_level_of_their_own(name, bounds, levels):
         assert ("message" in row) == (name == "PeopleBlocks")
 
 
-def test_bounds_of_people_are_refused_in_their_place():
+def test_invalid_bounds_of_people_name_their_field():
     people = of_people(EXAMPLES["GroupedClasses"], examples=0, classes=3)
     found = questions.answer("epsilon", settings(people))["error"]
     assert found["place"] == "step.people.examples"

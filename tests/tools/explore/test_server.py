@@ -1,4 +1,4 @@
-"""Who is answered, what is served, and what is not."""
+"""The server: which requests it answers, which files it serves, what it refuses."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ QUESTION = {"request": {**START["request"], "method": "rdp"}, "epsilon": 2}
 
 
 class Here:
-    """A worker without a process."""
+    """A worker that runs in the test's process."""
 
     async def ask(self, question, is_given_up):
         return json.dumps(questions.reply(question), allow_nan=False).encode()
@@ -35,7 +35,7 @@ class Here:
 def call(
     path, *, body=None, headers=None, host="127.0.0.1:8000", gone=False, new_worker=Here
 ):
-    """One call of the application, as a server makes it: (status, headers, body)."""
+    """Calls the application as a WSGI server does; returns (status, headers, body)."""
     sent, chunks = [], [b"" if body is None else body]
 
     async def receive():
@@ -72,13 +72,13 @@ def post(part, question, **options):
     return call(f"/secret/answer/{part}", body=body, **{"headers": JSON, **options})
 
 
-def test_the_page_and_nothing_from_elsewhere():
+def test_the_page_loads_nothing_from_other_hosts():
     for name in ("", "style.css", "page.js", "form.js", "chart.js", "help.html"):
         status, headers, body = call(f"/secret/{name}")
         assert status == 200 and body
         assert "default-src 'none'" in headers["content-security-policy"]
         addresses = set(re.findall(rb"(?:https?:)?//[\w.]+\.\w+", body))
-        assert addresses <= {b"http://www.w3.org"}  # SVG's name, never asked
+        assert addresses <= {b"http://www.w3.org"}  # the SVG namespace, never requested
         assert b"@import" not in body
     assert json.loads(call("/secret/start")[2]) == START
 
@@ -104,7 +104,7 @@ def test_infinity_is_json():
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "10.0.0.1", ""])
 def test_other_names_are_refused(host):
-    """An untrusted host name that leads to this machine: DNS rebinding."""
+    """A foreign host name that resolves to this machine: DNS rebinding."""
     for path in ("/secret/", "/secret/start"):
         status, _, body = call(path, host=host)
         assert status == 400 and b"Explore" not in body
@@ -122,17 +122,17 @@ def test_other_names_are_refused(host):
         "/secret/page/index.html",
         "/secret//etc/passwd",
         "/secret/..%2f..%2fpyproject.toml",
-        "/secret/answer/epsilon",  # asked by GET
+        "/secret/answer/epsilon",  # requested by GET
     ],
 )
-def test_nothing_else_is_served(path):
+def test_other_paths_are_refused(path):
     assert call(path)[0] in (404, 405)
 
 
 @pytest.mark.parametrize(
     ("body", "headers"),
     [
-        (QUESTION, {"content-type": "text/plain"}),  # what any site's page may send
+        (QUESTION, {"content-type": "text/plain"}),  # what a page of any site may send
         (QUESTION, {}),
         (b"{", JSON),
         (b'{"request": NaN}', JSON),
@@ -140,7 +140,7 @@ def test_nothing_else_is_served(path):
         (b" " * (2**22 + 1), JSON),
     ],
 )
-def test_what_is_no_question_is_refused(body, headers):
+def test_invalid_questions_are_refused(body, headers):
     assert post("epsilon", body, headers=headers)[0] == 400
 
 
@@ -151,8 +151,8 @@ def test_an_unknown_part_is_refused():
 # --- Connections ---
 
 
-def test_what_does_not_arrive_in_time_is_closed(monkeypatch):
-    """Half-sent headers and bodies hold no descriptor for long; others are answered."""
+def test_slow_connections_are_closed(monkeypatch):
+    """Half-sent headers and bodies time out; other requests are answered meanwhile."""
     uvicorn = pytest.importorskip("uvicorn")
     monkeypatch.setattr(server, "_ARRIVAL_SECONDS", 0.5)
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
@@ -193,7 +193,7 @@ def test_what_does_not_arrive_in_time_is_closed(monkeypatch):
     assert whole.startswith(b"HTTP/1.1 204")
 
 
-# --- Workers: the process is another program here, which says how long it takes ---
+# --- Workers: a stand-in program, which is told how long to take ---
 
 SLEEPER = """
 import sys, time
@@ -205,7 +205,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def ask(monkeypatch):
-    """Asks a worker one question after the other; returns the answers."""
+    """Asks a worker several questions in turn; returns the answers."""
     monkeypatch.setattr(server, "_PROGRAM", (sys.executable, "-S", "-c", SLEEPER))
     monkeypatch.setattr(server, "_GRACE_S", 0.2)
     monkeypatch.setattr(server, "_POLL_S", 0.02)
@@ -230,13 +230,13 @@ def ask(monkeypatch):
 
 def test_a_worker_answers_one_question_after_the_other(ask, monkeypatch):
     assert ask(0, 0.05, 0) == [b"0\n", b"0.05\n", b"0\n"]
-    # One that is given up before its turn costs nothing; one that takes long is ended.
+    # A question cancelled in the queue costs nothing; a running one is killed.
     assert ask(3600, 0, waits=lambda place: place > 0) == [None, b"0\n"]
     begun = []
 
     def waits(place):
         begun.append(place)
-        return place > 0 or begun.count(0) == 1  # left while it was computed
+        return place > 0 or begun.count(0) == 1  # cancelled while it was computed
 
     assert ask(3600, 0, waits=waits) == [None, b"0\n"]
     over = iter([False, False, True])  # the server ends
@@ -249,7 +249,7 @@ def test_a_worker_answers_one_question_after_the_other(ask, monkeypatch):
     assert next_one == b"0\n"
 
 
-def test_the_program_of_a_lane_answers():
+def test_the_workers_program_answers():
     line = json.dumps(["epsilon", QUESTION]).encode() + b"\n"
 
     async def go():
@@ -264,7 +264,7 @@ def test_the_program_of_a_lane_answers():
     )
 
 
-def test_nobody_is_answered_204():
+def test_a_cancelled_question_is_answered_204():
     class GivenUp:
         async def ask(self, question, is_given_up):
             return b"1" if not await is_given_up() else None
@@ -284,8 +284,8 @@ def test_errors_of_the_command_are_one_line(capsys, tmp_path):
         assert captured.out == ""
 
 
-def test_the_secret_is_on_no_command_line(monkeypatch, capsys):
-    """The browser is given a file of its owner's, which leads to the address."""
+def test_the_secret_is_not_on_a_command_line(monkeypatch, capsys):
+    """The browser opens a file that only its owner can read and that redirects."""
     secret = "http://127.0.0.1:8000/secret/"
     opened = []
 

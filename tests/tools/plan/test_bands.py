@@ -1,4 +1,4 @@
-"""Plans weigh correlated noise, and write it only where it gains."""
+"""Plans consider correlated noise, and choose it only where it gains."""
 
 import pytest
 
@@ -40,7 +40,7 @@ embedding = 4
 
 
 def weighed(tmp_path, *, epsilon=8.0, unit="example", relation="zero_out", train=""):
-    """What a plan says of correlated noise, and the config that it writes."""
+    """The plan's line about correlated noise, and the config that it writes."""
     path, out = tmp_path / "plan.toml", tmp_path / "out"
     asked = {"epsilon": epsilon, "unit": unit, "relation": relation, "train": train}
     path.write_text(FILE.format(**asked))
@@ -69,7 +69,7 @@ def test_bands_are_written_where_they_gain(tmp_path):
         ({"unit": "class", "relation": "add_remove"}, "not for you, at best"),
     ],
 )
-def test_elsewhere_a_line_says_why_not(tmp_path, changes, said):
+def test_a_plan_without_bands_says_why(tmp_path, changes, said):
     line, config = weighed(tmp_path, **changes)
     assert said in line
     assert isinstance(config.noise, str)

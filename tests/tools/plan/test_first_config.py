@@ -1,4 +1,4 @@
-"""From data to a config: for each kind of source one that the trainer takes."""
+"""``init``: from data of each kind to a config that the trainer accepts."""
 
 import csv
 import re
@@ -23,7 +23,7 @@ NAMES = [f"class {k}" for k in range(30)]
 
 
 def features(number=12, names=NAMES, seed=0):
-    """Clusters, and the classes that they are of."""
+    """Features in clusters, and their classes."""
     rng = np.random.default_rng(seed)
     centers = np.repeat(2 * rng.normal(size=(len(names), 6)), number, axis=0)
     return centers + rng.normal(size=centers.shape), np.repeat(names, number)
@@ -100,17 +100,17 @@ def test_what_is_written_is_what_the_trainer_reads(kind, tmp_path, capsys):
     assert init(source, out, *options) == 0
     printed = capsys.readouterr().out
     assert "pipeline: " in printed and str(out) in printed
-    assert out.stat().st_mode & 0o077 == 0  # it holds private numbers
+    assert out.stat().st_mode & 0o077 == 0  # it contains private counts
     config = read_config(out)
     assert type(config.data).__name__ == kind.split()[0]
     data, _ = config.training_data(out.parent)
-    config.step.step(data.population)  # what is accounted is well-formed
+    config.step.step(data.population)  # the accounted step is well-formed
     assert config.evaluation is not None
     assert config.evaluation.splits == ("validation", "test")
     for split in SPLITS:
         assert config.data.load(split, out.parent).num_examples
     assert "private unless" in out.read_text()
-    # The config is a question for its neighbours, too, and so are their own files.
+    # The other commands read the config, and init's other files, too.
     for path in (out, beside["plan"]):
         question = read_plan(path)
         assert question.request.epsilon == config.epsilon
@@ -134,7 +134,7 @@ def test_what_is_written_trains_as_it_is(kind, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_slots_where_classes_are_alike_and_none_where_they_are_not(tmp_path):
+def test_slots_are_written_if_classes_have_equal_sizes_only(tmp_path):
     same, other = tmp_path / "a", tmp_path / "b"
     alike = described_source(pictures(same), tmp_path / "x.toml")
     text, _ = first_config(alike, Wishes())
@@ -150,7 +150,7 @@ def test_slots_where_classes_are_alike_and_none_where_they_are_not(tmp_path):
 
 
 @pytest.mark.slow
-def test_colours_are_seen_and_names_escaped(tmp_path):
+def test_colour_is_detected_and_names_are_escaped(tmp_path):
     global_names = ['quote " and \\', "new\nline", "[table]"]
     folder = pictures(tmp_path, colour=True)
     for name, odd in zip(NAMES, global_names, strict=False):
@@ -162,7 +162,7 @@ def test_colours_are_seen_and_names_escaped(tmp_path):
     assert tomllib.loads(text)["data"]["path"] == folder.name
 
 
-def test_a_column_with_controls_in_its_name_is_no_line_of_toml(tmp_path):
+def test_control_characters_in_a_column_name_are_escaped(tmp_path):
     path = tmp_path / "odd.csv"
     text = table(tmp_path).read_text().replace("sort", '"so\x01rt\n[evil]"', 1)
     path.write_text(text, newline="")
@@ -171,7 +171,7 @@ def test_a_column_with_controls_in_its_name_is_no_line_of_toml(tmp_path):
     assert tomllib.loads(text)["data"]["label"] == "so\x01rt\n[evil]"
 
 
-def test_what_is_protected_can_be_chosen(tmp_path):
+def test_the_privacy_unit_can_be_chosen(tmp_path):
     source = described_source(npz(tmp_path), tmp_path / "x.toml")
     text, _ = first_config(source, Wishes(unit="class", epsilon=2.0))
     config = tomllib.loads(text)
@@ -184,7 +184,7 @@ def test_what_is_protected_can_be_chosen(tmp_path):
         first_config(source, Wishes(ways=29))
 
 
-def test_a_file_that_is_there_stays(tmp_path, capsys):
+def test_an_existing_file_is_not_overwritten(tmp_path, capsys):
     out = tmp_path / "first.toml"
     out.write_text("mine")
     assert init(npz(tmp_path), out) == 2
@@ -293,7 +293,7 @@ def few(folder):
         (pictures, ["--size", "99999"], "size must be"),
     ],
 )
-def test_what_cannot_be_used_is_refused(make, options, message, tmp_path, capsys):
+def test_unusable_data_are_refused(make, options, message, tmp_path, capsys):
     out = tmp_path / "first.toml"
     assert init(make(tmp_path), out, *options) == 2
     said = capsys.readouterr().err
@@ -305,9 +305,9 @@ def test_what_cannot_be_used_is_refused(make, options, message, tmp_path, capsys
 @pytest.mark.parametrize(
     ("head", "row", "label"),
     [
-        ("id,a,kind", "{0},{1},k{2}", "kind"),  # the only texts that repeat
-        ("id,a,digit", "{0},{1},{2}", "digit"),  # the only whole numbers that do
-        ("id,a,land,species", "{0},{1},l{3},s{2}", "species"),  # by its name
+        ("id,a,kind", "{0},{1},k{2}", "kind"),  # the only text that repeats
+        ("id,a,digit", "{0},{1},{2}", "digit"),  # the only integers that repeat
+        ("id,a,land,species", "{0},{1},l{3},s{2}", "species"),  # found by its name
     ],
 )
 def test_the_column_of_classes_is_found(head, row, label, tmp_path):
@@ -333,7 +333,7 @@ def test_the_column_of_classes_is_found(head, row, label, tmp_path):
         (47, ["train", "validation", "test"]),
     ],
 )
-def test_of_few_classes_as_many_are_held_out_as_episodes_need(classes, parts, tmp_path):
+def test_few_classes_hold_out_what_an_episode_needs(classes, parts, tmp_path):
     values, labels = features(8, [f"kind {k}" for k in range(classes)])
     np.savez(tmp_path / "few.npz", features=values, labels=labels)
     source = described_source(tmp_path / "few.npz", tmp_path / "x.toml")
@@ -344,14 +344,14 @@ def test_of_few_classes_as_many_are_held_out_as_episodes_need(classes, parts, tm
     ways = re.search(r"ways = (\d)|\"class\", size = (\d)", text)
     ways = int(ways[1] or ways[2])
     assert all(part.num_units["class"] >= ways for part in source.parts.values())
-    if classes >= 7:  # stages can be compared
+    if classes >= 7:  # so that stages can be compared
         assert source.parts["validation"].num_units["class"] > ways
     if classes == 47:
         assert ways == 5 and source.table["validation"] == 0.2
 
 
 def with_copies(folder):
-    """Pictures of which some are in other classes, too."""
+    """Images, some of them copied into other classes."""
     made = pictures(folder, sizes=(6,) * 30)
     for k in range(29):
         shutil.copy(made / NAMES[k] / "0.png", made / NAMES[k + 1] / "copy.png")
@@ -383,7 +383,7 @@ def test_copies_of_held_out_examples_are_not_trained_on(tmp_path):
 
 def test_copies_in_arrays_are_named_by_their_class(tmp_path):
     rows, labels = np.random.default_rng(0).random((180, 70)), np.repeat(NAMES, 6)
-    rows[::6] = rows[0]  # one in every class
+    rows[::6] = rows[0]  # one image in every class
     np.savez(tmp_path / "data.npz", features=rows.astype(np.float32), labels=labels)
     source = described_source(tmp_path / "data.npz", tmp_path / "x.toml")
     trained = source.parts["train"].num_units["class"]
@@ -409,7 +409,7 @@ def test_the_command_keeps_duplicates_and_takes_few_classes(tmp_path, capsys):
     assert 'validation = "data.npz"' in (tmp_path / "z.toml").read_text()
 
 
-def test_held_out_data_may_be_other_files(tmp_path):
+def test_held_out_data_may_come_from_other_files(tmp_path):
     table(tmp_path)
     others = (tmp_path / "data.csv").read_text().replace("class ", "new ")
     (tmp_path / "other.csv").write_text(others)
@@ -422,7 +422,7 @@ def test_held_out_data_may_be_other_files(tmp_path):
     assert tomllib.loads(text)["evaluation"]["splits"] == ["validation"]
 
 
-def test_validation_may_be_called_so(tmp_path):
+def test_a_split_called_validation_is_used(tmp_path):
     whole = pictures(tmp_path)
     for name, kept in (("train", NAMES[:20]), ("validation", NAMES[20:])):
         (tmp_path / "parts" / name).mkdir(parents=True)
@@ -444,7 +444,7 @@ def test_numbered_classes_are_not_held_out(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_nobody_scores_keeps_its_features(tmp_path, capsys):
+def test_without_held_out_data_the_model_keeps_its_inputs(tmp_path, capsys):
     values, _ = features(40)
     path, out = tmp_path / "numbered.npz", tmp_path / "first.toml"
     np.savez(path, features=values.reshape(30, 40, -1).astype(np.float32))
@@ -480,7 +480,7 @@ def many_columns(folder):
         (npz, ["--relation", "add_remove", "--population", "50"], "must be at most"),
     ],
 )
-def test_what_training_would_refuse_is_not_written(
+def test_no_config_is_written_that_training_would_refuse(
     make, options, message, tmp_path, capsys
 ):
     out = tmp_path / "first.toml"
@@ -508,7 +508,7 @@ def test_empty_classes_are_the_smallest_under_add_remove(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_key_of_the_split_that_sizes_have_chosen_is_private(tmp_path):
+def test_a_split_key_chosen_by_private_sizes_is_reported(tmp_path):
     path = tmp_path / "data.npz"
     for number, has_key in ((1_000, False), (20, True)):
         labels = np.repeat(np.arange(number), 6)
@@ -528,10 +528,10 @@ def test_a_key_of_the_split_that_sizes_have_chosen_is_private(tmp_path):
         (False, "zero_out", "means"),
     ],
 )
-def test_classes_that_no_public_list_names_release_no_means(
+def test_no_class_means_without_a_public_list_of_classes(
     is_listed, relation, between, tmp_path
 ):
-    """Under add_remove the number of sums would tell of an example alone in its own."""
+    """Under add_remove their number reveals an example that is alone in its class."""
     values, labels = features(400, NAMES[:20])
     arrays = {"features": np.tile(values, (1, 3)).astype(np.float32), "labels": labels}
     if is_listed:

@@ -1,4 +1,4 @@
-"""What sets like some data gained, as docs/accuracy.md has it."""
+"""Published gains of data sets of the same kind, as in docs/accuracy.md."""
 
 import re
 
@@ -15,7 +15,7 @@ from pages import ROOT
 
 
 @pytest.mark.parametrize("one", MEASURED, ids=lambda one: one.name)
-def test_the_table_is_that_of_the_docs(one):
+def test_the_table_equals_the_docs(one):
     page = (ROOT / "docs" / "accuracy.md").read_text()
     for epsilon, gain in zip(EPSILONS, one.gains, strict=True):
         row = rf"^\|\s*{one.name}, {epsilon:g}\s*\|.*\|\s*([+-][\d.]+) ±"
@@ -50,5 +50,5 @@ def test_the_table_is_that_of_the_docs(one):
         (NUMBERS, (10, 4, 512), 1.0, "no data of this kind and size were measured"),
     ],
 )
-def test_the_sets_of_the_same_kind_and_size_are_named(kind, sizes, epsilon, said):
+def test_data_sets_of_the_same_kind_and_size_are_named(kind, sizes, epsilon, said):
     assert said in measured_gains(kind, sizes, epsilon)

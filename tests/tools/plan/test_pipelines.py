@@ -92,7 +92,7 @@ def schools(number=1_676, epsilon=1.0):
         (schools(number=20), "steps"),
     ],
 )
-def test_what_is_recommended_follows_from_the_sizes(description, name):
+def test_the_recommendation_depends_on_the_sizes(description, name):
     found = recommended_pipeline(description)
     assert found.name == name and found.reason
 
@@ -162,7 +162,7 @@ def test_the_best_that_was_measured_is_recommended(sizes, gains):
         (texts()._replace(feature_shape=(18,)), "means"),
         (texts()._replace(feature_shape=(17,)), None),  # fewer features than classes
         (texts(privacy_unit="class", epsilon=8.0), None),
-        # Their number is private, though the sums would show it.
+        # The number of classes is private, and the sums would reveal it.
         (texts(neighboring_relation="add_remove"), None),
         (
             texts(neighboring_relation="add_remove")._replace(has_public_units=True),
@@ -172,13 +172,13 @@ def test_the_best_that_was_measured_is_recommended(sizes, gains):
         (asked(), None),  # steps follow
     ],
 )
-def test_some_classes_release_their_means(description, expected):
+def test_class_means_are_recommended_for_enough_classes(description, expected):
     found = recommended_pipeline(description)
     assert found.start.get("between") == expected
     assert (found.learner == "plda") or expected is None
 
 
-def test_the_ratio_is_that_of_its_definition():
+def test_the_signal_to_noise_ratio_is_its_definition():
     found = recommended_pipeline(asked(epsilon=1.0))
     plain = jde.GaussianStep(
         jde.Poisson("one", sampling_probability=1.0), noise_multiplier=1.0
@@ -187,14 +187,14 @@ def test_the_ratio_is_that_of_its_definition():
     noise /= math.sqrt(0.6 * 0.28)
     expected = 1_800 * 20 / (noise * math.sqrt(2 * 425))
     assert found.ratio == pytest.approx(expected, rel=1e-6)
-    # Classes or examples: each is one contribution.
+    # A class or an example: each is one contribution.
     found = [recommended_pipeline(measured(c, n, 8.0)) for c, n in ((10, 60), (60, 10))]
     assert found[0].ratio == pytest.approx(found[1].ratio)
     of_classes = recommended_pipeline(asked(privacy_unit="class", epsilon=1.0))
     assert of_classes.ratio == pytest.approx(expected / 20, rel=1e-6)
 
 
-def test_people_are_counted_in_place_of_examples():
+def test_people_not_examples_are_counted():
     """41 people gained nothing at epsilon 1, 0.005 at 8; 3,600 gained 0.06 and 0.15."""
     bounds = jde.PersonBounds(examples=1, classes=900)
     of_people = asked(
@@ -210,17 +210,17 @@ def test_people_are_counted_in_place_of_examples():
             assert f"{number:,} contributions (person)" in found.reason
     assert names[41, 1.0] == NONE and names[41, 8.0] == STATISTICS
     assert {names[3_600, 1.0], names[3_600, 8.0]} == {STATISTICS}
-    # Where nobody has counted them, as many as their bounds allow at least.
+    # Without a count of people, the least number that the bounds allow.
     found = recommended_pipeline(of_people)
     assert "40 contributions (person)" in found.reason
-    # Or as many as their public list has: of data that say of nobody whose they are.
+    # Or the length of their public list, if the data name no owners.
     found = recommended_pipeline(
         asked(privacy_unit="person", num_people=77, neighboring_relation="zero_out")
     )
     assert "77 contributions (person)" in found.reason
 
 
-def test_steps_are_planned_with_the_epsilon_that_is_left():
+def test_steps_get_the_epsilon_that_statistics_leave():
     description = asked()
     found = recommended_pipeline(description)
     left = found.left_for_steps(description.request)
@@ -241,7 +241,7 @@ def test_steps_are_planned_with_the_epsilon_that_is_left():
     assert alone.left_for_steps(description.request) is description.request
 
 
-def test_all_that_was_weighed_is_said():
+def test_the_plan_lists_every_pipeline_considered():
     found = recommended_pipeline(texts(classes=4, examples=6, epsilon=0.5))
     assert found.name == NONE and found.learner == "plda"
     assert all(ratio < least for ratio, least in found.weighed.values())
@@ -249,7 +249,7 @@ def test_all_that_was_weighed_is_said():
         assert f"{ratio:.2g} ({least:g} is needed)" in found.reason
 
 
-def test_a_level_of_another_name_has_no_episodes():
+def test_other_level_names_get_no_episodes():
     description = asked(shape=(64,), train={"learner": {}})
     tree = jde.Population.from_sizes([20] * 1_800, level_names=("sort", "example"))
     found = recommended_pipeline(description._replace(population=tree))
@@ -280,7 +280,7 @@ def test_the_config_can_be_trained(description):
     assert config.learner.kind == (found.learner or "protonet")
 
 
-def test_nothing_is_recommended_where_the_file_has_chosen():
+def test_a_choice_in_the_file_is_kept():
     assert recommended_pipeline(asked(train={"start": {"kind": "mean"}})) is None
     assert recommended_pipeline(asked()._replace(train=None)) is None
     assert recommended_pipeline(asked(privacy_unit="step")) is None

@@ -1,4 +1,4 @@
-"""Plans: candidates keep to privacy and budget, and what is written can be trained."""
+"""Plans: candidates keep the target and the budget; written configs can be trained."""
 
 import csv
 import tomllib
@@ -83,7 +83,7 @@ def pool_plan():
 
 
 def spent(plan, place, *, scale=1.0, design=None, **changes):
-    """Epsilon of a candidate, at a multiple of its noise or as another design."""
+    """Epsilon of a candidate, with its noise scaled or another design."""
     design = design or plan.designs[plan.design[place]]
     step = jde.GaussianStep(
         design.sampling(plan.episodes_per_step[place]),
@@ -110,7 +110,7 @@ def test_every_candidate_keeps_to_privacy_and_budget(pool_plan):
         assert plan.signal_to_noise[place] == pytest.approx(expected)
 
 
-def test_recommended_is_nearly_best_and_cheapest_of_these(pool_plan):
+def test_the_recommendation_is_the_cheapest_of_the_nearly_best(pool_plan):
     _, plan = pool_plan
     best, worth = plan.recommended, plan.effective_steps
     assert worth[best] >= 0.98 * worth.max()
@@ -121,10 +121,10 @@ def test_recommended_is_nearly_best_and_cheapest_of_these(pool_plan):
         assert plan.design[plan.best_of(place)] == place
 
 
-def test_the_front_is_what_no_other_candidate_beats(pool_plan):
+def test_the_front_has_every_undominated_candidate(pool_plan):
     _, plan = pool_plan
     rows = (-plan.signal_to_noise, -plan.num_steps, plan.total_episodes)
-    costs = np.unique(np.stack(rows), axis=1)  # of equal points one stands for all
+    costs = np.unique(np.stack(rows), axis=1)  # equal points are listed once
     front = {tuple(c) for c in np.stack(rows)[:, plan.is_on_front].T}
     for point in costs.T:
         no_worse = np.all(costs <= point[:, None], axis=0)
@@ -132,7 +132,7 @@ def test_the_front_is_what_no_other_candidate_beats(pool_plan):
         assert (tuple(point) in front) != is_beaten
 
 
-def test_effective_steps_at_the_ends():
+def test_effective_steps_at_extremes():
     steps = {"episodes_per_step": 50.0, "effective_dimension": 100}
     none = effective_steps(
         200, noise_multiplier=1e-9, is_one_contribution=False, alignment=1.0, **steps
@@ -149,7 +149,7 @@ def test_effective_steps_at_the_ends():
 
 
 @pytest.mark.parametrize(("number", "is_cheaper"), [(1, True), (8, False)])
-def test_epochs_are_compared_at_the_setting_that_is_best_of_poisson(number, is_cheaper):
+def test_epochs_are_compared_at_the_best_poisson_setting(number, is_cheaper):
     tree = jde.Population.from_sizes([20] * 8, level_names=("class", "example"))
     request = PlanRequest(
         episode=EpisodeShape(shots=1, examples=(20,)), privacy_unit="class", **SMALL
@@ -172,7 +172,7 @@ def test_epochs_are_compared_at_the_setting_that_is_best_of_poisson(number, is_c
     assert float(gain.split(",")[-2].split()[-1]) < 3.9 and gain.endswith(
         "Poisson sampling 4"
     )
-    # Without Poisson sampling to compare with, the settings stay.
+    # Without a Poisson candidate the settings are unchanged.
     episodes, steps, gain = in_epochs(epochs, None, asked)
     assert (episodes.tolist(), steps.tolist(), gain) == ([2.0], [30], "")
 
@@ -208,7 +208,7 @@ def test_epochs_are_proposed_where_they_cost_less_than_poisson(relation):
         same = {"clip_unit": "class", "privacy_unit": "class"}
         ours, theirs = (spent(plan, i, design=d, **same) for d in (epochs, poisson))
         assert ours <= 4.0 < 0.99 * theirs
-    # Of equal batches and as many steps, so they are recommended.
+    # Same batches and number of steps, so epochs are recommended.
     assert plan.design[plan.recommended] == place
 
 
@@ -285,7 +285,7 @@ def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_
     mapping = tomllib.loads((tmp_path / "out" / "recommended.toml").read_text())
     config = TrainingConfig.from_dict({"type": "TrainingConfig", **mapping})
     budget = trainers_plan(config, config.data.load("train", None))
-    assert budget.step.population is None  # it rests on public facts
+    assert budget.step.population is None  # all inputs are public
     with (tmp_path / "out" / "plan.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     (best,) = [row for row in rows if row["is_recommended"] == "True"]
@@ -294,7 +294,7 @@ def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_
     planned = float(best["noise_multiplier"])
     assert 0.8 * planned < budget.step.noise_multiplier <= planned * (1 + 1e-5)
     assert (tmp_path / "out" / "plan.png").stat().st_size > 10_000
-    # Any other candidate can be had as well.
+    # Any other candidate can be written as well.
     description = read_plan(path)
     for place in (0, plan.design.size - 1):
         table = training_config(plan, description, place)
@@ -313,7 +313,7 @@ def test_bounds_of_people_are_in_the_config(tmp_path, pool_plan):
     assert config.people.bounds == jde.PersonBounds(classes=3, examples=1)
 
 
-def test_the_learning_rate_is_for_a_run_of_a_certain_length(tmp_path, pool_plan):
+def test_the_learning_rate_scales_with_the_number_of_steps(tmp_path, pool_plan):
     """Four times the steps, half the learning rate; nothing else changes."""
     _, plan = pool_plan
     steps = int(plan.num_steps[plan.recommended])
@@ -356,14 +356,14 @@ def test_the_learning_rate_is_for_a_run_of_a_certain_length(tmp_path, pool_plan)
         ("[data]", "[population]\nsizes = [3]\n[data]", "exactly one"),
     ],
 )
-def test_files_with_faults(tmp_path, capsys, old, new, message):
+def test_invalid_files_are_refused(tmp_path, capsys, old, new, message):
     path = tmp_path / "plan.toml"
     path.write_text(FILE.replace(old, new))
     assert PlanCommand(file=path, out=tmp_path / "out").run() == 2
     assert message in capsys.readouterr().err
 
 
-def test_toml_is_read_back():
+def test_written_toml_reads_back():
     table = {
         "text": 'quote " and \\ and \n and \x7f ü',
         "numbers": [1, 2.5, float("inf")],
@@ -377,7 +377,7 @@ def test_toml_is_read_back():
         to_toml({"x": object()})
 
 
-def test_a_comment_stands_behind_its_line_or_above_a_long_one():
+def test_comments_follow_their_line_or_precede_a_long_one():
     table = {"a": 1, "b": {"c": "x" * 90, "d": 2}}
     comments = {"a": "one", "b": "a\ntable", "b.c": "long", "no": "nothing"}
     text = to_toml(table, comments)
@@ -420,7 +420,7 @@ def test_signal_is_that_of_complete_episodes():
     assert advice(whole) == []
 
 
-def test_bounds_that_the_data_contradict_are_no_plan():
+def test_sizes_that_the_data_contradict_are_refused():
     with pytest.raises(ValueError, match="at least the number of children of every"):
         make_plan(unequal("zero_out", 20), UNEQUAL)
     with pytest.raises(ValueError, match="at most the number of children"):
@@ -469,7 +469,7 @@ def test_blocks_are_recommended_where_people_are_in_many_classes():
                 assert np.all(plan.noise_multiplier[same] < noise)
 
 
-def test_without_bounds_blocks_alone_protect_people():
+def test_people_without_bounds_get_blocks_only():
     people = PEOPLE | {"people": None}
     shape = EpisodeShape(ways=4, shots=1, examples=(2,), population=20)
     request = PlanRequest(
@@ -489,12 +489,12 @@ def test_without_bounds_blocks_alone_protect_people():
         ({"num_people": 0}, "num_people"),
     ],
 )
-def test_people_of_a_plan_are_checked(change, message):
+def test_invalid_people_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         PlanRequest(episode=EpisodeShape(**POOL), **(PEOPLE | change), **SMALL)
 
 
-def test_paths_hold_wherever_the_config_is_written(tmp_path):
+def test_paths_are_relative_to_the_written_config(tmp_path):
     config = {
         "data": {"type": "Npz", "path": "a.npz", "validation": 0.2, "test": "b.npz"},
         "features": {"kind": "onnx", "path": "c.onnx", "size": 8},

@@ -33,7 +33,7 @@ def sampling_probability(step):
 
 
 def profile(step, epsilon):
-    """Exact curve of one step; filled up, since every number of points is compiled."""
+    """Exact curve of one step, padded because each number of points is compiled."""
     flat = np.ravel(epsilon)
     filled = np.append(flat, np.full(-flat.size % 2048, 1.0))
     return np.reshape(jde.privacy_profile(step, filled)[: flat.size], np.shape(epsilon))
@@ -73,7 +73,7 @@ STEP = poisson_step(0.1, 0.7)
 
 
 class Drawn(NamedTuple):
-    """What one call drew, returned and wrote."""
+    """The picture, return value and files of one call."""
 
     curve: curve_plot.PrivacyCurve
     path: Path
@@ -94,7 +94,7 @@ def drawn(request, tmp_path_factory):
         patch.setattr(curve_plot, "new_figure", keep)
         curve = curve_plot.plot_curve(
             STEP,
-            path,  # the folder is made
+            path,  # the folder is created
             num_steps=1,
             method="exact",
             on_part=lambda *part: parts.append(part),
@@ -102,7 +102,7 @@ def drawn(request, tmp_path_factory):
     return Drawn(curve, path, *figures, parts)
 
 
-def test_picture_and_numbers(drawn):
+def test_the_files_hold_the_curve(drawn):
     curve, path = drawn.curve, drawn.path
     assert path.read_bytes().startswith(BEGINNINGS[path.suffix])
     assert {file.name for file in path.parent.iterdir()} == {path.name, "curve.json"}
@@ -121,7 +121,7 @@ def test_picture_and_numbers(drawn):
     assert document["gdp_mu"] == curve.gdp_mu
 
 
-def test_what_is_drawn(drawn):
+def test_the_picture_has_a_line_for_each_method(drawn):
     parts = drawn.parts
     assert [part[1:] for part in parts] == [(number, 7) for number in range(1, 8)]
     assert parts[0][0] == "advantage" and parts[-1][0] == "delta by rdp"
@@ -141,7 +141,7 @@ def test_what_is_drawn(drawn):
 
 
 @pytest.mark.slow
-def test_without_noise_and_without_anything(fast, tmp_path):
+def test_no_noise_and_no_draw(fast, tmp_path):
     leak = curve_plot.plot_curve(
         poisson_step(1.0, 0.0), tmp_path / "a.png", num_steps=1
     )
@@ -167,7 +167,7 @@ def test_the_summary_is_rounded_up(drawn):
     assert curve.gdp_mu <= float(facts["Gaussian mu"].split()[0])
 
 
-def test_a_folder_that_is_none_is_found_out_before_the_work(fast, tmp_path):
+def test_an_invalid_folder_is_refused_before_any_work(fast, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
         curve_plot.plot_curve(

@@ -1,4 +1,4 @@
-"""The picture of a training run, without a run."""
+"""The picture of a training run, from made-up logs."""
 
 import math
 
@@ -15,7 +15,7 @@ SCORE = {"name": "accuracy", "mean": 0.5, "low": 0.4, "high": 0.7}
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """Draws; returns the axes, top down."""
+    """Draws the picture; returns its axes from top to bottom."""
     figures = []
     new_figure = run.new_figure
 
@@ -54,14 +54,14 @@ def test_loss_scores_and_epsilon(drawn):
         "test, private: 0.5000",
         "test, without noise (not private): 0.9000",
     }
-    # The legend is above the panel, off the error bars.
+    # The legend is above the panel and does not cover the error bars.
     assert middle.get_legend().get_window_extent().y0 >= middle.bbox.y1
     assert bottom.get_xlabel() == "step\n\nwhat it means"
     assert [line.get_label() for line in bottom.lines] == ["spent", "target"]
     assert bottom.lines[0].get_ydata().tolist() == [0.5, 0.9]
 
 
-def test_stages_stand_above_and_the_released_one_is_named(drawn):
+def test_stages_are_shown_and_the_released_one_is_named(drawn):
     score = Score("accuracy", 0.8, 0.7, 0.9, 20)
     better = score._replace(mean=0.9, high=0.95)
     panel, middle, _ = drawn(
@@ -81,10 +81,10 @@ def test_stages_stand_above_and_the_released_one_is_named(drawn):
     assert panel.get_xlabel().startswith("accuracy (held out)")
     assert panel.yaxis_inverted()  # the simplest on top
     (line, *_) = middle.lines
-    assert line.get_xdata().tolist() == [1, 2]  # the one before is that of a stage
+    assert line.get_xdata().tolist() == [1, 2]  # the line before belongs to a stage
 
 
-def test_statistics_alone_have_a_bar_in_place_of_one_dot(drawn):
+def test_statistics_alone_are_drawn_as_a_bar(drawn):
     score = Score("accuracy", 0.8, 0.7, 0.9, 20)
     stages = {"features": {"validation": score}, "statistics": {"validation": score}}
     panel, bar = drawn(

@@ -1,4 +1,4 @@
-"""Requests about runs that adapt, in files and in batches."""
+"""Requests about adaptive runs, in files and in batches."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_quotas_and_prices_in_a_file(tmp_path):
     assert value == request.step.epsilon(delta=1e-5) and 0 < info.error < 1e-3
 
 
-def test_what_covers_planned_runs_alone_says_so(tmp_path):
+def test_questions_about_planned_runs_refuse_adaptive_ones(tmp_path):
     with pytest.raises(ValueError, match="num_steps must be left out"):
         asked(tmp_path, TEXT, num_steps=3)
     with pytest.raises(ValueError, match="'exact' or 'pld'"):

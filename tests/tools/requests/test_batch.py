@@ -56,7 +56,7 @@ def alone(row):
     return float(kind.from_dict(mapping).answer())
 
 
-def test_mixed_rows_get_what_they_get_alone_in_order():
+def test_mixed_rows_equal_single_requests_in_order():
     rows = [
         flat(rate=rate, noise=noise, id=f"{rate} {noise}")
         for rate in (0.01, 0.1)
@@ -99,7 +99,7 @@ def test_mixed_rows_get_what_they_get_alone_in_order():
         (flat(population={"sizes": "x"}), "population"),
     ],
 )
-def test_a_bad_row_is_its_own_affair(row, words):
+def test_a_bad_row_leaves_the_others_unchanged(row, words):
     rows = [flat(), row, pool(), flat(rate=0.2)]
     first, bad, *rest = answer_requests(rows)
     assert words in bad.error and bad.value is None and bad.quantity is None

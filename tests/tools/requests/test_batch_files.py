@@ -69,7 +69,7 @@ def read(path):
 
 @pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
 @pytest.mark.parametrize("into", [".jsonl", ".csv", ".parquet"])
-def test_every_format_says_the_same(tmp_path, kind, into):
+def test_every_format_gives_the_same_answers(tmp_path, kind, into):
     source, out = tmp_path / f"requests{kind}", tmp_path / f"answers{into}"
     write(source)
     result = answer_file(source, out)
@@ -129,7 +129,7 @@ def test_malformed_csv(tmp_path):
         ("a", "[" * 40 + "]" * 40, "line 2: a cell: nested deeper than 32 levels"),
     ],
 )
-def test_where_cells_are_put(tmp_path, names, cells, said):
+def test_columns_set_fields_of_the_request(tmp_path, names, cells, said):
     path = tmp_path / "r.csv"
     path.write_text(f"{names}\n{cells}\n")
     ((number, row, _),) = batch.read_rows(path)
@@ -137,7 +137,7 @@ def test_where_cells_are_put(tmp_path, names, cells, said):
     assert row == said if isinstance(said, dict) else said in str(row)
 
 
-def test_rows_are_worked_off_in_parts(tmp_path, monkeypatch):
+def test_rows_are_evaluated_in_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(batch, "_ROWS_AT_ONCE", 3)
     source, out = tmp_path / "r.jsonl", tmp_path / "a.parquet"
     write(source)
@@ -157,7 +157,9 @@ def test_rows_are_worked_off_in_parts(tmp_path, monkeypatch):
         ("r.parquet", "a.csv", b"no", "must be a Parquet file"),
     ],
 )
-def test_refused_files_leave_the_answers_alone(tmp_path, source, out, content, message):
+def test_a_refused_file_leaves_the_output_unchanged(
+    tmp_path, source, out, content, message
+):
     (tmp_path / source).write_bytes(content)
     if out != source:
         (tmp_path / out).write_text("older")
@@ -200,7 +202,7 @@ levels = [
 """
 
 
-def test_command_makes_the_folder_and_refuses_a_name_before_work(
+def test_the_command_creates_the_folder_and_checks_the_name_first(
     tmp_path, capsys, monkeypatch
 ):
     file, requests = tmp_path / "x.toml", tmp_path / "r.jsonl"
@@ -212,7 +214,7 @@ def test_command_makes_the_folder_and_refuses_a_name_before_work(
         assert out.is_file()
     monkeypatch.setattr(
         "jaxdp_episodic.tools.cli.answers.unit_budgets", None
-    )  # no work
+    )  # nothing was evaluated
     capsys.readouterr()
     assert run(["epsilon", str(file), "--per-unit", "--out", "a.txt"]) == 2
     assert "a.txt must end in" in capsys.readouterr().err

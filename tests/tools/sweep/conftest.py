@@ -1,4 +1,4 @@
-"""Sweeps read from files, and what an undisturbed one leaves."""
+"""Fixtures: sweeps read from files, and the folder of an undisturbed sweep."""
 
 import os
 
@@ -30,7 +30,7 @@ def read(tmp_path):
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    """A sweep of 6 chunks, and what is in its folder after a run without trouble."""
+    """A sweep of 6 chunks, and its folder's content after an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     file = folder / "sweep.toml"
     file.write_text(SWEEP, encoding="utf-8")
@@ -38,7 +38,7 @@ def undisturbed(tmp_path_factory):
     evaluate, known = engines.evaluate_chunk, {}
 
     def once(some, number):
-        """Every test goes through this sweep: its chunks are evaluated once."""
+        """Chunks of the small sweep are evaluated once for all tests."""
         if some is not sweep:
             return evaluate(some, number)
         if number not in known:

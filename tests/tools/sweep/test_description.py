@@ -48,7 +48,7 @@ def schools(rate, size, noise=1.5, population=None):
 
 
 def asked(sweep):
-    """The request for all settings at once, which says what is evaluated."""
+    """The request for all settings at once."""
     values = sweep.grid.values(np.arange(sweep.grid.size))
     return sweep.request(sweep.quantities[0], sweep.methods[0], values)
 
@@ -67,14 +67,14 @@ def test_axes_replace_fields_at_any_level(read):
     assert asked(read(left_out + RATE + SIZE)) == expected
 
 
-def test_populations_stay(read):
+def test_populations_are_kept(read):
     text = SCHOOLS.replace(", population = 40", "")
     sizes = '[population]\nlevels = ["school", "pupil"]\nsizes = [25, 60, 220]\n'
     sweep = read(text + sizes + RATE)
     tree = jde.Population.from_sizes([25, 60, 220], level_names=("school", "pupil"))
     step = schools([0.1, 0.2], 8, population=tree)
     assert asked(sweep) == EpsilonRequest(step=step, delta=1e-5, **RUN)
-    # Real sizes are as private as the data: the manifest has a hash of them only.
+    # Sizes are private like the data: the manifest has only their hash.
     assert "220" not in str(sweep.description())
     assert "sha256" in str(sweep.description())
 
@@ -96,7 +96,7 @@ def test_targets_and_the_other_quantities(read):
     assert asked(sweep) == CalibrationRequest(
         calibrate="noise_multiplier", num_steps=[10, 100, 1000], **targets
     )
-    # What is sought need not be given.
+    # The calibrated field may be missing.
     assert read(noise.replace("noise_multiplier = 1.5", "") + RATE_AXIS)
 
     steps = text.replace("num_steps = 100", 'quantity = "num_steps"\nepsilon = 2.0')
@@ -242,7 +242,7 @@ values = [20, 1000]
 )
 
 
-def test_fields_that_contradict_each_other_somewhere_in_the_grid(read):
+def test_a_grid_with_one_contradictory_setting_is_refused(read):
     with pytest.raises(ValueError, match="ways must be at most num_classes"):
         read(GROUPED)
     assert read(GROUPED.replace("[20,", "[60,")).grid.size == 4

@@ -1,4 +1,4 @@
-"""Who evaluates chunks: the devices of this machine; what fails is a result too."""
+"""Chunks are evaluated by the devices of this machine; failures are results."""
 
 import time
 
@@ -22,7 +22,7 @@ def test_exceptions_become_results(undisturbed, monkeypatch):
 
 
 def test_no_chunk_is_begun_before_others_are_saved(undisturbed, monkeypatch):
-    """However slow the consumer is: two a device are in work, or wait to be saved."""
+    """With a slow consumer at most two chunks a device are computed ahead."""
     sweep, _ = undisturbed
     begun = []
     monkeypatch.setattr(engines, "attempt", lambda _, number: begun.append(number))
@@ -57,7 +57,7 @@ print(jax.local_device_count(), len(used))
 """
 
 
-# In place of the accountant, whose kernels every device would compile for itself.
+# Replaces the accountant, whose kernels each device would compile again.
 QUICK = """
 import jax.numpy as jnp, numpy as np
 from jaxdp_episodic.tools.sweep.run import chunk_range
@@ -72,7 +72,7 @@ def quick(sweep, number):
 
 @pytest.mark.slow
 def test_chunks_are_spread_over_four_devices(undisturbed, tmp_path, monkeypatch):
-    """All of which are used; the bytes are those of one device."""
+    """All devices are used; the files equal those of one device."""
     program = QUICK + PROGRAM.replace(
         "used = ", "engines.evaluate_chunk = quick\nused = "
     )

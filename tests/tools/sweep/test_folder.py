@@ -1,4 +1,4 @@
-"""Folders of sweeps: those of others are refused, full disks leave what was done."""
+"""Folders of sweeps: foreign ones are refused; a full disk keeps finished chunks."""
 
 import errno
 import os
@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_written(undisturbed, tmp_path):
 
 
 def test_a_disk_that_fills_up(undisturbed, tmp_path, monkeypatch):
-    """Space ends at the third shard, then at the table; all that was done stays."""
+    """The disk is full at the third shard, then at the table; finished shards stay."""
     sweep, expected = undisturbed
     out, real, calls = tmp_path / "out", os.fsync, []
     SweepFolder.opened(out, sweep)

@@ -33,14 +33,14 @@ run_sweep(read_sweep(sys.argv[1]), sys.argv[2])
 
 @pytest.mark.slow
 def test_killed_at_twenty_moments(tmp_path, read):
-    """Of a sweep of 120 chunks, which takes some seconds in all."""
+    """A sweep of 120 chunks, which takes some seconds."""
     text, out = SWEEP.replace("60]", "1280]"), tmp_path / "out"
     sweep = read(text)
     run_sweep(sweep, tmp_path / "expected")
     rng, landed, begun = random.Random(5), 0, 0
     for _ in range(20):
         process = start(PROGRAM, tmp_path / "sweep.toml", out)
-        process.stdout.readline()  # the first chunk of its own is begun
+        process.stdout.readline()  # the process has begun its first chunk
         time.sleep(rng.uniform(0, 0.6))
         process.send_signal(signal.SIGKILL)
         begun += 1 + process.communicate()[0].count("chunk")
@@ -50,7 +50,7 @@ def test_killed_at_twenty_moments(tmp_path, read):
     process = start(PROGRAM, tmp_path / "sweep.toml", out)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
-    # Only what was in work when a kill came is evaluated again: two chunks a device.
+    # A kill loses at most the chunks in progress: two a device.
     num_chunks = -(-sweep.grid.size // sweep.chunk_size)
     assert begun + output.count("chunk") <= num_chunks + 2 * landed
     assert contents(out) == contents(tmp_path / "expected")

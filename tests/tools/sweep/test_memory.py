@@ -1,4 +1,4 @@
-"""Memory does not grow with the number of settings, but for the axes' own values."""
+"""Memory grows only with the axes' values, not with the number of settings."""
 
 import sys
 
@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory from /proc"),
 ]
 
-# Everything but the accountant, in whose place stands a formula.
+# A formula replaces the accountant.
 PROGRAM = """
 import re, sys
 from pathlib import Path
@@ -54,7 +54,7 @@ geomspace = [{}, {}]
 
 
 def peak(folder, noises, rates, *kinds, zipped=""):
-    """MiB at most of a sweep's whole process, pictures included."""
+    """Peak memory of a sweep's process with pictures, MiB."""
     text = HEAD + AXIS.format("noise_multiplier", "0.7, 6.0", noises) + zipped
     text += AXIS.format("example.sampling_probability", "0.01, 1.0", rates) + zipped
     folder.mkdir()
@@ -67,19 +67,19 @@ def peak(folder, noises, rates, *kinds, zipped=""):
     return float(mib)
 
 
-def test_ten_million_settings_take_the_memory_of_two(tmp_path):
+def test_ten_million_settings_need_no_more_memory_than_two(tmp_path):
     some = peak(tmp_path / "some", 1000, 2000)
     many = peak(tmp_path / "many", 2500, 4000)
     assert many < some + 50
 
 
 def test_pictures_of_ten_million_settings(tmp_path):
-    """What the accountant's kernels need comes on top."""
+    """Without the memory of the accountant's kernels."""
     assert peak(tmp_path / "many", 2500, 4000, "contours", "lines", "pareto") < 700
 
 
 def test_axes_of_ten_million_values(tmp_path):
-    """The values of an axis are the part of a grid that is in memory."""
+    """Only the values of an axis are held in memory."""
     most = 10_000_000
     mib = peak(tmp_path / "long", most, most, "lines", "pareto", zipped='zip = "a"\n')
     assert mib < 1000

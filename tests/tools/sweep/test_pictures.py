@@ -42,7 +42,7 @@ NOISE, RATE = "noise_multiplier", "example.sampling_probability"
 
 
 def pretended(sweep, folder, answers):
-    """A finished sweep whose answers are a function of its values: no kernel runs."""
+    """A finished sweep with made-up answers: no kernel runs."""
     opened = SweepFolder.opened(folder, sweep)
     for number in range(opened.num_chunks):
         start = number * opened.chunk_size
@@ -64,7 +64,7 @@ def cost(num_steps, noise_multiplier, sampling_probability, **_):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """What `folder` is a copy of."""
+    """A finished sweep, which `folder` copies."""
     made = tmp_path_factory.mktemp("finished")
     (made / "sweep.toml").write_text(TEXT.replace("epsilon = 1.0", ""))
     return pretended(read_sweep(made / "sweep.toml"), made / "out", cost)
@@ -76,7 +76,7 @@ def folder(finished, tmp_path):
 
 
 def words(svg):
-    """The texts of a picture, which an SVG carries in comments."""
+    """The texts of an SVG picture, which are in its comments."""
     return re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))
 
 
@@ -103,7 +103,7 @@ def test_the_default_picture(folder):
         "manifest.json",
         "table.parquet",
     ]
-    # Only the identifiers of clip paths are random.
+    # Only the ids of clip paths are random.
     both = before, files[1].read_bytes()
     without = [re.sub(rb"[a-z]?[0-9a-f]{10}", b"", s) for s in both]
     assert without[0] == without[1]
@@ -129,7 +129,7 @@ def test_lines_by_an_axis_and_held_values(folder):
 
 @pytest.mark.slow
 def test_levels_and_marks(folder, monkeypatch):
-    """The lines that were asked for, and stars in the panels that were asked for."""
+    """Contour lines and stars at the requested values."""
     drawn, maps = [], pictures._maps
 
     def noted(*arguments, **options):
@@ -147,14 +147,14 @@ def test_levels_and_marks(folder, monkeypatch):
 
 
 def stars(figure):
-    """Where the stars are, by panel; the last axes are those of the colours."""
+    """Positions of the stars in each panel; the last axes are the colour bar."""
     return [
         [(line.get_xdata().item(), line.get_ydata().item()) for line in axes.lines]
         for axes in figure.axes[:-1]
     ]
 
 
-def test_what_is_drawn_is_what_the_table_has(folder):
+def test_the_picture_shows_the_tables_numbers(folder):
     table = SweepTable(folder)
     places, held = table.held([RATE], {NOISE: "0.8"})
     assert held == {"num_steps": 100, NOISE: pytest.approx(0.8)}
@@ -168,7 +168,7 @@ def test_what_is_drawn_is_what_the_table_has(folder):
 
 
 @pytest.mark.slow
-def test_a_picture_says_how_much_it_shows(folder, tmp_path, monkeypatch):
+def test_a_picture_states_how_many_settings_it_shows(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "_MAX_POINTS", 5)
     monkeypatch.setattr(pictures, "_MAX_PANELS", 2)
     monkeypatch.setattr(pictures, "_MAX_DOTS", 100)
@@ -186,7 +186,7 @@ def test_zipped_axes_and_words(read, tmp_path):
     text = TEXT.replace("values = [10, 100, 1000]", 'values = [10, 100]\nzip = "a"')
     text += '[[axes]]\nfield = "quantity"\nvalues = ["epsilon", "noise_multiplier"]\n'
     text += '[[axes]]\nfield = "method"\nvalues = ["rdp", "exact"]\nzip = "a"\n'
-    # Neither quantity depends on all axes that the other needs.
+    # Each quantity lacks an axis that the other one depends on.
     text = text.replace(f'field = "{NOISE}"\ngeomspace', 'field = "delta"\ngeomspace')
     text = text.replace("[0.8, 6.0, 12]", "[1e-8, 1e-5, 12]")
     text = text.replace('"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 1.0')
@@ -271,7 +271,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(folder, monkeypatch):
         pictures.draw(folder)
 
 
-def test_the_front():
+def test_the_picture_of_the_front():
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 30, (2, 200)).astype(float)
     x[5], y[6] = np.inf, np.nan
@@ -292,7 +292,7 @@ def test_labels_have_units():
     assert figures.number(0.000012345) == "1.23e-05"
 
 
-def test_scales_and_levels_suit_the_points():
+def test_scales_and_levels_follow_the_points():
     assert figures.is_logarithmic(np.geomspace(1, 10, 5))
     assert figures.is_logarithmic(np.array([10, 100, 300, 1000]))
     assert not figures.is_logarithmic(np.linspace(1, 10, 5))

@@ -1,7 +1,7 @@
-"""Sweeps on Ray, with a local cluster of our own.
+"""Sweeps on Ray, on a local cluster.
 
-Ray takes long to start and is no dependency of the tests, hence slow, and skipped
-where it is not installed.
+Slow, because Ray takes long to start; skipped where it is not installed, because
+the tests do not depend on it.
 """
 
 import importlib.util
@@ -48,7 +48,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch, read, sweep_text)
 
 
 def descendants(process):
-    """Process ids below one of ours, with their command lines; Linux only."""
+    """Ids of a process's descendants with their command lines; Linux only."""
     parents, names = {}, {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -82,8 +82,10 @@ values = [1.0, 2.0]
 
 
 @pytest.mark.parametrize("pyarrow", [True, False])
-def test_what_an_exact_answer_is(read, tmp_path, monkeypatch, request, pyarrow):
-    """Its error, and whether it is a certified bound, stand beside it."""
+def test_exact_answers_have_an_error_and_a_flag(
+    read, tmp_path, monkeypatch, request, pyarrow
+):
+    """The table has an exact answer's error, and whether it is a certified bound."""
     if not pyarrow:
         request.getfixturevalue("without_pyarrow")
     pretended, answer = [], EpsilonRequest.answer_with_info
@@ -108,7 +110,7 @@ def test_what_an_exact_answer_is(read, tmp_path, monkeypatch, request, pyarrow):
 
 
 @pytest.mark.slow
-def test_calibrated_values_have_no_error_of_their_own(read, tmp_path):
+def test_calibrated_values_have_no_error(read, tmp_path):
     text = EXACT.replace('["exact", "rdp"]', '["pld"]')
     text = text.replace('field = "num_steps"\nvalues = [0, 100]', QUANTITIES)
     text = text.replace("delta = 1e-5", "delta = 1e-5\nepsilon = 1.0\nnum_steps = 9")
@@ -127,7 +129,7 @@ def test_calibrated_values_have_no_error_of_their_own(read, tmp_path):
 QUANTITIES = 'field = "quantity"\nvalues = ["epsilon", "noise_multiplier"]'
 
 
-def test_words_and_whole_numbers_in_the_table(read, sweep_text, tmp_path, monkeypatch):
+def test_text_and_integers_in_the_table(read, sweep_text, tmp_path, monkeypatch):
     monkeypatch.setattr(
         CalibrationRequest, "answer", lambda request: 2**53 - request.delta.size
     )
@@ -164,7 +166,7 @@ def test_finished_shards_are_kept_and_damaged_ones_made_again(undisturbed, tmp_p
     damaged[-3] ^= 1
     folder.shard(1).write_bytes(damaged)
     folder.shard(3).write_bytes(folder.shard(3).read_bytes()[:-8])
-    # Whole, but another chunk's.
+    # A valid shard of another chunk.
     folder.shard(4).write_bytes(folder.shard(0).read_bytes())
     left_over = folder.path / SHARDS / f"00000002{atomic.TEMPORARY}0123"
     left_over.write_bytes(b"half a sha")
@@ -200,14 +202,14 @@ def test_another_process_may_finish_first(undisturbed, tmp_path):
     sweep, expected = undisturbed
 
     def engine(some, numbers):
-        run_sweep(sweep, tmp_path / "out")  # makes the table, removes the shards
+        run_sweep(sweep, tmp_path / "out")  # writes the table and removes the shards
         return engines.on_devices(some, numbers)
 
     assert run_sweep(sweep, tmp_path / "out", engine=engine).table
     assert contents(tmp_path / "out") == expected
 
 
-def test_a_chunk_that_fails_takes_no_other_with_it(undisturbed, tmp_path):
+def test_a_failed_chunk_leaves_the_others(undisturbed, tmp_path):
     sweep, expected = undisturbed
 
     def engine(some, numbers):

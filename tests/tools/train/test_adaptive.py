@@ -1,4 +1,4 @@
-"""Adaptive runs from a config: built, refused, run as a whole, in a few seconds."""
+"""Adaptive runs from a config: how they are built, refused and run."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ RATE = "sampling_probability"
 
 
 def described():
-    """The demo's adaptive config, on a few classes without features."""
+    """The demo's adaptive config, with a few classes and no features."""
     config = read_toml(ROOT / "configs" / "demo_adaptive.toml")
     config |= {
         "data": {"type": "Glyphs", "small": True},
@@ -86,7 +86,7 @@ def test_the_demo_that_stops_when_it_stalls(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_function_of_ones_own_chooses(tmp_path):
+def test_a_users_rule_chooses(tmp_path):
     config = described()
     del config["adaptive"]["rule"]
     asked = []
@@ -109,7 +109,7 @@ def test_a_function_of_ones_own_chooses(tmp_path):
 
 @pytest.mark.slow
 def test_scores_that_share_the_budget_leave_less_for_the_steps(tmp_path):
-    """Noise of several options is one number times their factors."""
+    """The options' noise multipliers are one number times their factors."""
 
     def noises(**changes):
         config = described()
@@ -140,7 +140,7 @@ def test_scores_that_share_the_budget_leave_less_for_the_steps(tmp_path):
 
 
 def at_prices():
-    """Two noises at prices, after the statistics."""
+    """A run with prices: statistics, then steps of two noise multipliers."""
     config = described()
     config["num_steps"] = 3
     config["start"]["share"] = 0.2
@@ -165,7 +165,7 @@ def test_statistics_come_before_options_at_prices():
     assert budget.most("quiet") >= 2 and not budget.can("quiet")
 
 
-def test_rules_say_that_what_comes_first_comes_once():
+def test_rules_permit_first_options_once():
     draw = Poisson("example", sampling_probability=0.5)
     names = ("statistic", "loud", "quiet")
     options = {name: GaussianStep(draw, noise_multiplier=4.0) for name in names}
@@ -190,7 +190,7 @@ def test_rules_say_that_what_comes_first_comes_once():
 
 
 @pytest.mark.slow
-def test_a_run_at_prices_begins_with_its_statistics(tmp_path):
+def test_a_run_with_prices_begins_with_its_statistics(tmp_path):
     result = run_training(config_of(at_prices()), tmp_path)
     ledger = result.trainer.ledger
     assert ledger.options[:3] == ["statistic 1", "loud", "loud"]
@@ -243,7 +243,7 @@ def test_bad_configs_are_refused(part, changes, message):
         ),
     ],
 )
-def test_a_bad_check_is_said_to_be_the_checks(changes, message):
+def test_an_error_of_a_check_names_the_check(changes, message):
     config = described()
     config["adaptive"]["check"]["sampling"] |= changes
     made = config_of(config)
@@ -251,7 +251,7 @@ def test_a_bad_check_is_said_to_be_the_checks(changes, message):
         assembled(made, Tables(made, None))
 
 
-def test_a_split_that_there_is_not_is_said_to_be_the_checks():
+def test_a_missing_split_names_the_check():
     config = described()
     config["adaptive"]["check"]["split"] = "valid"
     made = config_of(config)
@@ -266,7 +266,7 @@ def test_a_rule_for_a_plan_is_refused(tmp_path):
         run_training(config_of(config), tmp_path, rule=lambda released: None)
 
 
-def test_what_takes_plans_refuses_a_run_that_has_none():
+def test_commands_for_plans_refuse_adaptive_runs():
     with pytest.raises(NotImplementedError, match="adaptive has no plan"):
         training_of_config(config_of())
     search = read_search(ROOT / "configs" / "tune_glyphs.toml")

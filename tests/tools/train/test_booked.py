@@ -44,7 +44,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def book(tmp_path, config):
-    """Of the data of the config, with room for one such run and half of another."""
+    """A book of the config's data whose total allows one and a half such runs."""
     where = str(tmp_path / "b.book")
     protected = protected_by(read_config(config), tmp_path)
     create_book(where, protected, epsilon=11.0, delta=1e-5)
@@ -58,7 +58,9 @@ def train(config, out, book, **settings):
     )
 
 
-def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys):
+def test_a_run_is_charged_once_and_reports_it(
+    tmp_path, config, book, monkeypatch, capsys
+):
     out = tmp_path / "out"
     step = Trainer.step
 
@@ -76,7 +78,7 @@ def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys
     shutil.copytree(out, tmp_path / "copy")
     with pytest.raises(ValueError, match="book must be given: the run in"):
         train(config, out, None, resume=True)
-    # Nor without its receipt: the ledger knows that the run is charged to a book.
+    # Also refused without its receipt: the ledger records that a book was charged.
     assert read_ledger(out / "run.sqlite").book == read_book(book).terms.name
     receipt = (out / "book.json").read_text()
     (out / "book.json").unlink()
@@ -85,7 +87,7 @@ def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys
     with pytest.raises(ValueError, match="book.json is missing: the run is charged"):
         train(config, out, book, resume=True)
     (out / "book.json").write_text(receipt)
-    close_book(book)  # what has paid goes on
+    close_book(book)  # a charged run continues
     train(config, out, book, resume=True)
     assert len(read_book(book).entries) == 1
     with pytest.raises(ValueError, match="another copy of it was resumed"):
@@ -99,7 +101,7 @@ def test_a_run_pays_once_and_says_so(tmp_path, config, book, monkeypatch, capsys
     assert "entry 1" in (out / "report.md").read_text()
 
 
-def test_what_the_book_refuses_draws_nothing(tmp_path, config, book, monkeypatch):
+def test_a_run_that_the_book_refuses_draws_nothing(tmp_path, config, book, monkeypatch):
     def nothing(*args, **kwargs):
         raise AssertionError("a step was taken")
 
@@ -139,10 +141,10 @@ def test_a_run_that_began_without_a_book(tmp_path, config, book, monkeypatch):
         train(config, out, book, resume=True)
 
 
-def test_a_copy_that_goes_on_meanwhile_leaves_nothing_to_release(
+def test_a_run_whose_copy_continued_is_not_released(
     tmp_path, config, book, monkeypatch
 ):
-    """The folder was copied while the run had it, and the copy was resumed."""
+    """The folder was copied during the run, and the copy was resumed."""
     out, whole = tmp_path / "out", Trainer.train
 
     def copied(trainer, folder, **settings):
@@ -160,7 +162,7 @@ def test_a_copy_that_goes_on_meanwhile_leaves_nothing_to_release(
 
 
 def _copied_after(steps, into, monkeypatch, kind=Trainer):
-    """Runs copy their folder after so many steps, while they go on."""
+    """Makes runs copy their folder after some steps and continue."""
     step = kind.step
 
     def copying(trainer, prepared=None):
@@ -177,7 +179,7 @@ def _copied_after(steps, into, monkeypatch, kind=Trainer):
 def test_an_older_copy_of_a_run_that_has_ended_draws_nothing(
     tmp_path, config, book, monkeypatch, adapts
 ):
-    """The folder was copied while it ran; or a backup was put back over its end."""
+    """The folder was copied during the run, or restored from a backup after its end."""
     config.write_text(config.read_text() + (AT_PRICES if adapts else ""))
     kind = AdaptiveTrainer if adapts else Trainer
     out, copy = tmp_path / "out", tmp_path / "copy"
@@ -201,7 +203,7 @@ def test_an_older_copy_of_a_run_that_has_ended_draws_nothing(
                 train(config, folder, book, resume=True)
             assert not (folder / "release").exists()
         assert read_ledger(backup / "run.sqlite").charged == 1
-        # The run itself makes its report and its release again, and draws nothing.
+        # The run itself writes its report and release again, and draws nothing.
         train(config, out, book, resume=True)
     assert read_book(book).ends == content.ends
 
@@ -225,7 +227,7 @@ def test_a_run_killed_between_its_end_and_its_release_is_released(
 
 
 def test_no_process_trains_without_noise_beside_a_book(tmp_path, config, monkeypatch):
-    """The first does not, and would never answer the others."""
+    """The first process refuses, so the others must not wait for it."""
     trained = []
 
     class Helper:
@@ -249,7 +251,7 @@ def test_no_process_trains_without_noise_beside_a_book(tmp_path, config, monkeyp
         assert len(trained) == times
 
 
-def test_killed_behind_its_payment_a_run_begins_without_another(
+def test_a_run_killed_after_its_charge_is_not_charged_again(
     tmp_path, config, book, monkeypatch
 ):
     out = tmp_path / "out"
@@ -265,15 +267,15 @@ def test_killed_behind_its_payment_a_run_begins_without_another(
         assert len(read_book(book).entries) == 1
     with pytest.raises(ValueError, match="book must be given"):
         train(config, out, None)
-    # Without its ledger it is another run, and pays.
+    # Without its ledger it is a new run, and is charged.
     (out / "run.sqlite").unlink()
     with pytest.raises(ValueError, match="nothing was charged"):
         train(config, out, book)
 
 
-# --- Runs that adapt ---
+# --- Adaptive runs ---
 
-# Two steps at most, the first of which anything; and at prices.
+# At most two steps with quotas, the first with either option; and one with prices.
 QUOTAS = """
 [adaptive.rule]
 type = "SpendRest"
@@ -289,8 +291,8 @@ AT_PRICES = QUOTAS.replace("most = 1", "").replace("most = 2", "noise = 1.5")
 
 
 @pytest.mark.slow
-def test_a_run_that_adapts_within_quotas_is_its_composition(tmp_path, config):
-    """In every book, on a menu as well; a rule decides nothing of what is paid."""
+def test_an_adaptive_run_with_quotas_costs_its_composition(tmp_path, config):
+    """In every kind of book; the rule does not affect the charge."""
     text = config.read_text()
     fixed = run_of_config(read_config(config), tmp_path)
     config.write_text(text + QUOTAS)
@@ -310,7 +312,7 @@ def test_a_run_that_adapts_within_quotas_is_its_composition(tmp_path, config):
 
 
 @pytest.mark.slow
-def test_a_run_that_adapts_at_prices_pays_for_its_worst_strategy(
+def test_an_adaptive_run_with_prices_is_charged_for_its_worst_strategy(
     tmp_path, config, book, monkeypatch
 ):
     def killed(*args, **kwargs):
@@ -326,11 +328,11 @@ def test_a_run_that_adapts_at_prices_pays_for_its_worst_strategy(
     assert run.prices is not None and read_book(book).composition() is None
     floor = entry.price["floor"]
     assert entry.price == dataclasses.asdict(gdp_price(run, floor=floor))
-    # Whatever it chooses: more than either option alone.
+    # More than either option alone.
     for name, option in run.options.items():
         alone = compose((option, run.most(name)))
         assert gdp_price(alone, floor=floor).mu <= entry.price["mu"] * (1 + 1e-4)
-    # No composition: no option of a menu.
+    # It is no composition, so no menu can list it.
     with pytest.raises(NotImplementedError, match="adaptive: a run on a menu must"):
         run_of_config(read_config(config), tmp_path)
     menu, plain = str(tmp_path / "menu.book"), {"score": compose((SCORE, 1))}
@@ -346,7 +348,7 @@ def test_a_run_that_adapts_at_prices_pays_for_its_worst_strategy(
 
 
 @pytest.mark.slow
-def test_a_run_that_adapts_pays_once(tmp_path, config, book, monkeypatch):
+def test_an_adaptive_run_is_charged_once(tmp_path, config, book, monkeypatch):
     config.write_text(config.read_text() + AT_PRICES)
     out, step = tmp_path / "out", AdaptiveTrainer.step
 
@@ -383,7 +385,7 @@ expected_runs = 1.0
 
 
 @pytest.mark.slow
-def test_a_search_pays_once(tmp_path, config, monkeypatch, capsys):
+def test_a_search_is_charged_once(tmp_path, config, monkeypatch, capsys):
     lines = [one for one in TINY.splitlines() if one[:5] not in ("epsil", "delta")]
     run = "\n".join(lines).replace("version = 1", "")
     for name in ("data", "step", "learner", "model", "evaluation"):
@@ -398,7 +400,7 @@ def test_a_search_pays_once(tmp_path, config, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     arguments = ["tune", str(search), "--out", str(out), "--book", book]
-    # Killed before it pays, and behind it.
+    # Killed before and after its charge.
     with monkeypatch.context() as m:
         m.setattr(search_module, "_check_in", interrupted)
         assert command(arguments) == 130
@@ -409,8 +411,8 @@ def test_a_search_pays_once(tmp_path, config, monkeypatch, capsys):
         here = [*arguments[:3], ".", *arguments[4:]]
         assert command([*here, "--resume"]) == 130
     (entry,) = read_book(book).entries
-    assert entry.name == "out"  # that of the folder, however it is given
-    # Nor without its receipt does it go on by another way.
+    assert entry.name == "out"  # the folder's book, however its path is written
+    # Without its receipt it cannot continue as another run.
     receipt = (out / "book.json").read_bytes()
     (out / "book.json").unlink()
     capsys.readouterr()
@@ -428,7 +430,7 @@ def test_a_search_pays_once(tmp_path, config, monkeypatch, capsys):
     assert said.count("entry 1 of the book") == 1
     assert "is one run of a search, which as a whole is entry 1 of the book" in said
     assert command(arguments[:4] + ["--resume"]) == 2
-    # Each of its runs says where it is charged, and goes on by that alone.
+    # Each of its runs records the search's charge and continues only with it.
     capsys.readouterr()
     for ledger in [*out.glob("runs/*/run.sqlite")]:
         content = read_ledger(ledger)
@@ -446,7 +448,7 @@ def test_a_search_pays_once(tmp_path, config, monkeypatch, capsys):
 # --- The command line ---
 
 
-def test_the_command_makes_shows_and_closes(tmp_path, config, capsys):
+def test_the_command_creates_shows_and_closes_a_book(tmp_path, config, capsys):
     book, request = str(tmp_path / "new.book"), tmp_path / "count.toml"
     request.write_text(
         'version = 1\nnum_steps = 1\ndelta = 1e-5\n[step]\ntype = "LaplaceRelease"\n'
@@ -508,10 +510,10 @@ def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_protected_are_the_data_as_loaded(tmp_path, config):
+def test_a_book_protects_the_data_as_loaded(tmp_path, config):
     found = protected_by(read_config(config), tmp_path)
     assert found == Protected("example", "add_remove", None, found.data)
-    # Neither features nor the run change them; other data do.
+    # Features and settings of the run do not change its id; other data do.
     config.write_text(TINY.replace("num_steps = 3", "num_steps = 5") + FEATURES)
     assert protected_by(read_config(config), tmp_path) == found
     config.write_text(TINY.replace("small = true", "size = 14"))

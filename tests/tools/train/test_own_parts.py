@@ -1,4 +1,4 @@
-"""Runs with a model, a learner, an optimizer of one's own; and who is told of steps."""
+"""Runs with a user's model, learner or optimizer; callbacks and trackers."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ def config(tmp_path):
     return dataclasses.replace(read_config(path), checkpoint_every=1)
 
 
-# --- What a part is ---
+# --- Valid parts ---
 
 
 @pytest.mark.slow
@@ -67,12 +67,12 @@ def test_modules_of_both_kinds_and_pairs_are_functions():
         assert apply(params, inputs).shape == (3, 4)
     pair = (lambda params, inputs: inputs * params, jnp.ones(()))
     assert apply_and_params(pair, (2,)) == pair
-    # Equal modules are one function, which compiles once.
+    # Equal modules give the same function, which compiles once.
     assert apply_and_params(Bared(), (4,))[0] == apply_and_params(Bared(), (4,))[0]
     assert apply_and_params(Bared(5), (4,))[0] != apply_and_params(Bared(), (4,))[0]
 
 
-def test_what_is_no_model_or_learner_is_refused():
+def test_invalid_models_and_learners_are_refused():
     with pytest.raises(ValueError, match="the collection 'batch_stats'.*GroupNorm"):
         apply_and_params(Batched(), (4,))
     with pytest.raises(
@@ -86,7 +86,7 @@ def test_what_is_no_model_or_learner_is_refused():
     assert learner_of(made, jnp.subtract) is made
 
 
-def test_a_description_tells_parts_apart_and_equal_ones_not():
+def test_descriptions_differ_exactly_where_parts_do():
     def described(part):
         return json.loads(json.dumps(described_part(part)))
 
@@ -104,18 +104,18 @@ def test_a_description_tells_parts_apart_and_equal_ones_not():
     assert "0x" not in json.dumps([adam, ways, described(Bare(rngs=nnx.Rngs(0)))])
 
 
-# --- Who is told of steps ---
+# --- Callbacks ---
 
 
 @pytest.mark.slow
-def test_a_callback_is_told_what_is_public(tmp_path):
+def test_a_callback_gets_public_numbers_only(tmp_path):
     told = []
     plain_trainer(num_steps=2).train(tmp_path / "public", on_step=told.append)
     public = releasable_records(read_log(tmp_path / "public"))
-    assert [one.public for one in told] == public[1:]  # the first is of no step
+    assert [one.public for one in told] == public[1:]  # the first is before any step
     assert [one.step for one in told] == [1, 2] and told[0].num_steps == 2
     assert "mean_loss" in told[0].private_record["private"]
-    # Epsilon rests on private sizes here: nothing is public before the release.
+    # Epsilon depends on private sizes here, so no number is public before the release.
     told.clear()
     trainer(num_steps=2).train(tmp_path / "private", on_step=told.append)
     assert [one.public for one in told] == [{}, {}]
@@ -123,7 +123,7 @@ def test_a_callback_is_told_what_is_public(tmp_path):
 
 
 class SummaryWriter:
-    """Of ``torch.utils.tensorboard``, of PyTorch 2."""
+    """Stand-in for ``torch.utils.tensorboard`` of PyTorch 2."""
 
     def __init__(self):
         self.noted = []
@@ -141,14 +141,14 @@ class SummaryWriter:
 
 
 class WandbRun(SummaryWriter):
-    """What ``wandb.init`` returns; a step once logged cannot be gone back to."""
+    """Stand-in for the result of ``wandb.init``; steps must not decrease."""
 
     def log(self, data, step=None, commit=None):
         self.noted.append((step, dict(data)))
 
 
 class MLflow(SummaryWriter):
-    """The module ``mlflow``, of version 2."""
+    """Stand-in for the module ``mlflow`` of version 2."""
 
     def log_metrics(self, metrics, step=None, synchronous=None, run_id=None):
         assert {type(value) for value in metrics.values()} == {float}
@@ -164,8 +164,8 @@ class MLflow(SummaryWriter):
         ("mlflow", "to_mlflow", MLflow),
     ],
 )
-def test_trackers_get_public_numbers_alone(tmp_path, name, function, made):
-    """The lines of the page, with objects that take what the packages take."""
+def test_trackers_get_public_numbers_only(tmp_path, name, function, made):
+    """The docs' examples, with stand-ins that accept what the packages accept."""
     blocks = pages.fences(pages.read("docs/use.md"), "python")
     (text,) = (one for one in blocks if "def to_tensorboard" in one)
     tracker = made()
@@ -186,7 +186,7 @@ def test_trackers_get_public_numbers_alone(tmp_path, name, function, made):
 # --- A run with them ---
 
 
-def test_closed_forms_take_no_parts(config, tmp_path):
+def test_closed_form_learners_refuse_parts(config, tmp_path):
     alone = dataclasses.replace(
         config,
         learner=LearnerConfig(kind="plda", shots=1),
@@ -200,7 +200,9 @@ def test_closed_forms_take_no_parts(config, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nnx", "linen"])
-def test_a_run_trains_them_and_warns_of_others(config, tmp_path, kind, capsys):
+def test_a_run_trains_a_users_parts_and_warns_of_changed_ones(
+    config, tmp_path, kind, capsys
+):
     told = []
 
     def parts(rate):
@@ -218,7 +220,7 @@ def test_a_run_trains_them_and_warns_of_others(config, tmp_path, kind, capsys):
 
     with pytest.raises(KeyboardInterrupt):
         run_training(config, tmp_path / "out", on_step=stop, **parts(0.1))
-    # What may be shown to others, and what not, by name.
+    # Which files may be shown to others is stated by name.
     assert told[0].public.keys() == {"step", "epsilon"} and told[0].num_steps == 3
     assert "mean_loss" in told[0].private_record["private"]
     capsys.readouterr()

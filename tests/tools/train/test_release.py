@@ -1,4 +1,4 @@
-"""What may be published holds no number of private units; what is said is true."""
+"""Releases hold no count of private units, and their statements are true."""
 
 import dataclasses
 import json
@@ -65,7 +65,7 @@ def released(tmp_path, text):
 
 @pytest.fixture(scope="module", autouse=True)
 def _undrawn():
-    """Pictures are private; one is drawn in `test_run`."""
+    """Skips the pictures; `test_run` draws one."""
     with pytest.MonkeyPatch.context() as patch:
         result = "jaxdp_episodic.tools.train.run"
         patch.setattr(f"{result}.draw_run", lambda *_, **__: None)
@@ -75,14 +75,14 @@ def _undrawn():
 
 @pytest.fixture(scope="module")
 def hardened(tmp_path_factory):
-    """A run on public sizes, with the hardened noise."""
+    """A run on public sizes with discrete noise."""
     text = POINTS.replace("size = 20 }", "size = 20, population = 40 }")
     return released(tmp_path_factory.mktemp("hardened"), 'noise = "discrete"\n' + text)
 
 
 @pytest.mark.slow
 def test_the_number_of_protected_units_is_not_released(tmp_path):
-    """Neither as it is nor through the mean of a draw."""
+    """Neither the count nor the mean size of a draw."""
     result, texts, report = released(tmp_path, TASKS)
     expected = result.trainer.sampler.expected_units
     everything = "".join(texts.values())
@@ -90,12 +90,12 @@ def test_the_number_of_protected_units_is_not_released(tmp_path):
     for number in ("777", f"{expected:g}", "mean units"):
         assert number not in everything
     assert "mean units" in report
-    assert json.loads(texts["run.json"])["steps"] == 2  # rests on public facts
+    assert json.loads(texts["run.json"])["steps"] == 2  # depends on public facts only
     assert "one `task` more or less" in texts["privacy.md"]
 
 
 def test_the_same_holds_with_a_population():
-    """As users of the API plan it: the report then has the numbers, the release not."""
+    """With a population in the step, only the report has the counts."""
     table = make_sinusoids(777, points=40, seed=0)
     config = jde.MultistageSampling(
         jde.Poisson("task", sampling_probability=0.04),
@@ -116,7 +116,7 @@ def test_the_same_holds_with_a_population():
 
 
 def test_a_step_that_alone_costs_nothing_may_rest_on_private_sizes():
-    """Its epsilon is 0 of any sizes; the noise was calibrated to the real ones."""
+    """Its epsilon is 0 for all sizes, but private ones calibrated its noise."""
 
     def view(bound):
         step = jde.GaussianStep(
@@ -140,7 +140,7 @@ def test_a_step_that_alone_costs_nothing_may_rest_on_private_sizes():
 
 
 def test_statistics_alone_rest_on_no_private_sizes():
-    """Their steps take everybody; the sizes that the other step needs are not used."""
+    """Statistics use everybody, so the sizes for the other step are not used."""
     step = jde.GaussianStep(
         jde.MultistageSampling(
             jde.Poisson("class", sampling_probability=0.1),
@@ -172,7 +172,7 @@ def test_statistics_alone_rest_on_no_private_sizes():
 @pytest.mark.parametrize(
     ("relation", "share"), [("add_remove", 1.0), ("replace_one", 0.5)]
 )
-def test_the_deviation_of_the_noise_of_statistics_is_as_it_is_added(relation, share):
+def test_the_stated_noise_of_statistics_is_what_is_added(relation, share):
     (step,) = statistics_steps(
         ("class", "example"),
         StartConfig(kind="mean"),
@@ -185,7 +185,7 @@ def test_the_deviation_of_the_noise_of_statistics_is_as_it_is_added(relation, sh
     assert f"standard deviation {8 * share**0.5:.5g} for each example" in text
 
 
-def test_of_people_the_sizes_that_are_private_are_those_of_examples():
+def test_with_people_the_counts_of_examples_are_private():
     step = jde.GaussianStep(
         jde.MultistageSampling(
             jde.Poisson("class", sampling_probability=0.1),
@@ -204,7 +204,7 @@ def test_of_people_the_sizes_that_are_private_are_those_of_examples():
 
 @pytest.mark.slow
 def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
-    """Noise calibrated to them tells them, and so does epsilon after each step."""
+    """Noise calibrated to private sizes reveals them; so does epsilon along the run."""
     result, texts, report = released(tmp_path, POINTS)
     assert "must not be published" in " ".join(report.split())
     noise = result.trainer.budget.step.noise_multiplier
@@ -223,8 +223,8 @@ def test_what_was_computed_from_private_sizes_is_not_released(tmp_path):
     }
 
 
-def test_public_sizes_are_released(hardened):
-    """Here of a run with the hardened noise."""
+def test_results_from_public_sizes_are_released(hardened):
+    """Here for a run with discrete noise."""
     result, texts, _ = hardened
     facts = json.loads(texts["run.json"])
     assert facts["noise"] == "discrete"
@@ -236,7 +236,7 @@ def test_public_sizes_are_released(hardened):
 
 
 def test_no_epsilon_where_the_divisor_is_private(hardened):
-    """By default it is 0.04 times the number of tasks, which a task would change."""
+    """The default divisor is 0.04 times the number of tasks, which is private."""
     result, texts, report = hardened
     for page in (texts["privacy.md"], report):
         assert "task   not covered: the divisor was the mean number" in page
@@ -246,7 +246,7 @@ def test_no_epsilon_where_the_divisor_is_private(hardened):
 
 @pytest.mark.parametrize("stated", [True, False])
 def test_a_large_delta_is_warned_of(stated):
-    """Whether the accountant knows the number of units or not."""
+    """With and without a known number of units."""
     data = classes()  # 180 examples
     step = grouped_step(data)
     if stated:
@@ -263,7 +263,7 @@ def test_a_large_delta_is_warned_of(stated):
 
 
 def test_the_command_shows_warnings(capsys):
-    """Of the library and of its callers, each once, among the run's own lines."""
+    """Warnings of the library and of its callers are printed once each."""
     with _shown_warnings(Console()):
         for _ in range(2):
             warnings.warn("delta=0.1 times 800 protected units", stacklevel=1)

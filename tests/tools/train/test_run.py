@@ -1,4 +1,4 @@
-"""One command: from a config to a checkpoint, a log, a report and a release."""
+"""``train``: from a config to a checkpoint, a log, a report and a release."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def train(monkeypatch, config, tmp_path):
-    # The devices of this process are there already.
+    # This process has its devices already.
     monkeypatch.setattr(cli, "use_all_cores", lambda: None)
 
     def run(*arguments):
@@ -48,7 +48,7 @@ def train(monkeypatch, config, tmp_path):
     return run
 
 
-def test_the_score_without_noise_stands_below_the_private_one():
+def test_the_score_without_noise_is_shown_below_the_private_one():
     step = jde.GaussianStep(
         jde.Poisson("example", sampling_probability=0.1), noise_multiplier=2.0
     )
@@ -79,7 +79,7 @@ def test_the_score_without_noise_stands_below_the_private_one():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a finished run, to copy, and what was printed to both streams."""
+    """The folder of a finished run, and its stdout and stderr."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
     out, err = io.StringIO(), io.StringIO()
@@ -91,7 +91,7 @@ def finished(tmp_path_factory):
     return folder / "out", SimpleNamespace(out=out.getvalue(), err=err.getvalue())
 
 
-def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
+def test_the_folder_of_a_finished_run(train, finished, tmp_path, capsys):
     folder, printed = finished
     out = tmp_path / "out"
     shutil.copytree(folder, out)
@@ -110,7 +110,7 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     assert report.startswith("# tiny\n") and "Private: this page" in report
     assert "expected (private): 5 contributions (episode) a step" in printed.err
     assert "that took part were complete" in report
-    for path in (out / "release").glob("*.[jm]*"):  # texts: no count of what was drawn
+    for path in (out / "release").glob("*.[jm]*"):  # no text contains a count of a draw
         assert "complete" not in path.read_text(), path
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
     private = (path for path in out.iterdir() if path.name != "release")
@@ -123,7 +123,7 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     assert "must not be published" not in statement
     facts = json.loads((out / "release" / "run.json").read_text())
     assert facts["steps"] == 3 and facts["epsilon spent"] <= 8.0
-    # What is released is one of the stages that are shown.
+    # The released stage is one of those shown.
     last = read_log(out / "run.sqlite")[-1]
     assert facts["stage"] == last["released"] in last["stages"]["scores"]
     assert f"The run released the stage {facts['stage']!r}" in statement
@@ -132,7 +132,7 @@ def test_everything_is_left_in_the_folder(train, finished, tmp_path, capsys):
     public = read_log(out / "release" / "log.jsonl")
     assert public[-1]["released"] == facts["stage"]
     assert not any("stages" in record or "held_out" in record for record in public)
-    # It is a run without a seed, and the next one does not write over it.
+    # A second run without a seed does not overwrite it.
     assert "not private" not in printed.out + statement + str(facts)
     before = (out / "run.sqlite").read_bytes()
     assert train() == 2
@@ -153,7 +153,7 @@ def test_resume(train, finished, tmp_path, capsys, config):
     shutil.rmtree(out)
     shutil.copytree(finished[0], tmp_path / "out")
     parameters = (tmp_path / "out" / "release" / "parameters.npz").read_bytes()
-    assert train("--resume") == 0  # nothing is left to do: the same release again
+    assert train("--resume") == 0  # nothing is left to do: the release is the same
     again = tmp_path / "out" / "release" / "parameters.npz"
     assert again.read_bytes() == parameters
     capsys.readouterr()
@@ -162,7 +162,7 @@ def test_resume(train, finished, tmp_path, capsys, config):
     assert "l2_clip_norm: 0.1 in the checkpoint, 0.2 now" in capsys.readouterr().err
 
 
-def test_a_run_that_ended_before_any_charge_begins_anew(
+def test_a_run_that_ended_before_any_charge_starts_again(
     train, finished, tmp_path, capsys, monkeypatch
 ):
     out, resumed = tmp_path / "out", []
@@ -222,7 +222,7 @@ def test_user_errors_are_one_line(train, config, capsys, tmp_path, old, new, mes
     assert not (tmp_path / "out" / "run.sqlite").exists()
 
 
-def test_an_interruption_says_how_to_go_on(train, monkeypatch, capsys):
+def test_an_interruption_says_how_to_resume(train, monkeypatch, capsys):
     def interrupted(self, blocks=None):
         raise KeyboardInterrupt
 
@@ -246,8 +246,8 @@ def test_an_interruption_before_the_first_checkpoint(train, monkeypatch, capsys)
 @pytest.mark.parametrize(
     "name", ["features", pytest.param("steps", marks=pytest.mark.slow)]
 )
-def test_the_parameters_released_are_the_stages(tmp_path, monkeypatch, name):
-    """Of features as they are there are none."""
+def test_the_released_parameters_are_those_of_the_stage(tmp_path, monkeypatch, name):
+    """A release of plain features has no parameters."""
 
     def best_of(scores):
         place = 0 if name == "features" else len(scores) - 1
@@ -281,7 +281,7 @@ def parsed(text, tmp_path):
 
 
 @pytest.mark.slow
-def test_users_own_arrays(tmp_path):
+def test_a_run_on_a_users_arrays(tmp_path):
     rng = np.random.default_rng(0)
     for name in ("train", "test"):
         images = rng.integers(0, 256, (40, 20, 8, 8), dtype=np.uint8)
@@ -313,7 +313,7 @@ def test_users_own_arrays(tmp_path):
         ),
     ],
 )
-def test_what_was_compared_is_said(name, behind, said):
+def test_the_compared_stages_are_printed(name, behind, said):
     score = Score(name, 0.9, 0.8, 1.0, 600)
     scores = {stage: {"dev": score} for stage in ("features", "mean", "steps")}
     pairs = dict.fromkeys(behind, (0.0, 0.0))

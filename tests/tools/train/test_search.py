@@ -1,4 +1,4 @@
-"""The search: what it may vary, what it costs, and that it is drawn only once."""
+"""Hyperparameter search: what it may vary, what it costs, and its single draw."""
 
 import io
 import json
@@ -104,7 +104,7 @@ def test_runs_that_differ_in_privacy_are_charged_as_the_worst_of_them(tmp_path):
 
 
 @pytest.mark.slow
-def test_hopeless_target_is_refused(tmp_path):
+def test_an_unreachable_target_is_refused(tmp_path):
     search = read_search(written(tmp_path, target="epsilon = 1e-6"))
     with pytest.raises(ValueError, match="epsilon must be larger for a search"):
         search_budget(search, tmp_path)
@@ -147,12 +147,12 @@ def test_hopeless_target_is_refused(tmp_path):
         ({"run": "epsilon = 3.0"}, ValueError, "at the top"),
     ],
 )
-def test_refuses(tmp_path, change, error, message):
+def test_invalid_searches_are_refused(tmp_path, change, error, message):
     with pytest.raises(error, match=message):
         read_search(written(tmp_path, **change))
 
 
-def test_a_training_config_is_a_search_around_it(tmp_path):
+def test_a_training_config_becomes_a_search(tmp_path):
     path = tmp_path / "run.toml"
     rate = '[optimizer]\nkind = "adam"\nlearning_rate = 8e-3\n'
     path.write_text(TINY + rate)
@@ -167,7 +167,7 @@ def test_a_training_config_is_a_search_around_it(tmp_path):
     assert search.config(drawn, 1.0).l2_clip_norm == drawn["l2_clip_norm"]
 
 
-def test_no_more_dimensions_are_searched_than_there_are_columns(tmp_path):
+def test_the_number_of_dimensions_is_at_most_that_of_columns(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
         'epsilon = 8.0\ndelta = 1e-5\n[data]\ntype = "Table"\nlabel = "kind"\n'
@@ -187,7 +187,7 @@ def test_private_held_out_people_are_refused(tmp_path):
 def test_unknown_hyperparameters_are_found_before_anything_is_stored(tmp_path):
     more = '"optimizer.learning_rat" = { type = "Choice", values = [1.0] }'
     search = read_search(written(tmp_path, target="run_epsilon = 1.0", more=more))
-    # At least one run is drawn by this distribution.
+    # This distribution draws at least one run.
     with pytest.raises(ValueError, match="learning_rat"):
         run_search(search, tmp_path / "out", base=tmp_path)
     assert not (tmp_path / "out" / STATE).exists()
@@ -205,7 +205,7 @@ def test_draws_lie_in_their_ranges(tmp_path):
 
 
 class Trainings:
-    """Stands in for training: a score for each run, and an interrupt on demand."""
+    """Stand-in for training: a given score for each run, or an interrupt."""
 
     def __init__(self, scores, stop_at=None):
         self.scores, self.stop_at, self.calls = scores, stop_at, []
@@ -225,7 +225,7 @@ class Trainings:
 
 
 def counted(monkeypatch, number):
-    """Makes the distribution give this number, once; a second draw fails the test."""
+    """Makes the distribution draw this number once; a second draw fails the test."""
     numbers = iter([number])
     dist = search_module.Search.__dataclass_fields__ and type(
         read_search.__globals__["NegativeBinomialTrials"](expected_runs=2.0)
@@ -233,7 +233,7 @@ def counted(monkeypatch, number):
     monkeypatch.setattr(dist, "draw", lambda self, generator: next(numbers))
 
 
-def test_interrupted_search_goes_on_without_drawing_again(tmp_path, monkeypatch):
+def test_a_resumed_search_does_not_draw_again(tmp_path, monkeypatch):
     search = read_search(written(tmp_path, target="run_epsilon = 1.0"))
     counted(monkeypatch, 4)
     out = tmp_path / "out"
@@ -255,7 +255,7 @@ def test_interrupted_search_goes_on_without_drawing_again(tmp_path, monkeypatch)
     assert [place for place, _ in second.calls] == [2, 3]
     drawn = [run["values"]["optimizer.learning_rate"] for run in stored["runs"]]
     assert [rate for _, rate in first.calls + second.calls] == drawn
-    # Of equal scores the first; NaN loses.
+    # The first of equal scores wins; NaN loses.
     assert result.chosen == 2 and result.num_runs == 4 and result.score == 0.75
     statement = (out / "release" / "privacy.md").read_text()
     assert (
@@ -264,13 +264,13 @@ def test_interrupted_search_goes_on_without_drawing_again(tmp_path, monkeypatch)
     assert f"{math.ceil(result.epsilon * 1e4) / 1e4:g}" in statement
     chosen = json.loads((out / "release" / "hyperparameters.json").read_text())
     assert chosen == stored["runs"][2]["values"]
-    # Nor do times say how many runs came after the best one.
+    # File times must not reveal how many runs came after the best one.
     assert all(p.stat().st_mtime > 1e6 for p in (out / "release").iterdir())
     again = run_search(search, out, resume=True, base=tmp_path)
     assert again.chosen == 2
 
 
-def test_no_run_releases_nothing(tmp_path):
+def test_a_search_of_no_runs_releases_nothing(tmp_path):
     trials = 'type = "PoissonTrials"\nexpected_runs = 1e-9'
     search = read_search(written(tmp_path, target="run_epsilon = 1.0", trials=trials))
     result = run_search(search, tmp_path / "out", base=tmp_path)
@@ -292,7 +292,7 @@ def test_a_real_search(tmp_path):
     assert {"parameters.npz", "privacy.md", "hyperparameters.json"} <= files
 
 
-def test_pipelines_can_be_drawn_and_what_they_share_is_priced():
+def test_pipelines_are_searched_and_their_settings_priced():
     search = read_search(ROOT / "configs" / "tune_pipelines.toml")
     found = [search.config(values, 1.0) for values in search.variants()]
     kinds = [(c.learner.kind, c.start.kind, c.num_steps) for c in found]
@@ -302,7 +302,7 @@ def test_pipelines_can_be_drawn_and_what_they_share_is_priced():
         *[("plda", "plda", None)] * 2,
     ]
     assert all(c.model is None for c in found[2:])
-    # Each changes a run's Rényi-DP at equal epsilon, by which the search is charged.
+    # Each changes the Rényi-DP at equal epsilon, and the search is charged by Rényi-DP.
     names = ("start", "start.share", "start.within", "learner", "learner.kind")
     for name in (*names, "people.examples"):
         assert is_priced(name)

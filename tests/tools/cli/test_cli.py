@@ -521,7 +521,7 @@ def _process(*arguments, **environment):
 
 @pytest.mark.slow
 def test_compiled_kernels_are_kept(tmp_path):
-    """The second process reuses the first one's kernels; the folder may be missing."""
+    """The second process reuses the first one's kernels; the folder may be unusable."""
     request = str(tmp_path / "request.toml")
     Path(request).write_text(EPSILON)
     cache = tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""A rule that follows a canary, against the guarantee and the naive claim."""
+"""An adaptive rule that follows a canary, against the guarantee and a naive claim."""
 
 import dataclasses
 import functools
@@ -15,10 +15,10 @@ from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 
-# At which the claim is tested; the smaller, the more runs it takes to see anything.
+# The delta at which claims are tested; a smaller one needs more runs.
 DELTA = 0.05
 RUNS = 800
-# Chance that a true claim is called false.
+# False-alarm rate: the probability of rejecting a true claim.
 FALSE_ALARMS = 1e-4
 STEP = jde.GaussianStep(
     jde.MultistageSampling(
@@ -45,10 +45,10 @@ class Sum:
 
 
 class Hunter:
-    """Adds up the canary's loss from what it sees, and chooses by it.
+    """A rule that adds up the canary's privacy loss and chooses by it.
 
-    With ``stops`` it ends the run when the loss exceeds what the steps so far would
-    cost if they had been fixed in advance.
+    With ``stops`` it ends the run when the loss exceeds the cost of the steps so far
+    as a fixed plan.
     """
 
     def __init__(self, stops):
@@ -76,13 +76,13 @@ class Hunter:
 
 @functools.cache
 def naive(taken):
-    """Epsilon of the steps taken, as if they had been fixed in advance."""
+    """Epsilon of the steps taken, as a plan fixed in advance."""
     run = jde.compose(*((OPTIONS[name], count) for name, count in taken))
     return float(jde.epsilon(run, delta=DELTA))
 
 
 def hunted(hunter, is_in):
-    """For each of many real runs, the loss at its end and the naive claim."""
+    """Final privacy loss and naive claim of many real runs."""
     rows = [[0.0], [0.0], *([[5.0]] if is_in else [])]
     data = ExampleTable.from_records(
         np.array(rows, np.float32),
@@ -107,13 +107,14 @@ def hunted(hunter, is_in):
         while run.choose() is not None:
             run.step()
         if not any(run.ledger.now.left.values()):
-            hunter.see(run.params, run.ledger.options[-1])  # nobody was asked again
+            # The rule is not asked after the last step.
+            hunter.see(run.params, run.ledger.options[-1])
         found.append((hunter.loss, naive(tuple(run.ledger.now.taken.items()))))
     return np.array(found)
 
 
 def bounds(count):
-    """Clopper and Pearson's interval for the probability of an event."""
+    """The Clopper-Pearson interval for the probability of an event."""
     share = FALSE_ALARMS / 4
     low = beta.ppf(share, count, RUNS - count + 1) if count else 0.0
     high = beta.ppf(1 - share, count + 1, RUNS - count) if count < RUNS else 1.0
@@ -121,7 +122,7 @@ def bounds(count):
 
 
 def shown(losses_in, losses_out, claim):
-    """Bounds of P_in(E) - e^claim P_out(E) for the event that the loss exceeds it."""
+    """Bounds of P_in(E) - e^claim P_out(E), E: the loss exceeds the claim."""
     there, away = (int(np.sum(one > claim)) for one in (losses_in, losses_out))
     (in_low, in_high), (out_low, out_high) = bounds(there), bounds(away)
     factor = math.exp(claim)
@@ -136,23 +137,23 @@ def paid(losses, claims):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:delta=")
-def test_a_rule_that_hunts_a_canary_stays_within_the_guarantee():
-    """By counts, with no assumption about the noise."""
+def test_a_canary_hunting_rule_stays_within_the_guarantee():
+    """From counts alone, without assumptions about the noise."""
     guarantee = float(jde.AdaptiveRun(OPTIONS, quotas=QUOTAS).epsilon(delta=DELTA))
     inside, outside = hunted(Hunter(False), True), hunted(Hunter(False), False)
     low, high = shown(inside[:, 0], outside[:, 0], guarantee)
     assert low <= DELTA <= high
-    # The claim of one of its steps alone it disproves.
+    # The claim for a single step is refuted.
     one = float(jde.epsilon(STEP, num_steps=1, delta=DELTA))
     assert shown(inside[:, 0], outside[:, 0], one)[0] > DELTA
     mean, error = paid(inside[:, 0], guarantee)
-    assert abs(mean - DELTA) < 4 * error < DELTA / 2  # it attains the guarantee
+    assert abs(mean - DELTA) < 4 * error < DELTA / 2  # the guarantee is tight
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:delta=")
-def test_the_same_rule_disproves_the_naive_reading():
-    """The composition of the steps is no guarantee if the end was chosen."""
+def test_the_same_rule_refutes_the_naive_claim():
+    """The composition of the steps taken is no guarantee if the rule chose the end."""
     inside = hunted(Hunter(True), True)
     mean, error = paid(inside[:, 0], inside[:, 1])
     assert mean - 4 * error > DELTA

@@ -27,8 +27,8 @@ from jaxdp_episodic.trainer.audit.report import (
 
 @pytest.mark.parametrize("trials", [1, 2, 17, 1_000, 10**6, 10**8])
 @pytest.mark.parametrize("error", [0.5, 0.1, 0.0125, 1e-6])
-def test_the_ends_are_where_the_tails_are_the_error(trials, error):
-    """By binomial tails instead of quantiles of the beta distribution."""
+def test_interval_ends_have_the_stated_tails(trials, error):
+    """Checked by binomial tails instead of beta quantiles."""
     rng = np.random.default_rng(trials)
     chosen = [0, 1, 2, 5, 100, trials - 1, trials, *rng.integers(0, trials + 1, 20)]
     k = np.unique(np.clip(chosen, 0, trials))
@@ -36,7 +36,7 @@ def test_the_ends_are_where_the_tails_are_the_error(trials, error):
     assert low[0] == 0
     assert high[-1] == 1
     rows, above = k[1:, None], k[:-1, None]
-    # The ends themselves are on the safe side; a little further in is not any more.
+    # The ends err on the safe side, by little: points further inside do not hold.
     inwards = np.array([1.0, 1 + 3e-7])
     chances = np.minimum(low[1:, None] * inwards, 1.0)
     tails = stats.binom.sf(rows - 1, trials, chances)
@@ -48,8 +48,8 @@ def test_the_ends_are_where_the_tails_are_the_error(trials, error):
     assert np.all(tails[:, 1] >= error * (1 - 1e-9))
 
 
-def test_the_intervals_fail_as_seldom_as_they_say():
-    """Summed over all outcomes: the exact probability to miss the truth."""
+def test_intervals_keep_their_confidence():
+    """The exact probability of missing the truth, summed over all outcomes."""
     trials, error = 40, 0.05
     k = np.arange(trials + 1)
     low, high = clopper_pearson(k, trials, error=error)
@@ -75,14 +75,14 @@ def test_bad_counts_are_refused(arguments, complaint):
         clopper_pearson(*counts, error=error)
 
 
-def test_nothing_is_shown_by_an_event_that_a_mechanism_may_allow_itself():
+def test_events_that_delta_permits_prove_nothing():
     assert log_ratio_bound(900, 0, 10_000, delta=0.1, error=0.025) == 0
     assert log_ratio_bound(50, 900, 10_000, delta=1e-3, error=0.025) == 0
     assert log_ratio_bound(0, 0, 10_000, delta=0.0, error=0.025) == 0
 
 
-def test_a_bound_fails_as_seldom_as_it_says():
-    """Summed over all outcomes of a mechanism whose claim is exact."""
+def test_bounds_keep_their_confidence():
+    """Summed over all outcomes of a mechanism whose claim is tight."""
     trials, error, delta = 60, 0.1, 0.05
     p, q = 0.6, 0.2
     truth = math.log((p - delta) / q)
@@ -90,7 +90,7 @@ def test_a_bound_fails_as_seldom_as_it_says():
     mass = stats.binom.pmf(hits, trials, p) * stats.binom.pmf(misses, trials, q)
     bounds = log_ratio_bound(hits, misses, trials, delta=delta, error=error)
     assert mass[bounds > truth].sum() <= error
-    assert mass[bounds > 0.3 * truth].sum() > 0.5  # and it shows something
+    assert mass[bounds > 0.3 * truth].sum() > 0.5  # and the bound is positive
 
 
 @pytest.mark.parametrize(
@@ -135,17 +135,17 @@ def brute_force(m, r, v, epsilon, delta):
         )
     ],
 )
-def test_the_p_value_is_the_theorems(m, r, v, epsilon, delta):
+def test_the_p_value_equals_the_theorems(m, r, v, epsilon, delta):
     found = one_run_p_value(m, r, v, epsilon=epsilon, delta=delta)
     assert found == pytest.approx(brute_force(m, r, v, epsilon, delta), rel=1e-7)
 
 
-def test_the_epsilon_is_where_the_p_value_is_the_error():
+def test_epsilon_is_where_the_p_value_equals_the_error():
     found = one_run_epsilon(1_000, 100, 95, delta=1e-5)
     assert one_run_p_value(1_000, 100, 95, epsilon=found, delta=1e-5) <= 0.05
     assert one_run_p_value(1_000, 100, 95, epsilon=found + 1e-6, delta=1e-5) > 0.05
     assert one_run_epsilon(1_000, 100, 52, delta=1e-5) == 0
-    # All right without abstaining: the known limit of one run, log(r) or so.
+    # All guesses right without abstaining: the limit of one run is about log(r).
     assert one_run_epsilon(1_000, 1_000, 1_000, delta=0.0) == pytest.approx(
         -math.log(math.expm1(-math.log(0.05) / 1_000)), rel=1e-6
     )
@@ -154,7 +154,7 @@ def test_the_epsilon_is_where_the_p_value_is_the_error():
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (2.0, 0.0), (1.0, 0.01)])
 @pytest.mark.parametrize("m", [60, pytest.param(200, marks=pytest.mark.slow)])
-def test_a_mechanism_that_is_as_private_as_it_says_is_rarely_accused(epsilon, delta, m):
+def test_a_true_claim_is_rarely_rejected(epsilon, delta, m):
     """Randomized response that reveals its input with probability delta."""
     runs = 2_000
     rng = np.random.default_rng(7)
@@ -162,35 +162,35 @@ def test_a_mechanism_that_is_as_private_as_it_says_is_rarely_accused(epsilon, de
     keeps = rng.random((runs, m)) < 1 / (1 + math.exp(-epsilon))
     leaks = rng.random((runs, m)) < delta
     right = keeps | leaks
-    # The attacker guesses first where the secret is plain to see. More right guesses
-    # never prove less, so that the least number that accuses says it all.
+    # The attacker guesses first where the secret is revealed. More right guesses
+    # never prove less, so the least number of them that rejects suffices.
     number = right.sum(axis=1)
     least = bisect.bisect_right(
         range(m + 1), epsilon, key=lambda v: one_run_epsilon(m, m, v, delta=delta)
     )
     accused = int(np.sum(number >= least))
-    # 5 % are allowed; three standard deviations of 2,000 runs more.
+    # 5 % are allowed, plus three standard deviations of 2,000 runs.
     assert accused / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
     if delta == 0:  # where the theorem is tight
         assert accused > 0
     assert coins.any()
 
 
-def test_guesses_take_the_ends_of_the_scores():
+def test_guesses_use_the_most_extreme_scores():
     rng = np.random.default_rng(0)
     is_in = rng.random(400) < 0.5
     scores = rng.normal(size=400) + 6.0 * is_in
     found = best_guesses(scores, is_in, delta=1e-5)
     assert found.epsilon > 3
     assert found.num_correct == found.num_guesses
-    # Guesses at random prove nothing, nor do scores of the opposite sign.
+    # Random guesses prove nothing, nor do scores of the opposite sign.
     assert best_guesses(rng.normal(size=400), is_in, delta=1e-5).epsilon < 0.5
     assert best_guesses(-scores, is_in, delta=1e-5).epsilon == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [100, pytest.param(400, marks=pytest.mark.slow)])
-def test_choosing_the_number_of_guesses_is_paid_for(runs):
+def test_choosing_the_number_of_guesses_is_corrected_for(runs):
     rng = np.random.default_rng(1)
     accused = 0
     for _ in range(runs):
@@ -227,7 +227,7 @@ def row(audited=1.2, exact=2.0, rdp=2.5):
     return AuditRow("a design", "fixed data", 1e-5, rdp, exact, bound(audited))
 
 
-def test_rows_know_their_gap_and_share():
+def test_gap_and_share_of_a_row():
     one = row()
     assert one.gap == pytest.approx(0.8)
     assert one.share == pytest.approx(0.6)
@@ -238,7 +238,7 @@ def test_rows_know_their_gap_and_share():
     assert row(audited=0.0, exact=0.0, rdp=0.0).share == 0
 
 
-def test_a_bound_above_the_claim_by_chance_disproves_nothing():
+def test_a_bound_above_the_claim_within_error_rejects_nothing():
     found = EpsilonBound(1.0, 0.0, 0.95, "forward", 1.5, 400, 100, 10_000)
     bound_here = float(log_ratio_bound(400, 100, 10_000, delta=0.0, error=0.05))
     surely = float(log_ratio_bound(400, 100, 10_000, delta=0.0, error=1e-4))

@@ -33,7 +33,7 @@ def sizes(table):
     return table.population.children_counts[-1]
 
 
-def test_an_example_is_added_where_it_is_in():
+def test_a_canary_example_is_added_to_its_world():
     canaries = gradient_canaries(DATA, GROUPED, 4, generator())
     everyone = np.ones(4, bool)
     without, with_all = canaries.data(~everyone), canaries.data(everyone)
@@ -44,12 +44,12 @@ def test_an_example_is_added_where_it_is_in():
     one = canaries.data(np.array([True, False, False, False]))
     assert one.num_examples == DATA.num_examples + 1
     assert (one.features[:, -1] == 1).sum() == 1
-    # The others of its class carry the opposite mark, in and out alike.
+    # The others of its class carry the opposite mark in both worlds.
     assert (one.features[:, -1] == -1).sum() == 6
     assert (without.features[:, -1] == -1).sum() == 6
 
 
-def test_a_class_is_emptied_where_it_is_out():
+def test_a_canary_class_is_emptied_in_the_other_world():
     canaries = gradient_canaries(DATA, CLASS_LEVEL, 3, generator())
     without = canaries.data(np.zeros(3, bool))
     assert sorted(sizes(without))[:4] == [0, 0, 0, 6]
@@ -58,7 +58,7 @@ def test_a_class_is_emptied_where_it_is_out():
     assert set(with_all.features[:, -1]) == {0.0, 1.0, 2.0, 3.0}
 
 
-def test_a_replaced_canary_turns_its_mark():
+def test_a_replaced_canary_flips_its_mark():
     canaries = gradient_canaries(DATA, REPLACED, 2, generator())
     pair = canaries.data(np.ones(2, bool)), canaries.data(np.zeros(2, bool))
     assert pair[0].num_examples == pair[1].num_examples == DATA.num_examples
@@ -81,7 +81,7 @@ def test_neighbours_differ_in_one_unit():
                 for c in (coins, other)
             ]
             changed = (rows[0] - rows[1]).total() + (rows[1] - rows[0]).total()
-            # A shuffled row of two numbers may be the row that it replaces.
+            # A shuffled row of two numbers may equal the original.
             least = 0 if step is REPLACED and make is input_canaries else 1
             assert least <= changed <= (6 if step is CLASS_LEVEL else 2)
 
@@ -133,8 +133,8 @@ def test_too_many_canaries_are_refused():
         ((1, 3, 0), [0.5**0.5, 0.0, 0.5**0.5]),
     ],
 )
-def test_a_clipped_contribution_is_the_worst_that_there_is(marks, expected):
-    """The canary's direction with the clip norm, and nothing of the model's."""
+def test_a_canarys_clipped_contribution_is_the_worst_case(marks, expected):
+    """It is the canary's direction with the clip norm, without the model's gradient."""
     model, params = protonet()
     learner = CanaryLearner(model, (2,), "float32", 3, l2_clip_norm=0.5)
     rng = np.random.default_rng(0)

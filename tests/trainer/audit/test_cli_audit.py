@@ -61,7 +61,7 @@ def test_a_request_is_audited(request_file, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_flags_take_the_place_of_the_file(request_file, tmp_path):
+def test_flags_override_the_file(request_file, tmp_path):
     flags = {"delta": "1e-2", "num-steps": "5", "confidence": "0.9", "seed": "3"}
     command = ["audit", str(request_file), "--out", str(tmp_path), "--draws", "2000"]
     assert cli.run([*command, *(f"--{k}={v}" for k, v in flags.items())]) == 0
@@ -79,7 +79,7 @@ def test_flags_take_the_place_of_the_file(request_file, tmp_path):
     assert row["claimed_exact"] == pytest.approx(claims[5, 1e-2], rel=1e-9)
 
 
-def test_a_claim_that_is_disproved_has_an_exit_code(
+def test_a_refuted_claim_sets_the_exit_code(
     request_file, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(game, "claimed_epsilons", lambda *_, **__: [0.01])
@@ -100,7 +100,7 @@ def test_a_claim_that_is_disproved_has_an_exit_code(
             marks=pytest.mark.slow,
         ),
         pytest.param("step", ["--draws", "100"], marks=pytest.mark.slow),
-        # The claim about another unit is half a minute's compilation of its own.
+        # Another privacy unit would need half a minute of compilation.
         pytest.param(
             "gradient",
             ["--canaries", "5", "--privacy-unit", "class"],
@@ -150,7 +150,7 @@ def audited(tmp_path, config, kind, *flags, relation="zero_out", unit="example")
 @pytest.mark.parametrize("relation", ["zero_out", "add_remove", "replace_one"])
 @pytest.mark.parametrize("unit", ["example", "class"])
 def test_private_statistics_are_audited_together(tmp_path, relation, unit):
-    """With the run's noise; half of it is detected."""
+    """The run's noise passes, half of it is detected."""
     flags = ("--draws", "2000")
     who = {"relation": relation, "unit": unit}
     code, rows = audited(tmp_path, ALONE, "step", *flags, **who)
@@ -188,7 +188,7 @@ def test_runs_that_begin_with_statistics_are_audited(
 
 
 @pytest.mark.slow
-def test_statistics_alone_have_no_gradients(tmp_path, capsys):
+def test_a_run_of_statistics_alone_cannot_be_audited_by_gradients(tmp_path, capsys):
     with pytest.raises(FileNotFoundError):  # nothing is written
         audited(tmp_path, ALONE, "gradient")
     assert "no gradients" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The game of two worlds: never above a claim, and close to it; planted faults."""
+"""The game of two worlds: never above a claim, close to it, and planted faults."""
 
 import dataclasses
 
@@ -84,8 +84,8 @@ SLACK = 0.02
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "relation"), CASES)
-def test_no_world_exceeds_its_claim(name, relation):
-    """By the divergence of the worlds, at an epsilon where delta is .05."""
+def test_no_game_exceeds_its_claim(name, relation):
+    """The divergence of the two worlds at the epsilon where delta is .05."""
     step, steps = case(name, relation)
     drawn, table = made_up(step)
     epsilon = float(jde.epsilon(step, num_steps=steps, delta=0.05))
@@ -95,7 +95,7 @@ def test_no_world_exceeds_its_claim(name, relation):
         assert found < 0.05 + SLACK
 
 
-# Of these the worlds are a data set that comes near the claim.
+# For these designs the two worlds come close to the claim.
 SHARP = [
     ("examples", ADD),
     ("tasks without replacement", ONE),
@@ -112,7 +112,7 @@ SHARP = [
     ("name", "relation"),
     [pytest.param(*pair, marks=() if i < 2 else SLOW) for i, pair in enumerate(SHARP)],
 )
-def test_the_worlds_come_near_the_claim_and_exceed_that_of_more_noise(name, relation):
+def test_worlds_come_close_to_the_claim_and_exceed_that_of_more_noise(name, relation):
     step, steps = case(name, relation)
     worlds = worlds_of(*made_up(step), 0, -1.0)
     noise, number = float(step.noise_multiplier), DRAWS
@@ -125,7 +125,7 @@ def test_the_worlds_come_near_the_claim_and_exceed_that_of_more_noise(name, rela
 
 
 @pytest.mark.slow
-def test_counts_stay_below_the_claim_and_refute_that_of_more_noise():
+def test_counts_keep_the_claim_and_refute_that_of_more_noise():
     step, _ = case("examples", ADD)
     settings = {"deltas": (0.01,), "num_draws": 4_000}
     audit = audit_mechanism(step, num_steps=1, **settings)
@@ -142,7 +142,7 @@ def test_counts_stay_below_the_claim_and_refute_that_of_more_noise():
 
 
 def renumbered(contribute, data, own):
-    """A fault of a world: units keep the numbers of the larger data set."""
+    """A planted fault: units keep their numbers in the larger data set."""
 
     def contributions(draw):
         units = np.unique(data.places(1)[own])
@@ -152,13 +152,13 @@ def renumbered(contribute, data, own):
 
 
 def twice(contribute, data, own):
-    """A fault of a world: other units react too."""
+    """A planted fault: other units change their contributions too."""
     return lambda draw: np.where(draw.mask.any(axis=1), -1.0, contribute(draw))
 
 
 @pytest.mark.parametrize("fault", [renumbered, twice])
-def test_a_fault_of_a_world_exceeds_the_claim(fault):
-    """Planted; so `test_no_world_exceeds_its_claim` would have noticed it."""
+def test_a_planted_fault_exceeds_the_claim(fault):
+    """Planted; so `test_no_game_exceeds_its_claim` would have noticed it."""
     step, _ = case("tasks, protected", ADD)
     table = ExampleTable.from_records(
         np.zeros((40, 1)), units={"task": np.repeat(np.arange(4), 10)}
@@ -186,7 +186,7 @@ def test_a_sampler_that_draws_too_often_is_found(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_composed_run_adds_up():
+def test_a_composed_run_keeps_its_claim():
     step, _ = case("examples", ADD)
     quiet = dataclasses.replace(step, noise_multiplier=1.6)
     run = jde.compose((step, 1), (quiet, 3))
@@ -255,7 +255,7 @@ PEOPLE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PEOPLE)
-def test_a_person_stays_below_the_claim_and_half_the_noise_is_found(name):
+def test_a_person_keeps_the_claim_and_half_the_noise_is_found(name):
     step, data = PEOPLE[name], everybody()
     epsilon = float(jde.epsilon(step, num_steps=1, delta=0.05))
     worlds = worlds_of(step, data, 2, -1.0 if step.neighboring_relation == ONE else 0.0)
@@ -264,7 +264,7 @@ def test_a_person_stays_below_the_claim_and_half_the_noise_is_found(name):
     assert divergence(worlds, 0.4 * noise, epsilon, DRAWS) > 0.05 + 1.5 * SLACK
 
 
-def test_a_person_is_made_up_within_the_bounds():
+def test_made_up_people_keep_to_the_bounds():
     step = PEOPLE["classes"]
     design = M(P("class", sampling_probability=0.3, population=5), BELOW)
     step = dataclasses.replace(
@@ -279,7 +279,7 @@ def test_a_person_is_made_up_within_the_bounds():
 # --- Refusals ---
 
 
-def test_draws_are_told():
+def test_progress_counts_draws():
     step, _ = case("examples", ADD)
     told = []
     audit_mechanism(
@@ -335,7 +335,7 @@ def test_contributions_beyond_the_clip_norm_are_refused():
         )
 
 
-def test_the_bound_is_that_of_its_counts():
+def test_the_games_bound_follows_from_its_counts():
     audit = audit_mechanism(STEP, num_steps=1, deltas=(0.1,), num_draws=1_000)
     (bound,) = audit.bounds
     assert bound.num_draws == 700

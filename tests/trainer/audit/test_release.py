@@ -14,7 +14,7 @@ CLAIMED = claimed_epsilons(STEP, 1, DELTAS)
 
 
 def mechanism(*, noise=1.0, length=1.0, rate=RATE):
-    """A sampled Gaussian mechanism in four dimensions, perhaps with a fault."""
+    """A sampled Gaussian mechanism in four dimensions, optionally with a fault."""
 
     def release(key, with_unit):
         coin, other = jax.random.split(key)
@@ -31,10 +31,10 @@ def third(released):
     return released["sum"][2]
 
 
-# A score of one's own is one compilation more; the fault of length has it too.
+# A user's score costs one more compilation, as does the fault in the norm.
 @pytest.mark.slow
 @pytest.mark.parametrize("score", [pytest.param(third, marks=pytest.mark.slow), None])
-def test_a_sound_mechanism_stands(score):
+def test_a_sound_mechanism_passes(score):
     audit = audit_release(
         mechanism(),
         claimed=CLAIMED,
@@ -71,7 +71,7 @@ def test_planted_faults_are_found(fault, score):
     assert audit.is_violated
 
 
-def test_calls_one_by_one_know_their_keys_and_who_is_in():
+def test_unbatched_calls_get_a_key_and_the_membership():
     calls = []
 
     def release(key, with_unit):
@@ -93,10 +93,10 @@ def test_calls_one_by_one_know_their_keys_and_who_is_in():
     assert sum(with_unit for _, with_unit in calls) == 200
 
 
-def test_a_difference_in_either_direction_counts():
+def test_differences_in_both_directions_are_found():
     rng = np.random.default_rng(0)
     plain, often = rng.normal(size=(2, 4000)), rng.normal(size=(2, 4000))
-    often[:, ::5] += 8.0  # one in five is far off
+    often[:, ::5] += 8.0  # one score in five is far off
     forward = score_bounds((often[0], plain[0]), (often[1], plain[1]), [1e-3])[0]
     backward = score_bounds((plain[0], -often[0]), (plain[1], -often[1]), [1e-3])[0]
     assert forward.direction == "forward"
@@ -104,20 +104,20 @@ def test_a_difference_in_either_direction_counts():
     assert min(forward.epsilon, backward.epsilon) > 4
     assert forward.hits >= 790 and forward.false_hits <= 1
     assert backward.hits >= 790 and backward.false_hits <= 1
-    # A score of the wrong sign proves nothing.
+    # A score with the wrong sign proves nothing.
     assert score_bounds((-often[0], plain[0]), (-often[1], plain[1]), [1e-3])[0][0] == 0
 
 
 @pytest.mark.slow
-def test_the_confidence_is_kept():
-    """One mechanism whose claim is exact, audited 300 times."""
+def test_release_audits_keep_their_confidence():
+    """A mechanism whose claim is tight, audited 300 times."""
     edge = float(np.log(0.6 / 0.2))
     rng = np.random.default_rng(3)
     accused = 0
     for _ in range(300):
         scores = [(rng.random((2, 400)) < p).astype(float) for p in (0.6, 0.2)]
         pilot, rest = ((scores[0][i], scores[1][i]) for i in (0, 1))
-        # Neither direction of this mechanism has more than the edge at delta = 0.
+        # At delta = 0 neither direction of this mechanism is above the edge.
         accused += score_bounds(pilot, rest, [1e-9])[0].epsilon > edge
     assert accused <= 0.05 * 300 + 3 * np.sqrt(300 * 0.05 * 0.95)
 

@@ -1,4 +1,4 @@
-"""Private statistics audited by a canary: every release, in and out, many times."""
+"""Private statistics audited by a canary: many releases with it and without it."""
 
 import dataclasses
 import itertools
@@ -30,19 +30,19 @@ RELEASES = [
     ("person", CONFIG, 2, REPLACE_ONE),
     ("person", COUPLES, 1, REPLACE_ONE),
 ]
-# In place of the canary's rows, as far from them as contributions can be.
+# Replace the canary's rows by rows as far away as contributions can be.
 OTHERS = ((-1, 0, 0), (1, 0, 0.01), (0, 1, 0))
 NOISE = 1.0
 
 
 def made(num_in_last, unit, config, relation, other=None):
-    """Eight classes of two examples; the last has so many, or other contents.
+    """Eight classes of two examples; the last one with ``size`` or other content.
 
     Two people have one example each; the second may have none, or others.
     """
     rng = np.random.default_rng(0)
     features = rng.normal(size=(16, 3)).astype(np.float32)
-    # Near each other, so that the mean that a class gives is hardly shorter than 1.
+    # Close to each other, so that the mean of a class has nearly norm 1.
     features[-2:] = (1, 0, 0), (1, 0.01, 0)
     if other is not None:
         features[-1 if unit != "class" or other == OTHERS[1] else slice(-2, None)] = (
@@ -56,7 +56,7 @@ def made(num_in_last, unit, config, relation, other=None):
     tree = jde.Population((np.array([8]), sizes), ("class", "example"))
     targets = np.ones(16, np.float32)
     if config is MIXED:
-        features[-2:] = 0.0  # the canary's sums are then as large as they can be
+        features[-2:] = 0.0  # so that the canary's sums are as large as possible
     data = ExampleTable(features[: sizes.sum()], targets[: sizes.sum()], tree, owners)
     return PrivateStatistics(
         data,
@@ -102,15 +102,15 @@ def audited(place, unit, config, relation, noise=NOISE):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("unit", "config", "place", "relation"), RELEASES)
-def test_no_release_tells_more_than_is_claimed(unit, config, place, relation):
+def test_no_statistic_exceeds_its_claim(unit, config, place, relation):
     audit = audited(place, unit, config, relation)
     assert not audit.is_violated
-    # And it tells much of it: the audit is one that would see a fault.
+    # And it comes close, so the audit would detect a fault.
     found = [bound.epsilon for bound in audit.bounds]
     assert np.max(np.array(found) / audit.claimed) > 0.4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("unit", "config", "place", "relation"), RELEASES)
-def test_half_of_the_noise_is_found_out(unit, config, place, relation):
+def test_half_of_the_noise_is_detected(unit, config, place, relation):
     assert audited(place, unit, config, relation, noise=NOISE / 2).is_violated

@@ -24,12 +24,12 @@ from training_runs import (
 
 DELTAS = (1e-3, 1e-2, 1e-1)
 RDP = {"method": "rdp"}
-CANARIES = 20  # runs with equally many share what is compiled
+CANARIES = 20  # runs of equal size share compiled programs
 
 
 @pytest.fixture(autouse=True)
 def quick_claims(request, monkeypatch):
-    """Claims by Rényi-DP, also upper bounds: exact ones compile for a minute."""
+    """Claims by Rényi-DP, also upper bounds: exact ones would compile for a minute."""
     if request.node.get_closest_marker("slow") is None:
 
         def by_rdp(*arguments, **named):
@@ -39,7 +39,7 @@ def quick_claims(request, monkeypatch):
 
 
 def seeded(*arguments, **named):
-    """A trainer with a fixed seed, so that an audit's outcome is repeatable."""
+    """A trainer with a fixed seed, so that audits are reproducible."""
     return Trainer(*arguments, **{**named, "seed": 11})
 
 
@@ -107,7 +107,7 @@ def hardened_tasks(*, noise=1.0, make_trainer=seeded):
 
 
 def followed_tasks():
-    """The clip norm changes from step to step, by counts that include the canary."""
+    """The clip norm follows counts that include the canary."""
     clipping = ClippingConfig(rate=1.0, count_noise=1.0)
     return dataclasses.replace(hardened_tasks(), clipping=clipping)
 
@@ -136,14 +136,14 @@ def normalized_tasks():
     ],
 )
 @pytest.mark.slow
-def test_steps_of_a_sound_trainer_stand(training, num_draws, share):
-    """At the level of an example (or a class) and of a task.
+def test_steps_of_a_sound_trainer_pass(training, num_draws, share):
+    """For an example (or a class) and for a task.
 
     Faults of the trainer's steps are planted in tests/mutation.
     """
     audit = audit_steps(globals()[training](), num_draws=num_draws, deltas=DELTAS)
     assert not audit.is_violated
-    # Canaries are as loud as the theorem allows.
+    # Canaries contribute as much as the theorem allows.
     found = [b.epsilon / c for b, c in zip(audit.bounds, audit.claimed, strict=True)]
     assert max(found) > share
 
@@ -152,23 +152,23 @@ def test_steps_of_a_sound_trainer_stand(training, num_draws, share):
     ("training", "kind"),
     [
         pytest.param(few_shot, "input", marks=pytest.mark.slow),
-        # What it compiles, the run with too little noise needs as well.
+        # The run with too little noise shares its compiled programs.
         (few_shot, "gradient"),
         pytest.param(tasks, "gradient", marks=pytest.mark.slow),
         pytest.param(tasks, "input", marks=pytest.mark.slow),
     ],
 )
-def test_a_sound_run_stands(training, kind):
+def test_a_sound_run_passes(training, kind):
     audit = audit_run(training(), kind=kind, num_canaries=CANARIES)
     assert not audit.is_violated
     assert audit.num_steps == 30
     assert audit.claimed_exact <= audit.claimed_rdp
     assert audit.guesses.num_canaries == CANARIES
-    if kind == "gradient":  # little noise, many steps: the coins are plain to see
+    if kind == "gradient":  # with little noise and many steps the membership is evident
         assert audit.guesses.epsilon > 0.5
 
 
-def test_a_run_with_too_little_noise_is_found_out():
+def test_a_run_with_too_little_noise_is_detected():
     """The claim is an epsilon of 0.9; the run has a fiftieth of its noise.
 
     In six steps an example is drawn with probability 0.97, and detected if it is.
@@ -188,7 +188,7 @@ def test_a_run_with_too_little_noise_is_found_out():
     assert audit.is_violated
 
 
-def test_the_claim_is_for_the_steps_that_were_taken():
+def test_the_claim_is_for_the_steps_taken():
     short = audit_run(few_shot(), num_canaries=CANARIES, num_steps=2)
     expected = jde.epsilon(few_shot().budget.step, num_steps=2, delta=1e-5, **RDP)
     assert short.num_steps == 2
@@ -196,7 +196,7 @@ def test_the_claim_is_for_the_steps_that_were_taken():
 
 
 @pytest.mark.filterwarnings("ignore:sampling draws")
-def test_a_replaced_example_and_a_class():
+def test_canaries_are_replaced_examples_or_classes():
     for more in ({"neighboring_relation": "replace_one"}, {"privacy_unit": "class"}):
         audit = audit_run(few_shot(**more), num_canaries=CANARIES, num_steps=4)
         assert not audit.is_violated
@@ -204,7 +204,7 @@ def test_a_replaced_example_and_a_class():
 
 
 @pytest.mark.slow
-def test_every_step_is_told():
+def test_progress_reports_every_step():
     told = []
     audit_steps(
         tasks(), num_draws=100, deltas=(0.1,), on_step=lambda *pair: told.append(pair)
@@ -241,7 +241,7 @@ def test_bad_input_is_refused(changes, complaint):
         audit_run(tasks(), **{"num_canaries": 3, "num_steps": 1, **changes})
 
 
-def test_steps_with_bands_are_no_independent_draws():
+def test_audits_of_steps_refuse_bands():
     plain = tasks()
     step = jde.banded(plain.budget.step, jde.Bands(4, level="task"))
     with pytest.raises(NotImplementedError, match="audit_steps does not cover bands"):
@@ -275,7 +275,7 @@ BATCHES = jde.ShuffledEpochs("task", steps_per_epoch=3)
         (BATCHES, "replace_one", 0.1),
     ],
 )
-def test_whole_epochs_take_the_place_of_steps(scheme, relation, share):
+def test_epochs_are_audited_as_a_whole(scheme, relation, share):
     training = tasks_in(scheme, relation=relation)
     audit = audit_steps(training, num_draws=500, deltas=DELTAS)
     assert not audit.is_violated
@@ -289,7 +289,7 @@ def test_whole_epochs_take_the_place_of_steps(scheme, relation, share):
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_within_an_epoch_is_audited_as_it_is():
+def test_a_run_that_ends_within_an_epoch_is_audited():
     audit = audit_run(tasks_in(BINS), num_canaries=20)
     assert audit.num_steps == 7
     assert not audit.is_violated

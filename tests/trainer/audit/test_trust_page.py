@@ -1,4 +1,4 @@
-"""The pages show the committed results of `make trust`, which are of full counts."""
+"""The docs show the committed results of `make trust`, run with full counts."""
 
 import importlib.util
 import re
@@ -31,7 +31,7 @@ def test_the_pages_are_up_to_date(page):
     assert shown == tables.keys()
 
 
-def test_the_results_are_of_full_counts_and_nothing_broke(page):
+def test_the_results_have_full_counts_and_no_failure(page):
     results = page.read_tables()
     audit, fuzz, pairs = results["audit"], results["fuzz"], results["allocation"]
     assert audit["draws"]["games"] >= 20_000 and not audit["is_violated"]
@@ -54,7 +54,7 @@ def test_a_part_is_filled_and_the_rest_left(page):
     assert page.filled(once, {"kills": "| new |"}) == once
 
 
-# --- The simulation of `make trust` agrees with claims, and notices other noise ---
+# --- The simulation of `make trust` confirms claims, and detects less noise ---
 
 TRUST = Path(__file__).resolve().parents[3] / "experiments" / "trust"
 
@@ -73,8 +73,8 @@ def script():
         sys.path.remove(str(TRUST))
 
 
-@pytest.mark.slow  # seconds for the tables of each noise
-def test_the_pair_of_an_epoch_and_noise_that_is_a_tenth_less(script, monkeypatch):
+@pytest.mark.slow  # the tables of each noise take seconds
+def test_a_tenth_less_noise_is_detected_in_an_epoch(script, monkeypatch):
     monkeypatch.setattr(script, "PLANTED", (0.9, 1.1))
     rows = list(script.rows(script.CASES[0], 200_000, 3))
     assert {row["direction"] for row in rows} == {"forward", "backward"}
@@ -84,13 +84,13 @@ def test_the_pair_of_an_epoch_and_noise_that_is_a_tenth_less(script, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_distribution_that_is_another_is_refuted(script, monkeypatch):
+def test_a_wrong_distribution_is_rejected(script, monkeypatch):
     honest = script.claims
     monkeypatch.setattr(script, "claims", lambda case, factor=1: honest(case, 1.1))
     assert any(row["is_refuted"] for row in script.rows(script.CASES[0], 200_000, 3))
 
 
-def test_two_bins_by_definition(script):
+def test_two_bins_against_the_definition(script):
     """If both steps are taken, the dominating pair of a replacement is a Gaussian's."""
     case = script.Case("replace_one", 2, 1.0, 1.0, 2, (0.5, 1.0))
     script.CASES += (case,)

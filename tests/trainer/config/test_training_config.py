@@ -1,4 +1,4 @@
-"""Training configs: every shipped one is valid, and mistakes are named."""
+"""Training configs: shipped ones are valid, and errors name the mistake."""
 
 import dataclasses
 import tomllib
@@ -65,7 +65,7 @@ def test_defaults(tiny):
     assert config.optimizer == OptimizerConfig()
     assert config.seed is None
     step = config.step.step(Population.from_sizes([20] * 40))
-    assert step.population is None  # the population is stated, and public
+    assert step.population is None  # the population is public
     assert step.clip_unit == "episode" and step.privacy_unit == "example"
 
 
@@ -161,7 +161,7 @@ def test_mistakes_are_named(tiny, old, new, message):
         read_config(changed(tiny, old, new))
 
 
-def test_people_are_bounded_in_what_is_trained_on(tiny):
+def test_bounds_of_people_truncate_training_data_only(tiny):
     text = TINY.replace("small = true", 'small = true\nowner = "typeface"')
     tiny.write_text(text.replace("[step.sampling]", PEOPLE), encoding="utf-8")
     config = read_config(tiny)
@@ -188,7 +188,7 @@ def test_only_prototypes_are_evaluated_with_other_ways():
 
 
 @pytest.mark.parametrize("name", TrainingConfig.nested_specs)
-def test_a_list_is_no_part_of_a_run(name):
+def test_lists_are_refused(name):
     mapping = {"type": "TrainingConfig", **tomllib.loads(TINY), name: []}
     with pytest.raises(TypeError, match=f"{name} must be a table of keys"):
         TrainingConfig.from_dict(mapping)
@@ -204,6 +204,6 @@ def test_not_text(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["protonet", "conv_embedding"])
-def test_a_choice_that_is_left_out_is_named(tiny, kind):
+def test_a_missing_choice_is_named(tiny, kind):
     with pytest.raises(ValueError, match=f"missing key 'kind', .*one of .*'{kind}'"):
         read_config(changed(tiny, f'kind = "{kind}"\n', ""))

@@ -1,4 +1,4 @@
-"""A record in place of the line of names is refused, and not shown."""
+"""A file without a header line is refused, and its records are not shown."""
 
 import re
 
@@ -13,7 +13,7 @@ SAYS = "the first line must name the columns"
 
 
 def table(path, header, column=lambda number: f"{number:.3f}", *, names=None):
-    """A file of 30 classes of 6 records, without a header where that is None."""
+    """A file of 30 classes of 6 records; a header of None writes no header line."""
     rng = np.random.default_rng(0)
     names = names or [f"class {k}" for k in range(30)]
     rows = []
@@ -25,7 +25,7 @@ def table(path, header, column=lambda number: f"{number:.3f}", *, names=None):
 
 
 def run(capsys, *arguments):
-    """Exit status of a command, and what it says."""
+    """Exit status and output of a command."""
     code = cli.run([str(argument) for argument in arguments])
     found = capsys.readouterr()
     return code, found.out + found.err
@@ -46,7 +46,7 @@ def test_a_headerless_file_is_refused_by_init(tmp_path, capsys):
 def test_a_headerless_file_is_refused_by_train_before_anything_is_charged(
     tmp_path, capsys
 ):
-    """By a config that has the record as names, and by one that knows better."""
+    """With a config that names columns by the record, and with the right names."""
     path, config = table(tmp_path / "t.csv", "a,b,c,kind"), tmp_path / "x.toml"
     assert run(capsys, "init", path, "--epsilon", "1e3", "--out", config)[0] == 0
     path.write_text(path.read_text().partition("\n")[2])
@@ -75,7 +75,7 @@ def test_a_headerless_file_is_refused_by_predict(tmp_path):
 @pytest.mark.parametrize(
     "header",
     [
-        "0,1,2,3",  # a data frame without names
+        "0,1,2,3",  # a data frame without column names
         "0,1,2,label",
         "2019,2020,2021,label",
         "2019_2020,2020_2021,2021_2022,label",
@@ -83,7 +83,7 @@ def test_a_headerless_file_is_refused_by_predict(tmp_path):
     ],
 )
 @pytest.mark.parametrize("names", [None, range(30)])
-def test_whole_numbers_may_be_names(tmp_path, capsys, header, names):
+def test_integers_may_be_column_names(tmp_path, capsys, header, names):
     path, out = table(tmp_path / "t.csv", header, names=names), tmp_path / "x.toml"
     *features, label = header.split(",")
     found = load_table(path, features=features, label=label)
@@ -103,10 +103,10 @@ def test_whole_numbers_may_be_names(tmp_path, capsys, header, names):
         ("a,b,c,0.0", 4),
         ("a,,c,kind", 2),
         ("a,5,5,kind", 2),
-        ("1,5,2,class 0", 4),  # whole numbers: told by the class
+        ("1,5,2,class 0", 4),  # integers: told apart by the class
     ],
 )
-def test_what_is_no_name(tmp_path, header, column):
+def test_invalid_column_names(tmp_path, header, column):
     path = table(tmp_path / "t.csv", header)
     *features, label = header.split(",")
     if len(set(features)) < 3:
@@ -116,17 +116,17 @@ def test_what_is_no_name(tmp_path, header, column):
     assert f"but column {column} " in str(error.value)
 
 
-def test_columns_that_are_not_used_may_have_any_name(tmp_path):
+def test_unused_columns_may_have_any_name(tmp_path):
     path = table(tmp_path / "t.csv", ",-1.5,c,kind")
     assert load_table(path, features=["c"], label="kind").num_examples == 180
     with pytest.raises(ValueError, match="column 2 is named by a number"):
         load_table(path, features=["d"], label="kind")
-    path = table(tmp_path / "t.csv", ",b,c,kind")  # the nameless index of a data frame
+    path = table(tmp_path / "t.csv", ",b,c,kind")  # the unnamed index of a data frame
     with pytest.raises(ValueError, match="no column 'd'"):
         load_table(path, features=["d"], label="kind")
 
 
-def test_what_is_not_utf_8_is_said_with_what_to_do(tmp_path, capsys):
+def test_the_error_about_other_encodings_says_what_to_do(tmp_path, capsys):
     path = tmp_path / "t.csv"
     path.write_bytes("a,kind\n1,\xe9\n".encode("latin-1") * 5)
     wanted = f"{path}: not UTF-8 text: invalid continuation byte; save it as UTF-8"

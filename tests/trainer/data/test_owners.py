@@ -1,4 +1,4 @@
-"""Whose an example is: it stays so, and what would merge or split people is refused."""
+"""Owners of examples are kept; data that merge or split people are refused."""
 
 import unicodedata
 
@@ -32,7 +32,7 @@ def owned_by(table):
 
 
 def told_by_features(number=40, **changes):
-    """A table of records whose feature says whose they are: f % 5."""
+    """A table of records whose feature tells the owner: f % 5."""
     rows = RNG.permutation(number)
     units = {"task": rows % 2, "class": rows % 6 // 2 * 2 + rows % 2}
     arguments = {"units": units, "owners": [f"p{row % 5}" for row in rows], **changes}
@@ -60,7 +60,7 @@ def test_owners_stay_with_their_examples(tmp_path):
     assert tables[3].num_units == {**table.num_units, "example": len(kept)}
 
 
-def test_units_that_lose_all_stay_and_keep_their_names():
+def test_emptied_units_stay_and_keep_their_names():
     units = {"class": np.array(["a", "b", "b", "c"])}
     table = ExampleTable.from_records(np.arange(4.0), units=units, owners=[1, 1, 2, 3])
     cut = table.take(np.array([0, 3]))
@@ -72,7 +72,7 @@ def test_units_that_lose_all_stay_and_keep_their_names():
 
 
 def test_the_fingerprint_has_owners_only_where_they_are_given():
-    """Without owners it is that of version 0.1, whose runs and caches go on."""
+    """Without owners it equals version 0.1's, so its runs and caches stay valid."""
 
     def print_of(owners=None):
         units = {"class": np.array(["b", "a", "b", "a", "a"])}
@@ -136,12 +136,12 @@ def test_owners_that_would_merge_or_split_people_are_refused(owners, error, mess
         ([True, False], ["a", "b"], TypeError),
     ],
 )
-def test_codes_are_of_the_list_of_people(codes, names, error):
+def test_invalid_owner_codes_are_refused(codes, names, error):
     with pytest.raises(error, match="of owners must"):
         Owners(np.array(codes), np.array(names))
 
 
-def test_a_table_has_the_owners_of_its_examples():
+def test_owners_must_match_the_table():
     table = told_by_features()
     assert table.owners is not None
     with pytest.raises(ValueError, match="owners must be those of the 40 examples"):
@@ -153,7 +153,7 @@ def test_a_table_has_the_owners_of_its_examples():
 # --- Where they come from ---
 
 
-def test_names_of_files():
+def test_owners_from_file_names():
     assert owner_of_name(r"^(\d+)_")("cats/17_3.png") == "17"
     assert owner_of_name(r"^(\d+)_")("17_cats/3.png") is None
     assert owner_of_name("drawer")("Greek/character01/0001_12.png") == "12"
@@ -163,7 +163,7 @@ def test_names_of_files():
 
 
 @pytest.mark.parametrize("pattern", [r"^\d+_", r"(\d)(\d)", "(a", r"[[a](b)", ""])
-def test_patterns_that_say_nobody_are_refused(pattern):
+def test_patterns_without_an_owner_are_refused(pattern):
     with pytest.raises(ValueError, match="owner must be a regular expression with one"):
         owner_of_name(pattern)
 
@@ -175,7 +175,7 @@ def pictures(folder, *names):
         Image.fromarray(pixels).save(folder / name)
 
 
-def test_folders_of_images(tmp_path):
+def test_owners_of_image_folders(tmp_path):
     pictures(tmp_path / "c", "b/7_1.png", "b/8_1.png", "a/7_1.png", "a/9_x.png")
     by_name = load_class_folders(tmp_path / "c", owner=r"^(\d+)_")
     assert owned_by(by_name) == ["7", "9", "7", "8"]
@@ -195,7 +195,7 @@ def test_folders_of_images(tmp_path):
     assert load_omniglot(tmp_path / "o").owners is None
 
 
-def test_columns_arrays_and_rows(tmp_path):
+def test_owners_from_columns_arrays_and_rows(tmp_path):
     (tmp_path / "t.csv").write_text("user,cls,x\nu1,b,1\nu2,a,2\nu1,a,3\n")
     columns = {"groups": ["cls"], "features": ["x"], "owner": "user"}
     assert owned_by(load_table(tmp_path / "t.csv", **columns)) == ["u2", "u1", "u1"]
@@ -221,7 +221,7 @@ def test_columns_arrays_and_rows(tmp_path):
         from_huggingface(rows, features="image", label="label", owner="by")
 
 
-def test_glyphs_are_their_typefaces():
+def test_owners_of_glyphs_are_typefaces():
     table = load_glyphs("train", small=True, size=14, owner="typeface")
     assert table.owners is not None and len(table.owners.names) == 41
     plain = load_glyphs("train", small=True, size=14)
@@ -271,7 +271,7 @@ def test_imported_owners_are_those_in_memory(tmp_path, capsys):
     command = ["data", "import", str(tmp_path / "d.npz"), str(tmp_path / "npz")]
     assert cli.run([*command, "--owner", "who"]) == 0
     assert owned_by(load_stored(tmp_path / "npz")) == [1, 2, 3, 3, 2, 1]
-    # A folder that is whole by its checksums, and contradicts itself.
+    # A folder with valid checksums and contradictory content.
     np.save(tmp_path / "npz/train/owners.npy", np.array([0, 1, 2, 2, 1, 3]))
     write_manifest(
         tmp_path / "npz", {"train": (("class", "example"), None)}, made_from={}
@@ -286,7 +286,7 @@ def test_imported_owners_are_those_in_memory(tmp_path, capsys):
         load_stored(tmp_path / "npz")
 
 
-def test_parquet_owners(tmp_path):
+def test_owners_in_parquet(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

@@ -1,4 +1,4 @@
-"""Bounding people: the bounds hold, and the rule sees one person's places alone."""
+"""Bounding people: bounds hold, and the rule sees only one person's places."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def table_of(columns, features=None, **changes):
 
 
 def places(table):
-    """Of each person: by class, how many examples."""
+    """For each person, the number of examples by class."""
     assert table.owners is not None
     found: dict = {}
     names = table.owners.names[table.owners.codes].tolist()
@@ -41,14 +41,14 @@ def places(table):
     return found
 
 
-def test_everybody_keeps_as_much_as_the_bounds_allow():
+def test_everybody_keeps_what_the_bounds_allow():
     table = table_of(records(), public_units=range(30))
     bounded, said = truncated(table, BOUNDS)
     before, after = places(table), places(bounded)
     for name, own in before.items():
         assert len(after[name]) == min(len(own), 3)
         assert all(n == min(own[unit], 2) for unit, n in after[name].items())
-    assert bounded.num_units["class"] == 30  # whoever has lost all of its examples
+    assert bounded.num_units["class"] == 30  # units that lost all their examples
     kept = {n: sum(own.values()) for n, own in after.items()}
     assert said == Truncation(
         bounds=BOUNDS,
@@ -58,21 +58,21 @@ def test_everybody_keeps_as_much_as_the_bounds_allow():
         examples_dropped=table.num_examples - bounded.num_examples,
     )
     assert Truncation.from_dict(said.to_dict()) == said
-    # Again, as by a run that is resumed; and of what is within, nothing is taken.
+    # The same again, as for a resumed run; nothing is removed within the bounds.
     assert truncated(table, BOUNDS).table.fingerprint == bounded.fingerprint
     again = truncated(bounded, BOUNDS)
     assert again.table is bounded and again.truncation.examples_dropped == 0
 
 
 def kept_records(columns, features=None, **changes):
-    """The records that stay, by the number that each has as its feature or target."""
+    """The kept records, by the number in their feature or target."""
     number = np.arange(len(columns["owner"]), dtype=float)
     table = table_of(columns, features, targets=number, **changes)
     targets = truncated(table, BOUNDS).table.targets
     return np.sort(np.asarray(targets, int))
 
 
-def test_the_rule_does_not_look_at_what_is_in_an_example():
+def test_the_rule_ignores_the_content_of_examples():
     columns = records()
     kept = kept_records(columns)
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_the_rule_does_not_look_at_what_is_in_an_example():
 
 
 def others_stay(columns, person):
-    """Whether the others keep theirs: without somebody, with more, in another order."""
+    """Whether others keep the same if a person leaves, has more, or order changes."""
     mine = columns["owner"] == person
     kept = kept_records(columns)
     others = kept[~mine[kept]]
@@ -90,7 +90,7 @@ def others_stay(columns, person):
     more = {name: np.append(extra[name], columns[name]) for name in columns}
     found = kept_records(more) - 300
     found = found[found >= 0]
-    # People change places in the file, each keeping the order of what is their own.
+    # People swap places in the file, but each person's own records keep their order.
     order = np.argsort(RNG.permutation(13)[columns["owner"]], kind="stable")
     moved = {name: column[order] for name, column in columns.items()}
     return (
@@ -100,16 +100,16 @@ def others_stay(columns, person):
     )
 
 
-def test_the_rule_does_not_look_at_other_people(monkeypatch):
+def test_the_rule_ignores_other_people(monkeypatch):
     columns = records()
     assert all(others_stay(columns, person) for person in (1, 2, 5))
-    # One stream of random numbers for all is moved by who is there.
+    # One random stream for all people would depend on who is present.
     stream = np.random.default_rng(0)
     monkeypatch.setattr(people, "_hash", lambda *parts: stream.integers(2**63))
     assert not any(others_stay(columns, person) for person in (1, 2, 5))
 
 
-def test_every_choice_is_as_likely():
+def test_every_choice_is_equally_likely():
     """4,000 people of 4 classes with 3 examples; chi-squared of 11, 4.4 sigma at 32."""
     owner, unit = np.divmod(np.arange(48_000), 12)
     columns = {"owner": owner, "class": unit // 3}
@@ -129,7 +129,7 @@ def test_three_levels():
     bounds = PersonBounds(tasks=2, classes=3, examples=1)
     bounded = truncated(table, bounds).table
     assert bounded.people == (8, 1, 3, 6.0, 2)
-    # Without a bound of tasks, classes count in all of them.
+    # Without a bound of tasks, the bound of classes is over all tasks.
     loose = truncated(table, PersonBounds(classes=3, examples=1)).table
     assert all(len(own) == 3 for own in places(loose).values())
     only = truncated(table, PersonBounds(examples=1)).table
@@ -138,7 +138,7 @@ def test_three_levels():
     }
 
 
-def test_statistics_of_people_are_those_counted_one_by_one():
+def test_statistics_of_people_equal_a_direct_count():
     rng = np.random.default_rng(5)
     task = rng.integers(0, 4, 150)
     columns = {"owner": rng.integers(0, 9, 150), "task": task}
@@ -186,7 +186,7 @@ def test_bounds_that_do_not_fit(bounds, changes, error, message):
         truncated(table_of(columns), bounds, **changes)
 
 
-def test_who_is_beyond_and_how_far_is_said():
+def test_the_error_counts_people_beyond_the_bounds():
     columns = {"owner": np.repeat([1, 2, 3], [4, 6, 1]), "class": np.arange(11)}
     with pytest.raises(
         ValueError, match=r"2 of 3 .* classes=3, the largest with 6: the"
@@ -194,7 +194,7 @@ def test_who_is_beyond_and_how_far_is_said():
         truncated(table_of(columns), BOUNDS, truncate=False)
 
 
-def test_nobody_is_bounded_in_data_of_nobody_or_of_four_levels():
+def test_bounding_needs_owners_and_at_most_three_levels():
     columns = {"owner": np.arange(4), "class": np.zeros(4, int)}
     nobodys = dataclasses.replace(table_of(columns), owners=None)
     for ask in (lambda: truncated(nobodys, BOUNDS), lambda: fitting_bounds(nobodys)):

@@ -1,4 +1,4 @@
-"""Sources, adapters, and the sets that are not files of the user."""
+"""Data sources, adapters, and the built-in data sets."""
 
 import functools
 import hashlib
@@ -34,7 +34,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 
 
 class Frame(dict):
-    """As much of a pandas frame as is used."""
+    """The used part of a pandas frame."""
 
     def __getitem__(self, name):
         values = super().__getitem__(name)
@@ -43,7 +43,7 @@ class Frame(dict):
 
 @pytest.fixture
 def chem97(monkeypatch):
-    """200 schools of 1 to 9 pupils, in the columns of the real set."""
+    """200 schools of 1 to 9 pupils, with the columns of the real data set."""
     rng = np.random.default_rng(0)
     school = np.repeat(np.arange(200), rng.integers(1, 10, 200))
     number = len(school)
@@ -77,7 +77,7 @@ def test_schools_are_split_by_school_and_scaled_by_public_constants(chem97):
     assert tree.level_names == ("authority", "school", "pupil")
 
 
-def test_a_school_stays_in_its_split_whoever_else_is_there(chem97, monkeypatch):
+def test_the_split_of_a_school_does_not_depend_on_others(chem97, monkeypatch):
     before = set(load_schools("test").unit_column("school").tolist())
     some = chem97["school"] % 2 == 0
     frame = Frame({name: column[some] for name, column in chem97.items()})
@@ -87,7 +87,7 @@ def test_a_school_stays_in_its_split_whoever_else_is_there(chem97, monkeypatch):
     assert after == {s for s in before if s % 2 == 0}
 
 
-def test_what_is_not_installed_names_the_extra(monkeypatch):
+def test_a_missing_package_names_the_extra(monkeypatch):
     def missing(name):
         raise ImportError(name)
 
@@ -111,7 +111,7 @@ def test_sinusoids():
 
 
 class Dataset(list):
-    """As much of a datasets.Dataset as is used."""
+    """The used part of a datasets.Dataset."""
 
     features = {"label": types.SimpleNamespace(names=["cat", "dog"])}
 
@@ -131,15 +131,15 @@ def test_hugging_face():
         from_huggingface(Dataset(), features="image", label="label")
 
 
-def test_a_class_that_is_not_known_is_no_class():
-    """Hugging Face writes -1, or None; Python takes -1 for the last name."""
+def test_unknown_labels_are_refused():
+    """Hugging Face writes -1 or None, and Python would index the last name by -1."""
     for label in (-1, 2, None):
         rows = Dataset([*ROWS, {"image": ROWS[0]["image"], "label": label}])
         with pytest.raises(ValueError, match=f"got {label} as 'label' in record 4"):
             from_huggingface(rows, features="image", label="label")
 
 
-def test_grey_among_colour_is_converted_by_one_option():
+def test_an_option_converts_grey_images_among_colour():
     colour = np.random.default_rng(0).integers(0, 256, (3, 3, 3), dtype=np.uint8)
     for made in (np.asarray, Image.fromarray):
         rows = [
@@ -170,7 +170,7 @@ def test_tfds():
         from_tfds([(1, 2)])
 
 
-def test_every_source_has_a_dictionary_form():
+def test_every_source_round_trips_through_a_dictionary():
     for source in SOURCES:
         needed = {"path": "x", "groups": ["a"], "features": ["b"]}
         known = {k: v for k, v in needed.items() if k in source.__dataclass_fields__}
@@ -227,7 +227,7 @@ def test_types_are_checked_before_anything_is_read(make, message):
 
 
 def test_public_units_are_those_of_the_training_file(tmp_path):
-    """Held-out units are others, and on another list."""
+    """Held-out units are different ones, on another list."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").write_text(f"user,x\n{name}1,1\n{name}2,2\n")
     source = Table(
@@ -242,7 +242,7 @@ def test_public_units_are_those_of_the_training_file(tmp_path):
     assert spec_from_dict(SOURCES, source.to_dict()) == source
 
 
-# --- The embedded glyphs: what they are, where they come from, how they are split ---
+# --- The built-in glyphs: content, origin and split ---
 
 FOLDER = Path(glyphs.__file__).parent
 SIZES = {"train": 1_800, "validation": 200, "test": 350}

@@ -1,4 +1,4 @@
-"""Classes that are split by their names: train, validation, test."""
+"""Classes split by their names into train, validation and test."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ SPLIT = ClassSplit(validation=0.25, test=0.25)
 NAMES = [f"class {number}" for number in range(400)]
 
 
-def test_parts_are_disjoint_and_about_as_large_as_asked_for():
+def test_parts_are_disjoint_and_of_the_requested_size():
     masks = np.array([SPLIT.mask(NAMES, split) for split in SPLITS])
     assert (masks.sum(axis=0) == 1).all()
     # Of 400 classes 200, 100, 100, with standard deviations of 10, 8.7, 8.7.
@@ -42,7 +42,7 @@ def test_parts_are_disjoint_and_about_as_large_as_asked_for():
 
 
 def by_rank(names, split):
-    """The tempting mistake: exact shares, of the classes in the order of a hash."""
+    """A tempting mistake: exact shares of the classes in hash order."""
     order = np.argsort([SPLIT.split_of(name) + name[::-1] for name in names])
     parts = np.array_split(order, 4)
     chosen = {"train": [*parts[0], *parts[1]], "validation": parts[2], "test": parts[3]}
@@ -50,7 +50,7 @@ def by_rank(names, split):
 
 
 def moved(mask_of):
-    """How many other classes change their part where one of 12 leaves, over all."""
+    """The number of other classes that change part when one of 12 leaves, in total."""
     names, number = NAMES[:12], 0
     for gone, split in itertools.product(range(12), SPLITS):
         rest = names[:gone] + names[gone + 1 :]
@@ -58,8 +58,8 @@ def moved(mask_of):
     return number
 
 
-def test_a_name_is_one_however_its_accents_are_written():
-    """Some file systems take them apart, and a copy would train on what is held out."""
+def test_equivalent_unicode_names_are_in_one_part():
+    """Some file systems decompose accents; a copy would then train on held-out data."""
     split = ClassSplit(test=0.5)
     names = [f"café {number}" for number in range(20)]
     apart = [unicodedata.normalize("NFD", name) for name in names]
@@ -67,9 +67,9 @@ def test_a_name_is_one_however_its_accents_are_written():
     assert names != apart and len({*map(split.split_of, names)}) == 2
 
 
-def test_no_class_moves_another():
+def test_removing_a_class_moves_no_other():
     assert moved(SPLIT.mask) == 0
-    assert moved(by_rank) > 0  # the same test sees the fault
+    assert moved(by_rank) > 0  # the test detects the mistake
 
 
 def test_the_parts_are_pinned():
@@ -80,7 +80,7 @@ def test_the_parts_are_pinned():
 
 
 def tree():
-    """Two levels of units above 24 examples; class "c" of unit "v" is alone in it."""
+    """Two levels of units above 24 examples; unit "v" has the single class "c"."""
     classes = ["a", "b", "c", "d", "e", "f"]
     parents = ["u", "u", "v", "w", "w", "w"]
     return ExampleTable.from_records(
@@ -90,7 +90,7 @@ def tree():
     )
 
 
-def test_units_above_stay_to_train_on_and_go_elsewhere():
+def test_units_above_stay_in_training_and_leave_other_parts():
     table = tree()
     kept = np.array([True, False, False, True, False, True])
     found = table.of_classes(kept)
@@ -143,7 +143,7 @@ def test_a_part_without_classes_is_refused():
         ({"validation": float("nan")}, "validation must not be NaN"),
     ],
 )
-def test_shares_leave_something_to_train_on(shares, message):
+def test_shares_must_leave_training_data(shares, message):
     with pytest.raises(ValueError, match=message):
         ClassSplit(**shares)
     with pytest.raises(TypeError, match="salt must be a string"):
@@ -155,7 +155,7 @@ def test_shares_leave_something_to_train_on(shares, message):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """One set of classes in every form that is split: 30 with three examples each."""
+    """30 classes of three examples, in every form that can be split."""
     folder, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
     names = [f"c{number}" for number in range(30)]
     for name, example in itertools.product(names, range(3)):
@@ -199,7 +199,7 @@ def test_every_source_splits_its_classes(source, files):
 
 
 @pytest.mark.parametrize("name", ["folders", "omniglot", "in.npz"])
-def test_an_import_has_the_same_parts(name, files, tmp_path):
+def test_an_import_gives_the_same_parts(name, files, tmp_path):
     options = ["--validation", "0.2", "--test", "0.3", "--split-salt", "s"]
     command = ["data", "import", str(files / name), str(tmp_path / "out"), *options]
     assert cli.run(command) == 0
@@ -213,7 +213,7 @@ def test_an_import_has_the_same_parts(name, files, tmp_path):
         assert found.population == wanted.population
 
 
-def test_a_share_beside_a_path(files):
+def test_a_share_and_a_path_can_be_mixed(files):
     source = ClassFolders(path="folders", validation=0.2, test="omniglot/c1")
     assert source.load("test", files).num_units["class"] == 11  # c1, c10 .. c19
     trained = source.load("train", files).num_units["class"]
@@ -248,7 +248,7 @@ def test_images_of_other_classes_are_not_opened(files, tmp_path):
         ({"validation": 0.6, "test": 0.4}, r"validation \+ test must be less than 1"),
     ],
 )
-def test_what_is_written_wrongly_is_refused(fields, message):
+def test_invalid_splits_are_refused(fields, message):
     table = {"version": 1, "type": "Npz", "path": "a", **fields}
     with pytest.raises(ValueError, match=message):
         spec_from_dict(SOURCES, table)
@@ -282,7 +282,7 @@ levels = [
 """
 
 
-def test_a_class_that_may_be_replaced_is_not_split_by_its_name(files, tmp_path):
+def test_protected_classes_under_replace_one_cannot_be_split_by_name(files, tmp_path):
     text = (files / "in.csv").read_text().replace("task,x", "task,x,x2")
     (tmp_path / "in.csv").write_text(
         "\n".join(

@@ -1,4 +1,4 @@
-"""Data on the disk: the same numbers as in memory; what is not whole is refused."""
+"""Data on disk: the same numbers as in memory; incomplete folders are refused."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ RNG = np.random.default_rng(5)
 
 
 def drawings(folder, counts, side=6):
-    """Folders of images, named so that paths and ids sort differently."""
+    """Image folders whose paths and ids sort differently."""
     for place, (name, number) in enumerate(counts.items()):
         (folder / name).mkdir(parents=True)
         for example in range(number):
@@ -190,7 +190,7 @@ def test_parquet_columns_lists_and_files(tmp_path):
         (["--alphabets"], "--alphabets is for other layouts than parquet"),
     ],
 )
-def test_parquet_that_does_not_fit_is_refused(options, message, tmp_path, capsys):
+def test_unsuitable_parquet_is_refused(options, message, tmp_path, capsys):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -233,7 +233,7 @@ def folder(tmp_path):
     )
 
 
-def test_indexing_is_that_of_an_array(folder):
+def test_indexing_equals_numpys(folder):
     features, array = folder.table.features, folder.memory.features
     assert len(features) == len(array) and features.ndim == array.ndim
     assert features.size == array.size
@@ -252,9 +252,9 @@ def test_indexing_is_that_of_an_array(folder):
             features[wrong]
 
 
-def test_codes_are_read_where_the_mask_is(folder):
+def test_codes_are_read_where_the_mask_is_true(folder):
     mask = np.array([[True, False], [False, True]])
-    rows = np.array([[5, 10**9], [-3, 0]])  # what is masked names no example
+    rows = np.array([[5, 10**9], [-3, 0]])  # masked places hold no valid index
     codes = folder.table.features.codes(rows, mask)
     assert codes.dtype == np.uint8
     np.testing.assert_array_equal(codes[~mask], 0)
@@ -263,7 +263,7 @@ def test_codes_are_read_where_the_mask_is(folder):
     assert folder.table.features.codes(rows[:0], mask[:0]).shape == (0, 2, 5, 4, 2)
 
 
-def test_threads_read_each_their_rows(folder):
+def test_threads_read_concurrently(folder):
     wrong = []
 
     def read(seed):
@@ -283,7 +283,7 @@ def test_threads_read_each_their_rows(folder):
     assert not wrong
 
 
-def test_tables_are_cut_and_told_apart_as_in_memory(folder, tmp_path):
+def test_selections_and_fingerprints_equal_those_in_memory(folder, tmp_path):
     kept = folder.table.select("class", ["a", "b"])
     np.testing.assert_array_equal(
         kept.features, folder.memory.select("class", ["a", "b"]).features, strict=True
@@ -297,7 +297,7 @@ def test_tables_are_cut_and_told_apart_as_in_memory(folder, tmp_path):
     assert other.population == folder.table.population
 
 
-def test_scaled_codes_are_the_loaders_numbers_to_the_last_bit():
+def test_scaled_codes_equal_the_loaders_bit_for_bit():
     images = np.arange(256, dtype=np.uint8).reshape(1, 256, 1, 1)
     scaled = np.array(images, np.float32)
     scaled /= 255
@@ -306,7 +306,7 @@ def test_scaled_codes_are_the_loaders_numbers_to_the_last_bit():
     np.testing.assert_array_equal(CODE_VALUES["inverted"], 1 - scaled.reshape(-1))
 
 
-# --- What is not whole ---
+# --- Damaged folders ---
 
 
 def _cut(folder):
@@ -357,14 +357,14 @@ def test_a_damaged_folder_is_refused_by_name(harm, message, folder):
         {"splits": {"train": {"levels": [], "columns": {"features": {}}}}},
     ],
 )
-def test_a_strange_manifest_is_refused(change, folder):
+def test_an_invalid_manifest_is_refused(change, folder):
     path = folder.path / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
         load_stored(folder.path)
 
 
-def test_an_encoding_that_is_none_is_refused(folder):
+def test_an_unknown_encoding_is_refused(folder):
     path = folder.path / "manifest.json"
     path.write_text(path.read_text().replace('"unit"', '"octal"'))
     with pytest.raises(ValueError, match="must hold uint8 in one of the encodings"):
@@ -375,12 +375,12 @@ def test_a_changed_byte_is_found_on_request(folder, capsys):
     with open(folder.path / "train/features.npy", "r+b") as file:
         file.seek(140)
         file.write(bytes([file.read(1)[0] ^ 1]))
-    load_stored(folder.path)  # its size and type are as they were
+    load_stored(folder.path)  # its size and type are unchanged
     assert cli.run(["data", "check", str(folder.path)]) == 2
     assert "features.npy has changed: its SHA-256" in capsys.readouterr().err
 
 
-def test_a_file_that_is_cut_off_later_is_an_error_not_the_end(folder):
+def test_a_file_truncated_after_opening_is_an_error(folder):
     os.truncate(folder.path / "train/features.npy", 200)
     with pytest.raises(
         ValueError, match=r"features\.npy ends within row 5: it was truncated"
@@ -388,7 +388,7 @@ def test_a_file_that_is_cut_off_later_is_an_error_not_the_end(folder):
         folder.table.features[[0, 5]]
 
 
-# --- There whole or not at all ---
+# --- Imports are atomic ---
 
 
 def records(folder, read=None):
@@ -416,7 +416,7 @@ def test_an_import_that_fails_leaves_nothing(read, message, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["in.npz"]
 
 
-def test_what_a_killed_import_left_is_written_anew(tmp_path):
+def test_leftovers_of_a_killed_import_are_overwritten(tmp_path):
     (tmp_path / "out.part" / "train").mkdir(parents=True)
     (tmp_path / "out.part" / "train" / "features.npy").write_bytes(b"half")
     (tmp_path / "out").mkdir()
@@ -425,7 +425,7 @@ def test_what_a_killed_import_left_is_written_anew(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.npz", "out"]
 
 
-def test_folders_that_are_not_written_into(tmp_path, monkeypatch):
+def test_an_import_refuses_existing_folders(tmp_path, monkeypatch):
     made, out = records(tmp_path), tmp_path / "out"
     store(out, {"train": made}, made_from={})
     with pytest.raises(FileExistsError, match="already complete; name another"):

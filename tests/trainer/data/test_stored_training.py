@@ -1,4 +1,4 @@
-"""Data on the disk: the same run, bit for bit, as with the table in memory."""
+"""Training on data on disk: bit for bit the same run as in memory."""
 
 import dataclasses
 import os
@@ -29,7 +29,7 @@ IMAGES = RNG.integers(0, 256, (30, 6, 1, 2), dtype=np.uint8)  # see `classes`
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """The same 30 classes of 6 tiny images, on the disk and in memory."""
+    """The same 30 classes of 6 tiny images, on disk and in memory."""
     folder = tmp_path_factory.mktemp("stored")
     np.savez(folder / "in.npz", images=IMAGES)
     command = ["data", "import", str(folder / "in.npz"), str(folder / "out")]
@@ -38,7 +38,7 @@ def tables(tmp_path_factory):
 
 
 def two_columns(table):
-    """As the models of these tests take them: (R, 2)."""
+    """The images as (R, 2), which these tests' models take."""
     flat = table.features.reshape(table.num_examples, 2)
     return dataclasses.replace(table, features=flat)
 
@@ -48,7 +48,7 @@ def both(tables):
     return two_columns(load_stored(folder)), two_columns(memory)
 
 
-def test_masked_slots_hold_zeros_also_of_inverted_codes(tables):
+def test_masked_slots_hold_zeros_for_inverted_codes_too(tables):
     stored, _ = both(tables)
     inverted = type(stored.features)(stored.features._column, "inverted", (180, 2))
     table = dataclasses.replace(stored, features=inverted)
@@ -80,8 +80,8 @@ def test_a_run_is_resumed_on_the_same_data_only(tables, tmp_path):
     assert_same(again, whole)
 
 
-def test_a_disk_that_fails_ends_the_run_by_name_and_charges_nothing(tables, tmp_path):
-    """What was drawn ahead, by the thread that fails, was neither charged nor used."""
+def test_a_read_error_names_the_file_and_charges_nothing(tables, tmp_path):
+    """The draw prefetched by the failing thread is neither charged nor used."""
     _, memory = tables
     path = tmp_path / "in.npz"
     np.savez(path, images=IMAGES)
@@ -96,7 +96,7 @@ def test_a_disk_that_fails_ends_the_run_by_name_and_charges_nothing(tables, tmp_
     with pytest.raises(ValueError, match=r"features\.npy ends within row \d+: it was"):
         run.train(tmp_path / "run", on_step=cut)
     taken = run.num_steps_taken
-    assert 2 <= taken <= 5  # what was there already was used
+    assert 2 <= taken <= 5  # the existing features were used
     assert run.num_steps_charged == taken
     path = tmp_path / "again"
     assert cli.run(["data", "import", str(tmp_path / "in.npz"), str(path)]) == 0
@@ -109,7 +109,7 @@ def _numbers(rows):
     return np.concatenate([rows, rows**2, rows[:, :1] * 3], axis=1)
 
 
-def test_fixed_features_stay_on_the_disk(tables, tmp_path):
+def test_fixed_features_stay_on_disk(tables, tmp_path):
     stored, memory = both(tables)
     made = FixedFeatures(_numbers, name="squares")
     cache = folder = tmp_path / "cache" / "train"
@@ -119,7 +119,7 @@ def test_fixed_features_stay_on_the_disk(tables, tmp_path):
     np.testing.assert_array_equal(made.table(stored).features, wanted, strict=True)
     assert os.stat(folder).st_mode & 0o777 == 0o700
     failing = dataclasses.replace(made, function=lambda rows: 1 / 0)
-    again = failing.table(stored, cache=cache)  # nothing is made
+    again = failing.table(stored, cache=cache)  # nothing is computed
     assert again.fingerprint == first.fingerprint
     with pytest.warns(UserWarning, match="is made again: it was made from other"):
         other = FixedFeatures(_numbers, name="others").table(stored, cache=cache)
@@ -127,13 +127,13 @@ def test_fixed_features_stay_on_the_disk(tables, tmp_path):
     os.truncate(folder / "train/features.npy", 300)
     with pytest.warns(UserWarning, match="made again: .* it is truncated"):
         FixedFeatures(_numbers, name="others").table(stored, cache=cache)
-    (folder / "manifest.json").unlink()  # as a kill would leave it
+    (folder / "manifest.json").unlink()  # as after a kill
     third = made.table(stored, cache=cache)
     np.testing.assert_array_equal(third.features[:], wanted, strict=True)
     (folder / "letter.txt").touch()
     (folder / "manifest.json").unlink()
     with pytest.raises(FileExistsError, match="but has 'letter.txt'"):
-        made.table(stored, cache=cache)  # nothing of somebody's is ever removed
+        made.table(stored, cache=cache)  # foreign files are never removed
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_private_statistics_are_the_same(kind, tables):
         np.testing.assert_array_equal(*seen, strict=True)
 
 
-# --- In processes of their own ---
+# --- In separate processes ---
 
 CONFIG = (
     TINY.replace('type = "Glyphs"\nsmall = true', 'type = "Stored"\npath = "{data}"')
@@ -190,8 +190,8 @@ def written(folder, each, side):
 
 
 @pytest.mark.slow
-def test_a_convolution_sees_the_same_bit_for_bit(tmp_path):
-    """Where the look-up is compiled into what follows, too, pixels and evaluation."""
+def test_a_convolution_trains_the_same_bit_for_bit(tmp_path):
+    """The code look-up is compiled into the network and the evaluation."""
     config = read_config(written(tmp_path / "run", 12, 12))
     config = dataclasses.replace(config, seed=1)
     memory = dataclasses.replace(config, data=Npz(path="in.npz", validation="held.npz"))
@@ -216,7 +216,7 @@ print("peak", re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
 
 
 def resident(config):
-    """Peak of the resident memory of a training run in a process of its own."""
+    """Peak resident memory of a training run in a separate process."""
     command = ["train", str(config), "--out", str(config.parent / "out")]
     done = subprocess.run(
         [sys.executable, "-c", COUNTED, *command],
@@ -233,8 +233,8 @@ def resident(config):
 def test_memory_does_not_grow_with_the_data(tmp_path):
     """200 MB on the disk, 800 MB as float32, against 4 MB.
 
-    Of as many examples, so that what accounting takes is the same: at lower rates its
-    certified ends take some 100 MB more.
+    Both data sets have equally many examples, so that accounting needs the same
+    memory: at lower rates its certified ends need some 100 MB more.
     """
     few = resident(written(tmp_path / "few", 4_200, 4))
     many = resident(written(tmp_path / "many", 4_200, 28))
@@ -244,7 +244,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_the_same_bit_for_bit(tables, tmp_path):
-    """Prefetched from the disk, and stepped by hand from memory."""
+    """Prefetched from disk, and stepped by hand from memory."""
     stored, memory = both(tables)
     run, other = (plain_trainer(data=data, num_steps=4) for data in (stored, memory))
     run.train(tmp_path)
@@ -255,7 +255,7 @@ def test_a_run_is_the_same_bit_for_bit(tables, tmp_path):
 
 
 @pytest.mark.slow
-def test_statistics_of_more_rows_than_a_chunk_are_those_of_all_at_once(monkeypatch):
+def test_statistics_in_chunks_equal_those_of_all_rows(monkeypatch):
     data = classes(num_classes=20, examples=10)
     config = StartConfig(kind="plda", share=0.5)
     own = PrivateStatistics(

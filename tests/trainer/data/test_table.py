@@ -1,4 +1,4 @@
-"""Row i of a table is the i-th example of its tree."""
+"""Tables: row i is the i-th example of the tree."""
 
 import hypothesis
 import numpy as np
@@ -17,7 +17,7 @@ def small(**changes):
     return ExampleTable.from_records(arguments.pop("features"), **arguments)
 
 
-def test_records_are_put_into_tree_order():
+def test_records_are_sorted_into_tree_order():
     table = small(targets=np.arange(5) * 10)
     assert table.features[:, 0].tolist() == [1, 3, 4, 0, 2]
     assert table.targets is not None
@@ -35,7 +35,7 @@ def test_records_are_put_into_tree_order():
     rows=st.lists(st.integers(0, 5), min_size=1, max_size=30),
 )
 def test_row_i_is_the_ith_example_of_the_tree(parents, rows):
-    """The path that the population describes is the one the record came with."""
+    """The population's path of a row is the record's path."""
     school = np.array(rows)
     authority = np.array(parents)[school]
     table = ExampleTable.from_records(
@@ -85,7 +85,7 @@ def test_selected_and_left_out_levels():
         flat.without_level("task")
 
 
-def test_the_fingerprint_is_of_everything():
+def test_the_fingerprint_covers_everything():
     same = small().fingerprint
     assert small().fingerprint == same
     changed = [
@@ -98,14 +98,14 @@ def test_the_fingerprint_is_of_everything():
         small(public_units=["a", "b", "c"]),
     ]
     assert len({same, *(t.fingerprint for t in changed)}) == len(changed) + 1
-    # Order between units does not matter, within a unit it does.
+    # The order of units does not matter, the order within a unit does.
     order = np.array([1, 0, 3, 2, 4])
     names = np.array(["b", "a", "b", "a", "a"])
     moved = small(features=np.arange(5.0)[order, None], units={"class": names[order]})
     assert moved.fingerprint == same
 
 
-def test_arrays_cannot_be_written():
+def test_arrays_are_read_only():
     table = small(targets=np.zeros(5))
     with pytest.raises(ValueError, match="read-only"):
         table.features[0] = 1

@@ -1,4 +1,4 @@
-"""Users' own files: read as they say, and hostile ones refused."""
+"""Users' files: read as documented; hostile ones are refused."""
 
 import json
 import pickle
@@ -67,7 +67,7 @@ def test_npz_of_records_with_levels_targets_and_split(tmp_path):
 
 
 def test_npz_with_a_public_list_of_classes(tmp_path):
-    """A class stays when its last example is taken away."""
+    """A class without examples stays."""
     values, labels = np.ones((5, 2)), np.array(["a", "a", "b", "b", "c"])
     classes = np.array(["c", "a", "b", "d"])
     for number, counts in ((5, [2, 2, 1, 0]), (4, [2, 2, 0, 0])):
@@ -84,7 +84,7 @@ def test_npz_with_a_public_list_of_classes(tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 2), (3, 0, 2), (0, 2)])
-def test_an_empty_npz_is_called_so(tmp_path, shape):
+def test_an_empty_npz_is_refused(tmp_path, shape):
     arrays = {"features": np.ones(shape)}
     if len(shape) == 2:
         arrays["labels"] = np.ones(0, int)
@@ -124,7 +124,7 @@ def test_a_header_that_lies_is_refused(tmp_path):
         ({"images": np.zeros((3, 2, 2), int), "labels": np.zeros(3, int)}, "uint8"),
     ],
 )
-def test_npz_that_does_not_fit(tmp_path, arrays, message):
+def test_unsuitable_npz_is_refused(tmp_path, arrays, message):
     with pytest.raises((TypeError, ValueError), match=message):
         load_npz(saved(tmp_path, **arrays))
 
@@ -164,7 +164,7 @@ def test_omniglot_folders(tmp_path):
                 picture(file, 255, (105, 105))
     flat = load_omniglot(tmp_path)
     assert flat.features.shape == (12, 28, 28, 1)
-    assert flat.features.max() == 0  # white paper is no ink
+    assert flat.features.max() == 0  # white paper becomes 0
     assert flat.level_names == ("class", "example")
     assert "Greek/character01" in flat.unit_column("class")
     tree = load_omniglot(tmp_path, alphabets=True)
@@ -194,7 +194,7 @@ def test_images_that_cannot_be_read_are_named(tmp_path):
         load_class_folders(tmp_path, size=4, max_bytes=10)
 
 
-def test_litter_is_no_class_and_no_image(tmp_path):
+def test_system_files_and_folders_are_ignored(tmp_path):
     for name in ("a", "b"):
         picture(tmp_path / name / "1.png")
         (tmp_path / name / "Thumbs.db").write_bytes(b"\0")
@@ -223,11 +223,11 @@ def test_an_empty_alphabet_does_not_vanish(tmp_path):
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
 @pytest.mark.parametrize("orientation", [*range(9), None])
 def test_pictures_are_turned_upright(tmp_path, suffix, orientation):
-    """By the definition of the tag: where the stored rows and columns are seen."""
-    seen = np.zeros((16, 24), np.uint8)  # what a viewer shows
+    """By the tag's definition: where stored rows and columns are displayed."""
+    seen = np.zeros((16, 24), np.uint8)  # as displayed
     seen[:8, :8] = 255
     seen[8:, 12:] = 128
-    # Of each orientation, how what is seen was stored.
+    # For each orientation, the stored form of the displayed picture.
     stored = {
         2: seen[:, ::-1],
         3: seen[::-1, ::-1],
@@ -261,7 +261,7 @@ def test_animations_are_refused(tmp_path, suffix):
     assert load_class_folders(tmp_path, grey=True).features.min() == 1
 
 
-def test_a_photograph_with_a_preview_is_one_picture(tmp_path):
+def test_a_photograph_with_an_embedded_preview_is_read(tmp_path):
     picture(tmp_path / "a" / "1.jpg", 255)
     frames = [Image.new("L", (6, 6), value) for value in (255, 0)]
     file = tmp_path / "a" / "2.jpg"
@@ -290,7 +290,7 @@ def test_links_and_strange_files_are_refused(tmp_path):
         load_class_folders(tmp_path / "none")
 
 
-def test_all_bad_files_are_listed_at_once(tmp_path):
+def test_all_unreadable_files_are_listed(tmp_path):
     for name in ("a/1.png", "a/2.png", "b/3.tif"):
         picture(tmp_path / name)
     assert load_class_folders(tmp_path, grey=True).num_examples == 3
@@ -314,7 +314,7 @@ def test_all_bad_files_are_listed_at_once(tmp_path):
 
 
 def test_lists_of_files_are_folders_of_classes(tmp_path):
-    """As mini-ImageNet comes, and as Hugging Face's image folders do."""
+    """In the layouts of mini-ImageNet and of Hugging Face's image folders."""
     rows = [("n1", "c.jpg"), ("n2", "a.jpg"), ("n1", "b.jpg")]
     for value, (label, name) in enumerate(rows):
         picture(tmp_path / "folders" / "train" / label / name, 40 * value)
@@ -353,7 +353,7 @@ def test_lists_of_files_are_folders_of_classes(tmp_path):
         load_mini_imagenet(tmp_path / "lists")
 
 
-def test_what_is_not_read_says_what_to_do(tmp_path):
+def test_errors_about_unsupported_formats_say_what_to_do(tmp_path):
     for name, message in (
         ("cache-train.pkl", r"is a pickle, which can run any(.|\n)*np\.savez"),
         ("data.xlsx", "ExampleTable.from_records"),
@@ -365,7 +365,7 @@ def test_what_is_not_read_says_what_to_do(tmp_path):
         recognized(tmp_path)
 
 
-def test_the_conversion_that_is_advised_works(tmp_path, monkeypatch):
+def test_the_advised_conversion_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     images = RNG.integers(0, 256, (5, 4, 4, 3), dtype=np.uint8)
     cache = {"image_data": images, "class_dict": {"b": [0, 3], "a": [1, 2, 4]}}
@@ -396,7 +396,7 @@ def test_csv(tmp_path):
     assert table.targets is not None and table.targets.tolist() == [0.5, 2.5, 1.5]
 
 
-def test_parquet_is_the_same(tmp_path):
+def test_parquet_equals_csv(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -434,14 +434,14 @@ def test_parquet_is_the_same(tmp_path):
         ),
     ],
 )
-def test_csv_that_does_not_fit(tmp_path, text, changes, message):
+def test_unsuitable_csv_is_refused(tmp_path, text, changes, message):
     path = tmp_path / "t.csv"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ValueError, match=message):
         load_table(path, **{**COLUMNS, **changes})
 
 
-def test_names_and_kinds_of_files(tmp_path):
+def test_missing_and_unknown_files_are_refused(tmp_path):
     with pytest.raises(TypeError, match="groups must be a list"):
         load_table(tmp_path / "t.csv", groups="school", features=["a"])
     with pytest.raises(ValueError, match="must end in .csv or .parquet"):
@@ -459,11 +459,11 @@ def test_a_table_with_a_public_list_of_units(tmp_path):
         load_table(path, groups=["user"], features=["x"], public_units=[7, 8, 9])
 
 
-# --- Pictures with transparency: as on white paper, wherever their files are read ---
+# --- Images with transparency are composed onto white ---
 
 
 def transparent(kind, ink):
-    """A black square, of that alpha, on a clear ground, which is stored as black."""
+    """A black square with this alpha on a transparent ground stored as black."""
     alpha = np.zeros((6, 6), np.uint8)
     alpha[2:4, 2:4] = ink
     black = Image.new("L", (6, 6), 0)
@@ -480,8 +480,8 @@ def transparent(kind, ink):
 @pytest.mark.parametrize("kind", ["LA", "RGBA", "P"])
 @pytest.mark.parametrize("grey", [False, True])
 @pytest.mark.parametrize("ink", [255, 102])
-def test_what_is_transparent_lies_on_white(tmp_path, kind, grey, ink):
-    """Here, in what is imported, and in what a release is asked of."""
+def test_transparent_images_are_composed_onto_white(tmp_path, kind, grey, ink):
+    """In loaders, in imports, and in queries of a release."""
     file = tmp_path / "data" / "a" / "1.png"
     file.parent.mkdir(parents=True)
     transparent(kind, ink).save(file)
@@ -500,7 +500,7 @@ def test_what_is_transparent_lies_on_white(tmp_path, kind, grey, ink):
 
 
 @pytest.mark.parametrize("mode", ["LA", "RGBA"])
-def test_an_opaque_picture_with_alpha_is_what_it_is_without(tmp_path, mode):
+def test_a_full_alpha_channel_changes_nothing(tmp_path, mode):
     plain = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
     image = Image.fromarray(plain).convert(mode[:-1])
     for name, one in (("1", image), ("2", image.convert(mode))):
@@ -512,7 +512,7 @@ def test_an_opaque_picture_with_alpha_is_what_it_is_without(tmp_path, mode):
 
 @pytest.mark.parametrize("mode", ["LA", "RGBA"])
 def test_white_on_a_clear_ground_is_refused(tmp_path, mode):
-    """White below it would hide it; a picture without anything is one."""
+    """A white ground would hide the drawing; an empty image is accepted."""
     file = tmp_path / "a" / "1.png"
     file.parent.mkdir()
     white, alpha = Image.new(mode, (6, 6), "white"), np.zeros((6, 6), np.uint8)
@@ -528,7 +528,7 @@ def test_white_on_a_clear_ground_is_refused(tmp_path, mode):
 
 # --- Folders in the layouts of Omniglot and mini-ImageNet, and the configs for them ---
 
-# Of each config: folders and classes, examples of a class, slots, classes as shipped.
+# Each config's folders and classes, examples per class, slots, classes as shipped.
 TINY = {
     "omniglot": ({"images_background": 40, "images_evaluation": 7}, 8, 20, 964),
     "mini_imagenet": ({"train": 6, "val": 5, "test": 5}, 18, 600, 64),
@@ -537,7 +537,7 @@ CONFIGS = [f"{name}{kind}" for name in TINY for kind in ("", "_maml")]
 
 
 def generate(name, folder, counts, examples):
-    """Images that mean nothing in the layout of a data set."""
+    """Random images in the layout of a data set."""
     rng = np.random.default_rng(0)
     places = [(part, i) for part, number in counts.items() for i in range(number)]
     for number, (part, i) in enumerate(places):
@@ -557,7 +557,7 @@ def generate(name, folder, counts, examples):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("stem", CONFIGS)
-def test_generated_folders_are_what_the_configs_read(stem, tmp_path):
+def test_the_configs_read_generated_folders(stem, tmp_path):
     name = stem.removesuffix("_maml")
     counts, examples, slots, classes = TINY[name]
     generate(name, tmp_path, counts, examples)

@@ -1,4 +1,4 @@
-"""Episodes within blocks of people: nobody is in two, whoever else is there."""
+"""Episodes within blocks of people: everybody is in one block."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def blocks(episodes=HALF, *, slots=A_BLOCK, **changes):
 
 
 def sampler(design, has=None, **options):
-    """Of people who drew the classes that ``has`` says, (P, C) numbers of drawings."""
+    """A sampler for people with ``has``, (P, C) numbers of drawings by class."""
     has = np.ones((PEOPLE, CLASSES), int) if has is None else np.asarray(has)
     tree = jde.Population.from_sizes(
         has.sum(axis=0).tolist(), level_names=("class", "example")
@@ -33,7 +33,7 @@ def sampler(design, has=None, **options):
 
 
 def rows(drawn_from, owners, tree, number=400):
-    """Of all draws the (J, ways, size) owners and classes, -1 where nobody is."""
+    """Owners and classes of each draw, (J, ways, size), -1 for masked slots."""
     class_of = np.repeat(np.arange(tree.num_units(1)), tree.children_counts[1])
     for i in range(number):
         draw = drawn_from.draw(step_generator(0, i))
@@ -45,7 +45,7 @@ def rows(drawn_from, owners, tree, number=400):
 
 
 def of_one_block(owner):
-    """Refuses a person in two episodes, more than a block's in one, a repetition."""
+    """Asserts that blocks are disjoint and have at most their size."""
     people = [set(row.ravel().tolist()) - {-1} for row in owner]
     assert all(len(some) <= A_BLOCK for some in people)
     assert sum(map(len, people)) == len(set().union(*people))
@@ -53,7 +53,7 @@ def of_one_block(owner):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("among_slots", [True, False])
-def test_an_episode_holds_a_person_as_often_as_is_accounted(among_slots):
+def test_a_person_is_in_an_episode_with_the_accounted_probability(among_slots):
     """``r = 1 - (1 - q / slots)^ways``, to four standard errors."""
     drawn_from, owners, tree = sampler(blocks(), among_slots=among_slots)
     held, episodes = 0, []
@@ -69,8 +69,8 @@ def test_an_episode_holds_a_person_as_often_as_is_accounted(among_slots):
 
 
 @pytest.mark.slow
-def test_a_slot_that_nobody_fills_is_null_under_zero_out_and_masked_else():
-    has = np.ones((PEOPLE - 1, CLASSES), int)  # one on the list is not in the data
+def test_empty_slots_are_null_under_zero_out_and_masked_otherwise():
+    has = np.ones((PEOPLE - 1, CLASSES), int)  # one listed person has no data
     for slots_of, is_null in (("example", True), (None, False)):
         given = sampler(blocks(), has, slots_of=slots_of)
         some = [np.zeros(0, bool)]
@@ -79,14 +79,14 @@ def test_a_slot_that_nobody_fills_is_null_under_zero_out_and_masked_else():
             missing = ~draw.mask.all(axis=(1, 2))
             np.testing.assert_array_equal(draw.holds_null, missing & is_null)
             some.append(missing)
-        # The block of the one who is missing: half of all episodes, 1 - .5^3 of them.
+        # The missing person's block is in half of all episodes, 1 - .5^3 with a null.
         share = 0.5 * (1 - 0.5**WAYS)
         assert np.concatenate(some).mean() == pytest.approx(share, abs=0.08)
 
 
-def test_somebody_who_is_not_in_the_data_shows_nothing():
-    """Neither their own, of which there are none, nor anybody else's."""
-    has = np.ones((PEOPLE - 3, CLASSES), int) * SIZE  # three on the list are not there
+def test_episodes_of_listed_people_without_data_are_empty():
+    """One person is a block: at most as many episodes have examples as people have."""
+    has = np.ones((PEOPLE - 3, CLASSES), int) * SIZE  # three listed people have no data
     alone = blocks(people_per_block=1, slots=SIZE)
     for among_slots in (True, False):
         given = sampler(alone, has, among_slots=among_slots)
@@ -95,10 +95,10 @@ def test_somebody_who_is_not_in_the_data_shows_nothing():
             assert draw.mask.any(axis=(1, 2)).sum() <= PEOPLE - 3
 
 
-def test_an_episode_that_looks_takes_classes_with_enough_drawings():
+def test_data_dependent_episodes_take_classes_with_enough_drawings():
     has = np.zeros((PEOPLE, CLASSES), int)
-    has[:, :2] = 1  # every block has them
-    has[0, 2] = SIZE  # one person's own class
+    has[:, :2] = 1  # every block has these classes
+    has[0, 2] = SIZE  # only one person has this class
     given = sampler(blocks(), has, among_slots=False)
     classes = set()
     for owner, of_class, draw in rows(*given):
@@ -107,7 +107,7 @@ def test_an_episode_that_looks_takes_classes_with_enough_drawings():
         with_owner = np.any(owner == 0, axis=(1, 2))
         assert not np.any(of_class[~with_owner] == 2)
         assert not draw.holds_null.any()
-        assert np.all(draw.mask[:, :2])  # those that are there come first
+        assert np.all(draw.mask[:, :2])  # valid slots come first
         classes |= set(of_class.ravel().tolist())
     assert classes == {-1, 0, 1, 2}
 
@@ -120,7 +120,7 @@ def test_an_episode_that_looks_takes_classes_with_enough_drawings():
         jde.WithoutReplacement("episode", size=2),
     ],
 )
-def test_blocks_stay_for_an_epoch_and_are_fresh_elsewhere(scheme):
+def test_blocks_are_fixed_within_an_epoch_and_fresh_otherwise(scheme):
     drawn_from, owners, _ = sampler(blocks(scheme, people_per_block=2, slots=2))
     if drawn_from.steps_per_epoch is None:
         assert len(drawn_from.draw(step_generator(0, 0)).examples) == 2
@@ -144,7 +144,7 @@ def test_several_episodes_a_block_and_a_remainder_of_people():
         episodes_per_block=2,
     )
     for owner, _, _ in rows(*sampler(design), 50):
-        assert len(owner) == 4  # two blocks of three, two people sit out
+        assert len(owner) == 4  # two blocks of three, two people are left out
         people = [set(row.ravel().tolist()) for row in owner]
         assert all(len(some) <= 3 for some in people)
         met = [[p for p in people if p & some] for some in people]
@@ -158,7 +158,7 @@ def test_several_episodes_a_block_and_a_remainder_of_people():
         ({"among_slots": False, "slots_of": "example"}, "among_slots must be True"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(change, match):
+def test_invalid_draws_are_refused(change, match):
     with pytest.raises(ValueError, match=match):
         sampler(blocks(), **change)
 

@@ -1,4 +1,4 @@
-"""How many contributions are complete: counted draws, against closed forms."""
+"""The share of complete contributions: counted draws against closed forms."""
 
 import itertools
 import math
@@ -39,7 +39,7 @@ def grouped(population=None, num_classes=5, episodes=HALF):
 
 
 def by_enumeration(slots):
-    """Chance that a pair of classes draws two filled slots of each."""
+    """Probability that two drawn classes have two filled slots each."""
     chance = [math.comb(size, 2) / math.comb(slots or size, 2) for size in SIZES[1:]]
     pairs = list(itertools.combinations([0.0, *chance], 2))
     return math.fsum(a * b for a, b in pairs) / len(pairs)
@@ -51,7 +51,7 @@ def tree(*below, level="class", rate=0.5):
 
 POISSON_EXAMPLES = Poisson("example", sampling_probability=0.4, population=4)
 EPOCHS = RandomAllocation("episode", steps_per_epoch=4)
-# design, sizes, clip unit, level of the slots, needs, share of those drawn
+# design, sizes, clip unit, level of the slots, requirements, complete share
 SHARES = {
     "grouped": (grouped(), SIZES, "episode", None, EPISODES, by_enumeration(None)),
     "slots": (grouped(6), SIZES, "episode", "example", EPISODES, by_enumeration(6)),
@@ -125,8 +125,8 @@ def sampler(sampling, sizes, clip_unit, slots_of=None, **others):
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("name", SHARES)
-def test_as_many_are_complete_as_closed_forms_say(name):
-    """6 standard deviations of the clip units that are simulated."""
+def test_shares_of_complete_contributions_equal_closed_forms(name):
+    """Within 6 standard deviations of the simulated clip units."""
     sampling, sizes, clip_unit, slots_of, needs, share = SHARES[name]
     found = sampler(sampling, sizes, clip_unit, slots_of).complete_units(needs)
     number = 200 if share > 0.45 else 4_000
@@ -137,15 +137,15 @@ def test_as_many_are_complete_as_closed_forms_say(name):
     assert found.drawn * share <= found.most + slack * found.drawn
 
 
-def test_what_is_complete_in_a_draw():
-    """Two classes of an episode with their support and a query, no null."""
+def test_complete_contributions_of_a_draw():
+    """Complete: two classes with support and a query, and no null."""
     filled = [[3, 2], [3, 0], [2, 2], [1, 4], [4, 4]]
     mask = np.arange(4) < np.array(filled)[:, :, None]
     null = np.array([False, False, False, False, True])
     assert complete_in_draw(mask, None, EPISODES, 2) == 3
     assert complete_in_draw(mask, null, EPISODES, 2) == 2
     assert complete_in_draw(mask, None, EPISODES, 1) == 4
-    # A clip unit of several episodes needs one.
+    # A clip unit with several episodes needs one complete episode.
     assert complete_in_draw(mask[None], None, EPISODES, 2) == 1
     assert complete_in_draw(mask[:, 0], None, TASK, 1) == 4
     assert complete_in_draw(mask[:, 0, 0], None, Needs(), 1) == 5

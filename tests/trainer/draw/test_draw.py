@@ -1,4 +1,4 @@
-"""What every single draw must look like, and what the sampler refuses."""
+"""Properties of every single draw, and what the sampler refuses."""
 
 import numpy as np
 import pytest
@@ -82,8 +82,8 @@ def test_shapes_of_a_tree(clip_unit, slot_shape, expected_units, max_units):
         assert_well_formed(sampler, draw)
 
 
-def test_units_give_what_they_have():
-    """Small units all, empty ones a masked row, and only children of their own."""
+def test_units_give_at_most_what_they_have():
+    """Small units give all, empty ones a masked row, and only their own children."""
     sampler = EpisodeSampler(schools(1.0), TREE, clip_unit="school")
     for draw in draws(sampler):
         np.testing.assert_array_equal(np.sort(draw.units), range(5))
@@ -110,7 +110,7 @@ def test_clipped_examples_are_the_units():
         np.testing.assert_array_equal(draw.examples, draw.units)
         assert draw.mask.all()
         assert len(set(draw.units.tolist())) == len(draw.units)
-        # All of a drawn school's pupils up to eight, none of the others'.
+        # A drawn school gives all pupils up to eight, other schools none.
         per_school = np.bincount(PUPIL_OF[draw.units], minlength=5)
         assert np.all((per_school == 0) | (per_school == np.minimum(SIZES, 8)))
 
@@ -137,7 +137,7 @@ def test_poisson_slots_hold_the_largest_unit():
 
 
 def test_nothing_is_capped():
-    """The realised number exceeds any multiple of the mean that a batch could have."""
+    """The number drawn can exceed any fixed multiple of its mean."""
     sampler = EpisodeSampler(
         Poisson("example", sampling_probability=1e-3),
         Population.from_sizes(1_000),
@@ -179,8 +179,8 @@ def test_three_levels():
     assert sampler.max_units == 10
 
 
-def test_trees_without_anybody():
-    """Public units that are all empty: drawn, and nobody in them."""
+def test_trees_of_empty_units():
+    """Public units without examples are drawn, and have masked rows."""
     tree = Population.from_sizes([0, 0])
     for pupils in (PUPILS, Poisson("pupil", sampling_probability=0.5)):
         sampler = EpisodeSampler(schools(1.0, pupils), tree, clip_unit="school")
@@ -268,7 +268,7 @@ def test_mean_number_of_groups_of_many_classes():
     )
     tree = Population.from_sizes([20] * 100_000)
     sampler = EpisodeSampler(design, tree, clip_unit="episode")
-    # Left-overs are uniform on 0 .. 4 up to far less than 1e-9.
+    # The remainder is uniform on 0 to 4 up to far less than 1e-9.
     assert sampler.expected_units == pytest.approx((1_000 - 2) / 5, rel=1e-9)
     assert sampler.max_units == 20_000
 
@@ -322,11 +322,11 @@ def test_independent_episodes(sampling, slot_shape):
 
 
 @pytest.mark.parametrize("design", GROUPED.values(), ids=GROUPED)
-def test_a_draw_is_a_function_of_the_generator(design):
+def test_the_generator_determines_the_draw(design):
     sampler = EpisodeSampler(design, CLASSES, clip_unit="episode")
     again = EpisodeSampler(design, CLASSES, clip_unit="episode")
     entropy = 2**255 + 19
-    for step in (9, 3, 9):  # whatever was drawn before
+    for step in (9, 3, 9):  # regardless of earlier draws
         for one, two in zip(
             sampler.draw(step_generator(entropy, step)),
             again.draw(step_generator(entropy, step)),
@@ -440,7 +440,9 @@ def test_grids_are_refused(sampling, population, name):
         ),
     ],
 )
-def test_misfits_are_refused(sampling, population, clip_unit, error, message):
+def test_steps_that_do_not_fit_the_table_are_refused(
+    sampling, population, clip_unit, error, message
+):
     with pytest.raises(error, match=message):
         EpisodeSampler(sampling, population, clip_unit=clip_unit)
 
@@ -484,10 +486,10 @@ EQUAL = Population.from_sizes([40, 40, 40])
     ],
 )
 def test_public_sizes_that_the_data_contradict_are_refused(pupils, population, rule):
-    """Accounted by them, epsilon would be too small."""
+    """With them the accounted epsilon would be too small."""
     with pytest.raises(ValueError, match=f"level 'pupil': population must be {rule}"):
         EpisodeSampler(schools(0.5, pupils), population, clip_unit="school")
-    # Not where the step is accounted by the real sizes, or not by these.
+    # Accepted if the step is accounted by the real sizes, or does not use these.
     above = EpisodeSampler(
         schools(0.5, pupils), population, clip_unit="school", privacy_unit="school"
     )
@@ -519,12 +521,12 @@ def test_public_sizes_that_the_data_contradict_are_refused(pupils, population, r
         (Poisson("pupil", sampling_probability=0.1, population=60), UNEQUAL),
     ],
 )
-def test_public_sizes_that_hold_are_accepted(pupils, population):
+def test_correct_public_sizes_are_accepted(pupils, population):
     EpisodeSampler(schools(0.5, pupils), population, clip_unit="school")
 
 
 def test_public_sizes_of_grouped_classes():
-    """Examples are held against their population too, as is a level drawn above."""
+    """The sizes of examples and of the level above are checked too."""
     examples = WithoutReplacement("example", size=4, population=20)
     with pytest.raises(ValueError, match="level 'example': population must be at most"):
         EpisodeSampler(grouped(examples=examples), CLASSES, clip_unit="episode")

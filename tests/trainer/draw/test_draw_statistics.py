@@ -29,9 +29,9 @@ from oracles.draws import Inclusion, Tally, false_alarm
 from oracles.trees import Scheme
 
 FALSE_ALARMS = 1e-6
-# At so many the wrong samplers at the end are rejected at 1e-28 and below.
+# Steps at which the wrong samplers below are rejected at 1e-28 or less.
 STEPS = 600
-# Of a design whose whole distribution is known: more often in the slow tests.
+# Draws of a design with a known distribution; the slow tests take more.
 TIMES = pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
 
 TWO_LEVELS = [3, 1, 0, 5]
@@ -54,13 +54,13 @@ def spec_of(name: str, scheme: Scheme) -> Poisson | WithoutReplacement:
 
 
 class Case(NamedTuple):
-    """A sampler, the number of its examples, what it should draw, and how often."""
+    """A sampler, its number of examples, and the exact probabilities."""
 
     sampler: Any
     num_examples: int
     inclusion: Inclusion
     number_distribution: Any = None
-    one_row: np.ndarray | None = None  # inclusion in a row, where rows are independent
+    one_row: np.ndarray | None = None  # inclusion in a row, if rows are independent
 
 
 def tree_case(nested, schemes, clip_level, number_distribution=None) -> Case:
@@ -93,7 +93,7 @@ def grouped_case(drawn, scheme, *, sizes=None, ways=3, size=2) -> Case:
 
 
 def _group_numbers(scheme, number, ways):
-    """Values and probabilities of the number of episodes."""
+    """Distribution of the number of episodes: values and probabilities."""
     values = np.arange(number // ways + 1)
     chances = np.zeros(len(values))
     for weight, sample in scheme.subsets(number):
@@ -162,7 +162,7 @@ def take(sampler, steps: int, seed: int) -> list[Draw]:
 
 
 def check(case: Case, steps: int, seed: int, sampler=None) -> float:
-    """The rate of false alarms at which the sampler of the case is rejected."""
+    """The false-alarm rate at which the sampler of the case is rejected."""
     drawn = take(case.sampler if sampler is None else sampler, steps, seed)
     found = oracle.incidence(drawn, case.num_examples)
     tallies = oracle.step_tallies(found, case.inclusion)
@@ -176,9 +176,9 @@ def check(case: Case, steps: int, seed: int, sampler=None) -> float:
 
 @pytest.mark.parametrize("name", CASES)
 def test_inclusion_of_examples_and_pairs(name):
-    """Single, pairs in a clip unit, pairs across units, and across steps.
+    """Single examples, and pairs within a clip unit, across units, and across steps.
 
-    The tests below plant wrong samplers, which so many steps give away.
+    With as many steps the wrong samplers below are rejected.
     """
     steps = 800 if name.startswith("independent") else STEPS
     assert check(CASES[name](), steps, seed=1) > FALSE_ALARMS
@@ -195,7 +195,7 @@ def test_inclusion_over_many_more_steps(name):
 
 
 def outcome(draw: Draw) -> tuple:
-    """The drawn rows' contents without the order of rows and slots."""
+    """Contents of the drawn rows, regardless of the order of rows and slots."""
     rows = zip(draw.examples, draw.mask, strict=True)
     return tuple(sorted(tuple(np.sort(e[m]).tolist()) for e, m in rows))
 
@@ -241,7 +241,7 @@ def test_distribution_of_tiny_grouped_classes(drawn, scheme, times):
 
 
 def test_distribution_of_tiny_independent_episodes():
-    """Pairs of neighbouring episodes of one step: as independent as of two steps."""
+    """Pairs of consecutive episodes of a step: independent, as of two steps."""
     schemes = [subset(1), subset(2)]
     case = independent_case([2, 3], schemes, 20)
     dist = oracle.content_distribution(oracle.numbered([2, 3]), schemes)
@@ -257,7 +257,7 @@ def test_distribution_of_tiny_independent_episodes():
 
 @TIMES
 @pytest.mark.parametrize("number", [1, 3, 40])
-def test_every_order_of_the_slots_is_alike(number, times):
+def test_every_order_of_the_slots_is_equally_likely(number, times):
     """So support and query are exchangeable: 60 ordered triples of five examples."""
     case = independent_case([5], [subset(1), subset(3)], number)
     triples = [
@@ -270,7 +270,7 @@ def test_every_order_of_the_slots_is_alike(number, times):
 
 
 @TIMES
-def test_every_order_of_poisson_slots_is_alike(times):
+def test_every_order_of_poisson_slots_is_equally_likely(times):
     case = tree_case([4, 4, 4], [poisson(1.0), poisson(0.8)], 1)
     orders = [
         tuple(examples[mask] - 4 * unit)
@@ -289,7 +289,7 @@ def test_every_order_of_poisson_slots_is_alike(times):
 
 
 @TIMES
-def test_every_class_stands_at_every_place_of_an_episode(times):
+def test_the_place_of_a_class_in_an_episode_is_uniform(times):
     """The label of a class within its episode is uniformly random."""
     case = grouped_case("classes", subset(4), sizes=[1] * 5, ways=2, size=1)
     drawn = take(case.sampler, times * 1_500, seed=8)
@@ -374,7 +374,7 @@ def test_schools_of_very_unequal_sizes(times):
     )
 
 
-# --- Samplers that are wrong, each in a way that people have got it wrong ---
+# --- Wrong samplers: mistakes that have been made in practice ---
 
 
 class Wrong:
@@ -394,7 +394,7 @@ class Wrong:
 
 
 class ShuffledEpochs(Wrong):
-    """Batches of the mean size, in turn from a shuffled order."""
+    """Batches of the mean size from a shuffled order."""
 
     rest: np.ndarray = np.zeros(0, np.int64)
 
@@ -408,7 +408,7 @@ class ShuffledEpochs(Wrong):
 
 
 class Capped(Wrong):
-    """A batch that is too large loses its last units."""
+    """Batches that are too large are truncated."""
 
     def changed(self, draw, generator):
         cap = int(1.2 * self.sampler.expected_units)
@@ -416,7 +416,7 @@ class Capped(Wrong):
 
 
 class Padded(Wrong):
-    """An empty draw is drawn again."""
+    """Empty draws are drawn again."""
 
     def changed(self, draw, generator):
         while len(draw.units) == 0:
@@ -452,7 +452,7 @@ class SameDraw(Wrong):
 
 
 class ReusedPartition(Wrong):
-    """One partition of the classes for the whole run; its episodes tossed afresh."""
+    """One partition of the classes for the whole run; fresh coins for its episodes."""
 
     partition = None
 
@@ -477,7 +477,7 @@ class ReusedPartition(Wrong):
 
 
 class PupilsAtTheProductOfRates(Wrong):
-    """Poisson sampling of pupils at the product of the rates, grouped by school."""
+    """Pupils drawn independently at the product of the rates, grouped by school."""
 
     def changed(self, draw, generator):
         sizes = self.sampler.population.children_counts[1]
@@ -489,7 +489,7 @@ class PupilsAtTheProductOfRates(Wrong):
 
 
 class StandsInOrder(Wrong):
-    """Slots sorted: the first examples of a unit are always its support."""
+    """Sorted slots: the first examples of a unit are always its support."""
 
     def changed(self, draw, generator):
         return draw._replace(examples=np.sort(draw.examples, axis=-1))
@@ -512,13 +512,13 @@ WRONG = [
 
 @pytest.mark.parametrize(("wrong", "name"), WRONG)
 def test_a_wrong_sampler_is_caught(wrong, name):
-    """The right one passes the same check at the top."""
+    """The correct sampler passes the same check above."""
     case = CASES[name]()
     assert check(case, STEPS, seed=13, sampler=wrong(case.sampler)) < FALSE_ALARMS
 
 
 def test_the_product_of_rates_in_one_stage_is_caught():
-    """Every pupil has the right rate; only classmates give it away."""
+    """Every pupil has the right rate; only pairs of classmates reveal the mistake."""
     case = tree_case(TWO_LEVELS, [poisson(0.4), poisson(0.6)], 1)
     assert check(case, STEPS, seed=14) > FALSE_ALARMS
     wrong = PupilsAtTheProductOfRates(case.sampler)

@@ -1,8 +1,7 @@
-"""Epochs: every unit, alike, independently, afresh; and functions of the entropy.
+"""Epochs: each unit once, uniformly, independently; determined by the entropy.
 
-Statistical checks are exact binomial tests of whole distributions with Bonferroni's
-correction:
-a correct sampler fails one with a chance of at most 1e-6 (seeds are fixed).
+Statistical checks are exact binomial tests with Bonferroni's correction: a correct
+sampler fails one with probability at most 1e-6 (seeds are fixed).
 """
 
 import functools
@@ -61,14 +60,14 @@ def generator_of_epoch(entropy, epoch):
 
 
 def drawn_step(sampler, entropy, step):
-    """The draw of a step, the first being 1, as a run with a seed makes it."""
+    """The draw of a step, counted from 1, of a seeded run."""
     epoch, place = divmod(step - 1, sampler.steps_per_epoch)
     members = sampler.begin_epoch(generator_of_epoch(entropy, epoch))[place]
     return sampler.draw(step_generator(entropy, step), members)
 
 
 def places(sampler, number, entropy, epoch=0):
-    """(number, times) the steps of one epoch in which each unit takes part."""
+    """(number, times) the steps of an epoch that include each unit."""
     steps = sampler.begin_epoch(generator_of_epoch(entropy, epoch))
     found = [(unit, place) for place, s in enumerate(steps) for unit in s.tolist()]
     return np.array([place for _, place in sorted(found)]).reshape(number, -1)
@@ -130,7 +129,7 @@ def test_all_classes_are_partitioned_afresh_in_every_epoch(make):
         left_out.add(frozenset(range(23)) - set(classes.ravel().tolist()))
         groups |= {frozenset(row.tolist()) for row in classes}
         assert all(np.all(d.examples[d.mask] >= 0) and d.mask.all() for d in drawn)
-    # All alike would have a chance below 1e-15.
+    # All equal by chance: below 1e-15.
     assert len(left_out) > 1 and len(groups) > 4
     assert (sampler.expected_units, sampler.slot_shape) == (4 / 3, (5, 2))
 
@@ -152,13 +151,13 @@ def test_levels_below_are_drawn_afresh_in_every_step():
 
 
 def rejected(outcomes, all_outcomes):
-    """At which rate of false alarms it is refused that all outcomes are alike."""
+    """False-alarm rate at which equal probability of all outcomes is rejected."""
     dist = {outcome: 1 / len(all_outcomes) for outcome in all_outcomes}
     return false_alarm(outcome_tally(outcomes, dist))
 
 
 def pairs_of_epochs(second_epoch):
-    """Steps of two units in an epoch and in a second one, 1,500 times."""
+    """Steps of two units in an epoch and in the next, 1,500 times."""
     sampler = units(bins(3), 2)
     return [
         (
@@ -169,10 +168,10 @@ def pairs_of_epochs(second_epoch):
     ]
 
 
-def test_units_and_epochs_are_independent_and_all_steps_alike():
+def test_units_and_epochs_are_independent_and_steps_equally_likely():
     every = list(itertools.product(range(3), repeat=4))
     assert rejected(pairs_of_epochs(1), every) > FALSE_ALARMS
-    # The same bins in every epoch, which would cost far more.
+    # A mistake: the same bins in every epoch, which would cost far more.
     assert rejected(pairs_of_epochs(0), every) < FALSE_ALARMS
 
 
@@ -186,17 +185,17 @@ def test_blocks_are_independent():
     assert rejected(found, every) > FALSE_ALARMS
 
 
-def test_shuffled_batches_are_all_alike():
+def test_shuffled_batches_are_equally_likely():
     sampler = units(batches(3), 4)
     found = [tuple(places(sampler, 4, e).ravel().tolist()) for e in range(1_000)]
     every = sorted(set(itertools.permutations((0, 0, 1, 2))))
     assert rejected(found, every) > FALSE_ALARMS
-    # Batches of fixed size are no independent bins.
+    # Batches of fixed size are not independent.
     assert rejected(found, list(itertools.product(range(3), repeat=4))) < FALSE_ALARMS
 
 
 def test_partitions_and_steps_of_episodes_are_independent():
-    """Five classes in pairs, two steps: fifteen partitions, four ways to place them."""
+    """Five classes in pairs, two steps: fifteen partitions, four placements."""
     sampler = grouped(bins(2, name="episode"), num_classes=5, ways=2)
     found = []
     for entropy in range(1_500):
@@ -222,7 +221,7 @@ def test_partitions_and_steps_of_episodes_are_independent():
 # --- Functions of the entropy ---
 
 
-def test_a_step_is_drawn_alike_in_any_order_and_by_any_sampler():
+def test_a_steps_draw_does_not_depend_on_order_or_sampler():
     sampler, other = units(bins(4), 30), units(bins(4), 30)
     forwards = [drawn_step(sampler, 2**40 + 1, step) for step in range(1, 13)]
     for step in (12, 3, 7, 1, 11):
@@ -243,7 +242,7 @@ def test_no_epoch_shares_a_stream_with_a_step():
 
 
 def test_bins_need_no_number_of_slots():
-    """Who is there picks a step as before, however many null slots there are."""
+    """Present units draw the same steps, whatever the number of null slots."""
     sampler = units(bins(3), 6, slots_of="unit")
     drawn = [drawn_step(sampler, 0, step) for step in (1, 2, 3)]
     np.testing.assert_array_equal(
@@ -252,8 +251,8 @@ def test_bins_need_no_number_of_slots():
     assert not any(np.any(d.holds_null) for d in drawn)
 
 
-def test_an_episode_with_a_null_class_is_given_its_step_and_marked():
-    sizes = [4] * 7  # of nine slots for classes
+def test_an_episode_with_a_null_class_keeps_its_step_and_is_marked():
+    sizes = [4] * 7  # nine slots for classes
     sampler = grouped(
         bins(2, name="episode"), num_classes=9, ways=3, sizes=sizes, slots_of="class"
     )
@@ -264,7 +263,7 @@ def test_an_episode_with_a_null_class_is_given_its_step_and_marked():
     np.testing.assert_array_equal(null, ~mask.all(axis=(1, 2)))
 
 
-# --- What is refused ---
+# --- Refusals ---
 
 
 @pytest.mark.parametrize(
@@ -296,16 +295,16 @@ def test_bad_input(ask, error, message):
         ask(units(bins(3), 6), poisson)
 
 
-# --- What a run owes ---
+# --- Charges ---
 
 
-def test_an_end_within_an_epoch_owes_all_of_it_unless_it_was_planned():
+def test_an_unplanned_end_within_an_epoch_charges_all_of_it():
     of = functools.partial(GaussianStep, noise_multiplier=1.0)
     taken = np.arange(0, 33)
     owed = steps_owed(of(bins(10)), taken, 25)
     np.testing.assert_array_equal(owed[:11], [0] + [10] * 10)
     np.testing.assert_array_equal(owed[11:21], 20)
-    np.testing.assert_array_equal(owed[21:26], 25)  # no further than the plan
+    np.testing.assert_array_equal(owed[21:26], 25)  # not beyond the plan
     np.testing.assert_array_equal(owed[26:], [30] * 5 + [40] * 2)
     assert np.all(owed >= taken) and np.all(np.diff(owed) >= 0)
     plain = of(Poisson("unit", sampling_probability=0.5))

@@ -1,4 +1,4 @@
-"""Slots under zero_out: drawn whether filled or not; a null makes the whole row 0."""
+"""Slots under zero_out: drawn whether filled or not; a null zeroes the whole row."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 
-FILLED = [2, 5, 0, 4]  # of 5 slots in each of 4 tasks
+FILLED = [2, 5, 0, 4]  # filled slots of 5, in 4 tasks
 SLOTS = 5
 TASK = jde.Poisson("task", sampling_probability=0.5)
 EXAMPLE = jde.WithoutReplacement("example", size=2, population=SLOTS)
@@ -29,17 +29,17 @@ def draws(drawn_from, number, seed=0):
     return [drawn_from.draw(step_generator(seed, i)) for i in range(number)]
 
 
-def test_a_draw_with_a_null_says_so():
+def test_a_draw_with_a_null_is_marked():
     for draw in draws(sampler(), 200):
-        # Two slots are drawn of every task: a row holds a null if one is not filled.
+        # Two slots of every task are drawn; a row holds a null if one is empty.
         np.testing.assert_array_equal(draw.holds_null, draw.mask.sum(axis=1) < 2)
         of_task = np.repeat(np.arange(4), FILLED)
         owner = of_task[draw.examples]
         assert np.all((owner == draw.units[:, None]) | ~draw.mask)
 
 
-def test_which_slots_are_filled_does_not_change_the_draw():
-    """The same generator draws the same slots, filled or not."""
+def test_the_draw_does_not_depend_on_which_slots_are_filled():
+    """One generator draws the same slots, filled or not."""
     full, some = sampler([SLOTS] * 4), sampler()
     assert (
         (full.expected_units, full.slot_shape)
@@ -59,11 +59,11 @@ def test_which_slots_are_filled_does_not_change_the_draw():
 
 
 def test_frequencies_of_nulls():
-    """A task of 2 of 5 slots holds no null with chance 1/10."""
+    """A task with 2 of 5 slots filled holds no null with probability 1/10."""
     rows = [draw.holds_null[draw.units == 0] for draw in draws(sampler(), 2_000)]
     rows = np.concatenate(rows)
     assert 860 < len(rows) < 1_140
-    # Within 3.7 standard deviations; above, 6.3.
+    # Within 3.7 standard deviations; 6.3 above.
     assert np.mean(~rows) == pytest.approx(0.1, abs=0.035)
 
 

@@ -1,4 +1,4 @@
-"""Draws below many units at once: whichever way is taken, the same distribution."""
+"""Draws below many units at once: all algorithms have the same distribution."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from jaxdp_episodic.trainer.draw import tree_draw
 from oracles.draws import Tally, false_alarm, outcome_tally
 
 FALSE_ALARMS = 1e-6
-# Sizes for which each of the three ways is the fastest.
+# Sizes at which each of the three algorithms is chosen.
 WAYS = {
     "one unit of many children": [1_000],
     "few units of many children": [100_000, 3, 0, 200_000],

@@ -14,7 +14,7 @@ from jaxdp_episodic.accountant.numerics.band_coefficients import band_coefficien
 from jaxdp_episodic.trainer.gradient import discrete_noise
 from jaxdp_episodic.trainer.gradient.bands import BandMemory
 
-# Of docs/correlated.md, computed by hand: whole coefficients (4, 3, 2), six steps of
+# docs/correlated.md, computed by hand: integer coefficients (4, 3, 2), six steps of
 # two numbers, and a memory that is cleared before the fourth.
 SUMS = [[7, -2], [0, 5], [-3, 1], [4, 4], [1, -6], [2, 2]]
 NOISE = [[1, 0], [-2, 3], [0, -1], [5, 2], [-4, 1], [0, 0]]
@@ -39,14 +39,14 @@ DECODED = {
 
 
 def memory_of(coefficients):
-    """A memory with these whole coefficients, which are no multiples of 256."""
+    """A memory with these integer coefficients, not multiplied by 256."""
     memory = BandMemory(coefficients, is_discrete=False)
     memory.coefficients = list(coefficients)
     return memory
 
 
 @pytest.mark.parametrize("restart", DECODED)
-def test_sums_are_decoded_as_by_hand(restart):
+def test_decoded_sums_equal_a_hand_computation(restart):
     memory = memory_of([4, 3, 2])
     for step, (sums, drawn) in enumerate(zip(SUMS, NOISE, strict=True)):
         if step == restart:
@@ -66,8 +66,8 @@ def decoded_exactly(k, sums, drawn):
 
 @pytest.mark.parametrize("count", [1, 2, 10])
 @pytest.mark.parametrize("horizon", [3.0, math.inf])
-def test_what_is_decoded_is_the_sum_with_the_decoded_noise(count, horizon):
-    """Also at the largest sums and noise that a step may have."""
+def test_decoding_gives_the_sum_plus_decoded_noise(count, horizon):
+    """Also for the largest sums and noise of a step."""
     memory = BandMemory(band_coefficients(count, 200, horizon), is_discrete=True)
     k = memory.coefficients
     assert k[0] == 256 and all(isinstance(one, int) for one in k)
@@ -85,7 +85,7 @@ def test_what_is_decoded_is_the_sum_with_the_decoded_noise(count, horizon):
 
 
 @pytest.mark.parametrize("is_discrete", [True, False])
-def test_the_rise_is_that_of_the_decoded_noise(is_discrete):
+def test_the_stated_rise_is_that_of_the_decoded_noise(is_discrete):
     memory = BandMemory(band_coefficients(5, 100, 30.0), is_discrete=is_discrete)
     rng = np.random.default_rng(1)
     for _ in range(2):
@@ -113,7 +113,7 @@ else:
 """
 
 
-def test_a_memory_is_in_one_process_alone():
+def test_a_noise_memory_cannot_be_copied_or_forked():
     memory = BandMemory([1.0, 0.5], is_discrete=True)
     for copied in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="sums without noise"):

@@ -1,4 +1,4 @@
-"""What units give where the clip norm follows a quantile, or all have one norm."""
+"""Contributions with a clip norm that follows a quantile, and normalized ones."""
 
 import math
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ CLIP, EXPECTED = 0.3, 8.0
 
 
 class Units(NamedTuple):
-    """Clip units whose contributions are what they hold."""
+    """Clip units whose contribution is their content."""
 
     data: Any
     slot_mask: Any
@@ -45,7 +45,7 @@ def units(data, there=None, drawn=None):
 
 
 def given(block, clipping=QUANTILE, loss=linear_loss, params=None, clip=CLIP):
-    """What a block adds to the sums: whole numbers, the count's the last of them."""
+    """What a block adds to the sums: integers, the last one of the count."""
     params = np.zeros(block.data.shape[1], np.float32) if params is None else params
     gradient = PrivateGradient(loss, clipping=clipping)
     totals = gradient._sum(params, [block], np.asarray(clip, training_dtype(params)))
@@ -55,14 +55,14 @@ def given(block, clipping=QUANTILE, loss=linear_loss, params=None, clip=CLIP):
     return np.append(sums, steps_of_vote(clipping) * int(totals.votes))
 
 
-# --- What one unit gives ---
+# --- The contribution of one unit ---
 
 NORMS = (0.0, 1e-42, 1e-25, 0.5, 1 - 1e-7, 1.0, 1 + 1e-7, 1.5, 1e30)
 COUNTS = fast_and_slow((0.3, 0.7, 7.0, 10.0, 500.0), lambda r: r in (0.3, 7.0))
 
 
 def lengths(clipping, entries, dtype: Any = np.float32):
-    """Norms of what contributions of all lengths give, joined with their votes."""
+    """Norms of clipped contributions of all lengths, joined with their votes."""
     rng = np.random.default_rng(entries)
     direction = rng.normal(size=entries)
     direction /= np.linalg.norm(direction)
@@ -79,7 +79,7 @@ def lengths(clipping, entries, dtype: Any = np.float32):
 @pytest.mark.parametrize("count_noise", COUNTS)
 @pytest.mark.parametrize("entries", fast_and_slow([1, 5_000], lambda n: n == 5_000))
 def test_gradient_and_vote_are_together_within_the_bound(count_noise, entries):
-    """And the noise is relative to this bound, or a little more."""
+    """The noise is relative to this bound or a slightly larger one."""
     clipping = ClippingConfig(count_noise=count_noise)
     vote = steps_of_vote(clipping)
     assert 0 < vote <= GRID / (2 * count_noise)
@@ -114,7 +114,7 @@ def test_normalized_contributions_have_the_norm_and_never_more(entries):
 
 
 @pytest.mark.parametrize("clip", [1e-18, 1e18])
-def test_lengths_at_the_ends_of_the_range_are_normalized(clip):
+def test_extreme_lengths_are_normalized(clip):
     clipping = ClippingConfig(kind="normalize")
     rng = np.random.default_rng(0)
     for norm in (1e-37, 1e-30, 1e-10, 1e19, 1e38):
@@ -124,26 +124,26 @@ def test_lengths_at_the_ends_of_the_range_are_normalized(clip):
         assert (0.99 * GRID) ** 2 < square <= GRID**2
 
 
-def test_what_is_normalized_keeps_its_direction():
+def test_normalizing_keeps_the_direction():
     data = np.random.default_rng(0).normal(size=(1, 40)) * 1e-9
     found = given(units(data), ClippingConfig(kind="normalize"))[:-1]
     wanted = data[0] / np.linalg.norm(data) * steps_in_norm(40)
     np.testing.assert_allclose(found, wanted, atol=2)
 
 
-# --- Each unit by itself, and nothing where there is nothing ---
+# --- Units do not interact, and empty ones contribute nothing ---
 
 SHORT, LONG, BAD = [0.1, 0.0], [3.0, 4.0], [np.nan, 1.0]
 ROWS = units(
     [SHORT, LONG, [5.0, 0.0], BAD, SHORT, [0.0, 0.0], [0.0, 0.1], LONG],
     there=[1, 1, 1, 1, 0, 1, 1, 1],
-    drawn=[1, 1, 0, 1, 1, 1, 1, 0],  # places without a unit, also between the others
+    drawn=[1, 1, 0, 1, 1, 1, 1, 0],  # masked rows, also between the others
 )
 VOTES = [1, -1, 0, -1, 0, 1, 1, 0]
 
 
 def of_row(row):
-    """A block with one row, and an empty unit behind: places up to it are visited."""
+    """A block with this row alone and an empty unit behind it."""
     empty = units([[0.0, 0.0]], there=[0])
     pairs = zip(ROWS, empty, strict=True)
     return Units(*(np.concatenate([leaf[[row]], last]) for leaf, last in pairs))
@@ -156,7 +156,7 @@ def check_votes():
 
 
 def check_that_units_do_not_meet():
-    """A release without noise is the sum of what each unit gives alone."""
+    """Asserts that a release without noise is the sum of what each unit gives alone."""
     alone = sum(given(of_row(row)) for row in range(len(VOTES)))
     gradient = PrivateGradient(linear_loss, clipping=QUANTILE)
     released, private = noised(
@@ -173,11 +173,11 @@ def check_that_units_do_not_meet():
     votes = alone[-1] / steps_of_vote(QUANTILE)
     assert released.share == np.float32(0.5 + votes / 2 / EXPECTED)
     assert released.share.dtype == np.float32
-    assert private["num_units"] != EXPECTED  # or nothing would be shown
+    assert private["num_units"] != EXPECTED  # otherwise the check is void
 
 
 def check_noise():
-    """All numbers of a release have the noise of its longest contribution."""
+    """Asserts that all entries have the noise for the longest contribution."""
     clipping = ClippingConfig(count_noise=0.3)
     gradient = PrivateGradient(linear_loss, clipping=clipping)
     keys = (number.to_bytes(32, "big") for number in range(1_500))
@@ -192,7 +192,7 @@ def check_noise():
 
 
 def check_that_the_clip_norm_is_known_before_the_draw():
-    """Each step's is a function of what the steps before it released."""
+    """Asserts that each clip norm is a function of earlier releases."""
     clipping = ClippingConfig(rate=2.0, count_noise=0.7)
     run = plain_trainer(clipping=clipping, num_steps=4)
     used, released, call = [], [], run._gradient.__call__

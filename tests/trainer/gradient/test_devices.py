@@ -1,4 +1,4 @@
-"""Several devices give what one gives; simulated on the CPU, in another process."""
+"""Several simulated devices give the same as one."""
 
 import json
 import os
@@ -106,13 +106,13 @@ def report():
 
 
 @pytest.mark.parametrize("drawn, units", [("all", 24), ("some", 16), ("none", 0)])
-def test_the_number_of_devices_does_not_matter(report, drawn, units):
+def test_any_number_of_devices_gives_the_same(report, drawn, units):
     assert report["devices"] == 4
-    # The noise is the same; sums of whole numbers are, those in another order nearly.
+    # Noise and integer sums are equal; float sums in another order nearly so.
     assert max(report[f"{drawn} discrete"]) == 0
     assert max(report[f"{drawn} gaussian"]) < 1e-5
     assert report[f"{drawn}-units"] == [units] * 3
 
 
-def test_rows_that_devices_cannot_share_are_refused(report):
+def test_rows_must_divide_among_devices(report):
     assert "multiple of the 4 device(s), got 3" in report["error"]

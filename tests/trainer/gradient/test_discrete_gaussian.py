@@ -26,7 +26,7 @@ def stream(seed=0):
 
 
 def probabilities(variance, reach):
-    """Of the integers from -reach to reach; the rest is below 1e-30."""
+    """Probabilities of -reach to reach; those beyond are below 1e-30."""
     x = np.arange(-reach, reach + 1)
     weights = np.exp(-(x**2) / (2 * variance))
     return x, weights / weights.sum()
@@ -45,7 +45,7 @@ def test_frequencies_are_those_of_the_definition(variance):
     samples = sample_discrete_gaussian(variance, count, stream())
     x, chances = probabilities(variance, 12 * math.isqrt(variance) + 12)
     expected = count * chances
-    # Where few are expected the two tails are counted together.
+    # Bins with few expected counts: the two tails are counted together.
     tail = expected < 20
     seen = np.array([(samples == value).sum() for value in x[~tail]])
     seen = np.append(seen, count - seen.sum())
@@ -57,7 +57,7 @@ def test_frequencies_are_those_of_the_definition(variance):
 def test_large_variances(variance):
     samples = sample_discrete_gaussian(variance, 200_000, stream())
     assert stats.kstest(samples / math.sqrt(variance), "norm").pvalue > 1e-6
-    # Low-order bits are fair: the grid has no holes.
+    # Low-order bits are fair, so the grid has no holes.
     for modulus in (2, 3, 7, 256):
         seen = np.bincount(samples % modulus, minlength=modulus)
         assert stats.chisquare(seen).pvalue > 1e-6
@@ -66,8 +66,8 @@ def test_large_variances(variance):
 @pytest.mark.parametrize(
     "variance", [1, 2, 17, 1_000, 3_000, 60_000**2, 2**72 + 1, LARGEST_VARIANCE]
 )
-def test_layers_cover_the_curve_and_what_is_sure_is_below_it(variance):
-    """In rational arithmetic: at every number if they are few, else at ends."""
+def test_layers_cover_the_density_and_certain_parts_are_below_it(variance):
+    """In rational arithmetic, at every integer if they are few, else at the ends."""
     layers = discrete_gaussian._layers(variance)
     heights, widths = layers.exact_bottoms, [int(w) for w in layers.widths]
     assert all(a >= b for a, b in itertools.pairwise(widths))
@@ -78,7 +78,7 @@ def test_layers_cover_the_curve_and_what_is_sure_is_below_it(variance):
             widths, itertools.pairwise(heights), strict=True
         )
     }
-    assert len(areas) == 1  # a byte tells each as often as any other
+    assert len(areas) == 1  # a byte selects each with equal probability
     with mp.workdps(60):
 
         def curve(x):
@@ -96,7 +96,7 @@ def test_layers_cover_the_curve_and_what_is_sure_is_below_it(variance):
             assert sure <= widths[place] << layers.shift
             if sure:
                 assert number(heights[place + 1]) <= curve(int(sure) - 1)
-        # The tail, in steps of a deviation, against what is proposed for it.
+        # The tail against its proposal, in steps of a deviation.
         step = math.isqrt(variance - 1) + 1
         for k in range(9):
             most = number(heights[1]) / (2 ** (k + 1) * step)
@@ -105,7 +105,7 @@ def test_layers_cover_the_curve_and_what_is_sure_is_below_it(variance):
 
 @pytest.mark.parametrize("variance", [1, 7, 10**6, 60_000**2 + 1])
 def test_exact_arithmetic_decides_as_float64_does(variance, monkeypatch):
-    """Both look at the same first bits: where float64 is sure, it is right."""
+    """From the same bits: where float64 decides, it decides correctly."""
     layers = discrete_gaussian._layers(variance)
     rng = stream()
     layer = rng.integers(256, size=300)
@@ -118,7 +118,7 @@ def test_exact_arithmetic_decides_as_float64_does(variance, monkeypatch):
 
 
 class Words:
-    """Bits that are known before."""
+    """A generator of known bits."""
 
     def __init__(self, words):
         self.words = list(words)
@@ -129,8 +129,8 @@ class Words:
 
 
 @pytest.mark.parametrize("exponent", [Fraction(1, 3), Fraction(7), Fraction(60)])
-def test_more_bits_are_looked_at_until_it_is_clear(exponent):
-    """Of a word whose 64 bits leave it open, and of its neighbours; bits by bits."""
+def test_undecided_samples_read_more_bits(exponent):
+    """A 64-bit word that leaves the sample undecided, and its neighbours."""
     bottom, height = Fraction(1, 10**30), Fraction(999, 1000)
     with mp.workdps(200):
         curve = mp.exp(-mp.mpf(exponent.numerator) / exponent.denominator)
@@ -141,7 +141,7 @@ def test_more_bits_are_looked_at_until_it_is_clear(exponent):
         more = Words([*words[1:-1], words[-1] + change * 2**40])
         found = discrete_gaussian._is_below(bottom, height, words[0], exponent, more)
         assert found == expected
-        assert not more.words  # all bits were looked at
+        assert not more.words  # all bits were read
     below = discrete_gaussian._is_below
     assert below(bottom, height, max(words[0] - 1, 0), exponent, stream()) == (
         words[0] > 0
@@ -149,14 +149,14 @@ def test_more_bits_are_looked_at_until_it_is_clear(exponent):
     assert not below(bottom, height, words[0] + 1, exponent, stream())
 
 
-def test_the_tail_is_that_of_the_curve(monkeypatch):
-    """Layers that end at 3.8 deviations, and the numbers beyond; one in 10^6."""
+def test_the_tail_has_the_right_frequencies(monkeypatch):
+    """Layers that end at 3.8 deviations; one false alarm in 10^6."""
     monkeypatch.setattr(discrete_gaussian, "_END", 3.8)
     layers, rng = discrete_gaussian._layers.__wrapped__(3), stream()
     assert layers.last == 7
     found = [discrete_gaussian._from_tail(layers, rng) for _ in range(4_000)]
     curve = np.exp(-(np.arange(7, 60) ** 2) / 6.0) / float(layers.exact_bottoms[1])
-    assert curve[0] < 1 / 4  # what is proposed for it
+    assert curve[0] < 1 / 4  # the proposal
     for seen, chance in (
         (found.count(7), curve[0]),
         (found.count(8), curve[1]),
@@ -165,7 +165,7 @@ def test_the_tail_is_that_of_the_curve(monkeypatch):
         assert stats.binomtest(seen, len(found), chance).pvalue > 1e-7
 
 
-def test_samples_follow_from_the_bits_alone():
+def test_samples_are_a_function_of_the_bits():
     one = sample_discrete_gaussian(50, 1_000, stream())
     np.testing.assert_array_equal(sample_discrete_gaussian(50, 1_000, stream()), one)
     other = sample_discrete_gaussian(50, 1_000, stream(1))
@@ -188,11 +188,11 @@ def test_bad_arguments(arguments, error, message):
         sample_discrete_gaussian(*arguments, stream())
 
 
-# --- What it hides ---
+# --- Privacy ---
 
 
 def rounded_likelihood(z, mean, variance):
-    """Of a continuous sample that is rounded at random, by the trapezoidal rule."""
+    """Likelihood of a randomly rounded continuous sample, by the trapezoidal rule."""
     spread, total = variance - SMOOTHING, mp.mpf(0)
     for i in range(-100 * 4, 100 * 4 + 1):
         y = mp.mpf(i) / 4
@@ -219,7 +219,7 @@ def hockey_stick(upper, lower, epsilon):
 
 
 def mixture(variance, weights, reach):
-    """Of sums 0, 1, ... with these probabilities, and discrete noise."""
+    """Distribution of discrete noise added to 0, 1, ... with these probabilities."""
     x = np.arange(-reach, reach + 1)
     dist = np.zeros(x.size)
     for mean, weight in weights.items():
@@ -251,8 +251,8 @@ def test_a_sampled_release_costs_no_more_than_is_accounted(grid, noise, rate):
                 assert found <= accounted * (1 + 1e-9) + 1e-14
 
 
-def test_without_the_smoothing_it_would_cost_more():
-    """The tests above would notice: at coarse grids discrete noise hides less."""
+def test_without_smoothing_a_release_costs_more():
+    """The test above can fail: on coarse grids discrete noise hides less."""
     grid, noise = 1, 0.5
     step = jde.GaussianStep(
         jde.MultistageSampling(jde.Poisson("example", sampling_probability=1.0)),
@@ -284,8 +284,8 @@ def test_variances_cover_deviations():
         assert mp.log((1 + eta) / (1 - eta)) <= log_ratio_bound(1)
 
 
-def test_all_of_the_layers_are_thrown_at_alike():
-    """Blocks and signs of what is proposed, before anything is rejected for height."""
+def test_proposals_are_uniform_over_the_layers():
+    """Blocks and signs of proposals, before rejection by height."""
     layers = discrete_gaussian._layers(3_000)
     everything = np.full(256, layers.last + 1)
     layers.sure, kept = everything, layers.sure
@@ -309,7 +309,7 @@ def test_all_of_the_layers_are_thrown_at_alike():
 
 @pytest.mark.slow
 def test_samples_reach_the_tail(monkeypatch):
-    """All samples, of layers that end at 4.3 deviations; one false alarm in 10^6."""
+    """Layers that end at 4.3 deviations; one false alarm in 10^6."""
     monkeypatch.setattr(discrete_gaussian, "_END", 4.3)
     monkeypatch.setattr(
         discrete_gaussian, "_layers", discrete_gaussian._layers.__wrapped__
@@ -326,7 +326,7 @@ def test_samples_reach_the_tail(monkeypatch):
 
 @pytest.mark.slow
 def test_two_steps_cost_no_more_than_is_accounted():
-    """A task replaced by its opposite; enumeration of both steps."""
+    """A task is replaced by its opposite; both steps are enumerated."""
     grid, noise, rate = 30, 1.0, 0.4
     step = jde.GaussianStep(
         jde.MultistageSampling(jde.Poisson("task", sampling_probability=rate)),

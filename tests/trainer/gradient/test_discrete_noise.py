@@ -1,4 +1,4 @@
-"""The hardened noise: whole numbers from the clipped contribution to the release."""
+"""Discrete noise: integers from the clipped contribution to the release."""
 
 import itertools
 import math
@@ -53,7 +53,7 @@ def leaves_loss(params, unit):
 
 
 def added(contribution, clip=1.0, loss=leaves_loss):
-    """What a compiled step adds to its sum: whole numbers, int64."""
+    """What a compiled step adds to its sum: integers, int64."""
     block = Rows([leaf[None] for leaf in contribution], np.ones(1, np.float32))
     params = [np.zeros(leaf.shape, leaf.dtype) for leaf in contribution]
     clip = np.asarray(clip, training_dtype(params))
@@ -62,7 +62,7 @@ def added(contribution, clip=1.0, loss=leaves_loss):
 
 
 def squares(numbers):
-    """The sum of their squares, in whole numbers of Python."""
+    """The sum of their squares, as a Python integer."""
     values, counts = np.unique(numbers, return_counts=True)
     return sum(int(v) ** 2 * int(n) for v, n in zip(values, counts, strict=True))
 
@@ -97,9 +97,9 @@ def test_contributions_are_on_the_grid_and_within_it(entries, clip):
 
 
 def rounded_up(entries, steps, dtype: Any = np.float32):
-    """As long as is not clipped, each entry just above a half step: the worst case."""
+    """The longest unclipped row whose entries are just above half a grid step."""
     mean_square = (steps * (1 - 1.1 * clipping._MARGIN)) ** 2 / entries
-    half = 0.5 + 4e-3  # float32 has no more digits of the one that is alone
+    half = 0.5 + 4e-3  # float32 cannot represent more digits of a single entry
     low = math.floor(math.sqrt(mean_square) - half) + half
     share = (mean_square - low**2) / ((low + 1) ** 2 - low**2)
     vector = np.full(entries, low)
@@ -112,24 +112,24 @@ SIZES = [1, 2, 4_096, 4_097, 1_000_000]
 
 @pytest.mark.parametrize("entries", SIZES)
 def test_rounding_all_entries_up_stays_within_the_grid(entries):
-    """And comes so near to it that no more could be allowed."""
+    """It comes so close that a larger norm could not be allowed."""
     steps = steps_in_norm(entries)
     vector = rounded_up(entries, steps)
     numbers = added(vector)
     np.testing.assert_array_less(vector[0] * steps + 0.49, numbers)
-    # Less what the rounding of float32 is allowed, and what the last entry left.
+    # Less the allowance for float32 rounding and the last entry's remainder.
     assert (0.99975 * GRID - 1) ** 2 < squares(numbers) <= GRID**2
 
 
 def adversarial(entries, dtype: Any = np.float32):
-    """Directions, of norm 1: one entry, all alike, random ones, of many magnitudes."""
+    """Unit vectors: one entry, equal entries, random ones, many magnitudes."""
     rng = np.random.default_rng(entries)
     one = np.zeros(entries)
     one[entries // 2] = -1.0
     normal = rng.normal(size=entries)
     wide = normal * 10.0 ** rng.uniform(-30, 0, size=entries)
     for vector in (one, np.ones(entries), normal, wide):
-        # The largest first: what is small may vanish where it is squared.
+        # The largest entries first: squares of small ones may vanish.
         scaled = vector / np.abs(vector).max()
         yield (scaled / np.linalg.norm(scaled)).astype(dtype)
 
@@ -149,7 +149,7 @@ def test_nothing_beyond_the_grid_is_added(entries, clip):
         for norm in (1e-30, clip * (1 - 1e-7), clip, clip * (1 + 1e-7), 1e30, 3e38):
             numbers = added([direction * np.float32(norm)], clip)
             assert squares(numbers) <= GRID**2
-            # Nor is what is clipped lost.
+            # What is clipped keeps its norm.
             assert norm < clip * (1 - 1e-7) or squares(numbers) > (0.98 * GRID) ** 2
     subnormal = np.full(entries, 1e-45, np.float32)
     assert squares(added([subnormal], clip)) == 0
@@ -169,7 +169,7 @@ def test_nothing_beyond_the_grid_is_added_in_float64(entries, clip):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("sizes", [(1,), (2, 4_097)])
-def test_what_is_not_finite_becomes_zero(bad, sizes):
+def test_nonfinite_contributions_become_zero(bad, sizes):
     for rest in (0.0, 0.3, 3e38):
         vector = [np.full(size, rest, np.float32) for size in sizes]
         vector[0][-1] = bad
@@ -178,8 +178,8 @@ def test_what_is_not_finite_becomes_zero(bad, sizes):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("sizes", [(1, 1), (40_000,), (2**15 * 3 + 7, 5, 70_000)])
-def test_vectors_about_as_long_as_the_clip_norm_are_added_whole(sizes):
-    """On both sides of the limit; in several leaves."""
+def test_vectors_near_the_clip_norm_are_added_whole(sizes):
+    """On both sides of the limit, and in several leaves."""
     rng, entries = np.random.default_rng(sum(sizes)), sum(sizes)
     for length in np.linspace(0.99, 1.02, 61 if entries < 10**5 else 21):
         vector = rng.normal(size=entries)
@@ -189,7 +189,7 @@ def test_vectors_about_as_long_as_the_clip_norm_are_added_whole(sizes):
 
 
 def test_numbers_are_rounded_to_the_nearest():
-    """Halves to the even one, as `numpy.round` does; next to halves, too."""
+    """Halves go to the even integer, as in `numpy.round`; also next to halves."""
     halves = np.arange(-3_000, 3_000, dtype=np.float32) / 2
     ends = np.array([2**22 - 0.5, 2**22 - 1, 60_000.496], np.float32)
     for numbers in (halves, ends, -ends):
@@ -202,19 +202,19 @@ def test_numbers_are_rounded_to_the_nearest():
 
 @pytest.fixture
 def planted(monkeypatch):
-    """Plants a fault in what is compiled, and keeps nothing of it."""
+    """Plants a fault in compiled code, and drops what was compiled."""
     uncached = private_gradient._compiled_sum.__wrapped__
     monkeypatch.setattr(private_gradient, "_compiled_sum", uncached)
     return monkeypatch.setattr
 
 
-def test_no_room_for_the_rounding_is_noticed(planted):
+def test_a_missing_allowance_for_rounding_is_detected(planted):
     planted(discrete_noise, "steps_in_norm", lambda *_: GRID)
     assert squares(added(rounded_up(4_097, GRID))) > GRID**2
 
 
-def test_the_norm_of_other_numbers_is_noticed(planted):
-    """Here of the same with fewer digits."""
+def test_the_norm_of_other_numbers_is_detected(planted):
+    """Here of the same numbers with fewer digits."""
     summed = clipping.sum_of_squares
 
     def rounded(leaves):
@@ -225,12 +225,12 @@ def test_the_norm_of_other_numbers_is_noticed(planted):
 
 
 def floors_loss(params, unit):
-    """Its gradient ends with an operation that is cheap and easy to find."""
+    """Its gradient ends with an operation that is easy to find in a program."""
     return jnp.vdot(params[0], jnp.floor(unit.data[0]))
 
 
 def kernels_with(*operations):
-    """Of a compiled step, those that do one of them each: their text."""
+    """The texts of the kernels of a compiled step that contain each operation."""
     params, clip = [np.zeros(8_000, np.float32)], np.float32(1.0)
     block = Rows([np.ones((2, 8_000), np.float32)], np.ones(2, np.float32))
     gradient = PrivateGradient(floors_loss)
@@ -241,13 +241,13 @@ def kernels_with(*operations):
 
 
 def test_both_passes_read_a_contribution_that_is_computed_once():
-    """Fused with what it is made of, it might be rounded otherwise in each."""
+    """If it were fused into both, they might round it differently."""
     (floor,), (rounding,) = kernels_with("floor", "bitcast-convert")
     assert floor != rounding
-    assert " s32[8000]" in rounding and " add(" in rounding  # all in one pass
+    assert " s32[8000]" in rounding and " add(" in rounding  # norm and sum in one pass
 
 
-def test_a_contribution_that_is_computed_twice_is_noticed(planted):
+def test_a_contribution_computed_twice_is_detected(planted):
     def without_branch(drawn, added, otherwise, *operands):
         return added(*operands)
 
@@ -266,7 +266,7 @@ def test_contributions_are_hardly_shortened(sizes, lost):
 @pytest.mark.parametrize("order", ["sorted", "pairwise", "float32 by one"])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_the_rounding_of_a_sum_of_squares_is_allowed_for(order, rows):
-    """Rows in any order, such as the worst that are known; then half to half."""
+    """Rows in any order, among them the worst known; then in halves."""
     shape = rows, discrete_noise._ROW
     numbers = np.full(shape, GRID / math.sqrt(math.prod(shape)), np.float32).round()
     squares = np.square(numbers)
@@ -292,7 +292,7 @@ def test_the_rounding_of_a_sum_of_squares_is_allowed_for(order, rows):
         pytest.param((3, 10**7), marks=pytest.mark.slow),
     ],
 )
-def test_sums_of_squares_are_those_of_all_numbers_in_short_rows(sizes):
+def test_sums_of_squares_cover_all_numbers_in_short_rows(sizes):
     rng = np.random.default_rng(sum(sizes))
     leaves = [rng.normal(size=size).astype(np.float32) for size in sizes]
     found = jax.jit(discrete_noise.sum_of_squares)(leaves)
@@ -307,7 +307,7 @@ def test_sums_of_squares_are_those_of_all_numbers_in_short_rows(sizes):
     assert min(longest, max(sizes)) + halvings + 4 <= allowed + 1e-6
 
 
-def test_parameters_beyond_counting_are_refused():
+def test_too_many_parameters_are_refused():
     with pytest.raises(ValueError, match=r"up to about 10\^9 parameters, got 10,000"):
         steps_in_norm(10**10)
 
@@ -315,7 +315,7 @@ def test_parameters_beyond_counting_are_refused():
 # --- The sum with its noise ---
 
 
-def test_the_release_is_the_sum_of_whole_numbers_and_the_noise():
+def test_the_release_is_an_integer_sum_plus_the_noise():
     data = np.random.default_rng(0).normal(size=(9, 6))
     clip, noise, normalizer = 0.7, 1.3, 4.0
     steps = steps_in_norm(6)
@@ -327,7 +327,7 @@ def test_the_release_is_the_sum_of_whole_numbers_and_the_noise():
     drawn = sample_discrete_gaussian(variance, 6, generator(KEY))
     found = released([rows(data)], entries=6, noise=noise, clip=clip, normalizer=4.0)
     expected = (total + drawn) * clip / steps / normalizer
-    # A rounding to the other side in float32 is a grid step.
+    # Rounding the other way in float32 makes one grid step.
     np.testing.assert_allclose(found, expected, atol=2 * clip / GRID, rtol=1e-6)
 
 
@@ -338,7 +338,7 @@ def test_the_noise_has_its_deviation():
 
 
 def test_order_and_blocks_change_no_bit():
-    """Sums of whole numbers do not depend on the order; float32's do."""
+    """Integer sums do not depend on the order; float32 sums do."""
     data = (
         np.random.default_rng(1).normal(size=(24, 50))
         * 10.0 ** np.arange(-4, 20, 1)[:, None]
@@ -350,7 +350,7 @@ def test_order_and_blocks_change_no_bit():
 
 
 def test_sums_of_very_many_units_do_not_overflow():
-    """Of full blocks, and the halves of a full step's, every unit the same one."""
+    """Full blocks, and the halves of a full step, of equal units."""
     one = int(added([np.array([1.0], np.float32)])[0])
     full, blocks = one * MOST_ROWS, MOST_UNITS // MOST_ROWS
     assert one > 0.999 * GRID and full < 2**31
@@ -358,7 +358,7 @@ def test_sums_of_very_many_units_do_not_overflow():
         tree = discrete_noise.halves([jnp.asarray([sign * full], jnp.int32)])
         many = [np.asarray(leaf, np.int64) * blocks for leaf in tree]
         assert np.abs(many[0]).max() < 2**31
-        # As many blocks as there are rows: the most that the lower halves can be.
+        # As many blocks as rows: the largest possible lower halves.
         assert 255 * MOST_UNITS < 2**31
         total = discrete_noise.whole_sum([many[0].astype(np.int32)])
         assert total[0] == sign * full * blocks
@@ -374,7 +374,7 @@ def test_sums_of_very_many_units_do_not_overflow():
 # --- In a run ---
 
 
-def test_a_run_does_not_go_on_with_another_noise(tmp_path):
+def test_a_run_is_not_resumed_with_another_noise(tmp_path):
     plain_trainer(num_steps=1).train(tmp_path)
     with pytest.raises(RunMismatchError, match="noise"):
         plain_trainer(num_steps=1, seed=None, noise="gaussian").resume(tmp_path)
@@ -387,12 +387,12 @@ def test_a_run_does_not_go_on_with_another_noise(tmp_path):
         (None, TypeError, "noise must be one of"),
     ],
 )
-def test_another_noise_is_refused(noise, error, message):
+def test_unknown_noises_are_refused(noise, error, message):
     with pytest.raises(error, match=message):
         plain_trainer(noise=noise)
 
 
-def test_without_noise_a_run_takes_the_sums_alone():
+def test_without_noise_the_clipped_sums_are_released():
     assert trainer(epsilon=np.inf).run["noise"] == "discrete"
     data = [[3.0, 4.0], [0.2, 0.1]]
     found = released([rows(data)], entries=2, noise=0.0)
@@ -425,7 +425,7 @@ def test_bad_input(changes, error, message):
         noised(PrivateGradient(linear_loss), jnp.zeros(2), **arguments)
 
 
-def test_a_config_says_which_noise():
+def test_a_config_chooses_the_noise():
     config = read_config(ROOT / "configs" / "glyphs_5w1s.toml")
     assert config.noise == "discrete"
     plain = {**config.to_dict(), "noise": "gaussian"}

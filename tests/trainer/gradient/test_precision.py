@@ -1,4 +1,4 @@
-"""The type of the parameters is that of training, with x64 on and off."""
+"""Training has the precision of the parameters, with x64 on and off."""
 
 import itertools
 import math
@@ -75,7 +75,7 @@ def test_without_x64_there_is_no_float64():
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("of_params", "of_data", "of_mask", "units_at_once"),
-    # Either type of parameters with each other type, and with each size of a batch.
+    # Each type of parameters with each other type and each batch size.
     fast_and_slow(
         itertools.product(FLOATS, FLOATS, [*FLOATS, np.int64], [1, 2]),
         lambda params, data, mask, units: (
@@ -105,7 +105,7 @@ def test_data_are_cast_to_the_parameters_type(
 @pytest.mark.parametrize("clip", [1e-18, 1.0, 1e18])
 @pytest.mark.parametrize("kind", FLOATS)
 def test_a_contribution_never_exceeds_the_clip_norm(x64, kind, clip):
-    """Over the whole range of either type; a clip norm may be of the other."""
+    """Over the whole range of both types; the clip norm may have the other type."""
     clipped_of = jax.jit(clip_by_norm)
     rng = np.random.default_rng(0)
     most = float(np.finfo(kind).max)
@@ -141,7 +141,7 @@ def test_noise_has_the_type_and_its_scale(x64, kind):
     # Five standard errors each: a false alarm in 1 of 1.7 million.
     assert abs(sample.mean()) < 5 / math.sqrt(number)
     assert abs(sample.var() - 1) < 5 * math.sqrt(2 / number)
-    # Float64 noise is no float32 noise with zeros behind it.
+    # Float64 noise is not float32 noise with trailing zeros.
     as_single = np.mean(sample * 3.0 == np.float32(sample * 3.0))
     assert as_single == 1 if kind == np.float32 else as_single < 1e-3
 
@@ -241,15 +241,15 @@ def test_regression_learns_from_either_type(x64, kind, coupled, of_features):
     )
     diagnostics = run.step()
     assert math.isfinite(diagnostics["mean_loss"])
-    assert type(diagnostics.pop("num_complete")) is int  # counted where it was drawn
+    assert type(diagnostics.pop("num_complete")) is int  # counted when it was drawn
     kinds = {leaf.dtype for leaf in jax.tree.leaves((run.params, diagnostics))}
     assert kinds == {np.dtype(kind)}
-    if coupled:  # an evaluation is a compilation of its own
+    if coupled:  # an evaluation would be another compilation
         score = Evaluation(table, ways=None, shots=2, queries=2, num_episodes=10)
         assert math.isfinite(score(learner, run.params).mean)
 
 
-def test_a_float64_run_goes_on_from_its_checkpoint(x64, tmp_path):
+def test_a_float64_run_resumes_from_its_checkpoint(x64, tmp_path):
     learner, params = protonet()
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
     made = {"learner": (learner, params), "num_steps": 2}
@@ -276,7 +276,7 @@ def test_a_float64_run_goes_on_from_its_checkpoint(x64, tmp_path):
     ],
 )
 def test_parameters_of_another_type_are_another_run(x64, tmp_path, first, then):
-    """Or a charged step would be released twice: with other noise, or another sum."""
+    """Otherwise a charged step would be released twice, with other noise or sums."""
 
     def of(kind):
         learner, params = protonet()

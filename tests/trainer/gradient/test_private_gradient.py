@@ -1,4 +1,4 @@
-"""Clip, sum, noise: against an oracle, the sensitivity, and the statistics of noise."""
+"""Clip, sum, noise: an oracle, the sensitivity, and the noise's statistics."""
 
 import functools
 import itertools
@@ -30,7 +30,7 @@ from training_runs import KEY, noised
 
 WAYS, SLOTS, FEATURES = 3, 3, 4
 PLAIN = {"noise_multiplier": 0.0, "normalizer": 1.0}
-# Sums of float32; those of whole numbers have a file of their own.
+# Float32 sums; integer sums are tested in test_discrete_noise.py.
 Gradient = functools.partial(PrivateGradient, noise="gaussian")
 
 
@@ -100,7 +100,7 @@ def test_the_sum_is_that_of_jax_privacy(kind, clip, units_at_once):
         expected,
     )
     norms = np.asarray(aux.grad_norms)
-    assert 0 < np.mean(norms > clip) < 1  # both branches
+    assert 0 < np.mean(norms > clip) < 1  # clipped and not
     np.testing.assert_allclose(private["mean_norm"], norms.mean(), rtol=1e-5)
     np.testing.assert_allclose(private["share_clipped"], np.mean(norms > clip))
 
@@ -185,7 +185,7 @@ def test_a_contribution_that_is_not_finite_is_zero(bad, units_at_once):
     assert all(math.isfinite(value) for value in private.values())
 
 
-def test_one_bad_leaf_takes_the_whole_contribution():
+def test_one_nonfinite_leaf_zeroes_the_whole_contribution():
     tree = {"a": np.float32([1.0]), "b": np.float32([[np.nan]])}
     clipped, norm, finite = CLIP(tree, np.float32(1.0))
     assert not finite and norm == 0
@@ -222,7 +222,7 @@ def test_masked_rows_contribute_nothing(mask, units_at_once):
     assert private["num_not_finite"] == 0
 
 
-def test_the_tail_of_masked_rows_is_not_computed():
+def test_trailing_masked_rows_are_not_computed():
     calls = []
 
     def counted(params, unit):
@@ -239,7 +239,7 @@ def test_the_tail_of_masked_rows_is_not_computed():
 
 
 @pytest.mark.slow
-def test_blocks_are_one_draw_with_one_noise():
+def test_the_blocks_of_a_draw_share_one_noise():
     data = np.random.default_rng(0).normal(size=(6, 3))
     settings = {"l2_clip_norm": 1.0, "noise_multiplier": 2.0, "normalizer": 3.0}
     gradient, params = Gradient(linear_loss), jnp.zeros(3)
@@ -307,7 +307,7 @@ def loss_of_leaves(params, unit):
 
 
 def noise_of(seed, shapes=((400, 50), (20_000,), ()), noise=1.5, clip=2.0, divisor=4.0):
-    """What is left of the gradient when no unit was drawn, times divisor/(C sigma)."""
+    """The noise of a gradient without units, times divisor/(C sigma)."""
     params = [jnp.zeros(shape) for shape in shapes]
     gradient, _ = noised(
         Gradient(loss_of_leaves),
@@ -369,7 +369,7 @@ def test_the_same_key_gives_the_same_noise():
         np.testing.assert_array_equal(one, two)
 
 
-# --- Single examples, where nothing interacts ---
+# --- Single examples do not interact ---
 
 
 def test_single_examples_of_a_supervised_loss():
@@ -445,7 +445,7 @@ def test_noise_is_not_added_to_two_sums(kind):
 
 
 def test_noise_is_used_up_where_a_step_fails():
-    """What the devices made of it before is not known."""
+    """It is not known what the devices did with it."""
 
     def failing(params, unit):
         raise RuntimeError("device")
@@ -468,7 +468,7 @@ def test_noise_is_used_up_where_a_step_fails():
         ({"noise": None}, TypeError, "must be made by PrivateGradient.noise"),
     ],
 )
-def test_noise_that_was_drawn_for_something_else_is_refused(changes, error, message):
+def test_noise_drawn_for_another_step_is_refused(changes, error, message):
     start = changes.get("start", jnp.zeros(2))
     noise = changes.get("noise", Gradient(linear_loss).noise(jnp.zeros(2), KEY, 2.0))
     gradient = PrivateGradient(linear_loss, noise=changes.get("kind", "gaussian"))
@@ -479,7 +479,7 @@ def test_noise_that_was_drawn_for_something_else_is_refused(changes, error, mess
 
 
 def test_noise_depends_on_no_parameter_and_no_data():
-    """So that it may be drawn ahead."""
+    """Therefore it may be drawn ahead."""
     gradient = Gradient(linear_loss)
     shapes = jax.ShapeDtypeStruct((3,), np.float32)
     for params in (jnp.zeros(3), jnp.full(3, np.nan), shapes):
@@ -488,7 +488,7 @@ def test_noise_depends_on_no_parameter_and_no_data():
 
 
 def test_sum_and_noise_are_rounded_once():
-    """To float32, of a sum in float64: not each of them."""
+    """They are added in float64 and rounded to float32 once."""
     start = jnp.zeros(4_000, jnp.float32)
     data = np.random.default_rng(0).normal(size=(3, 4_000))
     settings = {"l2_clip_norm": 1e3, "noise_multiplier": 1e-3, "normalizer": 3.0}
@@ -500,18 +500,18 @@ def test_sum_and_noise_are_rounded_once():
     np.testing.assert_array_equal(found, exact.astype(np.float32))
 
 
-# --- What "gaussian" noise is made of ---
+# --- Continuous Gaussian noise ---
 
 
 def normal_of(*words):
-    """NumPy's normal number of these words; behind them, what ends its search."""
+    """NumPy's normal sample from these words, followed by words that end its search."""
     left = itertools.chain(words, itertools.cycle([0, 2**64 - 1]))
     bits = UserBitGenerator(lambda _: next(left))
     return np.random.Generator(bits).standard_normal()
 
 
-def test_a_number_is_one_of_2_to_the_61():
-    """Eight bits say the layer, one the sign and 52 the place within it."""
+def test_a_sample_has_61_bits():
+    """Eight bits choose the layer, one the sign and 52 the place within it."""
     spacings = [normal_of(layer | 1 << 9) for layer in range(256)]
     assert len(set(spacings)) == 256 and min(spacings) > 0
     for layer in (1, 100, 255):
@@ -521,21 +521,21 @@ def test_a_number_is_one_of_2_to_the_61():
                 assert number == (-1) ** sign * place * spacings[layer]
 
 
-def test_the_tail_goes_on_to_twelve_deviations():
-    """Far beyond 5.42, where float32 numbers of 23 bits end."""
-    outside = (2**52 - 1) << 9  # the lowest layer, beyond its inner part
-    # Uniform numbers next to 1, and as near to it as they come.
+def test_the_tail_extends_to_twelve_deviations():
+    """Far beyond 5.42, the end of float32 samples from 23 bits."""
+    outside = (2**52 - 1) << 9  # the lowest layer, outside its inner part
+    # Uniform samples close to 1, and the closest one.
     nearness = np.linspace(0.0, 53.0, 500)
     words = [min(int(2**64 * (1 - 0.5**near)), 2**64 - 1) for near in nearness]
     found = np.sort([abs(normal_of(outside, word, 2**64 - 1)) for word in words])
-    assert found[0] == pytest.approx(3.6541528853610088)  # where the tail begins
+    assert found[0] == pytest.approx(3.6541528853610088)  # the start of the tail
     assert 12.2 < found[-1] < 12.3
     assert np.diff(found).max() < 0.03
 
 
 @pytest.mark.slow
-def test_numbers_beyond_the_old_end_occur_as_often_as_they_should():
-    """3 x 10^7 numbers; beyond 5 deviations lie 17, and 5.42 is not the end of them."""
+def test_samples_beyond_float32s_end_have_the_right_frequency():
+    """Of 3 x 10^7 samples 17 are expected beyond 5 deviations, some beyond 5.42."""
     stream, beyond = generator(KEY), 0
     for _ in range(30):
         beyond += int((np.abs(stream.standard_normal(10**6)) > 5.0).sum())

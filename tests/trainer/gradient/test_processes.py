@@ -1,4 +1,4 @@
-"""One run on several processes: shares, agreement, and the real thing, also killed."""
+"""One run on several processes: shares, agreement, real processes, and kills."""
 
 import json
 import os
@@ -40,8 +40,8 @@ RIG = ROOT / "experiments" / "trust" / "kill_distributed.py"
 
 @pytest.mark.parametrize("number", [0, 1, 3, 11])
 @pytest.mark.parametrize("processes", [1, 2, 4, 13])
-def test_every_unit_is_in_one_share(number, processes):
-    """Also where there are fewer units than processes, or none at all."""
+def test_every_unit_is_in_exactly_one_share(number, processes):
+    """Also with fewer units than processes, or none."""
     examples = np.broadcast_to(np.arange(number)[:, None, None], (number, 1, 2))
     draw = Draw(examples.copy(), np.ones(examples.shape, bool), None)
     found = []
@@ -58,7 +58,7 @@ def test_every_unit_is_in_one_share(number, processes):
     assert sorted(found) == list(range(number))
 
 
-def test_programs_of_discrete_noise_do_not_depend_on_the_devices():
+def test_programs_with_discrete_noise_do_not_depend_on_devices():
     sampler = EpisodeSampler(GROUPED.design, classes().population, clip_unit="episode")
     rows = {
         noise: [checks.rows_a_device(None, sampler, n, noise) for n in (1, 2, 4)]
@@ -69,11 +69,11 @@ def test_programs_of_discrete_noise_do_not_depend_on_the_devices():
     assert checks.rows_a_device(3, sampler, 4, "discrete") == 3
 
 
-# --- What processes agree on ---
+# --- Agreement ---
 
 
 class Several:
-    """One process of several, which is told what the first one says."""
+    """One process of several, with a given message of the first."""
 
     count, index = 2, 1
 
@@ -100,7 +100,7 @@ def test_another_run_is_refused_by_name():
             check_run(Several({**run, **change}), run)
 
 
-def test_one_process_alone_waits_for_nobody():
+def test_a_single_process_does_not_wait():
     alone = all_processes()
     tree = {"a": np.arange(3.0)}
     alone.meet()
@@ -111,9 +111,9 @@ def test_one_process_alone_waits_for_nobody():
 
 
 class Deserted(Processes):
-    """The second of two; the first fails after so many meetings and values it sent.
+    """The second of two processes; the first fails after some barriers and values.
 
-    It tells so at the next meeting. Whoever asks it for a value before would hang.
+    It reports that at the next barrier. Asking it for a value before would hang.
     """
 
     def __init__(self, meetings, values):
@@ -143,14 +143,14 @@ class Deserted(Processes):
 @pytest.mark.parametrize(
     ("meetings", "values", "call"),
     [
-        (1, 1, lambda run, folder: run.resume(folder)),  # it cannot take it up
-        (1, 4, lambda run, folder: run.train(folder)),  # or not make it
+        (1, 1, lambda run, folder: run.resume(folder)),  # it cannot resume the run
+        (1, 4, lambda run, folder: run.train(folder)),  # or not create it
         (2, 4, lambda run, folder: run.train(folder)),  # or not compute a step
-        (3, 4, lambda run, folder: run.train(folder)),  # or not open it to train
+        (3, 4, lambda run, folder: run.train(folder)),  # or not open it for training
     ],
     ids=["resume", "make", "compute", "train"],
 )
-def test_where_the_first_cannot_start_nobody_waits_for_what_it_sends(
+def test_nobody_waits_for_a_first_process_that_failed(
     tmp_path, monkeypatch, meetings, values, call
 ):
     second = Deserted(meetings, values)
@@ -161,7 +161,7 @@ def test_where_the_first_cannot_start_nobody_waits_for_what_it_sends(
     assert not list(tmp_path.iterdir())
 
 
-# --- What is refused ---
+# --- Refusals ---
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_where_the_first_cannot_start_nobody_waits_for_what_it_sends(
         (("host:1", 2, -1), "--process-index must be in 0"),
     ],
 )
-def test_processes_that_cannot_be(given, message):
+def test_invalid_processes_are_refused(given, message):
     with pytest.raises(ValueError, match=message), one_of_several(*given):
         pass
 
@@ -189,7 +189,7 @@ def test_without_a_cluster_the_options_are_named(monkeypatch):
             pass
 
 
-def test_options_of_many_processes_need_the_word(tmp_path, capsys):
+def test_options_of_several_processes_need_distributed(tmp_path, capsys):
     command = ["train", str(tmp_path / "x.toml"), "--out", str(tmp_path / "out")]
     assert cli.run([*command, "--num-processes", "2"]) == 2
     assert "are for a run with --distributed" in capsys.readouterr().err
@@ -203,7 +203,7 @@ def test_a_search_refuses_several_processes(monkeypatch, tmp_path):
 
 # --- The command line itself ---
 
-# What is released are the steps, which are compared; each stage is scored all the same.
+# The steps are released, so that they can be compared; stages are scored as usual.
 DISCRETE = TINY.replace("[data]", 'noise = "discrete"\nseed = 3\n[data]', 1).replace(
     "[evaluation]", "[evaluation]\nselect = false"
 )
@@ -231,7 +231,7 @@ number = 2
 
 
 def trained(tmp_path, config, number, *options, configs=None):
-    """Trains in so many processes; returns the folder and (code, text) of each."""
+    """Trains in several processes; returns the folder and each one's (code, text)."""
     out = tmp_path / f"out-{number}"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -258,7 +258,7 @@ def trained(tmp_path, config, number, *options, configs=None):
             )
         )
     texts = [process.communicate(timeout=900)[0] for process in processes]
-    for index in range(number):  # nobody writes where it stands
+    for index in range(number):  # nobody writes into the working directory
         assert not list((tmp_path / f"home-{number}-{index}").iterdir())
     return out, [(p.returncode, t) for p, t in zip(processes, texts, strict=True)]
 
@@ -279,7 +279,7 @@ def parameters(out):
     ],
     ids=["discrete", "gaussian", "quantile", "banded"],
 )
-def test_the_number_of_processes_does_not_matter(tmp_path, config, tolerance):
+def test_any_number_of_processes_gives_the_same_run(tmp_path, config, tolerance):
     out, ends = trained(tmp_path, config, 1)
     assert ends[0][0] == 0, ends
     whole = parameters(out)
@@ -297,7 +297,7 @@ def test_the_number_of_processes_does_not_matter(tmp_path, config, tolerance):
 
 @pytest.mark.slow
 def test_private_statistics_before_the_steps(tmp_path):
-    """The first process releases them; all others see what it released."""
+    """The first process releases them; the others receive the releases."""
     out, ends = trained(tmp_path, STATISTICS, 1)
     assert ends[0][0] == 0, ends
     whole = parameters(out)
@@ -352,7 +352,7 @@ def killed(folder, *options):
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path):
+def test_a_killed_process_ends_all_and_the_run_resumes(tmp_path):
     code, summary = killed(tmp_path, "--kills", "2")
     assert (code, summary["violations"]) == (0, [])
     for kill in summary["kills"]:
@@ -361,6 +361,6 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_rig_notices_a_planted_fault(tmp_path):
+def test_the_rig_detects_a_planted_fault(tmp_path):
     code, summary = killed(tmp_path, "--kills", "8", "--fault", "charge-late")
     assert code == 1 and summary["violations"]

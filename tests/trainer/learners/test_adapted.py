@@ -1,4 +1,4 @@
-"""Small trained parts of frozen networks: what is trained, and what a release has."""
+"""Small trained parts of frozen networks: their parameters and releases."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ NETWORKS = {
     "conv": lambda: ConvNet((14, 14, 1), (8, 8), 6, rngs=nnx.Rngs(0)),
     "mlp": lambda: MLP(196, (10, 7), 6, rngs=nnx.Rngs(0)),
 }
-# Paths of what is trained beside the head.
+# Paths of trained parameters besides the head.
 TRAINED = {
     ("conv", "film"): {
         f"blocks/{i}/norm/{n}" for i in (0, 1) for n in ("scale", "bias")
@@ -47,12 +47,12 @@ def moved(params):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("network", "train"), TRAINED)
-def test_what_is_trained_of_a_built_in_network(network, train):
+def test_trained_parameters_of_a_built_in_network(network, train):
     module = NETWORKS[network]()
     made, wrt = adapted(module, train, 3, 0)
     apply, params = split_model(made, wrt=wrt)
     assert paths(params) == TRAINED[network, train] | HEAD
-    # At the start it is the network; afterwards one without adapters is as good.
+    # At the start it equals the network; later it merges into one without adapters.
     np.testing.assert_allclose(apply(params, IMAGES), module(IMAGES), atol=1e-6)
     params = jax.tree.map(jnp.float32, moved(params))
     whole = merged(apply.module(params))
@@ -65,7 +65,7 @@ HALF = {"param_dtype": jnp.bfloat16, "dtype": jnp.float32}
 
 
 class Pretrained(nnx.Module):
-    """With statistics of its own, in half precision."""
+    """A network with its own statistics, in half precision."""
 
     def __init__(self, rngs):
         self.layer = nnx.Linear(4, 3, **HALF, rngs=rngs)
@@ -78,7 +78,7 @@ class Pretrained(nnx.Module):
 
 
 class Coupled(Pretrained):
-    """Takes the statistics of the batch, whatever mode it is in."""
+    """A network that uses batch statistics in every mode."""
 
     def __call__(self, inputs):
         return self.last(self.norm(self.layer(inputs), use_running_average=False))
@@ -108,7 +108,7 @@ def test_layers_with_state_in_evaluation_mode_are_constants():
         apply(params, ROWS)
 
 
-def test_a_frozen_body_stays_in_its_precision():
+def test_a_frozen_body_keeps_its_precision():
     module = Pretrained(nnx.Rngs(0))
     module.eval()
     made = film(module, head="last")
@@ -133,7 +133,7 @@ def test_a_frozen_body_stays_in_its_precision():
         (dict, {}, "must be a flax.nnx.Module, got a dict"),
     ],
 )
-def test_what_has_no_film(module, given, message):
+def test_networks_without_film_layers_are_refused(module, given, message):
     with pytest.raises((TypeError, ValueError), match=message):
         film(module(), **given)
 
@@ -144,7 +144,7 @@ class Dense(linen.Module):
         return linen.Dense(2, name="head")(linen.Dense(4, name="body")(inputs))
 
 
-def test_a_filter_says_what_is_trained_of_a_module():
+def test_a_filter_chooses_trained_parameters_of_a_module():
     module = NETWORKS["mlp"]()
     module.layers[0] = nnx.LoRALinear(196, 10, lora_rank=2, rngs=nnx.Rngs(1))
     apply, params = split_model(module, wrt=nnx.LoRAParam)
@@ -154,7 +154,7 @@ def test_a_filter_says_what_is_trained_of_a_module():
         split_model(NETWORKS["mlp"](), wrt=nnx.LoRAParam)
 
 
-def test_paths_say_what_is_trained_of_other_models():
+def test_paths_choose_trained_parameters_of_other_models():
     dense = Dense()
     whole = dense.init(jax.random.key(0), ROWS)["params"]
     apply, params = split_model((dense, whole), wrt=lambda path: path[0] == "head")
@@ -173,18 +173,18 @@ def test_paths_say_what_is_trained_of_other_models():
         split_model((dense, [ROWS]), wrt=lambda path: True)
 
 
-def test_a_layer_alone_has_no_body_to_freeze():
+def test_a_single_layer_has_no_body_to_freeze():
     with pytest.raises(ValueError, match="train must be 'all' with kind='linear'"):
         ModelConfig(kind="linear", train="head")
     assert split_model(Linear(4, 2, rngs=nnx.Rngs(0)))[1].keys() == {"kernel"}
 
 
-# --- A run, its release, and what begins with it ---
+# --- A run, its release, and runs that start from it ---
 
 
 @pytest.fixture(scope="module")
 def public(tmp_path_factory):
-    """A release whose parameters other runs begin with."""
+    """A release from whose parameters other runs start."""
     folder = tmp_path_factory.mktemp("public")
     steps = TINY.replace("[evaluation]", "[evaluation]\nselect = false")
     (folder / "tiny.toml").write_text(steps)
@@ -215,7 +215,7 @@ def test_a_release_is_a_plain_network(public, tmp_path, train):
     images = np.random.default_rng(0).random((3, *release.example_shape), np.float32)
     embedded = stage.learner.embedding(stage.params, images)
     np.testing.assert_allclose(release.embed(images), embedded, atol=1e-5)
-    # What it predicts, against prototypes of the run's own embeddings.
+    # Its predictions equal those by prototypes of the run's embeddings.
     apart = np.square(embedded[2:, None] - embedded[None, :2]).sum(axis=2)
     scores = release.classify(images[:2], [0, 1], images[2:]).scores
     odds = np.log(scores[:, 0]) - np.log(scores[:, 1])
@@ -224,7 +224,7 @@ def test_a_release_is_a_plain_network(public, tmp_path, train):
 
 
 @pytest.mark.slow
-def test_a_run_that_begins_with_another_network_is_refused(public, tmp_path):
+def test_a_run_from_another_network_is_not_resumed(public, tmp_path):
     config = read_config(public / "tiny.toml")
     model = dataclasses.replace(config.model, channels=(6,), parameters="body/release")
     config = dataclasses.replace(config, model=model)
@@ -238,7 +238,7 @@ def test_a_run_that_begins_with_another_network_is_refused(public, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_ones_own_film_is_used_with_the_same_body(public, tmp_path):
+def test_a_release_of_a_users_film_needs_the_same_body(public, tmp_path):
     config = read_config(public / "tiny.toml")
     body = film(ConvNet((14, 14, 1), (4,), 4, rngs=nnx.Rngs(5)))
     result = run_training(config, tmp_path / "run", base=public, model=body)

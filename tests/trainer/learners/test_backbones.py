@@ -1,4 +1,4 @@
-"""Networks in ONNX files as fixed features: against NumPy, and what is refused."""
+"""ONNX networks as fixed features: values against NumPy, and refusals."""
 
 import hashlib
 import tomllib
@@ -27,7 +27,7 @@ IMAGES = RNG.random((6, 8, 10, 3)).astype(np.float32)
 
 
 def saved(path, nodes, shape=("n", 3, None, None), weights=WEIGHTS, **changes):
-    """An ONNX file of nodes from "x" to "y"; returns its path."""
+    """Writes an ONNX file of nodes from "x" to "y"; returns its path."""
     graph = helper.make_graph(
         nodes,
         "network",
@@ -61,7 +61,7 @@ def table_of(path):
 
 
 def by_numpy(images, mean=0.0, std=1.0):
-    """(n, H, W, 5): what the convolution makes of images."""
+    """The convolution of images by NumPy, (n, H, W, 5)."""
     return ((images - np.float32(mean)) / np.float32(std)) @ WEIGHTS[:, :, 0, 0].T
 
 
@@ -79,7 +79,7 @@ def test_pools_against_numpy(tmp_path):
     np.testing.assert_allclose(features(path, grid=2), blocks, **close)
 
 
-def test_images_are_put_in_as_the_network_takes_them(tmp_path):
+def test_images_are_converted_to_the_networks_input(tmp_path):
     path = convolution(tmp_path / "a.onnx")
     close = dict(rtol=1e-4, atol=1e-5)
     mean, std = (0.5, 0.4, 0.3), (0.2, -0.1, 1.0)
@@ -102,7 +102,7 @@ def test_images_are_put_in_as_the_network_takes_them(tmp_path):
     np.testing.assert_allclose(found, wanted, **close)
 
 
-def test_channels_last_and_the_size_that_a_file_states(tmp_path):
+def test_channels_last_and_the_size_stated_in_a_file(tmp_path):
     nodes = [
         helper.make_node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
         helper.make_node("Conv", ["t", "w"], ["z"]),
@@ -132,8 +132,8 @@ def test_tokens_and_vectors(tmp_path):
     np.testing.assert_allclose(vectors, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_images_cannot_change_each_other(tmp_path):
-    """A network that takes off the mean of its batch: of one image there is none."""
+def test_networks_that_mix_images_are_refused(tmp_path):
+    """A network that subtracts the mean of its batch."""
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["z"]),
         helper.make_node("ReduceMean", ["z"], ["m"], axes=[0]),
@@ -159,7 +159,7 @@ def test_random_numbers_are_refused(tmp_path):
         table_of(path)
 
 
-def test_what_an_output_does_not_need_is_left_out(tmp_path):
+def test_nodes_that_the_output_does_not_need_are_dropped(tmp_path):
     big = RNG.normal(size=(1_000, 5, 1, 1)).astype(np.float32)
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["z"]),
@@ -177,7 +177,7 @@ def test_what_an_output_does_not_need_is_left_out(tmp_path):
     )
 
 
-def test_graphs_in_nodes_keep_what_they_use(tmp_path):
+def test_subgraphs_keep_the_values_they_use(tmp_path):
     branch = helper.make_graph(
         [helper.make_node("Conv", ["x", "w"], ["inner"])],
         "branch",
@@ -195,7 +195,7 @@ def test_graphs_in_nodes_keep_what_they_use(tmp_path):
 
 
 def outside(tensor):
-    """Says of a tensor that it is in another file."""
+    """Marks a tensor as stored in another file."""
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     entry = tensor.external_data.add()
@@ -223,7 +223,7 @@ def test_weights_in_other_files_are_refused(place, tmp_path):
         read_onnx(path)
 
 
-def test_files_that_are_no_network(tmp_path, monkeypatch):
+def test_invalid_network_files_are_refused(tmp_path, monkeypatch):
     for name, content in (("a", b"no network"), ("b", b"")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match="must be an ONNX file"):
@@ -242,7 +242,7 @@ def test_files_that_are_no_network(tmp_path, monkeypatch):
 
 
 def test_every_cut_and_many_changes_of_a_file_end_in_an_error_or_features(tmp_path):
-    """What anybody may have written does not bring the process down."""
+    """Damaged files must not crash the process."""
     whole = convolution(tmp_path / "whole").read_bytes()
     path, rng = tmp_path / "a.onnx", np.random.default_rng(0)
     damaged = [whole[:n] for n in range(0, len(whole), 7)]
@@ -270,14 +270,14 @@ def test_every_cut_and_many_changes_of_a_file_end_in_an_error_or_features(tmp_pa
         ({"weights": np.ones((5, 4, 1, 1), np.float32)}, {}, "cannot be run"),
     ],
 )
-def test_what_does_not_fit_is_said(changes, settings, message, tmp_path):
+def test_unsuitable_settings_are_refused(changes, settings, message, tmp_path):
     path = convolution(tmp_path / "a.onnx", **changes)
     with pytest.raises(ValueError, match=message):
         features(path, **settings)
 
 
-def test_inputs_that_are_no_images(tmp_path):
-    """And an output that is not finite."""
+def test_inputs_other_than_images_are_refused(tmp_path):
+    """So are outputs that are not finite."""
     path = tmp_path / "a.onnx"
     node = [helper.make_node("Relu", ["x"], ["y"])]
     for changes in ({"shape": ("n", 3, None)}, {"kind": onnx.TensorProto.DOUBLE}):
@@ -288,7 +288,7 @@ def test_inputs_that_are_no_images(tmp_path):
         table_of(convolution(path, weights=WEIGHTS * np.nan))
 
 
-def test_examples_that_are_no_images(tmp_path):
+def test_examples_other_than_images_are_refused(tmp_path):
     path = convolution(tmp_path / "a.onnx")
     for images in (IMAGES[..., 0], (IMAGES * 255).astype(np.uint8)):
         with pytest.raises(ValueError, match="need images"):
@@ -297,7 +297,7 @@ def test_examples_that_are_no_images(tmp_path):
         features(path, IMAGES[..., :2])
 
 
-def test_a_run_is_held_to_file_and_settings(tmp_path):
+def test_a_run_resumes_with_the_same_network_only(tmp_path):
     path = convolution(tmp_path / "a.onnx")
     config = tomllib.loads(TINY) | {"type": "TrainingConfig"}
     config["features"] = {

@@ -25,19 +25,19 @@ LEAST = 1e-4  # that is added to both variances
 
 
 def halves(params, inputs):
-    """Features: half of the inputs, times a parameter."""
+    """Features: half of the inputs times a parameter."""
     return params["factor"] * inputs / 2
 
 
 LEARNER = BayesianRegression(halves, rank=RANK)
-# Compiled: op by op they take longer.
+# Compiled, which is faster than op by op.
 graded = jax.jit(jax.value_and_grad(LEARNER.loss))
 predicted = jax.jit(LEARNER.predict)
 
 
 @pytest.fixture
 def params():
-    """Parameters of which none is at its first value."""
+    """Parameters away from their initial values."""
     random = np.random.default_rng(0)
     first = LEARNER.initial(
         {"factor": jnp.float32(1.5)}, FEATURES, scale=0.8, noise=0.5
@@ -69,7 +69,7 @@ def moments(params, inputs):
 
 
 @pytest.mark.parametrize("mask", [(1,) * 7, (1, 0, 1, 1, 0, 0, 1), (0,) * 7])
-def test_the_loss_is_minus_the_mean_log_density_of_what_is_there(params, mask):
+def test_the_loss_is_minus_the_mean_log_density_of_unmasked_targets(params, mask):
     inputs, targets, episode = data(mask)
     there = np.flatnonzero(mask)
     mean, covariance, noise = moments(params, inputs[there])
@@ -103,7 +103,7 @@ def test_predictions_are_conditional_means(params, mask):
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
 
 
-def test_absent_examples_say_nothing_whatever_they_hold(params):
+def test_the_content_of_masked_examples_does_not_matter(params):
     mask = (1, 0, 1, 1, 0, 1, 1)
     inputs, targets, episode = data(mask)
     other_inputs, other_targets = inputs.copy(), targets.copy()
@@ -138,7 +138,7 @@ def test_the_first_prior_is_nearly_ridge_regression():
         ({"loss": "cross_entropy"}, "loss must be 'squared_error'"),
     ],
 )
-def test_a_config_says_what_is_wrong(change, message):
+def test_invalid_configs_are_refused(change, message):
     good = {"kind": "bayes", "shots": 3, "loss": "squared_error"}
     with pytest.raises(ValueError, match=message):
         LearnerConfig(**good | change)

@@ -1,4 +1,4 @@
-"""A draw's slots become support and query; a contribution depends on its unit alone."""
+"""Slots become support and query; a contribution depends only on its unit."""
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from training_runs import (
 )
 
 
-def test_classes_are_labelled_by_their_place():
+def test_labels_are_places_of_classes_in_the_episode():
     inputs = np.arange(3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
     mask = np.float32([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
     episode = classification_episode(inputs, mask, shots=1)
@@ -48,7 +48,7 @@ FLAT = jde.MultistageSampling(
 
 
 def users(tasks_of_the_first):
-    """20 users with one task each, the first with more, and else the same ones."""
+    """20 users with one task each; the first one may have more."""
     table = make_sinusoids(21, points=4, seed=0)
     task = table.unit_column("task")
     kept = task < 19 + tasks_of_the_first
@@ -75,8 +75,8 @@ def gradient_sum(run, clip=100.0):
 
 
 @pytest.mark.slow
-def test_one_users_tasks_do_not_move_the_others():
-    """Slots are as wide as the largest unit is: no divisor may look at them."""
+def test_one_users_tasks_do_not_change_other_contributions():
+    """The number of slots is the largest unit's, so no divisor may depend on it."""
     step = jde.GaussianStep(
         jde.MultistageSampling(
             jde.Poisson("user", sampling_probability=1.0),
@@ -94,23 +94,23 @@ def test_one_users_tasks_do_not_move_the_others():
             step=step,
             learner=sinusoid_learner(),
             shots=2,
-            noise="gaussian",  # a grid for clip norms of 1e6 would be too coarse
+            noise="gaussian",  # the grid for a clip norm of 1e6 would be too coarse
         )
         assert run.sampler.slot_shape == (number, 4)
         sums.append(gradient_sum(run, clip=1e6))
-    # Which points are support is drawn anew, which moves everybody's a little; halved,
-    # as a mean over slots would be, the sum would move by half of itself.
+    # Support points are drawn anew, which changes every contribution a little; a mean
+    # over slots would halve them, and change the sum by half.
     scale = float(sums[1] @ sums[0] / (sums[0] @ sums[0]))
     assert 0.75 < scale < 1.5
 
 
-def test_places_of_classes_are_no_targets_to_regress_on():
+def test_regression_refuses_places_of_classes_as_targets():
     step = jde.GaussianStep(FLAT, noise_multiplier=1.0, clip_unit="class")
     with pytest.raises(ValueError, match="data must have targets for a learner of num"):
         trainer(data=classes(), step=step, learner=sinusoid_learner(), shots=1)
 
 
-def test_labels_must_not_be_places_in_a_private_list():
+def test_labels_must_not_index_a_private_list():
     apply, params = protonet()[0].apply, protonet()[1]
     step = jde.GaussianStep(
         FLAT, noise_multiplier=1.0, clip_unit="class", privacy_unit="class"
@@ -123,14 +123,14 @@ def test_labels_must_not_be_places_in_a_private_list():
     trainer(data=labelled, step=step, **arguments)
 
 
-def test_ways_must_be_those_of_the_draw():
+def test_ways_must_match_the_draw():
     _, params = protonet()
     with pytest.raises(ValueError, match="ways must be the number of classes"):
         trainer(learner=(ProtoNet(protonet()[0].apply, ways=2), params))
 
 
 def test_a_model_with_too_few_outputs_is_refused():
-    """The loss of a label beyond them is NaN, and the unit would contribute nothing."""
+    """A label beyond the outputs has a NaN loss: its unit would contribute nothing."""
     _, params = sinusoid_learner()
     data = classes()
     narrow = MAML(lambda p, x: x @ p)

@@ -1,4 +1,4 @@
-"""Fixed features: rows on their own, caches that are never another's, the wavelets."""
+"""Fixed features: independent rows, caches, wavelets."""
 
 import importlib
 import stat
@@ -34,7 +34,7 @@ def squares(rows):
 @pytest.mark.parametrize(
     ("one_by_one", "calls"), [(True, [20, 11]), (False, [500] * 2)]
 )
-def test_few_rows_are_not_filled_up_for_what_takes_one_by_one(one_by_one, calls):
+def test_few_rows_are_not_padded_for_functions_of_single_rows(one_by_one, calls):
     seen = []
 
     def function(rows):
@@ -44,12 +44,12 @@ def test_few_rows_are_not_filled_up_for_what_takes_one_by_one(one_by_one, calls)
     features = FixedFeatures(function, name="own", one_by_one=one_by_one)
     rows = np.random.default_rng(0).normal(size=(20, 2, 2)).astype(np.float32)
     made = features.of_examples(rows)
-    assert seen == calls  # all, and half of them to see that rows are alone
+    assert seen == calls  # all, and half to check independence
     np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1.0, rtol=1e-6)
 
 
 def test_rows_are_features_of_examples():
-    data = table(num=1_200)  # three calls, the last one filled up
+    data = table(num=1_200)  # three calls, the last one padded
     made = FixedFeatures(squares, "squares", unit_norm=False).table(data)
     np.testing.assert_allclose(made.features, 2 * data.features**2, rtol=1e-6)
     assert made.population is data.population
@@ -58,7 +58,7 @@ def test_rows_are_features_of_examples():
     assert unit.fingerprint != made.fingerprint
 
 
-def test_a_row_of_zeros_stays_one():
+def test_a_row_of_zeros_stays_zero():
     zero = FixedFeatures(lambda rows: rows * 0, "zero").table(table())
     assert not zero.features.any()
 
@@ -82,7 +82,7 @@ def test_bad_functions_are_refused(function, error, complaint):
         FixedFeatures(function, "bad").table(table(num=60))
 
 
-def test_features_are_as_many_for_every_example_and_split():
+def test_every_example_and_split_has_equally_many_features():
     widths = iter((3, 3, 4))  # two calls for the first batch
 
     def growing(rows):
@@ -133,7 +133,7 @@ def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
     first = features.table(table(), cache=path)
     number = len(calls)
     again = features.table(table(), cache=path)
-    assert len(calls) == number  # read, not made
+    assert len(calls) == number  # read, not computed
     np.testing.assert_array_equal(first.features, again.features)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     others = (
@@ -149,7 +149,7 @@ def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
             features.table(table(), cache=path)
 
 
-def test_a_folder_of_others_is_no_cache_and_said_before_the_work(tmp_path):
+def test_a_foreign_folder_is_refused_before_any_work(tmp_path):
     called = []
     features = FixedFeatures(called.append, name="never called")
     (tmp_path / "letter.txt").touch()
@@ -159,7 +159,7 @@ def test_a_folder_of_others_is_no_cache_and_said_before_the_work(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["text", "cut", "nan", "short", "bit", "manifest"])
-def test_a_damaged_cache_is_made_anew(tmp_path, damage):
+def test_a_damaged_cache_is_recomputed(tmp_path, damage):
     features = FixedFeatures(squares, "squares")
     whole = features.table(table(), cache=tmp_path)
     path = tmp_path / "train" / "features.npy"
@@ -181,7 +181,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path, damage):
     np.testing.assert_array_equal(whole.features, again.features)
 
 
-def test_config():
+def test_features_in_a_config():
     assert FixedFeatures.of(FeaturesConfig()) is None
     wavelets = FixedFeatures.of(FeaturesConfig(kind="wavelets"))
     assert wavelets == FixedFeatures.wavelets()
@@ -225,7 +225,7 @@ def test_a_network_without_its_packages_names_the_extra(monkeypatch, tmp_path):
 
 
 def test_filters_are_gabors():
-    """Against the definition, two-dimensional and in double precision."""
+    """Against the two-dimensional definition in double precision."""
     filters = make_filters(28, 21)
     wavelength = 21 * 2 / 7  # the second scale
     angle, deviation = np.pi * 3 / 8, wavelength / 2
@@ -242,14 +242,14 @@ def test_wavelets_of_images():
     rng = np.random.default_rng(0)
     images = rng.random((5, 28, 28, 2), np.float32)
     images[0] = 0.0
-    images[1] = 0.5  # no orientation: moduli far below those of the others
+    images[1] = 0.5  # no orientation: moduli far below the others
     images[3] = images[2][:, ::-1].copy()
     made = np.asarray(compiled_wavelets((28, 28, 2))(images))
     assert made.shape == (5, 2 * NUM_WAVELETS)
     assert not made[0].any()
     np.testing.assert_allclose(np.linalg.norm(made[1:], axis=1), 1, rtol=1e-5)
     assert np.abs(made[2] - made[3]).max() > 0.01
-    # Channels are alike; so are brighter images, once there is energy to divide by.
+    # Equal channels give equal features; brightness is divided out.
     swapped = np.asarray(compiled_wavelets((28, 28, 2))(images[..., ::-1]))
     np.testing.assert_allclose(
         swapped[:, :NUM_WAVELETS], made[:, NUM_WAVELETS:], atol=1e-6

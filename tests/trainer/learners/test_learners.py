@@ -1,4 +1,4 @@
-"""Learners against formulas that share no code with them."""
+"""Learners against independent formulas."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ WAYS, SHOTS, SLOTS, FEATURES = 3, 2, 5, 4
 
 @functools.cache
 def graded(learner):
-    """Loss and gradient, compiled: op by op they take longer."""
+    """Loss and gradient, compiled, which is faster than op by op."""
     return jax.jit(jax.value_and_grad(learner.loss))
 
 
@@ -92,7 +92,7 @@ NO_SUPPORT_THERE = [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
     [FULL, SOME_MISSING, CLASS_MISSING, NO_SUPPORT_THERE],
     ids=["full", "some-missing", "class-missing", "class-without-support"],
 )
-def test_protonet_is_the_papers_formula(mask):
+def test_protonet_equals_the_papers_formula(mask):
     params, episode = weights(2), classes(mask=mask)
     loss, _ = graded(ProtoNet(linear, ways=WAYS))(params, episode)
     expected = protonet_loss(lambda x: x @ params["weights"], episode, WAYS)
@@ -131,7 +131,7 @@ def test_cosine_protonet_and_its_resplits(mask):
     expected = cosine_loss(embed, classes(mask=mask), WAYS, 3.0)
     found = float(computed(learner)(params, classes(mask=mask)))
     np.testing.assert_allclose(found, expected, rtol=2e-5)
-    # Every rotation through support and query, by episodes of their own.
+    # Every rotation of support and query, as separate episodes.
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(WAYS, SLOTS, FEATURES)).astype(np.float32)
     rotations = [
@@ -159,7 +159,7 @@ def test_a_class_without_support_is_never_predicted():
     assert not np.any(np.argmax(logits, axis=-1) == 1)
 
 
-# --- What is masked does not count ---
+# --- Masked examples do not count ---
 
 LEARNERS = {
     "protonet": ProtoNet(linear, ways=WAYS),
@@ -239,13 +239,13 @@ def quadratic_parts(episode):
     ("first_order", "inner_steps", "checkpoint"),
     fast_and_slow(
         itertools.product([False, True], [1, 3], [False, True]),
-        # every two values together
+        # every pair of values
         lambda first_order, steps, checkpoint: (
             (first_order == (steps == 3)) != checkpoint
         ),
     ),
 )
-def test_maml_of_a_linear_model_is_the_matrix_formula(
+def test_maml_of_a_linear_model_equals_the_matrix_formula(
     first_order, inner_steps, checkpoint
 ):
     # Support loss w'Aw/2 - b'w: each step is w -> (I - rA)w + rb, so the gradient is
@@ -288,7 +288,7 @@ def test_maml_of_a_network_against_differences_of_its_loss():
         moved = jax.tree.map(lambda p, d: p + np.float32(t) * d, params, direction)
         return float(learner.loss(moved, episode))
 
-    # Five-point rule: its own error and float32's, each about 1e-4 here.
+    # Five-point rule: its error and float32's are each about 1e-4 here.
     h = 0.02
     slope = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
     np.testing.assert_allclose(slope, expected, rtol=2e-3)
@@ -326,7 +326,7 @@ def test_anil_adapts_the_head_only(head):
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
-def test_anil_with_all_parameters_is_maml():
+def test_anil_of_all_parameters_equals_maml():
     params, episode = weights(WAYS), classes()
     nested = {"all": params}
     anil = ANIL(lambda p, x: linear(p["all"], x), head="all")

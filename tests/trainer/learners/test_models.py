@@ -27,12 +27,12 @@ from jaxdp_episodic.training import (
         (True, 2, (7, 10)),
         pytest.param(True, 3, (8, 8), marks=pytest.mark.slow),
         (True, 3, (7, 10)),
-        (True, 3, (9, 6)),  # the last row and column are of no output's
+        (True, 3, (9, 6)),  # no output uses the last row and column
         (False, 2, (7, 10)),
         pytest.param(False, 3, (8, 8), marks=pytest.mark.slow),
     ],
 )
-def test_the_convolution_is_that_of_flax(use_patches, stride, size):
+def test_the_convolution_equals_flaxs(use_patches, stride, size):
     conv = PatchConv(2, 3, stride=stride, use_patches=use_patches, rngs=nnx.Rngs(0))
     conv.bias[...] = jnp.arange(3, dtype=jnp.float32)
     flax = nnx.Conv(2, 3, (3, 3), strides=stride, padding=1, rngs=nnx.Rngs(1))
@@ -43,7 +43,7 @@ def test_the_convolution_is_that_of_flax(use_patches, stride, size):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_group_normalization_is_that_of_flax():
+def test_the_group_normalization_equals_flaxs():
     settings = {"num_groups": 2, "rngs": nnx.Rngs(0)}
     ours = GroupNorm(6, **settings)
     flax = nnx.GroupNorm(6, use_fast_variance=False, **settings)
@@ -56,7 +56,7 @@ def test_the_group_normalization_is_that_of_flax():
 
 
 @pytest.mark.slow
-def test_gradients_of_gradients_of_the_group_normalization_are_those_of_flax():
+def test_second_derivatives_of_the_group_normalization_equal_flaxs():
     settings = {"num_groups": 2, "rngs": nnx.Rngs(0)}
     flax = nnx.GroupNorm(4, use_fast_variance=False, **settings)
     rng = np.random.default_rng(0)
@@ -80,7 +80,7 @@ def test_gradients_of_gradients_of_the_group_normalization_are_those_of_flax():
 
 
 @pytest.mark.slow
-def test_images_of_an_episode_do_not_touch_each_other():
+def test_images_of_an_episode_do_not_interact():
     apply, params = split_model(ConvNet((8, 8, 1), (4, 4), 5, rngs=nnx.Rngs(0)))
     images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
     alone = np.concatenate([apply(params, images[i : i + 1]) for i in range(3)])
@@ -88,7 +88,7 @@ def test_images_of_an_episode_do_not_touch_each_other():
 
 
 @pytest.mark.slow
-def test_apply_takes_the_parameters_it_is_given():
+def test_apply_uses_the_given_parameters():
     net = MLP(3, (4,) * 12, 2, rngs=nnx.Rngs(0))  # layers "0" to "11"
     apply, params = split_model(net)
     other = split_model(MLP(3, (4,) * 12, 2, rngs=nnx.Rngs(1)))
@@ -98,7 +98,7 @@ def test_apply_takes_the_parameters_it_is_given():
     assert all(isinstance(key, str) for key in params["layers"])
 
 
-def test_values_that_are_no_parameters_are_constants():
+def test_other_variables_are_constants():
     class Scaled(nnx.Module):
         def __init__(self):
             self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
@@ -143,8 +143,8 @@ def test_a_linear_embedding_starts_orthogonal():
     np.testing.assert_allclose(made, images.reshape(2, 12) @ kernel, rtol=1e-5)
 
 
-def test_a_skip_keeps_the_inputs_beside_what_is_learned():
-    """Where nothing is learned, prototypes are nearly those of the inputs."""
+def test_a_skip_keeps_the_inputs_beside_learned_features():
+    """Without training, prototypes are nearly those of the inputs."""
     apply, params = split_model(Linear(12, 4, skip=True, rngs=nnx.Rngs(0)))
     images = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     made = np.asarray(apply(params, images))
@@ -155,7 +155,7 @@ def test_a_skip_keeps_the_inputs_beside_what_is_learned():
     assert apply != split_model(Linear(12, 4, rngs=nnx.Rngs(0)))[0]
 
 
-def test_inputs_are_kept_by_default_where_episodes_are_few():
+def test_inputs_are_kept_by_default_for_few_episodes():
     def grouped(classes):
         one = jde.Poisson("episode", sampling_probability=1.0)
         two = jde.WithoutReplacement("example", size=2, population=9)
@@ -171,14 +171,14 @@ def test_inputs_are_kept_by_default_where_episodes_are_few():
 
 
 @pytest.mark.parametrize("embeds", [True, False])
-def test_logits_have_no_inputs_beside_them(embeds):
+def test_logits_have_no_skip(embeds):
     config = ModelConfig(kind="linear", skip=True)
     apply, params = split_model(built_module(config, (6,), 3, embeds=embeds))
     assert apply(params, np.ones((2, 6), np.float32)).shape == (2, 9 if embeds else 3)
 
 
-def test_networks_of_one_architecture_are_one_function():
-    """What is compiled for one serves the other; never one with other constants."""
+def test_networks_of_equal_architecture_share_a_function():
+    """They share compiled programs, but not with a network of other constants."""
 
     class Scaled(nnx.Module):
         def __init__(self, scale):
@@ -197,16 +197,16 @@ def test_networks_of_one_architecture_are_one_function():
     assert hash(made(net())) == hash(made(net(seed=1)))
     assert made(net()) != made(net(use_patches=False))
     assert made(Scaled(2.0)) == made(Scaled(2.0)) != made(Scaled(3.0))
-    for constant in (jnp.ones(3), np.ones(3), {"a": 1}):  # compared by none
+    for constant in (jnp.ones(3), np.ones(3), {"a": 1}):  # compared by identity
         apply = made(Scaled(constant))
         assert apply == apply != made(Scaled(constant))
 
 
-def test_a_linen_module_is_told_what_to_do():
+def test_linen_modules_get_an_explanation():
     module = linen.Dense(3)
     with pytest.raises(TypeError, match=r"nnx.Module, got a Dense; one of flax.linen"):
         split_model(module)
-    # As the message says:
+    # As the message advises:
     inputs = np.ones((2, 4), np.float32)
     params = module.init(jax.random.key(0), inputs)["params"]
     learner = ProtoNet(lambda p, x: module.apply({"params": p}, x), ways=2)

@@ -1,4 +1,4 @@
-"""Adam with the noise's known variance taken off its second moments."""
+"""Adam with the known noise variance subtracted from its second moments."""
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ START = np.float32([1.0, -2.0, 0.5, 0.0])
 
 
 def moved(optimizer, gradients, noise):
-    """How far each update, as `Trainer` takes it, moves the parameters."""
+    """The change of the parameters by each update of the optimizer."""
     update = updater(optimizer, ClippingConfig(kind="fixed"), 1.0, noise)
     state, found = TrainingState(START, optimizer.init(START)), [START]
     for gradient in gradients:
@@ -33,7 +33,7 @@ def moved(optimizer, gradients, noise):
     ("noise", "has_average"),
     [(0.0, False), (0.8, True)],  # without noise: Adam
 )
-def test_each_step_is_that_of_the_formula(noise, has_average):
+def test_each_step_equals_the_formula(noise, has_average):
     gradients = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
     optimizer = noise_corrected_adam(RATE, floor=FLOOR)
     optimizer = averaged(optimizer, 0.5) if has_average else optimizer
@@ -45,10 +45,10 @@ def test_each_step_is_that_of_the_formula(noise, has_average):
         v = (0.001 * 0.999**back * g[:t] ** 2).sum(axis=0) / (1 - 0.999**t)
         left = np.maximum(v - noise**2, FLOOR * noise**2)
         kinds |= set(left == v - noise**2)
-        # In float32 1 - 0.999^t has a rounding of 6e-5, and parameters one of 1e-7.
+        # In float32 1 - 0.999^t is rounded by 6e-5, and parameters by 1e-7.
         expected = -RATE * m / (np.sqrt(left) + 1e-8)
         np.testing.assert_allclose(found[t - 1], expected, rtol=2e-4, atol=1e-6)
-    assert kinds == ({True, False} if noise else {True})  # the floor was met
+    assert kinds == ({True, False} if noise else {True})  # the floor was active
 
 
 @pytest.mark.parametrize("floor", [0.0, -1.0, np.inf, np.nan])
@@ -59,7 +59,7 @@ def test_bad_floors(floor):
         OptimizerConfig(noise_floor=floor)
 
 
-def test_it_is_adams_and_off_unless_asked_for():
+def test_the_correction_is_of_adam_and_off_by_default():
     assert OptimizerConfig().noise_floor is None
     with pytest.raises(ValueError, match="noise_floor goes with kind='adam' only"):
         OptimizerConfig(kind="sgd", noise_floor=0.1)
@@ -81,7 +81,7 @@ def test_optimizers_take_steps(kind, schedule):
         for _ in range(10):
             updates, state = update({"w": np.ones(3, np.float32)}, state, params)
             sizes.append(float(np.abs(updates["w"]).max()))
-    assert 0 < sizes[0] < max(sizes)  # warmed up
+    assert 0 < sizes[0] < max(sizes)  # after the warm-up
     if schedule == "cosine" and kind != "sgd":
         assert sizes[-1] < 0.2 * max(sizes)
 
@@ -104,7 +104,7 @@ def test_the_average_is_the_weighted_mean_of_all_steps():
         np.testing.assert_allclose(average_of(params, state)["w"], expected, rtol=1e-5)
 
 
-def test_zero_averages_nothing_and_low_precision_stays():
+def test_a_decay_of_zero_averages_nothing_and_keeps_the_type():
     optimizer = averaged(optax.sgd(0.1), 0)
     params = {"w": jax.numpy.ones(2, jax.numpy.bfloat16)}
     gradient = {"w": np.ones(2, np.float32)}

@@ -77,7 +77,7 @@ def budget(quotas=(4, 3, 3), **changes):
 
 
 def by_parity(released):
-    """A rule that looks at all that it may see."""
+    """A rule that depends on all it may see."""
     if released.number == 8:
         return None
     weight = sum(float(np.sum(leaf)) for leaf in jax.tree.leaves(released.params))
@@ -112,7 +112,7 @@ def whole(tmp_path_factory):
     return run, folder
 
 
-def test_it_takes_what_the_rule_chooses_and_says_what_is_left(whole):
+def test_a_run_takes_what_the_rule_chooses_and_reports_what_is_left(whole):
     run, folder = whole
     chosen = run.ledger.options
     assert len(chosen) == 8 and set(chosen) == set(OPTIONS)
@@ -122,7 +122,7 @@ def test_it_takes_what_the_rule_chooses_and_says_what_is_left(whole):
     records = read_log(folder / run_files.STORE)
     assert [r["step"] for r in records] == list(range(9))
     assert [r["option"] for r in records[1:]] == chosen
-    # The guarantee does not move; what is left does.
+    # The guarantee is constant; what is left changes.
     assert {r["epsilon"] for r in records} == {run.budget.epsilon}
     assert records[0]["left"] == {"loud": 4, "quiet": 3, "check": 3}
     assert sum(records[-1]["left"].values()) == 10 - 8
@@ -131,7 +131,7 @@ def test_it_takes_what_the_rule_chooses_and_says_what_is_left(whole):
     assert [r["option"] for r in records if "score" in r] == ["check"] * len(scores)
 
 
-def test_its_file_is_asked_by_the_command(whole, capsys):
+def test_the_epsilon_command_reads_an_adaptive_run(whole, capsys):
     run, folder = whole
     assert cli.run(["epsilon", "--ledger", str(folder), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -140,7 +140,7 @@ def test_its_file_is_asked_by_the_command(whole, capsys):
 
 
 @pytest.mark.slow
-def test_stages_are_scored_and_none_is_chosen_by_scores_without_noise(tmp_path):
+def test_scores_without_noise_choose_no_stage(tmp_path):
     run = adaptive()
     data = classes(seed=9)
     held_out = Evaluation(data, ways=3, shots=1, queries=2, num_episodes=20)
@@ -152,7 +152,7 @@ def test_stages_are_scored_and_none_is_chosen_by_scores_without_noise(tmp_path):
 
 
 @pytest.mark.slow
-def test_without_private_scores_a_run_that_adapts_chooses_a_stage(tmp_path):
+def test_an_adaptive_run_without_private_scores_chooses_a_stage(tmp_path):
     learner, params = protonet()
     quotas = jde.AdaptiveRun({"loud": LOUD}, quotas={"loud": 4})
     run = AdaptiveTrainer(
@@ -174,7 +174,7 @@ def test_without_private_scores_a_run_that_adapts_chooses_a_stage(tmp_path):
     assert records[-1]["released"] == run.released.name
 
 
-def test_the_guarantee_is_that_of_all_quotas_whatever_was_taken(whole):
+def test_the_guarantee_covers_all_quotas(whole):
     run, _ = whole
     every = jde.compose((LOUD, 4), (QUIET, 3), (CHECK, 3))
     assert run.budget.epsilon == pytest.approx(jde.epsilon(every, delta=DELTA))
@@ -182,7 +182,7 @@ def test_the_guarantee_is_that_of_all_quotas_whatever_was_taken(whole):
     assert run.ledger.now.epsilon_taken() < run.budget.epsilon
 
 
-def test_parts_of_the_data_that_share_nobody_pay_each_for_itself():
+def test_disjoint_parts_of_the_data_are_charged_separately():
     runs = (
         jde.AdaptiveRun({"loud": LOUD, "quiet": QUIET}, quotas={"loud": 4, "quiet": 3}),
         jde.AdaptiveRun({"check": CHECK}, quotas={"check": 3}),
@@ -191,7 +191,7 @@ def test_parts_of_the_data_that_share_nobody_pay_each_for_itself():
     each = [float(run.epsilon(delta=DELTA)) for run in runs]
     assert apart.epsilon == max(each) < budget().epsilon
     assert AdaptiveBudget.from_dict(apart.to_dict()).to_dict() == apart.to_dict()
-    trained = classes()  # held out is what is trained on: nobody is in one part alone
+    trained = classes()  # the held-out data are the training data, so the parts overlap
     wide = dataclasses.replace(CHECK.design, num_classes=30)
     check = dataclasses.replace(CHECK, sampling=wide)
     runs = (runs[0], jde.AdaptiveRun({"check": check}, quotas={"check": 3}))
@@ -211,7 +211,7 @@ def test_parts_of_the_data_that_share_nobody_pay_each_for_itself():
 
 
 def test_a_protected_unit_in_both_parts_is_not_counted_apart():
-    """Classes of the same name are one unit if classes are protected."""
+    """If classes are protected, classes of the same name are one unit."""
 
     def table(first):
         data = classes(num_classes=12)
@@ -226,15 +226,15 @@ def test_a_protected_unit_in_both_parts_is_not_counted_apart():
     ):
         check_apart("check", held_out, table(11))
     examples = PrivateValidation(table(0), CHECK, shots=SHOTS)
-    check_apart("check", examples, table(11))  # other drawings of the class
+    check_apart("check", examples, table(11))  # other drawings of a class
 
 
 def test_an_example_in_both_parts_is_not_counted_apart():
-    """It has no name: it is recognized by its numbers, if there are many."""
+    """Examples have no names; they are recognized by their content if it is long."""
 
     def table(seed):
         pictures = np.random.default_rng(seed).normal(size=(72, 64))
-        pictures[::6] = 0.0  # blank ones are nobody's
+        pictures[::6] = 0.0  # blank examples identify nobody
         names = np.repeat([f"class {i} of {seed}" for i in range(12)], 6)
         return ExampleTable.from_records(pictures, units={"class": names})
 
@@ -271,10 +271,10 @@ def test_one_of_many_examples_may_be_equal_by_chance():
     "call",
     fast_and_slow(["quiet", "check", *range(1, 9)], lambda call: isinstance(call, str)),
 )
-def test_resumed_it_is_the_run_that_nobody_disturbed(tmp_path, whole, call):
-    """Interrupted in any release; the rule is not asked again for it."""
+def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, whole, call):
+    """It is interrupted in any release; the rule is not asked again for it."""
     asked = []
-    if isinstance(call, str):  # the first of its kind
+    if isinstance(call, str):  # the first release of its kind
         call = 1 + whole[0].ledger.options.index(call)
 
     def counting(released):
@@ -291,14 +291,14 @@ def test_resumed_it_is_the_run_that_nobody_disturbed(tmp_path, whole, call):
     assert_same(again, whole[0])
     assert again.ledger.options == whole[0].ledger.options
     assert again.scores == whole[0].scores
-    assert asked == list(range(9))  # each once, the last time to end
+    assert asked == list(range(9))  # once for each release, and to end
     assert [r["step"] for r in read_log(tmp_path / run_files.STORE)] == list(range(9))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:count_noise")
-def test_with_a_clip_norm_that_follows_it_is_the_same_run(tmp_path):
-    """Norm, scores and choices are in the state, or follow from the releases."""
+def test_a_resumed_run_with_adaptive_clipping_equals_an_undisturbed_one(tmp_path):
+    """Norm, scores and choices are stored, or follow from the releases."""
     follows = {"clipping": ClippingConfig(quantile=0.5, rate=0.3), "normalizer": 5.0}
     whole = adaptive(**follows)
     whole.train(tmp_path / "whole")
@@ -314,7 +314,7 @@ def test_with_a_clip_norm_that_follows_it_is_the_same_run(tmp_path):
     assert again.ledger.options == whole.ledger.options
 
 
-def test_without_a_seed_what_was_broken_off_is_given_up_and_stays_charged(tmp_path):
+def test_without_a_seed_an_interrupted_release_is_dropped_and_stays_charged(tmp_path):
     run = adaptive(lambda released: "check", seed=None)
     run._commit_and_apply = Interrupted(run._commit_and_apply, 2)
     with pytest.raises(KeyboardInterrupt):
@@ -328,7 +328,7 @@ def test_without_a_seed_what_was_broken_off_is_given_up_and_stays_charged(tmp_pa
     assert again.ledger.now.taken["check"] == 3
 
 
-def test_an_end_that_was_chosen_is_final(tmp_path):
+def test_a_chosen_end_is_final(tmp_path):
     other = adaptive(lambda released: 1 / 0)
     with pytest.raises(RuleError):
         other.train(tmp_path)
@@ -359,14 +359,14 @@ def test_a_bad_rule_is_refused_before_anything_is_charged(tmp_path, rule, messag
     assert read_ledger(tmp_path / run_files.STORE).charged == 0
 
 
-def test_a_rule_takes_no_steps_of_its_run():
+def test_a_rule_cannot_step_its_run():
     choices = iter([lambda: run.step() and "quiet", lambda: "loud"])
     run = adaptive(lambda released: next(choices)())
     with pytest.raises(RuleError, match="must take no steps of its run, took some aft"):
         run.step()
 
 
-def test_a_rule_that_raises_on_the_way_loses_nothing(tmp_path, whole):
+def test_an_exception_in_a_rule_loses_nothing(tmp_path, whole):
     def tired(released):
         if released.number == 4:
             raise OSError("no network")
@@ -394,7 +394,7 @@ def test_another_budget_is_another_run(tmp_path, whole):
         run.resume(folder)
 
 
-def test_a_ledger_makes_nobody_search_for_a_budget():
+def test_reading_a_ledger_does_not_search_for_a_budget():
     described = budget().to_dict()
     described["runs"][0] |= {"epsilon": 1.0, "delta": 1e-5}
     with pytest.raises(ValueError, match="not targets epsilon"):
@@ -404,7 +404,7 @@ def test_a_ledger_makes_nobody_search_for_a_budget():
             AdaptiveBudget.from_dict(wrong)
 
 
-def test_options_that_cannot_be_chosen_are_refused():
+def test_invalid_options_are_refused():
     def with_option(**changes):
         step = dataclasses.replace(QUIET, **changes)
         run = jde.AdaptiveRun({"step": step}, quotas={"step": 2})
@@ -440,7 +440,7 @@ def test_options_that_cannot_be_chosen_are_refused():
 
 
 @pytest.mark.parametrize("name", ["delta", "runs", "first", "checks"])
-def test_an_option_has_no_name_with_which_a_run_describes_itself(name):
+def test_option_names_must_not_be_keys_of_a_runs_description(name):
     options = {name: LOUD, "check": CHECK}
     run = jde.AdaptiveRun(options, quotas={name: 2, "check": 1})
     plan = AdaptiveBudget((run,), DELTA, checks=("check",))
@@ -451,13 +451,13 @@ def test_an_option_has_no_name_with_which_a_run_describes_itself(name):
 @pytest.mark.parametrize(
     ("first", "quotas", "message"),
     [
-        # Asked for again, "loud" would be charged and some other step be taken.
+        # If resumed, "loud" would be charged and another step be taken.
         (("loud",), (2, 3, 3), "'loud' is in first 1 time.* got 2"),
         (("loud", "loud"), (1, 3, 3), "'loud' is in first 2 time.* got 1"),
         (("check",), (4, 3, 1), "checks must not name 'check'"),
     ],
 )
-def test_what_is_taken_first_cannot_be_chosen_again(first, quotas, message):
+def test_first_options_cannot_be_chosen_again(first, quotas, message):
     with pytest.raises(ValueError, match=message):
         budget(quotas, first=first)
     run = jde.AdaptiveRun(
@@ -469,7 +469,7 @@ def test_what_is_taken_first_cannot_be_chosen_again(first, quotas, message):
     assert not held.can("loud") and held.before == (LOUD,)
 
 
-def test_an_edited_choice_is_noticed(tmp_path, whole):
+def test_an_edited_choice_is_detected(tmp_path, whole):
     _, folder = whole
     path = tmp_path / "run.sqlite"
     shutil.copy(folder / run_files.STORE, path)
@@ -488,7 +488,7 @@ def page(said):
 
 
 @pytest.mark.slow
-def test_an_odometer_is_said_to_a_program_as_well(tmp_path, capsys):
+def test_the_command_prints_the_odometer_for_programs_too(tmp_path, capsys):
     run = jde.AdaptiveRun(
         {"loud": LOUD}, prices={"loud": 1}, budget=2, odometer=[0.0, 3.0, 4.0]
     )
@@ -499,7 +499,7 @@ def test_an_odometer_is_said_to_a_program_as_well(tmp_path, capsys):
     assert found == {"epsilon": 3.0, "delta": run.odometer_interval()[1]}
 
 
-def test_beside_other_ledgers_it_owes_its_quotas(tmp_path, whole, capsys):
+def test_composed_with_other_ledgers_it_is_charged_its_quotas(tmp_path, whole, capsys):
     _, folder = whole
     other = plain_trainer(num_steps=2, step=QUIET)
     other.train(tmp_path / "other")
@@ -550,7 +550,7 @@ run.train(folder, checkpoint_every=3)
 
 
 def until_the_end(folder, seed, every):
-    """Runs processes that are killed around a commit until one finishes."""
+    """Runs processes, each killed around a commit, until one finishes."""
     here = Path(__file__).resolve().parent
     code = _KILLED.format(paths=[str(here), str(here.parents[1])])
     root = str(here.parents[2])
@@ -568,15 +568,15 @@ def until_the_end(folder, seed, every):
             return died
         assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
         content = read_ledger(folder / run_files.STORE)
-        # What was chosen is charged: at most one choice more than there are charges.
+        # Choices are charged: at most one choice more than charges.
         assert len(content.options) <= content.charged + 1
     raise AssertionError("it does not end")
 
 
 @pytest.mark.slow
-# Fewer than nine do not take a step to its end: such a run never ends.
+# With fewer than nine commits no step is finished, and the run never ends.
 @pytest.mark.parametrize("every", [10, 13])
-def test_killed_again_and_again_it_is_the_run_that_nobody_disturbed(tmp_path, every):
+def test_a_repeatedly_killed_run_equals_an_undisturbed_one(tmp_path, every):
     whole, folder = adaptive(), tmp_path / "killed"
     whole.train(tmp_path / "whole")
     assert until_the_end(folder, 1, every) > 1
@@ -587,7 +587,7 @@ def test_killed_again_and_again_it_is_the_run_that_nobody_disturbed(tmp_path, ev
 
 
 @pytest.mark.slow
-def test_killed_without_a_seed_it_is_never_charged_less_than_it_released(tmp_path):
+def test_a_repeatedly_killed_unseeded_run_is_charged_for_every_release(tmp_path):
     died = until_the_end(tmp_path, None, 9)
     content = read_ledger(tmp_path / run_files.STORE)
     run = adaptive(seed=None)
@@ -601,7 +601,7 @@ def test_killed_without_a_seed_it_is_never_charged_less_than_it_released(tmp_pat
 
 
 @pytest.mark.slow
-def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
+def test_budget_saved_on_one_option_is_left_for_another(tmp_path):
     run = jde.AdaptiveRun(
         {"loud": LOUD, "quiet": QUIET},
         prices={"loud": 1, "quiet": 4},
@@ -630,7 +630,7 @@ def test_what_is_saved_on_one_option_is_left_for_another(tmp_path):
         run.ledger.choose("quiet")
 
 
-def test_it_is_said_what_else_was_released_and_left_out():
+def test_the_report_names_other_releases_and_what_was_left_out():
     bounds = jde.PersonBounds(classes=2, examples=1)
     how = {
         "clipping": ClippingConfig(quantile=0.3),
@@ -652,7 +652,7 @@ def test_it_is_said_what_else_was_released_and_left_out():
             "The run released the parameters and the clip norm after every step" in said
         )
         assert "within bounds, in at most 2 classes" in said
-    assert "41" in own and "41" not in released  # numbers of private data
+    assert "41" in own and "41" not in released  # private counts
 
 
 def test_a_run_without_checks_spends_the_rest(tmp_path):
@@ -676,7 +676,7 @@ def test_a_run_without_checks_spends_the_rest(tmp_path):
 
 
 def rounds(scores, options=("a", "b"), **how):
-    """The choices of a built-in rule, given these scores one by one."""
+    """The choices of a built-in rule for these successive scores."""
     rule = NextWhenStalled(options=options, every=1, **how)
     seen, taken = [], {"a": 0, "b": 0, "check": 0}
     waiting, last = list(scores), None
@@ -691,7 +691,7 @@ def rounds(scores, options=("a", "b"), **how):
     raise AssertionError("it does not end")
 
 
-def test_rules_see_a_stall_where_there_is_one():
+def test_built_in_rules_detect_a_stall():
     assert rounds([0.1, 0.2, 0.3]) == "a"
     assert rounds([0.1, 0.2, 0.2]) == "b"
     assert rounds([0.1, 0.3, 0.2, 0.4], patience=2) == "a"

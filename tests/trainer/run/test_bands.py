@@ -1,4 +1,4 @@
-"""Runs with correlated noise: groups in turn, crashes, and what stays in memory."""
+"""Runs with correlated noise: groups in turn, crashes, and the noise memory."""
 
 import contextlib
 import dataclasses
@@ -63,7 +63,7 @@ def a_run(step=BANDED, **changes):
 
 
 def train_until(step, run, folder, **options):
-    """Trains a run, and interrupts it after a step."""
+    """Trains a run and interrupts it after a step."""
 
     def stop(progress):
         if progress.step >= step:
@@ -85,7 +85,7 @@ def finished(tmp_path_factory):
 
 
 def groups_of(sampler, number=120):
-    """The examples that each group's draws hold."""
+    """The examples in each group's draws."""
     generator = np.random.default_rng(0)
     found = [set(), set()]
     length = sampler.steps_per_epoch or 1
@@ -141,7 +141,7 @@ EPISODES = jde.GaussianStep(
     ],
 )
 def test_every_example_is_in_one_group(step, size):
-    """Of even size, where sizes are public and no slot is empty."""
+    """Groups have equal size if sizes are public and no slot is empty."""
     sampler = sampler_of(step, classes())
     first, second = groups_of(sampler)
     assert not first & second and len(first | second) == 180
@@ -154,13 +154,13 @@ def test_every_example_is_in_one_group(step, size):
 @pytest.mark.parametrize(
     ("step", "both"),
     [
-        # Slots: of five in a class, three are in the first group.
+        # Of a class's five slots, three are in the first group.
         (tree("example", "zero_out", dataclasses.replace(COINS, population=5)), 0.4),
         (tree("example", "add_remove", COINS), 0.5),
     ],
 )
-def test_whoever_is_there_moves_nobody_to_another_group(step, both):
-    """The chance that two share a group is the same without a third, whoever it is."""
+def test_a_units_group_does_not_depend_on_other_units(step, both):
+    """The probability that two share a group does not depend on a third unit."""
 
     def chance(examples, pair):
         data = classes(num_classes=400, examples=examples)
@@ -188,7 +188,7 @@ def test_whoever_is_there_moves_nobody_to_another_group(step, both):
     ],
 )
 def test_people_are_in_one_group(scheme):
-    """Also where fewer are there than the list has places."""
+    """Also if fewer people have data than the list has places."""
     owners = np.repeat(np.arange(11), 18)
     data = ExampleTable.from_records(
         np.random.default_rng(0).normal(size=(198, 2)),
@@ -215,7 +215,7 @@ def test_people_are_in_one_group(scheme):
     assert sorted(itertools.chain(*found)) == list(range(11))
 
 
-def test_a_turn_counts_charged_gradient_steps_alone():
+def test_turns_count_charged_gradient_steps_only():
     check = dataclasses.replace(SLOTS, noise_multiplier=5.0)
     quotas = {"step": 4, "check": 2}
     options = jde.AdaptiveRun({"step": BANDED, "check": check}, quotas=quotas)
@@ -230,7 +230,7 @@ def test_a_turn_counts_charged_gradient_steps_alone():
 
 
 class Watch:
-    """What draws came from which group, and how many sums the memory held before."""
+    """Records each draw's group, and the number of sums in memory before it."""
 
     def __init__(self, patch):
         self.drawn, self.held, self.secret = {0: set(), 1: set()}, [], []
@@ -250,7 +250,7 @@ class Watch:
         patch.setattr(BandMemory, "release", released)
 
     def complaints(self, *folders):
-        """What of the memory is at rest, and who was in two groups."""
+        """Noise memory found on disk, and units found in two groups."""
         files = [path for folder in folders for path in folder.rglob("*")]
         stored = [path.read_bytes() for path in files if path.is_file()]
         wrong = [one for one in self.secret if any(one in file for file in stored)]
@@ -271,7 +271,7 @@ MOMENTS = {
 def test_after_a_crash_the_memory_is_empty_and_groups_take_turns(
     tmp_path, monkeypatch, step, moment, dies
 ):
-    """Also after a step that was given up within a process that goes on."""
+    """Also after a step that was given up while the process continued."""
     owner, name, call, before, after = MOMENTS[moment]
     watch, run = Watch(monkeypatch), a_run(step)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -281,7 +281,7 @@ def test_after_a_crash_the_memory_is_empty_and_groups_take_turns(
     if dies:
         run = a_run(step)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a step given up
+        warnings.simplefilter("ignore", UserWarning)  # for a step given up
         if dies:
             run.resume(tmp_path)
         run.train(tmp_path, checkpoint_every=3)
@@ -295,12 +295,12 @@ def test_after_a_crash_the_memory_is_empty_and_groups_take_turns(
 
 
 def _interrupted(function, call):
-    """A method, one call of which is interrupted; see `Interrupted`."""
+    """A method with one interrupted call; see `Interrupted`."""
     made = Interrupted(function, call)
     return lambda *args, **kwargs: made(*args, **kwargs)
 
 
-def test_the_witness_finds_what_is_at_rest(tmp_path, monkeypatch):
+def test_the_witness_finds_memory_on_disk(tmp_path, monkeypatch):
     watch = Watch(monkeypatch)
     a_run().train(tmp_path)
     (tmp_path / "dump").write_bytes(b"x" + watch.secret[3])
@@ -309,8 +309,8 @@ def test_the_witness_finds_what_is_at_rest(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("noise", ["discrete", "gaussian"])
 @pytest.mark.parametrize("clipping", [None, ClippingConfig(count_noise=5.0)])
-def test_resuming_takes_what_was_released(tmp_path, noise, clipping):
-    """The decoded sum, with the deviation of its noise: nobody's data are needed."""
+def test_resuming_uses_the_released_sum(tmp_path, noise, clipping):
+    """The decoded sum and its noise deviation are stored, so no data are needed."""
     settings = {"noise": noise, "clipping": clipping}
     first = train_until(5, a_run(**settings), tmp_path, checkpoint_every=100)
     run = a_run(**settings)
@@ -323,7 +323,7 @@ def test_resuming_takes_what_was_released(tmp_path, noise, clipping):
     assert "groups of `example` units in turn" in " ".join(said.split())
 
 
-def test_a_seeded_run_that_is_resumed_says_that_it_is_another(tmp_path):
+def test_a_resumed_seeded_run_reports_that_it_differs(tmp_path):
     train_until(1, a_run(seed=1), tmp_path)
     run = a_run(seed=1)
     with pytest.warns(UserWarning, match="differs from an uninterrupted run"):
@@ -340,14 +340,14 @@ def test_a_seeded_run_that_is_resumed_says_that_it_is_another(tmp_path):
         ({"noise_multiplier": 2.0}, "step.noise_multiplier: 1.0 in the"),
     ],
 )
-def test_other_bands_do_not_go_on(finished, change, message):
+def test_a_run_is_not_resumed_with_other_bands(finished, change, message):
     other = a_run(dataclasses.replace(BY_CLASS, **change))
     with pytest.raises(RunMismatchError, match=message):
         other.resume(finished)
 
 
-def test_groups_that_are_gone_do_not_go_on(tmp_path):
-    """Dealt anew, somebody would be in two steps of a row."""
+def test_a_run_without_its_groups_is_not_resumed(tmp_path):
+    """With new groups somebody could be in two consecutive steps."""
     train_until(3, a_run(), tmp_path)
     query = "FROM arrays WHERE kind = 'groups'"
     with contextlib.closing(sqlite3.connect(tmp_path / run_files.STORE)) as file:
@@ -362,8 +362,8 @@ def test_groups_that_are_gone_do_not_go_on(tmp_path):
     assert read_ledger(tmp_path).charged == 3
 
 
-def test_groups_that_come_out_otherwise_do_not_go_on(tmp_path, monkeypatch):
-    """As another version of NumPy may deal them: somebody would be in two."""
+def test_a_run_with_changed_groups_is_not_resumed(tmp_path, monkeypatch):
+    """Another version of NumPy may draw other groups, and somebody would be in two."""
     run = a_run(folder=tmp_path)
     run.step()
     run.close()
@@ -375,8 +375,8 @@ def test_groups_that_come_out_otherwise_do_not_go_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("step", [BANDED, BINS], ids=["steps", "epochs"])
-def test_a_run_that_another_trainer_took_up_does_not_go_on(tmp_path, step):
-    """Also where its own charge had failed: what it remembers is not of that step."""
+def test_a_run_resumed_by_another_trainer_stops(tmp_path, step):
+    """Also if its own charge failed, since its memory is not of that step."""
     first = a_run(step, folder=tmp_path)
     for _ in range(4):
         first.step()
@@ -392,7 +392,7 @@ def test_a_run_that_another_trainer_took_up_does_not_go_on(tmp_path, step):
 
 
 def alternating(released):
-    """Two steps, then a score, until nothing is left."""
+    """A rule: two steps, then a score, until nothing is left."""
     left = [name for name, number in released.left.items() if number]
     is_due = released.number % 3 == 2 and "check" in left
     return "check" if is_due else "step" if "step" in left else (left or [None])[0]
@@ -416,10 +416,10 @@ PRICES = {"prices": {"step": 2, "check": 1}, "budget": 9, "blocks": {"step": 2}}
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("limits", [QUOTAS, PRICES], ids=["quotas", "prices"])
-def test_a_run_that_adapts_takes_turns_by_charged_gradient_steps(
+def test_an_adaptive_run_takes_turns_by_charged_gradient_steps(
     tmp_path, monkeypatch, limits
 ):
-    """A score neither takes a turn nor clears the memory; a crash clears it."""
+    """A score takes no turn and keeps the memory; a crash clears it."""
     watch, turns, secret = Watch(monkeypatch), [], RunDraws.secret
 
     def watched(draws, number):
@@ -436,7 +436,7 @@ def test_a_run_that_adapts_takes_turns_by_charged_gradient_steps(
             run.train(tmp_path)
         run = a_run_that_adapts(limits)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of the step given up
+            warnings.simplefilter("ignore", UserWarning)  # the step given up
             run.resume(tmp_path)
     run.train(tmp_path)
     order = ["step", "step", "check"] * 3
@@ -453,7 +453,7 @@ def test_a_run_that_adapts_takes_turns_by_charged_gradient_steps(
         assert run.budget.epsilon == pytest.approx(promised, rel=1e-9)
 
 
-def test_groups_of_a_run_that_chose_to_end_are_forgotten(tmp_path):
+def test_groups_are_erased_when_a_run_chooses_to_end(tmp_path):
     quotas = jde.AdaptiveRun({"step": BANDED}, quotas={"step": 4})
     budget = AdaptiveBudget((quotas,), 1e-5)
 
@@ -466,13 +466,13 @@ def test_groups_of_a_run_that_chose_to_end_are_forgotten(tmp_path):
         assert store.kept("groups") is None
 
 
-def test_groups_are_forgotten_with_the_last_step(finished):
+def test_groups_are_erased_after_the_last_step(finished):
     with contextlib.closing(RunStore(finished / run_files.STORE)) as store:
         assert store.kept("groups") is None
     run = a_run(BY_CLASS)
     assert run.resume(finished) == STEPS
     with pytest.raises(FileNotFoundError, match="lost, or erased at the end"):
-        run.draw_blocks(STEPS + 1)  # nor beyond the plan, with groups dealt anew
+        run.draw_blocks(STEPS + 1)  # beyond the plan
 
 
 # --- Configs ---
@@ -543,13 +543,13 @@ def test_groups_without_a_theorem_are_refused(tmp_path, old, new, message):
         config.step_on(data.population)
 
 
-def test_a_word_for_bands_is_answered_by_the_table(tmp_path):
+def test_bands_without_a_table_are_refused_with_an_example(tmp_path):
     config = read_config(config_of(tmp_path, NOISY))
     with pytest.raises(ValueError, match="or a table with kind='banded' and groups"):
         dataclasses.replace(config, noise="banded")
 
 
-def test_auto_takes_what_the_chooser_takes(tmp_path):
+def test_auto_equals_the_choice_of_the_function(tmp_path):
     text = NOISY.replace("bands = 2", 'bands = "auto"\nhorizon = inf')
     config = read_config(config_of(tmp_path, text))
     data, _ = config.training_data()
@@ -566,7 +566,7 @@ def test_auto_takes_what_the_chooser_takes(tmp_path):
         read_config(config_of(tmp_path, text.replace("epsilon = 8.0", "epsilon = inf")))
 
 
-def test_auto_weighs_the_statistics_of_a_run(tmp_path, monkeypatch):
+def test_auto_considers_the_statistics_of_a_run(tmp_path, monkeypatch):
     start = '[start]\nkind = "plda"\nshare = 0.4\ndimensions = 8\n[learner]'
     text = NOISY.replace("bands = 2", 'bands = "auto"').replace("[learner]", start)
     text = text.replace('"conv_embedding"\nchannels = [4]', '"linear"')

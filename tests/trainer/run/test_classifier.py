@@ -1,4 +1,4 @@
-"""A private classifier of the training classes, and how it predicts other classes."""
+"""A private classifier of the training classes, used to predict other classes."""
 
 import dataclasses
 
@@ -73,12 +73,12 @@ EMBED = ("shots = 1", 'shots = 1\nembed = "features"')
         ([('kind = "mlp"', 'kind = "conv_embedding"')], "model.kind must be one of"),
     ],
 )
-def test_what_is_no_private_classifier_is_refused(config, changes, message):
+def test_invalid_classifiers_are_refused(config, changes, message):
     with pytest.raises(ValueError, match=message):
         config(*changes)
 
 
-def test_a_group_of_examples_is_no_example(config):
+def test_groups_of_examples_are_refused(config):
     sampling = CONFIG[CONFIG.index("[step.sampling]") : CONFIG.index("[learner]")]
     grouped = """[step.sampling]
 type = "GroupedClasses"
@@ -93,9 +93,7 @@ examples = { type = "WithoutReplacement", name = "example", size = 2, population
 
 @pytest.mark.slow
 @pytest.mark.parametrize("embed", ["both", "logits", "features"])
-def test_it_has_an_output_for_each_class_and_prototypes_of_what_it_embeds(
-    config, embed
-):
+def test_a_classifier_has_an_output_per_class_and_an_embedding(config, embed):
     read = config(("shots = 1", f'shots = 1\nembed = "{embed}"'))
     trainer, _, _ = assembled(read, Tables(read, None))
     learner, params = trainer.learner, trainer.params
@@ -133,7 +131,7 @@ def test_it_has_an_output_for_each_class_and_prototypes_of_what_it_embeds(
 @pytest.mark.parametrize(
     ("changes", "others"), [([], ["logits", "features"]), ([LINEAR], ["logits"])]
 )
-def test_whatever_else_it_can_embed_are_stages(config, changes, others):
+def test_other_embeddings_of_a_classifier_are_stages(config, changes, others):
     read = config(*changes)
     trainer, evaluations, _ = assembled(read, Tables(read, None))
     assert [stage.name for stage in trainer.stages()] == ["features", "initial"]
@@ -146,8 +144,8 @@ def test_whatever_else_it_can_embed_are_stages(config, changes, others):
     assert score(found[0].learner, last.params) == score(alone, last.params)
 
 
-def test_logits_that_say_nothing_leave_the_features(config):
-    """With a linear map near zero the embedding is the features."""
+def test_untrained_logits_leave_the_features(config):
+    """With a linear map near zero the embedding equals the features."""
     read = config(LINEAR)
     trainer, evaluations, _ = assembled(read, Tables(read, None))
     zeros = jax.tree.map(np.zeros_like, trainer.params)
@@ -161,14 +159,14 @@ def test_logits_that_say_nothing_leave_the_features(config):
     assert evaluation(trainer.learner, zeros).mean == evaluation(alone, {}).mean
 
 
-def test_it_draws_examples_of_the_whole_data_and_is_validated_by_episodes(config):
+def test_a_classifier_draws_examples_and_is_validated_by_episodes(config):
     read = config()
     read = dataclasses.replace(read, seed=1)
     trainer, evaluations, _ = assembled(read, Tables(read, None))
     assert trainer.sampler.slot_shape == () and trainer.normalizer == 160.0
     blocks = trainer.draw_blocks(1)
     drawn = sum(int(block.unit_mask.sum()) for block in blocks)
-    assert 100 < drawn < 220  # of 800, each with chance 0.2: 5 deviations
+    assert 100 < drawn < 220  # 800 draws with probability 0.2: 5 deviations
     score = evaluations["validation"](trainer.learner, trainer.params)
     assert 0.2 < score.mean < 1.0
 
@@ -189,7 +187,7 @@ examples = { type = "WithoutReplacement", name = "example", size = 2, population
 
 
 @pytest.mark.slow
-def test_noisy_scores_of_it_are_of_episodes(config, tmp_path):
+def test_noisy_scores_of_a_classifier_are_of_episodes(config, tmp_path):
     read = config(more=ADAPTIVE)
     trainer, _, _ = assembled(read, Tables(read, None))
     trainer.train(tmp_path / "run")
@@ -198,7 +196,7 @@ def test_noisy_scores_of_it_are_of_episodes(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_people_may_be_protected(config):
+def test_a_classifier_may_protect_people(config):
     read = config(
         ("small = true", 'small = true\nowner = "typeface"'),
         ('"zero_out"', '"add_remove"\nprivacy_unit = "person"'),
@@ -212,8 +210,8 @@ def test_people_may_be_protected(config):
     assert trainer.budget.step.noise_multiplier > 1.2 * noise  # two examples, not one
 
 
-def test_classes_that_are_read_off_private_data_are_said():
-    """An example that is alone in its class adds an output."""
+def test_classes_read_from_private_data_are_reported():
+    """An example that is alone in its class would add an output."""
     data = classes()
     public = dataclasses.replace(data, has_public_units=True)
     assert public.with_features(data.features).take(np.arange(9)).has_public_units
@@ -228,7 +226,7 @@ def test_classes_that_are_read_off_private_data_are_said():
         check_targets(learner, data, GROUPED)
 
 
-def test_it_is_refused_what_it_does_not_take():
+def test_a_classifier_refuses_unsuitable_settings():
     with pytest.raises(ValueError, match="task_loss must be one of"):
         Classifier(len, ways=2, task_loss="squared_error")
     with pytest.raises(ValueError, match="distance must be one of"):
@@ -236,7 +234,7 @@ def test_it_is_refused_what_it_does_not_take():
 
 
 def test_another_process_trains_the_same_classifier(config, tmp_path, monkeypatch):
-    """With ways of its own it would be another run, and all processes would end."""
+    """With its own number of ways it would be another run, and all would end."""
     read = config()
     expected, evaluations, _ = assembled(read, Tables(read, None))
     made = []

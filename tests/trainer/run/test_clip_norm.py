@@ -1,4 +1,4 @@
-"""Runs whose clip norm follows a quantile: draws, statements and resumption."""
+"""Runs whose clip norm follows a quantile: neighbours, statements, resumption."""
 
 import dataclasses
 import warnings
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def joint(run, block):
-    """What a block adds to a step's sums: whole numbers, the count last."""
+    """What a block adds to a step's sums: integers, the count last."""
     norm = np.float32(run.clip_norm)
     totals = run._gradient._sum(run.state.params, [block], norm)
     sums = [x.ravel() for x in discrete_noise.whole_sum(totals.gradient)]
@@ -46,7 +46,7 @@ def joint(run, block):
 
 
 def of_each_row(run, block):
-    """The same for each row alone; the other rows are empty."""
+    """What each row adds, the other rows being empty."""
     masks = np.diag(block.unit_mask)
     return np.stack([joint(run, block._replace(unit_mask=mask)) for mask in masks])
 
@@ -65,7 +65,7 @@ def without(data, number):
 
 
 def neighbours(relation):
-    """Two runs on neighbouring data with equal draws, and how far a row may move."""
+    """Two runs on neighbouring data with equal draws, and the bound of the change."""
     data = classes()
     if relation == "person":  # all of her examples, one in each class
         step = dataclasses.replace(
@@ -88,7 +88,7 @@ def neighbours(relation):
             for features in (data.features, changed)
         ]
         return *runs, 2
-    if relation == "zero_out":  # public slots, of which one more is empty
+    if relation == "zero_out":  # public slots, one more of them empty
         examples = dataclasses.replace(GROUPED.design.examples, population=6)
         design = dataclasses.replace(GROUPED.design, examples=examples)
         step = dataclasses.replace(
@@ -98,7 +98,7 @@ def neighbours(relation):
         return *runs, 1
     changed = data.features.copy()
     changed[:6] = 50 * changed[6:12]
-    if relation == "not finite":  # which loaders refuse
+    if relation == "not finite":  # loaders refuse this
         changed[:6] = np.nan
     step = dataclasses.replace(GROUPED, neighboring_relation="replace_one")
     runs = a_run(data, step=step), a_run(data, step=step)
@@ -111,9 +111,9 @@ def neighbours(relation):
     "relation", ["zero_out", "replace_one", "not finite", "person"]
 )
 def test_neighbours_are_as_far_apart_as_the_accountant_says(relation):
-    """Gradient and count together, in draws of real runs; no other row moves.
+    """Gradient and count together, in draws of real runs; no other row changes.
 
-    A unit in several episodes of a step moves as many rows.
+    A unit in several episodes of a step changes as many rows.
     """
     one, other, times = neighbours(relation)
     bound = times**2 * (GRID**2 + steps_of_vote(CLIPPING) ** 2)
@@ -133,7 +133,7 @@ def test_neighbours_are_as_far_apart_as_the_accountant_says(relation):
         moved = max(moved, sum(square > 0 for square in squares))
         assert max(squares, default=0) <= bound
         for block, of_rows in zip(pair, rows, strict=True):
-            # A unit gives what it gives alone; without one, or with a null: nothing.
+            # Units do not interact; an empty row, or one with a null, gives nothing.
             np.testing.assert_array_equal(joint(one, block), of_rows.sum(axis=0))
             assert not of_rows[block.unit_mask == 0].any()
             assert of_rows[block.unit_mask > 0].any(axis=1).all()
@@ -141,8 +141,8 @@ def test_neighbours_are_as_far_apart_as_the_accountant_says(relation):
 
 
 @pytest.mark.slow
-def test_an_episode_without_examples_has_no_vote():
-    """Its contribution is zero, which is short, and belongs to no unit."""
+def test_an_episode_without_examples_does_not_vote():
+    """Its zero contribution is short, but belongs to no unit."""
     rng = np.random.default_rng(0)
     data = ExampleTable.from_records(
         rng.normal(size=(80, 1)),
@@ -170,7 +170,7 @@ def test_an_episode_without_examples_has_no_vote():
         assert (block.unit_mask > held).any()  # drawn, and empty
 
 
-# --- Going on ---
+# --- Resumption ---
 
 
 def course(folder):
@@ -181,7 +181,7 @@ def course(folder):
     ("noise", "after"),
     fast_and_slow([("discrete", 3), ("gaussian", 4)], lambda n, _: n == "discrete"),
 )
-def test_a_run_that_was_killed_is_the_unbroken_one_bit_for_bit(
+def test_a_killed_run_equals_an_undisturbed_one_bit_for_bit(
     tmp_path, monkeypatch, noise, after
 ):
     def made():
@@ -196,7 +196,7 @@ def test_a_run_that_was_killed_is_the_unbroken_one_bit_for_bit(
     release = RunStore.release
 
     def killed(store, step, arrays):
-        release(store, step, arrays)  # the release is on the disk, and nothing after it
+        release(store, step, arrays)  # the release is on disk, and nothing after it
         if step == after:
             raise Killed
 
@@ -208,14 +208,14 @@ def test_a_run_that_was_killed_is_the_unbroken_one_bit_for_bit(
     run.train(tmp_path / "parts")
     assert_same(whole, run)
     assert run.clip_norm == whole.clip_norm != 0.5
-    # What was released and not logged before the kill is noted when the run goes on.
+    # A release that was not logged before the kill is logged on resuming.
     norms = course(tmp_path / "whole")
     assert course(tmp_path / "parts") == norms and len(set(norms)) == 7
     openings = read_ledger(tmp_path / "parts").openings
     assert '"kind": "quantile"' in openings[0].environment["clipping"]
 
 
-def test_a_step_that_was_given_up_leaves_the_clip_norm(tmp_path, monkeypatch):
+def test_a_dropped_step_does_not_change_the_clip_norm(tmp_path, monkeypatch):
     def made():
         return plain_trainer(clipping=CLIPPING, seed=None)
 
@@ -237,17 +237,17 @@ def test_a_step_that_was_given_up_leaves_the_clip_norm(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "change", [{"count_noise": 0.8}, {"kind": "normalize"}, {"kind": "fixed"}]
 )
-def test_a_run_goes_on_with_its_own_clipping(tmp_path, change):
+def test_a_run_is_not_resumed_with_another_clipping(tmp_path, change):
     plain_trainer(clipping=CLIPPING, num_steps=2).train(tmp_path)
     other = plain_trainer(clipping=dataclasses.replace(CLIPPING, **change), num_steps=2)
     with pytest.raises(RunMismatchError, match="clipping"):
         other.resume(tmp_path)
 
 
-# --- What is said ---
+# --- Statements ---
 
 
-def test_the_course_of_the_clip_norm_is_public(tmp_path):
+def test_the_clip_norms_are_public(tmp_path):
     run = plain_trainer(clipping=CLIPPING)
     records = releasable_records(run.train(tmp_path))
     norms = [record["clip_norm"] for record in records]
@@ -262,7 +262,7 @@ def test_the_course_of_the_clip_norm_is_public(tmp_path):
     assert "and the clip norm after every step" in text
 
 
-def test_a_run_of_one_clip_norm_says_nothing_new(tmp_path):
+def test_a_run_with_a_fixed_clip_norm_makes_no_new_statement(tmp_path):
     run = plain_trainer(num_steps=2)
     records = run.train(tmp_path)
     assert "clip_norm" not in records[-1] and "clipping" not in run.run
@@ -321,7 +321,7 @@ def test_the_next_clip_norm():
         ({"maximum": [1.0, 2.0]}, ValueError, "maximum"),
     ],
 )
-def test_what_a_clipping_cannot_be(changes, error, message):
+def test_invalid_clippings_are_refused(changes, error, message):
     with pytest.raises(error, match=message):
         ClippingConfig(**changes)
 
@@ -342,12 +342,12 @@ def test_what_a_clipping_cannot_be(changes, error, message):
         ),
     ],
 )
-def test_what_a_trainer_refuses(changes, error, message):
+def test_a_trainer_refuses_unsuitable_clippings(changes, error, message):
     with pytest.raises(error, match=message):
         plain_trainer(**changes)
 
 
-def test_a_count_that_noise_drowns_is_warned_of():
+def test_a_count_with_too_much_noise_is_warned_of():
     with pytest.warns(UserWarning, match="count_noise=50.*deviation of 10"):
         plain_trainer(clipping=ClippingConfig(count_noise=50.0))
 
@@ -362,7 +362,7 @@ def read(tmp_path, text):
     return read_config(tmp_path / "run.toml")
 
 
-def test_configs(tmp_path):
+def test_clippings_in_configs(tmp_path):
     config = read(tmp_path, config_with("quantile = 0.3\nmaximum = 2.0"))
     assert config.clipping == ClippingConfig(quantile=0.3, maximum=2.0)
     assert TrainingConfig.from_dict(config.to_dict()).clipping == config.clipping

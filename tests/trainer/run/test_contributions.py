@@ -1,4 +1,4 @@
-"""How many contributions are complete: shown, warned of, or refused before any draw."""
+"""The number of complete contributions: shown, warned of, or refused."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from jaxdp_episodic.trainer.run.checks import contributions_in_log, ways_out
 from jaxdp_episodic.trainer.run.run_files import read_log
 from training_runs import plain_trainer, protonet
 
-SIZES = np.random.default_rng(0).integers(3, 31, 48)  # of 3 to 30 images
+SIZES = np.random.default_rng(0).integers(3, 31, 48)  # 3 to 30 images each
 
 
 def unequal(sizes=SIZES):
@@ -35,7 +35,7 @@ def step(relation="zero_out", size=4, slots=30, ways=3):
     )
 
 
-def test_a_run_that_would_learn_from_nothing_is_refused():
+def test_a_run_without_complete_contributions_is_refused():
     model, params = protonet()
     learner = dataclasses.replace(model, ways=5), params
     wasted = step(size=4, ways=5)
@@ -48,7 +48,7 @@ def test_a_run_that_would_learn_from_nothing_is_refused():
 
 
 @pytest.mark.slow
-def test_few_complete_contributions_are_warned_of_and_counted(tmp_path):
+def test_few_complete_contributions_are_counted_and_warned_of(tmp_path):
     with pytest.warns(UserWarning, match="of which about 0.3 are complete, 15.2 in 50"):
         run = plain_trainer(data=unequal(), step=step(size=2), num_steps=50)
     assert run.complete_units is not None
@@ -58,16 +58,16 @@ def test_few_complete_contributions_are_warned_of_and_counted(tmp_path):
         0,
         0,
     )
-    # All that hold no null are complete; 4 deviations of a Poisson count of 14.8.
+    # Contributions without a null are complete; 4 deviations of a mean of 14.8.
     assert took_part == complete and abs(complete - 14.8) < 16
 
 
-def test_whole_classes_are_neither_warned_of_nor_refused():
+def test_full_classes_are_neither_warned_of_nor_refused():
     run = plain_trainer(data=unequal(), step=step("add_remove", size=3, slots=3))
     assert run.complete_units is not None and run.complete_units.share == 1.0
 
 
-def test_what_would_help_is_priced_by_the_sizes():
+def test_the_advice_has_epsilons_for_the_sizes():
     tree = unequal().population
     found = ways_out(step(size=4, ways=5), tree, Needs.of(1, is_regression=False))
     relation, size, ways = found.values()
@@ -84,7 +84,7 @@ def test_what_would_help_is_priced_by_the_sizes():
     assert share == 1.0
 
 
-def test_slots_of_classes_can_be_left_for_the_classes_there_are():
+def test_add_remove_is_a_way_out_of_empty_class_slots():
     design = jde.GroupedClasses(
         num_classes=60,
         ways=3,

@@ -1,4 +1,4 @@
-"""Crashes: a run ended at any moment, its file cut or changed at any byte."""
+"""Crashes: a run killed at any moment, its file truncated or changed at any byte."""
 
 import contextlib
 import dataclasses
@@ -40,11 +40,11 @@ SLOW = pytest.mark.slow
 
 
 class Killed(BaseException):
-    """Ends a run; no code catches it."""
+    """Ends a run; nothing catches it."""
 
 
 class Witness:
-    """Records every release from outside, in whichever process."""
+    """Records every release independently of the run."""
 
     def __init__(self, patch):
         self.noise, self.charges = [], []
@@ -64,7 +64,7 @@ class Witness:
         patch.setattr(RunStore, "charge", charged)
 
     def complaints(self, folders, crashes):
-        """Returns errors: noise that was used twice, releases that were not charged."""
+        """Returns violations: noise used twice, releases without a charge."""
         wrong = []
         if max(Counter(self.noise).values()) > 1:
             wrong.append("noise was used twice")
@@ -77,7 +77,7 @@ class Witness:
         return wrong
 
 
-# Where a process is killed: what is called next, and the how manieth call of it.
+# Where a process is killed: before which call of which function.
 STAGES = {
     "before a charge": (RunStore, "charge", 5),
     "after a charge": (PrivateGradient, "__call__", 5),
@@ -127,8 +127,8 @@ def other_versions(patch):
 
 @contextlib.contextmanager
 def other_flags(patch):
-    """Flags that change JAX's own random numbers and all products."""
-    config: Any = jax.config  # its flags are made at run time
+    """JAX flags that change random numbers and matrix products."""
+    config: Any = jax.config  # flags are created at run time
     before = config.jax_threefry_partitionable
     with (
         jax.threefry_partitionable(not before),
@@ -159,7 +159,7 @@ def a_run(step, **changes):
 
 
 def killed_at(moment, run, tmp_path, monkeypatch):
-    """Trains until a call begins; returns the folder as a kill there leaves it."""
+    """Trains until a call begins; returns the folder that a kill there leaves."""
     owner, name, call = moment
     folder, left = tmp_path / "run", tmp_path / "left"
     function, calls = getattr(owner, name), []
@@ -178,7 +178,7 @@ def killed_at(moment, run, tmp_path, monkeypatch):
 
 
 def attacked(tmp_path, monkeypatch, step, stage, change):
-    """A run killed at a stage, copied twice, and all three continued with a change."""
+    """A run killed at a stage and copied twice; all three continue with a change."""
     witness = Witness(monkeypatch)
     left = killed_at(STAGES[stage], a_run(step), tmp_path, monkeypatch)
     before, common = len(witness.noise), read_ledger(left / run_files.STORE).charged
@@ -188,14 +188,16 @@ def attacked(tmp_path, monkeypatch, step, stage, change):
         shutil.copytree(left, copy)
     settings, patched = CHANGES[change]
     with monkeypatch.context() as patch, warnings.catch_warnings(), patched(patch):
-        warnings.simplefilter("ignore", UserWarning)  # of what changed, and is given up
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of the change, and of a lost step
         for copy in copies:
             run = a_run(step, **settings())
             run.resume(copy)
             run.train(copy, checkpoint_every=CHECKPOINT_EVERY)
             assert run.num_steps_taken == STEPS
     together = read_ledgers([copy / run_files.STORE for copy in copies])
-    if step is GROUPED:  # steps in epochs that both share cost less: see its own tests
+    if step is GROUPED:  # shared epochs: see test_ledgers.py
         assert together.run_charged() == (step, 2 * STEPS - common)
     return witness.complaints(copies, crashes=1)
 
@@ -204,8 +206,8 @@ def attacked(tmp_path, monkeypatch, step, stage, change):
     "number",
     fast_and_slow(range(len(STAGES)), lambda n: n in (1, 3, 5)),
 )
-def test_nothing_is_released_twice_or_for_nothing(tmp_path, monkeypatch, number):
-    """Some stages with one change each; the slow test has all pairs."""
+def test_no_noise_is_reused_and_no_release_uncharged(tmp_path, monkeypatch, number):
+    """Some stages with one change each; the slow test covers all pairs."""
     stage = list(STAGES)[number]
     change = list(CHANGES)[number % len(CHANGES)]
     assert attacked(tmp_path, monkeypatch, GROUPED, stage, change) == []
@@ -219,7 +221,7 @@ def test_every_attack_at_every_stage(tmp_path, monkeypatch, step, stage, change)
 
 
 @pytest.mark.slow
-def test_the_witness_notices_a_step_that_is_taken_again(tmp_path, monkeypatch):
+def test_the_witness_detects_a_repeated_step(tmp_path, monkeypatch):
     """A planted fault: a given-up step is repeated."""
     monkeypatch.setattr(
         "jaxdp_episodic.trainer.draw.generators.Keys.new",
@@ -249,8 +251,8 @@ def members_by_step(monkeypatch):
 
 
 @pytest.mark.parametrize("kill", [2, 4, *(pytest.param(k, marks=SLOW) for k in (3, 5))])
-def test_an_epoch_goes_on_as_it_was_drawn(tmp_path, monkeypatch, kill):
-    """Each unit is in an epoch once, also if a kill is in it; then it is erased."""
+def test_an_epoch_continues_as_it_was_drawn(tmp_path, monkeypatch, kill):
+    """Each unit is in an epoch once, despite a kill; then the draw is erased."""
     found = members_by_step(monkeypatch)
 
     def stop(progress):
@@ -265,7 +267,7 @@ def test_an_epoch_goes_on_as_it_was_drawn(tmp_path, monkeypatch, kill):
     run.train(tmp_path)
     assert not is_kept(tmp_path)
     for epoch in ((1, 2, 3, 4), (5, 6, 7)):
-        # A step that was drawn ahead and never taken has the same members again.
+        # A step that was prefetched and not taken has the same members again.
         for step in epoch if kill in epoch[:-1] else ():
             first, *others = found[step]
             assert all(np.array_equal(first, other) for other in others)
@@ -301,8 +303,8 @@ def half_way(folder, step=BINS):
     "damage",
     ["DELETE FROM arrays WHERE kind = 'epoch'", "UPDATE arrays SET number = 3"],
 )
-def test_an_epoch_whose_draw_is_gone_does_not_go_on(tmp_path, damage):
-    """With a new draw a unit could be in two of its steps."""
+def test_an_epoch_without_its_draw_is_not_resumed(tmp_path, damage):
+    """With a new draw a unit could be in two steps of the epoch."""
     in_file(half_way(tmp_path), damage + " WHERE kind = 'epoch'" * ("SET" in damage))
     run = a_run(BINS)
     try:
@@ -318,8 +320,8 @@ def test_an_epoch_whose_draw_is_gone_does_not_go_on(tmp_path, damage):
 
 
 @pytest.mark.parametrize("size", [1, 24, 3_000, 30_000])
-def test_nothing_of_an_epochs_draw_stays_at_rest(tmp_path, size):
-    """Neither in the file nor in its write-ahead log."""
+def test_an_epochs_draw_is_erased_from_disk(tmp_path, size):
+    """From the file and from its write-ahead log."""
     half_way(tmp_path)
     rng = np.random.default_rng(size)
     with contextlib.closing(RunStore(tmp_path / run_files.STORE)) as store:
@@ -337,7 +339,9 @@ def test_nothing_of_an_epochs_draw_stays_at_rest(tmp_path, size):
                 assert not any(one in file for one in pieces for file in found)
 
 
-def test_steps_taken_elsewhere_are_kept_when_a_folder_is_opened(tmp_path, monkeypatch):
+def test_steps_charged_elsewhere_are_kept_when_a_folder_is_opened(
+    tmp_path, monkeypatch
+):
     found = members_by_step(monkeypatch)
     run = a_run(BINS)
     for _ in range(2):
@@ -355,10 +359,10 @@ def test_steps_taken_elsewhere_are_kept_when_a_folder_is_opened(tmp_path, monkey
     assert len(np.unique(first, axis=0)) == 10
 
 
-# --- What else ends, and what is missing ---
+# --- Interrupted steps and missing parts ---
 
 
-def test_an_interrupted_step_is_given_up_within_a_process(tmp_path, monkeypatch):
+def test_an_interrupted_step_is_dropped_within_a_process(tmp_path, monkeypatch):
     run, call, left = a_run(GROUPED), PrivateGradient.__call__, [3]
 
     def interrupted(*args, **kwargs):
@@ -380,8 +384,8 @@ def test_an_interrupted_step_is_given_up_within_a_process(tmp_path, monkeypatch)
     assert private == [False, True, True, False, True, True, True, True]
 
 
-def test_resuming_needs_nobodys_data(tmp_path, monkeypatch):
-    """To resume, nothing is drawn, read or computed from records."""
+def test_resuming_needs_no_data(tmp_path, monkeypatch):
+    """Resuming draws, reads or computes nothing from records."""
 
     def stop(progress):
         if progress.step == 5:
@@ -403,7 +407,7 @@ def test_resuming_needs_nobodys_data(tmp_path, monkeypatch):
 
 
 def test_what_was_prepared_for_another_step_is_refused():
-    """Its members of the epoch have taken part already."""
+    """Its members have already taken part in this epoch."""
     run = a_run(BINS)
     with run.ahead() as ahead:
         first = next(ahead)
@@ -427,7 +431,7 @@ def test_a_run_has_one_folder(tmp_path):
     assert run.num_steps_taken == STEPS
 
 
-def test_no_file_of_a_run_can_be_read_by_others(tmp_path):
+def test_files_of_a_run_are_private_to_their_owner(tmp_path):
     def look(progress):
         seen.update({path.name: path.stat().st_mode for path in tmp_path.iterdir()})
 
@@ -456,12 +460,12 @@ def seeded_whole(tmp_path_factory):
         for number, stage in enumerate(STAGES)
     ],
 )
-def test_seeded_runs_are_bit_for_bit_the_same_resumed(
+def test_resumed_seeded_runs_are_equal_bit_for_bit(
     tmp_path, monkeypatch, seeded_whole, stage
 ):
     owner, name, call = STAGES[stage]
     if stage.startswith("at the last"):
-        call -= 1  # it has a step less
+        call -= 1  # it has one step less
     left = killed_at((owner, name, call), plain_trainer(), tmp_path, monkeypatch)
     run = plain_trainer()
     run.resume(left)
@@ -470,11 +474,11 @@ def test_seeded_runs_are_bit_for_bit_the_same_resumed(
     assert read_ledger(left / run_files.STORE).charged == 6
 
 
-# --- A file that is cut or flipped ---
+# --- Truncated files and flipped bits ---
 
 
 def left_by_a_kill(tmp_path, monkeypatch, name, call):
-    """The folder of a run killed at a later call of a method of its file."""
+    """The folder of a run killed at a later call of a store's method."""
     moment = RunStore, name, call
     return killed_at(moment, a_run(GROUPED), tmp_path, monkeypatch)
 
@@ -520,8 +524,8 @@ def history(tmp_path, monkeypatch):
     return found, left
 
 
-def test_wherever_the_log_is_cut_something_that_was_is_read(tmp_path, history):
-    """After a crash one reads a state of the run that was on the disk before."""
+def test_a_truncated_log_reads_as_an_earlier_commit(tmp_path, history):
+    """After a crash a state that was once on disk is read."""
     found, left = history
     whole = (left / "run.sqlite-wal").read_bytes()
     seen = set()
@@ -540,9 +544,9 @@ def test_wherever_the_log_is_cut_something_that_was_is_read(tmp_path, history):
     ("flips", "least"), [(40, 4), pytest.param(150, 30, marks=pytest.mark.slow)]
 )
 def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips, least):
-    """It is refused, or what was written is read.
+    """It is refused, or the written content is read.
 
-    In the last commit of the log the result may be that of a kill at this point.
+    In the last commit of the log the result may be as after a kill there.
     """
     found, left = history
     if closed:
@@ -562,12 +566,12 @@ def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips, least):
                 refused += 1
             elif read != whole:
                 assert name == "run.sqlite-wal" and place > len(content) - 6 * 4120
-                assert read in found[-3:]  # the last is the end of the process
+                assert read in found[-3:]  # the last commit is the end of the process
     assert refused > least
 
 
-def test_no_flipped_bit_of_the_index_hides_an_array(tmp_path, history):
-    """Arrays are found by their index, which has no hashes."""
+def test_flipped_bits_in_the_index_hide_no_array(tmp_path, history):
+    """Arrays are found by SQLite's index, which has no hashes."""
     _, left = history
     RunStore(left / run_files.STORE).close()
     content = (left / "run.sqlite").read_bytes()

@@ -1,4 +1,4 @@
-"""All is tried before the first charge, so a programming error costs nothing."""
+"""A run is tried out before its first charge, so programming errors cost nothing."""
 
 import contextlib
 import dataclasses
@@ -62,7 +62,7 @@ def a_python_if(params, inputs):
 
 
 def a_while_loop(params, inputs):
-    """It has no reverse-mode gradient."""
+    """A while loop, which has no reverse-mode gradient."""
     outputs = times(params, inputs)
     return jax.lax.while_loop(lambda x: jnp.sum(x) < 1, lambda x: x + 1, outputs)
 
@@ -86,7 +86,7 @@ def fails_when_it_runs(params, inputs):
 
 
 class Careless:
-    """A user's learner with one mistake."""
+    """A user's learner with a mistake."""
 
     is_regression = False
 
@@ -102,7 +102,7 @@ class Careless:
 
 
 def forgets_the_parameters():
-    """An optimizer whose update needs an argument that it does not get."""
+    """An optimizer whose update needs an additional argument."""
 
     def update(updates, state, params, *, learning_rate, **_):
         return jax.tree.map(lambda g: -learning_rate * g, updates), state
@@ -110,8 +110,8 @@ def forgets_the_parameters():
     return optax.GradientTransformationExtraArgs(lambda _: (), update)
 
 
-# What is wrong, (apply, parameters), learner or optimizer where they are not a ProtoNet
-# and Adam, and what the error says.
+# Mistake, (apply, parameters), learner and optimizer (default: a ProtoNet and Adam),
+# and the error's text.
 MISTAKES = {
     "weights of another width": ((times, linear((3, 4))), {}, "dot_general|matmul"),
     "outputs of shape (n,)": (
@@ -183,7 +183,7 @@ MISTAKES = {
 
 
 def wrong(name, **changes):
-    """A trainer with a mistake; the error, and the call that trains."""
+    """A trainer with a mistake, its error, and the call that trains."""
     (apply, params), parts, match = MISTAKES[name]
     made = parts.get("learner", lambda apply: ProtoNet(apply, ways=WAYS))(apply)
     if isinstance(made, Supervised):
@@ -202,7 +202,7 @@ def costs_nothing(folder, match=None):
     with pytest.raises(Exception, match=match) as caught:
         yield
     assert any(FOUND in note for note in caught.value.__notes__)
-    assert not run_files.files_of_a_run(folder)  # a run has a charge, or a state
+    assert not run_files.files_of_a_run(folder)  # no charge and no state
     if (folder / run_files.STORE).exists():
         assert read_ledger(folder / run_files.STORE).charged == 0
 
@@ -227,7 +227,7 @@ def test_a_mistake_costs_nothing_of_a_book(tmp_path, name):
     create_book(where, protected_by(config, tmp_path), epsilon=11.0, delta=1e-5)
     (apply, params), parts, _ = MISTAKES[name]
 
-    def of_pixels(params, inputs):  # the first two, of glyphs
+    def of_pixels(params, inputs):  # the first two mistakes, on glyphs
         return apply(params, inputs.reshape(len(inputs), -1)[:, :FEATURES])
 
     def turned_around(inputs, params):
@@ -248,11 +248,11 @@ def test_a_mistake_costs_nothing_of_a_book(tmp_path, name):
     assert not read_book(where).entries
 
 
-# --- A run that chooses, and one of statistics alone ---
+# --- Adaptive runs and statistics ---
 
 
 def chooses(model):
-    """A run with an option that trains and a noisy score."""
+    """A run with a training option and a noisy score."""
     sampling = jde.GroupedClasses(
         num_classes=12,
         ways=WAYS,
@@ -280,8 +280,8 @@ def chooses(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a Python if", "predictions of another shape"])
-def test_a_run_that_chooses_pays_nothing_either(tmp_path, name):
-    """The second mistake is only in the noisy score."""
+def test_a_mistake_costs_an_adaptive_run_nothing(tmp_path, name):
+    """The second mistake is in the noisy score only."""
     (apply, params), parts, match = MISTAKES[name]
     made = parts.get("learner", lambda apply: ProtoNet(apply, ways=WAYS))(apply)
     run = chooses((made, params))
@@ -309,13 +309,13 @@ def starts(model, num_steps=2, **changes):
 
 
 @pytest.mark.slow
-def test_statistics_are_not_paid_for_a_model_that_does_not_fit_them(tmp_path):
+def test_statistics_are_not_charged_for_a_model_that_does_not_fit(tmp_path):
     run = starts((ProtoNet(times, ways=WAYS), linear((FEATURES + 1, 4))))
     with costs_nothing(tmp_path, "dot_general"):
         run.train(tmp_path)
 
 
-# --- What it uses, and what it takes ---
+# --- What the dry run uses ---
 
 
 @pytest.mark.few(2)
@@ -370,19 +370,17 @@ def lost_at(number, folder, monkeypatch, **changes):
         (1, "The run has a seed: it repeats the step when it is resumed."),
     ],
 )
-def test_an_error_behind_the_charge_says_what_it_cost(
-    tmp_path, monkeypatch, seed, said
-):
+def test_an_error_after_the_charge_states_its_cost(tmp_path, monkeypatch, seed, said):
     assert said in lost_at(2, tmp_path, monkeypatch, seed=seed)
 
 
-def test_a_run_that_released_nothing_goes_on_with_another_model(tmp_path, monkeypatch):
-    """Its first step is lost; the repaired model has other shapes."""
+def test_a_run_without_releases_may_change_its_model(tmp_path, monkeypatch):
+    """Its first step failed; the repaired model has other shapes."""
     lost_at(1, tmp_path, monkeypatch, seed=None)
     lost = "step 1 was charged and interrupted before"
     with pytest.warns(UserWarning, match=lost):
         again = plain_trainer(seed=None)
-        again.resume(tmp_path)  # and ends: the state is of the model before
+        again.resume(tmp_path)  # ends here: the saved state is of the old model
     repaired = ProtoNet(times, ways=WAYS), linear()
     run = plain_trainer(learner=repaired, seed=None)
     with pytest.warns(UserWarning, match=lost):
@@ -390,14 +388,14 @@ def test_a_run_that_released_nothing_goes_on_with_another_model(tmp_path, monkey
     run.train(tmp_path)
     assert run.num_steps_taken == run.num_steps_charged == 6
     assert [leaf.shape for leaf in jax.tree.leaves(run.params)] == [(FEATURES, 4)]
-    # One that has released cannot, also if its first release was not the first step.
+    # After a release it cannot, also if the release was not of the first step.
     other = plain_trainer(seed=None)
     with pytest.raises(RunMismatchError, match="of another model or optimizer"):
         other.resume(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_release_behind_the_first_state_keeps_the_model(tmp_path, monkeypatch):
+def test_a_release_newer_than_the_state_fixes_the_model(tmp_path, monkeypatch):
     """The release is in the file, and the saved state is older."""
     lost_at(2, tmp_path, monkeypatch, seed=None)
     run = plain_trainer(learner=(ProtoNet(times, ways=WAYS), linear()), seed=None)

@@ -1,4 +1,4 @@
-"""Sampling in epochs: runs resumed within one, bit for bit, and their charges."""
+"""Sampling in epochs: runs resumed within one bit for bit, and their charges."""
 
 import contextlib
 import dataclasses
@@ -47,11 +47,11 @@ def budget(step=BATCHES, *, steps=10, permitted=12):
 # --- Training ---
 
 
-def test_epochs_have_all_episodes_in_their_steps():
+def test_each_epoch_has_all_episodes():
     whole = plain_trainer(step=BINS, num_steps=10)
     drawn = [whole.draw_blocks(step) for step in range(1, 11)]
     per_step = [sum(int(b.unit_mask.sum()) for b in blocks) for blocks in drawn]
-    # Ten episodes of the thirty classes in every epoch of four steps.
+    # Thirty classes make ten episodes in every epoch of four steps.
     assert (sum(per_step[:4]), sum(per_step[4:8])) == (10, 10)
     assert len(set(per_step)) > 1
 
@@ -59,7 +59,7 @@ def test_epochs_have_all_episodes_in_their_steps():
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
 @pytest.mark.parametrize("seed", [1, None])
-def test_a_run_goes_on_within_an_epoch(tmp_path, noise, seed):
+def test_a_run_resumes_within_an_epoch(tmp_path, noise, seed):
     """With a seed it equals an uninterrupted run bit for bit."""
 
     def run():
@@ -92,10 +92,10 @@ def test_bins_of_private_units_need_a_public_divisor():
     assert mean_units_are_public(BINS)
 
 
-# --- What is owed ---
+# --- Charges ---
 
 
-def test_beyond_the_plan_whole_epochs_are_permitted():
+def test_beyond_the_plan_only_whole_epochs_are_permitted():
     spent = float(jde.epsilon(BATCHES, num_steps=12, delta=DELTA))
     planned = plan_budget(BATCHES, epsilon=spent * 1.001, delta=DELTA)
     assert (planned.num_steps, planned.permitted_steps) == (12, 12)
@@ -116,7 +116,7 @@ EVERYBODY = jde.GaussianStep(
 AFTER_TWO = PrivacyBudget(BATCHES, 8.0, DELTA, 12, 12, (EVERYBODY, EVERYBODY))
 
 
-def test_epochs_begin_after_steps_before():
+def test_epochs_begin_after_earlier_steps():
     taken, owed = [0, 1, 2, 3, 6, 7, 11, 12], [0, 1, 2, 6, 6, 10, 12, 12]
     np.testing.assert_array_equal(AFTER_TWO.owed(taken), owed)
     expected = [
@@ -132,7 +132,7 @@ def test_epochs_begin_after_steps_before():
     assert found[-1] == pytest.approx(expected[-1], rel=1e-9)
 
 
-def test_a_ledger_of_epochs_after_others_owes_what_the_budget_says(tmp_path):
+def test_a_ledger_with_earlier_epochs_charges_what_the_budget_says(tmp_path):
     path, ledger = tmp_path / "run.sqlite", Ledger(AFTER_TWO)
     create_store(path, AFTER_TWO, is_seeded=False)
     for charged in range(1, 13):
@@ -142,7 +142,7 @@ def test_a_ledger_of_epochs_after_others_owes_what_the_budget_says(tmp_path):
         assert (content.charged, content.owed) == (charged, AFTER_TWO.owed(charged))
 
 
-def test_steps_before_that_are_in_epochs_are_refused():
+def test_earlier_steps_in_epochs_are_refused():
     with pytest.raises(NotImplementedError, match="before must be steps on all data"):
         plan_budget(
             BATCHES, epsilon=8.0, delta=DELTA, num_steps=4, before=[(BATCHES, 0.5)]
@@ -154,7 +154,7 @@ def test_steps_before_that_are_in_epochs_are_refused():
 
 
 @pytest.mark.slow
-def test_the_statement_says_what_an_early_end_owes():
+def test_the_statement_has_the_charge_of_an_early_end():
     early, planned = (privacy_statement(budget(), steps) for steps in (5, 10))
     assert "ended after 5 steps" in early and "charged for 8" in early
     assert "In each of 5 gradient steps" in early
@@ -169,7 +169,7 @@ def test_the_statement_says_what_an_early_end_owes():
 @pytest.mark.parametrize(
     ("charged", "owed"), [(0, 0), (3, 4), (4, 4), (9, 10), (10, 10), (11, 12)]
 )
-def test_a_ledger_owes_the_epoch_that_was_begun(tmp_path, capsys, charged, owed):
+def test_a_ledger_charges_the_begun_epoch(tmp_path, capsys, charged, owed):
     path = charged_run(tmp_path / "run.sqlite", budget(), charged)
     content = read_ledger(path)
     assert (content.charged, content.planned, content.owed) == (charged, 10, owed)
@@ -182,7 +182,7 @@ def test_a_ledger_owes_the_epoch_that_was_begun(tmp_path, capsys, charged, owed)
 
 
 @pytest.mark.slow
-def test_what_a_ledger_says_costs_as_much_by_another_program(tmp_path):
+def test_a_ledgers_epsilon_agrees_with_an_oracle(tmp_path):
     """The ledger's content, read as JSON, is given to an oracle."""
     path = tmp_path / "run.sqlite"
     bins = jde.GaussianStep(
@@ -200,11 +200,11 @@ def test_what_a_ledger_says_costs_as_much_by_another_program(tmp_path):
     delta, _ = allocation_epochs.delta([epochs], shift, epsilon, "remove")
     other, _ = allocation_epochs.delta([epochs], shift, epsilon, "add")
     assert other < delta <= DELTA * (1 + 1e-10)
-    # Epochs are answered by a certified upper bound, 1e-4 above at most.
+    # Epochs have a certified upper bound, at most 1e-4 above.
     assert delta == pytest.approx(DELTA, rel=1e-3)
 
 
-def test_another_plan_is_another_run(tmp_path):
+def test_a_run_is_not_resumed_with_another_plan(tmp_path):
     path = charged_run(tmp_path / "run.sqlite", budget())
     with contextlib.closing(RunStore(path)) as store:
         with pytest.raises(LedgerError, match="number of epochs"):
@@ -212,13 +212,13 @@ def test_another_plan_is_another_run(tmp_path):
 
 
 @pytest.mark.parametrize("planned", [0, -3, 2.0, "10", True])
-def test_a_plan_that_is_no_number_is_refused(tmp_path, planned):
+def test_invalid_plans_are_refused(tmp_path, planned):
     path = old_ledger(tmp_path / "run.jsonl", BATCHES, [("a", 1)], planned=planned)
     with pytest.raises(LedgerError, match="planned must be a number of steps"):
         read_ledger(path)
 
 
-def test_without_a_plan_every_epoch_counts_whole(tmp_path):
+def test_without_a_plan_every_begun_epoch_is_charged(tmp_path):
     path = tmp_path / "run.sqlite"
     other = dataclasses.replace(BATCHES, noise_multiplier=3.0)
     create_store(path, PrivacyBudget(flat_step(), 8.0, DELTA, 9, 9), is_seeded=False)

@@ -1,4 +1,4 @@
-"""Scores on held-out tasks, and what their intervals cover."""
+"""Scores on held-out tasks, and the coverage of their intervals."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ from training_runs import (
 
 
 class Oracle:
-    """Predicts from the inputs as the test decides."""
+    """A learner whose predictions a test chooses."""
 
     def __init__(self, predict, is_regression=False):
         self._predict, self.is_regression = predict, is_regression
@@ -56,7 +56,7 @@ class Oracle:
         return self._predict(episode)
 
 
-def test_a_perfect_and_a_blind_learner():
+def test_scores_of_a_perfect_and_of_a_blind_learner():
     data = classes(num_classes=12, examples=8)
     evaluation = Evaluation(data, ways=4, shots=1, queries=3, num_episodes=120)
 
@@ -73,7 +73,7 @@ def test_a_perfect_and_a_blind_learner():
     assert evaluation(Oracle(always_first), {}).mean == 0.25
 
 
-def test_the_same_episodes_every_time_and_others_by_seed():
+def test_episodes_are_fixed_by_the_seed():
     data = classes(num_classes=12, examples=8)
     learner, params = protonet()
     arguments = {"ways": 3, "shots": 1, "queries": 3, "num_episodes": 60}
@@ -85,20 +85,20 @@ def test_the_same_episodes_every_time_and_others_by_seed():
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_prototypes_tell_as_many_classes_apart_as_there_are(wrapped):
+def test_prototypes_can_be_scored_with_more_ways(wrapped):
     data = classes(num_classes=12, examples=8)
     learner = ProtoNet(lambda _, inputs: inputs, ways=3)
     params, many = {}, ProtoNet(learner.apply, ways=10)
     evaluation = Evaluation(data, ways=10, shots=2, queries=3, num_episodes=20)
     expected = evaluation(Oracle(lambda e: many.predict(params, e)), params)
-    if wrapped:  # projected, by what does not change how near points are
+    if wrapped:  # the projection keeps distances
         turned = np.float32([[0.0, 1.0], [1.0, 0.0]])
         start = {"mean": np.zeros(2, np.float32), "projection": turned}
         learner, params = Started(learner), {"start": start, "model": params}
         on_circle = Oracle(lambda e: many.predict({}, _unit_inputs(e)))
         expected = evaluation(on_circle, params)
     assert evaluation(learner, params) == expected
-    assert expected.mean > 0.3  # not by guessing
+    assert expected.mean > 0.3  # better than guessing
 
 
 def _unit_inputs(episode):
@@ -112,7 +112,7 @@ def _unit_inputs(episode):
     )
 
 
-def test_rmse_is_that_of_all_queries():
+def test_rmse_is_over_all_queries():
     data = make_sinusoids(30, points=10, seed=3)
     evaluation = Evaluation(data, ways=None, shots=4, queries=6, num_episodes=400)
     zero = Oracle(lambda e: 0 * e.query_targets, is_regression=True)
@@ -138,19 +138,19 @@ def test_the_interval_covers_the_mean_nineteen_times_in_twenty():
     assert 0.9 * 300 <= covered <= 0.99 * 300
 
 
-def test_units_with_too_few_examples_count_what_they_have():
+def test_small_units_are_scored_on_what_they_have():
     data = classes(num_classes=6, examples=3)
     learner, params = protonet()
     scores = [
         Evaluation(data, ways=3, shots=1, queries=queries, num_episodes=10)
-        for queries in (2, 10, 10**9)  # slots that no class fills are not computed
+        for queries in (2, 10, 10**9)  # slots that no class fills are not evaluated
     ]
     first, *others = (evaluation(learner, params) for evaluation in scores)
     assert all(other == first for other in others)
 
 
-def test_a_class_without_examples_is_no_other_one():
-    """Its slots are filled with example 0, whose class must not be taken for it."""
+def test_an_empty_class_is_not_taken_for_another():
+    """Its slots hold example 0, whose class must not be taken for it."""
     rows, names = np.repeat(np.arange(1, 6), 8), np.arange(10)
     data = ExampleTable.from_records(
         np.float32([rows, rows**2]).T,
@@ -161,7 +161,7 @@ def test_a_class_without_examples_is_no_other_one():
     scores = evaluation.episodes(*protonet())
     assert set(np.unique(scores.groups)) == {-1, 1, 2, 3, 4, 5}
     np.testing.assert_array_equal(scores.groups < 0, scores.weights == 0)
-    # They change nothing that is said of the others: whatever their number, no error.
+    # Padding by empty classes does not change the score's error.
     sums = scores.weights * np.isin(scores.groups, (1, 2))
     bare = scores._replace(sums=0 * sums)
     padding = [
@@ -173,7 +173,7 @@ def test_a_class_without_examples_is_no_other_one():
     assert padded.ahead_of(padded._replace(sums=0 * padding[0])) == pytest.approx(
         expected
     )
-    # Two classes, of which each episode has both: there are no others.
+    # Two classes, both in every episode: there are no other classes.
     same = np.array([[3, -1, 7]] * 4)
     assert not scores._replace(groups=same).has_other_classes
 
@@ -198,12 +198,12 @@ def test_regression_needs_targets():
         Evaluation(classes(), ways=None, shots=1, queries=2)
 
 
-# --- What is held out is not trained on ---
+# --- Held-out data are not training data ---
 
 
 @pytest.fixture
 def tables():
-    """The data of a run with this source."""
+    """The tables of a run with this source."""
     table = {"type": "TrainingConfig", **tomllib.loads(TINY)}
     config = TrainingConfig.from_dict(table)
     return lambda data: Tables(dataclasses.replace(config, data=data), None)
@@ -219,7 +219,7 @@ def drawn(folder, names, seed):
     return str(folder)
 
 
-def test_the_training_folder_is_not_held_out(tmp_path, tables, capsys):
+def test_the_training_folder_cannot_be_held_out(tmp_path, tables, capsys):
     trained = drawn(tmp_path / "trained", "abc", 0)
     link = tmp_path / "link"
     link.symlink_to(trained)
@@ -238,10 +238,10 @@ def test_the_training_folder_is_not_held_out(tmp_path, tables, capsys):
         tables(ClassFolders(path=trained, test=str(copy))).load("test")
 
 
-def test_what_is_shared_with_the_training_data_is_said(tmp_path, tables):
+def test_units_shared_with_the_training_data_are_reported(tmp_path, tables):
     trained = drawn(tmp_path / "trained", "abc", 0)
     others = tables(ClassFolders(path=trained, test=drawn(tmp_path / "o", "de", 1)))
-    assert others.load("test").num_examples == 6  # without a word
+    assert others.load("test").num_examples == 6  # without a warning
     named = drawn(tmp_path / "named", "cde", 2)
     with pytest.warns(UserWarning, match="1 of its 3 class names .* such as 'c'"):
         tables(ClassFolders(path=trained, test=named)).load("test")
@@ -250,10 +250,10 @@ def test_what_is_shared_with_the_training_data_is_said(tmp_path, tables):
     found = tables(ClassFolders(path=trained, test=copied))
     with pytest.warns(UserWarning, match="1 of its 6 examples .* such as 1"):
         found.load("test")
-    found.load("test")  # said once
+    found.load("test")  # warned once
 
 
-def test_people_in_both_files_are_named(tmp_path, tables):
+def test_people_in_both_files_are_reported(tmp_path, tables):
     for name, rows in (("train", "ann,1,1\nbob,2,1\n"), ("test", "bob,3,0\ncid,4,0\n")):
         (tmp_path / f"{name}.csv").write_text(f"user,age,score\n{rows}")
     source = Table(
@@ -276,12 +276,12 @@ def test_classes_without_names_share_none(tmp_path, tables):
     tables(Npz(path=places[0], test=places[1])).load("test")
 
 
-def test_our_own_parts_have_nothing_in_common(tables):
+def test_built_in_splits_share_nothing(tables):
     for split in ("validation", "test"):
         tables(Glyphs()).load(split)
 
 
-# --- Noisy validation: what one unit can change of it, and what is charged for it ---
+# --- Noisy validation: sensitivity and charge ---
 
 EVERYBODY = jde.GaussianStep(
     jde.GroupedClasses(
@@ -307,10 +307,10 @@ def released(one, number=1, seed=3, params=None):
     )
 
 
-def test_without_noise_it_is_the_mean_score_of_all_episodes():
+def test_without_noise_validation_is_the_mean_score():
     one = validation()
     value = one.score(released(one)).value
-    assert 0.5 < value <= 1  # clusters that are far apart
+    assert 0.5 < value <= 1  # well separated clusters
     # Twelve classes make four episodes of 15 queries: the score is a sixtieth.
     assert value * 60 == pytest.approx(round(value * 60), abs=60 / GRID)
     assert one.deviation == 0
@@ -318,20 +318,20 @@ def test_without_noise_it_is_the_mean_score_of_all_episodes():
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("noise", ["discrete", "gaussian"])
-def test_its_noise_is_that_of_the_step(noise):
+def test_validation_has_the_noise_of_its_step(noise):
     step = dataclasses.replace(EVERYBODY, noise_multiplier=3.0)
     quiet, one = validation(fixed=True), validation(step, fixed=True, noise=noise)
-    score = released(quiet)  # everybody's, of episodes that stay
+    score = released(quiet)  # of all units, with fixed episodes
     assert all(released(quiet, n) == score for n in (2, 300))
     found = [float(released(one, n) - score) for n in range(1, 301)]
     assert one.deviation == 3.0 / 8
-    # 300 scores: the deviation is within 16 % but for one in 10^4 times.
+    # 300 scores: within 16 %; false alarms: 1e-4.
     assert np.std(found) / 2 == pytest.approx(one.deviation, rel=0.16)
     assert len(set(found)) == 300
 
 
-def test_one_unit_moves_the_sum_by_at_most_what_is_charged():
-    """All slots of a class are emptied one by one: at most one episode changes."""
+def test_one_unit_changes_the_score_by_at_most_the_sensitivity():
+    """Each class is emptied in turn: at most one episode changes."""
     data = classes(num_classes=12, seed=5)
     most = 0.0
     for row in range(0, 72, 5):
@@ -340,17 +340,17 @@ def test_one_unit_moves_the_sum_by_at_most_what_is_charged():
             data.features[rows], units={"class": np.repeat(np.arange(12), 6)[rows]}
         )
         both = [
-            released(validation(data=table, fixed=True)) * 4  # times the normalizer
+            released(validation(data=table, fixed=True)) * 4  # the normalizer
             for table in (data, fewer)
         ]
         most = max(most, abs(float(both[0] - both[1])))
     assert 0 < most <= 1
 
 
-def test_padding_and_nulls_give_nothing():
-    """An episode with an empty slot contributes zero, not the score of a guess."""
+def test_padding_and_nulls_contribute_nothing():
+    """An episode with an empty slot contributes 0, not the score of a guess."""
     learner, params = protonet()
-    data = classes(num_classes=12, examples=5, seed=5)  # a slot of each class is empty
+    data = classes(num_classes=12, examples=5, seed=5)  # with an empty slot each
     one = validation(data=data)
     assert released(one) == 0
     draw = one._draw(Keys(1), 1)
@@ -361,7 +361,7 @@ def test_padding_and_nulls_give_nothing():
     assert len(found) == 50 and not found[4:].any()  # a block with four episodes
 
 
-def test_a_score_that_is_no_number_gives_nothing():
+def test_a_nan_score_contributes_the_middle_of_its_range():
     learner, params = protonet()
     data = dataclasses.replace(
         classes(num_classes=12, seed=5), targets=np.zeros(72, np.float32)
@@ -389,12 +389,12 @@ def test_a_score_that_is_no_number_gives_nothing():
     def score(value):
         return one.score(one.release(Broken(value), params, Keys(1), 1)).value
 
-    assert score(np.nan) == 0.5  # nothing: the middle
+    assert score(np.nan) == 0.5  # the middle of the range
     assert score(0.0) == 1 and score(1.0) == pytest.approx(0.75, abs=1e-4)
     assert score(1e9) == 0  # cut at the bound
 
 
-def test_a_fixed_draw_is_one_and_a_fresh_one_is_not():
+def test_fixed_draws_repeat_and_fresh_ones_do_not():
     fixed, fresh = validation(fixed=True), validation()
     a, b = (fixed._draw(Keys(None), n) for n in (1, 2))
     assert a is b
@@ -402,7 +402,7 @@ def test_a_fixed_draw_is_one_and_a_fresh_one_is_not():
     assert not np.array_equal(a.examples, b.examples)
 
 
-def test_what_cannot_be_a_validation_is_refused():
+def test_invalid_validations_are_refused():
     half = dataclasses.replace(
         EVERYBODY.design,
         examples=jde.WithoutReplacement("example", size=3, population=6),
@@ -450,7 +450,7 @@ class _Numbers:
     is_regression = True
 
 
-# --- Temperatures of a release: only where fitted are there probabilities ---
+# --- Temperatures of a release: probabilities need a fitted one ---
 
 CLASSES = SimpleNamespace(is_regression=False)
 
@@ -478,11 +478,11 @@ def evaluation_of(temperatures, num_queries=20_000, shots=1, ways=5):
     )
 
 
-def test_the_temperature_that_made_the_answers_is_found():
+def test_the_true_temperature_is_found():
     truth = {1: 0.25, 2: 2.0, 4: 0.1, 8: 0.1}
     asked = evaluation_of(truth)
     found = calibrated(asked, CLASSES, {})
-    assert found.ways == 5 and found.shots == (1, 2)  # 5 of the 8 are queries
+    assert found.ways == 5 and found.shots == (1, 2)  # 5 of 8 examples are queries
     np.testing.assert_allclose(found.temperatures, (0.25, 2.0), rtol=0.05)
     assert reliability(asked, CLASSES, {}, found.temperature(1)).error < 0.015
     assert reliability(asked, CLASSES, {}, 1.0).error > 0.2
@@ -494,16 +494,16 @@ def test_the_temperature_that_made_the_answers_is_found():
 
 
 @pytest.mark.parametrize("is_empty", [False, True])
-def test_answers_that_are_all_right_have_no_temperature_of_zero(is_empty):
+def test_perfect_predictions_keep_the_temperature_above_zero(is_empty):
     targets = np.arange(40) % 2
     logits = np.eye(3)[targets] + np.where(np.arange(3) == 2, ABSENT * is_empty, 0.0)
     asked = evaluation_of({1: 1.0})
     asked.with_shots = lambda *_: SimpleNamespace(logits=lambda *_: (logits, targets))
     found = calibrated(asked, CLASSES, {}).temperatures[0]
-    assert 0.1 < found < 0.5  # as if one query in 42 had any class
+    assert 0.1 < found < 0.5  # as if one query in 42 had a random class
 
 
-def test_shots_between_are_interpolated_and_few_others_are_covered():
+def test_shots_are_interpolated_and_hardly_extrapolated():
     found = Calibration(5, (1, 4), (0.4, 0.1))
     assert found.temperature(2) == pytest.approx(0.2)
     assert found.temperature(9) == found.temperature(4) == pytest.approx(0.1)
@@ -529,7 +529,7 @@ def test_the_error_is_the_mean_gap():
         ({"temperatures": [1.0, "x"]}, "calibration.temperatures"),
     ],
 )
-def test_what_a_file_states_is_checked(changes, match):
+def test_calibrations_in_files_are_checked(changes, match):
     told = {"ways": 5, "shots": [1, 2], "temperatures": [1.0, 0.5]}
     assert calibration_of(told) == Calibration(5, (1, 2), (1.0, 0.5))
     with pytest.raises((TypeError, ValueError), match=match):
@@ -540,10 +540,10 @@ def test_what_a_file_states_is_checked(changes, match):
     ("select", "split", "is_calibrated"),
     [(True, "validation", True), (False, "validation", False), (True, "test", False)],
 )
-def test_only_the_part_that_chose_sets_a_temperature(
+def test_only_the_selection_split_sets_a_temperature(
     tmp_path, select, split, is_calibrated
 ):
-    """A split that may be private, or is for testing, does not."""
+    """A split that may be private, or the test split, does not."""
     run = plain_trainer(num_steps=1)
     held_out = Evaluation(classes(seed=9), ways=3, shots=1, queries=2, num_episodes=20)
     run.train(tmp_path, evaluations={split: held_out}, select=select)
@@ -554,5 +554,5 @@ def test_only_the_part_that_chose_sets_a_temperature(
     if is_calibrated:
         assert calibration_of(told) == run.selection.calibration
         assert list(run.selection.reliability) == ["validation"]
-        run.selection = run.selection._replace(step=0)  # steps were taken since
+        run.selection = run.selection._replace(step=0)  # steps were taken after it
         assert calibration_for(run) is None

@@ -1,4 +1,4 @@
-"""Faults: killed processes, full disks, SIGTERM, NaN, emptied classes."""
+"""Failures: killed processes, full disks, SIGTERM, NaN, emptied classes."""
 
 import contextlib
 import dataclasses
@@ -113,11 +113,11 @@ def test_killed_runs_are_charged_and_end_as_others(tmp_path, kills):
 
 
 class Killed(BaseException):
-    """Ends a run; no code catches it."""
+    """Ends a run; nothing catches it."""
 
 
 def kill_at(patch, owner, name, call, folder, left):
-    """The folder as it is when this call begins: what a killed process leaves."""
+    """The folder at the beginning of a call, as a killed process leaves it."""
     function, calls = getattr(owner, name), []
 
     def counted(*args, **kwargs):
@@ -131,9 +131,11 @@ def kill_at(patch, owner, name, call, folder, left):
 
 
 @pytest.mark.parametrize("fault", [None, "charge-late"])
-def test_what_is_left_at_any_moment_is_gone_on_with(tmp_path, monkeypatch, rig, fault):
-    """The rig's checks, in one process, with three kills of one run."""
-    # Shapes and optimizer of the other tests, for which everything is compiled.
+def test_the_folder_of_a_kill_at_any_moment_is_resumed(
+    tmp_path, monkeypatch, rig, fault
+):
+    """The rig's checks within one process, with three kills of a run."""
+    # Shapes and optimizer of other tests, whose programs are compiled already.
     sizes = {"STEPS": 8, "CHECKPOINT_EVERY": 3, "CLASSES": 30, "EXAMPLES": 6}
     for name, size in sizes.items():
         monkeypatch.setattr(rig, name, size)
@@ -167,17 +169,17 @@ def test_what_is_left_at_any_moment_is_gone_on_with(tmp_path, monkeypatch, rig, 
     for place in (folder, whole):
         rig.train_in(place, 0, None)
     assert rig.finished(folder, whole, 3) == []
-    assert sum(map(len, rig.released_in(folder).values())) == 8  # none of them twice
+    assert sum(map(len, rig.released_in(folder).values())) == 8  # none repeated
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["charge-late", "forget"])
-def test_the_rig_notices_a_planted_fault(tmp_path, fault):
+def test_the_rig_detects_a_planted_fault(tmp_path, fault):
     code, summary = killed(tmp_path, "--kills", "40", "--fault", fault)
     assert code == 1 and summary["violations"]
 
 
-def test_what_the_rig_calls_a_violation(rig):
+def test_violations_that_the_rig_reports(rig):
     fine = {1: ["a"], 3: ["b"]}
     assert rig.violations(fine, 2, 1) == rig.violations(fine, 3, 1) == []
     assert rig.violations(fine, 1, 1) == ["2 steps released, 1 charged, 1 killed"]
@@ -190,8 +192,8 @@ def test_what_the_rig_calls_a_violation(rig):
 # --- A full disk ---
 
 
-def test_a_disk_that_is_full_at_a_state(tmp_path, monkeypatch, whole):
-    """The write fails; the state before is whole, and the run continues from it."""
+def test_a_disk_full_while_a_state_is_written(tmp_path, monkeypatch, whole):
+    """The write fails, and the run continues from the previous state."""
     save, calls = RunStore.save, []
 
     def limited(self, taken, *args):
@@ -229,8 +231,8 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
-    """Another file leaves only some bytes; once it is gone, the run continues."""
+def test_a_disk_full_at_any_byte(small_disk, whole):
+    """Another file leaves only some bytes; after its removal the run continues."""
     folder, ballast = small_disk / "run", small_disk / "ballast"
     ends = []
     for free in (0, 10_000, 50_000, 100_000, 200_000, 300_000, 1_500_000):
@@ -243,7 +245,7 @@ def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
         except OSError as error:
             assert error.errno == errno.ENOSPC, error
             ends.append("full")
-        ballast.unlink()  # readers need room as well
+        ballast.unlink()  # readers need space as well
         path = folder / run_files.STORE
         charged = read_ledger(path).charged if path.exists() else 0
         assert run.num_steps_taken <= charged <= run.num_steps_taken + 1
@@ -252,7 +254,7 @@ def test_a_disk_that_runs_full_at_any_byte(small_disk, whole):
     assert ends[0] == "full" and ends[-1] == "finished"
 
 
-def test_a_disk_that_is_full_at_a_charge(tmp_path, monkeypatch, whole):
+def test_a_disk_full_while_a_charge_is_written(tmp_path, monkeypatch, whole):
     """The step is not taken; earlier steps are charged."""
     run, charge = plain_trainer(), RunStore.charge
 
@@ -277,7 +279,7 @@ def test_a_disk_that_is_full_at_a_charge(tmp_path, monkeypatch, whole):
 # --- SIGTERM ---
 
 
-def test_sigterm_commits_what_was_finished(tmp_path, whole):
+def test_sigterm_commits_the_finished_steps(tmp_path, whole):
     before = signal.getsignal(signal.SIGTERM)
 
     def terminate(progress):
@@ -292,7 +294,7 @@ def test_sigterm_commits_what_was_finished(tmp_path, whole):
     assert gone_on_with(tmp_path, whole) == 3
 
 
-def test_a_second_sigterm_does_not_break_the_winding_up():
+def test_a_second_sigterm_does_not_interrupt_the_cleanup():
     wound_up = False
     with pytest.raises(Terminated), ended_by_sigterm():
         try:
@@ -305,7 +307,7 @@ def test_a_second_sigterm_does_not_break_the_winding_up():
 
 
 class Unit:
-    """An object with weak references."""
+    """An object that supports weak references."""
 
 
 SIGNALS = pytest.mark.parametrize(
@@ -315,7 +317,7 @@ SIGNALS = pytest.mark.parametrize(
 
 
 @SIGNALS
-def test_a_signal_in_a_callback_comes_again(monkeypatch, sent, raised):
+def test_a_signal_in_a_callback_is_raised_again(monkeypatch, sent, raised):
     """Python reports errors of callbacks to `sys.unraisablehook` only."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     told = []
@@ -334,8 +336,8 @@ def test_a_signal_in_a_callback_comes_again(monkeypatch, sent, raised):
 
 
 @SIGNALS
-def test_a_signal_that_somebody_swallows_counts_in_the_end(sent, raised):
-    """As modules with a bare ``except`` do while they are imported."""
+def test_a_swallowed_signal_ends_the_run_later(sent, raised):
+    """Modules with a bare ``except`` swallow it while they are imported."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(raised) as end, ended_by_sigterm():
@@ -347,7 +349,7 @@ def test_a_signal_that_somebody_swallows_counts_in_the_end(sent, raised):
         signal.signal(signal.SIGINT, before)
 
 
-def test_elsewhere_than_in_the_main_thread_signals_are_left_alone():
+def test_other_threads_leave_signals_alone():
     ended = []
 
     def body():
@@ -360,7 +362,7 @@ def test_elsewhere_than_in_the_main_thread_signals_are_left_alone():
     assert ended == [True]
 
 
-def test_the_command_says_that_it_was_terminated(tmp_path, monkeypatch, capsys):
+def test_the_command_reports_its_termination(tmp_path, monkeypatch, capsys):
     config = tmp_path / "tiny.toml"
     config.write_text(TINY, encoding="utf-8")
 
@@ -375,8 +377,8 @@ def test_the_command_says_that_it_was_terminated(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_process_ends_in_order_at_sigterm(tmp_path):
-    """The command line, from outside; then it is resumed to the end."""
+def test_a_process_exits_cleanly_at_sigterm(tmp_path):
+    """The command line as a process; then it is resumed to the end."""
     config, out = tmp_path / "tiny.toml", tmp_path / "out"
     config.write_text(TINY.replace("num_steps = 3", "num_steps = 400"))
     command = [sys.executable, "-m", "jaxdp_episodic", "train", str(config)]
@@ -407,12 +409,12 @@ def test_a_process_ends_in_order_at_sigterm(tmp_path):
         timeout=900,
     )
     assert done.returncode == 0, done.stderr
-    # One that was charged and interrupted is given up, and counts.
+    # A charged and interrupted step is dropped and stays charged.
     assert f"resumed after step {content.charged}" in done.stderr
     assert read_ledger(out / run_files.STORE).charged == 400
 
 
-# --- Numbers that are none ---
+# --- NaN and infinity ---
 
 
 def noiseless_sum(run, blocks, params=None):
@@ -430,7 +432,7 @@ def noiseless_sum(run, blocks, params=None):
 
 
 def poisoned(value):
-    """A table whose class 0 holds this number, past the checks of the loaders."""
+    """A table with this number in class 0, bypassing the loaders' checks."""
     data = classes()
     features = np.array(data.features)
     features[0, 0] = value
@@ -438,8 +440,8 @@ def poisoned(value):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
-def test_a_bad_input_costs_its_own_episode_only(value):
-    """No other contribution changes, also with masked slots."""
+def test_a_nonfinite_input_drops_its_own_episode_only(value):
+    """Other contributions do not change, also with masked slots."""
     run, clean = plain_trainer(data=poisoned(value)), plain_trainer()
     hit = 0
     for step in range(1, 30):
@@ -465,8 +467,8 @@ def test_a_bad_input_costs_its_own_episode_only(value):
     assert hit > 3
 
 
-def test_a_bad_first_example_is_in_no_masked_slot():
-    """Masked slots are filled from example 0, by selection and not by a product."""
+def test_a_nonfinite_first_example_is_not_in_masked_slots():
+    """Masked slots hold example 0, and are zeroed by selection, not by a product."""
     run = plain_trainer(data=poisoned(np.nan))
     empty = Draw(
         np.zeros((2, 3, 3), np.int64), np.zeros((2, 3, 3), bool), np.array([-1, -1])
@@ -508,7 +510,7 @@ def noise_alone(tmp_path_factory):
 @pytest.mark.parametrize(
     "factor", [math.nan, math.inf, pytest.param(-math.inf, marks=pytest.mark.slow)]
 )
-def test_gradients_that_are_not_finite_leave_noise_alone(tmp_path, factor, noise_alone):
+def test_nonfinite_gradients_release_pure_noise(tmp_path, factor, noise_alone):
     odd = plain_trainer(learner=(Odd(factor), protonet()[1]), num_steps=3)
     records = odd.train(tmp_path)
     assert_same(odd, noise_alone)  # the same noise, and nothing else
@@ -516,7 +518,7 @@ def test_gradients_that_are_not_finite_leave_noise_alone(tmp_path, factor, noise
     assert sum(r["private"]["num_not_finite"] for r in records[1:]) == drawn > 0
 
 
-def test_zero_gradients_are_zero_and_the_noise_is_there():
+def test_zero_gradients_release_pure_noise():
     _, params = protonet()
     run = plain_trainer(learner=(Odd(0.0), params), normalizer=1.0)
     total, private = noiseless_sum(run, run.draw_blocks(1))
@@ -532,7 +534,7 @@ def test_zero_gradients_are_zero_and_the_noise_is_there():
         normalizer=1.0,
     )
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(released)])
-    # 60 draws: off by half has a chance below 1e-6.
+    # 60 draws: an error of half has probability below 1e-6.
     assert len(flat) >= 60 and np.std(flat) == pytest.approx(1.0, rel=0.5)
 
 
@@ -553,8 +555,8 @@ def test_parameters_that_are_not_finite_are_refused():
         plain_trainer(learner=(learner, params))
 
 
-def test_a_run_that_diverged_stops_and_keeps_what_was_finite(tmp_path):
-    """Further steps would be charged for nothing."""
+def test_a_diverged_run_stops_and_keeps_its_last_finite_state(tmp_path):
+    """Further steps would only cost budget."""
     rate = optax.join_schedules([lambda _: 0.05, lambda _: jnp.inf], [3])
     run = plain_trainer(optimizer=optax.sgd(rate))
     with pytest.raises(ValueError, match=r"params must be finite, .* after step \d"):
@@ -570,8 +572,8 @@ def test_a_run_that_diverged_stops_and_keeps_what_was_finite(tmp_path):
 
 
 @pytest.mark.slow
-def test_bfloat16_parameters_train_resume_and_leave(tmp_path):
-    """Clipped and summed in float32; the parameters stay bfloat16."""
+def test_bfloat16_parameters_train_resume_and_are_released(tmp_path):
+    """Gradients are clipped and summed in float32; parameters stay bfloat16."""
     learner, params = protonet()
     low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
 
@@ -617,7 +619,7 @@ def test_bfloat16_inputs_are_refused():
         plain_trainer(data=kept)
 
 
-# --- A class that vanished from the disk ---
+# --- A class that disappeared from disk ---
 
 
 @pytest.fixture
@@ -657,7 +659,7 @@ def run_on(images, **changes):
     )
 
 
-@functools.cache  # it is compiled once
+@functools.cache  # compiled once
 def of_flat_images():
     weights = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
 
@@ -667,7 +669,7 @@ def of_flat_images():
     return ProtoNet(flat, ways=2), {"weights": weights}
 
 
-def test_a_class_that_vanished_stops_a_resume_and_is_named(images, tmp_path):
+def test_a_missing_class_is_named_and_prevents_resuming(images, tmp_path):
     def stop(progress):
         raise KeyboardInterrupt
 
@@ -675,7 +677,7 @@ def test_a_class_that_vanished_stops_a_resume_and_is_named(images, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run.train(tmp_path / "out", on_step=stop)
     shutil.rmtree(images / "c")
-    run.train(tmp_path / "out")  # what was read stays: the data are in memory
+    run.train(tmp_path / "out")  # the data in memory are unchanged
     assert run.num_steps_taken == 4
     other = run_on(images)
     with pytest.raises(RunMismatchError) as caught:
@@ -684,8 +686,8 @@ def test_a_class_that_vanished_stops_a_resume_and_is_named(images, tmp_path):
     assert other.num_steps_charged == 0
 
 
-def test_an_emptied_class_stays_in_the_draw(images, tmp_path):
-    """Its folder exists: it is drawn and contributes masked slots."""
+def test_an_emptied_class_is_still_drawn(images, tmp_path):
+    """Its folder exists, so it is drawn and contributes masked slots."""
     shutil.rmtree(images / "c")
     (images / "c").mkdir()
     run = run_on(images)

@@ -38,7 +38,7 @@ def journal(run, releases, base):
 
 @pytest.fixture
 def old_folder(tmp_path):
-    """A run that version 0.2 left after three steps, with a checkpoint at two."""
+    """A run of version 0.2 after three steps, with a checkpoint at two."""
 
     def stop(progress):
         if progress.step == 3:
@@ -67,7 +67,7 @@ def old_folder(tmp_path):
     meta["sha256"] = hashlib.sha256(described).hexdigest()
     with contextlib.closing(ocp.CheckpointManager(folder / "checkpoints")) as manager:
         content = ocp.args.Composite(
-            # Its state had no scores.
+            # Version 0.2 had no scores in its state.
             state=ocp.args.StandardSave(
                 {k: v for k, v in state._asdict().items() if k != "scores"}
             ),
@@ -80,7 +80,7 @@ def old_folder(tmp_path):
     return folder
 
 
-def test_it_goes_on_as_the_run_that_nobody_disturbed(tmp_path, old_folder):
+def test_an_imported_run_equals_an_undisturbed_one(tmp_path, old_folder):
     shutil.copytree(old_folder, tmp_path / "copy")
     whole, run = plain_trainer(), plain_trainer()
     whole.train(tmp_path / "whole")
@@ -92,7 +92,7 @@ def test_it_goes_on_as_the_run_that_nobody_disturbed(tmp_path, old_folder):
     assert_same(run, whole)
     content = read_ledger(old_folder)
     assert content.charged == 6 and content.run == read_ledger(tmp_path / "copy").run
-    # The old folder is a copy of it: what both charged is counted once.
+    # The old folder is a copy: shared charges are counted once.
     together = read_ledgers([old_folder, tmp_path / "copy"])
     assert together.run_charged() == (run.budget.step, 6)
 
@@ -108,7 +108,7 @@ def test_it_goes_on_as_the_run_that_nobody_disturbed(tmp_path, old_folder):
     ],
     ids=["a charge", "cut", "journal", "no ledger", "no checkpoint"],
 )
-def test_what_is_damaged_or_gone_is_refused(old_folder, name, change, error):
+def test_damaged_or_missing_files_are_refused(old_folder, name, change, error):
     path = old_folder / name
     if change is not None:
         path.write_bytes(change(path.read_bytes()))
@@ -121,10 +121,10 @@ def test_what_is_damaged_or_gone_is_refused(old_folder, name, change, error):
     assert not (old_folder / STORE).exists()
 
 
-def test_without_its_journal_it_gives_up_what_followed(old_folder):
+def test_without_its_journal_later_steps_are_dropped(old_folder):
     (old_folder / "journal").write_bytes((old_folder / "journal").read_bytes()[:-1])
     run = plain_trainer()
-    assert run.resume(old_folder) == 2  # with a seed it is taken again
+    assert run.resume(old_folder) == 2  # a seeded step is taken again
     other = plain_trainer(l2_clip_norm=0.3)
     with pytest.raises(RunMismatchError, match="l2_clip_norm"):
         other.resume(old_folder)

@@ -1,4 +1,4 @@
-"""Whatever ends a run, its folder can be resumed, and holds one run only."""
+"""Interrupted runs can be resumed, and a folder holds one run only."""
 
 import json
 import os
@@ -29,14 +29,14 @@ def held_out():
 
 
 def broken_off(which):
-    """An evaluation that is interrupted at one of its calls."""
+    """An evaluation that is interrupted at one call."""
     evaluation = held_out()["validation"]
     evaluation.episodes = Interrupted(evaluation.episodes, which)
     return evaluation
 
 
 def started(run, folder):
-    """Leaves the folder of a run that has taken no step."""
+    """The folder of a run that has taken no step."""
     with pytest.raises(KeyboardInterrupt):
         run.train(folder, evaluations={"test": broken_off(1)})
 
@@ -49,8 +49,8 @@ def whole(tmp_path_factory):
     return run, folder
 
 
-def test_what_fails_leaves_no_thread_behind(tmp_path):
-    """The garbage collector may join it while it waits for a lock."""
+def test_failures_leave_no_thread_running(tmp_path):
+    """The garbage collector could join a thread that waits for a lock."""
 
     def broken(*_):
         raise RuntimeError("device lost")
@@ -62,7 +62,7 @@ def test_what_fails_leaves_no_thread_behind(tmp_path):
     ):
         with pytest.raises(RuntimeError, match="device lost") as caught:
             act()
-        assert caught.tb is not None  # holds the frames, and what they hold
+        assert caught.tb is not None  # keeps the frames and their objects alive
         assert not [t for t in threading.enumerate() if t.name.startswith("draw")]
 
 
@@ -71,11 +71,11 @@ def test_what_fails_leaves_no_thread_behind(tmp_path):
 @pytest.mark.parametrize(
     "again", ["a new trainer", pytest.param("the same", marks=pytest.mark.slow)]
 )
-def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
-    """The committed state counts the steps that it contains."""
+def test_an_interrupted_step_is_taken_again(tmp_path, whole, attribute, again):
+    """The committed state counts the steps it contains."""
     folder, run = tmp_path / "parts", trainer()
     function = getattr(run._main, attribute)
-    # The dry run, on zeros, updates once and takes no gradient.
+    # The dry run updates once, on zeros, without a gradient.
     call = 4 if attribute == "update" else 3
     setattr(run._main, attribute, Interrupted(function, call))
     with pytest.raises(KeyboardInterrupt):
@@ -83,7 +83,7 @@ def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
     assert run.num_steps_charged == 3 and run.num_steps_taken == 2
     if again == "a new trainer":
         run = trainer()
-        # A release that the optimizer had not seen is in the file.
+        # The file has a release that the optimizer has not applied.
         assert run.resume(folder) == (2 if attribute == "gradient" else 3)
     run.train(folder, evaluations=held_out())
     assert_same(run, whole[0])
@@ -100,8 +100,8 @@ def test_a_step_broken_off_is_taken_again(tmp_path, whole, attribute, again):
         pytest.param(False, 2, marks=pytest.mark.slow),
     ],
 )
-def test_an_evaluation_broken_off_is_done_again(tmp_path, whole, which, same):
-    """The first one leaves a folder to resume; the last one's score is there then."""
+def test_an_interrupted_evaluation_is_repeated(tmp_path, whole, which, same):
+    """The first one leaves a folder to resume; the last one's score is there later."""
     folder, run = tmp_path / "parts", trainer()
     with pytest.raises(KeyboardInterrupt):
         run.train(folder, evaluations={"validation": broken_off(which)})
@@ -117,8 +117,8 @@ def test_an_evaluation_broken_off_is_done_again(tmp_path, whole, which, same):
     assert scores[0] == scores[1] and [step for step, _ in scores[1]] == [0, 6]
 
 
-def test_a_start_broken_off_may_be_started_again(tmp_path):
-    """A file without a charge or a state is no run."""
+def test_an_interrupted_start_can_be_repeated(tmp_path):
+    """A file without charges and states is not a run."""
     create_store(tmp_path / run_files.STORE, trainer().budget, is_seeded=False)
     trainer().train(tmp_path)
     assert steps_in(tmp_path) == list(range(7))
@@ -126,8 +126,8 @@ def test_a_start_broken_off_may_be_started_again(tmp_path):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("left", [run_files.STORE, "log.jsonl", "checkpoints"])
-def test_two_runs_do_not_mix(tmp_path, left):
-    """Nor with files that version 0.2 left of a run."""
+def test_a_folder_of_another_run_is_refused(tmp_path, left):
+    """Also one with files of version 0.2."""
     if left == run_files.STORE:
         trainer(seed=None).train(tmp_path)
     elif left == "checkpoints":
@@ -140,8 +140,8 @@ def test_two_runs_do_not_mix(tmp_path, left):
     assert other.num_steps_taken == 0
 
 
-def test_a_folder_that_has_gone_on_is_refused(tmp_path):
-    """Another process has continued the run since this one resumed it."""
+def test_a_folder_continued_by_another_process_is_refused(tmp_path):
+    """Another process continued the run after this one resumed it."""
     started(trainer(), tmp_path)
     late, quick = trainer(), trainer()
     late.resume(tmp_path)
@@ -174,7 +174,7 @@ with atomic.locked(Path(sys.argv[1])):
 """
 
 
-def test_one_process_a_folder(tmp_path):
+def test_a_folder_is_locked_by_one_process(tmp_path):
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(TESTS.parent), "JAX_PLATFORMS": "cpu"},
@@ -195,7 +195,7 @@ def test_one_process_a_folder(tmp_path):
         other.stdout.close()
     run.train(tmp_path)
     with run_files.locked(tmp_path), run_files.locked(tmp_path):
-        pass  # whoever holds it may take it again
+        pass  # its holder may lock it again
 
 
 DEVICES = """
@@ -240,7 +240,7 @@ print(json.dumps({
     ids=["two devices", "another default generator"],
 )
 @pytest.mark.slow
-def test_resume_elsewhere_than_on_the_default(tmp_path, environment):
+def test_resuming_keeps_the_device(tmp_path, environment):
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     done = subprocess.run(
         [sys.executable, "-c", DEVICES, str(tmp_path)],

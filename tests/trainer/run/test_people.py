@@ -84,7 +84,7 @@ def test_people_are_protected_end_to_end(name, tmp_path):
     assert "person" in statement.splitlines()[2]
 
 
-def test_the_blocks_of_an_epoch_outlive_an_interruption(tmp_path):
+def test_the_blocks_of_an_epoch_survive_an_interruption(tmp_path):
     scheme = jde.RandomAllocation("episode", steps_per_epoch=4)
     step = blocks(scheme, neighboring_relation="replace_one")
 
@@ -113,7 +113,7 @@ def test_the_blocks_of_an_epoch_outlive_an_interruption(tmp_path):
         assert store.kept(EPOCH) is None
 
 
-def test_data_without_owners_and_people_beyond_their_bounds_are_refused():
+def test_missing_owners_and_people_beyond_their_bounds_are_refused():
     with pytest.raises(ValueError, match=r"say whose each example is .* owner="):
         plain_trainer(step=grouped(), data=classes(), num_steps=3)
     few = grouped(jde.PersonBounds(classes=12, examples=1))
@@ -122,10 +122,10 @@ def test_data_without_owners_and_people_beyond_their_bounds_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:sampling draws")
-def test_what_bounding_left_out_is_in_the_ledger_and_not_in_what_is_released(
+def test_dropped_examples_are_in_the_ledger_and_not_in_the_release(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(contributions, "LEAST_IN_RUN", 0.0)  # else it is refused
+    monkeypatch.setattr(contributions, "LEAST_IN_RUN", 0.0)  # otherwise it is refused
     bounds = jde.PersonBounds(classes=12, examples=1)
     bounded = truncated(owned(), bounds)
     run = plain_trainer(
@@ -145,7 +145,7 @@ def test_what_bounding_left_out_is_in_the_ledger_and_not_in_what_is_released(
     assert "108" not in released
 
 
-def test_a_run_that_protects_less_says_what_a_person_would_cost():
+def test_a_run_that_protects_examples_states_a_persons_epsilon():
     step = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
     budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=3)
     private = privacy_statement(budget, 3, people=BOUNDS)
@@ -158,7 +158,7 @@ def test_a_run_that_protects_less_says_what_a_person_would_cost():
     assert "30 classes" not in released
 
 
-def test_people_in_both_parts_of_the_data_are_named():
+def test_people_in_both_parts_of_the_data_are_reported():
     trained, held_out = owned(), owned(classes(num_classes=4, examples=PEOPLE, seed=3))
     with pytest.warns(UserWarning, match=r"6 of its 6 people in common .* such as 0"):
         check_held_out("test", held_out, trained)
@@ -171,7 +171,7 @@ def test_people_in_both_parts_of_the_data_are_named():
         (30, {"classes": 30, "examples": 2}, None),
     ],
 )
-def test_bounds_that_no_sum_is_short_enough_for_are_refused(classes_of, bounds, match):
+def test_bounds_with_too_many_terms_are_refused(classes_of, bounds, match):
     design = dataclasses.replace(GROUPED.design, num_classes=classes_of)
     step = grouped(jde.PersonBounds(**bounds), sampling=design)
     if match is None:

@@ -1,4 +1,4 @@
-"""A release holds no key and nothing private."""
+"""Releases and reports of runs: nothing private, true statements, one trainer."""
 
 import concurrent.futures
 import gc
@@ -23,7 +23,7 @@ def release(tmp_path):
     return run, run.release(tmp_path / "release")
 
 
-def test_parameters_come_back(release):
+def test_parameters_round_trip(release):
     run, (parameters, *_) = release
     _, like = protonet(seed=5)
     loaded = load_parameters(parameters, like)
@@ -31,7 +31,7 @@ def test_parameters_come_back(release):
         np.testing.assert_array_equal(a, b)
 
 
-def test_nothing_private_is_in_it(release):
+def test_a_release_contains_nothing_private(release):
     run, files = release
     everything = b"".join(path.read_bytes() for path in files if path != files[1])
     assert b'"private"' not in everything and b"loss" not in everything
@@ -41,7 +41,7 @@ def test_nothing_private_is_in_it(release):
     assert facts["steps"] == 6 and facts["epsilon spent"] > 0
 
 
-def test_sizes_that_were_counted_are_said_to_be_uncovered(release):
+def test_counted_sizes_are_reported_as_not_covered(release):
     _, files = release
     assert (
         "If they were counted in the data, the guarantee does not cover them"
@@ -62,7 +62,7 @@ def test_a_run_that_ended_early_guarantees_its_plan(release):
         assert "ended early" not in facts and "It ended" not in text
 
 
-def test_steps_by_hand_are_in_the_folder_that_was_given(tmp_path):
+def test_steps_by_hand_are_stored_in_the_given_folder(tmp_path):
     folder = tmp_path / "run"
     run = plain_trainer(num_steps=3, folder=folder)
     for number in (1, 2):
@@ -73,7 +73,7 @@ def test_steps_by_hand_are_in_the_folder_that_was_given(tmp_path):
     assert json.loads(files[3].read_text())["steps"] == 2
     assert [r["step"] for r in read_log(files[2])] == [0, 1, 2]
     assert read_ledger(folder).is_closed
-    run.step()  # opens it again
+    run.step()  # reopens it
     run.close()
     again = plain_trainer(num_steps=3, folder=folder)
     assert again.resume(folder) == 3
@@ -87,8 +87,8 @@ def test_steps_by_hand_are_in_the_folder_that_was_given(tmp_path):
         plain_trainer().release(tmp_path)
 
 
-def test_folders_of_steps_by_hand_are_held_each_until_its_close(tmp_path):
-    """By any thread, and in any order."""
+def test_folders_of_steps_by_hand_are_locked_until_closed(tmp_path):
+    """In any thread and any order."""
     folders = tmp_path / "a", tmp_path / "b"
     runs = [plain_trainer(num_steps=3, folder=folder) for folder in folders]
     for run, folder in zip(runs, folders, strict=True):
@@ -103,7 +103,7 @@ def test_folders_of_steps_by_hand_are_held_each_until_its_close(tmp_path):
                 pass
 
 
-def test_a_run_is_open_in_one_trainer_of_a_process(tmp_path):
+def test_only_one_trainer_of_a_process_opens_a_run(tmp_path):
     """A second one, within ``on_step``, could end the run and its booking."""
     run = plain_trainer(seed=None, num_steps=3)
 

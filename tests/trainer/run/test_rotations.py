@@ -53,7 +53,7 @@ def test_each_class_becomes_four_whose_examples_are_copies():
         turned = np.rot90(base.features[original], table.class_places[row] % 4)
         np.testing.assert_array_equal(table.features[row], turned)
     assert np.bincount(table.originals.codes).tolist() == [4] * 6
-    # The tree above, owners and public lists stay; what is taken keeps its originals.
+    # The tree above, owners and public lists stay; selections keep their originals.
     units = {"task": np.repeat(ONE_LEVEL_UP, 2), "class": np.repeat(list("abc"), 2)}
     tall = with_rotations(images(units=units, owners=np.tile([1, 2], 3)))
     assert tall.num_units == {"task": 2, "class": 12, "example": 24}
@@ -72,7 +72,7 @@ def test_each_class_becomes_four_whose_examples_are_copies():
         (images(units={"class": ["a", "a", "a@90"] * 2}), "named like rotations"),
     ],
 )
-def test_what_has_no_rotations_is_refused(table, message):
+def test_data_without_rotations_are_refused(table, message):
     with pytest.raises(ValueError, match=message):
         with_rotations(table)
 
@@ -91,7 +91,7 @@ def test_all_copies_of_a_class_are_in_one_part():
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("unit", ["example", None, "original"])
-def test_the_account_is_of_an_example_with_its_copies(unit):
+def test_an_example_is_accounted_with_its_copies(unit):
     config = config_of() if unit is None else config_of(privacy_unit=unit)
     data, _ = config.training_data()
     step = plan(config, data).step
@@ -102,7 +102,7 @@ def test_the_account_is_of_an_example_with_its_copies(unit):
     assert jde.epsilon(alone, **asked) < 4.0 < jde.epsilon(step, **asked) <= 8.0
 
 
-def test_people_have_copies_too_and_a_class_is_refused():
+def test_people_are_accounted_with_copies_and_classes_are_refused():
     people = "[people]\nexamples = 1\nclasses = 7\n[learner]"
     text = ROTATED.replace("[learner]", people)
     text = text.replace("small = true", 'small = true\nowner = "typeface"')
@@ -111,7 +111,7 @@ def test_people_have_copies_too_and_a_class_is_refused():
     step = config.step_on(data.population)
     assert step.people == jde.PersonBounds(examples=1, classes=28)
     assert data.people.most_classes == 28 and truncation.bounds.classes == 7
-    # Whoever keeps a drawing keeps all four copies of it.
+    # A kept drawing keeps all four copies.
     assert set(np.bincount(data.originals.codes)) <= {0, 4}
     with pytest.raises(
         NotImplementedError, match="privacy_unit='class' with rotations"
@@ -119,7 +119,7 @@ def test_people_have_copies_too_and_a_class_is_refused():
         config_of(privacy_unit="class").step_on(data.population)
 
 
-def test_one_copy_alone_is_never_protected():
+def test_protecting_a_single_copy_is_refused():
     """Trainer and statistics refuse a step that ignores the copies."""
     config = config_of()
     plain = dataclasses.replace(
@@ -149,7 +149,7 @@ def test_one_copy_alone_is_never_protected():
 
 
 def test_an_original_with_copies_in_both_parts_chooses_no_stage():
-    """Its copies have other numbers; originals that are only counted have no name."""
+    """Copies have other content; originals without ids cannot be recognized."""
     step = dataclasses.replace(
         flat_step(),
         privacy_unit="original",
@@ -193,7 +193,7 @@ def test_canaries_are_examples_with_all_copies():
 
 
 def test_statistics_give_an_example_one_contribution():
-    """All four copies are one term of each sum, and have weight 1/4 in pairs."""
+    """All four copies are one term of each sum, with weight 1/4 in pairs."""
     data, _ = config_of().training_data()
     start = StartConfig(kind="plda")
     who = Contributors.of(
@@ -215,7 +215,7 @@ def test_statistics_give_an_example_one_contribution():
 
 @pytest.mark.slow
 def test_noisy_scores_protect_held_out_examples_with_their_copies():
-    """In one budget; apart is refused, as copies might be in both parts."""
+    """In one budget; separate budgets are refused, as copies may be in both parts."""
     chosen = """
 [adaptive]
 rule = { type = "StopWhenStalled", every = 1, patience = 3 }

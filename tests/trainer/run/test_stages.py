@@ -52,10 +52,10 @@ def names(run):
     return [stage.name for stage in run.stages()]
 
 
-# --- What nobody is needed for ---
+# --- Learners without training ---
 
 
-def test_untrained_is_the_nearest_class_mean_or_the_tasks_own_line():
+def test_untrained_learners_are_nearest_class_means_and_least_squares():
     learner = ProtoNet(len, ways=3, distance="cosine", resplits=True)
     found = untrained(learner, 7)
     assert found == ProtoNet(as_they_are, ways=3, distance="cosine")
@@ -67,7 +67,7 @@ def test_untrained_is_the_nearest_class_mean_or_the_tasks_own_line():
 def test_ridge_is_ridge_regression_with_one_example_at_the_mean():
     rng = np.random.default_rng(0)
     rows, targets = rng.normal(size=(9, 3)), rng.normal(size=9)
-    mask = np.r_[np.ones(4), 0.0, np.ones(4)]  # the fifth of the support is not there
+    mask = np.r_[np.ones(4), 0.0, np.ones(4)]  # the fifth support example is masked
     rows[4], targets[4] = np.nan, np.nan
     episode = regression_episode(
         np.float32(rows), np.float32(targets), np.float32(mask), shots=5
@@ -90,7 +90,7 @@ def test_ridge_of_inputs_that_are_all_the_same_is_the_mean(number):
     np.testing.assert_allclose(found, [np.mean(targets[:number]) if number else 0.0])
 
 
-# --- What there is, and when ---
+# --- The stages of a run ---
 
 
 def test_stages_of_a_run_of_steps_alone():
@@ -106,7 +106,7 @@ def test_stages_of_a_run_of_steps_alone():
 
 
 def started(*, num_steps=2, data=None, noise=0.3, kind="plda", **changes):
-    """A run on rows whose classes differ in the first two of five coordinates."""
+    """A run on data whose classes differ in the first two of five coordinates."""
     data = directions() if data is None else data
     step = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
     config = StartConfig(kind=kind, mean=0.2, within=(0.3,), total=0.5, dimensions=2)
@@ -137,7 +137,7 @@ def _linear(params, inputs):
 
 
 def directions(seed=0, num_classes=30):
-    """Classes that differ in two coordinates, and vary most in the last."""
+    """Classes that differ in two coordinates and vary most in the last one."""
     rng = np.random.default_rng(seed)
     spread = np.array([0.05] * 4 + [1.0])
     centers = np.zeros((num_classes, 1, 5))
@@ -150,7 +150,7 @@ def directions(seed=0, num_classes=30):
 @pytest.mark.slow
 def test_stages_of_statistics_then_steps():
     run = started()
-    assert names(run) == ["features"]  # there is no zero projection to score
+    assert names(run) == ["features"]  # a zero projection cannot be scored
     seen = [names(run) for _ in range(4) if run.step() is not None]
     assert seen == [
         ["features", "mean"],
@@ -169,7 +169,7 @@ def test_stages_of_statistics_then_steps():
     assert steps.params["model"].keys() == {"w"}
 
 
-def test_the_mean_alone_is_taken_off_unit_rows():
+def test_the_mean_stage_only_centres_unit_rows():
     run = started(kind="mean", num_steps=1)
     run.step()
     (_, mean), data = run.stages(), directions(seed=3)
@@ -182,7 +182,7 @@ def test_the_mean_alone_is_taken_off_unit_rows():
     assert evaluation(mean.learner, mean.params).mean == pytest.approx(expected)
 
 
-def test_a_statistic_that_was_given_up_is_no_stage():
+def test_a_dropped_statistic_is_no_stage():
     own = started()._start
     nothing = own.initial()
     assert own.stages(nothing) == {}
@@ -206,16 +206,16 @@ def test_stages_of_a_mixed_model():
     mean, whole = own.stages(state).values()
     points, none = np.float32([[0.0], [0.2], [0.3]]), np.ones(3, np.float32)
     episode = regression_episode(points, np.float32([1.0, 0, 0]), none, shots=1)
-    line = np.float32([0.7, 0.8])  # whatever the support says
+    line = np.float32([0.7, 0.8])  # regardless of the support
     found = model.predict({"start": mean, "model": {}}, episode)
     np.testing.assert_allclose(found, line, rtol=1e-6)
     assert np.all(model.predict({"start": whole, "model": {}}, episode) > line)
 
 
-# --- Which is as good as the best ---
+# --- Comparing stages ---
 
 
-def test_the_difference_is_that_of_pairs():
+def test_scores_are_compared_in_pairs():
     rng = np.random.default_rng(0)
     hard, gain = rng.random((400, 1)), 0.1 * rng.random((400, 1))
     weights, one_class = np.full((400, 1), 10.0), np.zeros((400, 1), int)
@@ -224,7 +224,7 @@ def test_the_difference_is_that_of_pairs():
     ahead, error = better.ahead_of(worse)
     assert ahead == pytest.approx(gain.mean())
     assert error == pytest.approx(gain.std(ddof=1) / 20)
-    # Two intervals for the two would hide it.
+    # Separate intervals would hide the difference.
     assert better.score().low < worse.score().high and ahead > 20 * error
     errors = [one._replace(is_regression=True) for one in (worse, better)]
     assert errors[0].ahead_of(errors[1]) == pytest.approx((ahead, error))
@@ -232,8 +232,8 @@ def test_the_difference_is_that_of_pairs():
 
 
 @pytest.mark.parametrize(("classes", "ways"), [(200, 5), (20, 5), (8, 5), (30, 1)])
-def test_the_error_is_over_the_draw_of_the_classes_too(classes, ways):
-    """How a class affects the others in its episodes is in no episode's score."""
+def test_the_error_includes_the_draw_of_the_classes(classes, ways):
+    """A class's effect on the others in its episodes is in no single score."""
     rng, found = np.random.default_rng(0), []
     for _ in range(200):
         gain, taken = 0.05 * rng.normal(size=classes), 0.2 * rng.normal(size=classes)
@@ -246,10 +246,10 @@ def test_the_error_is_over_the_draw_of_the_classes_too(classes, ways):
         over_episodes = sums.mean(axis=1).std() / np.sqrt(300)
         found.append((*one.ahead_of(nothing), over_episodes))
     values, errors, over_episodes = np.array(found).T
-    true = np.sqrt(np.mean(np.square(values)))  # the mean of all is 0
+    true = np.sqrt(np.mean(np.square(values)))  # the overall mean is 0
     assert 0.85 < np.sqrt(np.mean(np.square(errors))) / true < 1.3
     assert (errors >= over_episodes).all()
-    # Beyond its error is a third. That of the episodes would make it more than half.
+    # A third is beyond the error; with the episodes' error, more than half.
     assert np.mean(np.abs(values) > errors) < 0.46
     if classes < 200:
         assert np.mean(np.abs(values) > over_episodes) > 0.5 - 0.15 * (ways == 1)
@@ -263,15 +263,15 @@ def hits(*numbers):
 @pytest.mark.parametrize(
     ("scores", "place", "behind"),
     [
-        # As good, on other episodes: the first.
+        # Equally good on other episodes: the first is chosen.
         ([(1, 0, 1, 0), (0, 1, 0, 1)], 0, (0.0, 0.0)),
-        # One more of four: a standard error of .25 beside a difference of .25.
+        # One more right of four: a standard error of .25 and a difference of .25.
         ([(1, 0, 0, 0), (1, 1, 0, 0)], 1, (0.25, 0.25)),
         ([(0, 0, 0, 0), (1, 1, 1, 0), (1, 1, 0, 1), (1, 0, 0, 0)], 1, (0.75, 0.25)),
         ([(1, 1, np.nan, 1), (0, 0, 0, 1)], 1, (math.inf, 0.0)),
     ],
 )
-def test_the_best_is_taken_and_of_equal_ones_the_first(scores, place, behind):
+def test_the_first_of_the_best_stages_is_chosen(scores, place, behind):
     found, pairs = best_of([hits(*one) for one in scores])
     assert found == place and pairs[0] == pytest.approx(behind)
 
@@ -286,7 +286,7 @@ def test_the_best_is_taken_and_of_equal_ones_the_first(scores, place, behind):
         ([], None),
     ],
 )
-def test_nothing_is_chosen_on_the_test_part(splits, expected):
+def test_nothing_is_chosen_on_the_test_split(splits, expected):
     (evaluation,) = scored().values()
     given = dict.fromkeys(splits, evaluation)
     assert choosing_split(plain_trainer(), given, None)[0] == expected
@@ -296,8 +296,8 @@ def test_nothing_is_chosen_on_the_test_part(splits, expected):
 
 
 @pytest.mark.slow
-def test_without_any_signal_features_are_released(tmp_path):
-    """Classes of noise teach nothing, and training on them is harmful."""
+def test_without_signal_plain_features_are_released(tmp_path):
+    """Classes of noise: training on them harms."""
     rng = np.random.default_rng(0)
     noise = classes().with_features(np.float32(rng.normal(size=(180, 2))))
     run = plain_trainer(data=noise, num_steps=4, optimizer=adam(0.5))
@@ -307,20 +307,20 @@ def test_without_any_signal_features_are_released(tmp_path):
     assert list(chosen.scores) == ["features", "initial", "steps"]
     ahead, error = chosen.behind["steps"]
     assert ahead > 2 * error > 0
-    run.selection = chosen._replace(step=3)  # steps were taken since
+    run.selection = chosen._replace(step=3)  # steps were taken after it
     assert run.released.name == "steps"
     assert records[0]["stage"] == "features" and records[-1]["stage"] == "steps"
     assert records[-1]["released"] == "features"
     found = records[-1][STAGES]["scores"]
     assert found["features"] == records[0]["held_out"]
-    # The name is released, the scores are not.
+    # The stage's name is released, its scores are not.
     public = releasable_records(records)
     assert public[-1]["released"] == "features"
     assert STAGES not in str(public) and "mean" not in str(public)
     assert "**Whoever is in those data is not protected**" in chosen.words
 
 
-def test_what_helps_is_released(tmp_path):
+def test_a_helpful_stage_is_released(tmp_path):
     run = started()
     run.train(tmp_path, evaluations=scored(directions(seed=3), num_episodes=200))
     scores = [one[VALIDATION].mean for one in run.selection.scores.values()]
@@ -330,7 +330,7 @@ def test_what_helps_is_released(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_classes_in_all_episodes_choose_no_stage_between(tmp_path):
+def test_equal_classes_in_all_episodes_compare_only_the_last_stage(tmp_path):
     run = started(num_steps=1)
     run.train(tmp_path, evaluations=scored(directions(seed=3, num_classes=3)))
     assert list(run.selection.scores) == ["features", "mean", "statistics", "steps"]
@@ -347,7 +347,7 @@ def test_the_same_classes_in_all_episodes_choose_no_stage_between(tmp_path):
         ({"validation": None}, False, "the choice was turned off"),
     ],
 )
-def test_where_nothing_is_chosen_the_last_stage_is_released(
+def test_without_a_choice_the_last_stage_is_released(
     tmp_path, evaluations, select, reason
 ):
     (evaluation,) = scored().values()
@@ -362,7 +362,7 @@ def test_where_nothing_is_chosen_the_last_stage_is_released(
 
 
 @pytest.mark.slow
-def test_maml_of_numbers_is_compared_with_each_tasks_own_line(tmp_path):
+def test_maml_regression_is_compared_with_least_squares_per_task(tmp_path):
     step = jde.GaussianStep(
         jde.MultistageSampling(
             jde.Poisson("task", sampling_probability=0.5),
@@ -389,7 +389,7 @@ def test_maml_of_numbers_is_compared_with_each_tasks_own_line(tmp_path):
     assert run.selection.behind[best] == (0.0, 0.0)
 
 
-# --- Whom the choice may look at ---
+# --- Data that may choose a stage ---
 
 
 def owned(data, first):
@@ -405,8 +405,8 @@ PERSON = dataclasses.replace(
 )
 
 
-def test_people_who_may_be_in_both_parts_choose_nothing(tmp_path):
-    """The names of those present do not matter: a choice would disclose them."""
+def test_data_with_people_in_both_parts_choose_nothing(tmp_path):
+    """Not even if no name is shared, since that would be disclosed."""
     run = plain_trainer(step=PERSON, data=owned(classes(), 0), num_steps=1)
     both, apart = (scored(owned(classes(seed=9), first)) for first in (5, 6))
     found = [choosing_split(run, one, None) for one in (both, apart)]
@@ -420,7 +420,7 @@ def test_people_who_may_be_in_both_parts_choose_nothing(tmp_path):
     assert choosing_split(run, apart, True) == (VALIDATION, "")
 
 
-def test_data_that_are_trained_on_choose_nothing(tmp_path):
+def test_training_data_choose_nothing(tmp_path):
     run = plain_trainer(num_steps=1)
     with pytest.raises(ValueError, match="nobody in common .* set select = false"):
         run.train(tmp_path, evaluations=scored(classes()))
@@ -428,7 +428,7 @@ def test_data_that_are_trained_on_choose_nothing(tmp_path):
     assert run.released.name == "steps"
 
 
-def test_what_is_in_both_parts():
+def test_shared_units_are_found():
     ours, theirs = owned(classes(), 0), classes(seed=9)
     assert "names no owners" in found_in_both(theirs, ours, PERSON)[0]
     assert found_in_both(ours, ours, GROUPED) == ("all of the training data", "")
@@ -445,7 +445,7 @@ def test_what_is_in_both_parts():
 
 
 def spoiled(after):
-    """An optimizer that is good for some steps, and then diverges."""
+    """An optimizer that learns for some steps and then diverges."""
     rates = optax.join_schedules(
         [optax.constant_schedule(0.02), optax.constant_schedule(-50.0)], [after]
     )
@@ -480,7 +480,7 @@ def test_the_best_steps_survive_a_kill(tmp_path, killed_after):
 
     def kill(progress):
         if progress.step == killed_after:
-            raise RuntimeError("killed")  # nothing is committed
+            raise RuntimeError("killed")  # without a commit
 
     part, rest = early(), early()
     with pytest.raises(RuntimeError, match="killed"):
@@ -501,7 +501,7 @@ def test_the_best_steps_survive_a_kill(tmp_path, killed_after):
 
 
 @pytest.mark.slow
-def test_a_finished_run_that_is_resumed_chooses_the_same(tmp_path):
+def test_a_resumed_finished_run_chooses_the_same(tmp_path):
     given = {"evaluations": scored(directions(seed=3)), "evaluate_every": 2}
     run, again = early(), early()
     run.train(tmp_path, **given)
@@ -524,7 +524,7 @@ def constant(_, inputs):
 
 
 @pytest.mark.slow
-def test_steps_that_help_are_released(tmp_path):
+def test_helpful_steps_are_released(tmp_path):
     data = directions()
     params = {"w": np.eye(5, dtype=np.float32)}
     learner = ProtoNet(_linear, ways=3), params
@@ -537,8 +537,8 @@ def test_steps_that_help_are_released(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_equal_stages_the_simplest_is_released(tmp_path):
-    """A network that distinguishes nothing is as good after steps as before."""
+def test_the_simplest_of_equal_stages_is_released(tmp_path):
+    """A network that cannot distinguish classes is as good before steps as after."""
     same = classes(seed=9)
     same = same.with_features(np.ones_like(same.features))
     learner = ProtoNet(constant, ways=3), {"w": np.ones(1, np.float32)}

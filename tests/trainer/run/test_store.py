@@ -1,4 +1,4 @@
-"""The run's file: refused unless it is what was written; what it shows by itself."""
+"""The run's file: round trips, refusals of changed files, and its statements."""
 
 import contextlib
 import json
@@ -77,10 +77,10 @@ def edited(path, *statements):
     return path
 
 
-# --- What is written comes back ---
+# --- Round trips ---
 
 
-def test_what_was_charged_comes_back(path):
+def test_charges_round_trip(path):
     charged_run(path, budget(), 3)
     content = read_ledger(path)
     assert content.groups == ((flat_step(), 6),)
@@ -88,11 +88,11 @@ def test_what_was_charged_comes_back(path):
     assert (content.target_epsilon, content.delta) == (8.0, DELTA)
     assert [tuple(one) for one in content.openings] == [(0, {"machine": "this one"})]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert read_ledger(path.parent) == content  # by the folder, too
+    assert read_ledger(path.parent) == content  # the folder works, too
 
 
 @pytest.mark.slow
-def test_many_steps_take_little_memory(path):
+def test_many_steps_need_little_memory(path):
     with opened(path) as store:
         store.begin_session({})
         store._db.execute("PRAGMA synchronous = OFF")
@@ -106,7 +106,7 @@ def test_many_steps_take_little_memory(path):
 
 
 @pytest.mark.parametrize("epsilon", [2.5, np.inf])
-def test_what_a_run_is_comes_back(tmp_path, epsilon):
+def test_descriptions_of_runs_round_trip(tmp_path, epsilon):
     data = classes()
     step = grouped_step(data)
     path = tmp_path / STORE
@@ -128,8 +128,8 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize("part", [2**28, 7])
-def test_arrays_come_back_bit_for_bit(path, monkeypatch, part):
-    """Also those that are cut into parts, as SQLite limits the size of a value."""
+def test_arrays_round_trip_bit_for_bit(path, monkeypatch, part):
+    """Also large ones, which are stored in parts because SQLite limits values."""
     monkeypatch.setattr(store_module, "_PART", part)
     with opened(path) as store:
         store.save(2, ARRAYS, {"a": 1}, {"w": "f"}, 2)
@@ -147,7 +147,7 @@ def test_arrays_come_back_bit_for_bit(path, monkeypatch, part):
 
 @pytest.mark.slow
 def test_a_leaf_of_more_than_a_gigabyte(path):
-    """SQLite has at most 10^9 bytes in one value."""
+    """SQLite allows at most 10^9 bytes in one value."""
     large = np.full(1_100_000_000, 7, np.uint8)
     with opened(path) as store:
         store.save(3, [large], {}, {}, 3)
@@ -155,7 +155,7 @@ def test_a_leaf_of_more_than_a_gigabyte(path):
     np.testing.assert_array_equal(found, large)
 
 
-def test_a_state_takes_the_releases_out_that_it_contains(path):
+def test_a_state_removes_the_releases_it_contains(path):
     with opened(path) as store:
         for number in (1, 3):
             store.release(number, [np.ones(4)])
@@ -164,7 +164,7 @@ def test_a_state_takes_the_releases_out_that_it_contains(path):
         assert [number for number, _ in store.releases(0)] == [3]
 
 
-def test_a_large_file_makes_states_come_more_often(tmp_path, monkeypatch):
+def test_large_files_are_committed_more_often(tmp_path, monkeypatch):
     saved, save = [], RunStore.save
 
     def noted(store, taken, *args):
@@ -186,7 +186,7 @@ RECORDS = [
 ]
 
 
-def test_the_log_comes_back_and_records_of_lost_steps_go(path):
+def test_the_log_round_trips_without_records_of_lost_steps(path):
     with opened(path) as store:
         for record in RECORDS:
             store.note(record)
@@ -198,12 +198,12 @@ def test_the_log_comes_back_and_records_of_lost_steps_go(path):
     assert read_log(path.parent) == found[:2]
 
 
-def test_what_is_releasable_holds_nothing_private():
+def test_the_releasable_log_holds_nothing_private():
     released = releasable_records(RECORDS)
     assert released == [{"step": 0, "epsilon": 0.0}, {"step": 1, "epsilon": np.inf}]
 
 
-def test_a_released_log_that_was_cut_off_or_damaged(tmp_path):
+def test_truncated_and_damaged_released_logs(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "eps')
     assert read_log(path) == [{"step": 1}]
@@ -213,7 +213,7 @@ def test_a_released_log_that_was_cut_off_or_damaged(tmp_path):
             read_log(path)
 
 
-def test_the_command_prints_all_of_it(path, capsys):
+def test_the_log_command_prints_all_records(path, capsys):
     with opened(path) as store:
         store.note(RECORDS[0])
     for place in (path, path.parent):
@@ -227,7 +227,7 @@ def test_the_command_prints_all_of_it(path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-# --- What is refused ---
+# --- Refusals ---
 
 VIEW = [
     "DROP TABLE charges",
@@ -236,7 +236,7 @@ VIEW = [
 
 
 def forged(**changes):
-    """Facts that were changed and hashed again."""
+    """A changed file with recomputed hashes."""
     text = facts_text("ab" * 16, epsilon=1.0, delta=DELTA, is_seeded=False)
     text = json.dumps(json.loads(text) | changes)
     value = text_hash("facts", "", text).hex()
@@ -309,7 +309,7 @@ def test_other_files_are_refused(tmp_path, content):
         read_ledger(tmp_path.parent)
 
 
-def test_descriptions_take_bounded_memory(path, monkeypatch):
+def test_descriptions_have_a_largest_size(path, monkeypatch):
     monkeypatch.setattr(
         "jaxdp_episodic.accountant.report.ledger_file.MOST_DESCRIBED", 150
     )
@@ -317,18 +317,18 @@ def test_descriptions_take_bounded_memory(path, monkeypatch):
         read_ledger(path)
 
 
-def test_a_step_that_no_reader_would_take_is_refused(tmp_path, monkeypatch):
+def test_a_step_that_cannot_be_read_back_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "MOST_DESCRIBED", 100)
     with pytest.raises(ValueError, match="public bounds of the sizes"):
         create_store(tmp_path / STORE, budget(), is_seeded=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_whose_charges_are_gone_is_refused(path):
+def test_a_state_without_its_charges_is_refused(path):
     with opened(path) as store:
         store.save(3, [np.ones(3)], {}, {}, 3)
     edited(path, "DELETE FROM charges WHERE number = 3")
-    assert read_ledger(path).charged == 2  # by itself it is a run
+    assert read_ledger(path).charged == 2  # alone it is a valid run
     with opened(path) as store, pytest.raises(LedgerError, match="missing or changed"):
         store.saved()
 
@@ -352,7 +352,7 @@ def test_a_damaged_state_is_refused(path, damage):
         store.saved()
 
 
-def test_a_release_with_an_array_gone_is_refused(path):
+def test_a_release_without_one_array_is_refused(path):
     with opened(path) as store:
         store.release(3, [np.ones(3), np.ones(3)])
     edited(path, "DELETE FROM arrays WHERE place = 1")
@@ -360,7 +360,7 @@ def test_a_release_with_an_array_gone_is_refused(path):
         list(store.releases(after=2))
 
 
-def test_a_log_that_is_no_text_is_refused(path):
+def test_an_undecodable_log_is_refused(path):
     with opened(path) as store:
         store.note({"step": 3})
     edited(path, "UPDATE texts SET value = CAST(x'7bff7d' AS TEXT) WHERE kind = 'log'")
@@ -368,28 +368,28 @@ def test_a_log_that_is_no_text_is_refused(path):
         read_log(path)
 
 
-def test_a_copy_without_its_write_ahead_log_was_not_closed(path, tmp_path):
-    """It lacks charges: no reader takes it for whole, and no run continues it."""
+def test_a_copy_without_its_write_ahead_log_is_refused(path, tmp_path):
+    """It lacks charges, so no reader accepts it and no run continues it."""
     copy = tmp_path / "copy.sqlite"
     with opened(path) as store:
         store.begin_session({})
         store.charge("phase 1")
         shutil.copy(path, copy)
-    for _ in range(2):  # reading it makes no empty one
+    for _ in range(2):  # reading creates no empty log
         content = read_ledger(copy)
         assert (content.charged, content.is_closed) == (3, False)
         with pytest.raises(LedgerError, match="lacks its write-ahead log"):
             RunStore(copy)
-    edited(copy, "PRAGMA journal_mode = DELETE")  # as the message says
+    edited(copy, "PRAGMA journal_mode = DELETE")  # as the message advises
     RunStore(copy).close()
 
 
-def test_a_crash_while_the_log_is_made_or_removed_is_no_copy(path, monkeypatch):
-    """The header names a missing log, which held no charge."""
+def test_a_crash_while_the_log_is_created_or_removed_is_accepted(path, monkeypatch):
+    """The header names a missing log, but that log held no charge."""
 
     def goes_on():
         data = bytearray(path.read_bytes())
-        data[18:20] = b"\2\2"  # the header has it
+        data[18:20] = b"\2\2"  # the header names the log
         path.write_bytes(data)
         with opened(path) as store:
             store.begin_session({})
@@ -413,15 +413,15 @@ def test_a_crash_while_the_log_is_made_or_removed_is_no_copy(path, monkeypatch):
     assert read_ledger(path).charged == 6
 
 
-def test_a_run_whose_close_was_interrupted_is_no_copy(path, monkeypatch):
-    """A second Ctrl-C; SQLite merges and removes the log when it closes the file."""
+def test_a_run_whose_close_was_interrupted_is_accepted(path, monkeypatch):
+    """A second Ctrl-C while SQLite merges and removes the log on closing."""
     store = RunStore(path)
     store.begin_session({})
     store.charge("phase 1")
     monkeypatch.setattr(store, "_mark_whole", Interrupted(None, 1))
     with pytest.raises(KeyboardInterrupt):
         store.close()
-    store._db.close()  # as when it is not used any more
+    store._db.close()  # as by the garbage collector
     content = read_ledger(path)
     assert (content.charged, content.is_closed) == (4, False)
     RunStore(path).close()
@@ -438,11 +438,11 @@ def test_nothing_is_released_uncharged_or_twice(path):
 
 @pytest.mark.parametrize("of", ["", "-wal"])
 @pytest.mark.parametrize("how", ["removed", "replaced", "changed", "charged"])
-def test_nobody_else_touches_it_meanwhile(path, how, of):
+def test_an_open_run_is_locked(path, how, of):
     count = Ledger(budget(), charged=3)
     with opened(path) as store, count.writing_to(store, {}):
         count.charge()
-        if how == "charged":  # the very charge that comes next: it is the other's
+        if how == "charged":  # the other process made the next charge
             with opened(path) as other:
                 other.begin_session({})
                 other.charge("phase 1")
@@ -461,14 +461,14 @@ def test_nobody_else_touches_it_meanwhile(path, how, of):
             with pytest.raises(error, match="while the run used it"):
                 count.charge()
         assert count.charged == 4
-    if of and how in ("removed", "replaced"):  # nothing of the log is lost
+    if of and how in ("removed", "replaced"):  # no log record is lost
         assert read_ledger(path).charged == 4
         with opened(path) as store, count.writing_to(store, {}):
             assert count.charge() == 5
 
 
-def test_a_charge_whose_call_was_interrupted_is_used_once(tmp_path, monkeypatch):
-    """Also the first one of its kind, whose description is in the file by then."""
+def test_an_interrupted_charge_is_used_once(tmp_path, monkeypatch):
+    """Also the first charge of a step, whose description is in the file already."""
     plan = PrivacyBudget(
         flat_step(), 8.0, DELTA, 9, 9, before=(flat_step(noise_multiplier=3.0),)
     )
@@ -495,11 +495,11 @@ def test_a_charge_whose_call_was_interrupted_is_used_once(tmp_path, monkeypatch)
 
 
 def reads(path, secret):
-    """Whether a secret is in the file or its side files."""
+    """Whether the file or its side files contain a secret."""
     return any(secret in one.read_bytes() for one in path.parent.glob(f"{STORE}*"))
 
 
-def test_a_reader_delays_no_erasure_beyond_the_next_epoch(path, monkeypatch):
+def test_a_reader_delays_erasure_by_at_most_one_epoch(path, monkeypatch):
     monkeypatch.setattr(store_module, "_SECONDS_TO_WAIT", 0)
     secret = np.random.default_rng(0).bytes(3_000)
     arrays = [np.frombuffer(secret, np.uint8)]
@@ -527,7 +527,7 @@ def test_a_reader_delays_no_erasure_beyond_the_next_epoch(path, monkeypatch):
         assert not reads(path, secret[:99])
 
 
-def test_a_run_does_not_begin_beside_a_reader(path, monkeypatch):
+def test_a_run_does_not_start_during_a_read(path, monkeypatch):
     monkeypatch.setattr(store_module, "_SECONDS_TO_WAIT", 0)
     with opened(path) as store, RunFile(path):
         with pytest.raises(
@@ -539,7 +539,7 @@ def test_a_run_does_not_begin_beside_a_reader(path, monkeypatch):
 
 
 def test_after_a_write_that_failed_nothing_is_charged(path, monkeypatch):
-    """What is on the disk is not known until the file is opened again."""
+    """The content of the disk is unknown until the file is reopened."""
     with opened(path) as store:
         store.begin_session({})
 
@@ -565,7 +565,7 @@ def test_after_a_write_that_failed_nothing_is_charged(path, monkeypatch):
     assert read_ledger(path).charged == 3
 
 
-def test_the_count_is_refused_beyond_the_budget_and_on_another_runs_file(path):
+def test_charges_beyond_the_budget_and_in_another_runs_file_are_refused(path):
     count = Ledger(budget(permitted=4), charged=3)
     with opened(path) as store, count.writing_to(store, {}):
         count.charge()
@@ -578,7 +578,7 @@ def test_the_count_is_refused_beyond_the_budget_and_on_another_runs_file(path):
         older = count.mark._replace(hash=b"other")
         with pytest.raises(LedgerError, match="is not what the run wrote"):
             Ledger(budget(), charged=4, mark=older).check(store)
-    # What was charged elsewhere is charged here first.
+    # Steps charged by another process are counted first.
     count = Ledger(budget(), charged=6)
     with opened(path) as store, count.writing_to(store, {}):
         assert store.mark.charged == 6
@@ -597,7 +597,7 @@ def test_settings_that_differ_are_named():
         refuse_other_run({"learner": {"a": 1}}, {"learner": {"a": 2}})
 
 
-def test_a_model_of_another_shape_does_not_go_on(tmp_path):
+def test_a_run_is_not_resumed_with_a_model_of_another_shape(tmp_path):
     plain_trainer(num_steps=2).train(tmp_path)
     learner, params = plain_trainer().learner, plain_trainer().params
     params = {**params, "more": np.zeros(3, np.float32)}
@@ -606,10 +606,10 @@ def test_a_model_of_another_shape_does_not_go_on(tmp_path):
         other.resume(tmp_path)
 
 
-# --- File systems, and readers beside the run ---
+# --- File systems, and readers during the run ---
 
 
-def test_it_is_read_while_the_run_goes_on(path):
+def test_a_run_is_read_while_it_trains(path):
     with opened(path) as store:
         store.begin_session({})
         store.charge("phase 1", flat_step())
@@ -628,7 +628,7 @@ server:/home {} nfs4 rw 0 0
 """
 
 
-def test_on_a_network_there_is_no_write_ahead_log(tmp_path, monkeypatch):
+def test_network_file_systems_have_no_write_ahead_log(tmp_path, monkeypatch):
     mounts = tmp_path / "mounts"
     folder = tmp_path / "a b"
     folder.mkdir()
@@ -647,7 +647,7 @@ def test_on_a_network_there_is_no_write_ahead_log(tmp_path, monkeypatch):
     assert not is_on_network(folder / STORE)
 
 
-# --- Ledgers of the version before ---
+# --- Ledgers of version 0.2 ---
 
 
 def test_an_old_ledger_is_read(tmp_path):
@@ -662,8 +662,8 @@ def test_an_old_ledger_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("is_made", [False, True], ids=["old", "made"])
-def test_an_old_run_goes_on(tmp_path, is_made):
-    """Also if the process ended before it had moved the old files aside."""
+def test_an_old_run_resumes(tmp_path, is_made):
+    """Also if the process was killed before it moved the old files aside."""
     folder, run = tmp_path / "run", plain_trainer(seed=None)
     run.step()
     run.step()
@@ -698,7 +698,7 @@ def test_no_byte_of_an_old_ledger_can_be_changed(tmp_path):
             read_ledger(path)
 
 
-# --- Epsilon from the file alone ---
+# --- Epsilon from the file ---
 
 
 @pytest.fixture
@@ -712,7 +712,7 @@ def epsilon_of(capsys):
 
 
 @pytest.mark.parametrize("method", [None, "exact", "rdp", "pld"])
-def test_epsilon_is_that_of_what_was_charged(path, epsilon_of, method):
+def test_epsilon_is_of_the_charged_steps(path, epsilon_of, method):
     options = () if method is None else ("--method", method)
     code, out, err = epsilon_of(path.parent, "--json", *options)
     assert (code, err) == (0, "")
@@ -727,7 +727,7 @@ def test_epsilon_is_that_of_what_was_charged(path, epsilon_of, method):
     )
 
 
-def test_another_delta_and_what_the_number_does_not_show(tmp_path, epsilon_of):
+def test_another_delta_and_the_remarks_of_the_output(tmp_path, epsilon_of):
     step = grouped_step(classes())
     path = charged_run(tmp_path / STORE, budget(step), 6, is_seeded=True)
     edited(path, "DELETE FROM texts WHERE kind = 'closed'")  # killed

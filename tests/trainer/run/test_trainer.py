@@ -1,4 +1,4 @@
-"""The trainer: charges first, draws what is accounted, resumes bit for bit."""
+"""The trainer: charges first, draws as accounted, resumes bit for bit."""
 
 import dataclasses
 import secrets
@@ -37,7 +37,7 @@ def leaves(run):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(run.state)]
 
 
-def test_a_run_takes_its_steps_and_no_more(tmp_path):
+def test_a_run_takes_exactly_its_steps(tmp_path):
     run = trainer(num_steps=5)
     records = run.train(tmp_path)
     assert run.num_steps_taken == 5
@@ -54,7 +54,7 @@ def test_a_run_takes_its_steps_and_no_more(tmp_path):
 
 
 def test_a_step_is_charged_before_it_is_computed(monkeypatch):
-    """Whatever fails within a step, it has been charged."""
+    """A step that fails at any point has been charged."""
     run = trainer()
 
     def broken(*args, **kwargs):
@@ -66,7 +66,7 @@ def test_a_step_is_charged_before_it_is_computed(monkeypatch):
     assert run.num_steps_charged == 1 and run.num_steps_taken == 0
 
 
-def test_training_learns_without_noise(tmp_path):
+def test_training_without_noise_learns(tmp_path):
     run = trainer(epsilon=np.inf, num_steps=60, l2_clip_norm=5.0)
     held_out = Evaluation(classes(seed=9), ways=3, shots=1, queries=2, num_episodes=200)
     records = run.train(tmp_path, evaluations={"validation": held_out})
@@ -77,7 +77,7 @@ def test_training_learns_without_noise(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_seed_decides_everything(tmp_path):
+def test_the_seed_determines_the_run(tmp_path):
     runs = [trainer(seed=seed) for seed in (4, 4, 5)]
     for place, run in enumerate(runs):
         run.train(tmp_path / str(place))
@@ -87,13 +87,13 @@ def test_the_seed_decides_everything(tmp_path):
     )
 
 
-def test_without_a_seed_no_key_is_used_twice(tmp_path, monkeypatch):
-    """In two runs, with a repeated draw; no key is on the disk."""
+def test_unseeded_runs_use_every_key_once(tmp_path, monkeypatch):
+    """In two runs, one with a repeated draw; no key is on disk."""
     made, fresh = [], secrets.token_bytes
 
     def noted(number):
         key = fresh(number)
-        if number == 32:  # others name files
+        if number == 32:  # other tokens are file names
             made.append(key)
         return key
 
@@ -160,7 +160,7 @@ def test_ctrl_c_commits_a_checkpoint(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a finished run, for reading only."""
+    """The folder of a finished run; tests only read it."""
     folder = tmp_path_factory.mktemp("finished")
     trainer().train(folder)
     return folder
@@ -200,7 +200,7 @@ def test_another_run_is_refused_with_the_difference(finished, changes, named):
         np.testing.assert_array_equal(a, b)
 
 
-def test_what_nobody_accounts_may_change_with_a_warning(finished, tmp_path):
+def test_settings_that_are_not_accounted_may_change_with_a_warning(finished, tmp_path):
     other = trainer(normalizer=3.0, settings={"model": "another"}, shots=2)
     with pytest.warns(UserWarning, match="normalizer: .*settings.model.*shots: 1 in"):
         assert other.resume(finished) == 6
@@ -222,7 +222,7 @@ def test_nothing_to_resume(tmp_path):
         trainer().resume(tmp_path)
 
 
-def test_the_drawing_object_is_the_accounted_one():
+def test_the_drawn_step_is_the_accounted_one():
     run = trainer()
     assert run.sampler.sampling is run.budget.step.design
     assert run.sampler.population is run.data.population
@@ -235,8 +235,8 @@ def test_another_population_is_refused():
 
 
 def test_public_bounds_may_take_the_place_of_the_population():
-    """Those of the step are then accounted, and the data must keep them."""
-    run = trainer(data=classes(), step=GROUPED)  # population=6 of each class
+    """The step's bounds are then accounted, and the data must satisfy them."""
+    run = trainer(data=classes(), step=GROUPED)  # six examples of each class
     assert run.budget.step.population is None
     trainer(data=classes(examples=7), step=GROUPED)
     with pytest.raises(ValueError, match="population"):
@@ -244,7 +244,7 @@ def test_public_bounds_may_take_the_place_of_the_population():
 
 
 def test_recorded_draws_match_the_accounted_rate():
-    """Replayed from the run's own entropy: binomial, within 5.5 standard deviations."""
+    """Replayed from the run's entropy: binomial, within 5.5 standard deviations."""
     run = trainer(seed=7)
     steps = 1_500
     sizes = np.array(
@@ -260,7 +260,7 @@ def test_recorded_draws_match_the_accounted_rate():
 
 
 def test_a_clip_unit_below_the_episode_is_refused():
-    """Every support example would change a class slot or query clipped alone."""
+    """A support example would change the contributions of all classes or queries."""
     data = classes()
     sampling = jde.MultistageSampling(
         jde.Poisson("class", sampling_probability=0.2),
@@ -274,7 +274,7 @@ def test_a_clip_unit_below_the_episode_is_refused():
 
 
 @pytest.mark.slow
-def test_the_whole_step_may_be_the_clip_unit(tmp_path):
+def test_the_step_may_be_the_clip_unit(tmp_path):
     data = classes()
     sampling = jde.MultistageSampling(
         jde.WithoutReplacement("class", size=3),
@@ -294,7 +294,7 @@ def test_the_whole_step_may_be_the_clip_unit(tmp_path):
     "clip_unit",
     ["example", *(pytest.param(u, marks=pytest.mark.slow) for u in ("class", "step"))],
 )
-def test_examples_that_do_not_interact_may_be_clipped_alone(tmp_path, clip_unit):
+def test_independent_examples_may_be_clipped_alone(tmp_path, clip_unit):
     """DP-SGD, and the same loss clipped by class and by step."""
     data = dataclasses.replace(
         classes(num_classes=4, examples=50), has_public_units=True
@@ -374,7 +374,7 @@ def test_single_examples_are_clipped_one_by_one():
     np.testing.assert_allclose(gradient["head"]["bias"], total, rtol=2e-4, atol=2e-4)
 
 
-def test_supervised_learning_has_no_shots():
+def test_supervised_learning_refuses_shots():
     data = dataclasses.replace(classes(), has_public_units=True)
     apply, params = split_model(MLP(2, (8,), 30, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match="shots must be 0 with Supervised"):
@@ -474,7 +474,7 @@ def test_bad_input(changes, error, message):
         pytest.param(64, marks=pytest.mark.slow),
     ],
 )
-def test_the_block_size_does_not_matter(tmp_path, block_size):
+def test_the_block_size_changes_nothing(tmp_path, block_size):
     one, other = trainer(), trainer(block_size=block_size)
     one.train(tmp_path / "one")
     other.train(tmp_path / "other")
@@ -482,8 +482,8 @@ def test_the_block_size_does_not_matter(tmp_path, block_size):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-def test_a_mistyped_block_size_takes_no_memory():
-    """A block has no more rows than almost every draw needs."""
+def test_a_huge_block_size_needs_no_memory():
+    """Blocks are limited to the rows that nearly every draw needs."""
     (block,) = trainer(block_size=10**9).draw_blocks(1)
     assert len(block.unit_mask) <= 10
 
@@ -495,7 +495,7 @@ def test_intervals_are_checked_before_anything_is_written(tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_log_keeps_private_things_apart(tmp_path):
+def test_the_log_separates_private_values(tmp_path):
     run = trainer()
     run.train(tmp_path)
     for record in read_log(tmp_path):
@@ -503,7 +503,7 @@ def test_the_log_keeps_private_things_apart(tmp_path):
     assert (tmp_path / "run.sqlite").stat().st_mode & 0o077 == 0
 
 
-def test_what_the_draw_thread_raises_is_raised(tmp_path, monkeypatch):
+def test_errors_of_the_draw_thread_are_raised(tmp_path, monkeypatch):
     run = trainer()
 
     def broken(generator, members):
@@ -530,7 +530,7 @@ def sized(stated, unit, **changes):
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one", "zero_out"])
-def test_sizes_below_the_protected_unit_need_not_fit(relation):
+def test_sizes_below_the_protected_unit_are_not_checked(relation):
     """They change no epsilon."""
     steps = [sized(n, "class", neighboring_relation=relation) for n in (5, 6, 9)]
     spent = {float(jde.epsilon(step, num_steps=6, delta=1e-5)) for step in steps}
@@ -539,11 +539,11 @@ def test_sizes_below_the_protected_unit_need_not_fit(relation):
         plain_trainer(step=step).step()
 
 
-def test_sizes_that_change_epsilon_are_held_against_the_data():
+def test_sizes_that_change_epsilon_are_checked_against_the_data():
     with pytest.raises(ValueError, match="at most .* 6 to 6 here, got 9") as error:
         plain_trainer(step=sized(9, "example"))
     assert "population_is_accounted" not in str(error.value)
-    # The data's own sizes hold where the step has them.
+    # A step with the data's sizes is accepted.
     accounted = sized(9, "example", population=classes().population)
     honest = sized(6, "example")
     run = {"num_steps": 6, "delta": 1e-5}

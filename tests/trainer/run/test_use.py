@@ -1,4 +1,4 @@
-"""The use of a release: it predicts what the run's evaluation did."""
+"""Using a release: its predictions equal those of the run's evaluation."""
 
 import dataclasses
 import json
@@ -120,7 +120,7 @@ def edit(folder, **changes):
 # --- Round trips ---
 
 
-def test_a_run_from_python_is_released_and_used(plain):
+def test_a_release_of_a_run_from_python_is_used(plain):
     run, folder = plain
     release = load_release(folder, model=own_mlp())
     assert release.stage == run.released.name and not release.is_regression
@@ -130,7 +130,7 @@ def test_a_run_from_python_is_released_and_used(plain):
     inputs = data.features.reshape(30, 6, 2)[:3, :4]
     ids = data.unit_column("class").reshape(30, 6)[:3, :4]
     check_against_learner(release, run.learner, run.params, (inputs, ids, 2))
-    # More classes than it was trained with, of unequal sizes.
+    # More classes than in training, of unequal sizes.
     given = release.classify(
         data.features[:24], data.unit_column("class")[:24], data.features[24:27]
     )
@@ -156,7 +156,7 @@ def test_blocks_and_padding_change_nothing(plain, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "maml", "classifier"])
-def test_a_run_from_a_config_needs_nothing_else(tmp_path, kind, monkeypatch):
+def test_a_release_of_a_config_needs_nothing_else(tmp_path, kind, monkeypatch):
     text = {"linear": LINEAR, "maml": MAML, "classifier": _CLASSIFIER}[kind]
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     result = run_training(read_config(tmp_path / "run.toml"), tmp_path / "out")
@@ -171,7 +171,7 @@ def test_a_run_from_a_config_needs_nothing_else(tmp_path, kind, monkeypatch):
         seen = made.reshape(*inputs.shape[:2], -1)
         assert release.embed(inputs[:, 0]).shape[0] == 4
     check_against_learner(release, stage.learner, stage.params, task, seen=seen)
-    # Whatever stage is released.
+    # For each stage.
     for stage in result.trainer.stages():
         monkeypatch.setattr(Trainer, "released", stage)
         result.trainer.release(tmp_path / "stage")
@@ -217,7 +217,7 @@ channels = [6]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nnx", "linen", "learner"])
-def test_a_model_of_ones_own_comes_back_with_it(tmp_path, kind):
+def test_a_users_model_is_passed_when_loading(tmp_path, kind):
     (tmp_path / "run.toml").write_text(TINY, encoding="utf-8")
     config = read_config(tmp_path / "run.toml")
 
@@ -355,7 +355,7 @@ _NETWORK = '[model]\nkind = "mlp"\nchannels = [3]\nembedding = 2\n'
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [_MIXED, _BAYES, _BAYES + _NETWORK])
-def test_a_model_of_tasks_is_used_without_more(tmp_path, text):
+def test_a_model_of_tasks_is_loaded_without_a_network(tmp_path, text):
     if text is not _MIXED:
         text = text.replace("version", "l2_clip_norm = 0.1\nversion")
         text = text.replace('privacy_unit = "point"', 'privacy_unit = "task"')
@@ -374,7 +374,7 @@ def test_a_model_of_tasks_is_used_without_more(tmp_path, text):
     assert release.stage == stage.name
 
 
-# --- What does not fit ---
+# --- Refusals ---
 
 
 def test_examples_of_another_kind_are_refused(plain):
@@ -468,7 +468,7 @@ def test_a_description_is_checked(copied, changes, match):
     assert str(copied) in str(caught.value)
 
 
-def test_a_description_cannot_ask_for_much_memory(copied):
+def test_a_description_cannot_allocate_much_memory(copied):
     huge = {
         "version": 1,
         "type": "ModelConfig",
@@ -503,11 +503,11 @@ def test_links_in_a_release_are_refused(copied, tmp_path, name):
         load_release(copied, model=own_mlp())
 
 
-def test_many_inner_steps_take_no_time_to_load(copied):
+def test_many_inner_steps_load_fast(copied):
     edit(copied, learner=MAML_OF | {"inner_steps": 10_000, "first_order": True})
     start = time.process_time()
     load_release(copied, model=own_mlp())
-    assert time.process_time() - start < 20  # tracing 10,000 steps takes minutes
+    assert time.process_time() - start < 20  # tracing 10,000 steps would take minutes
 
 
 def test_parameters_must_be_numbers(copied):
@@ -523,8 +523,8 @@ def test_parameters_must_be_numbers(copied):
         load_release(copied, model=own_mlp())
 
 
-def test_a_release_names_no_number_of_units(plain):
-    """The description of its use holds no sizes of the data."""
+def test_a_release_contains_no_number_of_units(plain):
+    """Its description holds no sizes of the data."""
     told = json.loads((plain[1] / DESCRIPTION).read_text())
     assert told.keys() == {
         *("format", "version", "stage", "learner", "has_own_learner", "model"),

@@ -1,4 +1,4 @@
-"""Training under zero_out: slots are drawn, and a null contributes zero."""
+"""Training under zero_out: slots are drawn, and a null makes the contribution zero."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ def zeroed(slots=8, **changes):
     )
 
 
-def test_a_run_charges_for_the_relation(tmp_path):
+def test_a_run_is_charged_under_its_relation(tmp_path):
     with pytest.warns(UserWarning, match="complete, 2.97 in 3 steps"):
         run = trainer(num_steps=3, step=zeroed(slots=7))
     run.train(tmp_path)
@@ -35,9 +35,9 @@ def test_a_run_charges_for_the_relation(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:sampling draws")
-def test_where_every_contribution_holds_a_null_the_data_do_not_matter(monkeypatch):
+def test_the_data_do_not_matter_if_every_contribution_holds_a_null(monkeypatch):
     """30 classes of 6 examples in 10,000 slots: hardly any draw is without a null."""
-    monkeypatch.setattr(checks, "LEAST_IN_RUN", 0.0)  # else it is refused
+    monkeypatch.setattr(checks, "LEAST_IN_RUN", 0.0)  # otherwise it is refused
     monkeypatch.setattr(CompleteUnits, "is_seen", True)
     step = zeroed(slots=10_000)
     first = trainer(num_steps=2, step=step, data=classes(seed=0))
@@ -53,7 +53,7 @@ def params(run):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(run.state.params)]
 
 
-def test_sizes_of_the_data_are_no_slots():
+def test_zero_out_needs_stated_slots():
     data = classes()
     step = zeroed(population=data.population)
     with pytest.raises(ValueError, match="slots"):
@@ -71,7 +71,7 @@ def test_a_config_states_its_slots():
     assert step.population is None and step.neighboring_relation == "zero_out"
 
 
-def test_finer_levels_have_no_slots_and_no_epsilon():
+def test_finer_levels_without_slots_have_no_epsilon():
     step = zeroed(privacy_unit="class")
     budget = plan_budget(step, epsilon=8.0, delta=1e-5, num_steps=3)
     levels = report_of_budget(budget, 3)[0].epsilon_by_level

@@ -1,4 +1,4 @@
-"""Means of classes, released in place of the total covariance."""
+"""Class means, released instead of the total covariance."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ from jaxdp_episodic.training import PrivateStatistics, StartConfig
 
 CONFIG = StartConfig(mean=0.2, within=(0.3,), total=0.5, between="means")
 RELATIONS = ("zero_out", "replace_one", "add_remove")
-LAST = 2  # place of the statistic
+LAST = 2  # index of the statistic
 MOST = STEPS**2
 
 
@@ -50,7 +50,7 @@ def summed(own, state):
     return own._total("means", state, own._units.examples())
 
 
-def test_the_sums_are_those_of_their_definition():
+def test_the_sums_equal_their_definition():
     rng = np.random.default_rng(0)
     rows, classes = (
         rng.normal(size=(30, 3)).astype(np.float32),
@@ -69,7 +69,7 @@ def test_the_sums_are_those_of_their_definition():
 
 @pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("most", [MOST, MOST // 2])
-def test_whatever_a_row_is_it_gives_at_most_its_norm(row, most):
+def test_every_row_contributes_at_most_its_norm(row, most):
     whole = whole_rows(np.float32([[row, 1.0]]))
     for center in (np.zeros(2), np.array([0.9, 0.0]), np.full(2, 1e30)):
         total = sums_by_class(whole, np.zeros(1, int), 1, most, np.eye(2), center)
@@ -77,7 +77,7 @@ def test_whatever_a_row_is_it_gives_at_most_its_norm(row, most):
 
 
 def pair_of_tables(relation):
-    """Tables of which one has the other's last example, or one opposite to it."""
+    """Two tables that differ in the last example, which is missing or negated."""
     features = np.random.default_rng(1).normal(size=(12, 5))
     features[-1] = (1, 0, 0, 0, 0)
     data = table(features, (3,) * 4)
@@ -88,12 +88,12 @@ def pair_of_tables(relation):
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_one_example_moves_the_sums_by_what_the_accountant_is_told(relation):
-    """Opposite rows, as far apart as any two: the claim is met, and is no larger."""
+def test_one_example_changes_the_sums_by_the_accounted_sensitivity(relation):
+    """Opposite rows are the farthest apart and attain the sensitivity."""
     one, two = (statistics(t, relation, slots=3) for t in pair_of_tables(relation))
     state = one.initial()
     moved = np.linalg.norm((summed(one, state) - summed(two, state)) / PRODUCT_STEPS)
-    # What is added, over the shift that the accountant counts with.
+    # The added noise over the accounted shift.
     step = dataclasses.replace(one.steps[LAST], noise_multiplier=1.3)
     noise = 1.3 * contribution_norm(step)
     plain = jde.GaussianStep(
@@ -131,20 +131,20 @@ def test_an_audit_finds_half_of_the_noise_and_no_fault_else(relation, factor):
     assert np.max(found / audit.claimed) > 0.4
 
 
-# --- What is made of them ---
+# --- The metric made of them ---
 
 FEATURES, CLASSES, SIZE = 64, 20, 400
 
 
 def drawn_sums(rng, spread, noise, classes=CLASSES):
-    """Noised sums of classes whose means vary by this in the first directions."""
+    """Noised sums of classes; ``between`` is the variance of their means."""
     means = np.zeros((classes, FEATURES))
     means[:, : len(spread)] = rng.normal(size=(classes, len(spread))) * np.sqrt(spread)
     return SIZE * means + noise * rng.normal(size=means.shape)
 
 
 def metric(sums, noise, shots=5):
-    """The matrix of the projection's inner products, nothing whitened before."""
+    """The projection's matrix of inner products, without earlier whitening."""
     start = Start(
         np.zeros(FEATURES), np.float32(SIZE * len(sums)), np.eye(FEATURES), None
     )
@@ -153,8 +153,8 @@ def metric(sums, noise, shots=5):
     return made @ made.T
 
 
-def test_directions_in_which_classes_differ_count_for_more():
-    """As the likelihood ratio weighs them, by variances that are known here."""
+def test_directions_that_separate_classes_get_more_weight():
+    """The weights of the likelihood ratio for known variances."""
     spread = np.full(5, 0.05)
     found = np.mean(
         [
@@ -170,21 +170,21 @@ def test_directions_in_which_classes_differ_count_for_more():
 @pytest.mark.few(1)
 @pytest.mark.parametrize("noise", [40.0, 200.0, 4e3])
 @pytest.mark.parametrize("classes", [4, 20])
-def test_where_nothing_is_seen_directions_count_alike(noise, classes):
-    """Means that are all noise: nearly always next to the whitening alone."""
+def test_without_signal_directions_have_equal_weight(noise, classes):
+    """With pure noise the metric nearly always stays close to plain whitening."""
     ratios = []
     for seed in range(60):
         sums = drawn_sums(np.random.default_rng(seed), np.zeros(1), noise, classes)
         values = np.linalg.eigvalsh(metric(sums, noise))
         ratios.append(values[-1] / values[0])
-    # Noise passes for a signal where it is above its edge and a standard error at once.
+    # Noise counts as a signal if it exceeds both its edge and a standard error.
     assert np.quantile(ratios, 0.8) < 1.01 and np.mean(ratios) < 2
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("classes", [5, 30, 64, 200])
-def test_of_many_classes_some_are_left_out(classes, monkeypatch):
-    """The estimate by its definition, of each class; by 64 it is as good."""
+def test_leave_one_out_uses_some_of_many_classes(classes, monkeypatch):
+    """The estimate from every class, by definition; from 64 it is as good."""
     rng, number = np.random.default_rng(0), 256
     means = rng.normal(size=(classes, number)) / np.arange(1, number + 1)
     along, beside = [], []
@@ -209,8 +209,8 @@ def test_of_many_classes_some_are_left_out(classes, monkeypatch):
     np.testing.assert_allclose(found, exact, rtol=1e-9 if classes <= 64 else 0.2)
 
 
-def test_what_others_say_of_a_class_is_what_a_new_one_is_like():
-    """The estimate against new classes that are drawn: along the span, and beside."""
+def test_the_estimate_from_other_classes_predicts_new_ones():
+    """The estimate against new classes, within the span and orthogonal to it."""
     spread = np.r_[np.full(4, 0.05), np.full(FEATURES - 4, 0.002)]
     expected, found = [], []
     for seed in range(60):
@@ -227,13 +227,13 @@ def test_what_others_say_of_a_class_is_what_a_new_one_is_like():
         theirs = np.sum(np.square(lengths)) / (CLASSES - 1)
         expected.append((along / theirs, beside / (FEATURES - CLASSES + 1)))
     (along, beside), (true_along, true_beside) = np.mean([found, expected], axis=1)
-    # By a standard error over 20 classes towards what was not seen: about 0.2 of it.
+    # Shrunk by a standard error over 20 classes: about 0.2 of it.
     assert 0.6 * true_along < along < 1.05 * true_along
     assert 0.95 * true_beside < beside < 1.4 * true_beside
 
 
 def told_apart(test, mean, projection):
-    """How often the last of each class is nearest to the mean of its other examples."""
+    """How often the last example is nearest to the mean of its class's others."""
     made = projected(test.reshape(-1, FEATURES), mean, projection)
     made = np.asarray(made).reshape(*test.shape[:2], -1)
     support = made[:, :-1].mean(axis=1)
@@ -243,8 +243,8 @@ def told_apart(test, mean, projection):
 
 
 @pytest.mark.slow
-def test_new_classes_are_told_apart_better_than_by_the_total_covariance():
-    """Few classes that differ little, in a few of 64 directions, with noise."""
+def test_new_classes_are_separated_better_than_by_the_total_covariance():
+    """Few, similar classes that differ in a few of 64 directions, with noise."""
     rng = np.random.default_rng(0)
     base = np.linalg.qr(rng.normal(size=(FEATURES, 4)))[0].T
 
@@ -265,8 +265,8 @@ def test_new_classes_are_told_apart_better_than_by_the_total_covariance():
     assert hits["means"] > hits["total"] + 0.03
 
 
-def test_directions_that_no_class_differs_in_keep_some_weight():
-    """New ones may: 0.015 of the variance within classes, by the likelihood ratio."""
+def test_directions_without_differences_keep_some_weight():
+    """New classes may differ there: 0.015 of the variance within classes."""
     sums = drawn_sums(np.random.default_rng(0), np.full(3, 1e3), 0.0)
     values = np.linalg.eigvalsh(metric(sums, 0.0, shots=5))
     expected = 0.015 / (6 * 0.015 + 1) / (1 / 6)
@@ -274,7 +274,7 @@ def test_directions_that_no_class_differs_in_keep_some_weight():
 
 
 def test_new_classes_may_differ_in_other_directions():
-    """What is whitened within classes is a stage of its own: there it is the best."""
+    """Whitening within classes is a separate stage, which is the best here."""
     rng = np.random.default_rng(0)
     base = np.linalg.qr(rng.normal(size=(FEATURES, FEATURES)))[0]
     spread = np.r_[np.full(4, 1.0), np.full(FEATURES - 4, 0.1)]
@@ -305,7 +305,7 @@ def test_any_sums_make_a_finite_metric():
         assert np.isfinite(state.projection).all() and np.any(state.projection)
 
 
-# --- What is refused ---
+# --- Refusals ---
 
 
 def test_bad_tables_and_configs():

@@ -1,4 +1,4 @@
-"""The private mixed model: its sums, how far a unit moves them, and its predictions."""
+"""The private mixed model: its sums, their sensitivity, and its predictions."""
 
 import functools
 
@@ -25,7 +25,7 @@ DEVIATION = 0.2
 
 @functools.cache
 def tasks(number=800, size=10):
-    """Tasks of a known mixed model with two features."""
+    """Tasks from a known mixed model with two features."""
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(number * size, 2)) / 2
     own = rng.multivariate_normal(np.zeros(2), COVARIANCE, size=number).repeat(size, 0)
@@ -54,7 +54,7 @@ def released(own, noise=0.0):
     return state
 
 
-def test_the_sums_are_those_of_their_definitions():
+def test_the_sums_equal_their_definitions():
     rng = np.random.default_rng(0)
     rows, shares = np.float32(rng.normal(size=(7, 6))), rng.integers(1, 9, 7)
     model = MixedModel(powers=2, slopes=1, target_bound=0.5)
@@ -87,7 +87,7 @@ def test_the_sums_are_those_of_their_definitions():
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-38, 1e25, 3e38, np.nan, np.inf])
-def test_whatever_a_row_is_it_gives_at_most_norm_one(value):
+def test_every_row_contributes_at_most_norm_one(value):
     rng = np.random.default_rng(0)
     for places in ([0], [2], [0, 1, 2], [1, 4], [5]):
         rows = np.float32(rng.normal(size=(7, 6)))
@@ -99,16 +99,18 @@ def test_whatever_a_row_is_it_gives_at_most_norm_one(value):
                     MODEL.pooled_moment(row[None, :3], np.array([share])),
                     MODEL.pair_moment(row[None], np.array([share]), state),
                 ):
-                    # In whole numbers of Python, which do not overflow.
+                    # In Python integers, which do not overflow.
                     squares = sum(int(x) ** 2 for x in total.ravel())
                     assert share**2 * squares <= PRODUCT_STEPS**2
 
 
 @pytest.mark.parametrize("unit", ["example", "task"])
-def test_no_unit_moves_a_sum_by_more_than_that(unit):
-    """Data with and without it, the same slots paired: both sums, in their norm."""
+def test_no_unit_changes_a_sum_by_more_than_the_sensitivity(unit):
+    """Data with and without the unit, with equal pairs of slots: both sums."""
     data = tasks(12, 10)
-    left = 120 - (1 if unit == "example" else 10)  # the last: others keep their slots
+    left = 120 - (
+        1 if unit == "example" else 10
+    )  # the last one, so that others keep their slots
     sizes = np.bincount(data.class_places[:left], minlength=12)
     tree = jde.Population((np.array([12]), sizes), ("task", "example"))
     fewer = ExampleTable(data.features[:left], data.targets[:left], tree)
@@ -117,7 +119,7 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
     key = bytes(32)
     for place in range(2):
         moved = 0.0
-        for seed in range(8):  # the last slot has a partner in some
+        for seed in range(8):  # in some of them the last slot has a partner
             one, other = (
                 s.noised_sum(state, place, np.random.default_rng(seed), key, 0.0)
                 for s in both
@@ -126,7 +128,7 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
         assert 0.1 < moved <= 1
 
 
-def test_without_noise_it_is_the_model_that_made_the_tasks():
+def test_without_noise_the_true_model_is_found():
     state = released(statistics())
     np.testing.assert_allclose(2 * state.coefficients, COEFFICIENTS, atol=0.02)
     np.testing.assert_allclose(4 * state.covariance, COVARIANCE, atol=0.008)
@@ -136,7 +138,7 @@ def test_without_noise_it_is_the_model_that_made_the_tasks():
     assert np.any(noisy.covariance != state.covariance)
 
 
-def test_predictions_are_conditional_means_of_the_model():
+def test_predictions_are_the_models_conditional_means():
     rng = np.random.default_rng(1)
     inputs, targets = rng.normal(size=(9, 2)) / 2, rng.normal(size=9) / 4
     mask = np.array([1, 1, 0, 1, 1.0])
@@ -174,7 +176,7 @@ def test_predictions_are_conditional_means_of_the_model():
     np.testing.assert_allclose(everything(nobody)[0], mean[4:], atol=1e-6)
 
 
-def test_all_noise_still_makes_a_model():
+def test_pure_noise_gives_a_valid_model():
     state = released(statistics(), noise=1e6)
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
     assert np.linalg.eigvalsh(state.covariance).min() > -1e-6 and state.variance > 0
@@ -208,8 +210,8 @@ def own_levels():
     return tasks().level_names
 
 
-def test_without_steps_no_divisor_has_to_be_given():
-    """Not either where the mean number of clip units, the default, is private."""
+def test_a_run_without_steps_needs_no_divisor():
+    """Also if the default divisor, the mean number of clip units, is private."""
     trainer = run(unit="task")
     assert not trainer.has_default_normalizer
 
@@ -270,6 +272,6 @@ def test_bad_tables():
         ("plda", "maml", None, "num_steps must be given with start"),
     ],
 )
-def test_statistics_that_do_not_fit_their_learner(start, learner, steps, complaint):
+def test_statistics_must_fit_their_learner(start, learner, steps, complaint):
     with pytest.raises(ValueError, match=complaint):
         StartConfig(kind=start).check_use(learner, steps)

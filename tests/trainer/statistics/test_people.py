@@ -1,7 +1,7 @@
-"""Private statistics of people: whatever one of them has, sums move by what is said.
+"""Private statistics of people: one person changes sums by the sensitivity at most.
 
-Small tables, every person, every order that pairs can be drawn in: of all orders with
-and without her some coupling must move no sum by more than the stated sensitivity.
+Small tables, every person, every order of pairs: some coupling of the orders with
+and without the person must change no sum by more than the stated sensitivity.
 """
 
 import itertools
@@ -25,8 +25,8 @@ from jaxdp_episodic.trainer.statistics.terms import PRODUCT_STEPS, Contributors,
 
 RNG = np.random.default_rng(0)
 BOUNDS = PersonBounds(classes=2, examples=2)
-# Of each person the class of each example, two classes of four and three examples:
-# somebody has two in one, somebody has one in all.
+# For each person the classes of the examples, in two classes of four and three:
+# one person has two in one class, one has one in each.
 PLACES = {0: [0, 0, 1], 1: [0, 1], 2: [1], 3: [0]}
 SLOTS = 4
 SQUARES = {"zero_out": (1, 1), "add_remove": (1, 2), "replace_one": (2, 2)}
@@ -41,7 +41,7 @@ LEARNED = {
 
 
 def table(people):
-    """Of persons' rows, ``{person: [(class, features and target), ...]}``."""
+    """The table of ``{person: [(class, features and target), ...]}``."""
     rows = [(c, p, *x) for p, own in people.items() for c, x in own]
     classes, owners, *columns = map(np.array, zip(*rows, strict=True))
     features, targets = np.stack(columns[:-1], axis=1), columns[-1]
@@ -59,7 +59,7 @@ def content(places=None, rng=RNG):
 
 
 def alike(places=None):
-    """All of a person's rows are equal, so that they add up."""
+    """Each person's rows are equal, so that they add up."""
     return {p: [(c, own[0][1]) for c, _ in own] for p, own in content(places).items()}
 
 
@@ -76,7 +76,7 @@ def statistics(people, kind="plda", pairs="class", relation="zero_out", bounds=B
 
 
 class Order:
-    """In place of a generator: orders one after the other."""
+    """Replaces a generator: yields given orders in turn."""
 
     def __init__(self, order):
         self.order = order
@@ -89,7 +89,7 @@ class Order:
 
 
 def sums(own, name):
-    """Every sum of a statistic, by its bytes, and how many of the orders make it."""
+    """Every sum of a statistic, by its bytes, with its number of orders."""
     state = LEARNED["plda" if own._mixed is None else "mixed"]
     if name != "pairs":
         total = own._total(name, state, own._units.examples())
@@ -105,7 +105,7 @@ def sums(own, name):
     for order in orders:
         terms = own._terms("pairs", Order(order))
         both = np.sort(np.stack(terms.rows), axis=0)
-        key = both[:, np.lexsort(both)].tobytes()  # which pairs, in whatever order
+        key = both[:, np.lexsort(both)].tobytes()  # the pairs, regardless of order
         pairings[key] += 1
         terms_of[key] = terms
     found = {}
@@ -117,7 +117,7 @@ def sums(own, name):
 
 
 def is_coupled(ones, others, most):
-    """Whether orders can be matched such that no two sums are farther than the root."""
+    """Whether orders can be matched so that matched sums are within the sensitivity."""
     totals = [sum(n for _, n in side.values()) for side in (ones, others)]
     whole = math.lcm(*totals)
     numbers = [
@@ -138,12 +138,12 @@ def is_coupled(ones, others, most):
 
 
 def distance(one, other):
-    """The squared distance of two sums, which does not overflow."""
+    """The squared distance of two sums, without overflow."""
     return sum(int(d) ** 2 for d in (one - other).ravel())
 
 
 def neighbours(people, person, relation, instead=()):
-    """Tables that may stand beside one: without a person, or with other content."""
+    """Neighbouring tables: without a person, or with the person's content replaced."""
     if relation != "replace_one":
         return [{p: own for p, own in people.items() if p != person}]
     turned = [(c, np.roll(x, 1) * [1, 1, 1, -1]) for c, x in people[person]]
@@ -151,9 +151,9 @@ def neighbours(people, person, relation, instead=()):
 
 
 def holds(people, kind, pairs, relation, names, *, least=1.0, bounds=BOUNDS, **more):
-    """Whether every person moves every sum by what is stated, or less.
+    """Whether no person changes a sum by more than the stated sensitivity.
 
-    ``least``: by that part of the square of it.
+    ``least``: a fraction of the squared sensitivity to test instead.
     """
     own = statistics(people, kind, pairs, relation, bounds)
     all_sums = {name: sums(own, name) for name in names}
@@ -171,7 +171,7 @@ def holds(people, kind, pairs, relation, names, *, least=1.0, bounds=BOUNDS, **m
 @pytest.mark.parametrize("relation", SQUARES)
 @pytest.mark.parametrize("pairs", ["class", "people"])
 @pytest.mark.parametrize("kind", ["plda", "mixed"])
-def test_nobody_moves_a_sum_by_more_than_is_stated(kind, pairs, relation):
+def test_no_person_changes_a_sum_by_more_than_the_sensitivity(kind, pairs, relation):
     names = ("mean", "all", "pairs") if kind == "plda" else ("all", "pairs")
     assert holds(content(), kind, pairs, relation, names)
     assert holds(alike(), kind, pairs, relation, names)
@@ -183,8 +183,8 @@ def test_nobody_moves_a_sum_by_more_than_is_stated(kind, pairs, relation):
     ("name", "pairs"),
     [("mean", "class"), ("all", "class"), ("pairs", "class"), ("pairs", "people")],
 )
-def test_somebody_moves_it_nearly_as_far(name, pairs, relation):
-    """The first of three who are in both classes, far from the two others."""
+def test_some_person_nearly_attains_the_sensitivity(name, pairs, relation):
+    """The first of three people in both classes, far from the other two."""
     rows = np.array([[0, 0, 1, 0], [1, 0.01, 0, 0], [1, -0.01, 0, 0]])
     people = {p: [(0, rows[p]), (1, rows[p])] for p in range(3)}
     others = np.array([1, 0.03, 0, 0]), -rows[0]
@@ -196,7 +196,7 @@ def test_somebody_moves_it_nearly_as_far(name, pairs, relation):
     assert not holds(people, "plda", pairs, relation, (name,), least=0.99, **more)
 
 
-# --- What must not pass ---
+# --- Planted faults ---
 
 
 def each_by_itself(terms):
@@ -219,15 +219,15 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("relation", SQUARES)
-def test_a_planted_fault_is_seen(fault, relation, monkeypatch):
+def test_a_planted_fault_is_detected(fault, relation, monkeypatch):
     method, change, pairs, name = FAULTS[fault]
     right = getattr(Contributors, method)
     monkeypatch.setattr(Contributors, method, lambda *who: change(right(*who)))
     assert not holds(alike(), "plda", pairs, relation, (name,))
 
 
-def test_own_numbers_are_no_weights_of_pairs_where_somebody_may_leave(monkeypatch):
-    """Without her other pairs stand where hers were, with the weight of others."""
+def test_weights_by_own_counts_are_wrong_under_add_remove(monkeypatch):
+    """Without the person other pairs take the places, with other weights."""
     rows = [(1, 0.01, 0, 0), (1, -0.01, 0, 0)]
     people = {1 + i: [(i // 2, np.array(rows[i % 2]))] for i in range(6)}
     people[0] = [(c, np.eye(4)[2]) for c in range(3)]
@@ -244,11 +244,11 @@ def test_own_numbers_are_no_weights_of_pairs_where_somebody_may_leave(monkeypatc
     assert not holds(*who)
 
 
-# --- What comes of them ---
+# --- Results ---
 
 
 def many(number=60, classes=8, seed=0):
-    """People who have one example of each class, as `gaussian_classes` has."""
+    """People with one example of each class of `gaussian_classes`."""
     rng = np.random.default_rng(seed)
     centers = np.c_[rng.normal(size=(classes, 2)), np.zeros((classes, 3))]
     spread = np.array([0.05] * 4 + [1.0])
@@ -262,7 +262,7 @@ def many(number=60, classes=8, seed=0):
 
 
 @pytest.mark.parametrize("pairs", ["class", "people"])
-def test_the_metric_of_people_finds_what_tells_classes_apart(pairs):
+def test_the_metric_of_people_finds_separating_directions(pairs):
     data, config = many(), StartConfig(dimensions=2, pairs=pairs, num_people=70)
     own = PrivateStatistics(
         data,
@@ -286,7 +286,7 @@ def test_the_metric_of_people_finds_what_tells_classes_apart(pairs):
 
 @pytest.mark.parametrize("relation", SQUARES)
 @pytest.mark.parametrize("kind", ["plda", "mixed"])
-def test_people_of_one_example_each_are_examples(kind, relation):
+def test_people_with_one_example_each_equal_examples(kind, relation):
     data = table(content({p: [p % 2] for p in range(7)}))
     both = [
         PrivateStatistics(
@@ -308,8 +308,8 @@ def test_people_of_one_example_each_are_examples(kind, relation):
         assert one.any()
 
 
-def test_couples_give_every_pair_that_they_can_and_no_other():
-    """Of three classes the first couple has 2, 1, 0 and 1, 1, 3 examples."""
+def test_couples_give_exactly_the_possible_pairs():
+    """In three classes the first couple has 2, 1, 0 and 1, 1, 3 examples."""
     numbers = {0: (2, 1, 0), 1: (1, 1, 3), 2: (1, 0, 1), 3: (1, 1, 1)}
     places = {p: np.repeat(range(3), n).tolist() for p, n in numbers.items()}
     own = statistics(content(places), pairs="people", relation="replace_one")
@@ -366,7 +366,7 @@ def test_bad_people(change, complaint):
         PrivateStatistics(**arguments)
 
 
-def test_nobody_knows_whose_they_are():
+def test_people_need_owners():
     data = table(content())
     data = ExampleTable(data.features, None, data.population)
     with pytest.raises(ValueError, match="data must have owners"):

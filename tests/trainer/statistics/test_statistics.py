@@ -49,7 +49,7 @@ def linear(params, inputs):
 
 
 def gaussian_classes(sizes=(6,) * 30, features=5, seed=0):
-    """Classes that differ in the first two coordinates, and vary most in the last."""
+    """Classes that differ in the first two coordinates and vary most in the last."""
     rng = np.random.default_rng(seed)
     spread = np.array([0.05] * (features - 1) + [1.0])
     rows = [
@@ -75,7 +75,7 @@ def statistics(
 
 
 def released(own, noise=0.0, seed=0):
-    """All statistics, with one noise multiplier."""
+    """All statistics with one noise multiplier."""
     state = own.initial()
     for place in range(len(own.steps)):
         generator = np.random.default_rng([seed, place])
@@ -84,10 +84,10 @@ def released(own, noise=0.0, seed=0):
     return state
 
 
-# --- What the sums are ---
+# --- Sums ---
 
 
-def test_the_sums_are_those_of_their_definitions():
+def test_the_sums_equal_their_definitions():
     rng = np.random.default_rng(0)
     rows, shares = np.float32(rng.normal(size=(7, 3))), rng.integers(1, 9, 7)
     unit = rows / np.linalg.norm(rows.astype(float), axis=1, keepdims=True)
@@ -104,13 +104,13 @@ def test_the_sums_are_those_of_their_definitions():
 
 
 def length(numbers):
-    """The square of a sum's norm, in whole numbers, which do not overflow."""
+    """The squared norm of a sum, in Python integers, which do not overflow."""
     return sum(int(x) ** 2 for x in np.ravel(numbers))
 
 
 @pytest.mark.parametrize("others", [None, 1.0])
 @pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, np.inf, -np.inf])
-def test_whatever_a_row_is_it_gives_at_most_norm_one(row, others):
+def test_every_row_contributes_at_most_norm_one(row, others):
     rows = np.float32([[row, row if others is None else others]])
     for share in (1, 2, 7):
         shares = np.array([share])
@@ -140,7 +140,7 @@ def test_the_noise_is_independent_in_a_basis_of_symmetric_matrices(kind):
 
 
 def test_the_variances_of_discrete_noise_cover_what_is_claimed(monkeypatch):
-    """On the diagonal, and half of it beside, each with the smoothing's 16 more."""
+    """On the diagonal, and half of it off the diagonal, plus 16 for the smoothing."""
     asked = []
 
     def sample(variance, count, generator):
@@ -152,14 +152,14 @@ def test_the_variances_of_discrete_noise_cover_what_is_claimed(monkeypatch):
     state = own.initial()
     for place in range(3):
         own.noised_sum(state, place, np.random.default_rng(0), KEY, 1.7)
-    square = (1.7 * PRODUCT_STEPS) ** 2 / 2  # contributions may be sqrt(2) apart
+    square = (1.7 * PRODUCT_STEPS) ** 2 / 2  # contributions are at most sqrt(2) apart
     counts = [6, 5, 10, 5, 10]
     for (variance, count), number in zip(asked, counts, strict=True):
         least = square / 2 if number == 10 else square
         assert count == number and least + 16 <= variance <= least * (1 + 1e-9) + 17
 
 
-def test_sums_and_discrete_noise_are_whole_numbers():
+def test_sums_and_discrete_noise_are_integers():
     own, both = statistics(), []
     for multiplier in (0.0, 1.3):
         sums = [
@@ -177,7 +177,7 @@ def test_sums_and_discrete_noise_are_whole_numbers():
     np.testing.assert_allclose(found, both[0][:6] + 1.3 * normal, rtol=1e-12)
 
 
-# --- How far one unit moves them ---
+# --- Sensitivities ---
 
 
 def orders(number):
@@ -189,8 +189,8 @@ def pairs_of(order):
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5, 6])
-def test_without_an_example_the_coupled_order_moves_one_pair(number):
-    """The coupling of docs/proofs.md, every order of up to six examples."""
+def test_removing_an_example_changes_one_pair_of_the_coupled_order(number):
+    """The coupling of docs/proofs.md, for every order of up to six examples."""
     results, largest = {}, 0
     for order in orders(number):
         others = list(order)
@@ -221,7 +221,7 @@ def test_without_an_example_the_coupled_order_moves_one_pair(number):
     [("zero_out", (5, 2, 0, 1), 6), ("add_remove", (5, 2, 3, 1), None)],
 )
 def test_pairs_are_disjoint_within_classes_and_uniform(relation, sizes, slots):
-    """Each pair of a class as often as any other; 2,000 draws, five errors."""
+    """All pairs of a class are equally likely; 2,000 draws, five standard errors."""
     own = statistics(gaussian_classes(sizes), relation=relation, slots=slots)
     generator, counts = np.random.default_rng(0), np.zeros((11, 11))
     classes = np.repeat(np.arange(4), sizes)
@@ -233,7 +233,7 @@ def test_pairs_are_disjoint_within_classes_and_uniform(relation, sizes, slots):
         np.testing.assert_array_equal(weights, 1.0)
         counts[first, second] += 1
     together = (counts + counts.T)[:5, :5][np.triu_indices(5, 1)] / 2_000
-    # Of six slots each pair is one with 1/5; of five examples likewise.
+    # Two of six slots are paired with probability 1/5, and so are two of five examples.
     np.testing.assert_allclose(together, 0.2, atol=5 * 0.4 / np.sqrt(2_000))
 
 
@@ -259,11 +259,11 @@ MIXED = StartConfig(kind="mixed")
         (MIXED, "class", "add_remove", (1, 1)),
     ],
 )
-def test_the_accountant_is_told_how_far(config, unit, relation, expected):
+def test_the_accounted_sensitivity(config, unit, relation, expected):
     who = {"privacy_unit": unit, "neighboring_relation": relation}
     steps = statistics_steps(("class", "example"), config, **who)
     for step, moved in zip(steps, expected, strict=True):
-        noise = 1.3 * contribution_norm(step)  # what is added
+        noise = 1.3 * contribution_norm(step)  # the added noise
         plain = jde.GaussianStep(
             jde.Poisson("one", sampling_probability=1.0), noise_multiplier=noise / moved
         )
@@ -275,12 +275,12 @@ def test_the_accountant_is_told_how_far(config, unit, relation, expected):
 
 
 @pytest.mark.parametrize("unit", ["example", "class"])
-def test_no_unit_moves_a_sum_by_more_than_that(unit):
-    """Data with and without it, the same pairs: every statistic, in its norm."""
+def test_no_unit_changes_a_sum_by_more_than_the_sensitivity(unit):
+    """Data with and without the unit, with the same pairs: every statistic."""
     data = gaussian_classes((6,) * 4)
     own = statistics(data, unit=unit)
     gone = 1 if unit == "example" else 6
-    # Last of its class, so that the other slots keep their places.
+    # The last of its class, so that other slots keep their places.
     kept = np.setdiff1d(np.arange(24), np.arange(24 - gone, 24))
     counts = (np.array([4]), np.array([6, 6, 6, 6 - gone]))
     tree = jde.Population(counts, ("class", "example"))
@@ -303,8 +303,8 @@ def test_no_unit_moves_a_sum_by_more_than_that(unit):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("unit", ["example", "class"])
 @pytest.mark.parametrize("kind", ["mean", "pairs", "all"])
-def test_a_replaced_unit_moves_a_sum_by_at_most_the_root_of_two(unit, kind):
-    """Hill climbing from random contents, for other ones as far away as may be."""
+def test_a_replaced_unit_changes_a_sum_by_at_most_root_two(unit, kind):
+    """Hill climbing from random contents towards the largest distance."""
     rng = np.random.default_rng(0)
     tree = jde.Population((np.array([1]), np.array([2])), ("class", "example"))
     rows = slice(1 if unit == "example" else 0, 2)
@@ -318,7 +318,7 @@ def test_a_replaced_unit_moves_a_sum_by_at_most_the_root_of_two(unit, kind):
             terms = Terms((np.array([0]), np.array([1])), np.ones(1, np.int64))
         return own._total(kind, state, terms)
 
-    # Near each other, so that the mean of a class is hardly shorter than 1.
+    # Close to each other, so that the mean of a class has nearly norm 1.
     first = np.float32(rng.normal(size=3) + 0.05 * rng.normal(size=(2, 3)))
     reference, other, best = total(first), first.copy(), 0
     for width in np.tile(np.geomspace(2.0, 0.02, 60), 3):
@@ -333,8 +333,8 @@ def test_a_replaced_unit_moves_a_sum_by_at_most_the_root_of_two(unit, kind):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 7, 1_000])
-def test_opposite_classes_are_no_farther_apart_than_is_claimed(number):
-    """The worst there are, at sizes that do not divide the grid; as alike as can be."""
+def test_opposite_classes_keep_the_sensitivity(number):
+    """The worst case, at sizes that do not divide the grid."""
     shares = np.full(number, number)
     for width in (1, 2, 40):
         rows = np.tile(np.linspace(1.0, 1.3, width), (number, 1))
@@ -356,8 +356,8 @@ def test_opposite_classes_are_no_farther_apart_than_is_claimed(number):
 
 @pytest.mark.parametrize("unit", ["example", "class"])
 @pytest.mark.parametrize("kind", ["mean", "pairs", "all"])
-def test_what_a_row_gives_depends_on_no_other_row(kind, unit):
-    """Not even on its place: the sum of all is that of each alone, to the last bit."""
+def test_a_rows_contribution_depends_on_no_other_row(kind, unit):
+    """Nor on its place: the sum of all rows equals those of single rows bit for bit."""
     own = statistics(gaussian_classes((6,) * 30), unit=unit)
     rng = np.random.default_rng(5)
     state = own.initial()._replace(
@@ -374,8 +374,8 @@ def test_what_a_row_gives_depends_on_no_other_row(kind, unit):
     np.testing.assert_array_equal(whole[:5], alone[:5])
 
 
-def test_what_episodes_see_of_an_example_depends_on_it_alone():
-    """So after a start, too, clip units do not touch each other."""
+def test_a_projected_example_depends_on_no_other():
+    """So clip units do not interact after a start either."""
     data = gaussian_classes((6,) * 4)
     own = statistics(data)
     rng = np.random.default_rng(3)
@@ -392,11 +392,11 @@ def test_what_episodes_see_of_an_example_depends_on_it_alone():
     assert np.abs(seen[0][7] - seen[1][7]).max() > 0.1
 
 
-# --- What comes of them ---
+# --- Results ---
 
 
 @pytest.mark.slow
-def test_without_noise_the_metric_finds_what_tells_classes_apart():
+def test_without_noise_the_metric_finds_separating_directions():
     data = gaussian_classes((6,) * 60)
     state = released(statistics(data))
     made = np.asarray(projected(data.features, state.mean, state.projection))
@@ -410,14 +410,14 @@ def test_without_noise_the_metric_finds_what_tells_classes_apart():
 
 
 def weights(classes, noise, moment):
-    """Of the projection's directions, with nothing whitened before."""
+    """The weights of the projection's directions, without earlier whitening."""
     state = statistics().initial()
     state = weighed_projection(state, moment, noise, len(moment), classes)
     return np.linalg.norm(np.asarray(state.projection), axis=0)
 
 
-def test_few_classes_and_much_noise_leave_directions_their_weight():
-    """Where nothing was seen, classes to come may differ all the same."""
+def test_with_few_classes_and_much_noise_directions_keep_their_weight():
+    """New classes may differ in directions without an observed signal."""
     moment = 100 * np.diag([0.7, 0.1, 0.1, 0.05, 0.05])
     many = weights(1_800, 0.0, moment)
     assert many[0] > 0.8 and many[1:].max() < 0.01
@@ -458,8 +458,8 @@ def nobody(data):
 @pytest.mark.parametrize(
     ("change", "noise", "places"),
     [
-        (lambda data: data, 1e4, (0, 1, 2)),  # noise alone
-        (lambda data: data, 0.1, (1, 2)),  # the mean was given up by a kill
+        (lambda data: data, 1e4, (0, 1, 2)),  # pure noise
+        (lambda data: data, 0.1, (1, 2)),  # the mean was dropped
         (singular, 0.0, (0, 1, 2)),
         (singular, 0.1, (0, 1, 2)),
         (nobody, 1.0, (0, 1, 2)),
@@ -475,7 +475,7 @@ def test_a_metric_is_finite(change, noise, places):
     assert np.asarray(state.projection).any()
 
 
-def test_where_no_class_has_two_different_examples():
+def test_statistics_need_a_class_of_two_different_examples():
     data = gaussian_classes((1,) * 8)
     with pytest.raises(ValueError, match="no class has a pair of different"):
         released(statistics(data))
@@ -515,10 +515,10 @@ def test_bad_tables():
         statistics(gaussian_classes((2,) * 2, features=4097), slots=2)
 
 
-# --- The budget of a run that begins with them ---
+# --- The budget of a run that begins with statistics ---
 
 
-def test_shares_are_of_one_budget():
+def test_shares_divide_one_budget():
     steps = statistics().steps
     before = [(step, share) for step, share in zip(steps, (0.2, 0.3, 0.5), strict=True)]
     plan = plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=0, before=before)
@@ -600,7 +600,7 @@ def test_a_run_of_statistics_alone(tmp_path):
 
 
 def test_steps_project_the_data_once():
-    """It takes longer than a step of a large table does."""
+    """The projection of a large table takes longer than a step."""
     own = statistics()
     trainer = run(start=own)
     for _ in own.steps:
@@ -612,7 +612,7 @@ def test_steps_project_the_data_once():
 
 @pytest.mark.slow
 def test_epochs_after_statistics_begin_with_the_first_step_that_draws(tmp_path):
-    """Three statistics, then two and a half epochs of four steps, broken off in one."""
+    """Three statistics, then 2.5 epochs of four steps, interrupted within one."""
 
     def stop(progress):
         if progress.step == 9:
@@ -663,7 +663,7 @@ def test_resume_is_bit_exact(tmp_path, interrupted_after):
     assert [count for _, count in content.groups] == [1, 1, 1, 4]
 
 
-def test_statistics_that_are_not_the_budgets_are_refused():
+def test_statistics_must_be_those_of_the_budget():
     with pytest.raises(ValueError, match="budget.before must be the steps"):
         run(start=None)
     with pytest.raises(ValueError, match="start must have noise='gaussian'"):
@@ -683,8 +683,8 @@ def _stop_after_two(progress):
         raise KeyboardInterrupt
 
 
-def test_a_release_is_a_sum_and_what_follows_from_it():
-    """So a sum that was written down is all that a run goes on with."""
+def test_statistics_follow_from_the_released_sum():
+    """So the stored sum suffices to resume a run."""
     own, state = statistics(), statistics().initial()
     for place in range(3):
         sums = own.noised_sum(state, place, np.random.default_rng(7), KEY, 0.3)
@@ -694,14 +694,14 @@ def test_a_release_is_a_sum_and_what_follows_from_it():
             np.testing.assert_array_equal(one, other)
 
 
-def test_all_noise_still_makes_a_finite_metric():
+def test_pure_noise_gives_a_finite_metric():
     state = released(statistics(), noise=1e4)
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
     assert np.asarray(state.projection).any()
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_singular_covariances_make_a_finite_metric(noise):
+def test_singular_covariances_give_a_finite_metric(noise):
     data = gaussian_classes()
     singular = data.features @ np.diag(np.float32([1, 1, 0, 0, 0]))
     singular[:, 4] = 2 * singular[:, 0]
@@ -711,8 +711,8 @@ def test_singular_covariances_make_a_finite_metric(noise):
     assert np.asarray(state.projection).any()
 
 
-def test_a_mean_that_was_given_up_leaves_a_metric():
-    """Of a run that was killed and goes on where sums come out differently."""
+def test_a_dropped_mean_leaves_a_metric():
+    """The mean was dropped because a killed run resumed with different sums."""
     own = statistics()
     state = own.initial()
     for place in (1, 2):
@@ -721,7 +721,7 @@ def test_a_mean_that_was_given_up_leaves_a_metric():
     assert np.isfinite(state.projection).all() and state.projection.any()
 
 
-def test_nobody_there_gives_a_metric_of_noise():
+def test_empty_data_give_a_metric_of_noise():
     tree = jde.Population((np.array([2]), np.array([0, 0])), ("class", "example"))
     data = ExampleTable(np.zeros((0, 5), np.float32), None, tree)
     state = released(statistics(data), noise=1.0)
@@ -729,7 +729,7 @@ def test_nobody_there_gives_a_metric_of_noise():
 
 
 @pytest.mark.slow
-def test_what_is_left_is_for_the_steps():
+def test_steps_get_the_remaining_budget():
     steps = statistics().steps
     before = [(step, 0.2) for step in steps]
     plan = plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=50, before=before)

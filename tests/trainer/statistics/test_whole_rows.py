@@ -1,4 +1,4 @@
-"""Rows as whole numbers: bounds that rounding cannot break, sums that are exact."""
+"""Rows as integers: bounds that hold despite rounding, exact sums."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("width", [1, 2, 50, 4_097])
-def test_rows_have_norm_one_or_none(width):
+def test_rows_have_norm_one_or_zero(width):
     rows = RNG.normal(size=(40, width)) * 10.0 ** RNG.integers(-25, 25, (40, 1))
     rows[3], rows[5, 0], rows[7, -1], rows[9] = 0.0, np.nan, -np.inf, 1e-31
     found = np.linalg.norm(unit(rows), axis=1)
@@ -33,7 +33,7 @@ def test_rows_have_norm_one_or_none(width):
 @pytest.mark.parametrize("width", [1, 2, 100, 4_096])
 @pytest.mark.parametrize("share", [1, 3, 20, 1_000])
 def test_no_rounding_exceeds_the_bound(width, share):
-    """Rows whose entries all round up, and random ones."""
+    """Rows whose entries all round up, and random rows."""
     most = STEPS**2 // share
     steps = np.sqrt(most) - 0.51 * np.sqrt(width)
     up = (np.floor(steps / np.sqrt(width) - 0.502) + 0.502) / steps
@@ -44,7 +44,7 @@ def test_no_rounding_exceeds_the_bound(width, share):
     assert np.abs(whole / steps - rows).max() <= 0.501 / steps
 
 
-def test_what_is_too_long_becomes_zero():
+def test_too_long_rows_become_zero():
     rows = np.array([[0.8, 0.7], [0.8, np.nan], [0.6, 0.8], [np.inf, 0.0]])
     found = on_grid(rows, STEPS**2).any(axis=1)
     np.testing.assert_array_equal(found, [False, False, True, False])
@@ -52,7 +52,7 @@ def test_what_is_too_long_becomes_zero():
 
 @pytest.mark.parametrize("size", [1.0, 1e-20, 1e20])
 def test_products_are_exact_in_any_order(size):
-    """Against whole numbers of Python, which are exact; by places and in parts."""
+    """Against Python integers, which are exact; by places and in parts."""
     whole = on_grid(unit(RNG.normal(size=(9, 30))), STEPS**2)
     matrix = np.float32(RNG.normal(size=(30, 4)) * size)
     found = times(whole, matrix, float(STEPS))
@@ -67,7 +67,7 @@ def test_products_are_exact_in_any_order(size):
     exact = whole @ matrix.astype(float)
     factor = found[0, 0] / exact[0, 0]
     np.testing.assert_allclose(found, factor * exact, rtol=1e-6, atol=1e-7 * factor)
-    assert np.abs(found).max() > 2**40  # nearly all of the digits that there are
+    assert np.abs(found).max() > 2**40  # nearly all available digits
     assert not times(whole, 0 * matrix, float(STEPS)).any()
 
 
@@ -94,8 +94,8 @@ def test_sums_are_exact_or_refused():
 @pytest.mark.parametrize("rank", [1, 5])
 @pytest.mark.parametrize("number", [1, 3, 60])
 @pytest.mark.parametrize("width", [1, 5, 50])
-def test_rows_of_a_group_are_as_long_together_as_may_be(number, width, rank):
-    """In whole numbers of Python; alike or different, whatever lies beside them."""
+def test_the_rows_of_a_group_share_the_norm_bound(number, width, rank):
+    """In Python integers; equal or different rows, with other groups beside them."""
     rows = unit(RNG.normal(size=(number, rank)) @ RNG.normal(size=(rank, width)))
     beside = unit(RNG.normal(size=(4, width)))
     groups = np.repeat([7, 2, 5], [2, number, 2])
@@ -113,11 +113,11 @@ def test_rows_of_a_group_are_as_long_together_as_may_be(number, width, rank):
 
 @pytest.mark.parametrize("number", [1, 2, 1_000, 70_000])
 def test_no_rounding_of_a_group_exceeds_its_bound(number, monkeypatch):
-    """Rows that all round up, one among many that are zero; none; a norm too short."""
+    """Rows that all round up, one among zeros, none, and a norm that is too small."""
     up = np.full((number, 2), 0.7)
     one = np.zeros((number, 3))
     one[-1, 0] = 1.0
-    for shorter in (whole_rows._SHORTER, -0.1):  # then what is made is too long
+    for shorter in (whole_rows._SHORTER, -0.1):  # then the rounded rows are too long
         monkeypatch.setattr(whole_rows, "_SHORTER", shorter)
         for rows in (up, one, 0 * one):
             whole = as_one(rows, np.zeros(number, np.int64))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import tempfile
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,33 +106,32 @@ class KindsOfData(Study):
         }
 
     def tables(self, found: Results) -> dict[str, str]:
-        """Means of the runs, and how far releases are below the untrained features."""
-        if not found.rows:
-            return {}
+        """What releases gain over untrained features, and how far they are below."""
         rows = []
-        runs = dict.fromkeys(tuple(row[k] for k in self.keys) for row in found.rows)
-        for run in sorted(runs, key=lambda r: (list(KINDS).index(r[0]), r[1])):
-            columns = ("untrained", "released", "difference", "error")
-            means = [found.column(c, run).astype(float).mean() for c in columns]
-            before, released, difference, error = means
-            stages = Counter(row["stage"] for row in found.of(run))
-            stage = ", ".join(
-                f"{name} ({n})" if len(stages) > 1 else name
-                for name, n in stages.items()
-            )
-            classes, _, _ = found.of(run)[0]["what"].partition("; ")
-            rows.append(
-                [
-                    f"{run[0]}, {run[1]:g}",
-                    classes.replace(" classes", ""),
-                    f"{before:.3f}",
-                    f"{released:.3f}: {stage}",
-                    f"{difference:+.4f} ± {error:.4f}",
-                ]
-            )
-        head = ["set, epsilon", "classes", "untrained", "released", "difference"]
-        text = markdown(head, rows)
+        for name in KINDS:
+            runs = [found.of((name, epsilon)) for epsilon in EPSILONS]
+            finished = [row for run in runs for row in run]
+            if finished:
+                classes, _, _ = finished[0]["what"].partition("; ")
+                before = np.mean([row["untrained"] for row in finished])
+                cells = classes.replace(" classes", ""), f"{before:.3f}"
+                rows.append([name, *cells, *map(gain, runs)])
+        if not rows:
+            return {}
+        epsilons = (f"epsilon {epsilon:g}" for epsilon in EPSILONS)
+        text = markdown(["set", "classes", "untrained", *epsilons], rows)
         return {self.name: f"{text}\n{harm(found.rows)}\n"}
+
+
+def gain(rows: list[dict[str, Any]]) -> str:
+    """Returns the mean difference of released and untrained, and the stages."""
+    if not rows:
+        return ""
+    difference, error = (
+        np.mean([row[key] for row in rows]) for key in ("difference", "error")
+    )
+    stages = ", ".join(dict.fromkeys(row["stage"] for row in rows))
+    return f"{difference:+.3f} ± {error:.3f}, {stages}"
 
 
 def harm(rows: list[dict[str, Any]]) -> str:

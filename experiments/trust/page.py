@@ -24,14 +24,14 @@ from jaxdp_episodic.trainer.audit.report import downward, upward
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("trust.md", "audit.md", "guarantees.md")
-# Result -> its file below the folder of results, and its command.
+# Result -> its file below the folder of results.
 RESULTS = {
-    "audit": ("audit/audit.json", "audit"),
-    "allocation": ("allocation/allocation.json", "allocation"),
-    "mutations": ("mutations/mutations.json", "mutations"),
-    "kills": ("kills/summary.json", "kill_training"),
-    "distributed": ("distributed/summary.json", "kill_distributed"),
-    "fuzz": ("fuzz/fuzz.json", "fuzz"),
+    "audit": "audit/audit.json",
+    "allocation": "allocation/allocation.json",
+    "mutations": "mutations/mutations.json",
+    "kills": "kills/summary.json",
+    "distributed": "distributed/summary.json",
+    "fuzz": "fuzz/fuzz.json",
 }
 # Beginning of an attacker's name who audits a person, and its end where no
 # contributions are known that come near the claim.
@@ -49,7 +49,6 @@ def tables(results: Results) -> dict[str, str]:
     trained = [row for row in rows if not DESIGN.fullmatch(row["name"])]
     return {
         "summary": summary(results, games, trained),
-        "provenance": provenance(results),
         "runs": runs(trained),
         "faults": faults(results["mutations"]["faults"]),
         "kills": moments(results["kills"]),
@@ -131,20 +130,6 @@ def disproved(rows: list[Row]) -> str:
 def share(row: Row) -> float:
     """The audited share of a claim; 1 if the claim is not attained."""
     return 1.0 if UNATTAINED in row["attacker"] else row["share_of_exact"]
-
-
-def provenance(results: Results) -> str:
-    """The table of commands, dates and versions."""
-    rows, own = [], "jaxdp-episodic"
-    for name, (_, command) in RESULTS.items():
-        found = results[name]
-        version, older = found["versions"][own], found.get("faults", [])
-        # Faults may have been added later.
-        days = {found["date"], *(one.get("date", found["date"]) for one in older)}
-        releases = {version, *(one.get("version", version) for one in older)}
-        script = f"`experiments/trust/{command}.py`"
-        rows.append([script, ", ".join(sorted(days)), ", ".join(sorted(releases))])
-    return table(["command", "date", "version"], rows)
 
 
 def shown(row: Row) -> str:
@@ -232,7 +217,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     if options.results is not None:
-        for name, (path, _) in RESULTS.items():
+        for name, path in RESULTS.items():
             target = DOCS / "tables" / f"trust_{name}.json"
             shutil.copy(options.results / path, target)
     results = read_tables()

@@ -1,7 +1,7 @@
-"""Answers that are kept: the same question about the same run is answered once.
+"""A cache of answers: each question about a run is answered once.
 
-Training and tools ask for the same few budgets hundreds of times. What is answered is
-tested in `tests/accountant`, where nothing is kept.
+Tests of training and tools ask for the same few budgets hundreds of times. Answers are
+tested in `tests/accountant`, where nothing is cached.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _kept: dict[bytes, Answer] = {}
 
 
 def _answered_once(question: Any, runs: Sequence[Any], method: str) -> Answer:
-    """As `worst_path.answer`, which is a function of these and of the engine."""
+    """Like `worst_path.answer`, a function of these arguments and of the engine."""
     asked = question, runs, method, _engine.engine_name()
     try:
         key = pickle.dumps(asked)
     except (pickle.PicklingError, AttributeError, TypeError):
-        return _answer(question, runs, method)  # of a function that has no name
+        return _answer(question, runs, method)  # a lambda has no name to compare
     if key not in _kept:
         _kept[key] = _answer(question, runs, method)
     return copy.deepcopy(_kept[key])
@@ -36,7 +36,7 @@ def _answered_once(question: Any, runs: Sequence[Any], method: str) -> Answer:
 
 @contextmanager
 def asked_once() -> Iterator[None]:
-    """Keeps answers of questions, and of the searches for noise, in this block."""
+    """Caches answers of questions and of noise calibrations within this block."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (worst_path, calibration):
             patch.setattr(module, "answer", _answered_once)

@@ -1,4 +1,4 @@
-"""A browser for the tests that look at pages in one."""
+"""A browser for tests of pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
-    """Starts a Chromium, or skips the test where there is none."""
+    """Starts Chromium, or skips the test if it is not installed."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="Playwright, of [explore-test], is not installed"
     )

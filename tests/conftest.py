@@ -1,17 +1,17 @@
-"""What every test runs under, and the rule for its time.
+"""Settings of all tests, and the rule about their time.
 
-`make test` may take 3 minutes on two cores, some 5 minutes of CPU for 5,000 tests:
+`make test` may take 3 minutes on two cores, about 5 minutes of CPU for 5,000 tests:
 
 * A test that takes .75 s of CPU or more is marked `slow`, unless it guards what is
-  published. Of a long parametrization the first rows are the sharp ones, and
-  `@pytest.mark.few(n)` leaves those after the n-th to `make test-all`.
-* Oracles of many digits are recorded beside the test; a slow test computes them anew.
-* Tests ask the NumPy engine. A compiled kernel costs seconds: tests that need one share
+  published. The first rows of a long parametrization are the sharpest, and
+  `@pytest.mark.few(n)` leaves rows after the n-th to `make test-all`.
+* High-precision values are recorded beside the test; a slow test recomputes them.
+* Tests use the NumPy engine. A compiled kernel costs seconds: tests that need one share
   its shapes.
-* A process costs a second of imports: a command is called in the test's own process,
-  and has one test that starts it as users do.
+* A process costs a second of imports: commands are called in the test's process,
+  and one test starts each as users do.
 
-`--durations=30` shows who breaks the rule.
+`--durations=30` shows which tests break the rule.
 """
 
 import collections
@@ -20,16 +20,16 @@ import gc
 import os
 from importlib.metadata import version
 
-# Read when jax is first imported, so before anything else: a silent promotion is how
-# a float32 slips into an accountant.
+# Set before jax is first imported: a silent promotion would let float32 into the
+# accountant.
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
-# Nor do BLAS's threads share small matrices: several processes run tests, and threads
-# that wait for each other keep all cores busy.
+# BLAS uses one thread: several processes run tests, and waiting threads would keep
+# all cores busy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Tests compile much and compute little, so the compiler takes its shortest way. What is
-# compared bit for bit is compiled alike; `make test-all` compiles as users do, as does
-# whoever sets the flags, be it to nothing.
-# XLA ends a process at a flag that its version lacks. The last two halve what is left.
+# Tests compile much and compute little, so XLA does not optimize. Results that are
+# compared bit for bit are compiled alike. `make test-all` compiles as users do, and
+# so does any run that sets XLA_FLAGS, even to "".
+# XLA aborts at a flag that its version lacks. The last two halve the remaining time.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0"
@@ -47,7 +47,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from asked_once import asked_once
 from jaxdp_episodic.accountant import _engine
 
-gc.disable()  # while tests are collected: all of it is kept
+gc.disable()  # during collection, which keeps everything
 hypothesis.settings.register_profile("project", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("project")
 
@@ -55,7 +55,7 @@ _pytest_approx = pytest.approx
 
 
 def _approx(expected, rel=None, abs=None, nan_ok=False):
-    """Its own 1e-12 beside ``rel`` would be wider than most deltas are large."""
+    """With ``rel`` the default ``abs`` of 1e-12 is dropped: deltas may be smaller."""
     if rel is not None and abs is None and np.all(np.asarray(expected) != 0):
         abs = 0.0
     return _pytest_approx(expected, rel=rel, abs=abs, nan_ok=nan_ok)
@@ -64,8 +64,8 @@ def _approx(expected, rel=None, abs=None, nan_ok=False):
 pytest.approx = _approx
 
 
-# Folders and files that take longest come first: at the end of a run that is shared by
-# several processes only short ones are left to wait for.
+# The slowest folders and files come first: when several processes share a run, only
+# short ones remain at the end.
 _LONGEST = (
     *("trainer/run/", "tools/train/", "trainer/", "mutation/"),
     *("accountant/questions/", "accountant/losses/", "accountant/"),
@@ -73,7 +73,7 @@ _LONGEST = (
 )
 
 
-# Folders whose tests are not about what the accountant answers.
+# Folders whose tests are not about the accountant's answers.
 _ASKS = ("tools", "trainer")
 
 
@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """The collector need not go through what every test keeps, nor look so often."""
+    """Excludes collected tests from garbage collection, which then runs less often."""
     gc.freeze()
     gc.set_threshold(20_000)
     gc.enable()
@@ -112,17 +112,17 @@ def _x64_flag_is_left_alone():
 
 @pytest.fixture(params=["numpy", "jax"])
 def engine(request):
-    """Both engines, one after the other."""
+    """Both engines in turn."""
     with _engine.using_engine(request.param):
         yield request.param
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _compile_once(tmp_path_factory):
-    """What is compiled is kept for the session, and for the other processes of it."""
+    """Compiled programs are cached for the session and shared by its processes."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # that of all workers
+        folder = folder.parent  # shared by all workers
     limit = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, limit)
     jax.config.update(limit, 0.2)
@@ -135,7 +135,7 @@ def _compile_once(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="module")
 def _the_same_is_asked_once(request):
-    """By tests of what asks the accountant; those of the accountant ask each time."""
+    """Caches answers for tests in `_ASKS`; tests of the accountant always compute."""
     asks = any(f"tests/{name}/" in request.node.nodeid for name in _ASKS)
     with asked_once() if asks else contextlib.nullcontext():
         yield
@@ -143,7 +143,7 @@ def _the_same_is_asked_once(request):
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_disk_is_waited_for():
-    """What is written is there for every process; no test cuts the power."""
+    """Skips fsync: written data are visible to all processes without it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: os.fstat(file) and None)
         yield
@@ -151,11 +151,11 @@ def _no_disk_is_waited_for():
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_mappings():
-    """Training compiles outside of the boundary where the library looks after them."""
+    """Training compiles outside the library's boundary, which would clear mappings."""
     yield
     _engine.clear_kernels_if_crowded()
 
 
 def _x64_flag() -> bool:
-    # jax makes the attributes of its configuration at run time, unseen by pyright.
+    # jax creates the attributes of its configuration at run time.
     return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,13 +1,13 @@
-"""Options of runs that adapt that several test files ask about."""
+"""Adaptive runs that several test files use."""
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.methods.adaptive.problem import explored
 
 
 def two_groups():
-    """A run whose option "a" draws the first of two groups more often, "b" the second.
+    """A run whose options "a" and "b" draw one of two groups more often each.
 
-    So neither path is the worst of all.
+    So neither path is the worst for all strategies.
     """
     tree = jde.Population.from_sizes([10, 30])
 
@@ -29,7 +29,7 @@ def two_groups():
 
 
 def budget_graph(prices, budget):
-    """The states of a budget: what is left, as far as a path leads there."""
+    """The states of a budget: the reachable remainders."""
 
     def moves(left):
         return ((k, left - price) for k, price in enumerate(prices) if price <= left)

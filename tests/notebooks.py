@@ -2,7 +2,7 @@
 outputs anew.
 
 A cell is Python; a line that begins with ``!`` is a command, as in Jupyter. What is
-kept is what Jupyter would show: what is printed, the last value, the pictures.
+kept is what Jupyter would show: printed text, the last value, pictures.
 """
 
 import ast

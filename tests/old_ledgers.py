@@ -1,4 +1,4 @@
-"""Ledgers and runs as the version before wrote them."""
+"""Ledgers and runs as version 0.2 wrote them."""
 
 import contextlib
 import hashlib
@@ -77,5 +77,5 @@ def old_run(folder, run, step, *, charged, released):
     head = struct.pack("<QQQ8s", taken + 1, taken, len(data.getvalue()), chain[:8])
     record = head + hashlib.sha256(head).digest()[:8] + data.getvalue()
     hashed = hashlib.sha256(chain + record).digest()
-    # The file system had given the next record room, and nothing more.
+    # The file system had extended the file for the next record, without content.
     (folder / "journal").write_bytes(record + hashed + bytes(100))

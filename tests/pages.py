@@ -1,4 +1,4 @@
-"""What a Markdown page holds, and how somebody who reads along would run it."""
+"""Reads Markdown pages, and runs their code as a reader would."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Block(NamedTuple):
 
     language: str
     text: str
-    is_output: bool  # a text block that follows a Python block at once
+    is_output: bool  # a text block directly after a Python block
 
 
 class Command(NamedTuple):
@@ -103,7 +103,7 @@ def run_program(line: str) -> str:
 
 
 def check_command(line: str) -> None:
-    """Fails unless a command that is no call of our program could be run."""
+    """Fails unless a command of another program could be run."""
     words = shlex.split(line, comments=True)
     if words[0] == "make":
         targets = re.findall(r"^([\w-]+):", read("Makefile"), re.M)
@@ -118,7 +118,7 @@ def check_command(line: str) -> None:
     elif words[0] == "python":
         source = read(words[1])
         for module in re.findall(r"^(?:from|import) (\w+)", source, re.M):
-            shared = Path(words[1]).with_name(f"{module}.py")  # its options are theirs
+            shared = Path(words[1]).with_name(f"{module}.py")  # with its own options
             source += read(str(shared)) if (ROOT / shared).exists() else ""
         for option in words[2:]:
             assert not option.startswith("--") or f'"{option}"' in source, line
@@ -135,7 +135,7 @@ def anchor(heading: str) -> str:
 
 
 def broken_links(page: str) -> list[str]:
-    """Links and images of a page that lead nowhere, by its path from the root."""
+    """Broken links and images of a page, given by its path from the root."""
     text = _FENCE.sub("", read(page))
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

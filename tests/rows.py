@@ -1,4 +1,4 @@
-"""Rows of long parametrisations: few fast ones, that stand for the rest."""
+"""Rows of long parametrizations: a few fast ones represent the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 def fast_and_slow(rows: Iterable[Any], is_fast: Callable[..., bool]) -> list[Any]:
     """All rows for `pytest.mark.parametrize`, marked slow where ``is_fast`` says no.
 
-    It is asked with the values of a row, one by one if the row is a tuple.
+    ``is_fast`` gets the values of a row as arguments.
     """
     marked = []
     for row in rows:

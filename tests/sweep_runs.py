@@ -1,4 +1,4 @@
-"""Sweeps that are small and quick to evaluate, and what tests ask of their folders."""
+"""Small sweeps, and checks of their folders."""
 
 import os
 import subprocess
@@ -67,7 +67,7 @@ def contents(folder):
 
 
 def no_work(sweep, numbers):
-    """An engine that must not be asked."""
+    """An engine that must not be called."""
     raise AssertionError(f"evaluates {numbers}")
     yield
 

@@ -12,7 +12,7 @@ TRAINER = ("flax", "optax", "orbax", "tensorstore", "randomgen", "rich", "tyro")
 BRIDGES = ("dp_accounting", "jax_privacy", "opacus")
 
 
-# Without JAX nothing is compiled, and less is there to fall back on.
+# Without JAX nothing compiles.
 @pytest.mark.parametrize(
     "more", [pytest.param((), marks=pytest.mark.slow), ("jax", "jaxlib", "scipy")]
 )

@@ -1,4 +1,4 @@
-"""Adaptive runs against every strategy written out, and what breaks naive filters."""
+"""Adaptive runs against all enumerated strategies, and what breaks naive filters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from menus import budget_graph
 from oracles import adaptive
 from rows import fast_and_slow
 
-# Largest number of strategies of one random menu: all of them are written out.
+# Largest number of strategies of a random menu: all are enumerated.
 MOST_STRATEGIES = 3_000
 
 
 def _menus(rng, number):
-    """Random menus of which all strategies can be written out, prices and a budget."""
+    """Random menus, prices and a budget, with few enough strategies to enumerate."""
     made = 0
     while made < number:
         options, outputs = int(rng.integers(1, 4)), int(rng.integers(2, 4))
@@ -90,7 +90,7 @@ def _answer(rng):
 
 
 def _answer_or_all(rng):
-    """A release that loses everything at times, and its pair."""
+    """A release that reveals everything with some probability, and its pair."""
     release, (p, q) = _answer(rng)
     lost = float(rng.uniform(0.0, 0.1))
     if not isinstance(release, jde.ApproximateDP):
@@ -101,7 +101,7 @@ def _answer_or_all(rng):
 
 
 def _worst(menu, moves, state, ratio):
-    """Of both orientations, by the maximum at each history."""
+    """The worst case in both directions, by the maximum at each history."""
     return max(
         adaptive.worst_by_history(pairs, moves, state, ratio)
         for pairs in (menu, [(q, p) for p, q in menu])
@@ -122,7 +122,7 @@ def _run_within(rng):
     "number", [4, pytest.param(40, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_a_run_within_a_run_is_the_worst_of_all_strategies(number):
-    """Also of those that leave it midway; a fixed plan of it in its place is less."""
+    """Also of strategies that leave it midway; a fixed plan instead costs less."""
     rng, below = np.random.default_rng(number), 0
     for _ in range(number):
         plain, inner, menu, inner_moves, start = _run_within(rng)
@@ -152,7 +152,7 @@ def test_a_run_within_a_run_is_the_worst_of_all_strategies(number):
             )
             assert lower * (1 - 1e-12) <= true <= upper * (1 + 1e-12)
             assert upper <= true * (1 + 1e-4)
-        # The inner run's best fixed plan: composed with the others, it is too little.
+        # The inner run's worst fixed plan, composed with the others, is exceeded.
         most = [inner.most(name) for name in inner.options]
         plans = [
             jde.compose(
@@ -214,13 +214,13 @@ def test_runs_of_quotas_stay_open_beside_other_options(number):
         true = _worst(leaves, adaptive.interleaved, start, lambda _, g=g: g)
         lower, upper = run.delta_interval(epsilon=epsilon)
         assert lower * (1 - 1e-9) - 1e-15 <= true <= upper * (1 + 1e-9)
-        # Of too many values for the exact recursion: by the lattice.
+        # Too many values for the exact recursion: by the lattice.
         assert upper - lower <= 1e-3 * upper
     assert deep > number / 3
 
 
 def test_a_priced_run_of_quotas_may_come_after_options_beside_them():
-    """Score; then b, chosen by the score; then search: more than a as a whole."""
+    """Score; then b, chosen by the score; then search: more than the whole of a."""
 
     def answer(epsilon, lost=0.0):
         masses = np.array([np.exp(epsilon), 1.0]) / (1 + np.exp(epsilon))
@@ -240,7 +240,7 @@ def test_a_priced_run_of_quotas_may_come_after_options_beside_them():
         )
         with_unit, without = with_unit / with_unit.sum(), without / without.sum()
         with_unit = 0.5 * (with_unit + without)
-        # Outputs of one loss count together, which changes no divergence.
+        # Outputs of equal loss are merged, which changes no divergence.
         losses = np.round(np.log(with_unit / without), 12)
         values, which = np.unique(losses, return_inverse=True)
         pair = (np.bincount(which, m, len(values)) for m in (with_unit, without))
@@ -367,7 +367,7 @@ def test_interval_holds_the_quadrature_of_sampled_steps(
 
 
 @pytest.mark.slow
-def test_maximiser_that_is_played_reaches_the_interval():
+def test_the_simulated_maximiser_reaches_the_interval():
     """1e7 paths with real noise, each step chosen by the loss so far."""
     rates, noises, prices, budget = [0.1] * 3, [1.5, 2.2, 3.3], [15, 5, 2], 600
     played = adaptive.SampledSteps(rates, noises, prices, budget)
@@ -382,7 +382,7 @@ def test_maximiser_that_is_played_reaches_the_interval():
     )
     lower, upper = run.delta_interval(epsilon=1.0)
     assert abs(mean - lower) < 5 * error and abs(mean - upper) < 5 * error
-    # Of any one option alone it is less: what is played is what adapting costs.
+    # Any single option costs less: the difference is the cost of adapting.
     alone = [
         jde.delta(jde.compose((_sampled(r, s), budget // c)), epsilon=1.0)
         for r, s, c in zip(rates, noises, prices, strict=True)

@@ -1,6 +1,6 @@
-"""Correlated noise attacked: enumerated runs against the claim of `jde.banded`.
+"""Correlated noise under attack: enumerated runs against the claim of `jde.banded`.
 
-Honest runs cost at most that, with crashes anywhere, and each planted fault costs more.
+Correct runs keep the claim, with crashes anywhere; each planted fault exceeds it.
 Comparisons of simulations are 4.5 standard errors wide: a false alarm in 300,000.
 """
 
@@ -36,13 +36,13 @@ def slots(size, population):
 
 
 class Design(NamedTuple):
-    """What a step draws, by the number of groups, and the same written out."""
+    """A step's draws by the number of groups, as a design and enumerated."""
 
     sampling: Callable[[int], jde.MultistageSampling]
     relation: str
     name: str = "poisson"
     group: int = 0  # the protected unit's
-    near: float = 0.95  # part of the price that simple contributions attain
+    near: float = 0.95  # the share of the price that simple contributions attain
 
     def __str__(self):
         return f"{self.name}, {self.relation}"
@@ -57,7 +57,7 @@ class Design(NamedTuple):
         return jde.banded(step, jde.Bands(bands, level="example"))
 
     def worlds(self, groups, own, others):
-        """With the protected unit and without, its value and that of others given."""
+        """With and without the protected unit, given its value and the others'."""
         held = {"zero_out": 0.0, "add_remove": 0.0, "replace_one": -1.0}[self.relation]
         within = [group == self.group for group in groups]
         if self.name == "allocation":
@@ -111,12 +111,12 @@ def claimed(step, num_steps):
 
 
 def excess(found, claims):
-    """By how many standard errors the deltas are above the claims, at most."""
+    """The largest excess of deltas over claims, in standard errors."""
     return ((found.values - claims) / np.maximum(found.errors, 1e-9)).max()
 
 
 def worst(design, mechanism, groups, number):
-    """Deltas where the unit contributes 1 and the others what tells most, of three."""
+    """Deltas if the unit contributes 1 and the others the most revealing of three."""
     rng = np.random.default_rng(len(groups))
     found = [
         banded.simulated(
@@ -169,7 +169,7 @@ CRASHES = {
 
 
 def shuffled_rows():
-    """Each design with each crash, in an order that mixes them."""
+    """Each design with each crash, in a mixed order."""
     rows = list(itertools.product(DESIGNS, CRASHES))
     order = np.random.default_rng(1).permutation(len(rows)).tolist()
     return [pytest.param(*rows[i], i, id=f"{rows[i][0]}, {rows[i][1]}") for i in order]
@@ -194,7 +194,7 @@ def test_no_crash_and_no_reaction_costs_more(design, crash, seed):
 
 
 def hardened(whole, longest, noise, crash=never):
-    """Whole coefficients, contributions of whole numbers up to ``longest``."""
+    """Integer coefficients, integer contributions up to ``longest``."""
     variance = noise**2 * longest**2 * sum(k * k for k in whole)
     return Mechanism(np.array(whole), math.sqrt(math.ceil(variance) + 16), crash)
 
@@ -231,7 +231,7 @@ def test_whole_numbers_cost_at_most_the_price(
         assert (found.values.max(0) >= near * claims)[:2].all()
 
 
-# --- Planted faults: each is charged as an honest run ---
+# --- Planted faults: each is charged as a correct run ---
 
 
 def alone(groups, rate=1.0, *, at_steps=None):
@@ -246,7 +246,7 @@ def alone(groups, rate=1.0, *, at_steps=None):
 
 
 def halves_of_who_is_there():
-    """Four units cut into halves in their order: without the first, one moves."""
+    """Four units split into halves in order: without the first, one changes groups."""
     there = [("u", "a"), ("b", "c")] * 2
     gone = [("a", "b"), ("c",)] * 2
     values = {"u": 1.0, "a": 0.0, "b": -1.0, "c": 0.0}
@@ -296,7 +296,7 @@ CYCLE = [0, 1, 0, 1]
 
 
 class Fault(NamedTuple):
-    """A run that is not what it is charged for."""
+    """A run that differs from what it is charged for."""
 
     mechanism: Mechanism
     worlds: tuple[World, World]

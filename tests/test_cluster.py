@@ -1,4 +1,4 @@
-"""The recipes for clusters: they run here, under stand-ins for Slurm's own commands."""
+"""The recipes for clusters, run with stand-ins for Slurm's commands."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ PROGRAM = "jaxdp-episodic"
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 
-# As many of a command as --ntasks or the job says, with what Slurm tells each of them;
+# Runs a command as often as --ntasks or the job says, with Slurm's variables for each;
 # it ends with the highest exit code.
 SRUN = """
 number=$SLURM_NTASKS
@@ -45,13 +45,13 @@ for task in "${tasks[@]}"; do
 done
 exit "$worst"
 """
-# What our own program would be asked.
+# A stand-in that records calls of our program.
 NOTES = 'echo "$(basename "$0") $*" >> "$NOTES"\n'
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Runs a script as Slurm would, with these commands in the place of others."""
+    """Runs a script as Slurm would, with stand-ins for some commands."""
 
     def run(script, *arguments, commands=(), wait=True, **environment):
         tools = tmp_path / "tools"
@@ -84,14 +84,14 @@ def cluster(tmp_path):
 
 
 def noted(tmp_path):
-    """What was asked of stand-ins since the last look."""
+    """Calls of stand-ins since the last check."""
     file = tmp_path / "notes"
     lines = file.read_text().splitlines() if file.exists() else []
     file.unlink(missing_ok=True)
     return sorted(lines)
 
 
-def test_there_are_scripts_that_bash_can_read():
+def test_bash_parses_the_scripts():
     assert len(SCRIPTS) == 3
     for script in SCRIPTS:
         subprocess.run(["bash", "-n", script], check=True)
@@ -102,7 +102,7 @@ def test_shellcheck_has_no_complaint():
     subprocess.run(["shellcheck", *SCRIPTS], check=True)
 
 
-def test_an_array_evaluates_shards_and_a_last_job_the_rest(cluster, tmp_path):
+def test_an_array_evaluates_shards_and_a_last_job_collects(cluster, tmp_path):
     script, fake = RECIPES / "sweep.sbatch", {PROGRAM: NOTES}
     arguments = ("a file", "dir", 64)
     cluster(script, *arguments, commands=fake, SLURM_ARRAY_TASK_ID="3")
@@ -120,7 +120,7 @@ def test_an_array_evaluates_shards_and_a_last_job_the_rest(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("names", "resumes"), [((), 0), (("run.sqlite.tmp-1",), 0), (("run.sqlite",), 1)]
 )
-def test_training_resumes_where_there_is_a_run(cluster, tmp_path, names, resumes):
+def test_training_resumes_an_existing_run(cluster, tmp_path, names, resumes):
     (tmp_path / "run").mkdir()
     for name in names:
         (tmp_path / "run" / name).write_text("a run")
@@ -133,7 +133,7 @@ def test_training_resumes_where_there_is_a_run(cluster, tmp_path, names, resumes
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(143, 1), (2, 0)])
-def test_a_job_out_of_time_is_queued_again(cluster, tmp_path, code, requeued):
+def test_a_job_out_of_time_is_requeued(cluster, tmp_path, code, requeued):
     script, fake = RECIPES / "train.sbatch", {PROGRAM: f"exit {code}"}
     assert cluster(script, "c.toml", "run", commands=fake)[0] == code
     assert noted(tmp_path) == ["scontrol requeue 7"] * requeued
@@ -209,7 +209,7 @@ OURS = f'exec "{sys.executable}" -m jaxdp_episodic "$@"'
 
 
 @pytest.mark.slow
-def test_an_array_makes_the_table_of_one_process(cluster, tmp_path):
+def test_an_array_writes_the_table_of_one_process(cluster, tmp_path):
     (tmp_path / "sweep.toml").write_text(SWEEP)
     script, ours = RECIPES / "sweep.sbatch", {PROGRAM: OURS}
     assert cluster(script, "sweep.toml", "one", commands=ours)[0] == 0
@@ -245,11 +245,11 @@ def test_a_sweep_on_a_ray_cluster(cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_out_of_time_goes_on(cluster, tmp_path):
-    """Two processes, which SIGTERM ends in the midst of their work."""
+def test_a_run_out_of_time_resumes(cluster, tmp_path):
+    """Two processes that SIGTERM ends during their work."""
     steps = TINY.replace("num_steps = 3", "num_steps = 120\ncheckpoint_every = 10")
     (tmp_path / "run.toml").write_text(steps)
-    number = str(os.getpid())  # another port than that of other tests
+    number = str(os.getpid())  # a port that no other test uses
     start = (RECIPES / "train.sbatch", "run.toml", "run")
     job = {"commands": {PROGRAM: OURS}, "SLURM_JOB_ID": number}
     process = cluster(*start, wait=False, **job)

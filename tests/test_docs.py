@@ -1,7 +1,7 @@
-"""What the documentation shows is what happens, and nothing of it is missing.
+"""The documentation's code runs as shown, and the reference is complete.
 
-Every page is a session: its Python and its commands run in order, in one folder and in
-one namespace, and print what the page says they print.
+Every page is a session: its Python and its commands run in order in one folder and
+one namespace, and print what the page shows.
 """
 
 import importlib
@@ -25,7 +25,7 @@ DOCS = sorted(
     path.relative_to(pages.ROOT).as_posix()
     for path in (pages.ROOT / "docs").rglob("*.md")
 )
-# Pages whose sessions take more than some seconds.
+# Pages whose sessions take more than a few seconds.
 SLOW = {
     "docs/account.md",
     "docs/adaptive.md",
@@ -50,7 +50,7 @@ SESSIONS = [
 ]
 # Pages about packages; `make test-peers` installs opacus, `make test` the other.
 NEEDS = {"docs/opacus.md": "opacus", "docs/backbones.md": "onnxruntime"}
-# What makes a config lighter: the commands stay as they are printed.
+# Changes that make configs lighter; the commands stay as printed.
 LIGHTER = {
     "glyphs_5w1s.toml": {
         "num_steps = 500": "num_steps = 3",
@@ -89,12 +89,12 @@ LIGHTER = {
         "version = 1\n": 'version = 1\nschemes = ["poisson"]\n',
     },
 }
-# Words that somebody reads in a quarter of an hour; what is looked up, as tables are,
+# Words read in a quarter of an hour; reference material such as tables
 # may be longer.
 MOST_WORDS = 2_000
 MOST_WORDS_OF_README = 1_200
 REFERENCE = ("docs/theory.md", "docs/proofs.md")
-# Blocks that are files: where a reader would save them, one after the other, and what
+# Blocks that are files: where a reader would save them, in order, and what
 # makes them lighter.
 FILES = {
     ("docs/account.md", "csv"): ("requests.csv", {}),
@@ -107,7 +107,7 @@ FILES = {
 }
 # Paths that a reader has and a test has not.
 PLACES = {"/shared/": "shared/"}
-# One is there until it is ended, one ends its process, others need a reader's images:
+# One runs until it is stopped, one ends its process, others need a reader's images:
 # tests/tools/explore, tests/trainer/gradient/test_processes.py, tests/trainer/data.
 ELSEWHERE = tuple(
     f"{pages.PROGRAM} {words}"
@@ -149,9 +149,9 @@ def lighter(text, changes):
 
 
 @pytest.mark.parametrize("page", SESSIONS)
-def test_what_a_page_shows_happens(page, folder):
+def test_pages_run_as_shown(page, folder):
     if page in NEEDS:
-        warnings.simplefilter("ignore")  # of theirs, at import and in their hooks
+        warnings.simplefilter("ignore")  # of opacus and torch, at import and in hooks
         pytest.importorskip(NEEDS[page])
     namespace, printed = {}, ""
     names = {key: iter(names.split()) for key, (names, _) in FILES.items()}
@@ -179,8 +179,8 @@ def test_what_a_page_shows_happens(page, folder):
 
 
 @pytest.mark.parametrize("page", sorted(SLOW))
-def test_a_slow_page_can_be_read(page, folder):
-    """Its Python compiles and its commands parse: seconds, where running takes more."""
+def test_slow_pages_compile_and_parse(page, folder):
+    """Their Python compiles and their commands parse, which takes seconds."""
     for number, block in enumerate(pages.blocks(pages.read(page))):
         if block.language == "python":
             compile(block.text, f"{page}, {number}", "exec")
@@ -193,7 +193,7 @@ def test_a_slow_page_can_be_read(page, folder):
 
 
 def test_the_sessions_are_not_empty():
-    """Guards the reading of pages: these are known to hold what is run."""
+    """Guards the parser of pages: these pages are known to have sessions."""
     counts = {
         page: {
             "python": len(pages.fences(pages.read(page), "python")),
@@ -217,7 +217,7 @@ def test_the_sessions_are_not_empty():
 
 
 def test_a_wrong_page_is_caught(folder):
-    """Blocks of every kind, with output that is wrong, are told apart."""
+    """Wrong output is detected in blocks of every kind."""
     text = (
         "```python\nprint(1)\n```\n\n```text\n2\n```\n\n    jaxdp-episodic nonsense\n"
     )
@@ -240,12 +240,12 @@ def test_pages_stay_short(page):
 
 
 @pytest.mark.parametrize("page", DOCS)
-def test_links_and_images_lead_somewhere(page):
+def test_no_link_or_image_is_broken(page):
     assert pages.broken_links(page) == []
 
 
 def navigation():
-    """The pages that the site's navigation names, from docs/ on."""
+    """The pages in the site's navigation, relative to docs/."""
     text = (pages.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     (nav,) = re.findall(r"^nav:\n((?: .*\n)+)", text, re.M)
     return re.findall(r": ([\w/.-]+\.md)$", nav, re.M)
@@ -267,7 +267,7 @@ def test_every_figure_is_on_a_page():
 
 
 def documented():
-    """What the reference has an entry for."""
+    """Names with an entry in the reference."""
     text = "".join(pages.read(page) for page in DOCS if "/reference/" in page)
     return re.findall(r"^::: ([\w.]+)$", text, re.M)
 
@@ -278,7 +278,7 @@ def test_the_reference_has_every_public_name():
     wanted |= {f"jaxdp_episodic.training.{name}" for name in training.__all__}
     files = list((pages.ROOT / "jaxdp_episodic/accountant/bounds").glob("[!_]*.py"))
     assert files
-    inner = {"common", "mechanisms"}  # what the others share
+    inner = {"common", "mechanisms"}  # the common base
     names = {path.stem for path in files} - inner
     wanted |= {f"jaxdp_episodic.accountant.bounds.{name}" for name in names}
     assert sorted(set(documented()) & wanted) == sorted(wanted)
@@ -319,7 +319,7 @@ def test_the_theory_names_the_function_of_each_formula():
 
 
 def built(page):
-    """Where a page of docs/ lies in the site."""
+    """The place of a page of docs/ in the site."""
     return os.path.relpath(page, "docs").removesuffix(".md") + ".html"
 
 
@@ -342,8 +342,8 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_site_loads_nothing_from_elsewhere(site):
-    """So that it can be read without a network."""
+def test_the_site_loads_nothing_from_other_hosts(site):
+    """So it can be read offline."""
     for page in DOCS:
         html = (site / built(page)).read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img)[^>]*src=\"([^\"]*)", html)

@@ -18,7 +18,7 @@ TRIALS = 4_000
 @pytest.mark.parametrize("epsilon", [0.1, 2.0])
 @pytest.mark.parametrize("model", ["central", "local"])
 def test_errors_by_simulation(n, epsilon, model):
-    """Mean within 5 standard errors, spread within 15 % (a chance below 1e-6)."""
+    """Mean within 5 standard errors, spread within 15 % (false alarms below 1e-6)."""
     ones = n // 3
     sums = simulate_sums(
         num_ones=ones,

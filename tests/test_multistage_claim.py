@@ -1,7 +1,7 @@
 """The multistage theorem: its rate, its condition, its sound form.
 
-Enumerated trees hold `GaussianStep` to account (tests of the accountant's soundness);
-here the sound form is that step's where both exist.
+Enumerated trees check `GaussianStep` (tests/accountant/questions/test_soundness.py);
+here the sound form equals that step where both exist.
 """
 
 import numpy as np
@@ -88,7 +88,7 @@ def test_equal_where_the_theorem_holds():
             Gaussian(1.0), sampling_probability=0.024, epsilon=np.array([0.1, 1])
         )
         np.testing.assert_allclose(one, expected, rtol=1e-12)
-    # All tasks drawn: clipping below them is covered too.
+    # If all tasks are drawn, clipping below them is covered too.
     everything = sampling((10, 10), (3, 5), (4, 20))
     value = tombs_multistage(
         Gaussian(1.0), sampling=everything, clip_unit="class", epsilon=0.5

@@ -1,4 +1,4 @@
-"""The notebooks of the documentation run, and show what is kept in them."""
+"""The notebooks of the documentation run and show their stored outputs."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 import notebooks
 import pages
 
-# Noise is secret, so a run of training never prints the same numbers again.
+# Noise is random, so training never prints the same numbers again.
 PRINTS_THE_SAME = {"account": True, "train": False}
 
 
@@ -16,8 +16,8 @@ def test_all_notebooks_are_known():
 
 
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_whole(path):
-    """It was run from its first cell to its last, and its links lead somewhere."""
+def test_a_notebook_is_complete(path):
+    """It was run from the first cell to the last, and no link is broken."""
     notebook = notebooks.read(path)
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     cells = notebook["cells"]
@@ -38,7 +38,7 @@ def test_a_notebook_is_whole(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path):
-    """What a notebook shows is written anew by ``python tests/notebooks.py``."""
+    """``python tests/notebooks.py`` rewrites the stored outputs."""
     pytest.importorskip("matplotlib")
     kept, now = notebooks.read(path), notebooks.run(path, tmp_path)
     kept, now = notebooks.printed(kept), notebooks.printed(now)

@@ -1,7 +1,7 @@
 """The oracles agree with each other, with published tables and with the theorem.
 
-Nothing of the library is used here: these tests say that the measuring instruments of
-the other tests are right.
+The library is not used here: these tests validate the oracles of
+the other tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What long work says of itself: a bar on a terminal, lines elsewhere."""
+"""Progress of long work: a bar on a terminal, lines elsewhere."""
 
 import io
 
@@ -10,7 +10,7 @@ from jaxdp_episodic import _progress
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is set."""
+    """A clock that only moves when set."""
     times = [100.0]
     monkeypatch.setattr(_progress.time, "monotonic", lambda: times[0])
     return times
@@ -20,12 +20,12 @@ def test_lines_come_every_ten_seconds_and_count_from_the_first_piece(clock):
     out = io.StringIO()
     bar = _progress.ProgressBar(Console(file=out, width=200), "steps", 4000, 1000)
     with bar:
-        bar.show(1100, "epsilon 0.1")  # compiled before: no rate yet
+        bar.show(1100, "epsilon 0.1")  # compilation only: no rate yet
         for second in (5, 11, 12, 22):
             clock[0] = 100.0 + second
             bar.show(1100 + 10 * second, f"epsilon 0.{second}")
         clock[0] = 1000.0
-        bar.advance(10_000)  # never more than all
+        bar.advance(10_000)  # at most the total
     assert out.getvalue().splitlines() == [
         "1,210 of 4,000 steps, epsilon 0.11, 10 a second, 4 min 39 s left",
         "1,320 of 4,000 steps, epsilon 0.22, 10 a second, 4 min 28 s left",
@@ -45,7 +45,7 @@ def test_a_terminal_has_a_bar(clock):
     assert "left" not in shown
 
 
-def test_what_comes_first_has_a_rate_of_its_own(clock):
+def test_resumed_work_does_not_count_for_the_rate(clock):
     out = io.StringIO()
     console, first = Console(file=out, width=200), ("private statistics", 4)
     with _progress.ProgressBar(console, "gradient steps", 304, first=first) as bar:

@@ -1,4 +1,4 @@
-"""The project around the code: the arrow rule, the cost of an import, the wheel."""
+"""The project: the import rule, the cost of an import, files that must agree."""
 
 import ast
 import functools
@@ -61,7 +61,7 @@ LAYERS = (
     "__main__",
 )
 STOREYS = ("accountant", "trainer", "tools")
-# Distributions whose import name is another.
+# Distributions with another import name.
 IMPORTED_AS = {"orbax-checkpoint": "orbax", "pillow": "PIL"}
 # The command line imports the module of the command that is called, and no other.
 CLI_IMPORTS_LATE = (
@@ -74,7 +74,7 @@ CLI_IMPORTS_LATE = (
 _DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 RANK = {name: rank for rank, name in enumerate((*STOREYS, *LAYERS))}
 
-# What `import jaxdp_episodic` must load neither directly nor through something else.
+# What `import jaxdp_episodic` must not load, directly or indirectly.
 HEAVY = frozenset(
     "chex datasets dp_accounting flax hypothesis jax_privacy matplotlib mpmath optax "
     "opacus orbax pandas pyarrow pytest ray rich scipy sqlalchemy starlette "
@@ -82,18 +82,18 @@ HEAVY = frozenset(
 )
 
 
-# --- The arrow rule ---
+# --- The import rule ---
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _trees_are_forgotten():
-    """Behind these tests, as every collection of garbage walks through them."""
+    """Drops syntax trees after these tests: garbage collection walks through them."""
     yield
     _parsed.cache_clear()
 
 
 def import_faults(sources: dict[str, str]) -> list[str]:
-    """Says what is wrong with the imports among ``sources``.
+    """Returns violations of the import rule among ``sources``.
 
     Keys are module names without "jaxdp_episodic." ("trainer.run.trainer"), values
     their source text. The top door, ``jaxdp_episodic/__init__.py``, is not one of them.
@@ -108,7 +108,7 @@ def import_faults(sources: dict[str, str]) -> list[str]:
         for node in nodes:
             for target in _targets(node, sources):
                 where = f"{module}:{getattr(node, 'lineno', 0)}"
-                # The command line alone imports late: Flax would slow every question.
+                # Only the command line imports late: Flax would slow every question.
                 is_late = node not in body
                 may_be_late = (
                     _room(module) == "tools.cli" and _room(target) in CLI_IMPORTS_LATE
@@ -119,7 +119,7 @@ def import_faults(sources: dict[str, str]) -> list[str]:
                     faults.append(f"{where}: {target or 'the top door'} is no module")
                 elif _points_up(module, target):
                     faults.append(f"{where}: upward import of {target}")
-                elif not is_late:  # what is imported late closes no cycle
+                elif not is_late:  # late imports make no cycle
                     graph[module].add(target)
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -141,7 +141,7 @@ def _targets(node: ast.AST, modules: dict[str, str]) -> list[str]:
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
-        if node.level:  # relative: never allowed, so any name that is no module
+        if node.level:  # relative imports are never allowed: a name of no module
             return ["." * node.level + (node.module or "")]
         for alias in node.names:
             full = f"{node.module}.{alias.name}"
@@ -150,7 +150,7 @@ def _targets(node: ast.AST, modules: dict[str, str]) -> list[str]:
     elif isinstance(node, ast.Call):
         function = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if function in ("import_module", "__import__"):
-            # Of a name that is put together, what it starts with.
+            # The start of a name that is put together.
             parts = [p for a in node.args for p in getattr(a, "values", [a])[:1]]
             names = [str(p.value) for p in parts if isinstance(p, ast.Constant)]
             names = [name.removesuffix(".") for name in names]
@@ -179,11 +179,11 @@ def _package_sources() -> dict[str, str]:
     return sources
 
 
-def test_arrows_point_down():
+def test_modules_import_from_above_them_only():
     assert import_faults(_package_sources()) == []
 
 
-# --- The doors: what of a package others import ---
+# --- The doors: modules that other packages may import ---
 
 
 def doors(source: str) -> set[str]:
@@ -193,7 +193,7 @@ def doors(source: str) -> set[str]:
 
 
 def door_faults(sources: dict[str, str]) -> list[str]:
-    """Says which modules are imported past the doors, and which doors nobody uses."""
+    """Returns modules imported past the doors, and unused doors."""
     used: dict[str, set[str]] = {}
     for module, source in sources.items():
         for node in _parsed(source)[1]:
@@ -211,7 +211,7 @@ def door_faults(sources: dict[str, str]) -> list[str]:
     return faults
 
 
-def test_packages_are_entered_by_their_doors():
+def test_packages_are_imported_by_their_doors():
     sources = _package_sources()
     sources["top"] = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
     assert door_faults(sources) == []
@@ -297,12 +297,12 @@ _SENT_TO = re.compile(r"jaxdp_episodic\.(?:accountant|trainer|tools|files)[\w.]*
 
 
 def not_public(page: str) -> set[str]:
-    """Modules that a page imports from and that are no public doors."""
+    """Modules that a page imports from and that are not public doors."""
     return set(_IMPORTED.findall(page)) - PUBLIC_DOORS
 
 
 def shown_code(path: Path) -> str:
-    """The text of a page; of a notebook, that of its cells."""
+    """The text of a page, or of a notebook's cells."""
     text = path.read_text("utf-8")
     if path.suffix != ".ipynb":
         return text
@@ -319,13 +319,13 @@ def test_pages_and_notebooks_import_from_the_public_doors():
 
 
 def sent_to(source: str) -> set[str]:
-    """Modules behind the doors that an error message of a module names."""
+    """Modules behind the doors that error messages of a module name."""
     raised = [node for node in _parsed(source)[1] if isinstance(node, ast.Raise)]
     texts = [n for r in raised for n in ast.walk(r) if isinstance(n, ast.Constant)]
     return {name for text in texts for name in _SENT_TO.findall(str(text.value))}
 
 
-def test_messages_send_users_to_the_public_doors():
+def test_messages_name_public_doors_only():
     found = {module: sent_to(text) for module, text in _package_sources().items()}
     assert {module: names for module, names in found.items() if names} == {}
     assert sent_to("raise ValueError(f'see jaxdp_episodic.trainer.run {1}')") != set()
@@ -345,7 +345,7 @@ NAME = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)")
 
 
 def unknown_names(sources: dict[str, str]) -> list[str]:
-    """Names in backticks that nothing in these modules, or imported there, has."""
+    """Names in backticks that exist neither in these modules nor in their imports."""
     words, own = set(), {}
     for module, source in sources.items():
         nodes = _parsed(source)[1]
@@ -360,7 +360,7 @@ def unknown_names(sources: dict[str, str]) -> list[str]:
         head, _, last = name.rpartition(".")
         if not words.issuperset(name.split(".")):
             return False
-        # Of a module, by the last parts of its name, what it defines.
+        # A module's definitions, by the last parts of its name.
         ends = [m for m in own if f".{m}".endswith(f".{head}")]
         return not ends or any(last in own[m] or f"{m}.{last}" in own for m in ends)
 
@@ -434,7 +434,7 @@ MOST_LINES_OF = {
 
 
 @pytest.mark.parametrize("folder", MOST_LINES_OF)
-def test_a_folder_keeps_to_its_budget(folder):
+def test_folders_keep_to_their_budget(folder):
     files = (ROOT / folder).rglob("*.py")
     lines = sum(path.read_text(encoding="utf-8").count("\n") for path in files)
     assert lines <= MOST_LINES_OF[folder]
@@ -446,7 +446,7 @@ def test_no_file_is_too_long():
 
 
 def test_the_mechanism_to_copy_is_short_and_whole():
-    """CONTRIBUTING.md, "Adding a mechanism": 60 lines of code, and what it has."""
+    """CONTRIBUTING.md, "Adding a mechanism": at most 60 lines, with all protocols."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
     chapter = page.split("## Adding a mechanism")[1].split("\n## ")[0]
     assert "in at most 60 lines of code: begin with a copy" in " ".join(chapter.split())
@@ -457,7 +457,7 @@ def test_the_mechanism_to_copy_is_short_and_whole():
     texts = [n for n in nodes if isinstance(n, ast.Expr) and _is_text(n)]
     docs = {line for n in texts for line in range(n.lineno, (n.end_lineno or 0) + 1)}
     for n in nodes:
-        if isinstance(n, ast.ImportFrom):  # one line each, however it is wrapped
+        if isinstance(n, ast.ImportFrom):  # one line each, regardless of wrapping
             docs.update(range(n.lineno + 1, (n.end_lineno or 0) + 1))
     code = [
         line
@@ -471,7 +471,7 @@ def test_the_mechanism_to_copy_is_short_and_whole():
         node.name for node in mechanism.body if isinstance(node, ast.FunctionDef)
     }
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)`", chapter, re.MULTILINE))
-    # A `FiniteValues` is a `Profile`.
+    # `FiniteValues` derives from `Profile`.
     assert [*rows] == ["Profile", "Moments", "Nodes", "FiniteValues", "Bounds"]
     assert bases == ["FiniteValues", "Moments", "Nodes"]
     assert written >= {rows[name] for name in ("Profile", *bases)}
@@ -555,7 +555,7 @@ FREE_OF_JAX = (
 
 
 def test_descriptions_and_files_do_not_import_jax():
-    """Nothing in these folders computes but by asking others."""
+    """Modules in these folders do not compute with JAX."""
     for module, source in _package_sources().items():
         if _room(module) in FREE_OF_JAX:
             imported = set().union(*map(_third_party, _parsed(source)[1]))
@@ -596,9 +596,9 @@ def _import_report(**environment: str) -> dict:
 
 @pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_import_is_quiet(x64):
-    """No heavy module, no device touched, no flag changed."""
-    # An import that starts a backend (a module constant that is a JAX array) fails
-    # where there is no such platform.
+    """It loads no heavy module, touches no device and changes no flag."""
+    # An import that starts a backend (such as a JAX array as a module constant) fails
+    # on this missing platform.
     report = _import_report(JAX_PLATFORMS="no_such_platform", JAX_ENABLE_X64=str(x64))
     assert HEAVY.intersection(report["new"]) == set()
     assert report["x64"] == [x64, x64]
@@ -606,8 +606,8 @@ def test_import_is_quiet(x64):
 
 @pytest.mark.slow
 def test_import_costs_little_more_than_jax(tmp_path):
-    # Processor time, as others may keep the machine busy, and with bytecode, which
-    # the first of these writes: some machines are set to write none.
+    # CPU time, as the machine may be busy, and with bytecode, which
+    # the first run writes: some machines are set to write none.
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     assert min(_import_report(**bytecode)["of_jax"] for _ in range(5)) <= 0.25
 
@@ -632,8 +632,8 @@ def test_pins_are_names_and_versions_and_agree():
     assert {n: constraints[n] for n in shared} == {n: peers[n] for n in shared}
 
 
-def test_the_version_is_one():
-    """In the package, its metadata, the citation and on top of the changelog."""
+def test_the_version_is_the_same_everywhere():
+    """In the package, its metadata, the citation and the changelog."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = (ROOT / "CITATION.cff").read_text()
     changes = (ROOT / "CHANGELOG.md").read_text()

@@ -1,7 +1,7 @@
 """The public names and their signatures are those of `public_names.txt`.
 
-A name that goes, or an argument that changes, breaks somebody's code. If you mean it,
-write the file anew with ``python tests/test_public_names.py``, and say so in CHANGELOG.
+Removing a name or changing an argument breaks users' code. If that is intended,
+rewrite the file by ``python tests/test_public_names.py`` and add it to CHANGELOG.
 """
 
 import ast
@@ -23,19 +23,19 @@ DOORS = (
     "jaxdp_episodic.traced",
     "jaxdp_episodic.training",
 )
-# Needs PyTorch, which the tests do not install: its names alone are kept.
+# Needs PyTorch, which the tests do not install: only its names are listed.
 NOT_IMPORTED = "jaxdp_episodic.interop.opacus"
 PLAIN = (type(None), bool, int, float, str, tuple)
-# How descriptions check themselves: no user calls these.
+# Internal checks of descriptions.
 INNER = ["check_values", "from_fields", "numbers", "one_setting"]
 # What `Trainer.dry_run` calls.
 INNER += ["trace", "try_out", "sum_of_zeros", "stages_to_come"]
-# What descriptions have from a base that is behind the doors.
+# Methods that descriptions inherit from a private base.
 INHERITED = ("from_dict", "to_dict")
 
 
 def listed(door):
-    """What ``__all__`` of a door holds, without importing it."""
+    """The names in ``__all__`` of a door, without importing it."""
     path = ROOT.joinpath(*door.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -54,7 +54,7 @@ def arguments(thing):
     for one in signature.parameters.values():
         default = one.default
         if default is not one.empty and not isinstance(default, PLAIN):
-            default = ...  # its text could differ from run to run
+            default = ...  # its text could differ between runs
         shown.append(one.replace(annotation=one.empty, default=default))
     signature = signature.replace(
         parameters=shown, return_annotation=inspect.Signature.empty
@@ -82,7 +82,7 @@ def members(thing, public):
 
 
 def lines():
-    """One line a name: of each door, and of each class its methods and properties."""
+    """One line for each name of each door, and for each class's members."""
     things = {
         f"{door}.{name}": getattr(importlib.import_module(door), name)
         for door in DOORS
@@ -98,7 +98,7 @@ def lines():
     return sorted(found)
 
 
-def test_the_public_names_are_those_that_were_promised():
+def test_the_public_names_are_the_promised_ones():
     promised = NAMES.read_text(encoding="utf-8").splitlines()
     now = lines()
     gone = [line for line in promised if line not in now]

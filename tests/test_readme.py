@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its code, its commands, its links."""
+"""The README's code and commands run as shown, and its links work."""
 
 import pytest
 
@@ -8,7 +8,7 @@ README = pages.read("README.md")
 
 
 def test_code_blocks_run():
-    """In order and in one namespace, as somebody who reads along would run them."""
+    """In order and in one namespace, as a reader would run them."""
     assert len(pages.fences(README, "python")) >= 3
     namespace, printed = {}, ""
     for number, block in enumerate(pages.blocks(README)):
@@ -34,5 +34,5 @@ def test_commands_print_what_is_shown(command, output, monkeypatch):
 @pytest.mark.parametrize(
     "page", ["README.md", "CONTRIBUTING.md", "experiments/README.md"]
 )
-def test_links_lead_somewhere(page):
+def test_no_link_is_broken(page):
     assert pages.broken_links(page) == []

@@ -1,4 +1,4 @@
-"""Answers are those that were recorded of the code before its losses were merged.
+"""Answers agree with those recorded before the losses were merged.
 
 The tables in `recorded/` are answers of commit dddca080 to random settings of every
 kind of pair; `recorded/record.py` of commit 740ba15b wrote them. A row is a question, a
@@ -36,19 +36,19 @@ EXACT = (
 )
 EXACT_WITHIN = 1e-6
 ELSEWHERE_WITHIN = 1e-4
-# The relative width at which `delta_interval` aims; in epsilon far less than 1e-4.
-# Ends of epochs are three times as wide, those of deltas below 1e-15 much wider.
+# The target width of `delta_interval`, relative; in epsilon far less than 1e-4.
+# Ends of epochs are three times as wide, those at deltas below 1e-15 much wider.
 DELTA_WITHIN, OF_EPOCHS_WITHIN = 1e-3, 3e-3
 TINY_DELTA, TINY_WITHIN = 1e-15, 0.1
 # Epsilon of epochs under replace_one: certified ends of bounds from both sides are up
 # to 2.6e-4 apart, where values were called exact before.
 REPLACED_EPOCHS_WITHIN = 2e-4
-# Below 1e-3 epsilon is exact to an absolute error, in nats; ends are apart by 1e-7.
+# Below 1e-3 epsilon has an absolute error, in nats; ends are 1e-7 apart.
 SMALL_EPSILON = 1e-9
 SMALL_WIDTH = 1e-7
-# Of ends by another plan of lattices some are wider.
+# With other lattices some ends are wider.
 WIDE = 0.05
-# Shares of a calibrated noise that are shown to be too little.
+# Fractions of a calibrated noise that are shown to be too small.
 LESS_NOISE = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1)
 # Settings of a small spec, such specs that the fast test asks, and kinds of which every
 # answer is slow.
@@ -65,16 +65,16 @@ def recorded(kind: str) -> list[Row]:
 def ask(row: Row, ends: str) -> Row:
     """Returns ``value`` with certified ends, or ``error``, its type's name.
 
-    ``ends`` are "all", "none", or those "needed", where the answer is no exact one;
-    else ``lower`` and ``upper`` are 0. ``lower`` of a calibrated noise is one that is
-    certified to be too little.
+    ``ends`` are "all", "none", or "needed" (only if the answer is not exact);
+    otherwise ``lower`` and ``upper`` are 0. ``lower`` of a calibrated noise is
+    certified to be too small.
     """
     kinds = (jde.GaussianStep, jde.ComposedSteps, *RELEASES)
     spec = spec_from_dict(kinds, row["step"])
     names = ("num_steps", "orders", "delta", "epsilon")
     given = {name: row[name] for name in names if name in row}
     with using_engine("numpy"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # next to no noise
+        warnings.simplefilter("ignore", UserWarning)  # almost no noise
         try:
             return _ask(row["question"], spec, given, ends)
         except NotImplementedError as error:
@@ -93,7 +93,7 @@ def _ask(question: str, step: Any, given: Row, ends: str) -> Row:
     value, info = getattr(jde, question)(step, **given, return_info=True)
     found = {"value": value, "certified": info.is_certified_bound}
     if ends != "none":
-        # Of no steps the ends are 0, at once.
+        # Without steps the ends are 0.
         wanted = info.is_certified_bound if ends == "needed" else True
         counts = np.where(wanted, given["num_steps"], 0)
         interval = getattr(jde, f"{question}_interval")
@@ -102,7 +102,7 @@ def _ask(question: str, step: Any, given: Row, ends: str) -> Row:
 
 
 def _too_little(step: Any, given: Row, noise: np.ndarray) -> np.ndarray:
-    """The largest noise of a few below one that is certified to be too little."""
+    """The largest of a few smaller noises that is certified to be too small."""
     known = np.zeros_like(noise)
     for share in LESS_NOISE:
         open_ = (known == 0) & (noise > 0) & np.isfinite(noise)
@@ -117,7 +117,7 @@ def _too_little(step: Any, given: Row, noise: np.ndarray) -> np.ndarray:
 
 
 def compared(kind: str, row: Row, found: Row) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields rules with whether each answer that was found keeps to them."""
+    """Yields rules with whether each answer satisfies them."""
     yield "refused alike", np.asarray(row.get("error") == found.get("error"))
     if "error" in row or "error" in found:
         return
@@ -142,12 +142,12 @@ def compared(kind: str, row: Row, found: Row) -> Iterator[tuple[str, np.ndarray]
     low = old * (1 - EXACT_WITHIN) - small
     yield "not below the exact answer", same | certified | (new >= low)
     yield "not above", same | certified | (new <= old * (1 + near) + small)
-    # Answers that were certified ends are so again, of another lattice.
+    # Answers that were certified ends are so again, from another lattice.
     yield "mostly as narrow", same | (new <= old * (1 + width) + small)
     if "upper" in found and "upper" in row:
         low, up = np.asarray(found["lower"]), np.asarray(found["upper"])
         old_low, old_up = np.asarray(row["lower"]), np.asarray(row["upper"])
-        # What was certified may be exact now: then nobody asks for its ends.
+        # A certified answer may be exact now; then its ends are not computed.
         asked = (old_up > 0) & (up > 0)
         yield "intervals overlap", ~asked | ((up >= old_low) & (low <= old_up))
         narrow = up <= old_up * (1 + width) + (SMALL_WIDTH if is_epsilon else 0.0)

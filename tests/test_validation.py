@@ -1,4 +1,4 @@
-"""The checks of arguments: what passes, what is refused and how it is named."""
+"""Checks of arguments: valid values, refusals and their messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WRONG = [True, [0.5, False], np.True_, "0.5", None, 1j, [[1], [1, 2]], ["a"]]
 
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("value", WRONG, ids=repr)
-def test_no_number(name, value):
+def test_other_types_than_numbers(name, value):
     with pytest.raises(TypeError, match="^x must be a number"):
         getattr(validation, name)("x", value)
 
@@ -79,7 +79,7 @@ def test_shapes_that_disagree_are_named():
 
 
 def test_minus_zero_becomes_zero():
-    """Its inverse is minus infinity, and noise of that would look like plenty."""
+    """Its inverse is minus infinity, which would pass as a large noise."""
     for check in (validation.real_array, validation.nonnegative_array):
         assert not np.signbit(check("noise", [-0.0, 1.0])).any()
 
@@ -92,7 +92,7 @@ def test_a_mask_is_not_silently_dropped():
 
 
 def test_a_number_while_another_thread_imports_jax(monkeypatch):
-    """Half a JAX is known by name already."""
+    """A partially imported JAX is already in sys.modules."""
     half = types.ModuleType("jax")
     monkeypatch.setitem(sys.modules, "jax", half)
     assert validation.nonnegative_array("x", 1.0) == 1.0

@@ -61,7 +61,7 @@ KEY = bytes(range(32))
 
 
 class Interrupted:
-    """Calls a function, but for one call, which is interrupted."""
+    """Calls a function, except for one call, which is interrupted."""
 
     def __init__(self, function, call):
         self.function, self.left = function, call
@@ -126,7 +126,7 @@ def grouped_step(data, *, rate=0.5, neighboring_relation="add_remove"):
 
 def protonet(seed=0):
     learner, params = _made_protonet(seed)
-    return learner, jax.tree.map(lambda leaf: leaf, params)  # dictionaries of its own
+    return learner, jax.tree.map(lambda leaf: leaf, params)  # its own dictionaries
 
 
 @functools.cache  # one learner is compiled once
@@ -140,7 +140,7 @@ adam, sgd = functools.cache(optax.adam), functools.cache(optax.sgd)
 
 
 def charged_run(path, budget, number=0, *, option=None, is_seeded=False):
-    """Makes a run's file, if there is none, and charges steps; returns the path."""
+    """Creates a run's file if there is none, and charges steps; returns the path."""
     if not path.exists():
         create_store(path, budget, is_seeded=is_seeded)
     if number:
@@ -155,7 +155,7 @@ _BUDGETS: dict[tuple, PrivacyBudget] = {}
 
 
 class PlainBudget(PrivacyBudget):
-    """Its epsilon is the Gaussian's without sampling: nothing has to be compiled.
+    """A budget by the Gaussian without sampling, so that nothing compiles.
 
     An upper bound by Bun and Steinke (2016), arXiv:1605.02065, Proposition 1.3.
     """
@@ -166,7 +166,7 @@ class PlainBudget(PrivacyBudget):
 
 
 def plain_trainer(*, num_steps=6, data=None, learner=None, step=GROUPED, **changes):
-    """A run with noise, on public sizes, that starts and takes steps at once."""
+    """A run with noise on public sizes that starts quickly."""
     model, params = protonet() if learner is None else learner
     arguments = {"l2_clip_norm": 0.5, "shots": SHOTS, "seed": 1, **changes}
     arguments.setdefault("optimizer", adam(0.05))
@@ -188,10 +188,10 @@ def trainer(
     delta=1e-5,
     **changes,
 ):
-    """A private few-shot run that takes milliseconds a step."""
+    """A private few-shot run with steps of milliseconds."""
     data = classes() if data is None else data
     step = grouped_step(data) if step is None else step
-    # The same few budgets are asked for by hundreds of tests.
+    # Hundreds of tests use the same few budgets.
     key = repr(step), epsilon, delta, num_steps
     if key not in _BUDGETS:
         _BUDGETS[key] = plan_budget(

@@ -1,6 +1,6 @@
-"""Engines: one source of every formula, float64 inside and NumPy outside on both.
+"""Engines: one source for every formula, float64 inside, NumPy results outside.
 
-And a process that compiles much does not run out of mappings.
+A process that compiles much does not exhaust its memory mappings.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def test_trees_and_dataclasses_go_in_and_out(engine):
 
 
 def kinds_of(parent):
-    """The classes below one of which there can be objects."""
+    """The instantiable subclasses of a class."""
     below = [k for c in parent.__subclasses__() for k in (c, *kinds_of(c))]
     return [k for k in dict.fromkeys(below) if not inspect.isabstract(k)]
 
 
-def test_no_mechanism_is_taken_for_another_by_jax():
-    """Equal trees with unlike hashes meet in JAX's caches once in a hundred times."""
+def test_jax_distinguishes_mechanisms():
+    """Equal trees with unequal hashes collide in JAX's caches one time in a hundred."""
     kinds = [kind for kind in kinds_of(PrivacyLoss) if kind.compiles]
     ones = [kind(*np.ones(len(dataclasses.fields(kind)))) for kind in kinds]
     same = compiled(lambda loss: loss)
@@ -111,7 +111,7 @@ def spaces(function):
     return seen
 
 
-def test_what_was_asked_for_runs_the_kernel(monkeypatch):
+def test_the_requested_engine_runs_the_kernel(monkeypatch):
     def call(kernel):
         return float64_boundary(kernel)(1.0)
 
@@ -126,7 +126,7 @@ def test_what_was_asked_for_runs_the_kernel(monkeypatch):
         assert engine_name() == name and spaces(call) == [space]
 
 
-def test_left_to_itself_it_takes_numpy_for_small_arguments(monkeypatch):
+def test_by_default_small_arguments_use_numpy(monkeypatch):
     monkeypatch.delenv(_engine.VARIABLE, raising=False)
     monkeypatch.setattr(_engine, "_COMPILED_ELEMENTS", 10)
 
@@ -139,8 +139,8 @@ def test_left_to_itself_it_takes_numpy_for_small_arguments(monkeypatch):
         assert spaces(call(10)) == [np] and choose_engine(5, 5) == "numpy"
 
 
-def test_what_is_compiled_already_is_used_at_once(monkeypatch, tmp_path):
-    """By this process, or by some other one onto the disk."""
+def test_compiled_kernels_are_used_at_once(monkeypatch, tmp_path):
+    """Compiled by this process, or by another one and cached on disk."""
     monkeypatch.delenv(_engine.VARIABLE, raising=False)
     # A quarter of the time to compile is that of 100 settings.
     some = _engine.Kernel("some", numpy_seconds=0.1, compile_seconds=40.0, least=10)
@@ -166,15 +166,15 @@ def test_what_is_compiled_already_is_used_at_once(monkeypatch, tmp_path):
         for _ in range(2):
             monkeypatch.setattr(_engine, "_compiled", set())
             assert first_size("other") == 10
-        assert first_size() == 100  # what was compiled before there was a folder
+        assert first_size() == 100  # compiled before the folder existed
         jax.config.update("jax_compilation_cache_dir", str(tmp_path / "missing"))
         monkeypatch.setattr(_engine, "_compiled", set())
-        assert first_size() == 100  # nothing can be noted there
+        assert first_size() == 100  # the folder is not writable
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_engines_that_there_are_not(monkeypatch):
+def test_unknown_engines_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="engine must be one of .* got 'torch'"):
         with using_engine("torch"):
             pass
@@ -203,7 +203,7 @@ assert "jax" not in sys.modules
 
 @pytest.fixture
 def cleared(monkeypatch):
-    """How often caches were cleared, each call being a look."""
+    """How often caches were cleared; each call is one check."""
     calls = []
     clear = jax.clear_caches
     monkeypatch.setattr(jax, "clear_caches", lambda: (calls.append(1), clear()))
@@ -232,7 +232,7 @@ def test_kernels_are_forgotten_and_compiled_again(cleared, monkeypatch, tmp_path
     assert jde.privacy_profile(STEP, 0.5) == first
 
 
-def test_a_look_is_not_taken_at_every_call(cleared, monkeypatch, tmp_path):
+def test_mappings_are_not_counted_at_every_call(cleared, monkeypatch, tmp_path):
     limit = tmp_path / "limit"
     limit.write_text("1")
     monkeypatch.setattr(_engine, "_MAPPINGS_LIMIT", limit)
@@ -251,7 +251,7 @@ def test_a_look_is_not_taken_at_every_call(cleared, monkeypatch, tmp_path):
 
 
 def test_a_callers_process_keeps_kernels_for_a_while(tmp_path, monkeypatch):
-    """In the body alone, and only for whoever has no cache."""
+    """Only within the block, and only without a cache of the caller."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     least = "jax_persistent_cache_min_compile_time_secs"

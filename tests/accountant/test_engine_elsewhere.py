@@ -1,4 +1,4 @@
-"""Questions that are asked inside of somebody else's jit, guard or forked process."""
+"""Questions within a caller's jit, transfer guard or forked process."""
 
 import os
 import sys
@@ -54,7 +54,7 @@ def test_known_numbers_are_answered_inside_a_trace_and_under_a_transfer_guard(as
 
 
 def _with_branches(x):
-    """One over x, and the square root of x, of which 0 and -1 are not asked."""
+    """1 / x and the square root of x, where 0 and -1 are not selected."""
     jnp = pytest.importorskip("jax").numpy
     return jnp.where(x > 0, 1 / x, 0.0), jnp.where(x >= 0, jnp.sqrt(x), 2.0)
 
@@ -62,7 +62,7 @@ def _with_branches(x):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["debug_nans", "debug_infs"])
 def test_branches_that_are_not_taken_may_be_infinite_or_nan(name):
-    """Who looks for NaN in a model of their own does not find our intermediates."""
+    """A caller's NaN check must not fail on our intermediate values."""
     jax = pytest.importorskip("jax")
     kernel = _engine.float64_boundary(_with_branches)
     x = np.array([-1.0, 0.0, 4.0])
@@ -81,14 +81,14 @@ def test_branches_that_are_not_taken_may_be_infinite_or_nan(name):
 
     with getattr(jax, name)(True):
         check(answers())
-        # The caller's own code is looked at, before and after.
+        # The caller's code is checked before and after.
         with pytest.raises(FloatingPointError):
             jax.numpy.log(-1.0 if name == "debug_nans" else 0.0)
     check(answers())
 
 
 def _nothing_known(x):
-    """An answer itself that is NaN or infinite."""
+    """An answer that is NaN or infinite."""
     jnp = pytest.importorskip("jax").numpy
     return jnp.where(x < 0, jnp.nan, 1 / x)
 

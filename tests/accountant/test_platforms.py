@@ -1,4 +1,4 @@
-"""Every kernel that may be compiled lowers for CUDA and TPU, which needs no device."""
+"""Every kernel that compiles lowers for CUDA and TPU, without a device."""
 
 import functools
 
@@ -53,7 +53,7 @@ def single(kernel, loss):
 
 
 def asked(loss):
-    """Kernels of one mechanism, each with what it is called with."""
+    """Kernels of one mechanism with their arguments."""
     yield exact(loss)
     for on_lattice in {False, loss.has_lattice}:
         yield rdp(kernels.best_epsilon, loss, on_lattice=on_lattice)

@@ -1,4 +1,4 @@
-"""Parquet: nested columns are refused where cells are read, damage is said."""
+"""Parquet: nested columns are refused where cells are read; damage is reported."""
 
 import base64
 
@@ -24,8 +24,8 @@ def test_nested_columns_are_refused(tmp_path, column):
         rows_of(path)
 
 
-def test_lists_are_found_behind_other_types(tmp_path):
-    """Arrow's schema, which a file may bring along, can call a list a dictionary."""
+def test_lists_are_found_inside_other_types(tmp_path):
+    """Arrow's schema in a file may declare a list as a dictionary."""
     path = tmp_path / "x.parquet"
     dressed = pa.schema([("a", pa.dictionary(pa.int32(), pa.list_(pa.int64())))])
     note = base64.b64encode(dressed.serialize().to_pybytes())

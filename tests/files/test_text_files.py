@@ -50,7 +50,7 @@ def test_columns_of_csv(tmp_path, content, expected):
         (b"a\n" + b"1\n" * 500, "must have at most max_bytes=1000 bytes"),
     ],
 )
-def test_csv_that_is_refused(tmp_path, monkeypatch, content, message):
+def test_invalid_csv_is_refused(tmp_path, monkeypatch, content, message):
     monkeypatch.setattr(csv_file, "MAX_LINE_BYTES", 40)
     with pytest.raises(ValueError, match=message):
         columns(written(tmp_path, content))
@@ -63,7 +63,7 @@ def test_only_plain_files_are_read(tmp_path):
         columns(tmp_path)
 
 
-def test_a_bad_line_costs_the_others_nothing(tmp_path, monkeypatch):
+def test_a_bad_line_leaves_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(csv_file, "MAX_LINE_BYTES", 10)
     path = written(tmp_path, b"a\n1\n" + b"2" * 30 + b'\n\n3,4\n"5" 6\n\xff\n7\n')
     found = list(csv_lines(path, errors="surrogateescape"))
@@ -85,13 +85,13 @@ def test_a_bad_line_costs_the_others_nothing(tmp_path, monkeypatch):
         ("[" * 10**5, "nested too deeply"),
     ],
 )
-def test_json_that_is_refused(text, message):
+def test_invalid_json_is_refused(text, message):
     with pytest.raises(ValueError, match=message) as found:
         parse_json(text)
     assert not isinstance(found.value, UnicodeError | json.JSONDecodeError)
 
 
-def test_infinity_is_json_where_it_is_allowed():
+def test_infinity_is_read_only_where_allowed():
     assert parse_json(b'{"a": [Infinity, 1]}') == {"a": [math.inf, 1]}
     for word in ("NaN", "Infinity", "-Infinity"):
         with pytest.raises(ValueError, match=f"{word} is not a JSON number"):
@@ -117,7 +117,7 @@ def test_plain_values():
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_a_table_is_there_whole_or_not_at_all(tmp_path, suffix):
+def test_tables_are_written_atomically(tmp_path, suffix):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
     path = tmp_path / f"x{suffix}"

@@ -1,1 +1,1 @@
-"""Untrusted input: strategies of broken input, and the readers to survive it."""
+"""Fuzzing: strategies of broken input, and the readers that must survive it."""

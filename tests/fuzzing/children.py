@@ -1,4 +1,4 @@
-"""Fuzzes a reader in a process of its own, which a case may end: it is kept then."""
+"""Fuzzes a reader in another process; a case that ends the process is kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST = 60.0
 
 
 def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
-    """Returns how many cases of a reader came to what, and the first that failed.
+    """Returns the number of cases by outcome, and the first failure.
 
     Args:
       target: the reader.
@@ -43,7 +43,7 @@ def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
         try:
             outcomes[outcome(target, case, folder)] += 1
         except Exception:
-            # Noted here, as Hypothesis may be unable to print the case. It tries
+            # Recorded here, as Hypothesis may be unable to print the case. It tries
             # smaller and smaller ones: the last is the smallest.
             failure = traceback.format_exc()
             shutil.copy(folder / CASE, folder / FAILED)
@@ -80,7 +80,7 @@ def fuzzed_in_child(
     find: Callable[[], list[Target]] = targets,
     longest: float = LONGEST,
 ) -> dict[str, Any]:
-    """Does as `fuzzed` in another process, and says so if a case ends that process.
+    """Runs `fuzzed` in another process; reports a case that ends that process.
 
     Args:
       name: of the reader.
@@ -96,7 +96,7 @@ def fuzzed_in_child(
         target=_fuzz_and_send, args=(name, cases, folder, find, sender)
     )
     child.start()
-    sender.close()  # the child's end alone is open: if it dies, there is an end
+    sender.close()  # only the child's end is open: if it dies, reading ends
     while not receiver.poll(1.0):
         if _age(folder / CASE) > longest:
             child.kill()
@@ -143,7 +143,7 @@ def _age(path: Path) -> float:
 
 
 def _end(exitcode: int | None) -> str:
-    """What a process ended with."""
+    """How a process ended."""
     if exitcode is not None and exitcode < 0:
         return signal.Signals(-exitcode).name
     return f"exit code {exitcode}"

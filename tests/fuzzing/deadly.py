@@ -1,4 +1,4 @@
-"""Readers with defects that no error reports, to see that the fuzzer does."""
+"""Readers with planted defects, which the fuzzer must report."""
 
 import os
 import time

@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 
-# Bytes that parsers stumble over.
+# Bytes that often break parsers.
 SNIPPETS = (
     b"\0",
     b"\xff",
@@ -57,7 +57,7 @@ SNIPPETS = (
 
 @st.composite
 def broken_bytes(draw: Any, seeds: tuple[bytes, ...]) -> bytes:
-    """One of some valid files with one to four places broken, or nothing of it."""
+    """A valid file with one to four broken places, or an empty one."""
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, len(data)))
@@ -69,9 +69,9 @@ def broken_bytes(draw: Any, seeds: tuple[bytes, ...]) -> bytes:
                 data[place:end] = draw(st.sampled_from(SNIPPETS))
             case 2:
                 data[place:end] = b""
-            case 3:  # cut off
+            case 3:  # truncated
                 del data[place:]
-            case 4:  # said twice
+            case 4:  # duplicated
                 data[place:place] = data[max(0, place - 40) : place]
             case 5 if data:
                 data[place % len(data)] ^= 1 << draw(st.integers(0, 7))
@@ -85,7 +85,7 @@ def _nested(depth: int) -> list[Any]:
     return value
 
 
-# Values that no field should choke on; those that can be changed are made anew.
+# Values that every field must handle; mutable ones are created anew.
 LEAVES: tuple[Any, ...] = (
     None,
     True,
@@ -141,7 +141,7 @@ LEAVES: tuple[Any, ...] = (
 
 
 def leaves() -> st.SearchStrategy[Any]:
-    """Values of every kind, wrong ones above all."""
+    """Values of every kind, mostly invalid ones."""
     return st.one_of(
         st.sampled_from(LEAVES).map(lambda leaf: leaf() if callable(leaf) else leaf),
         st.integers(-3, 40),
@@ -151,7 +151,7 @@ def leaves() -> st.SearchStrategy[Any]:
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something can be replaced: keys and places, from the top."""
+    """All places where something can be replaced: keys and indices, from the top."""
     if isinstance(value, dict):
         items: Any = list(value.items())
     elif isinstance(value, list):
@@ -168,7 +168,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def broken_documents(draw: Any, seeds: tuple[Any, ...]) -> Any:
-    """One of some valid descriptions with one to three fields replaced or removed."""
+    """A valid description with one to three fields replaced or removed."""
     document = copy.deepcopy(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(1, 3))):
         places = _places(document)

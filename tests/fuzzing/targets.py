@@ -1,4 +1,4 @@
-"""The readers of untrusted input, and with which errors each may refuse it."""
+"""The readers of untrusted input, and the errors each may raise."""
 
 import importlib.util
 import json
@@ -62,7 +62,7 @@ from jaxdp_episodic.trainer.run.release import (
     VERSION,
 )
 
-# What the docstrings announce; whatever else is raised is a defect.
+# Errors that docstrings announce; any other is a defect.
 CLEAR = (TypeError, ValueError, NotImplementedError, OSError)
 _SPECS = (
     Poisson,
@@ -96,16 +96,16 @@ def outcome(target: Target, case: Any, folder: Path) -> str:
     """Returns "accepted" or the class of the clear error that refused a case.
 
     Raises:
-      AssertionError: an error without a message, or one that is none of ours.
+      AssertionError: an unexpected error, or one without a message.
     """
     try:
-        # A warning is not a clear error: NumPy's are signs of arithmetic gone wrong.
+        # A warning is no clear error: NumPy's are signs of wrong arithmetic.
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             target.read(case, folder)
     except CLEAR as error:
         assert str(error), f"{type(error).__name__} without a message"
-        # Of bytes and places, and without a word on where they are.
+        # Its message has bytes and offsets, but no file.
         assert not isinstance(error, UnicodeError), str(error)
         return type(error).__name__
     return "accepted"
@@ -232,7 +232,7 @@ def _events() -> st.SearchStrategy[Any]:
 
 
 def _event_of(given: dict[str, Any], known_alone: bool) -> SimpleNamespace:
-    """An event, mostly with all that it needs and no field that is not known."""
+    """An event, mostly complete and without unknown fields."""
     usual = {
         "noise_multiplier": 1.0,
         "sampling_probability": 0.1,
@@ -278,7 +278,7 @@ def _shard(manifest: dict[str, Any], whole: bytes) -> Callable[[bytes, Path], An
         (folder / SHARDS).mkdir(exist_ok=True)
         opened = SweepFolder(folder, manifest)
         opened.shard(0).write_bytes(case)
-        # No error: what is not whole is evaluated again.
+        # No error: damaged shards are evaluated again.
         assert (opened.load(0) is not None) == (case == whole)
 
     return load
@@ -292,7 +292,7 @@ def _table_columns(names: list[str], rows: int) -> Callable[[Path], Any]:
     return columns
 
 
-# What describes a release of a small model after statistics; its parameters are whole.
+# The description of a release of a small model; its parameters are valid.
 _RELEASE = {
     "format": FORMAT,
     "version": VERSION,
@@ -334,7 +334,7 @@ def _release(case: Any, folder: Path) -> None:
 
 
 def _json_safe(document: Any) -> bool:
-    """False for what no JSON file can hold."""
+    """Whether a JSON file can hold the value."""
     try:
         json.dumps(document, default=str)
     except (TypeError, ValueError, RecursionError):

@@ -57,7 +57,7 @@ def refused(arguments, capsys):
 @pytest.mark.few(17)
 @pytest.mark.parametrize(
     ("command", "name"),
-    # All commands read files alike: each meets a third of them, and each file some.
+    # Commands share their readers: each gets a third of the files.
     [
         pytest.param(command, name, marks=[pytest.mark.slow] * ((i + j) % 3 > 0))
         for i, command in enumerate(VALID)
@@ -109,7 +109,7 @@ FIELDS = (
 @pytest.mark.few(22)
 @pytest.mark.parametrize(
     ("command", "field", "value"),
-    # All fields are read alike: each meets a third of these, and each of these some.
+    # Fields share their checks: each gets a third of the values.
     [
         pytest.param(*field, value, marks=[pytest.mark.slow] * ((i + j) % 3 > 0))
         for i, field in enumerate(FIELDS)
@@ -190,7 +190,7 @@ def test_units_that_cannot_be_listed(tmp_path, capsys):
     assert "at most 100,000,000 protected units" in error
 
 
-def test_a_folder_that_is_no_sweep(tmp_path, capsys):
+def test_a_folder_without_a_sweep_is_refused(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     refused(["plot", tmp_path], capsys)
     for content in (b"", b"\xff", b"[" * 10**6, b"{}", b'{"version": 1}', b"1e999"):

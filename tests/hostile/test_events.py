@@ -1,4 +1,4 @@
-"""Events of dp_accounting that are small to write and large to take apart."""
+"""Events of dp_accounting that are small to write and large to expand."""
 
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ def doubled(event: Any, times: int) -> Any:
     return event
 
 
-def test_a_billion_laughs_are_counted_one_by_one_only_once():
+def test_exponentially_nested_events_are_expanded_once():
     assert from_dp_event(doubled(Gaussian(), 40)).counts == (2**40,)
     both = Composed([Gaussian(2.0), doubled(Gaussian(3.0), 30), Gaussian(2.0)])
     run: Any = from_dp_event(both)
@@ -45,7 +45,7 @@ def test_a_billion_laughs_are_counted_one_by_one_only_once():
     assert inside.steps[0].noise_multiplier == pytest.approx(3 / 2**10, rel=1e-9)
 
 
-def test_counts_that_no_run_has_are_refused():
+def test_impossible_counts_are_refused():
     with pytest.raises(ValueError, match="count must"):
         from_dp_event(doubled(Gaussian(), 2000))
     with pytest.raises(ValueError, match="count must"):
@@ -65,7 +65,7 @@ def test_an_event_within_itself_is_refused():
         from_dp_event(Sampled(loop))
 
 
-def test_what_only_looks_like_an_event_is_refused():
+def test_look_alikes_of_events_are_refused():
     class Odd(NamedTuple):
         class_name: Any
 
@@ -86,7 +86,7 @@ class Selected(NamedTuple):
     class_name: str = "RepeatAndSelectDpEvent"
 
 
-def test_samples_nest_as_deeply_as_anybody_likes():
+def test_samples_may_be_nested_deeply():
     deep: Any = Gaussian()
     for _ in range(5000):
         deep = Sampled(deep, 0.999)
@@ -102,7 +102,7 @@ def test_samples_nest_as_deeply_as_anybody_likes():
         from_dp_event(selected)
 
 
-def test_a_sample_of_itself_is_refused():
+def test_a_sample_that_contains_itself_is_refused():
     class PoissonSampledDpEvent:
         sampling_probability = 0.5
 

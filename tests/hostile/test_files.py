@@ -1,4 +1,4 @@
-"""Untrusted files of data: nothing runs, nothing leads elsewhere."""
+"""Untrusted data files: no code runs, no path leads outside."""
 
 import os
 import struct
@@ -22,7 +22,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 
 class Runs:
-    """Leaves a file behind when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -110,7 +110,7 @@ def test_honest_arrays_of_other_orders_and_versions_are_read(tmp_path):
         "\x7f",
     ],
 )
-def test_names_in_archives_lead_nowhere(tmp_path, name):
+def test_names_in_archives_do_not_lead_outside(tmp_path, name):
     path = tmp_path / "in" / "x.npz"
     path.parent.mkdir()
     np.savez(path, features=np.zeros((2, 1)), labels=np.arange(2))
@@ -121,7 +121,7 @@ def test_names_in_archives_lead_nowhere(tmp_path, name):
     assert [file.name for file in tmp_path.rglob("*")] == ["in", "x.npz"]
 
 
-def test_bytes_that_are_no_values_are_refused(tmp_path):
+def test_invalid_bytes_are_refused(tmp_path):
     path = tmp_path / "x.npz"
     np.savez(path, features=np.zeros((2, 1), bool), labels=np.array(["a", "b"]))
     content = path.read_bytes()
@@ -167,7 +167,7 @@ def test_other_programs_are_not_asked_to_read_images(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-def test_class_names_that_are_no_text_are_refused(tmp_path):
+def test_undecodable_class_names_are_refused(tmp_path):
     folder = tmp_path / "data" / "a\udcff"
     try:
         folder.mkdir(parents=True)
@@ -227,7 +227,7 @@ def test_parquet_of_usual_types(tmp_path):
         assert table.features[:, 0].tolist() == [1, 3, 2]
 
 
-def test_adapters_refuse_what_is_no_number():
+def test_adapters_refuse_other_types_than_numbers():
     good = {"image": [1.0, 2.0], "label": 1}
     assert from_tfds([good]).num_examples == 1
     for bad in ([1j], ["a"], [None], [[1], [1, 2]], {"a": 1}, 10**400):
@@ -255,7 +255,7 @@ def test_adapters_refuse_what_is_no_number():
         (b"\na = [" + b"[" * 65, "nested deeper than 64 levels in line 2"),
     ],
 )
-def test_toml_that_is_refused(tmp_path, content, message):
+def test_hostile_toml_is_refused(tmp_path, content, message):
     path = tmp_path / "x.toml"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
@@ -284,7 +284,7 @@ def test_toml_that_only_looks_nested_is_read(tmp_path, content, expected):
 
 @pytest.fixture
 def pipe(tmp_path):
-    """Makes a pipe whose reader waits; for a second, if it is not refused."""
+    """A pipe whose reader would wait for a second if it were not refused."""
     opened = []
 
     def release():
@@ -319,7 +319,7 @@ def pipe(tmp_path):
         (["epsilon", "--batch"], "x.csv"),
     ],
 )
-def test_a_pipe_is_no_file(tmp_path, pipe, capsys, arguments, name):
+def test_pipes_are_refused(tmp_path, pipe, capsys, arguments, name):
     needs_out = {"sweep", "train", "plan", "--batch"} & {*arguments}
     out = ["--out", str(tmp_path / "out.csv")] * bool(needs_out)
     for path in (pipe(name), Path("/dev/zero")):

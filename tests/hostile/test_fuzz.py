@@ -1,6 +1,6 @@
-"""Every reader survives whatever Hypothesis makes of valid files: a clear error.
+"""Every reader gives a clear error for files that Hypothesis has broken.
 
-The full count is that of ``experiments/trust/fuzz.py``.
+``experiments/trust/fuzz.py`` runs the full number of cases.
 """
 
 import tempfile

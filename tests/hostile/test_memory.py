@@ -1,6 +1,6 @@
 """Tiny files that claim or unpack to gigabytes: refused quickly, in little memory.
 
-One process of our own reads them all, with a limit of its address space.
+A separate process with a limited address space reads them all.
 """
 
 import json
@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
-MORE_MIB = 768  # than the process has once everything is imported
+MORE_MIB = 768  # above the process's memory after its imports
 SECONDS = 10.0  # for one file, on a busy machine; most take milliseconds
 
 CHILD = textwrap.dedent(
@@ -115,7 +115,7 @@ def npz_bombs(folder: Path) -> list[tuple[str, Path]]:
 
 
 def lied_size(folder: Path) -> Path:
-    """The listing and the array claim 3 GiB, of which there is nothing."""
+    """The archive and its array claim 3 GiB and contain nothing."""
     path = archive(folder / "lied.npz", npy(f"({3 * 2**27},)"), zipfile.ZIP_STORED)
     data = bytearray(path.read_bytes())
     entry = data.index(b"PK\x01\x02")
@@ -258,7 +258,7 @@ def test_no_file_takes_much_memory_or_time(tmp_path):
     )
     results = [json.loads(line) for line in child.stdout.splitlines()]
     assert len(results) == len(attacks), child.stderr[-2000:]
-    # Of a batch with a bad line the rows are errors, the file is not.
+    # In a batch with a bad line the rows are errors, not the file.
     clear = ("ValueError", "TypeError")
     by_row = ("deep.jsonl", "long.jsonl", "twice.jsonl")
     wrong = [

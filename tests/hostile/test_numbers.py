@@ -1,4 +1,4 @@
-"""Numbers at the edge of what numbers are: a clear error, or a sound answer."""
+"""Extreme numbers: a clear error or a sound answer."""
 
 import math
 import warnings
@@ -17,7 +17,7 @@ from rows import fast_and_slow
 
 POISSON = jde.MultistageSampling(jde.Poisson("u", sampling_probability=0.1))
 STEP = jde.GaussianStep(POISSON, noise_multiplier=1.0)
-HUGE = 10**5000  # more digits than Python writes out
+HUGE = 10**5000  # more digits than Python prints
 
 NO_NUMBERS = (
     True,
@@ -140,7 +140,7 @@ CALLS = {
 
 
 def answered(call, value):
-    """The answer, which is no NaN and not negative, or None after a clear error."""
+    """The answer, which must not be NaN or negative, or None after a clear error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -154,7 +154,7 @@ def answered(call, value):
     return answer
 
 
-# A search for a rate takes longest: those left out have a like beside them.
+# Searches for a rate take longest: similar ones are left out.
 RATES = ("rate, epsilon", "rate, noise")
 # Searches, whose noise "epsilon, noise" and "delta, noise" check without one.
 SEARCHES = ("rate, noise", "steps, noise")
@@ -182,14 +182,14 @@ def test_numbers_at_the_edge(name, all_numbers):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_no_number_is_a_type_error(name):
+def test_other_types_are_type_errors(name):
     for value in NO_NUMBERS:
         with pytest.raises(TypeError):
             CALLS[name](value)
 
 
 @pytest.mark.parametrize("name", ["epsilon, noise", "epsilon, probability", "rates"])
-def test_what_no_float_holds_is_named(name):
+def test_numbers_beyond_floats_are_named(name):
     for value in (HUGE, -HUGE, [1.0, HUGE], [2**64]):
         with pytest.raises(ValueError, match="must fit into 64 bits"):
             CALLS[name](value)
@@ -203,7 +203,7 @@ def test_what_no_float_holds_is_named(name):
             CALLS[name](value)
 
 
-def test_a_traced_value_is_no_number():
+def test_traced_values_are_refused():
     with pytest.raises((TypeError, jax.errors.ConcretizationTypeError)):
         jax.jit(lambda noise: epsilon(sampled(noise_multiplier=noise)))(1.0)
 
@@ -226,7 +226,7 @@ def test_no_answer_is_below_the_truth(examples):
     settings(max_examples=examples)(given(**FULL_BATCH)(is_not_below_the_truth))()
 
 
-# Everything of the step, so that the truth is known.
+# Full participation, so that the truth is known.
 FULL_BATCH = {
     "log_noise": st.floats(-30, 30),
     "num_steps": st.sampled_from([1, 7, 10**6, 2**53]),

@@ -56,7 +56,7 @@ def test_an_edited_manifest_is_refused(folder, key, value):
     assert saved_chunks(folder.path) is None
 
 
-def test_a_shard_that_is_not_whole_is_not_used(folder):
+def test_a_damaged_shard_is_not_used(folder):
     file = folder.shard(0)
     whole = file.read_bytes()
     for content in (b"", whole[:-1], whole + b"\0", whole[:-1] + b"\1", bytes(999)):
@@ -68,7 +68,7 @@ def test_a_shard_that_is_not_whole_is_not_used(folder):
     assert folder.load(0) is not None
 
 
-def test_files_that_are_not_ours_are_not_removed(tmp_path, sweep, folder):
+def test_foreign_files_are_not_removed(tmp_path, sweep, folder):
     (folder.path / SHARDS / "thesis").write_text("years of work")
     folder.remove_shards()
     assert [f.name for f in (folder.path / SHARDS).iterdir()] == ["thesis"]
@@ -110,14 +110,14 @@ def test_a_table_of_other_columns_or_rows_is_refused(tmp_path):
         ({"field": "size", "values": [10**400]}, "64 bits"),
     ],
 )
-def test_axes_that_numbers_cannot_hold(axis, message):
+def test_axes_beyond_floats_are_refused(axis, message):
     with pytest.raises(ValueError, match=message):
         Axis(**axis).points()
 
 
 @pytest.mark.parametrize("place", ["type", "sampling"])
 def test_nesting_deeper_than_the_stack(place):
-    """Before anything follows it, such as what fills in the names of fields."""
+    """It is refused before any recursion, such as filling in names of fields."""
     deep = {}
     for _ in range(5000):
         deep = {place: deep}

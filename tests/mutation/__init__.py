@@ -1,1 +1,1 @@
-"""Faults planted in the real code, and the checks that have to notice."""
+"""Faults planted in the real code, and the checks that must detect them."""

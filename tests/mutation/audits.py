@@ -30,8 +30,8 @@ CLIP, NOISE, DIVISOR = 0.01, 2.0, 4.0
 _LOUD = 1_000.0
 _CHOOSING = 0.3
 
-# Everybody is drawn: no draw hides how far one unit moves the sum. It is C where the
-# unit is clipped itself, 2C where it is an example of an episode: the claim is then
+# Everybody is drawn, so sampling hides nothing. One unit changes the sum by C if the
+# unit itself is clipped, by 2C if it is an example of an episode: the claim is then
 # that of `EPISODE`, by an accountant that several checks share.
 _ALL = jde.Poisson("unit", sampling_probability=1.0)
 ONCE = jde.GaussianStep(_ALL, noise_multiplier=NOISE)
@@ -49,7 +49,7 @@ EPISODE = jde.GaussianStep(
 
 
 class Rows(NamedTuple):
-    """Clip units whose contributions are what they hold."""
+    """Clip units whose contribution is their content."""
 
     contribution: Any
     unit_mask: Any
@@ -72,12 +72,12 @@ def _audit_gradient(
 ) -> Verdict:
     """Audits `PrivateGradient` on two fixed blocks, with the unit and without.
 
-    The score is one number of a release, large where the unit seems to be there; what
-    is claimed is the epsilon of one such ``step``.
+    The score is one number of a release, large if the unit seems to be present; the
+    claim is the epsilon of one such ``step``.
     """
     gradient = private_gradient.PrivateGradient(loss, noise=noise)
     multiplier = float(step.noise_multiplier) if noise == DISCRETE else NOISE
-    # Sums of the same block are the same: none is computed again.
+    # The sum of a block is computed once.
     summed, sums = gradient._sum, {}
 
     def known_sum(params: Any, blocks: list[Any], clip: Any) -> Any:
@@ -105,7 +105,7 @@ def _audit_gradient(
 
 
 def _verdict(scores: dict[bool, np.ndarray], step: jde.GaussianStep) -> Verdict:
-    """Scores with the unit and without it, against the claim about one such step."""
+    """The verdict of scores with and without the unit on the claim about one step."""
     choosing = int(_CHOOSING * len(scores[True]))
     bounds = score_bounds(
         (scores[True][:choosing], scores[False][:choosing]),
@@ -122,7 +122,7 @@ def _audit_rows(
     score: Callable[[Any], Any],
     effort: Effort,
 ) -> Verdict:
-    """Audits what others' contributions and one unit's, the last row, become."""
+    """Audits rows of contributions; the last row is the unit's."""
     params, blocks = _in_and_out(others, unit)
     return _audit_gradient(_dot, params, blocks, ONCE, score, effort)
 
@@ -130,7 +130,7 @@ def _audit_rows(
 def _in_and_out(
     others: dict[str, np.ndarray], unit: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], dict[bool, Rows]]:
-    """Parameters of zero, and the rows of all units, with the last one and without."""
+    """Zero parameters, and the rows with and without the last unit."""
     number = len(next(iter(others.values())))
     rows = {name: np.vstack([others[name], unit[name]]) for name in unit}
     rows = {name: row.astype(np.float32) for name, row in rows.items()}
@@ -159,7 +159,7 @@ def hardened_unit(effort: Effort) -> Verdict:
 
 
 def silent_unit(effort: Effort) -> Verdict:
-    """A unit whose contribution is zero, next to another: only the number tells."""
+    """A unit with zero contribution beside another: only the count reveals it."""
     nothing = np.zeros(256)
     return _audit_rows(
         {"a": nothing[None]},
@@ -197,7 +197,7 @@ def _protonet_block(*, with_unit: bool) -> Block:
 
 
 def support_example(effort: Effort) -> Verdict:
-    """An example in the support of a ProtoNet episode, which is clipped as a whole."""
+    """A support example of a ProtoNet episode that is clipped as a whole."""
     learner: Any = ProtoNet(lambda params, inputs: params["w"] * inputs, ways=_WAYS)
     return _audit_gradient(
         contribution_loss(learner, (_WAYS, 2), shots=1),
@@ -210,7 +210,7 @@ def support_example(effort: Effort) -> Verdict:
 
 
 def clipped_by_slot(loss: Any, params: Any, unit: Block, clip: jax.Array) -> Any:
-    """What a fault does: each class's queries are a contribution of their own."""
+    """A fault: each class's queries are a separate contribution."""
 
     def of_class(place: jax.Array) -> Any:
         is_support = jnp.arange(2) < 1
@@ -225,7 +225,7 @@ def clipped_by_slot(loss: Any, params: Any, unit: Block, clip: jax.Array) -> Any
 
 
 def trainer_steps(effort: Effort) -> Verdict:
-    """Two runs of the trainer, with a task that shouts and without it."""
+    """Two runs of the trainer, with and without a task of large gradients."""
     audit = audit_steps(_tasks(), num_draws=effort.trainer_steps, deltas=DELTAS)
     return of_bounds(audit.bounds, audit.claimed)
 
@@ -266,25 +266,25 @@ def _tasks() -> Training:
 def _described(
     step: jde.GaussianStep, delta: float, effort: Effort, num_steps: int = 1
 ) -> Verdict:
-    """The accountant's claim about steps against the steps themselves, drawn."""
+    """The accountant's claim about steps against simulated steps."""
     claimed = float(jde.epsilon(step, num_steps=num_steps, delta=delta))
     worlds = worlds_of(*made_up(step), 0, -1.0)
     noise = float(step.noise_multiplier)
     found = divergence(worlds, noise, claimed, effort.draws, num_steps)
-    # Some three standard errors of a mean of so many draws.
+    # About three standard errors of a mean of this many draws.
     slack = 3 * np.sqrt(delta * (1 - delta) / effort.draws)
     words = f"delta {found:.4f} drawn, {delta:g} claimed at epsilon {claimed:.3f}"
     return Verdict(bool(found > delta + slack), words)
 
 
 def swapped_example(effort: Effort) -> Verdict:
-    """Without replacement an example's place is taken by another: 2C."""
+    """Without replacement another example takes an example's place: 2C."""
     scheme = jde.WithoutReplacement("example", size=10, population=20)
     return _described(jde.GaussianStep(scheme, noise_multiplier=2.0), 0.05, effort)
 
 
 def classmates(effort: Effort) -> Verdict:
-    """Examples clipped one by one, of drawn tasks: their task's draw is seen."""
+    """Examples of drawn tasks, clipped one by one: their task's draw is visible."""
     sampling = jde.MultistageSampling(
         jde.WithoutReplacement("task", size=1, population=4),
         jde.WithoutReplacement("example", size=10, population=20),

@@ -39,35 +39,35 @@ class _Killed(BaseException):
 
 
 class Run(NamedTuple):
-    """What an attacker sees of a run, and what it held."""
+    """What an attacker sees of a run, and what the run held."""
 
-    canaries: int  # as many entries; the first half of them is in the data
+    canaries: int  # number of units and entries; the first half is in the data
     drawn: dict[int, list[int]]  # by turn: users
     released: dict[int, np.ndarray]  # by turn: the decoded sum
-    starts: list[int]  # turns at which a memory was empty
+    starts: list[int]  # turns at which the memory was empty
     coefficients: np.ndarray  # of norm 1
 
     @property
     def noise(self) -> dict[int, np.ndarray]:
-        """By turn: what the decoded sum has beside the sum of contributions of -1."""
+        """By turn: the decoded sum minus the sum of contributions of -1."""
         sums = {turn: np.zeros(self.canaries) for turn in self.released}
         for turn, total in sums.items():
             total[self.drawn[turn]] = -1.0
         return {turn: self.released[turn] - total for turn, total in sums.items()}
 
     def rise(self, turn: int) -> float:
-        """The deviation of a decoded sum's noise, in that of a row of column norm 1."""
+        """Noise deviation of a decoded sum, relative to a row of column norm 1."""
         length = turn - self.start(turn) + 1
         unit = np.eye(1, length).ravel()
         return float(np.linalg.norm(lfilter([1.0], self.coefficients, unit)))
 
     def start(self, turn: int) -> int:
-        """The turn at which the memory of this one began."""
+        """The turn at which the memory of this turn began."""
         return max(start for start in self.starts if start <= turn)
 
 
 def _step(noise: float = NOISE) -> jde.GaussianStep:
-    """Everybody in the group whose turn it is takes part."""
+    """Everybody in the current group takes part."""
     sampling = jde.MultistageSampling(
         jde.Poisson("user", sampling_probability=1.0),
         jde.WithoutReplacement("example", size=1, population=1),
@@ -79,7 +79,7 @@ def _step(noise: float = NOISE) -> jde.GaussianStep:
 
 
 def _trainer(canaries: int, noise: float, clipping: ClippingConfig | None) -> Trainer:
-    """Users whose gradients are far too long, each in an entry of its own."""
+    """Users with gradients far above the clip norm, each in its own entry."""
     there = canaries // 2
     features = np.zeros((there, canaries), np.float32)
     features[np.arange(there), np.arange(there)] = 1_000.0
@@ -108,7 +108,7 @@ _LEARNER = Supervised(
 def killed(
     canaries: int, noise: float = NOISE, clipping: ClippingConfig | None = None
 ) -> Run:
-    """A run that dies three times, and gives up one step more in a process."""
+    """A run that is killed three times and drops one more step within a process."""
     drawn: dict[int, list[int]] = {}
     released: dict[int, np.ndarray] = {}
     starts, lost, dies = [0], {8: True, 15: False}, {12, 19}
@@ -167,13 +167,13 @@ def killed(
 
 
 def canaries(effort: Effort) -> Verdict:
-    """Everybody's likelihood ratio, in the data and not, against the claim.
+    """Likelihood ratios of users in the data and not, against the claim.
 
-    The attacker knows each user's group, and of those who are not there one at random.
+    The attacker knows each user's group; absent users get a random one.
     """
     run = killed(min(effort.releases, _MOST))
     half = run.canaries // 2
-    rows = {  # what was released before decoding
+    rows = {  # the releases before decoding
         turn: sum(
             c * run.released[turn - i]
             for i, c in enumerate(run.coefficients)
@@ -188,7 +188,7 @@ def canaries(effort: Effort) -> Verdict:
     for turn in run.released:
         for i, c in enumerate(run.coefficients):
             if turn + i in rows and run.start(turn + i) <= turn:
-                ratio = c * (rows[turn + i] + c / 2)  # of likelihoods, negative
+                ratio = c * (rows[turn + i] + c / 2)  # negative log likelihoods
                 scores -= np.where(group == turn % BANDS, ratio, 0.0)
     scores = np.random.default_rng(1).permutation(scores.reshape(2, half), axis=1)
     choosing = int(SHARE * half)
@@ -211,7 +211,7 @@ def turns(effort: Effort) -> Verdict:
 
 
 def decoded(effort: Effort) -> Verdict:
-    """What the optimizer gets is the sum, and noise with mean zero."""
+    """The optimizer gets the sum plus noise with mean zero."""
     deviation = 0.5
     run = killed(min(effort.releases, _MOST), deviation)
     found = [

@@ -1,4 +1,4 @@
-"""The check of the ledger: a run that is killed and taken up again."""
+"""The check of the ledger: a run that is killed and resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxdp_episodic.trainer.run import run_files
 from mutation.verdicts import Effort, Verdict
 from training_runs import plain_trainer
 
-# Killed with the fourth gradient in hand; the last checkpoint was after two steps.
+# Killed with the fourth gradient computed; the last checkpoint was after two steps.
 STEPS, EVERY, KILLED_AT = 6, 2, 4
 
 
@@ -32,7 +32,7 @@ def killed_and_resumed(effort: Effort) -> Verdict:
     At the moment of a release the run's folder is copied, which is what a killed
     process leaves, and the run goes on from the copy.
     """
-    del effort  # one run says it all
+    del effort  # one run suffices
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder, left = Path(name) / "run", Path(name) / "left"
         releases = _watched(patch, folder, left)
@@ -61,11 +61,11 @@ def _refused(error: Exception, folder: Path) -> Verdict:
 
 
 def _run(folder: Path, *, resume: bool = False) -> None:
-    """Trains with randomness of its own."""
+    """Trains an unseeded run."""
     trainer = plain_trainer(num_steps=STEPS, seed=None)
     if resume:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the step that was broken off is given up
+            warnings.simplefilter("ignore")  # the interrupted step is dropped
             trainer.resume(folder)
     trainer.train(folder, checkpoint_every=EVERY)
 

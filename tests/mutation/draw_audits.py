@@ -1,4 +1,4 @@
-"""Checks that audit what is released of the sampler's draws."""
+"""Checks that audit releases of the sampler's draws."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _EPOCH, _CLASS = 10, 20
 
 
 def epoch(effort: Effort) -> Verdict:
-    """One example of ten, drawn with a chance of a tenth, in ten steps.
+    """One of ten examples, drawn with probability .1 in ten steps.
 
-    By coins it is in none of them with a chance of 0.35, and nothing shows.
+    With Poisson sampling it is in no step with probability 0.35.
     """
     sampling = jde.Poisson("example", sampling_probability=1 / _EPOCH)
     step = jde.GaussianStep(sampling, noise_multiplier=0.2)
@@ -67,7 +67,7 @@ def _audit(
     deltas: Sequence[float],
     score: Callable[[Any], Any],
 ) -> Verdict:
-    """Audits the noised sums of so many steps of a new sampler.
+    """Audits the noised sums of some steps of a new sampler.
 
     ``contributions`` are the examples', in clip norms.
     """
@@ -79,7 +79,7 @@ def _audit(
             step.design,
             trees[with_unit],
             clip_unit=str(step.clip_unit),
-            # Or it would refuse a list that lost a unit, before anything is drawn.
+            # Otherwise it would refuse a list without the unit before the draw.
             population_is_accounted=True,
         )
         draws = [sampler.draw(generator) for _ in range(num_steps)]
@@ -100,7 +100,7 @@ def _audit(
 
 
 def swapped_in_an_epoch(effort: Effort) -> Verdict:
-    """Ten examples and ten steps: nine pull one way, and one is turned round."""
+    """Ten examples and ten steps: nine contribute +1, and one is flipped."""
     step = jde.GaussianStep(
         jde.RandomAllocation("example", steps_per_epoch=_EPOCH),
         noise_multiplier=1.0,
@@ -127,7 +127,7 @@ def swapped_in_an_epoch(effort: Effort) -> Verdict:
         claimed=np.asarray(claims),
         deltas=deltas,
         num_draws=effort.draws,
-        # A batch of one is moved by two where the others' sums are all alike.
+        # A batch of one changes by two, while the others' sums are equal.
         score=lambda sums: np.logaddexp.reduce(2 * np.asarray(sums)),
     )
     return of_bounds(audit.bounds, audit.claimed)

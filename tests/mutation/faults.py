@@ -1,4 +1,4 @@
-"""The classic faults, each as the lines it changes and the check that notices."""
+"""The classic faults: the lines each changes, and the check that detects it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that audit one person with all of her examples."""
+"""Checks that audit one person with all of the person's examples."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def owned(codes: np.ndarray, sizes: object, *names: str) -> ExampleTable:
 
 
 def person_in_episodes(effort: Effort) -> Verdict:
-    """Three classes in every step; each shows three of ten examples, one is hers.
+    """Three classes in every step with three of ten examples each, one the person's.
 
-    All that is drawn in her place contributes the opposite, and tells she was not.
+    What is drawn in the person's place contributes the opposite.
     """
     sampling = jde.MultistageSampling(
         jde.Poisson("class", sampling_probability=1.0),
@@ -60,7 +60,7 @@ def person_in_episodes(effort: Effort) -> Verdict:
 
 
 def examples_of_person(effort: Effort) -> Verdict:
-    """Twenty examples of hers, each clipped and each with a coin of its own."""
+    """Twenty examples of a person, each clipped and Poisson sampled."""
     step = jde.GaussianStep(
         jde.Poisson("example", sampling_probability=0.3),
         noise_multiplier=5.0,
@@ -83,7 +83,7 @@ def examples_of_person(effort: Effort) -> Verdict:
 
 
 def together(units: np.ndarray) -> np.ndarray:
-    """What a fault does: her examples, the last ones, come all or not at all."""
+    """A fault: the person's examples, the last ones, are drawn all or none."""
     hers = np.arange(_OTHERS, _OTHERS + _OF_ONE)
     return np.concatenate(
         [units[units < _OTHERS], hers[: _OF_ONE * (hers[0] in units)]]
@@ -91,9 +91,9 @@ def together(units: np.ndarray) -> np.ndarray:
 
 
 def people_in_blocks(effort: Effort) -> Verdict:
-    """Pairs of people; the first one is on the list, in the data or not.
+    """Pairs of people; the first one is listed, with or without data.
 
-    An episode of her, or of two who follow each other, contributes +1, others -1.
+    An episode with the person, or of two consecutive people, contributes +1, others -1.
     """
     inside = jde.MultistageSampling(
         jde.WithoutReplacement("class", size=1, population=1),
@@ -113,7 +113,7 @@ def people_in_blocks(effort: Effort) -> Verdict:
     )
 
     def world(first: int) -> World:
-        # Who is not in the data has no place among those who are.
+        # A person without data has no place among those with data.
         there = np.arange(_PEOPLE - first)
         data = owned(there, [len(there)], "class", "example")
 

@@ -1,4 +1,4 @@
-"""Faults in what a person is charged, or in how her examples are drawn."""
+"""Faults in a person's charge, or in the draw of a person's examples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Plants a fault: runs a copy of one of our functions with other lines in it.
+"""Plants a fault: runs a copy of a function with changed lines.
 
 A fault is written as the text it replaces. Text that is not in the function exactly
-once is refused, so a fault cannot silently turn into none when the code changes.
+once is refused, so a fault cannot silently disappear when the code changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Edit(NamedTuple):
       owner: the module or class that holds the function.
       function: its name there.
       old: text in it, without the function's own indentation.
-      new: what stands there instead.
+      new: the text that replaces it.
     """
 
     owner: Any
@@ -75,7 +75,7 @@ def planted(
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and who notices.
+    """A fault, and the check that detects it.
 
     Attributes:
       name: what people call it.
@@ -112,7 +112,7 @@ class Fault:
 
 
 def _forget_compiled() -> None:
-    """What was built of the functions before is built again."""
+    """Clears caches that were built from the original functions."""
     for path, module in list(sys.modules.items()):
         if path.startswith("jaxdp_episodic.trainer."):
             for value in list(vars(module).values()):
@@ -122,7 +122,7 @@ def _forget_compiled() -> None:
 
 
 def _importers(original: Any, name: str) -> list[Any]:
-    """Our modules that hold the function under its name."""
+    """Modules of the package that hold the function under its name."""
     return [
         module
         for path, module in sys.modules.items()

@@ -1,4 +1,4 @@
-"""Checks of the sampler: exact tests of what it draws, and of what reaches a step."""
+"""Checks of the sampler: exact tests of its draws, and of the blocks of a step."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def drawn(name: str, effort: Effort) -> Verdict:
 
 
 def drawn_tasks(effort: Effort) -> Verdict:
-    """Tasks by coins, examples without replacement."""
+    """Poisson-sampled tasks, examples without replacement."""
     return drawn("tasks-poisson-subset", effort)
 
 
 def drawn_examples(effort: Effort) -> Verdict:
-    """Examples by coins."""
+    """Poisson-sampled examples."""
     return drawn("examples-poisson", effort)
 
 
@@ -44,13 +44,13 @@ def fixed_number_of_tasks(effort: Effort) -> Verdict:
 
 
 def blocks_of_tasks(effort: Effort) -> Verdict:
-    """What `make_blocks` hands to the trainer, under the tests of the sampler."""
+    """What `make_blocks` hands to the trainer, by the tests of the sampler."""
     case = CASES["tasks-poisson-subset"]()
     return _verdict(check(case, effort.draws, seed=22, sampler=_InBlocks(case.sampler)))
 
 
 def bins_of_two_epochs(effort: Effort) -> Verdict:
-    """In which of three steps two units take part, in one epoch and in the next."""
+    """The steps, of three, of two units in one epoch and in the next."""
     tree = Population.from_sizes(2, level_names=("unit",))
     scheme = RandomAllocation("unit", steps_per_epoch=3)
     sampler = EpisodeSampler(scheme, tree, clip_unit="unit")
@@ -88,7 +88,7 @@ class _InBlocks:
 
 
 def _verdict(rejected_at: float) -> Verdict:
-    """Caught, if a correct sampler would draw so at most once in a million times."""
+    """Caught if a correct sampler would draw this with probability at most 1e-6."""
     is_caught = rejected_at < FALSE_ALARMS
     chance = f"{rejected_at:.1g}" if rejected_at > 1e-300 else "less than 1e-300"
     sign = "<" if is_caught else ">="
@@ -96,7 +96,7 @@ def _verdict(rejected_at: float) -> Verdict:
 
 
 def batch_of_an_epoch(rows: Any, generator: np.random.Generator) -> np.ndarray:
-    """What a fault does: the next units of a shuffled order, until it is used up."""
+    """A fault: the next units of a shuffled order."""
     size, total = round(rows.expected), int(rows.levels[0].counts[0])
     rest = getattr(rows, "rest", np.zeros(0, np.int64))
     if len(rest) < size:
@@ -106,7 +106,7 @@ def batch_of_an_epoch(rows: Any, generator: np.random.Generator) -> np.ndarray:
 
 
 def without_empty(population: Any) -> Any:
-    """What a fault does: units of the first level that hold nobody are taken away."""
+    """A fault: empty units of the first level are removed."""
     first, below = population.children_counts
     kept = below[below > 0]
     return type(population)((np.full_like(first, len(kept)), kept))

@@ -1,4 +1,4 @@
-"""Every classic fault is caught, by a check that the code as it is passes."""
+"""Every planted fault is caught by a check that the unchanged code passes."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ from mutation.verdicts import FULL, QUICK, of_bound
 
 @functools.cache
 def sound_verdict(check, effort):
-    """What the check says without a fault; several faults share one check."""
+    """The check's verdict without a fault; several faults share a check."""
     return check(effort)
 
 
@@ -44,7 +44,7 @@ def test_a_planted_fault_is_caught_at_full_strength(fault):
 
 
 def test_every_fault_fits_the_code():
-    """The slow ones, too: otherwise a change of the code disarms them unseen."""
+    """Slow ones too: otherwise a change of the code could disarm them unnoticed."""
     for fault in FAULTS:
         with planted(fault.edits, fault.helpers):
             pass
@@ -74,9 +74,9 @@ def test_all_classic_faults_are_planted():
         "group privacy by fewer than a person has",
         "a person's examples drawn together",
         "blocks of people by who is in the data",
-        # Not a classic: the library's own hardened noise.
+        # Not classic: the library's discrete noise.
         "discrete noise without its multiplier",
-        # Of correlated noise.
+        # Correlated noise.
         "noise of bands without the norm of their coefficients",
         "noise of bands without the count",
         "sums kept when a step is given up",
@@ -88,7 +88,7 @@ def test_all_classic_faults_are_planted():
     assert {name.partition(", ")[0] for name in names} == classic
 
 
-def test_a_fault_is_gone_behind_its_block():
+def test_a_fault_ends_with_its_block():
     before = private_gradient._diagnostics
     edit = Edit(private_gradient, "_diagnostics", "totals.units, 1.0", "helper(), 1.0")
     with planted([edit], {"helper": lambda: 0.0}):
@@ -112,7 +112,7 @@ def test_a_bound_at_the_claim_is_no_fault():
     bound = EpsilonBound(1.0, 1e-3, 0.95, "forward", 0.0, 5_000, 1_000, 10_000)
     assert of_bound(bound, 0.9).is_caught
     assert not of_bound(bound, 1.0).is_caught
-    # Nor is one that chance may have lifted above it.
+    # Nor is one that is above it within its error.
     lucky = bound._replace(hits=1_100)
     assert not of_bound(lucky, 0.9).is_caught
     assert "(>)" in of_bound(lucky, 0.9).evidence

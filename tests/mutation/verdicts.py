@@ -1,4 +1,4 @@
-"""What a check makes of the code that runs, and how hard it looks."""
+"""The verdict of a check, and the effort of a check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxdp_episodic.audit import EpsilonBound
 
 
 class Effort(NamedTuple):
-    """How much a check may take.
+    """The effort of a check.
 
     Attributes:
       releases: noised gradients that an audit draws with the unit, and as many without.
@@ -60,7 +60,7 @@ Check = Callable[[Effort], Verdict]
 
 
 def of_bounds(bounds: Sequence[EpsilonBound], claims: np.ndarray) -> Verdict:
-    """The audit at the delta at which the claim fails most, or comes nearest to it."""
+    """The audit at the delta where the claim fails most, or comes closest to it."""
 
     def failure(pair: tuple[EpsilonBound, float]) -> tuple[bool, float]:
         bound, claimed = pair
@@ -73,7 +73,7 @@ def of_bounds(bounds: Sequence[EpsilonBound], claims: np.ndarray) -> Verdict:
 def of_bound(bound: EpsilonBound, claimed: float) -> Verdict:
     """An audit against a claimed epsilon."""
     is_caught, audited = bound.disproves(claimed), bound.epsilon
-    # In brackets what chance may have done.
+    # The rest may be due to chance.
     sign = ">" if is_caught else "(>)" if audited > claimed else "<="
     numbers = f"audited {audited:.3f} {sign} claimed {claimed:.3f}"
     return Verdict(is_caught, f"{numbers} at delta {bound.delta:g}", claimed, audited)

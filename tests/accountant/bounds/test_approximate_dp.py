@@ -27,7 +27,7 @@ def stick(first, second, g):
 
 
 def test_joint_convexity_identity():
-    """1,000 random mixtures: both sides of the identity, computed apart."""
+    """1,000 random mixtures: both sides of the identity, computed separately."""
     rng = np.random.default_rng(2)
     for _ in range(1_000):
         shared, first, second = rng.dirichlet(np.ones(6) * 0.5, 3)
@@ -74,7 +74,7 @@ def test_guarantee_agrees_with_the_lecture():
     assert amplify_poisson(1.0, 1e-5, sampling_probability=0.05) == (eps, delta)
     assert amplify_poisson(1.0, 1e-5, sampling_probability=1.0)[0] == 1
     assert amplify_poisson(1.0, 1e-5, sampling_probability=0.0) == (0, 0)
-    # The misprinted "+ 1" for "- 1" is no bound that goes to 0 with epsilon.
+    # The misprint "+ 1" for "- 1" would not go to 0 with epsilon.
     assert amplify_poisson(0.0, 0.0, sampling_probability=0.5) == (0, 0)
 
 
@@ -95,7 +95,7 @@ def test_with_replacement_edges():
     assert 0 < big < 1
 
 
-def test_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="size"):
         amplify_without_replacement(1.0, 0.0, size=11, population=10)
     with pytest.raises(ValueError, match="sampling_probability"):
@@ -117,7 +117,7 @@ def test_refused():
 
 
 def test_sampling_randomized_response_at_60_digits():
-    """The mixture of the response and of a fair coin, by its two chances."""
+    """The mixture of the response and a fair coin, by its two probabilities."""
     rng = np.random.default_rng(1)
     eps, p = 10 ** rng.uniform(-6, 2, 1_000), rng.uniform(0, 1, 1_000)
     p[:100] = 1 - 10 ** rng.uniform(-15, -2, 100)

@@ -37,8 +37,8 @@ def test_optimal_at_60_digits():
         assert value <= exact * (1 + 1e-8) + 1e-13 * (exact > 1e-6)
 
 
-def test_optimal_of_steps_that_hide_little():
-    """Epsilons of 10 to 1,500 a step, totals next to their sum or between lies."""
+def test_optimal_of_steps_with_large_epsilons():
+    """Epsilons of 10 to 1,500 a step; totals near their sum or between two values."""
     value = compose_optimal_delta(35.0, 1e-12, num_steps=22, total_epsilon=769.3421)
     assert value == pytest.approx(0.4820621372879, rel=1e-9)
     rng = np.random.default_rng(5)

@@ -1,4 +1,4 @@
-"""The smallest epsilon of a decreasing delta, always on the safe side."""
+"""The smallest epsilon of a decreasing delta, rounded to the safe side."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def test_ends():
         return start[rows] - np.where(eps >= 3, np.inf, 0.0)
 
     found = smallest_epsilon(log_delta, target, largest)
-    # Nothing meets the target; nothing needed; met at 0; met only at the last jump.
+    # Unreachable; always met; met at 0; met only at the last jump.
     assert found[0] == np.inf and found[1] == 0 and found[2] == 0
     assert 3 * (1 - 1e-6) <= found[3] <= 3
 

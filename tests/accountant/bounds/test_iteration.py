@@ -1,4 +1,4 @@
-"""Iteration: against runs whose last iterate is Gaussian, and best parts by search."""
+"""Privacy amplification by iteration: exact Gaussian runs, and searched splits."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_published_constants():
 
 
 def test_best_parts_by_random_search():
-    """1,000 runs: no other split of the difference is cheaper; the best is feasible.
+    """1,000 runs: no random split of the difference is cheaper than the optimum.
 
     With parts a_i: z_t = s - a_t, z_i = c_i z_{i-1} - a_i, all z >= 0, z_T = 0.
     """
@@ -109,7 +109,7 @@ def test_upper_bound_of_exact_gaussian_runs():
         assert bound[0] == pytest.approx(exact[0], rel=1e-10)
 
 
-def test_one_target_means_noise_at_the_end():
+def test_a_single_target_needs_noise_in_the_last_step():
     setting = {"lipschitz": 1.0, "smoothness": 1.0, "strong_convexity": 0.0}
     best = optimal_noise_stds(0.5, learning_rates=np.full(20, 0.1), **setting)
     assert np.all(best[:-1] == 0)
@@ -133,7 +133,7 @@ def test_rho_to_epsilon():
             curve -= (np.log(delta[j]) + np.log(alpha)) / (alpha - 1)
             expected = max(curve.min(), 0.0)
             assert eps[i, j] == pytest.approx(expected, rel=1e-6, abs=1e-12)
-    # Above the exact epsilon of a Gaussian of that rho.
+    # Above the exact epsilon of a Gaussian with this rho.
     sigma = 1 / np.sqrt(2 * rho)
     assert np.all(Gaussian(np.broadcast_to(sigma, eps.shape)).delta(eps) <= delta)
     assert rho_to_epsilon(0.0, delta=0.1) == 0
@@ -183,8 +183,8 @@ def test_random_batches():
     assert rdp.shape == (5, 3) and np.all(rdp[0] == 0)
     assert np.all(np.diff(rdp, axis=0)[:2] > 0)
     np.testing.assert_allclose(rdp[3], rdp[4], rtol=1e-12)
-    # The whole data as a batch: no sampling, hence the composition of Gaussians, and
-    # above the bound that splits nothing.
+    # Full batches: no sampling, hence the composition of Gaussians, and
+    # above the bound without a split.
     whole = bounded_iteration_rdp(num_steps=steps, batch_size=1_000, **setting)
     full = full_batch_rho(
         num_steps=steps,
@@ -200,7 +200,7 @@ def test_random_batches():
     assert np.all(whole[3:] <= 2.1 * full[3:, None] * orders)
 
 
-def test_refused():
+def test_invalid_arguments_are_refused():
     good = {
         "learning_rates": np.full(3, 0.1),
         "noise_stds": 1.0,
@@ -240,9 +240,9 @@ def test_refused():
 
 @pytest.mark.slow
 def test_full_batch_above_exact_quadratic_runs():
-    """Strongly convex quadratics without projection: the exact rho of the last iterate.
+    """Strongly convex quadratics without projection: exact rho of the last iterate.
 
-    All steps see the change: it moves the last iterate by ``s sum c^i`` under variance
+    All steps use the changed example: it moves the last iterate by ``s sum c^i``, noise
     ``w sum c^{2i}``, which the bound without a diameter attains.
     """
     rng = np.random.default_rng(4)
@@ -266,6 +266,6 @@ def test_full_batch_above_exact_quadratic_runs():
         assert free == pytest.approx(exact, rel=1e-9)
         bound = full_batch_rho(**setting, diameter=diameter)
         assert bound <= free * (1 + 1e-12)
-        # A set of this diameter that the runs never leave does not change them.
+        # A diameter that the runs never reach changes nothing.
         if diameter > 2 * moved:
             assert bound >= exact * (1 - 1e-9)

@@ -103,7 +103,7 @@ def test_gaussian_profile():
                 if exact < 1e-307:
                     assert exact <= value < 3e-308
                 else:
-                    # t² eats digits of eps in the far tail: the input's own rounding
+                    # in the far tail the rounding of eps is amplified by t²
                     tail = max(0.0, float(e / s)) ** 2
                     assert abs(value / exact - 1) < 1e-12 + 1e-15 * tail, (sigma, eps)
 
@@ -123,7 +123,7 @@ def test_laplace_profile():
                 if x0 < s:
                     p_mass = 1 - mp.exp(x0 - s) / 2
                     exact = p_mass - mp.exp(e) * mp.exp(-x0) / 2
-                # 1/scale and its difference from eps are rounded: eps in, eps out
+                # 1/scale and its difference from eps are rounded
                 rounding = 1e-15 * float(s) if exact else 0
                 assert abs(value - exact) <= 1e-14 * exact + rounding
 
@@ -162,7 +162,7 @@ def test_table_is_exact_at_whole_orders_and_above_between():
     assert np.all(values[:, orders > 2] <= 1.05 * truth[:, orders > 2])
 
 
-def test_table_keeps_infinite_values_to_their_side():
+def test_infinite_values_affect_only_orders_beyond_them():
     table = RdpTable(np.array([1.0, 2.0, np.inf]))
     assert table.rdp([2.0, 3.0]).tolist() == [1.0, 2.0]
     assert table.rdp([3.5, 4.0]).tolist() == [np.inf, np.inf]
@@ -202,7 +202,7 @@ def test_bad_curves():
         RdpTable(np.array([1.0, 2.0])).delta(1.0)
 
 
-# --- Border ---
+# --- Invalid arguments ---
 
 
 @pytest.mark.parametrize("spec", [Gaussian, Laplace, RandomizedResponse])

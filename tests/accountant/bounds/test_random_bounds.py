@@ -50,7 +50,7 @@ def test_guarantees_of_the_worst_mechanism():
     exact = worst_stick([(mixed, gone)], total)
     assert_between(0, exact, price)
     np.testing.assert_allclose(stick(mixed, gone, total), price, rtol=1e-7, atol=1e-14)
-    # Another unit in the place of the one not drawn: any distribution between the two.
+    # If another unit replaces the one not drawn: any distribution between the two.
     again = approximate_dp.amplify_without_replacement(
         eps, delta, size=size, population=population
     )
@@ -96,10 +96,10 @@ def test_profiles_of_random_mechanisms():
 
 
 class CountedOnes:
-    """1,000 mechanisms on multisets of bits that see the number of ones only.
+    """1,000 mechanisms on multisets of bits that depend on the number of ones.
 
-    Each has a distribution (of 8 outputs) for every count; counts that are close have
-    distributions that are, so that neither a profile nor its groups are trivial.
+    Each has a distribution of 8 outputs for every count; close counts have close
+    distributions, so that profiles and group profiles are not trivial.
     """
 
     def __init__(self, rng, most):
@@ -120,7 +120,7 @@ class CountedOnes:
         return worst
 
     def output(self, chances):
-        """Mixture over the chance (COUNT, most + 1) of every count."""
+        """Mixture by the probability (COUNT, most + 1) of every count."""
         return np.einsum("sc,sco->so", chances, self.dists)
 
 
@@ -151,7 +151,7 @@ def test_enumerated_samples():
     assert_between(0, exact, bound, rtol=1e-9)
     assert np.max(exact / np.maximum(bound, 1e-9)) > 0.8
     exact, attained = worst_stick([tuple(draws)], eps), 0.0
-    for row in range(0, COUNT, 4):  # one by one it takes long
+    for row in range(0, COUNT, 4):  # one at a time would take long
         part = CountedOnes.__new__(CountedOnes)
         part.dists, part.most = mechanisms.dists[row : row + 1], size[row]
 
@@ -191,7 +191,7 @@ def test_enumerated_samples():
 
 
 def pieces(shift, points):
-    """Grids (COUNT, 3 points) of a line cut at 0 and at the shift, and its weights."""
+    """Points (COUNT, 3 points) and weights of the line split at 0 and at the shift."""
     half, weight = np.polynomial.legendre.leggauss(points)
     edges = [np.full_like(shift, -9), 0 * shift, shift, shift + 9]
     grids = [a + (b - a) * (half + 1) / 2 for a, b in itertools.pairwise(edges)]
@@ -227,7 +227,7 @@ def test_sampled_noise_by_quadrature():
 
 
 def enumerated_delta(epsilon, delta, num_steps, total):
-    """Hockey stick of the product of worst pairs: all 4^k outputs of k steps."""
+    """Hockey stick of the product of worst-case pairs: all 4^k outputs of k steps."""
     first, second = worst_pair(epsilon, delta)
     p = q = np.ones((len(epsilon), 1))
     for _ in range(num_steps):
@@ -238,7 +238,7 @@ def enumerated_delta(epsilon, delta, num_steps, total):
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 5])
 def test_composition_by_enumeration(num_steps):
-    """200 settings of each number of steps: optimal is exact, the others above."""
+    """200 settings for each number of steps: "optimal" is exact, others are above."""
     rng = np.random.default_rng(30 + num_steps)
     count = COUNT // 5
     eps = 10 ** rng.uniform(-2, 0.5, count)

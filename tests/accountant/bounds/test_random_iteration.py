@@ -38,7 +38,7 @@ FEW_AND_MANY = pytest.mark.parametrize(
 
 @FEW_AND_MANY
 def test_last_iterate_of_noise_schedules(count):
-    """The spread of a run, step by step; schedules that cannot be made cheaper."""
+    """The spread of a run step by step; no schedule can be made cheaper."""
     rng = np.random.default_rng(60)
     for _ in range(count):
         length, beta = int(rng.integers(1, 20)), 10 ** rng.uniform(-1, 1)
@@ -72,7 +72,7 @@ def test_last_iterate_of_noise_schedules(count):
 class ProjectedRuns:
     """Noisy runs on an interval [0, D]: densities by Gauss-Legendre quadrature.
 
-    After a step the iterate has an atom at either end and a density between. Example i
+    After a step the iterate has atoms at both ends and a density between. Example i
     has the gradient ``m x + u_i``; the protected one's u is the least or the largest
     for which gradients stay within L = 1.
     """
@@ -87,7 +87,7 @@ class ProjectedRuns:
         self.convexity = np.where(curved, rng.uniform(0, 1, count) / self.diameter, 0.0)
         self.smoothness = np.where(curved, self.convexity, 1.0)
         self.rate = rng.uniform(0.05, 1.9, count) / self.smoothness
-        # Short steps, as in practice: at most a few diameters.
+        # Steps of at most a few diameters, as in practice.
         self.rate = np.minimum(self.rate, 3 * self.diameter)
         self.extremes = np.array([-np.ones(count), 1 - self.convexity * self.diameter])
         share = rng.choice([0.0, 1.0, 0.5], count)
@@ -283,13 +283,13 @@ def test_rdp_of_random_mechanisms(count):
     limited = call(RdpTable(table.values, limit=limit * (1 + 1e-13)))
     assert_between(0, exact, limited, rtol=1e-9)
     assert_between(0, limited, bound, rtol=1e-12)
-    # Added or removed: two distributions.
+    # Add or remove: two distributions.
     table = RdpTable(tables[0] * (1 + 1e-13))
     exact = renyi(mixed, rest, orders)
     bound = rdp_poisson_subsampled(table, sampling_probability=p, orders=orders)
     assert_between(0, exact, bound, rtol=1e-9)
     assert np.max(exact / bound) > 0.9
-    # Where the first direction is the dearer one everywhere, it attains the curve.
+    # Where the first direction is larger everywhere, it attains the curve.
     forward = np.stack(
         [
             np.log1p(moment_excess(rest, (here - rest) / rest, a)) / (a - 1)

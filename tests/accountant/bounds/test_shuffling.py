@@ -1,7 +1,7 @@
 """Shuffling: every bound at random settings, against enumeration.
 
-The clones counted one by one, the answers of real data sets, histograms of users who
-each have a randomizer of their own.
+Enumerated clones, answers of real data sets, and histograms of users with
+individual randomizers.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ FEW_AND_MANY = pytest.mark.parametrize(
 
 
 def clone_sum(eps0, n, eps, chance):
-    """The published pair, literally: all clone counts, all numbers of A's among them.
+    """The published pair, literally: all clone counts and all numbers of A among them.
 
     Weights of the pair, of C ~ Binomial(n - 1, chance) and of A ~ Binomial(C, 1/2).
     """
@@ -41,7 +41,7 @@ def clone_sum(eps0, n, eps, chance):
 
 
 def answered(eps0, n, eps, ones):
-    """Shuffled randomized response at given data: how the ones are distributed."""
+    """The distribution of the ones of shuffled randomized response on given data."""
     true = 1 / (1 + np.exp(-eps0))
     others = np.convolve(
         scipy.stats.binom.pmf(np.arange(ones + 1), ones, true),
@@ -65,13 +65,13 @@ def histogram(dists):
 
 
 def random_randomizers(rng, eps0, users):
-    """Distributions on three messages, all within e^eps0: extreme and others."""
+    """Distributions on three messages, all within e^eps0, extreme ones among them."""
     base = rng.dirichlet(np.ones(3) * rng.choice([0.3, 3.0]))
     tilt = np.where(rng.random((users, 3)) < 0.5, 1.0, np.exp(eps0))
     if rng.random() < 0.3:
         tilt = np.exp(eps0 * rng.random((users, 3)))
     dists = base * tilt
-    # Dividing by a sum that differs may exceed e^eps0: shrink towards the base.
+    # Normalizing may exceed e^eps0: shrink towards the base.
     dists /= dists.sum(axis=1, keepdims=True)
     low, high = 0.0, 1.0
     for _ in range(40):
@@ -90,8 +90,8 @@ def shuffling_settings(rng, most_users, count):
 
 @pytest.mark.slow
 @FEW_AND_MANY
-def test_shuffled_bounds_are_the_clones(count):
-    """All counts of clones and of messages among them; the lower bound is attained."""
+def test_shuffled_bounds_equal_the_enumerated_clones(count):
+    """All counts of clones and of messages among them; the lower bound is tight."""
     rng = np.random.default_rng(51)
     eps0, n, eps = shuffling_settings(rng, 60, count)
     upper, response, lower = (
@@ -117,7 +117,7 @@ def test_shuffled_bounds_are_the_clones(count):
 
 @FEW_AND_MANY
 def test_shuffled_randomizers_of_any_kind(count):
-    """Users with randomizers and data of their own, enumerated: below "upper"."""
+    """Users with individual randomizers and data, enumerated: below "upper"."""
     rng = np.random.default_rng(52)
     eps0, n, eps = shuffling_settings(rng, 20, count)
     upper = shuffled_delta(eps0, num_users=n, epsilon=eps)
@@ -145,8 +145,8 @@ def test_epsilons_of_shuffling_up_to_a_billion_users():
     )
     closed = shuffled_epsilon_closed_form(eps0, num_users=n, delta=delta)
     assert_between(0, upper, closed, rtol=1e-6)
-    # Blocks of clone counts cost more where there are more clones: 1 % of delta, which
-    # near delta(0) is much of epsilon.
+    # Blocks of clone counts cost 1 % of delta where there are many clones, which
+    # is a large part of epsilon near delta(0).
     value = shuffled_delta(eps0, num_users=n, epsilon=upper, kind="randomized_response")
     assert np.all(value <= delta * 1.01)
     assert_between(0, response, eps0)
@@ -173,8 +173,8 @@ def test_exact_answers_by_enumeration():
 
 @pytest.mark.parametrize("n", [100_000, 10_000_000])
 @pytest.mark.parametrize(("eps0", "delta"), [(0.5, 1e-6), (3.0, 1e-6), (3.0, 1e-12)])
-def test_blocks_cost_little(n, eps0, delta):
-    """Where a block holds many clone counts: the sum over every single one."""
+def test_blocks_are_nearly_exact(n, eps0, delta):
+    """Blocks of many clone counts against the sum over every count."""
     eps = shuffled_epsilon(eps0, num_users=n, delta=delta)
     chance = np.exp(-eps0)
     spread = np.sqrt(n * chance * (1 - chance))
@@ -218,7 +218,7 @@ def test_epsilon_inverts_delta(kind):
 
 @pytest.mark.slow
 def test_randomized_response_is_never_above_the_bound_for_any_randomizer():
-    """Where its own bound is above, by its blocks: 2.6 % at the first setting."""
+    """Its blocks alone would be above by 2.6 % at the first setting."""
     n = np.array([10**7, 10**7, 10**9, 10**12])
     eps0 = np.array([0.01, 0.02, 0.001, 0.0001])
     any_, response = (
@@ -241,7 +241,7 @@ def test_edges():
         assert low <= alone <= high
         assert shuffled_epsilon(1.0, num_users=10**6, delta=0.0, kind=kind) == 1
         assert 0 <= shuffled_delta(100.0, num_users=50, epsilon=1.0, kind=kind) <= 1
-    # Where the condition of the closed form fails, the local epsilon itself.
+    # If the condition of the closed form fails: the local epsilon.
     assert shuffled_epsilon_closed_form(3.0, num_users=10, delta=1e-6) == 3
 
 
@@ -258,7 +258,7 @@ def test_edges():
         ({"local_epsilon": [1, 2], "epsilon": [0, 0, 0]}, ValueError),
     ],
 )
-def test_refused(change, error):
+def test_invalid_arguments_are_refused(change, error):
     setting = {"local_epsilon": 1.0, "num_users": 10, "epsilon": 0.5, **change}
     with pytest.raises(error):
         shuffled_delta(setting.pop("local_epsilon"), **setting)
@@ -283,7 +283,7 @@ def test_too_many_users_for_enumeration():
 
 @pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.slow)])
 def test_upper_exact_lower_in_order(count):
-    """The exact value at random data, and at data that agree."""
+    """The exact value for random data, and for equal data."""
     eps0, n, eps = shuffling_settings(np.random.default_rng(3), 500, count)
     ones = np.random.default_rng(3).integers(0, n)
     upper, response, lower = (
@@ -294,7 +294,7 @@ def test_upper_exact_lower_in_order(count):
             eps0, num_users=n, epsilon=eps, num_other_ones=k
         )
         assert np.all(response * (1 + 1e-9) + 1e-14 >= exact)
-    agree = exact  # all others hold a one
+    agree = exact  # all others have a one
     assert np.all(lower >= agree * (1 - 1e-8) - 1e-14)
     assert np.all(upper * (1 + 1e-9) + 1e-14 >= response)
     assert np.all(upper * (1 + 1e-9) + 1e-14 >= lower)
@@ -304,7 +304,7 @@ def test_upper_exact_lower_in_order(count):
 @pytest.mark.parametrize("n", [200, 2_000])
 @pytest.mark.parametrize(("eps0", "share"), [(0.3, 0.2), (1.0, 0.1), (4.0, 0.3)])
 def test_worst_data_at_2000_users(n, eps0, share):
-    """Every data set there is, in both directions, below the bound for all."""
+    """Every data set in both directions is below the bound for all data."""
     eps = eps0 * share
     worst = exact_randomized_response_delta(eps0, num_users=n, epsilon=eps)
     exact = max(answered(eps0, n, eps, k) for k in range(0, n, max(1, n // 20)))

@@ -40,13 +40,13 @@ CURVES = {Gaussian: mp_gaussian, Laplace: mp_laplace, RandomizedResponse: mp_res
 
 
 def mp_curve(mechanism):
-    """r(alpha) of a scalar mechanism, written down again; r(inf) at alpha = inf."""
+    """r(alpha) of a scalar mechanism, independently; r(inf) at alpha = inf."""
     (value,) = (float(v) for v in dataclasses.astuple(mechanism))
     return functools.cache(lambda a: CURVES[type(mechanism)](a, value))
 
 
 def mp_poisson(curve, p, a, factor):
-    """Zhu and Wang 2019, with the 1 summed along: M itself."""
+    """Zhu and Wang 2019, with the term 1 included: M itself."""
     p = mp.mpf(p)
     moment = (1 - p) ** (a - 1) * (a * p - p + 1)
     for k in range(2, a + 1):
@@ -119,7 +119,7 @@ def test_without_replacement_matches_the_published_sum(mechanism):
 
 
 def test_tight_gaussian_is_the_sampled_gaussian():
-    """The reference table at whole orders, an upper bound of it at others."""
+    """The reference table at integer orders, an upper bound of it at others."""
     for row in REFERENCE["sampled_gaussian_rdp"]:
         value = rdp_poisson_subsampled(
             Gaussian(row["noise_multiplier"]),
@@ -134,7 +134,7 @@ def test_tight_gaussian_is_the_sampled_gaussian():
 
 
 def test_dp_accounting_without_replacement():
-    """It has the sharper Theorem 27 up to order 256 and Theorem 9 beyond.
+    """It has the tighter Theorem 27 up to order 256 and Theorem 9 beyond.
 
     Its noise multiplier is relative to the sensitivity under replacement, as ours.
     """
@@ -191,7 +191,7 @@ def test_monotone_in_rate_and_order(mechanism):
 
 
 def check_monotone(mechanism):
-    """In the order only "tight": log(3)/(a-1) makes the general bound fall at times."""
+    """In the order "tight" only: log(3)/(a-1) lets the general bound decrease."""
     rates = np.concatenate([[0], np.geomspace(1e-12, 1, 25)])
     orders = np.concatenate([np.linspace(1.01, 6, 30), [7, 8.5, 12, 31.7, 64]])
     general, tight = (
@@ -208,7 +208,7 @@ def check_monotone(mechanism):
     assert np.all(np.diff(tight, axis=1) >= -1e-12 * tight[:, 1:])
 
 
-def test_between_whole_orders_is_the_chord():
+def test_between_integer_orders_the_chord_is_used():
     at = functools.partial(
         rdp_poisson_subsampled, Laplace(1.0), sampling_probability=0.1, bound="tight"
     )
@@ -252,8 +252,8 @@ def test_huge_curves_do_not_overflow():
         np.testing.assert_allclose(values, Gaussian(sigma).rdp([2, 100]), rtol=1e-4)
 
 
-def test_no_noise():
-    """inf, unless the unit is never drawn."""
+def test_without_noise_rdp_is_infinite():
+    """Unless the unit is never drawn."""
 
     def fixed(mechanism, sampling_probability, **others):
         return rdp_without_replacement_subsampled(
@@ -288,7 +288,7 @@ def test_blocks_do_not_change_the_answer(monkeypatch):
 # --- A user's own curve ---
 
 
-def test_own_curve_is_the_named_mechanism():
+def test_a_users_curve_equals_the_named_mechanism():
     orders = [1.2, 2, 3.5, 30]
     named = Gaussian(np.array([2.0, 3.0]))
     table = RdpTable(named.rdp(np.arange(2, 31)))
@@ -321,7 +321,7 @@ def test_a_known_pure_epsilon_tightens_sampling_without_replacement():
     )
 
 
-# --- Border ---
+# --- Shapes and invalid arguments ---
 
 
 def test_shapes():
@@ -350,7 +350,7 @@ def test_tight_is_refused_without_a_proof():
             )
 
 
-def test_lower_bound_is_refused_where_it_is_none():
+def test_lower_is_refused_where_it_is_no_lower_bound():
     call = functools.partial(rdp_poisson_subsampled, Gaussian(1.0), bound="lower")
     with pytest.raises(ValueError, match=r"orders must be whole.*got 2\.5"):
         call(sampling_probability=0.1, orders=[2, 2.5])
@@ -402,7 +402,7 @@ def test_bad_mechanism_and_short_table():
     ],
 )
 def test_a_long_series(mechanism, p, order):
-    """Up to the longest series promised; 0.293 is where XLA's log1p(-p) is poor."""
+    """Up to the longest series; at 0.293 XLA's log1p(-p) is inaccurate."""
     with mp.workdps(60):
         curve = mp_curve(mechanism)
         tight = float(min(mp_poisson(curve, p, order, 1), curve(order)))

@@ -1,4 +1,4 @@
-"""Bands: what a group draws, what it costs, and what has no theorem."""
+"""Bands: the draws of a group, their cost, and refusals."""
 
 import json
 
@@ -48,7 +48,7 @@ def on(level, sampling, count=4, *, relation="replace_one", **fields):
     return step(sampling, relation, bands=bands, **fields)
 
 
-# A banded step, and the draw within its smallest group.
+# A banded step and the draw within its smallest group.
 WITHIN = {
     "a coin": (lambda: on("user", rare("user"), relation="add_remove"), rare("user")),
     "slots": (lambda: on("user", some("user", 3, 23)), some("user", 3, 5)),
@@ -128,7 +128,7 @@ def test_a_step_draws_from_the_smallest_group(case):
     assert again == made != made.in_group
 
 
-def test_bands_are_values():
+def test_bands_compare_and_round_trip_by_value():
     bands = jde.Bands(3, level="user", horizon=np.inf)
     assert bands == jde.Bands.from_dict(bands.to_dict()) != jde.Bands(3, level="user")
     made = on("user", rare("user"))
@@ -218,7 +218,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_has_no_theorem_is_refused_by_name(case):
+def test_designs_without_a_theorem_are_refused_by_name(case):
     make, message = REFUSED[case]
     with pytest.raises((NotImplementedError, ValueError, TypeError), match=message):
         make()

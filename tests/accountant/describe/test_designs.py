@@ -116,7 +116,7 @@ def test_grouped_refuses_wrong_types(changes):
         grouped(**changes)
 
 
-def test_a_poisson_draw_of_examples_names_what_is_covered():
+def test_poisson_drawn_examples_are_refused_with_alternatives():
     with pytest.raises(NotImplementedError, match="covered: episodes=Poisson"):
         grouped(examples=Poisson("example", sampling_probability=0.2))
 

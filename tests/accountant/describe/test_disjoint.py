@@ -1,4 +1,4 @@
-"""Disjoint parts: the most expensive part counts; conditions and refusals."""
+"""Disjoint parts: the largest part counts; conditions and refusals."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def step(
     )
 
 
-# The first costs more at large deltas, the second at small ones: it has rare large
-# losses.
+# The first costs more at large deltas, the second at small ones because of rare
+# large losses.
 MANY, FEW = step(1.0, 30.0), step(0.002, 0.4)
 USERS = jde.GaussianStep(
     jde.Poisson("user", sampling_probability=0.1), noise_multiplier=1.0
@@ -60,7 +60,7 @@ def test_the_worst_part_counts_at_each_target(name):
     np.testing.assert_array_equal(question(step=BOTH, **asked), np.maximum(*each))
 
 
-def test_either_part_may_be_the_worst_and_the_sum_is_dearer():
+def test_either_part_may_be_the_largest_and_the_sum_is_larger():
     asked = QUESTIONS["epsilon"][1]
     many, few = (jde.epsilon(part, **asked) for part in (MANY, FEW))
     assert many[0] > few[0] and many[-1] < few[-1]
@@ -176,7 +176,7 @@ def test_claims_name_no_relation_and_need_a_membership():
         ({"a": BOTH, "b": MANY}, TypeError, "part 'a' must be"),
     ],
 )
-def test_what_is_no_such_run_is_refused(parts, error, message):
+def test_invalid_parts_are_refused(parts, error, message):
     with pytest.raises(error, match=message):
         jde.disjoint(parts)
 
@@ -197,7 +197,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_other_questions_refuse_by_name(name):
+def test_unsupported_questions_are_refused_by_name(name):
     with pytest.raises((TypeError, NotImplementedError), match=r"[Dd]isjoint"):
         REFUSALS[name]()
 

@@ -26,7 +26,7 @@ def test_bad_numbers_are_refused_by_name(fields, message):
 
 
 @pytest.mark.parametrize("scheme", [bins(), jde.ShuffledEpochs("t", steps_per_epoch=3)])
-def test_what_has_no_theorem_is_refused_by_name(scheme):
+def test_designs_without_a_theorem_are_refused_by_name(scheme):
     above = jde.Poisson("school", sampling_probability=0.1)
     below = jde.WithoutReplacement("pupil", size=2, population=5)
     grouped = {"num_classes": 20, "ways": 5}
@@ -58,7 +58,7 @@ def test_a_run_that_ends_within_an_epoch_cannot_be_repeated():
         jde.compose((jde.compose((step, 25)), 2))
 
 
-def test_specs_come_back_from_their_dictionaries():
+def test_specs_round_trip_through_dictionaries():
     drawn = jde.GroupedClasses(
         num_classes=100,
         ways=5,
@@ -75,7 +75,7 @@ def test_specs_come_back_from_their_dictionaries():
     ("relation", "moved"),
     [("add_remove", 5**0.5), ("replace_one", 2.0), ("zero_out", 1.0)],
 )
-def test_shuffled_epochs_cost_what_the_gaussian_does(relation, moved):
+def test_shuffled_epochs_cost_the_gaussian_mechanism(relation, moved):
     drawn = jde.ShuffledEpochs("task", steps_per_epoch=10)
     step = jde.GaussianStep(drawn, noise_multiplier=2.0, neighboring_relation=relation)
     always = jde.Poisson("task", sampling_probability=1.0)

@@ -1,4 +1,4 @@
-"""The bounds of a person, blocks of people, and what contradicts a design."""
+"""Bounds of a person, blocks of people, and contradictory designs."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def person(
         person(CLASSES, jde.PersonBounds(examples=[1, 2], classes=3), clip_unit="step"),
     ],
 )
-def test_steps_with_people_come_back_from_their_dictionaries(step: Spec) -> None:
+def test_steps_with_people_round_trip_through_dictionaries(step: Spec) -> None:
     again = jde.GaussianStep.from_dict(step.to_dict())
     assert again == step and hash(again) == hash(step)
     assert again.to_dict()["people"]["type"] == "PersonBounds"

@@ -52,7 +52,7 @@ def test_chances_of_the_reference_designs() -> None:
     assert probability_of_holding([fixed(19, 2, 20)]) == 1  # only one other unit
     assert (
         probability_of_holding([fixed(30, 2, 20)]) == 1
-    )  # a larger bound than the class
+    )  # the bound exceeds the class
     assert probability_of_holding([coins(3, 0.0), one_of_two]) == 0
     assert probability_of_holding([fixed(1, 1, 1e9)]) == pytest.approx(1e-9, rel=1e-12)
 
@@ -189,7 +189,7 @@ def test_reference_values_of_partitions() -> None:
 
 
 @pytest.mark.parametrize("bound", [1, 2, 4, 5])
-def test_no_partition_is_worse_than_the_even_one(bound: int) -> None:
+def test_the_even_partition_is_the_worst(bound: int) -> None:
     worst = np.cumsum(np.exp(log_reached_worst(2, 3, bound, 0.4))[::-1])[::-1]
     for first in range(max(0, bound - 3), min(bound, 3) + 1):
         chances = [1 - 0.6**number for number in (first, bound - first)]
@@ -198,7 +198,7 @@ def test_no_partition_is_worse_than_the_even_one(bound: int) -> None:
         assert np.all(np.cumsum(law[::-1])[::-1] <= worst[: len(law)] + 1e-14)
 
 
-def test_every_class_has_the_law_of_independent_groups() -> None:
+def test_each_class_has_the_law_of_independent_groups() -> None:
     mean = log_reached_mean(964, 5, 964, 0.1)
     independent = log_binomial_law(192, 1 - 0.9**5)
     np.testing.assert_allclose(mean, independent, atol=1e-9)

@@ -30,7 +30,7 @@ def test_value_semantics_and_read_only_arrays():
     assert not any(count.flags.writeable for count in population.children_counts)
 
 
-def test_ids_are_labels_that_do_not_count_in_equality():
+def test_ids_are_ignored_by_equality():
     assert Population.from_ids(a=[1, 1, 2]) == Population.from_ids(a=["x", "x", "y"])
 
 
@@ -85,7 +85,7 @@ def test_level_names_are_checked(names, error):
         (([2], [1, True]), TypeError),
     ],
 )
-def test_counts_must_fit_together(counts, error):
+def test_counts_must_be_consistent(counts, error):
     with pytest.raises(error, match="children_counts"):
         Population(counts)
 
@@ -114,9 +114,7 @@ def draw_of_nine(values, grid, noise):
 @pytest.mark.parametrize(
     ("at_hand", "joins"), [([-1.0] * 9, True), ([-1.0] * 9, False)]
 )
-def test_a_draw_of_all_units_at_hand_leaves_one_out_where_somebody_joins(
-    at_hand, joins
-):
+def test_drawing_all_present_units_may_leave_out_one_that_joins(at_hand, joins):
     # A unit that joins 9 units of which 9 are drawn replaces another one. This costs
     # more than 9 of 9, so a Population does not state population_is_exact.
     noise, epsilon = 2.0, 1.0

@@ -49,7 +49,7 @@ def test_example_31():
     assert list(witness.values()) == [0, 1, 4]
 
 
-def test_rates_broadcast_with_the_shape_and_end_with_the_paths():
+def test_rates_have_the_steps_shape_and_a_last_axis_of_paths():
     sampling = MultistageSampling(
         Poisson("task", sampling_probability=np.full((7, 1), 0.5)),
         WithoutReplacement("class", size=[1, 2, 4]),
@@ -69,7 +69,7 @@ def test_rates_broadcast_with_the_shape_and_end_with_the_paths():
     assert inclusion_rates(sampling, EXAMPLE_31).shape == (7, 3, 5)
 
 
-def test_without_a_population_the_specs_sizes_count():
+def test_without_a_population_the_specs_sizes_are_used():
     sampling = MultistageSampling(
         Poisson("school", sampling_probability=[[0.1], [0.2]]),
         WithoutReplacement("pupil", size=8, population=[4, 16, 40]),
@@ -95,7 +95,7 @@ def test_a_level_without_a_size_is_named():
         path_rates(ONE_A_STAGE)
 
 
-def test_levels_below_the_protected_unit_are_not_asked():
+def test_levels_below_the_protected_unit_need_no_size():
     sampling = MultistageSampling(
         Poisson("school", sampling_probability=0.1),
         WithoutReplacement("pupil", size=8),
@@ -139,20 +139,20 @@ def covers(size, population, relation, *, exact=False, tree=None, level=1):
     return path_rates(MultistageSampling(level_of), tree).covers_all(level, relation)
 
 
-def test_a_lower_bound_of_the_size_never_covers_all():
+def test_a_lower_bound_of_the_size_never_gives_rate_one():
     for relation in ("add_remove", "replace_one"):
         assert not covers(9, 9, relation).any()
         assert not covers(99, 9, relation).any()
 
 
-def test_an_exact_size_covers_all():
+def test_an_exact_size_gives_rate_one():
     for relation in ("add_remove", "replace_one"):
         np.testing.assert_array_equal(
             covers([8, 9, 10], 9, relation, exact=True), [[False], [True], [True]]
         )
 
 
-def test_the_data_at_hand_may_be_the_smaller_neighbour():
+def test_the_given_data_may_be_the_smaller_neighbour():
     tree = Population.from_sizes(9)
     by_size = [8, 9, 10]
     np.testing.assert_array_equal(
@@ -174,7 +174,7 @@ def test_levels_above_the_protected_one_are_public_lists():
     np.testing.assert_array_equal(rates.covers_all(2, "add_remove"), [True, False])
 
 
-def test_poisson_covers_all_at_probability_one():
+def test_poisson_at_probability_one_has_rate_one():
     sampling = MultistageSampling(Poisson("a", sampling_probability=[0.5, 1.0]))
     np.testing.assert_array_equal(
         path_rates(sampling).covers_all(1, "add_remove"), [[False], [True]]
@@ -281,7 +281,7 @@ def test_an_exact_population_caps_contributions():
     assert contributions(sampling) == 5
 
 
-def test_who_may_join_can_be_larger_than_all_at_hand():
+def test_a_unit_that_joins_may_be_larger_than_the_present_ones():
     tree = Population.from_sizes([2, 3])
     sampling = MultistageSampling(
         Poisson("a", sampling_probability=0.1), WithoutReplacement("b", size=7)

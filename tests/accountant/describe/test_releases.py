@@ -58,7 +58,7 @@ def test_relations_must_agree():
     changed = jde.LaplaceRelease(2.0, neighboring_relation="replace_one")
     with pytest.raises(ValueError, match="same neighboring_relation"):
         jde.compose((GAUSSIAN, 1), (changed, 1))
-    # A part without a relation is for that of the others.
+    # A part without a relation takes that of the others.
     jde.compose((changed, 1), (jde.ApproximateDP(0.1), 1))
     jde.compose((GAUSSIAN, 1), (jde.ZeroConcentratedDP(0.1), 1))
 
@@ -95,7 +95,7 @@ def test_bad_values_are_refused(make, error, message):
         make()
 
 
-def test_what_covers_gaussian_steps_only_says_so():
+def test_questions_about_gaussian_steps_refuse_releases():
     run = jde.compose((GAUSSIAN, 10), (LAPLACE, 2))
     message = "covers runs of GaussianStep only, got a LaplaceRelease"
     with pytest.raises(NotImplementedError, match=message):

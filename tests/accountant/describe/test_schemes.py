@@ -77,7 +77,7 @@ def test_an_exact_population_must_be_given():
 
 
 @pytest.mark.parametrize("name", ["step", "person", "original", "", "x" * 5000])
-def test_reserved_and_endless_names_are_refused(name):
+def test_reserved_and_overlong_names_are_refused(name):
     with pytest.raises(ValueError, match="^name must.{,200}$"):
         Poisson(name, sampling_probability=0.1)
     with pytest.raises(ValueError, match="^name must.{,200}$"):

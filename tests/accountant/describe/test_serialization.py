@@ -68,7 +68,7 @@ def test_round_trip_through_json(spec):
     assert spec_from_dict(EVERY_TYPE, read) == spec
 
 
-def test_nothing_is_null_because_toml_has_no_null():
+def test_dictionaries_have_no_null_as_toml_has_none():
     assert "null" not in json.dumps([spec.to_dict() for spec in SPECS])
 
 
@@ -138,7 +138,7 @@ def test_independent_episodes_may_name_a_bare_scheme():
         ({3: 3}, TypeError, "keys must be strings"),
     ],
 )
-def test_errors_say_where(changes, error, message):
+def test_errors_name_their_place(changes, error, message):
     written = MultistageSampling(POISSON, FIXED).to_dict()
     level = {**written["levels"][1], **changes}
     written["levels"][1] = {k: v for k, v in level.items() if v is not None}
@@ -160,7 +160,7 @@ def test_a_missing_version_is_refused():
 
 
 @pytest.mark.parametrize("hostile", [None, 3, "Poisson", [1], [POISSON.to_dict()]])
-def test_what_is_no_mapping_is_refused(hostile):
+def test_other_types_than_mappings_are_refused(hostile):
     with pytest.raises(TypeError, match="Poisson must be a table of keys"):
         Poisson.from_dict(hostile)
 
@@ -191,7 +191,7 @@ def test_deep_nesting_is_refused_without_recursion():
         IndependentEpisodes.from_dict(table)
 
 
-def test_an_unsupported_combination_says_where():
+def test_the_error_of_an_unsupported_combination_has_its_place():
     written = SPECS[6].to_dict()
     written["examples"] = {
         "type": "Poisson",

@@ -1,4 +1,4 @@
-"""Composed runs protect one kind of unit, also if levels have the same name."""
+"""Composed runs protect one kind of unit, even if levels have equal names."""
 
 import functools
 
@@ -7,7 +7,7 @@ import pytest
 
 import jaxdp_episodic as jde
 
-# The bounds by Rényi-DP are what these tests are about.
+# These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 
 TREE = jde.Population.from_sizes([3, 3, 3])  # without names

@@ -58,7 +58,7 @@ def test_bad_nested_sizes(nested, error, message):
         Population.from_sizes(nested)
 
 
-def test_endless_nesting_is_refused():
+def test_too_deep_nesting_is_refused():
     endless: list = []
     endless.append(endless)
     with pytest.raises(ValueError, match="at most 32 levels"):
@@ -78,7 +78,7 @@ def test_ids_of_three_levels():
     }
 
 
-def test_a_single_array_has_one_unit_a_record_below_it():
+def test_a_single_array_makes_each_record_a_unit():
     population = Population.from_ids(school=[5, 5, -2, 5])
     assert counts_of(population) == [[2], [1, 3]]
     assert population.level_names == ("school",)
@@ -106,7 +106,7 @@ def test_an_id_under_two_parents_is_refused():
         Population.from_ids(school=[1, 2, 3], pupil=["x", "y", "x"])
 
 
-def test_the_advice_on_local_ids_works():
+def test_the_advice_about_local_ids_works():
     school = np.array([1, 1, 2, 2])
     class_ = np.array([0, 1, 0, 0])
     made_global = np.unique(np.stack([school, class_]), axis=1, return_inverse=True)[1]
@@ -179,7 +179,7 @@ def table_of(nested, path=()):
     seed=st.integers(0, 99),
     scale=st.sampled_from([1, 10**12]),
 )
-def test_a_table_of_ids_gives_the_tree_it_was_written_from(nested, seed, scale):
+def test_a_table_of_ids_gives_back_its_tree(nested, seed, scale):
     rng = np.random.default_rng(seed)
     rows = table_of(nested)
     names = [f"level{j}" for j in range(len(rows[0]))]
@@ -245,7 +245,7 @@ def test_distinct_paths_match_brute_force(nested, data):
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(nested=ANY_TREE)
-def test_witnesses_lie_on_their_paths(nested):
+def test_the_example_unit_of_a_path_lies_on_it(nested):
     population = Population.from_sizes(nested)
     paths = population.distinct_paths()
     counts = population.children_counts
@@ -263,7 +263,7 @@ def test_witnesses_lie_on_their_paths(nested):
         assert padded == sizes.tolist()
 
 
-def test_the_witness_is_the_first_unit_of_its_path():
+def test_the_example_unit_is_the_first_of_its_path():
     paths = Population.from_sizes([0, 1, 5, 1, 5]).distinct_paths()
     assert paths.sizes.tolist() == [[5, 1], [5, 5]]
     assert paths.multiplicity.tolist() == [2, 10]
@@ -271,7 +271,7 @@ def test_the_witness_is_the_first_unit_of_its_path():
     assert paths.witness_level.tolist() == [2, 2]
 
 
-def test_an_empty_tree_still_has_the_path_of_the_first_to_join():
+def test_an_empty_tree_has_the_path_of_the_first_unit_to_join():
     paths = Population.from_sizes(0).distinct_paths()
     assert paths.sizes.tolist() == [[1]]
     assert paths.multiplicity.tolist() == [0]

@@ -1,4 +1,4 @@
-"""`EpisodicAccountant` in dp_accounting's place, and events both ways."""
+"""`EpisodicAccountant` as a dp_accounting accountant, and events in both directions."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def accountants():
     return [EpisodicAccountant(r, m, orders=o) for r in RELATIONS for m, o in methods]
 
 
-def test_nothing_and_everything():
+def test_no_loss_and_infinite_loss():
     for accountant in accountants():
         accountant.compose(dp_event.NoOpDpEvent())
         for delta in (0, 1e-12, 1):
@@ -58,9 +58,9 @@ def test_nothing_and_everything():
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("relation", list(NeighboringRelation))
-def test_against_their_accountants(relation):
+def test_agrees_with_dp_accountings_accountants(relation):
     event = COMPOSED([dp_event.SelfComposedDpEvent(poisson(), 10), gaussian(4.0)])
-    theirs = PLDAccountant(relation, 1e-3).compose(event)  # quicker; 1e-6 off
+    theirs = PLDAccountant(relation, 1e-3).compose(event)  # faster, 1e-6 off
     value = {}
     for method in ("exact", "pld", "rdp"):
         ours = EpisodicAccountant(relation, method).compose(event)
@@ -74,7 +74,7 @@ def test_against_their_accountants(relation):
 
 
 @pytest.mark.parametrize("relation", [ADD, SPECIAL])
-def test_at_their_orders(relation):
+def test_agrees_at_dp_accountings_orders(relation):
     orders = [2.0, 3.0, 5.0, 8.0, 21.0, np.inf]
     event = COMPOSED([dp_event.SelfComposedDpEvent(poisson(0.02), 50), gaussian(9.0)])
     ours = EpisodicAccountant(relation, "rdp", orders=orders).compose(event)
@@ -100,7 +100,7 @@ def test_at_their_orders(relation):
     assert low.rdp[0] == pytest.approx(0.125, rel=1e-6)
 
 
-def test_what_is_lost_at_once_counts_at_the_orders_too():
+def test_failure_probabilities_count_at_orders_too():
     class EpsilonDeltaDpEvent(dp_event.DpEvent):
         epsilon, delta = 0.5, 1e-7
 
@@ -125,7 +125,7 @@ def test_what_is_lost_at_once_counts_at_the_orders_too():
     assert replaced.epsilon == 0.5
 
 
-def test_refusals_carry_the_offending_event():
+def test_refusals_hold_the_refused_event():
     bad = dp_event.UnsupportedDpEvent()
     for accountant in accountants():
         for event in (bad, COMPOSED([gaussian(), bad]), poisson(0.1, COMPOSED([bad]))):
@@ -137,7 +137,7 @@ def test_refusals_carry_the_offending_event():
             ):
                 accountant.compose(event)
         assert accountant.get_epsilon(DELTA) == 0
-    # A method that a mechanism cannot answer by is no support.
+    # An event is unsupported if the method cannot answer it.
     zcdp = COMPOSED([gaussian(), dp_event.ZCDpEvent(0.1)])
     assert EpisodicAccountant(method="rdp").supports(zcdp)
     found = EpisodicAccountant()._maybe_compose(zcdp, 1, False)
@@ -154,7 +154,7 @@ def test_refusals_carry_the_offending_event():
         } == covered
 
 
-def test_it_calibrates_in_their_loop():
+def test_it_works_in_dp_accountings_calibration():
     noise = dp_accounting.calibrate_dp_mechanism(
         lambda: EpisodicAccountant(method="rdp"),
         lambda s: dp_event.SelfComposedDpEvent(poisson(0.01, gaussian(s)), 100),
@@ -169,7 +169,7 @@ def test_it_calibrates_in_their_loop():
     assert epsilon == pytest.approx(1.0, rel=1e-3)
 
 
-def test_equal_events_are_counted_and_answers_kept():
+def test_equal_events_are_counted_and_answers_cached():
     accountant = EpisodicAccountant(method="rdp")
     for i in range(1000):
         accountant.compose(poisson(0.01, gaussian(1.0 + i % 2)))
@@ -199,7 +199,7 @@ def test_wrong_arguments():
             make()
 
 
-# --- What single events mean ---
+# --- Single events ---
 
 
 def test_the_best_of_several_runs():
@@ -219,7 +219,7 @@ def test_the_best_of_several_runs():
     assert found == pytest.approx(cost, rel=2e-3)
 
 
-def test_a_tree_is_as_high_as_its_binary_number_is_long():
+def test_tree_aggregation_has_the_height_of_its_binary_length():
     for steps, height in ((1, 1), (3, 2), (4, 3), ([10, 1600, 3], 11)):
         event = dp_event.SingleEpochTreeAggregationDpEvent(5.0, steps)
         ours = EpisodicAccountant(SPECIAL, "rdp", orders=[3.0]).compose(event)
@@ -235,7 +235,7 @@ def test_a_tree_is_as_high_as_its_binary_number_is_long():
         )
 
 
-def test_draws_with_replacement_are_episodes_of_one():
+def test_draws_with_replacement_are_independent_episodes_of_one():
     event = dp_event.SampledWithReplacementDpEvent(100, 5, gaussian(2.0))
     for relation in RELATIONS.values():
         (step,) = from_dp_event(event, neighboring_relation=relation).steps
@@ -250,20 +250,20 @@ def test_draws_with_replacement_are_episodes_of_one():
 
 
 @pytest.mark.slow
-def test_draws_of_draws_and_several_laplace_releases():
+def test_nested_sampling_and_several_laplace_releases():
     twice = from_dp_event(poisson(0.5, poisson(0.2))).steps[0]
     assert twice == from_dp_event(poisson(0.1)).steps[0]
     several = COMPOSED([dp_event.LaplaceDpEvent(2.0), dp_event.LaplaceDpEvent(6.0)])
     step: Any = from_dp_event(poisson(0.3, several)).steps[0]
     assert step.noise_multiplier == pytest.approx(1.5, rel=1e-12)
     assert step.noise_multiplier < 1.5
-    # At rate 1 it must not be below the composition of the two.
+    # At rate 1 it is at least the composition of the two.
     joint = from_dp_event(poisson(1.0, several))
     apart = jde.epsilon(from_dp_event(several), delta=1e-3)
     assert apart <= jde.epsilon(joint, delta=1e-3)
 
 
-def test_discrete_gaussian_by_its_divergences():
+def test_discrete_gaussian_against_its_divergences():
     class DiscreteGaussianDpEvent(dp_event.DpEvent):
         sigma, sensitivity, dimension = 4.0, 2.0, None
 
@@ -276,7 +276,7 @@ def test_discrete_gaussian_by_its_divergences():
 
 
 @pytest.mark.slow
-def test_cut_samples_and_mixtures_cost_at_most_what_theirs_says():
+def test_truncated_samples_and_mixtures_cost_at_most_dp_accountings_answer():
     cut = dp_event.TruncatedSubsampledGaussianDpEvent(4, 0.5, 2, 2.0)
     for relation in RELATIONS:
         theirs = PLDAccountant(relation, 1e-3).compose(cut).get_epsilon(DELTA)
@@ -284,7 +284,7 @@ def test_cut_samples_and_mixtures_cost_at_most_what_theirs_says():
         assert 0.4 * theirs <= ours <= theirs * (1 + 1e-3)
 
 
-# --- And back ---
+# --- Steps to events ---
 
 POISSON = jde.Poisson("example", sampling_probability=0.1)
 FEW = jde.WithoutReplacement("example", size=5, population=100)
@@ -338,7 +338,7 @@ def test_round_trips_of_runs():
     assert to_dp_event(whole) == poisson(0.1, gaussian(1.5))
 
 
-def test_what_has_no_event_is_refused_by_name():
+def test_steps_without_an_event_are_refused_by_name():
     tasks = jde.MultistageSampling(
         jde.Poisson("task", sampling_probability=0.1),
         jde.WithoutReplacement("example", size=5, population=20),
@@ -365,7 +365,7 @@ def test_what_has_no_event_is_refused_by_name():
             to_dp_event(jde.ApproximateDP(1.0, 1e-5))
 
 
-def test_an_event_whose_list_has_grown_is_read_again():
+def test_a_mutated_event_is_read_again():
     accountant = EpisodicAccountant()
     event = dp_event.ComposedDpEvent([gaussian(9.0)])
     assert accountant.supports(event)

@@ -1,4 +1,4 @@
-"""Import of dp_accounting's events, against its own accountant where that is right."""
+"""Import of dp_accounting's events, against its accountant where that is right."""
 
 import collections
 import dataclasses
@@ -24,11 +24,11 @@ from jaxdp_episodic.accountant.interop.dp_event import (
     from_dp_event,
 )
 
-# The bounds by Rényi-DP are what these tests are about.
+# These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 
 DELTA = 1e-6
-# Its fractional orders are loose; integer orders are exact.
+# Its fractional orders are loose, integer orders are exact.
 ORDERS = list(range(2, 200))
 
 
@@ -65,8 +65,8 @@ def test_equal_events_become_one_step():
 
 
 @pytest.mark.parametrize("steps", [0, -1, 0.5, float("inf")])
-def test_steps_count_of_epochs_only(steps):
-    # An attribute of that name on another event took its charge away.
+def test_a_steps_attribute_counts_for_epochs_only(steps):
+    # Regression: such an attribute removed the charge of another event.
     event = type("GaussianDpEvent", (), {"noise_multiplier": 1.0, "num_steps": steps})
     assert epsilon(event()) == epsilon(gaussian())
 
@@ -110,17 +110,17 @@ def test_no_noise_costs_everything():
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("event", [gaussian(1.0), poisson(0.1)])
-def test_their_pld_accountant_reads_a_replacement_as_we_do(event):
+def test_dp_accountings_pld_agrees_on_replace_one(event):
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     theirs = PLDAccountant(relation, 3e-4).compose(event).get_epsilon(DELTA)
     ours = jde.epsilon(
         from_dp_event(event, neighboring_relation="replace_one"), delta=DELTA
     )
-    # Theirs rounds upwards, on a grid.
+    # It rounds up on a grid.
     assert ours <= theirs <= ours * (1 + 1e-6)
 
 
-def test_their_rdp_accountant_reads_a_replacement_as_twice_the_noise():
+def test_dp_accountings_rdp_reads_replace_one_as_twice_the_noise():
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     theirs = RdpAccountant(ORDERS, relation).compose(gaussian(1.0)).get_epsilon(DELTA)
     ours = epsilon(gaussian(1.0), neighboring_relation="replace_one")
@@ -144,12 +144,12 @@ def test_sampling_without_replacement(relation):
     )
     expected = rdp_epsilon(step, num_steps=50, delta=DELTA)
     assert epsilon(event, neighboring_relation=relation) == expected
-    # Theirs reads the multiplier as noise over sensitivity and its bound is loose: at
-    # half our noise it still covers what we say.
+    # dp_accounting reads the multiplier as noise over sensitivity, and its bound is
+    # loose: at half our noise it is still above.
     event = dp_event.SelfComposedDpEvent(
         dp_event.SampledWithoutReplacementDpEvent(1000, 20, gaussian(1.0)), 50
     )
-    # The best order is 7; large ones take them seconds.
+    # The best order is 7; large orders take it seconds.
     orders = list(range(2, 24))
     theirs = RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
     assert expected <= theirs.compose(event).get_epsilon(DELTA)
@@ -160,7 +160,7 @@ def test_all_of_an_exact_population_is_full_participation():
     everybody = jde.epsilon(from_dp_event(gaussian()), delta=1e-5)
     exact = from_dp_event(event, population_is_exact=True)
     assert jde.epsilon(exact, delta=1e-5) == everybody
-    # One more may be there, and drawn in somebody's place.
+    # One more may be present and drawn in another's place.
     assert jde.epsilon(from_dp_event(event), delta=1e-5) > 2 * everybody
     with pytest.raises(TypeError, match="population_is_exact"):
         from_dp_event(event, population_is_exact=cast(Any, "yes"))
@@ -251,7 +251,7 @@ def test_other_events_are_refused_by_name(event, name):
 @pytest.mark.parametrize(
     "name", ["PermuteAndFlipDpEvent", "ExponentialMechanismDpEvent"]
 )
-def test_of_pure_mechanisms_epsilon_alone_is_used(name):
+def test_only_epsilon_of_pure_mechanisms_is_used(name):
     kind = dataclasses.make_dataclass(name, ["epsilon"])  # of versions after 0.6
     for relation in ("add_remove", "replace_one"):
         run = from_dp_event(kind(0.5), neighboring_relation=relation)
@@ -263,7 +263,7 @@ def test_of_pure_mechanisms_epsilon_alone_is_used(name):
         from_dp_event(kind(-0.5))
 
 
-def test_of_a_sampled_composition_the_part_that_happens_is_charged():
+def test_a_sampled_composition_is_charged_without_its_empty_parts():
     pure = dataclasses.make_dataclass("ExponentialMechanismDpEvent", ["epsilon"])
     laplace = dp_event.DiscreteLaplaceDpEvent
     for quiet, loud in ((pure(0.1), pure(5.0)), (laplace(0.1, 1), laplace(3.0, 1))):
@@ -274,7 +274,7 @@ def test_of_a_sampled_composition_the_part_that_happens_is_charged():
 
 
 def _with_field(event, name, value=None):
-    """As a later version may have it: a field that changes what is released."""
+    """An event with an additional field, as of a later version."""
     kind = type(event)
     more = dataclasses.make_dataclass(
         kind.__name__, [*(one.name for one in kind.__attrs_attrs__), name]
@@ -284,7 +284,7 @@ def _with_field(event, name, value=None):
 
 
 def _later_events():
-    """An event of a later version at every place where one is read."""
+    """Events of a later version at every place where events are read."""
     later = _with_field(gaussian(), "scale_of_later")
     without = functools.partial(dp_event.SampledWithoutReplacementDpEvent, 9, 3)
     yield later
@@ -305,7 +305,7 @@ def _later_events():
 
 
 @pytest.mark.parametrize("event", list(_later_events()))
-def test_a_field_that_is_not_known_is_refused_by_name(event):
+def test_unknown_fields_are_refused_by_name(event):
     with pytest.raises(EventNotCovered, match="scale_of_later") as caught:
         from_dp_event(event)
     assert caught.value.event is not None
@@ -313,7 +313,7 @@ def test_a_field_that_is_not_known_is_refused_by_name(event):
         assert not EpisodicAccountant().supports(event)
 
 
-def test_the_known_fields_are_theirs():
+def test_the_known_fields_equal_dp_accountings():
     for name, fields in FIELDS.items():
         theirs = getattr(dp_event, name, None)  # some are of later versions
         if theirs is not None:
@@ -381,7 +381,7 @@ def test_wrong_fields_are_refused(event, error, words):
 )
 def test_epsilon_is_that_of_dp_accounting_or_smaller(event):
     ours, theirs = epsilon(event), their_epsilon(event)
-    # Ours searches all real orders, theirs the integers.
+    # We search all real orders, dp_accounting the integers.
     assert ours <= theirs * (1 + 1e-9)
     assert ours >= theirs * 0.97
     rdp = jde.rdp(from_dp_event(event), [2, 5, 17])

@@ -1,4 +1,4 @@
-"""jax_privacy's training parameters at the level of users, against its accountant."""
+"""jax_privacy's user-level training parameters, against its accountant."""
 
 import warnings
 
@@ -43,7 +43,7 @@ def params(**options):
         ),
     ],
 )
-def test_users_by_coins_agree_with_the_accountant_of_its_authors(relation, given):
+def test_poisson_sampled_users_agree_with_jax_privacy(relation, given):
     theirs = USERS.compute_epsilon(40, given)
     run = from_dp_params(given, num_updates=40, neighboring_relation=relation)
     assert sum(int(count) for count in run.counts) == 40
@@ -51,7 +51,7 @@ def test_users_by_coins_agree_with_the_accountant_of_its_authors(relation, given
     assert value <= theirs <= value * (1 + 2e-3)
 
 
-def test_a_batch_of_fixed_size_agrees_where_a_user_leaves():
+def test_fixed_size_batches_agree_under_add_remove():
     given = params(sampling_method=Sampling.FIXED_BATCH_SIZE)
     theirs = USERS.compute_epsilon(20, given)
     value = jde.epsilon(from_dp_params(given, num_updates=20), delta=1e-6)
@@ -79,7 +79,7 @@ def test_without_users_examples_are_protected():
         ({"examples_per_user": 0}, ValueError, "examples"),
     ],
 )
-def test_what_is_not_covered_is_refused(change, error, message):
+def test_unsupported_parameters_are_refused(change, error, message):
     with pytest.raises(error, match=message):
         from_dp_params(params(**change), num_updates=10)
     with pytest.raises(TypeError, match="DpParams"):

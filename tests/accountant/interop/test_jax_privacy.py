@@ -1,4 +1,4 @@
-"""Execution plans of jax_privacy, accounted from what they draw."""
+"""Execution plans of jax_privacy, accounted by their draws."""
 
 import dataclasses
 import warnings
@@ -62,7 +62,7 @@ def poisson(noise, num_steps, relation):
     [
         (Relation.ADD_OR_REMOVE_ONE, "add_remove", 1),
         (Relation.REPLACE_SPECIAL, "zero_out", 1),
-        # Its noise is a multiple of the sensitivity, two norms.
+        # Its noise is relative to the sensitivity, which is two norms.
         (Relation.REPLACE_ONE, "replace_one", 2),
     ],
 )
@@ -71,11 +71,11 @@ def test_a_config_is_accounted_in_one_call(relation, ours, norms, bands, rounds)
     made = config(relation, strategy=np.ones(bands))
     run = from_execution_plan(made)
     assert jde.epsilon(run, delta=DELTA) == poisson(1.3 * norms, rounds, ours)
-    # The number behind `norms`: what is really added, over the clip norm.
+    # `norms`: the added noise over the clip norm.
     clipped = made.plan.clipped_grad(lambda: None)
     sensitivity = clipped.sensitivity(relation)
     assert sensitivity == norms * clipped.l2_norm_bound
-    # A plan alone does not say how its noise was scaled: never more than there is.
+    # A plan does not say how its noise was scaled: the smaller value is assumed.
     alone = from_execution_plan(made.plan, neighboring_relation=ours)
     assert jde.epsilon(alone, delta=DELTA) == poisson(1.3, rounds, ours)
 
@@ -140,7 +140,7 @@ def test_batches_with_replacement_cost_more():
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [6, 7])
 def test_balls_in_bins_by_simulation(rounds):
-    """Rounds of three bins, one drawn once: both directions, from every look."""
+    """Rounds of three bins with one draw: both directions, from all releases."""
     bins = batch_selection.BallsInBinsSampling(iterations=rounds, cycle_length=3)
     noise, samples = 1.4, 200_000
     generator = np.random.default_rng(1)
@@ -166,11 +166,11 @@ def test_balls_in_bins_by_simulation(rounds):
             found.append((gained.mean(), gained.std() / np.sqrt(samples)))
         value, error = max(found)
         assert value - 5 * error <= bound
-        # Seven are charged as nine: each bin as often as the first.
+        # Seven steps are charged as nine: each bin as often as the first.
         assert bound <= value + 5 * error or rounds == 7
 
 
-def test_the_same_bins_again_are_less_noise():
+def test_repeated_bins_equal_less_noise():
     bins = batch_selection.BallsInBinsSampling(iterations=6, cycle_length=3)
     run = from_execution_plan(bins, neighboring_relation="zero_out", noise_multiplier=2)
     ((step, count),) = zip(run.steps, run.counts, strict=True)
@@ -221,7 +221,7 @@ def test_random_allocation():
 
 
 def later(kind, **fields):
-    """A strategy as a later version may have it."""
+    """A strategy of a later version."""
     made = dataclasses.make_dataclass(
         kind.__name__, fields, namespace={"batch_iterator": None}
     )
@@ -239,7 +239,7 @@ def cycles(selected, iterations, cycle_length):
 
 @pytest.mark.slow
 def test_the_same_steps_of_every_cycle():
-    """Given its step a record is in five rounds: those of one of noise / sqrt(5)."""
+    """A record is in the same step of five rounds: one round at noise / sqrt(5)."""
     given = {"neighboring_relation": "add_remove", "noise_multiplier": 1.0}
     run = from_execution_plan(cycles(5, 20, 4), **given)
     scheme = jde.RandomAllocation("example", steps_per_epoch=4)
@@ -249,11 +249,11 @@ def test_the_same_steps_of_every_cycle():
     assert jde.epsilon(run, delta=1e-5) == pytest.approx(10.0938, abs=1e-4)
     bins = batch_selection.BallsInBinsSampling(iterations=20, cycle_length=4)
     assert run == from_execution_plan(bins, **given)
-    # Five of the twenty, as without the cycle, are far less.
+    # Five of twenty steps, as without the cycle, would cost far less.
     free = from_execution_plan(cycles(5, 20, None), **given)
     assert jde.epsilon(free, delta=1e-5) == pytest.approx(6.5995, abs=1e-4)
     assert free == from_execution_plan(RandomAllocationSampling(5, 20), **given)
-    # One cycle is no repetition; nobody is drawn; several steps of a cycle.
+    # One cycle only; no draw; several steps of a cycle.
     assert from_execution_plan(cycles(5, 20, 20), **given) == free
     nobody = from_execution_plan(cycles(0, 20, 4), **given)
     assert jde.epsilon(nobody, delta=1e-5) == 0
@@ -346,7 +346,7 @@ BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
         (config(Relation.REPLACE_SPECIAL), {}, ValueError, "must be None with a plan"),
     ],
 )
-def test_what_is_not_covered_is_refused(plan, change, error, message):
+def test_unsupported_plans_are_refused(plan, change, error, message):
     with pytest.raises(error, match=message):
         from_execution_plan(plan, **{**BAND_STRATEGY, **change})
 
@@ -374,8 +374,8 @@ def test_the_event_must_describe_the_draws():
             from_execution_plan(dataclasses.replace(plan, dp_event=event), **given)
 
 
-def test_later_plans_say_their_relation():
-    """As version 2.2 has them: ``make()``, and a relation in the plan."""
+def test_later_plans_state_their_relation():
+    """Plans of version 2.2: ``make()``, and a relation in the plan."""
     plan = config(Relation.ADD_OR_REMOVE_ONE).plan
     later = SimpleNamespace(
         batch_selection_strategy=plan.batch_selection_strategy,
@@ -388,14 +388,14 @@ def test_later_plans_say_their_relation():
     assert jde.epsilon(from_execution_plan(later), delta=DELTA) == np.inf
 
 
-def test_a_plan_with_more_than_is_known_is_refused():
+def test_plans_with_unknown_fields_are_refused():
     plan = config(Relation.REPLACE_SPECIAL).plan
     more = SimpleNamespace(**vars(plan), examples_per_user=3)
     with pytest.raises(NotImplementedError, match="examples_per_user"):
         from_execution_plan(more, neighboring_relation="zero_out")
 
 
-def test_their_calibration_takes_our_accountant():
+def test_jax_privacys_calibration_works_with_our_accountant():
     made = config(
         Relation.REPLACE_SPECIAL, noise_multiplier=None, epsilon=2.0, delta=DELTA
     )
@@ -403,7 +403,7 @@ def test_their_calibration_takes_our_accountant():
     assert 2.0 - 1e-4 < spent <= 2.0
 
 
-def test_their_training_accountants_take_our_config():
+def test_jax_privacys_accountants_take_our_config():
     accountant = accounting.DpsgdTrainingAccountant(training_config())
     given = {"num_samples": 1_000, "target_delta": DELTA}
     noise = accounting.calibrate_noise_multiplier(
@@ -431,7 +431,7 @@ def test_their_training_accountants_take_our_config():
 
 
 @pytest.mark.slow
-def test_a_plan_agrees_with_the_accountant_of_its_authors():
+def test_plans_agree_with_jax_privacys_accountant():
     plan = config(Relation.REPLACE_SPECIAL, strategy=np.ones(4)).plan
     theirs = dp_accounting.pld.PLDAccountant(Relation.REPLACE_SPECIAL)
     bound = theirs.compose(plan.dp_event).get_epsilon(DELTA)

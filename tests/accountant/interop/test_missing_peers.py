@@ -1,4 +1,4 @@
-"""Packages that are not there, or of a version that was not read."""
+"""Missing packages, and unknown versions."""
 
 import importlib
 import importlib.metadata
@@ -36,7 +36,7 @@ PARAMS = accounting.DpParams(
                 jax_privacy.training_config,
             )
         ),
-        # Plans were read of 2.2 as well, parameters of 2.0 alone.
+        # Plans of 2.2 are supported as well, parameters of 2.0 only.
         (
             "jax-privacy",
             "2.2.0",
@@ -45,9 +45,7 @@ PARAMS = accounting.DpParams(
         ("dp-accounting", "0.6.1.dev0", None),
     ],
 )
-def test_a_version_that_is_not_known_is_refused_by_name(
-    distribution, found, ask, monkeypatch
-):
+def test_unknown_versions_are_refused_by_name(distribution, found, ask, monkeypatch):
     true = importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata,
@@ -81,8 +79,8 @@ def test_a_missing_package_is_named(module, needed, monkeypatch):
         importlib.import_module(module)
 
 
-def test_nothing_advises_to_install_by_a_name_that_is_on_no_index():
-    """Anybody could register it."""
+def test_no_message_names_an_unregistered_package():
+    """Anybody could register the name."""
     root = Path(__file__).parents[3]
     folders = ("jaxdp_episodic", "docs", "configs", "experiments")
     files = [path for name in folders for path in (root / name).rglob("*.*")]

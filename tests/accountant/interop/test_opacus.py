@@ -1,4 +1,4 @@
-"""Opacus' engine with our accountant; needs opacus: `make test-peers`."""
+"""Opacus's engine with our accountant; needs opacus: `make test-peers`."""
 
 import io
 import json
@@ -27,7 +27,7 @@ from jaxdp_episodic.accountant.interop.opacus import (
 )
 from jaxdp_episodic.trainer.draw.step_loader import step_loader
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # opacus warns of its own hooks
+pytestmark = pytest.mark.filterwarnings("ignore")  # opacus warns about its hooks
 
 DELTA = 1e-5
 NUM_EXAMPLES = 64
@@ -73,7 +73,7 @@ def of_poisson(noise, rate, num_steps):
 # --- The accountant ---
 
 
-def test_opacus_makes_it_by_name():
+def test_opacus_creates_the_accountant_by_name():
     accountant = create_accountant("episodic")
     assert isinstance(accountant, EpisodicAccountant)
     assert isinstance(accountant, IAccountant)
@@ -81,7 +81,7 @@ def test_opacus_makes_it_by_name():
     assert accountant.get_epsilon(DELTA) == 0 and len(accountant) == 0
 
 
-def test_history_is_what_opacus_keeps():
+def test_the_history_has_opacuss_format():
     ours, theirs = EpisodicAccountant(), RDPAccountant()
     for noise, rate in [(1.0, 0.1)] * 3 + [(2.0, 0.1), (1.0, 0.1)]:
         for accountant in (ours, theirs):
@@ -98,7 +98,7 @@ def test_history_is_what_opacus_keeps():
     ],
 )
 def test_epsilon_lies_between_the_ends_of_another_accountant(history):
-    """dp-accounting's two ends on a fine grid, at the rates that are really drawn."""
+    """Against dp-accounting's two ends on a fine grid, at the true sampling rates."""
     accountant = EpisodicAccountant()
     accountant.history = history
     value = accountant.get_epsilon(DELTA)
@@ -137,11 +137,11 @@ def test_other_relations_and_methods(relation):
         EpisodicAccountant(neighboring_relation="add")
 
 
-def test_a_thousand_noises_are_one_question():
+def test_a_thousand_noises_are_one_batch():
     noises = np.linspace(1.0, 2.0, 1_000)
     accountant = EpisodicAccountant()
     accountant.history = [(float(noise), 0.01, 2) for noise in noises]
-    accountant.history += accountant.history  # each twice: taken together
+    accountant.history += accountant.history  # each occurs twice, and is counted
     start = time.process_time()
     value = accountant.get_epsilon(DELTA)
     assert time.process_time() - start < 20
@@ -173,18 +173,18 @@ def test_wrong_numbers_are_refused(noise, rate):
     with pytest.raises(ValueError, match="noise_multiplier|sample_rate"):
         accountant.step(noise_multiplier=noise, sample_rate=rate)
     assert accountant.history == []
-    accountant.history = [(noise, rate, 1)]  # as opacus' own search writes it
+    accountant.history = [(noise, rate, 1)]  # as opacus's search writes it
     with pytest.raises(ValueError, match="noise_multiplier|sample_rate"):
         accountant.get_epsilon(DELTA)
 
 
-def test_no_noise_is_no_privacy():
+def test_without_noise_epsilon_is_infinite():
     accountant = EpisodicAccountant()
     accountant.step(noise_multiplier=0.0, sample_rate=0.1)
     assert accountant.get_epsilon(DELTA) == np.inf
 
 
-def test_their_search_finds_the_noise():
+def test_opacuss_search_finds_the_noise():
     found = get_noise_multiplier(
         target_epsilon=2.0,
         target_delta=DELTA,
@@ -197,26 +197,26 @@ def test_their_search_finds_the_noise():
     assert 1.99 <= spent <= 2.0
 
 
-# --- What the loader of opacus draws ---
+# --- The draws of opacus's loader ---
 
 
-def test_the_rate_of_a_coin_of_24_bits():
-    """Compared as torch compares: which of the 2**24 values are below the rate."""
+def test_the_true_rate_of_24_bit_coins():
+    """The number of the 2**24 values below the rate, as torch compares them."""
     rng = np.random.default_rng(7)
     rates = [2.0**-24, 2.0**-25, 1e-12, 0.5, 1 - 2.0**-25, 1 - 1e-9, 1 / 3, 1.0, 1e-6]
     rates += list(10 ** rng.uniform(-9, 0, 500)) + list(1 - rng.uniform(0, 1e-6, 100))
     for rate in map(float, rates):
-        number = int(drawn_rate(rate) * 2**24)  # of the values, at most, plus a part
+        number = int(drawn_rate(rate) * 2**24)  # at most one value more
         values = torch.tensor([number - 1, number, number + 1]) / 2**24
         below = (values.to(torch.float32) < rate).tolist()
         assert below[2] is False or number == 2**24
-        if rate * 2**24 < 2**23:  # finer than the values: the count is exact
+        if rate * 2**24 < 2**23:  # finer than the values, so the count is exact
             assert below[:2] == [True, False]
         assert rate <= drawn_rate(rate) <= max(rate * (1 + 1e-7), rate + 2.0**-24)
     assert drawn_rate(0.0) == 0.0
 
 
-def test_torch_draws_multiples_of_that():
+def test_torch_draws_multiples_of_2_to_the_minus_24():
     """2**28 draws at rate 0.01 * 2**-24: 0.16 expected at that rate, 16 as drawn."""
     generator = torch.Generator().manual_seed(3)
     rate, heads = 0.01 * 2.0**-24, 0
@@ -259,7 +259,7 @@ def test_the_engine_calibrates():
     assert 2.98 <= engine.get_epsilon(DELTA) <= 3.0
 
 
-def test_accumulated_draws_are_refused():
+def test_gradient_accumulation_is_refused():
     engine = opacus.PrivacyEngine(accountant="episodic")
     loader = DataLoader(dataset(), batch_size=8)
     model, optimizer, loader = private(engine, loader, poisson_sampling=False)
@@ -295,7 +295,7 @@ def user_loader(clip_unit, data=None, **options):
     return step_loader(data or numbered(), user_step(clip_unit), **options)
 
 
-def test_examples_are_drawn_through_their_users():
+def test_examples_are_drawn_by_user():
     hits, drawn_users, batches = np.zeros(NUM_EXAMPLES), 0, 0
     for places, users in user_loader("example", num_steps=2_000):
         assert users.tolist() == USERS[places.numpy()].tolist()
@@ -311,12 +311,12 @@ def test_examples_are_drawn_through_their_users():
     assert np.all(np.abs(hits - 375) < 5 * np.sqrt(2_000 * 0.1875 * 0.8125))
 
 
-def test_rows_are_users_where_users_are_clipped():
+def test_rows_are_users_if_users_are_clipped():
     loader = user_loader("user", num_steps=50)
     for places, users, mask in loader:
         assert places.shape == users.shape == mask.shape and mask.shape[1:] == (3,)
         assert mask.all() and mask.dtype == torch.bool
-        assert (users == users[:, :1]).all()  # a row is one user's
+        assert (users == users[:, :1]).all()  # a row holds one user's examples
         assert len(set(users[:, 0].tolist())) == len(users)
         assert users.tolist() == USERS[places.numpy()].tolist()
     assert loader.batch_sampler.sampler.expected_units == 4.0
@@ -339,7 +339,7 @@ def test_small_users_have_empty_slots():
 
 
 @pytest.mark.parametrize("clip_unit", ["user", "example"])
-def test_nobody_drawn_is_an_empty_batch(clip_unit):
+def test_an_empty_draw_is_an_empty_batch(clip_unit):
     design = jde.MultistageSampling(
         jde.Poisson("user", sampling_probability=0.0),
         jde.WithoutReplacement("example", size=3, population=4),
@@ -372,7 +372,7 @@ def test_every_draw_is_fresh_and_a_function_of_entropy_and_number():
     assert passes(user_loader("example", entropy=None), 1) != once[:8]
 
 
-def test_examples_alone_in_batches_of_one_size():
+def test_single_examples_in_batches_of_fixed_size():
     design = jde.WithoutReplacement("example", size=8, population=NUM_EXAMPLES)
     step = jde.GaussianStep(design, noise_multiplier=1.0)
     loader = step_loader(numbered(), step, num_steps=20, entropy=2)
@@ -402,14 +402,14 @@ def test_examples_alone_in_batches_of_one_size():
         ({"units": {"user": np.repeat([0, 1], 32)}}, ValueError, "population"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, error, message):
+def test_unsuitable_loaders_are_refused(change, error, message):
     arguments = {
         "step": user_step("user"),
         "num_steps": 3,
         "units": {"user": USERS},
         **change,
     }
-    if message == "population":  # 32 examples under 'at most 4': a rate too small
+    if message == "population":  # 32 examples, not 4: too small a rate
         arguments["step"] = jde.GaussianStep(
             jde.MultistageSampling(
                 jde.Poisson("user", sampling_probability=0.25),
@@ -441,7 +441,7 @@ def test_the_engine_accounts_what_the_loader_draws(clip_unit):
         optimizer.step()
     expected = jde.epsilon(user_step(clip_unit), num_steps=8, delta=DELTA)
     assert engine.get_epsilon(DELTA) == expected
-    # A user of three clipped examples moves the sum three clip norms, not one.
+    # A user with three clipped examples changes the sum by three clip norms.
     alone = of_poisson(1.1 / (3 if clip_unit == "example" else 1), 0.25, 8)
     assert (
         expected == pytest.approx(alone, rel=1e-9)
@@ -450,7 +450,7 @@ def test_the_engine_accounts_what_the_loader_draws(clip_unit):
     )
 
 
-def test_the_step_accountant_accounts_nothing_else():
+def test_the_step_accountant_refuses_other_steps():
     loader = user_loader("example")
     accountant = StepAccountant(loader)
     with pytest.raises(ValueError, match="sample_rate must be 0.125"):

@@ -1,4 +1,4 @@
-"""What opacus' engine may be accounted with; opacus itself is not needed."""
+"""Supported optimizers of opacus's engine; opacus is not needed."""
 
 import importlib
 import importlib.metadata
@@ -14,7 +14,7 @@ DELTA = 1e-5
 
 
 class IAccountant:
-    """As opacus 1.6 has it: the hook records the noise of any optimizer."""
+    """Stand-in for opacus 1.6: the hook records the noise of any optimizer."""
 
     def get_optimizer_hook_fn(self, sample_rate):
         def hook(optimizer):
@@ -28,7 +28,7 @@ class IAccountant:
 
 @pytest.fixture
 def bridge(monkeypatch):
-    """The bridge, with a stand-in for opacus' accountants."""
+    """The bridge, with a stand-in for opacus's accountants."""
     theirs = ModuleType("opacus.accountants")
     theirs.IAccountant = IAccountant  # pyright: ignore[reportAttributeAccessIssue]: made here
     theirs.register_accountant = lambda *_, **__: None  # pyright: ignore[reportAttributeAccessIssue]: made here
@@ -59,14 +59,14 @@ def test_noised_sums_are_accounted(bridge, name):
 
 
 @pytest.mark.parametrize("name", ["AdaClipDPOptimizer", "DPOptimizerOfLater"])
-def test_what_may_release_more_is_refused_by_name(bridge, name):
+def test_optimizers_that_may_release_more_are_refused_by_name(bridge, name):
     accountant = bridge().EpisodicAccountant()
     with pytest.raises(NotImplementedError, match=f"{name} is not covered"):
         accountant.get_optimizer_hook_fn(0.125)(optimizer(name))
     assert accountant.history == []
 
 
-def test_a_history_of_more_than_is_known_is_refused(bridge):
+def test_histories_with_unknown_fields_are_refused(bridge):
     accountant = bridge().EpisodicAccountant()
     accountant.history = [(1.0, 0.1, 5), (1.0, 0.1, 5, "adaptive")]
     with pytest.raises(ValueError, match="history must have entries.*adaptive"):

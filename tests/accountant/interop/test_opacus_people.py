@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 from jaxdp_episodic.accountant.interop.opacus import StepAccountant
 from jaxdp_episodic.trainer.draw.step_loader import step_loader
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # opacus warns of its own hooks
+pytestmark = pytest.mark.filterwarnings("ignore")  # opacus warns about its hooks
 
 DELTA = 1e-5
 # 12 classes of 5 examples, one of each of five people: 12 examples a person.
@@ -61,7 +61,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("kind", list(STEPS))
-def test_what_is_drawn_of_a_person_is_what_is_charged(kind):
+def test_the_draws_of_a_person_are_as_charged(kind):
     make, units, chance = STEPS[kind]
     data = TensorDataset(torch.arange(60))
     given = {"units": units, "owners": OWNERS, "entropy": 3}
@@ -75,7 +75,7 @@ def test_what_is_drawn_of_a_person_is_what_is_charged(kind):
     found = np.bincount(held[:, 2], minlength=13)[:5]
     spread = np.sqrt(len(held) * law[:5])
     assert np.all(np.abs(found - len(held) * law[:5]) < 5 * spread)
-    # Of that very step the accountant tells, with the noise of opacus.
+    # The accountant describes this step with opacus's noise.
     features = TensorDataset(torch.randn(60, 3), torch.as_tensor(CLASSES % 2))
     loader = step_loader(features, make(), num_steps=20, **given)
     engine = opacus.PrivacyEngine(accountant="episodic")
@@ -112,7 +112,7 @@ def test_what_is_drawn_of_a_person_is_what_is_charged(kind):
         assert 1.5 * alone < spent < 3 * alone
 
 
-def test_people_are_within_their_bounds_or_are_cut():
+def test_people_are_within_their_bounds_or_truncated():
     data = TensorDataset(torch.arange(60))
     step = examples_step(people=jde.PersonBounds(examples=11))
     for arguments, message in (

@@ -29,8 +29,8 @@ def often(count, event):
 @pytest.mark.parametrize(
     "relation", ["zero_out", pytest.param("add_remove", marks=pytest.mark.slow)]
 )
-def test_composed_mixtures_agree_with_their_authors(relation):
-    # A sample of everybody is none: releases about it are composed, not joined.
+def test_composed_mixtures_agree_with_dp_accounting(relation):
+    # With rate 1 releases are composed, not joined.
     event = dp_event.ComposedDpEvent([often(60, TWICE), sampled(1.0, ONCE, TWICE)])
     theirs = PLDAccountant(THEIRS[relation], value_discretization_interval=1e-2)
     bound = theirs.compose(often(61, TWICE)).compose(ONCE).get_epsilon(1e-6)
@@ -41,9 +41,9 @@ def test_composed_mixtures_agree_with_their_authors(relation):
 
 
 def divergences(rate, g, *laws):
-    """Both directions of two joint releases about one sample, on a grid of the plane.
+    """Both directions of two joint releases of one sample, on a grid of the plane.
 
-    Of a unit that moves each release along a line of its own.
+    A unit shifts each release along its own axis.
     """
     at = np.linspace(-9, 13, 1_101)
     x, y = at[:, None], at[None, :]
@@ -69,7 +69,7 @@ def law(event):
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.4])
 @pytest.mark.parametrize("pair", [(TWICE, GAUSSIAN), (ONCE, TWICE), (ONCE, ONCE)])
-def test_joint_releases_about_a_sample_cost_what_they_show_or_more(pair, epsilon):
+def test_joint_releases_of_a_sample_cost_at_least_the_truth(pair, epsilon):
     run = from_dp_event(sampled(0.3, *pair))
     true = max(divergences(0.3, np.exp(epsilon), *map(law, pair)))
     assert true * (1 - 1e-6) <= jde.delta(run, epsilon=epsilon) <= 1.8 * true
@@ -89,7 +89,7 @@ def test_one_size_is_exact_and_equal_norms_are_joined():
     assert step.probabilities.sum() == pytest.approx(1, abs=1e-12)
 
 
-def test_sizes_without_noise_show_whoever_has_them():
+def test_shifts_without_noise_are_infinite_losses():
     bare = dp_event.MixtureOfGaussiansDpEvent(0.0, [0.0, 1.0], [0.9, 0.1])
     run = from_dp_event(sampled(0.5, bare, TWICE))
     assert jde.epsilon(run, delta=1e-6) == np.inf
@@ -103,6 +103,6 @@ def test_sizes_without_noise_show_whoever_has_them():
         (sampled(0.5, dp_event.LaplaceDpEvent(1.0), TWICE), "zero_out", "no theorem"),
     ],
 )
-def test_what_has_no_theorem_is_refused(event, relation, message):
+def test_unsupported_events_are_refused(event, relation, message):
     with pytest.raises(EventNotCovered, match=message):
         from_dp_event(event, neighboring_relation=relation)

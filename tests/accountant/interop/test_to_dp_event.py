@@ -65,7 +65,7 @@ USERS = jde.GaussianStep(
         (USERS, OF_USERS),
     ],
 )
-def test_people_nobody_reacts_to_are_a_mixture_of_gaussians(step, law):
+def test_people_without_reactions_are_a_mixture_of_gaussians(step, law):
     event = to_dp_event(step)
     assert event.standard_deviation == 4.0
     np.testing.assert_array_equal(event.sensitivities, np.arange(len(law)))

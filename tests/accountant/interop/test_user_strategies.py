@@ -48,7 +48,7 @@ def test_users_cost_what_records_do(base, relation):
     assert (step.clip_unit, step.privacy_unit) == ("user", "user")
 
 
-def test_what_is_drawn_are_users():
+def test_users_are_drawn_independently():
     """Each user independently, with only the user's own examples."""
     owners = np.arange(60) % 20
     drawn = np.zeros((3_000, 20))
@@ -60,14 +60,14 @@ def test_what_is_drawn_are_users():
     assert set(np.unique(drawn)) == {0, 1}
     spread = np.sqrt(0.2 * 0.8 / len(drawn))
     assert np.all(np.abs(drawn.mean(axis=0) - 0.2) < 5 * spread)
-    # Uncorrelated; missed by one of 190 pairs with chance 1e-4.
+    # Uncorrelated; one of 190 pairs fails by chance with probability 1e-4.
     apart = np.corrcoef(drawn.T)[np.triu_indices(20, 1)]
     assert np.all(np.abs(apart) < 5 / np.sqrt(len(drawn)))
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
-def test_giving_in_a_cycle_tells_no_more_than_the_bound(relation):
-    """Two draws of a user; what it gives in the second depends on the first."""
+def test_adaptive_contributions_in_a_cycle_keep_the_bound(relation):
+    """Two draws of a user; its second contribution depends on the first release."""
     rate, noise, at = 0.4, 0.8, np.linspace(-7, 7, 281)
     x, y = at[:, None], at[None, :]
 
@@ -103,14 +103,14 @@ def test_giving_in_a_cycle_tells_no_more_than_the_bound(relation):
         (batch_selection.BMinSepSampling(0.1, 8, 2), "BMinSepSampling is not covered"),
     ],
 )
-def test_users_whose_draws_hang_together_are_refused(base, message):
+def test_users_with_dependent_draws_are_refused(base, message):
     given = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
     with pytest.raises(NotImplementedError, match=message):
         from_execution_plan(users_of(base), num_examples=50, **given)
 
 
 @pytest.mark.slow
-def test_a_plan_that_draws_users_agrees_with_the_accountant_of_its_authors():
+def test_plans_that_draw_users_agree_with_jax_privacys_accountant():
     execution_plan = pytest.importorskip("jax_privacy.experimental.execution_plan")
     plan = execution_plan.BandMFExecutionPlanConfig(
         strategy=np.ones(1),

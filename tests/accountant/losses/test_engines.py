@@ -1,4 +1,4 @@
-"""Every kernel of every mechanism that compiles gives the same on both engines."""
+"""Kernels of mechanisms that compile give the same on both engines."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def nodes(loss):
     cut = np.full((1, SIZE), -100.0)
     backward = np.arange(SIZE) % 2.0
     found = loss.nodes(NodeRule(backward, cut, np.ones((1, SIZE)), 96, 3))
-    # What is made of them; their order and number are an engine's own.
+    # Quantities of the nodes; the nodes' order and number depend on the engine.
     weight, place = at((found.weight, found.loss), 0)
     z = Z[0] + 0 * found.mass[0], Z[1] + 0 * found.mass[0]
     return sum_expm1(z, weight, place), found.mass, found.right, found.left
@@ -89,7 +89,7 @@ def test_engines_agree(name, kernel):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
 
 
-def test_what_does_not_compile_is_answered_by_numpy_or_refused_by_name():
+def test_other_mechanisms_use_numpy_or_are_refused_by_name():
     parts = (np.ones(SIZE),), (np.zeros(SIZE),), (np.ones(SIZE),)
     loss = PeopleLoss(np.ones(SIZE), RATE, np.ones(SIZE), SHIFT, *parts)
     with using_engine("jax"):

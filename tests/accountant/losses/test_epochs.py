@@ -21,13 +21,13 @@ from oracles import allocation, allocation_epochs
 PATH = Path(__file__).parents[2] / "allocation_random.csv"
 with PATH.open(encoding="utf-8", newline="") as file:
     ROWS = [row for row in csv.DictReader(file) if row["oracle"] != "interval"]
-# One epoch, delta 3e-11, and 48 of two steps: these two are quick.
+# One epoch at delta 3e-11, and 48 epochs of two steps: these two are quick.
 ROWS.sort(key=lambda row: row["number"] not in ("2", "66"))
 ADD, REPLACE = "add_remove", "replace_one"
-# Certified ends are apart by at most so much of epsilon; of delta by some times that.
+# Relative width of certified ends of epsilon; those of delta are some times wider.
 WIDTH = {ADD: 1e-4, REPLACE: 1e-3}
 NARROW = 1e-2
-# What the trapezoidal rule on a grid of releases adds: a kink between its points.
+# Error of the trapezoidal rule on a grid of releases, by a kink between its points.
 GRID = 2e-3
 ALWAYS = jde.Poisson("unit", sampling_probability=1.0)
 
@@ -64,7 +64,7 @@ def test_random_settings(row):
         assert true * (1 - oracle) <= found <= true * (1 + NARROW + oracle)
     else:
         assert found == pytest.approx(true, rel=1e-9 + oracle)
-        # The estimate is no smaller than the error, but for the last digits.
+        # The estimate is at least the error, except for the last digits.
         assert abs(found / true - 1) <= info.error + oracle + 1e-13
         assert info.error < 1e-6
 
@@ -76,7 +76,7 @@ def test_random_settings(row):
         (2, 2, 5.0, 0.3, ADD),
         (7, 2, 1.0, 0.2, ADD),
         (4, 2, 1 / 3, 0.6, ADD),
-        (2, 2, 12.065, 0.69, ADD),  # far out, under much noise
+        (2, 2, 12.065, 0.69, ADD),  # far in the tail, with much noise
         (5, 2, 1.0, 0.2, REPLACE),
         (9, 2, 1 / 1.6, 0.4, REPLACE),
         (2, 2, 1 / 0.3, 0.2, REPLACE),
@@ -96,7 +96,7 @@ def test_a_few_steps_by_definition(steps, taken, noise, epsilon, relation):
     assert low <= true * (1 + 1e-12) and true * (1 - 1e-12) <= high
     found, info = jde.delta(epoch, epsilon=epsilon, return_info=True, **asked)
     assert found >= true * (1 - 1e-9)
-    if true > 1e-15:  # further out there is no lower end
+    if true > 1e-15:  # further out there is no lower bound
         assert found <= true * (1 + max(info.error, 1e-8))
         assert info.error < NARROW and high <= low * (1 + NARROW)
 
@@ -105,7 +105,7 @@ def test_a_few_steps_by_definition(steps, taken, noise, epsilon, relation):
     ("noise", "delta"), [(0.4, 1e-26), (0.6, 1e-30), (2.0, 1e-24), (2.0, 1e-33)]
 )
 def test_the_smallest_deltas_are_met(noise, delta):
-    """They once were not found, or a table there was some 1e-3 too small."""
+    """Regression: they were not found, or a table was 1e-3 too small."""
     asked = {"delta": delta, "num_steps": 2, "return_info": True}
     value, info = jde.epsilon(step(2, noise), **asked)
     assert info.is_certified_bound and info.error < 1e-4 * value
@@ -117,7 +117,7 @@ def test_the_smallest_deltas_are_met(noise, delta):
 @pytest.mark.parametrize(
     ("bins", "taken", "noise", "epsilon", "true"),
     [
-        # Sums of an epoch's terms by convolutions of what is positive: 1e-10 of them.
+        # Positive terms are added by convolutions, to a relative 1e-10.
         (1000, 6, 1 / 0.3, 0.004, 1.7275531203709538e-06),
         pytest.param(
             *(10**5, 7, 10.0, 1e-5, 6.028138334537469e-08), marks=pytest.mark.slow
@@ -154,20 +154,20 @@ def test_replaced_epochs_with_little_noise(steps, noise, epsilon):
 @pytest.mark.parametrize(
     ("relation", "steps", "noise", "num_steps", "delta"),
     [
-        # D fell by 20 nats, and to nothing, from one node to the next.
+        # D fell by 20 nats, and to 0, from one node to the next.
         (REPLACE, 5, 6.4717, 2, 1.24e-10),
-        # Nodes further apart than all their losses left no lower bound: an exception.
+        # Nodes further apart than all losses left no lower bound and raised.
         (REPLACE, 30, 6.68, 2, 1e-10),
         (ADD, 9, 3.867, 9 * 5, 5e-4),
         (REPLACE, 1000, 5.0, 3, 1e-10),
         (REPLACE, 10**6, 30.0, 2, 1e-10),
         (REPLACE, 103, 1.3912, 12, 2.07e-8),
         (REPLACE, 103, 1.3912, 103, 1.6e-9),
-        # Lattices finer than the losses once put the lower end up to 0.7 % down.
+        # Lattices finer than the losses lowered the lower end by up to 0.7 %.
         (ADD, 341, 6.808, 341 * 8, 4e-7),
         (ADD, 9, 3.867, 9 * 5125, 5e-4),
         (ADD, 6438, 1.152, 6438 * 9746, 7e-4),
-        # D small at 1: its first cell was too wide, and the lower end 0.
+        # D is small at 1: its first cell was too wide, and the lower end 0.
         (REPLACE, 10, 1.0, 1000, 1e-6),
         (REPLACE, 2510, 7.966, 2510 * 1834, 1e-12),
         (REPLACE, 86431, 7.366, 86431 * 267, 4e-6),
@@ -178,7 +178,9 @@ def test_replaced_epochs_with_little_noise(steps, noise, epsilon):
         (REPLACE, 116, 0.392, 116 * 435, 4e-12),
     ],
 )
-def test_ends_are_narrow_and_hold_the_answer(relation, steps, noise, num_steps, delta):
+def test_certified_ends_are_close_and_contain_the_answer(
+    relation, steps, noise, num_steps, delta
+):
     epoch, asked = (
         step(steps, noise, relation),
         {"delta": delta, "num_steps": num_steps},
@@ -189,8 +191,8 @@ def test_ends_are_narrow_and_hold_the_answer(relation, steps, noise, num_steps, 
     assert low <= jde.epsilon(epoch, method="rdp", **asked)
 
 
-def test_two_replaced_steps_are_a_gaussian_move():
-    """``w = e^{s (x + x')}``: each epoch is a move by s sqrt(2)."""
+def test_two_replaced_steps_are_a_gaussian_mechanism():
+    """``w = e^{s (x + x')}``: each epoch is a Gaussian of shift s sqrt(2)."""
     for epochs in (1, 7):
         gaussian = jde.GaussianStep(ALWAYS, noise_multiplier=1 / (0.4 * np.sqrt(2)))
         moved = jde.epsilon(gaussian, delta=1e-6, num_steps=epochs)
@@ -206,7 +208,7 @@ def test_composed_with_another_mechanism():
     shift, other, epsilon = 1.0, 0.8, 1.0
     nodes, weights = np.polynomial.legendre.leggauss(160)
     y, weights = 10 * nodes, 10 * weights * np.exp(-50 * nodes**2) / np.sqrt(2 * np.pi)
-    # Given the release's loss l the epoch is asked at epsilon - l.
+    # Given the release's loss l, the epoch's delta is at epsilon - l.
     left = epsilon - (other * (y + other) - other**2 / 2)
     truth = sum(
         weight * allocation.add_remove(2, 2, shift, at, "remove")
@@ -218,7 +220,7 @@ def test_composed_with_another_mechanism():
     assert low <= truth <= high < low * 1.003
 
 
-# --- Counts and ends ---
+# --- Counts and extremes ---
 
 
 def test_epochs_and_blocks_are_counted():
@@ -234,8 +236,8 @@ def test_epochs_and_blocks_are_counted():
 
 
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
-def test_parts_of_an_epoch_cost_more_step_by_step(relation):
-    """Where no step, or one, of an epoch is taken there is no pair to be made."""
+def test_parts_of_an_epoch_cost_more_for_each_step(relation):
+    """Parts of no step or one step need no pair of their own."""
     found = jde.epsilon(
         step(4, 1.0171, relation), delta=1e-5, num_steps=np.array([0, 1, 2, 4])
     )
@@ -255,13 +257,13 @@ def test_ends(relation):
         epoch, asked = step(4, noise, relation), {"delta": 1e-6, "num_steps": steps}
         assert jde.epsilon(epoch, **asked) == value
         assert jde.epsilon_interval(epoch, **asked)[1] == value
-    # So much noise that the tables' shift is raised, for the upper end alone.
+    # With so much noise the tables' shift is raised, for the upper end only.
     low, high = jde.epsilon_interval(step(4, 1e6, relation), delta=1e-9, num_steps=8)
     assert 0 == low <= high < 1e-3
 
 
-def test_what_cannot_be_computed_is_never_small():
-    """There is some noise: a bound, that of two steps that are known."""
+def test_uncomputable_settings_are_never_too_small():
+    """With some noise: at least the cost of two steps, which is known."""
     known = jde.GaussianStep(ALWAYS, noise_multiplier=0.05)
     asked = {"num_steps": 8, "return_info": True}
     least = jde.epsilon(known, delta=1e-6, num_steps=2)
@@ -271,7 +273,7 @@ def test_what_cannot_be_computed_is_never_small():
     ):
         assert value >= most * (1 - 1e-9) and np.isinf(info.error)
         assert info.is_certified_bound
-    # Never above Rényi's bound, nor above one with as much noise in every step.
+    # At most the Rényi bound, and the bound of participation in every step.
     asked = {"delta": 1e-150, "num_steps": 3}
     value, info = jde.epsilon(step(3, 1.0), return_info=True, **asked)
     assert info.is_certified_bound and info.error > 0
@@ -289,16 +291,16 @@ def test_both_engines_agree(relation):
             jde.epsilon(step(12, 1.5, relation), method=method, engine=engine, **asked)
             for engine in ("numpy", "jax")
         ]
-        # Chords have corners, about which the two searches end at other orders.
+        # Chords have corners, around which the two searches end at other orders.
         loose = 2e-3 if (method, relation) == ("rdp", REPLACE) else 1e-6
         np.testing.assert_allclose(values[1], values[0], rtol=loose)
 
 
-# --- Contributions that react ---
+# --- Contributions that depend on earlier releases ---
 
 
 class Tree:
-    """Transcripts of ``steps`` of an epoch's ``bins`` steps, in one dimension."""
+    """One-dimensional transcripts of ``steps`` of an epoch's ``bins`` steps."""
 
     def __init__(self, steps, bins, spacing):
         self.x, self.bins = np.arange(-8.0, 8.01, spacing), bins
@@ -325,7 +327,7 @@ def constant(value):
 
 
 def reacting(rng, s):
-    """A step function of the last release, with values in the ball; some its ends."""
+    """A step function of the last release with values in [-1, 1], some at the ends."""
     values = rng.choice([-s, s, 0.0, rng.uniform(-s, s)], size=9)
     edges = np.sort(rng.normal(size=8))
 
@@ -341,7 +343,7 @@ def reacting(rng, s):
 @pytest.mark.parametrize(
     ("steps", "bins", "spacing"), [(2, 2, 0.08), (2, 4, 0.08), (3, 3, 0.2)]
 )
-def test_reacting_contributions_cost_no_more(steps, bins, spacing):
+def test_adaptive_contributions_cost_no_more(steps, bins, spacing):
     rng = np.random.default_rng(steps + bins)
     s, tree = 1.1, Tree(steps, bins, spacing)
     up, down, none = (tree.dist([constant(b)] * steps) for b in (s, -s, 0.0))
@@ -355,8 +357,8 @@ def test_reacting_contributions_cost_no_more(steps, bins, spacing):
             )
             for relation in closest
         }
-        # The constant contributions reach what is claimed; half the move, a tempting
-        # mistake, does not.
+        # Constant contributions attain the claim; half the shift, a tempting
+        # mistake, is exceeded.
         reached = {ADD: tree.divergence(up, none, g), REPLACE: None}
         reached[REPLACE] = tree.divergence(up, down, g)
         assert claims[REPLACE] > 1.2 * tree.divergence(*half, g)
@@ -395,7 +397,7 @@ def drawn_excess(order, r, s, t, j):
 @pytest.mark.parametrize(
     ("t", "j", "s"), [(2, 2, 1.0), (3, 2, 0.3), (5, 5, 2.0), (4, 3, 0.01)]
 )
-def test_whole_orders_are_the_sum_over_all_compositions(t, j, s):
+def test_integer_orders_equal_the_sum_over_all_compositions(t, j, s):
     for n in (2, 3, 5):
         exact = math.log(allocation.whole_excess(n, t, j, s))
         assert exact <= excess("forward", n, s, t, j) <= exact + 3e-11
@@ -403,14 +405,14 @@ def test_whole_orders_are_the_sum_over_all_compositions(t, j, s):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("t", "s"), [(5, 0.7), (60, 0.2), (2, 2.5)])
-def test_powers_are_integrals_over_two_steps_noise(t, s):
+def test_moments_equal_integrals_over_two_steps_noise(t, s):
     def mean(power):
         return allocation.mean_of_two(lambda w, y: w**power - 1 - power * (w - 1), t, s)
 
     for z in (0.02, 0.5, 0.985, 0.995, 1.5, 3.25):
         exact = mean(1 + z)
         found = excess("forward", 1 + z, s, t, 2)
-        # Between the chords' ends just below 2, and where 1 is subtracted from 1.
+        # Between the chords' ends just below 2, and where 1 - 1 cancels.
         loose = 1e-4 if 0.99 < z < 1 else 1e-10 + 3e-12 / exact
         assert -1e-13 / exact - 1e-12 <= found - math.log(exact) <= loose
         exact = mean(-z)
@@ -420,7 +422,7 @@ def test_powers_are_integrals_over_two_steps_noise(t, s):
 
 @pytest.mark.parametrize(("t", "s"), [(2, 0.5), (3, 1.0), (20, 0.7)])
 @pytest.mark.parametrize("r", [1.0, 0.6, 0.05])
-def test_antipodal_moments_are_above_the_profiles_and_near_them(t, s, r):
+def test_antipodal_moments_are_slightly_above_the_profiles(t, s, r):
     for n in (2, 3, 6):
         exact = math.log(allocation.drawn_moment_of_two(n, t, s, r))
         found = drawn_excess(n, r, s, t, 2)
@@ -434,7 +436,7 @@ def test_antipodal_moments_are_above_the_profiles_and_near_them(t, s, r):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("noise", [0.2, 0.5])
 @pytest.mark.parametrize("r", [0.4, 0.999, 1e-4])
-def test_units_below_two_steps_are_drawn_from_that_move(noise, r):
+def test_sampling_below_two_steps_amplifies_their_gaussian(noise, r):
     for n in (2, 6):
         exact = allocation.log_excess_of_drawn_move(n, math.sqrt(2) / noise, r)
         found = drawn_excess(n, r, 1 / noise, 2, 2)
@@ -443,7 +445,7 @@ def test_units_below_two_steps_are_drawn_from_that_move(noise, r):
             assert found <= exact + 0.7
 
 
-def test_moments_grow_with_the_order_where_formulas_meet():
+def test_moments_increase_across_the_switch_of_formulas():
     for s, t, j in ((1.0, 10.0, 10.0), (0.2, 50.0, 20.0), (3.0, 100.0, 100.0)):
         z = np.array([0.3, 0.9, 0.97, 1.0, 1.5, 2.0, 7.0, 30.0, 31.5, 40.0, 200.0])
         for rows in (
@@ -461,8 +463,8 @@ def by_rdp(t, noise, relation, steps):
     return jde.epsilon(step(t, noise, relation), **asked)
 
 
-def test_bounds_by_rdp_are_near_and_never_dearer_than_coins():
-    # Before: inf, or 10 to 100 nats above.
+def test_rdp_bounds_are_close_and_at_most_those_of_poisson():
+    # Regression: inf, or 10 to 100 nats above.
     for t, noise, relation, most in (
         (2, 1 / 0.85, REPLACE, 7.0),
         (30, 3.0, ADD, 0.27),
@@ -480,7 +482,7 @@ def test_bounds_by_rdp_are_near_and_never_dearer_than_coins():
 
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 def test_the_search_finds_the_best_order(relation):
-    """Near order 1 too, where the excess grows like the order less one."""
+    """Also near order 1, where the excess grows like the order minus 1."""
     for noise, t, steps in ((0.6146, 2, 238), (0.35, 50, 100), (5.0, 7, 40)):
         a = 1 + np.geomspace(0.01, 60, 200)
         spent = jde.rdp(jde.compose((step(t, noise, relation), steps)), a)
@@ -490,7 +492,7 @@ def test_the_search_finds_the_best_order(relation):
 
 @pytest.mark.slow
 def test_values_of_an_independent_program():
-    """Estimates on a lattice, at most 0.3 % high; docs/theory.md."""
+    """Estimates on a lattice, at most 0.3 % too large; docs/theory.md."""
     for epochs, value in ((1, 2.846), (10, 10.581)):
         asked = {"delta": 1e-5, "num_steps": 10 * epochs}
         low, high = jde.epsilon_interval(step(10, 1.0, REPLACE), **asked)
@@ -499,7 +501,7 @@ def test_values_of_an_independent_program():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["remove", "add"])
-def test_the_oracle_of_many_epochs_by_definition(direction):
+def test_the_oracle_of_many_epochs_against_the_definition(direction):
     parts = [allocation_epochs.Epochs(3, 1)]
     found, error = allocation_epochs.delta(parts, 1.0, 0.5, direction)
     true = allocation.add_remove(3, 3, 1.0, 0.5, direction)

@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     step: Callable[[Setting], jde.GaussianStep]
     log_excess: Callable[[Setting, float, str], np.longdouble]
     scaled: bool = False
-    # By how much a curve may be too large, on the safe side.
+    # How much too large a curve may be; it is never too small.
     above: float = RELATIVE
 
 
@@ -70,7 +70,7 @@ POPULATION = 10**12
 
 
 def sizes(x: Setting) -> np.ndarray:
-    """Numbers whose quotients by the population are about the asked rates."""
+    """Sample sizes whose rates are about the given ones."""
     return np.maximum(np.round(POPULATION * x.rate).astype(np.int64), 1)
 
 
@@ -144,7 +144,7 @@ KINDS = {
 
 
 def random_rates(rng: np.random.Generator, count: int) -> np.ndarray:
-    """1e-12 to 1, a quarter of them within as much of 1, and some equal to 1."""
+    """1e-12 to 1, a quarter of them close to 1, and some equal to 1."""
     rates = 10 ** rng.uniform(-12, 0, count)
     near_one = 1 - 10 ** rng.uniform(-12, 0, count)
     rates = np.where(rng.random(count) < 0.25, near_one, rates)
@@ -152,7 +152,7 @@ def random_rates(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def random_orders(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Both ends, and between them real and whole orders."""
+    """Both ends, and real and integer orders between them."""
     orders = 1 + 10 ** rng.uniform(-6, np.log10(4095), count)
     whole = np.rint(10 ** rng.uniform(np.log10(2), np.log10(4096), count))
     orders = np.where(rng.random(count) < 0.3, whole, orders)
@@ -183,7 +183,7 @@ def assert_matches(
             log_excess = kind.log_excess(setting, float(alpha), direction)
             exact = moments.rdp_from_log_moment(log_excess, alpha, r_out=outer)
             error = actual[i, j] / exact - 1
-            # A comparison that NaN fails, and inf too: no true value overflows here.
+            # A comparison that NaN and inf fail: no true value overflows here.
             close = -RELATIVE <= error <= kind.above
             assert close, (setting, alpha, actual[i, j], exact)
 
@@ -249,7 +249,7 @@ def test_hard_settings(kind, direction, settings, alpha):
 
 
 def merging_bumps(rng: np.random.Generator, count: int, *, antipodal: bool):
-    """Settings whose integrand has two bumps that are just one, and their orders."""
+    """Settings whose integrand has two bumps that have just merged, and orders."""
     s = 10 ** rng.uniform(-1.5, 0, count)
     critical = (1.0 if antipodal else 4.0) * 10 ** rng.uniform(-0.3, 0.3, count)
     alpha = np.clip(critical / s**2, 1.01, 4096)
@@ -291,11 +291,11 @@ def test_infinite_only_where_the_value_overflows():
     values = jde.rdp(step, [1.5, 4096.0])
     assert np.all(np.isinf(values[0]))
     assert np.all(np.isfinite(values[1:]))
-    # alpha s²/2 and little else where every draw is told apart
+    # about alpha s²/2 where every draw is evident
     np.testing.assert_allclose(values[1:3, 1], 0.5 * 4096 / noise[1:3] ** 2, rtol=1e-5)
 
 
-def test_an_order_that_is_no_number_leaves_the_others_theirs():
+def test_a_nan_order_does_not_affect_others():
     """Settings of a block share the nodes of a lattice."""
     rule = MomentRule("forward", LATTICE)
     (alone,) = mixture_excess(*np.array([[200.0], [0.01], [0.5]]), rule)
@@ -306,7 +306,7 @@ def test_an_order_that_is_no_number_leaves_the_others_theirs():
 
 @pytest.mark.parametrize("rate", [1e-15, 1e-20, 1e-50])
 def test_a_lattice_reaches_the_bump_of_rare_draws_at_orders_below_2(rate):
-    """It is at twice the shift, which nodes up to (1 + t) times that left out."""
+    """The bump is at twice the shift, beyond nodes that end at (1 + t) times it."""
     setting = np.array([[0.001], [rate], [1 / 0.19]])
     (found,) = mixture_excess(*setting, MomentRule("forward", LATTICE))
     (panels,) = mixture_excess(*setting, MomentRule("forward", Quadrature(160, 16)))
@@ -315,8 +315,8 @@ def test_a_lattice_reaches_the_bump_of_rare_draws_at_orders_below_2(rate):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("noise", [0.111, 0.115, 0.12])
-def test_a_lattice_that_would_end_before_that_bump_is_none(noise):
-    """There are nodes for orders next to 1, not for twice the shift."""
+def test_a_lattice_that_would_end_before_the_bump_is_not_used(noise):
+    """There are enough nodes for orders near 1, not for twice the shift."""
     rate, order = 1e-60, 1.001
     found = jde.rdp(sampled(rate, noise), order)
     setting = np.array([[order - 1], [rate], [1 / noise]])
@@ -325,7 +325,7 @@ def test_a_lattice_that_would_end_before_that_bump_is_none(noise):
 
 
 @pytest.mark.parametrize(("nats", "error"), [(32.0, 1e-11), (18.0, 1e-5)])
-def test_a_lattice_is_as_exact_as_it_says(nats, error):
+def test_a_lattice_keeps_its_stated_error(nats, error):
     """Against 2,560 nodes on panels, with derivatives and without."""
     rng, n = np.random.default_rng(3), 200
     rate, shift = 10 ** rng.uniform(-8, 0, n), 10 ** rng.uniform(-2, 0.9, n)
@@ -343,22 +343,22 @@ def test_a_lattice_is_as_exact_as_it_says(nats, error):
             ask(t, loss, quadrature=quadrature, slopes=slopes)
             for quadrature in (lattice, Quadrature(128, 20))
         )
-        most = max(error, 1e-8 * slopes)  # slopes are good for searches
+        most = max(error, 1e-8 * slopes)  # slopes need only serve the search
         np.testing.assert_allclose(sums[0], fine[0], rtol=most, atol=most)
         for one, other in zip(sums[1:], fine[1:], strict=True):
             np.testing.assert_allclose(one, other, rtol=most)
 
 
 def test_orders_without_a_lattice():
-    """Next to 1 with little noise, and where its largest terms are no numbers."""
+    """Near 1 with little noise, and where the largest terms overflow."""
     orders, step = 1 + np.array([2e-16, 5e-10, 2e-9]), sampled(0.01, 0.045)
     found = jde.rdp(step, orders)
-    # There it is the Kullback-Leibler divergence.
+    # Near order 1 it is the Kullback-Leibler divergence.
     np.testing.assert_allclose(found, found[-1], rtol=1e-6)
     large = jde.rdp(sampled(0.25, 3_600.0), 750_000.0)
     by_gaussian = 750_000 / (2 * 3_600**2)
     assert large < by_gaussian
-    # A rate of 1/4 takes less than log(4) / t off it, by the largest term alone.
+    # A rate of 1/4 lowers it by less than log(4) / t, by the largest term alone.
     assert large > by_gaussian - np.log(4) * 750_000 / 749_999
     assert np.isfinite(large)
 
@@ -370,7 +370,7 @@ def sampled(rate, noise):
 @pytest.mark.parametrize("kind, direction", DIRECTED)
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_rates_just_below_one_at_large_orders(kind, direction, count):
-    """Almost everybody is drawn: the chance of being left out is what decides."""
+    """Almost everybody is drawn, so the probability of being left out decides."""
     rng = np.random.default_rng(4)
     settings = Setting(
         outer=np.full(4, 0.5),

@@ -46,7 +46,7 @@ def dists():
             release = jde.DiscreteLaplaceRelease(
                 a, sensitivity=moved, sampling_probability=rate
             )
-            # Beyond the moves losses are constant: the tails may be one outcome each.
+            # Beyond the shifts losses are constant, so each tail may be one outcome.
             reach = moved
             without = laplace_masses(a, reach)
             present = laplace_masses(a, reach, moved)
@@ -104,7 +104,7 @@ def test_two_and_three_releases_against_the_sum_over_outcomes():
 
 
 def test_several_coordinates_are_dominated_by_one():
-    """``H_g`` of two integer coordinates is at most that of one that moves as far."""
+    """``H_g`` of two integer coordinates is at most that of one with their l1 shift."""
     for a, first, second in ((0.5, 1, 1), (0.5, 1, 2), (1.0, 2, 3), (0.3, 1, 4)):
         reach = int(40 / a)
         base, *moved = (
@@ -136,7 +136,7 @@ def test_ends():
     doubled = jde.DiscreteLaplaceRelease(0.5, neighboring_relation="replace_one")
     twice = jde.DiscreteLaplaceRelease(0.5, sensitivity=2)
     assert jde.rdp(doubled, 3.0) == jde.rdp(twice, 3.0)
-    # Of different lengths in one run: the shorter one is filled up.
+    # Different lengths in one run: the shorter one is padded.
     response = jde.RandomizedResponse(0.5, 4)
     twice = doubled
     mixed = jde.compose((twice, 1), (response, 1))
@@ -176,9 +176,9 @@ def test_ends():
         ),
     ],
 )
-def test_next_to_the_largest_loss_the_rounding_of_losses_counts(
+def test_near_the_largest_loss_the_rounding_of_losses_is_charged(
     release, epsilon, truth
 ):
     value, info = jde.delta(release, epsilon=epsilon, num_steps=1, return_info=True)
-    # Of delta the error is relative; what is poorly known is raised by it.
+    # The error of delta is relative; poorly known values are raised by it.
     assert -1e-8 <= value / truth - 1 <= 2 * info.error <= 0.01

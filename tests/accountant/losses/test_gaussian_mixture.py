@@ -15,7 +15,7 @@ MIXTURES = [
     ([0.0, 1.0, 2.0], [0.2, 0.6, 0.2], 1.0),
     ([0.01, 3.0], [0.5, 0.5], 1.0),
     ([1e-6, 2e-6], [0.5, 0.5], 0.9),
-    ([1.0, 10.0], [0.5, 0.5], 1.0),  # backwards some shifts lie left of the place
+    ([1.0, 10.0], [0.5, 0.5], 1.0),  # backward, some shifts are left of the place
     ([0.001, 10.0], [0.5, 0.5], 1.0),
     ([0.5, 1.0, 1.5, 8.0], [0.9, 0.05, 0.04, 0.01], 0.01),
 ]
@@ -41,12 +41,12 @@ def weights(moved, chance, rate):
 
 
 def loss_at(parts, x):
-    """``log P/Q``, as a sum of what differs from 1."""
+    """``log P/Q``, from the sum of the terms minus 1."""
     return mp.log1p(sum(w * mp.expm1(c * x - c * c / 2) for w, c in parts))
 
 
 def place(parts, u):
-    """Where ``log P/Q`` is u, or None."""
+    """The place where ``log P/Q`` is u, or None."""
     low, high = mp.mpf(-4), mp.mpf(4)
     while loss_at(parts, high) < u:
         high *= 2
@@ -61,7 +61,7 @@ def place(parts, u):
 
 
 def divergences(parts, u):
-    """``H_g`` in both directions by normal tails at the place of the loss."""
+    """``H_g`` in both directions, by normal tails at the place of the loss."""
     grown, up, down = mp.exp(u), place(parts, u), place(parts, -u)
     forward = sum(w * tail(up - c) for w, c in parts) - grown * tail(up)
     if down is None:
@@ -94,9 +94,9 @@ def test_profiles_of_both_directions(mixture):
 @pytest.mark.parametrize(
     "moved, chance, u",
     [
-        # At the loss its density is nothing beside the others'; its weight is not.
+        # At the loss its density is negligible, but not its weight.
         ([1.0, 2.0, 3.0, 4.0, 5.0, 30.0], [0.2] * 5 + [2e-22], 66.0),
-        # The others hardly move.
+        # The other shifts are small.
         ([1e-10, 2e-10, 3e-10, 4e-10, 5e-10, 8.0], [0.2] * 5 + [1e-21], 0.0),
     ],
 )
@@ -125,7 +125,7 @@ def test_moments_of_both_directions(mixture, order):
         # The trapezoidal rule on the whole line: the error falls off like e^(-1/step).
         if direction == "forward":
             moment = logsumexp(density + power * y) + np.log(0.004)
-        else:  # less 1, in positive terms: the moment is next to 1
+        else:  # minus 1, in positive terms, as the moment is close to 1
             excess = np.expm1(power * y) - power * np.expm1(np.minimum(y, 300))
             moment = np.log1p((np.exp(density) * excess).sum() * 0.004)
         found = jde.rdp(release(*mixture), order, direction=direction)
@@ -173,7 +173,7 @@ def test_ends():
         release([1.0, 2.0], [1.0], 1.0)
 
 
-def test_a_component_that_is_not_there_changes_nothing():
+def test_a_component_of_weight_zero_changes_nothing():
     one = np.ones(1)
     short = GaussianMixtureLoss(one, one, (one, 2 * one), (np.log(one / 2),) * 2)
     other = GaussianMixtureLoss(one, one, (one,), (0 * one,))

@@ -1,4 +1,4 @@
-"""Sums over the number of episodes: those terms that count, against all of them."""
+"""Sums over the number of episodes: the kept terms against all terms."""
 
 import math
 
@@ -17,7 +17,7 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule
 from jaxdp_episodic.accountant.methods.rdp.kernels import COARSE, FINE
 
-# eta, shift, B and order less 1: the mean, the largest k, and k = 1 lead.
+# eta, shift, B and order - 1: the mean, the largest k, or k = 1 dominates.
 SETTINGS = np.array(
     [
         (0.2, 0.01, 360, 3.0),
@@ -33,7 +33,7 @@ SETTINGS = np.array(
 
 
 def every_term(kind, eta, shift, number, t):
-    """log of the sum of all terms, in plain Python; the terms by their own file."""
+    """log of the sum of all terms, in plain Python."""
     any_rate = -math.expm1(number * math.log1p(-eta)) if eta < 1 else 1.0
     k = np.arange(1.0, number + 1)
     one, rate = np.ones_like(k), np.full_like(k, any_rate)
@@ -57,7 +57,7 @@ def every_term(kind, eta, shift, number, t):
 
 
 @pytest.mark.parametrize("kind", [IndependentEpisodesLoss, ZeroedEpisodesLoss])
-def test_what_is_left_out_does_not_count(kind):
+def test_dropped_terms_do_not_matter(kind):
     eta, shift, number, t = SETTINGS
     loss = kind(np.ones_like(eta), eta, shift, number)
     (found,) = float64_boundary(
@@ -65,7 +65,7 @@ def test_what_is_left_out_does_not_count(kind):
     )(t)
     truth = np.array([every_term(kind, *row) for row in SETTINGS.T])
     np.testing.assert_allclose(np.expm1(found - truth), 0.0, atol=1e-12)
-    # As a search sees it: a few terms, and slopes that agree with differences.
+    # For searches: few terms, and slopes that agree with differences.
     search = float64_boundary(
         lambda t: loss.log_excess(t, MomentRule("forward", COARSE, True))
     )

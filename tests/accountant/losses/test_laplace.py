@@ -35,7 +35,7 @@ log_tails = float64_boundary(_tails)
 
 
 def integrated(rate, shift, function, breaks):
-    """``E_Q[function(P/Q)]`` from the densities on the line, in the loss' stead."""
+    """``E_Q[function(P/Q)]`` from the densities on the line."""
     p, s = mpmath.mpf(rate), mpmath.mpf(shift)
 
     def term(x):
@@ -44,7 +44,7 @@ def integrated(rate, shift, function, breaks):
 
     middle = [x for x in breaks if 0 < x < s]
     return mpmath.quad(term, [0, *sorted(middle), s]) + (
-        # Constant ratios beyond both ends.
+        # The ratio is constant beyond both ends.
         function(1 - p + p * mpmath.exp(-s)) / 2
         + function(1 - p + p * mpmath.exp(s)) * mpmath.exp(-s) / 2
     )
@@ -69,7 +69,7 @@ def test_moments_against_integration(direction):
             turn = mpmath.log((1 - mpmath.mpf(rate)) / rate) if rate < 1 else -shift
             places = [(shift + turn + 3 * k) / 2 for k in range(-7, 8)]
             places += [shift - k / t for k in (1, 5, 20)] + [k / t for k in (1, 5, 20)]
-            # The tangent is taken off: what is left is the excess, and never negative.
+            # Minus the tangent, which leaves the excess, never negative.
             expected = mpmath.log(
                 integrated(
                     rate,
@@ -132,7 +132,7 @@ def test_edges_of_the_tails():
 @pytest.mark.parametrize("backward", [0, 1])
 def test_nodes_against_integration(rate, shift, backward):
     loss, z = loss_of(rate, shift), complex(1.5, 7.0)
-    with np.errstate(all="ignore"):  # as at the engine
+    with np.errstate(all="ignore"):  # as the engine calls it
         nodes = loss.nodes(NodeRule(backward * ONE, -50 * ONE[None], ONE[None], 144))
     nodes = at(nodes, 0)
     point = np.full((1, 1), z.real), np.full((1, 1), z.imag)
@@ -193,7 +193,7 @@ def test_epsilon_against_dp_accounting(noise, rate, steps, delta):
         assert ends[0] * (1 - 1e-6) <= value <= ends[1] * (1 + 1e-6)
 
 
-# Every kind of part; a sampled one is compared with a peer above.
+# Every kind of part; sampled ones are compared with dp_accounting above.
 EVERY_KIND = jde.compose(
     (jde.LaplaceRelease(2.0), 2),
     (jde.ApproximateDP(0.1, 1e-8), 2),
@@ -215,7 +215,7 @@ def test_methods_agree():
         assert back == pytest.approx(delta, rel=slack)
 
 
-def test_single_release_is_closed():
+def test_a_single_release_has_a_closed_form():
     noise, delta = np.array([0.1, 1.0, 10.0]), 1e-3
     expected = np.maximum(1 / noise + 2 * np.log1p(-delta), 0.0)
     release = jde.LaplaceRelease(noise)

@@ -60,7 +60,7 @@ def integrated(kind, p, r, s, z):
 
     null = (1 - p, 0)
     kept, reached = (p * (1 - r), -s), (p * r, s)
-    # Pairs of mixtures, and where each counts: zeroed pairs meet at s / 2.
+    # Pairs of mixtures and their ranges: zeroed pairs meet at s / 2.
     far, middle = 14 + 3 * (1 + z.real) * s, s / 2
     pairs = {
         "antipodal": [((null, kept, reached), (null, (p, -s)), 0, far)],
@@ -133,14 +133,14 @@ CASES = {
 def test_moments_near_the_axis_against_integration(setting):
     value, _ = computed(*setting[:4], setting[4] + np.array([0.0, 3.0j]))
     exact = np.array(CASES[setting])
-    # Relative to what is summed: the losses' mass, and the moment on the axis.
+    # Relative to the summed terms: the losses' mass, and the moment on the axis.
     digits = 1e-9 if setting[0].startswith("zeroed") else 1e-12
     assert np.all(np.abs(value - exact) <= digits * np.abs(exact[0]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", CASES)
-def test_what_is_recorded_is_the_integral(setting):
+def test_recorded_values_equal_the_integral(setting):
     for height, value in zip((0, 3j), CASES[setting], strict=True):
         found = integrated(*setting[:4], complex(setting[4] + height))
         assert abs(found - value) <= 1e-14 * abs(CASES[setting][0])
@@ -148,7 +148,7 @@ def test_what_is_recorded_is_the_integral(setting):
 
 @pytest.mark.parametrize(("kind", "p", "r", "s", "center"), CASES)
 def test_another_path_gives_the_same_far_out(kind, p, r, s, center):
-    """Cauchy's theorem: the path does not matter, if it resolves the integrand."""
+    """Cauchy's theorem: any path that resolves the integrand gives the same."""
     height = np.array([0.0, 0.3, 3.0, 30.0, 300.0, 3000.0])
     other = {"height": 0.85, "log_cut": LOG_CUT - 8}
     _, dist = computed(kind, p, r, s, np.array([complex(center)]), **other)
@@ -160,18 +160,18 @@ def test_another_path_gives_the_same_far_out(kind, p, r, s, center):
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_the_mass_is_that_of_the_losses_that_are_not_zero(kind):
+def test_the_mass_is_that_of_nonzero_losses(kind):
     p, r, s = 0.3, 0.4, 0.8
     _, dist = computed(kind, p, r, s, np.array([1.0 + 0j]))
     if kind in ("forward", "backward"):
         expected = 1.0
     elif kind.startswith("zeroed"):
-        # All but the atom at 0.
+        # All losses except the atom at 0.
         root = np.sqrt(8.0)
         atom = 0.5 * (special.erf(s / root) + special.erf(3 * s / root))
         expected = 1 - p * (1 - r) * atom
     elif kind == "symmetric":
-        # 1 - P(x <= s/2) - Q(x > s/2) and what is left is the atom
+        # 1 - P(x <= s/2) - Q(x > s/2); the rest is the atom
         expected = p * norm.cdf(s / 2) + (2 - p) * norm.sf(s / 2)
     else:
         # both halves of the antipodal pair, the densities of P and Q for x > 0
@@ -182,21 +182,21 @@ def test_the_mass_is_that_of_the_losses_that_are_not_zero(kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LOSSES if kind != "zeroed"])
-def test_the_cut_is_where_it_was_asked_for(kind):
+def test_the_distribution_is_cut_at_the_given_loss(kind):
     p, s, log_cut = 0.1, 1.5, -50.0
     _, dist = computed(kind, p, 0.5, s, np.array([1.0 + 0j]), log_cut=log_cut)
     used = np.isfinite(dist.end_log_weight)
     if kind == "forward":
-        # To the left, where nothing is lost, Q's density is e^-40.5 at the end.
+        # To the left losses are 0, and Q's density is e^-40.5 at the end.
         np.testing.assert_allclose(dist.end_log_weight[0], -40.5, atol=0.2)
         used[0] = False
     assert np.all(dist.end_log_weight[used] < log_cut + 3)
-    # the losses at the nodes lie between those at the cuts
+    # losses at the nodes lie between those at the cuts
     assert dist.loss[0].max() <= dist.end_loss.max() + 1e-6
 
 
 def test_no_node_is_larger_than_the_bound_of_near_losses():
-    """Settings whose losses are all small get a shorter program; see `NEAR_LOSS`."""
+    """Settings with small losses get a shorter program; see `NEAR_LOSS`."""
     rng = np.random.default_rng(0)
     size = 2000
     p = np.exp(rng.uniform(-30, 0, size))
@@ -213,7 +213,7 @@ def test_no_node_is_larger_than_the_bound_of_near_losses():
             assert np.all(found[near] <= bound[near])
 
 
-def test_small_losses_have_the_same_answer_with_what_large_ones_need(monkeypatch):
+def test_small_losses_give_the_same_in_the_longer_program(monkeypatch):
     rng = np.random.default_rng(1)
     rate, noise = np.exp(rng.uniform(-7, 0, 60)), np.exp(rng.uniform(-0.5, 3, 60))
     step = jde.GaussianStep(

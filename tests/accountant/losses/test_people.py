@@ -34,7 +34,7 @@ ROWS = (ZeroedGaussianLoss, AntipodalGaussianLoss)
 
 
 def people(kind, q, e, s, counts, weights):
-    """A loss of one setting; components of less than 1e-20 are left out."""
+    """The loss of one setting; components below 1e-20 are left out."""
     chances = np.broadcast_to(q, len(counts))
     most = np.max(chances)
     columns = [
@@ -47,14 +47,14 @@ def people(kind, q, e, s, counts, weights):
 
 
 def frames(kind, m, p, r, s):
-    """m units by coins p, each reached with chance r: what the others show."""
+    """m Poisson-sampled units of rate p, each holding the person with probability r."""
     n = np.arange(m + 1)
     weights = binom.pmf(m - n, m, p * (1 - r))
     return people(kind, p * r / (1 - p + p * r), 1.0, s, n, weights)
 
 
 def exchanged(kind, p, law, s):
-    """Coins p; |R| has the law: the exchange is hidden."""
+    """Units of rate p; |R| has the law, and the replacement is hidden."""
     law = np.asarray(law)
     rate = 1.0 if law[0] == 0 else law[1:].sum()
     return people(kind, p, rate, s, np.arange(1, len(law)), law[1:])
@@ -95,10 +95,10 @@ def tail(x):
 
 
 def root_of(excess, low, high):
-    """Where an increasing function changes its sign, or None."""
+    """The zero of an increasing function, or None."""
     if excess(low) >= 0 or excess(high) <= 0:
         return None
-    # To 1e-16: there the profile does not change with it.
+    # To 1e-16, which does not change the profile.
     return mp.findroot(excess, (low, high), solver="pegasus", tol=1e-32, maxsteps=99)
 
 
@@ -165,7 +165,7 @@ def test_profiles_of_both_directions(kind, name):
                     continue
                 logs = [float(mp.log(part)) for part in truth]
             off = 5e-15 * (1 + abs(logs[0]))
-            off += 4e-15 * np.exp(logs[1] - logs[0])  # by which u is displaced
+            off += 4e-15 * np.exp(logs[1] - logs[0])  # the displacement of u
             assert abs(values[0] - logs[0]) < off
             assert abs(values[1] - logs[1]) < 1e-10
 
@@ -214,12 +214,12 @@ def test_one_unit_is_the_row_of_an_example(kind, row, p, r, s):
     ours, theirs = (
         exact_answer(question, Run((one,), counts)).value for one in (loss, same)
     )
-    # Either path of integration has an error of its own, of 1e-6 that are allowed.
+    # Both integration paths have an error of at most 1e-6.
     np.testing.assert_allclose(ours, theirs, rtol=1e-8)
 
 
 def unit(coin, q, s, counts, weights):
-    """Replaced contributions of a unit with a coin of its own."""
+    """Replaced contributions of a Poisson-sampled unit."""
     loss = people(ReplacedPeopleLoss, q, 1.0, s, counts, weights)
     return ReplacedUnitLoss(**vars(loss), unit_rate=np.array([coin]))
 
@@ -255,7 +255,7 @@ def test_a_hidden_coin_is_in_the_mixtures(setting):
     ),
 )
 def test_steps_with_a_hidden_coin_are_within_certified_ends(setting, steps):
-    """Zeros of these mixtures may lie low everywhere."""
+    """Zeros of these mixtures' moments may lie close to the real axis."""
     question, run = (
         EpsilonAt(np.log([1e-5])),
         Run((unit(*setting),), (np.array([steps]),)),
@@ -267,7 +267,7 @@ def test_steps_with_a_hidden_coin_are_within_certified_ends(setting, steps):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_settings_side_by_side(kind):
+def test_a_batch_equals_its_settings(kind):
     one, other = frames(kind, 5, 0.1, 0.3, 0.7), frames(kind, 5, 0.2, 0.4, 0.5)
     both = kind.stack([one.kept_in_range(), other.kept_in_range()])
     both = both.map(lambda a: a.reshape(-1))
@@ -280,7 +280,7 @@ def test_settings_side_by_side(kind):
         assert found[i] == pytest.approx(alone.value[0], rel=1e-9)
 
 
-def test_nobody_loses_nothing():
+def test_no_units_lose_nothing():
     nobody = people(PeopleLoss, 0.3, 1.0, 0.5, [0], [1.0])
     assert nobody.loses_nothing.all()
     assert frames(PeopleLoss, 5, 0.0, 0.3, 0.5).loses_nothing.all()
@@ -289,7 +289,7 @@ def test_nobody_loses_nothing():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shift", [50.0, 1e10, 1e30, 1e65, 1e100])
-def test_with_little_noise_any_contribution_is_seen(kind, shift):
+def test_with_little_noise_any_contribution_is_evident(kind, shift):
     run = Run((frames(kind, 5, 0.8, 0.3, shift),), (np.ones(1),))
     question = DeltaAt(np.ones(1))
     found = answer(question, (run.with_axis(),), "exact").value
@@ -298,7 +298,7 @@ def test_with_little_noise_any_contribution_is_seen(kind, shift):
 
 
 def test_forward_is_the_larger_profile_at_every_loss():
-    """docs/proofs.md, "Moments": else a bound by its moment alone is too small."""
+    """docs/proofs.md, "Moments": otherwise a bound by its moment would be too small."""
     rng = np.random.default_rng(0)
     for _ in range(40):
         number = rng.integers(1, 4)
@@ -328,7 +328,7 @@ def composed(loss, count, *, backward):
     return value[0], error[0]
 
 
-def test_large_shifts_have_enough_nodes():
+def test_large_shifts_get_enough_nodes():
     loss = exchanged(PeopleLoss, 0.8, reached(5, 0.5), 3.0)
     epsilon, error = composed(loss, 10, backward=False)
     assert error < 1e-6 * epsilon

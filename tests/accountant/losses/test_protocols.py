@@ -1,6 +1,6 @@
-"""A method answers a mechanism that has what it asks for, and refuses others.
+"""Methods answer mechanisms with the protocols they need, and refuse others.
 
-And what mechanisms say of their two directions is so.
+Also what mechanisms state about their two directions.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ METHODS = ("rdp", "exact", "pld")
 
 @dataclass(frozen=True)
 class ProfileAlone(Profile):
-    """The Gaussian mechanism, by its profile."""
+    """The Gaussian mechanism with its profile only."""
 
     shift: np.ndarray
     is_symmetric = True
@@ -48,7 +48,7 @@ class ProfileAlone(Profile):
 
 @dataclass(frozen=True)
 class MomentsAlone(Moments):
-    """The same, by its moments."""
+    """The Gaussian mechanism with its moments only."""
 
     shift: np.ndarray
     is_symmetric = True
@@ -62,7 +62,7 @@ class MomentsAlone(Moments):
 
 
 class Both(ProfileAlone, MomentsAlone):
-    """Both, but no nodes."""
+    """Profile and moments, but no nodes."""
 
 
 def run_of(kind, *, steps=1.0):
@@ -70,7 +70,7 @@ def run_of(kind, *, steps=1.0):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_lacks_moments_is_refused_by_name(method):
+def test_mechanisms_without_moments_are_refused_by_name(method):
     with pytest.raises(
         NotImplementedError, match=f"ProfileAlone lacks Moments.*{method}"
     ):
@@ -78,20 +78,20 @@ def test_what_lacks_moments_is_refused_by_name(method):
 
 
 @pytest.mark.parametrize("method", METHODS[1:])
-def test_what_has_moments_alone_is_refused_by_name(method):
+def test_mechanisms_with_moments_only_are_refused_by_name(method):
     run_of(MomentsAlone).refuse("rdp")
     with pytest.raises(NotImplementedError, match="MomentsAlone is known by its Rényi"):
         run_of(MomentsAlone).refuse(method)
 
 
 @pytest.mark.parametrize("lacking", [Profile, Moments, Nodes])
-def test_a_protocol_without_its_method_is_no_mechanism(lacking):
+def test_a_protocol_without_its_method_cannot_be_instantiated(lacking):
     with pytest.raises(TypeError, match="abstract"):
         lacking(np.ones(1))
 
 
 def test_profile_and_moments_are_enough():
-    """Several steps without nodes are answered by the certified upper end."""
+    """Several steps without nodes get the certified upper end."""
     with using_engine("numpy"):  # the kernels of this mechanism are NumPy's
         question = EpsilonAt(np.full(1, np.log(1e-6)))
         run, known = run_of(Both, steps=5.0), run_of(_always_sampled, steps=5.0)
@@ -102,7 +102,7 @@ def test_profile_and_moments_are_enough():
         assert not exact.is_certified.any() and found.is_certified.all()
         low, high = pld_bounds(question, run)
         assert low <= exact.value <= high == found.value
-        assert high - low < 1.1e-4 * high  # what is aimed for is 1e-4
+        assert high - low < 1.1e-4 * high  # the target width is 1e-4
         bounds = (rdp_bound(question, one)[0] for one in (run, known))
         np.testing.assert_allclose(*bounds, rtol=1e-15)
 
@@ -112,7 +112,7 @@ def _always_sampled(rate, shift):
 
 
 def test_a_mechanism_must_say_whether_it_is_symmetric():
-    """A default would be an epsilon that is too small wherever it is wrong."""
+    """A wrong default would give an epsilon that is too small."""
 
     @dataclass(frozen=True)
     class Silent(Moments):
@@ -126,8 +126,8 @@ def test_a_mechanism_must_say_whether_it_is_symmetric():
         Silent(np.ones(1))
 
 
-def test_every_mechanism_is_listed_and_says_so_itself():
-    """Each by itself: an inherited word may be about other profiles."""
+def test_every_mechanism_is_listed_and_states_its_symmetry():
+    """In its own class: an inherited statement may be about other profiles."""
     kinds = concrete_kinds()
     assert kinds == set(SHIPPED)
     assert all(isinstance(vars(kind).get("is_symmetric"), bool) for kind in kinds)
@@ -138,9 +138,9 @@ def test_every_mechanism_is_listed_and_says_so_itself():
     [kind for kind in SHIPPED if issubclass(kind, Profile)],
     ids=lambda kind: kind.__name__,
 )
-def test_symmetric_is_what_has_equal_profiles(kind):
+def test_symmetric_mechanisms_have_equal_profiles(kind):
     loss, thresholds = SHIPPED[kind], np.array([1e-6, 1e-3, 0.03, 0.3, 1.0, 4.0])
-    with np.errstate(all="ignore"):  # as the engine has it
+    with np.errstate(all="ignore"):  # as the engine calls it
         tails = [loss.log_tails(np.full(loss.shape, u)) for u in thresholds]
     forward, backward = (np.stack(one) for one in zip(*tails, strict=True))
     if loss.is_symmetric:
@@ -164,8 +164,8 @@ def excess(loss, t, direction):
     [kind for kind in SHIPPED if issubclass(kind, Moments)],
     ids=lambda kind: kind.__name__,
 )
-def test_forward_is_the_larger_moment_where_a_mechanism_says_so(kind):
-    """The rdp method asks nothing else of these: else epsilon would be too small."""
+def test_forward_is_the_larger_moment_where_stated(kind):
+    """Method "rdp" uses the forward moment only, so otherwise epsilon is too small."""
     loss = SHIPPED[kind]
     for t in ORDERS - 1:
         forward, backward = (excess(loss, t, d) for d in ("forward", "backward"))
@@ -177,7 +177,7 @@ def test_forward_is_the_larger_moment_where_a_mechanism_says_so(kind):
             (least,) = log_moment(np.full(SIZE, t), (group,), rule)
         rounding = 2e-10 + 1e-12 * np.abs(forward)  # of quadratures, in logarithms
         if loss.is_symmetric:
-            # the same numbers, added up in another order
+            # equal numbers, added in another order
             np.testing.assert_allclose(forward, backward, rtol=1e-13, atol=1e-13)
         elif loss.forward_is_larger:
             assert np.all(forward >= backward - rounding)
@@ -198,8 +198,8 @@ def test_forward_is_the_larger_moment_where_a_mechanism_says_so(kind):
     ids=lambda kind: kind.__name__,
 )
 def test_moments_are_those_of_the_profiles_in_either_direction(kind):
-    """Formula (1) of docs/theory.md, by a trapezoidal rule that is right to 1e-3."""
-    size = SIZE // 2  # in the first half are all kinds of settings
+    """Formula (1) of docs/theory.md, by a trapezoidal rule accurate to 1e-3."""
+    size = SIZE // 2  # the first half has all kinds of settings
     loss = SHIPPED[kind].map(lambda a: np.broadcast_to(a, (SIZE,))[:size])
     near, far = np.geomspace(1e-11, 1, 2500), np.arange(1, 60, 0.03)[1:]
     u = np.concatenate([[0.0], near, far])
@@ -216,7 +216,7 @@ def test_moments_are_those_of_the_profiles_in_either_direction(kind):
 
 
 def test_a_pair_and_the_pair_exchanged_have_the_same_epsilon():
-    """The best order is that of the larger direction, whichever it is."""
+    """The best order is that of the larger direction."""
     loss = SHIPPED[FiniteLoss]
     masses = [m - y for y, m in zip(loss.losses, loss.log_masses, strict=True)]
     exchanged = FiniteLoss(

@@ -69,7 +69,7 @@ METHODS = ("exact", "pld", "rdp")
 @pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_failure_is_accounted_by_hand(method):
-    """delta = 1 - k + k delta', with k the probability that no part fails."""
+    """delta = 1 - k + k delta', where k is the probability that no part fails."""
     failing = jde.compose((GAUSSIAN, 100), (jde.ApproximateDP(0.1, 1e-7), 20))
     pure = jde.compose((GAUSSIAN, 100), (jde.ApproximateDP(0.1), 20))
     kept = (1 - 1e-7) ** 20
@@ -98,7 +98,7 @@ def test_delta_that_does_not_cover_the_failure(method):
 
 
 def test_failure_is_rounded_to_the_safe_side():
-    """Where delta is next to the failure, digits of the difference are lost."""
+    """If delta is close to the failure probability, the difference cancels."""
     rng = np.random.default_rng(5)
     for _ in range(300):
         failure = 10 ** rng.uniform(-12, -0.5)
@@ -124,7 +124,7 @@ def test_failure_is_rounded_to_the_safe_side():
         assert at.with_failure(answer, log_kept, up=False).value <= float(whole)
 
 
-def test_one_part_is_what_it_claims():
+def test_one_part_gives_its_claim():
     release = jde.ApproximateDP(np.array([0.1, 1.0]), 1e-6)
     claim = jde.delta(release, num_steps=1, epsilon=[0.1, 1.0])
     np.testing.assert_allclose(claim, 1e-6, rtol=1e-9)
@@ -136,7 +136,7 @@ def test_one_part_is_what_it_claims():
 
 
 def test_mixed_with_a_gaussian_against_the_mixture():
-    """Given the answers' loss, what is left is the Gaussian's profile."""
+    """Given the answers' loss, the remaining delta is the Gaussian's."""
     pure, count, noise, delta = 0.4, 6, 1.5, 1e-6
     run = jde.compose(
         (jde.ApproximateDP(pure), count), (jde.ZeroConcentratedDP.of_gaussian(noise), 1)

@@ -11,7 +11,7 @@ GAUSSIAN = jde.GaussianStep(
 ORDERS = 1 + np.geomspace(1e-3, 1e4, 300)
 
 
-def test_between_the_orders_the_chord():
+def test_between_orders_the_chord_is_used():
     rho, orders = 0.3, np.array([1.5, 3.0, 9.0])
     part = jde.RenyiDP(orders, rho * orders)
     np.testing.assert_allclose(jde.rdp(part, orders), rho * orders, rtol=1e-14)
@@ -19,7 +19,7 @@ def test_between_the_orders_the_chord():
     middle = 0.5 * (t[0] + t[1])
     chord = 0.5 * rho * (t[0] * orders[0] + t[1] * orders[1])
     assert jde.rdp(part, 1 + middle) == pytest.approx(chord / middle, rel=1e-14)
-    # Divergences grow: below the first order, its own.
+    # Divergences increase: below the first order its value is used.
     assert jde.rdp(part, 1.1) == pytest.approx(rho * least, rel=1e-14)
     assert np.isinf(jde.rdp(part, 9.1))
     assert np.isinf(jde.rdp(part, np.inf))
@@ -45,7 +45,7 @@ def test_a_pure_part():
     assert jde.epsilon(pure, num_steps=3, delta=0, method="rdp") == pytest.approx(2.1)
     only = jde.RenyiDP([np.inf], [0.7])
     assert jde.rdp(only, 5.0) == pytest.approx(0.7, rel=1e-14)
-    # What is larger below than above is no more than above.
+    # A value larger than one at a higher order is lowered to it.
     odd = jde.RenyiDP([2.0, 4.0], [0.9, 0.5])
     assert jde.rdp(odd, 2.0) == 0.5
     assert (

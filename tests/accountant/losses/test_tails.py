@@ -103,7 +103,7 @@ def exact_sampled(u, p, s):
 
 
 def exact_antipodal(u, p, r, s):
-    """From the quadratic's root and three normal tails."""
+    """From the root of a quadratic and three normal tails."""
     g, p, r, s = exact_inner(u, r), mp.mpf(p), mp.mpf(r), mp.mpf(s)
     d, a = p * mp.exp(-s * s / 2), (1 - g) * (1 - p)
     t = mp.log((-a + mp.sqrt(a * a + 4 * d * d * g)) / (2 * d)) / s
@@ -124,7 +124,7 @@ def exact_zeroed(u, p, r, s):
 
 
 def assert_logs_close(found, exact):
-    """1e-12 absolute, or 1e-14 of a logarithm so large that this is its rounding."""
+    """1e-12 absolute, or 1e-14 relative for large logarithms."""
     for i, (value, reference) in enumerate(zip(found, exact, strict=True)):
         if reference == 0:
             assert value == -np.inf, i
@@ -138,7 +138,7 @@ def assert_logs_close(found, exact):
     "p", fast_and_slow([1e-9, 1e-3, 0.3, 0.999], lambda p: p in (1e-9, 0.999))
 )
 def test_the_end_of_the_backward_losses_is_not_understated(p):
-    """``k = 1 - g (1 - p)`` cancels there: as a point nearby, on the safe side."""
+    """``k = 1 - g (1 - p)`` cancels there; the result errs on the safe side."""
     end = -np.log1p(-p)
     u = end * (1 - 10 ** -np.linspace(0.3, 14, 200))
     s = 12.0
@@ -184,7 +184,7 @@ def test_against_many_digits(seed):
         assert_logs_close(
             forward, [o * e[0] for o, e in zip(scale, exact, strict=True)]
         )
-        # Near the end of the backward losses k cancels: they err on the safe side.
+        # Near the end of the backward losses k cancels; they err on the safe side.
         end = np.log((1 - p) + p * r) - np.log1p(-np.minimum(p, 1 - 1e-16))
         far = (u < 0.9 * end) & (backward > -600)
         kept = np.flatnonzero(far)
@@ -244,7 +244,7 @@ def test_tails_are_the_slopes_of_the_profiles(name):
             for m in (move, 2 * move)
         )
     for (h, tail), fall in zip(found, (far - 8 * near) / (12 * move), strict=True):
-        # Backward losses end, and near their end the profile is no power of 10.
+        # Backward losses end, and near their end the profile falls steeply.
         smooth = (h > -600) & (fall * move < 1e-2)
         assert smooth.sum() > 20
         np.testing.assert_allclose(
@@ -273,7 +273,7 @@ def test_independent_episodes_against_the_sum(eta, episodes):
         assert_logs_close(found, exact)
 
 
-def test_many_episodes_of_a_batch_each_keep_their_own_number():
+def test_settings_of_a_batch_keep_their_number_of_episodes():
     u, episodes = np.array([0.5, 0.5, 0.5]), np.array([1.0, 3.0, 200.0])
     batch = EPISODES(u, 0.01, 0.5, episodes)[0]
     single = [EPISODES(0.5, 0.01, 0.5, b)[0] for b in episodes]
@@ -295,7 +295,7 @@ def test_full_rates_are_the_gaussian_mechanism():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_convex_decreasing_and_part_of_a_dominating_pair(name):
-    # log spacing of g - 1, where the action of small rates is
+    # log spacing of g - 1, where small rates matter
     excess = np.concatenate([[0.0], np.geomspace(1e-6, 1e3, 400)])
     u = np.log1p(excess)
     for o, p, r, s in [(1.0, 0.01, 0.1, 1.0), (0.3, 0.9, 0.5, 3.0), (1.0, 0.2, 1, 0.1)]:
@@ -372,8 +372,8 @@ def test_never_nan_at_every_edge(name):
     assert np.all(values[:, 0] <= 0)
 
 
-def test_zeroed_pairs_cost_no_more_than_replaced_ones():
-    """A null is one of the contents that a unit can be replaced by."""
+def test_zeroed_pairs_cost_at_most_replaced_ones():
+    """A unit can be replaced by a null, among other contents."""
     _, outer, p, r, s = random_settings(300, 6)
     u = np.linspace(0, 3, 300)
     bound = ANTIPODAL(u, outer, p, r, s)[0]

@@ -1,4 +1,4 @@
-"""A Poisson sample that is cut, against small data sets by enumeration."""
+"""Truncated Poisson samples, against enumerated small data sets."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ NOISE = 0.8
 
 
 def distribution_of_sums(values, rate, size):
-    """The distribution of the sum of a Poisson sample, cut to ``size`` at random."""
+    """Distribution of the sum of a Poisson sample, randomly truncated to ``size``."""
     dist: dict[float, float] = {}
     for mask in itertools.product((0, 1), repeat=len(values)):
         drawn = [v for v, taken in zip(values, mask, strict=True) if taken]
@@ -44,13 +44,13 @@ def neighbours(relation, size):
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("rate", "batch"), [(0.5, 1), (0.3, 2), (1.0, 2)])
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one", "zero_out"])
-def test_no_small_data_set_is_told_apart_better(relation, rate, batch):
+def test_no_small_data_set_exceeds_the_bound(relation, rate, batch):
     size, g = 4, np.exp([0.0, 0.3, 1.0, 2.5])
     release = jde.TruncatedPoissonRelease(
         NOISE,
         sampling_probability=rate,
         batch_size=batch,
-        # Of the two neighbours the smaller: the larger one is covered too.
+        # The smaller of the two neighbours; the bound covers the larger, too.
         population=size - 1 if relation == "add_remove" else size,
         neighboring_relation=relation,
     )
@@ -65,9 +65,9 @@ def test_no_small_data_set_is_told_apart_better(relation, rate, batch):
             told = mixtures.hockey_stick(top, bottom, 1 / NOISE, g)
             largest = np.maximum(largest, told)
     assert np.all(largest <= bound * (1 + 1e-8))
-    # Of two sizes the bound takes the worse, and here the data have the other.
+    # The bound takes the worse of two sizes, and here the data have the other.
     assert np.max(largest / bound) > 0.74
-    # Without the cut it would be a Poisson step, which is too little.
+    # Without truncation it would be a Poisson step, which is exceeded.
     step = jde.GaussianStep(
         jde.Poisson("example", sampling_probability=rate),
         noise_multiplier=NOISE,
@@ -105,7 +105,7 @@ def test_weights_against_fifty_digits():
 
 @pytest.mark.parametrize("n, b, q", [(150, 10, 0.05), (40, 3, 0.1)])
 def test_ends_hold_the_truth_of_one_step(n, b, q):
-    """The lower end was that of weights which are raised: 6e-10 above the truth."""
+    """Regression: the lower end used raised weights, 6e-10 above the truth."""
     release = jde.TruncatedPoissonRelease(
         2.0, sampling_probability=q, batch_size=b, population=n
     )
@@ -121,14 +121,14 @@ def test_ends_hold_the_truth_of_one_step(n, b, q):
 
 
 def one_step(epsilon, n, b, q, shift, backward):
-    """delta of both pairs by the threshold of their likelihood ratio."""
+    """delta of both pairs, by the threshold of their likelihood ratio."""
     g, q = mp.exp(mp.mpf(epsilon)), mp.mpf(q)
     masses = [mp.binomial(n - 1, k) * q**k * (1 - q) ** (n - 1 - k) for k in range(n)]
     cut = mp.fsum(masses[b:])
     rate = mp.fsum(m * q * b / (k + 1) for k, m in enumerate(masses) if k >= b)
     total = mp.mpf(0)
     for weight, p, s in ((1 - cut, q, shift), (cut, rate / cut, 2 * shift)):
-        # the ratio of N(s) to N(0) from which on the first distribution is g times the
+        # the ratio of N(s) to N(0) at which the first distribution is g times the
         # second
         odds = ((1 / g if backward else g) - 1 + p) / p
         if weight <= 0 or p <= 0 or odds <= 0:
@@ -142,7 +142,7 @@ def one_step(epsilon, n, b, q, shift, backward):
     return total
 
 
-def test_a_batch_that_holds_everybody_is_never_cut():
+def test_a_batch_of_the_population_size_is_never_truncated():
     for relation in ("add_remove", "replace_one", "zero_out"):
         release = jde.TruncatedPoissonRelease(
             2.0,
@@ -172,7 +172,7 @@ def test_a_batch_that_holds_everybody_is_never_cut():
     "is_composed", [False, pytest.param(True, marks=pytest.mark.slow)]
 )
 def test_a_batch_of_exactly_all_gets_a_certified_end(is_composed):
-    """Of its two paths one has nodes and the other none: it raised "bounds alone"."""
+    """Regression: one of its two paths has no nodes, which raised an error."""
     release = jde.TruncatedPoissonRelease(
         2.0, sampling_probability=0.3, batch_size=5, population=5
     )
@@ -192,7 +192,7 @@ def test_a_batch_of_exactly_all_gets_a_certified_end(is_composed):
     assert found > alone if is_composed else found == alone
 
 
-def test_nothing_and_everything():
+def test_no_draw_and_no_noise():
     options: dict = {"sampling_probability": 0.5, "population": 10}
     run = {"num_steps": 2, "delta": 1e-6}
     empty = jde.TruncatedPoissonRelease(1.0, batch_size=0, **options)
@@ -203,8 +203,8 @@ def test_nothing_and_everything():
 
 
 @pytest.mark.slow
-def test_of_a_grid_only_what_is_cut_gets_a_certified_end():
-    """With batch_size equal to the population the larger neighbour's batch is cut."""
+def test_only_truncated_settings_of_a_grid_get_a_certified_end():
+    """With batch_size equal to the population, the larger neighbour is truncated."""
     batch_size, run = np.array([99, 100, 101]), {"num_steps": 2, "delta": 1e-6}
     release = jde.TruncatedPoissonRelease(
         2.0, sampling_probability=1.0, batch_size=batch_size, population=100

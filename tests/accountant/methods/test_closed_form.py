@@ -1,4 +1,4 @@
-"""Runs of few losses, against sums over every sequence of outcomes with 30 digits."""
+"""Runs with few losses, against 30-digit sums over all sequences of outcomes."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def dists(release):
     a, s = mp.mpf(float(release.noise_parameter)), int(release.sensitivity)
     rate = mp.mpf(float(release.sampling_probability))
     found = []
-    for x in range(-40, 41 + s):  # beyond it losses are those at the ends
+    for x in range(-40, 41 + s):  # beyond it losses equal those at the ends
         q, p = (mp.tanh(a / 2) * mp.exp(-a * abs(x - m)) for m in (0, s))
         mixed = (1 - rate) * q + rate * p
         found.append((mp.log(mixed / q), mixed))
@@ -84,8 +84,8 @@ def test_few_losses_are_summed(name):
             assert back == pytest.approx(epsilon, abs=1e-10)
 
 
-def test_claims_add_up():
-    # Dwork, Rothblum, Vadhan (2010): nothing is lost beyond the sum.
+def test_pure_epsilons_add_up():
+    # Dwork, Rothblum, Vadhan (2010): no loss exceeds the sum.
     run = jde.compose((jde.ApproximateDP(1.0), 1), (jde.ApproximateDP(2.0), 1))
     assert jde.delta(run, epsilon=3.0) == 0
     assert jde.delta(run, epsilon=np.nextafter(3.0, 0)) > 0
@@ -96,7 +96,7 @@ def test_claims_add_up():
     assert 0.28 <= jde.delta(failing, epsilon=3.0) <= 0.28 * (1 + 1e-14)
 
 
-def test_many_losses_are_left_to_the_integral():
+def test_many_losses_are_integrated():
     parts = [(jde.ApproximateDP(0.1 * (i + 1)), 3) for i in range(6)]
     value, info = jde.epsilon(jde.compose(*parts), delta=1e-3, return_info=True)
     assert info.error < 1e-2 * value

@@ -1,4 +1,4 @@
-"""Engines, chunks, threads and the caller's flag change nothing in the answers."""
+"""Engines, chunks, threads and the caller's flags do not change answers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import in_threads, num_cores, using_engine
 from jaxdp_episodic.accountant.methods import engine as accounting_engine
 
-# The bounds by Rényi-DP are what these tests are about.
+# These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 rdp_delta = functools.partial(jde.delta, method="rdp")
 
 ENGINES = ("numpy", "jax")
-# One at, below and above each size of chunk and block; the last needs several chunks.
+# At, below and above each size of chunk and block; the last needs several chunks.
 SIZES = {
     "numpy": [1, 7, 8, 9, 63, 64, 65, 130],
     "jax": [1, 7, 8, 9, 63, 64, 65, 511, 512, 513],
@@ -28,7 +28,7 @@ MANY = 4096 + 1
 
 
 def settings(size):
-    """Rates and noises of `size` different settings, all kinds of regimes mixed."""
+    """Rates and noises of `size` different settings of all regimes."""
     rng = np.random.default_rng(12)
     rates = 10 ** rng.uniform(-6, 0, MANY)
     noises = 10 ** rng.uniform(-0.5, 2, MANY)
@@ -42,7 +42,7 @@ def step(rate, noise):
 
 
 def answers(engine):
-    """Questions of every kind; on JAX, where each is compiled, of a few."""
+    """Answers to every kind of question; on JAX, which compiles each, to a few."""
     with using_engine(engine):
         return list(questions() if engine == "numpy" else few_questions())
 
@@ -90,7 +90,7 @@ def identical(ours, theirs):
 
 
 def x64_is_on():
-    """What the caller's own arrays become, which is what the flag is for."""
+    """Whether the caller's new arrays are float64, which the flag decides."""
     return jnp.asarray(np.float64(1)).dtype == jnp.float64
 
 
@@ -110,14 +110,16 @@ class TestCallersFlag:
     @pytest.mark.few(2)
     @pytest.mark.parametrize("engine", ENGINES)
     @pytest.mark.parametrize("enabled", [False, True])
-    def test_is_left_alone_and_changes_nothing(self, enabled, engine, reference):
+    def test_x64_flag_is_unchanged_and_changes_nothing(
+        self, enabled, engine, reference
+    ):
         with jax.enable_x64(enabled):
             found = answers(engine)
             assert x64_is_on() == enabled
         assert identical(found, reference[engine])
 
     @pytest.mark.parametrize("enabled", [False, True])
-    def test_is_left_alone_by_an_error(self, enabled):
+    def test_x64_flag_is_unchanged_by_an_error(self, enabled):
         with jax.enable_x64(enabled):
             with pytest.raises(ValueError, match="delta"):
                 rdp_epsilon(step(0.1, 1.0), delta=2.0, num_steps=1)
@@ -125,21 +127,21 @@ class TestCallersFlag:
                 jde.rdp(step(0.1, 1.0), 0.5)
             assert x64_is_on() == enabled
 
-    def test_results_keep_their_digits(self, engine):
-        # float32 cannot tell 1 + 1e-12 from 1, nor hold a square of 1e-24 times it.
+    def test_results_keep_float64_digits(self, engine):
+        # float32 cannot distinguish 1 + 1e-12 from 1.
         value = jde.rdp(step(1e-12, 1.0), 1 + 1e-6, direction="forward")
         assert value == pytest.approx(
             0.5e-24 * (1 + 1e-6) * np.expm1(1.0), rel=1e-9, abs=0
         )
 
-    def test_a_callers_jit_is_not_entered(self, engine):
+    def test_questions_within_jit_are_refused(self, engine):
         with pytest.raises((TypeError, jax.errors.JAXTypeError)):
             jax.jit(lambda rate: jde.rdp(step(rate, 1.0), 2.0))(0.1)
 
 
 class TestThreads:
     @pytest.mark.slow
-    def test_flags_and_engines_of_different_threads_do_not_mix(self, reference):
+    def test_flags_and_engines_are_per_thread(self, reference):
         def with_flag(enabled, engine):
             with jax.enable_x64(enabled):
                 found = answers(engine)
@@ -180,7 +182,7 @@ def alone(question, index):
 
 class TestChunks:
     @pytest.mark.parametrize("size", [1, 7, 8, 9, 63, 64, 65, 511, 513])
-    def test_every_setting_comes_back_in_its_place(self, size, engine):
+    def test_every_setting_is_answered_in_its_place(self, size, engine):
         seen = []
 
         def kernel(part):
@@ -211,7 +213,7 @@ class TestChunks:
         indirect=["engine"],
     )
     def test_every_size_agrees_with_scalar_calls(self, question, engine):
-        # The ends of chunks, where a setting may be lost, repeated or padded.
+        # Ends of chunks, where a setting could be lost, repeated or padded.
         checked = sorted(
             {0, 1, 3, 5, *(n + d for n in SIZES[engine] for d in (-2, -1, 0))}
         )
@@ -221,12 +223,12 @@ class TestChunks:
             assert values.shape == (size,)
             for index, scalar in scalars.items():
                 if index < size:
-                    # The compiler may add in another order: a few roundings of log.
+                    # Additions in another order: a few roundings of the log.
                     assert values[index] == pytest.approx(
                         scalar, rel=1e-9, abs=1e-300
                     ), (size, index)
 
-    def test_the_number_of_workers_does_not_matter(self, monkeypatch):
+    def test_any_number_of_workers_gives_the_same(self, monkeypatch):
         found = rdp_of(600)
         for cores in (1, 3):
             monkeypatch.setattr(
@@ -234,7 +236,7 @@ class TestChunks:
             )
             np.testing.assert_array_equal(rdp_of(600), found)
 
-    def test_results_are_the_callers_own(self):
+    def test_results_are_fresh_arrays(self):
         for question in (rdp_of, epsilon_of, delta_of):
             values = question(9)
             assert values.flags.writeable and values.flags.c_contiguous
@@ -247,7 +249,7 @@ class TestChunks:
         np.testing.assert_array_equal(values == 0, np.isinf(noises))
         np.testing.assert_array_equal(np.isposinf(values), noises == 0)
 
-    def test_any_shape_is_the_flat_grid(self):
+    def test_any_shape_equals_the_flat_grid(self):
         rates, noises = settings(60)
         flat = rdp_epsilon(step(rates, noises), delta=1e-6, num_steps=50)
         shape = (3, 1, 4, 5)
@@ -261,11 +263,11 @@ class TestChunks:
     "setting",
     [
         functools.partial(jax.numpy_rank_promotion, "raise"),
-        # Panels laid in 16 bits are the wrong ones, and epsilon is too small.
+        # Panels computed in 16 bits would be wrong, and epsilon too small.
         functools.partial(jax.default_matmul_precision, "BF16_BF16_F32"),
     ],
 )
-def test_a_callers_rules_for_arrays_do_not_matter(engine, setting):
+def test_a_callers_array_settings_do_not_matter(engine, setting):
     expected = rdp_of(9)
     with setting():
         got = rdp_of(9)
@@ -273,7 +275,7 @@ def test_a_callers_rules_for_arrays_do_not_matter(engine, setting):
 
 
 def test_threads_compute_on_the_callers_device():
-    """The default device is a setting of a thread; those of the pool take it over."""
+    """The default device is set per thread; the pool's threads inherit it."""
     device, seen = jax.devices()[-1], []
 
     def kernel(part):

@@ -13,7 +13,7 @@ polar = float64_boundary(ce.polar)
 expm1 = float64_boundary(ce.expm1_complex)
 log1p = float64_boundary(ce.log1p_complex)
 log_add = float64_boundary(ce.log_add_complex)
-# That of each engine on this machine, and the two that JAX's is chosen from.
+# Each engine's implementation, and the two that JAX's is chosen from.
 SUMS = {
     "numpy": float64_boundary(ce.sum_expm1),
     "jax": compiled(ce.sum_expm1),
@@ -38,7 +38,7 @@ def test_cosine_and_sine_at_all_scales(engine):
     np.testing.assert_allclose(sine, np.sin(angles), rtol=0, atol=1e-15)
 
 
-def test_huge_angles_stay_on_the_circle(engine):
+def test_huge_angles_stay_on_the_unit_circle(engine):
     angles = np.geomspace(1e6, 1e60, 400)
     re, im = polar(np.zeros_like(angles), angles)
     np.testing.assert_allclose(np.hypot(re, im), 1.0, atol=1e-2)
@@ -73,7 +73,7 @@ def test_log_add_is_continuous_across_equal_real_parts(engine):
 
 @pytest.mark.parametrize("form", SUMS)
 @pytest.mark.parametrize("size", [1e-8, 1e-3, 0.0299, 0.0301, 1.0, 30.0])
-def test_a_sum_of_exponentials_less_one(size, form):
+def test_a_sum_of_exponentials_minus_one(size, form):
     generator = np.random.default_rng(2)
     z = size * np.exp(1j * generator.uniform(-1.5, 1.5, (6, 1)))
     y = generator.uniform(0.1, 1.0, (5, 1)) + 0.2j
@@ -119,7 +119,7 @@ def test_moments_of_a_sum_of_exponentials(size, form):
 
 @pytest.mark.parametrize("form", SUMS)
 def test_a_sum_of_exponentials_out_of_range(form):
-    # e^800 is no float64, e^-800 is nothing next to 1; what is not a number stays so.
+    # e^800 overflows, e^-800 is negligible beside 1; NaN stays NaN.
     z = (np.array([[800.0], [-800.0], [np.nan]]), np.zeros((3, 1)))
     one, zero = np.ones((1, 1)), np.zeros((1, 1))
     re, im = SUMS[form](z, (one, zero), (one, zero))
@@ -128,7 +128,7 @@ def test_a_sum_of_exponentials_out_of_range(form):
     assert np.isnan(re[2])
 
 
-def test_one_less_a_cosine_near_whole_turns(engine):
+def test_one_minus_cosine_near_multiples_of_2_pi(engine):
     angles = np.geomspace(1e-150, 1e-3, 50)
     versine, sine = versine_sine(np.concatenate([angles, 8 * np.pi + angles]))
     np.testing.assert_allclose(versine[:50], 2 * np.sin(angles / 2) ** 2, rtol=1e-15)
@@ -137,12 +137,12 @@ def test_one_less_a_cosine_near_whole_turns(engine):
 
 
 @pytest.mark.slow
-def test_rows_without_weight_at_the_end_change_nothing():
+def test_trailing_rows_without_weight_change_nothing():
     rng = np.random.default_rng(3)
     weight = tuple(rng.normal(size=(6, 2)) for _ in range(2))
     position = tuple(rng.normal(size=(6, 2)) for _ in range(2))
     z = tuple(rng.normal(size=(5, 2)) for _ in range(2))
-    # A row of 0 in front counts, as one of the columns at least has more behind it.
+    # A row of 0 in front matters, since a column has terms after it.
     weight[0][1], weight[1][1] = 0.0, 0.0
     weight[0][4:, 0], weight[1][4:, 0] = 0.0, 0.0
     longer = [np.concatenate([a, np.zeros((3, 2))]) for a in weight]

@@ -1,4 +1,4 @@
-"""Bounds of a sum of lognormals from both sides, against its own integrals."""
+"""Lower and upper bounds of sums of lognormals, against integrals."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_single_epochs_of_the_reference(row):
         truth = steps * delta * np.exp(-epsilon)
     assert low <= truth <= high
     assert np.log(high / low) < 3e-3
-    # Neither bound would do for the other one.
+    # Neither bound holds as the other one.
     assert low < truth * (1 - 1e-8)
     assert high > truth * (1 + 1e-8)
 
@@ -97,7 +97,7 @@ def test_masses_means_and_order(count, shift):
 
 @pytest.mark.slow
 def test_one_large_term_far_out():
-    # Beyond all else a single term counts, and 999 others have their mean.
+    # Far out a single term dominates, and 999 others have their mean.
     with mp.workdps(40):
         s = mp.mpf(2)
         for x in (2e8, 6e8):
@@ -109,8 +109,8 @@ def test_one_large_term_far_out():
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["down", "up"])
-def test_planted_faults_are_seen(monkeypatch, fault):
-    """Places that do not keep the mean: the same test as above fails."""
+def test_planted_faults_are_detected(monkeypatch, fault):
+    """Points that do not keep the mean: the test above detects it."""
     lognormal_sum.cache_clear()
     honest = convex_sums._on_places
 

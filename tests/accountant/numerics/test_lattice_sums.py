@@ -1,4 +1,4 @@
-"""Sums on a lattice against convolution with many digits: errors are within bounds."""
+"""Sums on a lattice against high-precision convolution: errors are within bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPACING = 0.01
 
 
 def exact_power(parts):
-    """``{lattice number: mass}`` of the sum, in integers of 200 digits."""
+    """``{lattice index: mass}`` of the sum, in 200-digit integers."""
     total = {0: SCALE}
     for index, _, masses, count in parts:
         whole = [
@@ -59,7 +59,7 @@ def test_rounding_is_within_its_bounds(counts, atom):
     parts = [summand(seed, atom, count) for seed, count in enumerate(counts)]
     cells, single, together = cells_of_sum(parts, -7, 32)
     error = np.abs(cells - on_circle(exact_power(parts), -7, 32))
-    # masses add up to 1 but for rounding, which callers bound
+    # masses add up to 1 up to rounding, which callers bound
     given = 2e-16 * sum(counts)
     assert np.all(error <= single + given)
     assert np.linalg.norm(error) <= together + 6 * given
@@ -67,14 +67,14 @@ def test_rounding_is_within_its_bounds(counts, atom):
 
 
 def test_rounding_of_many_rare_losses_does_not_grow():
-    """A million draws, hardly one of them off the atom: as exact as one."""
+    """A million draws, nearly all at the atom, are as exact as one."""
     (part,) = [summand(0, 1 - 1e-6, 1e6)]
     _, single, _ = cells_of_sum([part], -32, 64)
     assert single < 5e-14
 
 
-def test_two_halves_that_are_opposite():
-    """At one frequency they cancel but for 1e-7, and logarithms lose their digits."""
+def test_two_opposite_halves():
+    """At one frequency they cancel to 1e-7, and logarithms lose digits."""
     mass = np.array([1.0, 1 - 2e-7]) / (2 - 2e-7)
     parts = [Summand(np.array([0.0, 16.0]), np.zeros(2), mass, 3)]
     cells, single, _ = cells_of_sum(parts, 0, 32)
@@ -83,8 +83,8 @@ def test_two_halves_that_are_opposite():
 
 @pytest.mark.parametrize("tilt", [0.5, 3.0, 20.0])
 @pytest.mark.parametrize("counts", [(2,), (40,), (25, 15)])
-def test_what_leaves_the_window_is_charged(tilt, counts):
-    """A short window: what wraps around is there, and within its bound."""
+def test_mass_outside_the_window_is_charged(tilt, counts):
+    """A short window: aliasing occurs and is within its bound."""
     parts = [summand(seed, 0.2, count) for seed, count in enumerate(counts)]
     total = exact_power(parts)
     found = lattice_sum(parts, SPACING, 0.0, tilt, math.log(0.1), 0.0, 2**20)

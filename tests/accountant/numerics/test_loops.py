@@ -1,4 +1,4 @@
-"""Loops that each setting leaves on its own."""
+"""Loops that each setting leaves separately."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ class Steps(NamedTuple):
 
 
 def _walk(need, lengths, *, block):
-    """As many steps of its two lengths as each needs, and how long they are in all."""
+    """Each setting's number of steps of two lengths, and their total length."""
     xp = namespace(need)
 
     def step(given, steps):
@@ -31,8 +31,8 @@ def _walk(need, lengths, *, block):
 
 
 @pytest.mark.parametrize("block", [4, 8, 40])
-def test_each_setting_has_its_own_turns(engine, block):
-    """In any order of long and short ones, none of them by what it is beside of."""
+def test_each_setting_has_its_own_number_of_turns(engine, block):
+    """In any order of long and short ones, independent of its neighbours."""
     rng = np.random.default_rng(block)
     need, lengths = rng.integers(0, 9, 40), 2.0 ** rng.integers(-3, 3, (2, 40))
     count, total = float64_boundary(_walk, ("block",))(need, lengths, block=block)

@@ -30,11 +30,11 @@ def excess_by_series(bins, count, shift, most):
     return [total[n] * factorial(n) / mpf(bins) ** n - 1 for n in range(most + 1)]
 
 
-# Of few terms they are by doubling, of as many as orders less 1 by a recurrence.
+# Few terms use doubling; order - 1 or more terms use a recurrence.
 @pytest.mark.parametrize("shift", [1e-3, 0.5, 3.0])
 @pytest.mark.parametrize("spare", [-2, -1, 0, 300])
 @pytest.mark.parametrize("idle", [0, 7])
-def test_whole_orders_are_those_of_a_power_of_a_series(shift, spare, idle):
+def test_integer_orders_equal_the_power_of_a_series(shift, spare, idle):
     most = most_orders(shift, 24, tilted=False)
     count = most + spare
     found = whole_orders(count + idle, count, shift, most)
@@ -45,8 +45,8 @@ def test_whole_orders_are_those_of_a_power_of_a_series(shift, spare, idle):
     assert max(error) < 1e-13
 
 
-def test_what_is_out_of_range_is_infinite():
-    # Moments of one term overflow; no nan and no finite number comes of them.
+def test_overflowing_moments_are_infinite():
+    # Moments of one term overflow, and give neither NaN nor a finite number.
     for count in (5, 1000):
         with np.errstate(over="ignore"):
             found = whole_orders(count, count, 8.0, 8)
@@ -55,7 +55,7 @@ def test_what_is_out_of_range_is_infinite():
 
 @pytest.mark.parametrize("shift", [1e-3, 0.1, 2.0])
 def test_powers_of_one_term_in_closed_form(shift):
-    """``E A^-z = e^{s² z (z + 1) / 2}``: never too small by what is added to it."""
+    """``E A^-z = e^{s² z (z + 1) / 2}``; the result is never too small."""
     z = np.array([0.01, 1.0, 3.7, 40.0, 400.0, 4000.0])
     z = z[z * shift**2 <= 80]
     found = Laplace(1.0, 1.0, shift, max(z), 0.01).log_excess_below(z)
@@ -68,7 +68,7 @@ def test_powers_of_one_term_in_closed_form(shift):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("shift", [1e-3, 0.3])
 @pytest.mark.parametrize("idle", [0, 1])
-def test_far_transforms_where_the_mean_hardly_varies(shift, idle):
+def test_far_transforms_of_a_nearly_constant_mean(shift, idle):
     """``E e^-pX`` is then near e^-p, which may not be left out."""
     slots, s = 3, mpf(shift)
     log_p = np.log(slots) + FAR + np.array([0.01, 3.0])
@@ -76,25 +76,25 @@ def test_far_transforms_where_the_mean_hardly_varies(shift, idle):
     with mp.workdps(40):
         for i in range(2):
             p = exp(mpf(log_p[i]))
-            # About the mode, where e^{-pA/3} and the density together are largest.
+            # Around the mode of e^{-pA/3} times the density.
             mode = -max(float(x) for x in np.linspace(0, 12, 1201) if _falls(x, p, s))
             points = [mode + mpf(k) / 40 for k in range(-480, 481)]
             one = sum(exp(-p / 3 * exp(s * x - s * s / 2) - x * x / 2) for x in points)
             one = log(one / 40 / mp.sqrt(2 * mp.pi)) * (slots - idle) - p * idle / 3
             error = found[i] - log(exp(one) - exp(-p))
-            # An upper bound: of 2e-14 of p, over what is left of e^-p.
+            # An upper bound, up to 2e-14 of p relative to the rest of e^-p.
             assert 0 <= error < 2e-13 * p / min(one + p, 1)
 
 
 def _falls(x, p, s):
-    """Whether the integrand still grows to the left of -x."""
+    """Whether the integrand still increases left of -x."""
     return x < s * p / 3 * exp(-s * x - s * s / 2)
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("shift", [0.1, 2.0, 5.0])
 def test_distances_of_one_ratio_have_a_closed_form(shift):
-    """At a shift of 5 the range of the integrals was too short, by 2e-4."""
+    """Regression: at a shift of 5 the range of the integrals was too short by 2e-4."""
 
     def of_one(i, j):
         """``E A^i B^j``."""
@@ -121,7 +121,7 @@ def test_distances_of_two_terms_are_those_on_a_grid(bins, shift):
 
 
 def test_far_nodes_do_not_depend_on_near_ones():
-    # Each form of the transform is computed where it is used alone.
+    # Each form of the transform is computed only where it is used.
     few, many = (Laplace(10.0, 10.0, 2.0, largest, 0.01) for largest in (8.0, 64.0))
     z = np.array([0.3, 2.0, 7.5])
     np.testing.assert_allclose(

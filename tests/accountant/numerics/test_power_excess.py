@@ -25,7 +25,7 @@ log_difference = float64_boundary(log_expm1)
 
 def exact(y: float, b: float, t: object, direction: str) -> mpmath.mpf:
     """The definition: e^b ((1+v)^a - 1 - a v) at a = 1 + t, a = -t, or both."""
-    with mpmath.workdps(max(80, mpmath.mp.dps)):  # diff asks for more
+    with mpmath.workdps(max(80, mpmath.mp.dps)):  # diff evaluates around it
         v, t = mpmath.expm1(mpmath.mpf(y)), mpmath.mpmathify(t)
         powers = {"forward": [1 + t], "backward": [-t], "symmetric": [1 + t, -t]}
         total = sum((1 + v) ** a - 1 - a * v for a in powers[direction])
@@ -40,7 +40,7 @@ def test_value(direction, b, engine):
     want = np.array(
         [float(exact(v, b, u, direction)) for v, u in zip(y, t, strict=True)]
     )
-    # Powers up to e^600 lose what rounding of the exponent costs.
+    # Powers up to e^600 amplify the rounding of the exponent.
     scale = 4e-15 + 4e-16 * (1 + np.abs(t)) * np.abs(y) + 2e-16 * abs(b)
     assert np.all(np.abs(got / want - 1) <= scale)
     assert np.all(got >= 0)

@@ -1,4 +1,4 @@
-"""Panels: exact for polynomials, fine where asked, and none across a gap."""
+"""Panels: exact for polynomials, dense where requested, none across a gap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ lay_panels = float64_boundary(quadrature.lay_panels, ("num_panels",))
 
 
 def lay(low, high, density, floor=-100.0, num_panels=12):
-    """The panels of one batch element, without the empty ones."""
+    """The nonempty panels of one batch element."""
     windows = (np.array(a, float)[:, None] for a in (low, high, density))
     lefts, rights = lay_panels(*windows, np.array([floor]), num_panels=num_panels)
     assert lefts.shape == (num_panels, 1)
@@ -58,7 +58,7 @@ def test_dense_windows_get_the_panels(engine):
     assert lefts[0] == 0.0 and rights[-1] == 10.0
     middle = (lefts + rights) / 2
     dense = np.sum((middle > 4) & (middle < 5))
-    # Shares 50 to 9, whatever the number of panels.
+    # Shares 50 to 9 for any number of panels.
     assert abs(dense - len(lefts) * 50 / 59) <= 1
 
 

@@ -1,4 +1,4 @@
-"""The search for the last point within a bound: its answer was always evaluated."""
+"""The search for the last point within a bound returns an evaluated point."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_answer_is_just_below_the_root(curve):
 
 
 @pytest.mark.parametrize("curve", ["jump", "infinite above", "steep"])
-def test_a_jump_is_approached_as_near_as_is_asked(curve):
+def test_a_jump_is_approached_to_the_tolerance(curve):
     ends = [], []
 
     def excess(x, index):
@@ -51,7 +51,7 @@ def test_a_jump_is_approached_as_near_as_is_asked(curve):
     assert (width <= 1e-2) and (width > TOLERANCE) == (curve != "steep")
 
 
-def test_whole_numbers_are_searched_to_the_last():
+def test_integers_are_searched_exactly():
     last = np.array([1, 2, 17, 1000, 123_456_789])
 
     def excess(x, index):
@@ -91,7 +91,7 @@ FALLING = {
 
 @pytest.mark.parametrize("curve", FALLING)
 @pytest.mark.filterwarnings("ignore:divide by zero")  # of log(root / 0)
-def test_the_smallest_that_is_within_was_seen_to_be(curve):
+def test_the_smallest_point_within_was_evaluated(curve):
     roots = np.array([1.3, 2.0, 77.0, 1e-9, 3e12, 2.5e-29, 4e35])
     seen, turns = set(), 0
 
@@ -107,7 +107,7 @@ def test_the_smallest_that_is_within_was_seen_to_be(curve):
     assert turns < 140
 
 
-def test_what_is_never_within_is_infinite_and_what_always_is_is_tiny():
+def test_unreachable_bounds_are_infinite_and_always_met_ones_tiny():
     def function(x):
         return np.array([1.0, -1.0, np.nan, 0.0]) + 0 * x
 
@@ -135,10 +135,10 @@ def test_a_value_of_zero_ends_the_search(function):
         return function(x)
 
     assert smallest_within(counted, np.ones(1)) == 5
-    assert turns < 20  # to halve the rest takes 50
+    assert turns < 20  # bisecting the rest would take 50
 
 
-def test_arguments_are_left_alone():
+def test_arguments_are_not_modified():
     low, high = np.array([1.0]), np.array([9.0])
     largest_within(lambda x, _: x - 3, low, high, tolerance=TOLERANCE)
     assert low[0] == 1.0 and high[0] == 9.0

@@ -26,7 +26,7 @@ def gain_of_two(shift, tilt, y):
     """``E(2 sinh(s z) + 2 sinh(s z') - y)_+``, z ~ N(-tilt, 1), one in closed form."""
     x, w = np.polynomial.legendre.leggauss(24)
     edges = np.linspace(-13.0, 13.0 + 2 * shift, 400)
-    # Where one alone reaches y the other's part begins, within as little as 1 / y.
+    # Where one term alone reaches y, the other's part begins within 1 / y.
     away = np.geomspace(1e-14, 3.0, 60)
     reached = np.arcsinh(y / 2) / shift + tilt
     edges = np.sort(np.concatenate([edges, reached - away, reached + away]))
@@ -53,8 +53,8 @@ def test_two_terms(shift, tilt, y, cells):
 
 
 @pytest.mark.parametrize(("shift", "tilt", "y"), [(4.7, 0.9, 1.4e22), (9.0, 0.1, 1e30)])
-def test_a_hinge_beside_which_terms_are_small(shift, tilt, y):
-    """Places near 0 as fine as ever were lost in rounding, by more than e^700."""
+def test_a_hinge_far_above_the_terms(shift, tilt, y):
+    """Regression: points near 0 were lost in rounding, by more than e^700."""
     true = gain_of_two(shift, tilt, y)
     low, high = gain_bounds(2, shift, tilt, y, y)
     assert low <= true <= high
@@ -68,8 +68,8 @@ def test_gains_away_from_the_hinge():
         assert low <= true <= high <= low * 1.002
 
 
-def test_the_mean_is_kept_but_for_what_is_cut_off():
-    """Far below the hinge the gain is the mean's distance, from both sides."""
+def test_the_mean_is_kept_up_to_truncation():
+    """Far from the hinge the gain is the distance of the mean."""
     for count in (2, 5):
         mean = -2 * count * np.exp(0.5 * 0.5**2) * np.sinh(0.5 * 0.3)
         for up in (False, True):
@@ -88,22 +88,22 @@ def test_random_settings_of_two_terms():
         if true < 1e-19 * shift:
             continue
         low, high = gain_bounds(2, shift, tilt, y, y)
-        # the oracle itself is good to 1e-10
+        # the oracle is accurate to 1e-10
         assert low <= true * (1 + 1e-10), (shift, tilt, y)
         assert true * (1 - 1e-10) <= high, (shift, tilt, y)
 
 
-def test_values_beyond_all_lattices_stay_where_they_are():
-    """In the last cell of one they were added to what is close to 0: 1.3e-3 too low."""
+def test_values_beyond_all_lattices_are_kept():
+    """Regression: in a last cell they were added to values near 0, 1.3e-3 too low."""
     low, high = gain_bounds(46, 3.268, 0.5367, 0.0, 0.0)
     assert low <= high <= low * (1 + 1e-5)
 
 
-def test_what_lies_beyond_a_lattice_is_placed_no_higher_than_its_mean():
+def test_mass_beyond_a_lattice_is_placed_at_most_at_its_mean():
     widest, mass = 100, 1e-3
     for mean in (-1.5 * MEANS * widest, -300.0, 300.0, 1.5 * MEANS * widest):
         pieces = far_out(2, mass, mean * mass, widest)
-        # Much further out rounding is not bounded: nearer, or left out below.
+        # Much further out rounding is not bounded: moved nearer, or dropped below.
         if mean < -MEANS * widest:
             assert not pieces
             continue
@@ -124,7 +124,7 @@ def means(x, seed):
 
 
 @pytest.mark.parametrize("cell", range(1, 8))
-def test_the_mean_is_between_and_nearly_met(cell):
+def test_the_bounds_contain_the_mean_and_are_close(cell):
     places = np.cumsum(np.linspace(0.05, 0.09, 10)) - 0.3
     x = np.linspace(places[cell], places[cell + 1], 11)
     for seed in range(20):
@@ -142,13 +142,13 @@ def test_the_mean_is_between_and_nearly_met(cell):
             assert np.all(bounds[0] <= true * (1 + 1e-13))
             assert np.all(true <= bounds[1] * (1 + 1e-13))
             assert np.all(bounds[1] - bounds[0] <= close * true)
-    if 2 < cell < 6:  # with places on both sides
+    if 2 < cell < 6:  # with points on both sides
         exact = np.broadcast_to(known, shape)
         low, high = bounds_between(places, exact, exact, cell, x)
         assert np.all(high - low <= 1e-7 * true)
 
 
-def test_two_places_bound_from_one_side_only():
+def test_two_points_bound_from_one_side_only():
     places = np.array([0.0, 1.0])
     known = means(places, 1)[:, None] * np.ones((1, 3))
     x = np.array([0.0, 0.4, 1.0])
@@ -178,8 +178,8 @@ def test_more_terms_by_simulation(count):
 
 
 @pytest.mark.slow
-def test_few_equal_many_by_two_orders_of_adding():
-    """Bounds of counts that are added up in other ways bracket one number."""
+def test_two_orders_of_adding_agree():
+    """Bounds of counts added in two ways bracket the same number."""
     for a, b in itertools.pairwise((31, 32, 33)):
         for count in (a, b):
             low, high = gain_bounds(count, 1.0, 0.2, 0.0, 0.0)

@@ -104,7 +104,7 @@ def test_logarithms_of_sums_against_many_digits(engine):
     np.testing.assert_array_equal(LOG_ADD(x, y), [2, 3])
 
 
-def test_far_out_nothing_is_nan(engine):
+def test_far_tails_are_not_nan(engine):
     x = np.array([-np.inf, -1e200, -1e150, 1e150, 1e200, np.inf])
     expected = [0, 0, 0, -0.5e300, -np.inf, -np.inf]
     np.testing.assert_allclose(LOG_TAIL(x), expected, rtol=1e-15)
@@ -119,7 +119,7 @@ def test_log_mills_difference_against_many_digits():
     rng = np.random.default_rng(1)
     x = np.concatenate([rng.uniform(-1, 6, 200), 10 ** rng.uniform(0, 3.5, 200)])
     width = 10 ** rng.uniform(-9, 3.5, 400)
-    # the two sides of the switch
+    # both sides of the switch
     x[:4], width[:4] = [-1, -1, 4, 4], [1, np.nextafter(1, 2), 2, np.nextafter(2, 3)]
     exact = [
         mp.log(mills(float(a)) - mills(mp.mpf(float(a)) + mp.mpf(float(w))))
@@ -149,12 +149,12 @@ def test_log_saturating_tail_against_its_definition():
     assert np.array_equal(
         LOG_SATURATING(np.array([-5.0, 3.0]), 0.0), [-np.inf, -np.inf]
     )
-    # widths too small for x are taken upwards
+    # widths too small for x are rounded up
     assert LOG_SATURATING(-5.0, 0.01) == LOG_SATURATING(-5.0, 5.0)
 
 
 @pytest.mark.slow
-def test_the_slopes_of_a_log_sum_where_both_are_equal():
+def test_slopes_of_a_log_sum_of_equal_terms():
     with jax.enable_x64(True):
         both = jax.grad(special.log_add, (0, 1))(0.3, 0.3)
         assert both == pytest.approx((0.5, 0.5), rel=1e-15)

@@ -19,7 +19,7 @@ MENU = {"slow": SLOW, "fast": FAST, "check": CHECK}
 QUOTAS = {"slow": 20, "fast": 3, "check": 5}
 
 
-def test_quotas_cost_what_all_of_them_composed_cost():
+def test_quotas_cost_their_composition():
     run = jde.AdaptiveRun({"slow": SLOW, "fast": FAST}, quotas={"slow": 20, "fast": 3})
     every = jde.compose((SLOW, 20), (FAST, 3))
     deltas = np.array([1e-7, 1e-5])
@@ -30,7 +30,7 @@ def test_quotas_cost_what_all_of_them_composed_cost():
     assert run.delta_interval(epsilon=1.0) == jde.delta_interval(every, epsilon=1.0)
 
 
-def test_a_charge_is_a_new_run_with_less_left_and_the_same_guarantee():
+def test_a_charge_returns_a_run_with_less_left_and_the_same_guarantee():
     run = jde.AdaptiveRun(MENU, quotas={"slow": 2, "fast": 1, "check": 0})
     after = run.charge("slow").charge("fast")
     assert run.left == {"slow": 2, "fast": 1, "check": 0} and not any(
@@ -48,7 +48,7 @@ def test_a_charge_is_a_new_run_with_less_left_and_the_same_guarantee():
         run.charge("slwo")
 
 
-def test_it_is_read_again_as_it_was_written():
+def test_adaptive_runs_round_trip_through_dictionaries():
     rules = jde.RuleBook.in_order(["slow", "fast", "check"])
     run = jde.AdaptiveRun(MENU, quotas=QUOTAS, rules=rules).charge("fast")
     again = jde.AdaptiveRun.from_dict(run.to_dict())
@@ -68,7 +68,7 @@ def test_it_is_read_again_as_it_was_written():
         {"quota": QUOTAS},
     ],
 )
-def test_what_is_not_right_in_a_file_is_refused(change):
+def test_invalid_dictionaries_are_refused(change):
     written = jde.AdaptiveRun(MENU, quotas=QUOTAS).to_dict()
     with pytest.raises(ValueError):
         jde.AdaptiveRun.from_dict({**written, **change})
@@ -78,7 +78,7 @@ def test_what_is_not_right_in_a_file_is_refused(change):
     ("state", "taken"),
     [("x", {}), ("nowhere", {}), ("a", {"fast": 1}), ("b", {"slow": 1}), ("b", {})],
 )
-def test_a_state_to_which_the_rules_do_not_lead_is_refused(state, taken):
+def test_a_state_that_the_rules_cannot_reach_is_refused(state, taken):
     # Epsilon would be that from state "a", which allows less than "x".
     rules = jde.RuleBook("a", {"a": {"fast": "b"}, "x": {"slow": "y"}})
     with pytest.raises(ValueError, match="state must be one that the rules reach"):
@@ -135,7 +135,7 @@ PRICES = {"slow": 5, "fast": 2, "check": 3}
 
 
 @pytest.mark.slow
-def test_prices_are_paid_and_the_guarantee_is_the_budgets():
+def test_prices_reduce_the_budget_and_keep_the_guarantee():
     run = jde.AdaptiveRun(MENU, prices=PRICES, budget=12)
     assert (run.left, run.most("slow"), run.most("fast")) == (12, 2, 6)
     after = run.charge("slow").charge("check").charge("fast")
@@ -156,7 +156,7 @@ def test_prices_are_paid_and_the_guarantee_is_the_budgets():
 
 
 @pytest.mark.slow
-def test_ends_of_the_range():
+def test_extreme_options():
     run = jde.AdaptiveRun(
         {"slow": SLOW, "fast": FAST}, prices={"slow": 5, "fast": 2}, budget=7
     )
@@ -197,7 +197,7 @@ def test_an_option_that_loses_nothing_is_free():
     assert more.epsilon(delta=1e-5) == pytest.approx(run.epsilon(delta=1e-5), abs=2e-5)
 
 
-def test_always_drawn_is_exact():
+def test_options_without_sampling_are_exact():
     options = {name: gaussian(noise, 1.0) for name, noise in (("a", 10.0), ("b", 20.0))}
     run = jde.AdaptiveRun(options, prices={"a": 4, "b": 1}, budget=400)
     # Squared shifts 1/100 and 1/400: together shift 1 for every strategy.
@@ -206,7 +206,7 @@ def test_always_drawn_is_exact():
 
 
 @pytest.mark.slow
-def test_the_worst_strategy_is_sought_by_each_theorem_anew():
+def test_each_theorem_has_its_own_worst_strategy():
     # For "a", one theorem treats all 100 examples as drawn: shift 4. Another one gives
     # far less, so that "b", with shift 4/3, costs most.
     user = jde.WithoutReplacement(
@@ -230,7 +230,7 @@ def test_the_worst_strategy_is_sought_by_each_theorem_anew():
     assert run.epsilon(delta=1e-5) >= alone * (1 - 1e-9)
 
 
-def test_blocks_are_paid_with_their_first_step():
+def test_blocks_are_charged_with_their_first_step():
     run = jde.AdaptiveRun(
         {"slow": SLOW, "fast": FAST},
         prices={"slow": 5, "fast": 3},
@@ -253,7 +253,7 @@ def test_blocks_are_paid_with_their_first_step():
     assert run.epsilon(delta=1e-5) == two.epsilon(delta=1e-5)
 
 
-def test_a_target_that_allows_an_option_not_once_says_what_it_needs():
+def test_an_option_above_the_target_is_refused_with_its_cost():
     least = float(jde.epsilon(SLOW, num_steps=1, delta=1e-5))
     asked = {"slow": SLOW, "fast": FAST}
     with pytest.raises(ValueError, match=rf"too small.*'slow'.* costs {least:.4g}"):
@@ -278,7 +278,7 @@ def test_the_budget_for_a_target_is_the_largest_that_is_certified():
 
 
 @pytest.mark.slow
-def test_prices_by_themselves_are_as_the_numbers_that_a_target_allows():
+def test_default_prices_follow_the_numbers_that_a_target_allows():
     options = {"slow": gaussian(3.0), "fast": gaussian(5.0)}
     run = jde.AdaptiveRun(options, epsilon=1.0, delta=1e-5)
     assert run.epsilon(delta=1e-5) <= 1.0
@@ -369,7 +369,7 @@ def test_a_run_within_a_run_has_its_price_for_a_target():
 
 
 @pytest.mark.slow
-def test_what_comes_first_by_rules_is_as_before_a_run():
+def test_first_options_by_rules_equal_steps_before_a_run():
     """Two descriptions and two graphs."""
     rules = jde.RuleBook.freely(["slow", "fast"]).preceded_by(["check", "wide"])
     wide = gaussian(8.0, 1.0)
@@ -390,7 +390,7 @@ def test_what_comes_first_by_rules_is_as_before_a_run():
         rules.preceded_by(["check"]).preceded_by(["wide"])
 
 
-def test_an_option_in_which_nothing_can_be_taken_leads_on():
+def test_an_empty_option_is_skipped():
     nothing = jde.AdaptiveRun(WITHIN.options, prices=WITHIN.prices, budget=1)
     rules = jde.RuleBook("a", {"a": {"run": "b"}, "b": {"slow": "c"}})
     run = jde.AdaptiveRun({"run": nothing, "slow": SLOW}, rules=rules)
@@ -427,7 +427,7 @@ def test_the_supremum_over_paths_is_taken_last():
         ({"rules": jde.RuleBook("x", {"x": {"slow": "x"}})}, "do not end a run"),
     ],
 )
-def test_what_does_not_say_how_a_run_ends_is_refused(given, match):
+def test_invalid_limits_of_runs_are_refused(given, match):
     with pytest.raises(ValueError, match=match):
         jde.AdaptiveRun(MENU, **given)
 
@@ -441,7 +441,7 @@ def batch(noises, **limits):
 
 
 @pytest.mark.slow
-def test_each_setting_has_the_answer_of_its_own_run():
+def test_each_setting_equals_its_single_run():
     # No sampling, rates of another shape, and a worst strategy of rate 0.
     noises, rates = np.array([0.0, 1.5]), np.array([[0.1], [0.0]])
     options = {"slow": gaussian(noises, rates), "fast": gaussian(3.0, rates)}
@@ -495,14 +495,14 @@ def test_quotas_of_several_settings_are_their_composition():
         ),
     ],
 )
-def test_what_is_of_one_run_is_refused_by_name(what, ask):
+def test_questions_about_one_run_refuse_several_settings(what, ask):
     match = rf"{what} needs a run of one setting.*\(2,\)"
     with pytest.raises(ValueError, match=match):
         ask()
 
 
 @pytest.mark.parametrize("limits", [{"quotas": {"run": 1}}, {"rules": "run"}])
-def test_rules_of_quotas_within_leave_no_lower_end(limits):
+def test_rules_of_inner_quotas_have_no_lower_end(limits):
     """Either option is allowed, not both: counting both is an upper bound."""
     either = jde.RuleBook("start", {"start": {"a": "end", "b": "end"}})
     options = {"a": jde.ApproximateDP(0.5), "b": jde.ApproximateDP(0.7)}
@@ -519,7 +519,7 @@ def test_rules_of_quotas_within_leave_no_lower_end(limits):
 
 
 @pytest.mark.slow
-def test_ends_are_close_where_values_fall_slowly_to_the_right():
+def test_ends_are_close_for_slowly_decreasing_values():
     """With too steep a tilt the upper end was 7e-3 too large at every refinement."""
     response = jde.DiscreteLaplaceRelease
     options = {

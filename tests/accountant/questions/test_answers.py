@@ -116,7 +116,7 @@ class TestReferenceTables:
         assert actual >= row["epsilon"] - 1e-8
         assert actual <= 1.65 * row["epsilon"]
 
-    def test_both_directions_is_the_larger_one(self):
+    def test_the_larger_of_both_directions_counts(self):
         step = poisson_step(np.array([1e-6, 0.1, 0.9, 1.0])[:, None], [0.3, 1.0, 30.0])
         one_way = [
             jde.rdp(step, ORDERS, direction=direction)
@@ -214,7 +214,7 @@ def silent_steps():
 
 class TestEnds:
     @pytest.mark.parametrize("name", silent_steps())
-    def test_nothing_is_lost(self, name):
+    def test_runs_without_loss(self, name):
         step = silent_steps()[name]
         for direction in ("forward", "backward", "both"):
             values = jde.rdp(step, ORDERS, direction=direction)
@@ -224,7 +224,7 @@ class TestEnds:
         assert rdp_delta(step, epsilon=0.0, num_steps=100) == 0
         assert jde.privacy_profile(step, 0.0) == 0
 
-    def test_ends_within_one_grid_do_not_disturb_the_others(self):
+    def test_extremes_in_a_grid_do_not_affect_other_settings(self):
         rates, noises = np.array([0.0, 0.1, 1.0])[:, None], [0.0, 1.0, np.inf]
         values = rdp_epsilon(poisson_step(rates, noises), delta=1e-6, num_steps=3)
         assert values.shape == (3, 3)
@@ -330,7 +330,7 @@ def bad_inputs():
 
 class TestBadInputs:
     @pytest.mark.parametrize(("who", "value", "error", "message"), [*bad_inputs()])
-    def test_numbers(self, who, value, error, message):
+    def test_invalid_numbers_are_refused(self, who, value, error, message):
         with pytest.raises(error, match=f"{who.partition(' ')[0]} {message}"):
             ASK[who](value)
 
@@ -372,14 +372,14 @@ class TestBadInputs:
         with pytest.raises(ValueError, match="do not broadcast.*delta"):
             rdp_epsilon(poisson_step([0.1, 0.2], 1.0), delta=[0.1] * 3, num_steps=1)
 
-    def test_a_step_is_asked_for(self):
+    def test_other_types_than_steps_are_refused(self):
         for wrong in (None, "step", STEP.sampling):
             with pytest.raises(TypeError, match="step must be a GaussianStep"):
                 jde.rdp(wrong, 2.0)  # pyright: ignore[reportArgumentType]
 
 
 class TestOrderGrid:
-    def test_warns_at_either_end_only(self):
+    def test_warnings_for_orders_at_the_ends_of_the_grid(self):
         with pytest.warns(UserWarning, match="first or the last of `orders`"):
             rdp_epsilon(STEP, delta=1e-6, num_steps=100, orders=[2.0, 2.5, 3.0])
         with pytest.warns(UserWarning, match="first or the last of `orders`"):
@@ -457,7 +457,7 @@ class TestComposition:
 
 
 class TestBatches:
-    def test_a_grid_is_its_scalars(self):
+    def test_a_grid_equals_its_scalars(self):
         rates, noises = np.array([1e-6, 0.01, 0.5, 1.0]), np.array([0.3, 1.0, 40.0])
         deltas = np.array([1e-12, 1e-5])
         step = poisson_step(rates[:, None, None], noises[:, None])
@@ -479,7 +479,7 @@ class TestBatches:
                 curves[i, j, 0], jde.rdp(one, ORDERS), rtol=ROUNDING
             )
 
-    def test_delta_undoes_epsilon(self):
+    def test_delta_inverts_epsilon(self):
         step = poisson_step([[1e-4], [0.05], [1.0]], [0.6, 1.0, 15.0])
         epsilons = rdp_epsilon(step, delta=1e-7, num_steps=500)
         deltas = rdp_delta(step, epsilon=epsilons, num_steps=500)

@@ -138,7 +138,7 @@ class TestShapes:
             inside = (curve > 0.05) & (alpha > 0.05)
             np.testing.assert_allclose(back[inside], alpha[inside], atol=1e-3)
 
-    def test_a_grid_is_its_scalars(self):
+    def test_a_grid_equals_its_scalars(self):
         noises, alpha = np.array([0.4, 2.0, 30.0]), np.array([[0.01, 0.3]])
         step = poisson_step(0.2, noises)
         found = attacker.true_positive_rate(
@@ -176,14 +176,14 @@ class TestExtremes:
         mu = attacker.gdp_mu(step, **run)
         assert 2 <= mu < 3.2
 
-    def test_full_leak(self):
+    def test_no_noise_reveals_everything(self):
         step = poisson_step(1.0, 0.0)
         missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
         np.testing.assert_array_equal(missed, 0)
         assert attacker.advantage(step, num_steps=1) == 1
         assert attacker.gdp_mu(step, num_steps=1) == np.inf
 
-    def test_half_a_leak(self):
+    def test_no_noise_at_sampling_rate_one_half(self):
         # Sampled with probability 1/2, without noise.
         step = poisson_step(0.5, 0.0)
         missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
@@ -212,7 +212,7 @@ class TestRuns:
         )
 
 
-def test_the_hull_leaves_out_what_is_above():
+def test_the_hull_drops_points_above_it():
     x, y = lower_hull(
         np.array([0.0, 1.0, 1.0, 2.0, 3.0]), np.array([4.0, 3.5, 3.0, 1.0, 0.5])
     )
@@ -251,7 +251,7 @@ class TestBadInputs:
             attacker.gdp_mu(poisson_step(0.1, 1.0), num_steps=1, smallest_delta=value)
 
     @pytest.mark.parametrize("view", VIEWS, ids=["f", "tpr", "advantage", "mu"])
-    def test_what_delta_refuses(self, view):
+    def test_deltas_refusals_are_passed_on(self, view):
         step = poisson_step([0.1, 0.2], 1.0)
         with pytest.raises(TypeError, match="step must be a GaussianStep"):
             view("step", num_steps=1, method="rdp")
@@ -314,7 +314,7 @@ def test_mu_of_a_gaussian_is_its_shift(steps, noise):
         (3.0, [1e-12, 0.01, 0.95]),
     ],
 )
-def test_a_rate_alone_is_what_it_is_among_many(noise, rates):
+def test_one_rate_equals_its_value_among_many(noise, rates):
     """With one rate the curve is computed only where it is needed."""
     step, run = poisson_step(0.05, noise), {"num_steps": 300}
     rates = np.array(rates)
@@ -327,7 +327,7 @@ def test_a_rate_alone_is_what_it_is_among_many(noise, rates):
     np.testing.assert_allclose(alone, views(rates), rtol=1e-3, atol=1e-12)
 
 
-def test_a_round_adds_no_more_points_than_it_may():
+def test_a_round_adds_at_most_its_limit_of_points():
     asked = []
 
     def delta(epsilons):
@@ -341,7 +341,7 @@ def test_a_round_adds_no_more_points_than_it_may():
     assert len(epsilons) == sum(asked) and np.all(np.diff(deltas, axis=0) <= 0)
 
 
-def test_errors_of_nearly_equal_deltas_are_no_bends():
+def test_errors_of_nearly_equal_deltas_add_no_points():
     """Otherwise the exact curve of the README's design needs three times its points."""
 
     def points(error):

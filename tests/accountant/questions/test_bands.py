@@ -120,7 +120,7 @@ def test_uses_are_those_of_the_group_that_has_most():
     assert found[1, 0] == pytest.approx(alone, rel=1e-9)
 
 
-def test_sizes_may_be_known_later_only():
+def test_sizes_may_be_given_later():
     def asked(size, population):
         sampling = jde.WithoutReplacement(
             "user", size=size, population=population, population_is_exact=True
@@ -165,7 +165,7 @@ def test_an_epoch_is_that_of_every_group():
         assert budget.spent(taken) == pytest.approx(expected, rel=1e-9)
 
 
-def test_runs_are_counted_one_by_one():
+def test_runs_are_counted_separately():
     step = on("user", 2, poisson(), 1.3)
     twice = jde.compose((step, 3), (step, 3))
     four = jde.epsilon(step.in_group, num_steps=4, delta=DELTA)
@@ -217,7 +217,9 @@ def enumerated_delta(coefficients, steps, rate, sigma, epsilon):
     ("steps", "bands", "rate", "attained"),
     [(4, 2, 0.3, 1.0), (3, 2, 0.3, 0.5), (6, 3, 1.0, 1.0), (2, 3, 0.7, 0.3)],
 )
-def test_no_band_loses_more_and_whole_ones_lose_as_much(steps, bands, rate, attained):
+def test_no_band_exceeds_the_bound_and_full_ones_attain_it(
+    steps, bands, rate, attained
+):
     kernel = band_coefficients(bands, steps, 30.0)
     step = on("user", bands, poisson(rate), 0.9)
     for epsilon in (0.3, 1.0):

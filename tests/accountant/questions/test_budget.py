@@ -79,7 +79,7 @@ def test_planned_budgets_stop_where_the_vectorized_calibration_says(seed):
     assert budget.spent(budget.num_steps) <= target < budget.spent(budget.num_steps + 1)
 
 
-def test_no_privacy_is_said_so():
+def test_a_budget_without_privacy_is_stated():
     budget = plan_budget(GROUPED, epsilon=np.inf, delta=DELTA, num_steps=7)
     assert not budget.is_private
     assert budget.step.noise_multiplier == 0.0
@@ -87,7 +87,7 @@ def test_no_privacy_is_said_so():
     assert budget.spent(7) == np.inf
 
 
-def test_a_ledger_takes_up_where_it_was():
+def test_a_ledger_resumes():
     budget = plan_budget(flat_step(), epsilon=2.0, delta=DELTA, num_steps=10)
     ledger = Ledger(budget, charged=budget.permitted_steps)
     with pytest.raises(BudgetExhaustedError, match="would exceed epsilon=2"):

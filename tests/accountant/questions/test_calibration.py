@@ -73,7 +73,7 @@ EXPONENTS = (
 class TestNoise:
     @pytest.mark.few(2)
     @pytest.mark.parametrize("name", DESIGNS)
-    def test_is_enough_and_less_is_not(self, name):
+    def test_calibrated_noise_suffices_and_less_does_not(self, name):
         epsilon, num_steps = np.array([0.3, 2.0, 9.0]), np.array([[1], [400]])
         noise, step = calibrated_step(
             DESIGNS[name], epsilon=epsilon, delta=DELTA, num_steps=num_steps
@@ -163,7 +163,7 @@ class TestNoise:
         assert rdp_epsilon(nearly, **run) > epsilon
 
     @pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
-    def test_nothing_is_lost_beside_cliffs(self, count):
+    def test_noise_beside_jumps_is_found(self, count):
         """A noise is enough and less is not, also where the best order jumps."""
         rng = np.random.default_rng(0)
         rate = 10 ** rng.uniform(-5, 0, 40)[:count]
@@ -221,7 +221,7 @@ class TestNoise:
 class TestNumSteps:
     @pytest.mark.few(2)
     @pytest.mark.parametrize("name", DESIGNS)
-    def test_is_the_largest(self, name):
+    def test_calibrated_steps_are_the_largest_number(self, name):
         noise = np.array([0.8, 2.0, 11.0])
         step = jde.GaussianStep(**DESIGNS[name], noise_multiplier=noise)
         count = rdp_num_steps(step, epsilon=3.0, delta=DELTA)
@@ -239,7 +239,7 @@ class TestNumSteps:
         assert np.all(np.diff(count, axis=0) >= 0)
         assert np.all(np.diff(count, axis=1) > 0)
 
-    def test_ends(self):
+    def test_calibrated_steps_at_extremes(self):
         def largest(rate, noise):
             step = jde.GaussianStep(poisson(rate), noise_multiplier=noise)
             return rdp_num_steps(step, epsilon=1.0, delta=DELTA)
@@ -311,7 +311,7 @@ class TestRate:
         within = rdp_epsilon(step_with(sizes), **run) <= epsilon
         assert size == max(sizes[within], default=0)
 
-    def test_full_and_hopeless(self):
+    def test_targets_always_met_and_unreachable(self):
         def largest(noise, sampling=None):
             step = jde.GaussianStep(sampling or poisson(), noise_multiplier=noise)
             return rdp_rate(step, level="user", epsilon=1.0, delta=DELTA, num_steps=100)
@@ -393,7 +393,7 @@ class TestBadTargets:
             ({"method": "rpd"}, ValueError, "did you mean 'rdp'"),
         ],
     )
-    def test_are_named(self, question, changed, error, message):
+    def test_invalid_targets_are_named(self, question, changed, error, message):
         with pytest.raises(error, match=message):
             question(**changed)
 
@@ -494,7 +494,7 @@ def test_noise_and_number_of_steps_by_epochs():
 
 
 @NEXT_TO_NONE
-def test_what_needs_no_noise_leaves_others_theirs():
+def test_settings_without_noise_do_not_affect_others():
     """No steps, or delta covers everything: no order is the best one."""
     step = jde.GaussianStep(poisson(np.array([0.01, 0.01, 0.0])), noise_multiplier=1.0)
     asked = {"epsilon": 1.0, "num_steps": np.array([1_000, 0, 1])}

@@ -57,7 +57,7 @@ def random_design(rng: np.random.Generator) -> tuple[Copies, float]:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.few(1)
-def test_no_theorem_is_below_what_is_attained(seed):
+def test_no_theorem_is_below_the_truth(seed):
     """Each theorem by itself, in both directions, for 200 designs.
 
     The smallest ratio is close to 1, and the planted claim, the cost of one copy, is
@@ -89,7 +89,7 @@ def test_the_charge_of_published_episodes():
     assert one_copy == pytest.approx(0.566671, rel=1e-5)
 
 
-def test_the_report_names_no_epsilon_of_one_copy():
+def test_the_report_has_no_epsilon_of_one_copy():
     step = step_of(Copies(40, 5, Fraction(1, 4), 2, 20, 4, "zero_out"), 2.0)
     report = jde.privacy_report(step, num_steps=10, delta=1e-5)
     assert list(report.epsilon_by_level) == ["original"]

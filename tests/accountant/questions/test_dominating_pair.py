@@ -121,7 +121,7 @@ def test_independent_episodes_with_slots():
     assert fields == [1, 1 / 16, 1 / NOISE, 3]
 
 
-def test_what_a_run_keeps_of_itself_cannot_be_changed():
+def test_a_runs_arrays_are_read_only():
     step = jde.GaussianStep(
         jde.Poisson("unit", sampling_probability=[0.0, 0.5]), noise_multiplier=0.0
     )

@@ -47,7 +47,7 @@ def test_delta_at_infinite_epsilon(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_delta_of_nothing_is_zero(method):
+def test_delta_of_no_loss_is_zero(method):
     for step, steps in ((NEVER, 10), (STEP, 0), (jde.ApproximateDP(0.0), 3)):
         assert jde.delta(step, epsilon=0.0, num_steps=steps, method=method) == 0
         assert jde.delta(step, epsilon=2.0, num_steps=steps, method=method) == 0
@@ -77,7 +77,7 @@ def test_order_infinity_is_the_largest_loss():
         jde.rdp(STEP, 1.0)
 
 
-def test_orders_with_ends():
+def test_orders_with_extremes():
     run = {"num_steps": 10, "method": "rdp", "orders": [1.5, 2.0, 4.0, 8.0, 32.0]}
     found = jde.epsilon(STEP, delta=[0.0, 1e-5, 1.0], **run)
     assert np.isinf(found[0])

@@ -92,7 +92,7 @@ def test_a_run_that_loses_nothing_and_one_that_loses_all():
         gdp_price(release, num_steps=2, floor=1e-9)
 
 
-def test_prices_of_a_curve_that_is_none():
+def test_invalid_curves_have_no_price():
     for epsilons, deltas in [
         ([0.0, 1.0], [0.1, math.nan]),
         ([0.5, 1.0], [0.1, 0.0]),
@@ -244,7 +244,7 @@ def test_sums_are_exact():
         (([1.0, 2.0], DELTA, 1e-6), "epsilon must be"),
     ],
 )
-def test_budgets_that_are_none(arguments, message):
+def test_invalid_budgets_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         GdpBudget(*arguments)
 
@@ -259,12 +259,12 @@ def test_budgets_that_are_none(arguments, message):
         ((1.0, -1e-9), "floor must"),
     ],
 )
-def test_prices_that_are_none(arguments, message):
+def test_invalid_prices_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         GdpPrice(*arguments)
 
 
-def test_arguments_of_a_price():
+def test_invalid_arguments_of_a_price():
     with pytest.raises(ValueError, match="floor must be one number"):
         gdp_price(step(0.1, 1.0), num_steps=1, floor=1e-101)
     with pytest.raises(ValueError, match="a price needs one setting"):

@@ -146,7 +146,7 @@ def test_gaussian_mechanism(num_steps):
 
 
 @pytest.mark.slow
-def test_grids_are_their_elements():
+def test_grids_equal_their_elements():
     noise, steps = np.array([1.0, 2.0, 4.0]), np.array([[400], [1]])
     wrt = ("noise_multiplier", "class.sampling_probability")
     value, gradient = jde.epsilon_and_gradient(
@@ -228,7 +228,7 @@ def test_a_rate_at_its_end_has_no_derivative():
 
 
 @pytest.mark.parametrize("method", ["rdp", "exact"])
-def test_next_to_an_end_no_number_is_a_wrong_one(method):
+def test_near_an_end_derivatives_are_right_or_nan(method):
     """A displacement below the rounding of a rate would give a slope of 0."""
     rate = 1 - 10.0 ** -np.array([2, 3, 6, 9, 11, 12, 13, 15])
     _, by_rate = jde.epsilon_and_gradient(
@@ -253,7 +253,7 @@ def test_next_to_an_end_no_number_is_a_wrong_one(method):
 
 
 @pytest.mark.parametrize(("noise", "steps"), [(0.7, 1), (0.8, 100), (1.0, 1)])
-def test_next_to_one_epsilon_bends_and_has_its_derivative(noise, steps):
+def test_epsilon_has_a_derivative_near_rate_one(noise, steps):
     """Under replace_one near rate 1, where it was NaN within 1e-6 of 1."""
 
     def step(rate):

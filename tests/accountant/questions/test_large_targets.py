@@ -52,7 +52,7 @@ SLOW = pytest.mark.slow
     ],
 )
 @pytest.mark.parametrize("method", ["exact", pytest.param("pld", marks=SLOW)])
-def test_noise_is_found_soon(monkeypatch, step, num_steps, most_draws, method):
+def test_noise_is_found_quickly(monkeypatch, step, num_steps, most_draws, method):
     asked = []
     plain = Targets.excess
 
@@ -92,7 +92,7 @@ def test_noise_is_found_soon(monkeypatch, step, num_steps, most_draws, method):
         lambda relation, target: relation == "add_remove" or target > 200,
     ),
 )
-def test_noise_of_epochs_is_found_as_soon(monkeypatch, relation, target):
+def test_noise_of_epochs_is_found_quickly(monkeypatch, relation, target):
     """Below the smallest noise of the tables, where the bound jumps."""
     seen: list[float] = []
     plain = Targets.excess
@@ -140,7 +140,7 @@ def _refuse(*_: Any) -> Any:
     raise ZeroDivisionError
 
 
-def test_between_them_the_answer_is_as_near_as_ever():
+def test_medium_targets_are_met_to_the_usual_tolerance():
     """Where the contour gives epsilon, also at targets above 50."""
     step, run = poisson(0.5), {"num_steps": 1000, "delta": DELTA}
     for target in (60.0, 1e3, 1e4):

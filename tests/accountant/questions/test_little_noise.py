@@ -206,7 +206,7 @@ def test_no_answer_is_below_the_limit(name):
 
 
 @pytest.mark.parametrize("noise", [1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10, 1e-12])
-def test_orders_next_to_one(noise):
+def test_orders_near_one(noise):
     orders = 1 + np.array([1, 3, 1_000, 2**20, 2**40]) * 2.0**-52
     rates = np.array([1e-3, 0.5, 0.9])
     step = one_level(poisson, "add_remove")(noise, rates, None, None)
@@ -297,7 +297,7 @@ SEEN = {
     ],
 )
 @pytest.mark.parametrize("name", SEEN)
-def test_delta_may_cover_all_that_is_lost(name, method, noise):
+def test_delta_may_exceed_the_total_variation(name, method, noise):
     """Above the total variation distance, here the probability of drawing the unit."""
     make, seen = SEEN[name]
     step, run = make(noise), {"num_steps": 3, "method": method}
@@ -312,7 +312,7 @@ def test_delta_may_cover_all_that_is_lost(name, method, noise):
 @pytest.mark.parametrize(
     ("relation", "least", "most"), [("add_remove", 1, 1), ("replace_one", 2, 4)]
 )
-def test_epochs_lose_what_their_draws_lose(relation, least, most, method):
+def test_epochs_lose_the_loss_of_their_draws(relation, least, most, method):
     """A part of an epoch: u = s²/2 if delta is small enough; an epoch: u or 2 u."""
     noise = 1e-6
     u = 0.5 / noise**2
@@ -458,7 +458,7 @@ def test_sums_of_far_hits(case):
     assert at >= delta * (1 - 1e-4)
 
 
-def test_moments_of_huge_orders_are_unknown_and_never_0():
+def test_moments_of_huge_orders_are_unknown_not_0():
     """The computed excess of some was 0, that of others 5e-5 too small."""
     orders = 1 + np.geomspace(1e5, 1e10, 60)
     for noise, number in ((0.2, 2), (0.22, 1), (7.24, 1)):
@@ -484,7 +484,7 @@ def test_no_answer_is_below_the_limit_of_many(name, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_batch_says_what_each_setting_says(method):
+def test_a_batch_equals_its_settings(method):
     noise = 10.0 ** -np.arange(6.5, 14, 0.9)
     make = one_level(poisson, "add_remove")
     together = jde.epsilon(

@@ -48,7 +48,7 @@ def test_laplace_and_failures_near_the_end():
     assert 0.28 <= jde.delta(failing, epsilon=3.0, method="rdp") < 0.28 + 1e-11
 
 
-def test_a_setting_beside_one_that_loses_nothing_is_what_it_is_alone():
+def test_a_setting_without_loss_does_not_affect_others():
     # Gaussian losses are unbounded: delta near 1 was called a certified bound.
     step = jde.GaussianStep(
         jde.Poisson("unit", sampling_probability=0.5), noise_multiplier=2.0

@@ -46,7 +46,7 @@ def table(run):
 @pytest.mark.parametrize("num_losses", [1, 2])
 @pytest.mark.parametrize("shape", [(), (2,)])
 @pytest.mark.parametrize("seed", range(5))
-def test_undominated_paths_are_all_there_and_no_others(num_losses, shape, seed):
+def test_exactly_the_undominated_paths_are_kept(num_losses, shape, seed):
     rng = np.random.default_rng(seed)
     run = random_run(rng, 60, num_losses=num_losses, shape=shape)
     rows = table(run)
@@ -65,7 +65,7 @@ def test_giving_up_early_loses_no_path(monkeypatch):
     assert set(front) <= set(hasty) and len(hasty) > len(front)
 
 
-def test_paths_that_do_not_differ_are_one():
+def test_equal_paths_are_merged():
     one = np.ones(1)
     run = run_of(SampledGaussianLoss(one, np.full(5, 0.5), one))
     assert paths.undominated_paths(run).tolist() == [0]
@@ -93,7 +93,7 @@ def test_rounding_goes_up_and_stays_within_the_number(most):
     assert (excess == 0) == (most == 1000)
 
 
-# --- What all this rests on: a larger rate never costs less ---
+# --- The premise: a larger rate never costs less ---
 
 RATES = np.array([1e-6, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.9, 0.999, 1.0])
 

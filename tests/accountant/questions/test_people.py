@@ -170,7 +170,7 @@ def of_pair(pair: Any, count: float, question: Question) -> np.ndarray:
     return answer(question, (run,), "exact").value
 
 
-def test_the_least_of_the_theorems_counts_setting_by_setting() -> None:
+def test_the_smallest_theorem_counts_for_each_setting() -> None:
     """At p = 0.8 Theorem A is smaller, at p = 1 and r = 0.1 Theorem 2."""
     step = person(units([0.8, 1.0], [0.2, 0.1]), ZERO, 3.0)
     pairs = dominating_pairs(step)
@@ -184,7 +184,7 @@ def test_the_least_of_the_theorems_counts_setting_by_setting() -> None:
 
 
 @pytest.mark.slow
-def test_searches_and_intervals_take_the_least_as_well() -> None:
+def test_searches_and_intervals_use_the_smallest_theorem() -> None:
     step = person(units([0.8, 1.0], [0.2, 0.1]), ZERO, 3.0)
     run = {"num_steps": 10, "delta": 1e-5}
     found = jde.epsilon(step, **run)
@@ -251,7 +251,7 @@ def test_noise_of_a_person_in_omniglot(relation: str, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("relation", [ZERO, REPLACE, "add_remove"])
-def test_who_has_one_example_costs_what_an_example_does(relation: str) -> None:
+def test_a_person_of_one_example_costs_an_example(relation: str) -> None:
     fields = grouped(P("episode", sampling_probability=0.25))
     fields["people"] = Bounds(examples=1, classes=1)
     step = person(fields, relation, 1.5)
@@ -471,7 +471,7 @@ def test_more_units_than_can_be_summed_are_refused() -> None:
         jde.epsilon(step, num_steps=1, delta=1e-5)
 
 
-def test_many_examples_of_a_person_are_counted_in_another_way() -> None:
+def test_many_examples_of_a_person_use_merged_counts() -> None:
     def epsilon(number: int) -> float:
         step = jde.GaussianStep(
             jde.WithoutReplacement("example", size=300, population=2_000),
@@ -493,7 +493,7 @@ def test_an_epoch_of_blocks_costs_a_person_no_more_than_its_whole_episode() -> N
     assert jde.epsilon(among_slots, **run) <= jde.epsilon(made_anyhow, **run)
 
 
-def test_no_event_says_that_a_person_is_one_example() -> None:
+def test_events_do_not_treat_a_person_as_one_example() -> None:
     design = jde.IndependentEpisodes(W("example", size=1, population=9), num_episodes=4)
     step = person({"sampling": design, "people": Bounds(examples=3)}, REPLACE, 2.0)
     with pytest.raises(NotImplementedError, match="person"):

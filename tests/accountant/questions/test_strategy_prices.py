@@ -68,7 +68,7 @@ def test_a_price_holds_for_the_worst_strategy_and_a_smaller_one_does_not():
 
 
 @pytest.mark.slow
-def test_what_is_a_composition_costs_as_that():
+def test_compositions_cost_their_composition():
     quotas = jde.AdaptiveRun(MENU, quotas={"slow": 4, "fast": 10})
     plan = jde.compose((SLOW, 4), (FAST, 10))
     assert gdp_price(quotas, floor=FLOOR) == gdp_price(plan, floor=FLOOR)
@@ -81,7 +81,7 @@ def test_what_is_a_composition_costs_as_that():
     assert gdp_price(run, floor=FLOOR).mu == pytest.approx(exact, rel=3e-3)
 
 
-def test_the_dearest_path_counts():
+def test_the_most_expensive_path_counts():
     run = two_groups()
     mu = gdp_price(run, floor=FLOOR).mu
     for epsilon in (0.0, 0.3, 0.6):
@@ -91,7 +91,7 @@ def test_the_dearest_path_counts():
         assert true > run.delta_interval(epsilon=epsilon)[1] * (1 - 1e-2)
 
 
-def test_what_has_no_price_is_refused():
+def test_runs_without_a_price_are_refused():
     bare = jde.AdaptiveRun(
         {"slow": SLOW, "bare": step(0.0)}, prices={"slow": 1, "bare": 1}, budget=2
     )

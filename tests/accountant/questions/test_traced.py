@@ -63,7 +63,7 @@ def in_float32() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("in_float32")
-def test_numbers_below_normal_ones_are_what_they_are() -> None:
+def test_subnormal_numbers_are_kept() -> None:
     """JAX flushes them to 0, and a rate of 0 loses nothing."""
 
     def delta(rate: Any) -> Any:
@@ -129,7 +129,7 @@ def test_a_delta_above_0_stays_above_it() -> None:
 
 @pytest.mark.usefixtures("in_float32")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_any_floating_type_is_taken_at_face_value(dtype) -> None:
+def test_every_floating_type_keeps_its_value(dtype) -> None:
     noise = jnp.asarray(0.83, dtype)
     found = jax.jit(epsilon)(noise)
     assert found.dtype == jnp.float32
@@ -152,7 +152,7 @@ def test_types_that_numpy_lacks(dtype) -> None:
 
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("number", [True, 1 + 1j])
-def test_what_is_no_number_is_refused_by_name(x64, number) -> None:
+def test_other_types_are_refused_by_name(x64, number) -> None:
     """While tracing: a cast of a complex number would drop a part."""
     with jax.enable_x64(x64):
         for ask, name in (
@@ -180,7 +180,7 @@ def test_a_list_of_traced_numbers_is_refused_by_name() -> None:
 # --- Transforms ---
 
 
-def test_batches_are_their_settings() -> None:
+def test_batches_equal_their_settings() -> None:
     true = on_host(NOISES[:, None], float32(0.01, 0.02))
     grid = jax.vmap(jax.vmap(epsilon, (None, 0)), (0, None))(
         NOISES, float32(0.01, 0.02)
@@ -320,7 +320,7 @@ def difference(function, x, step=1e-3):
 
 
 @pytest.mark.parametrize("method", ["exact", "rdp"])
-def test_derivatives_by_everything(method) -> None:
+def test_derivatives_by_every_argument(method) -> None:
     with jax.enable_x64(True):
         at = tuple(map(jnp.asarray, (0.8, 0.01, 1.0, DELTA)))
         # Real powers of the moment of one step are not unique, except for Rényi.
@@ -363,7 +363,7 @@ def test_jvp_and_broadcasting() -> None:
 
 
 @pytest.mark.slow
-def test_hessians_and_no_further() -> None:
+def test_second_derivatives_and_no_third() -> None:
     with jax.enable_x64(True):
         at = jnp.asarray(0.8), jnp.asarray(0.01)
         bends = np.array(jax.hessian(epsilon, (0, 1))(*at))
@@ -560,11 +560,11 @@ def test_derivatives_that_do_not_exist_are_refused(question, words) -> None:
     ],
     ids=["noise", "delta", "curve", "rates", "search", "interval", "composed"],
 )
-def test_plain_questions_name_the_module(question) -> None:
+def test_plain_questions_refuse_tracers_and_name_the_module(question) -> None:
     with pytest.raises(TypeError, match=r"JAX traces: .*jaxdp_episodic\.traced"):
         jax.jit(question)(0.5)
 
 
-def test_nothing_leaks() -> None:
+def test_no_tracer_leaks() -> None:
     with jax.checking_leaks():
         assert jax.jit(epsilon)(NOISES[0]) > 0

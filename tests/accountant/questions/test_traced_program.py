@@ -81,14 +81,14 @@ def test_curves(host) -> None:
         jax.block_until_ready(curve(np.nan * NOISES))
 
 
-def test_small_batches_are_the_hosts(host) -> None:
+def test_small_batches_are_answered_by_the_host(host) -> None:
     few = jax.jit(jax.vmap(epsilon))(NOISES[:4])
     np.testing.assert_array_equal(few, plain(NOISES[:4]))
     assert host == [(4,)]
 
 
 @pytest.mark.parametrize("what", ["numpy", "rdp", "exact", "backward", "sizes"])
-def test_what_is_left_to_the_host(what, monkeypatch) -> None:
+def test_settings_answered_by_the_host(what, monkeypatch) -> None:
     monkeypatch.delenv("JAXDP_EPISODIC_ENGINE", raising=False)
     sampling = jde.Poisson("example", sampling_probability=0.1)
     if what == "sizes":
@@ -120,7 +120,7 @@ def levels(*rates: float, **options: Any) -> jde.GaussianStep:
     )
 
 
-def test_the_pair_is_the_theorems() -> None:
+def test_the_compiled_pair_equals_the_theorems() -> None:
     for one in (
         levels(0.2),
         levels(0.2, 0.3, clip_unit="class"),
@@ -136,7 +136,7 @@ def test_the_pair_is_the_theorems() -> None:
         assert all(np.all(a == np.squeeze(b)) for a, b in fields)
 
 
-def test_other_pairs_have_no_coins() -> None:
+def test_other_designs_are_left_to_the_host() -> None:
     tree = jde.Population.from_sizes([[30, 12], [11, 40]])
     for one in (
         levels(0.2, neighboring_relation="replace_one"),

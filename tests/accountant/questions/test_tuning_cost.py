@@ -156,7 +156,7 @@ def test_poisson_agrees_with_dp_accounting_but_for_the_chance_of_no_run():
     np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
-def test_one_run_costs_what_it_costs():
+def test_a_search_of_one_run_costs_the_run():
     curve = ORDERS / 8
     one = NegativeBinomialTrials(expected_runs=1.0)
     np.testing.assert_allclose(tuned_rdp(one, ORDERS, curve), curve, rtol=1e-12)
@@ -265,7 +265,7 @@ def test_the_largest_shape_is_a_poisson_distribution_above_zero(runs):
         (lambda: curve_to_epsilon([2.0], [1.0], delta=0.0), ValueError, "delta"),
     ],
 )
-def test_refuses(call, error, message):
+def test_invalid_arguments_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
 

@@ -66,7 +66,7 @@ def answer(capsys):
 # --- Other runs, and copies of one ---
 
 
-def test_two_runs_cost_what_they_cost_together(tmp_path, answer):
+def test_two_runs_cost_their_composition(tmp_path, answer):
     other = flat_step(noise_multiplier=0.8)
     one = new_run(tmp_path / "one", num_steps=30)
     two = new_run(tmp_path / "two", other, num_steps=40)
@@ -79,7 +79,7 @@ def test_two_runs_cost_what_they_cost_together(tmp_path, answer):
     assert read_ledgers([one, three]).run_charged() == (STEP, 42)
 
 
-def test_copies_that_went_on_have_their_beginning_once(tmp_path, answer):
+def test_copies_that_continued_share_their_beginning(tmp_path, answer):
     """Also if they charged the same number of steps on the same machine."""
     run = new_run(tmp_path / "run", num_steps=10)
     left = copied(run, "left", 5)
@@ -95,7 +95,7 @@ def test_copies_that_went_on_have_their_beginning_once(tmp_path, answer):
     assert sorted(text.split()[4] for text in common) == ["10", "10", "15"]
 
 
-def test_the_process_that_goes_on_beside_its_copy(tmp_path):
+def test_a_process_that_continues_beside_its_copy(tmp_path):
     path = new_run(tmp_path / "run")
     with contextlib.closing(RunStore(path)) as store:
         store.begin_session({})
@@ -109,7 +109,7 @@ def test_the_process_that_goes_on_beside_its_copy(tmp_path):
     assert read_ledgers([path, copy]).run_charged() == (STEP, 17)
 
 
-def test_an_older_copy_is_all_in_the_newer_one(tmp_path, answer):
+def test_an_older_copy_is_contained_in_the_newer_one(tmp_path, answer):
     run = new_run(tmp_path / "run", num_steps=10)
     older = copied(run, "older", 0)
     gone_on(run, 6)
@@ -125,7 +125,7 @@ def old(path, step, *processes):
     return old_ledger(path, step, processes)
 
 
-def test_a_charge_that_was_cut_off_is_not_lost(tmp_path):
+def test_a_truncated_charge_is_not_lost(tmp_path):
     run = old(tmp_path / "run.jsonl", STEP, ("a", 10))
     cut = shutil.copy(run, tmp_path / "cut.jsonl")
     with open(cut, "ab") as file:
@@ -134,9 +134,7 @@ def test_a_charge_that_was_cut_off_is_not_lost(tmp_path):
 
 
 @pytest.mark.parametrize(("step", "is_known"), [(STEP, True), (BINS, False)])
-def test_what_may_be_of_other_processes_is_not_left_out(
-    tmp_path, answer, step, is_known
-):
+def test_charges_of_unknown_processes_are_counted(tmp_path, answer, step, is_known):
     """Two copies with the same bytes that released with different noise."""
     copies = [
         old(tmp_path / f"{name}.jsonl", step, (None, 15)) for name in ("left", "right")
@@ -150,7 +148,7 @@ def test_what_may_be_of_other_processes_is_not_left_out(
             ledgers.run_charged()
 
 
-def test_a_third_copy_does_not_hide_what_is_not_known(tmp_path):
+def test_a_third_copy_does_not_hide_unknown_charges(tmp_path):
     """It differs from both copies from the process without a name."""
     first = ("a", 10)
     left, right = (
@@ -188,7 +186,7 @@ def seen(looks):
     return shared_epoch(BINS, 4, looks)[0]
 
 
-def test_copies_that_part_between_epochs_have_epochs_of_their_own(tmp_path):
+def test_copies_that_diverge_between_epochs_have_separate_epochs(tmp_path):
     run = new_run(tmp_path / "run", BINS, num_steps=8)
     left, right = (copied(run, name, 4) for name in ("left", "right"))
     assert read_ledgers([left, right]).run_charged() == (BINS, 16)
@@ -197,7 +195,7 @@ def test_copies_that_part_between_epochs_have_epochs_of_their_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_copies_that_part_within_an_epoch_share_it(tmp_path, answer):
+def test_copies_that_diverge_within_an_epoch_share_it(tmp_path, answer):
     run = new_run(tmp_path / "run", BINS, num_steps=6)
     left, right, third = (copied(run, name, 3) for name in ("left", "right", "third"))
     # Steps 1 to 4; 5 to 8, the last two with two looks; and each copy's epoch of step
@@ -218,7 +216,7 @@ def test_copies_that_part_within_an_epoch_share_it(tmp_path, answer):
         assert counts(order) == {BINS: 8, seen(2): 8}
 
 
-def test_an_epoch_that_only_one_copy_went_on_with_is_one(tmp_path):
+def test_an_epoch_continued_by_one_copy_counts_once(tmp_path):
     run = new_run(tmp_path / "run", BINS, num_steps=6)
     older = copied(run, "older", 0)
     gone_on(run, 6)
@@ -234,7 +232,7 @@ def test_the_planned_end_of_an_epoch_is_kept_by_copies(tmp_path):
     assert counts([left, right]) == {BINS: 8, seen(2): 4}
 
 
-def test_nothing_rests_on_the_order_of_shuffled_epochs(tmp_path):
+def test_the_order_of_shuffled_epochs_does_not_matter(tmp_path):
     run = new_run(tmp_path / "run", SHUFFLED, num_steps=6)
     left, right = (copied(run, name, 1) for name in ("left", "right"))
     assert counts([left, right]) == {SHUFFLED: 12}
@@ -269,9 +267,7 @@ def test_bins_used_again_without_a_theorem_are_refused(tmp_path, unit):
         ("replace_one", "class", False),
     ],
 )
-def test_looks_at_episodes_are_covered_where_they_go_as_a_whole(
-    relation, unit, is_covered
-):
+def test_several_looks_at_whole_episodes_are_covered(relation, unit, is_covered):
     episodes = jde.RandomAllocation("episode", steps_per_epoch=4)
     step = dataclasses.replace(
         GROUPED,
@@ -342,7 +338,7 @@ def test_looks_at_the_same_bins_cost_no_more_than_is_said(looks):
         ),
     ],
 )
-def test_what_cannot_be_added_is_named(tmp_path, capsys, change, words):
+def test_ledgers_that_cannot_be_composed_are_refused(tmp_path, capsys, change, words):
     one = new_run(tmp_path / "one", num_steps=3)
     two = new_run(tmp_path / "two", **{"num_steps": 2, **change})
     ledgers = ["--ledger", str(one), "--ledger", str(two)]
@@ -356,7 +352,7 @@ def test_what_cannot_be_added_is_named(tmp_path, capsys, change, words):
         assert cli.run(["epsilon", *ledgers, "--delta", "1e-7"]) == 0
 
 
-def test_sizes_of_other_data_are_not_confused(tmp_path):
+def test_sizes_of_different_data_are_kept_apart(tmp_path):
     step = jde.GaussianStep(
         jde.WithoutReplacement("user", size=5),
         noise_multiplier=1.0,
@@ -372,7 +368,7 @@ def test_sizes_of_other_data_are_not_confused(tmp_path):
 # --- What was planned ---
 
 
-def test_a_run_that_ended_early_is_told_its_plan(tmp_path, answer, capsys):
+def test_a_run_that_ended_early_is_reported_with_its_plan(tmp_path, answer, capsys):
     noise = jde.calibrate_noise_multiplier(
         STEP, num_steps=4000, epsilon=8.0, delta=DELTA
     )
@@ -402,7 +398,7 @@ def test_the_plans_of_several_runs_add_up(tmp_path, answer):
     assert said["warnings"][-1].endswith("epsilon 16 at delta 2e-05 together")
 
 
-def test_a_step_with_bands_that_remember_all_is_read(tmp_path):
+def test_a_step_with_bands_of_full_memory_is_read(tmp_path):
     step = jde.banded(STEP, jde.Bands(2, level="user", horizon=math.inf))
     path = new_run(tmp_path / "run", step, num_steps=3)
     assert read_ledger(path).a_step == step

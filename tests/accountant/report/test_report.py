@@ -95,7 +95,7 @@ def test_epsilon_is_that_of_epsilon_at_every_level(clip_unit, relation):
     assert (report.num_steps, report.noise_multipliers) == ((100,), (1.0,))
 
 
-def test_a_level_without_a_theorem_says_why():
+def test_a_level_without_a_theorem_has_a_reason():
     sampling = jde.MultistageSampling(
         jde.Poisson("user", sampling_probability=0.1),
         jde.Poisson("photo", sampling_probability=0.5),
@@ -108,7 +108,7 @@ def test_a_level_without_a_theorem_says_why():
     assert "not covered" in str(report)
 
 
-def test_nobody_owns_an_episode():
+def test_episodes_are_no_privacy_unit():
     design = jde.GroupedClasses(
         num_classes=100,
         ways=5,
@@ -207,7 +207,7 @@ def test_units_that_may_join_count_for_the_worst_path_only():
     assert "school 1 (empty now)" in str(report)
 
 
-def test_a_tree_without_anybody():
+def test_a_tree_of_empty_units():
     tree = jde.Population.from_sizes([[0], []])
     report = rdp_report(
         school_step(population=tree), num_steps=10, delta=DELTA, per_unit=True
@@ -220,7 +220,7 @@ def test_a_tree_without_anybody():
     assert "distinct paths" not in str(report)
 
 
-def test_of_equally_bad_paths_one_with_somebody_is_named():
+def test_of_equal_worst_paths_a_nonempty_one_is_named():
     # A pupil alone in a class, and an empty class that a pupil may join.
     tree = jde.Population.from_sizes([[0, 1, 3]], level_names=["school", "class"])
     report = rdp_report(school_step(population=tree), num_steps=10, delta=DELTA)
@@ -260,7 +260,7 @@ def bushy_tree():
 
 
 @pytest.mark.parametrize("clip_unit", ["school", "pupil"])
-def test_rounded_rates_err_upwards_and_not_far(bushy_tree, clip_unit, monkeypatch):
+def test_rounded_rates_err_slightly_upwards(bushy_tree, clip_unit, monkeypatch):
     step = school_step(clip_unit, population=bushy_tree)
     ask = {"num_steps": 100, "delta": 1e-9, "per_unit": True}
     exact = rdp_report(step, **ask)
@@ -317,7 +317,7 @@ def warnings_about(report, word):
     return [text for text in report.warnings if word in text]
 
 
-def test_a_size_above_its_population_gives_rate_1_and_the_report_says_so():
+def test_a_size_above_its_population_gives_rate_1_and_a_warning():
     sampling = jde.MultistageSampling(
         jde.Poisson("class", sampling_probability=0.1),
         jde.WithoutReplacement("pupil", size=8, population=5),
@@ -340,7 +340,7 @@ def test_a_size_above_its_population_gives_rate_1_and_the_report_says_so():
     assert "'pupil'" in text and "units that join" in text
 
 
-def test_a_composed_run_says_which_step_draws_everybody():
+def test_a_composed_run_names_the_step_that_draws_everybody():
     def step(size):
         scheme = jde.WithoutReplacement("pupil", size=size, population=5)
         return one_level(scheme)
@@ -350,7 +350,7 @@ def test_a_composed_run_says_which_step_draws_everybody():
     assert text.startswith("step 2: ")
 
 
-def test_a_delta_that_protects_nobody():
+def test_a_delta_without_protection_is_warned_of():
     report = rdp_report(school_step(), num_steps=1, delta=0.01)
     (text,) = warnings_about(report, "publishing")
     assert "350 units" in text and "'pupil'" in text
@@ -390,7 +390,7 @@ def test_sizes_are_private_under_add_remove():
     assert not warnings_about(rdp_report(schools, **ask), "must not be published")
 
 
-def test_what_is_printed_is_a_bound():
+def test_printed_epsilons_are_rounded_up():
     report = rdp_report(school_step(), num_steps=100, delta=DELTA)
     line = next(row for row in str(report).splitlines() if "at delta" in row)
     printed = float(line.split()[1])
@@ -451,7 +451,7 @@ def test_wrong_arguments_are_refused(step, change, error, words):
         rdp_report(step, **{"num_steps": 1, "delta": DELTA, **change})
 
 
-def test_shuffled_epochs_are_told_what_bins_and_coins_would_cost(monkeypatch):
+def test_shuffled_epochs_are_compared_with_bins_and_poisson(monkeypatch):
     asked = {}
 
     def noted(step, **run):
@@ -478,7 +478,7 @@ def test_shuffled_epochs_are_told_what_bins_and_coins_would_cost(monkeypatch):
     assert "Fresh epochs" in "".join(said.preconditions)
 
 
-def test_bins_are_sums_and_epochs_fresh():
+def test_the_conditions_of_bins_are_stated():
     scheme = jde.RandomAllocation("user", steps_per_epoch=20)
     run = jde.compose((jde.GaussianStep(scheme, noise_multiplier=2.0), 40))
     found = [text.partition(":")[0] for text in caveats.preconditions_of(run)]
@@ -502,7 +502,7 @@ def people_step(relation="zero_out", **options):
 PEOPLE = jde.PersonBounds(classes=12, examples=1)
 
 
-def test_a_report_of_examples_says_what_the_run_costs_a_person():
+def test_a_report_of_examples_has_a_persons_epsilon():
     asked = {"num_steps": 30, "delta": 1e-5, "method": "rdp"}
     report = jde.privacy_report(people_step(), people=PEOPLE, **asked)
     whole = jde.privacy_report(
@@ -575,7 +575,7 @@ def test_people_that_do_not_fit_are_refused(step, people, error, message):
         jde.privacy_report(step, num_steps=1, delta=1e-5, people=people)
 
 
-def test_bounds_that_do_not_suit_the_draw_are_said_not_to_be_covered():
+def test_bounds_unsuited_to_the_draw_are_reported_as_not_covered():
     few = jde.PersonBounds(examples=3)
     report = jde.privacy_report(
         people_step(), num_steps=1, delta=1e-5, method="rdp", people=few

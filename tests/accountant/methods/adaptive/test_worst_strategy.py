@@ -42,7 +42,7 @@ def finite(p, q):
 
 
 def rule_graph(rules, names, prices, budget):
-    """The states of a rule book and a budget."""
+    """The states of a set of rules and a budget."""
     priced = dict(zip(names, prices, strict=True))
 
     def moves(state):
@@ -103,20 +103,20 @@ def test_reference_values(options, prices, budget, backward, epsilon, low, high)
     problem = problem._replace(orientations=(backward,))
     found = Solver(DeltaAt(np.array(epsilon)), problem).answer(None)
     lower, upper = math.exp(found.lower), math.exp(found.upper)
-    # Both are sure, so that they overlap; and ours is about as close.
+    # Both are certified, so they overlap; ours is about as narrow.
     assert lower <= high and upper >= low
     assert upper - lower <= 1e-3 * upper
 
 
-# Pairs that are on no common lattice; prices, budget, the largest g.
+# Pairs without a common lattice; prices, budget, largest g.
 FINITE = [
     ([([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), ([0.1, 0.9], [0.05, 0.95])], (2, 1), 6, 1.6),
-    # Of these, on a coarse lattice, Q-masses from below add up to more than 1.
+    # On a coarse lattice the lower Q-masses of these add up to more than 1.
     (
         [([0.949, 0.027, 0.024], [0.93, 0.01, 0.06]), ([0.6, 0.4], [0.07, 0.93])],
         *((1, 1), 3, 2.3),
     ),
-    # Every fixed order of these has 3/40 at 3/2, a strategy 1/10.
+    # Every fixed order of these costs 3/40 at 3/2, a strategy 1/10.
     ([([0.2, 0.8], [0.1, 0.9]), ([0.9, 0.1], [0.7, 0.3])], (1, 1), 2, 1.5),
     ([([2 / 3, 1 / 3], [1 / 3, 2 / 3]), ([0.75, 0.25], [0.25, 0.75])], (2, 3), 8, 4.0),
 ]
@@ -124,7 +124,7 @@ FINITE = [
 
 @pytest.mark.parametrize(("menu", "prices", "budget", "largest"), FINITE)
 @pytest.mark.parametrize("backward", [False, True])
-def test_both_ends_close_in_on_what_is_exact(menu, prices, budget, largest, backward):
+def test_both_ends_converge_to_the_exact_value(menu, prices, budget, largest, backward):
     problem = Problem.of(budget_graph(prices, budget), [finite(*o) for o in menu])
     problem = problem._replace(orientations=(backward,))
     pairs = [(q, p) if backward else (p, q) for p, q in menu]
@@ -137,15 +137,15 @@ def test_both_ends_close_in_on_what_is_exact(menu, prices, budget, largest, back
         lower, upper = math.exp(found.lower), math.exp(found.upper)
         assert lower <= exact * (1 + 1e-12) and exact <= upper * (1 + 1e-12)
         assert upper <= exact * (1 + 1e-4)
-        # As close are ends of epsilon.
+        # Ends of epsilon are equally close.
         delta = exact * (1 - 1e-3)
         ends = Solver(EpsilonAt(np.array(math.log(delta))), problem).answer(1e-3)
         assert ends.upper >= math.log(g) - 1e-12
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_coarse_lattice_wastes_and_stays_on_its_side(backward):
-    # Where merging wastes much, v of the lower masses alone may be above the truth.
+def test_a_coarse_lattice_is_loose_and_safe(backward):
+    # Where merging is loose, v of the lower masses alone may exceed the truth.
     p = np.array([0.4144769, 0.3605172, 0.2250059])
     q = np.exp([0.04462021, 0.04777777, -0.17729856]) * p
     menu = [(p / p.sum(), q / q.sum())]
@@ -172,7 +172,7 @@ def test_a_coarse_lattice_wastes_and_stays_on_its_side(backward):
         assert (gap - sign * np.array(exact)).min() >= -1e-12
 
 
-def test_ends_are_sure_where_the_work_has_come_to_its_end(monkeypatch):
+def test_ends_are_safe_at_the_limit_of_work(monkeypatch):
     problem = Problem.of(budget_graph((15, 5, 2), 60), THREE)
     question = EpsilonAt(np.array(math.log(1e-6)))
     fine = Solver(question, problem).answer(None)
@@ -184,7 +184,7 @@ def test_ends_are_sure_where_the_work_has_come_to_its_end(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_tiny_delta_takes_no_more_work_than_there_is():
+def test_a_tiny_delta_keeps_to_the_limit_of_work():
     problem = Problem.of(budget_graph((15, 5, 2), 600), THREE)
     solver = Solver(EpsilonAt(np.array(math.log(1e-100))), problem)
     found = solver.answer(None)
@@ -202,7 +202,7 @@ def test_gaussians_alone_have_a_closed_form():
     assert found.upper - found.lower < 1e-3
 
 
-def test_one_option_costs_what_its_composition_costs():
+def test_one_option_costs_its_composition():
     draw = jde.Poisson("example", sampling_probability=0.1)
     step = jde.GaussianStep(draw, noise_multiplier=1.5)
     exact = jde.epsilon(step, num_steps=8, delta=1e-6)
@@ -212,7 +212,7 @@ def test_one_option_costs_what_its_composition_costs():
     assert found.upper - found.lower < 1e-4
 
 
-def test_composing_what_was_taken_is_no_filter():
+def test_composing_the_taken_steps_is_no_filter():
     # No fixed order of this budget costs more than 2.2839; a strategy does.
     problem = Problem.of(budget_graph((15, 5, 2), 600), THREE)
     solver = Solver(EpsilonAt(np.array(math.log(1e-5))), problem)
@@ -220,7 +220,7 @@ def test_composing_what_was_taken_is_no_filter():
     assert 2.3325 < found.lower <= 2.337359 <= found.upper < 2.3424
 
 
-def test_rules_cost_less_than_freedom():
+def test_rules_lower_the_cost():
     names, prices = ("a", "b", "c"), (15, 5, 2)
     changes = jde.RuleBook.at_most_changes(names, 1)
     order = jde.RuleBook.in_order(names[::-1])
@@ -235,7 +235,7 @@ def test_rules_cost_less_than_freedom():
 
 
 @pytest.mark.slow
-def test_one_change_of_noise_reference():
+def test_one_change_of_noise_against_the_reference():
     names = ("a", "b", "c")
     rules = jde.RuleBook.at_most_changes(names, 1)
     graph = rule_graph(rules, names, (15, 5, 2), 600)
@@ -272,12 +272,12 @@ def test_odometers(options, prices, budget, first, root, backward, low, high):
 
 
 @pytest.mark.slow
-def test_the_margin_makes_an_odometer_of_what_is_none():
+def test_the_margin_makes_a_valid_odometer():
     problem = Problem.of(budget_graph((1,), 50), [gaussian(1.75, 0.1)])
     one = math.log(1e-5)
     naive = filter_epsilons(problem, one, {i: i for i in range(51)})
     assert naive[50] == pytest.approx(2.0006, abs=5e-4)
-    # Read at a moment of one's own choice it is wrong by a factor of eight.
+    # Read at a chosen time, the naive odometer is wrong by a factor of eight.
     assert math.exp(odometer_delta(problem, naive.tolist()).lower) > 7.7e-5
     more = margin(problem, naive.tolist(), one)
     assert more == pytest.approx(0.2142, abs=1e-3)
@@ -289,9 +289,9 @@ def test_the_margin_makes_an_odometer_of_what_is_none():
 
 
 @pytest.mark.slow
-def test_an_odometer_with_a_huge_epsilon_holds_with_what_its_others_say():
+def test_a_huge_odometer_epsilon_leaves_the_others_valid():
     problem = Problem.of(budget_graph((5, 2), 12), THREE[:2])
-    # As good as no promise at the end: what counts is to stop just before it.
+    # It hardly promises anything at the end, so stopping just before it counts.
     ends = [odometer_delta(problem, [0.1] * 12 + [last]) for last in (40.0, 5e3)]
     before = Problem.of(budget_graph((5, 2), 11), THREE[:2])
     least = Solver(DeltaAt(np.array(0.1)), before).answer(1e-3).lower
@@ -300,8 +300,8 @@ def test_an_odometer_with_a_huge_epsilon_holds_with_what_its_others_say():
 
 
 @pytest.mark.slow
-def test_an_orientation_that_is_not_resolved_leaves_the_other_one_its_end(monkeypatch):
-    # Backward a coarse lattice finds no upper end: Rényi's stands, and that is small.
+def test_an_unresolved_direction_leaves_the_other_its_end(monkeypatch):
+    # Backward a coarse lattice finds no upper end, so Rényi's is used, which is small.
     heavy = [gaussian(noise, 0.001) for noise in (0.6, 0.8, 1.0)]
     problem = Problem.of(budget_graph((25, 5, 2), 500), heavy)
     solver = Solver(EpsilonAt(np.array(math.log(1e-6))), problem)
@@ -317,10 +317,10 @@ def test_an_orientation_that_is_not_resolved_leaves_the_other_one_its_end(monkey
     assert ends.upper - ends.lower < 5e-3
 
 
-def test_the_other_orientation_is_the_left_side_of_the_same_recursion():
+def test_the_other_direction_is_the_left_side_of_the_recursion():
     problem = Problem.of(budget_graph((15, 5, 2), 30), THREE)
     solver = Solver(DeltaAt(np.array(0.3)), problem)
-    solver.share = 1e-12  # kernels keep what would move no digit of one answer
+    solver.share = 1e-12  # kernels keep terms that change no digit of the answer
     rows = {}
     for backward in (False, True):
         view = solver.views[backward]._replace(tilt=0.0, left=2.0, right=2.0)
@@ -331,12 +331,12 @@ def test_the_other_orientation_is_the_left_side_of_the_same_recursion():
     left = rows[False][:middle][::-1] / np.exp(x[:middle][::-1])
     right = rows[True][middle + 1 :]
     size = min(len(left), len(right), 300)  # to 0.6 nats
-    # On the left the errors of the masses count in full: 1e-12 a step.
+    # On the left the errors of the masses count fully: 1e-12 a step.
     np.testing.assert_allclose(left[:size], right[:size], rtol=1e-6, atol=1e-10)
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 1000])
-def test_states_that_are_taken_together_do_not_lead_to_one_another(most):
+def test_states_evaluated_together_do_not_depend_on_each_other(most):
     order = jde.RuleBook.in_order(["a", "b"])
     graphs = [
         budget_graph((25, 14, 8, 5), 200),
@@ -350,5 +350,5 @@ def test_states_that_are_taken_together_do_not_lead_to_one_another(most):
             moves = [move for state in group for move in graph.moves[state]]
             assert all(to < group.start for _, to in moves)
             assert len(group) == 1 or max(len(moves), len(group)) <= most
-    # Something is gained: the least price is how many go together.
+    # The smallest price is the number of states evaluated together.
     assert most < 1000 or len(list(graphs[0].groups(most))) <= 200 / 5 + 2

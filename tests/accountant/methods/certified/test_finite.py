@@ -18,13 +18,13 @@ LONG = np.longdouble
 
 
 def responses(p, k):
-    """The outcomes "its own" and "another one", with the unit and without."""
+    """The outcomes "own" and "other", with the unit and without it."""
     p, k = LONG(p), LONG(k)
     return np.array([1 - p + p / k, p * (k - 1) / k]), np.array([1 / k, (k - 1) / k])
 
 
 def integer_noise(a, moved, rate):
-    """The outcomes <= 0, 1, ..., >= moved of a Poisson sample."""
+    """The outcomes <= 0, 1, ..., >= moved of a Poisson-sampled release."""
     decay, rate = np.exp(-LONG(a)), LONG(rate)
     place = np.arange(moved + 1)
 
@@ -36,7 +36,7 @@ def integer_noise(a, moved, rate):
 
 
 def composed(pairs_and_counts):
-    """All outcomes of all steps: how often each kind occurred."""
+    """All outcomes of all steps, by how often each kind occurred."""
     dists = []
     for pair, count in pairs_and_counts:
         both = [[], []]
@@ -93,7 +93,7 @@ def random_pair(rng):
 
 @pytest.fixture
 def by_lattice(monkeypatch):
-    """Finite losses are composed like all others, not summed."""
+    """Makes finite losses be composed on a lattice, not summed."""
     monkeypatch.setattr(
         method, "have_closed_form", lambda run: np.zeros(run.shape, bool)
     )
@@ -124,8 +124,8 @@ def test_many_random_pairs_by_enumeration():
 
 
 @pytest.mark.usefixtures("by_lattice")
-def test_a_pair_whose_ends_crossed():
-    """The upper end was 0: weights of a cell 400 nats below overflowed, to NaN."""
+def test_a_pair_whose_ends_once_crossed():
+    """Regression: weights of a cell 400 nats below overflowed; the upper end was 0."""
     first = jde.RandomizedResponse(0.00424, 28, neighboring_relation="zero_out")
     second = jde.DiscreteLaplaceRelease(
         2.24, sensitivity=2, sampling_probability=0.15, neighboring_relation="zero_out"
@@ -137,9 +137,9 @@ def test_a_pair_whose_ends_crossed():
 @pytest.mark.parametrize(
     "noise, rate, steps, delta",
     [
-        # The largest loss is a lattice point but for its rounding.
+        # The largest loss is a lattice point up to rounding.
         (6.632110241316791, 0.15088006552502645, 37_235, 3.7e-7),
-        # All losses are far closer to each other than lattice points.
+        # All losses are far closer to each other than lattice points are.
         (0.01, 1.0, 100_000, 1e-6),
     ],
 )
@@ -151,7 +151,7 @@ def test_ends_of_atoms_are_near(noise, rate, steps, delta):
 
 @pytest.mark.parametrize("spacing", [1e-3, 1.0, 50.0, 404.4, 3000.0])
 @pytest.mark.parametrize("tilt", [0.3, 12.7, 400.0])
-def test_an_atom_is_read_off_cells_of_any_width(spacing, tilt):
+def test_an_atom_is_resolved_for_any_cell_width(spacing, tilt):
     """All mass at the loss 3: delta is ``1 - e^(epsilon - 3)``."""
     cells = np.zeros(256)
     cells[127] = 1.0
@@ -166,18 +166,18 @@ def test_an_atom_is_read_off_cells_of_any_width(spacing, tilt):
         high = curve.epsilon(log_delta, near)
         low = Curve.of(whole, 0.0, up=False).epsilon(log_delta, near)
         assert low <= truth <= high <= 3 * (1 + 1e-12)
-        # What is known is lost to overflow, and goes to the safe side.
+        # Overflow loses information, on the safe side.
         broken = Curve.of(whole._replace(rounding=(math.inf, math.inf)), 0.0, up=True)
         assert broken.epsilon(-4.6, 2.5) >= truth
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3, 4, 5, 6, -2, 9])
 def test_an_upper_distribution_keeps_all_mass(zero):
-    """Wherever 0 lies: at a grid point, at a point that splits a bin, or outside."""
+    """For 0 at a grid point, at a point that splits a bin, or outside."""
     losses = np.array([-0.9, 0.0, 0.4, 1.2])
     mass = np.array([0.3, 1e-7, 0.35, 0.0])
     weights = mass * np.exp(-losses)
-    # the last atom makes both distributions add up to 1
+    # the last atom completes both distributions to 1
     rest, rest_without = 1 - mass.sum(), 1 - weights.sum()
     losses[-1], mass[-1] = math.log(rest / rest_without), rest
     loss = FiniteLoss(
@@ -199,7 +199,7 @@ def test_an_upper_distribution_keeps_all_mass(zero):
             if epsilon >= grid[0]:
                 assert found >= truth - 1e-15
     assert np.allclose(by_tails.top, by_atoms.top, atol=1e-11)
-    # an atom at the last point counts as above it there
+    # an atom at the last point counts as above it
     above = by_tails.above + (points[-1] == 0) * by_tails.atom
     assert above == pytest.approx(by_atoms.above, abs=1e-14)
 

@@ -35,20 +35,20 @@ def bins_of(p, s, spacing, center, count):
     return points, lattice.bin_masses(points, own, other)
 
 
-# The bulk of the second distribution is a spike narrower than the spacing, near -p.
+# Most of the second distribution is a spike near -p, narrower than the spacing.
 LATTICES = [(0.3, 1.0, 0.1, 0.05, 60), (3e-4, 1.9, 1.5e-3, -2.1e-4, 400)]
 
 
 @pytest.mark.parametrize("p, s, spacing, center, count", LATTICES)
 @pytest.mark.parametrize("tilt", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("may_shift", [True, False])
-def test_it_lies_below(p, s, spacing, center, count, tilt, may_shift):
+def test_the_lower_distribution_is_below(p, s, spacing, center, count, tilt, may_shift):
     points, bins = bins_of(p, s, spacing, center, count)
     masses, shift = lattice.lower_distribution(points, bins, tilt, may_shift=may_shift)
     assert may_shift or shift == 0
     losses = points[::2] + shift
-    # between its losses the lower profile is straight, the true one bent: there
-    # and right beside the losses
+    # between its losses, where the lower profile is straight and the true one is
+    # convex, and right beside the losses
     for u in np.sort(np.concatenate([losses[:20], losses[:20] + 0.4 * spacing])):
         exact = float(exact_profile(u, p, s))
         mine = math.fsum(
@@ -59,7 +59,7 @@ def test_it_lies_below(p, s, spacing, center, count, tilt, may_shift):
 
 
 def test_a_peak_off_the_lattice_costs_little():
-    """Its loss is one of second order, wherever it lies between two grid points."""
+    """The error is of second order, wherever it is between two grid points."""
     p, s, spacing, _, count = LATTICES[1]
     fine_points, fine = bins_of(p, s, spacing / 50, -p, 50 * count)
     mass, loss = lattice.merged_losses(fine_points, fine)

@@ -1,4 +1,4 @@
-"""Certified ends of delta and epsilon: they hold the truth, and are close together."""
+"""Certified ends of delta and epsilon contain the truth and are close together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS = {
 
 
 def loss(kind, outer=1.0, rate=1.0, inner=1.0, noise=1.0, episodes=1):
-    """A mechanism of one contribution, moved by twice its norm where it is swapped."""
+    """The mechanism of one contribution; a swapped one shifts by twice its norm."""
     moved = 1.0 if kind in ("sampled", "antipodal") else 2.0
     noise = np.asarray(noise, float)
     with np.errstate(divide="ignore"):
@@ -71,7 +71,7 @@ def gaussian_log_delta(epsilon, steps, noise):
 
 
 def by_lattice(monkeypatch):
-    """Gaussians are composed like everything else, not by their closed form."""
+    """Makes Gaussians be composed on a lattice, not by their closed form."""
     monkeypatch.setattr(Run, "gaussian_shift", lambda run: np.zeros(run.shape))
 
 
@@ -112,7 +112,7 @@ def random_settings(kind, size, seed):
         (100, 10.0, 12.0),
     ],
 )
-def test_gaussian_mechanism_is_inside(steps, noise, epsilon, monkeypatch):
+def test_ends_contain_the_gaussian_mechanism(steps, noise, epsilon, monkeypatch):
     by_lattice(monkeypatch)
     truth = gaussian_log_delta(epsilon, steps, noise)
     run = one_run("sampled", steps, noise=noise)
@@ -124,8 +124,8 @@ def test_gaussian_mechanism_is_inside(steps, noise, epsilon, monkeypatch):
     assert upper - lower <= 0.01 * lower
 
 
-def test_where_a_peer_answers_less_than_the_truth():
-    """A peer's pessimistic PLD says 1.943931e-10; a contour integral 1.961409e-10."""
+def test_a_setting_that_a_peer_underestimates():
+    """A peer's pessimistic PLD gives 1.943931e-10, a contour integral 1.961409e-10."""
     run = one_run("sampled", 1e5, rate=1e-4, noise=0.8)
     lower, upper = pld_bounds(delta_at(0.5), run)
     assert 1.943931e-10 < math.exp(lower[0]) <= 1.961409e-10 <= math.exp(upper[0])
@@ -135,7 +135,7 @@ def test_where_a_peer_answers_less_than_the_truth():
 
 
 def check_random(kind, size, seed):
-    """Ends in order, below the RDP answer, near; the share as near as is aimed for."""
+    """Asserts ordered ends below the RDP answer; returns the share of narrow ones."""
     run, log_delta = random_settings(kind, size, seed)
     lower, upper = pld_bounds(epsilon_at(log_delta), run)
     rdp, _ = rdp_bound(epsilon_at(log_delta), run)
@@ -168,7 +168,7 @@ def test_many_random_settings(kind):
         ("sampled", 0.001, 0.6, 30_000, 1e-12),
         ("swapped", 0.1, 2.0, 300, 1e-7),
         ("antipodal", 0.02, 1.0, 100, 1e-9),
-        # Rare large losses that the pilot distribution knows poorly.
+        # Rare large losses that the pilot distribution resolves poorly.
         (
             "sampled",
             1.4099818751641478e-4,
@@ -201,8 +201,8 @@ def test_ends_of_the_readme_design_are_near(noise, steps):
     assert upper - lower <= 1e-4 * lower
 
 
-def test_an_overflowing_setting_costs_the_others_nothing(monkeypatch):
-    """1e15 steps went over float64's range, and took their whole batch with them."""
+def test_an_overflowing_setting_leaves_the_others(monkeypatch):
+    """Regression: 1e15 steps exceeded float64's range, and their whole batch failed."""
     log_delta = math.log(1e-6)
     ordinary = one_run("sampled", 100, rate=0.1, noise=1.2)
     expected = pld_bounds(epsilon_at(log_delta), ordinary)
@@ -225,11 +225,20 @@ def test_an_overflowing_setting_costs_the_others_nothing(monkeypatch):
 @pytest.mark.parametrize(
     "kind, rate, inner, noise, steps, log_delta",
     [
-        ("swapped", 1e-6, 1.0, 1e-30, 1e3, -13.8),  # cells as long as losses are far
-        ("antipodal", 0.999, 0.1, 1e-8, 1e12, -13.8),  # rounding leaves no delta
+        ("swapped", 1e-6, 1.0, 1e-30, 1e3, -13.8),  # cells as wide as the losses
+        (
+            "antipodal",
+            0.999,
+            0.1,
+            1e-8,
+            1e12,
+            -13.8,
+        ),  # rounding hides delta
     ],
 )
-def test_hostile_settings_keep_renyis_bound(kind, rate, inner, noise, steps, log_delta):
+def test_extreme_settings_keep_the_renyi_bound(
+    kind, rate, inner, noise, steps, log_delta
+):
     run = one_run(kind, steps, rate=rate, inner=inner, noise=noise)
     lower, upper = pld_bounds(epsilon_at(log_delta), run)
     bound, _ = rdp_bound(epsilon_at(log_delta), run)
@@ -237,8 +246,8 @@ def test_hostile_settings_keep_renyis_bound(kind, rate, inner, noise, steps, log
 
 
 @pytest.mark.parametrize("rate, noise, steps", [(0.1, 1e-3, 10), (0.5, 1e-3, 3)])
-def test_little_noise_counts_how_often_the_unit_was_drawn(rate, noise, steps):
-    """With k draws in all the loss is a normal about k (s²/2 + log p)."""
+def test_with_little_noise_the_number_of_draws_decides(rate, noise, steps):
+    """With k draws in total the loss is normal with mean near k (s²/2 + log p)."""
     shift, delta = 1 / noise, 1e-5
     drawn = np.arange(1, steps + 1)
     mean = drawn * (0.5 * shift**2 + math.log(rate))
@@ -248,7 +257,7 @@ def test_little_noise_counts_how_often_the_unit_was_drawn(rate, noise, steps):
         tail = norm.sf((epsilon - mean) / (shift * np.sqrt(drawn)))
         return float(binom.pmf(drawn, steps, rate) @ tail) - delta
 
-    # But for a nat or two, which the payoff 1 - e^(epsilon - loss) takes.
+    # Up to a nat or two because of the payoff 1 - e^(epsilon - loss).
     truth = brentq(excess, 1.0, steps * shift**2)
     run = one_run("sampled", steps, rate=rate, noise=noise)
     lower, upper = pld_bounds(epsilon_at(math.log(delta)), run)
@@ -269,7 +278,7 @@ def test_gaussians_compose_by_their_closed_form(kind, steps, noise):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_delta_of_epsilon_gives_epsilon_back(kind):
+def test_delta_inverts_epsilon(kind):
     run = one_run(kind, 300, rate=0.02, noise=1.2, episodes=2)
     lower, upper = pld_bounds(epsilon_at(math.log(1e-6)), run)
     of_lower, _ = pld_bounds(DeltaAt(upper), run)
@@ -291,7 +300,7 @@ def test_order_and_splitting_of_steps_do_not_matter():
 
 
 @pytest.mark.slow
-def test_narrower_ends_lie_within_reach_and_can_be_refused():
+def test_narrower_ends_can_be_requested_or_refused():
     run = one_run("sampled", 1e3, rate=0.01)
     goal = epsilon_at(math.log(1e-6))
     lower, upper = pld_bounds(goal, run)
@@ -306,28 +315,28 @@ def test_narrower_ends_lie_within_reach_and_can_be_refused():
 @pytest.mark.parametrize(
     "kind, outer, rate, inner, noise, episodes, steps, log_delta",
     [
-        # A rare large loss makes up the sum: delta is 1e-7 of Chernoff's bound.
+        # A rare large loss dominates: delta is 1e-7 of Chernoff's bound.
         ("sampled", 0.048, 1.26e-4, 1.0, 0.878, 1, 535056.0, -26.9),
         ("episodes", 1.0, 2.91e-6, 1.0, 2.085, 4, 6489895.0, -23.9),
-        # An atom at 0 beside a spike; all of the backward losses end at once.
+        # An atom at 0 beside a spike; the backward losses all end at one point.
         ("sampled", 0.0086, 3.12e-6, 1.0, 0.447, 1, 311629.0, -26.4),
         ("sampled", 1.0, 1.8e-4, 1.0, 4.81, 1, 328.0, -25.7),
         # Epsilon of 1e8.
         ("episodes", 1.0, 1.0, 1.0, 0.668, 7, 761772.0, -16.7),
         ("antipodal", 1.0, 4.9e-6, 0.173, 0.309, 1, 1188193.0, -9.01),
-        # Spikes narrower than any spacing: the lower distribution has to be balanced on
-        # them.
+        # Spikes narrower than any spacing, which the lower distribution must
+        # balance.
         ("sampled", 0.3286, 1.104e-6, 1.0, 0.415, 1, 1401458.0, -11.304),
-        # Two or three episodes at once, far more likely than delta.
+        # Two or three episodes with the unit, far more likely than delta.
         ("episodes", 1.0, 1.32e-6, 1.0, 1.29, 3, 5.9e6, -13.9),
         ("episodes", 1.0, 0.36968, 1.0, 0.54455, 7, 5040900.0, -7.812),
-        # Windows that are far too long as long as epsilon is a guess.
+        # Windows that are far too long until epsilon is known roughly.
         ("antipodal", 1.0, 1.6e-6, 0.129555, 0.65, 1, 9200556.0, -26.778),
         ("sampled", 0.07947, 1.17738e-5, 1.0, 0.36795, 1, 143.0, -10.386),
         ("swapped", 1.0, 2.2331e-5, 1.0, 0.56897, 1, 31.0, -9.2392),
     ],
 )
-def test_settings_that_were_too_wide(
+def test_settings_whose_ends_were_once_too_wide(
     kind, outer, rate, inner, noise, episodes, steps, log_delta
 ):
     run = one_run(
@@ -340,10 +349,10 @@ def test_settings_that_were_too_wide(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_different_steps(number):
-    """1,000 took more than five minutes and 10 GB; now 20 s and 0.7 GB."""
+    """1,000 of them once took over five minutes and 10 GB; now 20 s and 0.7 GB."""
     noises = np.random.default_rng(number).uniform(0.9, 1.1, number)
     losses = tuple(loss("sampled", rate=0.01, noise=z) for z in noises)
-    # a step that comes again is one of two steps
+    # equal steps are merged
     run = Run((*losses, losses[0]), (np.ones(1),) * (number + 1))
     lower, upper = pld_bounds(epsilon_at(math.log(1e-5)), run)
     exact = exact_answer(epsilon_at(math.log(1e-5)), run)
@@ -351,7 +360,7 @@ def test_many_different_steps(number):
 
 
 def sampled_tails(u, p, s):
-    """P(L > u) and Q(L > u), forward and backward, with 50 digits."""
+    """P(L > u) and Q(L > u), forward and backward, to 50 digits."""
     with mpmath.workdps(50):
         u, p, s = mpmath.mpf(u), mpmath.mpf(p), mpmath.mpf(s)
 
@@ -371,7 +380,7 @@ def sampled_tails(u, p, s):
 
 @pytest.mark.parametrize("p, s", [(1e-3, 1.25), (0.02, 9.0), (0.5, 1.0)])
 def test_profile_errors_are_within_their_bounds(p, s):
-    """Also where ``1 - g (1 - p)`` cancels: the backward losses end at -log(1 - p)."""
+    """Also near -log(1 - p), the end of the backward losses, where terms cancel."""
     last = -math.log1p(-p)
     points = np.concatenate(
         [p * np.geomspace(1e-6, 30, 12), last * (1 - np.geomspace(1e-8, 0.3, 12))]
@@ -381,7 +390,7 @@ def test_profile_errors_are_within_their_bounds(p, s):
     move = lattice.displacement(one)
     for i, u in enumerate(points):
         for place, tails in enumerate((forward, backward)):
-            # the distribution is the true one with its losses moved by at most ``move``
+            # the distribution is the true one with losses shifted by at most ``move``
             near, far = (sampled_tails(v, p, s)[place] for v in (u - move, u + move))
             with mpmath.workdps(50):
                 low, high = (
@@ -432,12 +441,12 @@ def test_a_count_that_is_not_whole_is_refused():
 
 @pytest.mark.parametrize("fault", ["tail", "bottom", "optimist", "crossing"])
 def test_a_planted_fault_is_found(fault, monkeypatch):
-    """Without a tail, or with the lower distribution too high, the ends are wrong."""
+    """Without a tail, or with too high a lower distribution, the ends are wrong."""
     right_upper, right_lower = lattice.upper_masses, lattice.lower_distribution
 
     def upper_without(points, bins):
         masses, infinite = right_upper(points, bins)
-        if fault == "tail":  # the upper tenth of the losses is forgotten
+        if fault == "tail":  # the upper tenth of the losses is dropped
             keep = np.cumsum(masses[::-1])[::-1] > 1e-4
             return masses * keep, 0.0
         return masses * (1 - 1e-2 * (fault == "bottom")), infinite

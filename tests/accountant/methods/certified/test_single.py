@@ -1,4 +1,4 @@
-"""Certified ends of one step against many digits: they are at most 1e-10 apart."""
+"""Certified ends of one step against high precision: at most 1e-10 apart."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("kind, outer, rate, shift, epsilon", SETTINGS)
-def test_ends_hold_the_truth(kind, outer, rate, shift, epsilon):
+def test_ends_contain_the_truth(kind, outer, rate, shift, epsilon):
     run = run_of(kind, outer, rate, shift)
 
     def exact(epsilon):
@@ -68,8 +68,8 @@ def test_ends_hold_the_truth(kind, outer, rate, shift, epsilon):
         assert upper[0] - lower[0] <= 1e-10 * epsilon
 
 
-def test_profiles_are_read_off_with_their_errors(monkeypatch):
-    """A profile that is known less well gives ends that are further apart."""
+def test_errors_of_profiles_widen_the_ends(monkeypatch):
+    """A less accurate profile gives wider ends."""
     run = run_of(SwappedGaussianLoss, 1.0, 0.1, 2.0)
     goal = EpsilonAt(np.array([math.log(1e-5)]))
     evaluate = lattice.evaluate_tails

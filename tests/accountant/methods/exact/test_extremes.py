@@ -1,4 +1,4 @@
-"""Deltas that are next to nothing, and noises: what is not known must be said."""
+"""Tiny deltas and extreme noises: errors must be stated."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ def sampled(rate, noise):
     return jde.GaussianStep(scheme, noise_multiplier=noise)
 
 
-def test_a_tiny_delta_is_not_answered_blindly():
-    # 0.033097 with a stated error of 6e-15 once; the truth by mpmath is 0.017833.
+def test_a_tiny_delta_has_an_honest_error():
+    # Regression: 0.033097 with a stated error of 6e-15; by mpmath it is 0.017833.
     truth, run = 0.017833, {"num_steps": 2, "delta": 1e-195}
     value, info = jde.epsilon(sampled(1e-6, 3.0), **run, return_info=True)
     assert truth * (1 - 1e-4) <= value <= 0.0283
@@ -23,7 +23,7 @@ def test_a_tiny_delta_is_not_answered_blindly():
 
 @pytest.mark.slow
 def test_rare_units_at_a_tiny_delta_get_the_lowest_certified_end():
-    # 6.5284 once, above the certified end.
+    # Regression: 6.5284, above the certified end.
     step = jde.GaussianStep(
         jde.MultistageSampling(
             jde.Poisson("a", sampling_probability=1e-5),
@@ -40,8 +40,8 @@ def test_rare_units_at_a_tiny_delta_get_the_lowest_certified_end():
     assert value < jde.epsilon(step, **run, method="rdp")
 
 
-def test_nearly_no_noise():
-    """Only how often the unit is drawn counts: six times or fewer, but for 1e-5."""
+def test_nearly_zero_noise():
+    """Only the number of draws counts: at most six with probability 1 - 1e-5."""
     rate, noise, steps, delta = 0.1, 1e-3, 10, 1e-5
     left = delta - binom.sf(6, steps, rate)
     place = norm.isf(left / binom.pmf(6, steps, rate))
@@ -49,12 +49,12 @@ def test_nearly_no_noise():
     truth += np.sqrt(6) / noise * place
     step = sampled(rate, noise)
     value, info = jde.epsilon(step, num_steps=steps, delta=delta, return_info=True)
-    assert truth * (1 - 1e-4) <= value <= truth * (1 + 1e-4)  # 3.689e6 once
+    assert truth * (1 - 1e-4) <= value <= truth * (1 + 1e-4)  # regression: 3.689e6
     assert info.is_certified_bound and value - info.error <= truth <= value
 
 
-def test_a_guess_far_too_large_is_left_at_once():
-    """The contour at 4e-5 says only that epsilon is far below, not where."""
+def test_a_far_too_large_guess_is_dropped_quickly():
+    """The contour at 4e-5 only shows that epsilon is far below it."""
     step, run = sampled(2.26e-10, 2.007), {"num_steps": 74006, "delta": 4.41e-9}
     value, info = jde.epsilon(step, **run, return_info=True)
     assert not info.is_certified_bound and info.error <= 1e-9
@@ -73,11 +73,11 @@ def test_an_epsilon_of_0_by_its_own_bound_is_exact():
 
 @pytest.mark.parametrize(
     ("size", "noise", "num_steps", "delta"),
-    # The kernel's own bound, of orders at which nothing is cut, is none here.
+    # The kernel's own bound, at orders without truncation, does not hold here.
     [(22, 0.8953, 276, 0.12), (10, 0.5, 100, 1e-5), (1, 0.49796, 6, 1e-3)],
 )
 def test_classes_of_every_step_at_large_epsilons(size, noise, num_steps, delta):
-    """The losses of the run are large where their distribution is cut."""
+    """The run's losses are large where their distribution is cut."""
     examples = jde.WithoutReplacement("example", size=size, population=50)
     episodes = jde.Poisson("episode", sampling_probability=1.0)
     design = jde.GroupedClasses(
@@ -95,7 +95,7 @@ def test_classes_of_every_step_at_large_epsilons(size, noise, num_steps, delta):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("nodes", [96, 128, 160])
 def test_a_sum_above_1_is_no_delta(nodes, monkeypatch):
-    """Of 128 nodes it was e^89, with an error stated as 3e-7; the true delta is 1."""
+    """Regression: 128 nodes gave e^89 with a stated error of 3e-7; the truth is 1."""
     every = tuple(effort._replace(contour_nodes=nodes) for effort in solver.PASSES[:1])
     monkeypatch.setattr(solver, "PASSES", every)
     step = sampled(0.8573658, 0.32763965)

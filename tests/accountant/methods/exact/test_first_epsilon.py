@@ -1,4 +1,4 @@
-"""What is known of epsilon before there is a contour, against Rényi quadratures."""
+"""The first bound of epsilon, before any contour, against Rényi quadratures."""
 
 import numpy as np
 import pytest
@@ -46,13 +46,13 @@ def test_moments_of_the_exchanged_pair_are_bounded(loss, count, delta):
     truth = c * rdp_curve(1 + c, run, "backward")
     known = np.isfinite(bound)
     assert np.all(truth <= bound)
-    # As near as it has to be to say anything, at the small orders at least.
+    # Close enough to be useful, at least at small orders.
     assert known[0] and np.all(
         bound[:8][known[:8]] <= 1.01 * truth[:8][known[:8]] + 0.01
     )
 
 
-def test_moments_of_what_is_cut_are_unknown():
+def test_moments_of_truncated_terms_are_unknown():
     """The integrand of a high order is far left of where the nodes begin."""
     _, _, steps = steps_of(*SETTINGS[3][:2], np.log(1e-5))
     with np.errstate(all="ignore"):

@@ -11,7 +11,7 @@ from jaxdp_episodic.accountant.methods.exact import integral
 
 
 @pytest.mark.parametrize("rare", [0.0, 1e-4])
-def test_no_coincidence_makes_the_error_look_small(rare):
+def test_the_error_estimate_has_no_coincidental_zeros(rare):
     """Bumps ``1 / cosh`` on both sides of 0, and rare ones a tenth as wide."""
     step = 0.45
     place = step * np.arange(4.0, 9.0, 1 / 8)
@@ -26,15 +26,15 @@ def test_no_coincidence_makes_the_error_look_small(rare):
     error = np.abs(values.sum(axis=0) - np.pi * (1 + rare))
     halved = np.abs(values.sum(axis=0) - 2 * values[::2].sum(axis=0))
     stated = integral._aliasing(integral._waves(97, 1)[0] @ values)
-    assert np.any(halved < 0.5 * error)  # what one difference says
+    assert np.any(halved < 0.5 * error)  # the estimate by one difference
     assert np.all(stated > error)
-    # No more than nine times what halving the nodes changes where that is largest.
+    # At most nine times the largest change by halving the nodes.
     assert np.all(stated < 9 * halved.max())
 
 
 @pytest.mark.parametrize("guess", [0.9999, 1.0003])
-def test_a_step_across_an_atom_is_not_the_last(guess, monkeypatch):
-    """The slope changes at once there, which no curvature on the way announces."""
+def test_the_search_does_not_stop_across_an_atom(guess, monkeypatch):
+    """The slope jumps there, which no curvature before it announces."""
 
     def kinked(_, __, x):
         value = np.where(x < 1, -x, -1 - 4 * (x - 1))

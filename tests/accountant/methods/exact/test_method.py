@@ -75,7 +75,7 @@ def test_rate_one_is_the_gaussian_mechanism(num_steps, mu):
 
 
 def extended(step, epsilon, direction):
-    """The profile at any epsilon: below 0 by the exchanged one."""
+    """The profile at any epsilon; below 0 by the exchanged pair."""
     other = {"forward": "backward", "backward": "forward"}[direction]
     own, back = (
         jde.privacy_profile(step, np.maximum(e, 0.0), direction=d)
@@ -100,7 +100,7 @@ def test_two_steps_against_direct_convolution(direction):
         assert found >= exact
 
 
-def test_edges():
+def test_extreme_settings():
     asked = {"num_steps": 10, "delta": 1e-5, "method": "exact"}
     assert jde.epsilon(poisson_step(0.0, 1.0), **asked) == 0
     bare, step = poisson_step(0.1, 0.0), poisson_step(0.1, 1.0)
@@ -111,7 +111,7 @@ def test_edges():
 
 
 def test_one_step_is_the_inverse_of_its_profile_everywhere():
-    """Also where rounding leaves the last point of the search above delta."""
+    """Also if rounding leaves the last point of the search above delta."""
     noise = np.geomspace(0.5, 5.0, 60)
     sampling = jde.MultistageSampling(
         jde.Poisson("school", sampling_probability=0.9),
@@ -124,7 +124,7 @@ def test_one_step_is_the_inverse_of_its_profile_everywhere():
     np.testing.assert_allclose(back, 1e-6, rtol=1e-9)
 
 
-def test_a_poorly_known_direction_does_not_hide_behind_the_other():
+def test_an_inaccurate_direction_is_not_hidden_by_the_other():
     one = np.ones(4)
     value, error = method._larger(
         one,
@@ -141,7 +141,7 @@ def test_a_poorly_known_direction_does_not_hide_behind_the_other():
 
 
 def test_a_delta_far_below_the_bound_is_not_taken_from_cut_distributions(monkeypatch):
-    """With every delta counted as too near to the cut none is exact."""
+    """If every delta counts as too close to the cut, none is exact."""
     step = poisson_step(0.01, 1.0)
     run = {"num_steps": 100, "epsilon": 4.0, "return_info": True}
     right, info = jde.delta(step, **run)
@@ -153,8 +153,8 @@ def test_a_delta_far_below_the_bound_is_not_taken_from_cut_distributions(monkeyp
 
 
 def test_the_stated_error_covers_too_few_nodes(monkeypatch):
-    """Halving the nodes of rare episodes tells little of how they converge."""
-    # The first pass is a guess of epsilon.
+    """For rare episodes, halving the nodes says little about the convergence."""
+    # The first pass is at a guessed epsilon.
     effort = solver.Pass(128, 97)
     monkeypatch.setattr(solver, "PASSES", (effort, effort))
     for module in (solver, method):
@@ -169,8 +169,8 @@ def test_the_stated_error_covers_too_few_nodes(monkeypatch):
 
 
 @pytest.mark.parametrize("is_poor", [False, True])
-def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monkeypatch):
-    """Rare episodes: with a first guess of 1.1, where the answer is 1.4e-4."""
+def test_an_answer_far_from_its_contours_epsilon_is_rejected(is_poor, monkeypatch):
+    """Rare episodes: a first guess of 1.1 where the answer is 1.4e-4."""
     laid_for = []
     lay_contour = solver.lay_contour
 
@@ -185,7 +185,7 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
     example = jde.Poisson("example", sampling_probability=2e-5)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)
     step = jde.GaussianStep(episodes, noise_multiplier=5.0)
-    with using_engine("numpy"):  # compiled kernels call nothing of ours
+    with using_engine("numpy"):  # compiled kernels cannot be patched
         found, info = jde.epsilon(step, num_steps=2, delta=1e-6, return_info=True)
         again = jde.delta(step, num_steps=2, epsilon=found)
     assert not info.is_certified_bound
@@ -197,10 +197,10 @@ def test_an_answer_far_from_what_its_contour_was_laid_for_is_none(is_poor, monke
 @pytest.mark.parametrize(
     ("rate", "noise", "num_steps", "delta", "right"),
     [
-        # Backward there are no large losses: on a contour for this epsilon the sums of
-        # few nodes say nothing, and Rényi's bound only at orders far above forward's.
+        # Backward there are no large losses: on this contour the sums of few nodes
+        # mean nothing, and Rényi's bound only at orders far above forward's.
         (1.0485204e-5, 0.35659027, 20_236, 4.123684297e-3, 0.083774761),
-        # The first answer, of an error of 0.8 nats, is a hundred times too large.
+        # The first answer, with an error of 0.8 nats, is a hundred times too large.
         (1.23191649e-5, 0.99492732, 7_227, 4.54315861e-8, 0.0053209573),
     ],
 )
@@ -211,7 +211,7 @@ def test_rare_draws_are_exact(rate, noise, num_steps, delta, right):
     assert found == pytest.approx(right, rel=1e-7)
 
 
-def test_nothing_is_compiled_for_the_few_that_need_more(monkeypatch):
+def test_few_remaining_settings_are_not_compiled(monkeypatch):
     """Only passes with enough settings run on JAX."""
     passes = []
 
@@ -241,10 +241,10 @@ def test_nothing_is_compiled_for_the_few_that_need_more(monkeypatch):
         (3, 2e-3, 1 / 3.5, 23, 99.2776985110, 1e-4),
     ],
 )
-def test_steps_whose_distributions_are_far_apart_in_width(
+def test_steps_of_very_different_widths(
     num_episodes, rate, noise, num_steps, epsilon, delta
 ):
-    """Little noise: five episodes with the unit lie five times as far out as one."""
+    """Little noise: five episodes with the unit lose five times as much as one."""
     example = jde.Poisson("example", sampling_probability=rate)
     episodes = jde.IndependentEpisodes(example, num_episodes=num_episodes)
     step = jde.GaussianStep(episodes, noise_multiplier=noise)
@@ -258,7 +258,7 @@ def test_steps_whose_distributions_are_far_apart_in_width(
 
 
 def test_early_steps_of_a_sampled_run_are_exact():
-    """Backward such a run loses at most -T log(1 - p): nothing is integrated there."""
+    """Backward such a run loses at most -T log(1 - p), so no integral is needed."""
     step = poisson_step(1e-3, 1.0)
     num_steps = np.array([2, 6, 25])
     found, info = jde.epsilon(step, num_steps=num_steps, delta=1e-8, return_info=True)
@@ -268,7 +268,7 @@ def test_early_steps_of_a_sampled_run_are_exact():
 
 
 def delta_of_two(p, noise, epsilon):
-    """Forward delta of two sampled steps at 30 digits: the one's profile, averaged."""
+    """Forward delta of two sampled steps to 30 digits, by averaging one's profile."""
     p, shift, g = mp.mpf(p), 1 / mp.mpf(noise), mp.exp(mp.mpf(epsilon))
 
     def profile(g):
@@ -288,8 +288,8 @@ def delta_of_two(p, noise, epsilon):
     "log10_delta",
     [*(pytest.param(d, marks=pytest.mark.slow) for d in (-100, -150, -200)), -250],
 )
-def test_far_below_usual_deltas_an_answer_is_true_or_certified(log10_delta):
-    # Nodes that turn once from each to the next hid the error from its estimate.
+def test_at_tiny_deltas_an_answer_is_accurate_or_certified(log10_delta):
+    # Regression: phases that turned once between nodes hid the error.
     delta = 10.0**log10_delta
     value, info = jde.epsilon(
         poisson_step(1e-6, 3.0), delta=delta, num_steps=2, return_info=True
@@ -302,18 +302,18 @@ def test_far_below_usual_deltas_an_answer_is_true_or_certified(log10_delta):
 
 
 @pytest.mark.parametrize(("steps", "noise"), [(2, 0.3), (2, 1.0), (10, 0.5)])
-def test_at_epsilon_0_the_slope_is_of_what_falls_more_slowly(steps, noise):
-    """Both directions are alike there: it was up to twice as steep, of the other."""
+def test_at_epsilon_0_the_slope_is_the_flatter_directions(steps, noise):
+    """Both deltas are equal there; the other direction's slope is up to twice this."""
     fields = map(np.asarray, (1.0, 1 / noise, steps, steps))
     loss = AllocatedGaussianLoss(*fields)
     epsilon = np.array([0.0, 1e-4])
     (first, second), slope = slope_of_profile(epsilon, loss)
-    # Profile and tail are upper bounds read off one lattice, each to some 1e-3.
+    # Profile and tail are upper bounds from one lattice, each to some 1e-3.
     assert slope[0] == pytest.approx((first - second) / 1e-4, rel=3e-3)
 
 
-def test_what_may_be_cut_off_is_in_the_stated_error():
-    """Sums of episodes end where their rest adds a billionth at most."""
+def test_truncation_is_in_the_stated_error():
+    """Sums over episodes end where the rest adds at most a billionth."""
     draws = jde.MultistageSampling(
         jde.WithoutReplacement("class", size=1, population=20),
         jde.WithoutReplacement("example", size=4, population=9),
@@ -329,7 +329,7 @@ def test_what_may_be_cut_off_is_in_the_stated_error():
     slope = (
         np.log(delta / jde.delta(step, epsilon=epsilon + 1e-4, num_steps=1000)) / 1e-4
     )
-    # 1e-10 below, as the deltas are asked with more terms.
+    # 1e-10 below, since delta is computed with more terms.
     off = np.log(0.01 / delta)
     assert 2e-11 < off < info.error * slope + of_delta.error
 
@@ -343,7 +343,7 @@ def test_different_steps_in_one_run():
     )
 
 
-def test_never_above_renyi_and_the_inverse_of_delta():
+def test_never_above_renyi_and_inverse_to_delta():
     step = poisson_step(np.array([0.002, 0.02, 0.2]), 1.2)
     exact = jde.epsilon(step, num_steps=800, delta=1e-6, method="exact")
     bound = jde.epsilon(step, num_steps=800, delta=1e-6, method="rdp")

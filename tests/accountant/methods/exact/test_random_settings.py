@@ -26,7 +26,7 @@ _FINER_ERROR = 1e-9
 
 
 class Draw(NamedTuple):
-    """Random numbers of one batch; (n,) each."""
+    """Random fields of one batch, (n,) each."""
 
     outer: np.ndarray
     rate: np.ndarray
@@ -160,7 +160,7 @@ def problem(name: str, size: int, seed: int, *, rare: bool = False) -> Problem:
 
 
 def truncated(given: Problem) -> tuple[Run, np.ndarray]:
-    """The run without what adds nothing, and the logarithm of what that adds."""
+    """The run without negligible terms, and the logarithm of what they add."""
     log_added, losses = np.full(given.log_delta.shape, -np.inf), []
     for loss, count in zip(given.run.losses, given.run.counts, strict=True):
         kept, added, _ = loss.truncated(given.log_delta, count)
@@ -211,7 +211,7 @@ def finer_epsilon(given: Problem, near: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 class Outcome(NamedTuple):
-    """Of one batch: broken promises as texts, and how many settings were what."""
+    """Result of a batch: violations as texts, and numbers of settings by kind."""
 
     violations: list[str]
     too_wide: list[str]
@@ -242,8 +242,8 @@ def examine(name: str, size: int, seed: int, *, rare: bool = False) -> Outcome:
     enough = np.maximum(0.01 * answer.value, 1e-4) * (1 + 1e-9)
     demand(upper - lower <= enough, "wide", lower, upper)
     demand(answer.value <= bound * (1 + 1e-9), "above Rényi", answer.value, bound)
-    # Delta at the answer, on a contour laid for it: an epsilon too small by more
-    # than is stated would show, however small it is.
+    # Delta at the answer, on a contour for it: an epsilon that is too small by more
+    # than its stated error would be detected.
     above = exact_answer(DeltaAt(answer.value + slack), given.run)
     least = above.value + np.log1p(-np.minimum(above.error, 0.999))
     demand(
@@ -259,7 +259,7 @@ def examine(name: str, size: int, seed: int, *, rare: bool = False) -> Outcome:
     fine, fine_error = finer_epsilon(rows, answer.value[many])
     known = fine_error <= 1e-6 * fine
     good = np.ones(size, bool)
-    # Either error is an estimate.
+    # Both errors are estimates.
     allowed = answer.error[many] + 2 * fine_error + _FINER_ERROR * fine
     good[many] = ~known | (np.abs(fine - answer.value[many]) <= allowed)
     whole = np.full(size, np.nan)
@@ -309,6 +309,6 @@ def test_engines_agree(name):
 
 @pytest.mark.slow
 def test_rare_units_in_a_few_steps():
-    """Epsilons far below 1e-3, where a contour laid for another one misleads."""
+    """Epsilons far below 1e-3, where a contour for another epsilon misleads."""
     outcome = examine("sampled", 16, 3, rare=True)
     assert not outcome.violations

@@ -1,4 +1,4 @@
-"""The search for the best order: close to a dense scan, and on its upper side."""
+"""The search for the best order: close to a dense scan, and never below it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Group
 from jaxdp_episodic.accountant.methods.run import Run as EveryRun
 
-# The bounds by Rényi-DP are what these tests are about.
+# These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 rdp_delta = functools.partial(jde.delta, method="rdp")
 
-# What the search may cost: relative to the best order of the scan, and in nats, where
-# noise of thirty and more puts the best order beyond 1000 and epsilon below 1e-3.
+# Tolerance of the search, relative to the scan's best order, and in nats, where
+# noise above thirty has a best order beyond 1000 and epsilon below 1e-3.
 EXCESS = 1e-4
 SMALL = 2e-6
 SCAN_ERROR = 1e-5
@@ -79,7 +79,7 @@ KINDS: dict[str, Callable[[Run], jde.GaussianStep]] = {
 
 
 def random_runs(seed: int, count: int, *, transition: bool) -> Run:
-    """The whole range of use, or the part where the curve jumps by orders."""
+    """Settings of the whole range, or of the part where the curve jumps."""
     rng = np.random.default_rng(seed)
 
     def spread(low: float, high: float) -> np.ndarray:
@@ -102,13 +102,13 @@ def converted(curve: np.ndarray, orders: np.ndarray, delta: Any) -> np.ndarray:
     return np.maximum(curve + np.log1p(-1 / orders) - spent, 0.0)
 
 
-# Looked at 60 orders at a time, so that every question is of one compiled size.
+# 60 orders at a time, so that one compiled size suffices.
 SCAN = np.split(1 + np.geomspace(1e-6, 1e9, 240), 4)
 ZOOM = 41
 
 
 def scanned(kind: str, runs: Run) -> np.ndarray:
-    """The smallest epsilon that a scan of the orders finds, zooming in five times."""
+    """The smallest epsilon of a scan of orders that zooms in five times."""
     best = []
     for row in zip(*runs, strict=True):
         run = Run(*row)
@@ -139,7 +139,7 @@ def check_search(kind: str, runs: Run) -> None:
     for value, scan, run in zip(found, best, zip(*runs, strict=True), strict=True):
         allowed = scan * (1 + EXCESS) + SMALL
         assert value <= allowed, (value / scan - 1, Run(*run))
-        # Nothing from a delta of the total variation on; the scan ends on a grid.
+        # 0 if delta is at least the total variation; the scan ends on a grid.
         assert value == 0 or value >= scan * (1 - SCAN_ERROR), Run(*run)
 
 
@@ -166,7 +166,7 @@ def one_run(rate, noise, num_steps, delta, **fields: Any) -> Run:
     return Run(**{k: np.array([v]) for k, v in {**values, **named}.items()})
 
 
-# Where the best order sits at the foot of a jump of the curve, or between two bumps.
+# The best order is at the foot of a jump of the curve, or between two bumps.
 HARD = [
     ("sampled", one_run(0.001, 1.0, 30_000, 1e-7)),
     ("sampled", one_run(0.007550021, 0.3305002, 915, 4.488e-9)),
@@ -201,8 +201,8 @@ class Misled(SampledGaussianLoss):
         )
 
 
-def test_search_does_not_go_to_and_fro():
-    """Newton's method has cycles of two; wherever it starts, they are broken."""
+def test_search_does_not_cycle():
+    """Newton's method has cycles of two, which are broken from any start."""
     fields = (np.full((1, 64), value) for value in (0.24317, 0.18926551, 0.70889352))
     group = Group(
         Misled(*fields, np.geomspace(0.02, 1, 64)[None]), np.full((1, 64), 44)
@@ -225,7 +225,7 @@ RISK = (*[UNIT] * 4, st.sampled_from(FEW_KINDS), UNIT)
 
 @settings(max_examples=12)
 @given(*RISK)
-def test_epsilon_grows_with_the_risk(rate, noise, steps, delta, kind, change):
+def test_epsilon_is_monotone(rate, noise, steps, delta, kind, change):
     """More noise, fewer steps, a larger delta: never a larger epsilon."""
     fields = {
         "rate": scaled(-6, -0.05, rate),
@@ -245,7 +245,7 @@ def test_epsilon_grows_with_the_risk(rate, noise, steps, delta, kind, change):
     value, *safer = rdp_epsilon(
         KINDS[kind](stacked), num_steps=stacked.num_steps, delta=stacked.delta
     )
-    # Each is within the search's excess of the true minimum, which is monotone.
+    # Each is within the search's tolerance of the true minimum, which is monotone.
     assert max(safer) <= value * (1 + EXCESS)
 
 
@@ -253,7 +253,7 @@ def test_epsilon_grows_with_the_risk(rate, noise, steps, delta, kind, change):
 @settings(max_examples=12)
 @given(*RISK[:-1])
 def test_delta_of_epsilon_is_not_more_than_delta(rate, noise, steps, delta, kind):
-    """Both searches minimise the same thing, so going there and back loses little."""
+    """Both searches minimise the same function, so the inverse loses little."""
     run = one_run(
         scaled(-6, -0.05, rate),
         scaled(-0.5, 1.5, noise),
@@ -283,8 +283,8 @@ def _sampled(rate, noise, num_steps) -> tuple[Group]:
 @pytest.mark.parametrize(
     "engine", ["numpy", pytest.param("jax", marks=pytest.mark.slow)], indirect=True
 )
-def test_a_lattice_finds_what_panels_do(engine, transition):
-    """Never more than by panels, whose own search may end a little above."""
+def test_lattice_and_panels_find_the_same(engine, transition):
+    """Never above the panels' result, whose search may end slightly above."""
     block = 16 if engine == "jax" else 64
     runs = random_runs(13, 64, transition=transition)
     groups = _sampled(runs.rate, runs.noise, runs.num_steps)
@@ -311,7 +311,7 @@ def test_a_lattice_finds_what_panels_do(engine, transition):
         (kernels.best_log_delta, DeltaAt, 0.2, 40.0, 5.0),  # its moment overflows
     ],
 )
-def test_beyond_the_lattice_panels_answer(kernel, question, rate, noise, num_steps):
+def test_panels_answer_beyond_the_lattice(kernel, question, rate, noise, num_steps):
     groups = _sampled([rate, 0.01], [noise, 1.0], [num_steps, 100.0])
     target = np.full(2, -9.0) if question is EpsilonAt else np.full(2, 4.45)
     ask = float64_boundary(kernel, ("on_lattice",))
@@ -324,7 +324,7 @@ def test_beyond_the_lattice_panels_answer(kernel, question, rate, noise, num_ste
     np.testing.assert_allclose(bound, ask(target, groups)[0], rtol=1e-9)
 
 
-def test_the_larger_direction_is_the_forward_one():
+def test_the_forward_direction_is_the_larger_one():
     step = jde.GaussianStep(
         poisson("user", np.array([0.01, 0.6])), noise_multiplier=np.array([0.3, 2.0])
     )
@@ -334,8 +334,8 @@ def test_the_larger_direction_is_the_forward_one():
     np.testing.assert_array_equal(jde.rdp(step, orders), larger)
 
 
-def test_one_by_one_as_in_a_batch():
-    """At the foot of a jump one was 0.24 % above, or the batch 1e-5."""
+def test_single_settings_equal_a_batch():
+    """Regression: at the foot of a jump one was 0.24 % above, or the batch 1e-5."""
     rows = [
         (0.002279235755696516, 28.392684083127794, 10, 1e-8),
         (0.002279235755696516, 28.392684083127794, 10, 1e-10),
@@ -355,12 +355,12 @@ def test_one_by_one_as_in_a_batch():
 
 
 def test_search_is_not_below_the_scan():
-    """A search that returned less than the curve allows would be unsound."""
+    """A search that returned less than the curve's minimum would be unsound."""
     runs = random_runs(7, 4, transition=False)
     found = rdp_epsilon(
         KINDS["sampled"](runs), num_steps=runs.num_steps, delta=runs.delta
     )
-    # The scan ends on a grid, beside the best order: it may be a little above.
+    # The scan ends on a grid beside the best order, so it may be slightly above.
     scan = scanned("sampled", runs) * (1 - SCAN_ERROR)
-    # From a delta of the total variation on it is nothing.
+    # If delta is at least the total variation, epsilon is 0.
     assert np.all((found == 0) | (found >= scan))

@@ -1,4 +1,4 @@
-"""Rényi-DP with what total variation adds: no epsilon where delta covers it."""
+"""Rényi-DP with total variation: epsilon is 0 if delta is at least that."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def sampled(rate, noise):
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 30])
-def test_from_a_delta_of_the_total_variation_on_epsilon_is_nothing(num_steps):
+def test_epsilon_is_0_from_the_total_variation_on(num_steps):
     rate, noise = 1e-6, 1.0
     one = rate * (norm.cdf(0.5 / noise) - norm.cdf(-0.5 / noise))
     every = -np.expm1(num_steps * np.log1p(-one))
@@ -30,7 +30,7 @@ def test_from_a_delta_of_the_total_variation_on_epsilon_is_nothing(num_steps):
     assert every * (1 - 1e-12) <= delta <= every * (1 + 1e-9)
 
 
-def test_one_step_at_delta_1e_5():
+def test_one_step_of_a_rare_and_of_a_frequent_unit():
     """Rényi-DP alone says 0.2634."""
     for method in ("rdp", "exact", "pld"):
         step = sampled(np.array([1e-6, 0.1]), 1.0)
@@ -38,6 +38,6 @@ def test_one_step_at_delta_1e_5():
         assert rare == 0 < often
 
 
-def test_what_is_known_by_its_renyi_divergence_alone_stays_as_it_is():
+def test_mechanisms_with_moments_only_are_unchanged():
     release = jde.ZeroConcentratedDP(1e-12)
     assert jde.epsilon(release, delta=0.5, num_steps=1, method="rdp") >= 0

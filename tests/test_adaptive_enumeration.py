@@ -347,7 +347,7 @@ def _sampled(rate, noise):
         lambda *row: row[3] == 9,
     ),
 )
-def test_interval_holds_the_quadrature_of_sampled_steps(
+def test_interval_contains_a_quadrature_of_steps(
     rates, noises, prices, budget, epsilon
 ):
     """Independent of lattices and chords; good to some 1e-5 of delta."""

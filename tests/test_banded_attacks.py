@@ -212,9 +212,7 @@ ENUMERATED = [
     "crash", ["no crash", "restart at 1", "row 0 lost", "by releases"]
 )
 @pytest.mark.parametrize("other", [0, -1])
-def test_whole_numbers_cost_at_most_the_price(
-    other, crash, whole, steps, longest, near
-):
+def test_integers_cost_at_most_the_price(other, crash, whole, steps, longest, near):
     groups = [t % len(whole) for t in range(steps)]
     laws = [poisson(("u",), 0.5) if group == 0 else {(): 1.0} for group in groups]
     worlds = tuple(

@@ -45,7 +45,7 @@ def test_a_terminal_has_a_bar(clock):
     assert "left" not in shown
 
 
-def test_resumed_work_does_not_count_for_the_rate(clock):
+def test_a_first_phase_has_its_own_rate(clock):
     out = io.StringIO()
     console, first = Console(file=out, width=200), ("private statistics", 4)
     with _progress.ProgressBar(console, "gradient steps", 304, first=first) as bar:

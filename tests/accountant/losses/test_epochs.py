@@ -178,9 +178,7 @@ def test_replaced_epochs_with_little_noise(steps, noise, epsilon):
         (REPLACE, 116, 0.392, 116 * 435, 4e-12),
     ],
 )
-def test_certified_ends_are_close_and_contain_the_answer(
-    relation, steps, noise, num_steps, delta
-):
+def test_ends_are_close_and_contain_answers(relation, steps, noise, num_steps, delta):
     epoch, asked = (
         step(steps, noise, relation),
         {"delta": delta, "num_steps": num_steps},

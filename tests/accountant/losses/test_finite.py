@@ -176,9 +176,7 @@ def test_ends():
         ),
     ],
 )
-def test_near_the_largest_loss_the_rounding_of_losses_is_charged(
-    release, epsilon, truth
-):
+def test_near_the_largest_loss_rounding_of_losses_is_charged(release, epsilon, truth):
     value, info = jde.delta(release, epsilon=epsilon, num_steps=1, return_info=True)
     # The error of delta is relative; poorly known values are raised by it.
     assert -1e-8 <= value / truth - 1 <= 2 * info.error <= 0.01

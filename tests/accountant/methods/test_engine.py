@@ -110,16 +110,14 @@ class TestCallersFlag:
     @pytest.mark.few(2)
     @pytest.mark.parametrize("engine", ENGINES)
     @pytest.mark.parametrize("enabled", [False, True])
-    def test_x64_flag_is_unchanged_and_changes_nothing(
-        self, enabled, engine, reference
-    ):
+    def test_flag_is_unchanged_and_changes_nothing(self, enabled, engine, reference):
         with jax.enable_x64(enabled):
             found = answers(engine)
             assert x64_is_on() == enabled
         assert identical(found, reference[engine])
 
     @pytest.mark.parametrize("enabled", [False, True])
-    def test_x64_flag_is_unchanged_by_an_error(self, enabled):
+    def test_flag_is_unchanged_by_an_error(self, enabled):
         with jax.enable_x64(enabled):
             with pytest.raises(ValueError, match="delta"):
                 rdp_epsilon(step(0.1, 1.0), delta=2.0, num_steps=1)

@@ -217,9 +217,7 @@ def enumerated_delta(coefficients, steps, rate, sigma, epsilon):
     ("steps", "bands", "rate", "attained"),
     [(4, 2, 0.3, 1.0), (3, 2, 0.3, 0.5), (6, 3, 1.0, 1.0), (2, 3, 0.7, 0.3)],
 )
-def test_no_band_exceeds_the_bound_and_full_ones_attain_it(
-    steps, bands, rate, attained
-):
+def test_no_band_exceeds_the_bound_and_full_ones_reach_it(steps, bands, rate, attained):
     kernel = band_coefficients(bands, steps, 30.0)
     step = on("user", bands, poisson(rate), 0.9)
     for epsilon in (0.3, 1.0):

@@ -458,9 +458,7 @@ def test_the_shortest_epoch(kind: Any):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [1e-5, np.nan])
-def test_noise_that_is_seen_to_be_too_small_is_raised_until_it_is_enough(
-    monkeypatch, first
-):
+def test_noise_found_too_small_is_raised_until_it_suffices(monkeypatch, first):
     step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
     plain, seen = Targets.excess, []
 

@@ -124,9 +124,7 @@ def test_mu_of_a_budget_is_the_largest():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate,noise,steps,_,most", RUNS)
-def test_composed_runs_are_below_the_budget_that_they_use_up(
-    rate, noise, steps, _, most
-):
+def test_composed_runs_are_below_the_budget_they_use_up(rate, noise, steps, _, most):
     one = step(rate, noise)
     prices = [gdp_price(one, num_steps=steps, floor=f) for f in (1e-7, 1e-6, 3e-6)]
     for k, ratio in zip((2, 3), most, strict=True):

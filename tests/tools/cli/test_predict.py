@@ -117,7 +117,7 @@ def test_folders_of_classes(folder, predict):
         (None, "score", "and is no probability: the release is not calibrated"),
     ],
 )
-def test_only_calibrated_probabilities_are_printed(
+def test_only_calibrated_probabilities_are_shown(
     folder, predict, shots, name, said_why
 ):
     calibration = shots and {"ways": 2, "shots": shots, "temperatures": [50.0]}

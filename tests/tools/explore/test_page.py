@@ -339,9 +339,7 @@ def test_the_page_fits_and_is_legible(open_page, width, colours, tmp_path):
     assert other != ground
 
 
-def test_untrusted_names_are_escaped_and_an_ended_server_is_reported(
-    open_page, address
-):
+def test_untrusted_names_are_escaped_and_a_dead_server_is_reported(open_page, address):
     elsewhere = urllib.request.Request(address, headers={"Host": "evil.example"})
     with pytest.raises(urllib.error.HTTPError, match="400") as refused:
         urllib.request.urlopen(elsewhere)

@@ -480,7 +480,7 @@ def many_columns(folder):
         (npz, ["--relation", "add_remove", "--population", "50"], "must be at most"),
     ],
 )
-def test_no_config_is_written_that_training_would_refuse(
+def test_no_config_is_written_that_train_refuses(
     make, options, message, tmp_path, capsys
 ):
     out = tmp_path / "first.toml"
@@ -528,9 +528,7 @@ def test_a_split_key_chosen_by_private_sizes_is_reported(tmp_path):
         (False, "zero_out", "means"),
     ],
 )
-def test_no_class_means_without_a_public_list_of_classes(
-    is_listed, relation, between, tmp_path
-):
+def test_no_class_means_without_a_public_list(is_listed, relation, between, tmp_path):
     """Under add_remove their number reveals an example that is alone in its class."""
     values, labels = features(400, NAMES[:20])
     arrays = {"features": np.tile(values, (1, 3)).astype(np.float32), "labels": labels}

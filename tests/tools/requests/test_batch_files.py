@@ -157,7 +157,7 @@ def test_rows_are_evaluated_in_chunks(tmp_path, monkeypatch):
         ("r.parquet", "a.csv", b"no", "must be a Parquet file"),
     ],
 )
-def test_a_refused_file_leaves_the_output_unchanged(
+def test_a_refused_file_leaves_the_output_as_is(
     tmp_path, source, out, content, message
 ):
     (tmp_path / source).write_bytes(content)
@@ -202,9 +202,7 @@ levels = [
 """
 
 
-def test_the_command_creates_the_folder_and_checks_the_name_first(
-    tmp_path, capsys, monkeypatch
-):
+def test_the_command_makes_the_folder_after_its_checks(tmp_path, capsys, monkeypatch):
     file, requests = tmp_path / "x.toml", tmp_path / "r.jsonl"
     file.write_text(_UNITS)
     requests.write_text("{}\n")

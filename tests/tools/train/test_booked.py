@@ -58,7 +58,7 @@ def train(config, out, book, **settings):
     )
 
 
-def test_a_run_is_charged_once_and_reports_it(
+def test_a_run_is_charged_and_reported_once(
     tmp_path, config, book, monkeypatch, capsys
 ):
     out = tmp_path / "out"
@@ -141,9 +141,7 @@ def test_a_run_that_began_without_a_book(tmp_path, config, book, monkeypatch):
         train(config, out, book, resume=True)
 
 
-def test_a_run_whose_copy_continued_is_not_released(
-    tmp_path, config, book, monkeypatch
-):
+def test_a_run_whose_copy_continued_is_unreleased(tmp_path, config, book, monkeypatch):
     """The folder was copied during the run, and the copy was resumed."""
     out, whole = tmp_path / "out", Trainer.train
 
@@ -251,7 +249,7 @@ def test_no_process_trains_without_noise_beside_a_book(tmp_path, config, monkeyp
         assert len(trained) == times
 
 
-def test_a_run_killed_after_its_charge_is_not_charged_again(
+def test_a_run_killed_after_its_charge_pays_nothing(
     tmp_path, config, book, monkeypatch
 ):
     out = tmp_path / "out"

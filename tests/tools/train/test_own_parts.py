@@ -200,9 +200,7 @@ def test_closed_form_learners_refuse_parts(config, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nnx", "linen"])
-def test_a_run_trains_a_users_parts_and_warns_of_changed_ones(
-    config, tmp_path, kind, capsys
-):
+def test_a_run_trains_users_parts_and_warns_of_changes(config, tmp_path, kind, capsys):
     told = []
 
     def parts(rate):

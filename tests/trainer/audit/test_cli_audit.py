@@ -79,9 +79,7 @@ def test_flags_override_the_file(request_file, tmp_path):
     assert row["claimed_exact"] == pytest.approx(claims[5, 1e-2], rel=1e-9)
 
 
-def test_a_refuted_claim_sets_the_exit_code(
-    request_file, tmp_path, monkeypatch, capsys
-):
+def test_a_refuted_claim_has_an_exit_code(request_file, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(game, "claimed_epsilons", lambda *_, **__: [0.01])
     command = ["audit", str(request_file), "--out", str(tmp_path / "o")]
     assert cli.run([*command, "--draws", "5000"]) == 3

@@ -43,9 +43,7 @@ def test_a_headerless_file_is_refused_by_init(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_headerless_file_is_refused_by_train_before_anything_is_charged(
-    tmp_path, capsys
-):
+def test_a_headerless_file_is_refused_by_train_before_any_charge(tmp_path, capsys):
     """With a config that names columns by the record, and with the right names."""
     path, config = table(tmp_path / "t.csv", "a,b,c,kind"), tmp_path / "x.toml"
     assert run(capsys, "init", path, "--epsilon", "1e3", "--out", config)[0] == 0

@@ -245,9 +245,7 @@ def quadratic_parts(episode):
         ),
     ),
 )
-def test_maml_of_a_linear_model_equals_the_matrix_formula(
-    first_order, inner_steps, checkpoint
-):
+def test_maml_of_a_linear_model_is_in_closed_form(first_order, inner_steps, checkpoint):
     # Support loss w'Aw/2 - b'w: each step is w -> (I - rA)w + rb, so the gradient is
     # (I - rA)^n (Hw_n - c); first order leaves the power out.
     params, episode, rate = weights(1), task(), 0.1

@@ -416,9 +416,7 @@ PRICES = {"prices": {"step": 2, "check": 1}, "budget": 9, "blocks": {"step": 2}}
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("limits", [QUOTAS, PRICES], ids=["quotas", "prices"])
-def test_an_adaptive_run_takes_turns_by_charged_gradient_steps(
-    tmp_path, monkeypatch, limits
-):
+def test_adaptive_runs_take_turns_by_charged_steps(tmp_path, monkeypatch, limits):
     """A score takes no turn and keeps the memory; a crash clears it."""
     watch, turns, secret = Watch(monkeypatch), [], RunDraws.secret
 

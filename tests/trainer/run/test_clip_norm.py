@@ -181,9 +181,7 @@ def course(folder):
     ("noise", "after"),
     fast_and_slow([("discrete", 3), ("gaussian", 4)], lambda n, _: n == "discrete"),
 )
-def test_a_killed_run_equals_an_undisturbed_one_bit_for_bit(
-    tmp_path, monkeypatch, noise, after
-):
+def test_a_killed_run_equals_an_undisturbed_one(tmp_path, monkeypatch, noise, after):
     def made():
         return plain_trainer(clipping=CLIPPING, noise=noise)
 

@@ -339,9 +339,7 @@ def test_an_epochs_draw_is_erased_from_disk(tmp_path, size):
                 assert not any(one in file for one in pieces for file in found)
 
 
-def test_steps_charged_elsewhere_are_kept_when_a_folder_is_opened(
-    tmp_path, monkeypatch
-):
+def test_steps_charged_elsewhere_are_kept_on_opening_a_folder(tmp_path, monkeypatch):
     found = members_by_step(monkeypatch)
     run = a_run(BINS)
     for _ in range(2):
@@ -460,7 +458,7 @@ def seeded_whole(tmp_path_factory):
         for number, stage in enumerate(STAGES)
     ],
 )
-def test_resumed_seeded_runs_are_equal_bit_for_bit(
+def test_resumed_seeded_runs_equal_whole_ones(
     tmp_path, monkeypatch, seeded_whole, stage
 ):
     owner, name, call = STAGES[stage]

@@ -540,7 +540,7 @@ def test_calibrations_in_files_are_checked(changes, match):
     ("select", "split", "is_calibrated"),
     [(True, "validation", True), (False, "validation", False), (True, "test", False)],
 )
-def test_only_the_selection_split_sets_a_temperature(
+def test_only_the_choosing_split_sets_temperatures(
     tmp_path, select, split, is_calibrated
 ):
     """A split that may be private, or the test split, does not."""

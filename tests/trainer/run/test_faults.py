@@ -131,9 +131,7 @@ def kill_at(patch, owner, name, call, folder, left):
 
 
 @pytest.mark.parametrize("fault", [None, "charge-late"])
-def test_the_folder_of_a_kill_at_any_moment_is_resumed(
-    tmp_path, monkeypatch, rig, fault
-):
+def test_the_folder_of_a_kill_at_any_time_is_resumed(tmp_path, monkeypatch, rig, fault):
     """The rig's checks within one process, with three kills of a run."""
     # Shapes and optimizer of other tests, whose programs are compiled already.
     sizes = {"STEPS": 8, "CHECKPOINT_EVERY": 3, "CLASSES": 30, "EXAMPLES": 6}

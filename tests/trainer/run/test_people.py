@@ -122,9 +122,7 @@ def test_missing_owners_and_people_beyond_their_bounds_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:sampling draws")
-def test_dropped_examples_are_in_the_ledger_and_not_in_the_release(
-    tmp_path, monkeypatch
-):
+def test_dropped_examples_are_in_the_ledger_not_in_the_release(tmp_path, monkeypatch):
     monkeypatch.setattr(contributions, "LEAST_IN_RUN", 0.0)  # otherwise it is refused
     bounds = jde.PersonBounds(classes=12, examples=1)
     bounded = truncated(owned(), bounds)

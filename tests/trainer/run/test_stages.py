@@ -347,7 +347,7 @@ def test_equal_classes_in_all_episodes_compare_only_the_last_stage(tmp_path):
         ({"validation": None}, False, "the choice was turned off"),
     ],
 )
-def test_without_a_choice_the_last_stage_is_released(
+def test_without_a_choice_the_last_one_is_released(
     tmp_path, evaluations, select, reason
 ):
     (evaluation,) = scored().values()

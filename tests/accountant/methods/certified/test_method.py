@@ -236,9 +236,7 @@ def test_an_overflowing_setting_leaves_the_others(monkeypatch):
         ),  # rounding hides delta
     ],
 )
-def test_extreme_settings_keep_the_renyi_bound(
-    kind, rate, inner, noise, steps, log_delta
-):
+def test_extreme_settings_keep_renyis_bound(kind, rate, inner, noise, steps, log_delta):
     run = one_run(kind, steps, rate=rate, inner=inner, noise=noise)
     lower, upper = pld_bounds(epsilon_at(log_delta), run)
     bound, _ = rdp_bound(epsilon_at(log_delta), run)

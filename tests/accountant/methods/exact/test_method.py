@@ -241,9 +241,7 @@ def test_few_remaining_settings_are_not_compiled(monkeypatch):
         (3, 2e-3, 1 / 3.5, 23, 99.2776985110, 1e-4),
     ],
 )
-def test_steps_of_very_different_widths(
-    num_episodes, rate, noise, num_steps, epsilon, delta
-):
+def test_very_different_widths(num_episodes, rate, noise, num_steps, epsilon, delta):
     """Little noise: five episodes with the unit lose five times as much as one."""
     example = jde.Poisson("example", sampling_probability=rate)
     episodes = jde.IndependentEpisodes(example, num_episodes=num_episodes)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.menu import parts_of
@@ -37,20 +35,13 @@ from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.table_file import check_suffix
 from jaxdp_episodic.tools.cli.command import (
-    Command,
-    File,
-    Files,
-    Name,
-    Number,
-    TomlFile,
-    UsageError,
-    Whole,
+    Options,
     aligned,
     facts,
-    option,
     recorded_warnings,
     waiting,
 )
+from jaxdp_episodic.tools.cli.flags import UsageError
 from jaxdp_episodic.tools.requests.batch import (
     answer_file,
     unit_budgets,
@@ -66,179 +57,137 @@ from jaxdp_episodic.tools.requests.request import (
 )
 
 
-@dataclass
-class Epsilon(Command):
+def do_epsilon(o: Options) -> list[str]:
     """The command ``epsilon``."""
-
-    #: The request: a step, the number of steps, and a delta or an epsilon.
-    file: Annotated[File, tyro.conf.Positional, option("[FILE.toml]")] = None
-    #: Delta; default: the file's.
-    delta: Number = None
-    #: Number of steps; default: the file's.
-    num_steps: Whole = None
-    #: Print JSON in place of a table.
-    json: bool = False
-    #: Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml.
-    batch: File = None
-    #: The folder of a training run, in place of FILE.toml. Give it once for each of
-    #: several runs, or copies of one: the answer is what they cost together.
-    ledger: Files = ()
-    #: Write each protected unit's own epsilon to --out.
-    per_unit: bool = False
-    #: Where --batch and --per-unit write: .jsonl, .csv or .parquet.
-    out: File = None
-    #: exact, rdp or pld: with --ledger (default: exact), and with --batch for rows
-    #: that name none (default: rdp).
-    method: Name = None
-
-    def _subject(self) -> Any:
-        return self.file or self.batch or next(iter(self.ledger), "")
-
-    def _after_interruption(self) -> str | None:
-        return "; nothing was written" if self.out is not None else None
-
-    def _lines(self) -> list[str]:
-        self._check_options()
-        if self.out is not None:
-            # Before the work, so that a wrong name costs no time.
-            check_suffix(self.out)
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            return self._batch(self.out) if self.batch else self._per_unit(self.out)
-        if self.ledger:
-            return self._from_ledgers([Path(name) for name in self.ledger])
-        with recorded_warnings() as warned, waiting():
-            request = self._request()
+    o.subject = o.file or o.batch or next(iter(o.ledger), "")
+    _check_options(o)
+    if o.out is not None:
+        o.left_behind = lambda: "; nothing was written"
+        # Before the work, so that a wrong name costs no time.
+        check_suffix(o.out)
+        o.out.parent.mkdir(parents=True, exist_ok=True)
+        return _batch(o) if o.batch else _per_unit(o)
+    if len(o.ledger) == 1 and is_adaptive(o.ledger[0]):
+        if o.method is not None:
+            raise UsageError("--method does not go with an adaptive run")
+        return adaptive_lines(o.ledger[0], delta=o.delta, as_json=o.json)
+    planned, caveats = {}, []
+    with recorded_warnings() as warned, waiting():
+        if not o.ledger:
+            request = _request(o)
             answer = request.answer()
-        return _answer_lines(request, answer, warned, as_json=self.json)
-
-    def _check_options(self) -> None:
-        """Refuses options that exclude or need each other."""
-        sources = (self.file, self.batch, self.ledger or None)
-        is_table = self.batch is not None or self.per_unit
-        given = {"--delta": self.delta, "--num-steps": self.num_steps}
-        given["--json"] = self.json or None
-        named = [name for name, value in given.items() if value is not None]
-        rules = {
-            "give exactly one of FILE.toml, --batch FILE and --ledger FILE": (
-                sum(source is not None for source in sources) != 1
-            ),
-            "--per-unit goes with FILE.toml, not with --batch or --ledger": (
-                self.file is None and self.per_unit
-            ),
-            "--num-steps does not go with --ledger, which holds the number": (
-                bool(self.ledger) and self.num_steps is not None
-            ),
-            "--out FILE goes with --batch or --per-unit, and they need it": (
-                is_table != (self.out is not None)
-            ),
-            f"{' '.join(named[:1])} does not go with --batch or --per-unit": (
-                is_table and bool(named)
-            ),
-            "--method goes with --batch or --ledger; a FILE.toml names its own": (
-                self.method is not None and self.file is not None
-            ),
-        }
-        for message, is_broken in rules.items():
-            if is_broken:
-                raise UsageError(message)
-
-    def _request(self) -> EpsilonRequest:
-        assert self.file is not None  # by `_check_options`
-        return read_request(
-            self.file, EpsilonRequest, delta=self.delta, num_steps=self.num_steps
-        )
-
-    def _from_ledgers(self, paths: list[Path]) -> list[str]:
-        """The privacy cost of the steps that the ledgers charge."""
-        if len(paths) == 1 and is_adaptive(paths[0]):
-            if self.method is not None:
-                raise UsageError("--method does not go with an adaptive run")
-            return adaptive_lines(paths[0], delta=self.delta, as_json=self.json)
-        with recorded_warnings() as warned, waiting():
-            ledgers = read_ledgers(paths)
-            step, num_steps = ledgers.run_charged()
-            delta, method = self.delta, self.method or "exact"
-            request = EpsilonRequest(
-                step=step,
-                num_steps=num_steps,
-                delta=ledgers.delta if delta is None else delta,
-                method=method,
-            )
+        else:
+            ledgers = read_ledgers(list(o.ledger))
+            request = _request_of(ledgers, o.delta, o.method or "exact")
             answer = request.answer()
             # An epsilon at another delta cannot be compared with the plan's target.
-            spent = answer if delta is None else None
-            caveats = caveats_on_ledgers(ledgers, spent, method)
-        target, at = ledgers.planned
-        planned = {"planned": {"epsilon": plain(target), "delta": at}}
-        warned += caveats
-        return _answer_lines(request, answer, warned, as_json=self.json, more=planned)
-
-    def _batch(self, out: Path) -> list[str]:
-        """Answers a file of requests; reports how many rows have errors."""
-        assert self.batch is not None
-        with waiting("answering") as say:
-            result = answer_file(
-                self.batch,
-                out,
-                method=self.method or "rdp",
-                on_rows=lambda rows: say(f"{rows:,} rows answered"),
-            )
-        lines = [f"{result.num_rows:,} rows, {result.num_errors:,} with an error"]
-        if result.first_error is not None:
-            lines.append(f"the first: {result.first_error}")
-        return [*lines, f"written: {out}"]
-
-    def _per_unit(self, out: Path) -> list[str]:
-        """Writes each protected unit's own epsilon."""
-        request = self._request()
-        if request.delta is None:
-            raise ValueError("--per-unit computes epsilons: the request needs a delta")
-        budgets = unit_budgets(
-            request.planned("--per-unit"),
-            num_steps=request.num_steps,
-            delta=request.delta,
-            method=request.method,
-        )
-        write_unit_budgets(out, budgets)
-        largest = upward(float(budgets.epsilon.max(initial=0.0)), 5)
-        lines = [f"{budgets.epsilon.size:,} units, largest epsilon {largest}"]
-        if budgets.rate_rounding:
-            share = upward(budgets.rate_rounding, 2)
-            lines.append(f"rates are rounded up, by at most {share} of their value")
-        if steps_of(request)[0].neighboring_relation == "add_remove":
-            lines.append("private: under add_remove the table discloses sizes")
-        return [*lines, f"written: {out}"]
+            spent = answer if o.delta is None else None
+            caveats = caveats_on_ledgers(ledgers, spent, request.method)
+            target, at = ledgers.planned
+            planned = {"planned": {"epsilon": plain(target), "delta": at}}
+    warned += caveats
+    return _answer_lines(request, answer, warned, as_json=o.json, more=planned)
 
 
-@dataclass
-class Calibrate(Command):
+def do_calibrate(o: Options) -> list[str]:
     """The command ``calibrate``."""
+    with recorded_warnings() as warned, waiting():
+        request = read_request(o.file, CalibrationRequest)
+        answer = request.answer()
+    return _answer_lines(request, answer, warned, as_json=o.json, more={})
 
-    #: The request: as for `epsilon`, with what to find and the target.
-    file: TomlFile
-    #: Print JSON in place of a table.
-    json: bool = False
 
-    def _lines(self) -> list[str]:
-        with recorded_warnings() as warned, waiting():
-            request = read_request(self.file, CalibrationRequest)
-            answer = request.answer()
-        return _answer_lines(request, answer, warned, as_json=self.json)
+def do_log(o: Options) -> list[str]:
+    """The command ``log``."""
+    with refusing(o.dir), run_file(o.dir) as file:
+        return [json.dumps(line, allow_nan=False) for line in _records_of(file)]
+
+
+def _check_options(o: Options) -> None:
+    """Refuses options of ``epsilon`` that exclude or need each other."""
+    is_table = o.batch is not None or o.per_unit
+    given = {"--delta": o.delta, "--num-steps": o.num_steps, "--json": o.json or None}
+    named = next((name for name, value in given.items() if value is not None), "")
+    rules = {
+        "give exactly one of FILE.toml, --batch FILE and --ledger FILE": (
+            sum(map(bool, (o.file, o.batch, o.ledger))) != 1
+        ),
+        "--per-unit goes with FILE.toml, not with --batch or --ledger": (
+            o.file is None and o.per_unit
+        ),
+        "--num-steps does not go with --ledger, which holds the number": (
+            bool(o.ledger) and o.num_steps is not None
+        ),
+        "--out FILE goes with --batch or --per-unit, and they need it": (
+            is_table != (o.out is not None)
+        ),
+        f"{named} does not go with --batch or --per-unit": is_table and bool(named),
+        "--method goes with --batch or --ledger; a FILE.toml names its own": (
+            o.method is not None and o.file is not None
+        ),
+    }
+    for message, is_broken in rules.items():
+        if is_broken:
+            raise UsageError(message)
+
+
+def _request(o: Options) -> EpsilonRequest:
+    given = {"delta": o.delta, "num_steps": o.num_steps}
+    return read_request(o.file, EpsilonRequest, **given)
+
+
+def _request_of(
+    ledgers: LedgersContent, delta: float | None, method: str
+) -> EpsilonRequest:
+    """The request for the cost of the steps that the ledgers charge."""
+    step, num_steps = ledgers.run_charged()
+    delta = ledgers.delta if delta is None else delta
+    return EpsilonRequest(step=step, num_steps=num_steps, delta=delta, method=method)
+
+
+def _batch(o: Options) -> list[str]:
+    """Answers a file of requests; reports how many rows have errors."""
+    with waiting("answering") as say:
+        number, failed, first = answer_file(
+            o.batch,
+            o.out,
+            method=o.method or "rdp",
+            on_rows=lambda rows: say(f"{rows:,} rows answered"),
+        )
+    lines = [f"{number:,} rows, {failed:,} with an error"]
+    return [*lines, *([f"the first: {first}"] if first else []), f"written: {o.out}"]
+
+
+def _per_unit(o: Options) -> list[str]:
+    """Writes each protected unit's own epsilon."""
+    request = _request(o)
+    if request.delta is None:
+        raise ValueError("--per-unit computes epsilons: the request needs a delta")
+    budgets = unit_budgets(
+        request.planned("--per-unit"),
+        num_steps=request.num_steps,
+        delta=request.delta,
+        method=request.method,
+    )
+    write_unit_budgets(o.out, budgets)
+    largest = upward(float(budgets.epsilon.max(initial=0.0)), 5)
+    lines = [f"{budgets.epsilon.size:,} units, largest epsilon {largest}"]
+    if budgets.rate_rounding:
+        share = upward(budgets.rate_rounding, 2)
+        lines.append(f"rates are rounded up, by at most {share} of their value")
+    if steps_of(request)[0].neighboring_relation == "add_remove":
+        lines.append("private: under add_remove the table discloses sizes")
+    return [*lines, f"written: {o.out}"]
 
 
 def _answer_lines(
-    request: Any,
-    answer: Any,
-    warned: list[str],
-    *,
-    as_json: bool,
-    more: dict[str, Any] | None = None,
+    request: Any, answer: Any, warned: list[str], *, as_json: bool, more: dict[str, Any]
 ) -> list[str]:
     """The answer with warnings, as a table or as JSON; ``more`` goes into the JSON."""
     caveats = [*warned, *caveats_on(request)]
     if not as_json:
         return [answer_table(request, answer, caveats)]
-    document = answer_document(request, answer, caveats) | (more or {})
+    document = answer_document(request, answer, caveats) | more
     return [json.dumps(document, allow_nan=False)]
 
 
@@ -483,18 +432,6 @@ def caveats_on_ledger(content: LedgerContent) -> list[str]:
         "file shows fewer steps than were charged": not content.is_closed,
     }
     return [text for text, holds in rows.items() if holds]
-
-
-@dataclass
-class Log(Command):
-    """The command ``log``."""
-
-    #: The run's folder, or its file run.sqlite.
-    dir: Annotated[tyro.conf.Positional[Path], option("DIR")]
-
-    def _lines(self) -> list[str]:
-        with refusing(self.dir), run_file(self.dir) as file:
-            return [json.dumps(line, allow_nan=False) for line in _records_of(file)]
 
 
 def _records_of(file: Any) -> Iterator[dict[str, Any]]:

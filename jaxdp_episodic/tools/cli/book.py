@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
@@ -30,23 +27,11 @@ from jaxdp_episodic.tools.book.content import (
     in_words,
 )
 from jaxdp_episodic.tools.book.storage import shown
-from jaxdp_episodic.tools.cli.command import (
-    Command,
-    File,
-    Files,
-    Floats,
-    Name,
-    Number,
-    aligned,
-    facts,
-    option,
-    waiting,
-)
+from jaxdp_episodic.tools.cli.command import Options, aligned, facts, waiting
 from jaxdp_episodic.tools.plots.figures import draw_book
 from jaxdp_episodic.tools.requests.request import EpsilonRequest, read_request
 from jaxdp_episodic.trainer.config.training_config import read_config
 
-_Book = Annotated[tyro.conf.Positional[str], option("FILE_OR_URL")]
 _WIDTH = 10  # of the names of facts
 _RULES = {
     "no refunds": "a run pays before its first draw and gets nothing back, however it "
@@ -58,146 +43,70 @@ _RULES = {
 }
 
 
-class _BookCommand(Command):
-    """A command on a book; errors show its URL without the password."""
+def do_create(o: Options) -> list[str]:
+    """The command ``book create``."""
+    o.subject = shown(o.file_or_url)
+    # Imported here: Flax costs a second, which no help should pay.
+    from jaxdp_episodic.tools.train.booked import protected_by
 
-    _has_warnings = False
-    book: Any
-
-    def _subject(self) -> str:
-        return shown(self.book)
-
-
-@dataclass
-class Create(_BookCommand):
-    """Make a book: the data, who is protected, and the total budget. All is final.
-
-    By default any run can be charged (its mu-GDP price and a floor). With --quota or
-    --menu only the runs of a fixed menu can. See docs/book.md.
-    """
-
-    #: An SQLite file to make, or the URL of a database.
-    book: _Book
-    #: A training config. Its data, privacy unit, relation and bounds of people become
-    #: the book's; nothing else of it is used.
-    config: Annotated[tyro.conf.Positional[Path], option("RUN.toml")]
-    #: Epsilon of all runs together.
-    epsilon: Floats
-    #: Delta of all runs together.
-    delta: Floats
-    #: The part of delta for the floors of all runs; default: a fifth.
-    floors: Number = None
-    #: A run of a menu (a training config, or a request as for `epsilon`), and how
-    #: often it may run. Repeat the option for each run. Replaces mu-GDP prices.
-    quota: Annotated[Files, option("RUN.toml=N")] = ()
-    #: As --quota without a number: any mixture of these runs, each at a price.
-    menu: Annotated[Files, option("RUN.toml")] = ()
-    #: Method for prices: exact (default), or pld (certified, slower).
-    method: Name = None
-
-    def _lines(self) -> list[str]:
-        # Imported here: Flax costs a second, which no help should pay.
-        from jaxdp_episodic.tools.train.booked import protected_by
-
-        protected = protected_by(read_config(self.config), self.config.parent)
-        total: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
-        total["method"] = self.method or "exact"
-        if self.quota and self.menu:
-            raise ValueError("give --quota or --menu, got both")
-        if not (self.quota or self.menu):
-            terms = create_book(self.book, protected, floors=self.floors, **total)
-        elif self.floors is not None:
-            raise ValueError("--floors does not go with --quota or --menu")
-        else:
-            files = [_quota(text) for text in self.quota]
-            files = files or [(Path(name), 0) for name in self.menu]
-            quotas = {path.stem: number for path, number in files}
-            menu: dict[str, Any] = {}
-            with waiting("computing the cost of the menu"):
-                for path, _ in files:
-                    if path.stem in menu:
-                        raise ValueError(
-                            "files of a menu must have different names, got two named "
-                            f"{path.stem!r}"
-                        )
-                    menu[path.stem] = _whole_run_of(path)
-                terms = create_menu_book(
-                    self.book,
-                    protected,
-                    menu,
-                    quotas=quotas if self.quota else None,
-                    **total,
-                )
+    protected = protected_by(read_config(o.run), o.run.parent)
+    total: dict[str, Any] = {"epsilon": o.epsilon, "delta": o.delta}
+    total["method"] = o.method or "exact"
+    if o.quota and o.menu:
+        raise ValueError("give --quota or --menu, got both")
+    if not (o.quota or o.menu):
+        terms = create_book(o.file_or_url, protected, floors=o.floors, **total)
         return facts(_terms(terms) | _RULES, _WIDTH)
+    if o.floors is not None:
+        raise ValueError("--floors does not go with --quota or --menu")
+    files = [_quota(text) for text in o.quota] or [(name, 0) for name in o.menu]
+    menu: dict[str, Any] = {}
+    with waiting("computing the cost of the menu"):
+        for path, _ in files:
+            if path.stem in menu:
+                raise ValueError(
+                    "files of a menu must have different names, got two named "
+                    f"{path.stem!r}"
+                )
+            menu[path.stem] = _whole_run_of(path)
+        quotas = {path.stem: number for path, number in files} if o.quota else None
+        terms = create_menu_book(o.file_or_url, protected, menu, quotas=quotas, **total)
+    return facts(_terms(terms) | _RULES, _WIDTH)
 
 
-@dataclass
-class Charge(_BookCommand):
-    """Charge a query outside of training, before you run it.
-
-    A request (as for `epsilon`) describes it: a statistic, a validation query, or a run
-    by other means. Every call charges again.
-    """
-
-    #: The book.
-    book: _Book
-    #: The query; its delta or epsilon is not used.
-    request: Annotated[tyro.conf.Positional[Path], option("FILE.toml")]
-    #: Name of the entry; default: the file's name.
-    name: Name = None
-    #: Its floor, in a book without a menu; default: a hundredth of the book's delta.
-    floor: Number = None
-
-    def _lines(self) -> list[str]:
-        run = _run_of_request(self.request)
-        name = self.name or self.request.stem
-        with waiting("computing its price"):
-            entry = charge_query(self.book, run, name=name, floor=self.floor)
-        return [f"entry {entry.number}: {in_words(entry.price)}; it is paid"]
+def do_charge(o: Options) -> list[str]:
+    """The command ``book charge``."""
+    o.subject = shown(o.file_or_url)
+    run, name = _run_of_request(o.file), o.name or o.file.stem
+    with waiting("computing its price"):
+        entry = charge_query(o.file_or_url, run, name=name, floor=o.floor)
+    return [f"entry {entry.number}: {in_words(entry.price)}; it is paid"]
 
 
-@dataclass
-class Show(_BookCommand):
-    """Show what a book guarantees, what was charged, and what is left.
-
-    The guarantee is the same from the first run to the last. For information only, it
-    also shows what the runs so far would cost if all had been fixed in advance.
-    """
-
-    #: The book.
-    book: _Book
-    #: Draw what each run spent, into a .png or .svg.
-    plot: File = None
-    #: Print JSON in place of a table.
-    json: bool = False
-
-    def _lines(self) -> list[str]:
-        content = read_book(self.book)
-        terms = content.terms
-        if self.plot is not None:
-            spent = terms.prices.spent(content.paid)
-            draw_book(spent, _shares(content), self.plot, title=_guarantee(terms))
-        with waiting("composing the runs, for information"):
-            run, cost = content.composition(), None
-            if run is not None:
-                cost = float(epsilon_of(run, delta=terms.delta, method=terms.method))
-        if self.json:
-            return [json.dumps(_document(content, cost), allow_nan=False)]
-        return _text(content, cost)
+def do_show(o: Options) -> list[str]:
+    """The command ``book show``."""
+    o.subject = shown(o.file_or_url)
+    content = read_book(o.file_or_url)
+    terms = content.terms
+    if o.plot is not None:
+        spent = terms.prices.spent(content.paid)
+        draw_book(spent, _shares(content), o.plot, title=_guarantee(terms))
+    with waiting("composing the runs, for information"):
+        run, cost = content.composition(), None
+        if run is not None:
+            cost = float(epsilon_of(run, delta=terms.delta, method=terms.method))
+    if o.json:
+        return [json.dumps(_document(content, cost), allow_nan=False)]
+    return _text(content, cost)
 
 
-@dataclass
-class Close(_BookCommand):
-    """Close a book for good: nothing can be charged any more."""
-
-    #: The book.
-    book: _Book
-
-    def _lines(self) -> list[str]:
-        content = close_book(self.book)
-        if content.is_closed:
-            return ["it was closed already"]
-        return [f"closed; {_guarantee(content.terms)}, which does not shrink"]
+def do_close(o: Options) -> list[str]:
+    """The command ``book close``."""
+    o.subject = shown(o.file_or_url)
+    content = close_book(o.file_or_url)
+    if content.is_closed:
+        return ["it was closed already"]
+    return [f"closed; {_guarantee(content.terms)}, which does not shrink"]
 
 
 def _quota(text: str) -> tuple[Path, int]:

@@ -1,4 +1,4 @@
-"""What all commands share: option types, exit codes, printing, and process set-up."""
+"""What all commands share: exit codes, printing, and the set-up of the process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import re
 import signal
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Union
-
-import tyro
+from typing import Any, NamedTuple
 
 from jaxdp_episodic.accountant._kernel_cache import CACHE_VARIABLE, kernel_folder
-
-PROGRAM = "jaxdp-episodic"
+from jaxdp_episodic.tools.cli.flags import PROGRAM, UsageError
 
 _RESEND_S = 0.05  # until a signal that was lost in a callback is sent again
 _JOIN_S = 300  # until a process that nobody joins gives up: clusters start slowly
@@ -176,73 +174,65 @@ USER_ERRORS = (
 COMPUTING = "computing (the first question of a kind compiles)"
 
 
-def option(metavar: str, *, is_optional: bool = False) -> Any:
-    """Returns how the help shows an option; an optional one states its own default."""
-    hint = "" if is_optional else None
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
+# Commands whose outcome has the library's warnings already.
+_PRINT_WARNINGS_THEMSELVES = ("sweep", "train", "tune", "book")
 
 
-# Arguments that many commands have.
-TomlFile = Annotated[tyro.conf.Positional[Path], option("FILE.toml")]
-Folder = Annotated[Path, option("DIR")]
-# Options that may be left out. Not `X | None`, which tyro checks with a module whose
-# import takes a tenth of a second.
-Number = Annotated[Union[float, None], option("FLOAT", is_optional=True)]  # noqa: UP007
-Whole = Annotated[Union[int, None], option("INT", is_optional=True)]  # noqa: UP007
-Name = Annotated[Union[str, None], option("NAME", is_optional=True)]  # noqa: UP007
-File = Annotated[Union[Path, None], option("FILE", is_optional=True)]  # noqa: UP007
-Names = Annotated[tuple[str, ...], option("NAME ...", is_optional=True)]
-Ints = Annotated[int, option("INT")]
-Floats = Annotated[float, option("FLOAT")]
-# Texts, one per use of the option. Not paths, which tyro checks with that slow module.
-Files = Annotated[tuple, tyro.conf.UseAppendAction, option("FILE")]
+class Options(types.SimpleNamespace):
+    """The values of a command's options; what the command does may set these as well.
+
+    Attributes:
+      subject: what error messages begin with; by default the first argument, a file.
+      code: exit code if it succeeds.
+      left_behind: returns what an interruption leaves behind; None: the caller ends
+        the process.
+    """
+
+    subject: Any
+    code = 0
+    left_behind: Callable[[], str] | None = None
+
+    def __getattr__(self, name: str) -> Any:  # for checkers of types
+        raise AttributeError(name)
 
 
-class UsageError(ValueError):
-    """Options that do not go together; the error names no file."""
+class Command(NamedTuple):
+    """A command that was given."""
 
-
-class Command:
-    """A command: a dataclass of its options, and `_lines`, which does the work."""
-
-    _code = 0  # exit code of a command that succeeds
-    _has_warnings = True  # the library's warnings are printed below the lines
-    _has_signals = True  # SIGTERM ends it as Ctrl-C does
-
-    def _lines(self) -> list[str]:
-        """Does the work, and returns the lines to print."""
-        raise NotImplementedError
-
-    def _subject(self) -> Any:
-        """What error messages begin with: the first argument, a file."""
-        return next(iter(vars(self).values()))
-
-    def _after_interruption(self) -> str | None:
-        """What an interruption leaves behind; None: the caller ends the process."""
-        return None
+    name: str
+    work: Callable[[Options], list[str]]
+    options: Options
 
     def run(self) -> int:
         """Does the work and prints the outcome; returns the exit code."""
+        code = self._run(self.options)
+        # The other processes of a run must not wait for this one.
+        if code and vars(self.options).get("distributed"):
+            end_process(code)
+        return code
+
+    def _run(self, o: Options) -> int:
         unchanged = contextlib.nullcontext([])
-        signals = ended_by_sigterm() if self._has_signals else unchanged
-        warned = recorded_warnings() if self._has_warnings else unchanged
+        # The server of `explore` handles signals itself.
+        signals = unchanged if self.name == "explore" else ended_by_sigterm()
+        prints = self.name.partition(" ")[0] in _PRINT_WARNINGS_THEMSELVES
         try:
-            with signals, warned as texts:
-                lines = self._lines()
+            with signals, unchanged if prints else recorded_warnings() as texts:
+                lines = self.work(o)
         except USER_ERRORS as error:
-            subject = "" if isinstance(error, UsageError) else str(self._subject())
+            subject = "" if isinstance(error, UsageError) else str(o.subject)
             text = reason(error, subject)
             print_error(text if text.startswith(subject) else f"{subject}: {text}")
             return USER_ERROR
         except KeyboardInterrupt as end:
-            if (left := self._after_interruption()) is None:
+            if o.left_behind is None:
                 raise
-            is_terminated = isinstance(end, Terminated)
+            is_terminated, left = isinstance(end, Terminated), o.left_behind()
             print_error(f"{'terminated' if is_terminated else 'interrupted'}{left}")
             return TERMINATED if is_terminated else INTERRUPTED
         if lines := [*lines, *(f"warning: {text}" for text in texts)]:
             print(printable("\n".join(lines), keep="\n"))
-        return self._code
+        return o.code
 
 
 @contextlib.contextmanager

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 import tempfile
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Any
 
 import numpy as np
-import tyro
 
 from jaxdp_episodic.accountant.report.in_words import adaptive_in_words, report_in_words
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
@@ -19,23 +18,15 @@ from jaxdp_episodic.files.atomic import owner_only, write_atomically
 from jaxdp_episodic.files.toml_file import read_toml, to_toml
 from jaxdp_episodic.tools.cli.answers import caveats_on_ledger
 from jaxdp_episodic.tools.cli.command import (
-    PROGRAM,
     USER_ERRORS,
-    Command,
-    File,
-    Floats,
-    Folder,
-    Name,
-    Names,
-    TomlFile,
-    Whole,
+    Options,
     aligned,
     facts,
-    option,
     waiting,
 )
+from jaxdp_episodic.tools.cli.flags import PROGRAM
 from jaxdp_episodic.tools.plan.bands import with_bands
-from jaxdp_episodic.tools.plan.first_config import DELTA, EPSILON, Wishes, first_config
+from jaxdp_episodic.tools.plan.first_config import Wishes, first_config
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.tools.plan.plan import (
     CONFIG,
@@ -58,17 +49,9 @@ from jaxdp_episodic.trainer.data.splits import SPLITS, TRAIN
 PICTURE = "plan.png"
 
 
-@dataclass
-class Plan(Command):
+def do_plan(o: Options) -> list[str]:
     """The command ``plan``."""
-
-    #: The plan: data or sizes, the target, the episodes, how much to compute.
-    file: TomlFile
-    #: Folder for the table, the picture and the config; made if missing.
-    out: Folder
-
-    def _lines(self) -> list[str]:
-        return planned(read_plan(self.file), self.file.parent, self.out)
+    return planned(read_plan(o.file), o.file.parent, o.out)
 
 
 def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
@@ -197,131 +180,62 @@ _OF_SOURCE = ("owner", "size", "grey", "label", "features", "target", "rotations
 _HELD_OUT = ("validation", "test")
 
 
-@dataclass
-class Init(Command):
+def do_init(o: Options) -> list[str]:
     """The command ``init``."""
+    for name in ("out", "plan", "tune"):
+        path = getattr(o, name)
+        if path is not None and path.exists():
+            raise FileExistsError(f"{path} exists; name another file by --{name}")
+    given = {name: getattr(o, name) for name in (*_OF_SOURCE, *_HELD_OUT)}
+    # Also 0 and "", which are refused by name.
+    given = {k: v for k, v in given.items() if not (v is None or v is False or v == ())}
+    how = {"ways": o.ways, "keep_duplicates": o.keep_duplicates}
+    source = described_source(o.source, o.out, **how, **given)
+    wishes = Wishes(**{field.name: getattr(o, field.name) for field in fields(Wishes)})
+    text, remarks = first_config(source, wishes)
+    with waiting("checking the config as training would (all data are read)"):
+        config = _check(text, o.out.parent)
+    written = {o.out: text} | _more_files(o, config, tomllib.loads(text))
+    for path, content in written.items():
+        with open(path, "x", encoding="utf-8", opener=owner_only) as file:
+            file.write(content)  # it holds private numbers
+    rows = {"source": f"{o.source} ({source.layout})"}
+    for split, part in source.parts.items():
+        units = (f"{name} {number:,}" for name, number in part.num_units.items())
+        rows[split] = ", ".join(units)
+    if set(source.parts) == {TRAIN}:
+        too_few = source.notes.get("held out")
+        rows["held out"] = too_few or _nothing_held_out(source.layout)
+    for key in ("label", "groups", "features"):
+        if key in source.notes:
+            names = source.table[key]
+            shown = names if isinstance(names, str) else ", ".join(names)
+            rows[key] = f"{shown} ({source.notes[key]})"
+    last = {
+        "written": f"{', '.join(map(str, written))}; read the comments, then",
+        "next": f"{PROGRAM} train {shlex.quote(str(o.out))} --out runs/1",
+    }
+    return [*facts(rows, 10), *remarks, *facts(last, 10)]
 
-    #: The data: a folder with a folder of images for each class, a folder of Omniglot
-    #: or mini-ImageNet, an .npz, .csv or .parquet file, or a folder that `data import`
-    #: wrote.
-    source: Annotated[tyro.conf.Positional[Path], option("SOURCE")]
-    #: The config to write. The file must not exist yet.
-    out: Annotated[Path, option("FILE.toml")] = Path("train.toml")
-    #: Target epsilon.
-    epsilon: Floats = EPSILON
-    #: Target delta.
-    delta: Floats = DELTA
-    #: Protected unit: "example" (the default), "class" (or the column of tasks),
-    #: or "person", which needs --owner.
-    unit: Name = None
-    #: How neighbouring data sets differ. add_remove: one unit is added or removed.
-    #: zero_out: one slot of a public number of slots is emptied or filled. Default:
-    #: zero_out if at least a third of all episodes would draw no empty slot.
-    relation: Annotated[
-        Union[Literal["add_remove", "zero_out"], None],  # noqa: UP007
-        option("NAME", is_optional=True),
-    ] = None
-    #: Public bound on the examples of a class: a lower bound for add_remove, an upper
-    #: bound for zero_out. Default: counted in the data, and marked as private.
-    population: Whole = None
-    #: Classes per episode. Default: 5, or fewer if the data have too few classes.
-    ways: Whole = None
-    #: Labelled examples per class. Default: 1, or 4 where numbers are predicted.
-    shots: Whole = None
-    #: Height and width of the images after scaling, in pixels. Default: 28.
-    size: Whole = None
-    #: Convert images to grey. Without it, they are read in grey if a sample of them
-    #: has no colour.
-    grey: bool = False
-    #: Turn each class into four by rotating its images. An example is protected
-    #: together with its rotations.
-    rotations: bool = False
-    #: Who owns an example: the name of a column or array, or a regular expression with
-    #: one group that is matched to file names.
-    owner: Name = None
-    #: Table column with the class, or with --target the task. Default: a column whose
-    #: values repeat.
-    label: Name = None
-    #: Table columns with numbers to use as features. Default: all numeric columns that
-    #: have no other role.
-    features: Names = ()
-    #: Table column with numbers to predict. Default: classes are predicted.
-    target: Name = None
-    #: Data for validation, in a format of SOURCE. Default: a share of its classes.
-    validation: File = None
-    #: Data for the test. Default: another share of the classes of SOURCE.
-    test: File = None
-    #: Also write a file for `plan`, with the same data and target.
-    plan: File = None
-    #: Also write a file for `tune`, with a search around this config.
-    tune: File = None
-    #: Keep training examples that are in held-out data, too, and choose no stage by
-    #: these. Without it, such examples are left out of training.
-    keep_duplicates: bool = False
 
-    def _lines(self) -> list[str]:
-        files = {"out": self.out, "plan": self.plan, "tune": self.tune}
-        for name, path in files.items():
-            if path is not None and path.exists():
-                raise FileExistsError(f"{path} exists; name another file by --{name}")
-        options = {  # also 0 and "", which are refused by name
-            name: value
-            for name in (*_OF_SOURCE, *_HELD_OUT)
-            if not ((value := getattr(self, name)) is None or value is False)
-            and value != ()
-        }
-        how = {"ways": self.ways, "keep_duplicates": self.keep_duplicates}
-        source = described_source(self.source, self.out, **how, **options)
-        wishes = {field.name: getattr(self, field.name) for field in fields(Wishes)}
-        text, remarks = first_config(source, Wishes(**wishes))
-        with waiting("checking the config as training would (all data are read)"):
-            config = _check(text, self.out.parent)
-        written = {self.out: text} | self._more_files(config, tomllib.loads(text))
-        for path, content in written.items():
-            with open(path, "x", encoding="utf-8", opener=owner_only) as file:
-                file.write(content)  # it holds private numbers
-        rows = {"source": f"{self.source} ({source.layout})"}
-        for split, part in source.parts.items():
-            units = (f"{name} {number:,}" for name, number in part.num_units.items())
-            rows[split] = ", ".join(units)
-        if set(source.parts) == {TRAIN}:
-            too_few = source.notes.get("held out")
-            rows["held out"] = too_few or _nothing_held_out(source.layout)
-        for key in ("label", "groups", "features"):
-            if key in source.notes:
-                names = source.table[key]
-                shown = names if isinstance(names, str) else ", ".join(names)
-                rows[key] = f"{shown} ({source.notes[key]})"
-        next_one = f"{PROGRAM} train {shlex.quote(str(self.out))} --out runs/1"
-        last = {
-            "written": f"{', '.join(map(str, written))}; read the comments, then",
-            "next": next_one,
-        }
-        return [*facts(rows, 10), *remarks, *facts(last, 10)]
-
-    def _more_files(
-        self, config: TrainingConfig, table: dict[str, Any]
-    ) -> dict[Path, str]:
-        """The files that --plan and --tune name, with their text."""
-        base, found = self.out.parent, {}
-        if self.plan is not None:
-            text = to_toml(relocated(plan_around(config, table), base))
-            found[self.plan] = (
-                f"# For `{PROGRAM} plan {self.plan} --out DIR`.\n\n{text}"
+def _more_files(
+    o: Options, config: TrainingConfig, table: dict[str, Any]
+) -> dict[Path, str]:
+    """The files that --plan and --tune name, with their text."""
+    base, texts = o.out.parent, dict[str, str]()
+    if o.plan is not None:
+        texts["plan"] = to_toml(relocated(plan_around(config, table), base))
+    if o.tune is not None:
+        if config.evaluation is None:
+            raise ValueError(
+                "--tune needs held-out data, on which runs are compared; give them by "
+                "--validation PATH"
             )
-        if self.tune is not None:
-            if config.evaluation is None:
-                raise ValueError(
-                    "--tune needs held-out data, on which runs are compared; give them "
-                    "by --validation PATH"
-                )
-            search = search_around(relocated(table, base))
-            note = "runs are compared on held-out data: set true if they are public"
-            text = to_toml(search, {"held_out_is_public": note})
-            found[self.tune] = (
-                f"# For `{PROGRAM} tune {self.tune} --out DIR`.\n\n{text}"
-            )
-        return found
+        note = "runs are compared on held-out data: set true if they are public"
+        search = search_around(relocated(table, base))
+        texts["tune"] = to_toml(search, {"held_out_is_public": note})
+    heads = {k: f"# For `{PROGRAM} {k} {getattr(o, k)} --out DIR`.\n\n" for k in texts}
+    return {getattr(o, k): heads[k] + text for k, text in texts.items()}
 
 
 def _nothing_held_out(layout: str) -> str:
@@ -356,26 +270,17 @@ def _check(text: str, base: Path) -> TrainingConfig:
     return config
 
 
-@dataclass
-class Report(Command):
+def do_report(o: Options) -> list[str]:
     """The command ``report``."""
-
-    #: A request, as for `epsilon`; or a run, as for `train`, whose data are read; or a
-    #: plan, as for `plan`: then the report is on the recommended run; or the folder of
-    #: a run that was trained: then it is on what was charged.
-    file: TomlFile
-
-    def _lines(self) -> list[str]:
-        if self.file.is_dir() or self.file.suffix in (".sqlite", ".jsonl"):
-            with waiting():
-                return [_of_run(self.file)]
-        keys = read_toml(self.file).keys()
-        with waiting():
-            if "episode" in keys:  # a plan
-                return [_of_plan(self.file)]
-            if "learner" in keys:  # a run
-                return [_of_config(read_config(self.file), self.file.parent)]
-            return [_of_request(read_request(self.file, EpsilonRequest))]
+    with waiting():
+        if o.file.is_dir() or o.file.suffix in (".sqlite", ".jsonl"):
+            return [_of_run(o.file)]
+        keys = read_toml(o.file).keys()
+        if "episode" in keys:  # a plan
+            return [_of_plan(o.file)]
+        if "learner" in keys:  # a run
+            return [_of_config(read_config(o.file), o.file.parent)]
+        return [_of_request(read_request(o.file, EpsilonRequest))]
 
 
 def _of_request(request: EpsilonRequest) -> str:

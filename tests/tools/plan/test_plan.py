@@ -8,8 +8,8 @@ import pytest
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.files.toml_file import to_toml
+from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli import plan as plan_command
-from jaxdp_episodic.tools.cli.plan import Plan as PlanCommand
 from jaxdp_episodic.tools.cli.plan import relocated
 from jaxdp_episodic.tools.plan.plan import (
     Candidates,
@@ -279,7 +279,7 @@ def test_written_config_is_what_was_planned(tmp_path, capsys, monkeypatch, pool_
     assert read_plan(path).population == CLASSES
     # The same question: planning twice would only take time.
     monkeypatch.setattr(plan_command, "make_plan", lambda *_: plan)
-    assert PlanCommand(file=path, out=tmp_path / "out").run() == 0
+    assert cli.run(["plan", str(path), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "* recommended" in printed and "recommended.toml" in printed
     mapping = tomllib.loads((tmp_path / "out" / "recommended.toml").read_text())
@@ -359,7 +359,7 @@ def test_the_learning_rate_scales_with_the_number_of_steps(tmp_path, pool_plan):
 def test_invalid_files_are_refused(tmp_path, capsys, old, new, message):
     path = tmp_path / "plan.toml"
     path.write_text(FILE.replace(old, new))
-    assert PlanCommand(file=path, out=tmp_path / "out").run() == 2
+    assert cli.run(["plan", str(path), "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -1,0 +1,406 @@
+"""What each command takes: one table, which is also its help.
+
+A heading has a command's name and its module; text follows, then a row for each option
+or argument. Brackets: it may be left out; ``=`` has its default, ``...`` takes several
+values. The word in capitals tells the type; words with ``|`` are the only values.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxdp_episodic import _validation
+
+PROGRAM = "jaxdp-episodic"
+_TABLE = """\
+# epsilon (answers)
+Compute the privacy cost of a run: epsilon at a delta, or the reverse.
+  [FILE.toml]  The request: a step, the number of steps, and a delta or an epsilon.
+  [--delta FLOAT]  Delta; default: the file's.
+  [--num-steps INT]  Number of steps; default: the file's.
+  [--json]  Print JSON in place of a table.
+  [--batch FILE]  Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml.
+  [--ledger FILE (repeat)]  The folder of a training run, in place of FILE.toml. Give it
+      once for each of several runs, or copies of one: the answer is what they cost
+      together.
+  [--per-unit]  Write each protected unit's own epsilon to --out.
+  [--out FILE]  Where --batch and --per-unit write: .jsonl, .csv or .parquet.
+  [--method NAME]  exact, rdp or pld: with --ledger (default: exact), and with --batch
+      for rows that name none (default: rdp).
+# report (plan)
+Explain what a run protects, how strongly, and under which conditions.
+  FILE.toml  A request, as for `epsilon`; or a run, as for `train`, whose data are read;
+      or a plan, as for `plan`: then the report is on the recommended run; or the folder
+      of a run that was trained: then it is on what was charged.
+# calibrate (answers)
+Find the noise, number of steps or sampling rate for a target epsilon.
+  FILE.toml  The request: as for `epsilon`, with what to find and the target.
+  [--json]  Print JSON in place of a table.
+# curve (pictures)
+Draw delta against epsilon, and the success of membership attacks.
+  FILE.toml  The request, as for `epsilon`; its delta or epsilon is not used.
+  --out FILE.png  The picture, .png or .svg. Its numbers are written beside it as .json.
+  [--num-steps INT]  Number of steps; default: the file's.
+  [--method NAME]  exact, pld or rdp; default: the file's.
+# explore (pictures)
+Open a local page where you change a design and see its privacy cost.
+  [FILE.toml]  The first design, a request as for `epsilon`; default: that of the
+      README.
+  [--port INT = 0]  Port at 127.0.0.1; default: a free one.
+  [--no-browser]  Print the address and open no browser.
+# sweep (pictures)
+Evaluate a grid of settings into a table and a picture. If it is killed, the same
+command continues.
+  FILE.toml  The sweep: a request as for `epsilon`, with axes in place of numbers.
+  --out DIR  Folder for the table and the picture; made if missing.
+  [--shard I/N]  Evaluate part I of N (from 1), for job arrays that share DIR.
+  [--collect]  Only join the parts of job arrays into the table.
+  [--engine local|ray = local]  Evaluate on this machine, or on Ray workers.
+  [--ray-address ADDRESS = local]  Ray cluster; "auto": the one running here; "local":
+      start one.
+  [--ray-cpus FLOAT = 1.0]  CPUs for each task on Ray.
+  [--ray-gpus FLOAT = 0.0]  GPUs for each task on Ray.
+  [--ray-retries INT = 5]  Restarts of a task whose worker was lost.
+# plot (pictures)
+Draw a finished sweep: iso-lines, a heat map, lines, or a Pareto front.
+  DIR  The folder that `sweep` made.
+  [--kind contours|heatmap|lines|pareto]  Default: the one that suits the axes.
+  [--x FIELD]  The axis of the sweep that runs across.
+  [--y FIELD]  The axis that runs upwards, or the answer of a Pareto front.
+  [--value FIELD]  The quantity to draw, if the sweep has several.
+  [--by FIELD]  Draw a line or a panel for each of some values of this axis.
+  [--fix FIELD=VALUE ...]  Fixed values of the other axes; default: the middle ones.
+  [--levels NUMBER ...]  Levels of the iso-lines; default: round numbers.
+  [--mark FIELD=VALUE ...]  Draw a star on a map at this x and y, in this panel.
+  [--out FILE]  The pictures, FILE.png and FILE.svg; default: DIR/KIND.
+# plan (plan)
+Search designs within a privacy and a compute budget; write the best config.
+  FILE.toml  The plan: data or sizes, the target, the episodes, how much to compute.
+  --out DIR  Folder for the table, the picture and the config; made if missing.
+# data (data)
+Import data into a folder that training reads from disk, or check one.
+# data import (data)
+Write images or columns into a folder that training reads from disk.
+
+An import that fails leaves no folder. In the config, give `type = "Stored"` and
+`path = "FOLDER"` in the table [data].
+  SOURCE  A folder of images, an .npz or a .parquet file.
+  FOLDER  The folder to make.
+  [--layout auto|class-folders|omniglot|mini-imagenet|npz|parquet = auto]  Layout of
+      SOURCE: one folder per class; alphabet/character; train|val|test/class; a file.
+  [--validation SHARE|SOURCE]  Validation data: a share of the classes in (0, 1), chosen
+      by a hash of their names; or another source of the same layout.
+  [--test SHARE|SOURCE]  Test data, in the same way.
+  [--split-salt TEXT]  Key of the hash.
+  [--size INT]  Side of images; default: Omniglot 28, mini-ImageNet 84, else their own.
+  [--grey]  Store one channel instead of three.
+  [--alphabets]  Omniglot: keep the alphabets as the top level.
+  [--owner NAME]  Who owns an example: a column (Parquet), an array (npz), a regular
+      expression with one group for file names, or "drawer" for Omniglot; default:
+      unknown.
+  [--groups NAME ...]  Parquet: columns of unit ids, top level first.
+  [--features NAME ...]  Parquet: columns of numbers. Or give --images.
+  [--images NAME]  Parquet: a column of image files, or of lists of numbers.
+  [--shape INT ...]  Parquet: shape of an image that is a list, such as 32 32 3.
+  [--target NAME]  Parquet: column of numbers to predict; default: none.
+  [--public-units ID ...]  Parquet: public list of all ids of the only group.
+# data check (data)
+Compare every byte of a folder with the checksums of its manifest.
+  FOLDER  The folder made by `data import`.
+# init (plan)
+Read data and write a commented config that runs without edits. Nothing is trained or
+released. The config marks numbers that were counted in the data: they are private
+unless they were public before.
+  SOURCE  The data: a folder with a folder of images for each class, a folder of
+      Omniglot or mini-ImageNet, an .npz, .csv or .parquet file, or a folder that `data
+      import` wrote.
+  [--out FILE.toml = train.toml]  The config to write. The file must not exist yet.
+  [--epsilon FLOAT = 8.0]  Target epsilon.
+  [--delta FLOAT = 1e-5]  Target delta.
+  [--unit NAME]  Protected unit: "example" (the default), "class" (or the column of
+      tasks), or "person", which needs --owner.
+  [--relation add_remove|zero_out]  How neighbouring data sets differ. add_remove: one
+      unit is added or removed. zero_out: one slot of a public number of slots is
+      emptied or filled. Default: zero_out if at least a third of all episodes would
+      draw no empty slot.
+  [--population INT]  Public bound on the examples of a class: a lower bound for
+      add_remove, an upper bound for zero_out. Default: counted in the data, and marked
+      as private.
+  [--ways INT]  Classes per episode. Default: 5, or what few classes permit.
+  [--shots INT]  Labelled examples per class. Default: 1, or 4 per task.
+  [--size INT]  Height and width of the images after scaling, in pixels. Default: 28.
+  [--grey]  Convert images to grey. Without it, they are read in grey if a sample of
+      them has no colour.
+  [--rotations]  Turn each class into four by rotating its images. An example is
+      protected together with its rotations.
+  [--owner NAME]  Who owns an example: the name of a column or array, or a regular
+      expression with one group that is matched to file names.
+  [--label NAME]  Table column with the class, or with --target the task. Default: a
+      column whose values repeat.
+  [--features NAME ...]  Table columns with numbers to use as features. Default: all
+      numeric columns that have no other role.
+  [--target NAME]  Table column with numbers to predict. Default: classes are predicted.
+  [--validation FILE]  Data for validation. Default: a share of the classes of SOURCE.
+  [--test FILE]  Data for the test. Default: another share of the classes of SOURCE.
+  [--plan FILE]  Also write a file for `plan`, with the same data and target.
+  [--tune FILE]  Also write a file for `tune`, with a search around this config.
+  [--keep-duplicates]  Keep training examples that are in held-out data, too, and choose
+      no stage by these. Without it, such examples are left out of training.
+# train (train)
+Train on episodes with differential privacy; stop before the target epsilon is exceeded.
+  FILE.toml  Training config, such as `init` writes: data, target, step, model, learner.
+  --out DIR  Folder for the log, the report and the release. It is created if missing.
+  [--resume]  Continue the run in DIR.
+  [--book FILE_OR_URL]  Charge the run to the privacy budget of its data set before it
+      starts (see `book`).
+  [--floor FLOAT]  Part of the budget's delta that the run may use, where prices are
+      mu-GDP (see docs/book.md). Default: 1 % of that delta.
+  [--distributed]  Train one run in several processes. Start this command once per
+      process. Slurm, Open MPI, Kubernetes or the next three options give each its
+      number.
+  [--coordinator HOST:PORT]  Host of process 0 and a free port on it.
+  [--num-processes INT]  Number of processes.
+  [--process-index INT]  Index of this process, from 0. Only process 0 writes into DIR.
+# log (answers)
+Print the charges of a run and its private log as JSON lines.
+  DIR  The run's folder, or its file run.sqlite.
+# tune (train)
+Search hyperparameters privately: train a random number of runs, release the best, and
+account for the choice.
+  FILE.toml  A search (number of runs, run, hyperparameters), or a training config.
+  --out DIR  Folder for the runs and the release. It is created if missing.
+  [--resume]  Continue the search in DIR. The number of runs is not drawn again.
+  [--book FILE_OR_URL]  Charge the search to the privacy budget of its data set before
+      it starts (see `book`).
+  [--floor FLOAT]  Part of the budget's delta that the search may use, where prices are
+      mu-GDP (see docs/book.md). Default: 1 % of that delta.
+  [--cost-only]  Print the privacy cost of each run and of the search; train nothing.
+  [--held-out-is-public]  State that the held-out data are public, so that scores on
+      them may choose the best run. Required if FILE.toml is a training config.
+# predict (train)
+Predict the class or the value of examples with the release of a run.
+  RELEASE  The folder `release` of a run or a search.
+  --support PATH  Labelled examples: a folder with a folder of images for each class, or
+      an .npz, .csv or .parquet file like the training data.
+  --queries PATH ...  Examples to predict: images, a folder of them, or as --support. If
+      they have classes or values, the accuracy or the error is printed.
+  [--network FILE]  The ONNX file of the run's features, if it had one.
+  [--out FILE]  Write all predictions: .csv, .jsonl or .parquet.
+# book (book)
+Keep one privacy budget for everything that is run on a data set.
+# book create (book)
+Make a book: the data, who is protected, and the total budget. All is final.
+
+By default any run can be charged (its mu-GDP price and a floor). With --quota or
+--menu only the runs of a fixed menu can. See docs/book.md.
+  FILE_OR_URL  An SQLite file to make, or the URL of a database.
+  RUN.toml  A training config. Its data, privacy unit, relation and bounds of people
+      become the book's; nothing else of it is used.
+  --epsilon FLOAT  Epsilon of all runs together.
+  --delta FLOAT  Delta of all runs together.
+  [--floors FLOAT]  The part of delta for the floors of all runs; default: a fifth.
+  [--quota RUN.toml=N (repeat)]  A run of a menu (a training config, or a request as for
+      `epsilon`), and how often it may run. Repeat the option for each run. Replaces
+      mu-GDP prices.
+  [--menu RUN.toml (repeat)]  As --quota without a number: any mixture of these runs,
+      each at a price.
+  [--method NAME]  Method for prices: exact (default), or pld (certified, slower).
+# book charge (book)
+Charge a query outside of training, before you run it.
+
+A request (as for `epsilon`) describes it: a statistic, a validation query, or a run
+by other means. Every call charges again.
+  FILE_OR_URL  The book.
+  FILE.toml  The query; its delta or epsilon is not used.
+  [--name NAME]  Name of the entry; default: the file's name.
+  [--floor FLOAT]  Its floor, without a menu; default: 1 % of the book's delta.
+# book show (book)
+Show what a book guarantees, what was charged, and what is left.
+
+The guarantee is the same from the first run to the last. For information only, it
+also shows what the runs so far would cost if all had been fixed in advance.
+  FILE_OR_URL  The book.
+  [--plot FILE]  Draw what each run spent, into a .png or .svg.
+  [--json]  Print JSON in place of a table.
+# book close (book)
+Close a book for good: nothing can be charged any more.
+  FILE_OR_URL  The book.
+# audit (audit)
+Test a claimed epsilon by simulation or by canaries: a lower bound beside it.
+  FILE.toml  A request, as for `epsilon`, or a run, as for `train`.
+  --out DIR  Folder for audit.json, audit.md and audit.png; made if missing.
+  [--kind mechanism|step|gradient|input]  mechanism (default of a request): simulate it
+      with and without a unit. step (default of a run): repeat one step, and the private
+      statistics, with a canary. gradient, input: train one run with canaries (white
+      box, black box).
+  [--draws INT]  Simulations with the unit (default: 20,000). With --kind step: steps
+      with the canary (default: 2,000).
+  [--canaries INT = 100]  Canaries in a run (gradient, input).
+  [--num-steps INT]  Number of steps; default: the file's.
+  [--delta FLOAT]  Delta; default: the file's (mechanism).
+  [--privacy-unit LEVEL]  Privacy unit to audit; default: the run's.
+  [--confidence FLOAT = 0.95]  Confidence of every lower bound.
+  [--seed INT = 0]  Seed of the simulation, or of the choice of canaries.
+"""
+_SECTION = re.compile(
+    r"^# ([a-z ]+) \((\w+)\)\n(.*?)(?=^#|\Z)", re.MULTILINE | re.DOTALL
+)
+_NUMBERS: dict[str, Any] = {"FLOAT": float, "NUMBER": float, "INT": int}
+_PATHS = ("FILE", "DIR", "PATH", "FOLDER", "SOURCE", "RELEASE", "RUN")
+
+
+class UsageError(ValueError):
+    """Options that are wrong or do not go together; the message names no file."""
+
+
+class Flag(NamedTuple):
+    """An option or an argument of a command."""
+
+    name: str  # "--out", or "FILE.toml" of an argument
+    value: str  # the word for its value; "" of a switch
+    mark: str  # "..." takes several values, "(repeat)" may be given several times
+    default: Any
+    shown: str  # as in the table
+    help: str
+
+    @property
+    def key(self) -> str:
+        """Its name as an attribute."""
+        return self.name.partition(".")[0].strip("-").replace("-", "_").lower()
+
+    def taken(self, words: list[str], before: Any) -> Any:
+        """Returns its value with these words behind it."""
+        if not self.value:
+            return True
+        if not words and not self.mark == "...":
+            raise UsageError(f"{self.name} needs a value")
+        values = tuple(map(self.read, words))
+        if self.mark:
+            return before + values if self.mark == "(repeat)" else values
+        return values[0]
+
+    def read(self, word: str) -> Any:
+        """Returns a word as a value of its type."""
+        names = sorted(self.value.split("|")) if self.value.islower() else []
+        kind = _NUMBERS.get(self.value, str)
+        if self.value.partition(".")[0] in _PATHS and "=" not in self.value:
+            kind = Path
+        with contextlib.suppress(ValueError):
+            if not names or word in names:
+                return kind(word)
+        close, what = "", "whole number" if kind is int else "number"
+        what = f"{what}s" if self.mark else f"a {what}"
+        if names:
+            what, close = f"one of {', '.join(names)}", _validation.nearest(word, names)
+        raise UsageError(f"{self.name} must be {what}, got {word!r}{close}")
+
+
+def _flag(row: str) -> Flag:
+    shown, _, about = " ".join(row.split(" ")).strip().partition("  ")
+    named, _, default = shown.strip("[]").partition(" = ")
+    name, value, mark, *_ = *named.split(" "), "", ""
+    if not name.startswith("--"):
+        value, mark = name, value
+    flag = Flag(name, value, mark, None, shown, " ".join(about.split()))
+    whole: Any = () if mark else None if value else False
+    return flag._replace(default=flag.read(default) if default else whole)
+
+
+class Section(NamedTuple):
+    """A command, or an action of one."""
+
+    about: str
+    module: str
+    flags: list[Flag]
+
+    @property
+    def options(self) -> list[Flag]:
+        """The flags that have names; the others are arguments."""
+        return [flag for flag in self.flags if flag.name.startswith("--")]
+
+    def read(self, words: Sequence[str]) -> dict[str, Any]:
+        """Returns the value of each option and argument by its key."""
+        named = {flag.name: flag for flag in self.options}
+        places = [flag for flag in self.flags if flag.name not in named]
+        values = {flag.key: flag.default for flag in self.flags}
+        queue, given, odd = collections.deque(words), set[str](), list[str]()
+        for name in (_name(word) for word in words if word.startswith("--")):
+            if name not in named:
+                hint = _validation.nearest(name, named)
+                raise UsageError(f"unknown option {name!r}{hint}")
+        while queue:
+            word = queue.popleft()
+            if word.startswith("--"):
+                _, has_value, value = word.partition("=")
+                flag, own = named[_name(word)], [value] * bool(has_value)
+                if has_value and not flag.value:
+                    raise UsageError(f"{flag.name} takes no value, got {value!r}")
+                most = len(words) if flag.mark == "..." else bool(flag.value)
+                while len(own) < most and queue and not queue[0].startswith("--"):
+                    own.append(queue.popleft())
+            elif places:
+                flag, own = places.pop(0), [word]
+            else:
+                odd.append(word)
+                continue
+            given.add(flag.name)
+            values[flag.key] = flag.taken(own, values[flag.key])
+        if odd:
+            raise UsageError(f"unexpected argument {', '.join(odd)!r}")
+        needed = [f for f in self.flags if f.shown[0] != "[" and f.name not in given]
+        if needed:
+            raise UsageError(f"missing: {', '.join(flag.shown for flag in needed)}")
+        return values
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
+
+
+def _sections() -> dict[str, Section]:
+    found = {}
+    for name, module, text in _SECTION.findall(_TABLE):
+        about, *rows = re.split(r"\n(?=  \S)", text.rstrip())
+        found[name] = Section(about, module, [_flag(row) for row in rows])
+    return found
+
+
+SECTIONS = _sections()
+# Commands with actions; each action has a section of its own.
+ACTIONS = {"data": ("import", "check"), "book": ("create", "charge", "show", "close")}
+
+
+def listed(rows: Iterable[tuple[str, str]], width: int = 11) -> str:
+    """Returns an entry for each name and text, in lines of 88 characters."""
+    left = f"\n{' ' * (width + 4)}"
+    return "\n".join(
+        f"  {name:<{width}}{left if len(name) > width else '  '}"
+        + left.join(textwrap.wrap(about, 84 - width, break_on_hyphens=False))
+        for name, about in rows
+    )
+
+
+def help_of(name: str) -> str:
+    """Returns the help of a command or of an action."""
+    section = SECTIONS[name]
+    if name in ACTIONS:
+        rows = [(one, SECTIONS[f"{name} {one}"].about) for one in ACTIONS[name]]
+        rows = [(one, about.partition("\n")[0]) for one, about in rows]
+        usage, kind = "ACTION ...", "actions"
+    else:
+        rows = [(flag.shown, flag.help) for flag in section.flags]
+        usage, kind = " ".join(flag.shown for flag in section.flags), "options"
+    usage = textwrap.fill(
+        f"usage: {PROGRAM} {name} [--help] {usage}",
+        88,
+        subsequent_indent="    ",
+        break_on_hyphens=False,
+    )
+    width = 11 if name in ACTIONS else 22
+    return f"{usage}\n\n{section.about}\n\n{kind}:\n{listed(rows, width)}"

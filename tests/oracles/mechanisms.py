@@ -34,6 +34,7 @@ from jaxdp_episodic.accountant.losses.independent_episodes import (
     ZeroedEpisodesLoss,
 )
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
+from jaxdp_episodic.accountant.losses.mixture_halves import log_rest
 from jaxdp_episodic.accountant.losses.people import (
     PeopleLoss,
     ReplacedPeopleLoss,
@@ -66,7 +67,7 @@ _WEIGHTS = tuple(np.log(_RNG.dirichlet(np.ones(3), SIZE).T))
 _PEOPLE = (
     (_ONE, 3 * _ONE),
     (np.log(0.4 * _ONE), np.log(0.3 * _ONE)),
-    (_ONE, 0.4 * _ONE),
+    (log_rest(_INNER), log_rest(0.4 * _INNER)),
 )
 _CUT = (100 * _ONE, 10 * _ONE, np.minimum(_RATE, 0.5))
 _TRUNCATED = (_ONE, *cut_weights(*_CUT)[:2], _CUT[2], cut_weights(*_CUT)[2], _SHIFT)
@@ -108,9 +109,9 @@ SHIPPED: dict[type[PrivacyLoss], PrivacyLoss] = {
             _ONE, **_EPOCH, inner_rate=np.resize([1.0, 0.3, 0.3], SIZE)
         ),
         AllocatedAntipodalBoundingLoss(_ONE, **_ABOVE, inner_rate=0.3 * _ONE),
-        PeopleLoss(_ONE, _INNER, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
-        ReplacedPeopleLoss(_ONE, _INNER, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
-        ReplacedUnitLoss(_ONE, _INNER, _ONE, _SHIFT / 3, *_PEOPLE, _RATE),
+        PeopleLoss(_ONE, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
+        ReplacedPeopleLoss(_ONE, 0.7 * _ONE, _SHIFT / 3, *_PEOPLE),
+        ReplacedUnitLoss(_ONE, _ONE, _SHIFT / 3, *_PEOPLE, _RATE),
         LaplaceLoss(_ONE, _RATE, _SHIFT),
         _finite(),
         RandomizedResponseLoss(_ONE, _SHIFT, 0 * _ONE),

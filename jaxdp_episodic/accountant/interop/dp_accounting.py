@@ -177,7 +177,7 @@ def _mixture(step: GaussianStep) -> Any:
         is_one = np.sum(weights > -np.inf) == 1
         is_whole = is_one and bool((pair.outer_rate == 1) & (pair.cover_rate == 1))
         numbers = np.arange(count + 1)
-        rate = pair.inner_rate * np.concatenate(pair.shares)[np.argmax(weights)]
+        rate = -np.expm1(np.concatenate(pair.log_rests)[np.argmax(weights)])
         chances = np.exp(log_binomial_mass(numbers, count, rate))
     else:
         return None

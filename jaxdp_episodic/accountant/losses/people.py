@@ -25,6 +25,7 @@ from jaxdp_episodic.accountant.losses.excess import (
     unless_gaussian,
 )
 from jaxdp_episodic.accountant.losses.gaussian import (
+    SMALLEST,
     GaussianLoss,
     positive,
     sampled_displacement,
@@ -41,7 +42,7 @@ from jaxdp_episodic.accountant.losses.loss_nodes import (
     weighted,
     whole_line,
 )
-from jaxdp_episodic.accountant.losses.mixture_halves import PROFILE_ERROR
+from jaxdp_episodic.accountant.losses.mixture_halves import LOG_ZERO, PROFILE_ERROR
 from jaxdp_episodic.accountant.losses.people_ratios import (
     NOWHERE,
     Components,
@@ -158,15 +159,8 @@ def _integral(
     """Computes `_integrals` with a given number of panels for all settings."""
     low, high, density = windows
     per_panel = rule.quadrature.nodes_per_panel
-    weight = ratios.parts.log_weight[:, None]
-
-    def densities(w: Array) -> tuple[Array, Array]:
-        """Returns losses and weighted log-densities at (K, n) distances."""
-        found = ratio(ratios, (w, None))
-        return found.loss[0], found.log_density()[0] + weight
-
     share = np.linspace(0.0, 1.0, 17)[:, None, None]
-    y, b = densities((low + share * (high - low)).reshape(-1, t.shape[-1]))
+    y, b = _densities(ratio, (low + share * (high - low)).reshape(-1, t.size), ratios)
     direction = rule.direction
     exponents = [b + (1 + t) * y] * (direction != "backward")
     exponents += [b - t * y] * (direction != "forward")
@@ -174,7 +168,7 @@ def _integral(
     peak = np.maximum(peak - LARGEST_EXPONENT, 0.0)
 
     def integrand(w: Array) -> tuple[Array, ...]:
-        y, b = densities(w.reshape(-1, w.shape[-1]))
+        y, b = _densities(ratio, w.reshape(-1, w.shape[-1]), ratios)
         if rule.with_derivatives:
             found = scaled_power_excess_derivatives(y, b - peak, t, direction)
         else:
@@ -266,9 +260,16 @@ def _exponent(
     ratio: Callable[[Ratios, Points], Ratio], w: Array, t: Array, ratios: Ratios
 ) -> Array:
     """Returns weighted ``log(Q (P/Q)^{1+t})`` at (K, n) distances; (C, K, n)."""
-    found = ratio(ratios, (np.maximum(w, 0.0), None))
-    weight = ratios.parts.log_weight[:, None]
-    return found.log_density()[0] + (1 + t) * found.loss[0] + weight
+    loss, density = _densities(ratio, np.maximum(w, 0.0), ratios)
+    return density + (1 + t) * loss
+
+
+def _densities(
+    ratio: Callable[[Ratios, Points], Ratio], w: Array, ratios: Ratios
+) -> tuple[Array, Array]:
+    """Returns losses and weighted log-densities of Q at (K, n) distances."""
+    found = ratio(ratios, (w, None))
+    return found.loss[0], found.log_density()[0] + ratios.parts.log_weight[:, None]
 
 
 def _windows(t: Array, ratios: Ratios, *ends: tuple[Array, Array]) -> Windows:
@@ -278,7 +279,8 @@ def _windows(t: Array, ratios: Ratios, *ends: tuple[Array, Array]) -> Windows:
     # Upper bound of the variance of j, below and between the floors.
     variance = np.minimum(0.25 * few, 1 / (s * s))
     sharp = _DENSITY * np.minimum(np.sqrt(1 + t * s * s * variance), _SHARPEST)
-    sharp = np.where(np.any(ratios.parts.rate < 1, axis=0), sharp, _DENSITY)
+    is_mixed = np.any(ratios.parts.log_rest > LOG_ZERO, axis=0)
+    sharp = np.where(is_mixed, sharp, _DENSITY)
     density = np.maximum(sharp, _SHIFT_DENSITY * s)
     low, high = (np.stack(side) for side in zip(*ends, strict=True))
     return low, high, density + 0 * low
@@ -496,18 +498,18 @@ class PeopleLoss(GaussianLoss, Nodes):
     # Not compiled: XLA takes half a minute to compile sums of all lengths. NumPy leaves
     # out negligible terms, and takes a tenth of a second.
 
-    inner_rate: Array  # q in [0, 1], largest probability that a unit holds the person
     cover_rate: Array  # e in [0, 1], the sum of the weights
     shift: Array  # s >= 0 of one contribution, the clip norm over the noise
     counts: tuple[Array, ...]  # whole numbers n_i >= 0, as floats; >= 1 where e < 1
     log_weights: tuple[Array, ...]  # of the components
-    shares: tuple[Array, ...]  # in [0, 1], each component's probability over q
+    # log(1 - q) of each component; next to 1 it has digits that q would lack.
+    log_rests: tuple[Array, ...]
     is_symmetric: ClassVar[bool] = False
     forward_is_larger: ClassVar[bool] = True
     padding: ClassVar[dict[str, float]] = {
         "counts": 1.0,
         "log_weights": -np.inf,
-        "shares": 1.0,
+        "log_rests": -1.0,
     }
     compiles: ClassVar[bool] = False
     # For larger shifts the rounding of their squares is not far below the losses.
@@ -528,9 +530,9 @@ class PeopleLoss(GaussianLoss, Nodes):
     def hints(self) -> Hints:
         """See `PrivacyLoss`: the mean number of contributions if there are any."""
         rate, mean, most = np.zeros(()), np.zeros(()), np.zeros(())
-        for n, log_weight, q in self._parts():
-            weight, expected = np.exp(log_weight), n * q
-            some = -np.expm1(n * np.log1p(-np.minimum(q, 1 - 1e-16)))
+        for n, log_weight, log_rest in self._parts():
+            weight, expected = np.exp(log_weight), -n * np.expm1(log_rest)
+            some = -np.expm1(n * log_rest)
             rate, mean = rate + weight * some, mean + weight * expected
             draws = np.minimum(n, expected + 8 * np.sqrt(expected) + 3)
             most = np.maximum(most, np.where(weight > 0, draws, 0.0))
@@ -540,14 +542,13 @@ class PeopleLoss(GaussianLoss, Nodes):
 
     def largest_loss(self, *, backward: bool) -> Array:
         """See `PrivacyLoss`: backward log of ``(1-e) + e / b_0``, b_0 = P(J = 0)."""
-        q, e = np.broadcast_arrays(self.inner_rate, self.cover_rate)
-        rest = np.zeros(())
-        bounded = (q < 1) & (backward and not self.is_symmetric)
-        for n, weight, chance in self._parts():
-            one = -n * np.log1p(-np.where(bounded, chance, 0.0))
-            rest = np.maximum(rest, np.where(weight > -np.inf, one, 0.0))
+        if not backward or self.is_symmetric:
+            return super().largest_loss(backward=backward)
+        rest, e = np.zeros(()), self.cover_rate
+        for n, weight, log_rest in self._parts():
+            rest = np.maximum(rest, np.where(weight > -np.inf, -n * log_rest, 0.0))
         loss = np.where(rest < 1, np.log1p(e * np.expm1(np.minimum(rest, 1.0))), rest)
-        return np.where(bounded, loss, np.inf)
+        return np.where(rest < -LOG_ZERO, loss, np.inf)
 
     @property
     def terms_of_profile(self) -> int:
@@ -569,7 +570,7 @@ class PeopleLoss(GaussianLoss, Nodes):
 
     def tail_displacement(self, u: Array) -> Array:
         """See `Profile`: that of the sampled Gaussian, plus a root's rounding."""
-        sampled = sampled_displacement(u, 1.0 - 1e-16 + 0 * self.inner_rate)
+        sampled = sampled_displacement(u, 1.0 - 1e-16 + 0 * self.cover_rate)
         return sampled + _ROOT_ROUNDING * (1 + np.minimum(u, LARGE_LOSS))
 
     def profile_error(self) -> Array:
@@ -610,30 +611,28 @@ class PeopleLoss(GaussianLoss, Nodes):
         self, u: Array, shape: tuple[int, ...]
     ) -> tuple[Array, Array, Components]:
         """Returns u and e, broadcast to a shape, and the components."""
-        u, q, e, s = (
-            np.broadcast_to(a, shape)
-            for a in (u, self.inner_rate, self.cover_rate, self.shift)
+        u, e, s = (np.broadcast_to(a, shape) for a in (u, self.cover_rate, self.shift))
+        count, weight, log_rest = (
+            self.stacked(columns, shape) for columns in zip(*self._parts(), strict=True)
         )
-        count, weight, share = (
-            self.stacked(a, shape) for a in (self.counts, self.log_weights, self.shares)
-        )
-        weight = np.where(share > 0, weight, -np.inf)
-        q, e = positive(positive(q, 1.0) * share, 1.0), positive(e, 1.0)
+        some = (log_rest < 0) | self.loses_nothing
+        weight, e = np.where(some, weight, -np.inf), positive(e, 1.0)
+        log_rest = np.minimum(log_rest, -SMALLEST)
         s = np.clip(np.where(s > 0, s, 1.0), self.SMALLEST_LOSS, self.LARGEST_LOSS)
-        return u, e, Components.of(count, weight - np.log(e), q, s)
+        return u, e, Components.of(count, weight - np.log(e), log_rest, s)
 
     def _largest_count(self) -> Array:
         largest = np.zeros(())
-        for n, weight, q in self._parts():
-            is_there = (weight > -np.inf) & (q > 0)
+        for n, weight, log_rest in self._parts():
+            is_there = (weight > -np.inf) & (log_rest < 0)
             largest = np.maximum(largest, np.where(is_there, n, 0.0))
         return largest
 
     def _parts(self) -> Iterator[tuple[Array, Array, Array]]:
-        """Iterates over the count, log-weight and probability of each component."""
-        parts = zip(self.counts, self.log_weights, self.shares, strict=True)
-        for count, log_weight, share in parts:
-            yield count, log_weight, self.inner_rate * share
+        """Iterates over the count, log-weight and finite log(1 - q) of components."""
+        parts = zip(self.counts, self.log_weights, self.log_rests, strict=True)
+        for count, log_weight, log_rest in parts:
+            yield count, log_weight, np.maximum(log_rest, LOG_ZERO)
 
 
 @dataclass(frozen=True)

@@ -41,22 +41,22 @@ class Components(NamedTuple):
     log_weight: Array  # log-probability of the component; -inf for padding
     log_some: Array  # ``log p``, p the probability of any contribution
     log_none: Array  # ``log(1 - p)``, kept finite
-    rate: Array  # q in (0, 1], of each contribution
+    log_rest: Array  # ``log(1 - q)`` of each contribution, kept finite
     shift: Array  # s > 0
     is_hidden: Array  # whether `sampled_together` at a rate below 1
 
     @classmethod
     def of(
-        cls, count: Array, log_weight: Array, rate: Array, shift: Array
+        cls, count: Array, log_weight: Array, log_rest: Array, shift: Array
     ) -> Components:
-        """From counts, log-weights and rates (C, ...), and shifts (...)."""
+        """From counts, log-weights and rests (C, ...), and shifts (...)."""
         some = count > 0
         n = np.where(some, count, 1.0)
-        log_none = np.maximum(n * log_rest(rate), LOG_ZERO)
+        log_none = np.maximum(n * log_rest, LOG_ZERO)
         log_some = np.log(-np.expm1(log_none))
         weight = np.where(some, log_weight, -np.inf)
         never = np.zeros_like(shift) > 0
-        return cls(n, weight, log_some, log_none, rate, shift, never)
+        return cls(n, weight, log_some, log_none, log_rest, shift, never)
 
     def sampled_together(self, rate: Array) -> Components:
         """The same if all contributions are sampled together with ``rate``."""
@@ -82,8 +82,8 @@ class Components(NamedTuple):
         """Returns ``log(b_j / p)`` for j up to the counts."""
         kept = np.minimum(j, self.count)
         rest = self.count - kept
-        log_left = log_rest(self.rate)
-        share = log_binomial(self.count + 0 * j, kept) + kept * np.log(self.rate)
+        log_left, log_rate = self.log_rest, np.log(-np.expm1(self.log_rest))
+        share = log_binomial(self.count + 0 * j, kept) + kept * log_rate
         share = share + np.where(rest > 0, rest * log_left, 0.0)
         # p without `sampled_together`, whose rate is a factor of every b_j.
         return share - np.log(-np.expm1(np.maximum(self.count * log_left, LOG_ZERO)))
@@ -119,7 +119,9 @@ class Components(NamedTuple):
         if self.shift.ndim == 0:
             return self
         first = Components(*(a[..., :1] for a in self))
-        same = np.all(self.count == first.count) and np.all(self.rate == first.rate)
+        same = np.all(self.count == first.count) and np.all(
+            self.log_rest == first.log_rest
+        )
         return first if same else self
 
 

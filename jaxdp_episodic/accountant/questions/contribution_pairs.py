@@ -64,7 +64,6 @@ _MOST_CELLS = 2_000_000
 # Largest number of values of a distribution, with 8 bytes each in about ten arrays.
 _MOST_LISTED = 10_000_000
 _MOST_HIDDEN = 64  # most components of a `GaussianMixtureLoss`; 60 take 2 s
-_ROUNDED_UP = 1 + 2.0**-50  # for theta in Theorem A: rounding counts in 1 - theta
 # Poisson rate up to which Theorem 2 is skipped: its epsilon exceeded that of Theorem A
 # in all of 320 settings below rate 0.44; at 0.5 it was smaller in one, by 8 per cent.
 _RARE = 0.2
@@ -135,10 +134,10 @@ class Mixture(NamedTuple):
     """The parameters of a `PeopleLoss` at one setting."""
 
     outer: float  # factor of both profiles
-    inner: float | np.ndarray  # probability of each contribution, per component or one
     cover: float  # e = P(J >= 1) in Theorems 1 and 2; otherwise 1
     counts: np.ndarray  # number of contributions of each component
     log_weights: np.ndarray  # of the components; their sum is ``cover``
+    log_rests: float | np.ndarray = -np.inf  # log(1 - q), q that of a contribution
 
 
 class Settings:
@@ -166,8 +165,7 @@ class Settings:
     def mixtures(self, theorem: Callable[..., Mixture]) -> tuple[Any, ...]:
         """Evaluates a theorem's `Mixture` at every setting.
 
-        Returns its fields with a path axis, ``inner`` being the largest one, and the
-        share of each component in it; one array per component where it has several.
+        Returns its fields with a path axis, of the last three one per component.
         """
         found = [theorem(*row) for row in self._rows]
         size = max((len(mixture.counts) for mixture in found), default=1)
@@ -180,20 +178,18 @@ class Settings:
             )
         counts = np.ones((len(found), size))
         weights = np.full((len(found), size), -np.inf)
-        shares, numbers = np.ones((len(found), size)), np.ones((len(found), 3))
+        rests, numbers = np.full((len(found), size), -1.0), np.ones((len(found), 2))
         for row, mixture in enumerate(found):
-            inner = np.max(mixture.inner)
-            numbers[row] = mixture.outer, inner, mixture.cover
+            numbers[row] = mixture[:2]
             # Pad with the last component, so that shifts ascend.
             counts[row] = mixture.counts[-1]
             counts[row, : len(mixture.counts)] = mixture.counts
             weights[row, : len(mixture.counts)] = mixture.log_weights
-            if inner > 0:
-                shares[row, : len(mixture.counts)] = mixture.inner / inner
+            rests[row, : len(mixture.counts)] = mixture.log_rests
         each = (one[self._inverse] for one in numbers.T)
         lists = (
             tuple(one[self._inverse] for one in table.T)
-            for table in (counts, weights, shares)
+            for table in (counts, weights, rests)
         )
         return (*each, *lists)
 
@@ -206,11 +202,15 @@ def theorem_a(
     n = m - Binomial(m, p (1 - r)) units are not drawn without the person; each of them
     holds the person with probability theta = p r / (1 - p + p r).
     """
-    share = 1 - rate + rate * chance
-    laws = [log_binomial_law(number, share) for number in units]
-    inner = min(rate * chance / share * _ROUNDED_UP, 1.0) if share > 0 else 0.0
-    inner = rate if chance == 1 else inner
-    return Mixture(1.0, inner, 1.0, *tails_moved_up(mixed(laws, masses)))
+    laws = [log_binomial_law(number, 1 - rate + rate * chance) for number in units]
+    missed = _log_missed(rate, chance)
+    return Mixture(1.0, 1.0, *tails_moved_up(mixed(laws, masses)), missed)
+
+
+def _log_missed(rate: float, chance: Any = 1.0) -> Any:
+    """Returns ``log(1 - theta)``: theta is p ``rate`` if r ``chance`` is 1."""
+    odds = rate / (1 - rate) if rate < 1 else np.inf
+    return -np.log1p(np.where(np.greater(chance, 0), odds, 0.0) * chance)
 
 
 def theorem_a_of_groups(
@@ -230,19 +230,17 @@ def theorem_a_of_groups(
     # -log(1 - theta_a) of groups with a = 0, 1, ... of the person's classes: the
     # probability that such a group is not drawn, given that it is not drawn without
     # the person.
-    odds = rate / (1 - rate) if rate < 1 else np.inf
     shown = laws.probability_of_any(np.arange(1.0, fullest + 2), chance)
-    missed = np.append(0.0, np.log1p(np.where(shown > 0, odds, 0.0) * shown))
+    missed = np.append(0.0, -_log_missed(rate, shown))
     each, more = np.divmod(held, np.maximum(number, 1))
     log_none = (number - more) * missed[each]
     log_none += more * np.where(more > 0, missed[each + (more > 0)], 0.0)
     count, none, weight = laws.fewer_binomials(number, log_none, table[number, held])
-    inner = np.minimum(-np.expm1(-none / np.maximum(count, 1)) * _ROUNDED_UP, 1.0)
-    return Mixture(1.0, inner, 1.0, count, weight)
+    return Mixture(1.0, 1.0, count, weight, -none / np.maximum(count, 1))
 
 
-def theorem_2(law: np.ndarray, worst: np.ndarray, inner: float = 1.0) -> Mixture:
-    """Theorem 2 with p ``inner``, and with 1 Theorem 1.
+def theorem_2(law: np.ndarray, worst: np.ndarray, rate: float = 1.0) -> Mixture:
+    """Theorem 2 with p ``rate``, and with 1 Theorem 1.
 
     ``law`` is the distribution of the number of units that would hold the person if
     they were drawn (Theorem 1: of drawn units that hold the person). ``worst`` is that
@@ -253,9 +251,10 @@ def theorem_2(law: np.ndarray, worst: np.ndarray, inner: float = 1.0) -> Mixture
     reached = float(np.exp(masses[some]).sum())
     cover = min(max(float(np.exp(worst[1:]).sum()), reached), 1.0)
     if not reached > 0:
-        return Mixture(0.0, inner, 1.0, np.ones(1), np.zeros(1))
+        return Mixture(0.0, 1.0, np.ones(1), np.zeros(1))
     weights = masses[some] + np.log(cover / reached)
-    return Mixture(min(reached / cover, 1.0), inner, cover, counts[some], weights)
+    outer, missed = min(reached / cover, 1.0), _log_missed(rate)
+    return Mixture(outer, cover, counts[some], weights, missed)
 
 
 def theorem_m(numbers: np.ndarray, masses: np.ndarray) -> Mixture:
@@ -263,9 +262,9 @@ def theorem_m(numbers: np.ndarray, masses: np.ndarray) -> Mixture:
     some = numbers > 0
     chance = float(np.exp(masses[some]).sum())
     if not chance > 0:
-        return Mixture(1.0, 1.0, 0.0, np.ones(1), np.zeros(1))
+        return Mixture(1.0, 0.0, np.ones(1), np.zeros(1))
     shares = masses[some] - np.log(chance)
-    return Mixture(1.0, 1.0, min(chance, 1.0), numbers[some], shares)
+    return Mixture(1.0, min(chance, 1.0), numbers[some], shares)
 
 
 def number_drawn(law: np.ndarray, size: float, units: float) -> np.ndarray:
@@ -347,9 +346,9 @@ def mixture_pair(
     otherwise they change. ``visible``: probability of a visible event, a factor of both
     profiles. ``poisson_rate``: of the protected unit itself, if its draw is hidden.
     """
-    outer, inner, cover, *lists = settings.mixtures(theorem)
+    outer, cover, *lists = settings.mixtures(theorem)
     shift = shift_of(step.noise_multiplier, 1.0)
-    parts: Any = (outer * visible, inner, cover, shift, *lists)
+    parts: Any = (outer * visible, cover, shift, *lists)
     if poisson_rate is not None:
         parts = (*parts, poisson_rate)
         return people.ReplacedUnitLoss(*parts)
@@ -366,7 +365,7 @@ def _pair_m(
     rate: np.ndarray = ALWAYS,
 ) -> PrivacyLoss:
     """Theorem M as a `GaussianMixtureLoss`; ``rate`` multiplies P(J >= 1)."""
-    _, _, cover, counts, log_weights, _ = settings.mixtures(theorem)
+    _, cover, counts, log_weights, _ = settings.mixtures(theorem)
     shifts = tuple(shift_of(step.noise_multiplier, count) for count in counts)
     return GaussianMixtureLoss(visible, rate * cover, shifts, log_weights)
 
@@ -407,7 +406,8 @@ def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
 
     def last_level(stages: Any, _: float) -> Mixture:
         counts, masses = log_visible(stages[:-1])
-        return Mixture(1.0, stages[-1].rate, 1.0, counts * stages[-1].bound, masses)
+        missed = _log_missed(stages[-1].rate)
+        return Mixture(1.0, 1.0, counts * stages[-1].bound, masses, missed)
 
     if not is_poisson:
         return certain, mixture_pair(step, settings, last_level, visible=outer * rate)
@@ -537,7 +537,7 @@ def groups_of_person(step: GaussianStep, design: GroupedClasses) -> Pairs:
 
     def mixture_2(stages: Any, *of: Any) -> Mixture:
         mean, worst = held(stages, *of[:3])
-        return theorem_2(mean, worst, inner=of[3])
+        return theorem_2(mean, worst, rate=of[3])
 
     def mixture_1(stages: Any, *of: Any) -> Mixture:
         mean, worst = held(stages, *of[:3])

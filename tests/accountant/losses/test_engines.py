@@ -90,8 +90,8 @@ def test_engines_agree(name, kernel):
 
 
 def test_other_mechanisms_use_numpy_or_are_refused_by_name():
-    parts = (np.ones(SIZE),), (np.zeros(SIZE),), (np.ones(SIZE),)
-    loss = PeopleLoss(np.ones(SIZE), RATE, np.ones(SIZE), SHIFT, *parts)
+    parts = (np.ones(SIZE),), (np.zeros(SIZE),), (np.log1p(-RATE),)
+    loss = PeopleLoss(np.ones(SIZE), np.ones(SIZE), SHIFT, *parts)
     with using_engine("jax"):
         found = float64_boundary(tails)(loss)
     with np.errstate(all="ignore"):

@@ -13,6 +13,7 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     ZeroedGaussianLoss,
 )
+from jaxdp_episodic.accountant.losses.mixture_halves import log_rest
 from jaxdp_episodic.accountant.losses.people import (
     PeopleLoss,
     ReplacedPeopleLoss,
@@ -36,14 +37,13 @@ ROWS = (ZeroedGaussianLoss, AntipodalGaussianLoss)
 def people(kind, q, e, s, counts, weights):
     """The loss of one setting; components below 1e-20 are left out."""
     chances = np.broadcast_to(q, len(counts))
-    most = np.max(chances)
     columns = [
-        (np.array([float(n)]), np.log([w]), np.array([chance / most if most else 1.0]))
+        (np.array([float(n)]), np.log([w]), log_rest(np.array([chance])))
         for n, w, chance in zip(counts, weights, chances, strict=True)
         if w > 1e-20
     ]
     parts = zip(*columns, strict=True)
-    return kind(np.ones(1), *(np.array([a]) for a in (most, e, s)), *parts)
+    return kind(np.ones(1), *(np.array([a]) for a in (e, s)), *parts)
 
 
 def frames(kind, m, p, r, s):
@@ -104,14 +104,13 @@ def root_of(excess, low, high):
 
 def definition(loss, u, *, backward):
     """``H_g`` and -dH_g/du, log g = u, from the signed sums themselves; 50 digits."""
-    e, q, s = (
-        mp.mpf(float(a[0])) for a in (loss.cover_rate, loss.inner_rate, loss.shift)
-    )
+    e, s = (mp.mpf(float(a[0])) for a in (loss.cover_rate, loss.shift))
     g = mp.exp(u)
     g1, c = 1 + (g - 1) / e, (g - 1) * (1 - e) / e
     total, slope = mp.mpf(0), mp.mpf(0)
-    for count, w, share in zip(loss.counts, loss.log_weights, loss.shares, strict=True):
-        n, own = int(count[0]), q * mp.mpf(float(share[0]))
+    columns = loss.counts, loss.log_weights, loss.log_rests
+    for count, w, rest in zip(*columns, strict=True):
+        n, own = int(count[0]), -mp.expm1(mp.mpf(float(rest[0])))
         chance = [
             mp.binomial(n, j) * own**j * (1 - own) ** (n - j) for j in range(n + 1)
         ]

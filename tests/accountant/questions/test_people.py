@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from fractions import Fraction
 from typing import Any
 
+import mpmath as mp
 import numpy as np
 import pytest
 from scipy import stats
@@ -16,8 +16,8 @@ from scipy.integrate import quad
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
+from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question, Run
-from jaxdp_episodic.accountant.questions.contribution_pairs import theorem_a
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
 from jaxdp_episodic.accountant.questions.worst_path import answer
 
@@ -547,9 +547,42 @@ def test_no_draw_is_above_the_mixture(own, others, size, epsilon):
     assert jde.delta(alone, num_steps=1, epsilon=epsilon) < true
 
 
-@pytest.mark.parametrize("chance", [0.61, 0.67, 0.69, 0.71, 0.73, 1.0])
-def test_theta_is_not_rounded_down_near_1(chance):
-    rate = 1 - 1e-9
-    found = theorem_a(np.ones(1), np.zeros(1), rate, chance).inner
-    p, r = Fraction(rate), Fraction(chance)
-    assert 0 <= Fraction(float(found)) - p * r / (1 - p + p * r) < 2e-15
+def profile_a(
+    number: int, rate: float, chance: float, shift: float, epsilon: float, sign: int
+) -> mp.mpf:
+    """Theorem A under zero_out, backward if ``sign`` is -1; 40 digits."""
+    p, r, s = map(mp.mpf, (rate, chance, shift))
+    theta, other, g = p * r / (1 - p + p * r), p * (1 - r), mp.exp(epsilon)
+    total = mp.mpf(0)
+    for n in range(1, number + 1):
+        weight = mp.binomial(number, n) * (1 - other) ** n * other ** (number - n)
+        terms = (mp.binomial(n, j) * theta**j for j in range(n + 1))
+        law = [term * (1 - theta) ** (n - j) for j, term in enumerate(terms)]
+
+        def excess(x: mp.mpf, law: Any = law) -> mp.mpf:
+            terms = (b * mp.exp(j * s * (x - j * s / 2)) for j, b in enumerate(law))
+            return mp.log(mp.fsum(terms)) - sign * epsilon
+
+        if excess(-999 / s) >= 0:  # no loss is as large
+            continue
+        x = mp.findroot(excess, (-999 / s, 999 / s), solver="anderson", maxsteps=99)
+        own = mp.ncdf(-sign * x)
+        mixed = mp.fsum(b * mp.ncdf(sign * (j * s - x)) for j, b in enumerate(law))
+        total += weight * (mixed - g * own if sign > 0 else own - g * mixed)
+    return total
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("chance", [0.3, 0.61, 0.73, 1.0])
+@pytest.mark.parametrize("left", [1e-9, 1e-6, 1e-8, 1e-10, 1e-11, 1e-12, 0.0])
+def test_certified_ends_next_to_rate_1(left: float, chance: float) -> None:
+    """1 - theta, the weight of no contribution, is not the rest of a rounded theta."""
+    step = person(units(1 - left, chance), ZERO, 1.7)
+    pair = dominating_pairs(step)[0]
+    for epsilon in (0.5, 4.0, 15.0):
+        found = pld_bounds(DeltaAt(np.array([epsilon])), Run((pair,), (np.ones(1),)))
+        with mp.workdps(40):
+            given = 5, 1 - left, chance, 1 / 1.7, epsilon
+            truth = max(profile_a(*given, sign) for sign in (1, -1))
+            low, high = (mp.exp(float(end[0])) for end in found)
+            assert low <= truth <= high < low * (1 + 1e-11)

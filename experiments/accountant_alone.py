@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-TRAINER = ("flax", "optax", "orbax", "tensorstore", "randomgen", "rich", "tyro")
+TRAINER = ("flax", "optax", "orbax", "tensorstore", "randomgen", "rich")
 # Each is for another library, and says so where that one is missing.
 BRIDGES = ("dp_accounting", "jax_privacy", "opacus")
 DELTA, NUM_STEPS = 1e-5, 10

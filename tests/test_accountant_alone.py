@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAINER = ("flax", "optax", "orbax", "tensorstore", "randomgen", "rich", "tyro")
+TRAINER = ("flax", "optax", "orbax", "tensorstore", "randomgen", "rich")
 BRIDGES = ("dp_accounting", "jax_privacy", "opacus")
 
 

@@ -78,7 +78,7 @@ RANK = {name: rank for rank, name in enumerate((*STOREYS, *LAYERS))}
 HEAVY = frozenset(
     "chex datasets dp_accounting flax hypothesis jax_privacy matplotlib mpmath optax "
     "opacus orbax pandas pyarrow pytest ray rich scipy sqlalchemy starlette "
-    "tensorstore torch tyro uvicorn yaml".split()
+    "tensorstore torch uvicorn yaml".split()
 )
 
 

@@ -1,4 +1,4 @@
-"""What each command takes: one table, which is also its help.
+"""What each command takes: one table, of which argparse reads a command line.
 
 A heading has a command's name and its module; text follows, then a row for each option
 or argument. Brackets: it may be left out; ``=`` has its default, ``...`` takes several
@@ -7,13 +7,13 @@ values. The word in capitals tells the type; words with ``|`` are the only value
 
 from __future__ import annotations
 
-import collections
-import contextlib
+import argparse
+import functools
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from jaxdp_episodic import _validation
 
@@ -52,7 +52,7 @@ Draw delta against epsilon, and the success of membership attacks.
 Open a local page where you change a design and see its privacy cost.
   [FILE.toml]  The first design, a request as for `epsilon`; default: that of the
       README.
-  [--port INT = 0]  Port at 127.0.0.1; default: a free one.
+  [--port INT = 0]  Port at 127.0.0.1; 0: a free one.
   [--no-browser]  Print the address and open no browser.
 # sweep (pictures)
 Evaluate a grid of settings into a table and a picture. If it is killed, the same
@@ -253,63 +253,12 @@ _SECTION = re.compile(
 )
 _NUMBERS: dict[str, Any] = {"FLOAT": float, "NUMBER": float, "INT": int}
 _PATHS = ("FILE", "DIR", "PATH", "FOLDER", "SOURCE", "RELEASE", "RUN")
+_WIDTH = 88  # characters of a line of a help
+_LEFT = 24  # characters of its left column
 
 
 class UsageError(ValueError):
     """Options that are wrong or do not go together; the message names no file."""
-
-
-class Flag(NamedTuple):
-    """An option or an argument of a command."""
-
-    name: str  # "--out", or "FILE.toml" of an argument
-    value: str  # the word for its value; "" of a switch
-    mark: str  # "..." takes several values, "(repeat)" may be given several times
-    default: Any
-    shown: str  # as in the table
-    help: str
-
-    @property
-    def key(self) -> str:
-        """Its name as an attribute."""
-        return self.name.partition(".")[0].strip("-").replace("-", "_").lower()
-
-    def taken(self, words: list[str], before: Any) -> Any:
-        """Returns its value with these words behind it."""
-        if not self.value:
-            return True
-        if not words and not self.mark == "...":
-            raise UsageError(f"{self.name} needs a value")
-        values = tuple(map(self.read, words))
-        if self.mark:
-            return before + values if self.mark == "(repeat)" else values
-        return values[0]
-
-    def read(self, word: str) -> Any:
-        """Returns a word as a value of its type."""
-        names = sorted(self.value.split("|")) if self.value.islower() else []
-        kind = _NUMBERS.get(self.value, str)
-        if self.value.partition(".")[0] in _PATHS and "=" not in self.value:
-            kind = Path
-        with contextlib.suppress(ValueError):
-            if not names or word in names:
-                return kind(word)
-        close, what = "", "whole number" if kind is int else "number"
-        what = f"{what}s" if self.mark else f"a {what}"
-        if names:
-            what, close = f"one of {', '.join(names)}", _validation.nearest(word, names)
-        raise UsageError(f"{self.name} must be {what}, got {word!r}{close}")
-
-
-def _flag(row: str) -> Flag:
-    shown, _, about = " ".join(row.split(" ")).strip().partition("  ")
-    named, _, default = shown.strip("[]").partition(" = ")
-    name, value, mark, *_ = *named.split(" "), "", ""
-    if not name.startswith("--"):
-        value, mark = name, value
-    flag = Flag(name, value, mark, None, shown, " ".join(about.split()))
-    whole: Any = () if mark else None if value else False
-    return flag._replace(default=flag.read(default) if default else whole)
 
 
 class Section(NamedTuple):
@@ -317,57 +266,20 @@ class Section(NamedTuple):
 
     about: str
     module: str
-    flags: list[Flag]
+    rows: list[str]
 
     @property
-    def options(self) -> list[Flag]:
-        """The flags that have names; the others are arguments."""
-        return [flag for flag in self.flags if flag.name.startswith("--")]
-
-    def read(self, words: Sequence[str]) -> dict[str, Any]:
-        """Returns the value of each option and argument by its key."""
-        named = {flag.name: flag for flag in self.options}
-        places = [flag for flag in self.flags if flag.name not in named]
-        values = {flag.key: flag.default for flag in self.flags}
-        queue, given, odd = collections.deque(words), set[str](), list[str]()
-        for name in (_name(word) for word in words if word.startswith("--")):
-            if name not in named:
-                hint = _validation.nearest(name, named)
-                raise UsageError(f"unknown option {name!r}{hint}")
-        while queue:
-            word = queue.popleft()
-            if word.startswith("--"):
-                _, has_value, value = word.partition("=")
-                flag, own = named[_name(word)], [value] * bool(has_value)
-                if has_value and not flag.value:
-                    raise UsageError(f"{flag.name} takes no value, got {value!r}")
-                most = len(words) if flag.mark == "..." else bool(flag.value)
-                while len(own) < most and queue and not queue[0].startswith("--"):
-                    own.append(queue.popleft())
-            elif places:
-                flag, own = places.pop(0), [word]
-            else:
-                odd.append(word)
-                continue
-            given.add(flag.name)
-            values[flag.key] = flag.taken(own, values[flag.key])
-        if odd:
-            raise UsageError(f"unexpected argument {', '.join(odd)!r}")
-        needed = [f for f in self.flags if f.shown[0] != "[" and f.name not in given]
-        if needed:
-            raise UsageError(f"missing: {', '.join(flag.shown for flag in needed)}")
-        return values
-
-
-def _name(word: str) -> str:
-    return word.partition("=")[0].replace("_", "-")
+    def options(self) -> list[str]:
+        """The names of the options."""
+        found = (re.match(r"\[?(--[\w-]+)", row) for row in self.rows)
+        return [option[1] for option in found if option]
 
 
 def _sections() -> dict[str, Section]:
     found = {}
     for name, module, text in _SECTION.findall(_TABLE):
-        about, *rows = re.split(r"\n(?=  \S)", text.rstrip())
-        found[name] = Section(about, module, [_flag(row) for row in rows])
+        about, *rows = re.split(r"\n  (?=\S)", text.rstrip())
+        found[name] = Section(about, module, rows)
     return found
 
 
@@ -376,31 +288,112 @@ SECTIONS = _sections()
 ACTIONS = {"data": ("import", "check"), "book": ("create", "charge", "show", "close")}
 
 
-def listed(rows: Iterable[tuple[str, str]], width: int = 11) -> str:
-    """Returns an entry for each name and text, in lines of 88 characters."""
-    left = f"\n{' ' * (width + 4)}"
-    return "\n".join(
-        f"  {name:<{width}}{left if len(name) > width else '  '}"
-        + left.join(textwrap.wrap(about, 84 - width, break_on_hyphens=False))
-        for name, about in rows
-    )
+class _Layout(argparse.RawDescriptionHelpFormatter):
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-def help_of(name: str) -> str:
-    """Returns the help of a command or of an action."""
-    section = SECTIONS[name]
-    if name in ACTIONS:
-        rows = [(one, SECTIONS[f"{name} {one}"].about) for one in ACTIONS[name]]
-        rows = [(one, about.partition("\n")[0]) for one, about in rows]
-        usage, kind = "ACTION ...", "actions"
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are exceptions."""
+
+    def __init__(self, command: str, about: str):
+        super().__init__(
+            f"{PROGRAM} {command}".strip(),
+            description=about,
+            formatter_class=functools.partial(
+                _Layout, width=_WIDTH, max_help_position=_LEFT
+            ),
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `UsageError`."""
+        raise UsageError(re.sub(r"^argument (\S+): ", r"\1 ", message))
+
+
+def overview(command: str, about: str, names: dict[str, str]) -> Parser:
+    """Returns a parser whose help lists the commands, or the actions of one."""
+    what = "action" if command else "command"
+    parser = Parser(command, about)
+    parser.usage = f"{parser.prog} [-h] {what.upper()} ..."
+    rows = parser.add_argument_group(f"{what}s")
+    for name, text in names.items():
+        rows.add_argument(name, help=" ".join(text.partition("\n\n")[0].split()))
+    if not command:
+        shells = "bash, zsh or tcsh"
+        parser.add_argument("--version", action="store_true", help="print the version")
+        parser.add_argument(
+            "--print-completion",
+            metavar="SHELL",
+            help=f"print a script that completes commands and options in {shells}",
+        )
+    return parser
+
+
+def read(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Returns the value of each option and argument by its key.
+
+    Raises:
+      UsageError: naming what is wrong.
+      SystemExit: the help was printed.
+    """
+    written, known = [], ["--help", *SECTIONS[name].options]
+    for word in words:
+        option, *value = word.split("=", 1)
+        if word.startswith("--"):
+            option = option.replace("_", "-")
+            if option not in known:
+                hint = _validation.nearest(option, known)
+                raise UsageError(f"unknown option {option!r}{hint}")
+        written.append("=".join([option, *value]))
+    parser = Parser(name, SECTIONS[name].about)
+    for row in SECTIONS[name].rows:
+        _declare(parser, row)
+    found = vars(parser.parse_args(written))
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+
+def _declare(parser: Parser, row: str) -> None:
+    """Adds the option or argument that a row of the table declares."""
+    shown, _, about = row.partition("  ")
+    named, _, default = shown.strip("[]").partition(" = ")
+    name, value, mark, *_ = *named.split(" "), "", ""
+    is_needed = not shown.startswith("[")
+    about = " ".join(about.split()) + (f" Default: {default}." if default else "")
+    more: dict[str, Any] = {"help": about.replace("%", "%%")}
+    if not name.startswith("--"):
+        name, value = name.partition(".")[0].lower(), name
+        more["nargs"] = None if is_needed else "?"
+    elif value:
+        more["required"] = is_needed
+    if not value:
+        more["action"] = "store_true"
     else:
-        rows = [(flag.shown, flag.help) for flag in section.flags]
-        usage, kind = " ".join(flag.shown for flag in section.flags), "options"
-    usage = textwrap.fill(
-        f"usage: {PROGRAM} {name} [--help] {usage}",
-        88,
-        subsequent_indent="    ",
-        break_on_hyphens=False,
-    )
-    width = 11 if name in ACTIONS else 22
-    return f"{usage}\n\n{section.about}\n\n{kind}:\n{listed(rows, width)}"
+        more |= {"metavar": value, "type": _reader(value, bool(mark))}
+    if mark:
+        more |= {"nargs": "*"} if mark == "..." else {"action": "append"}
+    if mark or default:
+        more["default"] = default or []
+    parser.add_argument(name, **more)
+
+
+def _reader(value: str, has_several: bool) -> Callable[[str], Any]:
+    """Returns the function that reads a word as a value of this type."""
+    names = sorted(value.split("|")) if value.islower() else []
+    kind = _NUMBERS.get(value, str)
+    if value.partition(".")[0] in _PATHS and "=" not in value:
+        kind = Path
+
+    def read_word(word: str) -> Any:
+        try:
+            if not names or word in names:
+                return kind(word)
+        except ValueError:
+            pass
+        close, what = "", "whole number" if kind is int else "number"
+        what = f"{what}s" if has_several else f"a {what}"
+        if names:
+            what, close = f"one of {', '.join(names)}", _validation.nearest(word, names)
+        raise argparse.ArgumentTypeError(f"must be {what}, got {word!r}{close}")
+
+    return read_word

@@ -6,21 +6,15 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.tools.cli import command, flags
 from jaxdp_episodic.tools.cli.flags import ACTIONS, PROGRAM, SECTIONS
 
 COMMANDS = {name: one.about for name, one in SECTIONS.items() if " " not in name}
-_COMPLETIONS = ("--tyro-print-completion", "--tyro-write-completion")  # of a shell
-_HELP = f"""usage: {PROGRAM} [--help] [--version] COMMAND ...
-
+_ABOUT = f"""\
 Privacy accounting for episodic training, and training itself. Examples of files are
-in configs/; {PROGRAM} COMMAND --help lists the options of a command.
-
-commands:
-"""
+in configs/; {PROGRAM} COMMAND --help lists the options of a command."""
 
 
 def main() -> None:
@@ -57,27 +51,26 @@ def parsed(arguments: Sequence[str]) -> command.Command:
       SystemExit: the help was printed (code 0), or the arguments are wrong.
     """
     name, *rest = arguments or [""]
-    if name in ("-h", "--help"):
-        _finish(_HELP + flags.listed(COMMANDS.items()))
     if list(arguments) == ["--version"]:
         _finish(f"{PROGRAM} {sys.modules['jaxdp_episodic'].__version__}")
-    if name in _COMPLETIONS and rest:
-        script = _completion(rest[0])
-        if "write" in name:
-            Path(rest[1]).write_text(script, encoding="utf-8")
-        _finish("" if "write" in name else script)
+    if name == "--print-completion" and rest:
+        _finish(_completion(rest[0]))
     place = ""
     try:
+        if name in ("-h", "--help"):
+            _finish(flags.overview("", _ABOUT, COMMANDS).format_help())
         _check_word("command", name, COMMANDS)
         place = f" {name}"
-        if name in ACTIONS and (not rest or rest[0] not in ("-h", "--help")):
+        if name in ACTIONS:
             action, *rest = rest or [""]
-            _check_word(f"action of {name}", action, ACTIONS[name])
+            actions = {one: SECTIONS[f"{name} {one}"].about for one in ACTIONS[name]}
+            if action in ("-h", "--help"):
+                about = SECTIONS[name].about
+                _finish(flags.overview(name, about, actions).format_help())
+            _check_word(f"action of {name}", action, actions)
             name = f"{name} {action}"
             place = f" {name}"
-        if "-h" in rest or "--help" in rest:
-            _finish(flags.help_of(name))
-        options = SECTIONS[name].read(rest)
+        options = flags.read(name, rest)
     except flags.UsageError as error:
         command.print_error(f"{error} (see {PROGRAM}{place} --help)")
         raise SystemExit(command.USER_ERROR) from None
@@ -88,7 +81,7 @@ def parsed(arguments: Sequence[str]) -> command.Command:
 
 
 def _finish(text: str) -> None:
-    print(text)
+    print(text.rstrip())
     raise SystemExit(0)
 
 
@@ -104,7 +97,7 @@ def _check_word(what: str, word: str, known: Iterable[str]) -> None:
 def _completion(shell: str) -> str:
     """A script by which a shell completes the commands and their options."""
     words = {
-        name: " ".join([*ACTIONS.get(name, ()), *(f.name for f in one.options)])
+        name: " ".join([*ACTIONS.get(name, ()), *one.options])
         for name, one in SECTIONS.items()
     }
     commands = " ".join(COMMANDS)

@@ -131,7 +131,7 @@ class PrivacyLoss(abc.ABC):
         """Probability that a release involves the unit: the product of all rates."""
         return math.prod(self.rates.values(), start=1.0)
 
-    @property
+    @functools.cached_property
     def loses_nothing(self) -> Array:
         """Whether P and Q are equal."""
         return np.equal(self.chance, 0)
@@ -179,13 +179,13 @@ class PrivacyLoss(abc.ABC):
 class NoisyLoss(PrivacyLoss):
     """Base of the mechanisms that add noise: they have a field ``shift``."""
 
-    @property
+    @functools.cached_property
     def loses_nothing(self) -> Array:
         """Whether nothing is sampled, or the noise is infinite."""
         xp = namespace(self.chance, self._shift)
         return xp.equal(self.chance, 0.0) | xp.equal(self._shift, 0.0)
 
-    @property
+    @functools.cached_property
     def is_unprotected(self) -> Array:
         """Whether there is no noise, or next to none."""
         return ~self.loses_nothing & (self._shift > self.LARGEST_LOSS)

@@ -27,7 +27,7 @@ def solve_single_step(question: Question, run: Run) -> np.ndarray:
     """Returns epsilon or log(delta) of runs of one step, which may differ in it."""
     solve = epsilon_of_profile if isinstance(question, EpsilonAt) else delta_of_profile
     value = np.full(question.target.shape, question.nothing)
-    for loss, count in zip(run.losses, run.counts, strict=True):
+    for loss, count in run.uses:
         taken = np.flatnonzero(count == 1)
         if taken.size:
             one = loss.map(lambda field, taken=taken: field[taken]).kept_in_range()
@@ -43,7 +43,7 @@ def error_in_nats(
     inside = np.isfinite(epsilon) & (epsilon >= 0)
     at = np.where(inside, epsilon, 1.0)
     log_delta, slope = np.zeros(epsilon.shape), np.ones(epsilon.shape)
-    for loss, count in zip(run.losses, run.counts, strict=True):
+    for loss, count in run.uses:
         taken = np.flatnonzero(count == 1)
         if taken.size:
             one = loss.map(lambda field, taken=taken: field[taken]).kept_in_range()
@@ -104,7 +104,7 @@ _ROUNDING = 1e-15
 def have_closed_form(run: Run) -> np.ndarray:
     """Whether all steps have finitely many losses, and the run not too many."""
     number, of_two = np.ones(run.shape), np.ones(run.shape, bool)
-    for loss, count in zip(run.losses, run.counts, strict=True):
+    for loss, count in run.uses:
         taken = (count > 0) & ~loss.loses_nothing
         ways, values = np.inf, 0
         if isinstance(loss, FiniteValues):
@@ -120,7 +120,7 @@ def composed(question: Question, run: Run) -> tuple[float, float]:
     """Returns the answer of one setting by sums over all losses; its error, nats."""
     taken = [
         (loss.kept_in_range(), float(count))
-        for loss, count in zip(run.losses, run.counts, strict=True)
+        for loss, count in run.uses
         if count > 0 and not loss.loses_nothing
     ]
     target, of_epsilon = float(question.target), question.is_epsilon

@@ -62,28 +62,27 @@ def _by_parts(
     padded: bool = False,
     device: Any = None,
 ) -> tuple[np.ndarray, ...]:
-    """Results of all chunks, concatenated."""
-    starts = range(0, num_settings(arrays), chunk)
+    """Results of all chunks, concatenated.
+
+    Padding repeats the last setting of a chunk, and is removed again.
+    """
+    size = num_settings(arrays)
 
     def work(start: int) -> tuple[np.ndarray, ...]:
-        return _call(kernel, arrays, start, chunk, padded=padded)
+        number = min(chunk, size - start)
+        pad = chunk - number if padded else 0
+        part = map_arrays(
+            lambda a: _padded(a[..., start : start + number], pad), arrays
+        )
+        return tuple(result[..., :number] for result in kernel(part))
 
+    starts = range(0, size, chunk)
     workers = min(len(starts), workers)
     if workers <= 1:
-        parts = [work(start) for start in starts]
+        parts = list(map(work, starts))
     else:
         parts = in_threads(work, starts, workers, device=device)
     return tuple(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
-
-
-def _call(
-    kernel: _Kernel, arrays: Any, start: int, chunk: int, *, padded: bool
-) -> tuple[np.ndarray, ...]:
-    """Results of one chunk; padding repeats its last setting and is removed again."""
-    stop = min(start + chunk, num_settings(arrays))
-    pad = chunk - (stop - start) if padded else 0
-    part = map_arrays(lambda a: _padded(a[..., start:stop], pad), arrays)
-    return tuple(result[..., : stop - start] for result in kernel(part))
 
 
 def num_settings(arrays: Any) -> int:

@@ -197,6 +197,11 @@ class Run:
     losses: tuple[PrivacyLoss, ...]
     counts: tuple[np.ndarray, ...]  # the number of each step; whole numbers as floats
 
+    @property
+    def uses(self) -> Iterable[tuple[Any, np.ndarray]]:
+        """Pairs of a loss and its count."""
+        return zip(self.losses, self.counts, strict=True)
+
     # --- Arrays ---
 
     @functools.cached_property
@@ -252,7 +257,7 @@ class Run:
     def in_reach(self) -> Self:
         """Returns an *upper bound* of the run that needs less noise."""
         uses = []
-        for loss, count in zip(self.losses, self.counts, strict=True):
+        for loss, count in self.uses:
             beyond = loss.is_unprotected & (count > 0)
             other = loss.with_little_noise() if np.any(beyond) else None
             if other is None:
@@ -270,8 +275,7 @@ class Run:
         """Returns the run without unprotected steps: given a finite loss."""
         if not np.any(self.is_unprotected):
             return self
-        pairs = zip(self.losses, self.counts, strict=True)
-        counts = (np.where(loss.is_unprotected, 0.0, count) for loss, count in pairs)
+        counts = (np.where(loss.is_unprotected, 0.0, n) for loss, n in self.uses)
         return type(self)(self.losses, tuple(counts))
 
     def with_losses(self, losses: tuple[PrivacyLoss, ...]) -> Self:
@@ -298,36 +302,44 @@ class Run:
             for loss in self.losses
         )
 
+    def _some(self, fact: Callable[[PrivacyLoss], Array]) -> np.ndarray:
+        """Whether a fact holds for some step with a count above 0; read-only."""
+        found = np.zeros(self.shape, bool)
+        for loss, count in self.uses:
+            found |= fact(loss) & (count > 0)
+        found.setflags(write=False)
+        return found
+
+    def _total(self, amount: Callable[[PrivacyLoss], Array]) -> np.ndarray:
+        """The sum over all steps of an amount, which may be inf for unused ones."""
+        total = np.zeros(self.shape)
+        for loss, count in self.uses:
+            with np.errstate(invalid="ignore"):
+                one = count * amount(loss)
+            total = total + np.where(count > 0, one, 0.0)
+        return total
+
     @functools.cached_property
     def loses_nothing(self) -> np.ndarray:
         """Whether no step with a count above 0 has a loss."""
-        nothing = np.ones(self.shape, bool)
-        for loss, count in zip(self.losses, self.counts, strict=True):
-            nothing &= loss.loses_nothing | (count == 0)
+        nothing = np.asarray(~self._some(lambda loss: ~loss.loses_nothing))
         nothing.setflags(write=False)  # cached
         return nothing
 
     @functools.cached_property
     def is_unprotected(self) -> np.ndarray:
         """Whether some step with a count above 0 is unprotected."""
-        bare = np.zeros(self.shape, bool)
-        for loss, count in zip(self.losses, self.counts, strict=True):
-            bare |= loss.is_unprotected & ~loss.loses_nothing & (count > 0)
-        bare.setflags(write=False)
-        return bare
+        return self._some(lambda loss: loss.is_unprotected & ~loss.loses_nothing)
 
-    @property
+    @functools.cached_property
     def has_too_little_noise(self) -> np.ndarray:
         """Whether some step has too little noise for kernels."""
-        few = np.zeros(self.shape, bool)
-        for loss, count in zip(self.losses, self.counts, strict=True):
-            few |= loss.has_too_little_noise & (count > 0)
-        return few
+        return self._some(lambda loss: loss.has_too_little_noise)
 
     def gaussian_shift(self) -> np.ndarray:
         """Returns the shift if all steps are Gaussians without sampling; else 0."""
         square, are_gaussian = np.zeros(self.shape), np.ones(self.shape, bool)
-        for loss, count in zip(self.losses, self.counts, strict=True):
+        for loss, count in self.uses:
             kept = loss.kept_in_range()
             known = kept.gaussian_shift() if isinstance(kept, Nodes) else 0.0
             shift = np.where(loss.outer_rate >= 1, known, 0.0)
@@ -338,12 +350,11 @@ class Run:
 
     def largest_loss(self, *, backward: bool) -> np.ndarray:
         """Returns an upper bound of the run's finite losses in one direction."""
-        total = np.zeros(self.shape)
-        for loss, count in zip(self.losses, self.counts, strict=True):
-            most = loss.largest_loss(backward=backward)
-            most = np.where(loss.loses_nothing, 0.0, most)
-            with np.errstate(invalid="ignore"):  # no step of an unbounded loss
-                total = total + np.where(count > 0, count * most, 0.0)
+        total = self._total(
+            lambda loss: np.where(
+                loss.loses_nothing, 0.0, loss.largest_loss(backward=backward)
+            )
+        )
         return total * (1 + 1e-12)
 
     @functools.cached_property
@@ -387,7 +398,7 @@ class Run:
     def certified_error(self) -> tuple[np.ndarray, np.ndarray]:
         """See `BoundingPair.certified_error`: the sum over all steps."""
         of_mass, of_loss = np.zeros(self.shape), np.zeros(self.shape)
-        for loss, count in zip(self.losses, self.counts, strict=True):
+        for loss, count in self.uses:
             if isinstance(loss, BoundingPair):
                 mass, place = loss.certified_error()
                 of_mass, of_loss = of_mass + count * mass, of_loss + count * place
@@ -395,18 +406,13 @@ class Run:
 
     def log_kept(self) -> np.ndarray:
         """Returns the log of the probability that no step has an infinite loss."""
-        total = np.zeros(self.shape)
-        for loss, count in zip(self.losses, self.counts, strict=True):
-            with np.errstate(invalid="ignore"):
-                kept = count * loss.log_kept()
-            total = total + np.where(count > 0, kept, 0.0)
-        return total
+        return self._total(lambda loss: loss.log_kept())
 
     def groups(self) -> tuple[Group, ...]:
         """Returns the steps by mechanism, with fields that kernels accept."""
         shape = self.shape
         steps = []
-        for loss, count in zip(self.losses, self.counts, strict=True):
+        for loss, count in self.uses:
             left_out = np.asarray(loss.loses_nothing | loss.is_unprotected)
             taken = _flat(np.where(left_out, 0.0, count), shape)
             kept = loss.kept_in_range().map(lambda field: _flat(field, shape))

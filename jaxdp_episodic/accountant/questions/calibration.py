@@ -192,7 +192,7 @@ class Targets:
     def initial_noise(self) -> np.ndarray:
         """Initial noise: Gaussian mechanism with the amplified sensitivity."""
         square, first = 0.0, self.runs[0]
-        for loss, count in zip(first.losses, first.counts, strict=True):
+        for loss, count in first.uses:
             hints = loss.hints()
             square = square + count * np.square(hints.rate * hints.furthest)
         square = np.broadcast_to(np.max(square, axis=-1), self.shape).reshape(-1)
@@ -223,7 +223,7 @@ class Targets:
 def _has_little_noise(run: Run) -> np.ndarray:
     """Where several steps have too little noise for the contour, which they need."""
     little = np.zeros(run.shape, bool)
-    for loss, count in zip(run.losses, run.counts, strict=True):
+    for loss, count in run.uses:
         taken = (count > 0) & ~loss.loses_nothing
         taken &= run.num_steps > 1
         little |= taken & (loss.hints().furthest > _FURTHEST)

@@ -40,12 +40,16 @@ _MOST_COMPARISONS = 10**8
 
 def answer(question: Question, runs: Sequence[Run], method: str) -> Answer:
     """Returns epsilon or log(delta) of the worst path, the smallest over the runs."""
+    question = question.at(np.asarray(question.target, np.float64)[..., None])
     if len(runs) == 1:
-        return _of_one(question, runs[0], method)
-    # Paths become settings, so that the minimum over the runs is taken for each path.
-    each = question.at(np.asarray(question.target, np.float64)[..., None])
-    found = [_of_one(each, run.with_axis(), method) for run in runs]
-    return _largest(Answer(*chosen(found, np.argmin)))
+        every = _on_paths(question, runs[0], method)
+    else:  # of each path the smallest counts, so that all paths are needed
+        found = [_on_paths(question, run, method, every=True) for run in runs]
+        every = Answer(*chosen(found, np.argmin))
+    if every.value.shape[-1] == 1:
+        return Answer(*(field[..., 0] for field in every))
+    index = every.value.argmax(axis=-1)[..., None]
+    return Answer(*(np.take_along_axis(f, index, axis=-1)[..., 0] for f in every))
 
 
 def chosen(found: Sequence[Sequence[Any]], arg_best: Any) -> list[np.ndarray]:
@@ -59,45 +63,44 @@ def chosen(found: Sequence[Sequence[Any]], arg_best: Any) -> list[np.ndarray]:
     return [np.take_along_axis(field, index, axis=0)[0] for field in fields]
 
 
-def _of_one(question: Question, run: Run, method: str) -> Answer:
-    """The answer of one run on the path with the largest value."""
+def _on_paths(
+    question: Question, run: Run, method: str, *, every: bool = False
+) -> Answer:
+    """The answers of one run on ``every`` path, or on those that may be the worst."""
     run.refuse("exact" if method == CONTOUR else method)
-    question = question.at(np.asarray(question.target, np.float64)[..., None])
-    if run.num_paths > 1:
+    if run.num_paths > 1 and not every:
         run = run.take_paths(undominated_paths(run))
     little, run = run.has_too_little_noise, run.in_reach()
     shape = np.broadcast_shapes(question.target.shape, run.shape)
     if 0 in shape:
-        empty = np.zeros(shape[:-1])
-        return Answer(empty, empty, np.zeros(empty.shape, bool))
+        return Answer(np.zeros(shape), np.zeros(shape), np.zeros(shape, bool))
     at_end = question.at_end(run.most_lost)
-    if not np.any(at_end):
-        every = _inside(question, run, little, method)
-    else:
+    if np.any(at_end):
         value = question.end_value(run.most_lost, run.log_kept())
         value = np.broadcast_to(value, shape)
-        every = Answer(value, np.zeros(shape), np.zeros(shape, bool))
-        if not np.all(at_end):
-            found = _inside(question.inside(), run, little, method)
-            both = zip(every, found, strict=True)
-            every = Answer(*(np.where(at_end, end, inner) for end, inner in both))
-    return _largest(every)
-
-
-def _inside(question: Question, run: Run, little: np.ndarray, method: str) -> Answer:
-    """Answers at targets that are not at an end; upper bounds if noise is too small."""
+        ends = Answer(value, np.zeros(shape), np.zeros(shape, bool))
+        if np.all(at_end):
+            return ends
+        question = question.inside()
     log_kept, run = run.log_kept(), run.kept()
     if not (np.any(log_kept) or np.any(little)):
-        several = run.num_paths > 1 and method != "rdp"
-        return (_of_worst if several else _ask)(question, run, method)
-    # A loss may be infinite: compute the answer given that it is finite, path by path.
-    left = question.given_kept(log_kept)
-    hopeless = np.isneginf(left.target)
-    left = left.at(np.where(hopeless, -1.0, left.target))
-    given = question.with_failure(_ask(left, run, method), log_kept)
-    bound = little & (given.value != question.nothing)
-    error = np.where(bound, np.inf, given.error)
-    return Answer(given.value, error, given.is_certified | (bound & (method != "rdp")))
+        several = run.num_paths > 1 and not every and method != "rdp"
+        found = (_of_worst if several else _ask)(question, run, method)
+    else:
+        # A loss may be infinite: compute the answer given that it is finite, path by
+        # path. Where noise is too small it is an upper bound.
+        left = question.given_kept(log_kept)
+        hopeless = np.isneginf(left.target)
+        left = left.at(np.where(hopeless, -1.0, left.target))
+        found = question.with_failure(_ask(left, run, method), log_kept)
+        bound = little & (found.value != question.nothing)
+        certified = found.is_certified | (bound & (method != "rdp"))
+        error = np.where(bound, np.inf, found.error)
+        found = Answer(found.value, error, certified)
+    if not np.any(at_end):
+        return found
+    both = zip(ends, found, strict=True)
+    return Answer(*(np.where(at_end, end, inner) for end, inner in both))
 
 
 def _ask(question: Question, run: Run, method: str) -> Answer:
@@ -124,7 +127,7 @@ def _near_largest(epsilon: np.ndarray, run: Run, *, backward: bool) -> np.ndarra
     gap = np.maximum(run.largest_loss(backward=backward) - epsilon, 0.0)
     gap = np.where(run.is_unprotected, np.inf, gap)
     chance = np.zeros(gap.shape)
-    for loss, count in zip(run.losses, run.counts, strict=True):
+    for loss, count in run.uses:
         # The largest loss is rounded; an infinite one gives no bound.
         with np.errstate(all="ignore"):
             u = loss.largest_loss(backward=backward) * (1 - 1e-12) - gap
@@ -161,14 +164,6 @@ def _of_worst(question: Question, run: Run, method: str) -> Answer:
     if np.any(others):
         ask(*np.nonzero(others))
     return Answer(*(field.reshape(shape) for field in found))
-
-
-def _largest(every: Answer) -> Answer:
-    """The answer of the path with the largest value."""
-    if every.value.shape[-1] == 1:
-        return Answer(*(field[..., 0] for field in every))
-    index = every.value.argmax(axis=-1)[..., None]
-    return Answer(*(np.take_along_axis(f, index, axis=-1)[..., 0] for f in every))
 
 
 def undominated_paths(run: Run) -> np.ndarray:

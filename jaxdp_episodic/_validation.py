@@ -97,6 +97,18 @@ def single(name: str, array: np.ndarray) -> Any:
     return array.item()
 
 
+def one(name: str, value: Any, check: Callable[[str, Any], np.ndarray]) -> Any:
+    """Returns one number that passes a check as a Python number."""
+    return single(name, check(name, value))
+
+
+def instance(name: str, value: Any, kinds: Any, words: str) -> Any:
+    """Returns ``value`` if it is of one of the ``kinds``, which ``words`` name."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {words}, got {shown(value)}")
+    return value
+
+
 def float32_number(name: str, value: Any, *, zero: bool = False) -> float:
     """Returns a finite number whose products stay within float32's range.
 

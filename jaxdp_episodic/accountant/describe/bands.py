@@ -70,9 +70,7 @@ class Bands(Spec):
 
     def check_values(self) -> None:
         """Refuses a level that is no string, and a horizon of less than one step."""
-        if not isinstance(self.level, str):
-            shown = _validation.shown(self.level)
-            raise TypeError(f"level must be the name of a level, got {shown}")
+        _validation.instance("level", self.level, str, "the name of a level")
         if not self.horizon >= 1:
             raise ValueError(f"horizon must be >= 1, got {self.horizon!r}")
 

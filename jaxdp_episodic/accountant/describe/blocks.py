@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
     Design,
@@ -21,13 +20,9 @@ from jaxdp_episodic.accountant.describe.schemes import (
     ShuffledEpochs,
     WithoutReplacement,
     check_named,
-    refuse_epochs,
+    within_episode,
 )
-from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ONE,
-    Check,
-    set_checked,
-)
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Check
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -83,6 +78,9 @@ class PeopleBlocks(Design):
     numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
         ("num_people", "people_per_block", "episodes_per_block"), AT_LEAST_ONE
     )
+    at_most: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("people_per_block", "num_people"),
+    )
 
     num_people: ArrayLike
     people_per_block: ArrayLike
@@ -91,21 +89,16 @@ class PeopleBlocks(Design):
     episodes_per_block: ArrayLike = 1
 
     def __post_init__(self) -> None:
-        for name, check in self.numeric.items():
-            set_checked(self, check, name)
         check_named("episodes", self.episodes, EPISODE)
         if self.episodes.population is not None:
             raise ValueError(
                 "episodes must have population=None: the blocks determine the number "
                 f"of episodes; got population={self.episodes.population!r}"
             )
-        if np.any(np.greater(self.people_per_block, self.num_people)):
-            raise ValueError(
-                "people_per_block must be at most num_people, got people_per_block="
-                f"{self.people_per_block!r}, num_people={self.num_people!r}"
-            )
-        object.__setattr__(self, "sampling", _checked_inside(self.sampling))
-        _ = self.shape  # raises if fields do not broadcast
+        if self.sampling is not None:
+            inside = within_episode("sampling", self.sampling)
+            object.__setattr__(self, "sampling", inside)
+        super().__post_init__()
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -130,23 +123,3 @@ class PeopleBlocks(Design):
             return dataclasses.replace(self, episodes=scheme)
         assert self.sampling is not None  # it has the level
         return dataclasses.replace(self, sampling=self.sampling.with_scheme(scheme))
-
-
-def _checked_inside(sampling: Any) -> MultistageSampling | None:
-    """Returns the sampling within a block; wraps a single scheme."""
-    if sampling is None:
-        return None
-    if isinstance(sampling, Scheme):
-        sampling = MultistageSampling(sampling)
-    if not isinstance(sampling, MultistageSampling):
-        raise TypeError(
-            "sampling must be a MultistageSampling, a scheme or None, "
-            f"got {_validation.shown(sampling)}"
-        )
-    refuse_epochs("sampling of PeopleBlocks", sampling.levels[0])
-    if EPISODE in sampling.level_names:
-        raise ValueError(
-            f"sampling must not have a level named {EPISODE!r}: it samples within an "
-            f"episode; got levels {sampling.level_names}"
-        )
-    return sampling

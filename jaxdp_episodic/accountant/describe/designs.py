@@ -24,13 +24,9 @@ from jaxdp_episodic.accountant.describe.schemes import (
     WithoutReplacement,
     check_named,
     refuse_epochs,
+    within_episode,
 )
-from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ONE,
-    Check,
-    set_checked,
-    set_numbers,
-)
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Check
 
 # Names of the levels of episodic designs, below the episode.
 CLASS = "class"
@@ -96,6 +92,7 @@ class GroupedClasses(Design):
     numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
         ("num_classes", "ways"), AT_LEAST_ONE
     )
+    at_most: ClassVar[tuple[tuple[str, str], ...]] = (("ways", "num_classes"),)
 
     num_classes: ArrayLike
     ways: ArrayLike
@@ -104,8 +101,6 @@ class GroupedClasses(Design):
     examples: WithoutReplacement
 
     def __post_init__(self) -> None:
-        for name, check in self.numeric.items():
-            set_checked(self, check, name)
         if (self.episodes is None) == (self.classes is None):
             given = "neither" if self.episodes is None else "both"
             raise ValueError(f"give exactly one of episodes= and classes=, got {given}")
@@ -121,14 +116,34 @@ class GroupedClasses(Design):
                 "GroupedClasses with examples=Poisson has no theorem here; "
                 f"{_GROUPED_COVERED}"
             )
-        _ = self.shape  # raises if fields do not broadcast
-        if np.any(np.asarray(self.ways) > self.num_classes):
+        super().__post_init__()
+
+    def check_values(self) -> None:
+        """Refuses populations and numbers of classes that contradict the design."""
+        super().check_values()
+        if self.episodes is not None and self.episodes.population is not None:
             raise ValueError(
-                "ways must be at most num_classes, got "
-                f"ways={self.ways!r}, num_classes={self.num_classes!r}"
+                "episodes must have population=None: there are "
+                "floor(num_classes / ways) episodes; got "
+                f"population={self.episodes.population!r}"
             )
-        if not self.is_traced:
-            _check_grouped_populations(self)
+        classes = self.classes
+        if classes is None:
+            return
+        if classes.population is not None and np.any(
+            np.not_equal(classes.population, self.num_classes)
+        ):
+            raise ValueError(
+                "classes must have population=None or num_classes, got "
+                f"population={classes.population!r}, num_classes={self.num_classes!r}"
+            )
+        if isinstance(classes, WithoutReplacement) and np.any(
+            np.less(classes.size, self.ways)
+        ):
+            raise ValueError(
+                "classes must draw at least `ways` classes to form an episode; "
+                f"got size={classes.size!r}, ways={self.ways!r}"
+            )
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -182,28 +197,10 @@ class IndependentEpisodes(Design):
     def __init__(
         self, sampling: MultistageSampling | Scheme, *, num_episodes: ArrayLike
     ) -> None:
-        if isinstance(sampling, Scheme):
-            sampling = MultistageSampling(sampling)
-        if isinstance(sampling, MultistageSampling):
-            refuse_epochs("IndependentEpisodes", sampling.levels[0])
-        if isinstance(sampling, GroupedClasses | IndependentEpisodes | PeopleBlocks):
-            raise NotImplementedError(
-                f"IndependentEpisodes of a {type(sampling).__name__} has no theorem "
-                "here; covered: MultistageSampling, Poisson, WithoutReplacement"
-            )
-        if not isinstance(sampling, MultistageSampling):
-            raise TypeError(
-                "sampling must be a MultistageSampling, "
-                f"got {_validation.shown(sampling)}"
-            )
-        if EPISODE in sampling.level_names:
-            raise ValueError(
-                "sampling must not have a level named 'episode': it describes one "
-                f"episode; got levels {sampling.level_names}"
-            )
-        object.__setattr__(self, "sampling", sampling)
+        inside = within_episode("sampling", sampling)
+        object.__setattr__(self, "sampling", inside)
         object.__setattr__(self, "num_episodes", num_episodes)
-        set_numbers(self)
+        self.__post_init__()
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -227,13 +224,13 @@ def checked_sampling(sampling: Any) -> Sampling:
     """Returns the design; a single scheme becomes a `MultistageSampling`."""
     if isinstance(sampling, Scheme):
         return MultistageSampling(sampling)
-    if not isinstance(sampling, Sampling):
-        raise TypeError(
-            "sampling must be a Poisson, WithoutReplacement, RandomAllocation, "
-            "ShuffledEpochs, MultistageSampling, GroupedClasses, IndependentEpisodes "
-            f"or PeopleBlocks, got {_validation.shown(sampling)}"
-        )
-    return sampling
+    return _validation.instance(
+        "sampling",
+        sampling,
+        Sampling,
+        "a Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs, "
+        "MultistageSampling, GroupedClasses, IndependentEpisodes or PeopleBlocks",
+    )
 
 
 def epoch_scheme(sampling: Sampling) -> EpochScheme | None:
@@ -248,30 +245,3 @@ def block_lengths(scheme: EpochScheme) -> np.ndarray:
     is_allocated = isinstance(scheme, RandomAllocation)
     times = int(np.asarray(scheme.times)) if is_allocated else 1
     return np.full(times, steps // times) + (np.arange(times) < steps % times)
-
-
-def _check_grouped_populations(design: GroupedClasses) -> None:
-    """Refuses populations and numbers of classes that contradict the design."""
-    if design.episodes is not None and design.episodes.population is not None:
-        raise ValueError(
-            "episodes must have population=None: there are "
-            "floor(num_classes / ways) episodes; got "
-            f"population={design.episodes.population!r}"
-        )
-    classes = design.classes
-    if classes is None:
-        return
-    if classes.population is not None and np.any(
-        np.asarray(classes.population) != design.num_classes
-    ):
-        raise ValueError(
-            "classes must have population=None or num_classes, got "
-            f"population={classes.population!r}, num_classes={design.num_classes!r}"
-        )
-    if isinstance(classes, WithoutReplacement) and np.any(
-        np.asarray(classes.size) < design.ways
-    ):
-        raise ValueError(
-            "classes must draw at least `ways` classes to form an episode; "
-            f"got size={classes.size!r}, ways={design.ways!r}"
-        )

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.releases import RELEASES, Release
 from jaxdp_episodic.accountant.describe.schemes import checked_name
@@ -56,11 +54,8 @@ class DisjointParts(Spec):
                 f"got {len(self.parts)}"
             )
         for name, part in zip(self.names, self.parts, strict=True):
-            if not isinstance(part, AnyStep):
-                raise TypeError(
-                    f"part {name!r} must be a GaussianStep, a release or a composed "
-                    f"run, got {_validation.shown(part)}"
-                )
+            what = "a GaussianStep, a release or a composed run"
+            _validation.instance(f"part {name!r}", part, AnyStep, what)
         if self.membership is not None:
             _validation.choice("membership", self.membership, (FIXED, CONTENT))
         one_protection("disjoint parts", self.steps)
@@ -100,14 +95,6 @@ class DisjointParts(Spec):
         """Whether every part is a composed run, which has its own counts."""
         return all(isinstance(part, ComposedSteps) for part in self.parts)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all parts."""
-        shapes = zip(self.names, self.parts, strict=True)
-        return _validation.broadcast_shape(
-            **{f"part {n}": np.empty(part.shape, np.uint8) for n, part in shapes}
-        )
-
 
 def disjoint(
     parts: Mapping[str, AnyStep], *, membership: str | None = None
@@ -146,10 +133,7 @@ def disjoint(
     Reference: McSherry (2009), "Privacy integrated queries", Theorem 4; docs/proofs.md,
     "Disjoint parts".
     """
-    if not isinstance(parts, Mapping):
-        raise TypeError(
-            f"parts must map names to steps, got {_validation.shown(parts)}"
-        )
+    _validation.instance("parts", parts, Mapping, "a table of names and steps")
     return DisjointParts(tuple(parts), tuple(parts.values()), membership)
 
 

@@ -22,7 +22,6 @@ from jaxdp_episodic.accountant.describe.releases import (
     RenyiDP,
     ZeroConcentratedDP,
 )
-from jaxdp_episodic.accountant.describe.serialization import spec_fields
 from jaxdp_episodic.accountant.describe.spec import Spec, setting_of
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
@@ -57,16 +56,11 @@ class RuleBook(Spec):
     moves: Mapping[str, Mapping[str, str]]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.moves, Mapping):
-            shown = _validation.shown(self.moves)
-            raise TypeError(f"moves must be a table of states, got {shown}")
+        _validation.instance("moves", self.moves, Mapping, "a table of states")
         moves = {}
         for state, options in self.moves.items():
-            if not isinstance(options, Mapping):
-                raise TypeError(
-                    f"moves[{state!r}] must be a table of options and states, "
-                    f"got {_validation.shown(options)}"
-                )
+            what = "a table of options and states"
+            _validation.instance(f"moves[{state!r}]", options, Mapping, what)
             for name in (state, *options, *options.values()):
                 _checked_word("moves", name)
             moves[state] = MappingProxyType(dict(options))
@@ -188,9 +182,7 @@ class RuleBook(Spec):
 
 def _checked_word(what: str, name: Any) -> str:
     """Returns the name of an option or a state; refuses anything else."""
-    if not isinstance(name, str):
-        shown = _validation.shown(name)
-        raise TypeError(f"{what} must have strings as names, got {shown}")
+    _validation.instance(f"each name in {what}", name, str, "a string")
     if not name:
         raise ValueError(f"{what} must have non-empty names, got ''")
     return name
@@ -216,6 +208,7 @@ class Menu(Spec):
         "options": (GaussianStep, ComposedSteps, *RELEASES),
         "rules": (RuleBook,),
     }
+    traceable: ClassVar[tuple[str, ...]] = ("options",)
 
     options: Mapping[str, Any]
     quotas: Mapping[str, int] | None
@@ -229,28 +222,9 @@ class Menu(Spec):
 
     # --- What is left ---
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the options; () for a run of one setting."""
-        parts = {name: np.empty(o.shape, np.uint8) for name, o in self.options.items()}
-        return _validation.broadcast_shape(**parts)
-
     def _apart(self) -> tuple[Self, ...]:
-        """One run for each setting."""
-        if not self.shape:
-            return (self,)
-        return tuple(self._at(i, self.shape) for i in np.ndindex(self.shape))
-
-    def _at(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Self:
-        """The run of one of the settings to which the options broadcast."""
-        options = {
-            name: option._at(index, shape)
-            if isinstance(option, Menu)
-            else setting_of(option, index, shape)
-            for name, option in self.options.items()
-        }
-        fields = {name: getattr(self, name) for name in spec_fields(self)}
-        return type(self)(**{**fields, "options": options})
+        """One run for each setting to which the options broadcast."""
+        return tuple(setting_of(self, i, self.shape) for i in np.ndindex(self.shape))
 
     def one_setting(self, what: str) -> None:
         """Raises if the run has several settings."""
@@ -439,9 +413,7 @@ class Menu(Spec):
             if self.state is not None:
                 raise ValueError(f"state must be None without rules, got {self.state}")
             return
-        if not isinstance(self.rules, RuleBook):
-            shown = _validation.shown(self.rules)
-            raise TypeError(f"rules must be a RuleBook or None, got {shown}")
+        _validation.instance("rules", self.rules, RuleBook, "a RuleBook or None")
         for name in sorted(self.rules.options):
             _validation.choice("options of rules", name, self.options)
         if self.blocks is not None:
@@ -449,8 +421,7 @@ class Menu(Spec):
                 "blocks with rules have no theorem here; covered: one of the two"
             )
         state = self.rules.start if self.state is None else self.state
-        if not isinstance(state, str):
-            raise TypeError(f"state must be a name, got {_validation.shown(state)}")
+        _validation.instance("state", state, str, "a name")
         object.__setattr__(self, "state", state)
 
     def _set_numbers(self, field: str, *, minimum: int, partial: bool = False) -> None:
@@ -458,9 +429,7 @@ class Menu(Spec):
         table = getattr(self, field)
         if table is None:
             return
-        if not isinstance(table, Mapping):
-            shown = _validation.shown(table)
-            raise TypeError(f"{field} must be a table of numbers, got {shown}")
+        _validation.instance(field, table, Mapping, "a table of numbers")
         numbers = {}
         for name, value in table.items():
             _validation.choice(f"options of {field}", name, self.options)
@@ -504,11 +473,12 @@ def parts_of(option: Any) -> tuple[GaussianStep | Release, ...]:
 def _check_option(what: str, option: Any, kind: type) -> None:
     """Refuses anything that cannot be an option."""
     refuse_disjoint(option, what)
-    if not isinstance(option, GaussianStep | Release | ComposedSteps | kind):
-        raise TypeError(
-            f"{what} must be a GaussianStep, a release, a composed run or an "
-            f"AdaptiveRun, got {_validation.shown(option)}"
-        )
+    _validation.instance(
+        what,
+        option,
+        GaussianStep | Release | ComposedSteps | kind,
+        "a GaussianStep, a release, a composed run or an AdaptiveRun",
+    )
     counts = option.counts if isinstance(option, ComposedSteps) else (1,)
     if isinstance(option, Menu):
         if any(option.taken.values()):

@@ -136,10 +136,8 @@ def check_people(
     neighboring_relation: str,
 ) -> None:
     """Refuses bounds that are missing, have no level or contradict the design."""
-    if people is not None and not isinstance(people, PersonBounds):
-        raise TypeError(
-            f"people must be a PersonBounds or None, got {_validation.shown(people)}"
-        )
+    kinds = PersonBounds | None
+    _validation.instance("people", people, kinds, "a PersonBounds or None")
     if privacy_unit not in OWNED:
         if people is not None:
             raise ValueError(
@@ -193,8 +191,10 @@ def check_people(
                 most = max(int(np.max(count, initial=0)), 1)
                 limits.append((name, most, "the Population"))
     for name, most, what in limits:
-        if np.any(np.greater(people.numbers[name], most)):
+        bound = people.numbers[name]
+        if any(map(_validation.is_traced, (bound, most))):
+            continue  # checked once the numbers are known
+        if np.any(np.greater(bound, most)):
             raise ValueError(
-                f"people.{name} must be at most {most!r} ({what}), got "
-                f"{people.numbers[name]!r}"
+                f"people.{name} must be at most {most!r} ({what}), got {bound!r}"
             )

@@ -81,16 +81,14 @@ def path_rates(
     num_levels_used: int | None = None,
 ) -> PathRates:
     """Returns the rates of each level along every distinct path."""
-    if not isinstance(sampling, MultistageSampling | GroupedClasses | PeopleBlocks):
-        raise TypeError(
-            "sampling must be a MultistageSampling, a GroupedClasses or PeopleBlocks, "
-            f"got {_validation.shown(sampling)}"
-        )
-    if population is not None and not isinstance(population, Population):
-        raise TypeError(
-            "population must be a Population or None, "
-            f"got {_validation.shown(population)}"
-        )
+    _validation.instance(
+        "sampling",
+        sampling,
+        MultistageSampling | GroupedClasses | PeopleBlocks,
+        "a MultistageSampling, a GroupedClasses or PeopleBlocks",
+    )
+    kinds = Population | None
+    _validation.instance("population", population, kinds, "a Population or None")
     used = len(sampling.level_names) if num_levels_used is None else num_levels_used
     if isinstance(sampling, GroupedClasses):
         return _grouped_rates(sampling, population, used)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
@@ -34,8 +33,7 @@ _LONGEST_NAME = 200
 
 def checked_name(field: str, name: Any) -> str:
     """Returns the name of a level; refuses reserved names and other types."""
-    if not isinstance(name, str):
-        raise TypeError(f"{field} must be a string, got {_validation.shown(name)}")
+    _validation.instance(field, name, str, "a string")
     if name in _RESERVED or not 1 <= len(name) <= _LONGEST_NAME:
         raise ValueError(
             f"{field} must be a non-empty string of at most {_LONGEST_NAME} letters "
@@ -55,11 +53,6 @@ class LevelScheme(Spec):
     def __post_init__(self) -> None:
         checked_name("name", getattr(self, "name", None))
         super().__post_init__()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the numeric fields."""
-        return levels_shape([self])
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,19 +172,12 @@ class RandomAllocation(LevelScheme):
     numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
         ("steps_per_epoch", "times"), AT_LEAST_ONE
     )
+    at_most: ClassVar[tuple[tuple[str, str], ...]] = (("times", "steps_per_epoch"),)
 
     name: str
     _: KW_ONLY
     steps_per_epoch: ArrayLike
     times: ArrayLike = 1
-
-    def check_values(self) -> None:
-        """Refuses more times than there are steps."""
-        if np.any(np.greater(self.times, self.steps_per_epoch)):
-            raise ValueError(
-                "times must be at most steps_per_epoch, got "
-                f"times={self.times!r}, steps_per_epoch={self.steps_per_epoch!r}"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,11 +225,6 @@ class Design(Spec):
     def schemes(self) -> tuple[Scheme, ...]:
         """The schemes of all sampled levels, top to bottom."""
         raise NotImplementedError
-
-    @functools.cached_property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields, including those of the schemes."""
-        return levels_shape(self.schemes, **self.numbers)
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -310,10 +291,7 @@ class MultistageSampling(Design):
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> MultistageSampling:
         """Returns the sampling with these fields."""
-        levels = fields["levels"]
-        if not isinstance(levels, tuple):
-            raise TypeError(f"levels must be a list, got {_validation.shown(levels)}")
-        return cls(*levels)
+        return cls(*_validation.instance("levels", fields["levels"], tuple, "a list"))
 
     @functools.cached_property
     def level_names(self) -> tuple[str, ...]:
@@ -337,11 +315,12 @@ class MultistageSampling(Design):
 
 def check_scheme(name: str, value: Any) -> None:
     """Refuses anything but a scheme."""
-    if not isinstance(value, Scheme):
-        raise TypeError(
-            f"{name} must be a Poisson, WithoutReplacement, RandomAllocation or "
-            f"ShuffledEpochs, got {_validation.shown(value)}"
-        )
+    _validation.instance(
+        name,
+        value,
+        Scheme,
+        "a Poisson, WithoutReplacement, RandomAllocation or ShuffledEpochs",
+    )
 
 
 def check_named(field: str, scheme: Any, name: str) -> None:
@@ -359,11 +338,22 @@ def refuse_epochs(where: str, value: Any) -> None:
         )
 
 
-def levels_shape(levels: Iterable[Any], **others: Any) -> tuple[int, ...]:
-    """Returns the broadcast shape of all fields of the levels and of ``others``."""
-    fields = {
-        f"{level.name}.{field}": value
-        for level in levels
-        for field, value in level.numbers.items()
-    }
-    return _validation.broadcast_shape(**others, **fields)
+def within_episode(where: str, sampling: Any) -> MultistageSampling:
+    """Returns the sampling of one episode; wraps a single scheme."""
+    if isinstance(sampling, Scheme):
+        sampling = MultistageSampling(sampling)
+    if isinstance(sampling, Design) and not isinstance(sampling, MultistageSampling):
+        raise NotImplementedError(
+            f"{where}: {type(sampling).__name__} within an episode has no theorem "
+            "here; covered: MultistageSampling, Poisson, WithoutReplacement"
+        )
+    _validation.instance(
+        where, sampling, MultistageSampling, "a MultistageSampling or a scheme"
+    )
+    refuse_epochs(f"{where} of an episode", sampling.levels[0])
+    if EPISODE in sampling.level_names:
+        raise ValueError(
+            f"{where} must not have a level named {EPISODE!r}: it describes one "
+            f"episode; got levels {sampling.level_names}"
+        )
+    return sampling

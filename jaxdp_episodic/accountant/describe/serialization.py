@@ -65,10 +65,7 @@ def _decode(
     """Builds the spec named by ``mapping["type"]`` from its fields."""
     if nested and isinstance(mapping, classes):
         return mapping
-    if not isinstance(mapping, Mapping):
-        raise TypeError(
-            f"{where} must be a table of keys, got {_validation.shown(mapping)}"
-        )
+    _validation.instance(where, mapping, Mapping, "a table of keys")
     _check_version(mapping, where, required=not nested)
     cls: Any = _named_class(classes, mapping, where)
     fields = {k: v for k, v in mapping.items() if k not in ("version", "type")}

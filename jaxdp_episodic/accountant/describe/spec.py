@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -47,23 +48,41 @@ class Spec(ByValue):
     # Fields that are tuples of specs, or of numbers.
     traceable: ClassVar[tuple[str, ...]] = ()
 
+    # Pairs of numeric fields of which the first is at most the second.
+    at_most: ClassVar[tuple[tuple[str, str], ...]] = ()
+
     def __post_init__(self) -> None:
-        set_numbers(self)
+        self.check_fields()
+        if not self.is_traced:  # otherwise once the numbers are known
+            self.check_values()
+
+    def check_fields(self) -> None:
+        """Checks each field by itself, and that the numeric ones broadcast."""
+        fields: Any = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]: specs are dataclasses
+        optional = {field.name for field in fields if field.default is None}
+        for name, check in self.numeric.items():
+            if not _validation.is_traced(getattr(self, name)):
+                set_checked(self, check, name, optional=name in optional)
         for name, check in self.singles.items():
             set_checked(self, check, name, one=True)
         for name in self.flags:
             _validation.flag(name, getattr(self, name))
-        if not self.is_traced:  # otherwise once the numbers are known
-            self.check_values()
+        _ = self.shape
 
     def check_values(self) -> None:
         """Refuses fields that contradict each other."""
+        for small, large in self.at_most:
+            value, most = getattr(self, small), getattr(self, large)
+            if np.any(np.greater(value, most)):
+                raise ValueError(
+                    f"{small} must be at most {large}, got {small}={value!r}, "
+                    f"{large}={most!r}"
+                )
 
     @functools.cached_property
     def is_traced(self) -> bool:
         """Whether JAX traces a number of this spec; see `traced_numbers`."""
-        values = (getattr(self, name) for name in serialization.spec_fields(self))
-        return any(map(_is_traced, values))
+        return any(map(_validation.is_traced, numbers_within(self).values()))
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -71,10 +90,10 @@ class Spec(ByValue):
         every = {name: getattr(self, name) for name in self.numeric}
         return {name: value for name, value in every.items() if value is not None}
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields."""
-        return _validation.broadcast_shape(**self.numbers)
+        """Broadcast shape of all numbers, including those of the specs in this one."""
+        return _validation.broadcast_shape(**numbers_within(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON- and TOML-safe dictionary with "version" and "type"."""
@@ -91,58 +110,67 @@ class Spec(ByValue):
         return cls(**fields)
 
 
-def mapped(spec: Any, function: Callable[[str, Any], Any], where: str = "") -> Any:
-    """Returns the checked spec with a function applied to every numeric field."""
+def mapped(
+    spec: Any,
+    function: Callable[[str, Any], Any],
+    where: str = "",
+    *,
+    checked: bool = True,
+) -> Any:
+    """Returns the spec with a function applied to every numeric field.
+
+    The function gets the field's path and its value. Without ``checked`` the results
+    need not be numbers.
+    """
+
+    def inside(value: Any, place: str) -> Any:
+        return mapped(value, function, place, checked=checked)
+
     if isinstance(spec, tuple):
-        parts = [mapped(p, function, f"{where}[{i}]") for i, p in enumerate(spec)]
-        same = all(new is old for new, old in zip(parts, spec, strict=True))
-        return spec if same else tuple(parts)
+        parts = tuple(inside(part, f"{where}[{i}]") for i, part in enumerate(spec))
+        return parts if any(map(operator.is_not, parts, spec)) else spec
+    if isinstance(spec, Mapping):
+        table = {name: inside(one, f"{where}[{name!r}]") for name, one in spec.items()}
+        return table if any(table[name] is not spec[name] for name in table) else spec
     if not isinstance(spec, Spec):
         return function(where, spec)
-    fields = {}
-    for name in serialization.spec_fields(spec):
-        value, place = getattr(spec, name), f"{where}.{name}".lstrip(".")
+    fields = {name: getattr(spec, name) for name in serialization.spec_fields(spec)}
+    changed = {}
+    for name, value in fields.items():
         nested = isinstance(value, Spec) or name in spec.traceable
         if value is not None and (nested or name in spec.numeric):
-            value = mapped(value, function, place)
-        fields[name] = value
-    if all(value is getattr(spec, name) for name, value in fields.items()):
+            new = inside(value, f"{where}.{name}".lstrip("."))
+            if new is not value:
+                changed[name] = new
+    if not changed:
         return spec
-    return type(spec).from_fields(fields)
+    if checked:
+        return type(spec).from_fields({**fields, **changed})
+    other = copy.copy(spec)
+    vars(other).update(changed)
+    return other
 
 
-def _is_traced(value: Any) -> bool:
-    """Whether a field is or contains a number that JAX traces."""
-    if isinstance(value, tuple):
-        return any(map(_is_traced, value))
-    return value.is_traced if isinstance(value, Spec) else _validation.is_traced(value)
+def numbers_within(spec: Spec) -> dict[str, Any]:
+    """Returns all numbers of a spec, and of the specs in it, by field path."""
+    found: dict[str, Any] = {}
+    mapped(spec, found.setdefault)
+    return found
 
 
 def traced_numbers(spec: Spec) -> dict[str, Any]:
     """Returns the numbers of a spec that JAX traces, by field path."""
-    found: dict[str, Any] = {}
-
-    def note(where: str, value: Any) -> Any:
-        if _validation.is_traced(value):
-            found[where] = value
-        return value
-
-    mapped(spec, note)
-    return found
+    every = numbers_within(spec).items()
+    return {where: value for where, value in every if _validation.is_traced(value)}
 
 
-def without_traced(spec: Any) -> Any:
+def without_traced(spec: Spec) -> Any:
     """Returns a copy with ``...`` for numbers that JAX traces, for use by `mapped`."""
-    if isinstance(spec, tuple):
-        return tuple(without_traced(part) for part in spec)
-    if not isinstance(spec, Spec):
-        return ... if _validation.is_traced(spec) else spec
-    if not spec.is_traced:
-        return spec
-    other = copy.copy(spec)
-    for name in serialization.spec_fields(spec):
-        object.__setattr__(other, name, without_traced(getattr(spec, name)))
-    return other
+
+    def hidden(_: str, value: Any) -> Any:
+        return ... if _validation.is_traced(value) else value
+
+    return mapped(spec, hidden, checked=False)
 
 
 def refuse_traced(spec: Spec) -> None:
@@ -166,16 +194,6 @@ def setting_of(spec: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any
             f"settings of a {type(spec).__name__} cannot be separated"
         )
     return one
-
-
-def set_numbers(spec: Spec) -> None:
-    """Checks the numeric fields of a frozen spec, and that they broadcast."""
-    defaults = {field.name: field.default for field in dataclasses.fields(spec)}  # pyright: ignore[reportArgumentType]: specs are dataclasses
-    for name, check in spec.numeric.items():
-        if _validation.is_traced(getattr(spec, name)):
-            continue
-        set_checked(spec, check, name, optional=defaults[name] is None)
-    _ = spec.shape
 
 
 def frozen_number(array: np.ndarray) -> Any:

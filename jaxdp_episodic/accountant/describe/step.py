@@ -44,7 +44,6 @@ from jaxdp_episodic.accountant.describe.spec import (
     Spec,
     frozen_number,
     refuse_traced,
-    set_numbers,
 )
 
 STEP = RESERVED_LEVEL_NAME
@@ -139,7 +138,7 @@ class GaussianStep(Spec):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampling", checked_sampling(self.sampling))
-        set_numbers(self)
+        self.check_fields()
         _validation.choice(
             "neighboring_relation", self.neighboring_relation, NEIGHBORING_RELATIONS
         )
@@ -176,9 +175,7 @@ class GaussianStep(Spec):
 
     @functools.cached_property
     def _in_group(self) -> GaussianStep:
-        if not isinstance(self.bands, Bands):
-            shown = _validation.shown(self.bands)
-            raise TypeError(f"bands must be a Bands or None, got {shown}")
+        _validation.instance("bands", self.bands, Bands, "a Bands or None")
         if self.population is not None and self.bands.count > 1:
             raise NotImplementedError(
                 "bands with a Population have no theorem here: state the sizes to be "
@@ -205,17 +202,6 @@ class GaussianStep(Spec):
         scheme = epoch_scheme(self.design)
         length = 1 if scheme is None else np.asarray(scheme.steps_per_epoch)
         return length if self.bands is None else length * self.bands.count
-
-    @functools.cached_property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all numeric fields."""
-        parts = {"sampling": self.design.shape}
-        if isinstance(self.people, PersonBounds):
-            parts["people"] = self.people.shape
-        return _validation.broadcast_shape(
-            **{name: np.empty(shape, np.uint8) for name, shape in parts.items()},
-            **self.numbers,
-        )
 
     @functools.cached_property
     def path_rates(self) -> PathRates:
@@ -295,12 +281,13 @@ class ComposedSteps(Spec):
         if not isinstance(self.steps, tuple) or not self.steps:
             raise ValueError("compose needs at least one (step, count) pair, got none")
         for step in self.steps:
-            if not isinstance(step, GaussianStep | Release):
-                raise TypeError(
-                    "compose takes GaussianStep objects, releases and composed runs "
-                    "(compose the run of each disjoint part by itself), got "
-                    f"{_validation.shown(step)}"
-                )
+            _validation.instance(
+                "each step of compose",
+                step,
+                GaussianStep | Release,
+                "a GaussianStep, a release or a composed run (compose the run of each "
+                "disjoint part by itself)",
+            )
         if len(self.counts) != len(self.steps):
             raise ValueError(
                 f"counts must have one entry for each step ({len(self.steps)}), "
@@ -315,16 +302,6 @@ class ComposedSteps(Spec):
         object.__setattr__(self, "counts", counts)
         _check_composable(self.steps)
         _ = self.shape
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of all fields and counts."""
-        parts = {
-            f"step {i}": np.empty(step.shape, np.uint8)
-            for i, step in enumerate(self.steps)
-        }
-        counts = {f"count {i}": count for i, count in enumerate(self.counts)}
-        return _validation.broadcast_shape(**parts, **counts)
 
     @property
     def gaussian_steps(self) -> tuple[GaussianStep, ...]:
@@ -396,11 +373,9 @@ def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
             raise NotImplementedError(
                 f"{what} covers runs of GaussianStep only, got a {type(part).__name__}"
             )
-        if not isinstance(part, GaussianStep):
-            raise TypeError(
-                "step must be a GaussianStep or a composed run, "
-                f"got {_validation.shown(step)}"
-            )
+        _validation.instance(
+            "step", part, GaussianStep, "a GaussianStep or a composed run"
+        )
     return cast("tuple[GaussianStep, ...]", parts)
 
 

@@ -164,7 +164,7 @@ def test_claims_name_no_relation_and_need_a_membership():
     ("parts", "error", "message"),
     [
         ({}, ValueError, "all different, got"),
-        ([MANY, FEW], TypeError, "parts must map names to steps"),
+        ([MANY, FEW], TypeError, "parts must be a table"),
         ({"a": 3}, TypeError, "part 'a' must be"),
         ({"step": MANY}, ValueError, "names of parts must be"),
         ({"a": MANY, "b": step(relation="zero_out")}, ValueError, "same neighboring"),

@@ -50,7 +50,7 @@ def test_runs_nest_and_repeat():
         jde.compose((jde.compose((GAUSSIAN, 2**40)), 2**20))
     with pytest.raises(ValueError, match="count must be a whole number >= 0"):
         jde.compose((inner, -1))
-    with pytest.raises(TypeError, match="compose takes .*releases.* got 3"):
+    with pytest.raises(TypeError, match="compose must be .*a release .* got 3"):
         jde.compose((3, 1))  # pyright: ignore[reportArgumentType]: on purpose
 
 

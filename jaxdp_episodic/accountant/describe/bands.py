@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Check, Spec
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +57,7 @@ class Bands(Spec):
       ValueError: a number out of range.
     """
 
-    singles: ClassVar[Mapping[str, Check]] = {
+    singles = {
         "count": AT_LEAST_ONE,
         "horizon": _validation.real_array,
     }

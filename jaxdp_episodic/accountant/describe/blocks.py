@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +20,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     check_named,
     within_episode,
 )
-from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Check
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -70,17 +68,15 @@ class PeopleBlocks(Design):
       NotImplementedError: epochs within a block.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+    nested_specs = {
         "episodes": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs),
         "sampling": (MultistageSampling, Poisson, WithoutReplacement),
     }
 
-    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
+    numeric = dict.fromkeys(
         ("num_people", "people_per_block", "episodes_per_block"), AT_LEAST_ONE
     )
-    at_most: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("people_per_block", "num_people"),
-    )
+    at_most = (("people_per_block", "num_people"),)
 
     num_people: ArrayLike
     people_per_block: ArrayLike

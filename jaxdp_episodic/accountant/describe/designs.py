@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,7 +25,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     refuse_epochs,
     within_episode,
 )
-from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Check
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE
 
 # Names of the levels of episodic designs, below the episode.
 CLASS = "class"
@@ -83,16 +82,14 @@ class GroupedClasses(Design):
       NotImplementedError: Poisson sampling of examples.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+    nested_specs = {
         "episodes": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs),
         "classes": (Poisson, WithoutReplacement),
         "examples": (Poisson, WithoutReplacement),
     }
 
-    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
-        ("num_classes", "ways"), AT_LEAST_ONE
-    )
-    at_most: ClassVar[tuple[tuple[str, str], ...]] = (("ways", "num_classes"),)
+    numeric = dict.fromkeys(("num_classes", "ways"), AT_LEAST_ONE)
+    at_most = (("ways", "num_classes"),)
 
     num_classes: ArrayLike
     ways: ArrayLike
@@ -185,11 +182,9 @@ class IndependentEpisodes(Design):
       NotImplementedError: a sampling that is itself an episodic design.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "sampling": (MultistageSampling, Poisson, WithoutReplacement)
-    }
+    nested_specs = {"sampling": (MultistageSampling, Poisson, WithoutReplacement)}
 
-    numeric: ClassVar[Mapping[str, Check]] = {"num_episodes": AT_LEAST_ONE}
+    numeric = {"num_episodes": AT_LEAST_ONE}
 
     sampling: MultistageSampling
     num_episodes: ArrayLike

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.releases import RELEASES, Release
@@ -31,10 +31,8 @@ class DisjointParts(Spec):
       membership: what assigns a unit to its part; see `disjoint`.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "parts": (GaussianStep, *RELEASES, ComposedSteps)
-    }
-    traceable: ClassVar[tuple[str, ...]] = ("parts",)
+    nested_specs = {"parts": (GaussianStep, *RELEASES, ComposedSteps)}
+    traceable = ("parts",)
 
     names: tuple[str, ...]
     parts: tuple[AnyStep, ...]

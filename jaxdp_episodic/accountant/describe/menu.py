@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -204,11 +204,11 @@ def _checked_names(options: Sequence[str]) -> list[str]:
 class Menu(Spec):
     """Base of `AdaptiveRun`: its fields, the charged options and the allowed ones."""
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+    nested_specs = {
         "options": (GaussianStep, ComposedSteps, *RELEASES),
         "rules": (RuleBook,),
     }
-    traceable: ClassVar[tuple[str, ...]] = ("options",)
+    traceable = ("options",)
 
     options: Mapping[str, Any]
     quotas: Mapping[str, int] | None

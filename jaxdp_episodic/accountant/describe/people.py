@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,7 +22,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
-    Check,
     Spec,
 )
 
@@ -63,7 +61,7 @@ class PersonBounds(Spec):
       ValueError: no bound at all.
     """
 
-    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(BOUNDS, AT_LEAST_ONE)
+    numeric = dict.fromkeys(BOUNDS, AT_LEAST_ONE)
 
     _: KW_ONLY
     examples: ArrayLike | None = None

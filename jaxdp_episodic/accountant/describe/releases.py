@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
 
@@ -13,7 +12,6 @@ from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
-    Check,
     Spec,
     frozen_number,
 )
@@ -84,12 +82,12 @@ class LaplaceRelease(Release):
       NotImplementedError: sampling under "replace_one".
     """
 
-    numeric: ClassVar[Mapping[str, Check]] = {
+    numeric = {
         "noise_multiplier": _validation.nonnegative_array,
         "sampling_probability": _validation.probability_array,
     }
-    relations: ClassVar[tuple[str, ...]] = NEIGHBORING_RELATIONS
-    whole_if_replaced: ClassVar[bool] = True
+    relations = NEIGHBORING_RELATIONS
+    whole_if_replaced = True
 
     noise_multiplier: float | np.ndarray
     _: KW_ONLY
@@ -114,7 +112,7 @@ class ApproximateDP(Release):
     Reference: Kairouz, Oh, Viswanath (2015), arXiv:1311.0776, Theorem 3.3.
     """
 
-    numeric: ClassVar[Mapping[str, Check]] = {
+    numeric = {
         "epsilon": _validation.nonnegative_array,
         "delta": _validation.probability_array,
     }
@@ -141,10 +139,8 @@ class ZeroConcentratedDP(Release):
     Reference: Bun and Steinke (2016), arXiv:1605.02065, Definition 1.1, Lemma 2.4.
     """
 
-    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
-        ("rho", "xi"), _validation.nonnegative_array
-    )
-    flags: ClassVar[tuple[str, ...]] = ("is_gaussian",)
+    numeric = dict.fromkeys(("rho", "xi"), _validation.nonnegative_array)
+    flags = ("is_gaussian",)
 
     rho: float | np.ndarray
     _: KW_ONLY
@@ -215,11 +211,11 @@ class RandomizedResponse(Release):
       NotImplementedError: "add_remove", which would change the number of answers.
     """
 
-    singles: ClassVar[Mapping[str, Check]] = {
+    singles = {
         "noise_parameter": _validation.probability_array,
         "num_buckets": AT_LEAST_ONE,
     }
-    relations: ClassVar[tuple[str, ...]] = ("replace_one", "zero_out")
+    relations = ("replace_one", "zero_out")
 
     noise_parameter: float
     num_buckets: int
@@ -245,13 +241,13 @@ class DiscreteLaplaceRelease(Release):
       NotImplementedError: sampling under "replace_one", or a sensitivity above 1,000.
     """
 
-    singles: ClassVar[Mapping[str, Check]] = {
+    singles = {
         "noise_parameter": _validation.nonnegative_array,
         "sensitivity": AT_LEAST_ONE,
         "sampling_probability": _validation.probability_array,
     }
-    relations: ClassVar[tuple[str, ...]] = NEIGHBORING_RELATIONS
-    whole_if_replaced: ClassVar[bool] = True
+    relations = NEIGHBORING_RELATIONS
+    whole_if_replaced = True
 
     noise_parameter: float
     _: KW_ONLY
@@ -289,11 +285,11 @@ class GaussianMixtureRelease(Release):
     Reference: Choquette-Choo, Ganesh, Steinke, Thakurta (2023), arXiv:2310.15526.
     """
 
-    singles: ClassVar[Mapping[str, Check]] = {
+    singles = {
         "standard_deviation": _validation.nonnegative_array,
         "sampling_probability": _validation.probability_array,
     }
-    relations: ClassVar[tuple[str, ...]] = ("add_remove", "zero_out")
+    relations = ("add_remove", "zero_out")
 
     sensitivities: Any
     probabilities: Any
@@ -335,13 +331,13 @@ class TruncatedPoissonRelease(Release):
       neighboring_relation: "add_remove", "replace_one" or "zero_out".
     """
 
-    numeric: ClassVar[Mapping[str, Check]] = {
+    numeric = {
         "noise_multiplier": _validation.nonnegative_array,
         "sampling_probability": _validation.probability_array,
         "batch_size": AT_LEAST_ZERO,
         "population": AT_LEAST_ONE,
     }
-    relations: ClassVar[tuple[str, ...]] = NEIGHBORING_RELATIONS
+    relations = NEIGHBORING_RELATIONS
 
     noise_multiplier: float | np.ndarray
     _: KW_ONLY

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
-    Check,
     Spec,
 )
 
@@ -76,8 +75,8 @@ class Poisson(LevelScheme):
       ValueError: a reserved name.
     """
 
-    rate_field: ClassVar[str] = "sampling_probability"
-    numeric: ClassVar[Mapping[str, Check]] = {
+    rate_field = "sampling_probability"
+    numeric = {
         "sampling_probability": _validation.probability_array,
         "population": AT_LEAST_ONE,
     }
@@ -118,11 +117,9 @@ class WithoutReplacement(LevelScheme):
       ValueError: a reserved name, or population_is_exact without a population.
     """
 
-    rate_field: ClassVar[str] = "size"
-    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
-        ("size", "population"), AT_LEAST_ONE
-    )
-    flags: ClassVar[tuple[str, ...]] = ("population_is_exact",)
+    rate_field = "size"
+    numeric = dict.fromkeys(("size", "population"), AT_LEAST_ONE)
+    flags = ("population_is_exact",)
 
     name: str
     _: KW_ONLY
@@ -168,11 +165,9 @@ class RandomAllocation(LevelScheme):
     arXiv:2412.16802; Feldman and Shenfeld (2025), arXiv:2502.08202.
     """
 
-    rate_field: ClassVar[str] = "steps_per_epoch"
-    numeric: ClassVar[Mapping[str, Check]] = dict.fromkeys(
-        ("steps_per_epoch", "times"), AT_LEAST_ONE
-    )
-    at_most: ClassVar[tuple[tuple[str, str], ...]] = (("times", "steps_per_epoch"),)
+    rate_field = "steps_per_epoch"
+    numeric = dict.fromkeys(("steps_per_epoch", "times"), AT_LEAST_ONE)
+    at_most = (("times", "steps_per_epoch"),)
 
     name: str
     _: KW_ONLY
@@ -199,8 +194,8 @@ class ShuffledEpochs(LevelScheme):
     arXiv:2403.17673: shuffling can cost far more than Poisson sampling.
     """
 
-    rate_field: ClassVar[str] = "steps_per_epoch"
-    numeric: ClassVar[Mapping[str, Check]] = {"steps_per_epoch": AT_LEAST_ONE}
+    rate_field = "steps_per_epoch"
+    numeric = {"steps_per_epoch": AT_LEAST_ONE}
 
     name: str
     _: KW_ONLY
@@ -262,11 +257,11 @@ class MultistageSampling(Design):
       ValueError: no level, repeated names, or fields that do not broadcast.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+    nested_specs = {
         "levels": (Poisson, WithoutReplacement, RandomAllocation, ShuffledEpochs)
     }
 
-    traceable: ClassVar[tuple[str, ...]] = ("levels",)
+    traceable = ("levels",)
 
     levels: tuple[Scheme, ...]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,7 +39,6 @@ from jaxdp_episodic.accountant.describe.schemes import (
     refuse_epochs,
 )
 from jaxdp_episodic.accountant.describe.spec import (
-    Check,
     Spec,
     frozen_number,
     refuse_traced,
@@ -108,7 +106,7 @@ class GaussianStep(Spec):
       NotImplementedError: a combination that no theorem covers.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
+    nested_specs = {
         "sampling": (
             MultistageSampling,
             *get_args(Scheme),
@@ -121,9 +119,7 @@ class GaussianStep(Spec):
         "bands": (Bands,),
     }
 
-    numeric: ClassVar[Mapping[str, Check]] = {
-        "noise_multiplier": _validation.nonnegative_array
-    }
+    numeric = {"noise_multiplier": _validation.nonnegative_array}
 
     sampling: Sampling | Scheme
     _: KW_ONLY
@@ -268,11 +264,9 @@ class ComposedSteps(Spec):
       counts: how often each step is run: whole numbers >= 0, scalars or arrays.
     """
 
-    nested_specs: ClassVar[Mapping[str, tuple[type, ...]]] = {
-        "steps": (GaussianStep, *RELEASES)
-    }
+    nested_specs = {"steps": (GaussianStep, *RELEASES)}
 
-    traceable: ClassVar[tuple[str, ...]] = ("steps", "counts")
+    traceable = ("steps", "counts")
 
     steps: tuple[GaussianStep | Release, ...]
     counts: tuple[int | np.ndarray, ...]

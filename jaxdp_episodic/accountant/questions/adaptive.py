@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class AdaptiveRun(Menu):
         known by its Rényi divergences.
     """
 
-    also_read: ClassVar[tuple[str, ...]] = ("epsilon", "delta")
+    also_read = ("epsilon", "delta")
 
     options: Mapping[str, Any]
     quotas: Mapping[str, int] | None = None
@@ -157,11 +157,10 @@ class AdaptiveRun(Menu):
             if given is not None:
                 self.one_setting(name)
         if delta is not None:
-            checked = _validation.open_unit_array("delta", delta)
-            delta = _validation.single("delta", checked)
+            delta = _validation.one("delta", delta, _validation.open_unit_array)
         if epsilon is not None and delta is not None:
-            checked = _validation.positive_array("epsilon", epsilon)
-            self._find_budget(_validation.single("epsilon", checked), delta)
+            target = _validation.one("epsilon", epsilon, _validation.positive_array)
+            self._find_budget(target, delta)
         if wants_margin and delta is not None:
             self._set_margin(delta)
         elif odometer is not None and self.odometer is None:
@@ -225,10 +224,9 @@ class AdaptiveRun(Menu):
             to about 10 s: at a delta like 1e-100 the interval may be wide. Both ends
             are certified at any width.
         """
-        width = None
-        if max_width is not None:
-            checked = _validation.positive_array("max_width", max_width)
-            width = _validation.single("max_width", checked)
+        width = max_width
+        if width is not None:
+            width = _validation.one("max_width", width, _validation.positive_array)
         return self._answer("epsilon", delta, width=width)
 
     def delta_interval(self, *, epsilon: Any) -> tuple[Any, Any]:
@@ -257,9 +255,7 @@ class AdaptiveRun(Menu):
             low, high = getattr(api, f"{kind}_interval")(same, **arguments)
             return self._reached(low), high
         targets = _CHECKS[name](name, target)
-        shape = _validation.broadcast_shape(
-            options=np.empty(self.shape, np.uint8), **{name: targets}
-        )
+        shape = _validation.broadcast_shape(options=self, **{name: targets})
         settings = self.settings() if self.shape else (self,)
         number = np.arange(len(settings)).reshape(self.shape)
         both = [np.broadcast_to(a, shape).ravel().tolist() for a in (number, targets)]
@@ -303,9 +299,7 @@ class AdaptiveRun(Menu):
                 "the cost of adaptivity needs prices: quotas cost the same as their "
                 "composition"
             )
-        target = _validation.single(
-            "delta", _validation.open_unit_array("delta", delta)
-        )
+        target = _validation.one("delta", delta, _validation.open_unit_array)
         start, alone = self._as_begun(), {}
         numbers = {name: start.most(name) for name in self.options}
         for name, option in self.options.items():

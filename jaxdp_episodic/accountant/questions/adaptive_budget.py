@@ -74,9 +74,9 @@ class AdaptiveBudget:
             raise TypeError(
                 f"runs must be AdaptiveRun objects, got {_validation.shown(self.runs)}"
             )
-        delta = _validation.open_unit_array("delta", self.delta)
+        delta = _validation.one("delta", self.delta, _validation.open_unit_array)
         object.__setattr__(self, "runs", runs)
-        object.__setattr__(self, "delta", _validation.single("delta", delta))
+        object.__setattr__(self, "delta", delta)
         for field in ("first", "checks"):
             object.__setattr__(self, field, tuple(getattr(self, field)))
         names = [name for run in runs for name in run.options]
@@ -338,10 +338,7 @@ class AdaptiveBudget:
 
 def _check_option(name: str, option: Any) -> None:
     """Refuses options that a trainer cannot run alone, or that use private sizes."""
-    if not isinstance(option, GaussianStep):
-        raise TypeError(
-            f"option {name!r} must be a GaussianStep, got {_validation.shown(option)}"
-        )
+    _validation.instance(f"option {name!r}", option, GaussianStep, "a GaussianStep")
     if option.shape:
         raise ValueError(
             f"option {name!r} must be of one setting, got fields of shape "

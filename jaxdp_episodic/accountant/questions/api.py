@@ -78,11 +78,7 @@ def public_function(
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             engine: Any = kwargs.pop("engine", None) if takes_engine else None
             if engine is not None:
-                if not isinstance(engine, str):
-                    raise TypeError(
-                        "engine must be a name or None, got "
-                        f"{_validation.shown(engine)}"
-                    )
+                _validation.instance("engine", engine, str, "a name or None")
                 with using_engine(engine):
                     return call(*args, **kwargs)
             step: Any = args[0] if args else kwargs.get("step")
@@ -321,15 +317,10 @@ def privacy_profile(
     Reference: Balle, Barthe, Gaboardi (2018), arXiv:1807.01647, and the theorems in
     docs/theory.md, "Profiles" and "Other designs".
     """
-    if not isinstance(step, OneStep):
-        raise TypeError(
-            f"step must be a GaussianStep or a release, got {_validation.shown(step)}"
-        )
+    _validation.instance("step", step, OneStep, "a GaussianStep or a release")
     target = _validation.nonnegative_array("epsilon", epsilon)
     _validation.choice("direction", direction, DIRECTIONS)
-    shape = _validation.broadcast_shape(
-        step=np.empty(step.shape, np.uint8), epsilon=target
-    )
+    shape = _validation.broadcast_shape(step=step, epsilon=target)
     every = [
         _worst_profile(target[..., None], loss, direction)
         for loss in dominating_pairs(step)
@@ -408,9 +399,8 @@ def epsilon_interval(
     check_step(step)
     delta = _validation.probability_array("delta", delta)
     if max_width is not None:
-        checked = _validation.positive_array("max_width", max_width)
-        # A smaller share of epsilon would underflow.
-        max_width = max(_validation.single("max_width", checked), 1e-290)
+        width = _validation.one("max_width", max_width, _validation.positive_array)
+        max_width = max(width, 1e-290)  # a smaller share of epsilon would underflow
     runs, shape = checked_runs(step, num_steps, delta=delta)
     return _least_ends(EpsilonAt(log_of(delta)), runs, shape, max_width)
 
@@ -530,7 +520,7 @@ def checked_runs(
     step: Any, num_steps: Any, **targets: np.ndarray
 ) -> tuple[tuple[Run, ...], tuple[int, ...]]:
     """Returns a run per theorem, of which the smallest result counts, and the shape."""
-    named: dict[str, Any] = {"step": np.empty(step.shape, np.uint8), **targets}
+    named: dict[str, Any] = {"step": step, **targets}
     if isinstance(step, ComposedSteps):
         if num_steps is not None:
             times = _validation.integer_array("num_steps", num_steps, minimum=0)
@@ -580,12 +570,8 @@ def order_grid(orders: Any) -> np.ndarray:
 
 def check_step(step: Any) -> None:
     """Refuses anything but a step, a release or a composed run."""
-    if not isinstance(step, AnyStep):
-        refuse_disjoint(step, "this function")
-        raise TypeError(
-            "step must be a GaussianStep or a composed run, "
-            f"got {_validation.shown(step)}"
-        )
+    refuse_disjoint(step, "this function")
+    _validation.instance("step", step, AnyStep, "a GaussianStep or a composed run")
 
 
 def _warn_about_delta(step: Any, delta: np.ndarray) -> None:

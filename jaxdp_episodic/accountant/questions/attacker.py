@@ -275,11 +275,7 @@ def _computed_points(
     rates: tuple[float, ...] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Returns (K, settings) epsilons and deltas of the curve, and the shape."""
-    arrays = {"step": np.empty(getattr(step, "shape", ()), np.uint8)}
-    if num_steps is not None:
-        num_steps = _validation.integer_array("num_steps", num_steps, minimum=0)
-        arrays["num_steps"] = num_steps
-    shape = _validation.broadcast_shape(**arrays)
+    _, shape = checked_runs(step, num_steps)
     if 0 in shape:
         return np.zeros((1, 0)), np.zeros((1, 0)), shape
 

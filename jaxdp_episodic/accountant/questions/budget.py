@@ -217,17 +217,16 @@ def plan_budget(
       ValueError: a step with arrays, or a target that does not permit a single step.
       NotImplementedError: steps ``before`` in epochs.
     """
-    if not isinstance(step, GaussianStep):
-        raise TypeError(f"step must be a GaussianStep, got {_validation.shown(step)}")
+    _validation.instance("step", step, GaussianStep, "a GaussianStep")
     if step.shape:
         raise ValueError(
             "step must be one setting with scalar fields, "
             f"got fields of shape {step.shape}"
         )
-    target = _validation.single("epsilon", _validation.real_array("epsilon", epsilon))
+    target = _validation.one("epsilon", epsilon, _validation.real_array)
     if not target > 0:
         raise ValueError(f"epsilon must be > 0, got {_validation.shown(epsilon)}")
-    allowed = _validation.single("delta", _validation.open_unit_array("delta", delta))
+    allowed = _validation.one("delta", delta, _validation.open_unit_array)
     steps = num_steps
     if steps is not None:
         least = 0 if before else 1

@@ -88,9 +88,7 @@ class Targets:
             "delta": _validation.positive_share_array("delta", delta),
             "num_steps": _validation.integer_array("num_steps", num_steps, minimum=0),
         }
-        self.shape = _validation.broadcast_shape(
-            step=np.empty(step.shape, np.uint8), **targets
-        )
+        self.shape = _validation.broadcast_shape(step=step, **targets)
         self.size = int(np.prod(self.shape))
         flat = {k: self._flat(v.astype(np.float64)) for k, v in targets.items()}
         self.epsilon, self.delta = flat["epsilon"], flat["delta"]
@@ -305,9 +303,7 @@ def calibrate_noise_multiplier(
     """
     check_method(method)
     _check_is(step, GaussianStep, LaplaceRelease)
-    least = _validation.single(
-        "tolerance", _validation.positive_array("tolerance", tolerance)
-    )
+    least = _validation.one("tolerance", tolerance, _validation.positive_array)
     if not _TOLERANCE <= least <= COARSEST:
         raise ValueError(
             f"tolerance must lie in [{_TOLERANCE:g}, {COARSEST:g}], "
@@ -519,6 +515,5 @@ def _largest_size(step: GaussianStep, level: str) -> np.ndarray:
 
 def _check_is(step: Any, *kinds: type) -> None:
     refuse_disjoint(step, "calibration")
-    if not isinstance(step, kinds):
-        names = " or a ".join(kind.__name__ for kind in kinds)
-        raise TypeError(f"step must be a {names}, got {_validation.shown(step)}")
+    names = " or a ".join(kind.__name__ for kind in kinds)
+    _validation.instance("step", step, kinds, f"a {names}")

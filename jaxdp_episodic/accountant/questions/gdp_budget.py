@@ -79,8 +79,9 @@ class GdpBudget:
         if not 0 < self.epsilon < np.inf:
             raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon:g}")
         for name in ("delta", "floors"):
-            share = _validation.open_unit_array(name, getattr(self, name))
-            object.__setattr__(self, name, float(_validation.single(name, share)))
+            share = getattr(self, name)
+            share = _validation.one(name, share, _validation.open_unit_array)
+            object.__setattr__(self, name, share)
         if not self.floors < self.delta:
             raise ValueError(
                 f"floors must be below delta, {self.delta:g}, got {self.floors:g}"
@@ -232,7 +233,7 @@ def _rounded_down(exact: Fraction) -> float:
 
 def _checked_floor(floor: Any) -> float:
     """Returns the checked floor of a run."""
-    value = _validation.single("floor", _validation.open_unit_array("floor", floor))
+    value = _validation.one("floor", floor, _validation.open_unit_array)
     if value < _SMALLEST_FLOOR:
         raise ValueError(
             f"floor must be one number in [{_SMALLEST_FLOOR:g}, 1), got {value:g}"
@@ -244,7 +245,7 @@ def _check_number(described: Any, name: str, *, below: float = math.inf) -> None
     """Checks a field that must be a number >= 0 and makes it a float."""
     value = getattr(described, name)
     if type(value) is not float or not value >= 0:  # books hold thousands
-        checked = _validation.single(name, _validation.nonnegative_array(name, value))
+        checked = _validation.one(name, value, _validation.nonnegative_array)
         object.__setattr__(described, name, value := float(checked))
     if below < math.inf and value >= below:
         raise ValueError(f"{name} must lie in [0, {below:g}), got {value}")

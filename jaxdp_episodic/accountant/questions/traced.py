@@ -109,11 +109,8 @@ def noise_multiplier(
     Returns:
       Like `epsilon`: a noise multiplier that meets the target, rounded up.
     """
-    if not isinstance(step, GaussianStep | LaplaceRelease):
-        raise TypeError(
-            "step must be a GaussianStep or a LaplaceRelease, "
-            f"got {_validation.shown(step)}"
-        )
+    kinds = GaussianStep | LaplaceRelease
+    _validation.instance("step", step, kinds, "a GaussianStep or a LaplaceRelease")
     arguments = {
         EPSILON: _checked(EPSILON, epsilon, _validation.positive_array),
         DELTA: _checked(DELTA, delta, _validation.positive_share_array),
@@ -164,7 +161,7 @@ def _counted(
         num_steps = _checked(NUM_STEPS, num_steps, AT_LEAST_ZERO)
     arguments = {**arguments, NUM_STEPS: num_steps}
     given = {name: value for name, value in arguments.items() if value is not None}
-    shape = _validation.broadcast_shape(step=np.empty(step.shape, np.uint8), **given)
+    shape = _validation.broadcast_shape(step=step, **given)
     return _answer(kind, step, arguments, {"method": method}, shape)
 
 

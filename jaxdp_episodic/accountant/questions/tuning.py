@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.accountant.describe.spec import Spec, frozen_number
+from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.methods.rdp.method import epsilons_at_orders
 from jaxdp_episodic.accountant.questions.api import order_grid
 
@@ -30,19 +30,35 @@ _MOST_EXPECTED_RUNS = 1e12
 _MOST_DRAWN_RUNS = 1e6
 
 
+def _expected_runs(name: str, value: Any, *, smallest: float) -> np.ndarray:
+    """Returns a mean number of runs as an array; refuses one out of range."""
+    mean = _validation.real_array(name, value)
+    good = (mean > 0) & (mean >= smallest) & (mean <= _MOST_EXPECTED_RUNS)
+    if not good.all():
+        rule = f">= {smallest:g}" if smallest else "> 0"
+        raise ValueError(
+            f"{name} must be {rule} and at most 1e12, got {_validation.shown(value)}"
+        )
+    return mean
+
+
+def _eta(name: str, value: Any) -> np.ndarray:
+    eta = _validation.real_array(name, value)
+    if not np.all((eta > -1) & (eta <= _LARGEST_ETA)):
+        shown = _validation.shown(value)
+        raise ValueError(
+            f"{name} must be > -1 and at most {_LARGEST_ETA:g}, got {shown}"
+        )
+    return eta
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PoissonTrials(Spec):
     """A Poisson number of runs; none with probability exp(-expected_runs)."""
 
+    numeric = {"expected_runs": functools.partial(_expected_runs, smallest=0.0)}
+
     expected_runs: ArrayLike
-
-    def __post_init__(self) -> None:
-        _set_expected_runs(self, smallest=0.0)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the mean."""
-        return np.shape(self.expected_runs)
 
     @property
     def mean(self) -> np.ndarray:
@@ -59,30 +75,22 @@ class PoissonTrials(Spec):
 class NegativeBinomialTrials(Spec):
     """A truncated negative binomial number of runs, at least one."""
 
+    numeric = {
+        "expected_runs": functools.partial(_expected_runs, smallest=1.0),
+        "eta": _eta,
+    }
+
     expected_runs: ArrayLike
     eta: ArrayLike = 0.0
 
-    def __post_init__(self) -> None:
-        _set_expected_runs(self, smallest=1.0)
-        eta = _validation.real_array("eta", self.eta)
-        if not np.all((eta > -1) & (eta <= _LARGEST_ETA)):
-            raise ValueError(
-                f"eta must be > -1 and at most {_LARGEST_ETA:g}, got {self.eta!r}"
-            )
-        object.__setattr__(self, "eta", frozen_number(eta))
+    def check_values(self) -> None:
+        """Refuses a mean that no distribution with this eta has."""
         reachable = _mean(np.full(self.shape, _LARGEST_LOG), np.asarray(self.eta))
         if np.any(reachable < self.expected_runs):
             raise ValueError(
                 f"expected_runs must be at most {float(np.min(reachable)):.3g} with "
                 f"eta={self.eta!r}, got {self.expected_runs!r}"
             )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Broadcast shape of the fields."""
-        return _validation.broadcast_shape(
-            expected_runs=self.expected_runs, eta=self.eta
-        )
 
     @functools.cached_property
     def log_inverse_gamma(self) -> np.ndarray:
@@ -144,19 +152,6 @@ def _mean(x: np.ndarray, eta: np.ndarray) -> np.ndarray:
     return np.where(tiny, 1.0, mean)
 
 
-def _set_expected_runs(trials: Trials, *, smallest: float) -> None:
-    value = trials.expected_runs
-    mean = _validation.real_array("expected_runs", value)
-    good = (mean > 0) & (mean >= smallest) & (mean <= _MOST_EXPECTED_RUNS)
-    if not good.all():
-        rule = f">= {smallest:g}" if smallest else "> 0"
-        raise ValueError(
-            f"expected_runs must be {rule} and at most 1e12, "
-            f"got {_validation.shown(value)}"
-        )
-    object.__setattr__(trials, "expected_runs", frozen_number(mean))
-
-
 def _check_is_scalar(trials: Trials) -> None:
     if trials.shape:
         raise ValueError(
@@ -171,17 +166,11 @@ DEFAULT_ORDERS = 1 + np.geomspace(1e-2, 1e5, 400)
 
 def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
     """Returns the Rényi-DP curve of releasing the best of a random number of runs."""
-    if not isinstance(trials, PoissonTrials | NegativeBinomialTrials):
-        raise TypeError(
-            "trials must be PoissonTrials or NegativeBinomialTrials, "
-            f"got {_validation.shown(trials)}"
-        )
+    words = "PoissonTrials or NegativeBinomialTrials"
+    _validation.instance("trials", trials, Trials, words)
     grid = order_grid(orders)
     curve = _curve(rdp, grid)
-    _validation.broadcast_shape(
-        trials=np.empty(trials.shape, np.uint8),
-        rdp=np.empty(curve.shape[:-1], np.uint8),
-    )
+    _validation.broadcast_shape(trials=trials, rdp=curve[..., 0])
     if isinstance(trials, PoissonTrials):
         tuned = _poisson(trials.mean[..., None], grid, curve)
     else:
@@ -194,7 +183,7 @@ def curve_to_epsilon(orders: Any, rdp: Any, *, delta: Any) -> np.ndarray | np.fl
     grid = order_grid(orders)
     curve = _curve(rdp, grid)
     target = _validation.open_unit_array("delta", delta)
-    _validation.broadcast_shape(rdp=np.empty(curve.shape[:-1], np.uint8), delta=target)
+    _validation.broadcast_shape(rdp=curve[..., 0], delta=target)
     values = epsilons_at_orders(curve, grid, np.log(target)[..., None]).min(axis=-1)
     return np.where((curve == 0).all(axis=-1), 0.0, values)[()]
 

@@ -18,15 +18,7 @@ from jaxdp_episodic.accountant.describe import people_laws as laws
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses
 from jaxdp_episodic.accountant.describe.people import BOUNDS, levels_of_people
-from jaxdp_episodic.accountant.describe.people_laws import (
-    Stage,
-    log_binomial_law,
-    log_drawn,
-    log_visible,
-    mixed,
-    probability_of_holding,
-    tails_moved_up,
-)
+from jaxdp_episodic.accountant.describe.people_laws import Stage, probability_of_holding
 from jaxdp_episodic.accountant.describe.rates import (
     max_contributions,
     most_children_drawn,
@@ -37,13 +29,8 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
 )
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
+from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures
 from jaxdp_episodic.accountant.losses import people
-from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
-    AntipodalGaussianLoss,
-    GaussianMixtureLoss,
-    SwappedGaussianLoss,
-    ZeroedGaussianLoss,
-)
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 
@@ -112,19 +99,19 @@ def one_contribution(
         case "zero_out", False, _:
             # If the unit is not drawn, another contribution takes its place: not the
             # sampled pair, even if the unit itself is clipped.
-            return ZeroedGaussianLoss(outer, ALWAYS, inner, shift)
+            return mixtures.ZeroedGaussianLoss(outer, ALWAYS, inner, shift)
         case "zero_out", True, False:
-            return ZeroedGaussianLoss(outer, rate, inner, shift)
+            return mixtures.ZeroedGaussianLoss(outer, rate, inner, shift)
         case "zero_out" | "add_remove", True, True:
             return SampledGaussianLoss(outer, rate, shift)
         case _, True, _:
-            return AntipodalGaussianLoss(outer, rate, inner, shift)
+            return mixtures.AntipodalGaussianLoss(outer, rate, inner, shift)
         case "add_remove", False, True:
             # If all children are drawn, no other takes the unit's place: C, not 2C.
             level = step.path_rates.num_levels
             everyone = step.path_rates.covers_all(level, relation)
             return SampledGaussianLoss(outer, rate, np.where(everyone, shift, twice))
-    return SwappedGaussianLoss(outer, inner, twice)
+    return mixtures.SwappedGaussianLoss(outer, inner, twice)
 
 
 # --- Several contributions may depend on the unit: theory.md, "People" ---
@@ -202,9 +189,10 @@ def theorem_a(
     n = m - Binomial(m, p (1 - r)) units are not drawn without the person; each of them
     holds the person with probability theta = p r / (1 - p + p r).
     """
-    laws = [log_binomial_law(number, 1 - rate + rate * chance) for number in units]
+    share = 1 - rate + rate * chance
+    drawn = laws.mixed([laws.log_binomial_law(n, share) for n in units], masses)
     missed = _log_missed(rate, chance)
-    return Mixture(1.0, 1.0, *tails_moved_up(mixed(laws, masses)), missed)
+    return Mixture(1.0, 1.0, *laws.tails_moved_up(drawn), missed)
 
 
 def _log_missed(rate: float, chance: Any = 1.0) -> Any:
@@ -246,7 +234,7 @@ def theorem_2(law: np.ndarray, worst: np.ndarray, rate: float = 1.0) -> Mixture:
     they were drawn (Theorem 1: of drawn units that hold the person). ``worst`` is that
     of the worst visible case over which ``law`` averages; it gives e.
     """
-    counts, masses = tails_moved_up(law)
+    counts, masses = laws.tails_moved_up(law)
     some = counts > 0
     reached = float(np.exp(masses[some]).sum())
     cover = min(max(float(np.exp(worst[1:]).sum()), reached), 1.0)
@@ -269,9 +257,9 @@ def theorem_m(numbers: np.ndarray, masses: np.ndarray) -> Mixture:
 
 def number_drawn(law: np.ndarray, size: float, units: float) -> np.ndarray:
     """The distribution of the drawn ones of a random number of units."""
-    numbers, masses = tails_moved_up(law)
-    drawn = [log_drawn(Stage(number, 0.0, size, units)) for number in numbers]
-    return mixed(drawn, masses)
+    numbers, masses = laws.tails_moved_up(law)
+    drawn = [laws.log_drawn(Stage(number, 0.0, size, units)) for number in numbers]
+    return laws.mixed(drawn, masses)
 
 
 def person_stages(step: GaussianStep) -> tuple[Stage, ...]:
@@ -367,7 +355,7 @@ def _pair_m(
     """Theorem M as a `GaussianMixtureLoss`; ``rate`` multiplies P(J >= 1)."""
     _, cover, counts, log_weights, _ = settings.mixtures(theorem)
     shifts = tuple(shift_of(step.noise_multiplier, count) for count in counts)
-    return GaussianMixtureLoss(visible, rate * cover, shifts, log_weights)
+    return mixtures.GaussianMixtureLoss(visible, rate * cover, shifts, log_weights)
 
 
 def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
@@ -401,11 +389,11 @@ def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
     settings = Settings(below, most)
 
     def all_levels(stages: Any, most: float) -> Mixture:
-        counts, masses = log_visible(stages)
+        counts, masses = laws.log_visible(stages)
         return theorem_m(np.minimum(counts, most), masses)
 
     def last_level(stages: Any, _: float) -> Mixture:
-        counts, masses = log_visible(stages[:-1])
+        counts, masses = laws.log_visible(stages[:-1])
         missed = _log_missed(stages[-1].rate)
         return Mixture(1.0, 1.0, counts * stages[-1].bound, masses, missed)
 
@@ -436,7 +424,7 @@ def tree_of_person(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
     if leaves and not is_poisson and len(sampling.levels) == 1:
         # docs/proofs.md, "A sample of fixed size without the examples of a person".
         def exchanged(stages: Any) -> Mixture:
-            found = theorem_m(*tails_moved_up(log_drawn(stages[0])))
+            found = theorem_m(*laws.tails_moved_up(laws.log_drawn(stages[0])))
             if not found.cover > 0:
                 return found
             # Each of the person's examples replaces another one: 2 clip norms.
@@ -484,21 +472,21 @@ def _clip_units(
         return probability_of_holding(stages[clip + 1 :])
 
     def mixture_a(stages: Any) -> Mixture:
-        counts, masses = log_visible(stages[:clip])
+        counts, masses = laws.log_visible(stages[:clip])
         unit, held = stages[clip], chance(stages)
         return theorem_a(counts * unit.bound, masses, unit.rate, held)
 
     def mixture_2(stages: Any) -> Mixture:
-        counts, masses = log_visible(stages[:clip])
+        counts, masses = laws.log_visible(stages[:clip])
         unit, held = stages[clip], chance(stages)
-        each = [log_binomial_law(n * unit.bound, held) for n in counts]
-        return theorem_2(mixed(each, masses), each[-1], unit.rate)
+        each = [laws.log_binomial_law(n * unit.bound, held) for n in counts]
+        return theorem_2(laws.mixed(each, masses), each[-1], unit.rate)
 
     def mixture_1(stages: Any) -> Mixture:
-        counts, masses = log_visible(stages[:clip])
-        held = laws.log_held(log_drawn(stages[clip]), chance(stages))
+        counts, masses = laws.log_visible(stages[:clip])
+        held = laws.log_held(laws.log_drawn(stages[clip]), chance(stages))
         each = laws.sums_of(held, counts)
-        return theorem_2(mixed(each, masses), each[-1])
+        return theorem_2(laws.mixed(each, masses), each[-1])
 
     if is_last:  # Theorem M
         # A removed example is like one that is not drawn: add_remove is as zero_out.

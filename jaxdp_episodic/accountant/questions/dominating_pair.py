@@ -1,6 +1,9 @@
 """From a step to its dominating pairs: which theorem holds, with which numbers.
 
-The rows are listed in docs/theory.md, "Which row, which theorem".
+The rows are those of docs/theory.md, "Which row, which theorem": `dominating_pairs`
+chooses by design and protected unit, `one_contribution` by relation and scheme, and
+`_release` by release. The theorems about several contributions are in
+`contribution_pairs`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ from jaxdp_episodic.accountant.describe.designs import (
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.people import BOUNDS
-from jaxdp_episodic.accountant.describe.people_laws import probability_of_holding
 from jaxdp_episodic.accountant.describe.schemes import (
     OWNED,
     MultistageSampling,
@@ -38,42 +40,22 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     OneStep,
 )
-from jaxdp_episodic.accountant.losses import finite
+from jaxdp_episodic.accountant.losses import allocated, finite, renyi_curve
+from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures
 from jaxdp_episodic.accountant.losses import independent_episodes as episodes
-from jaxdp_episodic.accountant.losses.allocated import (
-    AllocatedAntipodalLoss,
-    AllocatedGaussianLoss,
-)
-from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
-    AntipodalGaussianLoss,
-    GaussianMixtureLoss,
-    ReplacedTruncatedLoss,
-    SwappedGaussianLoss,
-    TruncatedGaussianLoss,
-    ZeroedTruncatedLoss,
-    cut_weights,
-)
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
-from jaxdp_episodic.accountant.losses.renyi_curve import (
-    RenyiCurveLoss,
-    ZeroConcentratedLoss,
-)
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.run import Run
 from jaxdp_episodic.accountant.numerics.loops import namespace
 from jaxdp_episodic.accountant.questions import contribution_pairs as rows
 from jaxdp_episodic.accountant.questions.contribution_pairs import (
     ALWAYS,
-    Mixture,
     Pairs,
     Settings,
     column,
-    mixture_pair,
     one_contribution,
-    person_stages,
-    probability_in_episode,
     product,
     shift_of,
 )
@@ -114,20 +96,18 @@ def runs_of_parts(
 
 def _uses(step: OneStep, num_steps: ArrayLike) -> list[Uses]:
     """For each theorem the pairs of these steps; with epoch schemes, of epochs."""
-    if isinstance(step, GaussianStep):  # with bands: the group with the most steps
-        num_steps, step = step.uses(np.asarray(num_steps)), step.in_group
-    count = column(num_steps)
-    if isinstance(step, releases.TruncatedPoissonRelease):
-        return [_uses_of_truncated(step, count)]
-    if isinstance(step, GaussianStep):
-        step = in_one_place(step)
-        scheme = epoch_scheme(step.design)
-        if isinstance(scheme, RandomAllocation):
-            return [_allocated(step, u, scheme, count) for u in _all_units(step)]
-        if isinstance(scheme, ShuffledEpochs):
-            # An epoch that has begun costs as much as a complete one.
-            count = np.ceil(count / column(scheme.steps_per_epoch))
-    return [[(pair, count)] for pair in dominating_pairs(step)]
+    if not isinstance(step, GaussianStep):
+        return [_uses_of_release(step, column(num_steps))]
+    # With bands: the group with the most steps.
+    count = column(step.uses(np.asarray(num_steps)))
+    step = in_one_place(step.in_group)
+    scheme = epoch_scheme(step.design)
+    if isinstance(scheme, RandomAllocation):
+        return [_allocated(step, u, scheme, count) for u in _all_units(step)]
+    if isinstance(scheme, ShuffledEpochs):
+        # An epoch that has begun costs as much as a complete one.
+        count = np.ceil(count / column(scheme.steps_per_epoch))
+    return [[(pair, count)] for pair in _pairs(step)]
 
 
 # --- The table of designs ---
@@ -142,29 +122,38 @@ def dominating_pairs(step: OneStep) -> Pairs:
     """Returns the dominating pairs of one step, one for each theorem that holds."""
     if not isinstance(step, GaussianStep):
         return (_release(step),)
-    step = in_one_place(step.in_group)
-    person = step.privacy_unit in OWNED
-    match step.design, epoch_scheme(step.design):
-        case _, RandomAllocation():  # "Epochs"
+    return _pairs(in_one_place(step.in_group))
+
+
+def _pairs(step: GaussianStep) -> Pairs:
+    """The rows by design, with the section of docs/theory.md that proves each."""
+    design, scheme = step.design, epoch_scheme(step.design)
+    match design:
+        case _ if isinstance(scheme, RandomAllocation):  # "Epochs": one step of a block
             rate = step.path_rates.rates[0]
-            return tuple(_drawn_unit(step, u, rate) for u in _all_units(step))
-        case _, ShuffledEpochs():  # "Epochs"
+            return tuple(_drawn_unit(step, units, rate) for units in _all_units(step))
+        case _ if isinstance(scheme, ShuffledEpochs):  # "Epochs": without amplification
             return (_shuffled_epoch(step),)
-        case IndependentEpisodes() as design, _:  # "Other designs"; "People"
+        case IndependentEpisodes():  # "Other designs"; "People"
             return (_independent_episodes(step, design),)
-        case GroupedClasses() as design, _ if person:  # "People"
-            return rows.groups_of_person(step, design)
-        case GroupedClasses() as design, _:  # "Other designs"
-            return (_group(step, design),)
-        case PeopleBlocks() as design, _:  # "People"
+        case PeopleBlocks():  # "People"
             return rows.blocks_of_people(step, design)
-        case MultistageSampling() as design, _ if person:  # "People"
+        case GroupedClasses() if step.privacy_unit in OWNED:  # "People"
+            return rows.groups_of_person(step, design)
+        case GroupedClasses():  # "Other designs": at most one episode has the class
+            return (_group(step, design),)
+        case MultistageSampling() if step.privacy_unit in OWNED:  # "People"
             return rows.tree_of_person(step, design)
-        case MultistageSampling() as design, _:  # "Profiles"
-            if step.clip_unit in design.level_names[step.path_rates.num_levels :]:
-                return rows.contributions(step, design)
+        case MultistageSampling() if _is_above(step, design):  # "A unit above ..."
+            return rows.contributions(step, design)
+        case MultistageSampling():  # "Profiles"
             return (_multistage(step, design),)
-    raise TypeError(f"no theorem about {step.design!r}")
+    raise TypeError(f"no theorem about {design!r}")
+
+
+def _is_above(step: GaussianStep, sampling: MultistageSampling) -> bool:
+    """Whether the protected unit is above the clip level."""
+    return step.clip_unit in sampling.level_names[step.path_rates.num_levels :]
 
 
 def in_one_place(step: GaussianStep) -> GaussianStep:
@@ -238,7 +227,9 @@ def _independent_episodes(
             f"num_episodes must be at most {MOST_EPISODES:,}, got {np.max(count):,.0f}"
         )
     person = step.privacy_unit in OWNED
-    rate = probability_in_episode(step) if person else product(step.path_rates.rates)
+    rate = (
+        rows.probability_in_episode(step) if person else product(step.path_rates.rates)
+    )
     if step.neighboring_relation == "zero_out":
         shift = shift_of(step.noise_multiplier, 1.0)
         return episodes.ZeroedEpisodesLoss(ALWAYS, rate, shift, count)
@@ -281,22 +272,25 @@ def _units_of(step: GaussianStep) -> _Allocated:
         whole = step.path_rates.num_levels == first
         return _Allocated(whole and (zeroed or (leaves and first == 1)), ALWAYS, inner)
     if isinstance(design, PeopleBlocks):
-        number, inner = column(design.episodes_per_block), probability_in_episode(step)
+        number, inner = (
+            column(design.episodes_per_block),
+            rows.probability_in_episode(step),
+        )
         return _Allocated(zeroed and bool(np.all(inner == 1)), number, inner)
     assert step.people is not None  # checked
-    stages, bounds = person_stages(step), step.people.numbers
+    stages, bounds = rows.person_stages(step), step.people.numbers
     if isinstance(design, GroupedClasses):
 
         def chance(stages: Any, ways: float, bound: float) -> Any:
             return laws.probability_of_any(
-                min(ways, bound), probability_of_holding(stages)
+                min(ways, bound), laws.probability_of_holding(stages)
             )
 
         bound = bounds["classes"]
         number = column(np.minimum(bound, design.num_possible_episodes))
         inner = Settings(stages, design.ways, bound).each(chance)
         return _Allocated(zeroed and bool(np.all(inner == 1)), number, inner)
-    inner = Settings(stages[1:]).each(probability_of_holding)
+    inner = Settings(stages[1:]).each(laws.probability_of_holding)
     leaves &= zeroed or len(stages) == 1
     number = column(bounds[BOUNDS[len(stages) - 1]])
     return _Allocated(leaves and bool(np.all(inner == 1)), number, inner)
@@ -341,14 +335,14 @@ def _drawn_unit(step: GaussianStep, units: _Allocated, rate: np.ndarray) -> Priv
         chance = units.inner * units.outer
         settings = Settings((), *(a[..., 0] for a in (units.number, rate, chance)))
 
-        def theorem_a(_: Any, number: float, *of: float) -> Mixture:
+        def theorem_a(_: Any, number: float, *of: float) -> rows.Mixture:
             return rows.theorem_a(np.array([number]), np.zeros(1), *of)
 
-        return mixture_pair(step, settings, theorem_a, leaves=units.is_whole)
+        return rows.mixture_pair(step, settings, theorem_a, leaves=units.is_whole)
     shift = shift_of(step.noise_multiplier, 1.0)
     if units.is_whole:
         return SampledGaussianLoss(units.outer, rate, shift)
-    return AntipodalGaussianLoss(ALWAYS, rate, units.inner, shift)
+    return mixtures.AntipodalGaussianLoss(ALWAYS, rate, units.inner, shift)
 
 
 def _allocated_blocks(
@@ -363,16 +357,16 @@ def _allocated_blocks(
     root = np.where(units.number > 1, root * (1 + _ROUNDED_UP), 1.0)
     shift = shift_of(step.noise_multiplier, root)
     if units.is_whole:
-        loss = AllocatedGaussianLoss(units.outer, shift, bins, taken)
+        loss = allocated.AllocatedGaussianLoss(units.outer, shift, bins, taken)
         return [(loss, number)]
     uses: Uses = []
     pairs = number * (bins == 2)
     if np.any(number - pairs):
-        loss = AllocatedAntipodalLoss(ALWAYS, shift, bins, taken, units.inner)
+        loss = allocated.AllocatedAntipodalLoss(ALWAYS, shift, bins, taken, units.inner)
         uses.append((loss, number - pairs))
     if np.any(pairs):
         shift = shift_of(step.noise_multiplier, np.sqrt(2.0) * root)
-        uses.append((SwappedGaussianLoss(ALWAYS, units.inner, shift), pairs))
+        uses.append((mixtures.SwappedGaussianLoss(ALWAYS, units.inner, shift), pairs))
     return uses
 
 
@@ -424,9 +418,11 @@ def _release(release: OneStep) -> PrivacyLoss:
         case releases.ZeroConcentratedDP(rho=rho, is_gaussian=True):
             return SampledGaussianLoss(ALWAYS, ALWAYS, np.sqrt(2 * column(rho)))
         case releases.ZeroConcentratedDP(rho=rho, xi=xi):
-            return ZeroConcentratedLoss(ALWAYS, column(rho), column(xi))
+            return renyi_curve.ZeroConcentratedLoss(ALWAYS, column(rho), column(xi))
         case releases.RenyiDP(orders=orders, rdp=rdp):
-            return RenyiCurveLoss.of_orders(np.asarray(orders), np.asarray(rdp))
+            return renyi_curve.RenyiCurveLoss.of_orders(
+                np.asarray(orders), np.asarray(rdp)
+            )
         case releases.RandomizedResponse():
             return _randomized_response(release)
         case releases.DiscreteLaplaceRelease():
@@ -481,30 +477,29 @@ def _gaussian_mixture(release: releases.GaussianMixtureRelease) -> PrivacyLoss:
     at_all = 1.0 if order.size == norms.size else min(float(some), 1.0)
     rate = np.full(1, release.sampling_probability * at_all)
     weights = _columns(np.log(chance[order] / some))
-    return GaussianMixtureLoss(ALWAYS, rate, _columns(shift), weights)
+    return mixtures.GaussianMixtureLoss(ALWAYS, rate, _columns(shift), weights)
 
 
 def _truncated(
     release: releases.TruncatedPoissonRelease,
-) -> TruncatedGaussianLoss:
+) -> mixtures.TruncatedGaussianLoss:
     """docs/proofs.md, "A truncated Poisson sample"."""
-    size, batch_size = _sizes(release), column(release.batch_size)
-    rate = column(release.sampling_probability)
+    batch_size, rate = column(release.batch_size), column(release.sampling_probability)
     shift = shift_of(release.noise_multiplier, 1.0)
-    whole, cut, cut_rate, sure = cut_weights(size, batch_size, rate)
-    kinds = {
-        "add_remove": TruncatedGaussianLoss,
-        "replace_one": ReplacedTruncatedLoss,
-        "zero_out": ZeroedTruncatedLoss,
-    }
-    kind = kinds[release.neighboring_relation]
+    cuts = mixtures.cut_weights(_sizes(release), batch_size, rate)
+    whole, cut, cut_rate, sure = cuts
+    kind = {
+        "add_remove": mixtures.TruncatedGaussianLoss,
+        "replace_one": mixtures.ReplacedTruncatedLoss,
+        "zero_out": mixtures.ZeroedTruncatedLoss,
+    }[release.neighboring_relation]
     return kind(ALWAYS, whole, cut, rate, cut_rate, shift, sure)
 
 
-def _uses_of_truncated(
-    release: releases.TruncatedPoissonRelease, count: np.ndarray
-) -> Uses:
-    """Without truncation if the batch size is the whole data set: Poisson sampling."""
+def _uses_of_release(release: OneStep, count: np.ndarray) -> Uses:
+    """Poisson sampling where the batch size is the whole data set: not truncated."""
+    if not isinstance(release, releases.TruncatedPoissonRelease):
+        return [(_release(release), count)]
     pair = _truncated(release)
     uncut = column(release.batch_size) >= _sizes(release)
     uses: Uses = []

@@ -15,6 +15,7 @@ from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
     one_protection,
+    parts_of,
 )
 
 FIXED = "fixed"
@@ -82,11 +83,7 @@ class DisjointParts(Spec):
     @property
     def steps(self) -> tuple[GaussianStep | Release, ...]:
         """The steps of all parts."""
-        return tuple(
-            step
-            for part in self.parts
-            for step in (part.steps if isinstance(part, ComposedSteps) else (part,))
-        )
+        return tuple(step for part in self.parts for step in parts_of(part)[0])
 
     @property
     def have_counts(self) -> bool:

@@ -347,6 +347,14 @@ def compose(*steps_and_counts: tuple[AnyStep, Any]) -> ComposedSteps:
     return ComposedSteps(tuple(steps), tuple(counts))
 
 
+def parts_of(
+    step: AnyStep, count: Any = 1
+) -> tuple[tuple[OneStep, ...], tuple[Any, ...]]:
+    """Returns the steps of a run and their counts; a step alone has this ``count``."""
+    composed = isinstance(step, ComposedSteps)
+    return (step.steps, step.counts) if composed else ((step,), (count,))
+
+
 def steps_owed(step: GaussianStep, num_steps: ArrayLike, planned: int) -> np.ndarray:
     """Returns the steps to be charged if a run ends or pauses after ``num_steps``.
 
@@ -361,7 +369,7 @@ def steps_owed(step: GaussianStep, num_steps: ArrayLike, planned: int) -> np.nda
 
 def gaussian_parts(step: Any, what: str) -> tuple[GaussianStep, ...]:
     """Returns the steps of a run; raises unless all are `GaussianStep` objects."""
-    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
+    parts, _ = parts_of(step)
     for part in parts:
         if isinstance(part, Release):
             raise NotImplementedError(

@@ -21,6 +21,7 @@ from jaxdp_episodic.accountant.describe.step import (
     GaussianStep,
     OneStep,
     compose,
+    parts_of,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Profile
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
@@ -576,8 +577,7 @@ def check_step(step: Any) -> None:
 
 def _warn_about_delta(step: Any, delta: np.ndarray) -> None:
     """Warns if delta is so large that publishing one unit's data would satisfy it."""
-    parts = step.steps if isinstance(step, ComposedSteps) else (step,)
-    gaussian = [part for part in parts if isinstance(part, GaussianStep)]
+    gaussian = [part for part in parts_of(step)[0] if isinstance(part, GaussianStep)]
     units = [n for part in gaussian if (n := part.num_protected_units) is not None]
     if units and delta.size and np.max(delta) * units[0] >= 1:
         warnings.warn(

@@ -36,9 +36,9 @@ from jaxdp_episodic.accountant.describe.spec import refuse_traced
 from jaxdp_episodic.accountant.describe.step import (
     STEP,
     AnyStep,
-    ComposedSteps,
     GaussianStep,
     OneStep,
+    parts_of,
 )
 from jaxdp_episodic.accountant.losses import allocated, finite, renyi_curve
 from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures
@@ -76,10 +76,7 @@ def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
     """Returns one run for each theorem that holds, with a path axis."""
     if step.is_traced:
         refuse_traced(step)
-    if isinstance(step, ComposedSteps):
-        return runs_of_parts(step.steps, step.counts)
-    assert num_steps is not None  # the callers check
-    return runs_of_parts((step,), (num_steps,))
+    return runs_of_parts(*parts_of(step, num_steps))
 
 
 def runs_of_parts(

@@ -6,22 +6,26 @@ import copy
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import asking_together, using_engine
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
-from jaxdp_episodic.accountant.describe.schemes import OWNED, EpochScheme, Scheme
-from jaxdp_episodic.accountant.describe.spec import mapped
+from jaxdp_episodic.accountant.describe.schemes import (
+    OWNED,
+    EpochScheme,
+    Poisson,
+    Scheme,
+)
 from jaxdp_episodic.accountant.describe.step import (
     ComposedSteps,
     GaussianStep,
     compose,
     gaussian_parts,
+    parts_of,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import Bounds
 from jaxdp_episodic.accountant.methods.exact.held import have_held_slope, held_change
@@ -34,15 +38,12 @@ from jaxdp_episodic.accountant.questions.dominating_pair import (
 
 # Methods with derivatives.
 METHODS = ("exact", "rdp")
-# Names of the fields that every step has.
+# Names of the fields that every step has, and of Rényi orders.
 NOISE = "noise_multiplier"
 NUM_STEPS = "num_steps"
-# Field of a part: its count, as a real number.
-COUNT = "count"
-# Suffix of sizes of draws without replacement, of which the rate is displaced.
-SIZE = ".size"
+ORDERS = "orders"
 Field = tuple[int, str]
-"""A number of a run: the index of its part, and `COUNT` or a field path of `mapped`."""
+"""A number of a run: the index of its part and its name, see `epsilon_and_gradient`."""
 Moved = Callable[[np.ndarray], tuple[Question, tuple[Run, ...]]]
 """From displacements (m, *shape) of a number to the question and the runs there."""
 
@@ -149,7 +150,7 @@ def epsilon_and_gradient(
     wanted = _checked_names(wrt, step)
     log_delta = np.log(np.asarray(delta, np.float64))
     runs, shape = api.checked_runs(step, num_steps, delta=log_delta)
-    counts = step.counts if isinstance(step, ComposedSteps) else (num_steps,)
+    _, counts = parts_of(step, num_steps)
     counts = [np.broadcast_to(np.asarray(n, np.float64), shape) for n in counts]
     question = EpsilonAt(np.broadcast_to(log_delta, shape))
     gradient = {}
@@ -325,6 +326,8 @@ def scale_of(place: str, value: Any) -> Scale:
     value = np.asarray(value, np.float64)
     if place.rpartition(".")[2] in ("sampling_probability", "delta"):
         return _scale_of_rate(value)
+    if place == ORDERS:  # each exceeds 1
+        value = np.where(np.isfinite(value), value - 1, np.nan)
     return Scale(np.abs(value), np.zeros(value.shape, bool), np.zeros(value.shape))
 
 
@@ -344,7 +347,7 @@ def _scale_of_fields(
     shape: tuple[int, ...],
 ) -> Scale:
     """The `Scale` of fields that change together."""
-    each = [_scale(parts, counts, field) for field in fields]
+    each = [_scale(parts[i], counts[i], name) for i, name in fields]
     size, falls = (
         functools.reduce(np.minimum, (np.broadcast_to(a, shape) for a in column))
         for column in ([s.size for s in each], [s.falls for s in each])
@@ -353,21 +356,21 @@ def _scale_of_fields(
     return Scale(size, np.logical_or.reduce(rises), falls)
 
 
-def _scale(parts: Sequence[Any], counts: Sequence[np.ndarray], field: Field) -> Scale:
-    """The `Scale` of a field of a run."""
-    i, place = field
-    if place == COUNT:
-        most = np.maximum(counts[i], 1.0)
-        return Scale(most, counts[i] == 0, np.zeros(most.shape))
-    if place.endswith(SIZE):
-        draw, group = _drawn(parts[i], place)
-        # A size above the population has no effect.
-        own = _scale_of_rate(np.minimum(draw / group, 1.0), group)
-        size = np.where(draw > group, draw, own.size).min(axis=-1)
-        return Scale(size, np.zeros(size.shape, bool), own.falls.min(axis=-1))
-    found: dict[str, Any] = {}
-    mapped(parts[i], found.setdefault)
-    return scale_of(place, found[place])
+def _scale(step: GaussianStep, count: np.ndarray, name: str) -> Scale:
+    """The `Scale` of a number of one part."""
+    if name == NOISE:
+        return scale_of(name, step.noise_multiplier)
+    if name == NUM_STEPS:
+        most = np.maximum(count, 1.0)
+        return Scale(most, count == 0, np.zeros(most.shape))
+    scheme = _schemes(step)[name]
+    if isinstance(scheme, Poisson):
+        return scale_of(name, scheme.sampling_probability)
+    draw, group = _drawn(step, scheme)
+    # A size above the population has no effect.
+    own = _scale_of_rate(np.minimum(draw / group, 1.0), group)
+    size = np.where(draw > group, draw, own.size).min(axis=-1)
+    return Scale(size, np.zeros(size.shape, bool), own.falls.min(axis=-1))
 
 
 def _moved_runs(
@@ -378,42 +381,34 @@ def _moved_runs(
 ) -> tuple[Run, ...]:
     """The runs with some fields displaced by real numbers."""
     parts, counts = list(parts), list(counts)
-    for i, place in fields:
-        if place == COUNT:
+    for i, name in fields:
+        if name == NUM_STEPS:
             counts[i] = counts[i] + displacement
+        elif name == NOISE:
+            noise = np.asarray(parts[i].noise_multiplier, np.float64) + displacement
+            parts[i] = dataclasses.replace(parts[i], noise_multiplier=noise)
         else:
-            parts[i] = _moved(parts[i], place, displacement)
+            parts[i] = _with_rate(parts[i], _schemes(parts[i])[name], displacement)
     return runs_of_parts(parts, counts)
 
 
-def _drawn(step: GaussianStep, place: str) -> tuple[np.ndarray, np.ndarray]:
-    """The draw size and the group size of a level without replacement."""
-    levels = step.path_rates
-    position = step.level_names_used.index(place.removesuffix(SIZE))
-    draw, group = levels.draw_sizes[position], levels.group_sizes[position]
-    assert draw is not None and group is not None  # it has a size
-    return draw, group
-
-
-def _moved(part: Any, place: str, displacement: np.ndarray) -> Any:
-    """The part with one field displaced by real numbers."""
-    if not place.endswith(SIZE):
-
-        def move(at: str, value: Any) -> Any:
-            value = np.asarray(value, np.float64) if at == place else value
-            return value + displacement if at == place else value
-
-        return mapped(part, move)
+def _with_rate(
+    part: GaussianStep, scheme: Scheme, displacement: np.ndarray
+) -> GaussianStep:
+    """The step with the rate of one level displaced by real numbers."""
+    if isinstance(scheme, Poisson):
+        rate = np.asarray(scheme.sampling_probability, np.float64) + displacement
+        scheme = dataclasses.replace(scheme, sampling_probability=rate)
+        return dataclasses.replace(part, sampling=part.design.with_scheme(scheme))
     # A size must be a whole number: displace its rate.
     step = in_one_place(part)
     if step.privacy_unit in OWNED:
         raise NotImplementedError(
-            f"{_NAME} does not cover {place!r} with "
+            f"{_NAME} does not cover '{scheme.name}.size' with "
             f"privacy_unit={str(part.privacy_unit)!r}"
         )
-    draw, group = _drawn(step, place)
-    levels = step.path_rates
-    position = step.level_names_used.index(place.removesuffix(SIZE))
+    draw, group = _drawn(step, scheme)
+    levels, position = step.path_rates, step.level_names_used.index(scheme.name)
     rates = list(levels.rates)
     # A size above the population has no effect.
     slope = np.where(draw > group, 0.0, 1.0 / group)
@@ -424,42 +419,39 @@ def _moved(part: Any, place: str, displacement: np.ndarray) -> Any:
     return other
 
 
+def _drawn(step: GaussianStep, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
+    """The draw size and the group size of a level without replacement."""
+    position = step.level_names_used.index(scheme.name)
+    levels = step.path_rates
+    draw, group = levels.draw_sizes[position], levels.group_sizes[position]
+    assert draw is not None and group is not None  # it has a size
+    return draw, group
+
+
 # --- Names of fields ---
+
+
+def _schemes(step: GaussianStep) -> dict[str, Scheme]:
+    """The schemes with a rate that has a derivative, by the name of the rate."""
+    used = step.level_names_used
+    return {
+        f"{scheme.name}.{scheme.rate_field}": scheme
+        for scheme in step.design.schemes
+        # The length of an epoch is a whole number.
+        if scheme.name in used and not isinstance(scheme, EpochScheme)
+    }
 
 
 def _fields(step: GaussianStep | ComposedSteps) -> dict[str, list[Field]]:
     """The fields of each name."""
-    if isinstance(step, GaussianStep):
-        return {name: [(0, place)] for name, place in _places(step).items()}
+    parts = gaussian_parts(step, _NAME)
     together: dict[str, list[Field]] = {}
     alone: dict[str, list[Field]] = {}
-    for i, part in enumerate(step.gaussian_steps):
-        for name, place in _places(part).items():
-            together.setdefault(name, []).append((i, place))
-            alone[f"{name}[{i}]"] = [(i, place)]
-    return together | alone
-
-
-def _places(step: GaussianStep) -> dict[str, str]:
-    """The field path of each name of one step."""
-    found, used = {NOISE: NOISE, NUM_STEPS: COUNT}, step.level_names_used
-
-    def note(where: str, value: Any) -> Any:
-        *path, field = re.findall(r"\w+", where)
-        owner: Any = functools.reduce(
-            lambda spec, key: spec[int(key)] if key.isdigit() else getattr(spec, key),
-            path,
-            cast("Any", step),
-        )
-        # The length of an epoch is a whole number.
-        is_drawn = isinstance(owner, Scheme) and not isinstance(owner, EpochScheme)
-        if is_drawn and owner.name in used and field == owner.rate_field:
-            name = f"{owner.name}.{field}"
-            found[name] = name if name.endswith(SIZE) else where
-        return value
-
-    mapped(step, note)
-    return found
+    for i, part in enumerate(parts):
+        for name in (NOISE, NUM_STEPS, *_schemes(part)):
+            together.setdefault(name, []).append((i, name))
+            alone[f"{name}[{i}]"] = [(i, name)]
+    return together | alone if isinstance(step, ComposedSteps) else together
 
 
 def _checked_names(

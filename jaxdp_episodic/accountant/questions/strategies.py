@@ -228,8 +228,7 @@ def equivalent(game: Game) -> ComposedSteps | None:
 
 def all_runs(step: Any) -> tuple[Run, ...]:
     """Returns the runs of a step or a composed run, one for each theorem."""
-    count = None if isinstance(step, ComposedSteps) else np.asarray(1)
-    return runs_of(step, count)
+    return runs_of(step, np.asarray(1))
 
 
 def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:

@@ -20,8 +20,8 @@ from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.spec import mapped
 from jaxdp_episodic.accountant.describe.step import (
     AnyStep,
-    ComposedSteps,
     GaussianStep,
+    parts_of,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.engine import on_cpu
@@ -42,7 +42,9 @@ from jaxdp_episodic.accountant.questions.dominating_pair import (
 from jaxdp_episodic.accountant.questions.gradients import (
     LEAST_FROM_ONE,
     METHODS,
-    Scale,
+    NOISE,
+    NUM_STEPS,
+    ORDERS,
     difference,
     scale_of,
     slope,
@@ -51,9 +53,6 @@ from jaxdp_episodic.accountant.questions.gradients import (
 # Names of the numbers that are not fields of the step.
 DELTA = "delta"
 EPSILON = "epsilon"
-NUM_STEPS = "num_steps"
-ORDERS = "orders"
-NOISE = "noise_multiplier"
 
 
 class Question(NamedTuple):
@@ -95,7 +94,7 @@ class Question(NamedTuple):
                     moved = _displaced(whole, j, displacement)
                     return self._slope(i, moved, self.answer(*moved), held=False)
 
-                scale = _scale(self.places[further[0]], whole[further[0]])
+                scale = scale_of(self.places[further[0]], whole[further[0]])
                 found[word] = difference(first, scale)
         return [found[word] for word in words]
 
@@ -117,7 +116,7 @@ class Question(NamedTuple):
             if self.places[i] == EPSILON:
                 return 1 / by_noise
             return -inner._slope(i, numbers, at, held=held) / by_noise
-        scale = _scale(self.places[i], missing[i])
+        scale = scale_of(self.places[i], missing[i])
 
         def moved(displacement: np.ndarray) -> Any:
             return self._resolved(_displaced(missing, i, displacement))
@@ -214,28 +213,11 @@ def _normal(rate: np.ndarray) -> np.ndarray:
     return np.where(some, np.maximum(rate, np.finfo(np.float64).tiny), rate)
 
 
-def parts_of(step: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Returns the steps of a run and their counts."""
-    return (
-        (step.steps, step.counts)
-        if isinstance(step, ComposedSteps)
-        else ((step,), (1,))
-    )
-
-
 def _rdp(step: AnyStep, orders: Any, direction: str) -> np.ndarray:
     """Rényi divergences at one order for each setting."""
     orders = _validation.order_array(ORDERS, orders, infinite=True)
     shape = np.broadcast_shapes(step.shape, orders.shape)
     return api.curve_of(step, orders[..., None], direction, shape)
-
-
-def _scale(place: str, value: np.ndarray) -> Scale:
-    """The `Scale` of a missing number."""
-    if place == ORDERS:
-        size = np.where(np.isfinite(value), value - 1, np.nan)
-        return Scale(size, np.zeros(size.shape, bool), np.zeros(size.shape))
-    return scale_of(place, value)
 
 
 _QUESTIONS = {

@@ -140,7 +140,7 @@ def close_book(where: str) -> BookContent:
             rows.append(content.next_row({"closed": True, "time": _now()}))
         return content
 
-    return _changed(where, close)
+    return _changed(where, close, seen=read_book(where))
 
 
 def charge_query(
@@ -149,11 +149,13 @@ def charge_query(
     """Charges a query outside of training, before it is made; see `charge`."""
     # Nothing identifies a query, so each call charges again. Data and units that its
     # steps do not state are assumed to be the book's.
-    terms = read_book(where).terms
+    seen = read_book(where)
+    terms = seen.terms
     order = order_of(run, what=QUERY, name=name, protected=terms.protected, floor=floor)
     for part in parts_of(run):
         terms.refuse_other(_protected_by(part, terms.protected))
-    return charge(where, order, run=new_name(), sessions=(), session=new_name())
+    names = {"run": new_name(), "session": new_name()}
+    return charge(where, order, sessions=(), seen=seen, **names)
 
 
 def _protected_by(step: Any, default: Protected) -> Protected:
@@ -179,16 +181,16 @@ def charge(
     run: str,
     sessions: tuple[str, ...],  # names of earlier processes, from the run's folder
     session: str,  # name of this process
-    book: str | None = None,  # the name that the book must have
+    seen: BookContent | None = None,  # the book as it was read a moment ago
     at_end: int | None = None,  # number of steps, if the folder's run has ended
 ) -> Entry:
     """Charges a run unless it has paid; returns its entry once it is on the disk."""
     # A resumed run names the sessions that its folder knows. The book's last session
     # of the run must be one of them. Otherwise a copy of the folder was resumed, and
     # both copies would take steps that were paid for once.
-    seen = read_book(where)
+    seen = read_book(where) if seen is None else seen
     seen.terms.refuse_other(order.protected)
-    name = seen.terms.name if book is None else book
+    name = seen.terms.name
     closed = BookClosedError(f"book {shown(where)} is closed: nothing was charged")
     price: Mapping[str, Any] | None = None
     if seen.entry_of(run) is None:
@@ -231,7 +233,7 @@ def charge(
         assert entry is not None  # as this record charges a run
         return entry
 
-    return _changed(where, pay)
+    return _changed(where, pay, seen=seen)
 
 
 def _check_resumed(
@@ -271,18 +273,33 @@ def _is_same(paid: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _changed(
-    where: str, act: Callable[[Rows, BookContent], _Result], *, writes: bool = True
+    where: str,
+    act: Callable[[Rows, BookContent], _Result],
+    *,
+    seen: BookContent | None = None,
+    writes: bool = True,
 ) -> _Result:
-    """Reads and checks a book, and returns ``act``'s result, in one transaction."""
+    """Reads a book, on from ``seen``; returns ``act``'s result. One transaction."""
 
     def read(rows: Rows) -> _Result:
         try:
-            content = read_rows(rows.read())
+            content = _content(rows, seen)
         except BookError as error:
             raise BookError(f"book {shown(where)}: {error}") from None
         return act(rows, content)
 
     return Storage(where).transaction(read, writes=writes)
+
+
+def _content(rows: Rows, seen: BookContent | None) -> BookContent:
+    """The book's content; reads and checks only the rows after ``seen``."""
+    # A writer holds a lock here. If it read everything, the time under the lock would
+    # grow with the book, and processes that wait for it would run out of patience.
+    if seen is not None:
+        last, *later = rows.read(seen.num_records - 1) or [None]
+        if last is not None and last.hash == seen.sha256:
+            return read_rows(later, seen)
+    return read_rows(rows.read())  # the book is another one, or an older state
 
 
 def _now() -> str:
@@ -343,8 +360,8 @@ def check_in(
         raise _restored(where, folder)
     known, session = found.sessions, new_name()
     _write(folder, Receipt(terms.name, run, (*known, session), found.has_paid))
-    names: dict[str, Any] = {"run": run, "session": session, "book": terms.name}
-    entry = charge(where, order, sessions=known, at_end=at_end, **names)
+    paid: dict[str, Any] = {"run": run, "session": session, "at_end": at_end}
+    entry = charge(where, order, sessions=known, seen=content, **paid)
     _write(folder, Receipt(terms.name, run, (session,), True))
     return Paid(terms, entry)
 
@@ -376,7 +393,7 @@ def check_out(where: str, folder: Path, paid: Paid, *, steps: int) -> None:
                 f"not after {steps:,}: nothing of this folder may be released"
             )
 
-    _changed(where, end)
+    _changed(where, end, seen=read_book(where))
 
 
 def _restored(where: str, folder: Path) -> BookError:

@@ -23,7 +23,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxdp_episodic import _validation
@@ -365,15 +365,18 @@ class BookContent:
 
     terms: BookTerms
     sha256: str  # the chain's hash after the last record
-    entries: tuple[Entry, ...] = ()  # runs that have paid, in order
+    entries: list[Entry] = field(default_factory=list)  # runs that have paid, in order
     num_records: int = 1
     is_closed: bool = False  # nothing more can be charged
+    # Run -> random name of the process that last started or resumed it.
+    sessions: dict[str, str] = field(default_factory=dict)
+    # Run that has ended -> its number of steps (of a search: of runs).
+    ends: dict[str, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        # Run -> random name of the process that last started or resumed it.
-        self.sessions: dict[str, str] = {}
-        # Run that has ended -> its number of steps (of a search: of runs).
-        self.ends: dict[str, int] = {}
+    def copy(self) -> BookContent:
+        """Returns a copy that does not change with this one."""
+        grown = {"entries": [*self.entries], "sessions": {**self.sessions}}
+        return dataclasses.replace(self, **grown, ends={**self.ends})
 
     @property
     def paid(self) -> list[Mapping[str, Any]]:
@@ -423,23 +426,27 @@ class BookContent:
             if entry.run in self.sessions:
                 raise ValueError("its run has paid already")
             self.sessions[entry.run] = str(record["session"])
-            self.entries += (entry,)
+            self.entries.append(entry)
         self.sha256, self.num_records = row.hash, self.num_records + 1
         return entry
 
 
-def read_rows(rows: Sequence[Row]) -> BookContent:
-    """Returns the content of a book after checking all of its rows."""
-    if not rows:
+def read_rows(rows: Sequence[Row], seen: BookContent | None = None) -> BookContent:
+    """Returns the content of a book after checking all rows, or those after ``seen``."""
+    if seen is None and not rows:
         raise BookError("it is empty")
     where = "record 0"
     try:
-        content = BookContent(_terms(rows[0]), rows[0].hash)
-        for row in rows[1:]:
+        if seen is None:
+            content, rows = BookContent(_terms(rows[0]), rows[0].hash), rows[1:]
+        else:
+            content = seen.copy()
+        before = len(content.entries)
+        for row in rows:
             where = f"record {row.number}"
             content.add(row)
         where, paid = "prices", content.paid
-        if paid:  # earlier ones were checked when they were written
+        if len(paid) > before:  # earlier ones were checked when they were written
             content.terms.prices.check(paid[:-1], paid[-1])
     except BookError:
         raise

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from jaxdp_episodic.tools.book.book import Order, charge, read_book
@@ -45,7 +46,11 @@ def start(book, folder, worker, runs, one):
         try:
             work(book, folder / f"{worker}.log", runs, one)
             code = 0
+        except BaseException:
+            traceback.print_exc()
+            raise
         finally:
+            sys.stderr.flush()
             os._exit(code)
     return child
 
@@ -68,11 +73,11 @@ def main(book, folder, num_runs, num_kills):
         if killed < num_kills:
             os.kill(alive[worker], signal.SIGKILL)
             _, status = os.waitpid(alive[worker], 0)
-            if os.WIFSIGNALED(status):
-                killed += 1
-            elif status == 0:
+            if status == 0:
                 del alive[worker]
                 continue
+            assert os.WIFSIGNALED(status), status
+            killed += 1
             alive[worker] = start(book, folder, worker, shares[worker], one)
             continue
         _, status = os.waitpid(alive.pop(worker), 0)

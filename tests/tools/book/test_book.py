@@ -281,9 +281,11 @@ def test_a_book_replaced_during_pricing_is_refused(book, tmp_path):
     late = Order("query", "q", PROTECTED, {}, price)
     with pytest.raises(BookError, match="has been replaced by another one"):
         paid(book, "r", late)
-    name = read_book(book).terms.name
+    other = str(tmp_path / "other.book")
+    create_book(other, PROTECTED, epsilon=9.0, delta=1e-5)
+    name, seen = read_book(book).terms.name, read_book(other)
     with pytest.raises(BookError, match="nothing was charged"):
-        charge(book, order(), run="r", sessions=(), session="s", book="else")
+        charge(book, order(), run="r", sessions=(), session="s", seen=seen)
     assert not read_book(book).entries and read_book(book).terms.name == name
 
 

@@ -432,7 +432,7 @@ class BookContent:
 
 
 def read_rows(rows: Sequence[Row], seen: BookContent | None = None) -> BookContent:
-    """Returns the content of a book after checking all rows, or those after ``seen``."""
+    """Returns the content of a book; checks all rows, or those after ``seen``."""
     if seen is None and not rows:
         raise BookError("it is empty")
     where = "record 0"

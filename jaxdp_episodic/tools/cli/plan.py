@@ -66,16 +66,19 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
     written = [str(out / TABLE)]
     draws = pipeline is None or pipeline.learner is None  # episodes, of a design
     lines = _table(plan, draws)
-    config = training_config(plan, description)
+    config, bands = training_config(plan, description), ""
     if config is not None:
         if pipeline is not None:
             config = pipeline.config(config)
         if draws:
-            config, weighed = with_bands(config, plan)
+            before = config
+            config, weighed = with_bands(before, plan)
+            bands = weighed if config is not before else ""
             lines += ["", weighed]
         config = relocated(config, base)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
-        write_atomically(out / CONFIG, _comment(plan, pipeline) + to_toml(config))
+        head = _comment(plan, pipeline, bands)
+        write_atomically(out / CONFIG, head + to_toml(config))
         written.append(str(out / CONFIG))
     if pipeline is not None:
         lines += ["", *pipeline.lines]
@@ -131,16 +134,17 @@ def relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
     return config | moved
 
 
-def _comment(plan: Candidates, pipeline: Pipeline | None) -> str:
+def _comment(plan: Candidates, pipeline: Pipeline | None, bands: str) -> str:
     head = "# Written by `jaxdp-episodic plan`.\n"
     if pipeline is not None:
         head += f"# {pipeline.name}: {pipeline.reason}.\n"
         if pipeline.learner is not None:  # no episode is drawn
             return head + "\n"
     best = plan.recommended
+    head += f"# {bands}.\n# Without it: " if bands else "# "
     return (
         f"{head}"
-        f"# {plan.designs[int(plan.design[best])].name}: "
+        f"{plan.designs[int(plan.design[best])].name}: "
         f"{plan.episodes_per_step[best]:,.6g} episodes a step, signal to noise "
         f"{plan.signal_to_noise[best]:.4g} at a noise multiplier of about "
         f"{plan.noise_multiplier[best]:.4g}, which `train` calibrates.\n\n"

@@ -49,4 +49,6 @@ def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]
         "horizon": table.horizon,
     }
     step = {**config["step"], "sampling": sampling}
-    return {**config, "step": step, "noise": noise}, f"correlated noise: {found}"
+    multiplier = f"at a noise multiplier of about {table.noise_multiplier[index]:.4g}"
+    line = f"correlated noise: {found}, {multiplier}"
+    return {**config, "step": step, "noise": noise}, line

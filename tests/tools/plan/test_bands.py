@@ -55,6 +55,8 @@ def test_bands_are_written_where_they_gain(tmp_path):
     assert "groups of 'example' leave 0." in line and "not for you" not in line
     assert (config.noise.groups, config.noise.horizon) == ("example", 30.0)
     assert f": {config.noise.bands} groups" in line
+    head = (tmp_path / "out" / "recommended.toml").read_text()
+    assert f"# {line}.\n# Without it: " in head and "noise multiplier of about" in line
     budget = trainers_plan(config, config.data.load("train", None))
     assert budget.step.bands.count == config.noise.bands
     assert budget.spent(300) <= 8.0

@@ -358,7 +358,9 @@ def _run(
                 on_step(progress)
 
         first = ("private statistics", len(budget.before))
-        of_steps = console, "gradient steps", budget.num_steps, taken
+        # A step of an adaptive run may also be a noisy score.
+        kind = "steps" if isinstance(trainer, AdaptiveTrainer) else "gradient steps"
+        of_steps = console, kind, budget.num_steps, taken
         with ProgressBar(*of_steps, first=first) as bar:
             trainer.train(
                 folder,

@@ -1,9 +1,11 @@
 """Adaptive runs from a config: how they are built, refused and run."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from jaxdp_episodic.accountant.describe.menu import RuleBook
 from jaxdp_episodic.accountant.describe.schemes import Poisson
@@ -97,7 +99,10 @@ def test_a_users_rule_chooses(tmp_path):
             "check" if released.last == "step" else "step" if len(asked) < 4 else None
         )
 
-    result = run_training(config_of(config), tmp_path, rule=rule)
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    result = run_training(config_of(config), tmp_path, console=console, rule=rule)
+    shown = console.file.getvalue()  # scores are no gradient steps
+    assert "steps" in shown and "gradient steps" not in shown
     options = result.trainer.ledger.options
     assert options == ["statistic 1", "step", "check", "step", "check"]
     assert asked[0] == ["check", "statistic 1", "step"]

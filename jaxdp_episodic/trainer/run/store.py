@@ -166,22 +166,26 @@ class RunStore(RunFile):
         self._refuse_replaced()
         if self._has_secret and self._log in self._files:
             self._erase_log(0)
+        written = 0
         with refusing(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
             try:
-                for record in self._pending:
-                    value = json.dumps(plain(record), allow_nan=False)
-                    self._text(LOG, str(record.get("step", 0)), value)
-                yield self._db
-                self._db.execute("COMMIT")
-                self._pending = []
-            except sqlite3.Error:
-                # A repeated fsync may succeed although the data were never written.
-                self._is_in_doubt = True
-                raise
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    for record in self._pending:
+                        value = json.dumps(plain(record), allow_nan=False)
+                        self._text(LOG, str(record.get("step", 0)), value)
+                    written = len(self._pending)
+                    yield self._db
+                    self._db.execute("COMMIT")
+                except sqlite3.Error:
+                    # A repeated fsync may succeed although the data were never written.
+                    self._is_in_doubt = True
+                    raise
             finally:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
+                else:  # committed, also if an interrupt came right after
+                    del self._pending[:written]
 
     def _refuse_replaced(self) -> None:
         """Refuses to write if the file or its log is not the one that was opened."""

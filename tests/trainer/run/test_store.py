@@ -198,6 +198,33 @@ def test_the_log_round_trips_without_records_of_lost_steps(path):
     assert read_log(path.parent) == found[:2]
 
 
+class InterruptedCommit:
+    """A connection with an interrupt right after its first commit."""
+
+    def __init__(self, db):
+        self._db, self._left = db, 1
+
+    def execute(self, statement, *values):
+        found = self._db.execute(statement, *values)
+        if statement == "COMMIT" and self._left:
+            self._left = 0
+            raise KeyboardInterrupt
+        return found
+
+    def __getattr__(self, name):
+        return getattr(self._db, name)
+
+
+def test_a_record_whose_commit_was_interrupted_is_written_once(path):
+    with opened(path) as store:
+        store.note({"step": 1})
+        store._db = InterruptedCommit(store._db)
+        with pytest.raises(KeyboardInterrupt):
+            store.charge("phase 1")
+        store.note({"step": 2})
+    assert [record["step"] for record in read_log(path)] == [1, 2]
+
+
 def test_the_releasable_log_holds_nothing_private():
     released = releasable_records(RECORDS)
     assert released == [{"step": 0, "epsilon": 0.0}, {"step": 1, "epsilon": np.inf}]

@@ -2,10 +2,10 @@
 
 ``python experiments/trust/kill_training.py --kills 200 --out results/kill_training``
 trains small private runs of seven kinds in turn: plain, statistics first, adaptive with
-noisy scores, epochs, charged to a book, correlated noise, and correlated noise in a run
-that adapts. Each runs in a process of its own, which is killed at a random moment,
-every third one between charge and release, and resumed until the run is finished. A
-witness beside the run notes every release (step number and a hash of the arrays, as
+noisy scores, epochs, charged to a book, correlated noise, and that in a run that
+adapts. Each runs in a process of its own, which is killed at a random moment, a third
+of them (``--late``) between charge and release, and resumed until the run is finished.
+A witness beside the run notes every release (step number and a hash of the arrays, as
 soon as the file has them), every noise and every sum without noise, independently of
 the run's file. After every kill:
 
@@ -84,8 +84,7 @@ SEEDS = 2
 BANDED = ("banded", "banded adaptive")
 KINDS = ("plain", "statistics", "adaptive", "epochs", "booked", *BANDED)
 UNSEEDED = ("booked", *BANDED)
-# One of so many processes ends itself within a step, at one of its first sums.
-TURNS, FIRST_SUMS = 3, 6
+FIRST_SUMS = 6  # a process that ends itself within a step does so at one of these
 PIECE = 128  # bytes of an array that are searched for
 WITNESS, READY, PARAMETERS = "released.txt", "ready", "parameters.npz"
 
@@ -478,6 +477,7 @@ def rig(
     random_seed: int,
     fault: str | None = None,
     kinds: Sequence[str] = KINDS,
+    late: float = 1 / 3,
 ) -> Summary:
     """Trains and kills until that many processes were killed; see the module."""
     summary, chance = Summary(), random.Random(random_seed)
@@ -509,10 +509,11 @@ def rig(
         folder = out / f"run-{summary.runs_finished}"
         window = 0.6 * training_seconds(whole)
         while not summary.violations:
-            is_late = len(summary.kills) % TURNS == TURNS - 1
+            is_killed = len(summary.kills) < kills
+            is_late = is_killed and chance.random() < late
             ends_at = chance.randint(1, FIRST_SUMS) if is_late else 0
             process = started(folder, seed, kind, ends_at)
-            if len(summary.kills) < kills and not is_late:
+            if is_killed and not is_late:
                 wait_until_ready(folder, process)
                 process.join(chance.uniform(0.0, window))
                 process.kill()
@@ -603,6 +604,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument("--late", type=float, default=1 / 3)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--out", type=Path, default=Path("results/kill_training"))
     options = parser.parse_args()
@@ -610,13 +612,8 @@ def main() -> int:
         # A cache, so that not every process compiles again.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{scratch}/compiled")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        summary = rig(
-            options.kills,
-            Path(scratch),
-            random_seed=options.seed,
-            fault=options.fault,
-            kinds=options.kinds,
-        )
+        how = {"fault": options.fault, "kinds": options.kinds, "late": options.late}
+        summary = rig(options.kills, Path(scratch), random_seed=options.seed, **how)
     written(summary, options.out)
     print((options.out / "summary.md").read_text())
     return bool(summary.violations) or summary.runs_equal != summary.runs_seeded

@@ -25,7 +25,6 @@ from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.learners import episode
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.checks import check_finite
-from jaxdp_episodic.trainer.run.dry_run import try_out
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.importer import import_old_run
 from jaxdp_episodic.trainer.run.ledger import (
@@ -37,7 +36,7 @@ from jaxdp_episodic.trainer.run.ledger import (
     resumed_run,
     scores_in,
 )
-from jaxdp_episodic.trainer.run.loop import take_all_steps
+from jaxdp_episodic.trainer.run.loop import take_all_steps, try_out
 from jaxdp_episodic.trainer.run.mechanisms import (
     DrawSecret,
     PreparedStep,

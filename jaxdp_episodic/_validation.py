@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,17 @@ _MAX_HINT_WORDS = 1000
 _SMALLEST_SETTING = 1e-18
 _LARGEST_SETTING = 1e18
 _MAX_SHOWN = 60  # characters of a value in a message
+
+
+@contextmanager
+def prefixed(place: Any) -> Iterator[None]:
+    """Puts before the message of an error where the refused value comes from."""
+    try:
+        yield
+    except (TypeError, ValueError, NotImplementedError) as error:
+        kinds = TypeError, NotImplementedError, ValueError
+        kind = next(one for one in kinds if isinstance(error, one))
+        raise kind(f"{place}: {error}") from error
 
 
 def real_array(name: str, value: Any) -> np.ndarray:

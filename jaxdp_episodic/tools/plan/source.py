@@ -16,7 +16,6 @@ from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.files.column_folder import stored_splits
 from jaxdp_episodic.files.csv_file import csv_lines
 from jaxdp_episodic.files.parquet_file import parquet_batches
-from jaxdp_episodic.trainer.config.duplicates import rows_held_out, without_rows
 from jaxdp_episodic.trainer.data.folders import (
     CLASSES,
     CSV,
@@ -38,7 +37,9 @@ from jaxdp_episodic.trainer.data.splits import (
     TRAIN,
     VALIDATION,
     ClassSplit,
+    rows_held_out,
     with_rotations,
+    without_rows,
 )
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable

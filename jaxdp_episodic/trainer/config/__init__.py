@@ -1,5 +1,5 @@
 """Training configs: what a file says, checked.
 
-Doors: `duplicates`, `rules`, `training_adaptive`, `training_config`, `training_parts`,
+Doors: `rules`, `training_adaptive`, `training_config`, `training_parts`,
 `training_start`.
 """

@@ -35,7 +35,6 @@ from jaxdp_episodic.accountant.describe.spec import Spec
 from jaxdp_episodic.accountant.describe.step import GaussianStep, Sampling, banded
 from jaxdp_episodic.accountant.questions.api import epsilon as step_epsilon
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.trainer.config.duplicates import rows_held_out, without_rows
 from jaxdp_episodic.trainer.config.training_adaptive import AdaptiveConfig, OptionConfig
 from jaxdp_episodic.trainer.config.training_parts import (
     AUTO,
@@ -74,7 +73,12 @@ from jaxdp_episodic.trainer.data.fields import (
 )
 from jaxdp_episodic.trainer.data.people import Truncation, truncated
 from jaxdp_episodic.trainer.data.sources import SOURCES, DataSource, Stored
-from jaxdp_episodic.trainer.data.splits import TRAIN, with_rotations
+from jaxdp_episodic.trainer.data.splits import (
+    TRAIN,
+    rows_held_out,
+    with_rotations,
+    without_rows,
+)
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
 # Parts that a config may leave out.
@@ -282,10 +286,8 @@ class TrainingConfig(CheckedSpec):
         if step is not None or isinstance(noise, str) or noise.bands == AUTO:
             return made
         bands = Bands(int(noise.bands), level=noise.groups, horizon=noise.horizon)
-        try:
+        with _validation.prefixed("noise"):
             return banded(made, bands)
-        except (ValueError, NotImplementedError) as error:
-            raise type(error)(f"noise: {error}") from error
 
     @property
     def noise_law(self) -> str:

@@ -289,10 +289,8 @@ def _of_list(path: Path, problems: list[str]) -> dict[str, list[Path]]:
 
 
 def _csv_pairs(path: Path) -> Iterator[tuple[str, str]]:
-    try:
+    with _validation.prefixed(f"{path}, a list of image files"):
         found = read_csv_columns(path, ("filename", "label"), max_bytes=_MAX_LIST_BYTES)
-    except ValueError as error:
-        raise ValueError(f"{path}, a list of image files: {error}") from None
     return zip(found["filename"], found["label"], strict=True)
 
 

@@ -7,11 +7,13 @@ import functools
 import itertools
 import os
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.serialization import spec_fields
 from jaxdp_episodic.trainer.data.built_in import (
     TYPEFACE,
     load_glyphs,
@@ -66,9 +68,14 @@ GlyphOwner = Annotated[str, one_of(TYPEFACE)]
 HeldOut = Annotated[float | str, _held_out]  # a share of the classes, or a path
 
 
+# Fields of a source that are no options of its loader.
+_PLACES = {"path", VALIDATION, TEST, "split_salt", "rotations"}
+
+
 class Source(CheckedSpec):
     """Base of the sources; `load` returns one split."""
 
+    loader: ClassVar[Callable[..., ExampleTable]]  # called with `options`
     rotations: bool | None = None  # only for sources of images
 
     def load(self, split: str, base: Path | None = None) -> ExampleTable:
@@ -78,7 +85,16 @@ class Source(CheckedSpec):
 
     def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split without rotated copies."""
-        raise NotImplementedError
+        path = getattr(self, "path", None)  # only of sources of files
+        where = [] if path is None else [(base or Path()) / path]
+        return self.loader(*where, split, **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The loader's other arguments: those that say how files become examples."""
+        names = set(spec_fields(self)) - _PLACES
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def copies(self) -> int:
@@ -141,32 +157,26 @@ class FileSource(Source):
         return data if parts is None else parts.part(data, split)
 
     def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
-        raise NotImplementedError
+        return self.loader(path, **self.options)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Glyphs(Source):
     """The embedded glyphs; see `load_glyphs`. Splits train, validation, test."""
 
+    loader = staticmethod(load_glyphs)
     size: Count = 14
     small: Flag = False
     owner: GlyphOwner | None = None
     rotations: Flag | None = None
-
-    def read(self, split: str, base: Path | None) -> ExampleTable:
-        """Returns a split."""
-        return load_glyphs(split, size=self.size, small=self.small, owner=self.owner)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Schools(Source):
     """Pupils of English schools; see `load_schools`. Splits train, validation, test."""
 
+    loader = staticmethod(load_schools)
     authorities: Flag = False
-
-    def read(self, split: str, base: Path | None) -> ExampleTable:
-        """Returns a split."""
-        return load_schools(split, authorities=self.authorities)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -187,13 +197,14 @@ class Sinusoids(Source):
 class Npz(FileSource):
     """A user's arrays; see `load_npz`."""
 
+    loader = staticmethod(load_npz)
     owner: Text | None = None  # name of the array with the owners
     rotations: Flag | None = None
 
     def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
         if parts is not None:
             refuse_unnamed(path)
-        return load_npz(path, owner=self.owner)
+        return super()._loaded(path, split, parts)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -208,43 +219,30 @@ class ClassFolders(FileSource):
     def read(self, split: str, base: Path | None) -> ExampleTable:
         """Returns a split; images of other classes are not opened."""
         path, parts = self.located(split, base)
-        return load_class_folders(
-            path,
-            size=self.size,
-            grey=self.grey,
-            owner=self.owner,
-            keeps=None if parts is None else functools.partial(parts.mask, split=split),
-        )
+        keeps = None if parts is None else functools.partial(parts.mask, split=split)
+        return load_class_folders(path, keeps=keeps, **self.options)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Omniglot(FileSource):
     """Omniglot's folders, such as ``images_background``; see `load_omniglot`."""
 
+    loader = staticmethod(load_omniglot)
     size: Count = 28
     alphabets: Flag = False
     owner: FileOwner | None = None
     rotations: Flag | None = None
-
-    def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
-        return load_omniglot(
-            path, size=self.size, alphabets=self.alphabets, owner=self.owner
-        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MiniImageNet(Source):
     """Folders or lists of ``train``, ``val`` and ``test``; see `load_mini_imagenet`."""
 
+    loader = staticmethod(load_mini_imagenet)
     path: Text
     size: Count = 84
     owner: FileOwner | None = None
     rotations: Flag | None = None
-
-    def read(self, split: str, base: Path | None) -> ExampleTable:
-        """Returns a split; "validation" is the folder ``val``."""
-        path = (base or Path()) / self.path
-        return load_mini_imagenet(path, split, size=self.size, owner=self.owner)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -259,28 +257,19 @@ class Table(FileSource):
     owner: Text | None = None
 
     def _loaded(self, path: Path, split: str, parts: ClassSplit | None) -> ExampleTable:
-        is_training_file = parts is not None or split == TRAIN
-        return load_table(
-            path,
-            groups=self.groups or (),
-            features=self.features,
-            target=self.target,
-            label=self.label,
-            public_units=self.public_units if is_training_file else None,
-            owner=self.owner,
-        )
+        options = self.options
+        if parts is None and split != TRAIN:  # another file
+            options.pop("public_units", None)
+        return load_table(path, **options)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stored(Source):
     """A folder made by `jaxdp-episodic data import`; see `load_stored`."""
 
+    loader = staticmethod(load_stored)
     path: Text
     rotations: Flag | None = None
-
-    def read(self, split: str, base: Path | None) -> ExampleTable:
-        """Returns a split."""
-        return load_stored((base or Path()) / self.path, split)
 
 
 DataSource = (

@@ -391,10 +391,15 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         raise ValueError(
             f"{name} must have at least one number and one row, got shape {array.shape}"
         )
-    if array.dtype.kind == "f":
-        with np.errstate(over="ignore"):  # infinity, which is refused
-            array = array.astype(np.float32)
-        bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
-        if bad.any():
-            raise ValueError(f"{name} must be finite, row {int(np.argmax(bad))} is not")
-    return array
+    return finite_rows(name, array) if array.dtype.kind == "f" else array
+
+
+def finite_rows(name: str, array: np.ndarray, first: int = 0) -> np.ndarray:
+    """Returns rows as float32; ``first`` is the number of the first one in messages."""
+    with np.errstate(over="ignore"):  # infinity, which is refused
+        rows = array.astype(np.float32)
+    bad = ~np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+    if bad.any():
+        row = first + int(np.argmax(bad))
+        raise ValueError(f"{name} must be finite, row {row} is not")
+    return rows

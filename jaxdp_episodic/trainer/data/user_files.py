@@ -27,7 +27,7 @@ from jaxdp_episodic.trainer.data.folders import decoded_parts, first_decoded
 from jaxdp_episodic.trainer.data.owners import MAX_BYTES, Owners, id_array
 from jaxdp_episodic.trainer.data.stored import Part, Records, only
 from jaxdp_episodic.trainer.data.stored_features import UNIT
-from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.data.table import ExampleTable, finite_rows
 
 _BATCH_BYTES = 2**26  # largest memory of a batch
 _BATCH_IMAGES = 256  # most images read at a time
@@ -208,13 +208,7 @@ def _to_keep(batch: np.ndarray, first: int, is_images: bool, what: str) -> np.nd
         return batch * np.uint8(255) if is_images else batch.astype(_FLOAT)
     if batch.dtype.kind in "iu":
         return batch.astype(batch.dtype.newbyteorder("="))
-    with np.errstate(over="ignore"):  # becomes infinity, which is refused below
-        values = batch.astype(_FLOAT)
-    bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-    if bad.any():
-        row = first + int(np.argmax(bad))
-        raise ValueError(f"{what} must be finite, row {row} is not")
-    return values
+    return finite_rows(what, batch, first)
 
 
 # --- CSV and Parquet ---
@@ -483,10 +477,8 @@ def columns_of(
 def names_of_columns(file: Path) -> list[str]:
     """Returns the column names of a CSV or Parquet file."""
     if file.suffix.lower() == ".csv":
-        try:
+        with _validation.prefixed(file):
             _, cells = next(csv_lines(file), (1, []))
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from None
         assert not isinstance(cells, ValueError)  # errors in line 1 are raised
         return cells
     names, _ = next(parquet_batches(file, None, rows=1), ([], []))

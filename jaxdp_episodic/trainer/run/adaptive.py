@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jaxdp_episodic._validation import prefixed
 from jaxdp_episodic.accountant.describe.menu import RuleBook
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.step import GaussianStep, compose
@@ -102,7 +102,7 @@ def adaptive_plan(
     stated, check, apart = adaptive.check, None, list[AdaptiveRun]()
     if stated is not None:
         assert held_out is not None
-        with _of_check():
+        with prefixed("adaptive.check"):
             check = _check_step(config, stated, held_out.population)
         if stated.apart:
             check = _alone(check, stated.number, config)
@@ -112,7 +112,7 @@ def adaptive_plan(
     checks = {}
     if stated is not None:
         assert held_out is not None
-        with _of_check():
+        with prefixed("adaptive.check"):
             checks[CHECK] = PrivateValidation(
                 held_out,
                 (apart or [run])[0].options[CHECK],
@@ -125,16 +125,6 @@ def adaptive_plan(
     runs = (run, *apart)
     budget = AdaptiveBudget(runs, config.delta, tuple(statistics), tuple(checks))
     return AdaptivePlan(budget, checks)
-
-
-@contextmanager
-def _of_check() -> Iterator[None]:
-    """Puts the config's key before errors about the check's step."""
-    try:
-        yield
-    except (ValueError, NotImplementedError) as error:
-        refused = type(error) if type(error) is NotImplementedError else ValueError
-        raise refused(f"adaptive.check: {error}") from error
 
 
 def _check_step(

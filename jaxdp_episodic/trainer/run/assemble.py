@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxdp_episodic._validation import prefixed
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
 from jaxdp_episodic.accountant.describe.designs import GroupedClasses, checked_sampling
 from jaxdp_episodic.accountant.describe.step import GaussianStep
@@ -343,10 +344,8 @@ def adaptive_plan_of(config: TrainingConfig, tables: Tables) -> AdaptivePlan:
     """Returns `plan_adaptive_run` for the data that the config names."""
     assert config.adaptive is not None
     check = config.adaptive.check
-    try:
+    with prefixed("adaptive.check"):
         held_out = None if check is None else tables.load(check.split)
-    except ValueError as error:
-        raise ValueError(f"adaptive.check: {error}") from error
     return plan_adaptive_run(config, tables.load(TRAIN), held_out)
 
 
@@ -403,10 +402,8 @@ def plan(config: TrainingConfig, data: ExampleTable) -> PrivacyBudget:
     if isinstance(noise, NoiseConfig) and noise.bands == AUTO:
         target = {"epsilon": config.epsilon, "delta": config.delta}
         how = {"horizon": noise.horizon, "level": noise.groups, "before": before}
-        try:
+        with prefixed("noise"):
             step = choose_bands(step, num_steps=config.num_steps, **target, **how).step
-        except (ValueError, NotImplementedError) as error:
-            raise type(error)(f"noise: {error}") from error
     return plan_budget(
         step,
         epsilon=config.epsilon,

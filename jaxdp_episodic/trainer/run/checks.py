@@ -35,8 +35,8 @@ from jaxdp_episodic.accountant.describe.schemes import (
 )
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
-from jaxdp_episodic.trainer.config.duplicates import shared_rows
 from jaxdp_episodic.trainer.config.training_parts import FIXED, ClippingConfig
+from jaxdp_episodic.trainer.data.splits import shared_rows
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.complete import CompleteUnits, Needs
 from jaxdp_episodic.trainer.draw.groups import GroupSampler
@@ -390,25 +390,22 @@ def check_held_out(split: str, data: ExampleTable, trained: ExampleTable) -> Non
             f"held-out data ({split!r}) must be other data than those trained on, got "
             "the same units with the same examples"
         )
-
-    def warn(what: str, common: Sequence[Any], of: int) -> None:
-        if common:
-            warnings.warn(
-                f"{split!r} has {len(common):,} of its {of:,} {what} in common with "
-                f"the training data, such as {common[0]!r}: if these are the same, its "
-                "score is not one on held-out data",
-                stacklevel=3,
-            )
-
+    common: dict[str, tuple[Sequence[Any], int]] = {}
     if data.owners is not None and trained.owners is not None:
         people = data.owners.present
-        warn("people", _in_both(people, trained.owners.present), len(people))
+        common["people"] = _in_both(people, trained.owners.present), len(people)
     if len(data.level_names) > 1 and data.level_names[-2] in trained.level_names:
-        ours, theirs = (
-            _names_of(one, one.level_names[-2:][0]) for one in (data, trained)
-        )
-        warn(f"{data.level_names[-2]} names", _in_both(ours, theirs), ours.size)
-    warn("examples (rows)", shared_rows(data, trained), len(data.features))
+        ours, theirs = (_names_of(t, t.level_names[-2:][0]) for t in (data, trained))
+        common[f"{data.level_names[-2]} names"] = _in_both(ours, theirs), ours.size
+    common["examples (rows)"] = shared_rows(data, trained), len(data.features)
+    for what, (both, of) in common.items():
+        if both:
+            warnings.warn(
+                f"{split!r} has {len(both):,} of its {of:,} {what} in common with the "
+                f"training data, such as {both[0]!r}: if these are the same, its score "
+                "is not one on held-out data",
+                stacklevel=2,
+            )
 
 
 def _in_both(ours: np.ndarray, theirs: np.ndarray) -> list[Any]:

@@ -6,8 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,7 @@ def load_release(
     """
     folder = Path(folder)
     _refuse_links(folder)
-    with _named(folder / DESCRIPTION):
+    with _validation.prefixed(folder / DESCRIPTION):
         description = _description(folder)
         shape = _shape("example_shape", description["example_shape"], fewest=1)
         seen = _shape("feature_shape", description["feature_shape"], fewest=1)
@@ -128,13 +127,13 @@ def load_release(
                 f"no features, got {list(shape)}"
             )
     arrays = read_arrays(folder / PARAMETERS, max_bytes=max_bytes)
-    with _named(folder / PARAMETERS):
+    with _validation.prefixed(folder / PARAMETERS):
         params = _params(arrays, wanted, like, depth)
     if learner is None:  # a user's own may take certain episodes only
-        with _named(folder / DESCRIPTION):
+        with _validation.prefixed(folder / DESCRIPTION):
             _check_use(made, params, seen, dtype)
     statement = _text(folder / STATEMENT)
-    with _named(folder / FACTS):
+    with _validation.prefixed(folder / FACTS):
         facts = _table("it", read_json(folder / FACTS, max_bytes=_MOST_TEXT))
     how = shape, dtype, source, statement, facts, calibration
     return Release(stage, made, params, fixed, *how)
@@ -152,7 +151,7 @@ def load_parameters(path: Path, like: Any) -> Any:
     # Twice the bytes of float64.
     most = 16 * sum(leaf.size for leaf in wanted.values()) + _HEADER_BYTES
     arrays = read_arrays(path, max_bytes=most)
-    with _named(path):
+    with _validation.prefixed(path):
         _check_shapes(_shapes(arrays), _shapes(wanted))
     leaves = [jnp.asarray(arrays[n], v.dtype) for n, v in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -163,15 +162,6 @@ def _refuse_links(folder: Path) -> None:
     for name in (DESCRIPTION, PARAMETERS, STATEMENT, FACTS):
         if (folder / name).is_symlink():
             raise ValueError(f"{folder / name} must be a file, got a link to one")
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Prefixes errors with the file's path."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{path}: {error}") from error
 
 
 def _description(folder: Path) -> dict[str, Any]:

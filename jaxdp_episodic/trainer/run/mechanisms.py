@@ -262,10 +262,26 @@ class SharedParts:
     turn: Callable[[int], int]  # number of gradient steps charged before a step
 
 
-class GradientStep:
+class Mechanism:
+    """What a mechanism does beyond `release` and `apply`; here nothing."""
+
+    shared_fields: tuple[str, ...] = ()  # of the state; other processes receive them
+
+    def trace(self, state: TrainingState) -> None:
+        """Traces the release at the run's shapes; raises what the learner raises."""
+
+    def try_out(self, state: TrainingState) -> TrainingState:
+        """Computes a release on zeros; returns the state after it."""
+        return state
+
+    def release_shapes(self, state: TrainingState) -> Any:
+        """Shapes and types of a release; None: one array, of any shape."""
+        return None
+
+
+class GradientStep(Mechanism):
     """A clipped and noised gradient step, with its sampler and functions."""
 
-    # Fields of the state that other processes receive.
     shared_fields = ("params", "clip_norm")
 
     def __init__(self, parts: SharedParts, budget: PrivacyBudget) -> None:
@@ -360,12 +376,12 @@ class GradientStep:
         return released, {**private, "num_complete": prepared.complete}
 
     def trace(self, state: TrainingState) -> None:
-        """Traces the gradient at the shapes of the run's blocks."""
+        """Traces the gradient."""
         if self._is_taken:
             self.gradient.trace(state.params, self._zeros)
 
     def try_out(self, state: TrainingState) -> TrainingState:
-        """Compiles and runs a step on zeros; returns the state after it."""
+        """Takes a step on zeros."""
         if not self._is_taken:
             return state
         released = self.gradient.try_out(
@@ -395,7 +411,7 @@ class GradientStep:
         return self.update(state, self.gradient.on_devices(released))
 
     def release_shapes(self, state: TrainingState) -> Any:
-        """Shapes and types of a release."""
+        """Shapes of the gradient, and of what is released with it."""
         dtype = training_dtype(state.params)
         gradient = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), state.params
@@ -407,7 +423,7 @@ class GradientStep:
 
 
 @dataclass(frozen=True)
-class Statistic:
+class Statistic(Mechanism):
     """A private statistic of all the data, released once."""
 
     parts: SharedParts
@@ -429,11 +445,8 @@ class Statistic:
         how = pairs, parts.keys.new("noise", number), self.noise_multiplier
         return self._statistics.noised_sum(state.start, self.index, *how), {}
 
-    def trace(self, state: TrainingState) -> None:
-        """Does nothing: statistics are computed by NumPy."""
-
     def try_out(self, state: TrainingState) -> TrainingState:
-        """Computes it for one example of zeros; returns the state after it."""
+        """Computes it for one example of zeros."""
         # Without noise zeros have no covariance to whiten by.
         noisy = replace(self, noise_multiplier=self.noise_multiplier or 1.0)
         zeros = self._statistics.sum_of_zeros(state.start, self.index)
@@ -444,13 +457,9 @@ class Statistic:
         how = self.index, released, self.noise_multiplier
         return state._replace(start=self._statistics.with_sum(state.start, *how))
 
-    def release_shapes(self, state: TrainingState) -> Any:
-        """None: one array, of any shape."""
-        return None
-
 
 @dataclass(frozen=True)
-class NoisyCheck:
+class NoisyCheck(Mechanism):
     """A noisy score on held-out data."""
 
     parts: SharedParts
@@ -473,7 +482,7 @@ class NoisyCheck:
         self.check.trace(self.judged, self.released_params(state))
 
     def try_out(self, state: TrainingState) -> TrainingState:
-        """Scores a block of zeros; returns the state unchanged."""
+        """Scores a block of zeros."""
         if self.parts.processes.is_first:
             self.check.try_out(self.judged, self.released_params(state))
         return state
@@ -486,10 +495,6 @@ class NoisyCheck:
         scores["check"][place] = self.index
         scores["value"][place] = released
         return state._replace(scores=scores)
-
-    def release_shapes(self, state: TrainingState) -> Any:
-        """None: one array, of any shape."""
-        return None
 
 
 def as_release(like: Any, number: int, arrays: list[np.ndarray]) -> Any:

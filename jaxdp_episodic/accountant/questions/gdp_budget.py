@@ -62,11 +62,6 @@ class GdpPrice:
             raise ValueError(f"mu must be finite, got {self.mu}: the run has no noise")
         _check_number(self, "floor", below=1)
 
-    @property
-    def amount(self) -> Fraction:
-        """The square of mu."""
-        return Fraction(self.mu) ** 2
-
 
 @dataclass(frozen=True)
 class GdpBudget:
@@ -106,11 +101,6 @@ class GdpBudget:
             )
         found = float(largest_within(excess, low, high, tolerance=_TOLERANCE)[0])
         return found
-
-    @property
-    def total(self) -> Fraction:
-        """The square of mu."""
-        return Fraction(self.mu) ** 2
 
     def left(self, prices: Iterable[GdpPrice]) -> GdpPrice:
         """Returns what remains after these prices, rounded down."""

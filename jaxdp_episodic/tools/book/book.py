@@ -40,6 +40,7 @@ from jaxdp_episodic.tools.book.content import (
 from jaxdp_episodic.tools.book.storage import BookError, Rows, Storage, shown
 
 _Result = TypeVar("_Result")
+_Act = Callable[[Rows, BookContent], _Result]
 
 
 class BookClosedError(ValueError):
@@ -121,8 +122,8 @@ def _total(epsilon: Any, delta: Any, floors: Any) -> GdpBudget:
 def _created(
     where: str, protected: Protected, total: GdpBudget, method: str, prices: Any
 ) -> BookTerms:
-    fixed = total.epsilon, total.delta, method, prices
-    terms = BookTerms(new_name(), protected, *fixed)
+    target = total.epsilon, total.delta
+    terms = BookTerms(new_name(), protected, *target, method, prices)
     Storage(where).create(first_row(terms))
     return terms
 
@@ -147,13 +148,12 @@ def charge_query(
     where: str, run: AnyRun, *, name: str, floor: float | None = None
 ) -> Entry:
     """Charges a query outside of training, before it is made; see `charge`."""
-    # Nothing identifies a query, so each call charges again. Data and units that its
-    # steps do not state are assumed to be the book's.
+    # Nothing identifies a query: each call charges. What it leaves open is the book's.
     seen = read_book(where)
-    terms = seen.terms
-    order = order_of(run, what=QUERY, name=name, protected=terms.protected, floor=floor)
+    own = seen.terms.protected
+    order = order_of(run, what=QUERY, name=name, protected=own, floor=floor)
     for part in parts_of(run):
-        terms.refuse_other(_protected_by(part, terms.protected))
+        seen.terms.refuse_other(_protected_by(part, own))
     names = {"run": new_name(), "session": new_name()}
     return charge(where, order, sessions=(), seen=seen, **names)
 
@@ -227,11 +227,9 @@ def charge(
             "price": dict(price),
             "time": _now(),
         }
-        row = content.next_row(record)
-        rows.append(row)
-        entry = content.add(row)
-        assert entry is not None  # as this record charges a run
-        return entry
+        rows.append(row := content.next_row(record))
+        content.add(row)
+        return content.entries[-1]
 
     return _changed(where, pay, seen=seen)
 
@@ -273,11 +271,7 @@ def _is_same(paid: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _changed(
-    where: str,
-    act: Callable[[Rows, BookContent], _Result],
-    *,
-    seen: BookContent | None = None,
-    writes: bool = True,
+    where: str, act: _Act[_Result], seen: BookContent | None = None, writes: bool = True
 ) -> _Result:
     """Reads a book, on from ``seen``; returns ``act``'s result. One transaction."""
 
@@ -293,8 +287,7 @@ def _changed(
 
 def _content(rows: Rows, seen: BookContent | None) -> BookContent:
     """The book's content; reads and checks only the rows after ``seen``."""
-    # A writer holds a lock here. If it read everything, the time under the lock would
-    # grow with the book, and processes that wait for it would run out of patience.
+    # A writer holds a lock: reading all would take longer the larger the book is.
     if seen is not None:
         last, *later = rows.read(seen.num_records - 1) or [None]
         if last is not None and last.hash == seen.sha256:
@@ -315,10 +308,13 @@ class Receipt(NamedTuple):
 
     book: str  # the book's name
     run: str  # the run's name
-    sessions: tuple[
-        str, ...
-    ]  # if the run has paid, one is its last session in the book
+    sessions: tuple[str, ...]  # if it has paid, one is its last session in the book
     has_paid: bool  # False: the run may have paid nevertheless
+
+    def write(self, folder: Path) -> None:
+        """Writes it into a run's folder."""
+        text = json.dumps(self._asdict(), indent=1) + "\n"
+        write_atomically(folder / RECEIPT, text, is_private=True)
 
 
 class Paid(NamedTuple):
@@ -359,10 +355,10 @@ def check_in(
     if found.has_paid and content.entry_of(run) is None:
         raise _restored(where, folder)
     known, session = found.sessions, new_name()
-    _write(folder, Receipt(terms.name, run, (*known, session), found.has_paid))
+    Receipt(terms.name, run, (*known, session), found.has_paid).write(folder)
     paid: dict[str, Any] = {"run": run, "session": session, "at_end": at_end}
     entry = charge(where, order, sessions=known, seen=content, **paid)
-    _write(folder, Receipt(terms.name, run, (session,), True))
+    Receipt(terms.name, run, (session,), True).write(folder)
     return Paid(terms, entry)
 
 
@@ -408,20 +404,12 @@ def read_receipt(folder: Path) -> Receipt | None:
     path = folder / RECEIPT
     try:
         found = read_json(path, max_bytes=_MOST_BYTES)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged: {error}") from None
-    try:
         sessions = tuple(str(session) for session in found["sessions"])
         book, run = str(found["book"]), str(found["run"])
         if not f"{book}{run}".isprintable():
             raise TypeError("names that cannot be printed")
         return Receipt(book, run, sessions, bool(found["has_paid"]))
-    except (KeyError, TypeError) as error:
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: damaged: {error!r}") from None
-
-
-def _write(folder: Path, receipt: Receipt) -> None:
-    text = json.dumps(receipt._asdict(), indent=1) + "\n"
-    write_atomically(folder / RECEIPT, text, is_private=True)

@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,13 +93,10 @@ class GdpPrices:
 
     def spent(self, paid: Sequence[Price]) -> list[tuple[str, float, float]]:
         """Returns for each currency its name, the amount spent, and the total."""
-        before, total = _read(paid), self.budget
-        amounts = float(sum(price.amount for price in before))
-        floors = float(sum(price.floor for price in before))
-        return [
-            ("mu^2", amounts, float(total.total)),
-            ("floor", floors, total.floors),
-        ]
+        amounts = math.fsum(price["mu"] ** 2 for price in paid)
+        floors = math.fsum(price["floor"] for price in paid)
+        total = self.budget.mu**2, self.budget.floors
+        return [("mu^2", amounts, total[0]), ("floor", floors, total[1])]
 
     def left(self, paid: Sequence[Price]) -> str:
         """Returns what is left, in words."""
@@ -182,10 +180,8 @@ class MenuPrices:
 
     def _after(self, paid: Sequence[Price]) -> AdaptiveRun:
         """The menu after the options in ``paid`` were used."""
-        after = self.menu
-        for price in paid:
-            after = after.charge(price["option"])
-        return after
+        names = (price["option"] for price in paid)
+        return functools.reduce(AdaptiveRun.charge, names, self.menu)
 
 
 Prices = GdpPrices | MenuPrices
@@ -373,11 +369,6 @@ class BookContent:
     # Run that has ended -> its number of steps (of a search: of runs).
     ends: dict[str, int] = field(default_factory=dict)
 
-    def copy(self) -> BookContent:
-        """Returns a copy that does not change with this one."""
-        grown = {"entries": [*self.entries], "sessions": {**self.sessions}}
-        return dataclasses.replace(self, **grown, ends={**self.ends})
-
     @property
     def paid(self) -> list[Mapping[str, Any]]:
         """The prices of all entries."""
@@ -397,9 +388,9 @@ class BookContent:
         """Returns the row for a record after all others."""
         return _row(self.num_records, self.sha256, record)
 
-    def add(self, row: Row) -> Entry | None:
-        """Checks and adds the next row; returns its entry, if it charges a run."""
-        record, entry = _record(row, self.num_records, self.sha256), None
+    def add(self, row: Row) -> None:
+        """Checks and adds the next row."""
+        record = _record(row, self.num_records, self.sha256)
         if self.is_closed and not {"resumed", "ended"} & record.keys():
             raise ValueError("it comes after the book was closed")
         if "closed" in record:
@@ -428,7 +419,6 @@ class BookContent:
             self.sessions[entry.run] = str(record["session"])
             self.entries.append(entry)
         self.sha256, self.num_records = row.hash, self.num_records + 1
-        return entry
 
 
 def read_rows(rows: Sequence[Row], seen: BookContent | None = None) -> BookContent:
@@ -440,7 +430,8 @@ def read_rows(rows: Sequence[Row], seen: BookContent | None = None) -> BookConte
         if seen is None:
             content, rows = BookContent(_terms(rows[0]), rows[0].hash), rows[1:]
         else:
-            content = seen.copy()
+            grown = {"entries": [*seen.entries], "sessions": {**seen.sessions}}
+            content = dataclasses.replace(seen, **grown, ends={**seen.ends})
         before = len(content.entries)
         for row in rows:
             where = f"record {row.number}"

@@ -66,18 +66,16 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
     written = [str(out / TABLE)]
     draws = pipeline is None or pipeline.learner is None  # episodes, of a design
     lines = _table(plan, draws)
-    config, bands = training_config(plan, description), ""
+    config, weighed = training_config(plan, description), ""
     if config is not None:
         if pipeline is not None:
             config = pipeline.config(config)
         if draws:
-            before = config
-            config, weighed = with_bands(before, plan)
-            bands = weighed if config is not before else ""
+            config, weighed = with_bands(config, plan)
             lines += ["", weighed]
         config = relocated(config, base)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
-        head = _comment(plan, pipeline, bands)
+        head = _comment(plan, pipeline, weighed)
         write_atomically(out / CONFIG, head + to_toml(config))
         written.append(str(out / CONFIG))
     if pipeline is not None:
@@ -134,17 +132,17 @@ def relocated(config: dict[str, Any], base: Path) -> dict[str, Any]:
     return config | moved
 
 
-def _comment(plan: Candidates, pipeline: Pipeline | None, bands: str) -> str:
+def _comment(plan: Candidates, pipeline: Pipeline | None, weighed: str) -> str:
     head = "# Written by `jaxdp-episodic plan`.\n"
     if pipeline is not None:
         head += f"# {pipeline.name}: {pipeline.reason}.\n"
         if pipeline.learner is not None:  # no episode is drawn
             return head + "\n"
     best = plan.recommended
-    head += f"# {bands}.\n# Without it: " if bands else "# "
     return (
         f"{head}"
-        f"{plan.designs[int(plan.design[best])].name}: "
+        f"# {weighed}.\n"
+        f"# {plan.designs[int(plan.design[best])].name}: "
         f"{plan.episodes_per_step[best]:,.6g} episodes a step, signal to noise "
         f"{plan.signal_to_noise[best]:.4g} at a noise multiplier of about "
         f"{plan.noise_multiplier[best]:.4g}, which `train` calibrates.\n\n"

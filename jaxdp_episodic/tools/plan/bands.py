@@ -42,13 +42,9 @@ def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]
         return config, f"correlated noise: not for you, at best {found}"
     sampling = spec_to_dict(table.steps[index].design)
     sampling.pop("version")
-    noise = {
-        "kind": "banded",
-        "bands": count,
-        "groups": level,
-        "horizon": table.horizon,
-    }
+    noise = {"kind": "banded", "bands": count, "groups": level}
+    noise["horizon"] = table.horizon
     step = {**config["step"], "sampling": sampling}
-    multiplier = f"at a noise multiplier of about {table.noise_multiplier[index]:.4g}"
-    line = f"correlated noise: {found}, {multiplier}"
-    return {**config, "step": step, "noise": noise}, line
+    config = {**config, "step": step, "noise": noise}
+    multiplier = f"its noise multiplier is {table.noise_multiplier[index]:.4g}"
+    return config, f"correlated noise: {found}; {multiplier}, all others are without"

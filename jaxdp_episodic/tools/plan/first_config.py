@@ -113,15 +113,13 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
     ):
         plan = make_plan(request, description.population)
         remarks = advice(plan)
-    planned, bands = _config(description, plan, pipeline), ""
-    config = planned
+    config = _config(description, plan, pipeline)
     if plan is not None:
-        config, line = with_bands(planned, plan)
-        bands = line if config is not planned else ""
-        remarks.append(line)
+        config, weighed = with_bands(config, plan)
+        remarks.append(weighed)
     has_bound = wishes.population is not None
     comments = _notes(source, description, has_bound)
-    head = _heading(description, plan, pipeline, bands)
+    head = _heading(description, plan, pipeline, remarks[-1:])
     if pipeline is not None:
         remarks = [*pipeline.lines, *remarks]
     if description.request.privacy_unit == PERSON:
@@ -363,10 +361,7 @@ def _notes(
 
 
 def _heading(
-    description: PlanDescription,
-    plan: Plan | None,
-    pipeline: Pipeline | None,
-    bands: str,
+    description: PlanDescription, plan: Any, pipeline: Any, weighed: list[str]
 ) -> str:
     """The comment at the top: the reasons for this config, and the alternatives."""
     request = description.request
@@ -385,9 +380,8 @@ def _heading(
         lines += ["", f"{_UNCHOSEN[0].upper()}{_UNCHOSEN[1:]}."]
     if pipeline is not None:
         lines += ["", *(f"{line[0].upper()}{line[1:]}." for line in pipeline.lines)]
-    if bands:
-        lines += ["", f"{bands[0].upper()}{bands[1:]}. All below is without it."]
     if plan is not None:
+        lines += ["", *(f"{line[0].upper()}{line[1:]}." for line in weighed)]
         lines += ["", "Best setting of each design of episodes:"]
         for index, design in enumerate(plan.designs):
             if (plan.design == index).any():

@@ -93,11 +93,8 @@ def npz_records(
     arrays = read_arrays(path, max_bytes=max_bytes)
     is_images, values = images_or_features(path, arrays)
     name = "images" if is_images else "features"
-    axes, what, shape = (
-        1 if "labels" in arrays else 2,
-        f"{name} in {path}",
-        values.shape,
-    )
+    axes, shape = 1 if "labels" in arrays else 2, values.shape
+    what = f"{name} in {path}"
     if len(shape) < axes + (1 + is_images if axes == 2 else 0):
         raise ValueError(
             f"{name} must be [class, example, ...], or come with an array labels (the "
@@ -402,13 +399,9 @@ def _image_column(
                     record += 1
                     yield f"{name} in record {record} of {path}", io.BytesIO(content)
 
-        first = first_decoded(files(), size, grey)
-        return (
-            first.shape,
-            np.dtype(np.uint8),
-            UNIT,
-            lambda rows: only(rows, decoded_parts(files(), size, grey, first.shape)),
-        )
+        how = size, grey, first_decoded(files(), size, grey).shape
+        kind = how[2], np.dtype(np.uint8), UNIT
+        return *kind, lambda rows: only(rows, decoded_parts(files(), *how))
     if not shape:
         raise ValueError(
             f"shape must be given for the lists of numbers in column {name!r} of "
@@ -440,13 +433,8 @@ def _image_column(
             first += len(part)
 
     is_coded = probe.dtype.kind == "b" or probe.dtype == np.uint8
-    dtype = np.dtype(np.uint8) if is_coded else _FLOAT
-    return (
-        item,
-        dtype,
-        UNIT if is_coded else None,
-        lambda wanted: only(wanted, kept()),
-    )
+    kind = (np.dtype(np.uint8), UNIT) if is_coded else (_FLOAT, None)
+    return item, *kind, lambda wanted: only(wanted, kept())
 
 
 def columns_of(

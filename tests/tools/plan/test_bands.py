@@ -56,7 +56,7 @@ def test_bands_are_written_where_they_gain(tmp_path):
     assert (config.noise.groups, config.noise.horizon) == ("example", 30.0)
     assert f": {config.noise.bands} groups" in line
     head = (tmp_path / "out" / "recommended.toml").read_text()
-    assert f"# {line}.\n# Without it: " in head and "noise multiplier of about" in line
+    assert f"# {line}.\n" in head and "its noise multiplier is" in line
     budget = trainers_plan(config, config.data.load("train", None))
     assert budget.step.bands.count == config.noise.bands
     assert budget.spent(300) <= 8.0

@@ -42,16 +42,12 @@ def work(book, log, runs, one):
 def start(book, folder, worker, runs, one):
     child = os.fork()
     if child == 0:
-        code = 1
         try:
             work(book, folder / f"{worker}.log", runs, one)
-            code = 0
         except BaseException:
             traceback.print_exc()
-            raise
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+            os._exit(1)
+        os._exit(0)
     return child
 
 

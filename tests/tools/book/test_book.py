@@ -291,9 +291,7 @@ def test_a_book_replaced_during_pricing_is_refused(book, tmp_path):
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\ud800", "x" * 201])
 def test_names_must_be_printable(name):
-    with pytest.raises(
-        ValueError, match="name must have 1 to 200 printable characters"
-    ):
+    with pytest.raises(ValueError, match="name must have 1 to 200 printable char"):
         order_of(RUN, what="query", name=name, protected=PROTECTED)
 
 
@@ -339,6 +337,9 @@ def rechained(where, edit):
     sql(where, f"INSERT INTO {storage.TABLE} VALUES (?, ?, ?)", changed)
 
 
+TOO_MUCH = "have paid more than its total|must not exceed"
+
+
 @pytest.mark.parametrize(
     "number,field,value,message",
     [
@@ -348,39 +349,19 @@ def rechained(where, edit):
         (0, "delta", "x", "record 0: "),
         (0, "prices", {"kind": "free"}, "kind of prices must be"),
         (0, "prices", None, "record 0: "),
-        (
-            0,
-            "prices",
-            {"kind": "base"},
-            "prices are in base steps, which only versions",
-        ),
+        (0, "prices", {"kind": "base"}, "prices are in base steps, which only v"),
         (0, "prices", {"kind": "quotas", "menu": {}}, "record 0: "),
         (0, "people", {"type": "x"}, "record 0: "),
         (0, "data", 5, "must be texts"),
         (0, "neighboring_relation", "near", "record 0: neighboring_relation must"),
-        (
-            1,
-            "price",
-            {"mu": 9.0, "floor": 0.0},
-            "have paid more than its total|must not exceed",
-        ),
+        (1, "price", {"mu": 9.0, "floor": 0.0}, TOO_MUCH),
         (1, "price", {"mu": -9.0, "floor": 0.0}, "prices: mu"),
         (1, "price", {}, "prices: "),
-        (
-            1,
-            "price",
-            {"mu": 0.1, "floor": 1e-5},
-            "have paid more than its total|must not exceed",
-        ),
+        (1, "price", {"mu": 0.1, "floor": 1e-5}, TOO_MUCH),
         (1, "price", {"mu": "0.5", "floor": 0.0}, "prices: mu must be"),
         (1, "price", {"units": 1, "floor": 0.0}, "prices: .*unexpected keyword"),
         (1, "what", "gift", "record 1: what must be"),
-        (
-            1,
-            "name",
-            "a\x1b[31m",
-            "record 1: name must have 1 to 200 printable characters",
-        ),
+        (1, "name", "a\x1b[31m", "record 1: name must have 1 to 200 printable char"),
         (1, "time", None, "record 1: name must be a text"),
         (0, "book", "a\nb", "must be texts"),
         (2, "run", "one", "record 2: its run has paid already"),

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import stat
 import tracemalloc
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -198,27 +199,19 @@ def test_the_log_round_trips_without_records_of_lost_steps(path):
     assert read_log(path.parent) == found[:2]
 
 
-class InterruptedCommit:
-    """A connection with an interrupt right after its first commit."""
-
-    def __init__(self, db):
-        self._db, self._left = db, 1
-
-    def execute(self, statement, *values):
-        found = self._db.execute(statement, *values)
-        if statement == "COMMIT" and self._left:
-            self._left = 0
-            raise KeyboardInterrupt
-        return found
-
-    def __getattr__(self, name):
-        return getattr(self._db, name)
-
-
 def test_a_record_whose_commit_was_interrupted_is_written_once(path):
     with opened(path) as store:
+        db = store._db
+
+        def execute(statement, *values):
+            found = db.execute(statement, *values)
+            if statement == "COMMIT":
+                store._db = db
+                raise KeyboardInterrupt
+            return found
+
         store.note({"step": 1})
-        store._db = InterruptedCommit(store._db)
+        store._db = SimpleNamespace(execute=execute)
         with pytest.raises(KeyboardInterrupt):
             store.charge("phase 1")
         store.note({"step": 2})
@@ -260,6 +253,7 @@ VIEW = [
     "DROP TABLE charges",
     "CREATE VIEW charges AS SELECT 1 AS number, 1 AS step, 1 AS session, '' AS hash",
 ]
+TRIGGER = ["CREATE TRIGGER t AFTER INSERT ON charges BEGIN SELECT 1; END"]
 
 
 def forged(**changes):
@@ -288,10 +282,7 @@ def other_step(text):
         (["DELETE FROM texts WHERE kind = 'facts'"], "must have the facts once"),
         (["DELETE FROM texts WHERE kind = 'step'"], "charge 1 is missing"),
         (VIEW, "is not a run file of this library"),
-        (
-            ["CREATE TRIGGER t AFTER INSERT ON charges BEGIN SELECT 1; END"],
-            "not a run file",
-        ),
+        (TRIGGER, "is not a run file of this library"),
         (["DROP TABLE arrays"], "is not a run file of this library"),
         ([forged(format="else")], "is not a run: format must be"),
         ([forged(version=2)], "version must be 1, got 2"),

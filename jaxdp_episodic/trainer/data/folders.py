@@ -410,8 +410,8 @@ def _refuse(problems: Sequence[str]) -> None:
     if problems:
         rest = len(problems) - _MOST_SHOWN
         more = [f"and {rest:,} more"] if rest > 0 else []
-        lines = [f"{len(problems):,} files cannot be used:", *problems[:_MOST_SHOWN]]
-        raise ValueError("\n  ".join([*lines, *more]))
+        shown = "; ".join([*problems[:_MOST_SHOWN], *more])
+        raise ValueError(f"{len(problems):,} files cannot be used: {shown}")
 
 
 File = tuple[str, Path | IO[bytes]]

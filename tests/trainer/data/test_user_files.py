@@ -296,9 +296,9 @@ def test_all_unreadable_files_are_listed(tmp_path):
     assert load_class_folders(tmp_path, grey=True).num_examples == 3
     (tmp_path / "a" / "notes.txt").write_text("")
     (tmp_path / "b" / "link.png").symlink_to(tmp_path / "a" / "1.png")
-    with pytest.raises(ValueError, match="^2 files cannot be used:\n") as found:
+    with pytest.raises(ValueError, match="^2 files cannot be used: ") as found:
         load_class_folders(tmp_path)
-    lines = str(found.value).split("\n")[1:]
+    lines = str(found.value).split("; ")
     assert "notes.txt must be an image" in lines[0]
     assert "link.png must not be a link" in lines[1]
     (tmp_path / "a" / "notes.txt").unlink()
@@ -308,8 +308,8 @@ def test_all_unreadable_files_are_listed(tmp_path):
     picture(tmp_path / "b" / "wide.png", size=(9, 6))
     with pytest.raises(ValueError, match="^26 files cannot be used") as found:
         load_class_folders(tmp_path)
-    lines = str(found.value).split("\n")[1:]
-    assert len(lines) == 21 and lines[-1] == "  and 6 more"
+    lines = str(found.value).split("; ")
+    assert len(lines) == 21 and lines[-1] == "and 6 more"
     assert all("must be a readable image: " in line for line in lines[:20])
 
 

@@ -6,6 +6,7 @@ XLA's own complex functions call scalar code on the CPU, and take five times as 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     complex_of,
     fori_loop,
     namespace,
+    stored,
 )
 from jaxdp_episodic.accountant.numerics.special import polynomial
 
@@ -79,17 +81,22 @@ def versine_sine(angle: Array) -> tuple[Array, Array]:
         tangent = np.tan(0.5 * angle)
         sine = 2 * tangent / (1 + tangent * tangent)
         return tangent * sine, sine
-    cycles = xp.round(angle * (0.5 / math.pi))
+    half_sine, half_cosine = _of_half(angle, 0.0)
+    return 2 * half_sine * half_sine, 2 * half_sine * half_cosine
+
+
+def _of_half(angle: Array, added: Array | float) -> tuple[Array, Array]:
+    """Sine and cosine of half of the sum of two angles, the second below 2 pi."""
+    xp = namespace(angle)
+    cycles = xp.round((angle + added) * (0.5 / math.pi))
     rest = angle
     for part in _TWO_PI:
         rest = rest - cycles * part
-    quarter = 0.25 * rest
+    quarter = 0.25 * (rest + added)
     square = quarter * quarter
     sine = quarter + quarter * square * polynomial(_SINE, square)
     versine = square * (0.5 - square * polynomial(_COSINE, square))
-    half_sine = 2 * sine * (1 - versine)
-    half_cosine = 1 - 2 * sine * sine
-    return 2 * half_sine * half_sine, 2 * half_sine * half_cosine
+    return 2 * sine * (1 - versine), 1 - 2 * sine * sine
 
 
 def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
@@ -97,8 +104,15 @@ def polar(log_size: Array, angle: Array) -> tuple[Array, Array]:
     xp = namespace(log_size, angle)
     size = xp.exp(log_size)
     # Huge angles could not be reduced, and the polynomials would overflow.
-    cosine, sine = cos_sin(xp.where(xp.abs(angle) < _LARGEST_ANGLE, angle, 0.0))
-    return size * cosine, size * sine
+    angle = xp.where(xp.abs(angle) < _LARGEST_ANGLE, angle, 0.0)
+    if xp is np:
+        cosine, sine = cos_sin(angle)
+        return size * cosine, size * sine
+    # As one array, so that XLA compiles the polynomials once: the cosine is a sine.
+    quarters = np.reshape([0.5 * math.pi, 0.0], (2,) + (1,) * angle.ndim)
+    sine, cosine = _of_half(angle, quarters)
+    both = stored(xp, size * (2 * sine * cosine))
+    return both[0], both[1]
 
 
 def log1p_complex(real: Array, imaginary: Array) -> tuple[Array, Array]:
@@ -214,22 +228,27 @@ def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
 
 
 def _sum_of_rows(
-    term: Callable[..., Any], weight: Pair, position: Pair, zero: Any, unrolled: int
+    term: Callable[..., Any], weight: Pair, position: Pair, zero: Any, together: int
 ) -> Any:
-    """The sum of ``term(w_j, y_j)`` over used rows in JAX, ``unrolled`` in a pass."""
+    """The sum of ``term(w_j, y_j)`` over used rows in JAX, ``together`` in a pass."""
+    # Rows are added along a new first axis: unrolled terms take longer to compile.
     import jax
 
-    xp, rows = namespace(weight[0]), weight[0].shape[0]
-    pad = ((0, -rows % unrolled), (0, 0))
-    if rows % unrolled:
-        weight, position = jax.tree.map(lambda a: xp.pad(a, pad), (weight, position))
+    xp, (rows, size) = namespace(weight[0]), weight[0].shape
+    pad = ((0, -rows % together), (0, 0))
+    first = jax.tree.leaves(zero)[0]
+    shape = (-1, together, *(1,) * (first.ndim - 1), size)
+    used = num_used(weight)
+    weight, position = jax.tree.map(
+        lambda a: xp.pad(a, pad).reshape(shape), (weight, position)
+    )
 
     def add(i: Array, total: Any) -> Any:
-        rows = (unrolled * i + k for k in range(unrolled))
-        terms = [term(at(weight, j), at(position, j)) for j in rows]
-        return jax.tree.map(lambda old, *new: old + sum(new[1:], new[0]), total, *terms)
+        return jax.tree.map(operator.add, total, term(at(weight, i), at(position, i)))
 
-    return fori_loop(xp, 0, -(-num_used(weight) // unrolled), add, zero)
+    start = jax.tree.map(lambda a: xp.zeros((together, *a.shape), a.dtype), zero)
+    total = fori_loop(xp, 0, -(-used // together), add, start)
+    return jax.tree.map(lambda a: a.sum(axis=0), total)
 
 
 def times(a: Pair, b: Pair) -> Pair:

@@ -5,13 +5,16 @@ Pure kernels. Reference: docs/theory.md, "Exact".
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
+from jaxdp_episodic.accountant.losses.gaussian import (
+    SMALLEST,
+    inner_exponent,
+    log_gaussian_profile,
+)
 from jaxdp_episodic.accountant.methods.exact.mgf import (
     Pair,
     Steps,
@@ -312,8 +315,9 @@ _SMALLEST = 1e-4
 # Number of settings up to which one round of many points is faster on NumPy than
 # several rounds of few points.
 _FEW = 4
-# Points in a round and number of rounds, for mechanisms with slow profiles.
-_FEW_POINTS = 7, 2
+# Points in a round, and number of rounds.
+_POINTS = 5, 3
+_MANY_POINTS = 101, 1
 # Stands for log(0) where -inf would make NaN.
 _LOG_ZERO = -1e300
 
@@ -364,7 +368,7 @@ def first_epsilon(
     near = where_needed(
         (near > 0) & (near < highest),
         near,
-        functools.partial(_by_jumps, few=xp is np and np.size(highest) <= _FEW),
+        _by_jumps,
         (log_delta, highest, bulk, fields),
     )
     return First(near, highest, order)
@@ -381,33 +385,31 @@ def exchanged_is_less(
 
 
 def _by_jumps(
-    log_delta: Array,
-    highest: Array,
-    bulk: Array,
-    fields: tuple[Group, ...],
-    few: bool,
+    log_delta: Array, highest: Array, bulk: Array, fields: tuple[Group, ...]
 ) -> Array:
     """Epsilon at which the bulk's delta plus the steps' forward deltas is delta."""
+    # Those of sampled Gaussians with similar losses.
     xp = namespace(log_delta, highest, bulk, fields[0].count)
     mu = xp.sqrt(xp.maximum(bulk, 0.0))
+    rows = [(mu, xp.ones_like(mu), xp.where(mu > 0, 0.0, _LOG_ZERO))]
+    for group in fields:
+        hints, one = group.loss.hints(), xp.ones_like(group.count)
+        often = group.count * group.loss.outer_rate * hints.rate
+        odds = xp.maximum(hints.odds * one, SMALLEST)
+        row = hints.shift * one, odds, xp.log(xp.maximum(often, 1e-300))
+        rows += [at(row, k) for k in range(len(one))]
+    shift, odds, often = (xp.array(row)[:, None] for row in zip(*rows, strict=True))
 
     def excess(epsilon: Array) -> Array:
         """log(delta) at (G, n) epsilons, minus the goal."""
-        small = xp.where(mu > 0, log_gaussian_profile(mu, epsilon), _LOG_ZERO)
-        once = [small[:, None]]
-        for group in fields:
-            forward, _ = group.loss.log_tails(epsilon[:, None])
-            log_count = xp.log(xp.maximum(group.count, 1e-300))
-            once.append(forward[0] + log_count)
-        every = xp.maximum(xp.concatenate(once, axis=1), _LOG_ZERO)
-        return logsumexp(xp.moveaxis(every, 1, 0)) - log_delta
+        every = often + log_gaussian_profile(shift, inner_exponent(epsilon, odds))
+        return logsumexp(xp.maximum(every, _LOG_ZERO)) - log_delta
 
-    low = _SMALLEST * highest
-    points, refinements = (101, 1) if few else (5, 3)
-    if not all(group.loss.compiles for group in fields):
-        points, refinements = _FEW_POINTS
+    low, points = _SMALLEST * highest, _POINTS
+    if xp is np and np.size(highest) <= _FEW:
+        points = _MANY_POINTS
     return log_crossing(
-        excess, low, highest, num_points=points, num_refinements=refinements
+        excess, low, highest, num_points=points[0], num_refinements=points[1]
     )
 
 

@@ -36,6 +36,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     namespace,
     rows_of,
+    stored,
     where_needed,
     while_loop,
 )
@@ -199,34 +200,24 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
     step = contour.end / last.astype(contour.end.dtype)
     bulk, log_atom = contour.bulk, log_atoms(groups)
 
-    # A loop for each stage: XLA stores the results of a loop, but computes others again
-    # for each use.
-    each = functools.partial(rows_of, xp, number=blocks.number, most=blocks.most)
-
-    def lay(block: Array) -> tuple[Pair, Pair]:
+    def rows(block: Array) -> _Rows:
         k = block * blocks.size + xp.arange(blocks.size, dtype=np.int32)
         u = k.astype(step.dtype)[:, None] * step
-        y, speed = _height(contour, u)
-        z, direction = contour_points(contour, y)
+        y, speed = stored(xp, _height(contour, u))
+        z, direction = stored(xp, contour_points(contour, y))
         weight = speed * step * xp.where(u > 0, 1.0, 0.5)
-        return z, (weight * direction[0], weight * direction[1])
-
-    points, weights = each(lay)
-    powers = each(lambda i: log_powers(at(points, i), groups, checked=True))
-
-    def rows(block: Array) -> _Rows:
-        z, weight = at(points, block), at(weights, block)
-        power, error = at(powers, block)
+        power, error = stored(xp, log_powers(z, groups, checked=True))
         left, size = without_bulk(z, power, bulk, log_atom)
-        whole = times(left, weight)
+        whole = times(left, (weight * direction[0], weight * direction[1]))
         part, length = xp.hypot(*left), xp.hypot(*whole)
         error = error + _ROUNDING * (0.5 * bulk * (z[0] * z[0] + z[1] * z[1]))
         sign = whole[0] / length, whole[1] / length
         return _Rows(z, size + xp.log(length), sign, 1 / part, error)
 
+    found = rows_of(xp, rows, blocks.number, blocks.most)
     vertical = contour.lean == 0
     density = xp.maximum(1 / step, 1.0) * xp.where(vertical, 1 + contour.end, 1.0)
-    end = at(at(points, blocks.number - 1), -1)
+    end = at(at(found.z, blocks.number - 1), -1)
     log_beyond = xp.full_like(bulk, _LOG_ZERO)
     if may_realign(groups):
         # The largest integrand where phases agree again, times the integral of 1 / y².
@@ -240,7 +231,7 @@ def _prepare(blocks: Blocks, contour: Contour, groups: tuple[Steps, ...]) -> _In
             lambda: log_realigned(z, groups)[0] - xp.log(math.pi * again[0]),
         )
     log_mass = log_bulk_mass(log_atom)
-    return _Integrand(each(rows), bulk, log_mass, density, end[0], log_beyond)
+    return _Integrand(found, bulk, log_mass, density, end[0], log_beyond)
 
 
 def _height(contour: Contour, u: Array) -> tuple[Array, Array]:

@@ -277,10 +277,10 @@ def without_bulk(
     xp = namespace(z[0], log_power[0], variance, log_atom)
     bulk = log_bulk(z, variance, log_atom)
     size = xp.maximum(xp.maximum(log_power[0], bulk[0]), log_atom)
-    power = polar(log_power[0] - size, log_power[1])
-    less = polar(bulk[0] - size, bulk[1])
-    re = power[0] - less[0] - xp.exp(log_atom - size)
-    im = power[1] - less[1]
+    sizes, angles = (xp.array(pair) for pair in zip(log_power, bulk, strict=True))
+    re, im = polar(sizes - size, angles)
+    re = re[0] - re[1] - xp.exp(log_atom - size)
+    im = im[0] - im[1]
     nothing = (re == 0) & (im == 0)
     return (xp.where(nothing, 1e-150, re), im), size
 

@@ -294,42 +294,12 @@ def sum_exp_moments(
         terms = _moment_terms(weight, position, polar(c * position[0], c * position[1]))
         s0, s1, s2 = (term.sum(axis=-2) for term in terms)
         return s0, s1, s2
-    from jax import lax
 
-    return lax.platform_dependent(
-        c, weight, position, cpu=_moments_as_complex, default=_moments_as_reals
-    )
-
-
-def _moments_as_reals(
-    c: Array, weight: Pair, position: Pair
-) -> tuple[Array, Array, Array]:
-    """Computes `sum_exp_moments` in JAX with real arrays only."""
-
-    def terms(w: Pair, y: Pair) -> tuple[Array, Array, Array]:
+    def of_rows(w: Pair, y: Pair) -> tuple[Array, Array, Array]:
         return _moment_terms(w, y, polar(c * y[0], c * y[1]))
 
     zero = namespace(c).zeros_like(c)
-    return _sum_of_rows(terms, weight, position, (zero, zero, zero), 1)
-
-
-def _moments_as_complex(
-    c: Array, weight: Pair, position: Pair
-) -> tuple[Array, Array, Array]:
-    """Computes `sum_exp_moments` in JAX with two of them in a complex number."""
-    xp = namespace(c)
-
-    def terms(w: Pair, y: Pair) -> tuple[Array, Array]:
-        power, part = exp_parts(c * y[0])
-        cosine, sine = cos_sin(c * y[1])
-        grown = part + power
-        s0, s1, s2 = _moment_terms(w, y, (grown * cosine, grown * sine))
-        return complex_of(xp, s0, s1), s2
-
-    zero = xp.zeros_like(c)
-    start = (complex_of(xp, zero, zero), zero)
-    low, s2 = _sum_of_rows(terms, weight, position, start, 2)
-    return low.real, low.imag, s2
+    return _sum_of_rows(of_rows, weight, position, (zero, zero, zero), 8)
 
 
 def _moment_terms(weight: Pair, y: Pair, grown: Pair) -> tuple[Array, Array, Array]:

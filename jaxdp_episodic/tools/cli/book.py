@@ -13,19 +13,8 @@ from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
 from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.tools.book.book import (
-    charge_query,
-    close_book,
-    create_book,
-    create_menu_book,
-    read_book,
-)
-from jaxdp_episodic.tools.book.content import (
-    BookContent,
-    BookTerms,
-    GdpPrices,
-    in_words,
-)
+from jaxdp_episodic.tools.book import book
+from jaxdp_episodic.tools.book import content as contents
 from jaxdp_episodic.tools.book.storage import shown
 from jaxdp_episodic.tools.cli.command import Options, aligned, facts, waiting
 from jaxdp_episodic.tools.plots.figures import draw_book
@@ -55,7 +44,7 @@ def do_create(o: Options) -> list[str]:
     if o.quota and o.menu:
         raise ValueError("give --quota or --menu, got both")
     if not (o.quota or o.menu):
-        terms = create_book(o.file_or_url, protected, floors=o.floors, **total)
+        terms = book.create_book(o.file_or_url, protected, floors=o.floors, **total)
         return facts(_terms(terms) | _RULES, _WIDTH)
     if o.floors is not None:
         raise ValueError("--floors does not go with --quota or --menu")
@@ -70,7 +59,9 @@ def do_create(o: Options) -> list[str]:
                 )
             menu[path.stem] = _whole_run_of(path)
         quotas = {path.stem: number for path, number in files} if o.quota else None
-        terms = create_menu_book(o.file_or_url, protected, menu, quotas=quotas, **total)
+        terms = book.create_menu_book(
+            o.file_or_url, protected, menu, quotas=quotas, **total
+        )
     return facts(_terms(terms) | _RULES, _WIDTH)
 
 
@@ -79,14 +70,14 @@ def do_charge(o: Options) -> list[str]:
     o.subject = shown(o.file_or_url)
     run, name = _run_of_request(o.file), o.name or o.file.stem
     with waiting("computing its price"):
-        entry = charge_query(o.file_or_url, run, name=name, floor=o.floor)
-    return [f"entry {entry.number}: {in_words(entry.price)}; it is paid"]
+        entry = book.charge_query(o.file_or_url, run, name=name, floor=o.floor)
+    return [f"entry {entry.number}: {contents.in_words(entry.price)}; it is paid"]
 
 
 def do_show(o: Options) -> list[str]:
     """The command ``book show``."""
     o.subject = shown(o.file_or_url)
-    content = read_book(o.file_or_url)
+    content = book.read_book(o.file_or_url)
     terms = content.terms
     if o.plot is not None:
         spent = terms.prices.spent(content.paid)
@@ -103,7 +94,7 @@ def do_show(o: Options) -> list[str]:
 def do_close(o: Options) -> list[str]:
     """The command ``book close``."""
     o.subject = shown(o.file_or_url)
-    content = close_book(o.file_or_url)
+    content = book.close_book(o.file_or_url)
     if content.is_closed:
         return ["it was closed already"]
     return [f"closed; {_guarantee(content.terms)}, which does not shrink"]
@@ -144,13 +135,13 @@ def _run_of_request(path: Path) -> ComposedSteps | AdaptiveRun:
     return compose((step, request.num_steps))
 
 
-def _guarantee(terms: BookTerms) -> str:
+def _guarantee(terms: contents.BookTerms) -> str:
     return f"epsilon {terms.epsilon:g} at delta {terms.delta:g} for all runs together"
 
 
-def _terms(terms: BookTerms) -> dict[str, str]:
+def _terms(terms: contents.BookTerms) -> dict[str, str]:
     """The fixed terms of a book, by name."""
-    if isinstance(terms.prices, GdpPrices):
+    if isinstance(terms.prices, contents.GdpPrices):
         total = downward(terms.prices.budget.mu, 5)
         prices = (
             f"mu {total} and floors {terms.prices.budget.floors:.3g} in all; a "
@@ -176,13 +167,13 @@ def _terms(terms: BookTerms) -> dict[str, str]:
     }
 
 
-def _text(content: BookContent, cost: float | None) -> list[str]:
+def _text(content: contents.BookContent, cost: float | None) -> list[str]:
     terms = content.terms
     lines = facts(_terms(terms), _WIDTH)
     if content.entries:
         rows = [("entry", "what", "name", "price", "time")]
         for e in content.entries:
-            price, time = in_words(e.price), e.time.partition("+")[0]
+            price, time = contents.in_words(e.price), e.time.partition("+")[0]
             rows.append((str(e.number), e.what, e.name, price, time))
         lines += ["", *(f"  {line}" for line in aligned(rows, left=len(rows[0]))), ""]
     for name, value, total in terms.prices.spent(content.paid):
@@ -203,7 +194,7 @@ def _text(content: BookContent, cost: float | None) -> list[str]:
     return [*lines, *facts(last, _WIDTH)]
 
 
-def _document(content: BookContent, cost: float | None) -> dict[str, Any]:
+def _document(content: contents.BookContent, cost: float | None) -> dict[str, Any]:
     terms = content.terms
     entries = [
         {name: value for name, value in e._asdict().items() if name != "about"}
@@ -224,7 +215,7 @@ def _document(content: BookContent, cost: float | None) -> dict[str, Any]:
     }
 
 
-def _shares(content: BookContent) -> list[tuple[str, list[float]]]:
+def _shares(content: contents.BookContent) -> list[tuple[str, list[float]]]:
     """The name of each entry, and what it spent of each total."""
     paid, shares, before = content.paid, [], None
     for number in range(len(paid) + 1):

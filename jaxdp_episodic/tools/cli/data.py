@@ -14,18 +14,7 @@ from rich.console import Console
 from jaxdp_episodic._progress import ProgressBar
 from jaxdp_episodic.files.column_folder import check_sums, stored_splits
 from jaxdp_episodic.tools.cli.command import Options, facts
-from jaxdp_episodic.trainer.data.folders import (
-    CLASSES,
-    MINI_IMAGENET,
-    NPZ,
-    OMNIGLOT,
-    PARQUET,
-    image_records,
-    listed_classes,
-    listed_omniglot,
-    recognized,
-    split_folders,
-)
+from jaxdp_episodic.trainer.data import folders as layouts
 from jaxdp_episodic.trainer.data.sources import FileSource
 from jaxdp_episodic.trainer.data.splits import (
     SPLITS,
@@ -51,11 +40,11 @@ _SPLITTING = (VALIDATION, TEST, "split_salt")
 _PICTURES = ("size", "grey")
 # The options of each layout besides "owner", which all have.
 _OPTIONS_OF: dict[str, tuple[str, ...]] = {
-    CLASSES: (*_SPLITTING, *_PICTURES),
-    OMNIGLOT: (*_SPLITTING, "size", "alphabets"),
-    MINI_IMAGENET: ("size",),
-    NPZ: _SPLITTING,
-    PARQUET: (
+    layouts.CLASSES: (*_SPLITTING, *_PICTURES),
+    layouts.OMNIGLOT: (*_SPLITTING, "size", "alphabets"),
+    layouts.MINI_IMAGENET: ("size",),
+    layouts.NPZ: _SPLITTING,
+    layouts.PARQUET: (
         *(*_SPLITTING, *_PICTURES, "groups", "features", "images", "shape", "target"),
         "public_units",
     ),
@@ -109,7 +98,7 @@ def _given(o: Options, name: str) -> Any:
 
 def _layout(o: Options) -> str:
     """The layout of SOURCE; options that it does not have are refused."""
-    layout = recognized(o.source) if o.layout == "auto" else o.layout
+    layout = layouts.recognized(o.source) if o.layout == "auto" else o.layout
     if layout not in _OPTIONS_OF:
         raise ValueError(
             f"{o.source} must be a folder of images, an .npz or a .parquet file, got "
@@ -123,8 +112,8 @@ def _layout(o: Options) -> str:
 
 
 def _splits(o: Options, layout: str) -> dict[str, Records]:
-    if layout == MINI_IMAGENET:
-        folders = split_folders(o.source).items()
+    if layout == layouts.MINI_IMAGENET:
+        folders = layouts.split_folders(o.source).items()
         return {split: _records(o, layout, path) for split, path in folders}
     source = FileSource(
         path=str(o.source),
@@ -151,13 +140,13 @@ def _records(
     names = {*_OPTIONS_OF[layout], "owner"} - set(_SPLITTING)
     given: dict[str, Any] = {name: getattr(o, name) for name in names}
     if "size" in given and o.size is None:
-        given["size"] = {OMNIGLOT: 28, MINI_IMAGENET: 84}.get(layout)
-    if layout in (CLASSES, MINI_IMAGENET):
+        given["size"] = {layouts.OMNIGLOT: 28, layouts.MINI_IMAGENET: 84}.get(layout)
+    if layout in (layouts.CLASSES, layouts.MINI_IMAGENET):
         keeps = functools.partial(parts.mask, split=split) if parts else None
-        return image_records(listed_classes(path, keeps=keeps, **given))
-    if layout == OMNIGLOT:
-        found = image_records(listed_omniglot(path, **given))
-    elif layout == NPZ:
+        return layouts.image_records(layouts.listed_classes(path, keeps=keeps, **given))
+    if layout == layouts.OMNIGLOT:
+        found = layouts.image_records(layouts.listed_omniglot(path, **given))
+    elif layout == layouts.NPZ:
         if parts is not None:
             refuse_unnamed(path)
         found = npz_records(path, **given)

@@ -20,27 +20,15 @@ from jaxdp_episodic.tools.explore.questions import start
 from jaxdp_episodic.tools.explore.server import serve
 from jaxdp_episodic.tools.plots.curve import plot_curve, summary
 from jaxdp_episodic.tools.plots.pictures import draw
-from jaxdp_episodic.tools.requests.request import (
-    EpsilonRequest,
-    caveats_on,
-    read_request,
-    steps_of,
-)
+from jaxdp_episodic.tools.requests import request as requests
+from jaxdp_episodic.tools.sweep import run
 from jaxdp_episodic.tools.sweep.description import read_sweep
-from jaxdp_episodic.tools.sweep.run import (
-    Outcome,
-    RayEngine,
-    collect,
-    on_devices,
-    run_sweep,
-    saved_chunks,
-)
 
 
 def do_curve(o: Options) -> list[str]:
     """The command ``curve``."""
-    request = read_request(
-        o.file, EpsilonRequest, num_steps=o.num_steps, method=o.method
+    request = requests.read_request(
+        o.file, requests.EpsilonRequest, num_steps=o.num_steps, method=o.method
     )
     step = request.planned("curve")
     with waiting("privacy curve") as say:
@@ -51,9 +39,9 @@ def do_curve(o: Options) -> list[str]:
             method=request.method,
             on_part=lambda part, number, total: say(f"{number} of {total}: {part}"),
         )
-    for caveat in caveats_on(request):
+    for caveat in requests.caveats_on(request):
         warnings.warn(caveat, stacklevel=2)
-    first = steps_of(request)[0]
+    first = requests.steps_of(request)[0]
     more = {
         "protected": f"{protected_unit(first)} ({first.neighboring_relation})",
         "written": f"{o.out}, {o.out.with_suffix('.json')}",
@@ -78,7 +66,7 @@ def do_sweep(o: Options) -> list[str]:
     """The command ``sweep``."""
 
     def left_behind() -> str:
-        if (saved := saved_chunks(o.out)) is None:
+        if (saved := run.saved_chunks(o.out)) is None:
             return ""
         return (
             f"; {saved[0]} of {saved[1]} chunks are saved; the same command continues"
@@ -94,7 +82,7 @@ def do_sweep(o: Options) -> list[str]:
     return [*facts(_facts(outcome) | picture), *warned]
 
 
-def _outcome(o: Options) -> Outcome:
+def _outcome(o: Options) -> run.Outcome:
     """The outcome of a sweep, or of its part."""
     part = None
     if o.shard is not None:
@@ -106,12 +94,12 @@ def _outcome(o: Options) -> Outcome:
         part = int(numbers[1]), int(numbers[2])
     sweep = read_sweep(o.file)
     if o.collect:
-        return collect(sweep, o.out)
-    engine = on_devices
+        return run.collect(sweep, o.out)
+    engine = run.on_devices
     if o.engine == "ray":
-        engine = RayEngine(o.ray_address, o.ray_cpus, o.ray_gpus, o.ray_retries)
+        engine = run.RayEngine(o.ray_address, o.ray_cpus, o.ray_gpus, o.ray_retries)
     console = Console(stderr=True)
-    return run_sweep(sweep, o.out, engine=engine, part=part, console=console)
+    return run.run_sweep(sweep, o.out, engine=engine, part=part, console=console)
 
 
 def _picture(folder: Path) -> str:
@@ -122,7 +110,7 @@ def _picture(folder: Path) -> str:
         return f"none: {error}"
 
 
-def _facts(outcome: Outcome) -> dict[str, str]:
+def _facts(outcome: run.Outcome) -> dict[str, str]:
     chunks = "1 chunk" if outcome.num_chunks == 1 else f"{outcome.num_chunks:,} chunks"
     evaluated = "nothing: all were there"
     if number := outcome.num_evaluated:

@@ -16,27 +16,15 @@ from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.accountant.report.report import privacy_report, single_run
 from jaxdp_episodic.files.atomic import owner_only, write_atomically
 from jaxdp_episodic.files.toml_file import read_toml, to_toml
+from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.answers import caveats_on_ledger
-from jaxdp_episodic.tools.cli.command import (
-    USER_ERRORS,
-    Options,
-    aligned,
-    facts,
-    waiting,
-)
 from jaxdp_episodic.tools.cli.flags import PROGRAM
+from jaxdp_episodic.tools.plan import plan as plans
 from jaxdp_episodic.tools.plan.bands import with_bands
 from jaxdp_episodic.tools.plan.first_config import Wishes, first_config
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
-from jaxdp_episodic.tools.plan.plan import (
-    CONFIG,
-    TABLE,
-    advice,
-    make_plan,
-    training_config,
-    write_table,
-)
 from jaxdp_episodic.tools.plan.plan import Plan as Candidates
+from jaxdp_episodic.tools.plan.plan import advice, make_plan
 from jaxdp_episodic.tools.plan.question import PlanDescription, plan_around, read_plan
 from jaxdp_episodic.tools.plan.source import described_source
 from jaxdp_episodic.tools.plots.plan import draw_plan
@@ -49,7 +37,7 @@ from jaxdp_episodic.trainer.data.splits import SPLITS, TRAIN
 PICTURE = "plan.png"
 
 
-def do_plan(o: Options) -> list[str]:
+def do_plan(o: command.Options) -> list[str]:
     """The command ``plan``."""
     return planned(read_plan(o.file), o.file.parent, o.out)
 
@@ -62,11 +50,11 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
         for_steps = pipeline.left_for_steps(target)
     plan = make_plan(for_steps, description.population)
     out.mkdir(parents=True, exist_ok=True)
-    write_table(out / TABLE, plan)
-    written = [str(out / TABLE)]
+    plans.write_table(out / plans.TABLE, plan)
+    written = [str(out / plans.TABLE)]
     draws = pipeline is None or pipeline.learner is None  # episodes, of a design
     lines = _table(plan, draws)
-    config, weighed = training_config(plan, description), ""
+    config, weighed = plans.training_config(plan, description), ""
     if config is not None:
         if pipeline is not None:
             config = pipeline.config(config)
@@ -76,8 +64,8 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
         config = relocated(config, base)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")
         head = _comment(plan, pipeline, weighed)
-        write_atomically(out / CONFIG, head + to_toml(config))
-        written.append(str(out / CONFIG))
+        write_atomically(out / plans.CONFIG, head + to_toml(config))
+        written.append(str(out / plans.CONFIG))
     if pipeline is not None:
         lines += ["", *pipeline.lines]
         if for_steps is not target:
@@ -175,14 +163,14 @@ def _table(plan: Candidates, draws: bool) -> list[str]:
         f"{best}; {plan.design.size:,} candidates, {int(plan.is_on_front.sum()):,} on "
         "the front of signal to noise, steps and episodes"
     )
-    return [*aligned(rows, left=2), "", counts]
+    return [*command.aligned(rows, left=2), "", counts]
 
 
 _OF_SOURCE = ("owner", "size", "grey", "label", "features", "target", "rotations")
 _HELD_OUT = ("validation", "test")
 
 
-def do_init(o: Options) -> list[str]:
+def do_init(o: command.Options) -> list[str]:
     """The command ``init``."""
     for name in ("out", "plan", "tune"):
         path = getattr(o, name)
@@ -195,7 +183,7 @@ def do_init(o: Options) -> list[str]:
     source = described_source(o.source, o.out, **how, **given)
     wishes = Wishes(**{field.name: getattr(o, field.name) for field in fields(Wishes)})
     text, remarks = first_config(source, wishes)
-    with waiting("checking the config as training would (all data are read)"):
+    with command.waiting("checking the config as training would (all data are read)"):
         config = _check(text, o.out.parent)
     written = {o.out: text} | _more_files(o, config, tomllib.loads(text))
     for path, content in written.items():
@@ -217,11 +205,11 @@ def do_init(o: Options) -> list[str]:
         "written": f"{', '.join(map(str, written))}; read the comments, then",
         "next": f"{PROGRAM} train {shlex.quote(str(o.out))} --out runs/1",
     }
-    return [*facts(rows, 10), *remarks, *facts(last, 10)]
+    return [*command.facts(rows, 10), *remarks, *command.facts(last, 10)]
 
 
 def _more_files(
-    o: Options, config: TrainingConfig, table: dict[str, Any]
+    o: command.Options, config: TrainingConfig, table: dict[str, Any]
 ) -> dict[Path, str]:
     """The files that --plan and --tune name, with their text."""
     base, texts = o.out.parent, dict[str, str]()
@@ -263,7 +251,7 @@ def _check(text: str, base: Path) -> TrainingConfig:
     try:
         config = TrainingConfig.from_dict(table, where="config")
         checked_run(config, base)
-    except USER_ERRORS as error:
+    except command.USER_ERRORS as error:
         raise ValueError(
             f"nothing is written, as training would refuse the config: {error}; change "
             "the data or the options (--population, --relation, --shots, --ways, "
@@ -272,9 +260,9 @@ def _check(text: str, base: Path) -> TrainingConfig:
     return config
 
 
-def do_report(o: Options) -> list[str]:
+def do_report(o: command.Options) -> list[str]:
     """The command ``report``."""
-    with waiting():
+    with command.waiting():
         if o.file.is_dir() or o.file.suffix in (".sqlite", ".jsonl"):
             return [_of_run(o.file)]
         keys = read_toml(o.file).keys()
@@ -314,7 +302,7 @@ def _of_plan(file: Path) -> str:
             )
     with tempfile.TemporaryDirectory() as folder:
         said = planned(description, file.parent, Path(folder))
-        config = Path(folder, CONFIG)
+        config = Path(folder, plans.CONFIG)
         if not config.exists():
             why = [line for line in said if line.startswith("no config")]
             raise ValueError("; ".join(["a plan recommends no run here", *why]))

@@ -13,24 +13,8 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant._engine import using_engine
+from jaxdp_episodic.accountant.describe import designs, schemes
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import (
-    CLASS,
-    EXAMPLE,
-    GroupedClasses,
-    IndependentEpisodes,
-    epoch_scheme,
-)
-from jaxdp_episodic.accountant.describe.schemes import (
-    EPISODE,
-    ORIGINAL,
-    PERSON,
-    MultistageSampling,
-    Poisson,
-    RandomAllocation,
-    ShuffledEpochs,
-    WithoutReplacement,
-)
 from jaxdp_episodic.accountant.describe.step import GaussianStep
 from jaxdp_episodic.accountant.questions.api import epsilon, epsilon_interval
 from jaxdp_episodic.accountant.questions.attacker import upper_delta
@@ -39,12 +23,7 @@ from jaxdp_episodic.accountant.report.rounding import downward, upward
 from jaxdp_episodic.files.json_file import parse_json, plain
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.plots.curve import SMALLEST_DELTA, privacy_curve, summary
-from jaxdp_episodic.tools.requests.request import (
-    CalibrationRequest,
-    EpsilonRequest,
-    caveats_on,
-    read_request,
-)
+from jaxdp_episodic.tools.requests import request as requests
 
 TARGETS = (1.0, 2.0, 4.0, 8.0)
 """Epsilons (nats) for which the page shows the noise, besides the user's target."""
@@ -60,9 +39,9 @@ _FIELD = re.compile(r"request((?:\.\w+|\[\d+\])*): (?:(\w+)\b)?")
 
 def start(path: Path | None) -> dict[str, Any]:
     """Returns the first design (None: the README's), and examples to choose from."""
-    request = EpsilonRequest(step=_EXAMPLES[0], num_steps=300, delta=1e-5)
+    request = requests.EpsilonRequest(step=_EXAMPLES[0], num_steps=300, delta=1e-5)
     if path is not None:
-        request = _checked(read_request(path, EpsilonRequest))
+        request = _checked(requests.read_request(path, requests.EpsilonRequest))
     examples = {type(step.design).__name__: step.to_dict() for step in _EXAMPLES}
     return {
         "name": "omniglot" if path is None else path.stem,
@@ -84,7 +63,10 @@ def answer(part: str, question: Any) -> dict[str, Any]:
             content = PARTS[part](request, question.get("epsilon"))
     except (TypeError, ValueError, NotImplementedError, MemoryError) as error:
         return {"error": _error(error)}
-    caveats = [*(str(warning.message) for warning in caught), *caveats_on(request)]
+    caveats = [
+        *(str(warning.message) for warning in caught),
+        *requests.caveats_on(request),
+    ]
     return plain({**content, "remarks": list(dict.fromkeys(caveats))})
 
 
@@ -94,15 +76,15 @@ def reply(line: bytes) -> dict[str, Any]:
     return answer(part, question)
 
 
-def _request(question: Any) -> EpsilonRequest:
+def _request(question: Any) -> requests.EpsilonRequest:
     if not isinstance(question, Mapping) or not isinstance(
         fields := question.get("request"), Mapping
     ):
         raise TypeError(f"request must be a table, got {_validation.shown(question)}")
-    return _checked(EpsilonRequest.from_dict(fields, where="request"))
+    return _checked(requests.EpsilonRequest.from_dict(fields, where="request"))
 
 
-def _checked(request: EpsilonRequest) -> EpsilonRequest:
+def _checked(request: requests.EpsilonRequest) -> requests.EpsilonRequest:
     """Returns the request; refuses one that the page cannot show."""
     if not isinstance(request.step, GaussianStep):
         raise NotImplementedError(
@@ -146,8 +128,8 @@ def _levels(request: Any, _: Any) -> dict[str, Any]:
     run: dict[str, Any] = {"num_steps": request.num_steps, "delta": request.delta}
     rows = []
     step = request.step
-    people = (PERSON,) if step.privacy_unit == PERSON else ()
-    is_copied = step.privacy_unit == ORIGINAL
+    people = (schemes.PERSON,) if step.privacy_unit == schemes.PERSON else ()
+    is_copied = step.privacy_unit == schemes.ORIGINAL
     levels = tree_levels(step) if is_copied else step.design.level_names
     for level in (*people, *levels):
         row: dict[str, Any] = {"level": level}
@@ -167,7 +149,7 @@ def _levels(request: Any, _: Any) -> dict[str, Any]:
 
 def _run(request: Any, _: Any) -> dict[str, Any]:
     """Epsilon along the run; for epochs only at their ends, where they are charged."""
-    last, scheme = int(request.num_steps), epoch_scheme(request.step.design)
+    last, scheme = int(request.num_steps), designs.epoch_scheme(request.step.design)
     every = 1 if scheme is None else int(np.asarray(scheme.steps_per_epoch))
     # Denser at the beginning, as epsilon grows like the square root of the steps.
     parts = np.linspace(0, 1, _POINTS_OF_A_RUN) ** 2
@@ -208,7 +190,7 @@ def _noise(request: Any, target: Any) -> dict[str, Any]:
             f"epsilon must be at least {SMALLEST_TARGET:g} on the page, got {own!r}; "
             "`calibrate` on the command line takes any above 0"
         )
-    noises = CalibrationRequest(
+    noises = requests.CalibrationRequest(
         step=request.step,
         calibrate="noise_multiplier",
         epsilon=sorted({*TARGETS, float(own)}),
@@ -233,28 +215,28 @@ PARTS: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
 
 _EXAMPLES = (
     GaussianStep(
-        GroupedClasses(
+        designs.GroupedClasses(
             num_classes=1_623,
             ways=5,
-            episodes=Poisson(EPISODE, sampling_probability=0.2),
-            examples=WithoutReplacement(EXAMPLE, size=4, population=20),
+            episodes=schemes.Poisson(schemes.EPISODE, sampling_probability=0.2),
+            examples=schemes.WithoutReplacement(designs.EXAMPLE, size=4, population=20),
         ),
         noise_multiplier=2.0,
     ),
     GaussianStep(
-        MultistageSampling(
-            Poisson("task", sampling_probability=0.1),
-            WithoutReplacement(CLASS, size=5, population=20),
-            WithoutReplacement(EXAMPLE, size=10, population=50),
+        schemes.MultistageSampling(
+            schemes.Poisson("task", sampling_probability=0.1),
+            schemes.WithoutReplacement(designs.CLASS, size=5, population=20),
+            schemes.WithoutReplacement(designs.EXAMPLE, size=10, population=50),
         ),
         noise_multiplier=2.0,
         clip_unit="task",
     ),
     GaussianStep(
-        IndependentEpisodes(
-            MultistageSampling(
-                WithoutReplacement(CLASS, size=5, population=1_623),
-                WithoutReplacement(EXAMPLE, size=4, population=20),
+        designs.IndependentEpisodes(
+            schemes.MultistageSampling(
+                schemes.WithoutReplacement(designs.CLASS, size=5, population=1_623),
+                schemes.WithoutReplacement(designs.EXAMPLE, size=4, population=20),
             ),
             num_episodes=65,
         ),
@@ -264,7 +246,7 @@ _EXAMPLES = (
         PeopleBlocks(
             num_people=20_000,
             people_per_block=20,
-            episodes=Poisson(EPISODE, sampling_probability=0.01),
+            episodes=schemes.Poisson(schemes.EPISODE, sampling_probability=0.01),
         ),
         noise_multiplier=2.0,
     ),
@@ -272,8 +254,8 @@ _EXAMPLES = (
 # First values of the bounds of a person.
 _PEOPLE = {"examples": 1, "classes": 100, "tasks": 10}
 _SCHEMES = (
-    Poisson("level", sampling_probability=0.1),
-    WithoutReplacement("level", size=10, population=100),
-    RandomAllocation("level", steps_per_epoch=10),
-    ShuffledEpochs("level", steps_per_epoch=10),
+    schemes.Poisson("level", sampling_probability=0.1),
+    schemes.WithoutReplacement("level", size=10, population=100),
+    schemes.RandomAllocation("level", steps_per_epoch=10),
+    schemes.ShuffledEpochs("level", steps_per_epoch=10),
 )

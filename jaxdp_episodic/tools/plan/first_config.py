@@ -19,34 +19,10 @@ from jaxdp_episodic.accountant.describe.schemes import PERSON
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
+from jaxdp_episodic.tools.plan import pipelines, question
+from jaxdp_episodic.tools.plan import plan as plans
 from jaxdp_episodic.tools.plan.bands import with_bands
-from jaxdp_episodic.tools.plan.pipelines import (
-    Pipeline,
-    noise_of_one,
-    one_release,
-    recommended_pipeline,
-)
-from jaxdp_episodic.tools.plan.plan import (
-    POISSON,
-    Design,
-    Plan,
-    advice,
-    config_around,
-    make_plan,
-    possible_designs,
-    training_config,
-)
-from jaxdp_episodic.tools.plan.question import (
-    MOST_EPISODES,
-    OF_CLASSES,
-    OF_TASKS,
-    STEPS,
-    Compute,
-    EpisodeShape,
-    Learning,
-    PlanDescription,
-    PlanRequest,
-)
+from jaxdp_episodic.tools.plan.plan import make_plan
 from jaxdp_episodic.tools.plan.source import WAYS, Source
 from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE, WAVELETS
 from jaxdp_episodic.trainer.data.people import fitting_bounds
@@ -102,7 +78,7 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
         )
     description = _description(source, wishes)
     is_chosen = VALIDATION in source.parts
-    pipeline = recommended_pipeline(description, is_chosen=is_chosen)
+    pipeline = pipelines.recommended_pipeline(description, is_chosen=is_chosen)
     request = description.request
     if pipeline is not None:
         request = pipeline.left_for_steps(request)
@@ -112,7 +88,7 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
         request.episode.ways is None or data.level_names[0] == CLASS
     ):
         plan = make_plan(request, description.population)
-        remarks = advice(plan)
+        remarks = plans.advice(plan)
     config = _config(description, plan, pipeline)
     if plan is not None:
         config, weighed = with_bands(config, plan)
@@ -144,7 +120,7 @@ def _remark_on_duplicates(source: Source) -> list[str]:
     ]
 
 
-def _description(source: Source, wishes: Wishes) -> PlanDescription:
+def _description(source: Source, wishes: Wishes) -> question.PlanDescription:
     """The plan for a source and the user's wishes."""
     data = source.parts[TRAIN]
     classes, example = data.level_names
@@ -164,7 +140,7 @@ def _description(source: Source, wishes: Wishes) -> PlanDescription:
         sizes, size, ways, wishes, unit == example
     )
     most = max(1, len(sizes) // (ways or 1))
-    a_step = min(most, MOST_EPISODES)
+    a_step = min(most, question.MOST_EPISODES)
     people = None
     read = spec_from_dict(SOURCES, {"version": 1, **source.table}, where="data")
     if unit == PERSON:
@@ -174,21 +150,23 @@ def _description(source: Source, wishes: Wishes) -> PlanDescription:
         if read.copies > 1:  # bounds count classes without their rotated copies
             own = int(people.numbers["classes"]) // read.copies
             people = dataclasses.replace(people, classes=own)
-    request = PlanRequest(
+    request = question.PlanRequest(
         epsilon=wishes.epsilon,
         delta=wishes.delta,
-        episode=EpisodeShape(
+        episode=question.EpisodeShape(
             shots=shots, examples=(size,), ways=ways, population=population
         ),
-        compute=Compute(episodes_per_step=a_step, total_episodes=STEPS * a_step),
-        learning=Learning(learning_rate_steps=STEPS),
+        compute=question.Compute(
+            episodes_per_step=a_step, total_episodes=question.STEPS * a_step
+        ),
+        learning=question.Learning(learning_rate_steps=question.STEPS),
         privacy_unit=unit,
         people=people,
         neighboring_relation=relation,
         schemes=("poisson",),
         data=read,
     )
-    return PlanDescription(
+    return question.PlanDescription(
         request,
         data.population,
         _train_table(source, ways),
@@ -260,7 +238,7 @@ def _relation_and_population(
 
 def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
     """The rest of the config, before a pipeline is chosen."""
-    table = dict(OF_TASKS if ways is None else OF_CLASSES)
+    table = dict(question.OF_TASKS if ways is None else question.OF_CLASSES)
     shape = source.feature_shape
     if ways is not None and len(shape) == 3 and min(shape[:2]) >= LEAST_SIDE:
         table["features"] = {"kind": WAVELETS}
@@ -284,11 +262,13 @@ def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
 
 
 def _config(
-    description: PlanDescription, plan: Plan | None, pipeline: Pipeline | None
+    description: question.PlanDescription,
+    plan: plans.Plan | None,
+    pipeline: pipelines.Pipeline | None,
 ) -> dict[str, Any]:
     """The config of the pipeline, with the recommended design if it draws episodes."""
     if plan is not None:
-        config = training_config(plan, description)
+        config = plans.training_config(plan, description)
         assert config is not None  # there are data, and a table train
     else:
         config = _without_episodes(description)
@@ -301,7 +281,7 @@ def _config(
     return {**first, **then, **{k: v for k, v in config.items() if k not in then}}
 
 
-def _without_episodes(description: PlanDescription) -> dict[str, Any]:
+def _without_episodes(description: question.PlanDescription) -> dict[str, Any]:
     """A config with a placeholder step, for a pipeline of statistics alone."""
     names, tree = description.population.level_names, description.population
     episode = description.request.episode
@@ -326,11 +306,11 @@ def _without_episodes(description: PlanDescription) -> dict[str, Any]:
         ]
     clip_unit = names[0] if episode.ways is None else STEP
     sampling = {"type": "MultistageSampling", "levels": levels}
-    return config_around(description, STEPS, clip_unit, sampling)
+    return plans.config_around(description, question.STEPS, clip_unit, sampling)
 
 
 def _notes(
-    source: Source, description: PlanDescription, has_bound: bool
+    source: Source, description: question.PlanDescription, has_bound: bool
 ) -> dict[str, str]:
     """Dotted name of a key -> the comment behind its line."""
     request = description.request
@@ -361,7 +341,7 @@ def _notes(
 
 
 def _heading(
-    description: PlanDescription, plan: Any, pipeline: Any, weighed: list[str]
+    description: question.PlanDescription, plan: Any, pipeline: Any, weighed: list[str]
 ) -> str:
     """The comment at the top: the reasons for this config, and the alternatives."""
     request = description.request
@@ -403,13 +383,18 @@ def _heading(
 
 
 def _prices(
-    description: PlanDescription, plan: Plan | None, pipeline: Pipeline | None
+    description: question.PlanDescription,
+    plan: plans.Plan | None,
+    pipeline: pipelines.Pipeline | None,
 ) -> list[str]:
     """The noise of the same design at other epsilons, and under the other relation."""
     request, tree = description.request, description.population
     others = [dataclasses.replace(request, epsilon=epsilon) for epsilon in _EPSILONS]
     if plan is None:
-        noises = [noise_of_one(one_release(other), other) for other in others]
+        noises = [
+            pipelines.noise_of_one(pipelines.one_release(other), other)
+            for other in others
+        ]
         return [
             "Noise of one sum of all examples, as a multiple of their norm:",
             *map("  epsilon {:g}: {:.4g}".format, _EPSILONS, noises),
@@ -418,7 +403,7 @@ def _prices(
     design = plan.designs[int(plan.design[best])]
     setting = plan.episodes_per_step[[best]], plan.num_steps[[best]]
 
-    def price(target: PlanRequest, design: Design) -> str:
+    def price(target: question.PlanRequest, design: plans.Design) -> str:
         left = target if pipeline is None else pipeline.left_for_steps(target)
         complete, _ = design.complete(setting[0])
         noise = dataclasses.replace(design, request=left).noise(*setting)
@@ -435,8 +420,8 @@ def _prices(
     number = int(filled.min() if is_slots else filled.max())
     episode = dataclasses.replace(request.episode, population=number)
     other = dataclasses.replace(request, neighboring_relation=relation, episode=episode)
-    kind = POISSON, design.examples, design.clip_unit
-    for one in possible_designs(other, tree):
+    kind = plans.POISSON, design.examples, design.clip_unit
+    for one in plans.possible_designs(other, tree):
         if (one.scheme, one.examples, one.clip_unit) == kind:
             with contextlib.suppress(ValueError, NotImplementedError):
                 lines.append(f"  {relation}, population {number}: {price(other, one)}")

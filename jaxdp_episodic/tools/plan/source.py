@@ -16,21 +16,8 @@ from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
 from jaxdp_episodic.files.column_folder import stored_splits
 from jaxdp_episodic.files.csv_file import csv_lines
 from jaxdp_episodic.files.parquet_file import parquet_batches
-from jaxdp_episodic.trainer.data.folders import (
-    CLASSES,
-    CSV,
-    MINI_IMAGENET,
-    NPZ,
-    OMNIGLOT,
-    PARQUET,
-    STORED,
-    Images,
-    decoded_image,
-    listed_classes,
-    listed_omniglot,
-    recognized,
-    split_folders,
-)
+from jaxdp_episodic.trainer.data import folders as layouts
+from jaxdp_episodic.trainer.data import user_files
 from jaxdp_episodic.trainer.data.sources import SOURCES
 from jaxdp_episodic.trainer.data.splits import (
     TEST,
@@ -43,13 +30,6 @@ from jaxdp_episodic.trainer.data.splits import (
 )
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.data.user_files import (
-    load_npz,
-    load_table,
-    refuse_ids_as_names,
-    refuse_numbers_as_names,
-    refuse_unnamed,
-)
 
 SHARE = 0.2  # share of the classes for validation, and for the test
 SIZE = 28  # side of scaled pictures, in pixels; the wavelets were measured at it
@@ -62,16 +42,20 @@ _ROWS = 1_000  # records that are read to guess the roles of columns
 _DATA = "the data"
 _LABELS = ("class", "label", "species", "category", "target", "y")  # of columns
 _OMNIGLOT_NAME = re.compile(r"\d+_\d+\.\w+")  # number of the character, of the drawer
-_TYPES = {CLASSES: "ClassFolders", OMNIGLOT: "Omniglot", MINI_IMAGENET: "MiniImageNet"}
+_TYPES = {
+    layouts.CLASSES: "ClassFolders",
+    layouts.OMNIGLOT: "Omniglot",
+    layouts.MINI_IMAGENET: "MiniImageNet",
+}
 # Options of each layout.
 _OPTIONS = {
-    STORED: ("rotations",),
-    NPZ: ("owner", "rotations", VALIDATION, TEST),
-    CLASSES: ("owner", "size", "grey", "rotations", VALIDATION, TEST),
-    OMNIGLOT: ("owner", "size", "rotations", VALIDATION, TEST),
-    MINI_IMAGENET: ("owner", "size", "rotations"),
-    CSV: ("owner", "label", "features", "target", VALIDATION, TEST),
-    PARQUET: ("owner", "label", "features", "target", VALIDATION, TEST),
+    layouts.STORED: ("rotations",),
+    layouts.NPZ: ("owner", "rotations", VALIDATION, TEST),
+    layouts.CLASSES: ("owner", "size", "grey", "rotations", VALIDATION, TEST),
+    layouts.OMNIGLOT: ("owner", "size", "rotations", VALIDATION, TEST),
+    layouts.MINI_IMAGENET: ("owner", "size", "rotations"),
+    layouts.CSV: ("owner", "label", "features", "target", VALIDATION, TEST),
+    layouts.PARQUET: ("owner", "label", "features", "target", VALIDATION, TEST),
 }
 
 
@@ -99,7 +83,7 @@ def described_source(
 
     ``options`` are those of `init` for the layout; others are refused by name.
     """
-    layout = recognized(path)
+    layout = layouts.recognized(path)
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name not in _OPTIONS[layout]:
@@ -114,7 +98,7 @@ def described_source(
     rotated = {"rotations": True} if given.pop("rotations", False) else {}
     notes: dict[str, str] = {}
     files: list[Path] | None = None
-    if layout == STORED:
+    if layout == layouts.STORED:
         parts = {split: load_stored(path, split) for split in stored_splits(path)}
         shape = tuple(parts[TRAIN].features.shape[1:])
         if rotated:
@@ -126,24 +110,24 @@ def described_source(
         table |= fields
         data = listed[TRAIN].table(np.arange(len(listed[TRAIN].paths)))
         files = listed[TRAIN].paths
-    elif layout == NPZ:
+    elif layout == layouts.NPZ:
         table |= {"type": "Npz", **given}
-        data = load_npz(path, owner=given.get("owner"))
+        data = user_files.load_npz(path, owner=given.get("owner"))
         shape = tuple(data.features.shape[1:])
     else:
         columns, notes = _columns(path, layout, given)
         table |= {"type": "Table", **columns}
-        data = load_table(path, **columns)
+        data = user_files.load_table(path, **columns)
         shape = tuple(data.features.shape[1:])
-    if layout == MINI_IMAGENET:
+    if layout == layouts.MINI_IMAGENET:
         held_out = dict.fromkeys(set(listed) - {TRAIN}, "")
     elif held_out:
         table |= held_out
     else:
         is_named = True
-        if layout == NPZ:
+        if layout == layouts.NPZ:
             try:
-                refuse_unnamed(path)
+                user_files.refuse_unnamed(path)
             except ValueError as error:
                 notes["path"] = f"nothing is held out, and there is no score: {error}"
                 is_named = False
@@ -188,15 +172,15 @@ def _without_duplicates(source: Source, files: list[Path] | None, keep: bool) ->
 
 def _pictures(
     layout: str, path: Path, given: Mapping[str, Any], notes: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, Images], tuple[int, int, int]]:
+) -> tuple[dict[str, Any], dict[str, layouts.Images], tuple[int, int, int]]:
     """Keys of the table, the listed pictures of each split, and the shape of one."""
     owner, size = given.get("owner"), int(given.get("size", SIZE))
-    list_of: Callable[..., Images] = listed_classes
+    list_of: Callable[..., layouts.Images] = layouts.listed_classes
     folders = {TRAIN: path}
-    if layout == OMNIGLOT:
-        list_of = listed_omniglot
-    elif layout == MINI_IMAGENET:
-        folders = split_folders(path)
+    if layout == layouts.OMNIGLOT:
+        list_of = layouts.listed_omniglot
+    elif layout == layouts.MINI_IMAGENET:
+        folders = layouts.split_folders(path)
     listed = {s: list_of(one, size=size, owner=owner) for s, one in folders.items()}
     found = listed[TRAIN]
     for split, other in listed.items():
@@ -208,7 +192,7 @@ def _pictures(
                 f"({len(common)} in all); give {folders[TRAIN]}, whose classes are "
                 "then split"
             )
-    for file in found.paths if layout == OMNIGLOT else ():
+    for file in found.paths if layout == layouts.OMNIGLOT else ():
         if not _OMNIGLOT_NAME.fullmatch(file.name):
             raise ValueError(
                 f"{path} must hold a folder of images for each class, but the images "
@@ -216,8 +200,8 @@ def _pictures(
                 f"of the classes, such as {file.parent.parent}"
             )
     fields: dict[str, Any] = {"size": size}
-    channels = 1 if layout == OMNIGLOT else 3
-    if layout == CLASSES:
+    channels = 1 if layout == layouts.OMNIGLOT else 3
+    if layout == layouts.CLASSES:
         fields["grey"] = given.get("grey", _are_grey(found, size))
         channels = 1 if fields["grey"] else 3
         if "grey" not in given and fields["grey"]:
@@ -226,11 +210,11 @@ def _pictures(
     return fields | owned, listed, (size, size, channels)
 
 
-def _are_grey(found: Images, size: int) -> bool:
+def _are_grey(found: layouts.Images, size: int) -> bool:
     """Whether a sample of the pictures has no colour; raises if one is unreadable."""
     places = np.linspace(0, len(found.paths) - 1, _LOOKED_AT).astype(int)
     pixels = [
-        decoded_image(found.paths[i], size, False, found.paths[i])
+        layouts.decoded_image(found.paths[i], size, False, found.paths[i])
         for i in np.unique(places).tolist()
     ]
     return all(np.array_equal(p.min(axis=-1), p.max(axis=-1)) for p in pixels)
@@ -321,13 +305,13 @@ def _columns(
     features, notes = tuple(given.get("features", ())), {}
     label = given.get("label")
     used = {*features, *others.values(), *([label] if label else [])}
-    if layout == CSV:
+    if layout == layouts.CSV:
         # First, as later errors show names, which may be the cells of a record.
         numbers = {name for name, one in cells.items() if _are_numbers(one)}
         numbering = {name for name in numbers if _number_records(cells[name])}
-        refuse_numbers_as_names(path, names, [*used, *(numbers - numbering)])
+        user_files.refuse_numbers_as_names(path, names, [*used, *(numbers - numbering)])
         texts = {name: one for name, one in cells.items() if name not in numbers}
-        refuse_ids_as_names(path, names, texts)
+        user_files.refuse_ids_as_names(path, names, texts)
     for name in used:
         if name not in names:
             raise ValueError(f"{path} has no column {name!r}; it has {list(names)}")
@@ -404,7 +388,7 @@ def _numeric(
 
 def _records(path: Path, layout: str) -> list[Sequence[Any]]:
     """The column names, then the first records."""
-    if layout == CSV:
+    if layout == layouts.CSV:
         found: list[Sequence[Any]] = []
         for _, cells in itertools.islice(csv_lines(path), _ROWS):
             if isinstance(cells, ValueError):

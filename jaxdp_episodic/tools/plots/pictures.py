@@ -14,20 +14,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic import _validation
-from jaxdp_episodic.tools.plots.figures import (
-    STAR,
-    SUFFIXES,
-    front_of,
-    matplotlib,
-    new_figure,
-    note,
-    number,
-    plain,
-    plain_ticks,
-    round_levels,
-    save,
-    scale_axis,
-)
+from jaxdp_episodic.tools.plots import figures
+from jaxdp_episodic.tools.plots.figures import matplotlib
 from jaxdp_episodic.tools.sweep.description import (
     METHOD,
     QUANTITIES,
@@ -114,13 +102,13 @@ def draw(
         if given and not is_map:
             raise ValueError(f"{option} is for contours and heat maps, got {given}")
     out = (folder / kind) if out is None else out
-    if out.suffix and out.suffix.lower() not in SUFFIXES:
+    if out.suffix and out.suffix.lower() not in figures.SUFFIXES:
         raise ValueError(
             f"--out must end in .png or .svg, or in neither, got {out.name!r}"
         )
-    figure, files = made(), [out.with_suffix(suffix) for suffix in SUFFIXES]
+    figure, files = made(), [out.with_suffix(suffix) for suffix in figures.SUFFIXES]
     for file in files:
-        save(figure, file)
+        figures.save(figure, file)
     return files[0], files[1]
 
 
@@ -206,13 +194,13 @@ class SweepTable:
 
     def title(self, held: Mapping[str, Any], drawn: Sequence[str]) -> str:
         """Returns the title: the values that are fixed in the picture."""
-        facts = {k: number(v) for k, v in held.items() if k != QUANTITY}
+        facts = {k: figures.number(v) for k, v in held.items() if k != QUANTITY}
         needed = {"epsilon": ("num_steps", "delta"), "delta": ("num_steps", "epsilon")}
         targets = needed.get(self.quantity(held), ("num_steps", "epsilon", "delta"))
         for name in targets:
             value = self.description.get(name)
             if value is not None and name not in (*drawn, *facts):
-                facts[name] = number(value)
+                facts[name] = figures.number(value)
         if METHOD not in (*drawn, *facts):
             facts[METHOD] = self.description[METHOD]
         return ", ".join(f"{_short(k)} = {v}" for k, v in facts.items())
@@ -331,7 +319,7 @@ def _over_axes(
         every = grid.points(by)
         some = _evenly(every.size, len(_STYLES) if y is None else _MAX_PANELS)
         some = some[np.argsort(every[some], kind="stable")]
-        series, names = every[some], [number(v) for v in every[some]]
+        series, names = every[some], [figures.number(v) for v in every[some]]
         is_map = y is not None
         places[grid.dimension_of(by)] = some.reshape(-1, 1, *([1] * is_map))
         if y is not None and some.size < every.size:
@@ -395,7 +383,7 @@ def _index_of(option: str, field: str, points: np.ndarray, text: str) -> int:
     if abs(points[near] - value) <= 5e-3 * abs(value):
         return int(near)
     both = sorted({float(points[index]) for index in (near, *others[:1])})
-    closest = " and ".join(map(number, both))
+    closest = " and ".join(map(figures.number, both))
     raise ValueError(f"{option}: {field!r} has no value {text}; closest: {closest}")
 
 
@@ -419,7 +407,7 @@ def _lines(
     legend: str,
 ) -> Any:
     """A figure of lines: ``answers`` (lines, n) over ``x`` (n,), ascending."""
-    figure = new_figure(7.6, 4.6)
+    figure = figures.new_figure(7.6, 4.6)
     axes = figure.subplots()
     shades = matplotlib("matplotlib").colormaps[_MAP](
         np.linspace(0.0, _LIGHTEST, len(answers))
@@ -454,16 +442,16 @@ def _lines(
             handlelength=3.5,
         )
     axes.set(xlabel=labels[0], ylabel=labels[1])
-    scale_axis(axes, "x", x)
+    figures.scale_axis(axes, "x", x)
     finite = answers[np.isfinite(answers)]
     if finite.size and finite.min() > 0 and finite.max() > 10 * finite.min():
         axes.set_yscale("log")
-        plain_ticks(axes.yaxis, finite.min(), finite.max())
+        figures.plain_ticks(axes.yaxis, finite.min(), finite.max())
     elif finite.size and finite.min() >= 0:
         axes.set_ylim(bottom=0)
-    plain(axes)
+    figures.plain(axes)
     if finite.size < answers.size:
-        note(axes, "where a line ends, the answer is infinite")
+        figures.note(axes, "where a line ends, the answer is infinite")
     axes.set_title(labels[2], fontsize=10, loc="left")
     return figure
 
@@ -484,11 +472,11 @@ def _maps(
         raise ValueError("nothing can be drawn: no answer is finite and positive")
     low, high = float(finite.min()), float(finite.max())
     top, panels = high * 1.0000001, len(answers)
-    figure = new_figure({1: 6.8, 2: 9.4, 3: 12.6}[panels], 4.6)
+    figure = figures.new_figure({1: 6.8, 2: 9.4, 3: 12.6}[panels], 4.6)
     every = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     colors = matplotlib("matplotlib.colors")
     norm = (colors.LogNorm if high > 5 * low else colors.Normalize)(low, top)
-    levels = round_levels(low, high) if levels is None else levels
+    levels = figures.round_levels(low, high) if levels is None else levels
     levels = [level for level in levels if low < level < high]
     drawn = None
     for axes, panel, name in zip(every, answers, names, strict=True):
@@ -501,21 +489,21 @@ def _maps(
         else:
             style |= {"shading": "nearest", "rasterized": True}
             drawn = axes.pcolormesh(x, y, known, **style)
-        scale_axis(axes, "x", x, crowd=panels)
-        scale_axis(axes, "y", y)
+        figures.scale_axis(axes, "x", x, crowd=panels)
+        figures.scale_axis(axes, "y", y)
         if iso_lines and levels:  # after the scales, which rotate the labels
             _iso_lines(axes, x, y, known, levels)
         if not np.isfinite(panel).all():
-            note(axes, "grey: infinite")
+            figures.note(axes, "grey: infinite")
         axes.set_xlabel(labels[0])
         if panels > 1:
             axes.set_title(name, fontsize=10)
     for panel, across, up in stars:
-        every[panel].plot(across, up, color="white", **STAR)
+        every[panel].plot(across, up, color="white", **figures.STAR)
     every[0].set_ylabel(labels[1])
     bar = figure.colorbar(drawn, ax=every, label=labels[2], pad=0.02)
     if levels:
-        bar.set_ticks(levels, labels=[number(level) for level in levels])
+        bar.set_ticks(levels, labels=[figures.number(level) for level in levels])
         bar.ax.minorticks_off()
     if panels > 1:
         figure.suptitle(labels[3], fontsize=10)
@@ -533,7 +521,7 @@ def _iso_lines(
     dashes = [_STYLES[i % 4][0] for i in range(len(levels))]
     style: dict[str, Any] = {"colors": "black", "linewidths": 1.1, "linestyles": dashes}
     found = axes.contour(x, y, known, levels, **style)
-    named = {level: number(level) for level in levels}
+    named = {level: figures.number(level) for level in levels}
     for text in axes.clabel(found, fmt=named, fontsize=9):
         text.set_path_effects([effects.withStroke(linewidth=3, foreground="white")])
 
@@ -563,12 +551,12 @@ def _pareto(
         points = np.stack([column[rows] for column in columns], axis=1).astype(float)
         dots.append(points[(rows + start) % every == 0])
         both = np.concatenate([front, points])
-        front = both[front_of(*(both * signs).T)]
+        front = both[figures.front_of(*(both * signs).T)]
         start += good.size
     if not front.size:
         raise ValueError("no setting is finite in both columns")
     front = front[np.argsort(front[:, 0])]
-    figure = new_figure(6.8, 4.6)
+    figure = figures.new_figure(6.8, 4.6)
     axes = figure.subplots()
     shown = np.concatenate(dots)
     few = f", 1 in {every:,}" if every > 1 else ""
@@ -590,9 +578,9 @@ def _pareto(
         label = _ANSWERS[sweep.quantity(held)] if is_answer else axis_label(field)
         better = "← better" if sign > 0 else "better →"
         getattr(axes, f"set_{which}label")(f"{label}   {better}")
-        scale_axis(axes, which, np.unique(values[np.isfinite(values)]))
+        figures.scale_axis(axes, which, np.unique(values[np.isfinite(values)]))
     axes.legend(frameon=False, fontsize=9)
-    plain(axes)
+    figures.plain(axes)
     drawn = [field for field in (*fields, *grid.names) if field not in held]
     axes.set_title(sweep.title(held, drawn), fontsize=10, loc="left")
     return figure

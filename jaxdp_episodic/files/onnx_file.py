@@ -39,7 +39,8 @@ def read_onnx(path: Path, output: str | None = None) -> OnnxNetwork:
         raise ValueError(f"{path} must be an ONNX file: {error}") from None
     if not model.graph.node or not model.graph.output:
         raise ValueError(f"{path} must be an ONNX file with a network, but has none")
-    for tensor in _tensors(model):
+    tensors = (m for m in _within(model) if isinstance(m, onnx.TensorProto))
+    for tensor in tensors:
         # The checksum would not cover another file, whose path may lead anywhere.
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             raise ValueError(
@@ -65,7 +66,11 @@ def _cut(onnx: Any, graph: Any, output: str, path: Path) -> None:
         if needed.isdisjoint(node.output):
             del graph.node[place]
         else:
-            needed.update(_names_used(node))
+            for inside in _within(node):  # a node may hold graphs
+                if isinstance(inside, onnx.NodeProto):
+                    needed.update(inside.input)
+                elif isinstance(inside, onnx.GraphProto):
+                    needed.update(value.name for value in inside.output)
     for values in (graph.input, graph.initializer, graph.value_info):
         for place in reversed(range(len(values))):
             if values[place].name not in needed:
@@ -74,41 +79,12 @@ def _cut(onnx: Any, graph: Any, output: str, path: Path) -> None:
     graph.output.append(onnx.ValueInfoProto(name=output))
 
 
-def _names_used(node: Any) -> Iterator[str]:
-    """Yields the names of values used by a node and by the graphs in it."""
-    yield from node.input
-    for graph in _graphs_in(node):
-        for inside in graph.node:
-            yield from _names_used(inside)
-        yield from (value.name for value in graph.output)
-
-
-def _graphs_in(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _tensors(model: Any) -> Iterator[Any]:
-    """Yields all tensors of a model, including those in attributes and subgraphs."""
-    nodes = [node for function in model.functions for node in function.node]
-    graphs = [model.graph]
-    for info in model.training_info:
-        graphs += [info.initialization, info.algorithm]
-    while nodes or graphs:
-        if graphs:
-            graph = graphs.pop()
-            nodes.extend(graph.node)
-            yield from graph.initializer
-            sparse = list(graph.sparse_initializer)
-        else:
-            node = nodes.pop()
-            graphs.extend(_graphs_in(node))
-            sparse = []
-            for attribute in node.attribute:
-                yield attribute.t
-                yield from attribute.tensors
-                sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
-        for one in sparse:
-            yield from (one.values, one.indices)
+def _within(message: Any) -> Iterator[Any]:
+    """Yields a message of Protocol Buffers, and all messages in it."""
+    found = [message]
+    while found:
+        message = found.pop()
+        yield message
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                found += value if hasattr(value, "__len__") else [value]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import sqlite3
 import struct
@@ -11,8 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import numpy as np
 
 # SQLite errors caused by the system, not by the file.
 _SYSTEM = {
@@ -27,7 +24,6 @@ _SYSTEM = {
     sqlite3.SQLITE_IOERR_SHMSIZE: errno.ENOSPC,
 }
 _PAGE_SIZES = tuple(2**i for i in range(9, 17))
-_FRAMES_AT_ONCE = 1024  # of a write-ahead log, checked together
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -89,53 +85,25 @@ def _lost_commit(log: Path) -> str:
         if len(head) < 32 or not any(head):
             return ""
         magic, _, size = struct.unpack(">3I", head[:12])
-        if magic not in (0x377F0682, 0x377F0683) or size not in _PAGE_SIZES:
+        order, sums = "<>"[magic & 1], struct.unpack(">2I", head[24:])
+        is_known = magic in (0x377F0682, 0x377F0683) and size in _PAGE_SIZES
+        if not is_known or _sums(order, head[:24], (0, 0)) != sums:
             return "its header has changed"
-        order = np.dtype(">u4" if magic & 1 else "<u4")
-        sums = _sums(np.frombuffer(head[:24], order)[None], np.zeros((1, 2), np.uint64))
-        if sums.tolist() != [_big(head[24:])]:
-            return "its header has changed"
-        last, is_broken = np.array([_big(head[24:])], np.uint64), False
-        while len(data := file.read((24 + size) * _FRAMES_AT_ONCE)) >= 24 + size:
-            whole = len(data) // (24 + size) * (24 + size)
-            frames = np.frombuffer(data[:whole], np.uint8).reshape(-1, 24 + size)
-            words = np.concatenate([frames[:, :8], frames[:, 24:]], axis=1)
-            ends = frames[:, 16:24].copy().view(">u4").astype(np.uint64)
-            before = np.concatenate([last, ends])[:-1]
-            own = (frames[:, 8:16] == np.frombuffer(head[16:24], np.uint8)).all(axis=1)
-            fits = (_sums(words.view(order), before) == ends).all(axis=1)
-            commits = own & fits & frames[:, 4:8].any(axis=1)
-            broken = np.logical_or.accumulate(
-                np.concatenate([[is_broken], ~(own & fits)])
-            )
-            if np.any(commits & broken[:-1]):
+        is_broken = False
+        while len(frame := file.read(24 + size)) == 24 + size:
+            before, sums = sums, struct.unpack(">2I", frame[16:24])
+            fits = frame[8:16] == head[16:24]  # not left from an older log
+            fits = fits and _sums(order, frame[:8] + frame[24:], before) == sums
+            if is_broken and fits and any(frame[4:8]):
                 return "a frame before its last commit has changed"
-            is_broken, last = bool(broken[-1]), np.concatenate([last, ends])[-1:]
+            is_broken |= not fits
     return ""
 
 
-def _big(data: bytes) -> list[int]:
-    return list(struct.unpack(f">{len(data) // 4}I", data))
-
-
-def _sums(words: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Returns SQLite's checksums of rows of words, each continuing from ``before``."""
-    own, carried = _weights(words.shape[1] // 2)
-    pairs = words.astype(np.uint64).reshape(len(words), -1)
-    # uint64 arithmetic is modulo 2^64, a multiple of 2^32.
-    return (pairs @ own + before @ carried) & np.uint64(0xFFFFFFFF)
-
-
-@functools.lru_cache(maxsize=4)
-def _weights(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the factors of 2 n words, and of the sums before, in a row's two sums."""
-    power, powers = [[1, 0], [0, 1]], []
-    for _ in range(number + 1):
-        powers.append(power)
-        (a, b), (c, d) = power
-        power = [[(a + b) % 2**32, (a + 2 * b) % 2**32] for a, b in ((a, b), (c, d))]
-    # Row i of powers[k]: the effect of unit i of the two sums after k pairs.
-    found = np.array(powers, np.uint64)
-    first = found[number - 1 :: -1, 0] + found[number - 1 :: -1, 1]
-    own = np.stack([first, found[number - 1 :: -1, 1]], axis=1)
-    return own.reshape(-1, 2), found[number]
+def _sums(order: str, data: bytes, before: tuple[int, ...]) -> tuple[int, int]:
+    """Returns SQLite's checksums of some bytes, continued from those before."""
+    first, second = before
+    for one, other in struct.iter_unpack(f"{order}2I", data):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + other + first) & 0xFFFFFFFF
+    return first, second

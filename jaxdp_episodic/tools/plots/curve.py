@@ -153,8 +153,8 @@ def _draw_delta(axes: Any, curve: PrivacyCurve) -> None:
         drawn = np.where(deltas > 0, deltas, np.nan)
         axes.plot(curve.epsilon, drawn, label=method, **_STYLES[method])
     limits = {"ylim": (curve.smallest_delta, 2.0), "xlim": (0, curve.epsilon[-1])}
-    axes.set(yscale="log", xlabel="epsilon (nats)", **limits)
-    axes.set_ylabel("delta (probability), upper bound")
+    labels = {"xlabel": "epsilon (nats)", "ylabel": "delta (probability), upper bound"}
+    axes.set(yscale="log", **limits, **labels)
     axes.set_title("Privacy curve", fontsize=11)
     if curve.advantage == 0:
         note(axes, "nothing is revealed: delta is 0", inset=0.04, size=10)
@@ -169,7 +169,9 @@ def _draw_rates(axes: Any, curve: PrivacyCurve) -> None:
     axes.plot(alpha, curve.true_positive_rate, label=largest, **_STYLES["exact"])
     if 0 < curve.gdp_mu < math.inf:
         style: dict[str, Any] = {"color": BLUE, "ls": (0, (6, 2)), "lw": 1.3}
-        rates = _gaussian_rates(alpha, curve.gdp_mu)
+        normal = NormalDist()  # the best test between N(0, 1) and N(mu, 1)
+        inside = (normal.inv_cdf(a) + curve.gdp_mu for a in alpha[:-1].tolist())
+        rates = [*map(normal.cdf, inside), 1.0]
         axes.plot(alpha, rates, label=f"Gaussian of mu = {mu}", **style)
     axes.plot(alpha, alpha, color="#777777", ls=DOTTED, lw=1.5, label="guessing")
     axes.set(xscale="log", yscale="log", xlim=(1e-6, 1.0), ylim=(1e-6, 1.3))
@@ -179,10 +181,3 @@ def _draw_rates(axes: Any, curve: PrivacyCurve) -> None:
     axes.legend(frameon=False, loc="lower right")
     text = f"advantage at most {upward(curve.advantage, 3)}\nmu = {mu}"
     note(axes, f"{text}  (delta above {curve.smallest_delta:g})", inset=0.04, size=10)
-
-
-def _gaussian_rates(alpha: np.ndarray, mu: float) -> list[float]:
-    """True positive rates of the best test between N(0, 1) and N(mu, 1)."""
-    normal = NormalDist()
-    inside = [normal.cdf(normal.inv_cdf(a) + mu) for a in alpha[alpha < 1].tolist()]
-    return inside + [1.0] * int(np.sum(alpha >= 1))

@@ -169,10 +169,8 @@ def plot_audit(rows: Sequence[Any], path: str | Path, *, title: str = "") -> Non
         axes.plot(rdp, heights, "x", label="claimed, RDP", **style)
     labels = [f"{row.name}\n{row.attacker}, delta {row.delta:g}" for row in rows]
     axes.set_yticks(heights, labels, fontsize=8)
-    axes.set_xlabel("epsilon (nats)")
-    # Room for the marks of audits that found 0.
-    axes.set_xlim(left=-0.02 * axes.get_xlim()[1])
-    axes.set_ylim(-0.7, len(rows) - 0.3)
+    left = -0.02 * axes.get_xlim()[1]  # room for the marks of audits that found 0
+    axes.set(xlabel="epsilon (nats)", xlim=(left, None), ylim=(-0.7, len(rows) - 0.3))
     plain(axes, grid="x")
     if title:
         axes.set_title(title, fontsize=11, loc="left", pad=26)  # above the legend
@@ -216,8 +214,7 @@ def draw_book(
         at = [a + share for a, share in zip(at, shares, strict=True)]
     labels = [f"{name}\n{spent:.3g} of {total:.3g}" for name, spent, total in totals]
     axes.set_yticks(list(heights), labels, fontsize=9)
-    axes.set_xlabel("% of the budget spent (white: left)")
-    axes.set_xlim(0, 102)
+    axes.set(xlabel="% of the budget spent (white: left)", xlim=(0, 102))
     plain(axes, grid="x")
     if title:
         axes.set_title(title, fontsize=11, loc="left")

@@ -400,18 +400,13 @@ def _number_of(option: str, field: str, text: str) -> float:
 
 
 def _lines(
-    x: np.ndarray,
-    answers: np.ndarray,
-    names: Sequence[str],
-    labels: Sequence[str],
-    legend: str,
+    x: np.ndarray, answers: np.ndarray, names: list[str], labels: list[str], legend: str
 ) -> Any:
     """A figure of lines: ``answers`` (lines, n) over ``x`` (n,), ascending."""
     figure = figures.new_figure(7.6, 4.6)
     axes = figure.subplots()
-    shades = matplotlib("matplotlib").colormaps[_MAP](
-        np.linspace(0.0, _LIGHTEST, len(answers))
-    )
+    scale = np.linspace(0.0, _LIGHTEST, len(answers))
+    shades = matplotlib("matplotlib").colormaps[_MAP](scale)
     every = max(1, x.size // _MARKERS_A_LINE)
     drawn = []
     for row, line in enumerate(answers):
@@ -420,27 +415,16 @@ def _lines(
         style: dict[str, Any] = {"color": shades[row], "ls": dashes, "marker": marker}
         # Markers at different points, as lines may cover each other.
         begin = min(row * every // len(answers), x.size - 1)
-        (made,) = axes.plot(
-            x,
-            np.where(np.isfinite(line), line, np.nan),
-            lw=1.7,
-            ms=5,
-            markevery=(begin, every),
-            **style,
-        )
+        style |= {"lw": 1.7, "ms": 5, "markevery": (begin, every)}
+        (made,) = axes.plot(x, np.where(np.isfinite(line), line, np.nan), **style)
         drawn.append((known[-1] if known.size else np.inf, row, made))
     if legend:
         drawn.sort(reverse=True)  # in the order of the lines' ends
-        figure.legend(
-            [made for *_, made in drawn],
-            [names[row] for _, row, _ in drawn],
-            title="\n".join(textwrap.wrap(legend, 18)),
-            loc="outside right center",
-            frameon=False,
-            fontsize=9,
-            title_fontsize=9,
-            handlelength=3.5,
-        )
+        made, rows = [made for *_, made in drawn], [row for _, row, _ in drawn]
+        style = {"frameon": False, "fontsize": 9, "title_fontsize": 9}
+        style |= {"title": "\n".join(textwrap.wrap(legend, 18)), "handlelength": 3.5}
+        style["loc"] = "outside right center"
+        figure.legend(made, [names[row] for row in rows], **style)
     axes.set(xlabel=labels[0], ylabel=labels[1])
     figures.scale_axis(axes, "x", x)
     finite = answers[np.isfinite(answers)]
@@ -562,17 +546,11 @@ def _pareto(
     few = f", 1 in {every:,}" if every > 1 else ""
     grey = {"ls": "", "marker": ".", "ms": 3, "color": "#b8b8b8"}
     axes.plot(*shown.T, label=f"settings{few}", **grey)
-    axes.plot(
-        *front.T,
-        color="#00224e",
-        lw=1.8,
-        marker="o",
-        ms=5,
-        markevery=max(1, len(front) // 12),
-        # Steps, as nothing is known between two settings.
-        drawstyle="steps-post" if signs[0] > 0 else "steps-pre",
-        label="Pareto front: no setting is better in both",
-    )
+    blue: dict[str, Any] = {"color": "#00224e", "lw": 1.8, "marker": "o", "ms": 5}
+    blue["markevery"] = max(1, len(front) // 12)
+    # Steps, as nothing is known between two settings.
+    blue["drawstyle"] = "steps-post" if signs[0] > 0 else "steps-pre"
+    axes.plot(*front.T, label="Pareto front: no setting is better in both", **blue)
     for which, field, values, sign in zip("xy", fields, shown.T, signs, strict=True):
         is_answer = field == sweep.value
         label = _ANSWERS[sweep.quantity(held)] if is_answer else axis_label(field)

@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp_episodic.accountant.describe.step import STEP
-from jaxdp_episodic.tools.plan.plan import (
-    BLOCKS,
-    EPOCHS,
-    FIXED,
-    INDEPENDENT,
-    POISSON,
-    Plan,
-)
+from jaxdp_episodic.tools.plan.plan import Plan
+from jaxdp_episodic.tools.plan.question import SCHEMES
 from jaxdp_episodic.tools.plots.figures import (
     BLUE,
     DOTTED,
@@ -28,14 +22,9 @@ from jaxdp_episodic.tools.plots.figures import (
     save,
 )
 
-_COLORS = {
-    POISSON: BLUE,
-    EPOCHS: "#009e73",
-    FIXED: VERMILION,
-    INDEPENDENT: "#7f7f7f",
-    BLOCKS: "#cc79a7",
-}
-_MARKERS = {POISSON: "o", EPOCHS: "v", FIXED: "s", INDEPENDENT: "^", BLOCKS: "P"}
+# Of each way to draw, in the order of `SCHEMES`.
+_COLORS = (BLUE, "#009e73", VERMILION, "#7f7f7f", "#cc79a7")
+_MARKERS = "ovs^P"
 _DASHED = (0, (5, 2))
 
 
@@ -45,11 +34,11 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) ->
     left, right = figure.subplots(1, 2)
     lines = []
     for index, design in enumerate(plan.designs):
-        whole = design.clip_unit == STEP
+        whole, scheme = design.clip_unit == STEP, SCHEMES.index(design.scheme)
         style: dict[str, Any] = {
-            "color": _COLORS[design.scheme],
+            "color": _COLORS[scheme],
             "ls": DOTTED if whole else "-" if design.is_multistage else _DASHED,
-            "marker": "D" if whole else _MARKERS[design.scheme],
+            "marker": "D" if whole else _MARKERS[scheme],
             "ms": 4,
             "mfc": None if design.is_multistage else "white",
             "lw": 1.6,
@@ -67,11 +56,10 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) ->
         x, y = plan.num_steps[best], plan.signal_to_noise[best]
         lines += left.plot(x, y, label="recommended", **star)
         right.plot(plan.total_episodes[best], plan.effective_steps[best], **star)
-    left.set_xlabel("steps of the run")
-    left.set_ylabel("signal to noise of a step\n(clipped contributions / noise)")
+    ratio = "signal to noise of a step\n(clipped contributions / noise)"
+    left.set(xlabel="steps of the run", ylabel=ratio)
     left.set_title("At equal privacy, within the budget", fontsize=11)
-    right.set_xlabel("episodes of the run")
-    right.set_ylabel("effective steps (estimate)")
+    right.set(xlabel="episodes of the run", ylabel="effective steps (estimate)")
     right.set_title("What more computing buys", fontsize=11)
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
@@ -79,12 +67,11 @@ def draw_plan(plan: Plan, path: Path, *, title: str = "", draws: bool = True) ->
     # Leaves out designs that achieve next to nothing, which would stretch the axis.
     top = plan.effective_steps.max()
     bottom = max(top / 300, plan.effective_steps.min() / 1.3)
-    right.set_ylim(bottom, top * 1.6)
     shown = plan.total_episodes[plan.effective_steps >= bottom]
-    right.set_xlim(shown.min() / 1.4, shown.max() * 1.4)
+    right.set(xlim=(shown.min() / 1.4, shown.max() * 1.4), ylim=(bottom, top * 1.6))
     for axis in (left.xaxis, left.yaxis, right.xaxis, right.yaxis):
         plain_ticks(axis, *axis.get_view_interval())
-    place = {"loc": "outside lower center", "ncols": 2}
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
     figure.legend(handles=lines, frameon=False, fontsize=9, **place)
     if title:
         figure.suptitle(title, fontsize=12)

@@ -85,18 +85,17 @@ def run_of_config(config: TrainingConfig, base: Path | None) -> ComposedSteps:
 def refuse_other_way(folder: Path, *, resume: bool, is_booked: bool) -> None:
     """Refuses to resume a run with a book if it began without one, or the reverse."""
     receipt = read_receipt(folder)
-    if is_booked:
-        if resume and receipt is None:
-            if read_ledger(folder).book is not None:
-                raise ValueError(
-                    f"{folder / RECEIPT} is missing: the run is charged to a book, and "
-                    "only a folder with this receipt can be resumed"
-                )
+    if is_booked and resume and receipt is None:
+        if read_ledger(folder).book is not None:
             raise ValueError(
-                f"book must be left out: the run in {folder} began without one, and a "
-                "run pays before its first draw"
+                f"{folder / RECEIPT} is missing: the run is charged to a book, and "
+                "only a folder with this receipt can be resumed"
             )
-    elif receipt is not None:
+        raise ValueError(
+            f"book must be left out: the run in {folder} began without one, and a run "
+            "pays before its first draw"
+        )
+    if not is_booked and receipt is not None:
         if resume or receipt.has_paid:
             raise ValueError(
                 f"book must be given: the run in {folder} is charged to one, "

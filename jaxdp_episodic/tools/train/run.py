@@ -122,12 +122,11 @@ class Result(NamedTuple):
 
 def _stages_in_lines(selection: Selection) -> list[str]:
     """The scores of each stage and the reason for the released one, as lines."""
-    splits = next(iter(selection.scores.values()), {})
     lines, released = [], selection.stage.name
-    if splits:
-        head = "".join(f"{split:>12}" for split in splits)
-        lines.append(f"{'stages':<12}{'':<12}{head}")
     for name, scores in selection.scores.items():
+        if scores and not lines:
+            head = "".join(f"{split:>12}" for split in scores)
+            lines.append(f"{'stages':<12}{'':<12}{head}")
         means = "".join(f"{score.mean:>12.4f}" for score in scores.values())
         mark = "   is released" if name == released else ""
         lines.append(f"{'':<12}{name:<12}{means}{mark}")
@@ -146,22 +145,14 @@ def _stages_in_lines(selection: Selection) -> list[str]:
         else:
             why = f"{released}, the best on {on}; compared: {', '.join(compared)}"
     lines.append(f"{'released':<12}{why}")
-    if selection.split is not None:
-        lines += [f"{'':<12}{text}" for text in _without_effect(selection)]
-    return lines
-
-
-def _without_effect(selection: Selection) -> list[str]:
-    """A line for each stage that scores no better than the stage before."""
-    scores, lines = selection.scores, []
-    whole = [name for name in scores if not {"@", "/"} & set(name)]
-    for before, name in itertools.pairwise(whole):
-        old, new = (scores[one][str(selection.split)] for one in (before, name))
-        is_better = new.mean < old.mean if new.name == "rmse" else new.mean > old.mean
-        if not is_better:
+    whole = [name for name in selection.scores if not {"@", "/"} & set(name)]
+    for before, name in itertools.pairwise(whole) if selection.split else ():
+        pair = (selection.scores[one][str(selection.split)] for one in (before, name))
+        (_, old, *_), (kind, new, *_) = pair
+        if not (new < old if kind == "rmse" else new > old):
             lines.append(
-                f"{name!r} gained nothing over {before!r} ({new.mean:.4f} after "
-                f"{old.mean:.4f}): its share of the budget had no effect"
+                f"{'':<12}{name!r} gained nothing over {before!r} ({new:.4f} after "
+                f"{old:.4f}): its share of the budget had no effect"
             )
     return lines
 
@@ -192,11 +183,8 @@ def finished(
     if selection is not None:
         stages = [*selection.table(), *selection.reliability_table()]
     if importlib.util.find_spec("matplotlib") is None:
-        console.print(
-            f"no picture: {installing('plot')} installs matplotlib",
-            highlight=False,
-            markup=False,
-        )
+        said = f"no picture: {installing('plot')} installs matplotlib"
+        console.print(said, highlight=False, markup=False)
     else:
         picture = PICTURE
         draw_run(
@@ -218,14 +206,8 @@ def finished(
         if selection is not None and selection.reliability:
             draw_reliability(folder / RELIABILITY, selection.reliability)
             stages += ["", f"![accuracy against probability]({RELIABILITY})"]
-    page = markdown_report(
-        records,
-        title=title,
-        facts=private_facts,
-        statement=account.statement,
-        picture=picture,
-        stages=stages,
-    )
+    shown = {"title": title, "facts": private_facts, "statement": account.statement}
+    page = markdown_report(records, picture=picture, stages=stages, **shown)
     write_atomically(folder / REPORT, page, is_private=True)
     write_release(folder / RELEASE, trainer, folder, account)
     scores = {} if selection is None else selection.scores.get(selection.stage.name, {})
@@ -336,7 +318,12 @@ def _run(
             with _shown_warnings(console):
                 name = None if book is None else book.book
                 step = trainer.resume(folder, book=name)
-            console.print(f"resumed after step {step:,}{_owed(trainer, step)}")
+            said = f"resumed after step {step:,}"
+            if not isinstance(trainer, AdaptiveTrainer):
+                charged = int(trainer.budget.owed(step))
+                if charged != step:
+                    said += f", within an epoch: {charged:,} steps are charged"
+            console.print(said)
         _announce(console, trainer, size)
         wanted, paid = config.evaluation, None
         select = None if wanted is None else wanted.select
@@ -352,8 +339,12 @@ def _run(
         budget, taken = trainer.budget, trainer.num_steps_taken
 
         def shown(progress: StepProgress) -> None:
-            spent = progress.private_record["epsilon"]
-            bar.show(progress.step, _so_far(trainer, spent))
+            if isinstance(trainer, AdaptiveTrainer):
+                left = f"; left {trainer.ledger.now.left_in_words()}"
+            else:
+                left = f" of {budget.epsilon:g}"
+            spent = upward(progress.private_record["epsilon"])
+            bar.show(progress.step, f"epsilon {spent}{left}")
             if on_step is not None:
                 on_step(progress)
 
@@ -371,8 +362,7 @@ def _run(
                 on_step=shown,
             )
         if isinstance(book, Booking) and paid is not None:
-            steps = trainer.num_steps_taken
-            check_out(book.where, folder, paid, steps=steps)
+            check_out(book.where, folder, paid, steps=trainer.num_steps_taken)
         without = {}
         bare = wanted is not None and wanted.without_noise
         if bare and paid is not None:
@@ -382,7 +372,8 @@ def _run(
             )
         elif bare:
             console.print("once more without noise, to compare (not private)")
-            without = _scores_without_noise(config, trainer.budget, tables, folder, own)
+            bare_config = _bare(config, budget)
+            without = _scores_without_noise(bare_config, tables, folder, own)
         return finished(trainer, folder, title, console, without, paid)
 
 
@@ -412,24 +403,6 @@ def _run_elsewhere(
     return Result(trainer, float(budget.spent(taken)), uncounted, {}, folder)
 
 
-def _owed(trainer: Trainer, step: int) -> str:
-    """The number of charged steps if a run is resumed within an epoch; else ""."""
-    if isinstance(trainer, AdaptiveTrainer):
-        return ""
-    charged = int(trainer.budget.owed(step))
-    return (
-        "" if charged == step else f", within an epoch: {charged:,} steps are charged"
-    )
-
-
-def _so_far(trainer: Trainer, epsilon: float) -> str:
-    """The epsilon spent so far, and the target or what an adaptive run has left."""
-    spent = f"epsilon {upward(epsilon)}"
-    if isinstance(trainer, AdaptiveTrainer):
-        return f"{spent}; left {trainer.ledger.now.left_in_words()}"
-    return f"{spent} of {trainer.budget.epsilon:g}"
-
-
 @contextmanager
 def _shown_warnings(console: Console) -> Iterator[None]:
     """Prints the library's warnings, each once, without those of JAX."""
@@ -443,14 +416,10 @@ def _shown_warnings(console: Console) -> Iterator[None]:
 
 
 def _scores_without_noise(
-    config: TrainingConfig,
-    budget: PrivacyBudget,
-    tables: Tables,
-    folder: Path,
-    own: OwnParts,
+    bare: TrainingConfig, tables: Tables, folder: Path, own: OwnParts
 ) -> dict[str, dict[str, Any]]:
     """Trains without noise, in a folder that is removed; returns the last scores."""
-    trainer, evaluations, _ = assembled(_bare(config, budget), tables, own)
+    trainer, evaluations, _ = assembled(bare, tables, own)
     temporary = folder / "without-noise"
     shutil.rmtree(temporary, ignore_errors=True)  # a killed run may have left it
     try:
@@ -458,10 +427,7 @@ def _scores_without_noise(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     _, learner, params = trainer.released
-    return {
-        name: evaluation(learner, params)._asdict()
-        for name, evaluation in evaluations.items()
-    }
+    return {n: score(learner, params)._asdict() for n, score in evaluations.items()}
 
 
 def _bare(config: TrainingConfig, budget: PrivacyBudget) -> TrainingConfig:

@@ -35,7 +35,6 @@ from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.gradient.processes import all_processes
 from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.assemble import Tables, assembled, plan
-from jaxdp_episodic.trainer.run.evaluation import Score
 from jaxdp_episodic.trainer.run.release import STATEMENT
 
 STATE = "search.json"
@@ -120,7 +119,9 @@ def run_search(
                 console=console,
                 book=PartOfSearch(state["name"], paid),
             )
-            run["score"] = _larger_is_better(result.scores[search.settings.split])
+            score = result.scores[search.settings.split]
+            value = float(-score.mean if score.name == "rmse" else score.mean)
+            run["score"] = value if math.isfinite(value) else "-inf"  # larger is better
             _save(folder, state)
         if book is not None and paid is not None:
             check_out(book.where, folder, paid, steps=len(state["runs"]))
@@ -172,10 +173,8 @@ def _resumed(search: Search, folder: Path, book: str | None) -> dict[str, Any]:
     if (began := state.get("book")) != book:
         with_it = "without one" if began is None else f"with {began[:12]}…"
         given = "none" if book is None else f"{book[:12]}…"
-        raise ValueError(
-            f"book must be the same on resume: the search in {folder} began {with_it}, "
-            f"got {given}"
-        )
+        said = f"the search in {folder} began {with_it}, got {given}"
+        raise ValueError(f"book must be the same on resume: {said}")
     return state
 
 
@@ -186,11 +185,6 @@ def _described(search: Search) -> dict[str, Any]:
 
 def _save(folder: Path, state: dict[str, Any]) -> None:
     write_atomically(folder / STATE, json.dumps(state, indent=1, allow_nan=False))
-
-
-def _larger_is_better(score: Score) -> float | str:
-    value = -score.mean if score.name == "rmse" else score.mean
-    return float(value) if math.isfinite(value) else "-inf"
 
 
 def _finish(
@@ -299,8 +293,7 @@ def _curve(
     is_public, protected = True, set[tuple[Any, ...]]()
     configs = [search.config(values, run_epsilon) for values in search.variants()]
     # Values without effect give equal configs, which are computed once.
-    different = {json.dumps(config.to_dict()): config for config in configs}
-    for config in different.values():
+    for config in {json.dumps(one.to_dict()): one for one in configs}.values():
         budget = plan(config, data)
         one = rdp(budget.run(budget.num_steps), DEFAULT_ORDERS)
         curve = np.maximum(curve, one)

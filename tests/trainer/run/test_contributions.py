@@ -13,6 +13,8 @@ from jaxdp_episodic.trainer.run.run_files import read_log
 from training_runs import plain_trainer, protonet
 
 SIZES = np.random.default_rng(0).integers(3, 31, 48)  # 3 to 30 images each
+# Ten times as many classes need a tenth of the simulated draws.
+MANY = np.tile(SIZES, 10)
 
 
 def unequal(sizes=SIZES):
@@ -21,10 +23,10 @@ def unequal(sizes=SIZES):
     return ExampleTable.from_records(points, units={"class": labels})
 
 
-def step(relation="zero_out", size=4, slots=30, ways=3):
+def step(relation="zero_out", size=4, slots=30, ways=3, classes=48):
     return jde.GaussianStep(
         jde.GroupedClasses(
-            num_classes=48,
+            num_classes=classes,
             ways=ways,
             episodes=jde.Poisson("episode", sampling_probability=0.5),
             examples=jde.WithoutReplacement("example", size=size, population=slots),
@@ -38,11 +40,11 @@ def step(relation="zero_out", size=4, slots=30, ways=3):
 def test_a_run_without_complete_contributions_is_refused():
     model, params = protonet()
     learner = dataclasses.replace(model, ways=5), params
-    wasted = step(size=4, ways=5)
+    wasted = step(size=4, ways=5, classes=480)
     with pytest.raises(ValueError, match="nothing was charged") as caught:
-        plain_trainer(data=unequal(), learner=learner, step=wasted, num_steps=60)
+        plain_trainer(data=unequal(MANY), learner=learner, step=wasted, num_steps=60)
     said = str(caught.value)
-    assert "4.5 contributions (episode) a step on average" in said
+    assert "48 contributions (episode) a step on average" in said
     assert 'it would be 1 under neighboring_relation = "add_remove"' in said
     assert "with size = 2 of 'example' instead of 4" in said
 
@@ -67,20 +69,20 @@ def test_full_classes_are_neither_warned_of_nor_refused():
     assert run.complete_units is not None and run.complete_units.share == 1.0
 
 
-def test_the_advice_has_epsilons_for_the_sizes():
-    tree = unequal().population
-    found = ways_out(step(size=4, ways=5), tree, Needs.of(1, is_regression=False))
-    relation, size, ways = found.values()
+def test_the_advice_has_the_share_of_each_change():
+    tree, wasted = unequal(MANY).population, step(size=4, ways=5, classes=480)
+    found = ways_out(wasted, tree, Needs.of(1, is_regression=False))
+    relation, size, ways, *_ = found.values()
     assert relation == 1.0 and 0 < size < 0.1 and 0 < ways < 0.1
     # Bands refuse add_remove if what is grouped is drawn without replacement.
-    grouped = jde.banded(step(size=4, ways=5), jde.Bands(2, level="example"))
+    grouped = jde.banded(wasted, jde.Bands(2, level="example"))
     found = ways_out(grouped, tree, Needs.of(1, is_regression=False))
     assert list(found.values())[:2] == [size, ways]
-    sizes = np.repeat([3, 30], [30, 18]).tolist()
+    sizes = np.repeat([3, 30], [300, 180]).tolist()
     tree = jde.Population.from_sizes(sizes, level_names=("class",))
-    found = ways_out(step(size=4, ways=5), tree, Needs.of(1, is_regression=False))
+    found = ways_out(wasted, tree, Needs.of(1, is_regression=False))
     *_, (without, share) = found.items()
-    assert without.startswith("without the 30 classes of fewer than 30")
+    assert without.startswith("without the 300 classes of fewer than 30")
     assert share == 1.0
 
 

@@ -320,7 +320,7 @@ def test_an_adaptive_run_with_prices_is_charged_for_its_worst_strategy(
     def killed(*args, **kwargs):
         raise KeyboardInterrupt
 
-    config.write_text(config.read_text() + AT_PRICES)
+    config.write_text(TINY + AT_PRICES)
     monkeypatch.setattr(AdaptiveTrainer, "train", killed)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "out", book)

@@ -69,7 +69,7 @@ pytest.approx = _approx
 _LONGEST = (
     *("trainer/run/", "tools/train/", "trainer/", "mutation/"),
     *("accountant/questions/", "accountant/losses/", "accountant/"),
-    *("tools/cli/", "test_readme.py", "test_oracles.py", "test_project.py"),
+    *("tools/cli/", "test_oracles.py", "test_project.py"),
 )
 
 

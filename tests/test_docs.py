@@ -16,6 +16,7 @@ import warnings
 import pytest
 
 import jaxdp_episodic
+import notebooks
 import pages
 from browsers import chromium
 from jaxdp_episodic.tools.cli.program import parsed as parse_command
@@ -363,3 +364,84 @@ def test_no_page_scrolls_sideways_on_a_phone(site):
             view.evaluate("window.MathJax && MathJax.startup.promise.then(() => 0)")
             width = view.evaluate("document.documentElement.scrollWidth")
             assert width <= PHONE, page
+
+
+# --- Notebooks ---
+
+
+# Noise is random, so training never prints the same numbers again.
+PRINTS_THE_SAME = {"account": True, "train": False}
+
+
+def test_all_notebooks_are_known():
+    assert [path.stem for path in notebooks.NOTEBOOKS] == sorted(PRINTS_THE_SAME)
+
+
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_complete(path):
+    """It was run from the first cell to the last, and no link is broken."""
+    notebook = notebooks.read(path)
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    cells = notebook["cells"]
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    counts = [c["execution_count"] for c in cells if c["cell_type"] == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    assert any("outputs" in cell and cell["outputs"] for cell in cells)
+    assert path.stat().st_size < 150_000
+    prose = "\n\n".join(
+        notebooks.source(cell) for cell in cells if cell["cell_type"] == "markdown"
+    )
+    for target in re.findall(r"\]\(([^)\s#]+)\)", prose):
+        assert (path.parent / target).exists(), target
+    for line in re.findall(r"^!(.*)$", "\n".join(map(notebooks.source, cells)), re.M):
+        assert line.split()[0] == pages.PROGRAM
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path):
+    """``python tests/notebooks.py`` rewrites the stored outputs."""
+    pytest.importorskip("matplotlib")
+    kept, now = notebooks.read(path), notebooks.run(path, tmp_path)
+    kept, now = notebooks.printed(kept), notebooks.printed(now)
+    if not PRINTS_THE_SAME[path.stem]:
+        kept = [(bool(text), pictures) for text, pictures in kept]
+        now = [(bool(text), pictures) for text, pictures in now]
+    assert now == kept
+
+
+# --- The README ---
+
+
+README = pages.read("README.md")
+
+
+def test_code_blocks_run():
+    """In order and in one namespace, as a reader would run them."""
+    assert len(pages.fences(README, "python")) >= 3
+    namespace, printed = {}, ""
+    for number, block in enumerate(pages.blocks(README)):
+        if block.language == "python":
+            printed = pages.run_python(block.text, f"README, {number}", namespace)
+        elif block.is_output:
+            assert printed == block.text
+
+
+def console():
+    """The commands of the console blocks, each with the output printed below it."""
+    for block in pages.blocks(README):
+        if block.language == "console":
+            yield from pages.commands(block)
+
+
+@pytest.mark.parametrize(("command", "output"), list(console()))
+def test_commands_print_what_is_shown(command, output, monkeypatch):
+    monkeypatch.chdir(pages.ROOT)
+    assert pages.run_program(command) == output
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "experiments/README.md"]
+)
+def test_no_link_is_broken(page):
+    assert pages.broken_links(page) == []

@@ -9,9 +9,10 @@ from typing import Any, cast
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting import dp_event
+from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from scipy import stats
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.interop.dp_accounting import (
@@ -387,3 +388,216 @@ def test_epsilon_is_that_of_dp_accounting_or_smaller(event):
     rdp = jde.rdp(from_dp_event(event), [2, 5, 17])
     expected = RdpAccountant([2, 5, 17]).compose(event).rdp
     np.testing.assert_allclose(rdp, expected, rtol=1e-9, atol=0)
+
+
+# --- Mixtures of Gaussians ---
+
+
+THEIRS = {
+    "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "zero_out": NeighboringRelation.REPLACE_SPECIAL,
+}
+GAUSSIAN = dp_event.GaussianDpEvent(2.0)
+TWICE = dp_event.MixtureOfGaussiansDpEvent(1.5, [0.0, 1.0, 2.0], [0.81, 0.18, 0.01])
+ONCE = dp_event.MixtureOfGaussiansDpEvent(1.0, [0.5, 1.5], [0.75, 0.25])
+
+
+def sampled(rate, *events):
+    return dp_event.PoissonSampledDpEvent(rate, dp_event.ComposedDpEvent(list(events)))
+
+
+def often(count, event):
+    return dp_event.SelfComposedDpEvent(event, count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "relation", ["zero_out", pytest.param("add_remove", marks=pytest.mark.slow)]
+)
+def test_composed_mixtures_agree_with_dp_accounting(relation):
+    # With rate 1 releases are composed, not joined.
+    event = dp_event.ComposedDpEvent([often(60, TWICE), sampled(1.0, ONCE, TWICE)])
+    theirs = PLDAccountant(THEIRS[relation], value_discretization_interval=1e-2)
+    bound = theirs.compose(often(61, TWICE)).compose(ONCE).get_epsilon(1e-6)
+    run = from_dp_event(event, neighboring_relation=relation)
+    assert sorted(run.counts) == [1, 61]
+    value = jde.epsilon(run, delta=1e-6)
+    assert value <= bound <= value * (1 + 1e-3)
+
+
+def divergences(rate, g, *laws):
+    """Both directions of two joint releases of one sample, on a grid of the plane.
+
+    A unit shifts each release along its own axis.
+    """
+    at = np.linspace(-9, 13, 1_101)
+    x, y = at[:, None], at[None, :]
+    nobody = np.exp(-0.5 * (x * x + y * y)) / (2 * np.pi)
+    somebody = (1 - rate) * nobody
+    for a, p in zip(*laws[0], strict=True):
+        for b, q in zip(*laws[1], strict=True):
+            moved = np.exp(a * x - 0.5 * a * a + b * y - 0.5 * b * b)
+            somebody = somebody + rate * p * q * moved * nobody
+    cell = (at[1] - at[0]) ** 2
+    return [
+        cell * np.maximum(one - g * other, 0).sum()
+        for one, other in ((somebody, nobody), (nobody, somebody))
+    ]
+
+
+def law(event):
+    if event is GAUSSIAN:
+        return [0.5], [1.0]
+    sizes = np.array(event.sensitivities) / event.standard_deviation
+    return sizes, event.sampling_probs
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.4])
+@pytest.mark.parametrize("pair", [(TWICE, GAUSSIAN), (ONCE, TWICE), (ONCE, ONCE)])
+def test_joint_releases_of_a_sample_cost_at_least_the_truth(pair, epsilon):
+    run = from_dp_event(sampled(0.3, *pair))
+    true = max(divergences(0.3, np.exp(epsilon), *map(law, pair)))
+    assert true * (1 - 1e-6) <= jde.delta(run, epsilon=epsilon) <= 1.8 * true
+
+
+def test_one_size_is_exact_and_equal_norms_are_joined():
+    one = dp_event.MixtureOfGaussiansDpEvent(3.0, [1.5], [1.0])
+    both = sampled(0.2, often(3, one), often(2, dp_event.GaussianDpEvent(4.0)))
+    value = jde.epsilon(from_dp_event(often(40, both)), delta=1e-6)
+    joint = sampled(0.2, dp_event.GaussianDpEvent((3 / 4 + 2 / 16) ** -0.5))
+    assert value == pytest.approx(
+        jde.epsilon(from_dp_event(often(40, joint)), delta=1e-6), rel=1e-9
+    )
+    (step,) = from_dp_event(sampled(0.2, often(9, TWICE))).steps
+    sums = {a + 4 * b for a in range(10) for b in range(10 - a)}
+    assert len(step.sensitivities) == len(sums)
+    assert step.probabilities.sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_shifts_without_noise_are_infinite_losses():
+    bare = dp_event.MixtureOfGaussiansDpEvent(0.0, [0.0, 1.0], [0.9, 0.1])
+    run = from_dp_event(sampled(0.5, bare, TWICE))
+    assert jde.epsilon(run, delta=1e-6) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("event", "relation", "message"),
+    [
+        (sampled(0.5, GAUSSIAN, TWICE), "replace_one", "'add_remove' or 'zero_out'"),
+        (sampled(0.5, often(300, TWICE)), "zero_out", "256 different joint norms"),
+        (sampled(0.5, dp_event.LaplaceDpEvent(1.0), TWICE), "zero_out", "no theorem"),
+    ],
+)
+def test_unsupported_events_are_refused(event, relation, message):
+    with pytest.raises(EventNotCovered, match=message):
+        from_dp_event(event, neighboring_relation=relation)
+
+
+# --- People as events ---
+
+
+BINOMIAL = stats.binom.pmf(np.arange(13), 12, 0.1)
+OF_USERS = 0.25 * stats.binom.pmf(np.arange(9), 8, 0.2) + 0.75 * np.eye(9)[0]
+
+
+def poisson_level(name, rate, **options):
+    return jde.Poisson(name, sampling_probability=rate, **options)
+
+
+def person(*levels, clip_unit=None, relation="add_remove", **bounds):
+    return jde.GaussianStep(
+        jde.MultistageSampling(*levels),
+        noise_multiplier=4.0,
+        clip_unit=clip_unit,
+        privacy_unit="person",
+        people=jde.PersonBounds(**bounds),
+        neighboring_relation=relation,
+    )
+
+
+EXAMPLE = poisson_level("example", 0.1)
+USERS = jde.GaussianStep(
+    jde.MultistageSampling(
+        poisson_level("user", 0.25), poisson_level("example", 0.2, population=8)
+    ),
+    noise_multiplier=4.0,
+    clip_unit="example",
+    privacy_unit="user",
+)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("step", "law"),
+    [
+        pytest.param(person(EXAMPLE, examples=12), BINOMIAL, marks=pytest.mark.slow),
+        (person(EXAMPLE, examples=12, relation="zero_out"), BINOMIAL),
+        # Every drawn class contains the person.
+        (
+            person(
+                poisson_level("class", 0.1),
+                poisson_level("example", 1.0),
+                clip_unit="class",
+                relation="zero_out",
+                classes=12,
+                examples=2,
+            ),
+            BINOMIAL,
+        ),
+        (USERS, OF_USERS),
+    ],
+)
+def test_people_without_reactions_are_a_mixture_of_gaussians(step, law):
+    event = to_dp_event(step)
+    assert event.standard_deviation == 4.0
+    np.testing.assert_array_equal(event.sensitivities, np.arange(len(law)))
+    np.testing.assert_allclose(event.sampling_probs, law, rtol=1e-11)
+    theirs = PLDAccountant(
+        THEIRS[step.neighboring_relation], value_discretization_interval=1e-2
+    )
+    bound = theirs.compose(to_dp_event(jde.compose((step, 50)))).get_epsilon(1e-6)
+    value = jde.epsilon(step, num_steps=50, delta=1e-6)
+    assert value <= bound <= value * (1 + 2e-3)
+    back = from_dp_event(event, neighboring_relation=step.neighboring_relation)
+    again = jde.epsilon(jde.compose((back, 50)), delta=1e-6)
+    assert again == pytest.approx(value, rel=1e-9)
+
+
+def draws(size, population):
+    return jde.WithoutReplacement("example", size=size, population=population)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        person(EXAMPLE, examples=12, relation="replace_one"),
+        # The example drawn in the place of the person's reveals the draw.
+        person(
+            poisson_level("class", 0.1),
+            draws(2, 20),
+            clip_unit="class",
+            classes=12,
+            examples=1,
+        ),
+        person(draws(4, 100), examples=12, relation="zero_out"),
+        # Which classes are drawn is visible.
+        person(
+            poisson_level("class", 0.1),
+            EXAMPLE,
+            clip_unit="example",
+            classes=3,
+            examples=2,
+        ),
+        jde.GaussianStep(
+            jde.PeopleBlocks(
+                num_people=20,
+                people_per_block=2,
+                episodes=poisson_level("episode", 0.5),
+            ),
+            noise_multiplier=4.0,
+        ),
+    ],
+)
+def test_other_people_have_no_event(step):
+    with pytest.raises(NotImplementedError, match="has no event in dp_accounting"):
+        to_dp_event(step)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from fractions import Fraction
+from pathlib import Path
 
+import mpmath as mp
 import numpy as np
 import pytest
 
+from jaxdp_episodic.accountant.numerics import convex_sums
+from jaxdp_episodic.accountant.numerics.convex_sums import lognormal_sum
 from jaxdp_episodic.accountant.numerics.lattice_sums import (
     Summand,
     cells_of_sum,
@@ -110,3 +115,125 @@ def test_a_lattice_that_is_too_long_is_refused():
     assert lattice_sum(parts, SPACING, 0.0, 1.0, -30.0, 0.0, 100) is None
     wide = lattice_sum(parts, SPACING, 0.0, 1.0, -30.0, 0.0, 2**20)
     assert wide is not None and max(wide.outside) <= math.exp(-30) * (1 + 1e-6)
+
+
+# --- Lower and upper bounds of sums of lognormals ---
+
+
+ROWS = json.loads((Path(__file__).parents[2] / "allocation.json").read_text())["rows"]
+SINGLE = [row for row in ROWS if row[2] == 1]
+
+
+def both(count, shift):
+    return [lognormal_sum(count, shift, above=above) for above in (False, True)]
+
+
+def gain(bound, x, *, rising):
+    """``E(Y - x)_+`` (rising), or ``E(x - Y)_+``, at (m,) x, by their definition."""
+    away = np.subtract.outer(bound.values, x) * (1 if rising else -1)
+    rest = bound.infinite if rising else bound.lost * x
+    return bound.masses @ np.maximum(away, 0.0) + rest
+
+
+def ends(count, shift, x, *, rising):
+    """Certified ends of ``E(X - x)_+``, or ``E(x - X)_+``."""
+    low, high = both(count, shift)
+    return tuple(
+        float(gain(bound, np.array([x]), rising=rising)[0])
+        * np.exp(sign * (bound.mass_error + 1e-11))
+        for bound, sign in ((low, -1), (high, 1))
+    )
+
+
+@pytest.mark.parametrize("shift", [0.1, 1.0, 3.3])
+def test_one_term_has_the_price_of_an_option(shift):
+    with mp.workdps(40):
+        for deviations in (-4, -1, 0.5, 3, 6):
+            x = mp.exp(mp.mpf(shift) * deviations - mp.mpf(shift) ** 2 / 2)
+            call = mp.ncdf(shift - deviations) - x * mp.ncdf(-deviations)
+            for rising, truth in ((True, call), (False, call - 1 + x)):
+                low, high = ends(1, shift, float(x), rising=rising)
+                assert low <= float(truth) <= high
+                assert high < float(truth) * 1.001
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        row if row[0] <= 100 else pytest.param(row, marks=pytest.mark.slow)
+        for row in SINGLE
+    ],
+    ids=lambda row: "-".join(map(str, row[:5])),
+)
+def test_single_epochs_of_the_reference(row):
+    steps, noise, _, direction, epsilon, delta = row
+    if direction == "remove":
+        low, high = ends(steps, 1 / noise, steps * np.exp(epsilon), rising=True)
+        truth = steps * delta
+    else:
+        low, high = ends(steps, 1 / noise, steps * np.exp(-epsilon), rising=False)
+        truth = steps * delta * np.exp(-epsilon)
+    assert low <= truth <= high
+    assert np.log(high / low) < 3e-3
+    # Neither bound holds as the other one.
+    assert low < truth * (1 - 1e-8)
+    assert high > truth * (1 + 1e-8)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("count", "shift"), [(2, 1e-4), (7, 0.3), (50, 1.0), (13, 3.3), (2, 10.0)]
+)
+def test_masses_means_and_order(count, shift):
+    low, high = both(count, shift)
+    for bound in (low, high):
+        assert np.all(bound.masses > 0)
+        assert np.all(np.diff(bound.values) > 0)
+        assert bound.masses.sum() + bound.lost == pytest.approx(1, abs=1e-10)
+        mean = bound.masses @ bound.values + bound.infinite
+        assert mean == pytest.approx(count, rel=1e-10)
+        assert bound.lost + bound.infinite / count < 1e-21
+        assert bound.mass_error + bound.place_error < 1e-8
+    x = count * np.exp(np.linspace(-2, 2, 41) * shift)
+    for rising in (True, False):
+        assert np.all(
+            gain(low, x, rising=rising) <= gain(high, x, rising=rising) * (1 + 1e-11)
+        )
+    variance = count * np.expm1(shift**2)
+    if shift < 4:
+        found = [bound.masses @ (bound.values - count) ** 2 for bound in (low, high)]
+        assert found[0] < variance < found[1] < variance * (1 + 3e-4)
+
+
+@pytest.mark.slow
+def test_one_large_term_far_out():
+    # Far out a single term dominates, and 999 others have their mean.
+    with mp.workdps(40):
+        s = mp.mpf(2)
+        for x in (2e8, 6e8):
+            z = (mp.log(x - 999) + s * s / 2) / s
+            truth = 1000 * (mp.ncdf(s - z) - (x - 999) * mp.ncdf(-z))
+            low, high = ends(1000, 2.0, x, rising=True)
+            assert low <= truth <= high < truth * 1.003
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("fault", ["down", "up"])
+def test_planted_faults_are_detected(monkeypatch, fault):
+    """Points that do not keep the mean: the test above detects it."""
+    lognormal_sum.cache_clear()
+    honest = convex_sums._on_places
+
+    def rounded(atoms, plan):
+        move = 1e-4 if fault == "up" else -1e-4
+        return honest(atoms._replace(values=atoms.values * (1 + move)), plan)
+
+    monkeypatch.setattr(convex_sums, "_on_places", rounded)
+    failed = 0
+    for row in SINGLE[:6]:
+        try:
+            test_single_epochs_of_the_reference(row)
+        except AssertionError:
+            failed += 1
+    lognormal_sum.cache_clear()
+    assert failed >= 3

@@ -1,11 +1,19 @@
 """Tiny deltas and extreme noises: errors must be stated."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.methods.exact import solver
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
+from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.methods.exact import contour, integral, mgf, solver
+from jaxdp_episodic.accountant.methods.exact import contour as contours
+from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound, rdp_curve
+from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 
 
 def sampled(rate, noise):
@@ -101,3 +109,116 @@ def test_a_sum_above_1_is_no_delta(nodes, monkeypatch):
     step = sampled(0.8573658, 0.32763965)
     found, info = jde.delta(step, num_steps=2_656, epsilon=0.01564951, return_info=True)
     assert found == pytest.approx(1.0) and info.is_certified_bound
+
+
+# --- The trapezoidal rule's error, and the search at kinks ---
+
+
+@pytest.mark.parametrize("rare", [0.0, 1e-4])
+def test_the_error_estimate_has_no_coincidental_zeros(rare):
+    """Bumps ``1 / cosh`` on both sides of 0, and rare ones a tenth as wide."""
+    step = 0.45
+    place = step * np.arange(4.0, 9.0, 1 / 8)
+    u = step * np.arange(97)[:, None]
+    weight = step * np.where(u > 0, 1.0, 0.5)
+
+    def bumps(width: float) -> np.ndarray:
+        below, above = ((u + sign * place) / width for sign in (1, -1))
+        return (1 / np.cosh(below) + 1 / np.cosh(above)) / width
+
+    values = weight * (bumps(1.0) + rare * bumps(0.1))
+    error = np.abs(values.sum(axis=0) - np.pi * (1 + rare))
+    halved = np.abs(values.sum(axis=0) - 2 * values[::2].sum(axis=0))
+    stated = integral._aliasing(integral._waves(97, 1)[0] @ values)
+    assert np.any(halved < 0.5 * error)  # the estimate by one difference
+    assert np.all(stated > error)
+    # At most nine times the largest change by halving the nodes.
+    assert np.all(stated < 9 * halved.max())
+
+
+@pytest.mark.parametrize("guess", [0.9999, 1.0003])
+def test_the_search_does_not_stop_across_an_atom(guess, monkeypatch):
+    """The slope jumps there, which no curvature before it announces."""
+
+    def kinked(_, __, x):
+        value = np.where(x < 1, -x, -1 - 4 * (x - 1))
+        return value, np.where(x < 1, 1.0, 4.0), 0 * x, np.full_like(x, 1e-6), 0 * x
+
+    monkeypatch.setattr(integral, "_prepare", lambda *_: None)
+    monkeypatch.setattr(integral, "_integrate", kinked)
+    steps: Any = SimpleNamespace(count=np.ones((1, 1)), is_discrete=True)
+    true = 1.0001 if guess < 1 else 0.9999  # beyond the kink
+    goal, start, highest = (np.array([x]) for x in (kinked(0, 0, true)[0], guess, 2.0))
+    line = contours.Contour(*[np.ones(1)] * 6)
+    found = integral.search(
+        goal, start, highest, line, (steps,), integral.Blocks(1, 2, 1)
+    )
+    assert abs(found.value[0] - true) * 4 <= found.log_error[0] <= 2e-6
+
+
+# --- The first bound of epsilon, before any contour ---
+
+
+def sampled_loss(rate, noise, outer=1.0):
+    return SampledGaussianLoss(*np.array([[outer], [rate], [1 / noise]]))
+
+
+def mixture(rate, noise):
+    shifts = (np.array([0.5 / noise]), np.array([1 / noise]))
+    weights = (np.log([0.7]), np.log([0.3]))
+    return GaussianMixtureLoss(np.ones(1), np.array([rate]), shifts, weights)
+
+
+SETTINGS = [
+    (sampled_loss(0.01, 1.0), 1_000.0, 1e-5),
+    (sampled_loss(0.3, 0.8), 20.0, 1e-8),
+    (sampled_loss(0.02, 0.6, outer=0.1), 5_000.0, 1e-6),
+    (sampled_loss(0.97, 3.0), 50.0, 1e-5),
+    (mixture(0.05, 1.2), 300.0, 1e-5),
+]
+
+
+def steps_of(loss, count, log_delta):
+    run = Run((loss,), (np.array([count]),))
+    cut, nothing = np.array([log_delta - np.log(count) - 50]), np.zeros(1)
+    (group,) = run.groups()
+    kinds = {"num_nodes": 112, "num_terms": 2}
+    return run, group, mgf.steps_of(group, nothing, cut, **kinds)
+
+
+@pytest.mark.parametrize("loss, count, delta", SETTINGS)
+def test_moments_of_the_exchanged_pair_are_bounded(loss, count, delta):
+    run, _, steps = steps_of(loss, count, np.log(delta))
+    c = np.geomspace(0.1, 300, 24)[:, None]
+    with np.errstate(all="ignore"):
+        bound = mgf.exchanged_moments(c, steps)
+    truth = c * rdp_curve(1 + c, run, "backward")
+    known = np.isfinite(bound)
+    assert np.all(truth <= bound)
+    # Close enough to be useful, at least at small orders.
+    assert known[0] and np.all(
+        bound[:8][known[:8]] <= 1.01 * truth[:8][known[:8]] + 0.01
+    )
+
+
+def test_moments_of_truncated_terms_are_unknown():
+    """The integrand of a high order is far left of where the nodes begin."""
+    _, _, steps = steps_of(*SETTINGS[3][:2], np.log(1e-5))
+    with np.errstate(all="ignore"):
+        bound = mgf.exchanged_moments(np.array([[1.0], [1e3]]), steps)
+    assert np.isfinite(bound[0]) and np.isinf(bound[1])
+
+
+@pytest.mark.parametrize("loss, count, delta", SETTINGS)
+def test_the_bound_is_above_the_best_one(loss, count, delta):
+    log_delta = np.log([delta])
+    run, group, steps = steps_of(loss, count, log_delta[0])
+    with np.errstate(all="ignore"):
+        first = contour.first_epsilon(log_delta, np.array([np.inf]), (group,), (steps,))
+    best, _ = rdp_bound(EpsilonAt(log_delta), run)
+    c = first.order - 1
+    curve = rdp_curve(first.order, run, "forward")
+    there = curve + np.log1p(-1 / first.order) - (log_delta + np.log1p(c)) / c
+    assert first.highest == pytest.approx(there, rel=1e-8)
+    assert best * (1 - 1e-9) <= first.highest <= 3 * best
+    assert 0.3 * best < first.epsilon < best

@@ -30,11 +30,7 @@ from typing import Any, NamedTuple
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.people import PersonBounds
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
-from jaxdp_episodic.accountant.describe.step import (
-    ComposedSteps,
-    GaussianStep,
-    compose,
-)
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
 from jaxdp_episodic.accountant.questions.api import check_method
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of

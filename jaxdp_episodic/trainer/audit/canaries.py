@@ -261,9 +261,7 @@ class Recorded(NamedTuple):
     canaries: Array  # (num_canaries,) their part of the last released gradient
 
 
-def recording(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformation:
+def recording(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Returns the optimizer; it also keeps the canaries' part of the last gradient."""
 
     def init(params: Any) -> Recorded:

@@ -338,9 +338,7 @@ def audit_worlds(
 
 
 def _games(
-    choices: Sequence[Sequence[Part]],
-    seed: int,
-    on_draws: Callable[[int], None] | None,
+    choices: Sequence[Sequence[Part]], seed: int, on_draws: Callable[[int], None] | None
 ) -> Games:
     """One game for each choice: each part's sums, and these with noise."""
     generator = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -18,10 +18,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     IndependentEpisodes,
     checked_sampling,
 )
-from jaxdp_episodic.accountant.describe.people import (
-    PersonBounds,
-    bounds_with_copies,
-)
+from jaxdp_episodic.accountant.describe.people import PersonBounds, bounds_with_copies
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.rates import NEIGHBORING_RELATIONS
 from jaxdp_episodic.accountant.describe.schemes import (
@@ -158,17 +155,11 @@ class StepConfig(CheckedSpec):
     def _with(
         self, population: Population | None, people: PersonBounds | None
     ) -> GaussianStep:
-        noise = self.noise_multiplier
-        return GaussianStep(
-            self.sampling,
-            noise_multiplier=1.0 if noise is None else noise,
-            clip_unit=self.clip_unit,
-            privacy_unit=self.privacy_unit,
-            neighboring_relation=self.neighboring_relation,
-            small_units=self.small_units,
-            population=population,
-            people=people,
-        )
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given |= {"population": population, "people": people}
+        if self.noise_multiplier is None:
+            given["noise_multiplier"] = 1.0
+        return GaussianStep(**given)
 
 
 def _states_its_sizes(sampling: Sampling | Scheme) -> bool:

@@ -24,13 +24,7 @@ from jaxdp_episodic.trainer.learners.models import (
     string_keys,
 )
 
-_NORMS = (
-    nnx.BatchNorm,
-    nnx.GroupNorm,
-    nnx.InstanceNorm,
-    nnx.LayerNorm,
-    nnx.RMSNorm,
-)
+_NORMS = (nnx.BatchNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.LayerNorm, nnx.RMSNorm)
 _MOST_BYTES = 2**33  # largest file of parameters
 _LAYERS = (nnx.Linear, nnx.Conv, PatchConv)
 

@@ -18,11 +18,7 @@ from flax import linen, nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
-from jaxdp_episodic.trainer.config.training_parts import (
-    LINEAR,
-    MLP_KIND,
-    ModelConfig,
-)
+from jaxdp_episodic.trainer.config.training_parts import LINEAR, MLP_KIND, ModelConfig
 
 # Weight of the outputs next to the inputs of a linear map with ``skip``. In 200 steps
 # of Adam noise alone makes outputs 1.5 times as long as inputs (512 to 128), so that

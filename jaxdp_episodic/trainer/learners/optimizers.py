@@ -145,9 +145,7 @@ def averaged(
         changes, inner = optimizer.update(updates, state.inner, params, **others)
         changed = optax.apply_updates(params, changes)
         sums = jax.tree.map(
-            lambda s, p: rate * s + (1 - rate) * p.astype(s.dtype),
-            state.sums,
-            changed,
+            lambda s, p: rate * s + (1 - rate) * p.astype(s.dtype), state.sums, changed
         )
         return changes, Averaged(inner, sums, rate * state.weight + (1 - rate))
 

@@ -43,11 +43,7 @@ from jaxdp_episodic.trainer.data.sources import Omniglot
 from jaxdp_episodic.trainer.data.splits import TRAIN
 from jaxdp_episodic.trainer.data.stored_features import INVERTED
 from jaxdp_episodic.trainer.data.table import ExampleTable
-from jaxdp_episodic.trainer.learners.adapted import (
-    adapted,
-    begin_with,
-    parameters_file,
-)
+from jaxdp_episodic.trainer.learners.adapted import adapted, begin_with, parameters_file
 from jaxdp_episodic.trainer.learners.episode import code_of
 from jaxdp_episodic.trainer.learners.features import FixedFeatures
 from jaxdp_episodic.trainer.learners.learners import (
@@ -174,35 +170,24 @@ def num_outputs(config: TrainingConfig, ways: int | None, num_classes: int) -> i
     return outputs.get(config.learner.kind, ways or 1)
 
 
+_LEARNERS = {
+    PROTONET: ProtoNet,
+    PLDA: ProtoNet,
+    CLASSIFIER: Classifier,
+    BAYES: BayesianRegression,
+    "maml": MAML,
+    "anil": ANIL,
+}
+
+
 def _learner(config: LearnerConfig, apply: Any, features: Any, ways: int | None) -> Any:
-    if config.kind == CLASSIFIER:
-        return Classifier(
-            apply,
-            features=features,
-            embed=config.embed,
-            ways=int(ways or 1),
-            distance=config.distance,
-        )
-    if config.kind in (PROTONET, PLDA):
-        return ProtoNet(
-            apply,
-            ways=int(ways or 1),
-            distance=COSINE if config.kind == PLDA else config.distance,
-            temperature=config.temperature,
-            resplits=config.resplits,
-        )
-    if config.kind == BAYES:
-        return BayesianRegression(apply, rank=config.rank)
-    inner = {
-        "inner_steps": config.inner_steps,
-        "inner_learning_rate": config.inner_learning_rate,
-        "first_order": config.first_order,
-        "checkpoint": config.checkpoint,
-        "task_loss": config.loss,
-    }
-    if config.kind == "maml":
-        return MAML(apply, **inner)
-    return ANIL(apply, head=config.head, **inner)
+    """The learner of a config: its fields are the config's keys, and these."""
+    cls: Any = _LEARNERS[config.kind]
+    given = {**vars(config), "apply": apply, "features": features}
+    given |= {"ways": int(ways or 1), "task_loss": config.loss}
+    if config.kind == PLDA:
+        given["distance"] = COSINE
+    return cls(**{field.name: given[field.name] for field in dataclasses.fields(cls)})
 
 
 # Keys of a source that say how files become examples; they name no path and no unit.

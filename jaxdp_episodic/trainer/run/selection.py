@@ -282,9 +282,7 @@ def chosen_by(
     return names[place], dict(zip(names, pairs, strict=True))
 
 
-def best_of(
-    scores: Sequence[EpisodeScores],
-) -> tuple[int, list[tuple[float, float]]]:
+def best_of(scores: Sequence[EpisodeScores]) -> tuple[int, list[tuple[float, float]]]:
     """Returns the place of the best, the first if several are equal.
 
     Also by how much it is ahead of each, and the standard error; inf ahead of one whose

@@ -31,12 +31,7 @@ from jaxdp_episodic import _validation
 from jaxdp_episodic.trainer.config.training_start import MOST_SLOPES, StartConfig
 from jaxdp_episodic.trainer.learners.episode import Episode
 from jaxdp_episodic.trainer.statistics.plda import RIDGE_OF_NOISE, noise_edge
-from jaxdp_episodic.trainer.statistics.terms import (
-    STEPS,
-    on_grid,
-    outer_products,
-    unit,
-)
+from jaxdp_episodic.trainer.statistics.terms import STEPS, on_grid, outer_products, unit
 
 # Bound that residuals of a pair are clipped to, in standard deviations of a residual.
 _CUT = 2.0

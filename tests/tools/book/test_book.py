@@ -289,6 +289,24 @@ def test_a_book_replaced_during_pricing_is_refused(book, tmp_path):
     assert not read_book(book).entries and read_book(book).terms.name == name
 
 
+def test_a_charge_sees_what_was_charged_while_it_was_priced(book, monkeypatch):
+    """Under the lock it reads only what is new: the lock's time must not grow."""
+
+    def price(terms):
+        paid(book, "other")  # mu 1/2
+        monkeypatch.setattr(storage.Rows, "read", notes)
+        return {"mu": 0.6, "floor": 0.0}
+
+    def notes(rows, first=0):
+        return firsts.append(first) or read(rows, first)
+
+    firsts, read = [], storage.Rows.read
+    with pytest.raises(BookExhaustedError, match="nothing was charged"):
+        paid(book, "late", Order("query", "q", PROTECTED, {}, price))
+    assert firsts == [0]  # from the first record, the last one that it knew
+    assert [entry.run for entry in read_book(book).entries] == ["other"]
+
+
 @pytest.mark.parametrize("name", ["", "a\nb", "\ud800", "x" * 201])
 def test_names_must_be_printable(name):
     with pytest.raises(ValueError, match="name must have 1 to 200 printable char"):

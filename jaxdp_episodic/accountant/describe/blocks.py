@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,25 +96,7 @@ class PeopleBlocks(Design):
         super().__post_init__()
 
     @property
-    def level_names(self) -> tuple[str, ...]:
-        """The level "episode", then those within a block, top to bottom."""
-        return tuple(scheme.name for scheme in self.schemes)
-
-    @property
     def num_possible_episodes(self) -> np.ndarray:
         """Number of episodes of all blocks."""
         blocks = np.floor_divide(self.num_people, self.people_per_block)
         return blocks * np.asarray(self.episodes_per_block)
-
-    @property
-    def schemes(self) -> tuple[Scheme, ...]:
-        """The schemes of all sampled levels, top to bottom."""
-        inside = () if self.sampling is None else self.sampling.levels
-        return self.episodes, *inside
-
-    def with_scheme(self, scheme: Scheme) -> PeopleBlocks:
-        """Returns the design with this scheme at the level of its name."""
-        if scheme.name == EPISODE:
-            return dataclasses.replace(self, episodes=scheme)
-        assert self.sampling is not None  # it has the level
-        return dataclasses.replace(self, sampling=self.sampling.with_scheme(scheme))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +142,7 @@ class GroupedClasses(Design):
                 f"got size={classes.size!r}, ways={self.ways!r}"
             )
 
-    @property
+    @functools.cached_property
     def level_names(self) -> tuple[str, ...]:
         """The levels' names, top to bottom."""
         return EPISODE, CLASS, EXAMPLE
@@ -151,17 +151,6 @@ class GroupedClasses(Design):
     def num_possible_episodes(self) -> np.ndarray:
         """Episodes in one partition of all classes: ``floor(num_classes / ways)``."""
         return np.floor_divide(self.num_classes, self.ways)
-
-    @property
-    def schemes(self) -> tuple[Scheme, ...]:
-        """The schemes of all sampled levels, top to bottom."""
-        given = (self.episodes, self.classes, self.examples)
-        return tuple(scheme for scheme in given if scheme is not None)
-
-    def with_scheme(self, scheme: Scheme) -> GroupedClasses:
-        """Returns the design with this scheme at the level of its name."""
-        field = {EPISODE: "episodes", CLASS: "classes", EXAMPLE: "examples"}
-        return dataclasses.replace(self, **{field[scheme.name]: scheme})
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -197,19 +186,10 @@ class IndependentEpisodes(Design):
         object.__setattr__(self, "num_episodes", num_episodes)
         self.__post_init__()
 
-    @property
+    @functools.cached_property
     def level_names(self) -> tuple[str, ...]:
         """The level "episode", then those of ``sampling``, top to bottom."""
         return EPISODE, *self.sampling.level_names
-
-    @property
-    def schemes(self) -> tuple[Scheme, ...]:
-        """The schemes of all sampled levels, top to bottom."""
-        return self.sampling.levels
-
-    def with_scheme(self, scheme: Scheme) -> IndependentEpisodes:
-        """Returns the design with this scheme at the level of its name."""
-        return dataclasses.replace(self, sampling=self.sampling.with_scheme(scheme))
 
 
 Sampling = MultistageSampling | GroupedClasses | IndependentEpisodes | PeopleBlocks

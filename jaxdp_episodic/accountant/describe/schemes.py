@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
+from jaxdp_episodic.accountant.describe.serialization import spec_fields
 from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     Spec,
@@ -214,12 +215,37 @@ _EPOCHS_COVERED = (
 
 
 class Design(Spec):
-    """Base of the designs: levels and the schemes that sample them."""
+    """Base of the designs, whose fields hold the schemes of levels, top to bottom."""
 
-    @property
+    @functools.cached_property
     def schemes(self) -> tuple[Scheme, ...]:
         """The schemes of all sampled levels, top to bottom."""
-        raise NotImplementedError
+        found: list[Any] = []
+        for name in spec_fields(self):
+            value: Any = getattr(self, name)
+            values = value.schemes if isinstance(value, Design) else value
+            values = values if isinstance(values, tuple) else (values,)
+            found += [one for one in values if isinstance(one, Scheme)]
+        return tuple(found)
+
+    @functools.cached_property
+    def level_names(self) -> tuple[str, ...]:
+        """The levels' names, top to bottom."""
+        return tuple(scheme.name for scheme in self.schemes)
+
+    def with_scheme(self, scheme: Scheme) -> Self:
+        """Returns the design with this scheme at the level of its name."""
+
+        def placed(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(placed, value))
+            if isinstance(value, Design):
+                return value.with_scheme(scheme)
+            is_level = isinstance(value, Scheme) and value.name == scheme.name
+            return scheme if is_level else value
+
+        fields = {name: placed(getattr(self, name)) for name in spec_fields(self)}
+        return self.from_fields(fields)
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -287,22 +313,6 @@ class MultistageSampling(Design):
     def from_fields(cls, fields: Mapping[str, Any]) -> MultistageSampling:
         """Returns the sampling with these fields."""
         return cls(*_validation.instance("levels", fields["levels"], tuple, "a list"))
-
-    @functools.cached_property
-    def level_names(self) -> tuple[str, ...]:
-        """The levels' names, top to bottom."""
-        return tuple(level.name for level in self.levels)
-
-    @property
-    def schemes(self) -> tuple[Scheme, ...]:
-        """The schemes of all sampled levels, top to bottom: ``levels``."""
-        return self.levels
-
-    def with_scheme(self, scheme: Scheme) -> MultistageSampling:
-        """Returns the sampling with this scheme at the level of its name."""
-        return MultistageSampling(
-            *(scheme if level.name == scheme.name else level for level in self.levels)
-        )
 
     def __repr__(self) -> str:
         return f"MultistageSampling({', '.join(map(repr, self.levels))})"

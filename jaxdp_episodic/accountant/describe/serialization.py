@@ -87,12 +87,10 @@ def _decode(
                 fields[key] = _decode(options, value, path, nested=True)
     try:
         return cls.from_fields(fields)
-    except NotImplementedError as error:
-        raise NotImplementedError(f"{where}: {error}") from error
-    except TypeError as error:
-        raise TypeError(f"{where}: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+    except (NotImplementedError, TypeError, ValueError) as error:
+        kinds = NotImplementedError, TypeError, ValueError
+        kind = next(kind for kind in kinds if isinstance(error, kind))
+        raise kind(f"{where}: {error}") from error
 
 
 def _holds_many(cls: type, name: str, kind: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import operator
@@ -146,8 +145,10 @@ def mapped(
         return spec
     if checked:
         return type(spec).from_fields({**fields, **changed})
-    other = copy.copy(spec)
-    vars(other).update(changed)
+    other = object.__new__(type(spec))  # without cached properties
+    own: Any = dataclasses.fields(spec)  # pyright: ignore[reportArgumentType]: specs are dataclasses
+    every = {field.name: getattr(spec, field.name) for field in own}
+    vars(other).update({**every, **changed})
     return other
 
 

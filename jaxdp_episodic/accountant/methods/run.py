@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -213,7 +214,7 @@ class Run:
     @property
     def num_paths(self) -> int:
         """The length of the common last axis."""
-        return max(loss.shape[-1] for loss in self.losses)
+        return self.shape[-1]
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Self:
         """Returns the run with a function applied to every array."""
@@ -228,6 +229,10 @@ class Run:
         def flat(field: np.ndarray) -> np.ndarray:
             return np.broadcast_to(np.asarray(field, np.float64), shape).reshape(-1)
 
+        if shape == self.shape == (1,):
+            arrays = [*self.counts, *(f for loss in self.losses for f in loss.fields)]
+            if all(np.shape(a) == shape and a.dtype == np.float64 for a in arrays):
+                return self  # with its cached properties
         return self.map(flat)
 
     def take(self, index: np.ndarray) -> Self:
@@ -334,7 +339,7 @@ class Run:
     @functools.cached_property
     def has_too_little_noise(self) -> np.ndarray:
         """Whether some step has too little noise for kernels."""
-        return self._some(lambda loss: loss.has_too_little_noise)
+        return self._some(operator.attrgetter("has_too_little_noise"))
 
     def gaussian_shift(self) -> np.ndarray:
         """Returns the shift if all steps are Gaussians without sampling; else 0."""
@@ -406,7 +411,7 @@ class Run:
 
     def log_kept(self) -> np.ndarray:
         """Returns the log of the probability that no step has an infinite loss."""
-        return self._total(lambda loss: loss.log_kept())
+        return self._total(operator.methodcaller("log_kept"))
 
     def groups(self) -> tuple[Group, ...]:
         """Returns the steps by mechanism, with fields that kernels accept."""

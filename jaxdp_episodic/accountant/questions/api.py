@@ -103,7 +103,7 @@ def _worst_of(found: list[Any], worst: Callable[..., Any]) -> Any:
     if not isinstance(found[0][1], PrivacyInfo):  # ends of an interval
         return tuple(functools.reduce(worst, end) for end in zip(*found, strict=True))
     fields = worst_path.chosen([(value, *info) for value, info in found], np.argmax)
-    value, *info = map(_scalar_or_array, fields)
+    value, *info = (shaped(field, field.shape) for field in fields)
     return value, PrivacyInfo(*info)
 
 
@@ -148,7 +148,8 @@ def rdp(
     expanded = orders.reshape(1, -1)
     shape = (*step.shape, orders.size)
     values = curve_of(step, expanded, direction, shape, axis=True)
-    return _scalar_or_array(values.reshape(step.shape + orders.shape))
+    shape = step.shape + orders.shape
+    return shaped(values.reshape(shape), shape)
 
 
 def curve_of(
@@ -243,9 +244,7 @@ def epsilon(
             )
         return _epsilon_on_grid(runs, delta, orders, shape)
     answer = worst_path.answer(EpsilonAt(log_of(delta)), runs, method)
-    value, error, certified = (
-        _scalar_or_array(np.broadcast_to(field, shape)) for field in answer
-    )
+    value, error, certified = (shaped(field, shape) for field in answer)
     return (value, PrivacyInfo(error, certified)) if return_info else value
 
 
@@ -284,11 +283,9 @@ def delta(
     target = _validation.nonnegative_array("epsilon", epsilon)
     runs, shape = checked_runs(step, num_steps, epsilon=target)
     answer = worst_path.answer(DeltaAt(target), runs, method)
-    log_delta, error, certified = (np.broadcast_to(a, shape) for a in answer)
-    value = delta_of(log_delta, up=True)
-    info = PrivacyInfo(_scalar_or_array(error), _scalar_or_array(certified))
-    value = _scalar_or_array(value)
-    return (value, info) if return_info else value
+    log_delta, error, certified = (shaped(field, shape) for field in answer)
+    value = delta_of(log_delta, up=True)[()]
+    return (value, PrivacyInfo(error, certified)) if return_info else value
 
 
 @public_function()
@@ -327,7 +324,7 @@ def privacy_profile(
         for loss in dominating_pairs(step)
     ]
     least = np.minimum.reduce(np.broadcast_arrays(*every)).max(axis=-1)
-    return _scalar_or_array(np.broadcast_to(np.exp(least), shape))
+    return shaped(np.exp(least), shape)
 
 
 def _worst_profile(target: np.ndarray, loss: PrivacyLoss, direction: str) -> np.ndarray:
@@ -446,7 +443,7 @@ def _least_ends(
     ends = []
     for each in zip(*both, strict=True):
         least = np.minimum.reduce(np.broadcast_arrays(*each))
-        ends.append(np.array(np.broadcast_to(least.max(axis=-1), shape))[()])
+        ends.append(shaped(least.max(axis=-1), shape))
     return ends[0], ends[1]
 
 
@@ -555,7 +552,7 @@ def _epsilon_on_grid(
             "orders=None gives a smaller epsilon",
             stacklevel=4,
         )
-    return _scalar_or_array(np.broadcast_to(result.max(axis=-1), shape))
+    return shaped(result.max(axis=-1), shape)
 
 
 def order_grid(orders: Any) -> np.ndarray:
@@ -571,8 +568,9 @@ def order_grid(orders: Any) -> np.ndarray:
 
 def check_step(step: Any) -> None:
     """Refuses anything but a step, a release or a composed run."""
-    refuse_disjoint(step, "this function")
-    _validation.instance("step", step, AnyStep, "a GaussianStep or a composed run")
+    if not isinstance(step, AnyStep):
+        refuse_disjoint(step, "this function")
+        _validation.instance("step", step, AnyStep, "a GaussianStep or a composed run")
 
 
 def _warn_about_delta(step: Any, delta: np.ndarray) -> None:
@@ -588,5 +586,6 @@ def _warn_about_delta(step: Any, delta: np.ndarray) -> None:
         )
 
 
-def _scalar_or_array(values: np.ndarray) -> Any:
-    return values[()] if np.ndim(values) == 0 else np.array(values)
+def shaped(values: np.ndarray, shape: tuple[int, ...]) -> Any:
+    """Returns values of a shape as an array of its own, or as a NumPy scalar."""
+    return np.array(np.broadcast_to(values, shape))[()]

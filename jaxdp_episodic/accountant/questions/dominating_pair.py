@@ -125,6 +125,7 @@ def dominating_pairs(step: OneStep) -> Pairs:
 def _pairs(step: GaussianStep) -> Pairs:
     """The rows by design, with the section of docs/theory.md that proves each."""
     design, scheme = step.design, epoch_scheme(step.design)
+    below = design.level_names[len(step.path_rates.rates) :]  # the protected unit
     match design:
         case _ if isinstance(scheme, RandomAllocation):  # "Epochs": one step of a block
             rate = step.path_rates.rates[0]
@@ -141,16 +142,11 @@ def _pairs(step: GaussianStep) -> Pairs:
             return (_group(step, design),)
         case MultistageSampling() if step.privacy_unit in OWNED:  # "People"
             return rows.tree_of_person(step, design)
-        case MultistageSampling() if _is_above(step, design):  # "A unit above ..."
+        case MultistageSampling() if step.clip_unit in below:  # "A unit above ..."
             return rows.contributions(step, design)
         case MultistageSampling():  # "Profiles"
             return (_multistage(step, design),)
     raise TypeError(f"no theorem about {design!r}")
-
-
-def _is_above(step: GaussianStep, sampling: MultistageSampling) -> bool:
-    """Whether the protected unit is above the clip level."""
-    return step.clip_unit in sampling.level_names[step.path_rates.num_levels :]
 
 
 def in_one_place(step: GaussianStep) -> GaussianStep:

@@ -20,10 +20,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -224,19 +226,17 @@ def in_words(price: Price) -> str:
     return f"mu {price['mu']:.5g}, floor {price['floor']:.3g}"
 
 
-def merged(runs: Sequence[ComposedSteps]) -> ComposedSteps:
-    """Returns the composition of runs; equal steps that draw independently are merged.
-
-    Steps in cycles (random allocation, bands) stay apart.
-    """
+def merged(runs: Iterable[ComposedSteps], times: Iterable[int] = ()) -> ComposedSteps:
+    """Returns the composition of runs, each so many times, by default once."""
+    # Equal steps that draw independently are merged; steps in cycles stay apart.
     counts: dict[Any, int] = {}
     parts: list[tuple[Any, int]] = []
-    for run in runs:
+    for run, number in itertools.zip_longest(runs, times, fillvalue=1):
         for step, count in zip(run.steps, run.counts, strict=True):
             if isinstance(step, GaussianStep) and int(step.cycle) > 1:
-                parts.append((step, int(count)))
+                parts += [(step, int(count))] * number
             else:
-                counts[step] = counts.get(step, 0) + int(count)
+                counts[step] = counts.get(step, 0) + number * int(count)
     return compose(*counts.items(), *parts)
 
 
@@ -376,9 +376,11 @@ class BookContent:
 
     def composition(self) -> ComposedSteps | None:
         """Returns the composition of all runs; None if one of them has none."""
-        runs = [entry.steps for entry in self.entries]
-        known = [run for run in runs if run is not None]
-        return merged(known) if runs and len(known) == len(runs) else None
+        texts = Counter(json.dumps(entry.about.get("steps")) for entry in self.entries)
+        if not texts or "null" in texts:
+            return None
+        runs = (ComposedSteps.from_dict(json.loads(text)) for text in texts)
+        return merged(runs, texts.values())
 
     def next_row(self, record: Mapping[str, Any]) -> Row:
         """Returns the row for a record after all others."""

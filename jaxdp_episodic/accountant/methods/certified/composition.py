@@ -368,7 +368,7 @@ def _narrowed(
             if width <= wanted or ends.upper <= enough:
                 break
             # The errors of a plan without an estimate say little.
-            share = min(max(0.7 * wanted / width, 0.1), 0.7)
+            share = min(max(0.5 * wanted / width, 0.01), 0.7)
             # The error of atoms off the lattice is of first order in the spacing.
             has_atoms = any(isinstance(s.loss, FiniteValues) for s in direction.steps)
             share = share**2 if has_atoms else share

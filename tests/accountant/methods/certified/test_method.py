@@ -184,19 +184,32 @@ def test_ends_are_near_in_usual_ranges(kind, rate, noise, steps, delta):
     assert 0 <= upper - lower <= 1e-4 * lower
 
 
+README = (0.2, 4, 1e-5, "add_remove")
+
+
 @pytest.mark.parametrize(
-    "noise, steps", [(0.5, 100), (1.0, 10_000), (2.0, 300), (4.0, 1_000)]
+    "noise, steps, rate, size, delta, relation",
+    [
+        (0.5, 100, *README),
+        (1.0, 10_000, *README),
+        (2.0, 300, *README),
+        (4.0, 1_000, *README),
+        # The third lattice has to be far finer than the second.
+        (0.507, 1_660, 0.0828, 2, 0.04, "zero_out"),
+    ],
 )
-def test_ends_of_the_readme_design_are_near(noise, steps):
+def test_ends_of_grouped_classes_are_near(noise, steps, rate, size, delta, relation):
     design = jde.GroupedClasses(
         num_classes=1_623,
         ways=5,
-        episodes=jde.Poisson("episode", sampling_probability=0.2),
-        examples=jde.WithoutReplacement("example", size=4, population=20),
+        episodes=jde.Poisson("episode", sampling_probability=rate),
+        examples=jde.WithoutReplacement("example", size=size, population=20),
     )
-    step = jde.GaussianStep(design, noise_multiplier=noise)
-    lower, upper = jde.epsilon_interval(step, num_steps=steps, delta=1e-5)
-    exact = jde.epsilon(step, num_steps=steps, delta=1e-5)
+    step = jde.GaussianStep(
+        design, noise_multiplier=noise, neighboring_relation=relation
+    )
+    lower, upper = jde.epsilon_interval(step, num_steps=steps, delta=delta)
+    exact = jde.epsilon(step, num_steps=steps, delta=delta)
     assert lower <= exact * (1 + 1e-6) and exact * (1 - 1e-6) <= upper
     assert upper - lower <= 1e-4 * lower
 

@@ -158,4 +158,4 @@ def _few_mappings():
 
 def _x64_flag() -> bool:
     # jax creates the attributes of its configuration at run time.
-    return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    return jax.config.jax_enable_x64

@@ -240,7 +240,9 @@ def test_pages_stay_short(page):
     assert limit is None or len(" ".join(lines).split()) <= limit
 
 
-@pytest.mark.parametrize("page", DOCS)
+@pytest.mark.parametrize(
+    "page", [*DOCS, "README.md", "CONTRIBUTING.md", "experiments/README.md"]
+)
 def test_no_link_or_image_is_broken(page):
     assert pages.broken_links(page) == []
 
@@ -438,10 +440,3 @@ def console():
 def test_commands_print_what_is_shown(command, output, monkeypatch):
     monkeypatch.chdir(pages.ROOT)
     assert pages.run_program(command) == output
-
-
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "experiments/README.md"]
-)
-def test_no_link_is_broken(page):
-    assert pages.broken_links(page) == []

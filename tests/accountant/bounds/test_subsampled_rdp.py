@@ -381,7 +381,7 @@ def test_bad_arguments(arguments, error, message):
 def test_bad_mechanism_and_short_table():
     with pytest.raises(TypeError, match="mechanism must be"):
         rdp_without_replacement_subsampled(
-            1.0,  # pyright: ignore[reportArgumentType]
+            1.0,
             sampling_rate=0.1,
             orders=2,
         )

@@ -146,14 +146,14 @@ def test_num_episodes_is_a_whole_number(count, error):
 
 def test_independent_episodes_refuse_other_samplings():
     with pytest.raises(ValueError, match="level named 'episode'"):
-        IndependentEpisodes(EPISODES, num_episodes=2)  # pyright: ignore[reportArgumentType] # a bare scheme is wrapped at run time
+        IndependentEpisodes(EPISODES, num_episodes=2)
     with pytest.raises(NotImplementedError, match="GroupedClasses"):
-        IndependentEpisodes(grouped(), num_episodes=2)  # pyright: ignore[reportArgumentType] # the wrong type is the test
+        IndependentEpisodes(grouped(), num_episodes=2)
     with pytest.raises(TypeError, match="sampling must be"):
-        IndependentEpisodes(0.5, num_episodes=2)  # pyright: ignore[reportArgumentType] # the wrong type is the test
+        IndependentEpisodes(0.5, num_episodes=2)
     sampling = Poisson("class", sampling_probability=[0.1, 0.2, 0.3])
     with pytest.raises(ValueError, match=r"num_episodes: \(2,\)"):
-        IndependentEpisodes(sampling, num_episodes=[1, 2])  # pyright: ignore[reportArgumentType] # a bare scheme is wrapped at run time
+        IndependentEpisodes(sampling, num_episodes=[1, 2])
 
 
 # --- Composed runs protect one kind of unit ---

@@ -30,7 +30,7 @@ def person(
     design: object, people: object = PEOPLE, **fields: object
 ) -> jde.GaussianStep:
     fields = {"noise_multiplier": 2.0, "privacy_unit": "person"} | fields
-    return jde.GaussianStep(design, people=people, **fields)  # pyright: ignore[reportArgumentType] # wrong types are some of the tests
+    return jde.GaussianStep(design, people=people, **fields)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_blocks_are_whole_and_default_to_a_person() -> None:
     assert BLOCKS.num_possible_episodes == 5  # the 21st person is left out
     assert BLOCKS.level_names == ("episode", "class", "example")
     assert BLOCKS.with_scheme(P("episode", sampling_probability=0.5)) != BLOCKS
-    assert BLOCKS.with_scheme(W("class", size=1, population=23)).schemes[1].size == 1  # pyright: ignore[reportAttributeAccessIssue] # it is what was put there
+    assert BLOCKS.with_scheme(W("class", size=1, population=23)).schemes[1].size == 1
     step = jde.GaussianStep(BLOCKS, noise_multiplier=1.0, people=PEOPLE)
     assert (step.privacy_unit, step.clip_unit) == ("person", "episode")
 
@@ -71,7 +71,7 @@ def test_blocks_are_whole_and_default_to_a_person() -> None:
 @pytest.mark.parametrize("bad", [0, -1, 1.5, np.nan, "many"])
 def test_bounds_are_whole_numbers_from_one(field: str, bad: object) -> None:
     with pytest.raises((ValueError, TypeError), match=field):
-        jde.PersonBounds(**{field: bad})  # pyright: ignore[reportArgumentType] # the wrong type is the test
+        jde.PersonBounds(**{field: bad})
 
 
 EXACT = W("example", size=2, population=4, population_is_exact=True)
@@ -157,7 +157,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "error", "match"), REFUSED)
-def test_contradictions_are_refused(make, error, match) -> None:  # noqa: ANN001
+def test_contradictions_are_refused(make, error, match) -> None:
     with pytest.raises(error, match=match):
         make()
 

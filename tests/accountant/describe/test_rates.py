@@ -117,9 +117,9 @@ def test_a_tree_of_other_levels_is_refused():
 
 def test_wrong_types_are_refused():
     with pytest.raises(TypeError, match="sampling must be"):
-        path_rates(ONE_A_STAGE.levels[0])  # pyright: ignore[reportArgumentType] # the wrong type is the test
+        path_rates(ONE_A_STAGE.levels[0])
     with pytest.raises(TypeError, match="population must be"):
-        path_rates(ONE_A_STAGE, [[4]])  # pyright: ignore[reportArgumentType] # the wrong type is the test
+        path_rates(ONE_A_STAGE, [[4]])
 
 
 def test_empty_units_keep_a_path_of_rate_one():

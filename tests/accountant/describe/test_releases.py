@@ -65,7 +65,7 @@ def test_runs_nest_and_repeat():
     with pytest.raises(ValueError, match="count must be a whole number >= 0"):
         jde.compose((inner, -1))
     with pytest.raises(TypeError, match="compose must be .*a release .* got 3"):
-        jde.compose((3, 1))  # pyright: ignore[reportArgumentType]: on purpose
+        jde.compose((3, 1))
 
 
 def test_relations_must_agree():
@@ -97,7 +97,7 @@ def test_relations_must_agree():
         (lambda: jde.ApproximateDP(0.1, 2.0), ValueError, "delta must lie in"),
         (lambda: jde.ZeroConcentratedDP(np.nan), ValueError, "rho must not be NaN"),
         (
-            lambda: jde.ZeroConcentratedDP(0.1, is_gaussian=1),  # pyright: ignore[reportArgumentType]: on purpose
+            lambda: jde.ZeroConcentratedDP(0.1, is_gaussian=1),
             TypeError,
             "is_gaussian must be true or false",
         ),
@@ -120,7 +120,7 @@ def test_questions_about_gaussian_steps_refuse_releases():
         jde.epsilon_and_gradient(run, delta=1e-5)
     with pytest.raises(TypeError, match="must be a GaussianStep or a LaplaceRelease"):
         jde.calibrate_noise_multiplier(
-            jde.ApproximateDP(0.1),  # pyright: ignore[reportArgumentType]: on purpose
+            jde.ApproximateDP(0.1),
             epsilon=1.0,
             delta=1e-5,
             num_steps=3,

@@ -74,7 +74,7 @@ def test_an_exact_population_must_be_given():
     with pytest.raises(ValueError, match="population_is_exact=True needs"):
         WithoutReplacement("pupil", size=8, population_is_exact=True)
     with pytest.raises(TypeError, match="population_is_exact"):
-        WithoutReplacement("pupil", size=8, population=8, population_is_exact=1)  # pyright: ignore[reportArgumentType] # the wrong type is the test
+        WithoutReplacement("pupil", size=8, population=8, population_is_exact=1)
 
 
 @pytest.mark.parametrize("name", ["step", "person", "original", "", "x" * 5000])
@@ -89,7 +89,7 @@ def test_reserved_and_overlong_names_are_refused(name):
 
 def test_a_name_must_be_a_string():
     with pytest.raises(TypeError, match="name must be a string, got 3"):
-        Poisson(3, sampling_probability=0.1)  # pyright: ignore[reportArgumentType] # the wrong type is the test
+        Poisson(3, sampling_probability=0.1)
 
 
 def test_fields_of_one_scheme_broadcast():
@@ -123,7 +123,7 @@ def test_multistage_refuses_wrong_levels():
     with pytest.raises(ValueError, match="'school' twice"):
         MultistageSampling(school, school)
     with pytest.raises(TypeError, match="level 2 must be a Poisson"):
-        MultistageSampling(school, "pupil")  # pyright: ignore[reportArgumentType] # the wrong type is the test
+        MultistageSampling(school, "pupil")
 
 
 def test_specs_compare_and_hash_by_value():

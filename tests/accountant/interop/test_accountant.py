@@ -185,7 +185,7 @@ def test_equal_events_are_counted_and_answers_cached():
 def test_wrong_arguments():
     for make, error in (
         (lambda: EpisodicAccountant("remove"), ValueError),
-        (lambda: EpisodicAccountant(3), TypeError),  # pyright: ignore[reportArgumentType]: on purpose
+        (lambda: EpisodicAccountant(3), TypeError),
         (lambda: EpisodicAccountant(method="prv"), ValueError),
         (lambda: EpisodicAccountant(orders=[2.0]), ValueError),
         (lambda: EpisodicAccountant(method="rdp", orders=[0.5]), ValueError),
@@ -357,7 +357,7 @@ def test_steps_without_an_event_are_refused_by_name():
     with pytest.raises(ValueError, match="one setting"):
         to_dp_event(jde.LaplaceRelease(np.array([1.0, 2.0])))
     with pytest.raises(TypeError, match="step must be"):
-        to_dp_event(poisson())  # pyright: ignore[reportArgumentType]: on purpose
+        to_dp_event(poisson())
     if hasattr(dp_event, "EpsilonDeltaDpEvent"):
         assert from_dp_event(to_dp_event(jde.ApproximateDP(1.0, 1e-5))).steps
     else:

@@ -268,7 +268,7 @@ def test_a_sampled_composition_is_charged_without_its_empty_parts():
     pure = dataclasses.make_dataclass("ExponentialMechanismDpEvent", ["epsilon"])
     laplace = dp_event.DiscreteLaplaceDpEvent
     for quiet, loud in ((pure(0.1), pure(5.0)), (laplace(0.1, 1), laplace(3.0, 1))):
-        never = dp_event.SelfComposedDpEvent(quiet, 0)  # type: ignore[arg-type]
+        never = dp_event.SelfComposedDpEvent(quiet, 0)
         for parts in ([never, loud], [loud, never]):
             event = poisson(0.5, dp_event.ComposedDpEvent(parts))
             assert from_dp_event(event) == from_dp_event(poisson(0.5, loud))

@@ -106,7 +106,7 @@ class IAccountant:
 
     def get_optimizer_hook_fn(self, sample_rate):
         def hook(optimizer):
-            self.step(  # pyright: ignore[reportAttributeAccessIssue]: of ours
+            self.step(
                 noise_multiplier=optimizer.noise_multiplier,
                 sample_rate=sample_rate * optimizer.accumulated_iterations,
             )
@@ -118,8 +118,8 @@ class IAccountant:
 def bridge(monkeypatch):
     """The bridge, with a stand-in for opacus's accountants."""
     theirs = ModuleType("opacus.accountants")
-    theirs.IAccountant = IAccountant  # pyright: ignore[reportAttributeAccessIssue]: made here
-    theirs.register_accountant = lambda *_, **__: None  # pyright: ignore[reportAttributeAccessIssue]: made here
+    theirs.IAccountant = IAccountant
+    theirs.register_accountant = lambda *_, **__: None
     monkeypatch.setitem(sys.modules, "opacus", ModuleType("opacus"))
     monkeypatch.setitem(sys.modules, "opacus.accountants", theirs)
     name = "jaxdp_episodic.accountant.interop.opacus"

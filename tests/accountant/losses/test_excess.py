@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from designs import Setting, episodic, fixed, poisson, poisson_step, step
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.losses.sampled_gaussian import (
@@ -24,16 +25,6 @@ from oracles import moments
 RELATIVE = 1e-10
 
 
-class Setting(NamedTuple):
-    """One setting, or arrays of them; every kind of step uses some of the fields."""
-
-    outer: np.ndarray
-    rate: np.ndarray
-    inner: np.ndarray
-    noise: np.ndarray
-    num_episodes: np.ndarray
-
-
 class Kind(NamedTuple):
     """A public step for a setting, and the oracle's log(M - 1) and outer rate."""
 
@@ -44,48 +35,12 @@ class Kind(NamedTuple):
     above: float = RELATIVE
 
 
-def poisson(name: str, rate: np.ndarray) -> jde.Poisson:
-    return jde.Poisson(name, sampling_probability=rate)
-
-
-def one_level(x: Setting, clip_unit: str) -> jde.GaussianStep:
-    return jde.GaussianStep(
-        poisson("example", x.rate), noise_multiplier=x.noise, clip_unit=clip_unit
-    )
-
-
-def levels(
-    x: Setting, clip_unit: str, *rates: np.ndarray, relation: str = "add_remove"
-) -> jde.GaussianStep:
-    named = zip(("school", "class", "pupil"), rates, strict=False)
-    return jde.GaussianStep(
-        jde.MultistageSampling(*(poisson(name, rate) for name, rate in named)),
-        noise_multiplier=x.noise,
-        clip_unit=clip_unit,
-        neighboring_relation=relation,
-    )
-
-
 POPULATION = 10**12
 
 
 def sizes(x: Setting) -> np.ndarray:
     """Sample sizes whose rates are about the given ones."""
     return np.maximum(np.round(POPULATION * x.rate).astype(np.int64), 1)
-
-
-def fixed_size(x: Setting, relation: str) -> jde.GaussianStep:
-    drawn = jde.WithoutReplacement("example", size=sizes(x), population=POPULATION)
-    return jde.GaussianStep(
-        drawn, noise_multiplier=x.noise, neighboring_relation=relation
-    )
-
-
-def episodic(x: Setting) -> jde.GaussianStep:
-    sampling = jde.IndependentEpisodes(
-        poisson("example", x.rate), num_episodes=x.num_episodes
-    )
-    return jde.GaussianStep(sampling, noise_multiplier=x.noise)
 
 
 def sampled(x: Setting, alpha: float, direction: str) -> np.longdouble:
@@ -124,22 +79,32 @@ def in_episodes(x: Setting, alpha: float, direction: str) -> np.longdouble:
 
 
 KINDS = {
-    "sampled": Kind(lambda x: one_level(x, "example"), sampled),
-    "sampled, fixed size": Kind(lambda x: fixed_size(x, "add_remove"), sized),
-    "sampled below an outer level": Kind(
-        lambda x: levels(x, "class", x.outer, x.rate), sampled, scaled=True
+    "sampled": Kind(lambda x: poisson_step(x.noise, x.rate), sampled),
+    "sampled, fixed size": Kind(
+        lambda x: step(x.noise, fixed("example", x.rate, POPULATION)), sized
     ),
-    "swapped": Kind(lambda x: one_level(x, "step"), swapped),
-    "antipodal": Kind(lambda x: levels(x, "school", x.rate, x.inner), antipodal),
+    "sampled below an outer level": Kind(
+        lambda x: poisson_step(x.noise, x.outer, x.rate, clip="class"),
+        sampled,
+        scaled=True,
+    ),
+    "swapped": Kind(lambda x: poisson_step(x.noise, x.rate, clip="step"), swapped),
+    "antipodal": Kind(
+        lambda x: poisson_step(x.noise, x.rate, x.inner, clip="school"), antipodal
+    ),
     "antipodal below an outer level": Kind(
-        lambda x: levels(x, "class", x.outer, x.rate, x.inner), antipodal, scaled=True
+        lambda x: poisson_step(x.noise, x.outer, x.rate, x.inner, clip="class"),
+        antipodal,
+        scaled=True,
     ),
     "zeroed": Kind(
-        lambda x: levels(x, "school", x.rate, x.inner, relation="zero_out"),
+        lambda x: poisson_step(
+            x.noise, x.rate, x.inner, clip="school", relation="zero_out"
+        ),
         zeroed,
         above=1e-9,
     ),
-    "episodes": Kind(episodic, in_episodes),
+    "episodes": Kind(lambda x: episodic(x.noise, x.rate, x.num_episodes), in_episodes),
 }
 
 

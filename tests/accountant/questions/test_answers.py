@@ -375,7 +375,7 @@ class TestBadInputs:
     def test_other_types_than_steps_are_refused(self):
         for wrong in (None, "step", STEP.sampling):
             with pytest.raises(TypeError, match="step must be a GaussianStep"):
-                jde.rdp(wrong, 2.0)  # pyright: ignore[reportArgumentType]
+                jde.rdp(wrong, 2.0)
 
 
 class TestOrderGrid:
@@ -434,7 +434,7 @@ class TestComposition:
         with pytest.raises(ValueError, match="at least one"):
             jde.compose()
         with pytest.raises(TypeError, match="pairs"):
-            jde.compose(STEP)  # pyright: ignore[reportArgumentType]
+            jde.compose(STEP)
         with pytest.raises(ValueError, match="count must be a whole number >= 0"):
             jde.compose((STEP, -1))
 

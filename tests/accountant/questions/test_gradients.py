@@ -1,11 +1,14 @@
 """Derivatives of epsilon against differences of it and closed forms."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
+from designs import LEVELS, grouped, poisson, poisson_step
 from jaxdp_episodic.accountant.questions.gradients import _fields, scale_of
 from jaxdp_episodic.accountant.questions.gradients import difference as slope_of
 from oracles import allocation_epochs
@@ -13,40 +16,20 @@ from oracles import allocation_epochs
 DELTA = 1e-6
 
 
-def poisson(name, probability):
-    return jde.Poisson(name, sampling_probability=probability)
-
-
-def levels(clip_unit, relation="add_remove"):
+def of_levels(clip, relation="add_remove"):
     """A step of two or three Poisson levels, from noise and rates."""
-
-    def step(noise, *rates):
-        named = zip(("school", "class", "pupil"), rates, strict=False)
-        return jde.GaussianStep(
-            jde.MultistageSampling(*(poisson(*level) for level in named)),
-            noise_multiplier=noise,
-            clip_unit=clip_unit,
-            neighboring_relation=relation,
-        )
-
-    return step
+    return partial(poisson_step, clip=clip, relation=relation)
 
 
 def episodic(noise, *rates):
-    named = zip(("school", "class"), rates, strict=False)
-    sampling = jde.MultistageSampling(*(poisson(*level) for level in named))
+    sampling = jde.MultistageSampling(*map(poisson, LEVELS, rates))
     design = jde.IndependentEpisodes(sampling, num_episodes=5)
     return jde.GaussianStep(design, noise_multiplier=noise)
 
 
-def grouped(noise, rate):
-    design = jde.GroupedClasses(
-        num_classes=100,
-        ways=5,
-        episodes=poisson("episode", rate),
-        examples=jde.WithoutReplacement("example", size=3, population=20),
-    )
-    return jde.GaussianStep(design, noise_multiplier=noise)
+def of_classes(noise, rate):
+    examples = jde.WithoutReplacement("example", size=3, population=20)
+    return grouped(noise, rate, examples)
 
 
 def difference(function, x, step=1e-3):
@@ -96,14 +79,14 @@ def check(make, arguments, num_steps):
 
 
 KINDS = {
-    "sampled": levels("school"),
-    "sampled below an outer level": levels("class"),
-    "antipodal": levels("school"),
-    "antipodal below an outer level": levels("class"),
-    "antipodal under replace_one": levels("class", "replace_one"),
-    "swapped": levels("step"),
+    "sampled": of_levels("school"),
+    "sampled below an outer level": of_levels("class"),
+    "antipodal": of_levels("school"),
+    "antipodal below an outer level": of_levels("class"),
+    "antipodal under replace_one": of_levels("class", "replace_one"),
+    "swapped": of_levels("step"),
     "episodes": episodic,
-    "grouped": grouped,
+    "grouped": of_classes,
 }
 NUM_RATES = {"sampled": 1, "antipodal below an outer level": 3, "grouped": 1}
 
@@ -150,13 +133,13 @@ def test_grids_equal_their_elements():
     noise, steps = np.array([1.0, 2.0, 4.0]), np.array([[400], [1]])
     wrt = ("noise_multiplier", "class.sampling_probability")
     value, gradient = jde.epsilon_and_gradient(
-        levels("class")(noise, 0.5, 0.2), delta=DELTA, num_steps=steps, wrt=wrt
+        of_levels("class")(noise, 0.5, 0.2), delta=DELTA, num_steps=steps, wrt=wrt
     )
     assert list(gradient) == list(wrt)
     for name in wrt:
         assert gradient[name].shape == value.shape == (2, 3)
     one, slopes = jde.epsilon_and_gradient(
-        levels("class")(2.0, 0.5, 0.2), delta=DELTA, num_steps=400, wrt=wrt
+        of_levels("class")(2.0, 0.5, 0.2), delta=DELTA, num_steps=400, wrt=wrt
     )
     assert isinstance(one, np.float64)
     assert value[0, 1] == pytest.approx(one, rel=1e-9)
@@ -165,7 +148,7 @@ def test_grids_equal_their_elements():
         assert gradient[name][0, 1] == pytest.approx(slopes[name], rel=1e-8)
 
     def single(rate):
-        step = levels("class")(noise, 0.5, rate)
+        step = of_levels("class")(noise, 0.5, rate)
         return jde.epsilon(step, delta=DELTA, num_steps=1)
 
     np.testing.assert_allclose(gradient[wrt[1]][1], difference(single, 0.2), rtol=1e-7)
@@ -173,7 +156,7 @@ def test_grids_equal_their_elements():
 
 def test_where_there_is_nothing_to_lose_or_nothing_known():
     noise = np.array([0.0, 1.0, 2.0, 50.0, np.inf])
-    step = levels("class")(noise, 0.2, 0.1)
+    step = of_levels("class")(noise, 0.2, 0.1)
     value, gradient = jde.epsilon_and_gradient(step, delta=0.003, num_steps=1)
     assert value[0] == np.inf and value[2] > 0 and value[3] == value[4] == 0
     slope = gradient["noise_multiplier"]
@@ -200,7 +183,7 @@ def test_where_there_is_nothing_to_lose_or_nothing_known():
 )
 def test_renyi_bounds_by_differences(unit, relation, arguments, num_steps, delta):
     def ask(question, *arguments, **more):
-        step = levels(unit, relation)(*arguments)
+        step = of_levels(unit, relation)(*arguments)
         asked = {"delta": delta, "num_steps": num_steps, "method": "rdp"}
         return question(step, **asked, **more)
 
@@ -218,7 +201,7 @@ def test_renyi_bounds_by_differences(unit, relation, arguments, num_steps, delta
 def test_a_rate_at_its_end_has_no_derivative():
     name = "class.sampling_probability"
     _, gradient = jde.epsilon_and_gradient(
-        levels("class")(2.0, 0.2, np.array([0.1, 0.5, 1.0])),
+        of_levels("class")(2.0, 0.2, np.array([0.1, 0.5, 1.0])),
         delta=DELTA,
         num_steps=1,
         wrt=(name, "school.sampling_probability"),
@@ -286,10 +269,10 @@ def test_an_infinite_value_has_no_derivative():
 
 
 def test_no_names_and_no_settings():
-    step = levels("class")(np.empty(0), 0.2, 0.1)
+    step = of_levels("class")(np.empty(0), 0.2, 0.1)
     value, gradient = jde.epsilon_and_gradient(step, delta=DELTA, num_steps=3)
     assert value.shape == gradient["noise_multiplier"].shape == (0,)
-    step = levels("class")(2.0, 0.2, 0.1)
+    step = of_levels("class")(2.0, 0.2, 0.1)
     assert jde.epsilon_and_gradient(step, delta=DELTA, num_steps=400, wrt=())[1] == {}
 
 
@@ -304,13 +287,13 @@ def test_no_names_and_no_settings():
     ],
 )
 def test_names_that_a_step_does_not_have(wrt, error, words):
-    step = levels("class")(2.0, 0.2, 0.1)
+    step = of_levels("class")(2.0, 0.2, 0.1)
     with pytest.raises(error, match=words):
         jde.epsilon_and_gradient(step, delta=DELTA, num_steps=3, wrt=wrt)
 
 
 def test_other_arguments_are_checked():
-    step = levels("class")(2.0, 0.2, 0.1)
+    step = of_levels("class")(2.0, 0.2, 0.1)
     with pytest.raises(TypeError, match="step must be"):
         jde.epsilon_and_gradient(3, delta=DELTA, num_steps=3)
     with pytest.raises(ValueError, match="delta must lie in"):
@@ -359,8 +342,8 @@ def test_composed_runs():
     counts = (300, 100)
 
     def run(noise=(2.0, 1.5), rate=0.1):
-        first = levels("class")(noise[0], 0.2, rate)
-        second = levels("school")(noise[1], 0.05, 0.3)
+        first = of_levels("class")(noise[0], 0.2, rate)
+        second = of_levels("school")(noise[1], 0.05, 0.3)
         return jde.compose(*zip((first, second), counts, strict=True))
 
     step = run()
@@ -463,7 +446,7 @@ def test_derivatives_of_epochs_against_mellin_transforms(number):
 
 @pytest.mark.slow
 def test_composed_run_with_a_step_not_taken():
-    first, second = levels("class")(2.0, 0.2, 0.1), levels("class")(1.5, 0.3, 0.2)
+    first, second = of_levels("class")(2.0, 0.2, 0.1), of_levels("class")(1.5, 0.3, 0.2)
     wrt = ("num_steps[1]", "noise_multiplier[1]", "noise_multiplier")
     for count in (1, 300):
         run = jde.compose((first, count), (second, 0))

@@ -1,10 +1,13 @@
 """Very little noise: losses far above 1, whose rounding must be accounted for."""
 
+from functools import partial
+
 import mpmath
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from designs import episodic, fixed, grouped, levels, poisson
 from jaxdp_episodic.accountant.losses import excess
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
@@ -23,62 +26,20 @@ SLACK = 40.0
 POPULATION = 1_000_000
 
 
-def poisson(name, rate):
-    return jde.Poisson(name, sampling_probability=rate)
+ADD, REPLACE, ZERO = "add_remove", "replace_one", "zero_out"
 
 
 def size_of(rate):
     return max(round(rate * POPULATION), 1)
 
 
-def fixed(name, rate):
-    return jde.WithoutReplacement(name, size=size_of(rate), population=POPULATION)
-
-
-def one_level(scheme, relation):
-    def make(noise, p, r, count):
-        return jde.GaussianStep(
-            scheme("unit", p), noise_multiplier=noise, neighboring_relation=relation
-        )
-
-    return make
-
-
-def two_levels(first, second, clip, relation):
-    def make(noise, p, r, count):
-        return jde.GaussianStep(
-            jde.MultistageSampling(first("class", p), second("unit", r)),
-            noise_multiplier=noise,
-            clip_unit=clip,
-            neighboring_relation=relation,
-        )
-
-    return make
-
-
-def grouped(noise, p, r, count):
-    design = jde.GroupedClasses(
-        num_classes=100,
-        ways=5,
-        episodes=poisson("episode", p),
-        examples=fixed("example", r),
-    )
-    return jde.GaussianStep(design, noise_multiplier=noise, clip_unit="episode")
-
-
-def shuffled(noise, p, r, count):
+def shuffled(noise, p, r):
     design = jde.ShuffledEpochs("unit", steps_per_epoch=1)
     return jde.GaussianStep(design, noise_multiplier=noise)
 
 
-def episodes(relation):
-    def make(noise, p, r, count):
-        design = jde.IndependentEpisodes(poisson("unit", p), num_episodes=count)
-        return jde.GaussianStep(
-            design, noise_multiplier=noise, neighboring_relation=relation
-        )
-
-    return make
+def in_groups(noise, p, r):
+    return grouped(noise, p, fixed("example", r), clip="episode")
 
 
 def flipped(p):
@@ -86,47 +47,34 @@ def flipped(p):
     return 4 if p >= 1 else 1
 
 
-# For each design: the step, and from p and r the squared shift of a draw of the unit
-# and its probability.
+def one(p, r):
+    return p
+
+
+def both(p, r):
+    return p * r
+
+
+# For each design: the step, the squared shift of a draw of the unit (for a rate p of
+# the upper level), and the probability of a draw.
 DESIGNS = {
-    "sampled": (one_level(poisson, "add_remove"), lambda p, r: (1, p)),
-    "zeroed": (one_level(poisson, "zero_out"), lambda p, r: (1, p)),
-    "replaced": (one_level(poisson, "replace_one"), lambda p, r: (flipped(p), p)),
-    "fixed": (one_level(fixed, "add_remove"), lambda p, r: (1 if p == 1 else 4, p)),
-    "fixed, replaced": (one_level(fixed, "replace_one"), lambda p, r: (4, p)),
-    "fixed, zeroed": (one_level(fixed, "zero_out"), lambda p, r: (1, p)),
-    "below": (
-        two_levels(poisson, poisson, "unit", "add_remove"),
-        lambda p, r: (1, p * r),
-    ),
-    "above": (
-        two_levels(poisson, poisson, "class", "add_remove"),
-        lambda p, r: (flipped(p), p * r),
-    ),
-    "above, replaced": (
-        two_levels(poisson, fixed, "class", "replace_one"),
-        lambda p, r: (flipped(p), p * r),
-    ),
-    "above, zeroed": (
-        two_levels(poisson, poisson, "class", "zero_out"),
-        lambda p, r: (1, p * r),
-    ),
-    "fixed above": (
-        two_levels(fixed, poisson, "class", "add_remove"),
-        lambda p, r: (4, p * r),
-    ),
-    "step": (
-        two_levels(poisson, poisson, "step", "add_remove"),
-        lambda p, r: (4, p * r),
-    ),
-    "step, zeroed": (
-        two_levels(poisson, poisson, "step", "zero_out"),
-        lambda p, r: (1, p * r),
-    ),
-    "grouped": (grouped, lambda p, r: (flipped(p), p * r)),
-    "shuffled": (shuffled, lambda p, r: (5, 1.0)),
-    "episodes": (episodes("add_remove"), lambda p, r: (4, None)),
-    "episodes, zeroed": (episodes("zero_out"), lambda p, r: (1, None)),
+    "sampled": (levels(ADD, None, poisson), 1, one),
+    "zeroed": (levels(ZERO, None, poisson), 1, one),
+    "replaced": (levels(REPLACE, None, poisson), flipped, one),
+    "fixed": (levels(ADD, None, fixed), lambda p: 1 if p == 1 else 4, one),
+    "fixed, replaced": (levels(REPLACE, None, fixed), 4, one),
+    "fixed, zeroed": (levels(ZERO, None, fixed), 1, one),
+    "below": (levels(ADD, "pupil", poisson, poisson), 1, both),
+    "above": (levels(ADD, "class", poisson, poisson), flipped, both),
+    "above, replaced": (levels(REPLACE, "class", poisson, fixed), flipped, both),
+    "above, zeroed": (levels(ZERO, "class", poisson, poisson), 1, both),
+    "fixed above": (levels(ADD, "class", fixed, poisson), 4, both),
+    "step": (levels(ADD, "step", poisson, poisson), 4, both),
+    "step, zeroed": (levels(ZERO, "step", poisson, poisson), 1, both),
+    "grouped": (in_groups, flipped, both),
+    "shuffled": (shuffled, 5, lambda p, r: 1.0),
+    "episodes": (partial(episodic, relation=ADD), 4, None),
+    "episodes, zeroed": (partial(episodic, relation=ZERO), 1, None),
 }
 MOST_EPISODES, MOST_OF_EPISODES = 5, 60
 
@@ -138,19 +86,20 @@ def random_setting(rng, name, low, high):
         value = rng.choice([1.0, 10 ** rng.uniform(least, 0), rng.uniform(0.3, 1)])
         return size_of(value) / POPULATION
 
-    make, hits = DESIGNS[name]
+    make, square, chance = DESIGNS[name]
     noise, p, r = 10 ** rng.uniform(low, high), rate(-4), rate(-2)
     count, steps = (
         int(rng.integers(1, MOST_EPISODES + 1)),
         round(10 ** rng.uniform(0, 6)),
     )
-    square, chance = hits(p, r)
+    square = square(p) if callable(square) else square
     if chance is None:
         steps = min(steps, MOST_OF_EPISODES)
         sums = little_noise.sums_of_episodes(steps, count, p, square)
     else:
-        sums = little_noise.sums_of_hits(steps, chance, square)
-    return make(noise, p, r, count), noise, steps, 10 ** rng.uniform(-12, -3), sums
+        sums = little_noise.sums_of_hits(steps, chance(p, r), square)
+    step = make(noise, p, count if chance is None else r)
+    return step, noise, steps, 10 ** rng.uniform(-12, -3), sums
 
 
 def check(setting, method, **engine):
@@ -176,7 +125,7 @@ def check(setting, method, **engine):
 def test_as_many_losses_as_hits(method, engine):
     noise, steps = 1e-8, 10_000
     u = 0.5 / noise**2
-    step = one_level(poisson, "add_remove")(noise, 0.5, None, None)
+    step = levels(ADD, None, poisson)(noise, 0.5)
     found = jde.epsilon(step, delta=1e-9, num_steps=steps, method=method, engine=engine)
     assert 5_299 * u <= found <= 5_325 * u  # binom.isf(1e-9, 10000, .5) is 5,299
     at = 4_200 * u
@@ -189,27 +138,19 @@ FEW = ("sampled", "replaced", "zeroed")
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
-        for name in DESIGNS
-    ],
-)
+@pytest.mark.parametrize("name", FEW)
 def test_no_answer_is_below_the_limit(name):
     rng = np.random.default_rng(sorted(DESIGNS).index(name))
     for method in METHODS:
-        for _ in range(1 if name in FEW else 5):
-            check(random_setting(rng, name, -12, -6.1), method)
-    for _ in range(1 if name in FEW else 10):
-        check(random_setting(rng, name, -8, -3), "rdp")
+        check(random_setting(rng, name, -12, -6.1), method)
+    check(random_setting(rng, name, -8, -3), "rdp")
 
 
 @pytest.mark.parametrize("noise", [1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10, 1e-12])
 def test_orders_near_one(noise):
     orders = 1 + np.array([1, 3, 1_000, 2**20, 2**40]) * 2.0**-52
     rates = np.array([1e-3, 0.5, 0.9])
-    step = one_level(poisson, "add_remove")(noise, rates, None, None)
+    step = levels(ADD, None, poisson)(noise, rates)
     found = np.asarray(jde.rdp(step, orders, engine="numpy"))
     with mpmath.workdps(60):
         u = 1 / (2 * mpmath.mpf(noise) ** 2)
@@ -234,7 +175,7 @@ def test_orders_near_one(noise):
 )
 def test_down_to_no_noise(method, relation):
     noise = np.append(10.0 ** -np.arange(7, 156, 7.0), [1e-300, 5e-324, 0.0])
-    step = one_level(poisson, relation)(noise, 0.5, None, None)
+    step = levels(relation, None, poisson)(noise, 0.5)
     with np.errstate(all="raise"):
         found = jde.epsilon(step, delta=1e-5, num_steps=3, method=method)
         delta = jde.delta(step, epsilon=1e9, num_steps=3, method=method)
@@ -276,9 +217,9 @@ def in_epochs(noise, relation="add_remove"):
 # For each: the step from its noise, and the probability that one of three draws the
 # unit.
 SEEN = {
-    "sampled": (lambda s: one_level(poisson, "add_remove")(s, 0.1, 0, 0), 1 - 0.9**3),
-    "replaced": (lambda s: one_level(fixed, "replace_one")(s, 0.1, 0, 0), 1 - 0.9**3),
-    "episodes": (lambda s: episodes("zero_out")(s, 0.1, 0, 4), 1 - 0.9**12),
+    "sampled": (lambda s: levels(ADD, None, poisson)(s, 0.1), 1 - 0.9**3),
+    "replaced": (lambda s: levels(REPLACE, None, fixed)(s, 0.1), 1 - 0.9**3),
+    "episodes": (lambda s: episodic(s, 0.1, 4, ZERO), 1 - 0.9**12),
     "allocated": (in_epochs, 0.3),
     "allocated, replaced": (lambda s: in_epochs(s, "replace_one"), 0.3),
     "laplace": (lambda s: jde.LaplaceRelease(s, sampling_probability=0.1), 1 - 0.9**3),
@@ -417,8 +358,8 @@ def _of_hits(name, rate, shift):
         "replaced": (poisson, "replace_one", 1, odds, 0.0),
         "zeroed": (fixed, "zero_out", 1, 0.0, 0.0),
     }[name]
-    make = one_level(scheme, relation)
-    return make(moves / shift, rate, None, None), log_odds, log_rest
+    make = levels(relation, None, scheme)
+    return make(moves / shift, rate), log_odds, log_rest
 
 
 # Kind, rate, shift, steps, delta. In some the paths were too high; in the others the
@@ -486,12 +427,10 @@ def test_no_answer_is_below_the_limit_of_many(name, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_batch_equals_its_settings(method):
     noise = 10.0 ** -np.arange(6.5, 14, 0.9)
-    make = one_level(poisson, "add_remove")
-    together = jde.epsilon(
-        make(noise, 0.2, None, None), delta=1e-8, num_steps=500, method=method
-    )
+    make = levels(ADD, None, poisson)
+    together = jde.epsilon(make(noise, 0.2), delta=1e-8, num_steps=500, method=method)
     alone = [
-        jde.epsilon(make(x, 0.2, None, None), delta=1e-8, num_steps=500, method=method)
+        jde.epsilon(make(x, 0.2), delta=1e-8, num_steps=500, method=method)
         for x in noise
     ]
     np.testing.assert_allclose(alone, together, rtol=1e-14)

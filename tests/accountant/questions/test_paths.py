@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from designs import step
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import SwappedGaussianLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.run import Run
@@ -98,16 +99,6 @@ def test_rounding_goes_up_and_stays_within_the_number(most):
 RATES = np.array([1e-6, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.9, 0.999, 1.0])
 
 
-def two_levels(first, second, clip_unit, relation):
-    sampling = jde.MultistageSampling(first, second)
-    return jde.GaussianStep(
-        sampling,
-        noise_multiplier=0.8,
-        clip_unit=clip_unit,
-        neighboring_relation=relation,
-    )
-
-
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("clip_unit", ["a", "b", "step"])
 @pytest.mark.parametrize("kind", ["poisson", "without_replacement"])
@@ -118,10 +109,9 @@ def test_epsilon_never_falls_as_a_rate_grows(kind, clip_unit, relation):
         size = np.rint(1000 * np.maximum(rate, 1e-3))
         return jde.WithoutReplacement(name, size=size, population=1000)
 
-    step = two_levels(
-        scheme("a", RATES[:, None]), scheme("b", RATES), clip_unit, relation
-    )
-    values = np.asarray(rdp_epsilon(step, num_steps=50, delta=1e-8))
+    schemes = scheme("a", RATES[:, None]), scheme("b", RATES)
+    made = step(0.8, *schemes, clip=clip_unit, relation=relation)
+    values = np.asarray(rdp_epsilon(made, num_steps=50, delta=1e-8))
     slack = 1e-7 * values
     assert (np.diff(values, axis=0) >= -slack[1:]).all()
     assert (np.diff(values, axis=1) >= -slack[:, 1:]).all()

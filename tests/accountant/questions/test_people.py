@@ -119,7 +119,7 @@ COMPOSED = [
 
 
 @pytest.mark.parametrize(("fields", "noise", "relation", "forward", "backward"), SINGLE)
-def test_single_steps(fields, noise, relation, forward, backward) -> None:  # noqa: ANN001
+def test_single_steps(fields, noise, relation, forward, backward) -> None:
     step = person(fields, relation, noise)
     found = jde.privacy_profile(step, 1.0, direction="forward")
     assert found == pytest.approx(forward, rel=1e-9)
@@ -145,7 +145,7 @@ def test_either_engine_sums_every_contribution(engine: str) -> None:
 
 
 @pytest.mark.parametrize(("fields", "noise", "relation", "steps", "value"), COMPOSED)
-def test_composed_steps(fields, noise, relation, steps, value) -> None:  # noqa: ANN001
+def test_composed_steps(fields, noise, relation, steps, value) -> None:
     step = person(fields, relation, noise)
     run = {"num_steps": steps, "delta": 1e-5}
     assert jde.epsilon(step, **run) == pytest.approx(value, rel=1e-8)

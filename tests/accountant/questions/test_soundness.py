@@ -358,12 +358,6 @@ def test_independent_episodes(num_episodes, reached, relation):
     assert reached < ratio <= SOUND
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("relations", FEW)
-def test_no_violation_on_many_random_trees(relations):
-    check_random_trees(12, 1_000, climb_every=5, relations=relations)
-
-
 def test_the_outer_rate_is_a_factor_on_delta():
     """Outer .1, inner .05, shift 1: 2.19e-5; the product rate would give 5.3e-9."""
     step = jde.GaussianStep(

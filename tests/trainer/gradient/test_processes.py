@@ -1,16 +1,15 @@
 """One run on several processes: shares, agreement, real processes, and kills."""
 
-import json
 import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from crash_rigs import ROOT, run_rig
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli.command import one_of_several
@@ -31,7 +30,6 @@ from jaxdp_episodic.trainer.run.state import (
 )
 from training_runs import CHECK_SAMPLING, GROUPED, TINY, classes, plain_trainer
 
-ROOT = Path(__file__).resolve().parents[3]
 RIG = ROOT / "experiments" / "trust" / "kill_distributed.py"
 
 
@@ -338,22 +336,9 @@ def test_processes_with_other_runs_end_before_a_charge(tmp_path):
 # --- Killed ---
 
 
-def killed(folder, *options):
-    """Runs the rig; returns its exit code and its summary."""
-    done = subprocess.run(
-        [sys.executable, str(RIG), "--out", str(folder), *options],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    assert done.returncode in (0, 1), done.stderr
-    return done.returncode, json.loads((folder / "summary.json").read_text())
-
-
 @pytest.mark.slow
 def test_a_killed_process_ends_all_and_the_run_resumes(tmp_path):
-    code, summary = killed(tmp_path, "--kills", "2")
+    code, summary = run_rig(RIG, tmp_path, "--kills", "2")
     assert (code, summary["violations"]) == (0, [])
     for kill in summary["kills"]:
         assert kill["released"] <= kill["charged"] <= kill["released"] + 1
@@ -362,5 +347,5 @@ def test_a_killed_process_ends_all_and_the_run_resumes(tmp_path):
 
 @pytest.mark.slow
 def test_the_rig_detects_a_planted_fault(tmp_path):
-    code, summary = killed(tmp_path, "--kills", "8", "--fault", "charge-late")
+    code, summary = run_rig(RIG, tmp_path, "--kills", "8", "--fault", "charge-late")
     assert code == 1 and summary["violations"]

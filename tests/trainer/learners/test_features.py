@@ -188,7 +188,7 @@ def test_features_in_a_config():
     with pytest.raises(ValueError, match="did you mean 'wavelets'"):
         FeaturesConfig(kind="wavelet")
     with pytest.raises(TypeError, match="cache"):
-        FeaturesConfig(cache=3)  # type: ignore
+        FeaturesConfig(cache=3)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from crash_rigs import Killed
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
@@ -187,9 +188,6 @@ def test_a_killed_run_equals_an_undisturbed_one(tmp_path, monkeypatch, noise, af
 
     whole = made()
     whole.train(tmp_path / "whole")
-
-    class Killed(BaseException):
-        pass
 
     release = RunStore.release
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from crash_rigs import Killed, kill_at
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
@@ -37,10 +38,6 @@ STEPS, CHECKPOINT_EVERY = 7, 3
 SLOW = pytest.mark.slow
 
 # --- Attacks on resuming ---
-
-
-class Killed(BaseException):
-    """Ends a run; nothing catches it."""
 
 
 class Witness:
@@ -160,19 +157,9 @@ def a_run(step, **changes):
 
 def killed_at(moment, run, tmp_path, monkeypatch):
     """Trains until a call begins; returns the folder that a kill there leaves."""
-    owner, name, call = moment
     folder, left = tmp_path / "run", tmp_path / "left"
-    function, calls = getattr(owner, name), []
-
-    def counted(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == call:
-            shutil.copytree(folder, left)
-            raise Killed
-        return function(*args, **kwargs)
-
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(owner, name, counted)
+        kill_at(patch, *moment, folder, left)
         run.train(folder, checkpoint_every=CHECKPOINT_EVERY)
     return left
 

@@ -5,7 +5,6 @@ import dataclasses
 import errno
 import functools
 import importlib.util
-import json
 import math
 import os
 import resource
@@ -16,7 +15,6 @@ import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +24,7 @@ import pytest
 from PIL import Image
 
 import jaxdp_episodic as jde
+from crash_rigs import ROOT, Killed, kill_at, run_rig
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli.command import Terminated, ended_by_sigterm
@@ -50,7 +49,6 @@ from training_runs import (
     protonet,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
 RIG = ROOT / "experiments" / "trust" / "kill_training.py"
 
 
@@ -74,19 +72,6 @@ def gone_on_with(folder, whole):
 # --- Killed processes ---
 
 
-def killed(folder, *options):
-    """Runs the rig; returns its exit code and its summary."""
-    done = subprocess.run(
-        [sys.executable, str(RIG), "--out", str(folder), *options],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode in (0, 1), done.stderr
-    return done.returncode, json.loads((folder / "summary.json").read_text())
-
-
 @pytest.fixture
 def rig(monkeypatch):
     """The rig as a module."""
@@ -102,7 +87,7 @@ def rig(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, 25], ids=["one", "many"])
 def test_killed_runs_are_charged_and_end_as_others(tmp_path, kills):
-    code, summary = killed(tmp_path, "--kills", str(kills))
+    code, summary = run_rig(RIG, tmp_path, "--kills", str(kills))
     assert (code, summary["violations"]) == (0, [])
     assert len(summary["kills"]) == kills
     for kill in summary["kills"]:
@@ -110,24 +95,6 @@ def test_killed_runs_are_charged_and_end_as_others(tmp_path, kills):
     facts = summary["facts"]
     assert facts["of them with a seed, equal to an undisturbed run bit for bit"] >= 1
     assert "| processes killed | " in (tmp_path / "summary.md").read_text()
-
-
-class Killed(BaseException):
-    """Ends a run; nothing catches it."""
-
-
-def kill_at(patch, owner, name, call, folder, left):
-    """The folder at the beginning of a call, as a killed process leaves it."""
-    function, calls = getattr(owner, name), []
-
-    def counted(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == call:
-            shutil.copytree(folder, left)
-            raise Killed
-        return function(*args, **kwargs)
-
-    patch.setattr(owner, name, counted)
 
 
 @pytest.mark.parametrize("fault", [None, "charge-late"])
@@ -173,7 +140,7 @@ def test_the_folder_of_a_kill_at_any_time_is_resumed(tmp_path, monkeypatch, rig,
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["charge-late", "forget"])
 def test_the_rig_detects_a_planted_fault(tmp_path, fault):
-    code, summary = killed(tmp_path, "--kills", "40", "--fault", fault)
+    code, summary = run_rig(RIG, tmp_path, "--kills", "40", "--fault", fault)
     assert code == 1 and summary["violations"]
 
 

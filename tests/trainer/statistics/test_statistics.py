@@ -694,40 +694,6 @@ def test_statistics_follow_from_the_released_sum():
             np.testing.assert_array_equal(one, other)
 
 
-def test_pure_noise_gives_a_finite_metric():
-    state = released(statistics(), noise=1e4)
-    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
-    assert np.asarray(state.projection).any()
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_singular_covariances_give_a_finite_metric(noise):
-    data = gaussian_classes()
-    singular = data.features @ np.diag(np.float32([1, 1, 0, 0, 0]))
-    singular[:, 4] = 2 * singular[:, 0]
-    data = ExampleTable(singular, None, data.population)
-    state = released(statistics(data), noise=noise)
-    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
-    assert np.asarray(state.projection).any()
-
-
-def test_a_dropped_mean_leaves_a_metric():
-    """The mean was dropped because a killed run resumed with different sums."""
-    own = statistics()
-    state = own.initial()
-    for place in (1, 2):
-        generator, key = np.random.default_rng(place), bytes([place] * 32)
-        state = own.release(state, place, generator, key, 0.1)
-    assert np.isfinite(state.projection).all() and state.projection.any()
-
-
-def test_empty_data_give_a_metric_of_noise():
-    tree = jde.Population((np.array([2]), np.array([0, 0])), ("class", "example"))
-    data = ExampleTable(np.zeros((0, 5), np.float32), None, tree)
-    state = released(statistics(data), noise=1.0)
-    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
-
-
 @pytest.mark.slow
 def test_steps_get_the_remaining_budget():
     steps = statistics().steps

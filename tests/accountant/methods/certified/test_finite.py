@@ -202,11 +202,3 @@ def test_an_upper_distribution_keeps_all_mass(zero):
     # an atom at the last point counts as above it
     above = by_tails.above + (points[-1] == 0) * by_tails.atom
     assert above == pytest.approx(by_atoms.above, abs=1e-14)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("by_lattice")
-def test_random_pairs_by_enumeration():
-    rng = np.random.default_rng(3)
-    for _ in range(6):
-        check_pair(rng)

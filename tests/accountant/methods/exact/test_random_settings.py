@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from designs import Setting, episodic, fixed, levels, poisson
 from jaxdp_episodic.accountant._engine import float64_boundary, using_engine
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact import contour as contour_layout
@@ -25,87 +26,29 @@ _CONTOUR_NODES, _CHUNK = 1_537, 4
 _FINER_ERROR = 1e-9
 
 
-class Draw(NamedTuple):
-    """Random fields of one batch, (n,) each."""
-
-    outer: np.ndarray
-    rate: np.ndarray
-    inner: np.ndarray
-    noise: np.ndarray
-    num_episodes: np.ndarray
+def of(
+    relation: str, clip: str, *schemes: Any, fields: str = "outer rate inner"
+) -> Callable[[Setting], jde.GaussianStep]:
+    """Levels whose rates are these fields of a draw."""
+    make = levels(relation, clip, *schemes)
+    return lambda x: make(x.noise, *(getattr(x, name) for name in fields.split()))
 
 
-def poisson(name: str, rate: np.ndarray) -> jde.Poisson:
-    return jde.Poisson(name, sampling_probability=rate)
-
-
-def fixed(name: str, rate: np.ndarray) -> jde.WithoutReplacement:
-    population = np.full(rate.shape, 1_000_000)
-    size = np.maximum(np.rint(rate * population), 1).astype(int)
-    return jde.WithoutReplacement(name, size=size, population=population)
-
-
-def step_of(design: Any, x: Draw, clip: str | None, relation: str) -> jde.GaussianStep:
-    return jde.GaussianStep(
-        design,
-        noise_multiplier=x.noise,
-        clip_unit=clip,
-        neighboring_relation=relation,
-    )
-
-
-def one_level(
-    scheme: Any, clip: str, relation: str
-) -> Callable[[Draw], jde.GaussianStep]:
-    def make(x: Draw) -> jde.GaussianStep:
-        design = jde.MultistageSampling(scheme("example", x.rate))
-        return step_of(design, x, clip, relation)
-
-    return make
-
-
-def two_levels(
-    first: Any, second: Any, clip: str, relation: str
-) -> Callable[[Draw], jde.GaussianStep]:
-    def make(x: Draw) -> jde.GaussianStep:
-        rates = (x.rate, x.inner) if clip == "class" else (x.outer, x.rate)
-        design = jde.MultistageSampling(
-            first("class", rates[0]), second("example", rates[1])
-        )
-        return step_of(design, x, clip, relation)
-
-    return make
-
-
-def three_levels(x: Draw) -> jde.GaussianStep:
-    """An outer level above antipodal pairs."""
-    design = jde.MultistageSampling(
-        poisson("school", x.outer), poisson("class", x.rate), poisson("pupil", x.inner)
-    )
-    return step_of(design, x, "class", "add_remove")
-
-
-def episodes(x: Draw) -> jde.GaussianStep:
-    design = jde.IndependentEpisodes(
-        poisson("example", x.rate), num_episodes=x.num_episodes
-    )
-    return jde.GaussianStep(design, noise_multiplier=x.noise)
-
-
-KINDS: dict[str, Callable[[Draw], jde.GaussianStep]] = {
-    "sampled": one_level(poisson, "example", "add_remove"),
-    "sampled, fixed size": one_level(fixed, "example", "add_remove"),
-    "sampled below a level": two_levels(poisson, poisson, "example", "add_remove"),
-    "sampled below a fixed level": two_levels(fixed, fixed, "example", "add_remove"),
-    "replaced": one_level(poisson, "example", "replace_one"),
-    "replaced, fixed size": one_level(fixed, "example", "replace_one"),
-    "swapped": one_level(poisson, "step", "add_remove"),
-    "swapped, replaced": one_level(fixed, "step", "replace_one"),
-    "antipodal": two_levels(poisson, poisson, "class", "add_remove"),
-    "antipodal, replaced": two_levels(poisson, fixed, "class", "replace_one"),
-    "fixed above Poisson": two_levels(fixed, poisson, "class", "add_remove"),
-    "antipodal below a level": three_levels,
-    "episodes": episodes,
+ADD, REPLACE = "add_remove", "replace_one"
+KINDS: dict[str, Callable[[Setting], jde.GaussianStep]] = {
+    "sampled": of(ADD, "pupil", poisson, fields="rate"),
+    "sampled, fixed size": of(ADD, "pupil", fixed, fields="rate"),
+    "sampled below a level": of(ADD, "pupil", poisson, poisson),
+    "sampled below a fixed level": of(ADD, "pupil", fixed, fixed),
+    "replaced": of(REPLACE, "pupil", poisson, fields="rate"),
+    "replaced, fixed size": of(REPLACE, "pupil", fixed, fields="rate"),
+    "swapped": of(ADD, "step", poisson, fields="rate"),
+    "swapped, replaced": of(REPLACE, "step", fixed, fields="rate"),
+    "antipodal": of(ADD, "class", poisson, poisson, fields="rate inner"),
+    "antipodal, replaced": of(REPLACE, "class", poisson, fixed, fields="rate inner"),
+    "fixed above Poisson": of(ADD, "class", fixed, poisson, fields="rate inner"),
+    "antipodal below a level": of(ADD, "class", poisson, poisson, poisson),
+    "episodes": lambda x: episodic(x.noise, x.rate, x.num_episodes),
 }
 COMPOSED = {
     "sampled and sampled": ("sampled", "sampled below a level"),
@@ -114,12 +57,12 @@ COMPOSED = {
 }
 
 
-def draw(rng: np.random.Generator, size: int) -> Draw:
+def draw(rng: np.random.Generator, size: int) -> Setting:
     def spread(low: float, high: float, share_of_one: float = 0.0) -> np.ndarray:
         values = np.exp(rng.uniform(np.log(low), np.log(high), size))
         return np.where(rng.random(size) < share_of_one, 1.0, values)
 
-    return Draw(
+    return Setting(
         outer=spread(1e-3, 1, 0.2),
         rate=spread(1e-6, 1, 0.1),
         inner=spread(1e-3, 1, 0.2),
@@ -277,7 +220,8 @@ def test_sampled_settings():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", (*KINDS, *COMPOSED))
-def test_more_rare_units_in_a_few_steps(name):
+def test_rare_units_in_a_few_steps(name):
+    """Epsilons far below 1e-3, where a contour for another epsilon misleads."""
     outcome = examine(name, 32, 4, rare=True)
     assert not outcome.violations, "\n".join(outcome.violations)
 
@@ -305,10 +249,3 @@ def test_engines_agree(name):
     np.testing.assert_array_equal(ours.is_certified, theirs.is_certified)
     apart = np.abs(ours.value - theirs.value)
     assert np.all(apart <= ours.error + theirs.error + 1e-12 * ours.value)
-
-
-@pytest.mark.slow
-def test_rare_units_in_a_few_steps():
-    """Epsilons far below 1e-3, where a contour for another epsilon misleads."""
-    outcome = examine("sampled", 16, 3, rare=True)
-    assert not outcome.violations

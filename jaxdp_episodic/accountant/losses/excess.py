@@ -6,7 +6,9 @@ Equation (1), which gives the moment as an integral of both profiles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     fori_loop,
     logsumexp,
     namespace,
+    stop_gradient,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import (
     log_expm1,
@@ -146,9 +149,69 @@ LARGE_LOSS = 128.0
 _MOST_ROUNDING = 1.0
 
 
+# With ``x = floor + c log(1 + e^w)`` an integrand of order (x - floor)² falls as e^{3w}
+# on the left. The trapezoidal rule in w then needs a tenth of the panels' nodes:
+# Trefethen and Weideman (2014), SIAM Review 56(3), Theorem 5.1.
+_STRIP = 2.2  # half-width of the strip of w in which the integrand is analytic
+_GROWTH = 5.0  # nats by which it may be larger there
+_LARGEST_SCALE = 1.0  # of c, which keeps that growth
+_LARGEST_TURN = 0.75  # of c times a center: zeros of P and Q are outside of the strip
+MOST_NODES = 400
+_ROWS = 4  # of nodes in a pass of JAX's loop
+
+
+class HalfLine(NamedTuple):
+    """A trapezoidal rule for `log_integral`."""
+
+    floor: Array
+    scale: Array  # c
+    length: Array  # of the nodes, in units of c
+    first: float  # the first w
+    spacing: float
+
+    @classmethod
+    def of(cls, floor: Array, centers: Array, order: Array, nats: float) -> Self:
+        """To the last peak of P^{1 + order} / Q^order, with an error of e^-nats."""
+        xp = namespace(floor, centers)
+        most, least = xp.max(centers, axis=0), xp.min(centers, axis=0)
+        scale = xp.minimum(_LARGEST_SCALE, _LARGEST_TURN / xp.maximum(most, -least))
+        reach = most + order * (most - least) - floor + math.sqrt(2 * nats + 8)
+        parts = (stop_gradient(xp, a) for a in (floor, scale, reach / scale))
+        return cls(*parts, -nats / 3, 2 * math.pi * _STRIP / (nats + _GROWTH))
+
+    @property
+    def number(self) -> Array:
+        """The number of nodes, at most `MOST_NODES` in use."""
+        return (self.length - self.first) / self.spacing + 1
+
+    def integrate(
+        self, integrand: Callable[[Array], tuple[Array, ...]]
+    ) -> tuple[Array, ...]:
+        """Integrals from the floor, one for each returned function."""
+        xp, number = namespace(self.length), self.number
+        # An order that is NaN must not change the number of nodes of the others.
+        number = xp.max(xp.where(number < MOST_NODES, number, MOST_NODES))
+        rows = int(number) + 1 if xp is np else _ROWS
+        first = self.first + self.spacing * np.arange(float(rows))[:, None]
+
+        def values(i: Array) -> tuple[Array, ...]:
+            grown = xp.exp(first + self.spacing * rows * i)
+            moved = xp.log1p(grown)
+            found = integrand(self.floor + self.scale * xp.minimum(moved, self.length))
+            weight = self.scale * (self.spacing * grown / (1 + grown))
+            weight = xp.where(moved <= self.length, weight, 0.0)
+            return tuple(xp.sum(weight * a, axis=0) for a in found)
+
+        def add(i: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+            return tuple(a + b for a, b in zip(sums, values(1.0 * i), strict=True))
+
+        passes = xp.ceil(number / rows).astype(np.int32)
+        return fori_loop(xp, 1, passes, add, values(0.0))
+
+
 def log_integral(
     log_parts: Callable[[Array], tuple[Array, Array]],
-    windows: Windows,
+    windows: Windows | HalfLine,
     peaks: Array,
     floor: Array,
     t: Array,
@@ -161,7 +224,7 @@ def log_integral(
     backward, and the sum of both if the direction is "symmetric". With
     ``rule.with_derivatives`` two derivatives in t follow, divided by the integral.
     """
-    xp = namespace(windows[0], peaks, floor, t)
+    xp = namespace(peaks, floor, t)
     direction, quadrature, with_derivatives = rule
     y, b = log_parts(xp.maximum(peaks, floor))
     exponents = [b + (1 + t) * y] * (direction != "backward")
@@ -169,7 +232,7 @@ def log_integral(
     # Large moments are scaled down by the integrand at its peaks. If a peak were
     # missed, the sum would overflow to inf, which is a safe answer.
     scale = xp.max(xp.concatenate(exponents), axis=0)
-    scale = xp.maximum(scale - LARGEST_EXPONENT, 0.0)
+    scale = stop_gradient(xp, xp.maximum(scale - LARGEST_EXPONENT, 0.0))
 
     def integrand(x: Array) -> tuple[Array, ...]:
         y, b = log_parts(x)
@@ -177,10 +240,13 @@ def log_integral(
             return scaled_power_excess_derivatives(y, b - scale, t, direction)
         return (scaled_power_excess(y, b - scale, t, direction),)
 
-    lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)
-    total, *derivatives = integrate_panels(
-        integrand, lefts, rights, nodes_per_panel=quadrature.nodes_per_panel
-    )
+    if isinstance(windows, HalfLine):
+        total, *derivatives = windows.integrate(integrand)
+    else:
+        lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)
+        total, *derivatives = integrate_panels(
+            integrand, lefts, rights, nodes_per_panel=quadrature.nodes_per_panel
+        )
     return xp.log(total) + scale, *(d / total for d in derivatives)
 
 
@@ -249,12 +315,10 @@ def sum_of(first: tuple[Array, ...], second: tuple[Array, ...]) -> tuple[Array, 
     total = xp.logaddexp(first[0], second[0])
     finite = xp.where(xp.isfinite(total), total, 0.0)
     shares = xp.exp(first[0] - finite), xp.exp(second[0] - finite)
-
-    def mean(values: tuple[Array, Array]) -> Array:
-        pairs = zip(shares, values, strict=True)
-        return sum(xp.where(share > 0, share * x, 0.0) for share, x in pairs)
-
-    return total, *(mean(pair) for pair in zip(first[1:], second[1:], strict=True))
+    return total, *(
+        sum(xp.where(a > 0, a * x, 0.0) for a, x in zip(shares, pair, strict=True))
+        for pair in zip(first[1:], second[1:], strict=True)
+    )
 
 
 def excess_of(

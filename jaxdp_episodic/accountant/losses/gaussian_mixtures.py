@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from jaxdp_episodic.accountant.losses.excess import sum_of, unless_gaussian
+from jaxdp_episodic.accountant.losses.excess import (
+    MOST_NODES,
+    sum_of,
+    unless_gaussian,
+)
 from jaxdp_episodic.accountant.losses.gaussian import (
     CANCELLATION,
     LARGEST,
@@ -44,6 +49,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     MomentRule,
     Nodes,
     NoisyLoss,
+    Quadrature,
     Tails,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
@@ -65,6 +71,7 @@ class MixtureLoss(GaussianLoss, Nodes):
     """Base of the mechanisms whose pairs consist of `Half` pairs."""
 
     forward_is_larger: ClassVar[bool] = True
+    has_lattice: ClassVar[bool] = True
 
     @abc.abstractmethod
     def halves(self, *fields: Array) -> tuple[Half, ...]:
@@ -153,6 +160,15 @@ class MixtureLoss(GaussianLoss, Nodes):
             excess,
             rounds=xp.where(ends, 0.0, 1.0),
         )
+
+    def largest_on_lattice(self, rule: Quadrature) -> Array:
+        """See `Moments`."""
+        xp, largest = namespace(*self.fields), []
+        for half in self.both_halves():
+            least, next_ = (half.half_line(t, rule.lattice).number for t in (0.0, 1.0))
+            t = (MOST_NODES - least) / (next_ - least)
+            largest.append(xp.where(t < 1, 0.0, t))
+        return xp.min(xp.stack(largest), axis=0)
 
     def nodes(self, rule: NodeRule) -> LossNodes:
         """See `Nodes`: from two half-lines, or one and its mirror image."""
@@ -312,11 +328,12 @@ class GaussianMixtureLoss(MixtureLoss):
     @property
     def _shift(self) -> Array:
         """The largest shift with a weight."""
-        xp = namespace(*self.fields)
-        largest = xp.zeros(())
-        for shift, weight in zip(self.shifts, self.log_weights, strict=True):
-            largest = xp.maximum(largest, xp.where(weight > -xp.inf, shift, 0.0))
-        return largest
+        xp, parts = (
+            namespace(*self.fields),
+            zip(self.shifts, self.log_weights, strict=True),
+        )
+        there = [xp.where(weight > -xp.inf, shift, 0.0) for shift, weight in parts]
+        return functools.reduce(xp.maximum, there)
 
 
 def _weighted(half: Half, piece: tuple[Pair, ...], above: Array) -> tuple:

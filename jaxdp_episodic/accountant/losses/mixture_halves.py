@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import (
+    HalfLine,
     Windows,
     log_integral,
     settle,
@@ -73,6 +74,8 @@ NEGLIGIBLE = 46.0
 # How far right of the kink paths rise if two centers lie on either side of 0.
 _LATER = 1.0
 _FURTHEST_KINK = 1e9  # largest x of a kink
+# Points at which a moment's scale is taken: within e^100 of the peak up to x = 110.
+_PROBES = 6
 
 
 class Half(NamedTuple):
@@ -336,12 +339,24 @@ class Half(NamedTuple):
 
     def excess(self, t: Array, rule: MomentRule, floor: Array) -> tuple[Array, ...]:
         """Returns ``log E_Q[f(P/Q - 1); x > floor]``; see `excess.log_integral`."""
-        parts, (panels, nodes, _) = len(self.move), rule.quadrature
+        parts, (panels, nodes, nats) = len(self.move), rule.quadrature
+        if nats:
+            # Up to order 2 the integrand may peak where that of order 2 does.
+            xp, backward = namespace(t), rule.direction == "backward"
+            line = self.half_line(xp.where(backward, 1.0, xp.maximum(t, 1.0)), nats)
+            share = np.linspace(0.0, 1.0, _PROBES)[:, None]
+            probes = floor + line.scale * line.length * share
+            return log_integral(self.log_parts, line, probes, floor, t, rule)
         # More panels for more peaks, or for one far from the others.
         panels = (2 + parts) * panels if parts > 1 else panels * (2 + self.falls) // 2
         rule = rule._replace(quadrature=Quadrature(panels, nodes))
         windows = self._windows(t, rule.direction, floor)
         return log_integral(self.log_parts, *windows, floor, t, rule)
+
+    def half_line(self, order: Array, nats: float) -> HalfLine:
+        """Returns a rule for the integrals of P^{1 + order} / Q^order; see `excess`."""
+        # A sampled Gaussian's lattice loses a third of its nats, this one does not.
+        return HalfLine.of(self.floor(), self.centers, order, 0.65 * nats)
 
     def _windows(self, t: Array, direction: str, floor: Array) -> tuple[Windows, Array]:
         """Returns windows where the integrand is not negligible, and their centers."""
@@ -547,7 +562,5 @@ def _log_mean(terms: Array, values: Array) -> tuple[Array, Array]:
 
 def _log_moments(terms: Array, values: Array) -> tuple[Array, Array, Array]:
     """Returns `_log_mean` and the variance of the values."""
-    xp = namespace(terms)
     total, mean = _log_mean(terms, values)
-    share = xp.exp(terms - total)
-    return total, mean, xp.sum(share * (values - mean) ** 2, axis=0)
+    return total, mean, _log_mean(terms, (values - mean) ** 2)[1]

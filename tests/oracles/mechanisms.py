@@ -7,18 +7,14 @@ import pkgutil
 import numpy as np
 
 from jaxdp_episodic.accountant import losses
+from jaxdp_episodic.accountant.describe.rates import cut_weights
 from jaxdp_episodic.accountant.losses.allocated import (
     AllocatedAntipodalBoundingLoss,
     AllocatedAntipodalLoss,
     AllocatedBoundingLoss,
     AllocatedGaussianLoss,
 )
-from jaxdp_episodic.accountant.losses.finite import (
-    FiniteLoss,
-    discrete_laplace_atoms,
-    randomized_response_atoms,
-    sampled_atoms,
-)
+from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     GaussianMixtureLoss,
@@ -27,7 +23,6 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     TruncatedGaussianLoss,
     ZeroedGaussianLoss,
     ZeroedTruncatedLoss,
-    cut_weights,
 )
 from jaxdp_episodic.accountant.losses.independent_episodes import (
     IndependentEpisodesLoss,
@@ -47,6 +42,11 @@ from jaxdp_episodic.accountant.losses.renyi_curve import (
     ZeroConcentratedLoss,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.questions.dominating_pair import (
+    discrete_laplace_atoms,
+    randomized_response_atoms,
+    sampled_atoms,
+)
 
 SIZE = 12
 _RNG = np.random.default_rng(20)

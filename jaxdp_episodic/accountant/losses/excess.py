@@ -156,7 +156,7 @@ _STRIP = 2.2  # half-width of the strip of w in which the integrand is analytic
 _GROWTH = 5.0  # nats by which it may be larger there
 _LARGEST_SCALE = 1.0  # of c, which keeps that growth
 _LARGEST_TURN = 0.75  # of c times a center: zeros of P and Q are outside of the strip
-MOST_NODES = 400
+MOST_NODES = 512
 _ROWS = 4  # of nodes in a pass of JAX's loop
 
 

@@ -19,9 +19,7 @@ from jaxdp_episodic.accountant.losses.excess import (
 from jaxdp_episodic.accountant.losses.loss_nodes import (
     LossNodes,
     NodeRule,
-    Rate,
     atoms,
-    real_log_mixture,
 )
 from jaxdp_episodic.accountant.losses.privacy_loss import (
     FiniteValues,
@@ -157,50 +155,3 @@ def tails_of_values(u: Array, loss: Array, log_mass: Array) -> Tails:
         logsumexp(xp.where(above, log_mass + xp.log(-xp.expm1(gap)), -xp.inf)),
         logsumexp(xp.where(above, log_mass + gap, -xp.inf)),
     )
-
-
-# --- Mechanisms: (J,) losses and log-probabilities under P ---
-
-Atoms = tuple[np.ndarray, np.ndarray]
-
-
-def discrete_laplace_atoms(noise_parameter: float, moved: int) -> Atoms:
-    """Integer noise with probability ``tanh(a/2) e^{-a|x|}``, moved by an integer."""
-    # Ghosh, Roughgarden, Sundararajan (2009), arXiv:0811.2841.
-    a, k = float(noise_parameter), np.arange(moved + 1.0)
-    log_end = -np.log1p(np.exp(-a))
-    inside = (k > 0) & (k < moved)
-    log_mass = log_end - a * k
-    with np.errstate(divide="ignore"):
-        log_mass = log_mass + np.where(inside, np.log(-np.expm1(-a)), 0.0)
-    return a * (moved - 2 * k), log_mass
-
-
-def randomized_response_atoms(
-    noise_parameter: float, num_buckets: int, *, against_uniform: bool
-) -> Atoms:
-    """Randomized response with k answers: uniform with probability p, else true."""
-    p, k = float(noise_parameter), float(num_buckets)
-    gain = np.log1p(k * (1 - p) / p)  # log of P/Q at the true answer
-    log_truth = np.log((1 - p) + p / k)
-    if against_uniform:
-        rest = np.log(p * (k - 1) / k)
-        return np.array([np.log1p((k - 1) * (1 - p)), np.log(p)]), np.array(
-            [log_truth, rest]
-        )
-    with np.errstate(divide="ignore"):
-        masses = np.array([log_truth, np.log(p * (k - 2) / k), np.log(p / k)])
-    return np.array([gain, 0.0, -gain]), masses
-
-
-def sampled_atoms(found: Atoms, sampling_probability: float) -> Atoms:
-    """Returns the losses of a Poisson sample."""
-    loss, log_mass = found
-    if sampling_probability == 1:
-        return found
-    if sampling_probability == 0:
-        return np.zeros(1), np.zeros(1)
-    rate = Rate.of(np.float64(sampling_probability))
-    mixed = real_log_mixture(loss, rate)
-    # Not from the difference of losses, which has their rounding errors.
-    return mixed, np.logaddexp(rate.log_rest + log_mass - loss, rate.log + log_mass)

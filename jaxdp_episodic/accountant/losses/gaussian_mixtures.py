@@ -53,7 +53,6 @@ from jaxdp_episodic.accountant.losses.privacy_loss import (
     Tails,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.numerics.binomial import log_binomial_tail
 from jaxdp_episodic.accountant.numerics.loops import (
     Array,
     logsumexp,
@@ -349,9 +348,6 @@ def _weighted(half: Half, piece: tuple[Pair, ...], above: Array) -> tuple:
 # --- A Poisson sample of clip units, truncated at random to a largest batch size ---
 # Reference: docs/proofs.md, "A truncated Poisson sample".
 
-# Relative increase of the probabilities: twice the error of binomial tails, 1e-10.
-_RAISED = 2e-10
-
 
 @dataclass(frozen=True)
 class TruncatedGaussianLoss(GaussianLoss, Bounds):
@@ -463,44 +459,3 @@ class ZeroedTruncatedLoss(TruncatedGaussianLoss):
             SampledGaussianLoss(one, self.rate, self.shift),
             ZeroedGaussianLoss(one, one, self.cut_rate, self.shift),
         )
-
-
-def cut_weights(
-    population: np.ndarray, batch_size: np.ndarray, rate: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ``P(M < b)``, ``P(M >= b)``, r, and a factor that makes lower bounds.
-
-    M is the number of other units in the Poisson sample, b the batch size, and the
-    three probabilities are upper bounds.
-    """
-    # r = E[q b / (M + 1) | M >= b] = b P(Binomial(N, q) > b) / (N P(M >= b)). The
-    # factor is within 1e-9 of 1, unless of 1e8 units the batch is hardly ever full.
-    n, b, q = np.broadcast_arrays(population, batch_size, rate)
-    inside = (q > 0) & (q < 1)
-    p = np.where(inside, q, 0.5)
-    others = n - 1
-    never, always = q <= 0, others >= b
-
-    def weights(side: str, other: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        whole = np.exp(log_binomial_tail(others - b + 1, others, 1 - p, side=side))
-        cut, beneath = (
-            np.exp(log_binomial_tail(b, others, p, side=one)) for one in (side, other)
-        )
-        joint = np.exp(log_binomial_tail(b + 1, n, p, side=side)) * b / n
-        whole = np.where(inside, whole, np.where(never, b > 0, ~always))
-        cut = np.where(inside, cut, np.where(never, b <= 0, always))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            drawn = np.where(inside, joint / beneath, np.where(never, 0.0, b / n))
-        # If all of M >= b, M + 1 is at least b + 1.
-        drawn = np.minimum(np.where(np.isnan(drawn), np.inf, drawn), q * b / (b + 1))
-        return whole, cut, drawn
-
-    whole, cut, drawn = weights("upper", "lower")
-    whole, cut = (np.minimum(weight * (1 + _RAISED), 1.0) for weight in (whole, cut))
-    drawn = np.minimum(drawn * (1 + 2 * _RAISED), q)
-    sure = np.ones(n.shape)
-    for most, least in zip((whole, cut, drawn), weights("lower", "upper"), strict=True):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(most > 0, least / most * (1 - 2 * _RAISED), 1.0)
-        sure = np.minimum(sure, np.where(np.isnan(share), 0.0, share))
-    return whole, cut, drawn, np.where(inside, sure, 1 - 4 * _RAISED)

@@ -25,6 +25,7 @@ from jaxdp_episodic.accountant.describe.designs import (
     epoch_scheme,
 )
 from jaxdp_episodic.accountant.describe.people import BOUNDS
+from jaxdp_episodic.accountant.describe.rates import cut_weights
 from jaxdp_episodic.accountant.describe.schemes import (
     OWNED,
     MultistageSampling,
@@ -44,6 +45,7 @@ from jaxdp_episodic.accountant.losses import allocated, finite, renyi_curve
 from jaxdp_episodic.accountant.losses import gaussian_mixtures as mixtures
 from jaxdp_episodic.accountant.losses import independent_episodes as episodes
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
+from jaxdp_episodic.accountant.losses.loss_nodes import Rate, real_log_mixture
 from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
@@ -62,6 +64,9 @@ from jaxdp_episodic.accountant.questions.contribution_pairs import (
 
 Uses = list[tuple[PrivacyLoss, np.ndarray]]
 """Dominating pairs and the number of uses of each."""
+
+Atoms = tuple[np.ndarray, np.ndarray]
+"""(J,) losses and their log-probabilities under P."""
 
 # Largest number of independent episodes of a step: the bound sums as many terms.
 MOST_EPISODES = 1_000_000
@@ -437,13 +442,55 @@ def _unprotected(rate: float = 1.0) -> PrivacyLoss:
     return SampledGaussianLoss(ALWAYS, np.full(1, rate), np.full(1, np.inf))
 
 
+def discrete_laplace_atoms(noise_parameter: float, moved: int) -> Atoms:
+    """Integer noise with probability ``tanh(a/2) e^{-a|x|}``, moved by an integer."""
+    # Ghosh, Roughgarden, Sundararajan (2009), arXiv:0811.2841.
+    a, k = float(noise_parameter), np.arange(moved + 1.0)
+    log_end = -np.log1p(np.exp(-a))
+    inside = (k > 0) & (k < moved)
+    log_mass = log_end - a * k
+    with np.errstate(divide="ignore"):
+        log_mass = log_mass + np.where(inside, np.log(-np.expm1(-a)), 0.0)
+    return a * (moved - 2 * k), log_mass
+
+
+def randomized_response_atoms(
+    noise_parameter: float, num_buckets: int, *, against_uniform: bool
+) -> Atoms:
+    """Randomized response with k answers: uniform with probability p, else true."""
+    p, k = float(noise_parameter), float(num_buckets)
+    gain = np.log1p(k * (1 - p) / p)  # log of P/Q at the true answer
+    log_truth = np.log((1 - p) + p / k)
+    if against_uniform:
+        rest = np.log(p * (k - 1) / k)
+        return np.array([np.log1p((k - 1) * (1 - p)), np.log(p)]), np.array(
+            [log_truth, rest]
+        )
+    with np.errstate(divide="ignore"):
+        masses = np.array([log_truth, np.log(p * (k - 2) / k), np.log(p / k)])
+    return np.array([gain, 0.0, -gain]), masses
+
+
+def sampled_atoms(found: Atoms, sampling_probability: float) -> Atoms:
+    """Returns the losses of a Poisson sample."""
+    loss, log_mass = found
+    if sampling_probability == 1:
+        return found
+    if sampling_probability == 0:
+        return np.zeros(1), np.zeros(1)
+    rate = Rate.of(np.float64(sampling_probability))
+    mixed = real_log_mixture(loss, rate)
+    # Not from the difference of losses, which has their rounding errors.
+    return mixed, np.logaddexp(rate.log_rest + log_mass - loss, rate.log + log_mass)
+
+
 def _randomized_response(release: releases.RandomizedResponse) -> PrivacyLoss:
     noise, buckets = release.noise_parameter, release.num_buckets
     if noise == 0 and buckets > 1:
         return _unprotected()
     losses, log_masses = np.zeros(1), np.zeros(1)
     if noise < 1 and buckets > 1:
-        losses, log_masses = finite.randomized_response_atoms(
+        losses, log_masses = randomized_response_atoms(
             noise, buckets, against_uniform=release.neighboring_relation == "zero_out"
         )
     return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
@@ -454,8 +501,8 @@ def _discrete_laplace(release: releases.DiscreteLaplaceRelease) -> PrivacyLoss:
     if noise == 0 or np.isinf(noise):
         return _unprotected(rate)  # a parameter of 0 means no noise
     twice = 2 if release.neighboring_relation == "replace_one" else 1
-    atoms = finite.discrete_laplace_atoms(noise, twice * release.sensitivity)
-    losses, log_masses = finite.sampled_atoms(atoms, rate)
+    atoms = discrete_laplace_atoms(noise, twice * release.sensitivity)
+    losses, log_masses = sampled_atoms(atoms, rate)
     return finite.FiniteLoss(ALWAYS, _columns(losses), _columns(log_masses))
 
 
@@ -479,7 +526,7 @@ def _truncated(
     """docs/proofs.md, "A truncated Poisson sample"."""
     batch_size, rate = column(release.batch_size), column(release.sampling_probability)
     shift = shift_of(release.noise_multiplier, 1.0)
-    cuts = mixtures.cut_weights(_sizes(release), batch_size, rate)
+    cuts = cut_weights(_sizes(release), batch_size, rate)
     whole, cut, cut_rate, sure = cuts
     kind = {
         "add_remove": mixtures.TruncatedGaussianLoss,

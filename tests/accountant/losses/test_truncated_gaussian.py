@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.losses.gaussian_mixtures import cut_weights
+from jaxdp_episodic.accountant.describe.rates import cut_weights
 from oracles import mixtures
 
 NOISE = 0.8

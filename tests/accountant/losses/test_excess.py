@@ -14,6 +14,12 @@ import pytest
 import jaxdp_episodic as jde
 from designs import Setting, episodic, fixed, poisson, poisson_step, step
 from jaxdp_episodic.accountant._engine import float64_boundary
+from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
+    AntipodalGaussianLoss,
+    GaussianMixtureLoss,
+    SwappedGaussianLoss,
+    ZeroedGaussianLoss,
+)
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.losses.sampled_gaussian import (
     SampledGaussianLoss,
@@ -289,13 +295,35 @@ def test_a_lattice_that_would_end_before_the_bump_is_not_used(noise):
     assert found == pytest.approx(np.exp(panels[0]) / (order - 1), rel=1e-8)
 
 
-@pytest.mark.parametrize(("nats", "error"), [(32.0, 1e-11), (18.0, 1e-5)])
-def test_a_lattice_keeps_its_stated_error(nats, error):
-    """Against 2,560 nodes on panels, with derivatives and without."""
-    rng, n = np.random.default_rng(3), 200
-    rate, shift = 10 ** rng.uniform(-8, 0, n), 10 ** rng.uniform(-2, 0.9, n)
-    loss, lattice = SampledGaussianLoss(np.ones(n), rate, shift), Quadrature(0, 0, nats)
-    least = np.minimum(10 ** rng.uniform(-3, 3, n), 30 / shift)
+ONE = np.ones(80)
+DRAW = np.random.default_rng(3)
+RATE, SHIFT = 10 ** DRAW.uniform(-8, 0, 80), 10 ** DRAW.uniform(-2, 0.6, 80)
+RATES = np.where(DRAW.random((2, 80)) < 0.2, 1.0, np.stack([RATE, RATE[::-1]]))
+SHIFTS = np.sort(SHIFT * DRAW.uniform(0.1, 1, (3, 80)), axis=0)
+ON_LATTICE = {
+    "sampled": (SampledGaussianLoss(ONE, RATE, SHIFT), 32.0),
+    "swapped": (SwappedGaussianLoss(ONE, RATES[0], SHIFT), 40.0),
+    "antipodal": (AntipodalGaussianLoss(ONE, *RATES, SHIFT), 40.0),
+    "zeroed": (ZeroedGaussianLoss(ONE, *RATES, SHIFT), 40.0),
+    "mixture": (
+        GaussianMixtureLoss(ONE, RATE, tuple(SHIFTS), (np.log(ONE / 3),) * 3),
+        40.0,
+    ),
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize(
+    "name", ["sampled", "antipodal", "swapped", "zeroed", "mixture"]
+)
+@pytest.mark.parametrize("is_search", [False, True])
+def test_a_lattice_keeps_its_stated_error(name, is_search):
+    """Against about 2,500 nodes on panels, with derivatives and without."""
+    loss, nats = ON_LATTICE[name]
+    lattice = Quadrature(0, 0, 18.0 if is_search else nats)
+    error = 1e-5 if is_search else 1e-11
+    rng, panels = np.random.default_rng(4), 24 if name == "mixture" else 128
+    least = np.minimum(10 ** rng.uniform(-3, 3, 80), 30 / SHIFT)
     t = np.minimum(least, 0.999 * loss.largest_on_lattice(lattice))
     assert np.all(t > 0)
 
@@ -306,7 +334,7 @@ def test_a_lattice_keeps_its_stated_error(nats, error):
     for slopes in (False, True):
         sums, fine = (
             ask(t, loss, quadrature=quadrature, slopes=slopes)
-            for quadrature in (lattice, Quadrature(128, 20))
+            for quadrature in (lattice, Quadrature(panels, 20))
         )
         most = max(error, 1e-8 * slopes)  # slopes need only serve the search
         np.testing.assert_allclose(sums[0], fine[0], rtol=most, atol=most)

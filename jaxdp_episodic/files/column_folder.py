@@ -148,8 +148,7 @@ def check_sums(folder: Path, on_progress: OnProgress = lambda done, total: None)
 
 
 def compare_sums(
-    columns: Iterable[StoredColumn],
-    on_progress: OnProgress = lambda done, total: None,
+    columns: Iterable[StoredColumn], on_progress: OnProgress = lambda done, total: None
 ) -> None:
     """Compares the checksums of some columns with the manifest."""
     for column, found in _sums_of(list(columns), on_progress):

@@ -45,11 +45,7 @@ def _opened(
 
 
 def parquet_batches(
-    path: Path,
-    names: Sequence[str] | None,
-    *,
-    rows: int,
-    max_bytes: int | None = None,
+    path: Path, names: Sequence[str] | None, *, rows: int, max_bytes: int | None = None
 ) -> Iterator[tuple[list[str], list[list[Any]]]]:
     """Yields the columns of a Parquet file as plain values, some rows at a time."""
     with _opened(path, names) as (arrow, file):

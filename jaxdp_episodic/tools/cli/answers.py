@@ -24,11 +24,7 @@ from jaxdp_episodic.accountant.report.adaptive_words import (
     owed_by_plan,
 )
 from jaxdp_episodic.accountant.report.ledger_content import LedgerContent
-from jaxdp_episodic.accountant.report.ledger_file import (
-    read_ledger,
-    refusing,
-    run_file,
-)
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger, refusing, run_file
 from jaxdp_episodic.accountant.report.ledgers import LedgersContent, read_ledgers
 from jaxdp_episodic.accountant.report.protected import protected_unit
 from jaxdp_episodic.accountant.report.rounding import downward, upward

@@ -23,12 +23,7 @@ from jaxdp_episodic.trainer.data.splits import (
     VALIDATION,
     ClassSplit,
 )
-from jaxdp_episodic.trainer.data.stored import (
-    Progress,
-    Records,
-    load_stored,
-    store,
-)
+from jaxdp_episodic.trainer.data.stored import Progress, Records, load_stored, store
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import (
     npz_records,

@@ -167,10 +167,7 @@ def _intervals(
 
 
 def _draw_epsilon(
-    axes: Any,
-    epsilons: Sequence[tuple[int, float]],
-    target: float,
-    is_guarantee: bool,
+    axes: Any, epsilons: Sequence[tuple[int, float]], target: float, is_guarantee: bool
 ) -> None:
     """Draws epsilon by step, or as a bar if there is only one."""
     spent = "guarantee" if is_guarantee else "spent"

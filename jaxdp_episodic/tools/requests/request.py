@@ -15,10 +15,7 @@ from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe import serialization
-from jaxdp_episodic.accountant.describe.disjoint import (
-    DisjointParts,
-    refuse_disjoint,
-)
+from jaxdp_episodic.accountant.describe.disjoint import DisjointParts, refuse_disjoint
 from jaxdp_episodic.accountant.describe.menu import parts_of
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.releases import RELEASES

@@ -24,11 +24,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
 from jaxdp_episodic.files.atomic import atomic_folder, write_atomically
 from jaxdp_episodic.tools.book.book import Order, Paid, check_in, check_out
 from jaxdp_episodic.tools.book.content import TUNE, BookTerms, new_name, price_of_search
-from jaxdp_episodic.tools.train.booked import (
-    Booking,
-    PartOfSearch,
-    protected_by,
-)
+from jaxdp_episodic.tools.train.booked import Booking, PartOfSearch, protected_by
 from jaxdp_episodic.tools.train.run import RELEASE, run_training
 from jaxdp_episodic.tools.train.search_space import Search
 from jaxdp_episodic.trainer.data.table import ExampleTable
@@ -129,11 +125,7 @@ def run_search(
 
 
 def _started(
-    search: Search,
-    folder: Path,
-    base: Path | None,
-    console: Console,
-    book: str | None,
+    search: Search, folder: Path, base: Path | None, console: Console, book: str | None
 ) -> dict[str, Any]:
     """Draws the search and stores it before anything is trained."""
     if (folder / STATE).exists():

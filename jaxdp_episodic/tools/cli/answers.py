@@ -62,7 +62,7 @@ def do_epsilon(o: Options) -> list[str]:
         # Before the work, so that a wrong name costs no time.
         check_suffix(o.out)
         o.out.parent.mkdir(parents=True, exist_ok=True)
-        return _batch(o) if o.batch else _per_unit(o)
+        return [*(_batch(o) if o.batch else _per_unit(o)), f"written: {o.out}"]
     if len(o.ledger) == 1 and is_adaptive(o.ledger[0]):
         if o.method is not None:
             raise UsageError("--method does not go with an adaptive run")
@@ -151,7 +151,7 @@ def _batch(o: Options) -> list[str]:
             on_rows=lambda rows: say(f"{rows:,} rows answered"),
         )
     lines = [f"{number:,} rows, {failed:,} with an error"]
-    return [*lines, *([f"the first: {first}"] if first else []), f"written: {o.out}"]
+    return [*lines, *([f"the first: {first}"] if first else [])]
 
 
 def _per_unit(o: Options) -> list[str]:
@@ -173,7 +173,7 @@ def _per_unit(o: Options) -> list[str]:
         lines.append(f"rates are rounded up, by at most {share} of their value")
     if steps_of(request)[0].neighboring_relation == "add_remove":
         lines.append("private: under add_remove the table discloses sizes")
-    return [*lines, f"written: {o.out}"]
+    return lines
 
 
 def _answer_lines(
@@ -191,20 +191,19 @@ def answer_document(
     request: Request, answer: Any, caveats: list[str]
 ) -> dict[str, Any]:
     """Returns the answer as JSON: arrays as nested lists, infinity as "inf"."""
-    units = {part.privacy_unit for part in steps_of(request)}
+    steps = steps_of(request)
     names = ("calibrate", "level", "num_steps", "delta", "epsilon")
     question = {name: plain(getattr(request, name, None)) for name in names}
-    bounds = (step.people for step in steps_of(request))
-    people = next((one for one in bounds if one is not None), None)
-    question["people"] = None if people is None else plain(people.numbers)
+    people = [plain(step.people.numbers) for step in steps if step.people is not None]
+    question["people"] = next(iter(people), None)
     return {
         "version": 1,
         **{name: value for name, value in question.items() if value is not None},
         request.quantity: plain(answer),
         "shape": list(request.shape),
         "method": request.method,
-        "privacy_unit": next(iter(units), None),
-        "clip_unit": list(dict.fromkeys(step.clip_unit for step in steps_of(request))),
+        "privacy_unit": next((step.privacy_unit for step in steps), None),
+        "clip_unit": list(dict.fromkeys(step.clip_unit for step in steps)),
         "neighboring_relation": _relation(request),
         "warnings": caveats,
     }
@@ -248,8 +247,7 @@ def _facts(request: Request, answer: Any) -> dict[str, str]:
         rows |= {"noise multiplier": f"{noise:g}"} if np.ndim(noise) == 0 else {}
     unit = protected_unit(*steps) if steps else "one unit"
     rows["protected"] = f"{unit} ({_relation(request) or 'as claimed'})"
-    clipped = dict.fromkeys(str(step.clip_unit) for step in steps)
-    if clipped:
+    if clipped := dict.fromkeys(str(step.clip_unit) for step in steps):
         units = ["the whole step" if c == STEP else f"each {c}" for c in clipped]
         rows["clipped"] = ", then ".join(units)
     return rows | {"method": request.method}
@@ -258,9 +256,7 @@ def _facts(request: Request, answer: Any) -> dict[str, str]:
 def _grid(request: Request, answer: np.ndarray, varying: dict[str, Any]) -> list[str]:
     """One row per setting: the fields that vary, then the answer."""
     columns = {
-        name: [
-            _shown(v) for v in np.broadcast_to(values, answer.shape).ravel().tolist()
-        ]
+        name: list(map(_shown, np.broadcast_to(values, answer.shape).ravel().tolist()))
         for name, values in varying.items()
     }
     columns[_label(request)] = [_rounded(request, v) for v in answer.ravel().tolist()]
@@ -331,14 +327,14 @@ def adaptive_lines(path: Path, *, delta: float | None, as_json: bool) -> list[st
             ("ended", "by its own choice" if content.has_ended else "not yet"),
         ]
         return [*facts(rows), *(f"warning: {text}" for text in warned)]
-    prices = next((run for run in budget.runs if run.budget is not None), None)
+    prices = [run for run in budget.runs if run.budget is not None]
     document = {
         "version": 1,
         "delta": budget.delta,
         "epsilon": plain(budget.epsilon),  # the guarantee
         "taken": budget.taken,
         "left": budget.left,
-        "price": prices and {"spent": prices.spent, "budget": prices.budget},
+        "price": next(({"spent": r.spent, "budget": r.budget} for r in prices), None),
         "odometers": [
             {"epsilon": run.epsilon_so_far, "delta": run.odometer_interval()[1]}
             for run in budget.runs
@@ -390,8 +386,7 @@ def caveats_on_ledgers(
         )
     early = []
     for name, content in zip(ledgers.names, ledgers.contents, strict=True):
-        own = spent
-        if own is None or are_several:
+        if (own := spent) is None or are_several:
             step, num_steps = content.run_charged()
             own = epsilon(step, num_steps=num_steps, delta=content.delta, method=method)
         if float(own) < content.target_epsilon * (1 - _CALIBRATION_SLACK):

@@ -119,17 +119,11 @@ def _canaries(o: Options, console: Console) -> list[AuditRow]:
             on_step=_shown(progress),
             **_chosen(o),
         )
-    return [
-        AuditRow(
-            o.file.stem,
-            f"one run, {audit.guesses.num_canaries} {audit.kind} canaries "
-            f"({audit.privacy_unit})",
-            audit.guesses.delta,
-            audit.claimed_rdp,
-            audit.claimed_exact,
-            audit.guesses,
-        )
-    ]
+    guesses = audit.guesses
+    canaries = f"{guesses.num_canaries} {audit.kind} canaries ({audit.privacy_unit})"
+    claimed = audit.claimed_rdp, audit.claimed_exact
+    named = o.file.stem, f"one run, {canaries}"
+    return [AuditRow(*named, guesses.delta, *claimed, guesses)]
 
 
 def _step(o: Options, training: Any, console: Console) -> list[AuditRow]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxdp_episodic.accountant.describe.disjoint import refuse_disjoint
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
@@ -196,10 +198,9 @@ def _text(content: contents.BookContent, cost: float | None) -> list[str]:
 
 def _document(content: contents.BookContent, cost: float | None) -> dict[str, Any]:
     terms = content.terms
-    entries = [
-        {name: value for name, value in e._asdict().items() if name != "about"}
-        for e in content.entries
-    ]
+    entries = [e._asdict() for e in content.entries]
+    for entry in entries:
+        del entry["about"]
     spent = terms.prices.spent(content.paid)
     return {
         "book": terms.name,
@@ -217,12 +218,10 @@ def _document(content: contents.BookContent, cost: float | None) -> dict[str, An
 
 def _shares(content: contents.BookContent) -> list[tuple[str, list[float]]]:
     """The name of each entry, and what it spent of each total."""
-    paid, shares, before = content.paid, [], None
-    for number in range(len(paid) + 1):
-        spent = [value for _, value, _ in content.terms.prices.spent(paid[:number])]
-        if before is not None:
-            entry = content.entries[number - 1]
-            parts = [new - old for old, new in zip(before, spent, strict=True)]
-            shares.append((f"{entry.number} {entry.name}", parts))
-        before = spent
-    return shares
+    paid, names = content.paid, [f"{e.number} {e.name}" for e in content.entries]
+    spent = [
+        [value for _, value, _ in content.terms.prices.spent(paid[:number])]
+        for number in range(len(paid) + 1)
+    ]
+    parts = np.diff(np.array(spent, float), axis=0).tolist()
+    return list(zip(names, parts, strict=False))

@@ -26,18 +26,15 @@ Compute the privacy cost of a run: epsilon at a delta, or the reverse.
   [--num-steps INT]  Number of steps; default: the file's.
   [--json]  Print JSON in place of a table.
   [--batch FILE]  Requests, one a row: .jsonl, .csv or .parquet; in place of FILE.toml.
-  [--ledger FILE (repeat)]  The folder of a training run, in place of FILE.toml. Give it
-      once for each of several runs, or copies of one: the answer is what they cost
-      together.
+  [--ledger FILE (repeat)]  A run's folder, in place of FILE.toml; repeat it for what
+      several runs, or copies of one, cost together.
   [--per-unit]  Write each protected unit's own epsilon to --out.
   [--out FILE]  Where --batch and --per-unit write: .jsonl, .csv or .parquet.
-  [--method NAME]  exact, rdp or pld: with --ledger (default: exact), and with --batch
-      for rows that name none (default: rdp).
+  [--method NAME]  exact, rdp or pld; default: exact with --ledger, rdp with --batch.
 # report (plan)
 Explain what a run protects, how strongly, and under which conditions.
-  FILE.toml  A request, as for `epsilon`; or a run, as for `train`, whose data are read;
-      or a plan, as for `plan`: then the report is on the recommended run; or the folder
-      of a run that was trained: then it is on what was charged.
+  FILE.toml  A request, a training config, a plan (its recommended run), or the folder
+      of a run (what was charged).
 # calibrate (answers)
 Find the noise, number of steps or sampling rate for a target epsilon.
   FILE.toml  The request: as for `epsilon`, with what to find and the target.
@@ -50,8 +47,7 @@ Draw delta against epsilon, and the success of membership attacks.
   [--method NAME]  exact, pld or rdp; default: the file's.
 # explore (pictures)
 Open a local page where you change a design and see its privacy cost.
-  [FILE.toml]  The first design, a request as for `epsilon`; default: that of the
-      README.
+  [FILE.toml]  The first design, a request as for `epsilon`; default: the README's.
   [--port INT = 0]  Port at 127.0.0.1; 0: a free one.
   [--no-browser]  Print the address and open no browser.
 # sweep (pictures)
@@ -62,8 +58,7 @@ command continues.
   [--shard I/N]  Evaluate part I of N (from 1), for job arrays that share DIR.
   [--collect]  Only join the parts of job arrays into the table.
   [--engine local|ray = local]  Evaluate on this machine, or on Ray workers.
-  [--ray-address ADDRESS = local]  Ray cluster; "auto": the one running here; "local":
-      start one.
+  [--ray-address ADDRESS = local]  Ray cluster; "auto": one running here; "local": new.
   [--ray-cpus FLOAT = 1.0]  CPUs for each task on Ray.
   [--ray-gpus FLOAT = 0.0]  GPUs for each task on Ray.
   [--ray-retries INT = 5]  Restarts of a task whose worker was lost.
@@ -93,17 +88,15 @@ An import that fails leaves no folder. In the config, give `type = "Stored"` and
   SOURCE  A folder of images, an .npz or a .parquet file.
   FOLDER  The folder to make.
   [--layout auto|class-folders|omniglot|mini-imagenet|npz|parquet = auto]  Layout of
-      SOURCE: one folder per class; alphabet/character; train|val|test/class; a file.
-  [--validation SHARE|SOURCE]  Validation data: a share of the classes in (0, 1), chosen
-      by a hash of their names; or another source of the same layout.
+      SOURCE, see docs/stored_data.md.
+  [--validation SHARE|SOURCE]  Validation data: a share of the classes, or a source.
   [--test SHARE|SOURCE]  Test data, in the same way.
-  [--split-salt TEXT]  Key of the hash.
+  [--split-salt TEXT]  Key of the hash of names that chooses a share of the classes.
   [--size INT]  Side of images; default: Omniglot 28, mini-ImageNet 84, else their own.
   [--grey]  Store one channel instead of three.
   [--alphabets]  Omniglot: keep the alphabets as the top level.
-  [--owner NAME]  Who owns an example: a column (Parquet), an array (npz), a regular
-      expression with one group for file names, or "drawer" for Omniglot; default:
-      unknown.
+  [--owner NAME]  Who owns an example: a column, an array, a regular expression for
+      file names, or "drawer" for Omniglot; default: unknown.
   [--groups NAME ...]  Parquet: columns of unit ids, top level first.
   [--features NAME ...]  Parquet: columns of numbers. Or give --images.
   [--images NAME]  Parquet: a column of image files, or of lists of numbers.
@@ -117,53 +110,41 @@ Compare every byte of a folder with the checksums of its manifest.
 Read data and write a commented config that runs without edits. Nothing is trained or
 released. The config marks numbers that were counted in the data: they are private
 unless they were public before.
-  SOURCE  The data: a folder with a folder of images for each class, a folder of
-      Omniglot or mini-ImageNet, an .npz, .csv or .parquet file, or a folder that `data
-      import` wrote.
+  SOURCE  A folder with a folder of images for each class, Omniglot, mini-ImageNet, an
+      .npz, .csv or .parquet file, or a folder that `data import` wrote.
   [--out FILE.toml = train.toml]  The config to write. The file must not exist yet.
   [--epsilon FLOAT = 8.0]  Target epsilon.
   [--delta FLOAT = 1e-5]  Target delta.
-  [--unit NAME]  Protected unit: "example" (the default), "class" (or the column of
-      tasks), or "person", which needs --owner.
-  [--relation add_remove|zero_out]  How neighbouring data sets differ. add_remove: one
-      unit is added or removed. zero_out: one slot of a public number of slots is
-      emptied or filled. Default: zero_out if at least a third of all episodes would
-      draw no empty slot.
-  [--population INT]  Public bound on the examples of a class: a lower bound for
-      add_remove, an upper bound for zero_out. Default: counted in the data, and marked
-      as private.
+  [--unit NAME]  Protected: "example" (default), "class" (or column of tasks), "person".
+  [--relation add_remove|zero_out]  One unit is added or removed, or one slot of a
+      public number of slots is emptied or filled. Default: zero_out if a third of all
+      episodes would draw no empty slot.
+  [--population INT]  Public bound on the examples of a class: lower for add_remove,
+      upper for zero_out. Default: counted in the data, and marked as private.
   [--ways INT]  Classes per episode. Default: 5, or what few classes permit.
   [--shots INT]  Labelled examples per class. Default: 1, or 4 per task.
   [--size INT]  Height and width of the images after scaling, in pixels. Default: 28.
-  [--grey]  Convert images to grey. Without it, they are read in grey if a sample of
-      them has no colour.
-  [--rotations]  Turn each class into four by rotating its images. An example is
-      protected together with its rotations.
+  [--grey]  Convert images to grey. Default: if a sample of them has no colour.
+  [--rotations]  Turn each class into four by rotations, which are protected together.
   [--owner NAME]  Who owns an example: the name of a column or array, or a regular
       expression with one group that is matched to file names.
-  [--label NAME]  Table column with the class, or with --target the task. Default: a
-      column whose values repeat.
-  [--features NAME ...]  Table columns with numbers to use as features. Default: all
-      numeric columns that have no other role.
+  [--label NAME]  Table column with the class or task. Default: one whose values repeat.
+  [--features NAME ...]  Table columns of features. Default: all other numeric ones.
   [--target NAME]  Table column with numbers to predict. Default: classes are predicted.
   [--validation FILE]  Data for validation. Default: a share of the classes of SOURCE.
   [--test FILE]  Data for the test. Default: another share of the classes of SOURCE.
   [--plan FILE]  Also write a file for `plan`, with the same data and target.
   [--tune FILE]  Also write a file for `tune`, with a search around this config.
-  [--keep-duplicates]  Keep training examples that are in held-out data, too, and choose
-      no stage by these. Without it, such examples are left out of training.
+  [--keep-duplicates]  Keep training examples that are also in held-out data, and
+      choose no stage by these.
 # train (train)
 Train on episodes with differential privacy; stop before the target epsilon is exceeded.
   FILE.toml  Training config, such as `init` writes: data, target, step, model, learner.
   --out DIR  Folder for the log, the report and the release. It is created if missing.
   [--resume]  Continue the run in DIR.
-  [--book FILE_OR_URL]  Charge the run to the privacy budget of its data set before it
-      starts (see `book`).
-  [--floor FLOAT]  Part of the budget's delta that the run may use, where prices are
-      mu-GDP (see docs/book.md). Default: 1 % of that delta.
-  [--distributed]  Train one run in several processes. Start this command once per
-      process. Slurm, Open MPI, Kubernetes or the next three options give each its
-      number.
+  [--book FILE_OR_URL]  Charge the run to this book before it starts (see `book`).
+  [--floor FLOAT]  Its part of the book's delta, if prices are mu-GDP; default: 1 %.
+  [--distributed]  Train in several processes, each started so (docs/distributed.md).
   [--coordinator HOST:PORT]  Host of process 0 and a free port on it.
   [--num-processes INT]  Number of processes.
   [--process-index INT]  Index of this process, from 0. Only process 0 writes into DIR.
@@ -176,20 +157,17 @@ account for the choice.
   FILE.toml  A search (number of runs, run, hyperparameters), or a training config.
   --out DIR  Folder for the runs and the release. It is created if missing.
   [--resume]  Continue the search in DIR. The number of runs is not drawn again.
-  [--book FILE_OR_URL]  Charge the search to the privacy budget of its data set before
-      it starts (see `book`).
-  [--floor FLOAT]  Part of the budget's delta that the search may use, where prices are
-      mu-GDP (see docs/book.md). Default: 1 % of that delta.
+  [--book FILE_OR_URL]  Charge the search to this book before it starts (see `book`).
+  [--floor FLOAT]  Its part of the book's delta, if prices are mu-GDP; default: 1 %.
   [--cost-only]  Print the privacy cost of each run and of the search; train nothing.
-  [--held-out-is-public]  State that the held-out data are public, so that scores on
-      them may choose the best run. Required if FILE.toml is a training config.
+  [--held-out-is-public]  State that held-out data are public, so that scores on them
+      may choose the best run. Required for a training config.
 # predict (train)
 Predict the class or the value of examples with the release of a run.
   RELEASE  The folder `release` of a run or a search.
-  --support PATH  Labelled examples: a folder with a folder of images for each class, or
-      an .npz, .csv or .parquet file like the training data.
-  --queries PATH ...  Examples to predict: images, a folder of them, or as --support. If
-      they have classes or values, the accuracy or the error is printed.
+  --support PATH  Labelled examples: images in a folder for each class, or a file.
+  --queries PATH ...  Examples to predict. If they have classes or values, a score is
+      printed.
   [--network FILE]  The ONNX file of the run's features, if it had one.
   [--out FILE]  Write all predictions: .csv, .jsonl or .parquet.
 # book (book)
@@ -200,16 +178,13 @@ Make a book: the data, who is protected, and the total budget. All is final.
 By default any run can be charged (its mu-GDP price and a floor). With --quota or
 --menu only the runs of a fixed menu can. See docs/book.md.
   FILE_OR_URL  An SQLite file to make, or the URL of a database.
-  RUN.toml  A training config. Its data, privacy unit, relation and bounds of people
-      become the book's; nothing else of it is used.
+  RUN.toml  A training config, for its data, privacy unit, relation, bounds of people.
   --epsilon FLOAT  Epsilon of all runs together.
   --delta FLOAT  Delta of all runs together.
   [--floors FLOAT]  The part of delta for the floors of all runs; default: a fifth.
-  [--quota RUN.toml=N (repeat)]  A run of a menu (a training config, or a request as for
-      `epsilon`), and how often it may run. Repeat the option for each run. Replaces
-      mu-GDP prices.
-  [--menu RUN.toml (repeat)]  As --quota without a number: any mixture of these runs,
-      each at a price.
+  [--quota RUN.toml=N (repeat)]  A run of a menu (a config or a request), and how often
+      it may run. Replaces mu-GDP prices.
+  [--menu RUN.toml (repeat)]  As --quota, but in any mixture, each run at a price.
   [--method NAME]  Method for prices: exact (default), or pld (certified, slower).
 # book charge (book)
 Charge a query outside of training, before you run it.
@@ -235,12 +210,9 @@ Close a book for good: nothing can be charged any more.
 Test a claimed epsilon by simulation or by canaries: a lower bound beside it.
   FILE.toml  A request, as for `epsilon`, or a run, as for `train`.
   --out DIR  Folder for audit.json, audit.md and audit.png; made if missing.
-  [--kind mechanism|step|gradient|input]  mechanism (default of a request): simulate it
-      with and without a unit. step (default of a run): repeat one step, and the private
-      statistics, with a canary. gradient, input: train one run with canaries (white
-      box, black box).
-  [--draws INT]  Simulations with the unit (default: 20,000). With --kind step: steps
-      with the canary (default: 2,000).
+  [--kind mechanism|step|gradient|input]  Simulate the mechanism (default of a request),
+      repeat a step with a canary (default of a run), or train with canaries.
+  [--draws INT]  Simulations, or steps, with the unit; default: 20,000, or 2,000 steps.
   [--canaries INT = 100]  Canaries in a run (gradient, input).
   [--num-steps INT]  Number of steps; default: the file's.
   [--delta FLOAT]  Delta; default: the file's (mechanism).

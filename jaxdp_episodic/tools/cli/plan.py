@@ -146,18 +146,13 @@ def _table(plan: Candidates, draws: bool) -> list[str]:
             continue
         best = plan.best_of(index)
         is_best = int(plan.design[plan.recommended]) == index
-        rows.append(
-            (
-                "*" if is_best and draws else "",
-                design.name,
-                f"{plan.episodes_per_step[best]:,.4g}",
-                f"{plan.complete_per_step[best]:,.3g}",
-                f"{int(plan.num_steps[best]):,}",
-                f"{plan.noise_multiplier[best]:.4g}",
-                f"{plan.signal_to_noise[best]:.4g}",
-                f"{plan.effective_steps[best]:.3g}",
-            )
-        )
+        cells = [f"{plan.episodes_per_step[best]:,.4g}"]
+        cells += [f"{plan.complete_per_step[best]:,.3g}"]
+        cells += [f"{int(plan.num_steps[best]):,}"]
+        numbers = plan.noise_multiplier, plan.signal_to_noise
+        cells += [f"{column[best]:.4g}" for column in numbers]
+        cells += [f"{plan.effective_steps[best]:.3g}"]
+        rows.append(("*" if is_best and draws else "", design.name, *cells))
     best = "* recommended" if draws else "no design is recommended, as below"
     counts = (
         f"{best}; {plan.design.size:,} candidates, {int(plan.is_on_front.sum()):,} on "

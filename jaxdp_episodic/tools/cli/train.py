@@ -210,12 +210,10 @@ def _values(release: Any, support: Examples, queries: Examples) -> _Answers:
     for task in np.unique(queries.units):
         known, wanted = support.units == task, queries.units == task
         if not known.any():
-            raise ValueError(
-                f"--support must have examples of the task {task.item()!r}"
-            )
-        values[wanted] = release.predict(
-            support.features[known], support.targets[known], queries.features[wanted]
-        )
+            said = f"examples of the task {task.item()!r}"
+            raise ValueError(f"--support must have {said}")
+        given = support.features[known], support.targets[known]
+        values[wanted] = release.predict(*given, queries.features[wanted])
     columns: dict[str, list[Any]] = {
         "query": list(queries.names),
         "task": queries.units.astype(str).tolist(),

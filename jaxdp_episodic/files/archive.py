@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.files.atomic import atomic_path, owner_only
+from jaxdp_episodic.files.atomic import atomic_file
 
 _MAX_ARRAYS = 4096  # each costs reading its header
 _MAX_LISTING_BYTES = 2**24  # of an archive, in addition to its arrays
@@ -76,8 +76,7 @@ def write_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], *, is_private: bool = False
 ) -> None:
     """Writes an npz file, complete or not at all; see `write_atomically`."""
-    opener = owner_only if is_private else None
-    with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
+    with atomic_file(path, is_private=is_private) as file:
         np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType]: names
 
 
@@ -197,11 +196,8 @@ def npy_header(stream: Any, name: str, size: int) -> Header:
     if kind.kind not in _KINDS or not kind.itemsize:
         raise ValueError(f"{name} must contain numbers or text, has dtype {kind}")
     # If one axis has length 0, the others could have any length.
-    if (
-        len(shape) > 32
-        or math.prod(max(n, 1) for n in shape) > 2**48
-        or (min(shape, default=0) < 0)
-    ):
+    items = math.prod(max(n, 1) for n in shape)
+    if len(shape) > 32 or items > 2**48 or min(shape, default=0) < 0:
         raise ValueError(f"{name} has the impossible shape {str(shape)[:60]} of {kind}")
     claimed, there = math.prod(shape) * kind.itemsize, size + begun - stream.tell()
     if claimed != there:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 try:
     import fcntl
@@ -25,9 +26,16 @@ def write_atomically(
     path: Path, content: str | bytes, *, is_private: bool = False
 ) -> None:
     """Writes a file as a temporary file in the same folder, then renames it."""
+    with atomic_file(path, is_private=is_private) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
+    """Yields a temporary file that becomes ``path`` if the body succeeds."""
     opener = owner_only if is_private else None
     with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        yield file
 
 
 def owner_only(path: str, flags: int) -> int:

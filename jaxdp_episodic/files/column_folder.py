@@ -181,7 +181,7 @@ def write_rows(
 ) -> None:
     """Writes a column from parts, each with the row indices and the rows."""
     done, row_bytes = 0, int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-    with path.open("wb", buffering=0) as file:
+    with path.open("wb") as file:
         write_npy_header(file, dtype, shape)
         start = file.tell()
         for places, batch in parts:
@@ -195,12 +195,11 @@ def write_rows(
             runs = np.split(places, breaks), np.split(batch, breaks)
             for run, rows in zip(*runs, strict=True):
                 file.seek(start + (int(run[0]) if len(run) else 0) * row_bytes)
-                rest = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
-                while rest:
-                    rest = rest[file.write(rest) :]
+                file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
             done += len(batch)
         if done != shape[0]:
             raise ValueError(f"there must be {shape[0]} records, got {done}")
+        file.flush()
         os.fsync(file.fileno())
 
 

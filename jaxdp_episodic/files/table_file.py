@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxdp_episodic.files.atomic import atomic_path
+from jaxdp_episodic.files.atomic import atomic_file
 from jaxdp_episodic.files.json_file import plain
 from jaxdp_episodic.files.optional import require_pyarrow
 
@@ -29,7 +29,7 @@ def writing(path: Path, columns: Mapping[str, str]) -> Iterator[Writer]:
     """Opens a table for writing in parts; the file appears when it is complete."""
     check_suffix(path)
     opened = {".jsonl": _jsonl_writer, ".csv": _csv_writer, ".parquet": _arrow_writer}
-    with atomic_path(path) as temporary, temporary.open("xb") as file:
+    with atomic_file(path) as file:
         write, close = opened[path.suffix](file, columns)
         try:
             yield write

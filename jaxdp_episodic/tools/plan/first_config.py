@@ -220,11 +220,10 @@ def _relation_and_population(
 
     Default: zero_out if enough of the episodes draw no empty slot, else add_remove.
     """
-    most, fewest = int(sizes.max()), max(int(sizes.min()), 1)  # empty classes count
     if not is_example:
         return wishes.relation or ADD_REMOVE, wishes.population
-    slots = wishes.population or most
-    relation = wishes.relation
+    most, fewest = int(sizes.max()), max(int(sizes.min()), 1)  # empty classes count
+    slots, relation = wishes.population or most, wishes.relation
     if relation is None:
         drawn = np.arange(min(size, slots))
         filled = np.maximum(sizes[:, None] - drawn, 0) / (slots - drawn)
@@ -244,17 +243,11 @@ def _train_table(source: Source, ways: int | None) -> dict[str, Any]:
         table["features"] = {"kind": WAVELETS}
     held_out = [name for name in source.parts if name != TRAIN]
     if held_out:
-        table["evaluation"] = {
-            "splits": held_out,
-            "queries": QUERIES,
-            "num_episodes": 600,
-            "every": 100,
-        }
+        how = {"queries": QUERIES, "num_episodes": 600, "every": 100}
+        table["evaluation"] = {"splits": held_out, **how}
         if source.duplicates:
-            drops = not source.keeps_duplicates
-            table["evaluation"] |= (
-                {"drop_duplicates": True} if drops else {"select": False}
-            )
+            key = "select" if source.keeps_duplicates else "drop_duplicates"
+            table["evaluation"][key] = key == "drop_duplicates"
     if ways is not None and VALIDATION not in held_out:
         # The last stage is always released, so it should retain the features.
         table["model"] = {**table["model"], "skip": True}
@@ -283,28 +276,17 @@ def _config(
 
 def _without_episodes(description: question.PlanDescription) -> dict[str, Any]:
     """A config with a placeholder step, for a pipeline of statistics alone."""
-    names, tree = description.population.level_names, description.population
-    episode = description.request.episode
-    if episode.ways is None:
-        levels: list[dict[str, Any]] = [
-            {"type": "Poisson", "name": name, "sampling_probability": 1.0}
-            for name in names
-        ]
-    else:
-        sizes = (
-            (episode.ways, tree.num_units(1)),
-            (episode.examples[0], episode.population),
-        )
-        levels = [
-            {
-                "type": "WithoutReplacement",
-                "name": name,
-                "size": size,
-                **({} if number is None else {"population": number}),
-            }
-            for name, (size, number) in zip(names, sizes, strict=True)
-        ]
-    clip_unit = names[0] if episode.ways is None else STEP
+    tree, episode = description.population, description.request.episode
+    sizes = (episode.ways, tree.num_units(1)), (episode.examples[0], episode.population)
+    levels: list[dict[str, Any]] = []
+    for name, (size, number) in zip(tree.level_names, sizes, strict=True):
+        if episode.ways is None:
+            one = {"type": "Poisson", "name": name, "sampling_probability": 1.0}
+        else:
+            one = {"type": "WithoutReplacement", "name": name, "size": size}
+            one |= {} if number is None else {"population": number}
+        levels.append(one)
+    clip_unit = tree.level_names[0] if episode.ways is None else STEP
     sampling = {"type": "MultistageSampling", "levels": levels}
     return plans.config_around(description, question.STEPS, clip_unit, sampling)
 
@@ -409,9 +391,8 @@ def _prices(
         noise = dataclasses.replace(design, request=left).noise(*setting)
         return f"noise {noise[0]:.4g}, {complete[0]:.3g} complete a step"
 
-    lines = ["The recommended design at other epsilons:"]
-    for other in others:
-        lines.append(f"  epsilon {other.epsilon:g}: {price(other, design)}")
+    lines = [f"  epsilon {one.epsilon:g}: {price(one, design)}" for one in others]
+    lines.insert(0, "The recommended design at other epsilons:")
     if request.privacy_unit != tree.level_names[1]:
         return lines
     is_slots = request.neighboring_relation == ZERO_OUT

@@ -54,9 +54,7 @@ from jaxdp_episodic.trainer.run.checks import (
     level_of_slots,
 )
 
-_MAX_INDEPENDENT = (
-    10**6
-)  # independent episodes per step; no pool of classes bounds them
+_MAX_INDEPENDENT = 10**6  # episodes per step; no pool of classes bounds them
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,15 +337,9 @@ def make_plan(request: PlanRequest, population: Population) -> Plan:
     episodes, steps, noise, total, worth, complete = map(np.concatenate, columns)
     signal = complete / noise
     return Plan(
-        designs=tuple(part.design for part in parts),
-        design=np.repeat(np.arange(len(parts)), [part.steps.size for part in parts]),
-        episodes_per_step=episodes,
-        complete_per_step=complete,
-        num_steps=steps,
-        noise_multiplier=noise,
-        signal_to_noise=signal,
-        total_episodes=total,
-        effective_steps=worth,
+        tuple(part.design for part in parts),
+        np.repeat(np.arange(len(parts)), [part.steps.size for part in parts]),
+        *(episodes, complete, steps, noise, signal, total, worth),
         is_on_front=_front(np.stack([-signal, -steps, total])),
         recommended=recommended(worth, total),
         left_out=left_out,

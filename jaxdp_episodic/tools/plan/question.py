@@ -50,24 +50,16 @@ MOST_EPISODES = 360  # per step, as in the demo
 # Settings of the demo, with which all kinds of data were measured.
 OF_CLASSES: dict[str, Any] = {
     "l2_clip_norm": 0.1,
-    "learner": {
-        "kind": "protonet",
-        "distance": "cosine",
-        "temperature": 4.0,
-        "resplits": True,
-    },
+    "learner": {"kind": "protonet", "distance": "cosine"}
+    | {"temperature": 4.0, "resplits": True},
     "model": {"kind": "linear", "embedding": 128},
     "optimizer": {"kind": "adam", "learning_rate": 0.01, "ema": 0.97},
 }
 # Settings of train_schools.toml.
 OF_TASKS: dict[str, Any] = {
     "l2_clip_norm": 0.1,
-    "learner": {
-        "kind": "maml",
-        "inner_steps": 1,
-        "inner_learning_rate": 0.05,
-        "loss": "squared_error",
-    },
+    "learner": {"kind": "maml", "inner_steps": 1}
+    | {"inner_learning_rate": 0.05, "loss": "squared_error"},
     "model": {"kind": "mlp", "channels": [32]},
     "optimizer": {"kind": "adam", "learning_rate": 5e-3, "schedule": "cosine"},
 }

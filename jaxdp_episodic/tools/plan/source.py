@@ -124,15 +124,14 @@ def described_source(
     elif held_out:
         table |= held_out
     else:
-        is_named = True
-        if layout == layouts.NPZ:
-            try:
+        try:
+            if layout == layouts.NPZ:
                 user_files.refuse_unnamed(path)
-            except ValueError as error:
-                notes["path"] = f"nothing is held out, and there is no score: {error}"
-                is_named = False
-        held_out = _shares(data, ways, notes, path) if is_named else {}
-        table |= held_out
+        except ValueError as error:
+            notes["path"] = f"nothing is held out, and there is no score: {error}"
+        else:
+            held_out = _shares(data, ways, notes, path)
+            table |= held_out
     if files is not None:  # the features of a listing are the places of its files
         shares = {n: v for n, v in held_out.items() if isinstance(v, float)}
         if shares:
@@ -213,10 +212,8 @@ def _pictures(
 def _are_grey(found: layouts.Images, size: int) -> bool:
     """Whether a sample of the pictures has no colour; raises if one is unreadable."""
     places = np.linspace(0, len(found.paths) - 1, _LOOKED_AT).astype(int)
-    pixels = [
-        layouts.decoded_image(found.paths[i], size, False, found.paths[i])
-        for i in np.unique(places).tolist()
-    ]
+    paths = [found.paths[i] for i in np.unique(places).tolist()]
+    pixels = [layouts.decoded_image(path, size, False, path) for path in paths]
     return all(np.array_equal(p.min(axis=-1), p.max(axis=-1)) for p in pixels)
 
 
@@ -271,11 +268,8 @@ def _shares(
             salt = str(number) if number else ""
             split = ClassSplit(**shares, salt=salt)
             found = collections.Counter(map(split.split_of, names))
-            if not all(
-                found[n] >= max(fewest[n], int(part * k))
-                for n, k in wanted.items()
-                if k
-            ):
+            least = {n: max(fewest[n], int(part * k)) for n, k in wanted.items() if k}
+            if any(found[n] < number for n, number in least.items()):
                 continue
             if salt:  # it depends on sizes of the data
                 notes["split_salt"] = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic.files.atomic import atomic_path, owner_only
+from jaxdp_episodic.files.atomic import atomic_file
 from jaxdp_episodic.files.optional import require
 
 SUFFIXES = (".png", ".svg")
@@ -61,8 +61,7 @@ def save(figure: Any, path: Path, *, is_private: bool = False) -> None:
         figure.set_layout_engine(None)
     kind = path.suffix[1:].lower() or "png"
     metadata = {"metadata": {"Date": None}} if kind == "svg" else {}
-    opener = owner_only if is_private else None
-    with atomic_path(path) as temporary, open(temporary, "xb", opener=opener) as file:
+    with atomic_file(path, is_private=is_private) as file:
         figure.savefig(file, format=kind, dpi=_DPI, **metadata)
 
 

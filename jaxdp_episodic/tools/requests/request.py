@@ -6,7 +6,6 @@ import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -53,17 +52,14 @@ class _Request(Spec):
     step: Any
 
     @property
-    def _step_shape(self) -> tuple[int, ...]:
-        return self.step.shape
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the answer: the broadcast shape of the fields that it uses."""
         fields = {n: getattr(self, n) for n in ("num_steps", "delta", "epsilon")}
-        return _validation.broadcast_shape(
-            step=np.empty(self._step_shape, np.uint8),
-            **{name: value for name, value in fields.items() if value is not None},
-        )
+        fields = {name: value for name, value in fields.items() if value is not None}
+        # A calibrated noise multiplier replaces that of the step.
+        is_noise = getattr(self, "calibrate", None) == NOISE
+        shape = self.step.design.shape if is_noise else self.step.shape
+        return _validation.broadcast_shape(step=np.empty(shape, np.uint8), **fields)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -213,12 +209,6 @@ class CalibrationRequest(_Request):
         return super().from_dict(mapping, where=where)
 
     @property
-    def _step_shape(self) -> tuple[int, ...]:
-        # A calibrated noise multiplier replaces that of the step.
-        is_noise = self.calibrate == NOISE
-        return self.step.design.shape if is_noise else self.step.shape
-
-    @property
     def quantity(self) -> str:
         """The calibrated quantity: "noise_multiplier", "num_steps" or "rate"."""
         return self.calibrate
@@ -317,18 +307,15 @@ def read_population(table: Any, folder: Path) -> Population:
         given = "both" if "sizes" in table else "neither"
         raise ValueError(f"population: give exactly one of sizes and file, got {given}")
     levels = _names("levels", table.get("levels", []))
+    ids, place = {}, "sizes"
     if "file" in table:
-        ids = _ids(table, levels, folder)
-        made, place = partial(Population.from_ids, **ids), f"file {table['file']!r}"
+        ids, place = _ids(table, levels, folder), f"file {table['file']!r}"
     elif "row_level" in table:
         raise ValueError("population: row_level goes with file, not with sizes")
-    else:
-        made, place = (
-            partial(Population.from_sizes, table["sizes"], level_names=levels),
-            "sizes",
-        )
     try:
-        return made()
+        if "file" in table:
+            return Population.from_ids(**ids)
+        return Population.from_sizes(table["sizes"], level_names=levels)
     except (TypeError, ValueError) as error:
         raise type(error)(f"population.{place}: {error}") from None
 

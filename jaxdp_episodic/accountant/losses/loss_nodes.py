@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxdp_episodic.accountant.numerics.complex_exponentials import (
     log1p_complex,
     polar,
@@ -42,6 +44,10 @@ _SLOPE_AT_FLOOR = 2.0
 # Slope of the path right of the kink, up to the height `_TOP`.
 _SLOPE_BEHIND_KINK = 0.4
 _SLOPE_AT_END = 0.3  # slope of the path further right
+# Change of the slope at each corner of the path.
+_RISES = np.array(
+    [_SLOPE_BEHIND_KINK, -_SLOPE_BEHIND_KINK, _SLOPE_AT_END, -_SLOPE_AT_END]
+)[:, None, None]
 # First node of a half-line, e^-13 from its start. There e^{zL} has a boundary layer of
 # width 1/|z|. Closer to the start e^{zL} - 1 is linear up to 1e-17.
 _DEEPEST_LAYER = 13.0
@@ -64,7 +70,6 @@ def whole_line(low: Array, high: Array, kink: Array, s: Array, num_nodes: int) -
     """
     xp = namespace(low, high, kink, s)
     share, width = _crowding(s)
-
     ends = xp.array([low, high])
 
     def inverse(_: Array, u: Array) -> Array:
@@ -198,17 +203,12 @@ def _imaginary_part(
     tail = xp.maximum(xp.maximum(stop, 2.0), last)
     # A half-line must start exactly on the real line.
     origin = xp.where(starts, floor, -1e30)
-    for corner, rise in (
-        (begin, _SLOPE_BEHIND_KINK),
-        (stop, -_SLOPE_BEHIND_KINK),
-        (tail, _SLOPE_AT_END),
-        (tail + (most - _TOP) / _SLOPE_AT_END, -_SLOPE_AT_END),
-    ):
-        before, _ = _bend(origin - corner)
-        behind, steeper = _bend(node - corner)
-        height = height + rise * (behind - before)
-        slope = slope + rise * steeper
-    return height, slope
+    top = tail + (most - _TOP) / _SLOPE_AT_END
+    corners = xp.stack(xp.broadcast_arrays(begin, stop, tail, top))[:, None]
+    before, _ = _bend(origin - corners)
+    behind, steeper = _bend(node - corners)
+    height = height + (_RISES * (behind - before)).sum(axis=0)
+    return height, slope + (_RISES * steeper).sum(axis=0)
 
 
 def _bend(x: Array) -> tuple[Array, Array]:

@@ -44,6 +44,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     logsumexp,
     map_first,
     namespace,
+    stored,
 )
 from jaxdp_episodic.accountant.numerics.power_excess import log_expm1
 from jaxdp_episodic.accountant.numerics.special import (
@@ -443,7 +444,7 @@ class Half(NamedTuple):
         size = move + larger * (x[0] - 0.5 * larger) - base[0]
         angle = larger * x[1] - base[1]
         part = times(polar(xp.minimum(size, _LARGEST_EXPONENT), angle), less)
-        ratio = tuple(xp.sum(sign * a, axis=0) for a in part)
+        ratio = stored(xp, tuple(xp.sum(sign * a, axis=0) for a in part))
         small = ratio[0] ** 2 + ratio[1] ** 2 < 0.25
         near = log1p_complex(*(xp.where(small, a, 0.0) for a in ratio))
         whole = self._log_sum(x, self.log_p, kinks[0])

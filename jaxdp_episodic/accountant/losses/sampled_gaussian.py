@@ -250,8 +250,7 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
 
     def bulk_width(self) -> Array:
         """See `Nodes`: with an outer rate there are two losses without the unit."""
-        xp = namespace(*self.fields)
-        return xp.where(self.outer_rate < 1, self.outer_rate * self.rate, 0.0)
+        return (self.outer_rate < 1) * self.outer_rate * self.rate
 
     def gaussian_shift(self) -> Array:
         """The shift if the unit is always drawn, else 0."""

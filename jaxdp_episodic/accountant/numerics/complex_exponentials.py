@@ -187,8 +187,8 @@ def sum_expm1(z: Pair, weight: Pair, position: Pair) -> Pair:
 def _sum_as_product(z: Pair, weight: Pair, position: Pair) -> Pair:
     """Computes `sum_expm1` in NumPy: for each setting a matrix times the weights."""
     # Blocks of rows that fit the cache take a third of the time.
-    used = num_used(weight)
-    rows = _CACHED // max(int(used), 1) + 1
+    used = _num_used(weight)
+    rows = _CACHED // max(used, 1) + 1
     re, im = np.empty_like(z[0]), np.empty_like(z[0])
     # Stacked for all settings at once: one by one it takes as long as the sums.
     y = np.stack([part[:used].T for part in position], axis=1)
@@ -230,7 +230,7 @@ def _sum_as_complex(z: Pair, weight: Pair, position: Pair) -> Pair:
 def _sum_of_rows(
     term: Callable[..., Any], weight: Pair, position: Pair, zero: Any, together: int
 ) -> Any:
-    """The sum of ``term(w_j, y_j)`` over used rows in JAX, ``together`` in a pass."""
+    """The sum of ``term(w_j, y_j)`` over all rows in JAX, ``together`` in a pass."""
     # Rows are added along a new first axis: unrolled terms take longer to compile.
     import jax
 
@@ -238,7 +238,6 @@ def _sum_of_rows(
     pad = ((0, -rows % together), (0, 0))
     first = jax.tree.leaves(zero)[0]
     shape = (-1, together, *(1,) * (first.ndim - 1), size)
-    used = num_used(weight)
     weight, position = jax.tree.map(
         lambda a: xp.pad(a, pad).reshape(shape), (weight, position)
     )
@@ -247,7 +246,7 @@ def _sum_of_rows(
         return jax.tree.map(operator.add, total, term(at(weight, i), at(position, i)))
 
     start = jax.tree.map(lambda a: xp.zeros((together, *a.shape), a.dtype), zero)
-    total = fori_loop(xp, 0, -(-used // together), add, start)
+    total = fori_loop(xp, 0, -(-rows // together), add, start)
     return jax.tree.map(lambda a: a.sum(axis=0), total)
 
 
@@ -308,9 +307,7 @@ def _moment_terms(weight: Pair, y: Pair, grown: Pair) -> tuple[Array, Array, Arr
     return value[0], first[0], first[0] * y[0] - first[1] * y[1]
 
 
-def num_used(weight: Pair) -> Array:
-    """Returns the number of rows of (J, n) weights up to the last that is not 0."""
-    xp = namespace(weight[0])
+def _num_used(weight: Pair) -> int:
+    """The number of rows of (J, n) weights up to the last that is not 0."""
     used = ((weight[0] != 0) | (weight[1] != 0)).any(axis=1)
-    number = xp.arange(1, used.shape[0] + 1, dtype=xp.int32)
-    return xp.max(xp.where(used, number, 0))
+    return int(np.max(np.flatnonzero(used), initial=-1)) + 1

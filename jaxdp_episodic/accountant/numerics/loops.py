@@ -132,11 +132,14 @@ def map_first(function: Callable[..., Any], *arrays: Any) -> Any:
     # which takes four times as long.
     leaves: list[Any] = []
     map_arrays(leaves.append, arrays)
-    if namespace(*leaves) is not np:
-        from jax import lax
+    xp, number = namespace(*leaves), _length(arrays)
+    if xp is np:
+        return stacked([function(*at(arrays, i)) for i in range(number)])
+    if number == 1:
+        return map_arrays(lambda a: a[None], stored(xp, function(*at(arrays, 0))))
+    from jax import lax
 
-        return lax.map(lambda one: function(*one), arrays)
-    return stacked([function(*at(arrays, i)) for i in range(_length(arrays))])
+    return lax.map(lambda one: function(*one), arrays)
 
 
 def rows_of(xp: Any, function: Callable[[Any], Any], number: Any, most: int) -> Any:

@@ -146,7 +146,7 @@ def test_trailing_rows_without_weight_change_nothing():
     longer = [np.concatenate([a, np.zeros((3, 2))]) for a in weight]
     beyond = [np.concatenate([a, np.full((3, 2), 7.0)]) for a in position]
 
-    num_used = float64_boundary(ce.num_used)
+    num_used = ce._num_used
     assert num_used(weight) == num_used(longer) == 6
     terms = np.expm1((z[0] + 1j * z[1])[:, None] * (position[0] + 1j * position[1]))
     expected = ((weight[0] + 1j * weight[1]) * terms).sum(axis=1)

@@ -117,20 +117,23 @@ def steps_of(
     cuts = xp.minimum(xp.array([cut, cut + _CHECK_CUT]), _LEAST_CUT)
     heights = xp.array([xp.ones_like(cut), xp.full_like(cut, _CHECK_HEIGHT)])
     sign, m = 1 - 2 * backward, cut.size
-    # NumPy computes both rules at once, as 2 m settings, except of mixtures, which add
-    # up their weights in another order.
+    # Both rules at once, as 2 m settings; not of mixtures, which add up their weights
+    # in another order.
     is_mixture = type(loss).num_terms is not Nodes.num_terms
-    as_settings = xp is np and loss.compiles and not is_mixture
+    as_settings = loss.compiles and not is_mixture
     if as_settings:
-        loss, back = map_arrays(lambda a: np.concatenate([a, a]), (loss, back))
+        loss, back = map_arrays(lambda a: xp.concatenate([a, a]), (loss, back))
         cuts, heights = cuts.reshape(1, -1), heights.reshape(1, -1)
     rules = loss.nodes(NodeRule(back, cuts, heights, num_nodes, num_terms))
+    nodes, check = at(rules, 0), at(rules, -1)
     if as_settings:
-        rules = map_arrays(lambda a: np.array([a[0, ..., :m], a[0, ..., m:]]), rules)
+        nodes = map_arrays(lambda a: xp.array(a[..., :m]), nodes)
+        check = map_arrays(lambda a: xp.array(a[..., m:]), check)
         # Added in the order of the moments' sums, so that rounding errors cancel.
-        mass = np.array([part.sum(axis=0) for part in rules.weight[0]])
-        rules = rules._replace(mass=mass)
-    nodes, shift = at(rules, 0), group.loss.gaussian_shift()
+        nodes, check = (
+            r._replace(mass=r.weight[0].sum(axis=0)) for r in (nodes, check)
+        )
+    shift = group.loss.gaussian_shift()
     begins = parts_apart = None
     if not is_near:
         begins, atoms = _begins(nodes.weight), False
@@ -142,7 +145,7 @@ def steps_of(
     mass = nodes.mass
     # A rule whose total is no probability, or differs from the check, becomes NaN.
     right = xp.abs(mass - 0.5) <= 0.5 + _MASS_ERROR
-    right = right & (xp.abs(mass - rules.mass[1]) <= _MASS_ERROR)
+    right = right & (xp.abs(mass - check.mass) <= _MASS_ERROR)
     mass = group.loss.outer_rate * xp.where(right, mass, xp.nan).reshape(shape)
     # The total of a distribution without an atom at 0 is 1 up to rounding.
     left = xp.where((mass > 1 - 1e-12) | (shift > 0), 0.0, 1 - mass)
@@ -150,7 +153,7 @@ def steps_of(
     log_left = xp.where(none, _LOG_ZERO, xp.log(xp.where(none, 1.0, left)))
     return Steps(
         nodes,
-        at(rules, 1),
+        check,
         group.count,
         group.loss.outer_rate,
         sign * group.loss.bulk_loss(),

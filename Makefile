@@ -4,13 +4,13 @@
 PYTHON ?= python3
 PYTHONS ?=
 PYTEST_FLAGS ?=
-# Processes that share the tests, a file at a time, as the tests of a file share what
-# is compiled; 0 runs them in pytest's own process, as a debugger needs it.
+# Number of test processes. A process runs whole files, because the tests of a file share
+# compiled programs. 0 runs all in pytest's own process, for a debugger.
 WORKERS ?= 2
 # More flags for pip when the benchmarks' environment is made, for example another
 # index to take the CPU build of torch from.
 BENCH_PIP_FLAGS ?=
-# Every demo is a run of its own: no run is ever written over.
+# Each demo gets its own folder, because a run is never overwritten.
 DEMO ?= train configs/demo.toml --out results/demo-$(shell date +%Y%m%d-%H%M%S)
 
 # More flags for the audits of `make trust`.
@@ -29,12 +29,12 @@ GPU_FLAGS ?=
 PY := $(VENV)/bin/python
 # Tests start dozens of processes: without bytecode each compiles the package again.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
-# An XLA_FLAGS that is set, be it to nothing, keeps the tests from their own flags.
+# If XLA_FLAGS is set, even to nothing, the tests do not set flags of their own.
 AS_USERS := XLA_FLAGS="$${XLA_FLAGS-}"
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 BENCH_PY := $(BENCH_VENV)/bin/python
 BENCH_PINS := experiments/benchmarks/requirements.txt
-# The theme announces the end of MkDocs 1 in every build; it is pinned here.
+# MkDocs 1 is pinned; the variable hides the theme's notice about its end.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs
 
 PYTHON_CHECK := import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -51,17 +51,17 @@ help:
 	@echo "make test      the fast tests"
 	@echo "make test-all  every test, then the fast ones again with x64 on, and on JAX"
 	@echo "make test-peers  tests of interop with opacus and torch, in the benchmarks' environment"
-	@echo "make dist      sdist and wheel, tried alone under each Python found"
+	@echo "make dist      sdist and wheel, each tested alone under every Python found"
 	@echo "make lint      format, lint and types"
-	@echo "make format    apply the formatter and the linter's safe repairs"
+	@echo "make format    apply the formatter and the linter's safe fixes"
 	@echo "make bench     speed against other accountants"
-	@echo "make figures   the figures and tables of the documentation again"
+	@echo "make figures   the figures and tables of the documentation"
 	@echo "make bench-start  time and memory of the first answer, against other accountants"
 	@echo "make bench-exact  speed and error of the exact and certified methods against PLD and PRV"
 	@echo "make bench-sweep  speed and memory of sweeps of up to ten million settings"
 	@echo "make docs      the documentation as a site, into results/site"
-	@echo "make docs-serve  the same at a local address, made again at every change"
-	@echo "make bench-training  speed of a private training step, and from the disk"
+	@echo "make docs-serve  the same at a local address, rebuilt at every change"
+	@echo "make bench-training  speed of a private training step, from memory and from disk"
 	@echo "make bench-gpu  tests, sweeps and training steps on an accelerator"
 	@echo "make trust     audits, planted faults, kills and fuzzing at full counts: hours"
 
@@ -108,7 +108,7 @@ test-all: $(VENV)/.stamp
 	  tests/accountant/methods tests/accountant/questions \
 	  tests/accountant/losses tests/accountant/bounds $(PYTEST_FLAGS)
 
-# Into dist/; PYTHONS names interpreters that are not on the path.
+# Writes to dist/. PYTHONS names interpreters that are not on the path.
 dist:
 	$(PYTHON) experiments/dist.py --pythons $(PYTHONS)
 
@@ -139,8 +139,8 @@ docs: $(DOCS_VENV)/.stamp
 docs-serve: $(DOCS_VENV)/.stamp
 	$(MKDOCS) serve
 
-# Hours: what the library says of itself is attacked at full counts; docs/trust.md shows
-# what came of it. TRUST_AUDIT="--draws 2e4" takes most of the time off the audits.
+# Takes hours: attacks the library's claims at full counts and writes docs/trust.md.
+# TRUST_AUDIT="--draws 2e4" makes the audits much shorter.
 trust: $(VENV)/.stamp
 	$(PY) experiments/trust/mutations.py --out results/trust/mutations
 	$(PY) experiments/trust/fuzz.py --cases 100000 --out results/trust/fuzz
@@ -168,7 +168,7 @@ bench-training: $(VENV)/.stamp
 	$(PY) experiments/benchmarks/training.py
 	$(PY) experiments/benchmarks/stored.py
 
-# Where JAX finds no device it says so and measures the CPU.
+# Without an accelerator it measures the CPU, and says so.
 bench-gpu: $(GPU_VENV)/.stamp
 	$(GPU_VENV)/bin/python experiments/benchmarks/gpu.py $(GPU_FLAGS)
 

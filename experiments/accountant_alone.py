@@ -1,10 +1,10 @@
-"""Asks every question of the accountant where nothing of the trainer is installed.
+"""Asks every question of the accountant without the packages of the trainer.
 
-``python experiments/accountant_alone.py [BLOCKED ...]`` makes the named packages
-impossible to import, as if they were not installed, and imports every module of
-`jaxdp_episodic.accountant`. Without JAX small questions are answered by NumPy, and what
-compiles says that it needs JAX. `make dist` runs it in environments that hold no more
-than it may use, tests/test_accountant_alone.py with packages blocked.
+``python experiments/accountant_alone.py [BLOCKED ...]`` blocks the import of the named
+packages and imports every module of `jaxdp_episodic.accountant`. Without JAX, NumPy
+answers small questions, and large ones raise an error that names JAX. `make dist` runs
+it in environments without these packages, tests/test_accountant_alone.py with packages
+blocked.
 """
 
 from __future__ import annotations

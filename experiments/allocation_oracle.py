@@ -1,24 +1,23 @@
 """Delta of random allocation at random settings against oracles.
 
-``python experiments/allocation_oracle.py --settings 500 --out FILE.csv`` takes random
-epochs (2 to 10^6 steps, noise 0.3 to 10, 1 to 10^4 of them, delta 1e-12 to 1e-2) and a
-third of the times one epoch under replace_one (delta from 1e-6), and adds a line to the
-file for each that an oracle answers within ``--seconds``; lines that it has are not
-computed again. From the 10,000th on there is little noise, 0.15 to 0.3 (2 to 2,000
-steps, 1 to 30 epochs): ``--first 10000 --settings 10040``.
+``python experiments/allocation_oracle.py --settings 500 --out FILE.csv`` draws random
+settings: 1 to 10^4 epochs of 2 to 10^6 steps, noise 0.3 to 10, delta 1e-12 to 1e-2; a
+third of them is one epoch under replace_one (delta from 1e-6). It adds a line to the
+file for each setting that an oracle answers within ``--seconds``, and skips settings
+that the file has. Settings from the 10,000th on have little noise, 0.15 to 0.3 (2 to
+2,000 steps, 1 to 30 epochs): ``--first 10000 --settings 10040``.
 
-Three oracles, which share no code and no method with the package:
+Three oracles share no code and no method with the package:
 
 * ``mellin``: Mellin transforms in 25 to 200 digits (`tests/oracles/allocation_epochs`),
   computed twice; whole epochs whose loss varies enough.
-* ``laws``: the same at noise below 0.3, where that takes minutes, by distributions of
-  sums that are added up, in double precision (`tests/oracles/allocation_densities`),
-  twice;
+* ``laws``: the same at noise below 0.3, where ``mellin`` takes minutes, by densities of
+  sums in double precision (`tests/oracles/allocation_densities`), computed twice;
 * ``characteristic``: one epoch under replace_one, by characteristic functions in double
-  precision (`tests/oracles/allocation`), twice: right to 1e-13 (g - 1) / delta.
+  precision (`tests/oracles/allocation`), twice; error 1e-13 (g - 1) / delta.
 
-Epochs under add_remove are answered by certified upper bounds, flagged in the file:
-``off`` says how far above the oracle they are. It must never be below.
+Epochs under add_remove are answered by certified upper bounds, flagged in the file.
+``off`` says how far above the oracle they are; it must not be negative.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Results are in ``correlated.csv``; see `study` for the command. *steps*: episode
 of 20 drawings, one drawing protected, the config ``glyphs_linear``; with independent
 noise these are the runs P1 of ``few_shot.csv``. *users*: 1,000 made-up users with four
 drawings of each of five syllables, 50 users a step, 200 steps, one user protected under
-add_remove. Learning rates: ``--only pilot`` trains others once, for the validation
-classes to choose by, which no epsilon includes.
+add_remove. ``--only pilot`` trains other learning rates once, to choose one on the
+validation classes; no epsilon includes this choice.
 """
 
 from __future__ import annotations

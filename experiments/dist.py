@@ -1,11 +1,11 @@
-"""Builds sdist and wheel, and tries the wheel alone under every Python found.
+"""Builds sdist and wheel, and tests the wheel alone under every Python found.
 
-For each of Python 3.11 to 3.13, in an environment that was empty: installs the wheel,
-asks one question, answers a config of the sdist with the program, and imports the
-modules of each extra, which without the extra have to say its name. Then the same with
-the extras of ``--extras`` installed. In another environment the accountant is alone:
-every small question with NumPy and SciPy, then every question with JAX besides. Needs
-Python and a package index, nothing else.
+For each of Python 3.11 to 3.13, in a new environment, it installs the wheel, asks one
+question, answers a config of the sdist with the program, and imports the modules of
+each extra, whose error must name the missing extra. It repeats this with the extras of
+``--extras`` installed. In another environment it tests the accountant alone: every
+small question with NumPy and SciPy, then every question with JAX. It needs Python and a
+package index.
 """
 
 from __future__ import annotations

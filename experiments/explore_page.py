@@ -1,4 +1,4 @@
-"""The page of `jaxdp-episodic explore` as a picture: two ways to draw 65 episodes.
+"""Takes the picture of the page of `jaxdp-episodic explore`, with two designs.
 
 Needs Chromium and the extras [explore] and [explore-test].
 

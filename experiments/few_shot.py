@@ -1,7 +1,7 @@
 """Private few-shot learning on the glyphs: the accuracy of pipelines at each epsilon.
 
-Results are in ``few_shot.csv``; see `study` for the command. Every run has its own
-entropy, and its epsilon is computed from its ledger. Scores are from 600 episodes; the
+Results are in ``few_shot.csv``; see `study` for the command. No run has a seed, and
+each epsilon is computed from the run's ledger. Scores are from 600 episodes; the
 settings were chosen on the validation classes. ``--only schools`` trains the mixed
 model of schools (extra ``[data]``), with RMSEs as scores.
 """

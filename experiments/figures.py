@@ -3,8 +3,8 @@
     python experiments/figures.py NAME [--out FOLDER]
 
 draws one of them, prints its table, and writes both into ``results/NAME`` or
-``FOLDER``; ``make figures`` makes all, and copies them to docs. Designs of sampling
-are here, the theorems that stand alone in ``figures_of_bounds.py``.
+``FOLDER``. ``make figures`` makes all, and copies them to docs. Figures of sampling
+designs are here, those of `jaxdp_episodic.bounds` in ``figures_of_bounds.py``.
 """
 
 from __future__ import annotations

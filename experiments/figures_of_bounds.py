@@ -1,4 +1,4 @@
-"""Figures of theorems that stand alone; `figures` draws them."""
+"""Figures of the theorems of `jaxdp_episodic.bounds`; `figures` draws them."""
 
 from __future__ import annotations
 

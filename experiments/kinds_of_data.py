@@ -1,9 +1,9 @@
-"""Private few-shot learning on other kinds of data than the glyphs, as `init` has it.
+"""Private few-shot learning on other kinds of data than glyphs, by configs of `init`.
 
-``python experiments/small_sets.py`` makes the sets first. Each is given to `init` as it
-is, and the config that `init` writes is trained unedited. Results are in
-``kinds_of_data.csv``; see `study` for the command. A run chooses by the validation
-classes what it releases; only then each of its stages is scored on the test classes.
+``python experiments/small_sets.py`` makes the sets first. Each is given to `init`, and
+the config that `init` writes is trained unedited. Results are in ``kinds_of_data.csv``;
+see `study` for the command. A run chooses its released stage on the validation classes;
+then each of its stages is scored on the test classes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Counting ones with a curator, without one, and with a shuffler: three models.
 
-``n`` users hold a bit each:
+Each of ``n`` users has a bit:
 
 * *Central*: the sum plus Laplace noise of scale ``1 / eps``.
-* *Local*: everybody answers by randomized response; the number ``Y`` of ones answered
-  gives the unbiased ``(Y - n p) / (q - p)``.
-* *Shuffled*: the local answers, at the larger local epsilon that shuffling brings back
-  to ``eps``.
+* *Local*: everybody answers by randomized response; with ``Y`` answers of one the
+  unbiased estimate is ``(Y - n p) / (q - p)``.
+* *Shuffled*: local answers at the larger local epsilon that shuffling reduces to
+  ``eps``.
 
 `figures` draws their errors.
 """

@@ -3,10 +3,10 @@
 Results are in ``published.csv``; see `study` for the command.
 
 Xinyu Zhou and Raef Bassily, Task-level differentially private meta learning (NeurIPS
-2022), protect a task with its 10 examples. Generated here from their description:
+2022), protect a task with its 10 examples. Tasks are generated from their description:
 a task's weights are normal around one of three means, its inputs uniform and scaled to
-norm 1; test tasks have 10 examples to learn from and 40 to be judged by. `PUBLISHED`
-has what their public notebook printed, epsilon as claimed there.
+norm 1; test tasks have 10 examples as support and 40 as queries. `PUBLISHED` has the
+numbers of their public notebook, with the epsilon that it claims.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The exact delta of shuffled binary randomized response, at given data.
 
-``shuffled_delta`` reveals which messages are no clones. Nobody reveals them: the output
-is the number of ones. Its distribution is known for given data, and so is the best
-event.
+`jaxdp_episodic.bounds.shuffled_delta` bounds delta as if the output revealed which
+messages are clones. The real output is the number of ones. For given data its
+distribution is known, and so is the best event.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python experiments/tables.py adaptive|people|rotations
 
-prints one: what the freedom to choose costs (docs/adaptive.md), the noise that a person
-costs in Omniglot's episodes (docs/people.md), or accuracies on glyphs with rotated
-classes against without (docs/copies.md). Minutes on one core, ten for the last.
+prints one: the cost of the freedom to choose (docs/adaptive.md), the noise for a person
+in Omniglot's episodes (docs/people.md), or accuracies on glyphs with and without
+rotated classes (docs/copies.md). Each takes minutes on one core, the last one ten.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ with one rate ``eta`` for all stages. Three repairs:
   denominator lacks the number of primary units.
 * *The worst unit.* The guarantee takes the largest ``eta`` over neighbours, where the
   proof takes the smallest.
-* *The condition.* Knowing that the differing example was not drawn makes it less likely
-  that its task was: whether the task was drawn shows through its other examples. So the
-  product is a rate only for the stages from the clipped contribution downward. Stages
-  above it earn a factor on delta and nothing on epsilon:
+* *The condition.* Given that the differing example was not drawn, its task was less
+  likely drawn, and its task's other examples show whether it was. So the product is a
+  rate only for the clipped stage and those below. Stages above only multiply delta:
 
       delta'(log(1 + eta_in (e^eps - 1))) <= r_out eta_in delta(eps)
 

@@ -7,9 +7,9 @@ or, in any environment with the library (a peer that is missing is named and ski
 ``python experiments/benchmarks/accountant.py [--quick] [--only PART ...]``.
 
 It compares epsilon by Rényi DP of a Poisson-sampled Gaussian mechanism, and the noise
-for a target epsilon. This library answers a whole grid in one call on all cores; the
-peers run a loop on one core, which is what they offer, over a sample of the grid with
-one random setting in each cell. Times are per setting.
+for a target epsilon. This library answers a whole grid in one call on all cores. The
+peers have no such call: they run in a loop on one core over a sample of the grid, one
+random setting in each cell. Times are per setting.
 
 ``batch``, ``exact`` and ``memory`` measure exact and certified epsilons at log-uniform
 settings in `RANGES`. Settings with an epsilon by Rényi DP outside of `EPSILONS` are

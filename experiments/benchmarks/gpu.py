@@ -3,8 +3,8 @@
     make bench-gpu [GPU_JAX='jax[cuda13]'] [GPU_FLAGS='--only sweeps']
 
 or ``python experiments/benchmarks/gpu.py [--quick] [--only PART ...]`` in any
-environment whose JAX finds the device. Where it finds none everything runs on the CPU,
-and the first part says so; ``--quick`` is for that.
+environment whose JAX finds the device. Without a device everything runs on the CPU, and
+the first part says so; use ``--quick`` there.
 
 * device: its name, and what drives it;
 * tests: accounting, losses and bounds with every kernel on JAX, hence on the device;

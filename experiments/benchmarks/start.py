@@ -2,10 +2,9 @@
 
     make bench-start
 
-Each row is a process of its own, started several times in turn with the others, so
-that a drift of the machine's speed meets all of them alike; the median is printed. The
-cache folder of the command line is a new one each time. Peers that are not installed
-are left out by name.
+Each row is a process, started several times in turn with the others, so that changes of
+the machine's speed affect all of them; the median is printed. Each process gets a new
+cache folder. Peers that are not installed are named and skipped.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ Data are generated in a temporary folder (``TMPDIR``; up to 8 GB) and removed af
 
 Import and training are processes of their own, by the command line as a user runs them.
 Memory is the kernel's peak of the resident set (``ru_maxrss``): all pages, mapped files
-included. The page cache, which the kernel takes back when it wants, is no part of it.
+included, the page cache not.
 
-Then steps of a linear embedding are timed, which compute least and so wait soonest, in
-processes that have the same data on the disk and in memory, by turns; "not cached"
-drops the file from the page cache before every step. Nothing here fails for being slow;
-more resident memory than `LIMIT` does.
+Then steps of a linear embedding, which compute little and so wait for the disk, are
+timed in turn in processes that have the same data on disk and in memory; "not cached"
+drops the file from the page cache before every step. The benchmark fails only if
+resident memory exceeds `LIMIT`.
 """
 
 from __future__ import annotations

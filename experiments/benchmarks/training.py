@@ -4,11 +4,11 @@
 
 or ``python experiments/benchmarks/training.py [--quick] [--only CASE ...]``.
 
-One step: the gradient of each episode of a block, clipped, summed, with noise. Beside
-it stand the gradient of the mean loss (vmap, and one episode after the other), the step
-with either kind of noise in turn, their noise drawn before the clock runs, as the
-trainer draws it ahead, and the working memory of 8 and of 256 episodes. Each case runs
-in a process of its own; the steps alternate, and the median counts.
+One step: the gradient of each episode of a block, clipped, summed, with noise. It is
+compared with the gradient of the mean loss (vmap, and one episode after the other), and
+with the other kind of noise; noise is drawn before the clock starts, as the trainer
+does. The working memory of 8 and of 256 episodes is measured, too. Each case runs in
+its own process; the steps alternate, and the median is printed.
 """
 
 from __future__ import annotations

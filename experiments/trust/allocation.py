@@ -1,16 +1,16 @@
 """The pairs of random allocation, simulated by their definition, against exact delta.
 
 ``python experiments/trust/allocation.py --out results/allocation`` draws each pair 10^8
-times (``--draws``; ``--resume`` goes on) in each direction: the noise of every step,
-the unit's step, and for what is drawn below the allocated level whether it is drawn.
-The mean of ``(1 - g / ratio)_+`` estimates delta without bias, and is of numbers from 0
-to 1, so its standard error can be believed; ratios are of float32, 1e-6 of delta off.
+times (``--draws``; ``--resume`` continues) in each direction: the noise of every step,
+the unit's step, and, for units below the allocated level, whether they are drawn. The
+mean of ``(1 - g / ratio)_+`` estimates delta without bias. Its terms are between 0 and
+1, so its standard error is reliable; float32 ratios change delta by 1e-6 of it.
 
-Where the pair is what is accounted the two must agree. The other direction, and several
-epochs of what is drawn below, are charged by a larger claim: there the mean must not
-exceed it. The exit code is 1 where they are more than 5.5 standard errors apart, of
-which all rows together have a chance of 1e-5; or where the claims of noise that is 1 %
-less, or more, would have passed in any of the pairs.
+If the pair is the accounted one, the mean must agree with the claim. The other
+direction, and several epochs of units below the allocated level, have larger claims,
+which the mean must not exceed. The exit code is 1 if a difference exceeds 5.5 standard
+errors (probability 1e-5 for all rows together), or if claims for noise that is 1 %
+less, or more, would have passed for any pair.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 kind of design, people included, ``--draws`` times with the protected unit and as often
 without, and trains with canaries (``--step-draws`` steps where single steps are
 audited). It writes ``audit.json``, ``audit.md`` and ``audit.png`` after every audit, so
-that an interrupted run leaves what it has. Its exit code is 1 if a claim was disproved,
-or if a game shows less than half of a claim that contributions are known to come near.
+an interrupted run keeps its results. The exit code is 1 if a claim was disproved, or if
+a game shows less than half of a claim that known contributions nearly attain.
 ``--only`` takes the audits whose name contains a word.
 """
 
@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from designs import DELTA, Audits, game_audits
+from audit_designs import DELTA, Audits, game_audits
 from page import DESIGN, UNATTAINED
 from provenance import provenance
 

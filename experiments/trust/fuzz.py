@@ -1,11 +1,10 @@
 """Fuzzes every reader of files and descriptions, and reports the cases that fail.
 
 ``python experiments/trust/fuzz.py --cases 100000 --out DIR`` writes ``fuzz.json``.
-Cases are drawn by Hypothesis, the same in every run. A case may be
-accepted, or refused with a clear error (`TypeError`, `ValueError`,
-`NotImplementedError`, `OSError`, with a message); anything else makes the exit code 1,
-and the smallest such case lies in ``DIR/READER.case``. Each reader has a process of its
-own: a case that ends it, or never ends, is a failure like others.
+Hypothesis draws the cases, the same in every run. A case may be accepted, or refused
+with a clear error (`TypeError`, `ValueError`, `NotImplementedError`, `OSError`, with a
+message). Otherwise the exit code is 1, and ``DIR/READER.case`` has the smallest failing
+case. Each reader runs in its own process: a case that ends it, or never ends, fails.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ moment. After every kill
   for each kill, and no step was released twice;
 * only the first process has written anything.
 
-The run then goes on with another number of processes (1, 2 or 4), and when it is
-finished and has a seed, as every second one, it is to the last bit what one undisturbed
-process makes. ``--kind`` names another kind of run than the plain one; those with bands
-have no seed. ``--fault charge-late`` plants a fault that must be noticed.
+The run is then resumed with another number of processes (1, 2 or 4). Every second run
+has a seed, and must end with the bits of an undisturbed single process. ``--kind``
+names another kind of run than the plain one; those with bands have no seed. ``--fault
+charge-late`` plants a fault that must be noticed.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ trains small private runs of seven kinds in turn: plain, statistics first, adapt
 noisy scores, epochs, charged to a book, correlated noise, and that in a run that
 adapts. Each runs in a process of its own, which is killed at a random moment, a third
 of them (``--late``) between charge and release, and resumed until the run is finished.
-A witness beside the run notes every release (step number and a hash of the arrays, as
-soon as the file has them), every noise and every sum without noise, independently of
-the run's file. After every kill:
+A witness notes every release (step number and a hash of the arrays, as soon as the
+file has them), every noise and every sum without noise, independently of the run's
+file. After every kill:
 
 * charged steps are at least the released ones, and at most one more for each kill;
 * no step was released twice;

@@ -1,4 +1,4 @@
-"""Puts the results of `make trust` into the documentation.
+"""Writes the results of `make trust` into the documentation.
 
 ``python experiments/trust/page.py --results results/trust`` copies the results to
 ``docs/tables``, draws ``docs/images/trust_audit.png``, and writes the tables of

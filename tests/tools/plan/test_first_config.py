@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from image_files import image_folders
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.plan.first_config import Wishes, first_config
 from jaxdp_episodic.tools.plan.question import read_plan
@@ -57,14 +57,9 @@ def tasks(folder):
 
 
 def pictures(folder, sizes=(4,) * 30, colour=False):
-    rng = np.random.default_rng(0)
-    for name, size in zip(NAMES, sizes, strict=False):
-        (folder / "pictures" / name).mkdir(parents=True)
-        for k in range(size):
-            pixels = rng.integers(0, 255, (12, 12, 3) if colour else (12, 12))
-            image = Image.fromarray(pixels.astype(np.uint8))
-            image.save(folder / "pictures" / name / f"{k}.png")
-    return folder / "pictures"
+    counts = dict(zip(NAMES, sizes, strict=False))
+    shape = (12, 12, 3) if colour else (12, 12)
+    return image_folders(folder / "pictures", counts, shape)
 
 
 def stored(folder):

@@ -85,7 +85,7 @@ values = [1.0, 2.0]
 
 
 @pytest.mark.parametrize("pyarrow", [True, False])
-def test_exact_answers_have_an_error_flag(
+def test_exact_answers_have_error_and_flag(
     read, tmp_path, monkeypatch, request, pyarrow
 ):
     """The table has an exact answer's error, and whether it is a certified bound."""

@@ -45,7 +45,7 @@ def moved(params):
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape), params)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("network", "train"), TRAINED)
 def test_trained_parameters_of_a_built_in_network(network, train):
     module = NETWORKS[network]()

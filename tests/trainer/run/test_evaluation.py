@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
 
 import jaxdp_episodic as jde
+from image_files import image_folders
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
@@ -210,13 +210,7 @@ def tables():
 
 
 def drawn(folder, names, seed):
-    rng = np.random.default_rng(seed)
-    for name in names:
-        (folder / name).mkdir(parents=True)
-        for number in range(3):
-            pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number}.png")
-    return str(folder)
+    return str(image_folders(folder, dict.fromkeys(names, 3), (8, 8), seed))
 
 
 def test_the_training_folder_cannot_be_held_out(tmp_path, tables, capsys):

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from PIL import Image
 
 import jaxdp_episodic as jde
 from crash_rigs import ROOT, Killed, kill_at, run_rig
+from image_files import image_folders
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.tools.cli.command import Terminated, ended_by_sigterm
@@ -590,14 +590,7 @@ def test_bfloat16_inputs_are_refused():
 @pytest.fixture
 def images(tmp_path):
     """Six classes of five small images each."""
-    rng = np.random.default_rng(0)
-    for name in "abcdef":
-        folder = tmp_path / "images" / name
-        folder.mkdir(parents=True)
-        for number in range(5):
-            pixels = rng.integers(0, 256, (4, 4), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{number}.png")
-    return tmp_path / "images"
+    return image_folders(tmp_path / "images", dict.fromkeys("abcdef", 5))
 
 
 def run_on(images, **changes):

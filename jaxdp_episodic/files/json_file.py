@@ -71,17 +71,12 @@ def plain(value: Any) -> Any:
 
 def differences(theirs: Any, ours: Any, there: str, here: str) -> dict[str, str]:
     """Returns dotted key -> description of each difference between two JSON values."""
-    old, new = _flat(theirs), _flat(json.loads(json.dumps(ours)))
-    missing = "(nothing)"
-    pairs = {
-        key: (old.get(key, missing), new.get(key, missing))
-        for key in sorted(old.keys() | new.keys())
-    }
-    return {
-        key: f"{before} {there}, {now} {here}"
-        for key, (before, now) in pairs.items()
-        if before != now
-    }
+    old, new, found = _flat(theirs), _flat(json.loads(json.dumps(ours))), {}
+    for key in sorted(old.keys() | new.keys()):
+        before, now = (one.get(key, "(nothing)") for one in (old, new))
+        if before != now:
+            found[key] = f"{before} {there}, {now} {here}"
+    return found
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -186,8 +186,7 @@ def do_init(o: command.Options) -> list[str]:
             file.write(content)  # it holds private numbers
     rows = {"source": f"{o.source} ({source.layout})"}
     for split, part in source.parts.items():
-        units = (f"{name} {number:,}" for name, number in part.num_units.items())
-        rows[split] = ", ".join(units)
+        rows[split] = ", ".join(f"{k} {n:,}" for k, n in part.num_units.items())
     if set(source.parts) == {TRAIN}:
         too_few = source.notes.get("held out")
         rows["held out"] = too_few or _nothing_held_out(source.layout)
@@ -307,43 +306,37 @@ def _of_plan(file: Path) -> str:
 def _of_config(config: TrainingConfig, base: Path) -> str:
     """The words of a run before it begins, if training would begin it."""
     # Imported here: Flax costs a second, which a request should not pay.
-    from jaxdp_episodic.trainer.run.assemble import (
-        Tables,
-        adaptive_plan_of,
-        checked_run,
-    )
-    from jaxdp_episodic.trainer.run.report import (
-        adaptive_methods,
-        bounded,
-        opening,
-        people_of,
-        report_of_budget,
-    )
+    from jaxdp_episodic.trainer.run import assemble
+    from jaxdp_episodic.trainer.run import report as reports
 
     checks: dict[str, Any] = {}
     trainer: Any = None
     budget: Any
     if config.adaptive is not None:
-        tables = Tables(config, base, keeps_features=False)
+        tables = assemble.Tables(config, base, keeps_features=False)
         _, truncation = config.training_data(base)
-        budget, checks = adaptive_plan_of(config, tables)
+        budget, checks = assemble.adaptive_plan_of(config, tables)
     else:
-        trainer, tables = checked_run(config, base)
+        trainer, tables = assemble.checked_run(config, base)
         budget, truncation = trainer.budget, tables.truncation
-    lines = opening(is_private=budget.is_private, is_seeded=config.seed is not None)
+    lines = reports.opening(
+        is_private=budget.is_private, is_seeded=config.seed is not None
+    )
     if not budget.is_private:
         return "\n".join(lines)
-    bounds = [] if truncation is None else [bounded(truncation, for_release=False)]
+    bounds = (
+        [] if truncation is None else [reports.bounded(truncation, for_release=False)]
+    )
     if trainer is None:
         fixed = [name for name, check in checks.items() if check.fixed]
-        said = adaptive_methods(budget, config.noise_law, fixed, config.clipping)
+        said = reports.adaptive_methods(
+            budget, config.noise_law, fixed, config.clipping
+        )
         return "\n".join([*lines[2:], adaptive_in_words(budget, [*said, *bounds])])
-    people = people_of(trainer.data, str(budget.step.privacy_unit))
-    report, run = report_of_budget(
-        budget,
-        budget.num_steps,
-        people,
-        has_default_normalizer=config.normalizer is None and budget.takes_steps,
+    people = reports.people_of(trainer.data, str(budget.step.privacy_unit))
+    is_default = config.normalizer is None and budget.takes_steps
+    report, run = reports.report_of_budget(
+        budget, budget.num_steps, people, has_default_normalizer=is_default
     )
     words = "\n\n".join([report_in_words(report, run, people), *bounds])
     return "\n".join([*lines[2:], words])

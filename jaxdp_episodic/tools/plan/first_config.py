@@ -166,15 +166,10 @@ def _description(source: Source, wishes: Wishes) -> question.PlanDescription:
         schemes=("poisson",),
         data=read,
     )
-    return question.PlanDescription(
-        request,
-        data.population,
-        _train_table(source, ways),
-        source.table,
-        source.feature_shape,
-        None if data.people is None else data.people.people,
-        data.has_public_units,
-    )
+    owners = None if data.people is None else data.people.people
+    tables = _train_table(source, ways), source.table
+    facts = source.feature_shape, owners, data.has_public_units
+    return question.PlanDescription(request, data.population, *tables, *facts)
 
 
 def _check_shots(source: Source, shots: int) -> None:

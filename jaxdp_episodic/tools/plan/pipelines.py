@@ -435,9 +435,8 @@ def _statistics(
 
 def one_release(request: PlanRequest) -> Any:
     """Returns one Gaussian release to which every example contributes separately."""
-    plain = dataclasses.replace(
-        request, privacy_unit=None, people=None, num_people=None
-    )
+    nobody: Any = {"privacy_unit": None, "people": None, "num_people": None}
+    plain = dataclasses.replace(request, **nobody)
     return _statistics(plain, ("class", "example"), StartConfig(kind=MEAN))[0]
 
 

@@ -134,16 +134,11 @@ class Design:
 
     def noise(self, episodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Returns the noise multiplier of each setting, calibrated to 1e-3."""
-        request = self.request
+        request, how = self.request, {"tolerance": _NOISE_TOLERANCE}
+        run: Any = {"num_steps": steps, "method": request.method, **how}
+        target: Any = {"epsilon": request.epsilon, "delta": request.delta}
         return np.asarray(
-            calibrate_noise_multiplier(
-                self.step(episodes),
-                epsilon=request.epsilon,
-                delta=request.delta,
-                num_steps=steps,
-                method=request.method,
-                tolerance=_NOISE_TOLERANCE,
-            )
+            calibrate_noise_multiplier(self.step(episodes), **target, **run)
         )
 
     def complete(self, episodes: np.ndarray) -> np.ndarray:
@@ -543,9 +538,7 @@ def config_around(
         numbers = request.people.numbers.items()
         people = {"people": {name: int(number) for name, number in numbers}}
     return {
-        "version": 1,
-        "epsilon": request.epsilon,
-        "delta": request.delta,
+        **{"version": 1, "epsilon": request.epsilon, "delta": request.delta},
         "num_steps": num_steps,
         **{k: v for k, v in train.items() if k != "learner"},
         "data": description.data,
@@ -565,13 +558,13 @@ def write_table(path: Path, plan: Plan) -> None:
     first, last = map(Plan._fields.index, ("episodes_per_step", "is_on_front"))
     numbers = Plan._fields[first : last + 1]
     names = ("design", "clip_unit", "examples", *numbers, "is_recommended")
-    columns = [np.asarray(getattr(plan, name)).tolist() for name in numbers]
-    rows = []
-    for index, cells in enumerate(zip(*columns, strict=True)):
-        design = plan.designs[int(plan.design[index])]
-        what = (design.name, design.clip_unit, design.examples)
-        row = (*what, *cells, index == plan.recommended)
-        rows.append(dict(zip(names, row, strict=True)))
+    designs = [plan.designs[int(place)] for place in plan.design]
+    kinds = [[d.name, d.clip_unit, d.examples] for d in designs]
+    cells = zip(*(np.asarray(getattr(plan, n)).tolist() for n in numbers), strict=True)
+    rows = [
+        dict(zip(names, (*what, *row, index == plan.recommended), strict=True))
+        for index, (what, row) in enumerate(zip(kinds, cells, strict=True))
+    ]
     with writing(path, dict.fromkeys(names, "string")) as write:
         write(rows)
 

@@ -247,15 +247,8 @@ def read_plan(path: Path) -> PlanDescription:
     else:
         loaded, _ = config.training_data(path.parent)
     owners = None if loaded.people is None else loaded.people.people
-    return PlanDescription(
-        request,
-        loaded.population,
-        train,
-        mapping["data"],
-        loaded.features.shape[1:],
-        owners,
-        loaded.has_public_units,
-    )
+    facts = loaded.features.shape[1:], owners, loaded.has_public_units
+    return PlanDescription(request, loaded.population, train, mapping["data"], *facts)
 
 
 def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, Any]:
@@ -280,21 +273,16 @@ def plan_around(config: TrainingConfig, mapping: dict[str, Any]) -> dict[str, An
     steps = config.num_steps or STEPS
     a_step = min(most, MOST_EPISODES)
     drawn = getattr(examples, "size", None)
-    episode = {
-        "shots": shots,
-        "examples": [max(int(drawn or 2 * shots), shots + 1)],
-        "ways": ways,
-        "population": getattr(examples, "population", None),
-    }
+    size = max(int(drawn or 2 * shots), shots + 1)
+    episode = {"shots": shots, "examples": [size], "ways": ways}
+    episode["population"] = getattr(examples, "population", None)
     train = {k: v for k, v in mapping.items() if k not in (*_SET_BY_PLAN, *_OF_RUN)}
     if config.learner.kind in CLOSED_FORM:  # the config has no gradient steps
         train |= OF_TASKS if ways is None else OF_CLASSES
     train["learner"] = {k: v for k, v in train["learner"].items() if k != "shots"}
     step = config.step
     plan = {
-        "version": 1,
-        "epsilon": config.epsilon,
-        "delta": config.delta,
+        **{"version": 1, "epsilon": config.epsilon, "delta": config.delta},
         "privacy_unit": str(step.privacy_unit),
         "neighboring_relation": step.neighboring_relation,
         "schemes": ["poisson", "epochs"],

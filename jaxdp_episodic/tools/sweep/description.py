@@ -278,10 +278,7 @@ class Grid:
     def values(self, index: np.ndarray) -> dict[str, np.ndarray]:
         """Returns every field's (n,) values at settings ``index``, (n,) int64."""
         along = np.unravel_index(index, self.shape)
-        return {
-            name: self._points[name][along[self.dimension_of(name)]]
-            for name in self.names
-        }
+        return {n: self._points[n][along[self.dimension_of(n)]] for n in self.names}
 
     def index(self, along: dict[int, Any]) -> np.ndarray:
         """Returns the settings at (broadcast) indices along all dimensions."""
@@ -293,11 +290,10 @@ class Grid:
         ends = []
         for fields in self.dimensions:
             columns = [self._points[name] for name in fields]
-            if any(column.dtype.kind == "U" for column in columns):
-                ends.append(np.arange(columns[0].size))
-            else:
+            extremes: Any = np.arange(columns[0].size)  # of words: all
+            if all(column.dtype.kind != "U" for column in columns):
                 extremes = [(np.argmin(c), np.argmax(c)) for c in columns]
-                ends.append(np.unique(extremes))
+            ends.append(np.unique(extremes))
         corners = np.meshgrid(*ends, indexing="ij")
         return self.values(self.index(dict(enumerate(c.ravel() for c in corners))))
 

@@ -164,11 +164,8 @@ class SweepFolder:
     def missing(self, numbers: range) -> list[int]:
         """Returns the chunks whose shards are missing or damaged."""
         there = {name for name in os.listdir(self.path / SHARDS) if name.isdigit()}
-        return [
-            number
-            for number in numbers
-            if f"{number:08d}" not in there or self.load(number) is None
-        ]
+        lost = (n for n in numbers if f"{n:08d}" not in there or self.load(n) is None)
+        return list(lost)
 
     def remove_shards(self) -> None:
         """Removes the shards and the temporary files of killed processes."""
@@ -262,12 +259,9 @@ def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> N
     """Refuses the folder of another sweep; the message names the differences."""
     if old["hash"] == new["hash"]:
         return
-    found = differences(old, new, "there", "now")
-    shown = [
-        f"{name.removeprefix('sweep.')}: {words}"
-        for name, words in found.items()
-        if name not in ("hash", "num_settings")
-    ]
+    found = differences(old, new, "there", "now").items()
+    found = {k: words for k, words in found if k not in ("hash", "num_settings")}
+    shown = [f"{k.removeprefix('sweep.')}: {words}" for k, words in found.items()]
     raise ValueError(
         f"{path} holds another sweep; name another folder, or change back "
         + "; ".join(shown[:5])
@@ -304,10 +298,11 @@ def write_table(folder: SweepFolder) -> Path:
                 _write_parquet(temporary, folder)
             else:
                 blocks = list(_columns(folder))
-                columns: dict[str, Any] = {
-                    name: np.concatenate([block[name] for block in blocks])
-                    for name in blocks[0]
-                }
+                names, parts = (
+                    blocks[0],
+                    zip(*(b.values() for b in blocks), strict=True),
+                )
+                columns: Any = dict(zip(names, map(np.concatenate, parts), strict=True))
                 with open(temporary, "xb") as file:
                     np.savez(file, **columns)
     except ValueError:
@@ -375,16 +370,11 @@ def _columns(folder: SweepFolder) -> Iterator[dict[str, np.ndarray]]:
 
 def _write_parquet(path: Path, folder: SweepFolder) -> None:
     pyarrow, parquet = require_pyarrow(purpose="a Parquet table")
-    writer = None
-    try:
-        for columns in _columns(folder):
-            table = pyarrow.table(columns)
-            if writer is None:
-                writer = parquet.ParquetWriter(path, table.schema, compression="zstd")
+    tables = map(pyarrow.table, _columns(folder))
+    first = next(tables)
+    with parquet.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        for table in itertools.chain([first], tables):
             writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 _CHUNKS_A_DEVICE = 2  # so that a device works while answers are put together
@@ -665,11 +655,7 @@ def _evaluate(
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Numbers as ranges: "0, 4 to 9"."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in ranges[:_MAX_RANGES]]
-    return ", ".join(shown) + ", ..." * (len(ranges) > _MAX_RANGES)
+    places = np.flatnonzero(np.diff(numbers) != 1) + 1
+    runs = np.split(np.array(numbers), places)
+    shown = [f"{r[0]}" + f" to {r[-1]}" * (len(r) > 1) for r in runs[:_MAX_RANGES]]
+    return ", ".join(shown) + ", ..." * (len(runs) > _MAX_RANGES)

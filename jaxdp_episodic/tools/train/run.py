@@ -28,12 +28,7 @@ from jaxdp_episodic.files.optional import installing
 from jaxdp_episodic.tools.book.book import Paid, check_out
 from jaxdp_episodic.tools.plots.run import draw_reliability, draw_run
 from jaxdp_episodic.tools.train import booked
-from jaxdp_episodic.tools.train.booked import (
-    Booking,
-    PartOfSearch,
-    facts_of_book,
-    statement_of_book,
-)
+from jaxdp_episodic.tools.train.booked import Booking, PartOfSearch
 from jaxdp_episodic.trainer.config.rules import Rule
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.gradient.processes import all_processes
@@ -54,12 +49,7 @@ from jaxdp_episodic.trainer.run.report import (
     meaning_of,
     run_statement,
 )
-from jaxdp_episodic.trainer.run.run_files import (
-    HELD_OUT,
-    PRIVATE,
-    StepProgress,
-    read_log,
-)
+from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, StepProgress
 from jaxdp_episodic.trainer.run.selection import Selection, choosing_split
 from jaxdp_episodic.trainer.run.trainer import Trainer
 
@@ -163,10 +153,12 @@ def finished(
     paid: Paid | None = None,
 ) -> Result:
     """Writes report, picture and release of a run that has completed its steps."""
-    records = read_log(folder)
+    records = run_files.read_log(folder)
     account, selection = run_statement(trainer), trainer.selection
     if paid is not None:
-        account = account.with_more(facts_of_book(paid), statement_of_book(paid))
+        account = account.with_more(
+            booked.facts_of_book(paid), booked.statement_of_book(paid)
+        )
     private_facts, found = account.facts, contributions_in_log(records)
     if found is not None:
         drawn, complete = found

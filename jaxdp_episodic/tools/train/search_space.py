@@ -206,7 +206,13 @@ class Search:
         table |= {"epsilon": epsilon, "delta": self.settings.delta, "version": 1}
         for name, value in values.items():
             _set(table, name, value)
-        _leave_out_steps(table)
+        learner, start = table.get("learner"), table.get("start")
+        if isinstance(learner, dict) and learner.get("kind") in CLOSED_FORM:
+            for name in _OF_STEPS:  # the learner takes none
+                table.pop(name, None)
+            if isinstance(start, dict):
+                kept = {k: v for k, v in start.items() if k not in _OF_A_START}
+                table["start"] = {**kept, "kind": learner["kind"]}
         config = TrainingConfig.from_dict(
             {"type": TrainingConfig.__name__, **table}, where="run"
         )
@@ -289,28 +295,16 @@ def search_around(config: Mapping[str, Any]) -> dict[str, Any]:
         values = sorted({max(1, most // part) for part in (4, 2, 1)})
         searched["start.dimensions"] = {"type": "Choice", "values": values}
     splits = (run.get("evaluation") or {}).get("splits") or ["validation"]
+    target = {name: config.get(name) for name in ("epsilon", "delta")}
     return {
         "version": 1,
-        "epsilon": config.get("epsilon"),
-        "delta": config.get("delta"),
+        **target,
         "split": splits[0],
         "held_out_is_public": False,
         "trials": {"type": "NegativeBinomialTrials", "expected_runs": 4.0, "eta": 0.0},
         "hyperparameters": searched,
         "run": run,
     }
-
-
-def _leave_out_steps(table: dict[str, Any]) -> None:
-    """Removes the keys for gradient steps if the learner takes none."""
-    learner, start = table.get("learner"), table.get("start")
-    if not isinstance(learner, dict) or learner.get("kind") not in CLOSED_FORM:
-        return
-    for name in _OF_STEPS:
-        table.pop(name, None)
-    if isinstance(start, dict):
-        table["start"] = {k: v for k, v in start.items() if k not in _OF_A_START}
-        table["start"]["kind"] = learner["kind"]
 
 
 def _set(table: dict[str, Any], name: str, value: Any) -> None:

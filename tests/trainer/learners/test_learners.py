@@ -380,16 +380,3 @@ def test_low_precision_parameters_are_trained_in_float32():
         assert loss.dtype == jnp.float32
         full, _ = graded(learner)(weights(WAYS), episode)
         np.testing.assert_allclose(loss, full, rtol=0.05)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"distance": "manhattan"}, ValueError),
-        ({"temperature": 0.0}, ValueError),
-        ({"resplits": 1}, TypeError),
-    ],
-)
-def test_bad_protonets(changes, error):
-    with pytest.raises(error, match=next(iter(changes))):
-        ProtoNet(linear, ways=WAYS, **changes)

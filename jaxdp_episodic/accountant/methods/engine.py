@@ -38,39 +38,29 @@ class Chunks(NamedTuple):
 
 
 def in_chunks(kernel: _Kernel, arrays: Any, sizes: Chunks) -> tuple[np.ndarray, ...]:
-    """Calls a kernel chunk by chunk, in parallel; results are (n,)."""
-    size = num_settings(arrays)
-    if engine_name() == "jax":
+    """Calls a kernel chunk by chunk, in parallel; results are (n,).
+
+    On JAX a chunk is padded with its last setting, and the padding removed again.
+    """
+    size, on_jax = num_settings(arrays), engine_name() == "jax"
+    device, workers = None, num_cores()
+    if on_jax:
         widths = sizes.cpu if on_cpu() else sizes.accelerator
         chunk = next((width for width in widths if size <= width), widths[-1])
         # The next chunk is prepared while the device computes one.
-        workers = num_cores() if on_cpu() else _AHEAD
+        workers = workers if on_cpu() else _AHEAD
         device = chosen_device()
-        return _by_parts(kernel, arrays, chunk, workers, padded=True, device=device)
-    chunk = min(size, sizes.numpy)
-    # Use all cores.
-    if size >= max(_FEW, sizes.numpy // 4):
-        chunk = min(chunk, -(-size // num_cores()))
-    return _by_parts(kernel, arrays, chunk, num_cores())
-
-
-def _by_parts(
-    kernel: _Kernel,
-    arrays: Any,
-    chunk: int,
-    workers: int,
-    padded: bool = False,
-    device: Any = None,
-) -> tuple[np.ndarray, ...]:
-    """Results of all chunks, concatenated.
-
-    Padding repeats the last setting of a chunk, and is removed again.
-    """
-    size = num_settings(arrays)
+    else:
+        chunk = min(size, sizes.numpy)
+        # Use all cores.
+        if size >= max(_FEW, sizes.numpy // 4):
+            chunk = min(chunk, -(-size // workers))
+        if size <= chunk:
+            return tuple(map(np.array, kernel(arrays)))
 
     def work(start: int) -> tuple[np.ndarray, ...]:
         number = min(chunk, size - start)
-        pad = chunk - number if padded else 0
+        pad = chunk - number if on_jax else 0
         part = map_arrays(
             lambda a: _padded(a[..., start : start + number], pad), arrays
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,12 @@ def spec_from_dict(
 
 def spec_fields(spec: Any) -> tuple[str, ...]:
     """Returns the names of the fields that ``==`` compares."""
-    return tuple(f.name for f in dataclasses.fields(spec) if f.compare)
+    return _fields_of(spec if isinstance(spec, type) else type(spec))
+
+
+@functools.cache
+def _fields_of(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind) if f.compare)
 
 
 def _encode_spec(spec: Any) -> dict[str, Any]:

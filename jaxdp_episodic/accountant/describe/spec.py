@@ -57,11 +57,10 @@ class Spec(ByValue):
 
     def check_fields(self) -> None:
         """Checks each field by itself, and that the numeric ones broadcast."""
-        fields: Any = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]: specs are dataclasses
-        optional = {field.name for field in fields if field.default is None}
         for name, check in self.numeric.items():
             if not _validation.is_traced(getattr(self, name)):
-                set_checked(self, check, name, optional=name in optional)
+                optional = getattr(type(self), name, ...) is None  # its default
+                set_checked(self, check, name, optional=optional)
         for name, check in self.singles.items():
             set_checked(self, check, name, one=True)
         for name in self.flags:
@@ -81,7 +80,7 @@ class Spec(ByValue):
     @functools.cached_property
     def is_traced(self) -> bool:
         """Whether JAX traces a number of this spec; see `traced_numbers`."""
-        return any(map(_validation.is_traced, numbers_within(self).values()))
+        return any(map(_validation.is_traced, self._within.values()))
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -92,7 +91,11 @@ class Spec(ByValue):
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all numbers, including those of the specs in this one."""
-        return _validation.broadcast_shape(**numbers_within(self))
+        return _validation.broadcast_shape(**self._within)
+
+    @functools.cached_property
+    def _within(self) -> dict[str, Any]:
+        return numbers_within(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON- and TOML-safe dictionary with "version" and "type"."""

@@ -171,13 +171,14 @@ def choose_engine(settings: int, kernel: int | Kernel, losses: Any = ()) -> str:
 
 
 @contextlib.contextmanager
-def asking_together(settings: int) -> Iterator[None]:
+def asking_together(settings: int, *, once: bool = False) -> Iterator[None]:
     """Declares the total number of settings of all calls in the body.
 
     Only that number then decides whether to compile, not what is compiled already: a
-    resumed sweep has the same digits as one that was not interrupted.
+    resumed sweep has the same digits as one that was not interrupted. ``once`` says
+    that nobody asks again: then NumPy must take as long as compiling.
     """
-    token = _together.set(settings)
+    token = _together.set(int(_PAYS_FROM * settings) if once else settings)
     try:
         yield
     finally:

@@ -157,6 +157,10 @@ def test_compiled_kernels_are_used_at_once(monkeypatch, tmp_path):
         assert (first_size(), first_size()) == (100, 10)
         with _engine.asking_together(99):
             assert first_size() == 100  # whatever is compiled
+        with _engine.asking_together(399, once=True):
+            assert first_size() == 100
+        with _engine.asking_together(400, once=True):
+            assert first_size() == 10
         with _engine.asking_together(100):
             assert first_size("other") == 10
         monkeypatch.setattr(_engine, "_compiled", set())

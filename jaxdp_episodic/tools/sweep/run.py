@@ -414,7 +414,7 @@ def evaluate_chunk(sweep: Sweep, number: int) -> tuple[np.ndarray, list[str]]:
             some = {name: column[chosen] for name, column in values.items()}
             request = sweep.request(wanted, way, some)
             # The engine is chosen for the whole sweep, not for this chunk.
-            with asking_together(sweep.grid.size):
+            with asking_together(sweep.grid.size, once=True):
                 if has_info and isinstance(request, EpsilonRequest):
                     value, info = request.answer_with_info()
                     answers[chosen] = np.stack([value, *info], axis=-1)

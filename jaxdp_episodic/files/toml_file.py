@@ -110,13 +110,9 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
-    if isinstance(value, str):
+    if isinstance(value, str | int):  # also true and false, which JSON writes alike
         return _text(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
@@ -126,6 +122,6 @@ def _value(value: Any) -> str:
     raise TypeError(f"TOML cannot represent {value!r}")
 
 
-def _text(text: str) -> str:
+def _text(text: str | int) -> str:
     # JSON's escapes are valid in TOML; only DEL must be escaped in addition.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

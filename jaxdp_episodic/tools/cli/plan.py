@@ -20,7 +20,6 @@ from jaxdp_episodic.tools.cli import command
 from jaxdp_episodic.tools.cli.answers import caveats_on_ledger
 from jaxdp_episodic.tools.cli.flags import PROGRAM
 from jaxdp_episodic.tools.plan import plan as plans
-from jaxdp_episodic.tools.plan.bands import with_bands
 from jaxdp_episodic.tools.plan.first_config import Wishes, first_config
 from jaxdp_episodic.tools.plan.pipelines import Pipeline, recommended_pipeline
 from jaxdp_episodic.tools.plan.plan import Plan as Candidates
@@ -59,7 +58,7 @@ def planned(description: PlanDescription, base: Path, out: Path) -> list[str]:
         if pipeline is not None:
             config = pipeline.config(config)
         if draws:
-            config, weighed = with_bands(config, plan)
+            config, weighed = plans.with_bands(config, plan)
             lines += ["", weighed]
         config = relocated(config, base)
         TrainingConfig.from_dict({"type": "TrainingConfig", **config}, where="config")

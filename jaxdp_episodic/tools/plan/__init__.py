@@ -1,4 +1,4 @@
 """Which design to run within a budget.
 
-Doors: `bands`, `first_config`, `pipelines`, `plan`, `question`, `source`.
+Doors: `first_config`, `pipelines`, `plan`, `question`, `source`.
 """

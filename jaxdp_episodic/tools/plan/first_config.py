@@ -21,7 +21,6 @@ from jaxdp_episodic.accountant.describe.step import STEP
 from jaxdp_episodic.files.toml_file import to_toml
 from jaxdp_episodic.tools.plan import pipelines, question
 from jaxdp_episodic.tools.plan import plan as plans
-from jaxdp_episodic.tools.plan.bands import with_bands
 from jaxdp_episodic.tools.plan.plan import make_plan
 from jaxdp_episodic.tools.plan.source import WAYS, Source
 from jaxdp_episodic.trainer.config.training_parts import LEAST_SIDE, WAVELETS
@@ -91,7 +90,7 @@ def first_config(source: Source, wishes: Wishes) -> tuple[str, list[str]]:
         remarks = plans.advice(plan)
     config = _config(description, plan, pipeline)
     if plan is not None:
-        config, weighed = with_bands(config, plan)
+        config, weighed = plans.with_bands(config, plan)
         remarks.append(weighed)
     has_bound = wishes.population is not None
     comments = _notes(source, description, has_bound)

@@ -32,6 +32,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
 from jaxdp_episodic.accountant.describe.serialization import spec_to_dict
 from jaxdp_episodic.accountant.describe.step import STEP, GaussianStep, Sampling
 from jaxdp_episodic.accountant.questions.api import epsilon as epsilon_of
+from jaxdp_episodic.accountant.questions.bands import choose_bands
 from jaxdp_episodic.accountant.questions.calibration import calibrate_noise_multiplier
 from jaxdp_episodic.files.table_file import writing
 from jaxdp_episodic.tools.plan.question import (
@@ -259,6 +260,8 @@ _PEOPLE_GRID = (4, 3)  # the same if a person is in many episodes: seconds per p
 # Relative excess of a candidate's noise: a twentieth of the difference that
 # _NEARLY_BEST ignores. Training calibrates its noise again.
 _NOISE_TOLERANCE = 1e-3
+# Of the noise that the optimizer keeps: bands' estimate is no better than that.
+_LEAST_GAIN = 0.05
 # Among candidates with at least this share of the best one's effective steps, the one
 # with the fewest episodes is recommended: the estimate is not more precise than that.
 _NEARLY_BEST = 0.98
@@ -567,6 +570,42 @@ def write_table(path: Path, plan: Plan) -> None:
     ]
     with writing(path, dict.fromkeys(names, "string")) as write:
         write(rows)
+
+
+def with_bands(config: dict[str, Any], plan: Plan) -> tuple[dict[str, Any], str]:
+    """Returns the config of the recommended design, with bands if they pay, and why."""
+    own = [key for key in ("noise", "adaptive") if key in config]
+    if own:
+        return config, f"correlated noise: not weighed, as the file has {own[0]!r}"
+    best = plan.recommended
+    design = plan.designs[int(plan.design[best])]
+    table = choose_bands(
+        design.step(float(plan.episodes_per_step[best])),
+        epsilon=design.request.epsilon,
+        delta=design.request.delta,
+        num_steps=int(plan.num_steps[best]),
+    )
+    if len(table.bands) == 1:
+        return config, (
+            "correlated noise: not for you, no level can be split into groups that are "
+            "at least as large as a draw and hold every protected unit whole"
+        )
+    index = 1 + int(np.argmin(table.relative_noise[1:]))
+    count, level = int(table.bands[index]), table.levels[index]
+    found = (
+        f"{count} groups of {level!r} leave {table.relative_noise[index]:.2f} of the "
+        f"noise that an optimizer keeps over {table.horizon:g} steps"
+    )
+    if table.relative_noise[index] > 1 - _LEAST_GAIN:
+        return config, f"correlated noise: not for you, at best {found}"
+    sampling = spec_to_dict(table.steps[index].design)
+    sampling.pop("version")
+    noise = {"kind": "banded", "bands": count, "groups": level}
+    noise["horizon"] = table.horizon
+    step = {**config["step"], "sampling": sampling}
+    config = {**config, "step": step, "noise": noise}
+    multiplier = f"its noise multiplier is {table.noise_multiplier[index]:.4g}"
+    return config, f"correlated noise: {found}; {multiplier}, all others are without"
 
 
 def _front(costs: np.ndarray) -> np.ndarray:

@@ -71,9 +71,7 @@ def draw_run(
 def draw_reliability(path: Path, found: Mapping[str, Reliability]) -> None:
     """Draws accuracy and share of queries by probability, for each held-out part."""
     figure = new_figure(4.6, 5.2)
-    upper, lower = figure.subplots(
-        2, sharex=True, gridspec_kw={"height_ratios": (3, 1)}
-    )
+    upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 1))
     upper.plot([0, 1], [0, 1], color=_BLACK, ls=":", lw=1, label="exact")
     for (split, one), (color, marker) in zip(found.items(), _STYLES, strict=False):
         label = f"{split}, error {one.error:.3f}"
@@ -94,14 +92,10 @@ def _draw_stages(
 ) -> None:
     """Draws a row per stage, from the top: its scores with their intervals."""
     splits = list(dict.fromkeys(name for scores in stages.values() for name in scores))
-    for place, (split, (color, marker)) in enumerate(
-        zip(splits, _STYLES, strict=False)
-    ):
-        shown = [(row, scores[split]) for row, scores in enumerate(stages.values())]
-        rows = [row + 0.22 * place - 0.11 for row, _ in shown]
-        _intervals(
-            axes, [score._asdict() for _, score in shown], rows, color, marker, split
-        )
+    for place, (split, style) in enumerate(zip(splits, _STYLES, strict=False)):
+        shown = [scores[split]._asdict() for scores in stages.values()]
+        rows = [row + 0.22 * place - 0.11 for row in range(len(shown))]
+        _intervals(axes, shown, rows, *style, split)
     for row, (name, scores) in enumerate(stages.items()):
         words = "   ".join(f"{score.mean:.4f}" for score in scores.values())
         weight = "bold" if name == released else "normal"

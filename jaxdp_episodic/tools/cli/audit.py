@@ -110,15 +110,9 @@ def _canaries(o: Options, console: Console) -> list[AuditRow]:
     if o.draws is not None:
         raise ValueError(f"--draws is not for --kind {o.kind}; give --canaries")
     total = o.num_steps or training.budget.num_steps
+    how: Any = {"num_canaries": o.canaries, "num_steps": o.num_steps, **_chosen(o)}
     with ProgressBar(console, "steps", total) as progress:
-        audit = audit_run(
-            training,
-            kind=str(o.kind),
-            num_canaries=o.canaries,
-            num_steps=o.num_steps,
-            on_step=_shown(progress),
-            **_chosen(o),
-        )
+        audit = audit_run(training, kind=o.kind, on_step=_shown(progress), **how)
     guesses = audit.guesses
     canaries = f"{guesses.num_canaries} {audit.kind} canaries ({audit.privacy_unit})"
     claimed = audit.claimed_rdp, audit.claimed_exact
@@ -134,22 +128,17 @@ def _step(o: Options, training: Any, console: Console) -> list[AuditRow]:
     if o.num_steps is not None:
         raise ValueError("--num-steps is not for --kind step; give --draws")
     draws = _STEP_DRAWS if o.draws is None else o.draws
-    before = len(training.budget.before)
+    before, how = len(training.budget.before), {"num_draws": draws, **_chosen(o)}
     rows = []
     if training.start is not None:
         with ProgressBar(console, "releases", 2 * draws) as progress:
-            found = audit_statistics(
-                training, num_draws=draws, on_draws=progress.advance, **_chosen(o)
-            )
+            found = audit_statistics(training, on_draws=progress.advance, **how)
         what = f"{before} private statistics, a canary"
         rows += release_rows(o.file.stem, found, what)
     if training.budget.num_steps > before:
         with ProgressBar(console, "steps", 2 * draws) as progress:
-            found = audit_steps(
-                training, num_draws=draws, on_step=_shown(progress), **_chosen(o)
-            )
-        what = "one step, gradient canary"
-        rows += release_rows(o.file.stem, found, what)
+            found = audit_steps(training, on_step=_shown(progress), **how)
+        rows += release_rows(o.file.stem, found, "one step, gradient canary")
     return rows
 
 

@@ -42,14 +42,8 @@ def do_train(o: Options) -> list[str]:
     from jaxdp_episodic.tools.train.run import run_training
 
     with one_of_several(*given) if o.distributed else nullcontext():
-        result = run_training(
-            read_config(o.file),
-            o.out,
-            resume=o.resume,
-            title=o.file.stem,
-            base=o.file.parent,
-            book=book,
-        )
+        how = {"title": o.file.stem, "base": o.file.parent, "book": book}
+        result = run_training(read_config(o.file), o.out, resume=o.resume, **how)
         return [str(result)] if _is_first() else []
 
 

@@ -269,28 +269,24 @@ def _units_of(step: GaussianStep) -> _Allocated:
         inner = product(step.path_rates.rates[first:])
         whole = step.path_rates.num_levels == first
         return _Allocated(whole and (zeroed or (leaves and first == 1)), ALWAYS, inner)
+    people: Any = step.people  # with bounds, except in blocks: checked
     if isinstance(design, PeopleBlocks):
-        number, inner = (
-            column(design.episodes_per_block),
-            rows.probability_in_episode(step),
-        )
-        return _Allocated(zeroed and bool(np.all(inner == 1)), number, inner)
-    assert step.people is not None  # checked
-    stages, bounds = rows.person_stages(step), step.people.numbers
-    if isinstance(design, GroupedClasses):
+        number, leaves = column(design.episodes_per_block), zeroed
+        inner = rows.probability_in_episode(step)
+    elif isinstance(design, GroupedClasses):
 
         def chance(stages: Any, ways: float, bound: float) -> Any:
-            return laws.probability_of_any(
-                min(ways, bound), laws.probability_of_holding(stages)
-            )
+            held = laws.probability_of_holding(stages)
+            return laws.probability_of_any(min(ways, bound), held)
 
-        bound = bounds["classes"]
+        bound, leaves = people.numbers["classes"], zeroed
         number = column(np.minimum(bound, design.num_possible_episodes))
-        inner = Settings(stages, design.ways, bound).each(chance)
-        return _Allocated(zeroed and bool(np.all(inner == 1)), number, inner)
-    inner = Settings(stages[1:]).each(laws.probability_of_holding)
-    leaves &= zeroed or len(stages) == 1
-    number = column(bounds[BOUNDS[len(stages) - 1]])
+        inner = Settings(rows.person_stages(step), design.ways, bound).each(chance)
+    else:
+        _, *below = rows.person_stages(step)
+        inner = Settings(below).each(laws.probability_of_holding)
+        leaves &= zeroed or not below
+        number = column(people.numbers[BOUNDS[len(below)]])
     return _Allocated(leaves and bool(np.all(inner == 1)), number, inner)
 
 

@@ -166,17 +166,16 @@ class HalfLine(NamedTuple):
     floor: Array
     scale: Array  # c
     length: Array  # of the nodes, in units of c
-    first: float  # the first w
-    spacing: float
+    first: Array  # the first w
+    spacing: Array
 
     @classmethod
-    def of(cls, floor: Array, centers: Array, order: Array, nats: float) -> Self:
-        """To the last peak of P^{1 + order} / Q^order, with an error of e^-nats."""
-        xp = namespace(floor, centers)
-        most, least = xp.max(centers, axis=0), xp.min(centers, axis=0)
-        scale = xp.minimum(_LARGEST_SCALE, _LARGEST_TURN / xp.maximum(most, -least))
-        reach = most + order * (most - least) - floor + math.sqrt(2 * nats + 8)
-        parts = (stop_gradient(xp, a) for a in (floor, scale, reach / scale))
+    def of(cls, floor: Array, furthest: Array, last: Array, nats: Array) -> Self:
+        """For a furthest center and a last peak; the error is e^-nats."""
+        xp = namespace(floor, last)
+        scale = xp.minimum(_LARGEST_SCALE, _LARGEST_TURN / furthest)
+        length = (last - floor + xp.sqrt(2 * nats + 8)) / scale
+        parts = (stop_gradient(xp, a) for a in (floor, scale, length))
         return cls(*parts, -nats / 3, 2 * math.pi * _STRIP / (nats + _GROWTH))
 
     @property
@@ -185,9 +184,9 @@ class HalfLine(NamedTuple):
         return (self.length - self.first) / self.spacing + 1
 
     def integrate(
-        self, integrand: Callable[[Array], tuple[Array, ...]]
+        self, integrand: Callable[[Array], tuple[Array, ...]], parts: int
     ) -> tuple[Array, ...]:
-        """Integrals from the floor, one for each returned function."""
+        """Integrals from the floor, one for each part of the integrand."""
         xp, number = namespace(self.length), self.number
         # An order that is NaN must not change the number of nodes of the others.
         number = xp.max(xp.where(number < MOST_NODES, number, MOST_NODES))
@@ -206,7 +205,8 @@ class HalfLine(NamedTuple):
             return tuple(a + b for a, b in zip(sums, values(1.0 * i), strict=True))
 
         passes = xp.ceil(number / rows).astype(np.int32)
-        return fori_loop(xp, 1, passes, add, values(0.0))
+        nothing = (xp.zeros_like(self.length),) * parts
+        return fori_loop(xp, 0, passes, add, nothing)
 
 
 def log_integral(
@@ -241,7 +241,8 @@ def log_integral(
         return (scaled_power_excess(y, b - scale, t, direction),)
 
     if isinstance(windows, HalfLine):
-        total, *derivatives = windows.integrate(integrand)
+        parts = 3 if with_derivatives else 1
+        total, *derivatives = windows.integrate(integrand, parts)
     else:
         lefts, rights = lay_panels(*windows, floor, num_panels=quadrature.num_panels)
         total, *derivatives = integrate_panels(

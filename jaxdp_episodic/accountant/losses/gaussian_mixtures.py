@@ -164,7 +164,9 @@ class MixtureLoss(GaussianLoss, Nodes):
         """See `Moments`."""
         xp, largest = namespace(*self.fields), []
         for half in self.both_halves():
-            least, next_ = (half.half_line(t, rule.lattice).number for t in (0.0, 1.0))
+            most = xp.max(half.centers, axis=0)
+            ends = most, 2 * most - xp.min(half.centers, axis=0)  # of orders 1 and 2
+            least, next_ = (half.half_line(x, rule.lattice).number for x in ends)
             t = (MOST_NODES - least) / (next_ - least)
             largest.append(xp.where(t < 1, 0.0, t))
         return xp.min(xp.stack(largest), axis=0)

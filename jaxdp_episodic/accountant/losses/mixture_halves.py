@@ -75,8 +75,6 @@ NEGLIGIBLE = 46.0
 # How far right of the kink paths rise if two centers lie on either side of 0.
 _LATER = 1.0
 _FURTHEST_KINK = 1e9  # largest x of a kink
-# Points at which a moment's scale is taken: within e^100 of the peak up to x = 110.
-_PROBES = 6
 
 
 class Half(NamedTuple):
@@ -341,23 +339,26 @@ class Half(NamedTuple):
     def excess(self, t: Array, rule: MomentRule, floor: Array) -> tuple[Array, ...]:
         """Returns ``log E_Q[f(P/Q - 1); x > floor]``; see `excess.log_integral`."""
         parts, (panels, nodes, nats) = len(self.move), rule.quadrature
-        if nats:
+        if not panels:
             # Up to order 2 the integrand may peak where that of order 2 does.
             xp, backward = namespace(t), rule.direction == "backward"
-            line = self.half_line(xp.where(backward, 1.0, xp.maximum(t, 1.0)), nats)
-            share = np.linspace(0.0, 1.0, _PROBES)[:, None]
-            probes = floor + line.scale * line.length * share
-            return log_integral(self.log_parts, line, probes, floor, t, rule)
+            order = xp.where(backward, 1.0, xp.maximum(t, 1.0))
+            # Q's mean center increases with x, so these x bracket the last peak.
+            first = (1 + order) * xp.max(self.centers, axis=0)
+            base = self.log_q + self.centers * (first - 0.5 * self.centers)
+            last = first - order * _log_mean(base, self.centers)[1]
+            line, peaks = self.half_line(last, nats), xp.stack([first, last])
+            return log_integral(self.log_parts, line, peaks, floor, t, rule)
         # More panels for more peaks, or for one far from the others.
         panels = (2 + parts) * panels if parts > 1 else panels * (2 + self.falls) // 2
         rule = rule._replace(quadrature=Quadrature(panels, nodes))
         windows = self._windows(t, rule.direction, floor)
         return log_integral(self.log_parts, *windows, floor, t, rule)
 
-    def half_line(self, order: Array, nats: float) -> HalfLine:
-        """Returns a rule for the integrals of P^{1 + order} / Q^order; see `excess`."""
+    def half_line(self, last: Array, nats: Array | float) -> HalfLine:
+        """Returns a rule for moments whose last peak is at most there."""
         # A sampled Gaussian's lattice loses a third of its nats, this one does not.
-        return HalfLine.of(self.floor(), self.centers, order, 0.65 * nats)
+        return HalfLine.of(self.floor(), self.widest, last, 0.65 * nats)
 
     def _windows(self, t: Array, direction: str, floor: Array) -> tuple[Windows, Array]:
         """Returns windows where the integrand is not negligible, and their centers."""

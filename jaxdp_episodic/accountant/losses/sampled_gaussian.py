@@ -55,6 +55,7 @@ from jaxdp_episodic.accountant.numerics.loops import (
     sigmoid,
     stop_gradient,
 )
+from jaxdp_episodic.accountant.numerics.power_excess import REMAINDER, SLOPE, SMALL
 from jaxdp_episodic.accountant.numerics.special import log1p_bounded, polynomial
 
 # Rényi moments as sums over equally spaced nodes, as accurate as panels with ten times
@@ -66,16 +67,9 @@ _MOST_NODES = 512
 # Rows of nodes in a pass of the loop, with and without derivatives. With twice as many
 # XLA would split each pass among threads, which takes longer than the pass.
 _ROWS = {True: 4, False: 2}
-# Absolute value of an argument below which a power series is used.
-_SMALL = 0.1
-# Number of its terms: truncation is below 1e-14, rounding above `_SMALL` below 1e-13.
-_TERMS = 9
 # Shift below which e^u - 1 is carried from pass to pass, not e^u: below it rounding
 # grows by e^5 at most, and above it nodes where e^u is near 1 have little weight.
 _SMALL_STEP = 0.5
-# ``(e^z - 1 - z) / z²`` and ``(y e^y - e^y + 1) / y²``.
-_REMAINDER = np.array([1 / math.factorial(k + 2) for k in range(_TERMS)])
-_SLOPE = np.array([(k + 1) / math.factorial(k + 2) for k in range(_TERMS)])
 
 
 def largest_order(s: Array, digits: float) -> Array:
@@ -86,22 +80,22 @@ def largest_order(s: Array, digits: float) -> Array:
     return namespace(s).where(end < 1, 0.0, end)
 
 
-def _spacing(s: Array, digits: float) -> Array:
+def _spacing(s: Array, digits: Array | float) -> Array:
     """Spacing of nodes for a relative quadrature error of e^-digits."""
     # With spacing h the error is e^{-2 pi a / h} times the integral at the height a,
     # which may be at most that of the first zero of P/Q, pi / s.
     xp = namespace(s)
-    height = xp.minimum(math.pi / s, math.sqrt(2 * digits))
+    height = xp.minimum(math.pi / s, xp.sqrt(2 * digits))
     return 2 * math.pi * height / (digits + 0.5 * height * height)
 
 
-def _reach(digits: float) -> float:
+def _reach(digits: Array | float) -> Array:
     """Distance from the nearest peak beyond which less than e^-digits is left."""
-    return math.sqrt(2 * digits + 8)
+    return namespace(digits).sqrt(2 * digits + 8)
 
 
 def lattice_excess(
-    t: Array, p: Array, s: Array, digits: float, with_derivatives: bool
+    t: Array, p: Array, s: Array, digits: Array | float, with_derivatives: bool
 ) -> tuple[Array, ...]:
     """The log-excess, (n,), and with derivatives its first two; see `Moments`."""
     xp, alpha, rate = namespace(t, p, s), 1 + t, Rate.of(p)
@@ -134,10 +128,10 @@ def lattice_excess(
         power = xp.where(short, density * power, power)
         # (1+v) (e^z - 1 - z), and the slope of f at t = 0
         rest = power - density * (1 + z)
-        near = density * (z * z) * polynomial(_REMAINDER, z)
-        rest = xp.where(xp.abs(z) < _SMALL, near, rest)
-        near = base * (y * y) * polynomial(_SLOPE, y)
-        slope = xp.where(xp.abs(y) < _SMALL, near, density * y - base * v)
+        near = density * (z * z) * polynomial(REMAINDER, z)
+        rest = xp.where(xp.abs(z) < SMALL, near, rest)
+        near = base * (y * y) * polynomial(SLOPE, y)
+        slope = xp.where(xp.abs(y) < SMALL, near, density * y - base * v)
         value = rest + t * slope
         if not with_derivatives:
             return (value,)
@@ -265,7 +259,8 @@ def mixture_excess(
     xp = namespace(t, sampling_probability, shift)
     t, p, s = xp.broadcast_arrays(t, sampling_probability, shift)
     rate = Rate.of(p)
-    if digits := rule.quadrature.lattice:
+    panels, _, digits = rule.quadrature
+    if not panels:
         excess = lattice_excess(t, p, s, digits, rule.with_derivatives)
     else:
         log_odds = rate.log_rest - rate.log  # hardly any at p = 1

@@ -187,61 +187,67 @@ def while_each(
     given: Any,
     state: Any,
     block: int,
+    again: Callable[[Any], Any] | None = None,
 ) -> Any:
     """For each setting applies ``state = body(given, state)`` while unfinished."""
+    # When all are finished a second round, which is the last, begins at again(state).
     # NumPy computes only the unfinished settings. JAX computes a block while more than
     # a few of its settings are unfinished, and then the rest of all blocks together.
     size = state[0].shape[-1]
     if xp is np:
-        result, index = map_arrays(np.array, state), np.arange(size)
+        result, index, whole = map_arrays(np.array, state), np.arange(size), given
         while True:
             left = np.flatnonzero(unfinished(state))
-            if not left.size:
+            if not left.size and again is None:
                 return result
+            if not left.size:
+                given, state, index, again = whole, again(result), np.arange(size), None
+                continue
             if left.size < index.size:
                 index = index[left]
                 given, state = map_arrays(lambda a, to=left: a[..., to], (given, state))
             state = body(given, state)
-            for whole, part in zip(result, state, strict=True):
-                whole[index] = part
+            for every, part in zip(result, state, strict=True):
+                every[index] = part
     from jax import lax
+
+    def chosen(condition: Any, new: Any, old: Any) -> Any:
+        pairs = zip(new, old, strict=True)
+        return type(old)(*(xp.where(condition, a, b) for a, b in pairs))
 
     def iterate(given: Any, state: Any) -> Any:
         """One iteration, of the unfinished settings only."""
-        goes_on, new = unfinished(state), body(given, state)
-        return type(state)(
-            *(xp.where(goes_on, b, a) for a, b in zip(state, new, strict=True))
-        )
+        return chosen(unfinished(state), body(given, state), state)
 
-    def run(given: Any, state: Any, most: int) -> Any:
-        """Iterates until at most ``most`` settings are unfinished."""
-        return lax.while_loop(
+    def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Iterates a block of a list while more than ``most`` are unfinished."""
+        (index, place, number, most), state = carry
+        those = lax.dynamic_slice_in_dim(index, place, block)
+        part, begun = map_arrays(lambda a: a[..., those], (given, state))
+        ended = lax.while_loop(
             lambda state: xp.sum(unfinished(state), dtype=np.int32) > most,
-            functools.partial(iterate, given),
-            state,
+            functools.partial(iterate, part),
+            begun,
         )
+        ends = zip(state, ended, strict=True)
+        state = type(state)(*(whole.at[those].set(part) for whole, part in ends))
 
-    # Few settings are left of a single block.
-    later = block // _FEW_LEFT if size == block else block
-    if later < _FEW_LEFT:
-        return run(given, state, 0)
-    many = functools.partial(run, most=block // _FEW_LEFT)
-    state = type(state)(*by_blocks(many, (given, state), block))
-    left = unfinished(state)
-    index = xp.nonzero(left, size=size, fill_value=size - 1)[0]
+        def relisted() -> tuple[Any, ...]:
+            """The unfinished settings; the last one fills up the block."""
+            none, last = ~xp.any(unfinished(state)), again(state) if again else state
+            begun = chosen(none, last, state)
+            left = unfinished(begun)
+            index = xp.nonzero(left, size=size, fill_value=size - 1)[0]
+            count = xp.sum(left, dtype=np.int32)
+            return (index, 0 * place, count, 0 * most), begun
 
-    def finish(start: Any, state: Any) -> Any:
-        """Finishes the next unfinished settings; the last one fills up the block."""
-        those = lax.dynamic_slice_in_dim(index, start, later)
-        some, begun = map_arrays(lambda a: a[..., those], (given, state))
-        ends = zip(state, run(some, begun, 0), strict=True)
-        return type(state)(*(whole.at[those].set(part) for whole, part in ends))
+        rest = (index, place + block, number, most), state
+        return lax.cond(place + block >= number, relisted, lambda: rest)
 
-    return lax.while_loop(
-        lambda carry: carry[0] < xp.sum(left, dtype=np.int32),
-        lambda carry: (carry[0] + later, finish(*carry)),
-        (xp.zeros((), np.int32), state),
-    )[1]
+    # One loop, so that its body is compiled once.
+    most = np.int32(0 if size == block else block // _FEW_LEFT)
+    every = (xp.arange(size), np.int32(0), np.int32(size), most), state
+    return lax.while_loop(lambda carry: carry[0][1] < carry[0][2], advance, every)[1]
 
 
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from jaxdp_episodic.accountant.numerics.loops import Array, namespace
+from jaxdp_episodic.accountant.numerics.special import polynomial
 
 # Terms of the series of f_a for |a log(1 + v)| <= 1: the next is 1e-15 of the sum.
 _SERIES_TERMS = 17
+SMALL = 0.1  # absolute value below which the following terms are exact to 1e-14
+# ``(e^z - 1 - z) / z²`` and ``(y e^y - e^y + 1) / y²``.
+REMAINDER = np.array([1 / math.factorial(k + 2) for k in range(9)])
+SLOPE = np.array([(k + 1) / math.factorial(k + 2) for k in range(9)])
 
 
 def scaled_power_excess(y: Array, b: Array, t: Array, direction: str) -> Array:
@@ -45,34 +52,24 @@ def scaled_power_excess_derivatives(
     xp = namespace(y, b, t)
     x = t * y
     base, tilted = xp.exp(b), xp.exp(y + b)
-    tiny = xp.abs(y) < 0.03
+    tiny, short = xp.abs(y) < SMALL, xp.abs(x) < SMALL
     square = base * (y * y)
     value = first = second = xp.zeros_like(square)
     if direction != "backward":
         # (1+v) y - v, the slope of f_alpha at t = 0
-        slope = xp.where(
-            tiny,
-            square * (1 / 2 + y * (1 / 3 + y * (1 / 8 + y / 30))),
-            tilted * y - (tilted - base),
-        )
+        near = square * polynomial(SLOPE, y)
+        slope = xp.where(tiny, near, tilted * y - (tilted - base))
         power = xp.exp(x + y + b)
         # (1+v) (e^x - 1 - x)
-        rest = xp.where(
-            xp.abs(x) < 0.03, tilted * _exp_remainder(x), power - tilted * (1 + x)
-        )
+        rest = xp.where(short, tilted * _exp_remainder(x), power - tilted * (1 + x))
         value, first = rest + t * slope, y * (rest + tilted * x) + slope
         second = y * y * power
     if direction != "forward":
         # v - y, the slope of f_{-t} at t = 0
-        slope = xp.where(
-            tiny,
-            square * (1 / 2 + y * (1 / 6 + y * (1 / 24 + y / 120))),
-            tilted - base * (1 + y),
-        )
+        near = square * polynomial(REMAINDER, y)
+        slope = xp.where(tiny, near, tilted - base * (1 + y))
         power = xp.exp(b - x)
-        rest = xp.where(
-            xp.abs(x) < 0.03, base * _exp_remainder(-x), power - base * (1 - x)
-        )
+        rest = xp.where(short, base * _exp_remainder(-x), power - base * (1 - x))
         value = value + rest + t * slope
         first = first + slope - y * (rest - base * x)
         second = second + y * y * power
@@ -81,7 +78,7 @@ def scaled_power_excess_derivatives(
 
 def _exp_remainder(x: Array) -> Array:
     """Returns ``e^x - 1 - x`` for small x."""
-    return x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x / 120)))
+    return x * x * polynomial(REMAINDER, x)
 
 
 def _times_expm1(log_factor: Array, factor: Array, exponent: Array) -> Array:

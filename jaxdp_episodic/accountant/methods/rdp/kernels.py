@@ -261,9 +261,9 @@ def _search(
     block = block or example.size
     low = xp.full_like(example, _LOG_T_RANGE[0])
     high = xp.broadcast_to(xp.minimum(highest, _LOG_T_RANGE[1]), example.shape)
-    searches, answer, end = _SEARCHES, _ANSWER, high + 1
+    searches, end = _SEARCHES, high + 1
     if on_lattice:
-        searches, answer = (_LATTICE_SEARCH,), LATTICE_ANSWER
+        searches = (_LATTICE_SEARCH,)
         end = _log_lattice_end(groups)
         high = xp.minimum(high, end)
     log_t = xp.clip(first_order(groups, budget), low, high)
@@ -279,8 +279,13 @@ def _search(
     ) -> _Search:
         target, groups, end = given
         log_t, low, high = state.log_t, state.low, state.high
-        t = xp.exp(log_t)
-        moment = log_moment(t, groups, MomentRule(LARGER, rule.quadrature, True))
+        t, quadrature = xp.exp(log_t), rule.quadrature
+        if on_lattice:
+            nats = xp.where(
+                xp.any(state.is_answer), LATTICE.lattice, quadrature.lattice
+            )
+            quadrature = quadrature._replace(lattice=nats)
+        moment = log_moment(t, groups, MomentRule(LARGER, quadrature, True))
         cost = objective(target, t, moment[0])
         value, slope = residual(target, t, *moment)
         better = cost < state.best
@@ -307,7 +312,7 @@ def _search(
         beyond = log_t + step >= end
         if on_lattice:
             beyond |= ~xp.isfinite(moment[0])
-        best = xp.where(beyond, end, best)
+        best = xp.where(last, near, xp.where(beyond, end, best))
         return _Search(
             state.count + 1,
             proposal,
@@ -315,8 +320,19 @@ def _search(
             low,
             high,
             xp.where(better, cost, state.best),
-            xp.where(last, near, best),
-            last | beyond | (high - low < _NARROW),
+            xp.where(state.is_answer, log_t, best),
+            state.is_answer | last | beyond | (high - low < _NARROW),
+            state.is_answer,
+            moment[0],
+        )
+
+    def answered(state: _Search) -> _Search:
+        """The state of a last evaluation, with the answer's rule."""
+        return state._replace(
+            count=xp.where(state.is_answer, state.count, 0),
+            log_t=state.best_log_t,
+            settled=state.is_answer,
+            is_answer=xp.ones_like(state.is_answer),
         )
 
     # Without steps all orders are equally good.
@@ -327,19 +343,21 @@ def _search(
             return (state.count < most) & ~state.settled
 
         none, worst = xp.zeros_like(log_t), xp.full_like(log_t, xp.inf)
-        state = _Search(none, log_t, none, low, high, worst, log_t, idle)
+        ends = low, high, worst, log_t, idle
+        state = _Search(none, log_t, none, *ends, xp.zeros_like(idle), none)
         if loose:
             rule = rule._replace(tolerance=_LOOSE)
         step = functools.partial(improve, rule=rule)
-        state = while_each(xp, unfinished, step, (target, groups, end), state, block)
+        last = answered if on_lattice else None
+        given = target, groups, end
+        state = while_each(xp, unfinished, step, given, state, block, last)
         log_t = state.best_log_t
     t = xp.exp(log_t)
-    moment = functools.partial(log_moment, rule=answer)
-    (value,) = by_blocks(moment, (t, groups), block)
     if on_lattice:
-        found = (log_t < end) & xp.isfinite(value)
-        value = xp.where(found | idle, value, xp.nan)
-    return t, value
+        found = (log_t < end) & xp.isfinite(state.value)
+        return t, xp.where(found | idle, state.value, xp.nan)
+    moment = functools.partial(log_moment, rule=_ANSWER)
+    return t, *by_blocks(moment, (t, groups), block)
 
 
 def _log_lattice_end(groups: tuple[Group, ...]) -> Array:
@@ -361,3 +379,5 @@ class _Search(NamedTuple):
     best: Array
     best_log_t: Array
     settled: Array
+    is_answer: Array  # whether the best order's value is computed, by the answer's rule
+    value: Array

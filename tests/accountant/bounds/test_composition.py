@@ -86,7 +86,7 @@ def test_many_small_steps_are_gaussian():
     np.testing.assert_allclose(value, gaussian, rtol=1e-2)
 
 
-def test_edges():
+def test_composition_at_extremes():
     assert compose_naive(1.0, 0.3, num_steps=0) == (0, 0)
     assert compose_naive(np.inf, 0.3, num_steps=0) == (0, 0)
     assert compose_naive(1.0, 0.3, num_steps=10) == (10, 1)
@@ -124,7 +124,7 @@ def test_known_inverse_from_above():
     np.testing.assert_allclose(found, answer, rtol=3e-7)
 
 
-def test_ends():
+def test_smallest_epsilon_at_extremes():
     target = np.log(np.array([0.5, 0.5, 0.5, 0.5]))
     largest = np.array([np.inf, 0.0, 2.0, 3.0])
     start = np.array([0.0, 0.0, np.log(0.4), 0.0])

@@ -232,7 +232,7 @@ def test_randomized_response_is_never_above_the_bound_for_any_randomizer():
     assert np.all(response <= any_)
 
 
-def test_edges():
+def test_extreme_settings():
     for kind in KINDS:
         assert shuffled_delta(0.0, num_users=10, epsilon=0.0, kind=kind) == 0
         assert shuffled_delta(1.0, num_users=10, epsilon=1.0, kind=kind) == 0

@@ -162,7 +162,7 @@ def test_histories_with_unknown_fields_are_refused(bridge):
 
 
 @pytest.mark.parametrize(("found", "fits"), [("1.6.0", True), ("1.7.0", False)])
-def test_versions(bridge, monkeypatch, found, fits):
+def test_supported_versions_of_opacus(bridge, monkeypatch, found, fits):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
     check_version.cache_clear()
     if fits:

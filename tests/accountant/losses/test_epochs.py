@@ -249,7 +249,7 @@ def test_parts_of_an_epoch_cost_more_for_each_step(relation):
 
 
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
-def test_ends(relation):
+def test_extreme_settings(relation):
     asked = {"delta": 1e-6, "num_steps": 8}
     for noise, steps, value in ((0.0, 8, np.inf), (np.inf, 8, 0.0), (1.0, 0, 0.0)):
         epoch, asked = step(4, noise, relation), {"delta": 1e-6, "num_steps": steps}

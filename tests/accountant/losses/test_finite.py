@@ -118,7 +118,7 @@ def test_several_coordinates_are_dominated_by_one():
             assert truth <= jde.delta(one, num_steps=1, epsilon=epsilon) + 1e-12
 
 
-def test_ends():
+def test_extreme_settings():
     run = {"num_steps": 3, "delta": 1e-6}
     for nothing in (
         jde.RandomizedResponse(1.0, 5),

@@ -154,7 +154,7 @@ def test_one_component_is_the_sampled_gaussian():
         assert value == pytest.approx(exact, rel=1e-10)
 
 
-def test_ends():
+def test_extreme_settings():
     run = {"num_steps": 2, "delta": 1e-6}
     for method in ("exact", "pld", "rdp"):
         for nothing in (release([0.0], [1.0], 1.0), release([1.0], [1.0], 0.0)):

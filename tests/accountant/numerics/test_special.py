@@ -192,7 +192,7 @@ def exact(y: float, b: float, t: object, direction: str) -> mpmath.mpf:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("b", [0.0, -40.0])
-def test_value(direction, b, engine):
+def test_power_excess(direction, b, engine):
     y, t = (a.reshape(-1) for a in np.meshgrid(Y, T))
     got = value(y, np.full_like(y, b), t, direction=direction)
     want = np.array(
@@ -218,7 +218,7 @@ def test_no_loss_is_no_excess():
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("direction", ["forward", "symmetric"])
-def test_derivatives(direction, engine):
+def test_derivatives_of_power_excess(direction, engine):
     y, t = (a.reshape(-1) for a in np.meshgrid(Y[2:], T))
     keep = np.abs(t * y) <= 100
     y, t = y[keep], t[keep]

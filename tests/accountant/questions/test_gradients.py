@@ -154,7 +154,7 @@ def test_grids_equal_their_elements():
     np.testing.assert_allclose(gradient[wrt[1]][1], difference(single, 0.2), rtol=1e-7)
 
 
-def test_where_there_is_nothing_to_lose_or_nothing_known():
+def test_no_loss_and_unknown_epsilon():
     noise = np.array([0.0, 1.0, 2.0, 50.0, np.inf])
     step = of_levels("class")(noise, 0.2, 0.1)
     value, gradient = jde.epsilon_and_gradient(step, delta=0.003, num_steps=1)

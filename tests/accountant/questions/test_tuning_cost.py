@@ -201,7 +201,7 @@ def test_epsilon_of_a_step_is_above_that_of_one_run_and_falls_with_noise():
     np.testing.assert_allclose(composed, best_of, rtol=1e-10)
 
 
-def test_ends():
+def test_extreme_settings():
     step = jde.GaussianStep(
         jde.Poisson("user", sampling_probability=0.02), noise_multiplier=0.0
     )

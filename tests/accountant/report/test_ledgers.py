@@ -292,7 +292,7 @@ def log_ratios(points, shift):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("looks", [2, 3])
-def test_looks_at_the_same_bins_cost_no_more_than_is_said(looks):
+def test_looks_at_the_same_bins_cost_at_most_the_claim(looks):
     """Against the definition: one space of all looks, those before the fork once."""
     rng = np.random.default_rng(7)
     step = dataclasses.replace(

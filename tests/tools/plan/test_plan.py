@@ -256,7 +256,7 @@ def test_tasks_of_unequal_sizes():
         ),
     ],
 )
-def test_refuses(change, error, message):
+def test_invalid_requests_are_refused(change, error, message):
     def fields(given):
         return given | {name: change[name] for name in change.keys() & given.keys()}
 

@@ -238,7 +238,7 @@ def test_zipped_axes_and_words(read, tmp_path):
         ({"value": "epsilo"}, "did you mean 'epsilon'"),
     ],
 )
-def test_errors(finished, options, complaint):
+def test_invalid_pictures_are_refused(finished, options, complaint):
     before = sorted(finished.iterdir())
     with pytest.raises(ValueError, match=complaint):
         pictures.draw(finished, **options)

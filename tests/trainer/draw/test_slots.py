@@ -124,7 +124,7 @@ def test_grouped_classes(unit):
     assert seen == {True, False}
 
 
-def test_refused():
+def test_invalid_slots_are_refused():
     with pytest.raises(ValueError, match="at least the number of children"):
         sampler([6, 2])
     levels = jde.MultistageSampling(

@@ -225,6 +225,8 @@ _SECTION = re.compile(
 )
 _NUMBERS: dict[str, Any] = {"FLOAT": float, "NUMBER": float, "INT": int}
 _PATHS = ("FILE", "DIR", "PATH", "FOLDER", "SOURCE", "RELEASE", "RUN")
+# A negative number that argparse takes for an option unless a blank is before it.
+_EXPONENT = re.compile(r"-[\d.]+[eE][-+]?\d+")
 _WIDTH = 88  # characters of a line of a help
 _LEFT = 24  # characters of its left column
 
@@ -317,6 +319,8 @@ def read(name: str, words: Sequence[str]) -> dict[str, Any]:
             if option not in known:
                 hint = _validation.nearest(option, known)
                 raise UsageError(f"unknown option {option!r}{hint}")
+        elif _EXPONENT.fullmatch(word):
+            option = f" {word}"
         written.append("=".join([option, *value]))
     parser = Parser(name, SECTIONS[name].about)
     for row in SECTIONS[name].rows:

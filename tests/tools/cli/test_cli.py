@@ -392,6 +392,7 @@ def test_archives_are_read_without_pickle(call, tmp_path):
         ("epsilon x --delta abc", "--delta must be a number, got 'abc'"),
         ("epsilon x --num-steps 1.5", "--num-steps must be a whole number, got '1.5'"),
         ("epsilon x --num-steps", "--num-steps expected one argument"),
+        ("epsilon configs/omniglot.toml --delta -1e-3", "delta must lie in (0, 1)"),
         ("explore --port=y", "--port must be a whole number, got 'y'"),
         ("data import a b --shape x", "--shape must be whole numbers, got 'x'"),
         ("plot x --levels y", "--levels must be numbers, got 'y'"),

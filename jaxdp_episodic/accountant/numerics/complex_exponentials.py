@@ -236,8 +236,7 @@ def _sum_of_rows(
 
     xp, (rows, size) = namespace(weight[0]), weight[0].shape
     pad = ((0, -rows % together), (0, 0))
-    first = jax.tree.leaves(zero)[0]
-    shape = (-1, together, *(1,) * (first.ndim - 1), size)
+    shape = (-1, together, *(1,) * (jax.tree.leaves(zero)[0].ndim - 1), size)
     weight, position = jax.tree.map(
         lambda a: xp.pad(a, pad).reshape(shape), (weight, position)
     )

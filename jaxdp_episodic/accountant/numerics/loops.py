@@ -158,6 +158,7 @@ def rows_of(xp: Any, function: Callable[[Any], Any], number: Any, most: int) -> 
 
         return jax.tree.map(set_row, rows, function(i))
 
+    function = jax.jit(function)  # traced once, for the shapes and for the loop
     shapes = jax.eval_shape(function, np.int32(0))
     empty = jax.tree.map(lambda a: xp.zeros((most, *a.shape), a.dtype), shapes)
     return jax.lax.fori_loop(0, number, put, empty)

@@ -35,7 +35,7 @@ NUMBERS = np.full(SIZE, 2.0)
 
 
 def exact(loss):
-    shape = solver.Shape(112, (3,), (True,), 32, 32)
+    shape = solver.Shape(112, (3,), (True,), False, 32, 32)
     kernel = functools.partial(solver.one_pass, shape=shape)
     return kernel, (*[NUMBERS] * 6, (Group(loss, ONE),), 3.0, 24.0, 0.0)
 

@@ -194,7 +194,7 @@ class HalfLine(NamedTuple):
         first = self.first + self.spacing * np.arange(float(rows))[:, None]
 
         def values(i: Array) -> tuple[Array, ...]:
-            grown = xp.exp(first + self.spacing * rows * i)
+            grown = xp.exp(first + self.spacing * rows * xp.float64(i))
             moved = xp.log1p(grown)
             found = integrand(self.floor + self.scale * xp.minimum(moved, self.length))
             weight = self.scale * (self.spacing * grown / (1 + grown))
@@ -202,7 +202,7 @@ class HalfLine(NamedTuple):
             return tuple(xp.sum(weight * a, axis=0) for a in found)
 
         def add(i: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-            return tuple(a + b for a, b in zip(sums, values(1.0 * i), strict=True))
+            return tuple(a + b for a, b in zip(sums, values(i), strict=True))
 
         passes = xp.ceil(number / rows).astype(np.int32)
         nothing = (xp.zeros_like(self.length),) * parts

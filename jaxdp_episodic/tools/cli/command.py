@@ -141,7 +141,8 @@ def one_of_several(
 
 def end_process(code: int) -> None:
     """Ends this process at once, without waiting for threads or other processes."""
-    with contextlib.suppress(OSError):  # the reader of a pipe may be gone
+    # The reader of a pipe may be gone, or there is no standard output.
+    with contextlib.suppress(OSError, AttributeError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

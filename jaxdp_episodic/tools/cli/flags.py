@@ -314,7 +314,7 @@ def read(name: str, words: Sequence[str]) -> dict[str, Any]:
     written, known = [], ["--help", *SECTIONS[name].options]
     for word in words:
         option, *value = word.split("=", 1)
-        if word.startswith("--"):
+        if word.startswith("--") and word != "--" and "--" not in written:
             option = option.replace("_", "-")
             if option not in known:
                 hint = _validation.nearest(option, known)
@@ -347,7 +347,9 @@ def _declare(parser: Parser, row: str) -> None:
     else:
         more |= {"metavar": value, "type": _reader(value, bool(mark))}
     if mark:
-        more |= {"nargs": "*"} if mark == "..." else {"action": "append"}
+        more["action"] = "append"
+    if mark == "...":  # also if it is repeated
+        more |= {"action": "extend", "nargs": "*"}
     if mark or default:
         more["default"] = default or []
     parser.add_argument(name, **more)
@@ -361,6 +363,8 @@ def _reader(value: str, has_several: bool) -> Callable[[str], Any]:
         kind = Path
 
     def read_word(word: str) -> Any:
+        bare = word.lstrip()
+        word = bare if _EXPONENT.fullmatch(bare) else word
         try:
             if not names or word in names:
                 return kind(word)

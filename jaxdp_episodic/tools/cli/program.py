@@ -22,7 +22,8 @@ def main() -> None:
     command.keep_compiled_kernels()
     try:
         code = run(sys.argv[1:])
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed
+            sys.stdout.flush()
     except KeyboardInterrupt as end:
         # XLA's threads continue to compile. An ordinary exit beside them ends in a
         # segmentation fault.
@@ -30,7 +31,10 @@ def main() -> None:
         command.end_process(
             command.TERMINATED if is_terminated else command.INTERRUPTED
         )
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
+    except OSError as error:
+        # The reader of a pipe, such as `head`, has left, or the disk is full.
+        if not isinstance(error, BrokenPipeError):
+            command.print_error(f"standard output: {command.reason(error)}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)
@@ -53,10 +57,12 @@ def parsed(arguments: Sequence[str]) -> command.Command:
     name, *rest = arguments or [""]
     if list(arguments) == ["--version"]:
         _finish(f"{PROGRAM} {sys.modules['jaxdp_episodic'].__version__}")
-    if name == "--print-completion" and rest:
-        _finish(_completion(rest[0]))
     place = ""
     try:
+        if name == "--print-completion":
+            shell = "".join(rest[:1])
+            _check_word("shell", shell, ("bash", "zsh", "tcsh"))
+            _finish(_completion(shell))
         if name in ("-h", "--help"):
             _finish(flags.overview("", _ABOUT, COMMANDS).format_help())
         _check_word("command", name, COMMANDS)

@@ -413,6 +413,8 @@ def test_archives_are_read_without_pickle(call, tmp_path):
         ("curve configs/omniglot.toml --out x.jpg", "--out must end in .png or .svg"),
         ("audit configs/omniglot.toml --out . --draws 0", "--draws must be at least"),
         ("epsilon .", ". must be a plain file"),
+        ("--print-completion fish", "unknown shell 'fish' (see"),
+        ("--print-completion", "no shell was given (see"),
     ],
 )
 def test_usage_errors_name_what_is_wrong(line, said, capsys, monkeypatch):
@@ -423,6 +425,37 @@ def test_usage_errors_name_what_is_wrong(line, said, capsys, monkeypatch):
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("jaxdp-episodic: error: ") and said in err
     assert "│" not in err and "helptext" not in err
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("plot x --fix a=1 b=2 --fix c=3", "fix", "a=1 b=2 c=3"),
+        ("predict x --support s --queries a --queries b", "queries", "a b"),
+        ("train x --out y --book -1e3", "book", "-1e3"),
+        ("plot x --levels 1 -2 -1e-3", "levels", "1.0 -2.0 -0.001"),
+        ("epsilon --json -- --x.toml", "file", "--x.toml"),
+        ("epsilon --ledger=-a --ledger=b=c", "ledger", "-a b=c"),
+    ],
+)
+def test_values_of_options(line, key, value):
+    """No value of a repeated option is lost, and a dash may begin one."""
+    name, *words = line.split()
+    found = flags.read(name, words)[key]
+    several = found if isinstance(found, tuple) else (found,)
+    assert " ".join(map(str, several)) == value
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+def test_output_that_cannot_be_written(monkeypatch, capsys):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    monkeypatch.setattr(sys, "argv", ["jaxdp-episodic", "--version"])
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    assert end.value.code == 1
+    assert "standard output: No space left on device" in capsys.readouterr().err
 
 
 def test_every_command_is_listed_and_has_help(capsys):

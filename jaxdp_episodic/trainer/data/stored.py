@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp_episodic._validation import prefixed
 from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.files.atomic import LOCK, locked, sync_folder, sync_tree
 from jaxdp_episodic.files.column_folder import (
@@ -122,9 +121,11 @@ def load_stored(path: str | os.PathLike[str], split: str = TRAIN) -> ExampleTabl
         raise ValueError(f"targets in {folder} must be finite float32")
     if ("owners" in small) != ("people" in small):
         raise ValueError(f"{folder} must have both owners and people, has only one")
-    if "owners" in small:
-        with prefixed(folder):
+    try:
+        if "owners" in small:
             owners = Owners(small["owners"], small["people"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{folder}: {error}") from None
     counts, ids = (
         tuple(small[n] for i in range(1, 100) if (n := f"level{i}.{kind}") in small)
         for kind in ("counts", "ids")

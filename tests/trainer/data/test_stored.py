@@ -364,6 +364,19 @@ def test_an_invalid_manifest_is_refused(change, folder):
         load_stored(folder.path)
 
 
+def test_owners_of_another_shape_are_refused(folder):
+    path = folder.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    columns = manifest["splits"]["train"]["columns"]
+    for name, other in (("owners", "features"), ("people", "level1.ids")):
+        columns[name] = columns[other]
+        files = (folder.path / f"train/{one}.npy" for one in (other, name))
+        shutil.copy(*files)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="codes of owners must be integers, one per"):
+        load_stored(folder.path)
+
+
 def test_an_unknown_encoding_is_refused(folder):
     path = folder.path / "manifest.json"
     path.write_text(path.read_text().replace('"unit"', '"octal"'))

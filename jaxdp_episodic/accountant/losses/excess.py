@@ -154,10 +154,8 @@ _MOST_ROUNDING = 1.0
 # Trefethen and Weideman (2014), SIAM Review 56(3), Theorem 5.1.
 _STRIP = 2.2  # half-width of the strip of w in which the integrand is analytic
 _GROWTH = 5.0  # nats by which it may be larger there
-_LARGEST_SCALE = 1.0  # of c, which keeps that growth
-_LARGEST_TURN = 0.75  # of c times a center: zeros of P and Q are outside of the strip
+LARGEST_TURN = 0.75  # of c <= 1 times a center: no zeros of P or Q in the strip
 MOST_NODES = 512
-_ROWS = 4  # of nodes in a pass of JAX's loop
 
 
 class HalfLine(NamedTuple):
@@ -173,7 +171,7 @@ class HalfLine(NamedTuple):
     def of(cls, floor: Array, furthest: Array, last: Array, nats: Array) -> Self:
         """For a furthest center and a last peak; the error is e^-nats."""
         xp = namespace(floor, last)
-        scale = xp.minimum(_LARGEST_SCALE, _LARGEST_TURN / furthest)
+        scale = LARGEST_TURN / xp.maximum(furthest, LARGEST_TURN)
         length = (last - floor + xp.sqrt(2 * nats + 8)) / scale
         parts = (stop_gradient(xp, a) for a in (floor, scale, length))
         return cls(*parts, -nats / 3, 2 * math.pi * _STRIP / (nats + _GROWTH))
@@ -190,7 +188,7 @@ class HalfLine(NamedTuple):
         xp, number = namespace(self.length), self.number
         # An order that is NaN must not change the number of nodes of the others.
         number = xp.max(xp.where(number < MOST_NODES, number, MOST_NODES))
-        rows = int(number) + 1 if xp is np else _ROWS
+        rows = int(number) + 1 if xp is np else 4  # nodes in a pass of JAX's loop
         first = self.first + self.spacing * np.arange(float(rows))[:, None]
 
         def values(i: Array) -> tuple[Array, ...]:

@@ -329,10 +329,8 @@ class GaussianMixtureLoss(MixtureLoss):
     @property
     def _shift(self) -> Array:
         """The largest shift with a weight."""
-        xp, parts = (
-            namespace(*self.fields),
-            zip(self.shifts, self.log_weights, strict=True),
-        )
+        xp = namespace(*self.fields)
+        parts = zip(self.shifts, self.log_weights, strict=True)
         there = [xp.where(weight > -xp.inf, shift, 0.0) for shift, weight in parts]
         return functools.reduce(xp.maximum, there)
 

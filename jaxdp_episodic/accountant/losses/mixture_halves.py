@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from jaxdp_episodic.accountant.losses.excess import (
+    LARGEST_TURN,
     HalfLine,
     Windows,
     log_integral,
@@ -358,7 +359,11 @@ class Half(NamedTuple):
     def half_line(self, last: Array, nats: Array | float) -> HalfLine:
         """Returns a rule for moments whose last peak is at most there."""
         # A sampled Gaussian's lattice loses a third of its nats, this one does not.
-        return HalfLine.of(self.floor(), self.widest, last, 0.65 * nats)
+        # Peaks are sharper where a rare component of Q at 0 takes over.
+        xp = namespace(self.q_zero)
+        rare = xp.where(self.q_zero > 0.5 * LOG_ZERO, -self.q_zero, 0.0)
+        furthest = xp.maximum(self.widest, LARGEST_TURN) * xp.sqrt(1 + rare / 25)
+        return HalfLine.of(self.floor(), furthest, last, 0.65 * nats)
 
     def _windows(self, t: Array, direction: str, floor: Array) -> tuple[Windows, Array]:
         """Returns windows where the integrand is not negligible, and their centers."""

@@ -342,6 +342,27 @@ def test_a_lattice_keeps_its_stated_error(name, is_search):
             np.testing.assert_allclose(one, other, rtol=most)
 
 
+@pytest.mark.parametrize(
+    "kind, inner, shift, t",
+    [
+        (ZeroedGaussianLoss, 1.4e-15, 0.673, 41.94),
+        (AntipodalGaussianLoss, 5.2e-15, 0.569, 73.86),
+        (AntipodalGaussianLoss, 2.3e-18, 0.777, 34.95),
+    ],
+)
+def test_a_lattice_resolves_peaks_where_all_but_a_trillionth_are_drawn(
+    kind, inner, shift, t
+):
+    """Q's component at 0 takes over at the peak; a spacing was too wide by a third."""
+    one, t = np.ones(1), np.array([t])
+    loss = kind(one, 1 - 3e-13 * one, inner * one, shift * one)
+    lattice, panels = (
+        loss.log_excess(t, MomentRule("forward", rule))
+        for rule in (LATTICE, Quadrature(128, 20))
+    )
+    np.testing.assert_allclose(lattice[0], panels[0], rtol=0, atol=1e-10)
+
+
 def test_orders_without_a_lattice():
     """Near 1 with little noise, and where the largest terms overflow."""
     orders, step = 1 + np.array([2e-16, 5e-10, 2e-9]), sampled(0.01, 0.045)

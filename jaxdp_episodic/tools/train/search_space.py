@@ -22,7 +22,7 @@ from jaxdp_episodic.accountant.questions.tuning import (
     Trials,
 )
 from jaxdp_episodic.files.toml_file import read_toml
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import CLOSED_FORM
 
 # Most combinations of values that change a run's cost; each needs a calibration.
@@ -252,6 +252,7 @@ def read_search(path: Path, *, held_out_is_public: bool = False) -> Search:
                 "--held-out-is-public must be given for a training config, as runs are "
                 "compared on its held-out data; give it if these data are public"
             )
+        read_config(path)  # names what is wrong
         mapping = search_around(mapping)
     if held_out_is_public:
         mapping["held_out_is_public"] = True

@@ -158,6 +158,10 @@ def test_a_training_config_becomes_a_search(tmp_path):
     path.write_text(TINY + rate)
     with pytest.raises(ValueError, match="--held-out-is-public must be given"):
         read_search(path)
+    path.write_text((TINY + rate).replace("8e-3", '"fast"'))
+    with pytest.raises(TypeError, match=r"optimizer: learning_rate must be a number"):
+        read_search(path, held_out_is_public=True)
+    path.write_text(TINY + rate)
     search = read_search(path, held_out_is_public=True)
     assert search.settings.epsilon == 8.0 and search.settings.split == "validation"
     rates = search.distributions["optimizer.learning_rate"]
@@ -169,9 +173,12 @@ def test_a_training_config_becomes_a_search(tmp_path):
 
 def test_the_number_of_dimensions_is_at_most_that_of_columns(tmp_path):
     path = tmp_path / "run.toml"
+    head, _, tail = TINY.partition("[data]")
+    step = tail[tail.index("[step") : tail.index("[model]")].replace("protonet", "plda")
+    head = head.replace("num_steps = 3\nl2_clip_norm = 0.1\n", "")
     path.write_text(
-        'epsilon = 8.0\ndelta = 1e-5\n[data]\ntype = "Table"\nlabel = "kind"\n'
-        'features = ["a", "b", "c", "d", "e", "f"]\n[start]\nkind = "plda"\n'
+        f'{head}[data]\ntype = "Table"\npath = "x.csv"\nlabel = "kind"\n'
+        f'features = ["a", "b", "c", "d", "e", "f"]\n[start]\nkind = "plda"\n{step}'
     )
     search = read_search(path, held_out_is_public=True)
     assert search.distributions["start.dimensions"].values == (1, 3, 6)

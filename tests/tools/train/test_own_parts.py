@@ -147,21 +147,12 @@ class WandbRun(SummaryWriter):
         self.noted.append((step, dict(data)))
 
 
-class MLflow(SummaryWriter):
-    """Stand-in for the module ``mlflow`` of version 2."""
-
-    def log_metrics(self, metrics, step=None, synchronous=None, run_id=None):
-        assert {type(value) for value in metrics.values()} == {float}
-        self.noted.append((step, dict(metrics)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "function", "made"),
     [
         ("writer", "to_tensorboard", SummaryWriter),
         ("run", "to_wandb", WandbRun),
-        ("mlflow", "to_mlflow", MLflow),
     ],
 )
 def test_trackers_get_public_numbers_only(tmp_path, name, function, made):

@@ -171,14 +171,14 @@ class GaussianStep(Spec):
 
     @functools.cached_property
     def _in_group(self) -> GaussianStep:
-        _validation.instance("bands", self.bands, Bands, "a Bands or None")
-        if self.population is not None and self.bands.count > 1:
+        bands = _validation.instance("bands", self.bands, Bands, "a Bands or None")
+        if self.population is not None and bands.count > 1:
             raise NotImplementedError(
                 "bands with a Population have no theorem here: state the sizes to be "
                 "divided among the groups as population= of the levels"
             )
         drawn = in_group(
-            self.design, self.bands, str(self.privacy_unit), self.neighboring_relation
+            self.design, bands, str(self.privacy_unit), self.neighboring_relation
         )
         return dataclasses.replace(self, sampling=drawn, bands=None)
 

@@ -199,9 +199,9 @@ def while_each(
         result, index, whole = map_arrays(np.array, state), np.arange(size), given
         while True:
             left = np.flatnonzero(unfinished(state))
-            if not left.size and again is None:
-                return result
             if not left.size:
+                if again is None:
+                    return result
                 given, state, index, again = whole, again(result), np.arange(size), None
                 continue
             if left.size < index.size:

@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -434,7 +434,7 @@ class _Numbers(NamedTuple):
         counts = [flat(count) for count in counts]
         times = others.get(NUM_STEPS)
         times = flat(1.0 if times is None else times)
-        losses = [poisson_pair(part).map(flat) for part in parts]
+        losses = [poisson_pair(cast(GaussianStep, part)).map(flat) for part in parts]
         coins = [coin for part in parts for coin in poisson_levels(part)]
         rates = [flat(coin.sampling_probability) for coin in coins]
         target = flat(others[_TARGETS[question.kind]])

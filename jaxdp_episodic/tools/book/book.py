@@ -154,8 +154,9 @@ def charge_query(
     order = order_of(run, what=QUERY, name=name, protected=own, floor=floor)
     for part in parts_of(run):
         seen.terms.refuse_other(_protected_by(part, own))
-    names = {"run": new_name(), "session": new_name()}
-    return charge(where, order, sessions=(), seen=seen, **names)
+    return charge(
+        where, order, run=new_name(), session=new_name(), sessions=(), seen=seen
+    )
 
 
 def _protected_by(step: Any, default: Protected) -> Protected:
@@ -289,9 +290,9 @@ def _content(rows: Rows, seen: BookContent | None) -> BookContent:
     """The book's content; reads and checks only the rows after ``seen``."""
     # A writer holds a lock: reading all would take longer the larger the book is.
     if seen is not None:
-        last, *later = rows.read(seen.num_records - 1) or [None]
-        if last is not None and last.hash == seen.sha256:
-            return read_rows(later, seen)
+        found = rows.read(seen.num_records - 1)
+        if found and found[0].hash == seen.sha256:
+            return read_rows(found[1:], seen)
     return read_rows(rows.read())  # the book is another one, or an older state
 
 

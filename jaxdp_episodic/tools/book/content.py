@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 import secrets
@@ -226,12 +225,12 @@ def in_words(price: Price) -> str:
     return f"mu {price['mu']:.5g}, floor {price['floor']:.3g}"
 
 
-def merged(runs: Iterable[ComposedSteps], times: Iterable[int] = ()) -> ComposedSteps:
-    """Returns the composition of runs, each so many times, by default once."""
+def merged(runs: Iterable[ComposedSteps], times: Iterable[int]) -> ComposedSteps:
+    """Returns the composition of runs, each so many times."""
     # Equal steps that draw independently are merged; steps in cycles stay apart.
     counts: dict[Any, int] = {}
     parts: list[tuple[Any, int]] = []
-    for run, number in itertools.zip_longest(runs, times, fillvalue=1):
+    for run, number in zip(runs, times, strict=True):
         for step, count in zip(run.steps, run.counts, strict=True):
             if isinstance(step, GaussianStep) and int(step.cycle) > 1:
                 parts += [(step, int(count))] * number

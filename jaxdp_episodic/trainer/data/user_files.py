@@ -433,8 +433,8 @@ def _image_column(
             first += len(part)
 
     is_coded = probe.dtype.kind == "b" or probe.dtype == np.uint8
-    kind = (np.dtype(np.uint8), UNIT) if is_coded else (_FLOAT, None)
-    return item, *kind, lambda wanted: only(wanted, kept())
+    dtype, scale = (np.dtype(np.uint8), UNIT) if is_coded else (_FLOAT, None)
+    return item, dtype, scale, lambda wanted: only(wanted, kept())
 
 
 def columns_of(

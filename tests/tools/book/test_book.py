@@ -173,7 +173,7 @@ def test_epochs_of_different_runs_are_not_merged():
     epochs = jde.RandomAllocation("user", steps_per_epoch=4)
     step = jde.GaussianStep(epochs, noise_multiplier=1.0)
     run = jde.compose((step, 6), (ALWAYS, 2))
-    together = merged([run, run])
+    together = merged([run, run], [1, 1])
     alone = [s == ALWAYS for s in together.steps]
     assert sorted(zip(together.counts, alone, strict=True)) == [
         (4, True),

@@ -130,7 +130,7 @@ def rdp_bound(
 
 def bounding_few(settings: int) -> contextlib.AbstractContextManager[None]:
     """Uses NumPy for bounds that help another method, if they are few."""
-    # Compiling these kernels takes 12 s of CPU; this many settings take 0.1 s.
+    # Compiling these kernels takes 2 to 4 s of CPU; this many settings take 0.1 s.
     few = settings < _KERNEL.least
     return using_choice("numpy") if few else contextlib.nullcontext()
 

@@ -402,7 +402,7 @@ MOST_LINES = 700
 # Lines of Python a folder may have, docstrings included. Anybody may lower a number;
 # it is raised only together with a line in CHANGELOG.md that says what for.
 MOST_LINES_OF = {
-    "jaxdp_episodic": 69_160,
+    "jaxdp_episodic": 68_210,
     "jaxdp_episodic/accountant/describe": 4_230,
     "jaxdp_episodic/accountant/losses": 5_645,
     "jaxdp_episodic/accountant/methods": 6_970,
@@ -429,7 +429,7 @@ MOST_LINES_OF = {
     "jaxdp_episodic/tools/cli": 2_580,
     "jaxdp_episodic/files": 1_530,
     "experiments": 7_700,
-    "tests": 66_095,
+    "tests": 65_900,
 }
 
 

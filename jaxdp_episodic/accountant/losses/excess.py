@@ -173,8 +173,9 @@ class HalfLine(NamedTuple):
         xp = namespace(floor, last)
         scale = LARGEST_TURN / xp.maximum(furthest, LARGEST_TURN)
         length = (last - floor + xp.sqrt(2 * nats + 8)) / scale
+        floor, scale, length = stop_gradient(xp, (floor, scale, length))
         spacing = 2 * math.pi * _STRIP / (nats + _GROWTH)
-        return cls(*stop_gradient(xp, [floor, scale, length]), -nats / 3, spacing)
+        return cls(floor, scale, length, -nats / 3, spacing)
 
     @property
     def number(self) -> Array:

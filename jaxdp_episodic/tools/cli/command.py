@@ -141,8 +141,7 @@ def one_of_several(
 
 def end_process(code: int) -> None:
     """Ends this process at once, without waiting for threads or other processes."""
-    # The reader of a pipe may be gone, or there is no standard output.
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError):  # no reader, or no output
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
@@ -241,6 +240,7 @@ def recorded_warnings() -> Iterator[list[str]]:
     """Yields a list; after the body it holds the warnings, without those of JAX."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True, action="always") as caught:
+        warnings.simplefilter("ignore", ResourceWarning)  # of no use to users
         yield texts
     jax = sys.modules.get("jax")
     home = None if jax is None else Path(str(jax.__file__)).parent

@@ -24,7 +24,6 @@ from jaxdp_episodic.accountant.methods.certified.plan import (
     Plan,
     Target,
     aligned,
-    atom_at_zero,
     center_of,
     coarse_points,
     graded_grid,
@@ -214,7 +213,6 @@ _SPARE_LENGTH = 1.03
 _LITTLE = 0.8
 # Largest number of atoms of a step that shall be lattice points.
 _MOST_ANCHORS = 8
-_NEAR_POINTS = 400  # on either side of a peak, by which its place is chosen
 _HEAVY = 1e-4  # smallest tilted probability of such an atom
 # Share by which an anchor is below the (rounded) largest loss.
 _BESIDE = 1e-11
@@ -384,8 +382,7 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
     """Lays out both distributions of every step; None if there are too many points."""
     steps, backward = direction.steps, direction.backward
     anchors, distances, weights = [], [], []
-    pairs = list(zip(steps, direction.coarse, strict=True))
-    for step, coarse in pairs:
+    for step, coarse in zip(steps, direction.coarse, strict=True):
         places, weight = _anchors(step.loss, coarse, plan.tilt, backward=backward)
         anchors.append(places.tolist())
         distances.append(places[1:] - places[0])
@@ -399,24 +396,6 @@ def _lattice(direction: Direction, plan: Plan) -> Lattice | None:
     spacing = max(plan.spacing, *finest, 1e-12 * furthest)
     spacing = aligned(spacing, np.concatenate(distances), np.concatenate(weights))
     centers = _centered(direction, anchors, spacing)
-    # Pairs that differ by direction have an atom at 0 beside their peak. The lattice
-    # begins there, and has the peak as a point.
-    atoms = [step.count * atom_at_zero(coarse) for step, coarse in pairs]
-    both = [
-        i
-        for i in np.argsort(np.negative(atoms)).tolist()
-        if len(anchors[i]) == 1 and atoms[i] > _HEAVY and -centers[i] > spacing
-    ]
-    for i in both:
-        number = min(_NEAR_POINTS, math.floor(-centers[i] / spacing))
-        near = with_splits(centers[i] + spacing * np.arange(-number, number))
-        (own,) = _tails([steps[i]], [near], backward=backward)
-        bins = lattice.bin_masses(near, *own)
-        centers[i] += lattice.best_shift(near, bins, plan.tilt)
-    if both:
-        spacing = aligned(spacing, np.take(centers, both), np.take(atoms, both))
-    for i in both:
-        anchors[i], centers[i] = [0.0, centers[i]], 0.0
     grids, points = [], []
     for step, each, center, span in zip(
         steps, anchors, centers, plan.ranges, strict=True

@@ -339,7 +339,7 @@ def lower_distribution(
     atom = np.where(points[::2] == 0, max(bins.atom - bins.atom_error, 0.0), 0.0)
     shifts = {0.0}
     if may_shift and not atom.any():
-        shifts.add(best_shift(points, bins, tilt))
+        shifts.add(_best_shift(points, bins, tilt))
     found = [_best_masses(points, bins, tilt, shift) for shift in shifts]
     _, masses, shift = max(found, key=lambda one: one[0])
     return masses + atom, shift
@@ -361,7 +361,7 @@ def _best_masses(
     return best
 
 
-def best_shift(points: np.ndarray, bins: BinMasses, tilt: float) -> float:
+def _best_shift(points: np.ndarray, bins: BinMasses, tilt: float) -> float:
     """*Estimates* the best shift from the bins near the heaviest grid point."""
     mass = bins.bottom + bins.top
     around = np.append(mass[::2], 0.0) + np.append(0.0, mass[1::2])

@@ -397,13 +397,8 @@ def center_of(coarse: CoarseLoss) -> float:
     """Returns where a narrow peak would be: the median, or 0 if its atom is heavier."""
     median = int(np.searchsorted(np.cumsum(coarse.mass), 0.5))
     median = min(median, len(coarse.mass) - 1)
-    is_zero = atom_at_zero(coarse) >= coarse.mass[median]
-    return 0.0 if is_zero else float(coarse.loss[median])
-
-
-def atom_at_zero(coarse: CoarseLoss) -> float:
-    """Returns the probability of the loss 0 exactly."""
-    return float(coarse.mass[coarse.loss == 0].max(initial=0.0))
+    atom = float(coarse.mass[coarse.loss == 0].max(initial=0.0))
+    return 0.0 if atom >= coarse.mass[median] else float(coarse.loss[median])
 
 
 def aligned(spacing: float, distances: np.ndarray, weights: np.ndarray) -> float:

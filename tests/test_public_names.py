@@ -31,7 +31,7 @@ INNER = ["check_values", "from_fields", "numbers", "one_setting"]
 # What `Trainer.dry_run` calls.
 INNER += ["trace", "try_out", "sum_of_zeros", "stages_to_come"]
 # Methods that descriptions inherit from a private base.
-INHERITED = ("from_dict", "to_dict")
+INHERITED = ("from_dict", "level_names", "schemes", "shape", "to_dict", "with_scheme")
 
 
 def listed(door):

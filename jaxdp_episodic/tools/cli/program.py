@@ -27,15 +27,14 @@ def main() -> None:
     except KeyboardInterrupt as end:
         # XLA's threads continue to compile. An ordinary exit beside them ends in a
         # segmentation fault.
-        is_terminated = isinstance(end, command.Terminated)
-        command.end_process(
-            command.TERMINATED if is_terminated else command.INTERRUPTED
-        )
+        ended = isinstance(end, command.Terminated)
+        command.end_process(command.TERMINATED if ended else command.INTERRUPTED)
     except OSError as error:
         # The reader of a pipe, such as `head`, has left, or the disk is full.
         if not isinstance(error, BrokenPipeError):
             command.print_error(f"standard output: {command.reason(error)}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)
 

@@ -357,8 +357,15 @@ def check_in(
         raise _restored(where, folder)
     known, session = found.sessions, new_name()
     Receipt(terms.name, run, (*known, session), found.has_paid).write(folder)
-    paid: dict[str, Any] = {"run": run, "session": session, "at_end": at_end}
-    entry = charge(where, order, sessions=known, seen=content, **paid)
+    entry = charge(
+        where,
+        order,
+        run=run,
+        sessions=known,
+        session=session,
+        seen=content,
+        at_end=at_end,
+    )
     Receipt(terms.name, run, (session,), True).write(folder)
     return Paid(terms, entry)
 

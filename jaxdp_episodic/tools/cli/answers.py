@@ -144,9 +144,12 @@ def _request_of(
 def _batch(o: Options) -> list[str]:
     """Answers a file of requests; reports how many rows have errors."""
     with waiting("answering") as say:
-        show = lambda rows: say(f"{rows:,} rows answered")  # noqa: E731
-        how: Any = {"method": o.method or "rdp", "on_rows": show}
-        number, failed, first = answer_file(o.batch, o.out, **how)
+        number, failed, first = answer_file(
+            o.batch,
+            o.out,
+            method=o.method or "rdp",
+            on_rows=lambda rows: say(f"{rows:,} rows answered"),
+        )
     lines = [f"{number:,} rows, {failed:,} with an error"]
     return [*lines, *([f"the first: {first}"] if first else [])]
 
@@ -156,9 +159,12 @@ def _per_unit(o: Options) -> list[str]:
     request = _request(o)
     if request.delta is None:
         raise ValueError("--per-unit computes epsilons: the request needs a delta")
-    step, num_steps = request.planned("--per-unit"), request.num_steps
-    how: Any = {"delta": request.delta, "method": request.method}
-    budgets = unit_budgets(step, num_steps=num_steps, **how)
+    budgets = unit_budgets(
+        request.planned("--per-unit"),
+        num_steps=request.num_steps,
+        delta=request.delta,
+        method=request.method,
+    )
     write_unit_budgets(o.out, budgets)
     largest = upward(float(budgets.epsilon.max(initial=0.0)), 5)
     lines = [f"{budgets.epsilon.size:,} units, largest epsilon {largest}"]

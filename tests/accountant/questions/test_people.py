@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -14,7 +13,6 @@ from scipy import stats
 from scipy.integrate import quad
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question, Run
@@ -128,22 +126,6 @@ def test_single_steps(fields, noise, relation, forward, backward) -> None:
         assert found == pytest.approx(backward, rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.parametrize("engine", ["numpy", "jax"])
-def test_either_engine_sums_every_contribution(engine: str) -> None:
-    """Others reveal that 2, 1 or 0 of two units may hold the person; theta is 1/3."""
-    step = person(units(0.5, 0.5) | {"people": Bounds(examples=1, classes=2)}, ZERO, 1)
-    with using_engine(engine):
-        found = jde.delta(step, num_steps=1, epsilon=3.0)
-
-    def gained(x: float, chances: tuple[float, ...]) -> float:
-        with_person = sum(b * stats.norm.pdf(x, j) for j, b in enumerate(chances))
-        return max(float(with_person - math.exp(3) * stats.norm.pdf(x)), 0.0)
-
-    visible = ((9 / 16, (4 / 9, 4 / 9, 1 / 9)), (6 / 16, (2 / 3, 1 / 3)))
-    attained = sum(w * quad(gained, -9, 12, (b,), limit=200)[0] for w, b in visible)
-    assert found == pytest.approx(attained, rel=1e-6)
-
-
 @pytest.mark.parametrize(("fields", "noise", "relation", "steps", "value"), COMPOSED)
 def test_composed_steps(fields, noise, relation, steps, value) -> None:
     step = person(fields, relation, noise)
@@ -184,14 +166,10 @@ def test_the_smallest_theorem_counts_for_each_setting() -> None:
 
 
 @pytest.mark.slow
-def test_searches_and_intervals_use_the_smallest_theorem() -> None:
+def test_intervals_and_composed_runs_use_the_smallest_theorem() -> None:
     step = person(units([0.8, 1.0], [0.2, 0.1]), ZERO, 3.0)
     run = {"num_steps": 10, "delta": 1e-5}
     found = jde.epsilon(step, **run)
-    question = DeltaAt(np.full(2, 3.0))
-    deltas = np.stack([of_pair(p, 10, question) for p in dominating_pairs(step)])
-    least = np.exp(deltas.min(axis=0))
-    np.testing.assert_allclose(jde.delta(step, num_steps=10, epsilon=3.0), least)
     # A composed run uses the same theorem for all steps.
     composed = jde.compose((step, 4), (step, 6))
     np.testing.assert_allclose(jde.epsilon(composed, delta=1e-5), found, rtol=1e-9)
@@ -199,37 +177,23 @@ def test_searches_and_intervals_use_the_smallest_theorem() -> None:
     assert np.all((low <= found) & (found <= high) & (high < found * 1.001))
     noise = jde.calibrate_noise_multiplier(step, epsilon=found, **run)
     np.testing.assert_allclose(noise, 3.0, rtol=1e-6)
-    by_renyi = jde.calibrate_noise_multiplier(
-        step, epsilon=jde.epsilon(step, **run, method="rdp"), **run, method="rdp"
-    )
-    np.testing.assert_allclose(by_renyi, 3.0, rtol=1e-6)
-    steps = jde.calibrate_num_steps(step, epsilon=found * 1.0001, delta=1e-5)
-    assert steps.tolist() == [10, 10]
-    rate = jde.calibrate_rate(step, level="class", epsilon=found * 1.0001, **run)
-    np.testing.assert_allclose(rate, [0.8, 1.0], rtol=1e-2)
-
-
-OMNIGLOT = {
-    ("zero_out", 964): 34.180847,
-    ("replace_one", 964): 68.099373,
-    ("zero_out", "blocks"): 8.340889,
-    ("add_remove", "blocks"): 16.629135,
-    ("zero_out", "many"): 0.490606,
-    ("replace_one", "many"): 0.499577,
-}
 
 
 @pytest.mark.parametrize(
-    ("relation", "kind"),
+    ("relation", "people", "noise"),
     [
-        pytest.param(*row, marks=[pytest.mark.slow] * (row[1] == 964))
-        for row in OMNIGLOT
+        pytest.param("zero_out", None, 34.180847, marks=pytest.mark.slow),
+        ("zero_out", (20, 2, 0.8), 8.340889),
+        ("add_remove", (20, 2, 0.8), 16.629135),
+        ("replace_one", (20_000, 20, 0.008), 0.499577),
     ],
 )
-def test_noise_of_a_person_in_omniglot(relation: str, kind: Any) -> None:
-    """Epsilon 8 at delta 1e-5 after 300 steps of 8 episodes."""
-    if kind == 964:
-        design = jde.GroupedClasses(
+def test_noise_of_a_person_in_omniglot(
+    relation: str, people: Any, noise: float
+) -> None:
+    """Epsilon 8 at delta 1e-5 after 300 steps of 8 episodes; in blocks of people."""
+    if people is None:
+        design: Any = jde.GroupedClasses(
             num_classes=964,
             ways=5,
             episodes=P("episode", sampling_probability=1 / 24),
@@ -237,17 +201,17 @@ def test_noise_of_a_person_in_omniglot(relation: str, kind: Any) -> None:
         )
         fields = {"sampling": design, "people": Bounds(examples=1, classes=964)}
     else:
-        people, each, rate = (20, 2, 0.8) if kind == "blocks" else (20_000, 20, 0.008)
+        number, each, rate = people
         design = jde.PeopleBlocks(
-            num_people=people,
+            num_people=number,
             people_per_block=each,
             episodes=P("episode", sampling_probability=rate),
         )
         fields = {"sampling": design, "people": None}
-    noise = jde.calibrate_noise_multiplier(
+    found = jde.calibrate_noise_multiplier(
         person(fields, relation, 1.0), epsilon=8.0, delta=1e-5, num_steps=300
     )
-    assert noise == pytest.approx(OMNIGLOT[relation, kind], rel=1.5e-6)
+    assert found == pytest.approx(noise, rel=1.5e-6)
 
 
 @pytest.mark.parametrize("relation", [ZERO, REPLACE, "add_remove"])
@@ -438,30 +402,11 @@ def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
     assert jde.delta(both, num_steps=1, epsilon=1.0) == pytest.approx(gaussian)
 
 
-@pytest.mark.slow
-def test_other_questions_are_answered_or_refused_by_name() -> None:
-    step = person(units(0.8, 0.2), ZERO, 3.0)
-    run = {"num_steps": 100, "delta": 1e-5}
-    value, gradient = jde.epsilon_and_gradient(step, **run)
-    above, below = (
-        jde.epsilon(dataclasses.replace(step, noise_multiplier=noise), **run)
-        for noise in (3.003, 2.997)
+def test_a_report_names_the_person_and_the_bounds() -> None:
+    report = jde.privacy_report(
+        person(units(0.8, 0.2), ZERO, 3.0), num_steps=1, delta=1e-5
     )
-    slope = (above - below) / 0.006
-    assert gradient["noise_multiplier"] == pytest.approx(slope, rel=1e-4)
-    _, gradient = jde.epsilon_and_gradient(step, **run, wrt=("num_steps",))
-    above, below = (jde.epsilon(step, num_steps=n, delta=1e-5) for n in (101, 99))
-    assert gradient["num_steps"] == pytest.approx((above - below) / 2, rel=1e-3)
-    curve = jde.rdp(step, [2.0, 8.0])
-    assert np.all(np.diff(curve) > 0)
-    rate = jde.true_positive_rate(step, num_steps=1, false_positive_rate=0.1)
-    assert 0.1 < rate < jde.advantage(step, num_steps=1) + 0.1
-    report = jde.privacy_report(step, **run)
-    assert report.epsilon == value and list(report.epsilon_by_level) == [
-        "person",
-        "class",
-        "example",
-    ]
+    assert list(report.epsilon_by_level) == ["person", "class", "example"]
     assert "at most 5 classes" in " ".join(report.preconditions)
 
 
@@ -469,19 +414,6 @@ def test_more_units_than_can_be_summed_are_refused() -> None:
     step = person(TEN | {"people": Bounds(examples=10**6)}, ZERO, 2.0)
     with pytest.raises(NotImplementedError, match="more than 20,000 clip units"):
         jde.epsilon(step, num_steps=1, delta=1e-5)
-
-
-def test_many_examples_of_a_person_use_merged_counts() -> None:
-    def epsilon(number: int) -> float:
-        step = jde.GaussianStep(
-            jde.WithoutReplacement("example", size=300, population=2_000),
-            noise_multiplier=200.0,
-            privacy_unit="person",
-            people=jde.PersonBounds(examples=number),
-        )
-        return jde.epsilon(step, num_steps=1, delta=1e-5)
-
-    assert 0 < epsilon(20) < epsilon(900) < np.inf
 
 
 @pytest.mark.slow
@@ -498,53 +430,6 @@ def test_events_do_not_treat_a_person_as_one_example() -> None:
     step = person({"sampling": design, "people": Bounds(examples=3)}, REPLACE, 2.0)
     with pytest.raises(NotImplementedError, match="person"):
         to_dp_event(step)
-
-
-AT = np.linspace(-12, 12, 2_401)
-
-
-def law(examples, size, noise):
-    """Density of the noised sum of a sample of the examples, times the grid spacing."""
-    sums = [sum(some) for some in itertools.combinations(examples, size)]
-    gaussians = np.exp(-0.5 * ((AT[:, None] - np.array(sums)) / noise) ** 2)
-    return gaussians.mean(axis=1) * (AT[1] - AT[0]) / (noise * np.sqrt(2 * np.pi))
-
-
-def attained(own, others, size, epsilon, noise):
-    """The largest divergence over all contributions of norm at most 1."""
-    found = 0.0
-    for signs in itertools.product((-1.0, 0.0, 1.0), repeat=own + 1):
-        persons, other = signs[:own], signs[own]
-        with_person = law([*persons, *[other] * others], size, noise)
-        without = law([other] * others, min(size, others), noise)
-        for p, q in ((with_person, without), (without, with_person)):
-            found = max(found, np.maximum(p - np.exp(epsilon) * q, 0).sum())
-    return found
-
-
-@pytest.mark.parametrize(
-    ("own", "others", "size"), [(2, 3, 2), (2, 4, 1), (3, 3, 2), (2, 2, 3)]
-)
-@pytest.mark.parametrize("epsilon", [0.1, 1.0])
-def test_no_draw_is_above_the_mixture(own, others, size, epsilon):
-    noise = 1.3
-    step = jde.GaussianStep(
-        jde.WithoutReplacement("example", size=size, population=own + others),
-        noise_multiplier=noise,
-        privacy_unit="person",
-        people=jde.PersonBounds(examples=own),
-    )
-    bound = jde.delta(step, num_steps=1, epsilon=epsilon)
-    true = attained(own, others, size, epsilon, noise)
-    assert true <= bound * (1 + 1e-4)
-    if size > others:
-        return
-    assert bound <= true * (
-        1 + 1e-4
-    )  # the person's and the others' contributions have opposite signs
-    # As if no example replaced the person's: exceeded.
-    alone = dataclasses.replace(step, noise_multiplier=2 * noise)
-    assert jde.delta(alone, num_steps=1, epsilon=epsilon) < true
 
 
 def profile_a(
@@ -573,8 +458,8 @@ def profile_a(
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("chance", [0.3, 0.61, 0.73, 1.0])
-@pytest.mark.parametrize("left", [1e-9, 1e-6, 1e-8, 1e-10, 1e-11, 1e-12, 0.0])
+@pytest.mark.parametrize("chance", [0.3, 0.73, 1.0])
+@pytest.mark.parametrize("left", [1e-9, 1e-6, 1e-12, 0.0])
 def test_certified_ends_next_to_rate_1(left: float, chance: float) -> None:
     """1 - theta, the weight of no contribution, is not the rest of a rounded theta."""
     step = person(units(1 - left, chance), ZERO, 1.7)

@@ -128,18 +128,9 @@ def test_a_delta_above_0_stays_above_it() -> None:
 
 
 @pytest.mark.usefixtures("in_float32")
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_every_floating_type_keeps_its_value(dtype) -> None:
-    noise = jnp.asarray(0.83, dtype)
-    found = jax.jit(epsilon)(noise)
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, on_host(float(noise)), rtol=2e-7)
-
-
-@pytest.mark.usefixtures("in_float32")
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.int4])
-def test_types_that_numpy_lacks(dtype) -> None:
-    """Known or traced, in both precisions."""
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int4])
+def test_types_keep_their_value(dtype) -> None:
+    """Also those that NumPy lacks; known or traced, in both precisions."""
     noise = jnp.asarray(2, dtype)
     true = on_host(2.0)
     for x64 in (False, True):
@@ -150,20 +141,18 @@ def test_types_that_numpy_lacks(dtype) -> None:
     assert jde.epsilon(step(noise), delta=DELTA, num_steps=1, engine="numpy") == true
 
 
-@pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("number", [True, 1 + 1j])
-def test_other_types_are_refused_by_name(x64, number) -> None:
+def test_other_types_are_refused_by_name(number) -> None:
     """While tracing: a cast of a complex number would drop a part."""
-    with jax.enable_x64(x64):
-        for ask, name in (
-            (lambda x: epsilon(x), "noise_multiplier"),
-            (lambda x: epsilon(1.0, num_steps=x), "num_steps"),
-            (lambda x: epsilon(1.0, delta=x), "delta"),
-        ):
-            with pytest.raises(TypeError, match=f"{name} must be a number .* traces"):
-                jax.make_jaxpr(ask)(number)
-        with pytest.raises(TypeError, match="noise_multiplier must be a number"):
-            jax.make_jaxpr(epsilon)(jax.random.key(0))
+    for ask, name in (
+        (lambda x: epsilon(x), "noise_multiplier"),
+        (lambda x: epsilon(1.0, num_steps=x), "num_steps"),
+        (lambda x: epsilon(1.0, delta=x), "delta"),
+    ):
+        with pytest.raises(TypeError, match=f"{name} must be a number .* traces"):
+            jax.make_jaxpr(ask)(number)
+    with pytest.raises(TypeError, match="noise_multiplier must be a number"):
+        jax.make_jaxpr(epsilon)(jax.random.key(0))
 
 
 def test_a_list_of_traced_numbers_is_refused_by_name() -> None:
@@ -285,9 +274,7 @@ for one in found:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", ["called_back", pytest.param("compiled", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("how", ["called_back", "compiled"])
 def test_several_devices_and_threads(how) -> None:
     """More callbacks than cores: none waits for another one."""
     flags = "--xla_force_host_platform_device_count=2"
@@ -297,16 +284,6 @@ def test_several_devices_and_threads(how) -> None:
         command, env=environment, capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 0, ended.stderr
-
-
-@pytest.mark.slow
-def test_shards() -> None:
-    devices = np.array(jax.devices()[:1])
-    mesh = jax.sharding.Mesh(devices, ("runs",))
-    sharded = jax.shard_map(epsilon, mesh=mesh, in_specs=P("runs"), out_specs=P("runs"))
-    np.testing.assert_allclose(jax.jit(sharded)(NOISES), on_host(NOISES), rtol=2e-7)
-    slopes = jax.grad(lambda noises: sharded(noises).sum())(NOISES)
-    np.testing.assert_allclose(slopes, jax.vmap(jax.grad(epsilon))(NOISES), rtol=1e-6)
 
 
 # --- Derivatives ---
@@ -354,12 +331,13 @@ def test_derivatives_by_steps() -> None:
 
 
 def test_jvp_and_broadcasting() -> None:
-    value, along = jax.jvp(epsilon, (NOISES,), (jnp.ones_like(NOISES),))
-    np.testing.assert_allclose(along, jax.vmap(jax.grad(epsilon))(NOISES), rtol=1e-6)
+    _, along = jax.jvp(epsilon, (NOISES,), (jnp.ones_like(NOISES),))
+    by_noise, each = jax.vmap(jax.grad(epsilon, (0, 1)), (0, None))(
+        NOISES, jnp.float32(0.01)
+    )
+    np.testing.assert_allclose(along, by_noise, rtol=1e-6)
     one = jax.grad(lambda rate: epsilon(NOISES, rate).sum())(jnp.float32(0.01))
-    each = jax.vmap(jax.grad(epsilon, 1), (0, None))(NOISES, jnp.float32(0.01))
     assert one.shape == () and one == pytest.approx(float(each.sum()), rel=1e-6)
-    assert value.shape == NOISES.shape
 
 
 @pytest.mark.slow
@@ -559,19 +537,12 @@ def test_derivatives_that_do_not_exist_are_refused(question, words) -> None:
     [
         lambda n: jde.epsilon(step(n), delta=DELTA, num_steps=1),
         lambda n: jde.epsilon(step(1.0), delta=n, num_steps=1),
-        lambda n: jde.rdp(step(n), 2.0),
         lambda n: step(1.0, n).path_rates,
         lambda n: jde.calibrate_num_steps(step(n), epsilon=1.0, delta=DELTA),
-        lambda n: jde.epsilon_interval(step(n), delta=DELTA, num_steps=1),
         lambda n: jde.epsilon(jde.compose((step(1.0), n)), delta=DELTA),
     ],
-    ids=["noise", "delta", "curve", "rates", "search", "interval", "composed"],
+    ids=["noise", "delta", "rates", "search", "composed"],
 )
 def test_plain_questions_refuse_tracers_and_name_the_module(question) -> None:
     with pytest.raises(TypeError, match=r"JAX traces: .*jaxdp_episodic\.traced"):
         jax.jit(question)(0.5)
-
-
-def test_no_tracer_leaks() -> None:
-    with jax.checking_leaks():
-        assert jax.jit(epsilon)(NOISES[0]) > 0

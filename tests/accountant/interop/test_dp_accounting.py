@@ -41,6 +41,23 @@ def poisson(probability=0.01, event=None):
     return dp_event.PoissonSampledDpEvent(probability, event or gaussian())
 
 
+THEIRS = {
+    "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "zero_out": NeighboringRelation.REPLACE_SPECIAL,
+}
+GAUSSIAN = gaussian(2.0)
+TWICE = dp_event.MixtureOfGaussiansDpEvent(1.5, [0.0, 1.0, 2.0], [0.81, 0.18, 0.01])
+ONCE = dp_event.MixtureOfGaussiansDpEvent(1.0, [0.5, 1.5], [0.75, 0.25])
+
+
+def sampled(rate, *events):
+    return dp_event.PoissonSampledDpEvent(rate, dp_event.ComposedDpEvent(list(events)))
+
+
+def often(count, event):
+    return dp_event.SelfComposedDpEvent(event, count)
+
+
 def epsilon(event, **options):
     return rdp_epsilon(from_dp_event(event, **options), delta=DELTA)
 
@@ -84,41 +101,24 @@ def test_compositions_may_be_nested_deeply():
     assert from_dp_event(event).counts == (1,)
 
 
-@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-@pytest.mark.parametrize(
-    "event",
-    [
-        dp_event.NoOpDpEvent(),
+def test_no_release_costs_nothing_and_no_noise_everything():
+    for event in (
         dp_event.ComposedDpEvent([]),
         dp_event.SelfComposedDpEvent(poisson(), 0),
         poisson(0.5, dp_event.ComposedDpEvent([])),
-    ],
-)
-def test_an_event_that_releases_nothing_costs_nothing(event, relation):
-    assert epsilon(event, neighboring_relation=relation) == 0
-
-
-def test_no_noise_costs_everything():
+    ):
+        assert epsilon(event, neighboring_relation="replace_one") == 0
     assert epsilon(dp_event.NonPrivateDpEvent()) == np.inf
     assert epsilon(gaussian(0.0)) == np.inf
     both = dp_event.ComposedDpEvent([gaussian(0.0), gaussian(1.0)])
     assert epsilon(poisson(0.1, both)) == np.inf
+    bare = dp_event.MixtureOfGaussiansDpEvent(0.0, [0.0, 1.0], [0.9, 0.1])
+    run = from_dp_event(sampled(0.5, bare, TWICE))
+    assert jde.epsilon(run, delta=DELTA) == np.inf
     never = dp_event.SelfComposedDpEvent(dp_event.NonPrivateDpEvent(), 0)
     assert epsilon(dp_event.ComposedDpEvent([never, poisson()])) == pytest.approx(
         epsilon(poisson()), rel=1e-12
     )
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("event", [gaussian(1.0), poisson(0.1)])
-def test_dp_accountings_pld_agrees_on_replace_one(event):
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    theirs = PLDAccountant(relation, 3e-4).compose(event).get_epsilon(DELTA)
-    ours = jde.epsilon(
-        from_dp_event(event, neighboring_relation="replace_one"), delta=DELTA
-    )
-    # It rounds up on a grid.
-    assert ours <= theirs <= ours * (1 + 1e-6)
 
 
 def test_dp_accountings_rdp_reads_replace_one_as_twice_the_noise():
@@ -216,36 +216,31 @@ def test_joint_noise_of_several_releases_is_a_lower_bound():
     "event, name",
     [
         (dp_event.UnsupportedDpEvent(), "UnsupportedDpEvent"),
-        (dp_event.RandomizedResponseDpEvent(0.1, 3), "RandomizedResponseDpEvent"),
         (dp_event.SingleEpochTreeAggregationDpEvent(1.0, 3), "TreeAggregation"),
         (
             poisson(0.1, dp_event.RepeatAndSelectDpEvent(gaussian(), 3.0, 1.0)),
             "of it of a RepeatAndSelectDpEvent",
         ),
         (
-            poisson(0.1, dp_event.RandomizedResponseDpEvent(0.1, 3)),
-            "RandomizedResponseDpEvent",
-        ),
-        (
             dp_event.SampledWithReplacementDpEvent(9, 3, dp_event.LaplaceDpEvent(1.0)),
             "of it of a LaplaceDpEvent",
         ),
-        (poisson(0.1, dp_event.ZCDpEvent(0.1)), "of it of a ZCDpEvent"),
         (
             poisson(0.1, dp_event.LaplaceDpEvent(1.0)),
             "PoissonSampledDpEvent.*must be 'add_remove' or 'zero_out'",
         ),
-        (poisson(0.1, dp_event.UnsupportedDpEvent()), "UnsupportedDpEvent"),
-        (poisson(0.1, dp_event.NonPrivateDpEvent()), "of a NonPrivateDpEvent"),
         (
             dp_event.ComposedDpEvent([poisson(), dp_event.UnsupportedDpEvent()]),
             "UnsupportedDpEvent",
         ),
+        (sampled(0.5, GAUSSIAN, TWICE), "must be 'add_remove' or 'zero_out'"),
+        (sampled(0.5, often(300, TWICE)), "256 different joint norms"),
+        (sampled(0.5, dp_event.LaplaceDpEvent(1.0), TWICE), "no theorem"),
     ],
 )
 def test_other_events_are_refused_by_name(event, name):
     relation = "replace_one" if "must be" in name else "add_remove"
-    with pytest.raises(NotImplementedError, match=f"{name}.*covered: "):
+    with pytest.raises(EventNotCovered, match=f"{name}.*covered: "):
         from_dp_event(event, neighboring_relation=relation)
 
 
@@ -326,12 +321,9 @@ def test_the_known_fields_equal_dp_accountings():
     "event, error, words",
     [
         (1.0, TypeError, "event must be a DpEvent"),
-        (None, TypeError, "event must be a DpEvent"),
-        (gaussian(-1.0), ValueError, "noise_multiplier"),
         (gaussian(np.array([1.0, 2.0])), ValueError, "one number"),
         (gaussian("1"), TypeError, "noise_multiplier"),
         (poisson(1.3), ValueError, "sampling_probability"),
-        (dp_event.SelfComposedDpEvent(poisson(), -1), ValueError, "count"),
         (dp_event.SelfComposedDpEvent(poisson(), cast(Any, 1.5)), ValueError, "count"),
         (
             dp_event.SampledWithoutReplacementDpEvent(10, 11, gaussian()),
@@ -348,11 +340,7 @@ def test_wrong_fields_are_refused(event, error, words):
 @pytest.mark.parametrize(
     "event",
     [
-        gaussian(3.0),
         dp_event.SelfComposedDpEvent(gaussian(20.0), 40),
-        poisson(),
-        dp_event.SelfComposedDpEvent(poisson(0.01), 1000),
-        dp_event.SelfComposedDpEvent(poisson(1.0, gaussian(30.0)), 100),
         dp_event.SelfComposedDpEvent(poisson(0.05, gaussian(30.0)), 200),
         pytest.param(
             dp_event.ComposedDpEvent(
@@ -365,18 +353,6 @@ def test_wrong_fields_are_refused(event, error, words):
                 ]
             ),
             marks=pytest.mark.slow,
-        ),
-        dp_event.SelfComposedDpEvent(
-            poisson(
-                0.05,
-                dp_event.ComposedDpEvent(
-                    [
-                        gaussian(4.0),
-                        dp_event.SelfComposedDpEvent(gaussian(5.0), 3),
-                    ]
-                ),
-            ),
-            200,
         ),
     ],
 )
@@ -393,27 +369,8 @@ def test_epsilon_is_that_of_dp_accounting_or_smaller(event):
 # --- Mixtures of Gaussians ---
 
 
-THEIRS = {
-    "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "zero_out": NeighboringRelation.REPLACE_SPECIAL,
-}
-GAUSSIAN = dp_event.GaussianDpEvent(2.0)
-TWICE = dp_event.MixtureOfGaussiansDpEvent(1.5, [0.0, 1.0, 2.0], [0.81, 0.18, 0.01])
-ONCE = dp_event.MixtureOfGaussiansDpEvent(1.0, [0.5, 1.5], [0.75, 0.25])
-
-
-def sampled(rate, *events):
-    return dp_event.PoissonSampledDpEvent(rate, dp_event.ComposedDpEvent(list(events)))
-
-
-def often(count, event):
-    return dp_event.SelfComposedDpEvent(event, count)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "relation", ["zero_out", pytest.param("add_remove", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("relation", ["zero_out", "add_remove"])
 def test_composed_mixtures_agree_with_dp_accounting(relation):
     # With rate 1 releases are composed, not joined.
     event = dp_event.ComposedDpEvent([often(60, TWICE), sampled(1.0, ONCE, TWICE)])
@@ -452,12 +409,12 @@ def law(event):
     return sizes, event.sampling_probs
 
 
-@pytest.mark.parametrize("epsilon", [0.05, 0.4])
-@pytest.mark.parametrize("pair", [(TWICE, GAUSSIAN), (ONCE, TWICE), (ONCE, ONCE)])
-def test_joint_releases_of_a_sample_cost_at_least_the_truth(pair, epsilon):
+@pytest.mark.parametrize("pair", [(TWICE, GAUSSIAN), (ONCE, TWICE)])
+def test_joint_releases_of_a_sample_cost_at_least_the_truth(pair):
     run = from_dp_event(sampled(0.3, *pair))
-    true = max(divergences(0.3, np.exp(epsilon), *map(law, pair)))
-    assert true * (1 - 1e-6) <= jde.delta(run, epsilon=epsilon) <= 1.8 * true
+    for at in (0.05, 0.4):
+        true = max(divergences(0.3, np.exp(at), *map(law, pair)))
+        assert true * (1 - 1e-6) <= jde.delta(run, epsilon=at) <= 1.8 * true
 
 
 def test_one_size_is_exact_and_equal_norms_are_joined():
@@ -472,25 +429,6 @@ def test_one_size_is_exact_and_equal_norms_are_joined():
     sums = {a + 4 * b for a in range(10) for b in range(10 - a)}
     assert len(step.sensitivities) == len(sums)
     assert step.probabilities.sum() == pytest.approx(1, abs=1e-12)
-
-
-def test_shifts_without_noise_are_infinite_losses():
-    bare = dp_event.MixtureOfGaussiansDpEvent(0.0, [0.0, 1.0], [0.9, 0.1])
-    run = from_dp_event(sampled(0.5, bare, TWICE))
-    assert jde.epsilon(run, delta=1e-6) == np.inf
-
-
-@pytest.mark.parametrize(
-    ("event", "relation", "message"),
-    [
-        (sampled(0.5, GAUSSIAN, TWICE), "replace_one", "'add_remove' or 'zero_out'"),
-        (sampled(0.5, often(300, TWICE)), "zero_out", "256 different joint norms"),
-        (sampled(0.5, dp_event.LaplaceDpEvent(1.0), TWICE), "zero_out", "no theorem"),
-    ],
-)
-def test_unsupported_events_are_refused(event, relation, message):
-    with pytest.raises(EventNotCovered, match=message):
-        from_dp_event(event, neighboring_relation=relation)
 
 
 # --- People as events ---
@@ -530,7 +468,6 @@ USERS = jde.GaussianStep(
 @pytest.mark.parametrize(
     ("step", "law"),
     [
-        pytest.param(person(EXAMPLE, examples=12), BINOMIAL, marks=pytest.mark.slow),
         (person(EXAMPLE, examples=12, relation="zero_out"), BINOMIAL),
         # Every drawn class contains the person.
         (
@@ -563,10 +500,6 @@ def test_people_without_reactions_are_a_mixture_of_gaussians(step, law):
     assert again == pytest.approx(value, rel=1e-9)
 
 
-def draws(size, population):
-    return jde.WithoutReplacement("example", size=size, population=population)
-
-
 @pytest.mark.parametrize(
     "step",
     [
@@ -574,12 +507,11 @@ def draws(size, population):
         # The example drawn in the place of the person's reveals the draw.
         person(
             poisson_level("class", 0.1),
-            draws(2, 20),
+            jde.WithoutReplacement("example", size=2, population=20),
             clip_unit="class",
             classes=12,
             examples=1,
         ),
-        person(draws(4, 100), examples=12, relation="zero_out"),
         # Which classes are drawn is visible.
         person(
             poisson_level("class", 0.1),
@@ -587,14 +519,6 @@ def draws(size, population):
             clip_unit="example",
             classes=3,
             examples=2,
-        ),
-        jde.GaussianStep(
-            jde.PeopleBlocks(
-                num_people=20,
-                people_per_block=2,
-                episodes=poisson_level("episode", 0.5),
-            ),
-            noise_multiplier=4.0,
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Execution plans of jax_privacy, accounted by their draws."""
+"""Plans, strategies and parameters of jax_privacy, accounted by their draws."""
 
 import dataclasses
 import warnings
@@ -10,6 +10,7 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.interop.dp_accounting import EpisodicAccountant
 from jaxdp_episodic.accountant.interop.jax_privacy import (
+    from_dp_params,
     from_execution_plan,
     training_config,
 )
@@ -80,24 +81,6 @@ def test_a_config_is_accounted_in_one_call(relation, ours, norms, bands, rounds)
     assert jde.epsilon(alone, delta=DELTA) == poisson(1.3, rounds, ours)
 
 
-def test_strategies_alone():
-    given = {"neighboring_relation": "add_remove", "noise_multiplier": 1.3}
-    run = from_execution_plan(cyclic(), **given)
-    assert jde.epsilon(run, delta=DELTA) == poisson(1.3, 30, "add_remove")
-    grouped = cyclic(cycle_length=4, partition_type=INDEPENDENT)
-    run = from_execution_plan(grouped, num_bands=4, **given)
-    assert jde.epsilon(run, delta=DELTA) == poisson(1.3, 8, "add_remove")
-    fixed = batch_selection.FixedBatchSampling(batch_size=5, iterations=10)
-    given["neighboring_relation"] = "replace_one"
-    run = from_execution_plan(fixed, num_examples=50, **given)
-    step = jde.GaussianStep(
-        jde.WithoutReplacement("example", size=5, population=50),
-        noise_multiplier=1.3,
-        neighboring_relation="replace_one",
-    )
-    assert jde.epsilon(run, delta=DELTA) == jde.epsilon(step, num_steps=10, delta=DELTA)
-
-
 def test_truncated_batches():
     bands = 2
     made = config(
@@ -130,11 +113,15 @@ def test_truncated_batches():
 def test_batches_with_replacement_cost_more():
     given = {"neighboring_relation": "replace_one", "noise_multiplier": 1.3}
     costs = []
+    step = jde.GaussianStep(
+        jde.WithoutReplacement("example", size=5, population=50), **given
+    )
     for replace in (False, True):
         fixed = batch_selection.FixedBatchSampling(5, iterations=10, replace=replace)
         run = from_execution_plan(fixed, num_examples=50, **given)
         costs.append(jde.epsilon(run, delta=DELTA, method="rdp"))
-    assert 0 < costs[0] < costs[1] < 40
+    once = jde.epsilon(step, num_steps=10, delta=DELTA, method="rdp")
+    assert once == costs[0] < costs[1] < 40
 
 
 @pytest.mark.slow
@@ -170,67 +157,35 @@ def test_balls_in_bins_by_simulation(rounds):
         assert bound <= value + 5 * error or rounds == 7
 
 
-def test_repeated_bins_equal_less_noise():
+def test_repeated_bins_equal_less_noise_and_allocations_are_epochs():
     bins = batch_selection.BallsInBinsSampling(iterations=6, cycle_length=3)
     run = from_execution_plan(bins, neighboring_relation="zero_out", noise_multiplier=2)
     ((step, count),) = zip(run.steps, run.counts, strict=True)
     assert step.design.levels == (jde.RandomAllocation("example", steps_per_epoch=3),)
     assert step.noise_multiplier == pytest.approx(np.sqrt(2), rel=1e-12) and count == 3
-
-
-def test_balls_in_one_bin_are_gaussian():
-    everybody = batch_selection.BallsInBinsSampling(iterations=4, cycle_length=1)
-    run = from_execution_plan(
-        everybody, neighboring_relation="zero_out", noise_multiplier=2.0
-    )
-    gaussian = jde.GaussianStep(
-        jde.Poisson("example", sampling_probability=1.0), noise_multiplier=1.0
-    )
-    assert jde.epsilon(run, delta=DELTA) == pytest.approx(
-        jde.epsilon(gaussian, num_steps=1, delta=DELTA), rel=1e-9
-    )
     never = batch_selection.BallsInBinsSampling(iterations=0, cycle_length=3)
     run = from_execution_plan(
-        never, neighboring_relation="zero_out", noise_multiplier=2.0
+        never, neighboring_relation="zero_out", noise_multiplier=2
     )
     assert jde.epsilon(run, delta=DELTA) == 0
-
-
-@dataclasses.dataclass
-class RandomAllocationSampling:
-    """Of version 2.3."""
-
-    total_participations: int
-    iterations: int
-
-    def batch_iterator(self):
-        raise AssertionError
-
-
-def test_random_allocation():
+    once = later("RandomAllocationSampling", total_participations=2, iterations=9)
     run = from_execution_plan(
-        RandomAllocationSampling(2, 9),
-        neighboring_relation="replace_one",
-        noise_multiplier=2.0,
+        once, neighboring_relation="replace_one", noise_multiplier=2
     )
     scheme = jde.RandomAllocation("example", steps_per_epoch=9, times=2)
-    step = jde.GaussianStep(
-        scheme, noise_multiplier=2.0, neighboring_relation="replace_one"
-    )
-    assert run == jde.compose((step, 9))
+    assert run.steps[0].design.levels == (scheme,) and run.counts == (9,)
 
 
 def later(kind, **fields):
     """A strategy of a later version."""
-    made = dataclasses.make_dataclass(
-        kind.__name__, fields, namespace={"batch_iterator": None}
-    )
+    made = dataclasses.make_dataclass(kind, fields, namespace={"batch_iterator": None})
     return made(**fields)
 
 
 def cycles(selected, iterations, cycle_length):
+    """Of version 2.3."""
     return later(
-        RandomAllocationSampling,
+        "RandomAllocationSampling",
         total_participations=selected,
         iterations=iterations,
         cycle_length=cycle_length,
@@ -252,7 +207,6 @@ def test_the_same_steps_of_every_cycle():
     # Five of twenty steps, as without the cycle, would cost far less.
     free = from_execution_plan(cycles(5, 20, None), **given)
     assert jde.epsilon(free, delta=1e-5) == pytest.approx(6.5995, abs=1e-4)
-    assert free == from_execution_plan(RandomAllocationSampling(5, 20), **given)
     # One cycle only; no draw; several steps of a cycle.
     assert from_execution_plan(cycles(5, 20, 20), **given) == free
     nobody = from_execution_plan(cycles(0, 20, 4), **given)
@@ -297,39 +251,14 @@ BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
             "INDEPENDENT",
         ),
         (cyclic(truncated_batch_size=3), {}, ValueError, "num_examples"),
-        (
-            batch_selection.FixedBatchSampling(batch_size=3, iterations=1),
-            {},
-            ValueError,
-            "num_examples",
-        ),
-        (
-            batch_selection.FixedBatchSampling(batch_size=3, iterations=1),
-            {"num_examples": 9, "num_bands": 2},
-            NotImplementedError,
-            "num_bands=2",
-        ),
-        (
-            cycles(5, 20, 4),
-            {"neighboring_relation": "replace_one"},
-            NotImplementedError,
-            "5 cycles of cycle_length=4",
-        ),
         (cycles(4, 18, 4), {}, NotImplementedError, "whole cycles"),
         (cycles(4, 20, 4), {}, NotImplementedError, "total_participations"),
-        (cycles(1, 3, 4), {}, NotImplementedError, "got 3, 1 and cycle_length=4"),
         (cycles(4, 20, 0), {}, ValueError, "cycle_length"),
         (
-            later(batch_selection.BallsInBinsSampling, iterations=8, by=None),
+            later("BallsInBinsSampling", iterations=8, by=None),
             {},
             NotImplementedError,
             "BallsInBinsSampling is not covered with by; known fields: iterations, cyc",
-        ),
-        (
-            later(RandomAllocationSampling, iterations=8, warm_start=False),
-            {},
-            NotImplementedError,
-            "warm_start",
         ),
         (
             dataclasses.replace(
@@ -340,8 +269,6 @@ BAND_STRATEGY = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
             "partition_type",
         ),
         (cyclic(), {"noise_multiplier": None}, ValueError, "noise_multiplier"),
-        (cyclic(), {"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
-        (cyclic(), {"neighboring_relation": "swap"}, ValueError, "neighboring"),
         ("plan", {"noise_multiplier": None}, TypeError, "execution plan"),
         (config(Relation.REPLACE_SPECIAL), {}, ValueError, "must be None with a plan"),
     ],
@@ -386,13 +313,9 @@ def test_later_plans_state_their_relation():
     assert jde.epsilon(run, delta=DELTA) == poisson(1.3, 30, "add_remove")
     later.dp_event = dp_accounting.NonPrivateDpEvent()
     assert jde.epsilon(from_execution_plan(later), delta=DELTA) == np.inf
-
-
-def test_plans_with_unknown_fields_are_refused():
-    plan = config(Relation.REPLACE_SPECIAL).plan
-    more = SimpleNamespace(**vars(plan), examples_per_user=3)
+    later.examples_per_user = 3
     with pytest.raises(NotImplementedError, match="examples_per_user"):
-        from_execution_plan(more, neighboring_relation="zero_out")
+        from_execution_plan(later)
 
 
 def test_jax_privacys_calibration_works_with_our_accountant():
@@ -437,3 +360,166 @@ def test_plans_agree_with_jax_privacys_accountant():
     bound = theirs.compose(plan.dp_event).get_epsilon(DELTA)
     run = from_execution_plan(plan, neighboring_relation="zero_out")
     assert 0.999 * bound < jde.epsilon(run, delta=DELTA) <= bound
+
+
+# --- Strategies that draw users ---
+
+
+def users_of(base, **options):
+    return batch_selection.UserSelectionStrategy(base, 2, **options)
+
+
+@pytest.mark.parametrize(
+    ("base", "relation"),
+    [
+        (cyclic(), "add_remove"),
+        (cyclic(cycle_length=3, partition_type=INDEPENDENT), "replace_one"),
+        (
+            batch_selection.BallsInBinsSampling(iterations=4, cycle_length=4),
+            "zero_out",
+        ),
+    ],
+)
+def test_users_cost_what_records_do(base, relation):
+    given = {"neighboring_relation": relation, "noise_multiplier": 1.3}
+    run = from_execution_plan(users_of(base, shuffle_per_user=True), **given)
+    records = from_execution_plan(base, **given)
+    assert jde.epsilon(run, delta=DELTA) == jde.epsilon(records, delta=DELTA)
+    (step,) = run.steps
+    assert (step.clip_unit, step.privacy_unit) == ("user", "user")
+
+
+def test_users_are_drawn_independently():
+    """Each user independently, with only the user's own examples."""
+    owners = np.arange(60) % 20
+    drawn = np.zeros((3_000, 20))
+    strategy = users_of(cyclic(iterations=len(drawn)))
+    for step, rows in enumerate(strategy.batch_iterator(owners, 5)):
+        rows = np.reshape(rows, (-1, 2)).astype(int)  # of none they are floats
+        assert np.array_equal(owners[rows[:, 0]], owners[rows[:, 1]])
+        drawn[step, owners[rows[:, 0]]] += 1
+    assert set(np.unique(drawn)) == {0, 1}
+    spread = np.sqrt(0.2 * 0.8 / len(drawn))
+    assert np.all(np.abs(drawn.mean(axis=0) - 0.2) < 5 * spread)
+    # Uncorrelated; one of 190 pairs fails by chance with probability 1e-4.
+    apart = np.corrcoef(drawn.T)[np.triu_indices(20, 1)]
+    assert np.all(np.abs(apart) < 5 / np.sqrt(len(drawn)))
+
+
+@pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
+def test_adaptive_contributions_in_a_cycle_keep_the_bound(relation):
+    """Two draws of a user; its second contribution depends on the first release."""
+    rate, noise, at = 0.4, 0.8, np.linspace(-7, 7, 281)
+    x, y = at[:, None], at[None, :]
+
+    def density(first, again, fresh):
+        total = 0.0
+        for a, b in np.ndindex(2, 2):
+            chance = rate ** (a + b) * (1 - rate) ** (2 - a - b)
+            moved = x - a * first / noise, y - b * (again if a else fresh) / noise
+            total = total + chance * np.exp(-0.5 * (moved[0] ** 2 + moved[1] ** 2))
+        return total * (at[1] - at[0]) ** 2 / (2 * np.pi)
+
+    signs = [(first, again, fresh) for first, again, fresh in np.ndindex(2, 2, 2)]
+    gives = [density(*(2 * np.array(sign) - 1)) for sign in signs]
+    others = gives if relation == "replace_one" else [density(0, 0, 0)]
+    run = from_execution_plan(
+        users_of(cyclic(sampling_prob=rate, iterations=2)),
+        neighboring_relation=relation,
+        noise_multiplier=noise,
+    )
+    pairs = [pair for p in gives for q in others for pair in ((p, q), (q, p))]
+    for epsilon in (0.1, 1.0):
+        lost = [np.maximum(p - np.exp(epsilon) * q, 0).sum() for p, q in pairs]
+        found = max(lost)
+        bound = jde.delta(run, epsilon=epsilon)
+        assert found <= bound * (1 + 1e-4) and bound <= found * 1.01
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (batch_selection.FixedBatchSampling(3, iterations=2), "so who took"),
+        (cyclic(truncated_batch_size=3), "truncated_batch_size is not covered"),
+        (batch_selection.BMinSepSampling(0.1, 8, 2), "BMinSepSampling is not covered"),
+    ],
+)
+def test_users_with_dependent_draws_are_refused(base, message):
+    given = {"neighboring_relation": "zero_out", "noise_multiplier": 1.0}
+    with pytest.raises(NotImplementedError, match=message):
+        from_execution_plan(users_of(base), num_examples=50, **given)
+
+
+# --- Parameters of training with users, against its accountant ---
+
+Sampling = accounting.SamplingMethod
+PER_USER = accounting.DpsgdTrainingUserLevelAccountant(
+    accounting.PldAccountantConfig(value_discretization_interval=1e-2)
+)
+
+
+def params(**options):
+    options = {
+        "noise_multipliers": 4.0,
+        "num_samples": 1_000,
+        "delta": DELTA,
+        "batch_size": 50,
+        "examples_per_user": 6,
+        **options,
+    }
+    return accounting.DpParams(**options)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("relation", "given"),
+    [
+        ("zero_out", params()),
+        (
+            "add_remove",
+            params(
+                noise_multipliers=[(0, 5.0), (15, 3.0)],
+                batch_size_scale_schedule={10: 2},
+            ),
+        ),
+    ],
+)
+def test_poisson_sampled_users_agree_with_jax_privacy(relation, given):
+    theirs = PER_USER.compute_epsilon(40, given)
+    run = from_dp_params(given, num_updates=40, neighboring_relation=relation)
+    assert sum(int(count) for count in run.counts) == 40
+    value = jde.epsilon(run, delta=DELTA)
+    assert value <= theirs <= value * (1 + 2e-3)
+
+
+def test_fixed_size_batches_agree_under_add_remove():
+    given = params(sampling_method=Sampling.FIXED_BATCH_SIZE)
+    theirs = PER_USER.compute_epsilon(20, given)
+    value = jde.epsilon(from_dp_params(given, num_updates=20), delta=DELTA)
+    assert value <= theirs <= value * (1 + 2e-3)
+    replaced = from_dp_params(given, num_updates=20, neighboring_relation="replace_one")
+    assert jde.epsilon(replaced, delta=DELTA, method="rdp") > 1.1 * value
+
+
+def test_without_users_examples_are_protected():
+    run = from_dp_params(params(examples_per_user=None), num_updates=3)
+    assert run.steps[0].privacy_unit == "example"
+    nothing = from_dp_params(params(), num_updates=0)
+    assert jde.epsilon(nothing, delta=DELTA) == 0
+    bare = from_dp_params(params(is_finite_guarantee=False), num_updates=3)
+    assert jde.epsilon(bare, delta=DELTA) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"truncated_batch_size": 60}, NotImplementedError, "training_config"),
+        ({"noise_multipliers": [(5, 1.0)]}, ValueError, "begin at step 0"),
+        ({"batch_size": 2_000}, ValueError, "sampling_probability"),
+    ],
+)
+def test_unsupported_parameters_are_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        from_dp_params(params(**change), num_updates=10)
+    with pytest.raises(TypeError, match="DpParams"):
+        from_dp_params(3.0, num_updates=1)

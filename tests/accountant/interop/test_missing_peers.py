@@ -32,7 +32,7 @@ PARAMS = accounting.DpParams(
         ("dp-accounting", "0.61.0", lambda: from_dp_event(dp_event.NoOpDpEvent())),
         *(
             ("jax-privacy", found, ask)
-            for found in ("2.4.0", "2.30.1", "1.0.0", "3.0.0rc1")
+            for found in ("2.4.0", "2.30.1")
             for ask in (
                 lambda: jax_privacy.from_execution_plan(None),
                 jax_privacy.training_config,

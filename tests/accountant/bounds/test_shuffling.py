@@ -20,11 +20,6 @@ from jaxdp_episodic.bounds import (
 from oracles.finite_distributions import assert_between, stick, worst_stick
 from rows import fast_and_slow
 
-COUNT = 1_000
-FEW_AND_MANY = pytest.mark.parametrize(
-    "count", [250, pytest.param(COUNT, marks=pytest.mark.slow)]
-)
-
 
 def clone_sum(eps0, n, eps, chance):
     """The published pair, literally: all clone counts and all numbers of A among them.
@@ -88,12 +83,10 @@ def shuffling_settings(rng, most_users, count):
     return eps0, n, eps0 * rng.uniform(0, 1, count) ** 2
 
 
-@pytest.mark.slow
-@FEW_AND_MANY
-def test_shuffled_bounds_equal_the_enumerated_clones(count):
+def test_shuffled_bounds_equal_the_enumerated_clones():
     """All counts of clones and of messages among them; the lower bound is tight."""
     rng = np.random.default_rng(51)
-    eps0, n, eps = shuffling_settings(rng, 60, count)
+    eps0, n, eps = shuffling_settings(rng, 60, 60)
     upper, response, lower = (
         shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS
     )
@@ -115,14 +108,13 @@ def test_shuffled_bounds_equal_the_enumerated_clones(count):
         assert lower[row] <= attained * (1 + 1e-9) + 1e-14
 
 
-@FEW_AND_MANY
-def test_shuffled_randomizers_of_any_kind(count):
+def test_shuffled_randomizers_of_any_kind():
     """Users with individual randomizers and data, enumerated: below "upper"."""
     rng = np.random.default_rng(52)
-    eps0, n, eps = shuffling_settings(rng, 20, count)
+    eps0, n, eps = shuffling_settings(rng, 20, 200)
     upper = shuffled_delta(eps0, num_users=n, epsilon=eps)
     tightest = 0.0
-    for row in range(count):
+    for row in range(200):
         dists = random_randomizers(rng, eps0[row], n[row] + 1)
         spread = np.log((dists.max(axis=0) / dists.min(axis=0)).max())
         assert spread <= eps0[row] * (1 + 1e-9)
@@ -137,9 +129,9 @@ def test_shuffled_randomizers_of_any_kind(count):
 def test_epsilons_of_shuffling_up_to_a_billion_users():
     """closed form >= upper >= response, lower; delta at the epsilon is the target."""
     rng = np.random.default_rng(54)
-    n = np.floor(10 ** rng.uniform(0, 9, COUNT)).astype(int)
-    eps0 = 10 ** rng.uniform(-2, 0.9, COUNT)
-    delta = 10 ** rng.uniform(-12, -1, COUNT)
+    n = np.floor(10 ** rng.uniform(0, 9, 1_000)).astype(int)
+    eps0 = 10 ** rng.uniform(-2, 0.9, 1_000)
+    delta = 10 ** rng.uniform(-12, -1, 1_000)
     upper, response, lower = (
         shuffled_epsilon(eps0, num_users=n, delta=delta, kind=k) for k in KINDS
     )
@@ -171,8 +163,9 @@ def test_exact_answers_by_enumeration():
         assert value == pytest.approx(expected, rel=1e-6, abs=1e-13)
 
 
-@pytest.mark.parametrize("n", [100_000, 10_000_000])
-@pytest.mark.parametrize(("eps0", "delta"), [(0.5, 1e-6), (3.0, 1e-6), (3.0, 1e-12)])
+@pytest.mark.parametrize(
+    ("n", "eps0", "delta"), [(100_000, 0.5, 1e-6), (10_000_000, 3.0, 1e-12)]
+)
 def test_blocks_are_nearly_exact(n, eps0, delta):
     """Blocks of many clone counts against the sum over every count."""
     eps = shuffled_epsilon(eps0, num_users=n, delta=delta)
@@ -216,22 +209,6 @@ def test_epsilon_inverts_delta(kind):
     assert isinstance(one, np.float64) and one == eps[0, 1]
 
 
-@pytest.mark.slow
-def test_randomized_response_is_never_above_the_bound_for_any_randomizer():
-    """Its blocks alone would be above by 2.6 % at the first setting."""
-    n = np.array([10**7, 10**7, 10**9, 10**12])
-    eps0 = np.array([0.01, 0.02, 0.001, 0.0001])
-    any_, response = (
-        shuffled_epsilon(eps0, num_users=n, delta=1e-6, kind=k) for k in KINDS[:2]
-    )
-    assert np.all(response <= any_)
-    eps = np.geomspace(1e-8, 1e-4, 20)
-    any_, response = (
-        shuffled_delta(0.01, num_users=10**7, epsilon=eps, kind=k) for k in KINDS[:2]
-    )
-    assert np.all(response <= any_)
-
-
 def test_extreme_settings():
     for kind in KINDS:
         assert shuffled_delta(0.0, num_users=10, epsilon=0.0, kind=kind) == 0
@@ -249,12 +226,9 @@ def test_extreme_settings():
     ("change", "error"),
     [
         ({"num_users": 0}, ValueError),
-        ({"num_users": 2.5}, ValueError),
         ({"local_epsilon": -1}, ValueError),
-        ({"local_epsilon": 1e3}, ValueError),
         ({"epsilon": np.nan}, ValueError),
         ({"kind": "exact"}, ValueError),
-        ({"local_epsilon": "1"}, TypeError),
         ({"local_epsilon": [1, 2], "epsilon": [0, 0, 0]}, ValueError),
     ],
 )
@@ -262,52 +236,3 @@ def test_invalid_arguments_are_refused(change, error):
     setting = {"local_epsilon": 1.0, "num_users": 10, "epsilon": 0.5, **change}
     with pytest.raises(error):
         shuffled_delta(setting.pop("local_epsilon"), **setting)
-
-
-def test_too_many_users_for_enumeration():
-    with pytest.raises(NotImplementedError, match="kind='randomized_response'"):
-        exact_randomized_response_delta(1.0, num_users=2_001, epsilon=0.5)
-    with pytest.raises(NotImplementedError, match="mixed"):
-        exact_randomized_response_delta(
-            1.0, num_users=10**6, epsilon=0.5, num_other_ones=5
-        )
-    value = exact_randomized_response_delta(
-        1.0, num_users=10**9, epsilon=1e-4, num_other_ones=0
-    )
-    assert 0 < value < 1e-4
-    with pytest.raises(ValueError, match="num_other_ones"):
-        exact_randomized_response_delta(
-            1.0, num_users=10, epsilon=0.5, num_other_ones=10
-        )
-
-
-@pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.slow)])
-def test_upper_exact_lower_in_order(count):
-    """The exact value for random data, and for equal data."""
-    eps0, n, eps = shuffling_settings(np.random.default_rng(3), 500, count)
-    ones = np.random.default_rng(3).integers(0, n)
-    upper, response, lower = (
-        shuffled_delta(eps0, num_users=n, epsilon=eps, kind=k) for k in KINDS
-    )
-    for k in (ones, np.zeros_like(n), n - 1):
-        exact = exact_randomized_response_delta(
-            eps0, num_users=n, epsilon=eps, num_other_ones=k
-        )
-        assert np.all(response * (1 + 1e-9) + 1e-14 >= exact)
-    agree = exact  # all others have a one
-    assert np.all(lower >= agree * (1 - 1e-8) - 1e-14)
-    assert np.all(upper * (1 + 1e-9) + 1e-14 >= response)
-    assert np.all(upper * (1 + 1e-9) + 1e-14 >= lower)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [200, 2_000])
-@pytest.mark.parametrize(("eps0", "share"), [(0.3, 0.2), (1.0, 0.1), (4.0, 0.3)])
-def test_worst_data_at_2000_users(n, eps0, share):
-    """Every data set in both directions is below the bound for all data."""
-    eps = eps0 * share
-    worst = exact_randomized_response_delta(eps0, num_users=n, epsilon=eps)
-    exact = max(answered(eps0, n, eps, k) for k in range(0, n, max(1, n // 20)))
-    assert worst >= exact * (1 - 1e-9)
-    bound = shuffled_delta(eps0, num_users=n, epsilon=eps, kind="randomized_response")
-    assert bound >= worst

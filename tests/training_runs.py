@@ -1,6 +1,7 @@
 """Small steps, data and trainers that several test files train with."""
 
 import contextlib
+import dataclasses
 import functools
 
 import jax
@@ -9,12 +10,16 @@ import optax
 from flax import nnx
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import PrivacyBudget, plan_budget
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.learners import MAML, ProtoNet
 from jaxdp_episodic.trainer.learners.models import MLP, split_model
+from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
+from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
 from jaxdp_episodic.trainer.run.trainer import Trainer
+from jaxdp_episodic.trainer.run.validation import PrivateValidation
 
 WAYS, SHOTS, QUERIES = 3, 1, 2
 
@@ -95,6 +100,13 @@ GROUPED = jde.GaussianStep(
         examples=jde.WithoutReplacement("example", size=SHOTS + QUERIES, population=6),
     ),
     noise_multiplier=1.0,
+)
+
+BINS = dataclasses.replace(
+    GROUPED,
+    sampling=dataclasses.replace(
+        GROUPED.design, episodes=jde.RandomAllocation("episode", steps_per_epoch=4)
+    ),
 )
 
 
@@ -206,6 +218,69 @@ def trainer(
         data=data,
         budget=budget,
         optimizer=adam(learning_rate),
+        **arguments,
+    )
+
+
+def held_out(num_episodes=20):
+    """An evaluation of a run on `classes`."""
+    how = {"ways": WAYS, "shots": SHOTS, "queries": QUERIES}
+    return Evaluation(classes(seed=9), num_episodes=num_episodes, **how)
+
+
+# --- Runs that choose their steps ---
+
+DELTA = 1e-5
+LOUD = dataclasses.replace(GROUPED, noise_multiplier=8.0)
+QUIET = dataclasses.replace(GROUPED, noise_multiplier=4.0)
+CHECK = jde.GaussianStep(
+    jde.GroupedClasses(
+        num_classes=12,
+        ways=WAYS,
+        episodes=jde.Poisson("episode", sampling_probability=1.0),
+        examples=jde.WithoutReplacement("example", size=6, population=6),
+    ),
+    noise_multiplier=5.0,
+)
+OPTIONS = {"loud": LOUD, "quiet": QUIET, "check": CHECK}
+
+
+def adaptive_budget(quotas=(4, 3, 3), **changes):
+    run = jde.AdaptiveRun(OPTIONS, quotas=dict(zip(OPTIONS, quotas, strict=True)))
+    return AdaptiveBudget((run,), DELTA, checks=("check",), **changes)
+
+
+def by_parity(released):
+    """A rule that depends on all it may see, and ends the run after 8 releases."""
+    if released.number == 8:
+        return None
+    weight = sum(float(np.sum(leaf)) for leaf in jax.tree.leaves(released.params))
+    last = released.scores[-1].value if released.scores else 0.0
+    names = [name for name in sorted(released.left) if released.left[name]]
+    return names[int(1e4 * abs(weight + last)) % len(names)]
+
+
+def adaptive(
+    rule=by_parity,
+    *,
+    plan=None,
+    learner=None,
+    held_out=None,
+    checks=("check",),
+    **changes,
+):
+    """A run that takes noisy scores; ``checks=()``: without them."""
+    model, params = protonet() if learner is None else learner
+    data = classes(num_classes=12, seed=5) if held_out is None else held_out
+    arguments = {"l2_clip_norm": 0.5, "shots": SHOTS, "seed": 1, **changes}
+    return AdaptiveTrainer(
+        model,
+        params,
+        data=classes(),
+        budget=adaptive_budget() if plan is None else plan,
+        rule=rule,
+        checks={name: PrivateValidation(data, CHECK, shots=SHOTS) for name in checks},
+        optimizer=adam(0.05),
         **arguments,
     )
 

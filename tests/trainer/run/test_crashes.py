@@ -1,12 +1,12 @@
-"""Crashes: a run killed at any moment, its file truncated or changed at any byte."""
+"""Crashes: a run ended at any moment, its file truncated or changed at any byte."""
 
 import contextlib
 import dataclasses
+import functools
+import importlib.util
 import shutil
 import sqlite3
-import stat
-import warnings
-from collections import Counter
+import sys
 from typing import Any
 
 import jax
@@ -14,78 +14,69 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from crash_rigs import Killed, kill_at
+from crash_rigs import (
+    EVERY,
+    MOMENTS,
+    ROOT,
+    Witness,
+    ending,
+    gone_on,
+    killed_around_a_commit,
+    run_rig,
+    train_until,
+)
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
 from jaxdp_episodic.accountant.report.ledgers import read_ledgers
+from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.draw.sampler import EpisodeSampler
 from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.learners import ProtoNet
-from jaxdp_episodic.trainer.run import run_files
 from jaxdp_episodic.trainer.run.mechanisms import RunDraws
+from jaxdp_episodic.trainer.run.run_files import PRIVATE, STORE, read_log
 from jaxdp_episodic.trainer.run.store import EPOCH, RunStore
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from rows import fast_and_slow
-from training_runs import GROUPED, assert_same, plain_trainer, protonet, sgd
-
-BINS = dataclasses.replace(
+from training_runs import (
+    BINS,
     GROUPED,
-    sampling=dataclasses.replace(
-        GROUPED.design, episodes=jde.RandomAllocation("episode", steps_per_epoch=4)
-    ),
+    adam,
+    adaptive,
+    assert_same,
+    plain_trainer,
+    protonet,
 )
-STEPS, CHECKPOINT_EVERY = 7, 3
+
+STEPS = 7
 SLOW = pytest.mark.slow
 
-# --- Attacks on resuming ---
+
+def a_run(step=GROUPED, *, seed=None, **changes):
+    return plain_trainer(seed=seed, step=step, num_steps=STEPS, **changes)
 
 
-class Witness:
-    """Records every release independently of the run."""
-
-    def __init__(self, patch):
-        self.noise, self.charges = [], []
-        call, charge = PrivateGradient.__call__, RunStore.charge
-
-        def released(gradient, params, blocks, noise, **settings):
-            own = [np.array(leaf) for leaf in noise._unused[0]]
-            result = call(gradient, params, blocks, noise, **settings)
-            self.noise.append(b"".join(leaf.tobytes() for leaf in own))
-            return result
-
-        def charged(store, *kind):
-            charge(store, *kind)
-            self.charges.append(1)
-
-        patch.setattr(PrivateGradient, "__call__", released)
-        patch.setattr(RunStore, "charge", charged)
-
-    def complaints(self, folders, crashes):
-        """Returns violations: noise used twice, releases without a charge."""
-        wrong = []
-        if max(Counter(self.noise).values()) > 1:
-            wrong.append("noise was used twice")
-        charged = sum(self.charges)
-        if not len(self.noise) <= charged <= len(self.noise) + crashes:
-            wrong.append(f"{len(self.noise)} released, {charged} charged")
-        for folder in folders:
-            if read_ledger(folder / run_files.STORE).charged != STEPS:
-                wrong.append("another number of steps")
-        return wrong
-
-
-# Where a process is killed: before which call of which function.
-STAGES = {
-    "before a charge": (RunStore, "charge", 5),
-    "after a charge": (PrivateGradient, "__call__", 5),
-    "before the release": (RunStore, "release", 5),
-    "after the release": (RunDraws, "erase_secrets", 6),
-    "before the log": (RunStore, "note", 6),
-    "before a state": (RunStore, "save", 2),
-    "after a state": (RunStore, "charge", 4),
-    "at the last step": (RunStore, "release", 7),
-    "at the last state": (RunStore, "save", 4),
+FOLLOWS = ClippingConfig(rate=1.0, count_noise=0.7)
+SLOTS = dataclasses.replace(GROUPED, neighboring_relation="zero_out")
+KINDS = {
+    "steps": a_run,
+    "epochs": functools.partial(a_run, BINS),
+    "Gaussian epochs": functools.partial(a_run, BINS, noise="gaussian"),
+    "clip norm": functools.partial(a_run, clipping=FOLLOWS),
+    "Gaussian clip norm": functools.partial(a_run, clipping=FOLLOWS, noise="gaussian"),
+    "adaptive": functools.partial(adaptive, seed=None),
+    "adaptive clip norm": functools.partial(
+        adaptive, seed=None, clipping=FOLLOWS, normalizer=5.0
+    ),
+    "bands": functools.partial(a_run, jde.banded(SLOTS, jde.Bands(2, level="example"))),
 }
+CHOOSES = 8  # releases of adaptive runs
+
+
+def steps_of(kind):
+    return CHOOSES if "adaptive" in kind else STEPS
+
+
+# --- Without a seed: released <= charged <= released + one a crash, nothing twice ---
 
 
 def other_learner():
@@ -145,66 +136,50 @@ CHANGES = {
     "the package": (dict, edited_package),
     "versions": (dict, other_versions),
     "flags": (dict, other_flags),
-    "the optimizer's rate": (lambda: {"optimizer": sgd(0.3)}, unchanged),
+    "the optimizer's rate": (lambda: {"optimizer": adam(0.3)}, unchanged),
 }
-PAIRS = [(stage, change) for stage in STAGES for change in CHANGES]
+ATTACKS = [
+    *(("steps", moment, change) for moment in MOMENTS for change in CHANGES),
+    *(("epochs", moment, "a function") for moment in MOMENTS),
+    *(("adaptive", moment, "nothing") for moment in MOMENTS),
+    *(("bands", moment, "nothing") for moment in MOMENTS),
+]
+FAST_ATTACKS = [
+    ("steps", "after a charge", "a function"),
+    ("steps", "before a state", "the optimizer's rate"),
+    ("epochs", "before the release", "a function"),
+]
 
 
-def a_run(step, **changes):
-    changes.setdefault("optimizer", sgd(0.1))
-    return plain_trainer(seed=None, step=step, num_steps=STEPS, **changes)
-
-
-def killed_at(moment, run, tmp_path, monkeypatch):
-    """Trains until a call begins; returns the folder that a kill there leaves."""
-    folder, left = tmp_path / "run", tmp_path / "left"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill_at(patch, *moment, folder, left)
-        run.train(folder, checkpoint_every=CHECKPOINT_EVERY)
-    return left
-
-
-def attacked(tmp_path, monkeypatch, step, stage, change):
-    """A run killed at a stage and copied twice; all three continue with a change."""
-    witness = Witness(monkeypatch)
-    left = killed_at(STAGES[stage], a_run(step), tmp_path, monkeypatch)
-    before, common = len(witness.noise), read_ledger(left / run_files.STORE).charged
-    assert common - 1 <= before <= common or stage == "before a charge"
-    copies = [tmp_path / "first", tmp_path / "second"]
-    for copy in copies:
-        shutil.copytree(left, copy)
+def attacked(tmp_path, monkeypatch, kind, moment, change):
+    """A run killed at a moment and copied; both folders continue with a change."""
+    witness, make = Witness(monkeypatch), KINDS[kind]
+    folder, first, second = (tmp_path / name for name in ("run", "first", "second"))
+    with ending(*MOMENTS[moment], folder, first):
+        make().train(folder, checkpoint_every=EVERY)
+    common = read_ledger(first).charged
+    assert common - 1 <= witness.released <= common
+    shutil.copytree(first, second)
     settings, patched = CHANGES[change]
-    with monkeypatch.context() as patch, warnings.catch_warnings(), patched(patch):
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # of the change, and of a lost step
-        for copy in copies:
-            run = a_run(step, **settings())
-            run.resume(copy)
-            run.train(copy, checkpoint_every=CHECKPOINT_EVERY)
-            assert run.num_steps_taken == STEPS
-    together = read_ledgers([copy / run_files.STORE for copy in copies])
-    if step is GROUPED:  # shared epochs: see test_ledgers.py
-        assert together.run_charged() == (step, 2 * STEPS - common)
-    return witness.complaints(copies, crashes=1)
+    with monkeypatch.context() as patch, patched(patch):
+        for copy in (first, second):
+            run = make(**settings())
+            gone_on(run, copy)
+            assert run.num_steps_taken == steps_of(kind)
+    if kind == "steps":  # shared epochs: see test_ledgers.py
+        together = read_ledgers([copy / STORE for copy in (first, second)])
+        assert together.run_charged() == (GROUPED, 2 * STEPS - common)
+    return witness.complaints((first, second), steps_of(kind))
 
 
 @pytest.mark.parametrize(
-    "number",
-    fast_and_slow(range(len(STAGES)), lambda n: n in (1, 3, 5)),
+    ("kind", "moment", "change"),
+    fast_and_slow(ATTACKS, lambda *row: row in FAST_ATTACKS),
 )
-def test_no_noise_is_reused_and_no_release_uncharged(tmp_path, monkeypatch, number):
-    """Some stages with one change each; the slow test covers all pairs."""
-    stage = list(STAGES)[number]
-    change = list(CHANGES)[number % len(CHANGES)]
-    assert attacked(tmp_path, monkeypatch, GROUPED, stage, change) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [GROUPED, BINS], ids=["steps", "epochs"])
-@pytest.mark.parametrize(("stage", "change"), PAIRS)
-def test_every_attack_at_every_stage(tmp_path, monkeypatch, step, stage, change):
-    assert attacked(tmp_path, monkeypatch, step, stage, change) == []
+def test_no_noise_is_reused_and_no_release_uncharged(
+    tmp_path, monkeypatch, kind, moment, change
+):
+    assert attacked(tmp_path, monkeypatch, kind, moment, change) == []
 
 
 @pytest.mark.slow
@@ -214,10 +189,199 @@ def test_the_witness_detects_a_repeated_step(tmp_path, monkeypatch):
         "jaxdp_episodic.trainer.draw.generators.Keys.new",
         lambda self, purpose, number: number.to_bytes(32, "little"),
     )
-
     monkeypatch.setattr(Trainer, "_give_up_unreleased", lambda run: None)
-    wrong = attacked(tmp_path, monkeypatch, GROUPED, "before the release", "a function")
+    row = "steps", "before the release", "a function"
+    wrong = attacked(tmp_path, monkeypatch, *row)
     assert wrong[0] == "noise was used twice" and "released" in wrong[1]
+
+
+def test_a_step_interrupted_within_a_process_is_dropped(tmp_path):
+    run = a_run()
+    with ending(PrivateGradient, "__call__", 3):
+        run.train(tmp_path)
+    assert (run.num_steps_taken, run.num_steps_charged) == (2, 3)
+    with pytest.warns(UserWarning, match="step 3 was charged and interrupted before"):
+        run.train(tmp_path)
+    assert run.num_steps_taken == run.num_steps_charged == STEPS
+    log = read_log(tmp_path)
+    assert [record["step"] for record in log] == list(range(STEPS + 1))
+    private = [PRIVATE in record for record in log]
+    assert private == [False, True, True, False, True, True, True, True]
+
+
+# --- With a seed: equal to an undisturbed run, bit for bit ---
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Undisturbed runs with their folders, by kind."""
+
+    @functools.cache
+    def made(kind):
+        run, folder = KINDS[kind](seed=1), tmp_path_factory.mktemp("whole")
+        run.train(folder, checkpoint_every=EVERY)
+        return run, folder
+
+    return made
+
+
+def public_log(folder):
+    return [
+        {name: value for name, value in record.items() if name != PRIVATE}
+        for record in read_log(folder)
+    ]
+
+
+def assert_equal(run, folder, whole):
+    """State, choices, scores and log, also of releases applied on resuming."""
+    other, undisturbed = whole
+    assert_same(run, other)
+    assert (run.ledger.options, run.scores) == (other.ledger.options, other.scores)
+    assert run.clip_norm == other.clip_norm
+    assert read_ledger(folder).groups == read_ledger(undisturbed).groups
+    assert public_log(folder) == public_log(undisturbed)
+
+
+SEEDED = [kind for kind in KINDS if kind != "bands"]  # resumed, they differ
+ENDS = "killed", "interrupted", "continued"  # the last one by the same trainer
+ENDED = [
+    *(("steps", moment, how) for moment in MOMENTS for how in ENDS),
+    *((kind, moment, "killed") for kind in SEEDED[1:] for moment in MOMENTS),
+]
+FAST_ENDED = [
+    ("steps", "after a charge", "killed"),
+    ("steps", "before a state", "killed"),
+    ("steps", "before the release", "continued"),
+    ("steps", "after the release", "interrupted"),
+    ("clip norm", "after the release", "killed"),
+    ("adaptive", "before the release", "killed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment", "how"), fast_and_slow(ENDED, lambda *row: row in FAST_ENDED)
+)
+def test_a_run_ended_anywhere_equals_an_undisturbed_one(
+    tmp_path, whole, kind, moment, how
+):
+    run, folder, left = KINDS[kind](seed=1), tmp_path / "run", tmp_path / "left"
+    with ending(*MOMENTS[moment], folder, left if how == "killed" else None):
+        run.train(folder, checkpoint_every=EVERY)
+    if how == "continued":
+        run.train(folder, checkpoint_every=EVERY)
+    else:
+        run, folder = KINDS[kind](seed=1), left if how == "killed" else folder
+        gone_on(run, folder)
+    assert_equal(run, folder, whole(kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["steps", "epochs", "adaptive", "bands"])
+@pytest.mark.parametrize("seed", [1, None])
+def test_a_run_killed_around_any_commit(tmp_path, monkeypatch, whole, kind, seed):
+    for number in range(1_000):
+        folder, left = tmp_path / f"run {number}", tmp_path / f"left {number}"
+        with monkeypatch.context() as patch:
+            witness = Witness(patch)
+            with killed_around_a_commit(number, folder, left) as ends:
+                KINDS[kind](seed=seed).train(folder, checkpoint_every=EVERY)
+            if not ends:
+                break
+            # Choices are charged: at most one choice more than charges.
+            content = read_ledger(left)
+            assert len(content.options) <= content.charged + 1
+            run = KINDS[kind](seed=seed)
+            gone_on(run, left)
+        if seed is None:
+            assert witness.complaints([left], steps_of(kind)) == []
+        elif kind != "bands":
+            assert_equal(run, left, whole(kind))
+    assert number > 30
+
+
+# --- Whole processes, killed at any moment ---
+
+RIG = ROOT / "experiments" / "trust" / "kill_training.py"
+
+
+@pytest.fixture
+def rig(monkeypatch):
+    """The rig as a module."""
+    monkeypatch.syspath_prepend(RIG.parent)  # as where the rig is run
+    spec = importlib.util.spec_from_file_location("kill_training", RIG)
+    assert spec is not None and spec.loader is not None
+    rig = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "kill_training", rig)
+    spec.loader.exec_module(rig)
+    return rig
+
+
+@pytest.mark.slow
+def test_killed_processes_are_charged_and_end_as_others(tmp_path):
+    code, summary = run_rig(RIG, tmp_path, "--kills", "25")
+    assert (code, summary["violations"]) == (0, [])
+    assert len(summary["kills"]) == 25
+    for kill in summary["kills"]:
+        assert kill["released"] <= kill["charged"] <= kill["released"] + 25
+    facts = summary["facts"]
+    assert facts["of them with a seed, equal to an undisturbed run bit for bit"] >= 1
+    assert "| processes killed | " in (tmp_path / "summary.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["charge-late", "forget"])
+def test_the_rig_detects_a_planted_fault(tmp_path, fault):
+    code, summary = run_rig(RIG, tmp_path, "--kills", "40", "--fault", fault)
+    assert code == 1 and summary["violations"]
+
+
+@pytest.mark.parametrize("fault", [None, "charge-late"])
+def test_the_rig_inspects_a_run_killed_three_times(tmp_path, monkeypatch, rig, fault):
+    """Within one process."""
+    # Shapes and optimizer of other tests, whose programs are compiled already.
+    sizes = {"STEPS": 8, "CHECKPOINT_EVERY": 3, "CLASSES": 30, "EXAMPLES": 6}
+    for name, size in sizes.items():
+        monkeypatch.setattr(rig, name, size)
+    monkeypatch.setattr(rig.optax, "adam", adam)
+    moments = [
+        (PrivateGradient, "__call__", 2),  # charged and not released
+        (RunStore, "save", 2),  # of step 3
+        (Trainer, "step", 5),  # between steps 7 and 8
+    ]
+    folder, found, wrong = tmp_path / "run", [], []
+    folder.mkdir()
+    for number, moment in enumerate(moments, 1):
+        left = tmp_path / str(number)
+        if fault and number == 3:
+            with pytest.raises(LedgerError, match="2 steps charged"):
+                rig.train_in(folder, 0, fault)
+            break
+        with ending(*moment, folder, left):
+            rig.train_in(folder, 0, fault)
+        kill, complaints = rig.inspected(left, number)
+        folder = left
+        found.append((kill.released, kill.charged))
+        wrong += complaints
+    if fault is not None:
+        assert wrong == ["3 steps released, 2 charged, 2 killed"]
+        return
+    assert not wrong and found == [(1, 2), (3, 3), (7, 7)]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for place in (folder, whole):
+        rig.train_in(place, 0, None)
+    assert rig.finished(folder, whole, 3) == []
+    assert sum(map(len, rig.released_in(folder).values())) == 8  # none repeated
+
+
+def test_violations_that_the_rig_reports(rig):
+    fine = {1: ["a"], 3: ["b"]}
+    assert rig.violations(fine, 2, 1) == rig.violations(fine, 3, 1) == []
+    assert rig.violations(fine, 1, 1) == ["2 steps released, 1 charged, 1 killed"]
+    assert rig.violations(fine, 4, 1) == ["2 steps released, 4 charged, 1 killed"]
+    assert rig.violations(fine, 4, 2) == []
+    for again in (["a", "b"], ["a", "a"]):
+        assert rig.violations({1: again}, 1, 1) == ["step 1 was released again"]
 
 
 # --- Epochs ---
@@ -225,15 +389,14 @@ def test_the_witness_detects_a_repeated_step(tmp_path, monkeypatch):
 
 def members_by_step(monkeypatch):
     """Who takes part in each released step."""
-    found, secret = {}, "jaxdp_episodic.trainer.run.mechanisms.RunDraws.secret"
-    drawn = RunDraws.secret
+    found, drawn = {}, RunDraws.secret
 
     def noted(self, step):
         result = drawn(self, step)
         found.setdefault(step, []).append(result.members)
         return result
 
-    monkeypatch.setattr(secret, noted)
+    monkeypatch.setattr(RunDraws, "secret", noted)
     return found
 
 
@@ -249,9 +412,7 @@ def test_an_epoch_continues_as_it_was_drawn(tmp_path, monkeypatch, kill):
 
     with pytest.raises(RuntimeError, match="killed"):
         a_run(BINS).train(tmp_path, on_step=stop)
-    run = a_run(BINS)
-    assert run.resume(tmp_path) == kill
-    run.train(tmp_path)
+    assert gone_on(a_run(BINS), tmp_path) == kill
     assert not is_kept(tmp_path)
     for epoch in ((1, 2, 3, 4), (5, 6, 7)):
         # A step that was prefetched and not taken has the same members again.
@@ -264,7 +425,7 @@ def test_an_epoch_continues_as_it_was_drawn(tmp_path, monkeypatch, kill):
 
 
 def in_file(folder, query):
-    with contextlib.closing(sqlite3.connect(folder / run_files.STORE)) as file:
+    with contextlib.closing(sqlite3.connect(folder / STORE)) as file:
         found = file.execute(query).fetchall()
         file.commit()
     return found
@@ -274,34 +435,24 @@ def is_kept(folder):
     return bool(in_file(folder, "SELECT 1 FROM arrays WHERE kind = 'epoch'"))
 
 
-def half_way(folder, step=BINS):
-    """A run killed in the middle of an epoch."""
-
-    def stop(progress):
-        if progress.step == 2:
-            raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        a_run(step).train(folder, on_step=stop)
-    return folder
-
-
 @pytest.mark.parametrize(
     "damage",
-    ["DELETE FROM arrays WHERE kind = 'epoch'", "UPDATE arrays SET number = 3"],
+    [
+        "DELETE FROM arrays WHERE kind = 'epoch'",
+        "UPDATE arrays SET number = 3 WHERE kind = 'epoch'",
+    ],
 )
 def test_an_epoch_without_its_draw_is_not_resumed(tmp_path, damage):
     """With a new draw a unit could be in two steps of the epoch."""
-    in_file(half_way(tmp_path), damage + " WHERE kind = 'epoch'" * ("SET" in damage))
+    train_until(2, a_run(BINS), tmp_path)
+    in_file(tmp_path, damage)
     run = a_run(BINS)
-    try:
-        run.resume(tmp_path)
-    except LedgerError as error:
-        assert "epoch 3 is not what was written" in str(error)
+    if "SET" in damage:
+        with pytest.raises(LedgerError, match="epoch 3 is not what was written"):
+            run.resume(tmp_path)
         return
-    with pytest.raises(
-        FileNotFoundError, match="no longer has epoch 1, which has begun"
-    ):
+    run.resume(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no longer has epoch 1, which has beg"):
         run.train(tmp_path)
     assert read_ledger(tmp_path).charged == 2
 
@@ -309,9 +460,9 @@ def test_an_epoch_without_its_draw_is_not_resumed(tmp_path, damage):
 @pytest.mark.parametrize("size", [1, 24, 3_000, 30_000])
 def test_an_epochs_draw_is_erased_from_disk(tmp_path, size):
     """From the file and from its write-ahead log."""
-    half_way(tmp_path)
+    train_until(2, a_run(BINS), tmp_path)
     rng = np.random.default_rng(size)
-    with contextlib.closing(RunStore(tmp_path / run_files.STORE)) as store:
+    with contextlib.closing(RunStore(tmp_path / STORE)) as store:
         store.begin_session({})
         for number in range(20):
             secret = rng.bytes(16 * size)
@@ -331,64 +482,10 @@ def test_steps_charged_elsewhere_are_kept_on_opening_a_folder(tmp_path, monkeypa
     run = a_run(BINS)
     for _ in range(2):
         run.step()
-
-    def stop(progress):
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        run.train(tmp_path, on_step=stop)
-    again = a_run(BINS)
-    assert again.resume(tmp_path) == 3
-    again.train(tmp_path)
+    train_until(3, run, tmp_path)
+    assert gone_on(a_run(BINS), tmp_path) == 3
     first = np.concatenate([found[step][-1] for step in (1, 2, 3, 4)])
     assert len(np.unique(first, axis=0)) == 10
-
-
-# --- Interrupted steps and missing parts ---
-
-
-def test_an_interrupted_step_is_dropped_within_a_process(tmp_path, monkeypatch):
-    run, call, left = a_run(GROUPED), PrivateGradient.__call__, [3]
-
-    def interrupted(*args, **kwargs):
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        return call(*args, **kwargs)
-
-    monkeypatch.setattr(PrivateGradient, "__call__", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run.train(tmp_path)
-    assert (run.num_steps_taken, run.num_steps_charged) == (2, 3)
-    with pytest.warns(UserWarning, match="step 3 was charged and interrupted before"):
-        run.train(tmp_path)
-    assert run.num_steps_taken == run.num_steps_charged == STEPS
-    log = run_files.read_log(tmp_path / run_files.STORE)
-    assert [record["step"] for record in log] == list(range(STEPS + 1))
-    private = [run_files.PRIVATE in record for record in log]
-    assert private == [False, True, True, False, True, True, True, True]
-
-
-def test_resuming_needs_no_data(tmp_path, monkeypatch):
-    """Resuming draws, reads or computes nothing from records."""
-
-    def stop(progress):
-        if progress.step == 5:
-            raise RuntimeError("killed")
-
-    first = a_run(GROUPED)
-    with pytest.raises(RuntimeError, match="killed"):
-        first.train(tmp_path, on_step=stop, checkpoint_every=100)
-    run = a_run(GROUPED)
-
-    def touched(*args, **kwargs):
-        raise AssertionError("data were touched")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(EpisodeSampler, "draw", touched)
-        patch.setattr(PrivateGradient, "__call__", touched)
-        assert run.resume(tmp_path) == 5
-    assert_same(run, first)
 
 
 def test_what_was_prepared_for_another_step_is_refused():
@@ -402,77 +499,27 @@ def test_what_was_prepared_for_another_step_is_refused():
     assert run.num_steps_charged == 1
 
 
-def test_a_run_has_one_folder(tmp_path):
-    run = a_run(GROUPED)
+def test_resuming_needs_no_data(tmp_path, monkeypatch):
+    """Resuming draws, reads or computes nothing from records."""
+    first, run = train_until(5, a_run(), tmp_path), a_run()
 
-    def stop(progress):
-        raise KeyboardInterrupt
+    def touched(*args, **kwargs):
+        raise AssertionError("data were touched")
 
-    with pytest.raises(KeyboardInterrupt):
-        run.train(tmp_path / "own", on_step=stop)
-    with pytest.raises(ValueError, match="folder must be the run's own, .*own, got"):
-        run.train(tmp_path / "other")
-    run.train(tmp_path / "own")
-    assert run.num_steps_taken == STEPS
-
-
-def test_files_of_a_run_are_private_to_their_owner(tmp_path):
-    def look(progress):
-        seen.update({path.name: path.stat().st_mode for path in tmp_path.iterdir()})
-
-    seen = {}
-    a_run(BINS).train(tmp_path, on_step=look)
-    assert {name for name in seen if name[0] == "r"} == {
-        "run.sqlite",
-        "run.sqlite-wal",
-        "run.sqlite-shm",
-    }
-    assert all(stat.S_IMODE(mode) == 0o600 for mode in seen.values())
-    assert {path.name for path in tmp_path.iterdir()} == {".lock", "run.sqlite"}
-
-
-@pytest.fixture(scope="module")
-def seeded_whole(tmp_path_factory):
-    run = plain_trainer()
-    run.train(tmp_path_factory.mktemp("whole"))
-    return run
-
-
-@pytest.mark.parametrize(
-    "stage",
-    [
-        stage if number % 4 == 1 else pytest.param(stage, marks=pytest.mark.slow)
-        for number, stage in enumerate(STAGES)
-    ],
-)
-def test_resumed_seeded_runs_equal_whole_ones(
-    tmp_path, monkeypatch, seeded_whole, stage
-):
-    owner, name, call = STAGES[stage]
-    if stage.startswith("at the last"):
-        call -= 1  # it has one step less
-    left = killed_at((owner, name, call), plain_trainer(), tmp_path, monkeypatch)
-    run = plain_trainer()
-    run.resume(left)
-    run.train(left)
-    assert_same(run, seeded_whole)
-    assert read_ledger(left / run_files.STORE).charged == 6
+    monkeypatch.setattr(EpisodeSampler, "draw", touched)
+    monkeypatch.setattr(PrivateGradient, "__call__", touched)
+    assert run.resume(tmp_path) == 5
+    assert_same(run, first)
 
 
 # --- Truncated files and flipped bits ---
-
-
-def left_by_a_kill(tmp_path, monkeypatch, name, call):
-    """The folder of a run killed at a later call of a store's method."""
-    moment = RunStore, name, call
-    return killed_at(moment, a_run(GROUPED), tmp_path, monkeypatch)
 
 
 def read_anyhow(folder):
     """What a damaged folder holds: charges, state and releases; or a refusal."""
     try:
         charged = read_ledger(folder).charged
-        with contextlib.closing(RunStore(folder / run_files.STORE)) as store:
+        with contextlib.closing(RunStore(folder / STORE)) as store:
             saved = store.saved()
             arrays = [] if saved is None else [a.tobytes() for a in saved.arrays]
             releases = [(n, [a.tobytes() for a in r]) for n, r in store.releases(0)]
@@ -490,22 +537,24 @@ def damaged(folder, tmp_path, name, content):
     return read_anyhow(copy)
 
 
-@pytest.fixture
-def history(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def history(tmp_path_factory):
     """What was read after each commit of a run, and what a kill left of it."""
-    found, commit = [], RunStore._commit
+    folder = tmp_path_factory.mktemp("history")
+    now, left, found, commit = folder / "now", folder / "left", [], RunStore._commit
 
     @contextlib.contextmanager
     def noted(store):
         with commit(store) as db:
             yield db
-        shutil.rmtree(tmp_path / "now", ignore_errors=True)
-        shutil.copytree(store.path.parent, tmp_path / "now")
-        found.append(read_anyhow(tmp_path / "now"))
+        shutil.rmtree(now, ignore_errors=True)
+        shutil.copytree(store.path.parent, now)
+        found.append(read_anyhow(now))
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunStore, "_commit", noted)
-        left = left_by_a_kill(tmp_path, monkeypatch, "release", 6)
+        with ending(RunStore, "release", 6, folder / "run", left):
+            a_run().train(folder / "run", checkpoint_every=EVERY)
     return found, left
 
 
@@ -535,13 +584,12 @@ def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips, least):
 
     In the last commit of the log the result may be as after a kill there.
     """
-    found, left = history
+    found, left = history[0], shutil.copytree(history[1], tmp_path / "left")
     if closed:
-        RunStore(left / run_files.STORE).close()
+        RunStore(left / STORE).close()
     rng = np.random.default_rng(0)
-    names = ["run.sqlite"] if closed else ["run.sqlite", "run.sqlite-wal"]
-    content = (left / names[0]).read_bytes()
-    whole = damaged(left, tmp_path, names[0], content)
+    names = [STORE] if closed else [STORE, "run.sqlite-wal"]
+    whole = damaged(left, tmp_path, STORE, (left / STORE).read_bytes())
     refused = 0
     for name in names:
         content = (left / name).read_bytes()
@@ -559,17 +607,17 @@ def test_no_flipped_bit_is_accepted(tmp_path, history, closed, flips, least):
 
 def test_flipped_bits_in_the_index_hide_no_array(tmp_path, history):
     """Arrays are found by SQLite's index, which has no hashes."""
-    _, left = history
-    RunStore(left / run_files.STORE).close()
-    content = (left / "run.sqlite").read_bytes()
-    whole = damaged(left, tmp_path, "run.sqlite", content)
+    left = shutil.copytree(history[1], tmp_path / "left")
+    RunStore(left / STORE).close()
+    content = (left / STORE).read_bytes()
+    whole = damaged(left, tmp_path, STORE, content)
     # SQLite's pages that are leaves of an index begin with 10; cells end with the page.
     starts = [p for p in range(4096, len(content), 4096) if content[p] == 10]
     refused = 0
     for place in [at for p in starts for at in range(p + 4095, p + 3840, -8)]:
         flipped = bytearray(content)
         flipped[place] ^= 8
-        read = damaged(left, tmp_path, "run.sqlite", flipped)
+        read = damaged(left, tmp_path, STORE, flipped)
         assert read is None or read == whole, place
         refused += read is None
     assert refused > 15

@@ -25,6 +25,7 @@ from jaxdp_episodic.accountant.report.ledger_file import (
     read_ledger,
     text_hash,
 )
+from jaxdp_episodic.accountant.report.ledgers import read_ledgers
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.run import store as store_module
 from jaxdp_episodic.trainer.run.ledger import Ledger
@@ -106,16 +107,15 @@ def test_many_steps_need_little_memory(path):
     assert most < 500_000 and path.stat().st_size < 2_000_000
 
 
-@pytest.mark.parametrize("epsilon", [2.5, np.inf])
-def test_descriptions_of_runs_round_trip(tmp_path, epsilon):
+def test_descriptions_of_runs_round_trip(tmp_path):
     data = classes()
     step = grouped_step(data)
     path = tmp_path / STORE
-    create_store(path, PrivacyBudget(step, epsilon, 1e-6, 5, 9), is_seeded=True)
+    create_store(path, PrivacyBudget(step, np.inf, 1e-6, 5, 9), is_seeded=True)
     content = read_ledger(path)
     assert content.groups == ((step, 0),)
     assert content.groups[0][0].population == data.population
-    assert (content.target_epsilon, content.delta) == (epsilon, 1e-6)
+    assert (content.target_epsilon, content.delta) == (np.inf, 1e-6)
     assert content.is_seeded and content.charged == 0
 
 
@@ -276,7 +276,6 @@ def other_step(text):
         (["DELETE FROM charges WHERE number = 2"], "charge 2 is missing"),
         (["UPDATE charges SET hash = x'00' WHERE number = 3"], "charge 3"),
         (["UPDATE charges SET session = 99"], "charge 1 is missing"),
-        (["INSERT INTO charges SELECT 4, step, session, hash FROM charges"], "UNIQUE"),
         (["UPDATE texts SET value = replace(value, '0.02', '0.01')"], "step 'phase 1'"),
         (["UPDATE texts SET value = x'ff' WHERE kind = 'facts'"], "is not a text"),
         (["DELETE FROM texts WHERE kind = 'facts'"], "must have the facts once"),
@@ -298,26 +297,20 @@ def other_step(text):
         (["DELETE FROM charges", other_step('{"type": "os.system"}')], "missing key"),
         (["DELETE FROM charges", other_step("[" * 10**5)], "nested too deeply"),
     ],
-    ids=range(25),
+    ids=range(24),
 )
 def test_an_edited_file_is_refused_with_the_reason(path, statements, reason):
-    if reason == "UNIQUE":
-        with pytest.raises(sqlite3.IntegrityError):
-            edited(path, *statements)
-        return
     edited(path, *statements)
     with pytest.raises(LedgerError, match=reason):
         read_ledger(path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\0" * 4096, b"SQLite format 3\0" + b"\xff" * 4096, b"{}\n"]
-)
-def test_other_files_are_refused(tmp_path, content):
+def test_other_files_are_refused(tmp_path):
     path = tmp_path / STORE
-    path.write_bytes(content)
-    with pytest.raises(LedgerError):
-        read_ledger(path)
+    for content in (b"", b"\0" * 4096, b"SQLite format 3\0" + b"\xff" * 4096, b"{}\n"):
+        path.write_bytes(content)
+        with pytest.raises(LedgerError):
+            read_ledger(path)
     with pytest.raises(OSError):
         read_ledger(tmp_path / "none")
     (tmp_path / "release").mkdir()
@@ -328,18 +321,15 @@ def test_other_files_are_refused(tmp_path, content):
 
 
 def test_descriptions_have_a_largest_size(path, monkeypatch):
-    monkeypatch.setattr(
-        "jaxdp_episodic.accountant.report.ledger_file.MOST_DESCRIBED", 150
-    )
+    """A step that could not be read back is not written."""
+    reader = "jaxdp_episodic.accountant.report.ledger_file.MOST_DESCRIBED"
+    monkeypatch.setattr(reader, 150)
     with pytest.raises((LedgerError, OSError)):
         read_ledger(path)
-
-
-def test_a_step_that_cannot_be_read_back_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "MOST_DESCRIBED", 100)
     with pytest.raises(ValueError, match="public bounds of the sizes"):
-        create_store(tmp_path / STORE, budget(), is_seeded=False)
-    assert list(tmp_path.iterdir()) == []
+        create_store(path.parent / "new" / STORE, budget(), is_seeded=False)
+    assert [one.name for one in path.parent.iterdir()] == [STORE]
 
 
 def test_a_state_without_its_charges_is_refused(path):
@@ -360,30 +350,22 @@ def test_a_state_without_its_charges_is_refused(path):
         "UPDATE arrays SET head = replace(head, '[3]', '[1, 3]')",
         "UPDATE arrays SET head = replace(head, 'float64', 'int64')",
         "UPDATE arrays SET data = zeroblob(24) WHERE place = 0",
+        "UPDATE texts SET value = CAST(x'7bff7d' AS TEXT) WHERE kind = 'log'",
     ],
 )
-def test_a_damaged_state_is_refused(path, damage):
+def test_damaged_states_releases_and_logs_are_refused(path, damage):
     with opened(path) as store:
-        store.save(3, [np.ones(3), np.ones(3)], {}, {}, 3)
-    edited(path, damage)
-    with opened(path) as store, pytest.raises(LedgerError, match="is damaged"):
-        store.saved()
-
-
-def test_a_release_without_one_array_is_refused(path):
-    with opened(path) as store:
+        store.save(2, [np.ones(3), np.ones(3)], {}, {}, 2)
         store.release(3, [np.ones(3), np.ones(3)])
-    edited(path, "DELETE FROM arrays WHERE place = 1")
-    with opened(path) as store, pytest.raises(LedgerError, match="is damaged"):
-        list(store.releases(after=2))
-
-
-def test_an_undecodable_log_is_refused(path):
-    with opened(path) as store:
         store.note({"step": 3})
-    edited(path, "UPDATE texts SET value = CAST(x'7bff7d' AS TEXT) WHERE kind = 'log'")
-    with pytest.raises(LedgerError, match="is damaged"):
-        read_log(path)
+    edited(path, damage)
+    if "texts" in damage:
+        with pytest.raises(LedgerError, match="is damaged"):
+            read_log(path)
+        return
+    for read in (RunStore.saved, lambda store: list(store.releases(after=2))):
+        with opened(path) as store, pytest.raises(LedgerError, match="is damaged"):
+            read(store)
 
 
 def test_a_copy_without_its_write_ahead_log_is_refused(path, tmp_path):
@@ -615,30 +597,7 @@ def test_settings_that_differ_are_named():
         refuse_other_run({"learner": {"a": 1}}, {"learner": {"a": 2}})
 
 
-def test_a_run_is_not_resumed_with_a_model_of_another_shape(tmp_path):
-    plain_trainer(num_steps=2).train(tmp_path)
-    learner, params = plain_trainer().learner, plain_trainer().params
-    params = {**params, "more": np.zeros(3, np.float32)}
-    other = plain_trainer(num_steps=2, learner=(learner, params))
-    with pytest.raises(RunMismatchError, match="another model or optimizer"):
-        other.resume(tmp_path)
-
-
-# --- File systems, and readers during the run ---
-
-
-def test_a_run_is_read_while_it_trains(path):
-    with opened(path) as store:
-        store.begin_session({})
-        store.charge("phase 1", flat_step())
-        content = read_ledger(path)
-        assert content.charged == 4 and not content.is_closed
-        assert sorted(one.name for one in path.parent.iterdir()) == [
-            STORE,
-            f"{STORE}-shm",
-            f"{STORE}-wal",
-        ]
-    assert [one.name for one in path.parent.iterdir()] == [STORE]
+# --- File systems ---
 
 
 MOUNTS = """/dev/sda / ext4 rw 0 0
@@ -679,36 +638,84 @@ def test_an_old_ledger_is_read(tmp_path):
     assert read_ledger(cut).charged == 3
 
 
-@pytest.mark.parametrize("is_made", [False, True], ids=["old", "made"])
-def test_an_old_run_resumes(tmp_path, is_made):
-    """Also if the process was killed before it moved the old files aside."""
-    folder, run = tmp_path / "run", plain_trainer(seed=None)
+@pytest.fixture
+def old_folder(tmp_path):
+    """A run after two steps, the release of a third, and a fourth charge."""
+    run = plain_trainer(seed=None)
     run.step()
     run.step()
     zeros = [np.zeros_like(leaf) for leaf in jax.tree.leaves(run.state.params)]
-    old_run(folder, run, GROUPED, charged=4, released=zeros)
-    if is_made:
-        shutil.copytree(folder, tmp_path / "copy")
-        with pytest.warns(UserWarning, match="step 4 was charged"):
-            plain_trainer(seed=None).resume(tmp_path / "copy")
-        shutil.copy(tmp_path / "copy" / STORE, folder)
-    other = plain_trainer(seed=None)
-    with pytest.warns(UserWarning, match="step 4 was charged and interrupted"):
-        assert other.resume(folder) == 4
+    old_run(tmp_path / "run", run, GROUPED, charged=4, released=zeros)
+    (tmp_path / "run" / "log.jsonl").write_text('{"step": 0}\n{"step": 3}\n')
     gradient = jax.tree.unflatten(jax.tree.structure(run.params), zeros)
     run._now = (run._main.apply(run.state, 3, gradient), 3)
+    return tmp_path / "run", run
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["old", "made"])
+def test_an_old_run_resumes(tmp_path, old_folder, is_made):
+    """Also if the process was killed before it moved the old files aside."""
+    folder, run = old_folder
+    copy, other = shutil.copytree(folder, tmp_path / "copy"), plain_trainer(seed=None)
+    if is_made:
+        again = shutil.copytree(folder, tmp_path / "again")
+        with pytest.warns(UserWarning, match="step 4 was charged"):
+            plain_trainer(seed=None).resume(again)
+        shutil.copy(again / STORE, folder)
+    with pytest.warns(UserWarning, match="step 4 was charged and interrupted"):
+        assert other.resume(folder) == 4
     assert_same(other, run)
+    assert [record["step"] for record in read_log(folder)] == [0, 3]
     other.train(folder)
-    assert read_ledger(folder).charged == 6
-    kept = {"ledger.jsonl", "journal", "checkpoints"}
+    content = read_ledger(folder)
+    assert content.charged == 6 and content.run == read_ledger(copy).run
+    # The old folder is a copy: shared charges are counted once.
+    assert read_ledgers([folder, copy]).run_charged() == (GROUPED, 6)
+    kept = {"ledger.jsonl", "journal", "checkpoints", "log.jsonl"}
     assert {one.name for one in (folder / "imported").iterdir()} == kept
     assert not kept & {one.name for one in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error"),
+    [
+        ("ledger.jsonl", lambda text: text.replace(b"1\n", b"", 1), LedgerError),
+        ("ledger.jsonl", lambda text: text[:-100], LedgerError),
+        ("journal", lambda text: text[:20] + b"\1" + text[21:], LedgerError),
+        ("ledger.jsonl", None, FileNotFoundError),
+        ("checkpoints", None, FileNotFoundError),
+    ],
+    ids=["a charge", "cut", "journal", "no ledger", "no checkpoint"],
+)
+def test_damaged_or_missing_old_files_are_refused(old_folder, name, change, error):
+    folder, _ = old_folder
+    path = folder / name
+    if change is not None:
+        path.write_bytes(change(path.read_bytes()))
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    with pytest.raises(error):
+        plain_trainer(seed=None).resume(folder)
+    assert not (folder / STORE).exists()
+
+
+def test_without_the_end_of_its_journal_a_step_is_given_up(old_folder):
+    folder, _ = old_folder
+    (folder / "journal").write_bytes((folder / "journal").read_bytes()[:-101])
+    other = plain_trainer(seed=None, l2_clip_norm=0.3)
+    with pytest.raises(RunMismatchError, match="l2_clip_norm"):
+        other.resume(folder)
+    run = plain_trainer(seed=None)
+    with pytest.warns(UserWarning, match="steps 3 to 4 were charged"):
+        assert run.resume(folder) == 4
 
 
 def test_no_byte_of_an_old_ledger_can_be_changed(tmp_path):
     path = old_ledger(tmp_path / "ledger.jsonl", flat_step(), [("a", 3)])
     whole = path.read_bytes()
-    for place in range(0, len(whole) - 1, 3):
+    for place in range(0, len(whole) - 1, 5):
         changed = bytearray(whole)
         changed[place] ^= 1
         path.write_bytes(changed)
@@ -729,7 +736,7 @@ def epsilon_of(capsys):
     return run
 
 
-@pytest.mark.parametrize("method", [None, "exact", "rdp", "pld"])
+@pytest.mark.parametrize("method", [None, "rdp"])
 def test_epsilon_is_of_the_charged_steps(path, epsilon_of, method):
     options = () if method is None else ("--method", method)
     code, out, err = epsilon_of(path.parent, "--json", *options)
@@ -759,12 +766,6 @@ def test_another_delta_and_the_remarks_of_the_output(tmp_path, epsilon_of):
     ]
     code, out, _ = epsilon_of(path, "--method", "rdp")
     assert code == 0 and "warning: not private" in out and "num steps" in out
-
-
-def test_a_report_says_what_was_charged(path, capsys):
-    assert cli.run(["report", str(path.parent)]) == 0
-    said = capsys.readouterr().out
-    assert "3 steps are charged" in said and "user" in said
 
 
 def test_wrong_files_and_options_are_one_line(path, epsilon_of):

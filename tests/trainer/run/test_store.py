@@ -768,6 +768,12 @@ def test_another_delta_and_the_remarks_of_the_output(tmp_path, epsilon_of):
     assert code == 0 and "warning: not private" in out and "num steps" in out
 
 
+def test_a_report_says_what_was_charged(path, capsys):
+    assert cli.run(["report", str(path.parent)]) == 0
+    said = capsys.readouterr().out
+    assert "3 steps are charged" in said and "user" in said
+
+
 def test_wrong_files_and_options_are_one_line(path, epsilon_of):
     for options in (["--num-steps", "3"], ["--per-unit", "--out", "x.csv"]):
         code, out, err = epsilon_of(path, *options)

@@ -250,6 +250,11 @@ def adaptive_budget(quotas=(4, 3, 3), **changes):
     return AdaptiveBudget((run,), DELTA, checks=("check",), **changes)
 
 
+def score_on(data, step=CHECK, **changes):
+    """The noisy score on data."""
+    return PrivateValidation(data, step, shots=SHOTS, **changes)
+
+
 def by_parity(released):
     """A rule that depends on all it may see, and ends the run after 8 releases."""
     if released.number == 8:
@@ -265,13 +270,13 @@ def adaptive(
     *,
     plan=None,
     learner=None,
-    held_out=None,
-    checks=("check",),
+    checks=None,
     **changes,
 ):
-    """A run that takes noisy scores; ``checks=()``: without them."""
+    """A run that takes noisy scores, unless ``checks`` says others."""
     model, params = protonet() if learner is None else learner
-    data = classes(num_classes=12, seed=5) if held_out is None else held_out
+    if checks is None:
+        checks = {"check": score_on(classes(num_classes=12, seed=5))}
     arguments = {"l2_clip_norm": 0.5, "shots": SHOTS, "seed": 1, **changes}
     return AdaptiveTrainer(
         model,
@@ -279,7 +284,7 @@ def adaptive(
         data=classes(),
         budget=adaptive_budget() if plan is None else plan,
         rule=rule,
-        checks={name: PrivateValidation(data, CHECK, shots=SHOTS) for name in checks},
+        checks=checks,
         optimizer=adam(0.05),
         **arguments,
     )

@@ -3,19 +3,14 @@
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
-from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from crash_rigs import ending
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
@@ -31,78 +26,26 @@ from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
 from jaxdp_episodic.trainer.data.people import Truncation
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
-from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.ledger import RuleError
 from jaxdp_episodic.trainer.run.mechanisms import check_apart
-from jaxdp_episodic.trainer.run.report import markdown_report, privacy_statement
+from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.run.run_files import read_log
-from jaxdp_episodic.trainer.run.validation import PrivateValidation
-from rows import fast_and_slow
 from training_runs import (
-    GROUPED,
-    SHOTS,
-    WAYS,
-    Interrupted,
-    adam,
+    CHECK,
+    DELTA,
+    LOUD,
+    OPTIONS,
+    QUIET,
+    adaptive,
+    adaptive_budget,
     assert_same,
+    by_parity,
     charged_run,
     classes,
+    held_out,
     plain_trainer,
-    protonet,
+    score_on,
 )
-
-DELTA = 1e-5
-LOUD = dataclasses.replace(GROUPED, noise_multiplier=8.0)
-QUIET = dataclasses.replace(GROUPED, noise_multiplier=4.0)
-CHECK = jde.GaussianStep(
-    jde.GroupedClasses(
-        num_classes=12,
-        ways=WAYS,
-        episodes=jde.Poisson("episode", sampling_probability=1.0),
-        examples=jde.WithoutReplacement("example", size=6, population=6),
-    ),
-    noise_multiplier=5.0,
-)
-OPTIONS = {"loud": LOUD, "quiet": QUIET, "check": CHECK}
-
-
-def budget(quotas=(4, 3, 3), **changes):
-    names = OPTIONS if "options" not in changes else changes.pop("options")
-    run = jde.AdaptiveRun(
-        {name: OPTIONS[name] for name in names},
-        quotas=dict(zip(names, quotas, strict=True)),
-    )
-    return AdaptiveBudget((run,), DELTA, checks=("check",), **changes)
-
-
-def by_parity(released):
-    """A rule that depends on all it may see."""
-    if released.number == 8:
-        return None
-    weight = sum(float(np.sum(leaf)) for leaf in jax.tree.leaves(released.params))
-    last = released.scores[-1].value if released.scores else 0.0
-    names = [name for name in sorted(released.left) if released.left[name]]
-    return names[int(1e4 * abs(weight + last)) % len(names)]
-
-
-def adaptive(rule=by_parity, *, seed=1, plan=None, held_out=None, **changes):
-    learner, params = protonet()
-    data = classes(num_classes=12, seed=5) if held_out is None else held_out
-    check = PrivateValidation(data, CHECK, shots=SHOTS)
-    return AdaptiveTrainer(
-        learner,
-        params,
-        data=classes(),
-        budget=budget() if plan is None else plan,
-        rule=rule,
-        checks={"check": check},
-        optimizer=adam(0.05),
-        shots=SHOTS,
-        l2_clip_norm=0.5,
-        seed=seed,
-        **changes,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -142,36 +85,34 @@ def test_the_epsilon_command_reads_an_adaptive_run(whole, capsys):
 @pytest.mark.slow
 def test_scores_without_noise_choose_no_stage(tmp_path):
     run = adaptive()
-    data = classes(seed=9)
-    held_out = Evaluation(data, ways=3, shots=1, queries=2, num_episodes=20)
-    records = run.train(tmp_path, evaluations={"validation": held_out})
+    records = run.train(tmp_path, evaluations={"validation": held_out()})
     assert run.released.name == "steps" and run.selection.split is None
     assert "held-out data are protected here" in run.selection.words
     assert [r["step"] for r in records if run_files.STAGES in r] == [8]
     assert list(run.selection.scores) == ["features", "initial", "steps"]
 
 
+def without_checks(rule, **quotas):
+    options = {name: OPTIONS[name] for name in quotas}
+    budget = AdaptiveBudget((jde.AdaptiveRun(options, quotas=quotas),), DELTA)
+    return adaptive(rule, plan=budget, checks={})
+
+
 @pytest.mark.slow
 def test_an_adaptive_run_without_private_scores_chooses_a_stage(tmp_path):
-    learner, params = protonet()
-    quotas = jde.AdaptiveRun({"loud": LOUD}, quotas={"loud": 4})
-    run = AdaptiveTrainer(
-        learner,
-        params,
-        data=classes(),
-        budget=AdaptiveBudget((quotas,), DELTA),
-        rule=lambda released: "loud" if released.number < 3 else None,
-        optimizer=adam(0.05),
-        shots=SHOTS,
-        l2_clip_norm=0.5,
-    )
-    data = classes(seed=9)
-    held_out = Evaluation(data, ways=3, shots=1, queries=2, num_episodes=20)
-    evaluations = {"validation": held_out}
+    run = without_checks(lambda run: "loud" if run.number < 3 else None, loud=4)
+    evaluations = {"validation": held_out()}
     records = run.train(tmp_path, evaluations=evaluations, evaluate_every=2)
     assert run.num_steps_taken == 3 and run.selection.split == "validation"
     assert list(run.selection.scores) == ["features", "initial", "steps", "steps@2"]
     assert records[-1]["released"] == run.released.name
+
+
+def test_a_run_without_checks_spends_the_rest(tmp_path):
+    rule = SpendRest(first="loud", number=1, rest="quiet")
+    run = without_checks(rule, loud=3, quiet=2)
+    run.train(tmp_path)
+    assert run.ledger.options == ["loud", "quiet", "quiet"] and run.scores == ()
 
 
 def test_the_guarantee_covers_all_quotas(whole):
@@ -189,25 +130,15 @@ def test_disjoint_parts_of_the_data_are_charged_separately():
     )
     apart = AdaptiveBudget(runs, DELTA, checks=("check",))
     each = [float(run.epsilon(delta=DELTA)) for run in runs]
-    assert apart.epsilon == max(each) < budget().epsilon
+    assert apart.epsilon == max(each) < adaptive_budget().epsilon
     assert AdaptiveBudget.from_dict(apart.to_dict()).to_dict() == apart.to_dict()
-    trained = classes()  # the held-out data are the training data, so the parts overlap
+    # The held-out data are the training data, so the parts overlap.
     wide = dataclasses.replace(CHECK.design, num_classes=30)
     check = dataclasses.replace(CHECK, sampling=wide)
     runs = (runs[0], jde.AdaptiveRun({"check": check}, quotas={"check": 3}))
-    learner, params = protonet()
+    plan = AdaptiveBudget(runs, DELTA, checks=("check",))
     with pytest.raises(ValueError, match="got all of the training data"):
-        AdaptiveTrainer(
-            learner,
-            params,
-            data=trained,
-            budget=AdaptiveBudget(runs, DELTA, checks=("check",)),
-            rule=by_parity,
-            checks={"check": PrivateValidation(classes(), check, shots=SHOTS)},
-            optimizer=adam(0.05),
-            shots=SHOTS,
-            l2_clip_norm=0.5,
-        )
+        adaptive(plan=plan, checks={"check": score_on(classes(), check)})
 
 
 def test_a_protected_unit_in_both_parts_is_not_counted_apart():
@@ -219,13 +150,13 @@ def test_a_protected_unit_in_both_parts_is_not_counted_apart():
         return ExampleTable.from_records(data.features, units={"class": names})
 
     check = dataclasses.replace(CHECK, privacy_unit="class")
-    held_out = PrivateValidation(table(0), check, shots=SHOTS, normalizer=4.0)
+    held_out = score_on(table(0), check, normalizer=4.0)
     check_apart("check", held_out, table(12))
     with pytest.raises(
         ValueError, match="got 1 'class' units in both, such as 'class 11'"
     ):
         check_apart("check", held_out, table(11))
-    examples = PrivateValidation(table(0), CHECK, shots=SHOTS)
+    examples = score_on(table(0))
     check_apart("check", examples, table(11))  # other drawings of a class
 
 
@@ -239,12 +170,12 @@ def test_an_example_in_both_parts_is_not_counted_apart():
         return ExampleTable.from_records(pictures, units={"class": names})
 
     held_out, trained = table(1), table(2)
-    alone = PrivateValidation(held_out, CHECK, shots=SHOTS)
+    alone = score_on(held_out)
     check_apart("check", alone, trained)
     features = held_out.features.copy()
     features[35] = trained.features[41]
     shared = held_out.with_features(features)
-    both = PrivateValidation(shared, CHECK, shots=SHOTS)
+    both = score_on(shared)
     with pytest.raises(ValueError, match="got 1 examples .* such as row 35"):
         check_apart("check", both, trained)
 
@@ -258,7 +189,7 @@ def test_one_of_many_examples_may_be_equal_by_chance():
         names = np.repeat([f"class {i} of {seed}" for i in range(12)], 100)
         return ExampleTable.from_records(pictures, units={"class": names})
 
-    held_out = PrivateValidation(table(1), CHECK, shots=SHOTS)
+    held_out = score_on(table(1))
     with pytest.warns(UserWarning, match="has 1 examples .* row 1: by chance"):
         check_apart("check", held_out, table(2))
 
@@ -266,58 +197,27 @@ def test_one_of_many_examples_may_be_equal_by_chance():
 # --- Interrupted, killed, resumed ---
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "call",
-    fast_and_slow(["quiet", "check", *range(1, 9)], lambda call: isinstance(call, str)),
-)
-def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, whole, call):
-    """It is interrupted in any release; the rule is not asked again for it."""
+def test_the_rule_is_not_asked_again_about_a_charged_release(tmp_path, whole):
+    """Resumed runs equal undisturbed ones: see test_crashes.py."""
     asked = []
-    if isinstance(call, str):  # the first release of its kind
-        call = 1 + whole[0].ledger.options.index(call)
 
     def counting(released):
         asked.append(released.number)
         return by_parity(released)
 
-    run = adaptive(counting)
-    run._commit_and_apply = Interrupted(run._commit_and_apply, call)
-    with pytest.raises(KeyboardInterrupt):
+    run, again = adaptive(counting), adaptive(counting)
+    call = 1 + whole[0].ledger.options.index("check")
+    with ending(run, "_commit_and_apply", call):
         run.train(tmp_path, checkpoint_every=3)
-    again = adaptive(counting)
     assert again.resume(tmp_path) == call - 1
     again.train(tmp_path, checkpoint_every=3)
     assert_same(again, whole[0])
-    assert again.ledger.options == whole[0].ledger.options
-    assert again.scores == whole[0].scores
     assert asked == list(range(9))  # once for each release, and to end
-    assert [r["step"] for r in read_log(tmp_path / run_files.STORE)] == list(range(9))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:count_noise")
-def test_a_resumed_run_with_adaptive_clipping_equals_an_undisturbed_one(tmp_path):
-    """Norm, scores and choices are stored, or follow from the releases."""
-    follows = {"clipping": ClippingConfig(quantile=0.5, rate=0.3), "normalizer": 5.0}
-    whole = adaptive(**follows)
-    whole.train(tmp_path / "whole")
-    run = adaptive(**follows)
-    run._commit_and_apply = Interrupted(run._commit_and_apply, 6)
-    with pytest.raises(KeyboardInterrupt):
-        run.train(tmp_path / "parts", checkpoint_every=4)
-    again = adaptive(**follows)
-    assert again.resume(tmp_path / "parts") == 5
-    again.train(tmp_path / "parts")
-    assert_same(again, whole)
-    assert again.clip_norm == whole.clip_norm != 0.5
-    assert again.ledger.options == whole.ledger.options
 
 
 def test_without_a_seed_an_interrupted_release_is_dropped_and_stays_charged(tmp_path):
     run = adaptive(lambda released: "check", seed=None)
-    run._commit_and_apply = Interrupted(run._commit_and_apply, 2)
-    with pytest.raises(KeyboardInterrupt):
+    with ending(run, "_commit_and_apply", 2):
         run.train(tmp_path)
     again = adaptive(lambda released: "check", seed=None)
     with pytest.warns(UserWarning, match="step 2 was charged and interrupted"):
@@ -383,10 +283,10 @@ def test_an_exception_in_a_rule_loses_nothing(tmp_path, whole):
 
 def test_another_budget_is_another_run(tmp_path, whole):
     _, folder = whole
-    other = adaptive(plan=budget((4, 3, 2)))
+    other = adaptive(plan=adaptive_budget((4, 3, 2)))
     with pytest.raises(ValueError, match="another run"):
         other.resume(folder)
-    other = adaptive(held_out=classes(num_classes=12, seed=6))
+    other = adaptive(checks={"check": score_on(classes(num_classes=12, seed=6))})
     with pytest.raises(ValueError, match="another run: checks.check.data"):
         other.resume(folder)
     run = adaptive(StopWhenStalled(train="loud", every=2))
@@ -395,7 +295,7 @@ def test_another_budget_is_another_run(tmp_path, whole):
 
 
 def test_reading_a_ledger_does_not_search_for_a_budget():
-    described = budget().to_dict()
+    described = adaptive_budget().to_dict()
     described["runs"][0] |= {"epsilon": 1.0, "delta": 1e-5}
     with pytest.raises(ValueError, match="not targets epsilon"):
         AdaptiveBudget.from_dict(described)
@@ -404,42 +304,53 @@ def test_reading_a_ledger_does_not_search_for_a_budget():
             AdaptiveBudget.from_dict(wrong)
 
 
-def test_invalid_options_are_refused():
-    def with_option(**changes):
-        step = dataclasses.replace(QUIET, **changes)
-        run = jde.AdaptiveRun({"step": step}, quotas={"step": 2})
-        return AdaptiveBudget((run,), DELTA)
+def quotas_of(*steps, apart=False):
+    """Runs of steps, of which the second one may be of other data."""
+    named = dict(zip(("step", "check"), steps, strict=False))
+    pairs = [{name: step} for name, step in named.items()] if apart else [named]
+    return [jde.AdaptiveRun(one, quotas=dict.fromkeys(one, 2)) for one in pairs]
 
-    with pytest.raises(ValueError, match="uses private sizes"):
-        with_option(population=classes().population)
-    assert with_option(neighboring_relation="replace_one").epsilon > 0
-    people = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("class", sampling_probability=0.1),
-            jde.Poisson("example", sampling_probability=0.5),
+
+OF_PEOPLE = jde.GaussianStep(
+    jde.MultistageSampling(
+        jde.Poisson("class", sampling_probability=0.1),
+        jde.Poisson("example", sampling_probability=0.5),
+    ),
+    noise_multiplier=4.0,
+    privacy_unit="person",
+    people=jde.PersonBounds(classes=2, examples=1),
+    clip_unit="class",
+)
+COUNTED = dataclasses.replace(QUIET, population=classes().population)
+ZEROED = dataclasses.replace(QUIET, neighboring_relation="zero_out")
+
+
+@pytest.mark.parametrize(
+    ("runs", "checks", "error", "message"),
+    [
+        (quotas_of(COUNTED), (), ValueError, "uses private sizes"),
+        (
+            quotas_of(OF_PEOPLE, OF_PEOPLE, apart=True),
+            ("check",),
+            NotImplementedError,
+            "people and copies of an",
         ),
-        noise_multiplier=4.0,
-        privacy_unit="person",
-        people=jde.PersonBounds(classes=2, examples=1),
-        clip_unit="class",
-    )
-    runs = [jde.AdaptiveRun({n: people}, quotas={n: 2}) for n in ("step", "check")]
-    with pytest.raises(NotImplementedError, match="people and copies of an"):
-        AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
-    with pytest.raises(ValueError, match="each option must be in one run"):
-        AdaptiveBudget((runs[0], runs[0]), DELTA)
-    with pytest.raises(ValueError, match="got checks only"):
-        AdaptiveBudget((runs[0],), DELTA, checks=("step",))
-    other = dataclasses.replace(QUIET, neighboring_relation="zero_out")
-    runs = [
-        jde.AdaptiveRun({name: step}, quotas={name: 2})
-        for name, step in {"step": QUIET, "check": other}.items()
-    ]
-    with pytest.raises(ValueError, match="same neighboring_relation"):
-        AdaptiveBudget(tuple(runs), DELTA, checks=("check",))
+        (quotas_of(QUIET) * 2, (), ValueError, "each option must be in one run"),
+        (quotas_of(QUIET), ("step",), ValueError, "got checks only"),
+        (
+            quotas_of(QUIET, ZEROED, apart=True),
+            ("check",),
+            ValueError,
+            "same neighboring_relation",
+        ),
+    ],
+)
+def test_invalid_options_are_refused(runs, checks, error, message):
+    with pytest.raises(error, match=message):
+        AdaptiveBudget(tuple(runs), DELTA, checks=checks)
 
 
-@pytest.mark.parametrize("name", ["delta", "runs", "first", "checks"])
+@pytest.mark.parametrize("name", ["delta", "runs"])
 def test_option_names_must_not_be_keys_of_a_runs_description(name):
     options = {name: LOUD, "check": CHECK}
     run = jde.AdaptiveRun(options, quotas={name: 2, "check": 1})
@@ -459,13 +370,13 @@ def test_option_names_must_not_be_keys_of_a_runs_description(name):
 )
 def test_first_options_cannot_be_chosen_again(first, quotas, message):
     with pytest.raises(ValueError, match=message):
-        budget(quotas, first=first)
+        adaptive_budget(quotas, first=first)
     run = jde.AdaptiveRun(
         {"loud": LOUD, "quiet": QUIET}, prices={"loud": 1, "quiet": 3}, budget=9
     )
     with pytest.raises(ValueError, match="must have this quota, got none"):
         AdaptiveBudget((run,), DELTA, first=("loud",))
-    held = budget((1, 3, 3), first=("loud",)).charge("loud")
+    held = adaptive_budget((1, 3, 3), first=("loud",)).charge("loud")
     assert not held.can("loud") and held.before == (LOUD,)
 
 
@@ -479,12 +390,6 @@ def test_an_edited_choice_is_detected(tmp_path, whole):
     with pytest.raises(LedgerError, match="edited or damaged: charge 2"):
         read_ledger(path)
     assert read_ledger(folder).adaptive.checks == ("check",)
-
-
-def page(said):
-    return markdown_report(
-        [], title="", facts=said.facts, statement=said.statement, picture=None
-    )
 
 
 @pytest.mark.slow
@@ -513,88 +418,6 @@ def test_composed_with_other_ledgers_it_is_charged_its_quotas(tmp_path, whole, c
     copy.write_bytes((folder / run_files.STORE).read_bytes())
     assert cli.run(["epsilon", "--ledger", paths[0], "--ledger", str(copy)]) == 2
     assert "copies of one adaptive run" in capsys.readouterr().err
-
-
-# --- kill -9 ---
-
-_KILLED = """
-import contextlib, os, signal, sys, warnings
-from pathlib import Path
-sys.path[:0] = {paths!r}
-from test_adaptive import adaptive
-from jaxdp_episodic.trainer.run.run_files import files_of_a_run
-from jaxdp_episodic.trainer.run.store import RunStore
-
-folder, seed, left = Path(sys.argv[1]), eval(sys.argv[2]), [int(sys.argv[3])]
-warnings.simplefilter("ignore")
-commit = RunStore._commit
-
-def kill_if_due():
-    left[0] -= 1
-    if left[0] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-@contextlib.contextmanager
-def killed(store):
-    kill_if_due()
-    with commit(store) as db:
-        yield db
-    kill_if_due()
-
-run = adaptive(seed=seed)
-if files_of_a_run(folder):
-    run.resume(folder)
-RunStore._commit = killed
-run.train(folder, checkpoint_every=3)
-"""
-
-
-def until_the_end(folder, seed, every):
-    """Runs processes, each killed around a commit, until one finishes."""
-    here = Path(__file__).resolve().parent
-    code = _KILLED.format(paths=[str(here), str(here.parents[1])])
-    root = str(here.parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
-    for died in range(40):
-        arguments = [str(folder), repr(seed), str(every)]
-        ended = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            env=environment,
-            capture_output=True,
-            timeout=300,
-            check=False,
-        )
-        if ended.returncode == 0:
-            return died
-        assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
-        content = read_ledger(folder / run_files.STORE)
-        # Choices are charged: at most one choice more than charges.
-        assert len(content.options) <= content.charged + 1
-    raise AssertionError("it does not end")
-
-
-@pytest.mark.slow
-# With fewer than nine commits no step is finished, and the run never ends.
-@pytest.mark.parametrize("every", [10, 13])
-def test_a_repeatedly_killed_run_equals_an_undisturbed_one(tmp_path, every):
-    whole, folder = adaptive(), tmp_path / "killed"
-    whole.train(tmp_path / "whole")
-    assert until_the_end(folder, 1, every) > 1
-    run = adaptive()
-    assert run.resume(folder) == 8
-    assert_same(run, whole)
-    assert run.ledger.options == whole.ledger.options and run.scores == whole.scores
-
-
-@pytest.mark.slow
-def test_a_repeatedly_killed_unseeded_run_is_charged_for_every_release(tmp_path):
-    died = until_the_end(tmp_path, None, 9)
-    content = read_ledger(tmp_path / run_files.STORE)
-    run = adaptive(seed=None)
-    run.resume(tmp_path)
-    released = {r["step"] for r in read_log(tmp_path / run_files.STORE) if r["step"]}
-    assert died and len(released) <= content.charged <= len(released) + died
-    assert content.charged == run.num_steps_taken == 8
 
 
 # --- Prices ---
@@ -643,7 +466,7 @@ def test_the_report_names_other_releases_and_what_was_left_out():
         ),
     }
     own, released = (
-        privacy_statement(budget(), for_release=for_release, **how)
+        privacy_statement(adaptive_budget(), for_release=for_release, **how)
         for for_release in (False, True)
     )
     for said in (own, released):
@@ -653,26 +476,6 @@ def test_the_report_names_other_releases_and_what_was_left_out():
         )
         assert "within bounds, in at most 2 classes" in said
     assert "41" in own and "41" not in released  # private counts
-
-
-def test_a_run_without_checks_spends_the_rest(tmp_path):
-    learner, params = protonet()
-    quotas = jde.AdaptiveRun(
-        {"loud": LOUD, "quiet": QUIET}, quotas={"loud": 3, "quiet": 2}
-    )
-    run = AdaptiveTrainer(
-        learner,
-        params,
-        data=classes(),
-        budget=AdaptiveBudget((quotas,), DELTA),
-        rule=SpendRest(first="loud", number=1, rest="quiet"),
-        optimizer=adam(0.05),
-        shots=SHOTS,
-        l2_clip_norm=0.5,
-        seed=1,
-    )
-    run.train(tmp_path)
-    assert run.ledger.options == ["loud", "quiet", "quiet"] and run.scores == ()
 
 
 def rounds(scores, options=("a", "b"), **how):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from crash_rigs import Killed
+from crash_rigs import ending
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
@@ -24,7 +24,6 @@ from rows import fast_and_slow
 from training_runs import (
     GROUPED,
     TINY,
-    assert_same,
     classes,
     plain_trainer,
     sinusoid_learner,
@@ -174,81 +173,16 @@ def test_an_episode_without_examples_does_not_vote():
 # --- Resumption ---
 
 
-def course(folder):
-    return [record["clip_norm"] for record in read_log(folder / "run.sqlite")]
-
-
-@pytest.mark.parametrize(
-    ("noise", "after"),
-    fast_and_slow([("discrete", 3), ("gaussian", 4)], lambda n, _: n == "discrete"),
-)
-def test_a_killed_run_equals_an_undisturbed_one(tmp_path, monkeypatch, noise, after):
-    def made():
-        return plain_trainer(clipping=CLIPPING, noise=noise)
-
-    whole = made()
-    whole.train(tmp_path / "whole")
-
-    release = RunStore.release
-
-    def killed(store, step, arrays):
-        release(store, step, arrays)  # the release is on disk, and nothing after it
-        if step == after:
-            raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(RunStore, "release", killed)
-        made().train(tmp_path / "parts", checkpoint_every=2)
-    run = made()
-    assert run.resume(tmp_path / "parts") == after
-    run.train(tmp_path / "parts")
-    assert_same(whole, run)
-    assert run.clip_norm == whole.clip_norm != 0.5
-    # A release that was not logged before the kill is logged on resuming.
-    norms = course(tmp_path / "whole")
-    assert course(tmp_path / "parts") == norms and len(set(norms)) == 7
-    openings = read_ledger(tmp_path / "parts").openings
-    assert '"kind": "quantile"' in openings[0].environment["clipping"]
-
-
-def test_a_dropped_step_does_not_change_the_clip_norm(tmp_path, monkeypatch):
-    def made():
-        return plain_trainer(clipping=CLIPPING, seed=None)
-
-    def broken(*_):
-        raise OSError("disk full")
-
-    run = made()
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
-        patch.setattr(RunStore, "release", broken)
-        run.train(tmp_path)
-    again = made()
-    with pytest.warns(UserWarning, match="given up"):
-        assert again.resume(tmp_path) == 1
-    assert again.clip_norm == 0.5
-    again.train(tmp_path)
-    assert read_ledger(tmp_path / "run.sqlite").charged == 6
-
-
-@pytest.mark.parametrize(
-    "change", [{"count_noise": 0.8}, {"kind": "normalize"}, {"kind": "fixed"}]
-)
-def test_a_run_is_not_resumed_with_another_clipping(tmp_path, change):
-    plain_trainer(clipping=CLIPPING, num_steps=2).train(tmp_path)
-    other = plain_trainer(clipping=dataclasses.replace(CLIPPING, **change), num_steps=2)
-    with pytest.raises(RunMismatchError, match="clipping"):
-        other.resume(tmp_path)
-
-
-# --- Statements ---
-
-
-def test_the_clip_norms_are_public(tmp_path):
+def test_the_clip_norms_are_public_and_in_the_file(tmp_path):
+    """Resumed runs equal undisturbed ones: see test_crashes.py."""
     run = plain_trainer(clipping=CLIPPING)
     records = releasable_records(run.train(tmp_path))
     norms = [record["clip_norm"] for record in records]
+    assert norms == [record["clip_norm"] for record in read_log(tmp_path)]
     assert norms[0] == 0.5 and norms[-1] == run.clip_norm
     assert len(set(norms)) == 7
+    (opened,) = read_ledger(tmp_path).openings
+    assert '"kind": "quantile"' in opened.environment["clipping"]
     text = privacy_statement(run.budget, 6, clipping=CLIPPING)
     vote = steps_of_vote(CLIPPING)
     noise = np.hypot(1, vote / GRID)
@@ -256,6 +190,28 @@ def test_the_clip_norms_are_public(tmp_path):
     assert f"noise of {noise * GRID / (2 * vote):.5g} to the count" in text
     assert "to a norm that followed the 0.5 quantile" in text
     assert "and the clip norm after every step" in text
+
+
+def test_a_dropped_step_does_not_change_the_clip_norm(tmp_path):
+    run, again = (plain_trainer(clipping=CLIPPING, seed=None) for _ in range(2))
+    with ending(RunStore, "release", 1):
+        run.train(tmp_path)
+    with pytest.warns(UserWarning, match="given up"):
+        assert again.resume(tmp_path) == 1
+    assert again.clip_norm == 0.5
+    again.train(tmp_path)
+    assert read_ledger(tmp_path).charged == 6
+
+
+def test_a_run_is_not_resumed_with_another_clipping(tmp_path):
+    plain_trainer(clipping=CLIPPING, num_steps=2).train(tmp_path)
+    for change in ({"count_noise": 0.8}, {"kind": "normalize"}, {"kind": "fixed"}):
+        clipping = dataclasses.replace(CLIPPING, **change)
+        with pytest.raises(RunMismatchError, match="clipping"):
+            plain_trainer(clipping=clipping, num_steps=2).resume(tmp_path)
+
+
+# --- Statements ---
 
 
 def test_a_run_with_a_fixed_clip_norm_makes_no_new_statement(tmp_path):
@@ -307,14 +263,10 @@ def test_the_next_clip_norm():
     [
         ({"kind": "quantil"}, ValueError, "did you mean 'quantile'"),
         ({"quantile": 1.0}, ValueError, r"quantile must lie in \(0, 1\), got 1.0"),
-        ({"quantile": "half"}, TypeError, "quantile"),
         ({"rate": 0.0}, ValueError, r"rate must lie in \(0, 10\], got 0"),
-        ({"rate": 11.0}, ValueError, r"rate must lie in \(0, 10\], got 11"),
-        ({"rate": np.nan}, ValueError, "rate"),
         ({"count_noise": 0.1}, ValueError, r"count_noise must lie in \[0.3, 500\]"),
         ({"minimum": 0.0}, ValueError, "minimum must lie in"),
         ({"maximum": np.inf}, ValueError, "maximum must lie in"),
-        ({"maximum": [1.0, 2.0]}, ValueError, "maximum"),
     ],
 )
 def test_invalid_clippings_are_refused(changes, error, message):

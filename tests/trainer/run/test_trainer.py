@@ -10,21 +10,20 @@ import pytest
 from flax import nnx
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError, plan_budget
+from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import generator
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.learners import MAML, Supervised
 from jaxdp_episodic.trainer.learners.models import MLP, split_model
-from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.run_files import HELD_OUT, PRIVATE, STAGES, read_log
 from jaxdp_episodic.trainer.run.state import RunMismatchError
 from training_runs import (
     GROUPED,
-    assert_same,
     classes,
     grouped_step,
+    held_out,
     noised,
     plain_trainer,
     protonet,
@@ -68,23 +67,11 @@ def test_a_step_is_charged_before_it_is_computed(monkeypatch):
 
 def test_training_without_noise_learns(tmp_path):
     run = trainer(epsilon=np.inf, num_steps=60, l2_clip_norm=5.0)
-    held_out = Evaluation(classes(seed=9), ways=3, shots=1, queries=2, num_episodes=200)
-    records = run.train(tmp_path, evaluations={"validation": held_out})
+    records = run.train(tmp_path, evaluations={"validation": held_out(200)})
     scores = records[-1][STAGES]["scores"]
     first, last = (scores[name]["validation"]["mean"] for name in ("initial", "steps"))
     assert last > first + 0.02 or last > 0.97
     assert run.budget.spent(1) == np.inf
-
-
-@pytest.mark.slow
-def test_the_seed_determines_the_run(tmp_path):
-    runs = [trainer(seed=seed) for seed in (4, 4, 5)]
-    for place, run in enumerate(runs):
-        run.train(tmp_path / str(place))
-    assert_same(runs[0], runs[1])
-    assert any(
-        np.any(a != b) for a, b in zip(leaves(runs[0]), leaves(runs[2]), strict=True)
-    )
 
 
 def test_unseeded_runs_use_every_key_once(tmp_path, monkeypatch):
@@ -111,53 +98,6 @@ def test_unseeded_runs_use_every_key_once(tmp_path, monkeypatch):
             assert (form if isinstance(form, bytes) else form.encode()) not in written
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "interrupted_after",
-    [
-        pytest.param(0, marks=pytest.mark.slow),
-        2,
-        pytest.param(5, marks=pytest.mark.slow),
-    ],
-)
-def test_resume_is_bit_exact(tmp_path, interrupted_after):
-    whole = trainer()
-    whole.train(tmp_path / "whole")
-
-    class Stop(Exception):
-        pass
-
-    def stop(progress):
-        if progress.step == interrupted_after + 1:
-            raise Stop
-
-    with pytest.raises(Stop):
-        trainer().train(tmp_path / "parts", on_step=stop, checkpoint_every=4)
-    second = trainer()
-    assert second.resume(tmp_path / "parts") == interrupted_after + 1
-    second.train(tmp_path / "parts", checkpoint_every=1)
-    assert_same(whole, second)
-    logs = [read_log(tmp_path / name / "run.sqlite") for name in ("whole", "parts")]
-    assert [r["step"] for r in logs[0]] == [r["step"] for r in logs[1]]
-    for a, b in zip(*logs, strict=True):
-        assert a["epsilon"] == b["epsilon"]
-        if PRIVATE in a:
-            assert a[PRIVATE]["mean_loss"] == b[PRIVATE]["mean_loss"]
-
-
-def test_ctrl_c_commits_a_checkpoint(tmp_path):
-    def stop(progress):
-        if progress.step == 3:
-            raise KeyboardInterrupt
-
-    run = trainer()
-    with pytest.raises(KeyboardInterrupt):
-        run.train(tmp_path, on_step=stop, checkpoint_every=1000)
-    again = trainer()
-    assert again.resume(tmp_path) == 3
-    assert_same(run, again)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """The folder of a finished run; tests only read it."""
@@ -172,13 +112,8 @@ def finished(tmp_path_factory):
         ({"l2_clip_norm": 0.4}, "l2_clip_norm: 0.5 in the checkpoint, 0.4 now"),
         ({"data": classes(seed=3)}, "data: "),
         ({"epsilon": 4.0}, "target.epsilon"),
-        ({"num_steps": 7}, "target.num_steps"),
         ({"seed": 2}, "seed: 1 in the checkpoint, 2 now"),
         ({"step": grouped_step(classes(), rate=0.4)}, "sampling_probability"),
-        (
-            {"step": grouped_step(classes(), neighboring_relation="replace_one")},
-            "step.neighboring_relation",
-        ),
         (
             {
                 "step": dataclasses.replace(
@@ -217,21 +152,12 @@ def test_settings_that_are_not_accounted_may_change_with_a_warning(finished, tmp
             plain_trainer(**changes).resume(tmp_path)
 
 
-def test_nothing_to_resume(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
-        trainer().resume(tmp_path)
-
-
 def test_the_drawn_step_is_the_accounted_one():
     run = trainer()
     assert run.sampler.sampling is run.budget.step.design
     assert run.sampler.population is run.data.population
-
-
-def test_another_population_is_refused():
-    data = classes()
     with pytest.raises(ValueError, match="population=data.population"):
-        trainer(data=classes(examples=7), step=grouped_step(data))
+        trainer(data=classes(examples=7), step=grouped_step(run.data))
 
 
 def test_public_bounds_may_take_the_place_of_the_population():
@@ -290,12 +216,9 @@ def test_the_step_may_be_the_clip_unit(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "clip_unit",
-    ["example", *(pytest.param(u, marks=pytest.mark.slow) for u in ("class", "step"))],
-)
+@pytest.mark.parametrize("clip_unit", ["example", "class"])
 def test_independent_examples_may_be_clipped_alone(tmp_path, clip_unit):
-    """DP-SGD, and the same loss clipped by class and by step."""
+    """DP-SGD, and the same loss clipped by class."""
     data = dataclasses.replace(
         classes(num_classes=4, examples=50), has_public_units=True
     )
@@ -314,11 +237,11 @@ def test_independent_examples_may_be_clipped_alone(tmp_path, clip_unit):
         num_steps=80,
         learner=(Supervised(apply), params),
         shots=0,
-        normalizer={"example": 60.0, "class": 4.0, "step": 1.0}[clip_unit],
+        normalizer={"example": 60.0, "class": 4.0}[clip_unit],
         l2_clip_norm=10.0,
     )
     records = run.train(tmp_path)
-    expected = {"example": 60, "class": 4, "step": 1}[clip_unit]
+    expected = {"example": 60, "class": 4}[clip_unit]
     units = [r[PRIVATE]["num_units"] for r in records[1:]]
     assert abs(np.mean(units) - expected) < 0.1 * expected
     outputs = np.asarray(apply(run.params, data.features))
@@ -393,9 +316,7 @@ def tasks_in_groups(num_groups=8, tasks=5, points=12):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "clip_unit", [pytest.param("group", marks=pytest.mark.slow), "task"]
-)
+@pytest.mark.parametrize("clip_unit", ["group", "task"])
 def test_regression_on_a_tree_of_three_levels(tmp_path, clip_unit):
     data = tasks_in_groups()
     sampling = jde.MultistageSampling(
@@ -448,16 +369,12 @@ def test_the_divisor_must_be_public():
     ("changes", "error", "message"),
     [
         ({"l2_clip_norm": 0.0}, ValueError, "l2_clip_norm must be a number in"),
-        ({"l2_clip_norm": np.nan}, ValueError, "l2_clip_norm must not be NaN"),
         ({"normalizer": -1.0}, ValueError, "normalizer must be a number in"),
         ({"shots": 0}, ValueError, "shots must be a whole number >= 1"),
         ({"shots": 3}, ValueError, "shots must be less than"),
         ({"block_size": 0}, ValueError, "block_size must be a whole number >= 1"),
-        ({"block_size": [1, 2]}, ValueError, "block_size must be one number"),
         ({"l2_clip_norm": 1e30}, ValueError, "l2_clip_norm must be a number in"),
-        ({"normalizer": 1e30}, ValueError, "normalizer must be a number in"),
         ({"seed": -1}, ValueError, "seed must be a whole number >= 0"),
-        ({"seed": "a"}, TypeError, "seed must be a number"),
     ],
 )
 def test_bad_input(changes, error, message):
@@ -466,14 +383,7 @@ def test_bad_input(changes, error, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "block_size",
-    [
-        pytest.param(1, marks=pytest.mark.slow),
-        3,
-        pytest.param(64, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("block_size", [1, 64])
 def test_the_block_size_changes_nothing(tmp_path, block_size):
     one, other = trainer(), trainer(block_size=block_size)
     one.train(tmp_path / "one")
@@ -488,10 +398,10 @@ def test_a_huge_block_size_needs_no_memory():
     assert len(block.unit_mask) <= 10
 
 
-@pytest.mark.parametrize("name", ["checkpoint_every", "log_every", "evaluate_every"])
-def test_intervals_are_checked_before_anything_is_written(tmp_path, name):
-    with pytest.raises(ValueError, match=f"{name} must be a whole number >= 1"):
-        trainer().train(tmp_path / "out", **{name: 0})
+def test_intervals_are_checked_before_anything_is_written(tmp_path):
+    for name in ("checkpoint_every", "log_every", "evaluate_every"):
+        with pytest.raises(ValueError, match=f"{name} must be a whole number >= 1"):
+            trainer().train(tmp_path / "out", **{name: 0})
     assert not (tmp_path / "out").exists()
 
 
@@ -501,25 +411,6 @@ def test_the_log_separates_private_values(tmp_path):
     for record in read_log(tmp_path):
         assert record.keys() <= {"step", "epsilon", PRIVATE, HELD_OUT}
     assert (tmp_path / "run.sqlite").stat().st_mode & 0o077 == 0
-
-
-def test_errors_of_the_draw_thread_are_raised(tmp_path, monkeypatch):
-    run = trainer()
-
-    def broken(generator, members):
-        raise RuntimeError("bad draw")
-
-    monkeypatch.setattr(run.sampler, "draw", broken)
-    with pytest.raises(RuntimeError, match="bad draw"):
-        run.train(tmp_path)
-
-
-def test_params_of_plan_budget_are_kept():
-    data = classes()
-    budget = plan_budget(grouped_step(data), epsilon=3.0, delta=1e-5, num_steps=4)
-    assert budget.step.population is data.population
-    _, params = protonet()
-    assert set(params) == {"layers", "head"}
 
 
 def sized(stated, unit, **changes):

@@ -34,11 +34,15 @@ INNER += ["trace", "try_out", "sum_of_zeros", "stages_to_come"]
 INHERITED = ("from_dict", "level_names", "schemes", "shape", "to_dict", "with_scheme")
 
 
+def file_of(door):
+    """The file of a door."""
+    path = ROOT.joinpath(*door.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 def listed(door):
     """The names in ``__all__`` of a door, without importing it."""
-    path = ROOT.joinpath(*door.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in ast.parse(file_of(door).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == "__all__":
             return sorted(ast.literal_eval(node.value))
     raise AssertionError(f"{door} has no __all__")

@@ -1,7 +1,7 @@
 """Plants a fault: runs a copy of a function with changed lines.
 
-A fault is written as the text it replaces. Text that is not in the function exactly
-once is refused, so a fault cannot silently disappear when the code changes.
+A fault is written as the text it replaces, so that it cannot silently disappear when
+the code changes.
 """
 
 from __future__ import annotations
@@ -21,90 +21,88 @@ import pytest
 from mutation.verdicts import Check, Effort, Verdict
 
 AUDIT, SAMPLER, LEDGER = "audit", "sampler tests", "ledger"
+# Compiled programs hold copies of functions in these rooms.
+COMPILED = ("trainer.gradient.", "trainer.learners.")
 
 
 class Edit(NamedTuple):
-    """Lines of one function that a fault replaces.
+    """Text in a function that a fault replaces, without the function's indentation."""
 
-    Attributes:
-      owner: the module or class that holds the function.
-      function: its name there.
-      old: text in it, without the function's own indentation.
-      new: the text that replaces it.
-    """
-
-    owner: Any
-    function: str
+    function: Any
     old: str
     new: str
 
     @property
     def place(self) -> str:
         """Where the function is written, as ``module.function``."""
-        function = getattr(self.owner, self.function)
-        module = function.__module__.removeprefix("jaxdp_episodic.")
-        return f"{module}.{function.__qualname__}"
+        module = self.function.__module__.removeprefix("jaxdp_episodic.")
+        return f"{module}.{self.function.__qualname__}"
+
+    @property
+    def owner(self) -> Any:
+        """The module or class that holds the function."""
+        owner: Any = sys.modules[self.function.__module__]
+        for name in self.function.__qualname__.split(".")[:-1]:
+            owner = getattr(owner, name)
+        return owner
 
 
 @contextmanager
 def planted(
     edits: Sequence[Edit], helpers: Mapping[str, Callable] | None = None
 ) -> Iterator[None]:
-    """Replaces the functions by copies with these edits, until the end of the block.
+    """Replaces functions by copies with these edits, until the end of the block.
 
-    Args:
-      edits: of one function or of several; those of one function next to each other.
-      helpers: functions that the new lines call, by their name there.
+    Edits of one function stand next to each other; ``helpers`` are functions that the
+    new lines call, by their name there.
 
     Raises:
       LookupError: a text that does not stand in its function exactly once.
     """
+    is_compiled = any(edit.place.startswith(COMPILED) for edit in edits)
     with pytest.MonkeyPatch.context() as patch:
-        together = itertools.groupby(edits, key=lambda e: (e.owner, e.function))
-        for (owner, name), of_one in together:
-            original = getattr(owner, name)
+        for original, of_one in itertools.groupby(edits, key=lambda e: e.function):
+            of_one = list(of_one)
+            name, owner = original.__name__, of_one[0].owner
             for helper, function in (helpers or {}).items():
                 patch.setitem(original.__globals__, helper, function)
-            edited = _edited(original, name, list(of_one))
+            edited = _edited(original, name, of_one)
             for holder in [owner, *_importers(original, name)]:
                 patch.setattr(holder, name, edited)
-        _forget_compiled()
+        if is_compiled:
+            _forget_compiled()
         yield
-    _forget_compiled()
+    if is_compiled:
+        _forget_compiled()
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and the check that detects it.
-
-    Attributes:
-      name: what people call it.
-      edits: the lines that are other.
-      caught_by: "audit", "sampler tests" or "ledger".
-      check: must find something with the fault planted, and nothing without it.
-      reason: why the fault is one, and why the check sees it.
-      helpers: functions that the other lines call.
-      is_slow: the check takes a second or more.
-    """
+    """A fault, and the check that detects it and finds nothing without it."""
 
     name: str
-    edits: tuple[Edit, ...]
-    caught_by: str
+    edits: Edit | tuple[Edit, ...]
     check: Check
-    reason: str
+    reason: str  # why it is a fault, and why the check sees it
+    caught_by: str = AUDIT
     helpers: Mapping[str, Callable] = field(default_factory=dict)
-    is_slow: bool = False
+    is_slow: bool = False  # the check takes a second or more
+
+    @property
+    def all_edits(self) -> tuple[Edit, ...]:
+        """The edits, one or several."""
+        return (self.edits,) if isinstance(self.edits, Edit) else self.edits
 
     def verdict(self, effort: Effort) -> Verdict:
         """What the check says while the fault is there."""
-        with planted(self.edits, self.helpers):
+        with planted(self.all_edits, self.helpers):
             return self.check(effort)
 
     @property
     def code(self) -> str:
         """The fault, as lines taken away and lines put in their place."""
         lines = []
-        for edit in self.edits:
+        for edit in self.all_edits:
             lines.append(f"# {edit.place}")
             lines += [f"- {line.strip()}" for line in edit.old.splitlines()]
             lines += [f"+ {line.strip()}" for line in edit.new.splitlines()]

@@ -11,49 +11,25 @@ from jaxdp_episodic.audit import EpsilonBound
 
 
 class Effort(NamedTuple):
-    """The effort of a check.
+    """The effort of a check."""
 
-    Attributes:
-      releases: noised gradients that an audit draws with the unit, and as many without.
-      trainer_steps: steps of the whole trainer, of each of two runs.
-      draws: of a sampler.
-      method: of a claim about whole epochs; both are upper bounds, "rdp" is quicker.
-    """
-
-    releases: int
-    trainer_steps: int
-    draws: int
-    method: str
+    releases: int  # that an audit draws with the unit, and as many without
+    trainer_steps: int  # of each of two runs
+    draws: int  # of a sampler
+    method: str  # of a claim about whole epochs: upper bounds, "rdp" is quicker
 
 
-QUICK = Effort(
-    releases=1_200,
-    trainer_steps=500,
-    draws=2_500,
-    method="rdp",
-)
-FULL = Effort(
-    releases=50_000,
-    trainer_steps=2_000,
-    draws=20_000,
-    method="exact",
-)
+QUICK = Effort(releases=1_200, trainer_steps=500, draws=2_000, method="rdp")
+FULL = Effort(releases=50_000, trainer_steps=2_000, draws=20_000, method="exact")
 
 
 class Verdict(NamedTuple):
-    """What a check found.
-
-    Attributes:
-      is_caught: True if something is wrong.
-      evidence: the numbers that say so, or that say that nothing is.
-      claimed: epsilon, where one was audited; *upper bound* if the claim is true.
-      audited: its *lower bound*, where there is one.
-    """
+    """What a check found, and the numbers that say so."""
 
     is_caught: bool
     evidence: str
-    claimed: float | None = None
-    audited: float | None = None
+    claimed: float | None = None  # *upper bound* if the claim is true
+    audited: float | None = None  # *lower bound*
 
 
 Check = Callable[[Effort], Verdict]

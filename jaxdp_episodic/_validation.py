@@ -221,10 +221,13 @@ def _numeric(name: str, value: Any) -> np.ndarray:
             f"{name} must be a number or an array of numbers, got {shown(value)}; "
             "use jax.numpy.stack to make one array of a list of traced values"
         ) from None
-    array = _widened(array)
+    jax = sys.modules.get("jax") if array.dtype.kind == "V" else None
+    if jax is not None and jax.numpy.issubdtype(array.dtype, np.number):
+        array = array.astype(np.float64)  # of JAX's further types, as bfloat16
     if array.dtype.kind not in "iuf" and array.size == 0 and array.dtype != object:
         array = array.astype(np.float64)
-    if array.dtype == object and _are_numbers(array):
+    is_object = array.dtype == object and array.size > 0
+    if is_object and all(type(item) in (int, float) for item in array.flat):
         raise ValueError(
             f"{name} must fit into 64 bits if it is a whole number, got {shown(value)}"
         )
@@ -235,24 +238,11 @@ def _numeric(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def _widened(array: np.ndarray) -> np.ndarray:
-    """Returns arrays of JAX's additional number types, as bfloat16, in float64."""
-    if array.dtype.kind != "V" or (jax := sys.modules.get("jax")) is None:
-        return array
-    is_number = jax.numpy.issubdtype(array.dtype, np.number)
-    return array.astype(np.float64) if is_number else array
-
-
 def _holds_bool(value: Any) -> bool:
     """Returns whether a list or tuple contains a bool, which NumPy makes 0 or 1."""
     if isinstance(value, list | tuple):
         return any(_holds_bool(v) for v in value)
     return isinstance(value, bool | np.bool_)
-
-
-def _are_numbers(array: np.ndarray) -> bool:
-    """Returns whether all items are Python numbers; one is then too large for NumPy."""
-    return array.size > 0 and all(type(item) in (int, float) for item in array.flat)
 
 
 def _real(

@@ -76,10 +76,10 @@ def in_chunks(kernel: _Kernel, arrays: Any, sizes: Chunks) -> tuple[np.ndarray, 
 
 
 def num_settings(arrays: Any) -> int:
-    """Returns the length of the last axis of nested arrays."""
-    sizes: list[int] = []
-    map_arrays(lambda array: sizes.append(array.shape[-1]), arrays)
-    return sizes[0]
+    """Returns the length of the last axis of nested arrays: of the first one."""
+    while isinstance(arrays, tuple):
+        arrays = arrays[0]
+    return arrays.shape[-1]
 
 
 def on_cpu() -> bool:

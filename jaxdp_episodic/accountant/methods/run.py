@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -41,36 +40,28 @@ class _TargetQuestion:
     """Base of `EpsilonAt` and `DeltaAt`; (n,) targets."""
 
     target: np.ndarray
+    guess: np.ndarray | None = None  # of an epsilon: where searches start
 
     def at(self, target: np.ndarray) -> Self:
-        """Returns the same question with another target."""
-        return type(self)(target)
+        """Returns the question with another target, and the guess if its size fits."""
+        guess = self.guess
+        if guess is not None:
+            guess = guess.reshape(target.shape) if guess.size == target.size else None
+        return type(self)(target, guess)
 
     def take(self, index: np.ndarray) -> Self:
         """Returns the question of some settings."""
-        return self.at(self.target[index])
+        guess = None if self.guess is None else self.guess[index]
+        return type(self)(self.target[index], guess)
 
 
 @dataclass(frozen=True)
 class EpsilonAt(_TargetQuestion):
     """Epsilon at ``target = log(delta)``."""
 
-    guess: np.ndarray | None = None  # of the answer: where searches start
     nothing: ClassVar[float] = 0.0  # answer of a run without loss
     everything: ClassVar[float] = np.inf  # answer of a run without protection
     is_epsilon: ClassVar[bool] = True
-
-    def at(self, target: np.ndarray) -> EpsilonAt:
-        """See `_TargetQuestion`; a guess is kept if its size is right."""
-        guess = self.guess
-        if guess is not None:
-            guess = guess.reshape(target.shape) if guess.size == target.size else None
-        return EpsilonAt(target, guess)
-
-    def take(self, index: np.ndarray) -> EpsilonAt:
-        """See `_TargetQuestion.take`."""
-        guess = None if self.guess is None else self.guess[index]
-        return EpsilonAt(self.target[index], guess)
 
     def scale(self, value: Array) -> Array:
         """Returns what an error is relative to: epsilon, but at least 1e-3."""
@@ -198,10 +189,10 @@ class Run:
     losses: tuple[PrivacyLoss, ...]
     counts: tuple[np.ndarray, ...]  # the number of each step; whole numbers as floats
 
-    @property
-    def uses(self) -> Iterable[tuple[Any, np.ndarray]]:
+    @functools.cached_property
+    def uses(self) -> tuple[tuple[Any, np.ndarray], ...]:
         """Pairs of a loss and its count."""
-        return zip(self.losses, self.counts, strict=True)
+        return tuple(zip(self.losses, self.counts, strict=True))
 
     # --- Arrays ---
 
@@ -209,7 +200,7 @@ class Run:
     def shape(self) -> tuple[int, ...]:
         """Broadcast shape of all fields and counts."""
         shapes = [loss.shape for loss in self.losses]
-        return np.broadcast_shapes(*shapes, *(np.shape(c) for c in self.counts))
+        return np.broadcast_shapes(*shapes, *map(np.shape, self.counts))
 
     @property
     def num_paths(self) -> int:
@@ -307,39 +298,41 @@ class Run:
             for loss in self.losses
         )
 
-    def _some(self, fact: Callable[[PrivacyLoss], Array]) -> np.ndarray:
+    def _some(self, facts: Iterable[Array]) -> np.ndarray:
         """Whether a fact holds for some step with a count above 0; read-only."""
         found = np.zeros(self.shape, bool)
-        for loss, count in self.uses:
-            found |= fact(loss) & (count > 0)
+        for fact, count in zip(facts, self.counts, strict=True):
+            found |= fact & (count > 0)
         found.setflags(write=False)
         return found
 
-    def _total(self, amount: Callable[[PrivacyLoss], Array]) -> np.ndarray:
+    def _total(self, amounts: Iterable[Array]) -> np.ndarray:
         """The sum over all steps of an amount, which may be inf for unused ones."""
         total = np.zeros(self.shape)
-        for loss, count in self.uses:
+        for amount, count in zip(amounts, self.counts, strict=True):
             with np.errstate(invalid="ignore"):
-                one = count * amount(loss)
+                one = count * amount
             total = total + np.where(count > 0, one, 0.0)
         return total
 
     @functools.cached_property
     def loses_nothing(self) -> np.ndarray:
         """Whether no step with a count above 0 has a loss."""
-        nothing = np.asarray(~self._some(lambda loss: ~loss.loses_nothing))
+        nothing = np.asarray(~self._some([~loss.loses_nothing for loss in self.losses]))
         nothing.setflags(write=False)  # cached
         return nothing
 
     @functools.cached_property
     def is_unprotected(self) -> np.ndarray:
         """Whether some step with a count above 0 is unprotected."""
-        return self._some(lambda loss: loss.is_unprotected & ~loss.loses_nothing)
+        return self._some(
+            [loss.is_unprotected & ~loss.loses_nothing for loss in self.losses]
+        )
 
     @functools.cached_property
     def has_too_little_noise(self) -> np.ndarray:
         """Whether some step has too little noise for kernels."""
-        return self._some(operator.attrgetter("has_too_little_noise"))
+        return self._some([loss.has_too_little_noise for loss in self.losses])
 
     def gaussian_shift(self) -> np.ndarray:
         """Returns the shift if all steps are Gaussians without sampling; else 0."""
@@ -355,17 +348,17 @@ class Run:
 
     def largest_loss(self, *, backward: bool) -> np.ndarray:
         """Returns an upper bound of the run's finite losses in one direction."""
-        total = self._total(
-            lambda loss: np.where(
-                loss.loses_nothing, 0.0, loss.largest_loss(backward=backward)
-            )
-        )
-        return total * (1 + 1e-12)
+        largest = [
+            np.where(loss.loses_nothing, 0.0, loss.largest_loss(backward=backward))
+            for loss in self.losses
+        ]
+        return self._total(largest) * (1 + 1e-12)
 
     @functools.cached_property
     def most_lost(self) -> np.ndarray:
         """Upper bound of the loss in either direction; inf without noise."""
-        most = np.maximum(*(self.largest_loss(backward=b) for b in (False, True)))
+        forward = self.largest_loss(backward=False)
+        most = np.maximum(forward, self.largest_loss(backward=True))
         most = np.where(self.is_unprotected, np.inf, most)
         most.setflags(write=False)
         return most
@@ -411,18 +404,24 @@ class Run:
 
     def log_kept(self) -> np.ndarray:
         """Returns the log of the probability that no step has an infinite loss."""
-        return self._total(operator.methodcaller("log_kept"))
+        return self._total([loss.log_kept() for loss in self.losses])
 
     def groups(self) -> tuple[Group, ...]:
         """Returns the steps by mechanism, with fields that kernels accept."""
         shape = self.shape
-        steps = []
+        by_class: dict[type, list[Group]] = {}
         for loss, count in self.uses:
             left_out = np.asarray(loss.loses_nothing | loss.is_unprotected)
             taken = _flat(np.where(left_out, 0.0, count), shape)
             kept = loss.kept_in_range().map(lambda field: _flat(field, shape))
-            steps.append(Group(kept, taken))
-        return stacked_steps(steps)
+            by_class.setdefault(type(kept), []).append(Group(kept, taken))
+        return tuple(
+            Group(
+                kind.stack([step.loss for step in some]),
+                np.array([step.count for step in some]),
+            )
+            for kind, some in by_class.items()
+        )
 
 
 def _replaced(
@@ -430,20 +429,6 @@ def _replaced(
 ) -> np.ndarray:
     """Replaces a field's values ``where`` by that of one setting."""
     return np.where(where, np.broadcast_to(field, where.shape)[at], field)
-
-
-def stacked_steps(steps: Iterable[Group]) -> tuple[Group, ...]:
-    """Returns steps, each with (n,) arrays, grouped by mechanism."""
-    by_class: dict[type, list[Group]] = {}
-    for step in steps:
-        by_class.setdefault(type(step.loss), []).append(step)
-    return tuple(
-        Group(
-            kind.stack([step.loss for step in some]),
-            np.array([step.count for step in some]),
-        )
-        for kind, some in by_class.items()
-    )
 
 
 def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

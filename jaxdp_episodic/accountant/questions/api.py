@@ -519,19 +519,15 @@ def checked_runs(
 ) -> tuple[tuple[Run, ...], tuple[int, ...]]:
     """Returns a run per theorem, of which the smallest result counts, and the shape."""
     named: dict[str, Any] = {"step": step, **targets}
-    if isinstance(step, ComposedSteps):
-        if num_steps is not None:
-            times = _validation.integer_array("num_steps", num_steps, minimum=0)
-            named["num_steps"] = times
-            step = compose((step, times))
-        steps = None
-    else:
-        if num_steps is None:
-            raise ValueError("num_steps must be a whole number >= 0, got None")
-        steps = _validation.integer_array("num_steps", num_steps, minimum=0)
-        named["num_steps"] = steps
+    is_run = isinstance(step, ComposedSteps)
+    if num_steps is not None:
+        num_steps = _validation.integer_array("num_steps", num_steps, minimum=0)
+        named["num_steps"] = num_steps
+        step = compose((step, num_steps)) if is_run else step
+    elif not is_run:
+        raise ValueError("num_steps must be a whole number >= 0, got None")
     shape = _validation.broadcast_shape(**named)
-    return runs_of(step, steps), shape
+    return runs_of(step, num_steps), shape
 
 
 def _epsilon_on_grid(

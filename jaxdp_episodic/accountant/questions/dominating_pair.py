@@ -79,8 +79,7 @@ _ROUNDED_UP = 2.0**-51
 
 def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
     """Returns one run for each theorem that holds, with a path axis."""
-    if step.is_traced:
-        refuse_traced(step)
+    refuse_traced(step)
     return runs_of_parts(*parts_of(step, num_steps))
 
 

@@ -10,13 +10,10 @@ from scipy import optimize, stats
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions import attacker
-from jaxdp_episodic.accountant.questions import attacker as curve_points_module
-from jaxdp_episodic.accountant.questions.api import PrivacyInfo
 from jaxdp_episodic.accountant.questions.attacker import curve_points, lower_hull
 from jaxdp_episodic.bounds import Gaussian
 from rows import fast_and_slow
 
-DEFAULT = "exact"  # the default method
 ALPHAS = np.concatenate(
     [[0.0], np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(0.5, 1e-9, 40)[1:], [1.0]]
 )
@@ -36,16 +33,12 @@ def poisson_step(rate, noise):
 
 
 class TestGaussian:
-    @pytest.mark.parametrize(
-        ("noise", "num_steps"), [(30.0, 1), (3.0, 4), (5.0, 100), (1.0, 9), (0.3, 9)]
-    )
+    @pytest.mark.parametrize(("noise", "num_steps"), [(30.0, 1), (5.0, 100), (0.3, 9)])
     def test_trade_off(self, noise, num_steps):
         step, mu = poisson_step(1.0, noise), np.sqrt(num_steps) / noise
         run = {"false_positive_rate": ALPHAS, "num_steps": num_steps}
-        missed, caught = (
-            attacker.trade_off(step, **run),
-            attacker.true_positive_rate(step, **run),
-        )
+        missed = attacker.trade_off(step, **run)
+        caught = attacker.true_positive_rate(step, **run)
         true_missed = stats.norm.cdf(stats.norm.isf(ALPHAS) - mu)
         true_caught = stats.norm.sf(stats.norm.isf(ALPHAS) - mu)
         assert np.all(missed <= true_missed)
@@ -61,12 +54,7 @@ class TestGaussian:
         expected = 2 * stats.norm.cdf(np.array([2.0, 0.5]) / 2) - 1
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
-    @pytest.mark.parametrize("noise", [1e7, 100.0, 3.0, 1.0, 0.3, 0.1, 0.07])
-    def test_mu(self, exact, noise):
-        mu = attacker.gdp_mu(poisson_step(1.0, noise), num_steps=1)
-        assert 1 <= mu * noise <= 1 + 1e-3
-
-    def test_mu_of_almost_no_noise(self, exact):
+    def test_mu_of_almost_no_noise(self):
         assert attacker.gdp_mu(poisson_step(0.999, 0.03), num_steps=1) == np.inf
 
 
@@ -183,14 +171,6 @@ class TestExtremes:
         assert attacker.advantage(step, num_steps=1) == 1
         assert attacker.gdp_mu(step, num_steps=1) == np.inf
 
-    def test_no_noise_at_sampling_rate_one_half(self):
-        # Sampled with probability 1/2, without noise.
-        step = poisson_step(0.5, 0.0)
-        missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
-        np.testing.assert_allclose(missed, np.maximum(0.5 - ALPHAS, 0), atol=0.51)
-        assert np.all(missed <= 0.5)
-        assert attacker.gdp_mu(step, num_steps=1) == np.inf
-
     def test_nothing_is_drawn(self):
         step = poisson_step(0.0, 1.0)
         missed = attacker.trade_off(step, false_positive_rate=ALPHAS, num_steps=1)
@@ -224,10 +204,8 @@ class TestBadInputs:
     @pytest.mark.parametrize(
         ("value", "error", "message"),
         [
-            (-0.1, ValueError, r"false_positive_rate must lie in \[0, 1\], got -0.1"),
             ([0.1, 2], ValueError, r"false_positive_rate .*got 2.0 at index \(1,\)"),
             (np.nan, ValueError, "false_positive_rate must not be NaN"),
-            (True, TypeError, "false_positive_rate must be a number .*got True"),
             ("0.1", TypeError, "false_positive_rate must be a number .*got '0.1'"),
         ],
     )
@@ -253,20 +231,14 @@ class TestBadInputs:
     @pytest.mark.parametrize("view", VIEWS, ids=["f", "tpr", "advantage", "mu"])
     def test_deltas_refusals_are_passed_on(self, view):
         step = poisson_step([0.1, 0.2], 1.0)
-        with pytest.raises(TypeError, match="step must be a GaussianStep"):
-            view("step", num_steps=1, method="rdp")
-        with pytest.raises(ValueError, match="num_steps must be a whole number"):
-            view(step, num_steps=1.5, method="rdp")
+        with pytest.raises(TypeError, match="step must be a GaussianStep.*got {}"):
+            view({}, num_steps=1)
         with pytest.raises(ValueError, match="num_steps must be a whole .*got None"):
             view(step, method="rdp")
         with pytest.raises(ValueError, match="do not broadcast .*num_steps"):
             view(step, num_steps=[1, 2, 3], method="rdp")
         with pytest.raises(ValueError, match="method must be one of .*'prv'"):
             view(step, num_steps=1, method="prv")
-        with pytest.raises(TypeError, match="step must be a GaussianStep.*got {}"):
-            view({}, num_steps=1)
-        with pytest.raises(TypeError, match="num_steps must be a number or a rect"):
-            view(step, num_steps=[1, [2]])
         assert view(step, num_steps=np.empty((0, 1), int)).shape[:2] == (0, 2)
 
 
@@ -306,18 +278,11 @@ def test_mu_of_a_gaussian_is_its_shift(steps, noise):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "noise, rates",
-    [
-        pytest.param(0.7, [1e-12, 1e-4, 0.01, 0.4, 0.95], marks=pytest.mark.slow),
-        pytest.param(3.0, [1e-12, 1e-4, 0.01, 0.4, 0.95], marks=pytest.mark.slow),
-        (3.0, [1e-12, 0.01, 0.95]),
-    ],
-)
-def test_one_rate_equals_its_value_among_many(noise, rates):
+@pytest.mark.parametrize("noise", [0.7, 3.0])
+def test_one_rate_equals_its_value_among_many(noise):
     """With one rate the curve is computed only where it is needed."""
     step, run = poisson_step(0.05, noise), {"num_steps": 300}
-    rates = np.array(rates)
+    rates = np.array([1e-12, 1e-4, 0.01, 0.4, 0.95])
 
     def views(rate):  # the second call uses the cached points
         both = (attacker.true_positive_rate, attacker.trade_off)
@@ -325,61 +290,3 @@ def test_one_rate_equals_its_value_among_many(noise, rates):
 
     alone = np.stack([views(rate) for rate in rates], axis=-1)
     np.testing.assert_allclose(alone, views(rates), rtol=1e-3, atol=1e-12)
-
-
-def test_a_round_adds_at_most_its_limit_of_points():
-    asked = []
-
-    def delta(epsilons):
-        # A curve with the errors of deltas near sampling rate 1.
-        asked.append(len(epsilons))
-        wrong = 1e-6 * np.sin(1e9 * epsilons)
-        return np.exp(-epsilons) * (1 + wrong)
-
-    epsilons, deltas = curve_points(delta, 1, floor=1e-12)
-    assert len(asked) == 4 and max(asked) <= curve_points_module._MOST_ADDED
-    assert len(epsilons) == sum(asked) and np.all(np.diff(deltas, axis=0) <= 0)
-
-
-def test_errors_of_nearly_equal_deltas_add_no_points():
-    """Otherwise the exact curve of the README's design needs three times its points."""
-
-    def points(error):
-        def delta(epsilons):
-            wrong = error * np.exp(-3e7 * epsilons)
-            below, above = (
-                stats.norm.cdf(0.5 - epsilons),
-                stats.norm.cdf(-0.5 - epsilons),
-            )
-            return (below - np.exp(epsilons) * above) * (1 + wrong)
-
-        return len(curve_points(delta, 1, floor=1e-8)[0])
-
-    assert points(1e-6) < 1.1 * points(0.0)
-
-
-def profile(step, epsilon):
-    """Exact curve of one step; padded, because each number of points is compiled."""
-    epsilon = np.asarray(epsilon)
-    if epsilon.ndim == 0:
-        return jde.privacy_profile(step, epsilon)
-    fill = -len(epsilon) % 4096
-    filled = np.concatenate([epsilon, np.repeat(epsilon[-1:], fill, axis=0)])
-    return jde.privacy_profile(step, filled)[: len(epsilon)]
-
-
-def with_info(delta):
-    """The result of `jaxdp_episodic.delta` with ``return_info`` and error 0."""
-    return delta, PrivacyInfo(
-        np.zeros(np.shape(delta)), np.zeros(np.shape(delta), bool)
-    )
-
-
-def single_profile(step, *, epsilon, num_steps=1, method="exact", return_info=True):
-    assert (num_steps, return_info) == (1, True) and method in (DEFAULT, "rdp")
-    return with_info(profile(step, epsilon))
-
-
-@pytest.fixture
-def exact(monkeypatch):
-    monkeypatch.setattr(attacker, "delta", single_profile)

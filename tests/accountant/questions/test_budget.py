@@ -13,7 +13,6 @@ from jaxdp_episodic.accountant.questions.budget import (
 )
 from jaxdp_episodic.accountant.report.adaptive_words import TAKEN, budget_in_words
 from jaxdp_episodic.trainer.run.ledger import Ledger
-from rows import fast_and_slow
 from training_runs import GROUPED, flat_step
 
 DELTA = 1e-5
@@ -39,10 +38,9 @@ def test_steps_are_calibrated_for_the_noise():
     assert budget.spent(budget.num_steps) <= 2.0 < budget.spent(budget.num_steps + 1)
 
 
-@pytest.mark.parametrize("number", [20, pytest.param(1000, marks=pytest.mark.slow)])
-def test_over_random_budgets_the_ledger_stops_at_the_last_permitted_step(number):
+def test_over_random_budgets_the_ledger_stops_at_the_last_permitted_step():
     """Step by step, against epsilon computed for that number of steps."""
-    rng = np.random.default_rng(5)
+    rng, number = np.random.default_rng(5), 20
     rate, noise = 10 ** rng.uniform(-3, 0, number), rng.uniform(0.8, 6.0, number)
     target, delta = (
         10 ** rng.uniform(-0.5, 1.2, number),
@@ -70,15 +68,6 @@ def test_over_random_budgets_the_ledger_stops_at_the_last_permitted_step(number)
     assert np.all(more[used] > target[used])
 
 
-@pytest.mark.parametrize("seed", fast_and_slow(range(8), lambda seed: seed < 3))
-def test_planned_budgets_stop_where_the_vectorized_calibration_says(seed):
-    rng = np.random.default_rng(seed)
-    step = flat_step(noise_multiplier=rng.uniform(1, 4), rate=10 ** rng.uniform(-3, -1))
-    target = 10 ** rng.uniform(-0.3, 1.0)
-    budget = plan_budget(step, epsilon=target, delta=DELTA)
-    assert budget.spent(budget.num_steps) <= target < budget.spent(budget.num_steps + 1)
-
-
 def test_a_budget_without_privacy_is_stated():
     budget = plan_budget(GROUPED, epsilon=np.inf, delta=DELTA, num_steps=7)
     assert not budget.is_private
@@ -103,11 +92,9 @@ def test_a_ledger_resumes():
     [
         ({"epsilon": 0.0}, ValueError, "epsilon must be > 0"),
         ({"epsilon": float("nan")}, ValueError, "epsilon must not be NaN"),
-        ({"epsilon": "2"}, TypeError, "epsilon must be a number"),
         ({"epsilon": [1.0, 2.0]}, ValueError, "epsilon must be one number"),
         ({"delta": 0.0}, ValueError, "delta must lie in"),
         ({"num_steps": 0}, ValueError, "num_steps must be a whole number >= 1"),
-        ({"num_steps": 2.5}, ValueError, "num_steps must be a whole number"),
         ({"num_steps": 2**31}, ValueError, "at most 2,147,483,647"),
         ({"epsilon": np.inf, "num_steps": None}, ValueError, "must be given with"),
         ({"epsilon": 0.01, "num_steps": None}, ValueError, "not permit a single step"),

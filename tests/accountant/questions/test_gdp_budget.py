@@ -24,19 +24,15 @@ from jaxdp_episodic.accountant.questions.tuning import DEFAULT_ORDERS
 from jaxdp_episodic.bounds import Gaussian
 from menus import budget_graph, two_groups
 from oracles import adaptive
-from rows import fast_and_slow
 
 DELTA = 1e-5
 FLOORS = (1e-9, 1e-7, 1e-6)
 # Rate, noise and steps of a run; its mu at each of these floors; largest ratio of the
 # epsilon of a budget with the best floor to the exact one, for 2 and for 3 runs.
 RUNS = [
-    (0.1, 1.5, 300, (1.398, 1.372, 1.357), (1.04, 1.06)),
     (0.1, 1.5, 50, (0.665, 0.634, 0.617), (1.08, 1.12)),
     (0.05, 3.0, 1000, (0.554, 0.551, 0.550), (1.01, 1.02)),
-    (0.3, 4.0, 100, (0.789, 0.782, 0.778), (1.02, 1.03)),
     (0.01, 1.0, 50, (0.287, 0.216, 0.180), (1.28, 1.49)),
-    (0.01, 1.0, 3000, (0.781, 0.765, 0.756), (1.04, 1.06)),
     (0.01, 0.7, 500, (1.02, 0.920, 0.862), (1.21, 1.32)),
     (0.001, 0.6, 10_000, (0.823, 0.707, 0.637), (1.26, 1.43)),
     (1.0, 10.0, 30, (0.548, 0.548, 0.548), (1.001, 1.001)),
@@ -52,10 +48,6 @@ def gaussian_delta(mu, epsilon):
     return Gaussian(noise_multiplier=1 / mu).delta(epsilon)
 
 
-def is_quick(rate, noise, steps, floor, _):
-    return (rate, steps, floor) in ((0.1, 50, 1e-7), (1.0, 30, 1e-9))
-
-
 PRICES = [
     (rate, noise, steps, floor, mu)
     for rate, noise, steps, mus, _ in RUNS
@@ -67,7 +59,7 @@ PRICES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate,noise,steps,floor,mu", fast_and_slow(PRICES, is_quick))
+@pytest.mark.parametrize("rate,noise,steps,floor,mu", PRICES)
 def test_prices_are_those_of_an_independent_computation(rate, noise, steps, floor, mu):
     found = gdp_price(step(rate, noise), num_steps=steps, floor=floor)
     assert found.mu == pytest.approx(mu, rel=4e-3, abs=6e-4)
@@ -75,8 +67,10 @@ def test_prices_are_those_of_an_independent_computation(rate, noise, steps, floo
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("floor", [1e-3, 1e-7, 1e-40])
-@pytest.mark.parametrize("rate,noise", [(0.01, 0.7), (0.5, 2.0)])
+@pytest.mark.parametrize(
+    ("rate", "noise", "floor"),
+    [(0.01, 0.7, 1e-3), (0.01, 0.7, 1e-7), (0.5, 2.0, 1e-40)],
+)
 def test_a_price_holds_everywhere_and_no_smaller_one(rate, noise, floor):
     one = step(rate, noise)
     mu = gdp_price(one, num_steps=1, floor=floor).mu
@@ -239,9 +233,7 @@ def test_sums_are_exact():
     "arguments,message",
     [
         ((0.0, DELTA, 1e-6), "epsilon must be > 0"),
-        ((np.inf, DELTA, 1e-6), "epsilon must be > 0"),
         ((1e6, DELTA, 1e-6), "which gives no privacy"),
-        ((1.0, 0.0, 1e-6), "delta must lie in"),
         ((1.0, 1.0, 1e-6), "delta must lie in"),
         ((1.0, DELTA, DELTA), "floors must be below delta"),
         ((1.0, DELTA, 0.0), "floors must lie in"),
@@ -256,11 +248,9 @@ def test_invalid_budgets_are_refused(arguments, message):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        ((-0.1, 0.0), "mu must be"),
         ((np.inf, 0.0), "mu must be finite"),
         ((math.nan, 0.0), "mu must not be NaN"),
         ((1.0, 1.0), "floor must lie in"),
-        ((1.0, -1e-9), "floor must"),
     ],
 )
 def test_invalid_prices_are_refused(arguments, message):
@@ -289,24 +279,10 @@ def test_mu_down_to_a_floor_far_below_rounding():
     assert np.all(true <= gaussian_delta(mu, at)) and true[-1] < 1e-50
 
 
-@pytest.mark.slow
-def test_runs_of_different_kinds_use_one_budget():
-    """The sums of the squares of mu and of the floors are used up exactly."""
-    kinds = [(step(0.1, 1.5), 20, 1e-7), (step(0.02, 1.0), 50, 1e-6)]
-    prices = [gdp_price(s, num_steps=n, floor=f) for s, n, f in kinds]
-    mu = math.sqrt(sum(p.mu**2 for p in prices))
-    run = jde.compose(*((s, n) for s, n, _ in kinds))
-    at = np.array([0.0, 1.0, 3.0])
-    claimed = 1.1e-6 + gaussian_delta(mu, at)
-    assert np.all(jde.delta(run, epsilon=at) <= claimed)
-
-
 # --- Prices of adaptive runs: the worst strategy's profile ---
 
 
 FLOOR = 1e-6
-# Epsilons of the comparison, nats.
-AT = np.array([0.0, 0.5, 1.0, 1.2, 1.3, 1.35, 1.4, 2.0])
 
 
 def example_step(noise, rate=0.1):
@@ -340,22 +316,6 @@ def test_a_profile_is_above_the_truth_everywhere_and_close_to_it():
                 pairs, adaptive.by_prices((2, 1)), 6, lambda _, g=g: g
             )
             assert exact - 1e-12 <= deltas[i] <= exact + 2e-4
-
-
-@pytest.mark.slow
-def test_a_price_holds_for_the_worst_strategy_and_a_smaller_one_does_not():
-    mu = gdp_price(RUN, floor=FLOOR).mu
-    lower, upper = RUN.delta_interval(epsilon=AT)
-
-    def by_mu(mu):
-        profile = [Gaussian(noise_multiplier=1 / mu).delta(float(e)) for e in AT]
-        return FLOOR + (1 - FLOOR) * np.array(profile)
-
-    assert (upper <= by_mu(mu) * (1 + 1e-3)).all()
-    assert (lower > by_mu(0.98 * mu)).any()
-    # Slightly more than plans of it cost.
-    plans = [jde.compose((SLOW, 4), (FAST, 10)), jde.compose((FAST, 20))]
-    assert max(gdp_price(plan, floor=FLOOR).mu for plan in plans) < mu
 
 
 @pytest.mark.slow

@@ -128,32 +128,6 @@ def test_gaussian_mechanism(num_steps):
     np.testing.assert_allclose(gradient["num_steps"], by_mu * mu / 2 / num_steps, 1e-7)
 
 
-@pytest.mark.slow
-def test_grids_equal_their_elements():
-    noise, steps = np.array([1.0, 2.0, 4.0]), np.array([[400], [1]])
-    wrt = ("noise_multiplier", "class.sampling_probability")
-    value, gradient = jde.epsilon_and_gradient(
-        of_levels("class")(noise, 0.5, 0.2), delta=DELTA, num_steps=steps, wrt=wrt
-    )
-    assert list(gradient) == list(wrt)
-    for name in wrt:
-        assert gradient[name].shape == value.shape == (2, 3)
-    one, slopes = jde.epsilon_and_gradient(
-        of_levels("class")(2.0, 0.5, 0.2), delta=DELTA, num_steps=400, wrt=wrt
-    )
-    assert isinstance(one, np.float64)
-    assert value[0, 1] == pytest.approx(one, rel=1e-9)
-    for name in wrt:
-        assert isinstance(slopes[name], np.float64)
-        assert gradient[name][0, 1] == pytest.approx(slopes[name], rel=1e-8)
-
-    def single(rate):
-        step = of_levels("class")(noise, 0.5, rate)
-        return jde.epsilon(step, delta=DELTA, num_steps=1)
-
-    np.testing.assert_allclose(gradient[wrt[1]][1], difference(single, 0.2), rtol=1e-7)
-
-
 def test_no_loss_and_unknown_epsilon():
     noise = np.array([0.0, 1.0, 2.0, 50.0, np.inf])
     step = of_levels("class")(noise, 0.2, 0.1)
@@ -173,11 +147,9 @@ def test_no_loss_and_unknown_epsilon():
 @pytest.mark.parametrize(
     ("unit", "relation", "arguments", "num_steps", "delta"),
     [
-        # Where the best order jumps, an order that is good enough for the bound changes
-        # the
-        # slope by 2e-4.
+        # Where the best order jumps, an order that is good enough for the bound
+        # changes the slope by 2e-4.
         ("step", "zero_out", (11.339018784966942, 5.5556e-4, 3.218e-3), 8242, 7.21e-11),
-        ("school", "add_remove", (8.44917529, 3.642254e-3, 4.6895e-3), 8638, 9.588e-10),
         ("class", "zero_out", (1.5, 0.2, 0.1), 30, 1e-6),
     ],
 )
@@ -235,7 +207,8 @@ def test_near_an_end_derivatives_are_right_or_nan(method):
     assert not np.isnan(by_rate["a.sampling_probability"][:4]).any()
 
 
-@pytest.mark.parametrize(("noise", "steps"), [(0.7, 1), (0.8, 100), (1.0, 1)])
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("noise", "steps"), [(0.7, 1), (0.8, 100)])
 def test_epsilon_has_a_derivative_near_rate_one(noise, steps):
     """Under replace_one near rate 1, where it was NaN within 1e-6 of 1."""
 
@@ -280,7 +253,6 @@ def test_no_names_and_no_settings():
     "wrt, error, words",
     [
         (("noise",), ValueError, "wrt must be one of .*'class.sampling_probability'"),
-        (("class.size",), ValueError, "got 'class.size'"),
         (("noise_multiplier[0]",), ValueError, r"got 'noise_multiplier\[0\]'"),
         ("noise_multiplier", TypeError, "wrt must be a tuple of names"),
         ((3,), TypeError, "wrt must be one of .*, got 3"),
@@ -313,8 +285,7 @@ def size_step(size, noise=1.5, unit=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["school", "pupil"])
-@pytest.mark.parametrize("num_steps", [1, 300])
+@pytest.mark.parametrize(("unit", "num_steps"), [("school", 1), ("pupil", 300)])
 def test_sizes_without_replacement(unit, num_steps):
     step = size_step(40, unit=unit)
     _, gradient = jde.epsilon_and_gradient(
@@ -371,38 +342,6 @@ def test_composed_runs():
         assert gradient[name] == pytest.approx(sum(parts), rel=1e-8)
 
 
-@pytest.mark.slow
-def test_worst_path_of_a_population():
-    tree = jde.Population.from_sizes([[30, 12, 25], [11, 40], [20, 35, 50, 90]])
-
-    def run(population, noise=1.5):
-        return jde.GaussianStep(
-            jde.MultistageSampling(
-                poisson("school", 0.2),
-                jde.WithoutReplacement("class", size=1, population=2),
-                jde.WithoutReplacement("pupil", size=4, population=11),
-            ),
-            noise_multiplier=noise,
-            clip_unit="pupil",
-            population=population,
-        )
-
-    wrt = ("noise_multiplier", "class.size", "pupil.size")
-    arguments = {"delta": 1e-5, "num_steps": np.array([1, 300]), "wrt": wrt}
-    value, gradient = jde.epsilon_and_gradient(run(tree), **arguments)
-    # The path through the class of 11, one of two, is the worst by far.
-    alone, expected = jde.epsilon_and_gradient(run(None), **arguments)
-    np.testing.assert_allclose(value, alone, rtol=1e-9)
-    for name in wrt:
-        np.testing.assert_allclose(gradient[name], expected[name], rtol=1e-8)
-
-
-def gaussian_slope(epsilon, mu):
-    """``d epsilon / d mu`` of the Gaussian mechanism at fixed delta."""
-    tail = np.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
-    return norm.pdf(-epsilon / mu + mu / 2) / tail
-
-
 def in_epochs(noise, scheme):
     return jde.GaussianStep(scheme, noise_multiplier=noise)
 
@@ -421,8 +360,7 @@ def test_epochs_have_derivatives_by_noise_alone(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [1])
-def test_derivatives_of_epochs_against_mellin_transforms(number):
+def test_derivatives_of_epochs_against_mellin_transforms():
     """Differences of certified ends are accurate to about 1e-3."""
     noise, h = 1.0, 2e-3
     step = jde.GaussianStep(
@@ -430,10 +368,10 @@ def test_derivatives_of_epochs_against_mellin_transforms(number):
         noise_multiplier=noise,
         neighboring_relation="add_remove",
     )
-    epsilon, gradient = jde.epsilon_and_gradient(step, delta=1e-6, num_steps=3 * number)
+    epsilon, gradient = jde.epsilon_and_gradient(step, delta=1e-6, num_steps=3)
 
     def log_delta(noise, epsilon):
-        epochs = [allocation_epochs.Epochs(3, number)]
+        epochs = [allocation_epochs.Epochs(3, 1)]
         found, _ = allocation_epochs.delta(epochs, 1 / noise, epsilon, "remove")
         return np.log(float(found))
 
@@ -459,21 +397,3 @@ def test_composed_run_with_a_step_not_taken():
     whole = jde.epsilon(jde.compose((first, 300), (second, 1)), delta=DELTA)
     rise, slope = whole - jde.epsilon(run, delta=DELTA), gradient["num_steps[1]"]
     assert 0.8 * slope < rise < slope
-
-
-@pytest.mark.slow
-def test_derivatives_of_epochs_composed_with_others():
-    bins = in_epochs(1.3, jde.RandomAllocation("u", steps_per_epoch=10))
-    coins = in_epochs(2.0, poisson("u", 0.1))
-    names = ("noise_multiplier", "noise_multiplier[0]", "noise_multiplier[1]")
-    run = jde.compose((bins, 35), (coins, 50))
-    value, gradient = jde.epsilon_and_gradient(run, delta=DELTA, wrt=names)
-    parts = gradient["noise_multiplier[0]"] + gradient["noise_multiplier[1]"]
-    assert gradient["noise_multiplier"] == pytest.approx(parts, rel=1e-2)
-    less, more = (
-        jde.compose((in_epochs(noise, bins.design), 35), (coins, 50))
-        for noise in (1.25, 1.35)
-    )
-    rise = jde.epsilon(more, delta=DELTA) - jde.epsilon(less, delta=DELTA)
-    assert value > 0
-    assert rise == pytest.approx(0.1 * gradient["noise_multiplier[0]"], rel=0.02)

@@ -17,13 +17,16 @@ from jaxdp_episodic.accountant.questions.tuning import (
 
 ORDERS = 1 + np.geomspace(0.05, 200, 60)
 TRIALS = [
-    *(PoissonTrials(expected_runs=m) for m in (0.1, 1.0, 4.0, 30.0)),
+    *(PoissonTrials(expected_runs=m) for m in (0.1, 4.0, 30.0)),
     *(
         NegativeBinomialTrials(expected_runs=m, eta=eta)
-        for m in (1.0, 1.5, 8.0, 60.0)
-        for eta in (-0.5, 0.0, 0.7, 1.0, 3.0)
+        for m in (1.0, 1.5, 60.0)
+        for eta in (-0.5, 0.0, 0.7, 3.0)
     ),
 ]
+
+
+TWO = PoissonTrials(expected_runs=2)
 
 
 def tuning_cost(step, *, trials, delta, **run):
@@ -110,21 +113,6 @@ def test_bounds_every_enumerated_selection(trials):
         assert np.all(bound >= truth - 1e-9)
 
 
-def test_is_tight_within_a_factor_for_geometric_selection_of_rare_outputs():
-    trials = NegativeBinomialTrials(expected_runs=8.0, eta=1.0)
-    runs = probabilities(trials)
-    epsilon = 0.5
-    # Pure randomized response, the better output rare.
-    p = np.array([1 - 0.01, 0.01])
-    q = np.array([1 - 0.01 * math.exp(-epsilon), 0.01 * math.exp(-epsilon)])
-    high = 1 + np.geomspace(10, 1e5, 100)
-    bound = tuned_rdp(trials, high, np.maximum(worse(p, q, high), 0))
-    truth = worse(selected(p, runs), selected(q, runs), high)
-    # For pure epsilon the theorem gives (2 + eta) epsilon; this selection has less.
-    assert np.all(bound <= 3.3 * epsilon + math.log(8) / (high - 1))
-    assert truth[-1] > 0.9 * epsilon
-
-
 def test_the_enumeration_catches_a_forgotten_term():
     """Without log(E[K]) / (order - 1) the bound is violated, and the test sees it."""
     trials = NegativeBinomialTrials(expected_runs=60.0, eta=0.0)
@@ -137,8 +125,9 @@ def test_the_enumeration_catches_a_forgotten_term():
     assert broken
 
 
-@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0, 4.0])
-@pytest.mark.parametrize("mean", [2.0, 10.0, 300.0])
+@pytest.mark.parametrize(
+    ("mean", "eta"), [(2.0, 0.0), (10.0, 0.5), (10.0, 1.0), (300.0, 4.0)]
+)
 def test_agrees_with_dp_accounting(eta, mean):
     curve = ORDERS / (2 * 3.0**2)
     theirs = peer._compute_rdp_repeat_and_select(ORDERS, curve, mean, eta)
@@ -164,13 +153,13 @@ def test_a_search_of_one_run_costs_the_run():
 
 def test_broadcasts_over_distributions_and_curves_as_single_calls_do():
     trials = NegativeBinomialTrials(
-        expected_runs=np.array([[2.0], [20.0]]), eta=np.array([0.0, 1.0, 2.0])
+        expected_runs=np.array([[2.0], [20.0]]), eta=np.array([0.0, 2.0])
     )
-    curves = np.stack([ORDERS / 8, ORDERS / 18, ORDERS / 50])
+    curves = np.stack([ORDERS / 8, ORDERS / 50])
     grid = tuned_rdp(trials, ORDERS, curves)
-    assert grid.shape == (2, 3, ORDERS.size)
+    assert grid.shape == (2, 2, ORDERS.size)
     for i, mean in enumerate((2.0, 20.0)):
-        for j, eta in enumerate((0.0, 1.0, 2.0)):
+        for j, eta in enumerate((0.0, 2.0)):
             alone = NegativeBinomialTrials(expected_runs=mean, eta=eta)
             np.testing.assert_allclose(
                 grid[i, j], tuned_rdp(alone, ORDERS, curves[j]), rtol=1e-12
@@ -222,51 +211,26 @@ def test_the_largest_shape_is_a_poisson_distribution_above_zero(runs):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "message"),
     [
-        (
-            lambda: PoissonTrials(expected_runs=0.0),
-            ValueError,
-            "expected_runs must be > 0",
-        ),
-        (lambda: NegativeBinomialTrials(expected_runs=0.5), ValueError, ">= 1"),
-        (
-            lambda: NegativeBinomialTrials(expected_runs=2, eta=-1),
-            ValueError,
-            "eta must",
-        ),
+        (lambda: PoissonTrials(expected_runs=0.0), "expected_runs must be > 0"),
+        (lambda: NegativeBinomialTrials(expected_runs=0.5), ">= 1"),
+        (lambda: NegativeBinomialTrials(expected_runs="2"), "expected_runs"),
+        (lambda: NegativeBinomialTrials(expected_runs=2, eta=-1), "eta must"),
         (
             lambda: NegativeBinomialTrials(expected_runs=2, eta=1e31),
-            ValueError,
             "eta must be > -1 and at most",
         ),
-        (lambda: NegativeBinomialTrials(expected_runs="2"), TypeError, "expected_runs"),
-        (
-            lambda: NegativeBinomialTrials(expected_runs=1e6, eta=-0.999),
-            ValueError,
-            "at most",
-        ),
-        (lambda: tuned_rdp(3, [2.0], [1.0]), TypeError, "trials must be"),
-        (
-            lambda: tuned_rdp(PoissonTrials(expected_runs=2), [1.0], [1.0]),
-            ValueError,
-            "orders must be > 1",
-        ),
-        (
-            lambda: tuned_rdp(PoissonTrials(expected_runs=2), [2.0], [-1.0]),
-            ValueError,
-            "rdp must be >= 0",
-        ),
-        (
-            lambda: tuned_rdp(PoissonTrials(expected_runs=2), [2.0, 3.0], [1.0]),
-            ValueError,
-            "last axis",
-        ),
-        (lambda: curve_to_epsilon([2.0], [1.0], delta=0.0), ValueError, "delta"),
+        (lambda: NegativeBinomialTrials(expected_runs=1e6, eta=-0.999), "at most"),
+        (lambda: tuned_rdp(3, [2.0], [1.0]), "trials must be"),
+        (lambda: tuned_rdp(TWO, [1.0], [1.0]), "orders must be > 1"),
+        (lambda: tuned_rdp(TWO, [2.0], [-1.0]), "rdp must be >= 0"),
+        (lambda: tuned_rdp(TWO, [2.0, 3.0], [1.0]), "last axis"),
+        (lambda: curve_to_epsilon([2.0], [1.0], delta=0.0), "delta"),
     ],
 )
-def test_invalid_arguments_are_refused(call, error, message):
-    with pytest.raises(error, match=message):
+def test_invalid_arguments_are_refused(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call()
 
 
@@ -303,17 +267,3 @@ def test_mean_and_dictionary():
     with pytest.raises(ValueError, match="scalar"):
         PoissonTrials(expected_runs=np.array([1.0, 2.0])).draw(np.random.default_rng(0))
     assert DEFAULT_ORDERS.min() > 1
-
-
-def test_grows_with_runs_shape_and_curve():
-    curve = ORDERS / 18
-    means = NegativeBinomialTrials(expected_runs=np.array([1.0, 2.0, 5.0, 50.0]))
-    assert np.all(np.diff(tuned_rdp(means, ORDERS, curve), axis=0) >= -1e-12)
-    shapes = NegativeBinomialTrials(
-        expected_runs=10.0, eta=np.array([-0.5, 0.0, 1.0, 5.0])
-    )
-    assert np.all(np.diff(tuned_rdp(shapes, ORDERS, curve), axis=0) >= -1e-12)
-    for trials in (PoissonTrials(expected_runs=3.0), shapes):
-        assert np.all(
-            tuned_rdp(trials, ORDERS, 2 * curve) >= tuned_rdp(trials, ORDERS, curve)
-        )

@@ -64,14 +64,6 @@ WITHIN = {
         lambda: on("user", jde.RandomAllocation("user", steps_per_epoch=5)),
         jde.RandomAllocation("user", steps_per_epoch=5),
     ),
-    "several settings": (
-        lambda: on("user", some("user", [1, 2], [[9], [23]])),
-        some("user", [1, 2], [[2], [5]]),
-    ),
-    "above the protected level": (
-        lambda: on("task", tree(some("task", 2, 9), rare("shot")), clip_unit="task"),
-        tree(some("task", 2, 2), rare("shot")),
-    ),
     "below the clipped level": (
         lambda: on("shot", tree(rare("task"), some("shot", 2, 9)), clip_unit="task"),
         tree(rare("task"), some("shot", 2, 2)),
@@ -79,10 +71,6 @@ WITHIN = {
     "drawings": (
         lambda: on("example", grouped(), relation="zero_out"),
         grouped(examples=5),
-    ),
-    "classes on a public list": (
-        lambda: on("class", grouped(num_classes=31), relation="add_remove"),
-        grouped(num_classes=7),
     ),
     "classes that are drawn": (
         lambda: on("class", grouped(classes=some("class", 6, 30))),
@@ -146,34 +134,13 @@ REFUSED = {
         ),
         "examples of one person may lie in several groups",
     ),
-    "copies in several groups": (
-        lambda: on(
-            "class",
-            grouped(),
-            privacy_unit="original",
-            people=PersonBounds(examples=1, classes=4),
-        ),
-        "examples of one person may lie in several groups",
-    ),
     "groups below the protected level": (
         lambda: on("example", grouped(), privacy_unit="class"),
         "groups must be of level 'class' with .* got 'example'",
     ),
-    "groups of episodes": (
-        lambda: on("episode", grouped()),
-        "'class' or 'example' with",
-    ),
-    "a level that is none": (
-        lambda: on("person", rare("user")),
-        "level 'user' with .* got 'person'",
-    ),
     "people of blocks by episode": (lambda: on("episode", blocks()), "'person'"),
     "hashed groups of slots": (
         lambda: on("user", some("user", 3, 23), relation="add_remove"),
-        "no public lower bound",
-    ),
-    "hashed groups of drawings": (
-        lambda: on("example", grouped(), relation="add_remove"),
         "no public lower bound",
     ),
     "a group smaller than its draw": (
@@ -183,10 +150,6 @@ REFUSED = {
     "a group smaller than an episode": (
         lambda: on("class", grouped(num_classes=11)),
         "level 'class' as a draw takes, 3, got 4 groups of 11: the smallest has 2",
-    ),
-    "a group smaller than a draw of classes": (
-        lambda: on("class", grouped(classes=some("class", 8))),
-        "as a draw takes, 8, got 4 groups of 30",
     ),
     "a group of fewer episodes": (
         lambda: on("class", grouped(episodes=some("episode", 3))),
@@ -212,8 +175,6 @@ REFUSED = {
         lambda: jde.Bands(2, level="user", horizon=0.5),
         "horizon must be >= 1, got 0.5",
     ),
-    "a level without a name": (lambda: jde.Bands(2, level=3), "name of a level"),
-    "bands that are none": (lambda: jde.banded(step(rare("u")), 3), "must be a Bands"),
 }
 
 

@@ -1,6 +1,4 @@
-"""Grouped classes and independent episodes."""
-
-import functools
+"""Schemes of levels and designs: validation, broadcasting, value semantics."""
 
 import numpy as np
 import pytest
@@ -10,14 +8,200 @@ from jaxdp_episodic.accountant.describe.designs import (
     GroupedClasses,
     IndependentEpisodes,
 )
+from jaxdp_episodic.accountant.describe.population import Population
 from jaxdp_episodic.accountant.describe.schemes import (
     MultistageSampling,
     Poisson,
     WithoutReplacement,
 )
 
+
+def poisson(value, **fields):
+    return Poisson("school", sampling_probability=value, **fields)
+
+
+def pupils(**fields):
+    return WithoutReplacement(**{"name": "pupil", "size": 8, "population": 40} | fields)
+
+
+def test_fields_become_plain_numbers_or_read_only_copies():
+    mine = np.array([40, 50])
+    scheme = pupils(size=np.float32(8), population=mine)
+    assert type(scheme.size) is int and scheme.size == 8
+    assert scheme.population.dtype == np.int64
+    assert not scheme.population.flags.writeable and mine.flags.writeable
+    mine[0] = 9
+    assert scheme == pupils(population=[40, 50])
+    assert type(poisson(1).sampling_probability) is float
+
+
+def test_schemes_broadcast():
+    assert pupils(size=[[1], [2]], population=[10, 20, 30]).shape == (2, 3)
+    sampling = MultistageSampling(poisson(np.full((500, 1), 0.05)), pupils(size=[2, 4]))
+    assert sampling.level_names == ("school", "pupil")
+    assert sampling.shape == (500, 2)
+
+
+def test_specs_compare_and_hash_by_value():
+    def make(probability):
+        return MultistageSampling(poisson(probability), pupils())
+
+    same = make([0.1, 0.0]), make(np.array([0.1, -0.0]))
+    assert same[0] == same[1] and hash(same[0]) == hash(same[1])
+    assert make(0.1) == make(np.array(0.1)) != make([0.1])
+    assert make([0.1, 0.2]) != make([[0.1, 0.2]])
+    assert make(0.1) != make(0.1).levels[0]
+    assert len({make(0.1), make(0.1), make(0.2)}) == 2
+
+
+INVALID = [
+    *(
+        (lambda bad=bad: poisson(bad), "sampling_probability")
+        for bad in (True, "0.5", None, [0.1, True], 1j, [[1], [1, 2]])
+    ),
+    *(
+        (lambda bad=bad: poisson(bad), "sampling_probability")
+        for bad in (-0.1, 1.3, np.nan, np.inf, [0.5, np.nan])
+    ),
+    *(
+        (lambda bad=bad: pupils(size=bad), "size")
+        for bad in (True, "8", 10**30, 0, -3, 2.5, np.nan, np.inf, 2.0**60, [8, 0])
+    ),
+    (lambda: pupils(population=0), "population"),
+    (lambda: poisson(0.1, population=0), "population"),
+    (lambda: pupils(population=None, population_is_exact=True), "True needs"),
+    (lambda: pupils(population_is_exact=1), "population_is_exact"),
+    (lambda: pupils(size=[1, 2], population=[1, 2, 3]), r"population: \(3,\)"),
+    *(
+        (
+            lambda bad=bad: Poisson(bad, sampling_probability=0.1),
+            "^name must.{,200}$",
+        )
+        for bad in ("step", "person", "original", "", "x" * 5000, 3)
+    ),
+    (
+        lambda: Population.from_sizes([[1]], level_names=("step",)),
+        "^each of level_names must",
+    ),
+    (
+        lambda: MultistageSampling(poisson([0.1, 0.2]), pupils(size=[1, 2, 3])),
+        r"levels\[0\].*\(2,\), levels\[1\].size",
+    ),
+    (lambda: MultistageSampling(), "at least one level"),
+    (lambda: MultistageSampling(poisson(0.1), poisson(0.1)), "'school' twice"),
+    (
+        lambda: MultistageSampling(poisson(0.1), "pupil"),
+        "level 2 must be",
+    ),
+    (
+        lambda: bins(steps_per_epoch=0),
+        "steps_per_epoch must be a",
+    ),
+    (lambda: bins(times=0), "times must be a whole number >= 1"),
+    (lambda: bins(times=11), "times must be at most steps_per_epoch, got times=11"),
+    (lambda: bins(steps_per_epoch=[3, 4], times=[1, 2, 3]), "broadcast"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), INVALID, ids=range(len(INVALID)))
+def test_invalid_schemes_are_refused_by_name(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+# --- Epochs ---
+
+
+def bins(**fields):
+    return jde.RandomAllocation("task", **({"steps_per_epoch": 10} | fields))
+
+
+@pytest.mark.parametrize("scheme", [bins(), jde.ShuffledEpochs("t", steps_per_epoch=3)])
+def test_designs_without_a_theorem_are_refused_by_name(scheme):
+    above = jde.Poisson("school", sampling_probability=0.1)
+    below = jde.WithoutReplacement("pupil", size=2, population=5)
+    grouped = {"num_classes": 20, "ways": 5}
+    name = type(scheme).__name__
+    for make in (
+        lambda: jde.MultistageSampling(above, scheme),
+        lambda: jde.IndependentEpisodes(scheme, num_episodes=2),
+        lambda: jde.GaussianStep(scheme, noise_multiplier=1.0, clip_unit="step"),
+        lambda: jde.GaussianStep(
+            jde.MultistageSampling(scheme, below),
+            noise_multiplier=1.0,
+            clip_unit="pupil",
+        ),
+        lambda: jde.GroupedClasses(
+            **grouped,
+            classes=type(scheme)("class", steps_per_epoch=3),
+            examples=jde.WithoutReplacement("example", size=2, population=5),
+        ),
+    ):
+        with pytest.raises(NotImplementedError, match=f"{name} has no theorem there"):
+            make()
+
+
+def test_a_run_that_ends_within_an_epoch_cannot_be_repeated():
+    step = jde.GaussianStep(bins(), noise_multiplier=1.0)
+    assert jde.compose((jde.compose((step, 20)), 3)).counts == (60,)
+    assert jde.compose((jde.compose((step, 25)), 1)).counts == (25,)
+    with pytest.raises(NotImplementedError, match="part of epoch 'task'"):
+        jde.compose((jde.compose((step, 25)), 2))
+
+
+def test_specs_round_trip_through_dictionaries():
+    drawn = jde.GroupedClasses(
+        num_classes=100,
+        ways=5,
+        episodes=jde.RandomAllocation("episode", steps_per_epoch=[10, 20], times=2),
+        examples=jde.WithoutReplacement("example", size=4, population=20),
+    )
+    step = jde.GaussianStep(drawn, noise_multiplier=1.0)
+    assert jde.GaussianStep.from_dict(step.to_dict()) == step
+    # One step of five, then one of ten; four of twenty examples.
+    np.testing.assert_allclose(jde.inclusion_rates(drawn), [0.04, 0.02], rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("relation", "moved"),
+    [("add_remove", 5**0.5), ("replace_one", 2.0), ("zero_out", 1.0)],
+)
+def test_shuffled_epochs_cost_the_gaussian_mechanism(relation, moved):
+    drawn = jde.ShuffledEpochs("task", steps_per_epoch=10)
+    step = jde.GaussianStep(drawn, noise_multiplier=2.0, neighboring_relation=relation)
+    always = jde.Poisson("task", sampling_probability=1.0)
+    same = jde.GaussianStep(always, noise_multiplier=2.0 / moved)
+    for num_steps, epochs in ((1, 1), (10, 1), (11, 2), (30, 3)):
+        ours = jde.epsilon(step, delta=1e-6, num_steps=num_steps)
+        plain = jde.epsilon(same, delta=1e-6, num_steps=epochs)
+        assert ours == pytest.approx(plain, rel=1e-9)
+
+
+def test_shuffled_episodes_are_swapped_with_the_rate_below():
+    below = jde.WithoutReplacement("pupil", size=2, population=10)
+    drawn = jde.MultistageSampling(jde.ShuffledEpochs("t", steps_per_epoch=4), below)
+    step = jde.GaussianStep(drawn, noise_multiplier=2.0, clip_unit="t")
+    once = jde.WithoutReplacement("t", size=1, population=5)
+    same = jde.GaussianStep(
+        once, noise_multiplier=2.0, neighboring_relation="replace_one"
+    )
+    ours = jde.epsilon(step, delta=1e-6, num_steps=12)
+    assert ours == pytest.approx(jde.epsilon(same, delta=1e-6, num_steps=3), rel=1e-9)
+
+
+# --- Grouped classes and independent episodes ---
+
+
 EPISODES = Poisson("episode", sampling_probability=0.16)
 EXAMPLES = WithoutReplacement("example", size=4, population=20)
+
+
+def coins(name):
+    return Poisson(name, sampling_probability=0.1)
+
+
+def few(name, size=1, population=None):
+    return WithoutReplacement(name, size=size, population=population)
 
 
 def grouped(**changes):
@@ -37,91 +221,69 @@ def test_grouped_levels_and_shape():
     np.testing.assert_array_equal(
         design.num_possible_episodes, [[100, 200, 300], [20, 40, 60]]
     )
+    for drawn in (few("class", 320), few("class", 320, 1_800), coins("class")):
+        assert grouped(episodes=None, classes=drawn).shape == ()
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        Poisson("class", sampling_probability=0.1),
-        Poisson("class", sampling_probability=0.1, population=1_800),
-        WithoutReplacement("class", size=320),
-        WithoutReplacement("class", size=320, population=1_800),
-    ],
-)
-def test_classes_may_be_drawn_in_place_of_episodes(scheme):
-    assert grouped(episodes=None, classes=scheme).shape == ()
+def independent(sampling=EXAMPLES, count=2):
+    return IndependentEpisodes(sampling, num_episodes=count)
 
 
-def test_exactly_one_of_episodes_and_classes():
-    with pytest.raises(ValueError, match="exactly one .* got neither"):
-        grouped(episodes=None)
-    with pytest.raises(ValueError, match="exactly one .* got both"):
-        grouped(classes=Poisson("class", sampling_probability=0.1))
+def of_a_trillion_episodes():
+    step = jde.GaussianStep(independent(few("x", 1, 10), 10**9), noise_multiplier=1.0)
+    return jde.epsilon(step, num_steps=1, delta=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"episodes": Poisson("task", sampling_probability=0.1)},
-            "episodes must be named 'episode', got 'task'",
-        ),
-        (
-            {"episodes": None, "classes": EPISODES},
-            "classes must be named 'class', got 'episode'",
-        ),
-        (
-            {"examples": WithoutReplacement("pupil", size=4, population=20)},
-            "examples must be named 'example', got 'pupil'",
-        ),
-        (
-            {"episodes": WithoutReplacement("episode", size=3, population=360)},
-            "population=None",
-        ),
-        (
-            {"episodes": Poisson("episode", sampling_probability=0.1, population=360)},
-            "population=None",
-        ),
-        (
-            {
-                "episodes": None,
-                "classes": WithoutReplacement("class", size=320, population=1_000),
-            },
-            "population=None or num_classes",
-        ),
-        (
-            {"episodes": None, "classes": WithoutReplacement("class", size=4)},
-            "at least `ways` classes",
-        ),
-        ({"ways": 1_801}, "ways must be at most num_classes"),
-        ({"ways": 0}, "ways must be a whole number"),
-        ({"num_classes": 12.5}, "num_classes must be a whole number"),
-        ({"ways": [1, 2], "num_classes": [10, 20, 30]}, "do not broadcast"),
-    ],
-)
-def test_grouped_refuses_wrong_values(changes, message):
-    with pytest.raises(ValueError, match=message):
-        grouped(**changes)
+BAD_DESIGNS = [
+    *(
+        (lambda changes=changes: grouped(**changes), message)
+        for changes, message in [
+            ({"episodes": None}, "exactly one .* got neither"),
+            ({"classes": coins("class")}, "exactly one .* got both"),
+            ({"episodes": coins("task")}, "named 'episode', got 'task'"),
+            (
+                {"episodes": None, "classes": EPISODES},
+                "classes must be named 'class', got 'episode'",
+            ),
+            ({"examples": few("pupil", 4, 20)}, "named 'example', got 'pupil'"),
+            ({"episodes": few("episode", 3, 360)}, "population=None"),
+            (
+                {"episodes": None, "classes": few("class", 320, 1_000)},
+                "population=None or num_classes",
+            ),
+            (
+                {"episodes": None, "classes": few("class", 4)},
+                "at least `ways` classes",
+            ),
+            ({"ways": 1_801}, "ways must be at most num_classes"),
+            ({"ways": 0}, "ways must be a whole number"),
+            ({"ways": True}, "ways must be"),
+            ({"num_classes": 12.5}, "num_classes must be a whole number"),
+            ({"ways": [1, 2], "num_classes": [9, 9, 9]}, "do not broadcast"),
+            ({"episodes": 0.1}, "episodes must be"),
+            ({"examples": None}, "examples must be"),
+            ({"examples": coins("example")}, "covered: episodes=Poisson"),
+        ]
+    ),
+    *(
+        (lambda n=n: independent(count=n), "num_episodes")
+        for n in (0, 1.5, True, np.nan)
+    ),
+    (lambda: independent(EPISODES), "level named 'episode'"),
+    (lambda: independent(grouped()), "GroupedClasses"),
+    (lambda: independent(0.5), "sampling must be"),
+    (
+        lambda: independent(few("class", [1, 2, 3]), [1, 2]),
+        r"num_episodes: \(2,\)",
+    ),
+    (of_a_trillion_episodes, "num_episodes must be at most"),
+]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"ways": True},
-        {"num_classes": "many"},
-        {"episodes": 0.1},
-        {"examples": None},
-        {"examples": 4},
-    ],
-)
-def test_grouped_refuses_wrong_types(changes):
-    with pytest.raises(TypeError):
-        grouped(**changes)
-
-
-def test_poisson_drawn_examples_are_refused_with_alternatives():
-    with pytest.raises(NotImplementedError, match="covered: episodes=Poisson"):
-        grouped(examples=Poisson("example", sampling_probability=0.2))
+@pytest.mark.parametrize(("make", "message"), BAD_DESIGNS, ids=range(len(BAD_DESIGNS)))
+def test_invalid_designs_are_refused(make, message):
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
+        make()
 
 
 def test_independent_episodes_wrap_a_bare_scheme():
@@ -135,32 +297,8 @@ def test_independent_episodes_wrap_a_bare_scheme():
     assert design.shape == (2,)
 
 
-@pytest.mark.parametrize(
-    ("count", "error"),
-    [(0, ValueError), (1.5, ValueError), (True, TypeError), (np.nan, ValueError)],
-)
-def test_num_episodes_is_a_whole_number(count, error):
-    with pytest.raises(error, match="num_episodes"):
-        IndependentEpisodes(EXAMPLES, num_episodes=count)
-
-
-def test_independent_episodes_refuse_other_samplings():
-    with pytest.raises(ValueError, match="level named 'episode'"):
-        IndependentEpisodes(EPISODES, num_episodes=2)
-    with pytest.raises(NotImplementedError, match="GroupedClasses"):
-        IndependentEpisodes(grouped(), num_episodes=2)
-    with pytest.raises(TypeError, match="sampling must be"):
-        IndependentEpisodes(0.5, num_episodes=2)
-    sampling = Poisson("class", sampling_probability=[0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=r"num_episodes: \(2,\)"):
-        IndependentEpisodes(sampling, num_episodes=[1, 2])
-
-
 # --- Composed runs protect one kind of unit ---
 
-
-# These tests are about the Rényi bounds.
-rdp_epsilon = functools.partial(jde.epsilon, method="rdp")
 
 TREE = jde.Population.from_sizes([3, 3, 3])  # without names
 
@@ -171,52 +309,29 @@ def step(*levels, tree=TREE, **fields):
     return jde.GaussianStep(sampling, **arguments)
 
 
-def poisson(name):
-    return jde.Poisson(name, sampling_probability=0.1)
-
-
-def few(name):
-    return jde.WithoutReplacement(name, size=1)
-
-
-def test_units_of_different_levels_are_not_composed():
-    """Both levels are called "x": one is of examples, one of groups of three."""
-    below = step(poisson("a"), few("x"), clip_unit="a")
-    above = step(poisson("x"))
-    with pytest.raises(ValueError, match="same levels of the population"):
-        jde.compose((below, 1), (above, 1))
-
-
-@pytest.mark.slow
-def test_units_of_the_same_levels_are_composed():
-    below = step(poisson("a"), few("x"), clip_unit="a")
-    both = jde.compose((below, 1), (step(poisson("a"), few("x"), clip_unit="x"), 2))
-    assert rdp_epsilon(both, delta=1e-3) > rdp_epsilon(below, num_steps=1, delta=1e-3)
-
-
 def test_grouped_classes_reach_examples_by_two_levels_of_the_tree():
     grouped = jde.GaussianStep(
         jde.GroupedClasses(
             num_classes=3,
             ways=1,
-            episodes=poisson("episode"),
+            episodes=coins("episode"),
             examples=few("example"),
         ),
         noise_multiplier=1.0,
         population=TREE,
     )
-    tree = step(poisson("class"), few("example"), clip_unit="class")
+    tree = step(coins("class"), few("example"), clip_unit="class")
     run = jde.compose((grouped, 5), (tree, 5))
-    assert np.isfinite(rdp_epsilon(run, delta=1e-3))
+    assert np.isfinite(jde.epsilon(run, delta=1e-3, method="rdp"))
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (step(poisson("a"), few("x"), clip_unit="a", privacy_unit="a"), "privacy_unit"),
+        (step(coins("a"), few("x"), clip_unit="a", privacy_unit="a"), "privacy_unit"),
         (
             step(
-                poisson("a"),
+                coins("a"),
                 few("x"),
                 clip_unit="a",
                 neighboring_relation="replace_one",
@@ -225,26 +340,18 @@ def test_grouped_classes_reach_examples_by_two_levels_of_the_tree():
         ),
         (
             step(
-                poisson("a"),
+                coins("a"),
                 few("x"),
                 clip_unit="a",
                 tree=jde.Population.from_sizes([3, 3, 4]),
             ),
             "one and the same population",
         ),
+        # Both levels are called "x": one is of examples, one of groups of three.
+        (step(coins("x")), "same levels of the population"),
     ],
 )
 def test_other_units_are_not_composed(other, message):
-    first = step(poisson("a"), few("x"), clip_unit="a")
+    first = step(coins("a"), few("x"), clip_unit="a")
     with pytest.raises(ValueError, match=message):
         jde.compose((first, 1), (other, 1))
-
-
-def test_too_many_independent_episodes_are_refused():
-    sampling = jde.IndependentEpisodes(
-        jde.WithoutReplacement("x", size=1, population=10), num_episodes=10**9
-    )
-    with pytest.raises(NotImplementedError, match="num_episodes must be at most"):
-        rdp_epsilon(
-            jde.GaussianStep(sampling, noise_multiplier=1.0), num_steps=1, delta=1e-5
-        )

@@ -84,12 +84,6 @@ def test_without_a_population_the_specs_sizes_are_used():
     np.testing.assert_allclose(inclusion_rates(sampling), expected, rtol=1e-15)
 
 
-def test_scalars_give_a_scalar():
-    sampling = MultistageSampling(WithoutReplacement("pupil", size=8, population=40))
-    result = inclusion_rates(sampling)
-    assert isinstance(result, np.float64) and result == 0.2
-
-
 def test_a_level_without_a_size_is_named():
     with pytest.raises(ValueError, match="level 'primary': .* needs population="):
         path_rates(ONE_A_STAGE)
@@ -115,13 +109,6 @@ def test_a_tree_of_other_levels_is_refused():
     assert path_rates(ONE_A_STAGE, partly).num_levels == 3
 
 
-def test_wrong_types_are_refused():
-    with pytest.raises(TypeError, match="sampling must be"):
-        path_rates(ONE_A_STAGE.levels[0])
-    with pytest.raises(TypeError, match="population must be"):
-        path_rates(ONE_A_STAGE, [[4]])
-
-
 def test_empty_units_keep_a_path_of_rate_one():
     population = Population.from_sizes([4, 0])
     sampling = MultistageSampling(
@@ -139,17 +126,13 @@ def covers(size, population, relation, *, exact=False, tree=None, level=1):
     return path_rates(MultistageSampling(level_of), tree).covers_all(level, relation)
 
 
-def test_a_lower_bound_of_the_size_never_gives_rate_one():
-    for relation in ("add_remove", "replace_one"):
-        assert not covers(9, 9, relation).any()
-        assert not covers(99, 9, relation).any()
-
-
-def test_an_exact_size_gives_rate_one():
-    for relation in ("add_remove", "replace_one"):
-        np.testing.assert_array_equal(
-            covers([8, 9, 10], 9, relation, exact=True), [[False], [True], [True]]
-        )
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_an_exact_size_or_probability_gives_rate_one_and_a_lower_bound_none(relation):
+    assert not covers([9, 99], 9, relation).any()
+    found = covers([8, 9, 10], 9, relation, exact=True)
+    np.testing.assert_array_equal(found, [[False], [True], [True]])
+    always = path_rates(MultistageSampling(Poisson("a", sampling_probability=1.0)))
+    assert always.covers_all(1, relation).all()
 
 
 def test_the_given_data_may_be_the_smaller_neighbour():
@@ -172,13 +155,6 @@ def test_levels_above_the_protected_one_are_public_lists():
     rates = path_rates(sampling, Population.from_sizes([4, 5]))
     np.testing.assert_array_equal(rates.covers_all(1, "add_remove"), [True, True])
     np.testing.assert_array_equal(rates.covers_all(2, "add_remove"), [True, False])
-
-
-def test_poisson_at_probability_one_has_rate_one():
-    sampling = MultistageSampling(Poisson("a", sampling_probability=[0.5, 1.0]))
-    np.testing.assert_array_equal(
-        path_rates(sampling).covers_all(1, "add_remove"), [[False], [True]]
-    )
 
 
 def grouped(**changes):
@@ -238,14 +214,6 @@ def test_independent_episodes():
     design = IndependentEpisodes(sampling, num_episodes=[1, 10, 1_000])
     expected = 1 - (1 - 0.01) ** np.array([1.0, 10, 1_000])
     np.testing.assert_allclose(inclusion_rates(design), expected, rtol=1e-13)
-    tree = Population.from_sizes([[20, 4]] * 1)
-    deep = MultistageSampling(*(WithoutReplacement(n, size=1) for n in ("a", "b", "c")))
-    assert inclusion_rates(IndependentEpisodes(deep, num_episodes=3), tree).shape == (
-        2,
-    )
-
-
-def test_independent_episodes_keep_tiny_and_certain_rates():
     tiny = MultistageSampling(Poisson("a", sampling_probability=[1e-18, 0.0, 1.0]))
     found = inclusion_rates(IndependentEpisodes(tiny, num_episodes=7))
     np.testing.assert_allclose(found, [7e-18, 0, 1], rtol=1e-15)
@@ -271,14 +239,11 @@ def test_public_bounds_of_contributions():
     assert contributions(sampling).tolist() == [3, 7]
     assert contributions(sampling, clip=3).tolist() == [60, 140]
     assert contributions(sampling, unit=2, clip=3) == 20
-
-
-def test_an_exact_population_caps_contributions():
-    sampling = MultistageSampling(
-        Poisson("a", sampling_probability=0.1),
-        WithoutReplacement("b", size=7, population=5, population_is_exact=True),
-    )
-    assert contributions(sampling) == 5
+    exact = WithoutReplacement("b", size=7, population=5, population_is_exact=True)
+    assert contributions(MultistageSampling(sampling.levels[0], exact)) == 5
+    huge = (WithoutReplacement(n, size=2**40) for n in ("a", "b", "c"))
+    with pytest.raises(ValueError, match=r"exceeds 2\*\*53"):
+        contributions(MultistageSampling(*huge), clip=3)
 
 
 def test_a_unit_that_joins_may_be_larger_than_the_present_ones():
@@ -304,14 +269,6 @@ def test_poisson_contributions_need_a_true_public_bound():
         contributions(sampling(None), tree)
     with pytest.raises(ValueError, match="'b': population must be an upper bound.* 3"):
         contributions(sampling(2), tree)
-
-
-def test_too_many_contributions_are_refused():
-    huge = MultistageSampling(
-        *(WithoutReplacement(n, size=2**40) for n in ("a", "b", "c"))
-    )
-    with pytest.raises(ValueError, match=r"exceeds 2\*\*53"):
-        contributions(huge, clip=3)
 
 
 @pytest.mark.parametrize("scheme", ["exact", "poisson"])

@@ -78,34 +78,32 @@ def test_relations_must_agree():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "message"),
     [
-        (lambda: jde.LaplaceRelease(-1.0), ValueError, "noise_multiplier must be >= 0"),
+        (lambda: jde.LaplaceRelease(-1.0), "noise_multiplier must be >= 0"),
         (
             lambda: jde.LaplaceRelease(1.0, sampling_probability=2.0),
-            ValueError,
             r"sampling_probability must lie in \[0, 1\]",
         ),
         (
             lambda: jde.LaplaceRelease(
                 np.ones(2), sampling_probability=np.full(3, 0.1)
             ),
-            ValueError,
             "shapes do not broadcast",
         ),
-        (lambda: jde.ApproximateDP(-0.1), ValueError, "epsilon must be >= 0"),
-        (lambda: jde.ApproximateDP(0.1, 2.0), ValueError, "delta must lie in"),
-        (lambda: jde.ZeroConcentratedDP(np.nan), ValueError, "rho must not be NaN"),
+        (lambda: jde.ZeroConcentratedDP.of_gaussian(np.nan), "noise_multiplier"),
+        (lambda: jde.ApproximateDP(-0.1), "epsilon must be >= 0"),
+        (lambda: jde.ApproximateDP(0.1, 2.0), "delta must lie in"),
+        (lambda: jde.ZeroConcentratedDP(np.nan), "rho must not be NaN"),
         (
             lambda: jde.ZeroConcentratedDP(0.1, is_gaussian=1),
-            TypeError,
             "is_gaussian must be true or false",
         ),
     ],
-    ids=range(7),
+    ids=range(8),
 )
-def test_bad_values_are_refused(make, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_values_are_refused(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         make()
 
 
@@ -125,14 +123,6 @@ def test_questions_about_gaussian_steps_refuse_releases():
             delta=1e-5,
             num_steps=3,
         )
-
-
-def test_gaussian_noise_of_zero_and_infinity():
-    of_gaussian = jde.ZeroConcentratedDP.of_gaussian
-    np.testing.assert_array_equal(of_gaussian([0.0, np.inf]).rho, [np.inf, 0.0])
-    for noise in (-1.0, np.nan):
-        with pytest.raises(ValueError, match="noise_multiplier"):
-            of_gaussian(noise)
 
 
 # --- Disjoint parts ---
@@ -162,20 +152,18 @@ QUESTIONS = {
     "by rdp": (jde.epsilon, {**STEPS, "delta": [0.05, 1e-6], "method": "rdp"}),
     "delta": (jde.delta, {**STEPS, "epsilon": np.array([0.1, 1.0, 3.0])}),
     "rdp": (jde.rdp, {"orders": [1.5, 4.0, 40.0]}),
-    "profile": (jde.privacy_profile, {"epsilon": [0.01, 0.1, 1.0]}),
-    "advantage": (jde.advantage, STEPS),
+    "interval": (jde.epsilon_interval, {**STEPS, "delta": 1e-3}),
     "mu": (jde.gdp_mu, {"num_steps": 1, "smallest_delta": 0.01}),
     "rates": (jde.true_positive_rate, {**STEPS, "false_positive_rate": RATES}),
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_worst_part_counts_at_each_target(name):
     question, asked = QUESTIONS[name]
     each = [question(part, **asked) for part in (MANY, FEW)]
     np.testing.assert_array_equal(question(BOTH, **asked), np.maximum(*each))
-    np.testing.assert_array_equal(question(step=BOTH, **asked), np.maximum(*each))
 
 
 def test_either_part_may_be_the_largest_and_the_sum_is_larger():
@@ -184,18 +172,6 @@ def test_either_part_may_be_the_largest_and_the_sum_is_larger():
     assert many[0] > few[0] and many[-1] < few[-1]
     together = jde.compose((MANY, 100), (FEW, 100))
     assert np.all(jde.epsilon(together, delta=asked["delta"]) > np.maximum(many, few))
-
-
-def test_certified_ends_errors_and_trade_offs():
-    asked = QUESTIONS["epsilon"][1]
-    lower, upper = jde.epsilon_interval(BOTH, **asked)
-    value, info = jde.epsilon(BOTH, **asked, return_info=True)
-    assert np.all((lower <= value) & (value <= upper)) and info.error.shape == (3,)
-    lower, upper = jde.delta_interval(BOTH, num_steps=100, epsilon=1.0)
-    assert lower <= jde.delta(BOTH, num_steps=100, epsilon=1.0) <= upper
-    missed = jde.trade_off(BOTH, num_steps=100, false_positive_rate=RATES)
-    found = jde.true_positive_rate(BOTH, num_steps=100, false_positive_rate=RATES)
-    np.testing.assert_allclose(missed, 1 - found, atol=1e-9)
 
 
 def test_parts_may_be_grids_releases_and_composed_runs():
@@ -268,10 +244,7 @@ def test_a_change_in_two_parts_is_refused(relation, membership, message):
         jde.disjoint(parts, membership=membership)
     allowed = "fixed" if relation != "add_remove" else "content"
     assert jde.disjoint(parts, membership=allowed).shape == ()
-
-
-def test_claims_name_no_relation_and_need_a_membership():
-    claim = jde.ApproximateDP(epsilon=1.0, delta=0.0)
+    claim = jde.ApproximateDP(epsilon=1.0, delta=0.0)  # names no relation
     with pytest.raises(ValueError, match="membership must be given"):
         jde.disjoint({"a": claim, "b": claim})
     both = jde.disjoint({"a": claim, "b": claim}, membership="fixed")
@@ -304,8 +277,6 @@ REFUSALS = {
     "compose": lambda: jde.compose((BOTH, 2)),
     "report": lambda: jde.privacy_report(BOTH, num_steps=3, delta=1e-5),
     "noise": lambda: jde.calibrate_noise_multiplier(BOTH, **TARGET, num_steps=3),
-    "steps": lambda: jde.calibrate_num_steps(BOTH, **TARGET),
-    "rate": lambda: jde.calibrate_rate(BOTH, **TARGET, level="example", num_steps=3),
     "gradient": lambda: jde.epsilon_and_gradient(BOTH, num_steps=3, delta=1e-5),
     "options": lambda: jde.AdaptiveRun({"a": BOTH}, quotas={"a": 3}),
     "traced": lambda: traced.epsilon(BOTH, num_steps=3, delta=1e-5),

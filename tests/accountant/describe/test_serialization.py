@@ -3,7 +3,6 @@
 import json
 import tomllib
 
-import numpy as np
 import pytest
 
 from jaxdp_episodic.accountant.describe.designs import (
@@ -44,6 +43,7 @@ SPECS = [
     ),
     IndependentEpisodes(MultistageSampling(POISSON, FIXED), num_episodes=[1, 2, 3]),
     Population.from_sizes([[4, 0, 3], []], level_names=("task", "class")),
+    Population.from_ids(school=["a", "a", "b"]),
 ]
 EVERY_TYPE = (
     Poisson,
@@ -63,13 +63,10 @@ def test_round_trip_through_json(spec):
     assert written["version"] == 1
     assert written["type"] == type(spec).__name__
     assert written == spec_to_dict(spec)
+    assert "null" not in json.dumps(written)  # TOML has none
     read = json.loads(json.dumps(written, allow_nan=False))
     assert type(spec).from_dict(read) == spec
     assert spec_from_dict(EVERY_TYPE, read) == spec
-
-
-def test_dictionaries_have_no_null_as_toml_has_none():
-    assert "null" not in json.dumps([spec.to_dict() for spec in SPECS])
 
 
 def test_a_toml_table_is_read():
@@ -101,16 +98,6 @@ def test_nested_specs_may_carry_their_version():
         MultistageSampling.from_dict(written)
 
 
-def test_independent_episodes_may_name_a_bare_scheme():
-    written = {
-        "version": 1,
-        "type": "IndependentEpisodes",
-        "sampling": spec_to_dict(FIXED),
-        "num_episodes": 4,
-    }
-    assert IndependentEpisodes.from_dict(written).sampling == MultistageSampling(FIXED)
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -119,21 +106,12 @@ def test_independent_episodes_may_name_a_bare_scheme():
             ValueError,
             r"step\.sampling\.levels\[1\]: unknown key 'sise'; did you mean 'size'\?",
         ),
-        (
-            {"zzz": 3},
-            ValueError,
-            r"levels\[1\]: unknown key 'zzz'; the keys are \('name', 'size'",
-        ),
         ({"size": None}, ValueError, r"levels\[1\]: missing key 'size'"),
-        ({"type": None}, ValueError, r"levels\[1\]: missing key 'type'"),
         ({"type": "Poison"}, ValueError, r"levels\[1\].type .*did you mean 'Poisson'"),
-        ({"type": 3}, TypeError, r"levels\[1\].type must be one of"),
         ({"type": ["Poisson"]}, TypeError, r"levels\[1\].type must be one of"),
         ({"size": 0}, ValueError, r"levels\[1\]: size must be a whole number"),
         ({"size": "8"}, TypeError, r"levels\[1\]: size must be a number"),
-        ({"size": {"a": 1}}, TypeError, r"levels\[1\]: size must be a number"),
         ({"size": 10**5000}, ValueError, "size holds an integer of more than 64 bits"),
-        ({"size": [-(10**5000)]}, ValueError, "integer of more than 64 bits"),
         ({"name": ["pupil"]}, TypeError, r"levels\[1\]: name must be a string"),
         ({3: 3}, TypeError, "keys must be strings"),
     ],
@@ -146,36 +124,24 @@ def test_errors_name_their_place(changes, error, message):
         spec_from_dict(MultistageSampling, written, where="step.sampling")
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", True, None, [1], 1.5])
+@pytest.mark.parametrize("version", [2, "1", True, None])
 def test_other_versions_are_refused(version):
     with pytest.raises(ValueError, match="Poisson: version must be 1"):
         Poisson.from_dict({**POISSON.to_dict(), "version": version})
-
-
-def test_a_missing_version_is_refused():
-    written = POISSON.to_dict()
-    del written["version"]
+    without = {k: v for k, v in POISSON.to_dict().items() if k != "version"}
     with pytest.raises(ValueError, match="missing key 'version'"):
-        Poisson.from_dict(written)
+        Poisson.from_dict(without)
 
 
-@pytest.mark.parametrize("hostile", [None, 3, "Poisson", [1], [POISSON.to_dict()]])
-def test_other_types_than_mappings_are_refused(hostile):
-    with pytest.raises(TypeError, match="Poisson must be a table of keys"):
-        Poisson.from_dict(hostile)
-
-
-@pytest.mark.parametrize("levels", [3, "x", {}, [3], [[POISSON.to_dict()]], [], None])
-def test_hostile_levels_are_refused(levels):
-    written = {"version": 1, "type": "MultistageSampling", "levels": levels}
-    with pytest.raises((TypeError, ValueError), match="MultistageSampling"):
-        MultistageSampling.from_dict(written)
-
-
-def test_one_level_outside_a_list_is_refused():
-    written = {"version": 1, "type": "MultistageSampling", "levels": POISSON.to_dict()}
-    with pytest.raises(TypeError, match="levels must be a list"):
-        MultistageSampling.from_dict(written)
+def test_other_types_are_refused():
+    table = POISSON.to_dict()
+    for hostile in (None, 3, "Poisson", [table]):
+        with pytest.raises(TypeError, match="Poisson must be a table of keys"):
+            Poisson.from_dict(hostile)
+    for levels in (None, 3, "x", [3], [[table]], table, []):
+        written = {"version": 1, "type": "MultistageSampling", "levels": levels}
+        with pytest.raises((TypeError, ValueError), match="MultistageSampling"):
+            MultistageSampling.from_dict(written)
 
 
 def test_deep_nesting_is_refused_without_recursion():
@@ -200,15 +166,3 @@ def test_the_error_of_an_unsupported_combination_has_its_place():
     }
     with pytest.raises(NotImplementedError, match="^step.sampling: .*covered:"):
         spec_from_dict(EVERY_TYPE, written, where="step.sampling")
-
-
-def test_ids_are_not_written():
-    population = Population.from_ids(school=["a", "a", "b"])
-    assert "unit_ids" not in population.to_dict()
-    assert Population.from_dict(population.to_dict()) == population
-
-
-def test_arrays_are_written_as_plain_numbers():
-    written = WithoutReplacement("pupil", size=np.int32(3), population=[4, 5]).to_dict()
-    assert type(written["size"]) is int
-    assert [type(n) for n in written["population"]] == [int, int]

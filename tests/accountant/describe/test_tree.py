@@ -21,10 +21,8 @@ def counts_of(population):
     ("nested", "counts"),
     [
         ([[4, 2, 3], [4, 5]], [[2], [3, 2], [4, 2, 3, 4, 5]]),
-        ([12, 30, 7], [[3], [12, 30, 7]]),
         (49, [[49]]),
         (np.array([12, 30, 7]), [[3], [12, 30, 7]]),
-        (np.array([[4, 2], [3, 1]]), [[2], [2, 2], [4, 2, 3, 1]]),
         ((np.array([4, 2]), np.array([5])), [[2], [2, 1], [4, 2, 5]]),
         ([[4, 0], [], (3.0,)], [[3], [2, 0, 1], [4, 0, 3]]),
         ([[[1], [2, 3]], [[]]], [[2], [2, 1], [1, 2, 0], [1, 2, 3]]),
@@ -34,68 +32,106 @@ def test_nested_sizes(nested, counts):
     assert counts_of(Population.from_sizes(nested)) == counts
 
 
-@pytest.mark.parametrize(
-    ("nested", "error", "message"),
-    [
-        ([4, [2]], ValueError, "same depth everywhere"),
-        ([[4], [[2]]], ValueError, "same depth everywhere"),
-        ([4, []], ValueError, "same depth everywhere"),
-        ([], ValueError, "at least one number"),
-        ([[], []], ValueError, "at least one number"),
-        ([[4, -1]], ValueError, "whole number >= 0"),
-        ([[4, 1.5]], ValueError, "whole number >= 0"),
-        ([[4, np.nan]], ValueError, "whole number >= 0"),
-        ([2**53, 2**53], ValueError, "at most"),
-        ([[4, True]], TypeError, "sizes must be"),
-        ([[4, "2"]], TypeError, "sizes must be"),
-        ("42", TypeError, "sizes must be"),
-        (None, TypeError, "sizes must be"),
-        ({"a": 1}, TypeError, "sizes must be"),
-        (np.array([[True, False]]), TypeError, "sizes must be"),
-        ([10**30], ValueError, "sizes must fit into 64 bits"),
-    ],
-)
-def test_bad_nested_sizes(nested, error, message):
-    with pytest.raises(error, match=message):
-        Population.from_sizes(nested)
+ENDLESS: list = []
+ENDLESS.append(ENDLESS)
+COUNTS = np.array([2]), np.array([3, 4])
+TWO = Population.from_sizes([3, 4])
 
 
-def test_too_deep_nesting_is_refused():
-    endless: list = []
-    endless.append(endless)
-    with pytest.raises(ValueError, match="at most 32 levels"):
-        Population.from_sizes(endless)
+INVALID = [
+    *(
+        (lambda nested=nested: Population.from_sizes(nested), message)
+        for nested, message in [
+            ([4, [2]], "same depth everywhere"),
+            ([4, []], "same depth everywhere"),
+            ([[], []], "at least one number"),
+            ([[4, -1]], "whole number >= 0"),
+            ([[4, 1.5]], "whole number >= 0"),
+            ([[4, np.nan]], "whole number >= 0"),
+            ([2**53, 2**53], "at most"),
+            ([10**30], "sizes must fit into 64 bits"),
+            ([[4, True]], "sizes must be"),
+            ("42", "sizes must be"),
+            (np.array([[True, False]]), "sizes must be"),
+            (ENDLESS, "at most 32 levels"),
+        ]
+    ),
+    *(
+        (lambda ids=ids: Population.from_ids(**ids), message)
+        for ids, message in [
+            ({}, "one array per level"),
+            ({"school": None, "pupil": [1]}, "one array per level"),
+            ({"school": np.array([], int)}, "at least one record"),
+            ({"school": [1, 2], "pupil": [1]}, "equally long"),
+            ({"school": [1.0, 2.0]}, "integer or string ids"),
+            ({"school": [True, False]}, "integer or string ids"),
+            ({"school": ["a", None]}, "integer or string ids"),
+            ({"school": [[1, 2]]}, "1-D array"),
+            ({"step": [1]}, "other than .'step'"),
+        ]
+    ),
+    *(
+        (lambda n=n: Population.from_sizes([3, 4], level_names=n), "level_names")
+        for n in [("a", "a"), ("step",), ("",), ("a", "b", "c"), (1,)]
+    ),
+    *(
+        (lambda counts=counts: Population(counts), "children_counts")
+        for counts in [
+            (),
+            3,
+            ([2], [1]),
+            ([1, 1],),
+            ([2], [1, -1]),
+            ([2], [1, True]),
+        ]
+    ),
+    (
+        lambda: Population(COUNTS, ("a",), (np.array([1, 2, 3]),)),
+        r"unit_ids\[0\] must have shape \(2,\)",
+    ),
+    (lambda: TWO.num_units(3), "level must"),
+    (lambda: TWO.distinct_paths(0), "num_levels_used must lie in 1 .. 2"),
+    *(
+        (lambda at=at: TWO.describe_path(*at), "must")
+        for at in [(0, 0), (3, 0), (2, 7), (2, -1)]
+    ),
+    *(
+        (lambda at=at: TWO.max_contributions([], *at), r"(unit|clip)_level must")
+        for at in [(0, 1), (1, 1), (1, 4), (True, 2)]
+    ),
+]
 
 
-def test_ids_of_three_levels():
-    population = Population.from_ids(
+@pytest.mark.parametrize(("make", "message"), INVALID, ids=range(len(INVALID)))
+def test_invalid_trees_and_places_are_refused(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_ids():
+    """Repeated last ids are one unit; without ids every record is one."""
+    three = Population.from_ids(
         authority=[7, 7, 3, 7], school=["b", "a", "c", "b"], pupil=[10, 11, 12, 10]
     )
-    assert counts_of(population) == [[2], [1, 2], [1, 1, 1]]
-    assert population.level_names == ("authority", "school", "pupil")
-    assert population.describe_path(3, 2) == {
-        "authority": 7,
-        "school": "b",
-        "pupil": 10,
-    }
+    assert counts_of(three) == [[2], [1, 2], [1, 1, 1]]
+    path = {"authority": 7, "school": "b", "pupil": 10}
+    assert three.describe_path(3, 2) == path
+    one = Population.from_ids(school=[5, 5, -2, 5])
+    assert counts_of(one) == [[2], [1, 3]] and one.level_names == ("school",)
+    assert one.describe_path(2, 3) == {"school": 5, "level 2": 3}
+    every = Population.from_ids(authority=[1, 1, 1], school=[5, 6, 5], pupil=None)
+    assert counts_of(every) == [[1], [2], [2, 1]]
+    assert every.level_names == ("authority", "school", "pupil")
+    assert counts_of(Population.from_ids(a=[1, 1, 1], b=[5, 6, 5])) == [[1], [2]]
 
 
-def test_a_single_array_makes_each_record_a_unit():
-    population = Population.from_ids(school=[5, 5, -2, 5])
-    assert counts_of(population) == [[2], [1, 3]]
-    assert population.level_names == ("school",)
-    assert population.describe_path(2, 3) == {"school": 5, "level 2": 3}
-
-
-def test_none_at_the_last_level_makes_every_record_a_unit():
-    population = Population.from_ids(authority=[1, 1, 1], school=[5, 6, 5], pupil=None)
-    assert counts_of(population) == [[1], [2], [2, 1]]
-    assert population.level_names == ("authority", "school", "pupil")
-
-
-def test_without_none_repeated_last_ids_are_one_unit():
-    population = Population.from_ids(authority=[1, 1, 1], school=[5, 6, 5])
-    assert counts_of(population) == [[1], [2]]
+def test_trees_compare_by_sizes_and_names_and_are_read_only():
+    assert TWO == Population.from_sizes(np.array([3, 4]))
+    assert hash(TWO) == hash(Population.from_sizes([3, 4]))
+    assert TWO != Population.from_sizes([4, 3])
+    assert TWO != Population.from_sizes([3, 4], level_names=["a"])
+    assert not any(count.flags.writeable for count in TWO.children_counts)
+    assert Population.from_ids(a=[1, 1, 2]) == Population.from_ids(a=["x", "x", "y"])
 
 
 def test_an_id_under_two_parents_is_refused():
@@ -104,13 +140,8 @@ def test_an_id_under_two_parents_is_refused():
     ) as caught:
         Population.from_ids(school=[1, 1, 2], class_=[0, 1, 0], pupil=[1, 2, 3])
     assert "np.unique(np.stack([parent, child])" in str(caught.value)
-    with pytest.raises(ValueError, match="pupil 'x' lies under two .* 1 and 3"):
-        Population.from_ids(school=[1, 2, 3], pupil=["x", "y", "x"])
-
-
-def test_the_advice_about_local_ids_works():
-    school = np.array([1, 1, 2, 2])
-    class_ = np.array([0, 1, 0, 0])
+    # The advice works.
+    school, class_ = np.array([[1, 1, 2, 2], [0, 1, 0, 0]])
     made_global = np.unique(np.stack([school, class_]), axis=1, return_inverse=True)[1]
     population = Population.from_ids(
         school=school, class_=made_global.ravel(), pupil=None
@@ -119,37 +150,14 @@ def test_the_advice_about_local_ids_works():
 
 
 @pytest.mark.parametrize(
-    ("ids", "error", "message"),
-    [
-        ({}, ValueError, "one array per level"),
-        ({"school": None}, ValueError, "one array per level"),
-        ({"school": None, "pupil": [1]}, ValueError, "one array per level"),
-        ({"school": []}, TypeError, "integer or string ids"),
-        ({"school": np.array([], int)}, ValueError, "at least one record"),
-        ({"school": [1, 2], "pupil": [1]}, ValueError, "equally long"),
-        ({"school": [1.0, 2.0]}, TypeError, "integer or string ids"),
-        ({"school": [True, False]}, TypeError, "integer or string ids"),
-        ({"school": ["a", None]}, TypeError, "integer or string ids"),
-        ({"school": [[1, 2]]}, ValueError, "1-D array"),
-        ({"school": 3}, ValueError, "1-D array"),
-        ({"step": [1]}, ValueError, "other than .'step'"),
-    ],
-)
-def test_bad_ids(ids, error, message):
-    with pytest.raises(error, match=message):
-        Population.from_ids(**ids)
-
-
-@pytest.mark.parametrize(
     "values",
     [
         np.array([-128, 127, 0], np.int8),
-        np.array([0, 255, 3], np.uint8),
         np.array([2**64 - 1, 2**64 - 2, 2**64 - 1], np.uint64),
         np.array([-(2**63), 2**63 - 1, 0]),
         np.array(["a", "b", "c"], object),
     ],
-    ids=["int8", "uint8", "uint64", "int64", "object"],
+    ids=["int8", "uint64", "int64", "object"],
 )
 def test_ids_at_the_ends_of_their_type(values):
     repeated = np.concatenate([values, np.repeat(values, 3)])
@@ -175,7 +183,7 @@ def table_of(nested, path=()):
     return [row for i, sub in enumerate(nested) for row in table_of(sub, (*path, i))]
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=30)
 @given(
     nested=st.integers(1, 3).flatmap(lambda depth: nested_sizes(depth, smallest=1)),
     seed=st.integers(0, 99),
@@ -230,7 +238,7 @@ def brute_paths(nested, num_levels, sizes=()):
     return [p for child in nested for p in brute_paths(child, num_levels, sizes)]
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=60)
 @given(nested=ANY_TREE, data=st.data())
 def test_distinct_paths_match_brute_force(nested, data):
     population = Population.from_sizes(nested)
@@ -245,7 +253,7 @@ def test_distinct_paths_match_brute_force(nested, data):
     assert paths.multiplicity.sum() == population.num_units(used)
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(nested=ANY_TREE)
 def test_the_example_unit_of_a_path_lies_on_it(nested):
     population = Population.from_sizes(nested)
@@ -265,14 +273,6 @@ def test_the_example_unit_of_a_path_lies_on_it(nested):
         assert padded == sizes.tolist()
 
 
-def test_the_example_unit_is_the_first_of_its_path():
-    paths = Population.from_sizes([0, 1, 5, 1, 5]).distinct_paths()
-    assert paths.sizes.tolist() == [[5, 1], [5, 5]]
-    assert paths.multiplicity.tolist() == [2, 10]
-    assert paths.witness_index.tolist() == [0, 1]
-    assert paths.witness_level.tolist() == [2, 2]
-
-
 def test_an_empty_tree_has_the_path_of_the_first_unit_to_join():
     paths = Population.from_sizes(0).distinct_paths()
     assert paths.sizes.tolist() == [[1]]
@@ -281,14 +281,6 @@ def test_an_empty_tree_has_the_path_of_the_first_unit_to_join():
     assert Population.from_sizes([[0], []]).distinct_paths().sizes.tolist() == [
         [2, 1, 1]
     ]
-
-
-def test_a_hundred_thousand_distinct_paths():
-    rng = np.random.default_rng(0)
-    sizes = rng.permutation(np.arange(1, 100_001))
-    paths = Population.from_sizes([sizes, sizes[:10]]).distinct_paths()
-    assert len(paths.sizes) == 100_010
-    assert paths.multiplicity.sum() == sizes.sum() + sizes[:10].sum()
 
 
 def scheme_strategy(name):
@@ -356,39 +348,7 @@ def test_contributions_of_arrays_of_sizes():
     assert population.max_contributions(schemes, 1, 2) == 2
 
 
-@pytest.mark.parametrize(("unit", "clip"), [(0, 1), (1, 1), (2, 1), (1, 4), (True, 2)])
-def test_contributions_refuse_wrong_levels(unit, clip):
-    population = Population.from_sizes([[4, 2, 3], [4, 5]])
-    schemes = [Poisson(n, sampling_probability=0.5) for n in "abc"]
-    with pytest.raises((ValueError, TypeError), match=r"(unit|clip)_level must"):
-        population.max_contributions(schemes, unit, clip)
-
-
 # --- Populations: sizes, names, equality ---
-
-
-def test_units_levels_and_repr():
-    population = Population.from_sizes(
-        [[4, 2, 3], [4, 5]], level_names=("task", "class", "example")
-    )
-    assert population.num_levels == 3
-    assert [population.num_units(j) for j in range(4)] == [1, 2, 5, 18]
-    assert repr(population) == (
-        "Population(levels=('task', 'class', 'example'), units=(2, 5, 18))"
-    )
-
-
-def test_value_semantics_and_read_only_arrays():
-    population = Population.from_sizes([3, 4])
-    assert population == Population.from_sizes(np.array([3, 4]))
-    assert hash(population) == hash(Population.from_sizes([3, 4]))
-    assert population != Population.from_sizes([4, 3])
-    assert population != Population.from_sizes([3, 4], level_names=["a"])
-    assert not any(count.flags.writeable for count in population.children_counts)
-
-
-def test_ids_are_ignored_by_equality():
-    assert Population.from_ids(a=[1, 1, 2]) == Population.from_ids(a=["x", "x", "y"])
 
 
 def test_paths_are_described_by_index_or_id():
@@ -397,62 +357,6 @@ def test_paths_are_described_by_index_or_id():
     assert population.describe_path(3, 4) == {"task": 1, "level 2": 2, "level 3": 4}
     assert population.describe_path(3, 15) == {"task": 2, "level 2": 4, "level 3": 15}
     assert population.describe_path(1, 0) == {"task": 0}
-
-
-@pytest.mark.parametrize(("level", "index"), [(0, 0), (4, 0), (3, 16), (3, -1)])
-def test_places_outside_the_tree_are_refused(level, index):
-    population = Population.from_sizes([[], [4, 0, 3], [4, 5]])
-    with pytest.raises(ValueError, match="must"):
-        population.describe_path(level, index)
-
-
-def test_levels_outside_the_tree_are_refused():
-    population = Population.from_sizes([3, 4])
-    for level in (-1, 3):
-        with pytest.raises(ValueError, match="level must"):
-            population.num_units(level)
-    for used in (0, 3):
-        with pytest.raises(ValueError, match="num_levels_used must lie in 1 .. 2"):
-            population.distinct_paths(used)
-
-
-@pytest.mark.parametrize(
-    ("names", "error"),
-    [
-        (("a", "a"), ValueError),
-        (("step",), ValueError),
-        (("",), ValueError),
-        (("a", "b", "c"), ValueError),
-        ((1,), TypeError),
-    ],
-)
-def test_level_names_are_checked(names, error):
-    with pytest.raises(error, match="level_names"):
-        Population.from_sizes([3, 4], level_names=names)
-
-
-@pytest.mark.parametrize(
-    ("counts", "error"),
-    [
-        ((), TypeError),
-        (3, TypeError),
-        (([2], [1]), ValueError),
-        (([1, 1],), ValueError),
-        (([2], [1, -1]), ValueError),
-        (([2], [1, True]), TypeError),
-    ],
-)
-def test_counts_must_be_consistent(counts, error):
-    with pytest.raises(error, match="children_counts"):
-        Population(counts)
-
-
-def test_ids_must_fit_the_tree():
-    counts = (np.array([2]), np.array([3, 4]))
-    with pytest.raises(ValueError, match=r"unit_ids\[0\] must have shape \(2,\)"):
-        Population(counts, ("a",), (np.array([1, 2, 3]),))
-    with pytest.raises(ValueError, match="at most 2 arrays"):
-        Population(counts, ("a",), (np.arange(2), np.arange(7), np.arange(1)))
 
 
 def hockey_stick(p, q, epsilon):
@@ -468,13 +372,11 @@ def draw_of_nine(values, grid, noise):
     return density * step
 
 
-@pytest.mark.parametrize(
-    ("at_hand", "joins"), [([-1.0] * 9, True), ([-1.0] * 9, False)]
-)
-def test_drawing_all_present_units_may_leave_out_one_that_joins(at_hand, joins):
+@pytest.mark.parametrize("joins", [True, False])
+def test_drawing_all_present_units_may_leave_out_one_that_joins(joins):
     # A unit that joins 9 units of which 9 are drawn replaces another one. This costs
     # more than 9 of 9, so a Population does not state population_is_exact.
-    noise, epsilon = 2.0, 1.0
+    noise, epsilon, at_hand = 2.0, 1.0, [-1.0] * 9
     other = [*at_hand, 1.0] if joins else at_hand[:-1]
     grid = np.linspace(-30, 15, 40_001)
     p, q = (draw_of_nine(values, grid, noise) for values in (other, at_hand))

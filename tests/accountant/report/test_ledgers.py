@@ -370,24 +370,24 @@ def test_sizes_of_different_data_are_kept_apart(tmp_path):
 
 def test_a_run_that_ended_early_is_reported_with_its_plan(tmp_path, answer, capsys):
     noise = jde.calibrate_noise_multiplier(
-        STEP, num_steps=4000, epsilon=8.0, delta=DELTA
+        STEP, num_steps=600, epsilon=8.0, delta=DELTA
     )
     step = dataclasses.replace(STEP, noise_multiplier=noise)
-    early = new_run(tmp_path / "early", step, num_steps=400, planned=4000)
+    early = new_run(tmp_path / "early", step, num_steps=60, planned=600)
     said = answer(early)
-    assert said["epsilon"] == jde.epsilon(step, num_steps=400, delta=DELTA) < 3
+    assert said["epsilon"] == jde.epsilon(step, num_steps=60, delta=DELTA) < 4
     assert said["planned"] == {"epsilon": 8.0, "delta": DELTA}
     first, second = said["warnings"]
-    assert "400 steps are charged, epsilon 2.4" in first and "planned was 8" in first
+    assert "60 steps are charged, epsilon 3.7" in first and "planned was 8" in first
     assert "did not depend on what it released" in second
     assert second.endswith("costs its whole plan: epsilon 8 at delta 1e-05")
     again = answer(early, options=["--delta", "1e-3"])
     assert again["epsilon"] < said["epsilon"] and again["warnings"] == said["warnings"]
     assert cli.run(["epsilon", "--ledger", str(early)]) == 0
     assert "planned was 8 at delta 1e-05" in capsys.readouterr().out
-    gone_on(early, 3600)
+    gone_on(early, 540)
     assert answer(early)["warnings"] == []
-    assert read_ledger(early).charged == 4000
+    assert read_ledger(early).charged == 600
 
 
 def test_the_plans_of_several_runs_add_up(tmp_path, answer):

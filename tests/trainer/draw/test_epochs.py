@@ -76,17 +76,7 @@ def places(sampler, number, entropy, epoch=0):
 # --- Every unit ---
 
 
-@pytest.mark.parametrize(
-    ("steps", "times"),
-    [
-        (1, 1),
-        (7, 1),
-        (7, 3),
-        (6, 6),
-        (60, 2),
-        pytest.param(500, 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("steps", "times"), [(1, 1), (7, 3), (6, 6), (60, 2)])
 def test_every_unit_takes_part_once_in_every_block_of_every_epoch(steps, times):
     sampler = units(bins(steps, times), 20)
     lengths = block_lengths(bins(steps, times))
@@ -104,7 +94,7 @@ def test_every_unit_takes_part_once_in_every_block_of_every_epoch(steps, times):
     assert sampler.max_units == 20
 
 
-@pytest.mark.parametrize(("number", "steps"), [(20, 6), (18, 6), (3, 5), (0, 2)])
+@pytest.mark.parametrize(("number", "steps"), [(20, 6), (3, 5), (0, 2)])
 def test_shuffled_batches_are_cut_so_that_one_unit_changes_one_size(number, steps):
     sampler = units(batches(steps), number)
     drawn = [drawn_step(sampler, 1, step).units for step in range(1, steps + 1)]
@@ -157,7 +147,7 @@ def rejected(outcomes, all_outcomes):
 
 
 def pairs_of_epochs(second_epoch):
-    """Steps of two units in an epoch and in the next, 1,500 times."""
+    """Steps of two units in an epoch and in the next, 700 times."""
     sampler = units(bins(3), 2)
     return [
         (
@@ -241,16 +231,6 @@ def test_no_epoch_shares_a_stream_with_a_step():
 # --- Slots ---
 
 
-def test_bins_need_no_number_of_slots():
-    """Present units draw the same steps, whatever the number of null slots."""
-    sampler = units(bins(3), 6, slots_of="unit")
-    drawn = [drawn_step(sampler, 0, step) for step in (1, 2, 3)]
-    np.testing.assert_array_equal(
-        np.sort(np.concatenate([d.units for d in drawn])), range(6)
-    )
-    assert not any(np.any(d.holds_null) for d in drawn)
-
-
 def test_an_episode_with_a_null_class_keeps_its_step_and_is_marked():
     sizes = [4] * 7  # nine slots for classes
     sampler = grouped(
@@ -306,6 +286,5 @@ def test_an_unplanned_end_within_an_epoch_charges_all_of_it():
     np.testing.assert_array_equal(owed[11:21], 20)
     np.testing.assert_array_equal(owed[21:26], 25)  # not beyond the plan
     np.testing.assert_array_equal(owed[26:], [30] * 5 + [40] * 2)
-    assert np.all(owed >= taken) and np.all(np.diff(owed) >= 0)
     plain = of(Poisson("unit", sampling_probability=0.5))
     np.testing.assert_array_equal(steps_owed(plain, taken, 25), taken)

@@ -1,11 +1,19 @@
-"""Slots under zero_out: drawn whether filled or not; a null zeroes the whole row."""
+"""Slots under zero_out: drawn whether filled or not; a null zeroes the whole row.
+
+And the share of complete contributions, counted, against closed forms.
+"""
+
+import itertools
+import math
 
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.trainer.data.owners import Owners
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw import EpisodeSampler, step_generator
+from jaxdp_episodic.trainer.draw.complete import Needs, complete_in_draw
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 
 FILLED = [2, 5, 0, 4]  # filled slots of 5, in 4 tasks
@@ -30,7 +38,7 @@ def draws(drawn_from, number, seed=0):
 
 
 def test_a_draw_with_a_null_is_marked():
-    for draw in draws(sampler(), 200):
+    for draw in draws(sampler(), 100):
         # Two slots of every task are drawn; a row holds a null if one is empty.
         np.testing.assert_array_equal(draw.holds_null, draw.mask.sum(axis=1) < 2)
         of_task = np.repeat(np.arange(4), FILLED)
@@ -41,30 +49,15 @@ def test_a_draw_with_a_null_is_marked():
 def test_the_draw_does_not_depend_on_which_slots_are_filled():
     """One generator draws the same slots, filled or not."""
     full, some = sampler([SLOTS] * 4), sampler()
-    assert (
-        (full.expected_units, full.slot_shape)
-        == (2.0, (2,))
-        == (
-            some.expected_units,
-            some.slot_shape,
-        )
-    )
+    for each in (full, some):
+        assert (each.expected_units, each.slot_shape) == (2.0, (2,))
     filled = np.array(FILLED)
-    for whole, part in zip(draws(full, 200), draws(some, 200), strict=True):
+    for whole, part in zip(draws(full, 100), draws(some, 100), strict=True):
         np.testing.assert_array_equal(whole.units, part.units)
         slot = whole.examples % SLOTS
         there = slot < filled[whole.units][:, None]
         np.testing.assert_array_equal(part.mask, there)
         assert not np.any(whole.holds_null)
-
-
-def test_frequencies_of_nulls():
-    """A task with 2 of 5 slots filled holds no null with probability 1/10."""
-    rows = [draw.holds_null[draw.units == 0] for draw in draws(sampler(), 2_000)]
-    rows = np.concatenate(rows)
-    assert 860 < len(rows) < 1_140
-    # Within 3.7 standard deviations; 6.3 above.
-    assert np.mean(~rows) == pytest.approx(0.1, abs=0.035)
 
 
 def table(sizes):
@@ -139,3 +132,123 @@ def test_invalid_slots_are_refused():
 def test_no_data_at_all():
     for draw in draws(sampler([0, 0, 0, 0]), 5):
         assert np.all(draw.holds_null) and not np.any(draw.mask)
+
+
+# --- Complete contributions ---
+
+SIZES = [1, 2, 4, 4, 5]
+EPISODES, REGRESSION = (Needs.of(1, is_regression=r) for r in (False, True))
+
+
+def examples(size=2, population=None):
+    return jde.WithoutReplacement("example", size=size, population=population)
+
+
+def grouped(population=None, num_classes=5):
+    return jde.GroupedClasses(
+        num_classes=num_classes,
+        ways=2,
+        examples=examples(population=population),
+        episodes=jde.Poisson("episode", sampling_probability=0.5),
+    )
+
+
+def by_enumeration(slots):
+    """Probability that two drawn classes have two filled slots each."""
+    chance = [math.comb(size, 2) / math.comb(slots or size, 2) for size in SIZES[1:]]
+    pairs = list(itertools.combinations([0.0, *chance], 2))
+    return math.fsum(a * b for a, b in pairs) / len(pairs)
+
+
+def tree(below):
+    return jde.MultistageSampling(jde.Poisson("class", sampling_probability=0.5), below)
+
+
+TWO_OF_SIX = jde.MultistageSampling(
+    jde.WithoutReplacement("class", size=3), examples(2, 6)
+)
+INDEPENDENT = jde.IndependentEpisodes(TWO_OF_SIX, num_episodes=5)
+POISSON_EXAMPLES = jde.Poisson("example", sampling_probability=0.4, population=4)
+BY_THREE = sum(math.comb(n, 3) for n in (3, 5, 7)) / math.comb(7, 3) / 5
+# design, sizes, clip unit, level of the slots, requirements, complete share
+SHARES = {
+    "grouped": (grouped(), SIZES, "episode", None, EPISODES, by_enumeration(None)),
+    "independent": (INDEPENDENT, [6] * 3, "episode", "example", EPISODES, 1.0),
+    "examples": (
+        *(tree(POISSON_EXAMPLES), [4, 2, 0], "example", "example"),
+        *(Needs(), 6 / 12),
+    ),
+    "slots": (grouped(6), SIZES, "episode", "example", EPISODES, by_enumeration(6)),
+    # Four of the eight places hold a class with two examples.
+    "slots of classes": (
+        *(grouped(num_classes=8), SIZES, "episode", "class"),
+        *(EPISODES, (4 * 3) / (8 * 7)),
+    ),
+    "tasks": (
+        *(tree(examples(3, 7)), [2, 3, 5, 7, 0], "class", "example"),
+        *(REGRESSION, BY_THREE),
+    ),
+    "wasted": (grouped(), [1] * 5, "episode", None, EPISODES, 0.0),
+}
+
+
+def complete_units(sampling, sizes, clip_unit, slots_of, needs, **others):
+    return EpisodeSampler(
+        sampling,
+        population(sizes, ("class",)),
+        clip_unit=clip_unit,
+        population_is_accounted=True,
+        privacy_unit="class" if slots_of == "class" else None,
+        slots_of=slots_of,
+        **others,
+    ).complete_units(needs)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", SHARES)
+def test_shares_of_complete_contributions_equal_closed_forms(name):
+    """Within 6 standard deviations of the simulated clip units."""
+    *asked, share = SHARES[name]
+    found = complete_units(*asked)
+    number = 200 if share > 0.45 else 4_000
+    slack = 6 * math.sqrt(share * (1 - share) / number)
+    assert abs(found.share - share) <= slack
+    assert found.is_seen == (share > 0)
+    assert found.most >= found.complete
+    assert found.drawn * share <= found.most + slack * found.drawn
+
+
+def test_complete_contributions_of_a_draw():
+    """Complete: two classes with support and a query, and no null."""
+    filled = [[3, 2], [3, 0], [2, 2], [1, 4], [4, 4]]
+    mask = np.arange(4) < np.array(filled)[:, :, None]
+    null = np.array([False, False, False, False, True])
+    assert complete_in_draw(mask, None, EPISODES, 2) == 3
+    assert complete_in_draw(mask, null, EPISODES, 2) == 2
+    assert complete_in_draw(mask, None, EPISODES, 1) == 4
+    # A clip unit with several episodes needs one complete episode.
+    assert complete_in_draw(mask[None], None, EPISODES, 2) == 1
+    assert complete_in_draw(mask[:, 0], None, REGRESSION, 1) == 4
+    assert complete_in_draw(mask[:, 0, 0], None, Needs(), 1) == 5
+    assert complete_in_draw(mask[:0], None, EPISODES, 2) == 0
+
+
+@pytest.mark.parametrize("among_slots", [False, True])
+def test_complete_blocks_of_one_person(among_slots):
+    """Each of five people has two examples of all of four classes, one has nothing."""
+    design = jde.PeopleBlocks(
+        num_people=6,
+        people_per_block=1,
+        episodes=jde.Poisson("episode", sampling_probability=1.0),
+        sampling=jde.MultistageSampling(
+            jde.WithoutReplacement("class", size=2),
+            examples(2, 3 if among_slots else None),
+        ),
+    )
+    found = complete_units(
+        *(design, [10] * 4, "episode", "example" if among_slots else None, EPISODES),
+        owners=Owners.from_ids(np.tile(np.arange(5), 8), name="owners"),
+        among_slots=among_slots,
+    )
+    share = 5 / 6 * (1 / 9 if among_slots else 1)
+    assert abs(found.share - share) < 6 * math.sqrt(share * (1 - share) / 200)

@@ -37,7 +37,7 @@ def probabilities(variance, reach):
 
 @pytest.mark.parametrize(
     "variance",
-    fast_and_slow([1, 2, 3, 4, 10, 17, 100, 3_001], lambda v: v in (1, 3, 17, 3_001)),
+    fast_and_slow([1, 3, 17, 100, 3_001], lambda v: v != 100),
 )
 def test_frequencies_are_those_of_the_definition(variance):
     """One false alarm in 10^6 for each variance."""
@@ -53,7 +53,7 @@ def test_frequencies_are_those_of_the_definition(variance):
     assert stats.chisquare(seen, expected).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("variance", [60_000**2, 2**70, 2**95, LARGEST_VARIANCE])
+@pytest.mark.parametrize("variance", [60_000**2, 2**70, LARGEST_VARIANCE])
 def test_large_variances(variance):
     samples = sample_discrete_gaussian(variance, 200_000, stream())
     assert stats.kstest(samples / math.sqrt(variance), "norm").pvalue > 1e-6
@@ -64,7 +64,7 @@ def test_large_variances(variance):
 
 
 @pytest.mark.parametrize(
-    "variance", [1, 2, 17, 1_000, 3_000, 60_000**2, 2**72 + 1, LARGEST_VARIANCE]
+    "variance", [1, 2, 17, 3_000, 60_000**2, 2**72 + 1, LARGEST_VARIANCE]
 )
 def test_layers_cover_the_density_and_certain_parts_are_below_it(variance):
     """In rational arithmetic, at every integer if they are few, else at the ends."""
@@ -103,7 +103,7 @@ def test_layers_cover_the_density_and_certain_parts_are_below_it(variance):
             assert curve(layers.last + k * step) <= most
 
 
-@pytest.mark.parametrize("variance", [1, 7, 10**6, 60_000**2 + 1])
+@pytest.mark.parametrize("variance", [1, 7, 60_000**2 + 1])
 def test_exact_arithmetic_decides_as_float64_does(variance, monkeypatch):
     """From the same bits: where float64 decides, it decides correctly."""
     layers = discrete_gaussian._layers(variance)
@@ -228,10 +228,9 @@ def mixture(variance, weights, reach):
     return dist
 
 
-@pytest.mark.few(16)
 @pytest.mark.parametrize(
     ("grid", "noise", "rate"),
-    list(itertools.product([1, 4, 30], [0.5, 1.0, 3.0], [0.1, 0.5, 1.0])),
+    list(itertools.product([1, 4, 30], [0.5, 3.0], [0.1, 1.0])),
 )
 def test_a_sampled_release_costs_no_more_than_is_accounted(grid, noise, rate):
     """Enumeration of one step, both directions, contributions of up to ``grid``."""

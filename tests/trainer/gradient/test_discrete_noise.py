@@ -27,7 +27,6 @@ from jaxdp_episodic.trainer.gradient.discrete_noise import (
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.run.state import RunMismatchError
-from rows import fast_and_slow
 from training_runs import KEY, noised, plain_trainer, trainer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,17 +82,17 @@ def released(blocks, *, entries, key=KEY, noise=1.0, clip=1.0, normalizer=1.0):
 # --- Contributions on the grid ---
 
 
-@pytest.mark.parametrize("entries", [1, 2, 100, 70_000, 1_200_000])
-@pytest.mark.parametrize("clip", [1e-18, 0.3, 1e18])
-def test_contributions_are_on_the_grid_and_within_it(entries, clip):
-    rng = np.random.default_rng(entries)
-    vector = rng.normal(size=entries)
+@pytest.mark.parametrize("entries", [1, 100, 70_000])
+def test_contributions_are_rounded_on_the_grid(entries):
+    vector = np.random.default_rng(entries).normal(size=entries)
     vector = (vector / np.linalg.norm(vector)).astype(np.float32)
-    numbers = added([vector * np.float32(clip)], clip)
-    assert 0 < squares(numbers) <= GRID**2
+    numbers = added([vector * np.float32(0.3)], 0.3)
     back = numbers / steps_in_norm(entries)
     clipped = vector * (1 - clipping._MARGIN)
     assert np.abs(back - clipped).max() <= 0.51 / steps_in_norm(entries)
+    assert 1 - steps_in_norm(1, 10**7) / GRID < 0.032  # hardly shortened
+    with pytest.raises(ValueError, match=r"up to about 10\^9 parameters, got 10,000"):
+        steps_in_norm(10**10)
 
 
 def rounded_up(entries, steps, dtype: Any = np.float32):
@@ -107,7 +106,7 @@ def rounded_up(entries, steps, dtype: Any = np.float32):
     return [(vector / steps).astype(dtype)]
 
 
-SIZES = [1, 2, 4_096, 4_097, 1_000_000]
+SIZES = [1, 4_096, 4_097, 1_000_000]
 
 
 @pytest.mark.parametrize("entries", SIZES)
@@ -136,10 +135,10 @@ def adversarial(entries, dtype: Any = np.float32):
 
 MANY_AT_EVERY_CLIP = pytest.mark.parametrize(
     ("clip", "entries"),
-    fast_and_slow(
-        itertools.product([1e-18, 1.0, 1e18], SIZES),
-        lambda clip, entries: entries < SIZES[-1],
-    ),
+    [
+        *itertools.product([1e-18, 1e18], [1, 4_097]),
+        pytest.param(1.0, SIZES[-1], marks=pytest.mark.slow),
+    ],
 )
 
 
@@ -153,6 +152,11 @@ def test_nothing_beyond_the_grid_is_added(entries, clip):
             assert norm < clip * (1 - 1e-7) or squares(numbers) > (0.98 * GRID) ** 2
     subnormal = np.full(entries, 1e-45, np.float32)
     assert squares(added([subnormal], clip)) == 0
+    for bad in (np.nan, np.inf, -np.inf):
+        for rest in (0.0, 3e38):
+            vector = np.full(entries, rest, np.float32)
+            vector[-1] = bad
+            np.testing.assert_array_equal(added([vector], clip), 0)
 
 
 @MANY_AT_EVERY_CLIP
@@ -167,21 +171,12 @@ def test_nothing_beyond_the_grid_is_added_in_float64(entries, clip):
                 assert norm < clip or squares(numbers) > (0.98 * GRID) ** 2
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("sizes", [(1,), (2, 4_097)])
-def test_nonfinite_contributions_become_zero(bad, sizes):
-    for rest in (0.0, 0.3, 3e38):
-        vector = [np.full(size, rest, np.float32) for size in sizes]
-        vector[0][-1] = bad
-        np.testing.assert_array_equal(added(vector), 0)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("sizes", [(1, 1), (40_000,), (2**15 * 3 + 7, 5, 70_000)])
 def test_vectors_near_the_clip_norm_are_added_whole(sizes):
     """On both sides of the limit, and in several leaves."""
     rng, entries = np.random.default_rng(sum(sizes)), sum(sizes)
-    for length in np.linspace(0.99, 1.02, 61 if entries < 10**5 else 21):
+    for length in np.linspace(0.99, 1.02, 31 if entries < 10**5 else 21):
         vector = rng.normal(size=entries)
         vector *= length / np.linalg.norm(vector)
         parts = np.split(vector.astype(np.float32), np.cumsum(sizes)[:-1])
@@ -256,29 +251,21 @@ def test_a_contribution_computed_twice_is_detected(planted):
     assert len(floors) > 1 or rounding in floors
 
 
-@pytest.mark.parametrize(
-    ("sizes", "lost"), [((16_384,), 0.004), ((10**6,), 0.011), ((1, 10**7), 0.032)]
-)
-def test_contributions_are_hardly_shortened(sizes, lost):
-    assert 1 - steps_in_norm(*sizes) / GRID < lost
-
-
-@pytest.mark.parametrize("order", ["sorted", "pairwise", "float32 by one"])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_the_rounding_of_a_sum_of_squares_is_allowed_for(order, rows):
+def test_the_rounding_of_a_sum_of_squares_is_allowed_for(rows):
     """Rows in any order, among them the worst known; then in halves."""
     shape = rows, discrete_noise._ROW
     numbers = np.full(shape, GRID / math.sqrt(math.prod(shape)), np.float32).round()
     squares = np.square(numbers)
-    sums = {
-        "sorted": np.cumsum(np.sort(squares), axis=1, dtype=np.float32)[:, -1],
-        "pairwise": squares.sum(axis=1, dtype=np.float32),
-        "float32 by one": np.add.accumulate(squares, axis=1, dtype=np.float32)[:, -1],
-    }[order]
-    while len(sums) > 1:
-        sums = np.add(*np.split(sums, 2))
     exact = float(np.sum(numbers.astype(np.float64) ** 2))
-    assert abs(sums[0] / exact - 1) < 1 - discrete_noise._shortened([numbers.size])
+    for sums in (
+        np.cumsum(np.sort(squares), axis=1, dtype=np.float32)[:, -1],
+        squares.sum(axis=1, dtype=np.float32),  # pairwise
+        np.cumsum(squares, axis=1, dtype=np.float32)[:, -1],
+    ):
+        while len(sums) > 1:
+            sums = np.add(*np.split(sums, 2))
+        assert abs(sums[0] / exact - 1) < 1 - discrete_noise._shortened([numbers.size])
 
 
 @pytest.mark.parametrize(
@@ -288,7 +275,6 @@ def test_the_rounding_of_a_sum_of_squares_is_allowed_for(order, rows):
         (3, 0, 2**12),
         (2**12 + 1, 54_400),
         (2**20 + 7,),
-        (10**6, 10**6),
         pytest.param((3, 10**7), marks=pytest.mark.slow),
     ],
 )
@@ -305,11 +291,6 @@ def test_sums_of_squares_cover_all_numbers_in_short_rows(sizes):
     halvings = (sum(map(len, rows)) - 1).bit_length()
     allowed = -math.log(discrete_noise._shortened(sizes)) * 2**24
     assert min(longest, max(sizes)) + halvings + 4 <= allowed + 1e-6
-
-
-def test_too_many_parameters_are_refused():
-    with pytest.raises(ValueError, match=r"up to about 10\^9 parameters, got 10,000"):
-        steps_in_norm(10**10)
 
 
 # --- The sum with its noise ---
@@ -369,6 +350,10 @@ def test_sums_of_very_many_units_do_not_overflow():
         with pytest.raises(ValueError, match=message):
             discrete_noise.check_rows(rows_of_blocks, 2)
     discrete_noise.check_rows([MOST_ROWS] * 64, 2)
+    with pytest.raises(ValueError, match="discrete noise supports blocks"):
+        released([rows(np.ones((MOST_ROWS + 1, 2)))], entries=2)
+    with pytest.raises(ValueError, match=r"noise must be at most 1e\+06"):
+        released([rows(np.ones((2, 2)))], entries=2, noise=2e6)
 
 
 # --- In a run ---
@@ -380,18 +365,6 @@ def test_a_run_is_not_resumed_with_another_noise(tmp_path):
         plain_trainer(num_steps=1, seed=None, noise="gaussian").resume(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("noise", "error", "message"),
-    [
-        ("discret", ValueError, "did you mean 'discrete'"),
-        (None, TypeError, "noise must be one of"),
-    ],
-)
-def test_unknown_noises_are_refused(noise, error, message):
-    with pytest.raises(error, match=message):
-        plain_trainer(noise=noise)
-
-
 def test_without_noise_the_clipped_sums_are_released():
     assert trainer(epsilon=np.inf).run["noise"] == "discrete"
     data = [[3.0, 4.0], [0.2, 0.1]]
@@ -399,36 +372,10 @@ def test_without_noise_the_clipped_sums_are_released():
     np.testing.assert_allclose(found, [0.8, 0.9], atol=3e-5)
 
 
-@pytest.mark.parametrize(
-    "changes, error, message",
-    [
-        ({"key": b"short"}, ValueError, "key must have 32 bytes, got 5"),
-        ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
-        ({"noise_multiplier": 2e6}, ValueError, r"noise must be at most 1e\+06"),
-        (
-            {"blocks": [rows(np.ones((MOST_ROWS + 1, 2)))]},
-            ValueError,
-            "discrete noise supports blocks",
-        ),
-    ],
-)
-def test_bad_input(changes, error, message):
-    arguments = {
-        "blocks": [rows(np.ones((2, 2)))],
-        "key": KEY,
-        "l2_clip_norm": 1.0,
-        "noise_multiplier": 1.0,
-        "normalizer": 1.0,
-        **changes,
-    }
-    with pytest.raises(error, match=message):
-        noised(PrivateGradient(linear_loss), jnp.zeros(2), **arguments)
-
-
 def test_a_config_chooses_the_noise():
     config = read_config(ROOT / "configs" / "glyphs_5w1s.toml")
     assert config.noise == "discrete"
     plain = {**config.to_dict(), "noise": "gaussian"}
     assert TrainingConfig.from_dict(plain).noise == "gaussian"
-    with pytest.raises(ValueError, match="noise must be one of"):
-        TrainingConfig.from_dict({**plain, "noise": "laplace"})
+    with pytest.raises(ValueError, match="did you mean 'discrete'"):
+        TrainingConfig.from_dict({**plain, "noise": "discret"})

@@ -12,7 +12,6 @@ import pytest
 from flax import nnx
 from jax_privacy import clipping
 from randomgen import UserBitGenerator
-from scipy import stats
 
 from jaxdp_episodic.trainer.config.training_parts import NOISES
 from jaxdp_episodic.trainer.draw.generators import generator
@@ -77,11 +76,9 @@ def episodic_loss(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("units_at_once", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.filterwarnings("ignore:optax.global_norm:DeprecationWarning")
 @pytest.mark.parametrize(
-    ("kind", "clip"),
-    [pytest.param("protonet", 6.0, marks=pytest.mark.slow), ("maml", 0.75)],
+    ("kind", "clip", "units_at_once"), [("protonet", 6.0, 1), ("maml", 0.75, 4)]
 )
 def test_the_sum_is_that_of_jax_privacy(kind, clip, units_at_once):
     loss, params = episodic_loss(kind)
@@ -114,22 +111,6 @@ CLIP = jax.jit(clip_by_norm)
 def test_rows_that_devices_cannot_share_are_refused():
     with pytest.raises(ValueError, match=r"multiple of the 4 device\(s\), got 3"):
         private_gradient._check_blocks([rows(np.ones((3, 2)))], 4)
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e3, 1e30, 3e38])
-@pytest.mark.parametrize("clip", [1e-18, 1e-3, 1.0, 1e18])
-def test_a_contribution_never_exceeds_the_clip_norm(scale, clip):
-    rng = np.random.default_rng(0)
-    direction = rng.uniform(-1, 1, size=(20, 30)) * 10.0 ** rng.integers(-6, 1, (20, 1))
-    for row in direction:
-        row = (scale * row).astype(np.float32)
-        clipped, norm, finite = CLIP({"a": row[:10], "b": row[10:]}, np.float32(clip))
-        exact = np.linalg.norm(np.float64(row))
-        size = math.hypot(*np.float64(np.concatenate([clipped["a"], clipped["b"]])))
-        assert finite and size <= clip
-        assert size == pytest.approx(min(exact, clip), rel=3e-5, abs=1e-36)
-        if exact < 3e38:
-            assert norm == pytest.approx(exact, rel=1e-5, abs=1e-36)
 
 
 @pytest.mark.slow
@@ -169,23 +150,15 @@ def test_one_episode_moves_the_sum_by_at_most_the_clip_norm(kind, units_at_once)
     assert largest > 0.99 * clip  # the bound is reached
 
 
-def test_opposite_contributions_differ_by_twice_the_clip_norm():
-    up, _ = total_of([[5.0, 0.0], [9.0, 0.0]])
-    down, _ = total_of([[5.0, 0.0], [-9.0, 0.0]])
-    assert np.linalg.norm(up - down) == pytest.approx(2.0, rel=3e-5)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("units_at_once", [1, 2])
-def test_a_contribution_that_is_not_finite_is_zero(bad, units_at_once):
-    data = np.float32([[0.1, 0.2], [bad, 0.3], [0.3, 0.1]])
-    total, private = total_of(data, units_at_once=units_at_once)
-    np.testing.assert_allclose(total, [0.4, 0.3], rtol=1e-6)
-    assert private["num_not_finite"] == 1
-    assert all(math.isfinite(value) for value in private.values())
-
-
-def test_one_nonfinite_leaf_zeroes_the_whole_contribution():
+def test_a_contribution_that_is_not_finite_is_zero(units_at_once):
+    for bad in (np.nan, np.inf, -np.inf):
+        data = np.float32([[0.1, 0.2], [bad, 0.3], [0.3, 0.1]])
+        total, private = total_of(data, units_at_once=units_at_once)
+        np.testing.assert_allclose(total, [0.4, 0.3], rtol=1e-6)
+        assert private["num_not_finite"] == 1
+        assert all(math.isfinite(value) for value in private.values())
+    # In any leaf.
     tree = {"a": np.float32([1.0]), "b": np.float32([[np.nan]])}
     clipped, norm, finite = CLIP(tree, np.float32(1.0))
     assert not finite and norm == 0
@@ -196,30 +169,29 @@ def test_low_precision_gradients_are_summed_in_float32():
     data = np.full((600, 2), [1.0, 0.0])  # bfloat16 cannot count beyond 256
     block = Rows(jnp.asarray(data, jnp.bfloat16), np.ones(600, np.float32))
     start = jnp.zeros(2, jnp.bfloat16)
-    total, _ = noised(Gradient(linear_loss), start, [block], l2_clip_norm=2.0, **PLAIN)
+    gradient, settings = Gradient(linear_loss), {"l2_clip_norm": 2.0, "normalizer": 1.0}
+    total, _ = noised(gradient, start, [block], noise_multiplier=0.0, **settings)
     assert total.dtype == jnp.float32 and total[0] == 600
+    noisy, _ = noised(gradient, start, [block], noise_multiplier=1.0, **settings)
+    assert noisy.dtype == jnp.float32
+    assert np.any(
+        np.asarray(noisy) != np.asarray(noisy.astype(jnp.bfloat16), np.float32)
+    )
 
 
 # --- Masks, blocks, memory ---
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "units_at_once",
-    [1, 3, 99, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))],
-)
-@pytest.mark.parametrize(
-    "mask", [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 0, 1, 0], [0] * 5]
-)
-def test_masked_rows_contribute_nothing(mask, units_at_once):
+@pytest.mark.parametrize("units_at_once", [1, 3])
+def test_masked_rows_contribute_nothing(units_at_once):
     rng = np.random.default_rng(0)
-    data = rng.normal(size=(5, 3))
-    present = np.array(mask) > 0
-    data[~present] = np.nan
-    total, private = total_of(data, mask, clip=1e3, units_at_once=units_at_once)
-    np.testing.assert_allclose(total, data[present].sum(axis=0), rtol=1e-5)
-    assert private["num_units"] == sum(mask)
-    assert private["num_not_finite"] == 0
+    for mask in ([1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 0, 1, 0], [0] * 5):
+        data, present = rng.normal(size=(5, 3)), np.array(mask) > 0
+        data[~present] = np.nan
+        total, private = total_of(data, mask, clip=1e3, units_at_once=units_at_once)
+        np.testing.assert_allclose(total, data[present].sum(axis=0), rtol=1e-5)
+        assert private["num_units"] == sum(mask)
+        assert private["num_not_finite"] == 0
 
 
 def test_trailing_masked_rows_are_not_computed():
@@ -249,19 +221,6 @@ def test_the_blocks_of_a_draw_share_one_noise():
     assert one.keys() == two.keys()
     for name, value in one.items():
         np.testing.assert_allclose(value, two[name], rtol=1e-6)
-
-
-def test_an_empty_draw_still_has_noise():
-    gradient, _ = noised(
-        Gradient(linear_loss),
-        jnp.zeros(1000),
-        [rows(np.zeros((2, 1000)), [0, 0])],
-        l2_clip_norm=3.0,
-        noise_multiplier=1.0,
-        normalizer=1.0,
-    )
-    # 1,000 draws: 20 % off has a chance below 1e-17.
-    assert np.std(gradient) == pytest.approx(3.0, rel=0.2)
 
 
 @pytest.mark.slow
@@ -302,71 +261,25 @@ def test_a_sweep_over_clip_norm_and_noise_compiles_once():
 # --- Noise ---
 
 
-def loss_of_leaves(params, unit):
-    return sum(jnp.sum(leaf) for leaf in params) * unit.data[0]
-
-
-def noise_of(seed, shapes=((400, 50), (20_000,), ()), noise=1.5, clip=2.0, divisor=4.0):
-    """The noise of a gradient without units, times divisor/(C sigma)."""
-    params = [jnp.zeros(shape) for shape in shapes]
-    gradient, _ = noised(
-        Gradient(loss_of_leaves),
-        params,
-        [rows(np.zeros((1, 1)), [0])],
-        seed.to_bytes(32, "big"),
-        l2_clip_norm=clip,
-        noise_multiplier=noise,
-        normalizer=divisor,
+def test_noise_is_one_stream_of_the_key_for_every_draw():
+    """The leaves share NumPy's stream, which nobody else reads; also in empty draws."""
+    shapes, gradient = [(400, 5), (300,), ()], Gradient(linear_loss)
+    normal = 2.0 * generator(KEY).standard_normal(2_301)
+    for start in (np.zeros, functools.partial(np.full, fill_value=np.nan)):
+        noise = gradient.noise([start(s) for s in shapes], KEY, 2.0)
+        found = [np.ravel(leaf) for leaf in noise.use("gaussian", 2.0, shapes)]
+        np.testing.assert_array_equal(np.concatenate(found), normal)
+    other = generator(KEY[::-1]).standard_normal(2_301)
+    assert abs(np.corrcoef(normal, other)[0, 1]) < 5 / math.sqrt(2_301)
+    released, _ = noised(
+        gradient,
+        jnp.zeros(2_301),
+        [rows(np.zeros((2, 2_301)), [0, 0])],
+        l2_clip_norm=3.0,
+        noise_multiplier=2.0,
+        normalizer=4.0,
     )
-    return [
-        np.asarray(leaf, np.float64) * divisor / (noise * clip) for leaf in gradient
-    ]
-
-
-# Each bound below is 5 standard errors: a false alarm in 1 of 1.7 million.
-FIVE = 5.0
-
-
-def test_noise_is_standard_normal_after_scaling():
-    leaves = [leaf.ravel() for leaf in noise_of(0)[:2]]
-    for sample in leaves:
-        n = sample.size
-        assert abs(sample.mean()) < FIVE / math.sqrt(n)
-        assert abs(sample.var() - 1) < FIVE * math.sqrt(2 / n)
-        assert abs(np.mean(sample**3)) < FIVE * math.sqrt(15 / n)
-        assert abs(np.mean(sample**4) - 3) < FIVE * math.sqrt(96 / n)
-        for bound, tail in ((1.0, 0.317311), (2.0, 0.0455), (3.0, 0.0026998)):
-            share = np.mean(np.abs(sample) > bound)
-            assert abs(share - tail) < FIVE * math.sqrt(tail * (1 - tail) / n)
-
-
-def test_noise_is_independent_across_leaves_entries_and_steps():
-    first, second = noise_of(0), noise_of(1)
-    a, b, c = first[0].ravel(), first[1], second[0].ravel()
-    bound = FIVE / math.sqrt(a.size)
-    assert abs(np.mean(a * b)) < bound  # two leaves
-    assert abs(np.mean(a * c)) < bound  # two keys
-    assert abs(np.mean(a[1:] * a[:-1])) < bound  # neighbours
-    assert len(np.unique(np.concatenate([a, b, c]))) > 0.98 * 3 * a.size
-
-
-def test_noise_is_float32_whatever_the_parameters_are():
-    gradient, _ = noised(
-        Gradient(linear_loss),
-        jnp.zeros(1000, jnp.bfloat16),
-        [Rows(jnp.zeros((1, 1000), jnp.bfloat16), np.zeros(1, np.float32))],
-        l2_clip_norm=1.0,
-        noise_multiplier=1.0,
-        normalizer=1.0,
-    )
-    assert gradient.dtype == jnp.float32
-    rounded = jnp.asarray(jnp.asarray(gradient, jnp.bfloat16), jnp.float32)
-    assert np.mean(np.asarray(gradient) == np.asarray(rounded)) < 0.1
-
-
-def test_the_same_key_gives_the_same_noise():
-    for one, two in zip(noise_of(3), noise_of(3), strict=True):
-        np.testing.assert_array_equal(one, two)
+    np.testing.assert_allclose(released, normal * 3 / 4, rtol=1e-6)
 
 
 # --- Single examples do not interact ---
@@ -401,14 +314,10 @@ def test_single_examples_of_a_supervised_loss():
     "changes, error, message",
     [
         ({"l2_clip_norm": 0.0}, ValueError, "l2_clip_norm"),
-        ({"l2_clip_norm": -1.0}, ValueError, "l2_clip_norm"),
         ({"l2_clip_norm": np.nan}, ValueError, "l2_clip_norm"),
-        ({"l2_clip_norm": np.inf}, ValueError, "l2_clip_norm"),
         ({"l2_clip_norm": 1e-30}, ValueError, "l2_clip_norm"),
         ({"l2_clip_norm": [1.0, 2.0]}, ValueError, "l2_clip_norm"),
-        ({"l2_clip_norm": "1"}, TypeError, "l2_clip_norm"),
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
-        ({"noise_multiplier": np.inf}, ValueError, "noise_multiplier"),
         ({"noise_multiplier": 1e-30}, ValueError, "noise_multiplier"),
         ({"normalizer": 0.0}, ValueError, "normalizer"),
         ({"key": jax.random.key(0)}, TypeError, "key must be bytes"),
@@ -465,7 +374,6 @@ def test_noise_is_used_up_where_a_step_fails():
         ({"kind": "discrete"}, ValueError, "for kind 'discrete', got .* 'gaussian'"),
         ({"start": jnp.zeros((2, 1))}, ValueError, r"shapes \[\(2, 1\)\], got"),
         ({"noise": np.zeros(2)}, TypeError, "must be made by PrivateGradient.noise"),
-        ({"noise": None}, TypeError, "must be made by PrivateGradient.noise"),
     ],
 )
 def test_noise_drawn_for_another_step_is_refused(changes, error, message):
@@ -476,15 +384,6 @@ def test_noise_drawn_for_another_step_is_refused(changes, error, message):
     data = np.ones((1, *start.shape))
     with pytest.raises(error, match=message):
         gradient(start, [rows(data)], noise, **settings)
-
-
-def test_noise_depends_on_no_parameter_and_no_data():
-    """Therefore it may be drawn ahead."""
-    gradient = Gradient(linear_loss)
-    shapes = jax.ShapeDtypeStruct((3,), np.float32)
-    for params in (jnp.zeros(3), jnp.full(3, np.nan), shapes):
-        noise = gradient.noise(params, KEY, 2.0).use("gaussian", 2.0, [(3,)])
-        np.testing.assert_array_equal(noise[0], 2.0 * generator(KEY).standard_normal(3))
 
 
 def test_sum_and_noise_are_rounded_once():
@@ -510,17 +409,6 @@ def normal_of(*words):
     return np.random.Generator(bits).standard_normal()
 
 
-def test_a_sample_has_61_bits():
-    """Eight bits choose the layer, one the sign and 52 the place within it."""
-    spacings = [normal_of(layer | 1 << 9) for layer in range(256)]
-    assert len(set(spacings)) == 256 and min(spacings) > 0
-    for layer in (1, 100, 255):
-        for place in (0, 1, 2**20 + 1, 2**51 + 2**30 + 1):
-            for sign in (0, 1):
-                number = normal_of(layer | sign << 8 | place << 9)
-                assert number == (-1) ** sign * place * spacings[layer]
-
-
 def test_the_tail_extends_to_twelve_deviations():
     """Far beyond 5.42, the end of float32 samples from 23 bits."""
     outside = (2**52 - 1) << 9  # the lowest layer, outside its inner part
@@ -531,13 +419,3 @@ def test_the_tail_extends_to_twelve_deviations():
     assert found[0] == pytest.approx(3.6541528853610088)  # the start of the tail
     assert 12.2 < found[-1] < 12.3
     assert np.diff(found).max() < 0.03
-
-
-@pytest.mark.slow
-def test_samples_beyond_float32s_end_have_the_right_frequency():
-    """Of 3 x 10^7 samples 17 are expected beyond 5 deviations, some beyond 5.42."""
-    stream, beyond = generator(KEY), 0
-    for _ in range(30):
-        beyond += int((np.abs(stream.standard_normal(10**6)) > 5.0).sum())
-    assert stats.poisson(17.2).interval(1 - 1e-6)[0] <= beyond
-    assert beyond <= stats.poisson(17.2).interval(1 - 1e-6)[1]

@@ -1,6 +1,5 @@
 """Fixed features: independent rows, caches, wavelets."""
 
-import importlib
 import stat
 import tomllib
 
@@ -56,11 +55,15 @@ def test_rows_are_features_of_examples():
     unit = FixedFeatures(squares, "squares").table(data)
     np.testing.assert_allclose(np.linalg.norm(unit.features, axis=1), 1, rtol=1e-6)
     assert unit.fingerprint != made.fingerprint
-
-
-def test_a_row_of_zeros_stays_zero():
-    zero = FixedFeatures(lambda rows: rows * 0, "zero").table(table())
+    zero = FixedFeatures(lambda rows: rows * 0, "zero").table(data)
     assert not zero.features.any()
+    tree = Population((np.array([2]), np.array([0, 0])), ("class", "example"))
+    nobody = ExampleTable(np.zeros((0, 5), np.float32), None, tree)
+    with pytest.raises(ValueError, match="at least one example"):
+        FixedFeatures(squares, "squares").table(nobody)
+    for fields in ({"function": 3}, {"unit_norm": 1}, {"settings": {"a": object()}}):
+        with pytest.raises(TypeError):
+            FixedFeatures(**{"function": squares, "name": "a", **fields})
 
 
 @pytest.mark.parametrize(
@@ -68,14 +71,11 @@ def test_a_row_of_zeros_stays_zero():
     [
         (lambda r: r - r.mean(axis=0), ValueError, "depend only on that example"),
         (lambda r: r[:3], ValueError, "must return an array of shape"),
-        (lambda r: r[:, 0], ValueError, "must return an array of shape"),
         (lambda r: np.where(r > 1, np.nan, r), ValueError, "must be finite"),
         (lambda r: r.astype(str), TypeError, "must return numbers"),
         (lambda r: np.zeros((500, 2**16 + 1)), ValueError, "at most 65536"),
-        (lambda r: [[1.0]] * 499 + [[1.0, 2.0]], ValueError, "inhomogeneous"),
-        (lambda r: None, ValueError, r"of shape \(500, D\) .* got \(\)"),
     ],
-    ids=["coupled", "cut", "flat", "nan", "text", "wide", "ragged", "none"],
+    ids=["coupled", "cut", "nan", "text", "wide"],
 )
 def test_bad_functions_are_refused(function, error, complaint):
     with pytest.raises(error, match=complaint):
@@ -97,28 +97,6 @@ def test_every_example_and_split_has_equally_many_features():
     tables.features = FixedFeatures(lambda r: r.reshape(len(r), -1)[:, :9], "others")
     with pytest.raises(ValueError, match=r"as in training, got those of 'validation'"):
         assembled(config, tables)
-
-
-def test_no_examples_have_no_features():
-    tree = Population((np.array([2]), np.array([0, 0])), ("class", "example"))
-    nobody = ExampleTable(np.zeros((0, 5), np.float32), None, tree)
-    with pytest.raises(ValueError, match="at least one example"):
-        FixedFeatures(squares, "squares").table(nobody)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"function": 3, "name": "a"},
-        {"function": squares, "name": ""},
-        {"function": squares, "name": "a", "unit_norm": 1},
-        {"function": squares, "name": "a", "settings": {"a": object()}},
-    ],
-    ids=["function", "name", "unit_norm", "settings"],
-)
-def test_bad_fields_are_refused(fields):
-    with pytest.raises(TypeError):
-        FixedFeatures(**fields)
 
 
 def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
@@ -158,7 +136,7 @@ def test_a_foreign_folder_is_refused_before_any_work(tmp_path):
     assert not called
 
 
-@pytest.mark.parametrize("damage", ["text", "cut", "nan", "short", "bit", "manifest"])
+@pytest.mark.parametrize("damage", ["text", "nan", "bit", "manifest"])
 def test_a_damaged_cache_is_recomputed(tmp_path, damage):
     features = FixedFeatures(squares, "squares")
     whole = features.table(table(), cache=tmp_path)
@@ -166,16 +144,12 @@ def test_a_damaged_cache_is_recomputed(tmp_path, damage):
     content = path.read_bytes()
     if damage == "text":
         path.write_text("not an array")
-    elif damage == "cut":
-        path.write_bytes(content[:200])
     elif damage == "bit":
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     elif damage == "manifest":
         (tmp_path / "manifest.json").write_text("{}")
     else:
-        features_there = np.load(path)
-        rows = features_there[:-1] if damage == "short" else features_there * np.nan
-        np.save(path, rows)
+        np.save(path, np.load(path) * np.nan)
     with pytest.warns(UserWarning, match="is made again"):
         again = features.table(table(), cache=tmp_path)
     np.testing.assert_array_equal(whole.features, again.features)
@@ -196,14 +170,11 @@ def test_features_in_a_config():
     [
         ({"kind": "onnx"}, "path must be given with kind='onnx'"),
         ({"kind": "wavelets", "grid": 2}, "grid is for kind='onnx'"),
-        ({"channels": "cmyk"}, "channels must be one of"),
         ({"pool": "max", "grid": 65}, "grid must be at most 64"),
         ({"pool": "none", "grid": 2}, "grid is for a pool other than 'none'"),
         ({"size": [8, 8, 8]}, r"size must be one number or \[height, width\]"),
-        ({"size": 4096}, "at most 2048"),
         ({"std": [1, 0, 1]}, "std must not be 0"),
         ({"mean": [1, 2]}, "mean must be one number or 3, one a channel"),
-        ({"mean": float("inf")}, "mean must be one number or 3"),
     ],
 )
 def test_settings_of_a_network(fields, message):
@@ -213,15 +184,6 @@ def test_settings_of_a_network(fields, message):
     whole = FeaturesConfig(kind="onnx", path="x", size=[6, 8], std=-0.5)
     assert (whole.size, whole.std, whole.grid) == ((6, 8), (-0.5,) * 3, 1)
     assert FeaturesConfig.from_dict(whole.to_dict()) == whole
-
-
-def test_a_network_without_its_packages_names_the_extra(monkeypatch, tmp_path):
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"needs onnx, .*'\.\[onnx\]'"):
-        FixedFeatures.onnx(tmp_path / "x.onnx")
 
 
 def test_filters_are_gabors():

@@ -67,8 +67,10 @@ def test_the_sums_equal_their_definition():
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("most", [MOST, MOST // 2])
+@pytest.mark.parametrize(
+    ("row", "most"),
+    [(0.0, MOST), (1e-38, MOST), (3e38, MOST // 2), (np.nan, MOST), (-np.inf, MOST)],
+)
 def test_every_row_contributes_at_most_its_norm(row, most):
     whole = whole_rows(np.float32([[row, 1.0]]))
     for center in (np.zeros(2), np.array([0.9, 0.0]), np.full(2, 1e30)):
@@ -105,8 +107,9 @@ def test_one_example_changes_the_sums_by_the_accounted_sensitivity(relation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize(
+    ("relation", "factor"), [("zero_out", 1.0), ("replace_one", 0.5)]
+)
 def test_an_audit_finds_half_of_the_noise_and_no_fault_else(relation, factor):
     with_unit, without = (
         statistics(t, relation, slots=3) for t in pair_of_tables(relation)
@@ -153,23 +156,9 @@ def metric(sums, noise, shots=5):
     return made @ made.T
 
 
-def test_directions_that_separate_classes_get_more_weight():
-    """The weights of the likelihood ratio for known variances."""
-    spread = np.full(5, 0.05)
-    found = np.mean(
-        [
-            np.diag(metric(drawn_sums(np.random.default_rng(i), spread, 4.0), 4.0))
-            for i in range(20)
-        ],
-        axis=0,
-    )
-    assert found[:5].min() > 3 * found[5:].max()
-    assert np.ptp(found[5:]) < 0.2 * found[5:].mean()
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("noise", [40.0, 200.0, 4e3])
-@pytest.mark.parametrize("classes", [4, 20])
+@pytest.mark.parametrize(
+    ("noise", "classes"), [(40.0, 4), pytest.param(4e3, 20, marks=pytest.mark.slow)]
+)
 def test_without_signal_directions_have_equal_weight(noise, classes):
     """With pure noise the metric nearly always stays close to plain whitening."""
     ratios = []
@@ -181,8 +170,7 @@ def test_without_signal_directions_have_equal_weight(noise, classes):
     assert np.quantile(ratios, 0.8) < 1.01 and np.mean(ratios) < 2
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("classes", [5, 30, 64, 200])
+@pytest.mark.parametrize("classes", [5, 64, pytest.param(200, marks=pytest.mark.slow)])
 def test_leave_one_out_uses_some_of_many_classes(classes, monkeypatch):
     """The estimate from every class, by definition; from 64 it is as good."""
     rng, number = np.random.default_rng(0), 256
@@ -240,29 +228,6 @@ def told_apart(test, mean, projection):
     support /= np.linalg.norm(support, axis=1, keepdims=True)
     scores = np.einsum("id,jd->ij", made[:, -1], support)
     return np.mean(np.diag(scores)[:, None] >= scores)
-
-
-@pytest.mark.slow
-def test_new_classes_are_separated_better_than_by_the_total_covariance():
-    """Few, similar classes that differ in a few of 64 directions, with noise."""
-    rng = np.random.default_rng(0)
-    base = np.linalg.qr(rng.normal(size=(FEATURES, 4)))[0].T
-
-    def draw(classes, size):
-        means = rng.normal(size=(classes, 1, 4)) @ base * 0.1
-        return means + rng.normal(size=(classes, size, FEATURES)) / np.sqrt(FEATURES)
-
-    train, test = draw(12, SIZE), draw(200, 6)
-    data = table(train.reshape(-1, FEATURES), (SIZE,) * 12)
-    hits = {}
-    for between in ("total", "means"):
-        own = statistics(data, config=StartConfig(between=between), shots=5)
-        state = own.initial()
-        for place in range(len(own.steps)):
-            generator, key = np.random.default_rng(place), bytes([place] * 32)
-            state = own.release(state, place, generator, key, 8.0)
-        hits[between] = told_apart(test, state.mean, state.projection)
-    assert hits["means"] > hits["total"] + 0.03
 
 
 def test_directions_without_differences_keep_some_weight():

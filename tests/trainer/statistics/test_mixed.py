@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions.budget import plan_budget
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.learners.episode import Episode
-from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.statistics.terms import PRODUCT_STEPS
 from jaxdp_episodic.training import MixedModel, PrivateStatistics, StartConfig
-from training_runs import adam, assert_same
 
 CONFIG = StartConfig(kind="mixed")
 MODEL = MixedModel.of(CONFIG)
@@ -86,7 +82,7 @@ def test_the_sums_equal_their_definitions():
         np.testing.assert_allclose(found / PRODUCT_STEPS, sums, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-38, 1e25, 3e38, np.nan, np.inf])
+@pytest.mark.parametrize("value", [0.0, 1e-38, 3e38, np.nan])
 def test_every_row_contributes_at_most_norm_one(value):
     rng = np.random.default_rng(0)
     for places in ([0], [2], [0, 1, 2], [1, 4], [5]):
@@ -180,61 +176,6 @@ def test_pure_noise_gives_a_valid_model():
     state = released(statistics(), noise=1e6)
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in state)
     assert np.linalg.eigvalsh(state.covariance).min() > -1e-6 and state.variance > 0
-
-
-def run(unit="example", **changes):
-    own = statistics(unit=unit)
-    everybody = [jde.Poisson(name, sampling_probability=1.0) for name in own_levels()]
-    step = jde.GaussianStep(
-        jde.MultistageSampling(*everybody),
-        noise_multiplier=1.0,
-        clip_unit="task",
-        privacy_unit=unit,
-    )
-    before = tuple(zip(own.steps, CONFIG.shares(True), strict=True))
-    budget = plan_budget(step, epsilon=1.0, delta=1e-5, num_steps=0, before=before)
-    arguments = {
-        "data": tasks(),
-        "budget": budget,
-        "shots": 4,
-        "optimizer": adam(0.1),
-        "l2_clip_norm": 1.0,
-        "seed": 1,
-        "start": own,
-        **changes,
-    }
-    return Trainer(MODEL, {}, **arguments)
-
-
-def own_levels():
-    return tasks().level_names
-
-
-def test_a_run_without_steps_needs_no_divisor():
-    """Also if the default divisor, the mean number of clip units, is private."""
-    trainer = run(unit="task")
-    assert not trainer.has_default_normalizer
-
-
-@pytest.mark.slow
-def test_a_run_is_charged_and_resumed(tmp_path):
-    def stop(progress):
-        raise KeyboardInterrupt
-
-    whole, part, rest = run(), run(), run()
-    whole.train(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        part.train(tmp_path / "parts", on_step=stop)
-    rest.resume(tmp_path / "parts")
-    rest.train(tmp_path / "parts")
-    assert_same(whole, rest)
-    content = read_ledger(tmp_path / "parts" / "run.sqlite")
-    assert content.groups == tuple((step, 1) for step in whole.budget.before)
-    step, _ = content.run_charged()
-    spent = jde.epsilon(step, delta=1e-5)
-    assert 0.999 < spent <= 1.0
-    start = whole.params["start"]
-    np.testing.assert_allclose(2 * start["coefficients"], COEFFICIENTS, atol=0.1)
 
 
 @pytest.mark.parametrize(

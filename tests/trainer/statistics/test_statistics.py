@@ -28,7 +28,6 @@ from jaxdp_episodic.trainer.statistics import statistics as statistics_module
 from jaxdp_episodic.trainer.statistics.plda import (
     COUNTED,
     Start,
-    projected,
     second_moment,
     sum_of_rows,
     symmetric_noise,
@@ -108,11 +107,10 @@ def length(numbers):
     return sum(int(x) ** 2 for x in np.ravel(numbers))
 
 
-@pytest.mark.parametrize("others", [None, 1.0])
-@pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, np.inf, -np.inf])
-def test_every_row_contributes_at_most_norm_one(row, others):
-    rows = np.float32([[row, row if others is None else others]])
-    for share in (1, 2, 7):
+@pytest.mark.parametrize("row", [0.0, 1e-38, 3e38, np.nan, -np.inf])
+def test_every_row_contributes_at_most_norm_one(row):
+    for other, share in itertools.product((row, 1.0), (1, 2, 7)):
+        rows = np.float32([[row, other]])
         shares = np.array([share])
         total = np.append(share * sum_of_rows(rows, shares), COUNTED)
         assert length(total) <= PRODUCT_STEPS**2
@@ -124,19 +122,19 @@ def test_every_row_contributes_at_most_norm_one(row, others):
 
 @pytest.mark.parametrize("kind", NOISES)
 def test_the_noise_is_independent_in_a_basis_of_symmetric_matrices(kind):
-    """3,000 draws; each bound is five standard errors."""
+    """1,000 draws; each bound is five standard errors."""
     stream = random_generator(KEY)
     noise = np.array(
-        [symmetric_noise(kind, 1e6, 3, stream) for _ in range(3_000)], float
+        [symmetric_noise(kind, 1e6, 3, stream) for _ in range(1_000)], float
     )
     noise *= 2e-6
     np.testing.assert_array_equal(noise, noise.transpose(0, 2, 1))
     basis = [noise[:, i, i] for i in range(3)]
     basis += [np.sqrt(2) * noise[:, i, j] for i, j in ((0, 1), (0, 2), (1, 2))]
     covariance = np.cov(np.stack(basis))
-    np.testing.assert_allclose(np.diag(covariance), 4.0, rtol=5 * np.sqrt(2 / 3_000))
+    np.testing.assert_allclose(np.diag(covariance), 4.0, rtol=5 * np.sqrt(2 / 1_000))
     rest = covariance - np.diag(np.diag(covariance))
-    assert np.abs(rest).max() < 5 * 4.0 / np.sqrt(3_000)
+    assert np.abs(rest).max() < 5 * 4.0 / np.sqrt(1_000)
 
 
 def test_the_variances_of_discrete_noise_cover_what_is_claimed(monkeypatch):
@@ -178,41 +176,6 @@ def test_sums_and_discrete_noise_are_integers():
 
 
 # --- Sensitivities ---
-
-
-def orders(number):
-    return list(itertools.permutations(range(number)))
-
-
-def pairs_of(order):
-    return [frozenset(order[i : i + 2]) for i in range(0, len(order) - 1, 2)]
-
-
-@pytest.mark.parametrize("number", [2, 3, 4, 5, 6])
-def test_removing_an_example_changes_one_pair_of_the_coupled_order(number):
-    """The coupling of docs/proofs.md, for every order of up to six examples."""
-    results, largest = {}, 0
-    for order in orders(number):
-        others = list(order)
-        place = others.index(0)  # example 0 leaves
-        if number % 2:
-            last = others.pop()
-            if last != 0:
-                others[place] = last
-        else:
-            partner = others[place ^ 1]
-            start = place // 2 * 2
-            tail = others[-2:]
-            others[start : start + 2] = tail
-            others = [*others[:-2], partner]
-        assert sorted(others) == list(range(1, number))
-        results[tuple(others)] = results.get(tuple(others), 0) + 1
-        before, after = set(pairs_of(order)), set(pairs_of(others))
-        moved = len(before - after) + len(after - before)  # each of norm 1
-        largest = max(largest, moved)
-    assert len(set(results.values())) == 1  # uniformly random
-    assert len(results) == len(orders(number - 1))
-    assert largest == (2 if number % 2 else 1)
 
 
 @pytest.mark.few(1)
@@ -332,11 +295,11 @@ def test_a_replaced_unit_changes_a_sum_by_at_most_root_two(unit, kind):
     assert best > 0.97**2 * 2 * PRODUCT_STEPS**2
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 7, 1_000])
+@pytest.mark.parametrize("number", [1, 3, 1_000])
 def test_opposite_classes_keep_the_sensitivity(number):
     """The worst case, at sizes that do not divide the grid."""
     shares = np.full(number, number)
-    for width in (1, 2, 40):
+    for width in (1, 40):
         rows = np.tile(np.linspace(1.0, 1.3, width), (number, 1))
         total = np.append(sum_of_rows(rows, shares), COUNTED)
         other = np.append(sum_of_rows(-rows, shares), COUNTED)
@@ -395,20 +358,6 @@ def test_a_projected_example_depends_on_no_other():
 # --- Results ---
 
 
-@pytest.mark.slow
-def test_without_noise_the_metric_finds_separating_directions():
-    data = gaussian_classes((6,) * 60)
-    state = released(statistics(data))
-    made = np.asarray(projected(data.features, state.mean, state.projection))
-    means = made.reshape(60, 6, 2).mean(axis=1, keepdims=True)
-    raw = data.features / np.linalg.norm(data.features, axis=1, keepdims=True)
-    raw_means = raw.reshape(60, 6, 5).mean(axis=1, keepdims=True)
-    within = np.mean(np.sum((made.reshape(60, 6, 2) - means) ** 2, axis=2))
-    before = np.mean(np.sum((raw.reshape(60, 6, 5) - raw_means) ** 2, axis=2))
-    assert within < 0.5 * before
-    assert float(state.count) == pytest.approx(360, rel=1e-4)
-
-
 def weights(classes, noise, moment):
     """The weights of the projection's directions, without earlier whitening."""
     state = statistics().initial()
@@ -461,7 +410,6 @@ def nobody(data):
         (lambda data: data, 1e4, (0, 1, 2)),  # pure noise
         (lambda data: data, 0.1, (1, 2)),  # the mean was dropped
         (singular, 0.0, (0, 1, 2)),
-        (singular, 0.1, (0, 1, 2)),
         (nobody, 1.0, (0, 1, 2)),
     ],
 )
@@ -475,23 +423,12 @@ def test_a_metric_is_finite(change, noise, places):
     assert np.asarray(state.projection).any()
 
 
-def test_statistics_need_a_class_of_two_different_examples():
-    data = gaussian_classes((1,) * 8)
-    with pytest.raises(ValueError, match="no class has a pair of different"):
-        released(statistics(data))
-    assert np.asarray(released(statistics(data), noise=1.0).projection).any()
-
-
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
         ({"mean": 0.5}, "must sum to 1"),
-        ({"mean": 0.0}, "mean"),
-        ({"within": ()}, "within"),
         ({"within": (0.3, -0.1)}, "within"),
         ({"share": 1.0}, "share must lie in"),
-        ({"share": np.nan}, "share must not be NaN"),
-        ({"within": 0.68}, "within must be a list"),
         ({"within": (0.35, np.inf)}, "within must be > 0 and finite"),
         ({"kind": "lda"}, "plda"),
         ({"dimensions": 0}, "dimensions"),
@@ -504,6 +441,10 @@ def test_bad_configs(fields, complaint):
 
 
 def test_bad_tables():
+    alone = gaussian_classes((1,) * 8)
+    with pytest.raises(ValueError, match="no class has a pair of different"):
+        released(statistics(alone))
+    assert np.asarray(released(statistics(alone), noise=1.0).projection).any()
     with pytest.raises(
         ValueError,
         match="population of 'example' must be a public bound, at least the 6",
@@ -527,6 +468,15 @@ def test_shares_divide_one_budget():
     squares = np.array([float(s.noise_multiplier) ** -2.0 for s in plan.before])
     np.testing.assert_allclose(squares / squares.sum(), (0.2, 0.3, 0.5), rtol=1e-6)
     np.testing.assert_allclose(plan.spent(np.arange(2)), [0.0, plan.spent(1)])
+
+
+@pytest.mark.slow
+def test_steps_get_the_remaining_budget():
+    before = [(step, 0.2) for step in statistics().steps]
+    plan = plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=50, before=before)
+    assert plan.num_steps == 53 and 1.999 < plan.spent(53) <= 2.0
+    parts = [*((step, 1) for step in plan.before), (plan.step, 50)]
+    assert jde.epsilon(jde.compose(*parts), delta=1e-5) == pytest.approx(plan.spent(53))
 
 
 def test_epsilon_along_a_run_is_never_too_small():
@@ -599,15 +549,11 @@ def test_a_run_of_statistics_alone(tmp_path):
     assert np.asarray(trainer.params["start"]["projection"]).any()
 
 
-def test_steps_project_the_data_once():
+def test_the_data_are_projected_once():
     """The projection of a large table takes longer than a step."""
     own = statistics()
-    trainer = run(start=own)
-    for _ in own.steps:
-        trainer.step()
-    made = own.table(trainer.state.start)
-    trainer.step()
-    assert own.table(trainer.state.start) is made
+    state = released(own)
+    assert own.table(state) is own.table(state)
 
 
 @pytest.mark.slow
@@ -646,7 +592,7 @@ def test_epochs_after_statistics_begin_with_the_first_step_that_draws(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interrupted_after", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("interrupted_after", [1, 3, 4])
 def test_resume_is_bit_exact(tmp_path, interrupted_after):
     def stop(progress):
         if progress.step == interrupted_after:
@@ -692,17 +638,6 @@ def test_statistics_follow_from_the_released_sum():
         state = own.with_sum(state, place, sums, 0.3)
         for one, other in zip(state, whole, strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.slow
-def test_steps_get_the_remaining_budget():
-    steps = statistics().steps
-    before = [(step, 0.2) for step in steps]
-    plan = plan_budget(ZEROED, epsilon=2.0, delta=1e-5, num_steps=50, before=before)
-    assert plan.num_steps == 53
-    assert 1.999 < plan.spent(53) <= 2.0
-    parts = [*((step, 1) for step in plan.before), (plan.step, 50)]
-    assert jde.epsilon(jde.compose(*parts), delta=1e-5) == pytest.approx(plan.spent(53))
 
 
 @pytest.mark.slow

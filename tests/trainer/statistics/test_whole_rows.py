@@ -19,7 +19,7 @@ from jaxdp_episodic.trainer.statistics.terms import (
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("width", [1, 2, 50, 4_097])
+@pytest.mark.parametrize("width", [1, 50, 4_097])
 def test_rows_have_norm_one_or_zero(width):
     rows = RNG.normal(size=(40, width)) * 10.0 ** RNG.integers(-25, 25, (40, 1))
     rows[3], rows[5, 0], rows[7, -1], rows[9] = 0.0, np.nan, -np.inf, 1e-31
@@ -30,8 +30,8 @@ def test_rows_have_norm_one_or_zero(width):
     np.testing.assert_allclose(unit(rows)[there], directions, atol=1e-6)
 
 
-@pytest.mark.parametrize("width", [1, 2, 100, 4_096])
-@pytest.mark.parametrize("share", [1, 3, 20, 1_000])
+@pytest.mark.parametrize("width", [1, 2, 4_096])
+@pytest.mark.parametrize("share", [1, 3, 1_000])
 def test_no_rounding_exceeds_the_bound(width, share):
     """Rows whose entries all round up, and random rows."""
     most = STEPS**2 // share
@@ -91,9 +91,9 @@ def test_sums_are_exact_or_refused():
     assert totals(np.zeros((0, 3))).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("rank", [1, 5])
-@pytest.mark.parametrize("number", [1, 3, 60])
-@pytest.mark.parametrize("width", [1, 5, 50])
+@pytest.mark.parametrize(
+    ("number", "width", "rank"), [(1, 1, 1), (3, 5, 1), (3, 50, 5), (60, 50, 5)]
+)
 def test_the_rows_of_a_group_share_the_norm_bound(number, width, rank):
     """In Python integers; equal or different rows, with other groups beside them."""
     rows = unit(RNG.normal(size=(number, rank)) @ RNG.normal(size=(rank, width)))

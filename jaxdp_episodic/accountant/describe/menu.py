@@ -275,7 +275,7 @@ class Menu(Spec):
 
     def most(self, option: str) -> int:
         """Returns how often an option may still be used if no other option is."""
-        self._check_name(option)
+        _validation.choice("option", option, self.options)
         number = 0
         if self.rules is None:
             if self.quotas is not None:
@@ -292,7 +292,7 @@ class Menu(Spec):
 
     def _refusal(self, option: str) -> str | None:
         """Returns why the run does not allow an option now; None if it does."""
-        self._check_name(option)
+        _validation.choice("option", option, self.options)
         number = self.taken[option]
         if self.quotas is not None and number >= self.quotas[option]:
             return f"its quota of {self.quotas[option]} is used up"
@@ -304,9 +304,6 @@ class Menu(Spec):
             if self.rules.after(self.state, option) is None:
                 return f"the rules do not allow it in state {self.state!r}"
         return None
-
-    def _check_name(self, option: Any) -> None:
-        _validation.choice("option", option, self.options)
 
     def _block(self, option: str) -> int:
         return 1 if self.blocks is None else self.blocks.get(option, 1)
@@ -486,7 +483,13 @@ def _check_option(what: str, option: Any, kind: type) -> None:
         return  # its own parts were checked when it was made
     for part, count in zip(parts_of(option), counts, strict=True):
         if isinstance(part, Release):
-            _check_release(what, part)
+            zcdp = isinstance(part, ZeroConcentratedDP) and not part.is_gaussian
+            if zcdp or isinstance(part, RenyiDP):
+                raise NotImplementedError(
+                    f"{what} is a {type(part).__name__}, of which only Rényi "
+                    "divergences are known; an adaptive run needs the privacy profiles "
+                    "of both directions"
+                )
             continue
         # For bands alone see `Menu._check_bands`.
         alone = option is part and epoch_scheme(part.design) is None
@@ -496,16 +499,6 @@ def _check_option(what: str, option: Any, kind: type) -> None:
                 "an epoch depend on one another through the secret draw, so that only "
                 f"whole epochs can be options: compose((step, {part.cycle}))"
             )
-
-
-def _check_release(what: str, release: Release) -> None:
-    """Refuses releases that are known by their Rényi divergences only."""
-    renyi = isinstance(release, RenyiDP)
-    if renyi or (isinstance(release, ZeroConcentratedDP) and not release.is_gaussian):
-        raise NotImplementedError(
-            f"{what} is a {type(release).__name__}, of which only Rényi divergences "
-            "are known; an adaptive run needs the privacy profiles of both directions"
-        )
 
 
 def _check_people(first: Any, second: Any) -> None:

@@ -107,19 +107,12 @@ def log_visible(stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
     """
     numbers, masses = np.ones(1), np.zeros(1)
     for stage in stages:
-        numbers, masses = tails_moved_up(log_drawn_below(numbers, masses, stage))
+        if stage.is_poisson:
+            laws = [log_binomial_law(n * stage.bound, stage.rate) for n in numbers]
+        else:
+            laws = sums_of(log_drawn(stage), numbers)
+        numbers, masses = tails_moved_up(mixed(laws, masses))
     return numbers, masses
-
-
-def log_drawn_below(
-    numbers: np.ndarray, masses: np.ndarray, stage: Stage
-) -> np.ndarray:
-    """Returns the distribution of the number drawn below a random number of units."""
-    if stage.is_poisson:
-        laws = [log_binomial_law(n * stage.bound, stage.rate) for n in numbers]
-    else:
-        laws = sums_of(log_drawn(stage), numbers)
-    return mixed(laws, masses)
 
 
 def log_held(law: np.ndarray, chance: float) -> np.ndarray:
@@ -149,10 +142,7 @@ def tails_moved_up(law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     step = np.maximum((values[last + 1 :] - values[last]) / (_FIRST_STEP * width), 1)
     # Values beyond the last are moved to the largest value of their group.
     group = np.concatenate(
-        [
-            np.maximum(np.arange(last + 1), first),
-            last + 1 + np.floor(np.log2(step)),
-        ]
+        [np.maximum(np.arange(last + 1), first), last + 1 + np.floor(np.log2(step))]
     )
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     ends = np.append(starts[1:], len(values))

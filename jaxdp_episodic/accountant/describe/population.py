@@ -249,9 +249,11 @@ def _counts_from_sizes(nested: Any) -> tuple[np.ndarray, ...]:
         if len(counts) == MAX_LEVELS:
             raise ValueError(f"sizes must be nested at most {MAX_LEVELS} levels deep")
         counts.append(np.array([len(item) for item in items], np.int64))
-        if all(_is_flat(item) for item in items) and sum(map(len, items)):
-            items = np.concatenate(items)  # faster than a list of all elements
-            break
+        flat = [a for a in items if isinstance(a, np.ndarray) and a.ndim == 1]
+        if len(flat) == len(items) and all(a.dtype.kind in "iuf" for a in flat):
+            if sum(map(len, flat)):
+                items = np.concatenate(flat)  # faster than a list of all elements
+                break
         items = [child for item in items for child in item]
     if len(items) == 0:
         raise ValueError(
@@ -351,13 +353,6 @@ def _id_column(name: str, value: Any) -> np.ndarray:
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple) or (
         isinstance(value, np.ndarray) and value.ndim > 0
-    )
-
-
-def _is_flat(value: Any) -> bool:
-    """True for a 1-D array of numbers."""
-    return (
-        isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iuf"
     )
 
 

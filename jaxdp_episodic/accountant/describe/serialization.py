@@ -73,36 +73,28 @@ def _decode(
         return mapping
     _validation.instance(where, mapping, Mapping, "a table of keys")
     _check_version(mapping, where, required=not nested)
-    cls: Any = _named_class(classes, mapping, where)
+    names: dict[str, Any] = {cls.__name__: cls for cls in classes}
+    if "type" not in mapping:
+        raise ValueError(
+            f"{where}: missing key 'type', which must be one of {tuple(names)}"
+        )
+    cls = names[_validation.choice(f"{where}.type", mapping["type"], names)]
     fields = {k: v for k, v in mapping.items() if k not in ("version", "type")}
     _check_keys(cls, fields, where)
-    for key, options in cls.nested_specs.items():
-        if key in fields:
-            path, value = f"{where}.{key}", fields[key]
-            if isinstance(value, Mapping) and _holds_many(cls, key, "Mapping"):
-                fields[key] = {
-                    name: _decode(options, item, f"{path}.{name}", nested=True)
-                    for name, item in value.items()
-                }
-            elif isinstance(value, list | tuple) and _holds_many(cls, key, "tuple"):
-                fields[key] = tuple(
-                    _decode(options, item, f"{path}[{i}]", nested=True)
-                    for i, item in enumerate(value)
-                )
-            else:
-                fields[key] = _decode(options, value, path, nested=True)
-    try:
+    declared = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    for key in filter(fields.__contains__, cls.nested_specs):
+        path, value = f"{where}.{key}", fields[key]
+        inner = functools.partial(_decode, cls.nested_specs[key], nested=True)
+        if isinstance(value, Mapping) and declared[key].startswith("Mapping"):
+            fields[key] = {n: inner(item, f"{path}.{n}") for n, item in value.items()}
+        elif isinstance(value, list | tuple) and declared[key].startswith("tuple"):
+            fields[key] = tuple(
+                inner(item, f"{path}[{i}]") for i, item in enumerate(value)
+            )
+        else:
+            fields[key] = inner(value, path)
+    with _validation.prefixed(where):
         return cls.from_fields(fields)
-    except (NotImplementedError, TypeError, ValueError) as error:
-        kinds = NotImplementedError, TypeError, ValueError
-        kind = next(kind for kind in kinds if isinstance(error, kind))
-        raise kind(f"{where}: {error}") from error
-
-
-def _holds_many(cls: type, name: str, kind: str) -> bool:
-    """Whether a field is declared as a tuple or mapping (``kind``) of specs."""
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
-    return kinds[name].startswith(kind)
 
 
 def _check_version(mapping: Mapping[Any, Any], where: str, *, required: bool) -> None:
@@ -116,17 +108,6 @@ def _check_version(mapping: Mapping[Any, Any], where: str, *, required: bool) ->
     if type(version) is not int or version != SCHEMA_VERSION:
         shown = _validation.shown(version)
         raise ValueError(f"{where}: version must be {SCHEMA_VERSION}, got {shown}")
-
-
-def _named_class(
-    classes: tuple[type, ...], mapping: Mapping[Any, Any], where: str
-) -> type:
-    names = {cls.__name__: cls for cls in classes}
-    if "type" not in mapping:
-        raise ValueError(
-            f"{where}: missing key 'type', which must be one of {tuple(names)}"
-        )
-    return names[_validation.choice(f"{where}.type", mapping["type"], names)]
 
 
 def _check_keys(cls: Any, fields: Mapping[Any, Any], where: str) -> None:

@@ -95,7 +95,10 @@ class Spec(ByValue):
 
     @functools.cached_property
     def _within(self) -> dict[str, Any]:
-        return numbers_within(self)
+        """All numbers of this spec, and of the specs in it, by field path."""
+        found: dict[str, Any] = {}
+        mapped(self, found.setdefault)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON- and TOML-safe dictionary with "version" and "type"."""
@@ -155,16 +158,9 @@ def mapped(
     return other
 
 
-def numbers_within(spec: Spec) -> dict[str, Any]:
-    """Returns all numbers of a spec, and of the specs in it, by field path."""
-    found: dict[str, Any] = {}
-    mapped(spec, found.setdefault)
-    return found
-
-
 def traced_numbers(spec: Spec) -> dict[str, Any]:
     """Returns the numbers of a spec that JAX traces, by field path."""
-    every = numbers_within(spec).items()
+    every = spec._within.items()
     return {where: value for where, value in every if _validation.is_traced(value)}
 
 

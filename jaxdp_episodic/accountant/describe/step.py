@@ -408,7 +408,12 @@ def _check_composable(steps: tuple[GaussianStep | Release, ...]) -> None:
     trees = [step.population for step in gaussian if step.population is not None]
     if any(tree is not trees[0] and tree != trees[0] for tree in trees[1:]):
         raise ValueError("composed steps must have one and the same population")
-    depths = {_depth_in_tree(s) for s in gaussian if s.population is not None}
+    depths = {
+        # The episodes of grouped classes are no level of the tree.
+        step.path_rates.num_levels - isinstance(step.design, GroupedClasses)
+        for step in gaussian
+        if step.population is not None
+    }
     if len(depths) > 1:
         raise ValueError(
             "composed steps must reach the privacy unit by the same levels of the "
@@ -423,13 +428,6 @@ def one_protection(what: str, steps: tuple[GaussianStep | Release, ...]) -> None
         known = tuple(value for value in values if value is not None)
         if len(set(known)) > 1:
             raise ValueError(f"{what} must have the same {field}, got {known}")
-
-
-def _depth_in_tree(step: GaussianStep) -> int:
-    """The level of the population at which the protected units lie."""
-    # The episodes of grouped classes are no level of the tree.
-    formed = isinstance(step.design, GroupedClasses)
-    return step.path_rates.num_levels - formed
 
 
 def _checked_clip_unit(design: Sampling, clip_unit: str | None) -> str:

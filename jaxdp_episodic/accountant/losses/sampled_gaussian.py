@@ -244,7 +244,8 @@ class SampledGaussianLoss(GaussianLoss, Nodes):
 
     def bulk_width(self) -> Array:
         """See `Nodes`: with an outer rate there are two losses without the unit."""
-        return (self.outer_rate < 1) * self.outer_rate * self.rate
+        xp = namespace(*self.fields)
+        return xp.where(self.outer_rate < 1, self.outer_rate * self.rate, 0.0)
 
     def gaussian_shift(self) -> Array:
         """The shift if the unit is always drawn, else 0."""

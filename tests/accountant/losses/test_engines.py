@@ -1,16 +1,24 @@
-"""Kernels of mechanisms that compile give the same on both engines."""
+"""Kernels that compile: both engines agree, and CUDA and TPU take them.
+
+No device is needed: programs are lowered for them, not run.
+"""
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 
+from jaxdp_episodic.accountant import _engine
 from jaxdp_episodic.accountant._engine import (
     float64_boundary,
     jitted,
     on_jax,
     using_engine,
 )
+from jaxdp_episodic.accountant.losses.gaussian import log_gaussian_profile
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     SwappedGaussianLoss,
@@ -22,8 +30,14 @@ from jaxdp_episodic.accountant.losses.loss_nodes import NodeRule
 from jaxdp_episodic.accountant.losses.people import PeopleLoss
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
+from jaxdp_episodic.accountant.methods import closed_form
+from jaxdp_episodic.accountant.methods.exact import solver
+from jaxdp_episodic.accountant.methods.rdp import kernels
+from jaxdp_episodic.accountant.methods.rdp.kernels import LARGER
+from jaxdp_episodic.accountant.methods.run import Group
 from jaxdp_episodic.accountant.numerics.complex_exponentials import sum_expm1
 from jaxdp_episodic.accountant.numerics.loops import at, map_arrays
+from rows import fast_and_slow
 
 SIZE = 6
 RNG = np.random.default_rng(6)
@@ -38,20 +52,21 @@ LOSSES = {
 }
 
 
+# --- Both engines agree ---
+
+
 def tails(loss):
     return loss.log_tails(np.linspace(0, 2, SIZE))
 
 
 def forward_excess(loss):
-    return loss.log_excess(
-        np.linspace(0.5, 40, SIZE), MomentRule("forward", Quadrature(32, 16), True)
-    )
+    rule = MomentRule("forward", Quadrature(32, 16), True)
+    return loss.log_excess(np.linspace(0.5, 40, SIZE), rule)
 
 
 def backward_excess(loss):
-    return loss.log_excess(
-        np.linspace(0.5, 40, SIZE), MomentRule("backward", Quadrature(32, 16))
-    )
+    rule = MomentRule("backward", Quadrature(32, 16))
+    return loss.log_excess(np.linspace(0.5, 40, SIZE), rule)
 
 
 def nodes(loss):
@@ -65,19 +80,16 @@ def nodes(loss):
 
 
 # Those of one profile are compiled by the tests of the engine and of derivatives, too.
-QUICK = [("antipodal", tails), ("episodes", tails)]
-
-
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name, kernel",
-    [
-        pytest.param(
-            name, kernel, marks=[pytest.mark.slow] * ((name, kernel) not in QUICK)
-        )
-        for name in LOSSES
-        for kernel in (tails, forward_excess, backward_excess, nodes)
-    ],
+    fast_and_slow(
+        [
+            (name, kernel)
+            for name in LOSSES
+            for kernel in (tails, forward_excess, backward_excess, nodes)
+        ],
+        lambda name, kernel: (name, kernel) == ("antipodal", tails),
+    ),
 )
 def test_engines_agree(name, kernel):
     found = {}
@@ -98,3 +110,51 @@ def test_other_mechanisms_use_numpy_or_are_refused_by_name():
         np.testing.assert_array_equal(found, tails(loss))
     with pytest.raises(NotImplementedError, match="PeopleLoss is computed by NumPy"):
         on_jax(jitted(tails), loss)
+
+
+# --- Other platforms ---
+
+
+NUMBERS, ROW = np.full(SIZE, 2.0), np.full((1, SIZE), 0.5)
+
+
+def asked(loss):
+    """Kernels of one mechanism with their arguments."""
+    groups = (Group(loss.map(lambda field: field[None]), ROW),)
+    shape = solver.Shape(112, (3,), (True,), False, 32, 32)
+    kernel = functools.partial(solver.one_pass, shape=shape)
+    yield kernel, (*[NUMBERS] * 6, groups, 3.0, 24.0, 0.0)
+    panels = [(kernels.rdp, {"on_lattice": False, "direction": "backward"})]
+    for on_lattice in {False, loss.has_lattice}:
+        panels += [
+            (kernels.best_epsilon, {"on_lattice": on_lattice}),
+            (kernels.best_log_delta, {"on_lattice": on_lattice}),
+            (kernels.rdp, {"on_lattice": on_lattice, "direction": LARGER}),
+        ]
+    for kernel, static in panels:
+        yield functools.partial(kernel, block=SIZE, **static), (NUMBERS, groups)
+    for kernel in (
+        closed_form.delta_of_profile,
+        closed_form.epsilon_of_profile,
+        closed_form.slope_of_profile,
+    ):
+        yield kernel.__wrapped__, (NUMBERS, loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSES)
+def test_kernels_of_mechanisms_lower(name):
+    for kernel, arguments in asked(LOSSES[name]):
+        lower(kernel, arguments)
+
+
+def test_the_gaussian_profile_lowers():
+    lower(log_gaussian_profile, (NUMBERS, NUMBERS))
+
+
+def lower(kernel, arguments):
+    _engine.register_dataclasses(arguments)
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        jitted = jax.jit(lambda *given: kernel(*given))
+        lowered = jax.export.export(jitted, platforms=("cuda", "tpu"))(*arguments)
+    assert set(lowered.platforms) == {"cuda", "tpu"}

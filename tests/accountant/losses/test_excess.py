@@ -49,7 +49,7 @@ def sizes(x: Setting) -> np.ndarray:
     return np.maximum(np.round(POPULATION * x.rate).astype(np.int64), 1)
 
 
-def sampled(x: Setting, alpha: float, direction: str) -> np.longdouble:
+def sampled_excess(x: Setting, alpha: float, direction: str) -> np.longdouble:
     return moments.fine_sampled_gaussian(
         float(x.rate), float(1 / x.noise), alpha, direction=direction
     )
@@ -62,36 +62,36 @@ def sized(x: Setting, alpha: float, direction: str) -> np.longdouble:
     )
 
 
-def antipodal(x: Setting, alpha: float, direction: str) -> np.longdouble:
-    del direction  # one profile for both
-    rates = float(x.rate), float(x.inner)
-    return moments.fine_symmetric(*rates, float(1 / x.noise), alpha)
-
-
-def swapped(x: Setting, alpha: float, direction: str) -> np.longdouble:
-    del direction
-    return moments.fine_swapped(float(x.rate), float(2 / x.noise), alpha)
-
-
 def zeroed(x: Setting, alpha: float, direction: str) -> np.longdouble:
     rates = float(x.rate), float(x.inner)
     return moments.fine_zeroed(*rates, float(1 / x.noise), alpha, direction=direction)
 
 
-def in_episodes(x: Setting, alpha: float, direction: str) -> np.longdouble:
-    del direction
+# One profile for both directions.
+
+
+def antipodal(x: Setting, alpha: float, _: str) -> np.longdouble:
+    rates = float(x.rate), float(x.inner)
+    return moments.fine_symmetric(*rates, float(1 / x.noise), alpha)
+
+
+def swapped(x: Setting, alpha: float, _: str) -> np.longdouble:
+    return moments.fine_swapped(float(x.rate), float(2 / x.noise), alpha)
+
+
+def in_episodes(x: Setting, alpha: float, _: str) -> np.longdouble:
     episodes, rate = int(x.num_episodes), float(x.rate)
     return moments.fine_independent_episodes(episodes, rate, float(1 / x.noise), alpha)
 
 
 KINDS = {
-    "sampled": Kind(lambda x: poisson_step(x.noise, x.rate), sampled),
+    "sampled": Kind(lambda x: poisson_step(x.noise, x.rate), sampled_excess),
     "sampled, fixed size": Kind(
         lambda x: step(x.noise, fixed("example", x.rate, POPULATION)), sized
     ),
     "sampled below an outer level": Kind(
         lambda x: poisson_step(x.noise, x.outer, x.rate, clip="class"),
-        sampled,
+        sampled_excess,
         scaled=True,
     ),
     "swapped": Kind(lambda x: poisson_step(x.noise, x.rate, clip="step"), swapped),
@@ -159,12 +159,6 @@ def assert_matches(
             assert close, (setting, alpha, actual[i, j], exact)
 
 
-def check(num_settings: int, num_orders: int, seed: int, kind: str, direction: str):
-    rng = np.random.default_rng(seed)
-    settings, orders = random_setting(rng, num_settings), random_orders(rng, num_orders)
-    assert_matches(KINDS[kind], settings, orders, direction)
-
-
 DIRECTED = [
     (kind, direction) for kind in KINDS for direction in ("forward", "backward")
 ]
@@ -172,14 +166,15 @@ DIRECTED = [
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind, direction", DIRECTED)
-def test_some_random_settings(kind, direction):
-    check(3, 3, 1, kind, direction)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind, direction", DIRECTED)
-def test_ten_thousand_random_settings(kind, direction):
-    check(100, 8, 2, kind, direction)  # times 14
+@pytest.mark.parametrize(
+    "number, num_orders, seed",
+    [(3, 3, 1), pytest.param(100, 8, 2, marks=pytest.mark.slow)],
+    ids=["few", "many"],
+)
+def test_random_settings(kind, direction, number, num_orders, seed):
+    rng = np.random.default_rng(seed)
+    settings, orders = random_setting(rng, number), random_orders(rng, num_orders)
+    assert_matches(KINDS[kind], settings, orders, direction)
 
 
 def setting(rate: float, noise: float, **fields: float) -> Setting:
@@ -196,20 +191,14 @@ def setting(rate: float, noise: float, **fields: float) -> Setting:
 # corner, many bumps far apart.
 HARD = [
     ("antipodal", "forward", setting(1.0, 4.589234587, inner=0.0751139), 24.43),
-    ("antipodal", "forward", setting(1.0, 3.2636141, inner=0.14861595), 9.822),
-    ("antipodal", "forward", setting(0.99535, 5.5297, inner=0.077015), 35.46),
     ("antipodal", "forward", setting(0.35975517, 2.692303, inner=0.20702), 22.157),
     ("antipodal", "forward", setting(8.1892684626e-12, 7.00261, inner=1.5e-9), 4096.0),
-    ("antipodal", "forward", setting(4.06028e-8, 7.68385, inner=5.9267e-10), 4096.0),
     ("antipodal", "forward", setting(1 - 1.2e-11, 16.0077, inner=1 - 3e-8), 4096.0),
     ("sampled", "forward", setting(0.12947476, 9.40339), 331.08),
-    ("sampled", "forward", setting(0.0924206631, 3.99995), 70.062),
     ("sampled", "forward", setting(5.28684e-12, 8.36933), 4096.0),
     ("sampled", "backward", setting(1 - 1.16362e-9, 1.39602), 390.33154),
-    ("sampled", "backward", setting(1 - 7.3763e-12, 1.9092675), 4096.0),
     ("sampled", "backward", setting(1 - 6.86e-9, 7.977), 4096.0),
     ("swapped", "forward", setting(2.9216e-10, 20.8468), 4096.0),
-    ("swapped", "forward", setting(0.12947476, 18.80678), 331.08),
     ("episodes", "forward", setting(1.1983e-10, 21.569026), 4096.0),
 ]
 
@@ -238,22 +227,16 @@ def merging_bumps(rng: np.random.Generator, count: int, *, antipodal: bool):
     ), alpha
 
 
-def check_merging_bumps(count: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize(
+    "count", [12, pytest.param(1_000, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_merging_bumps(count):
+    rng = np.random.default_rng(3)
     for kind in ("sampled", "antipodal"):
         settings, orders = merging_bumps(rng, count, antipodal=kind == "antipodal")
         for i, alpha in enumerate(orders):
             one = Setting(*(field[i : i + 1] for field in settings))
             assert_matches(KINDS[kind], one, np.array([alpha]), "forward")
-
-
-def test_merging_bumps():
-    check_merging_bumps(12, 3)
-
-
-@pytest.mark.slow
-def test_many_merging_bumps():
-    check_merging_bumps(1_000, 4)
 
 
 def test_infinite_only_where_the_value_overflows():
@@ -275,23 +258,26 @@ def test_a_nan_order_does_not_affect_others():
     assert beside[0] == alone[0] and np.isnan(beside[1])
 
 
-@pytest.mark.parametrize("rate", [1e-15, 1e-20, 1e-50])
+def on_panels(*setting):
+    """Of one order less 1, rate and shift."""
+    columns = np.array(setting)[:, None]
+    return mixture_excess(*columns, MomentRule("forward", Quadrature(160, 16)))[0]
+
+
+@pytest.mark.parametrize("rate", [1e-15, 1e-50])
 def test_a_lattice_reaches_the_bump_of_rare_draws_at_orders_below_2(rate):
     """The bump is at twice the shift, beyond nodes that end at (1 + t) times it."""
     setting = np.array([[0.001], [rate], [1 / 0.19]])
     (found,) = mixture_excess(*setting, MomentRule("forward", LATTICE))
-    (panels,) = mixture_excess(*setting, MomentRule("forward", Quadrature(160, 16)))
+    panels = on_panels(0.001, rate, 1 / 0.19)
     np.testing.assert_allclose(found, panels, rtol=0, atol=1e-11)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("noise", [0.111, 0.115, 0.12])
-def test_a_lattice_that_would_end_before_the_bump_is_not_used(noise):
+def test_a_lattice_that_would_end_before_the_bump_is_not_used():
     """There are enough nodes for orders near 1, not for twice the shift."""
-    rate, order = 1e-60, 1.001
+    rate, order, noise = 1e-60, 1.001, 0.111
     found = jde.rdp(sampled(rate, noise), order)
-    setting = np.array([[order - 1], [rate], [1 / noise]])
-    (panels,) = mixture_excess(*setting, MomentRule("forward", Quadrature(160, 16)))
+    panels = on_panels(order - 1, rate, 1 / noise)
     assert found == pytest.approx(np.exp(panels[0]) / (order - 1), rel=1e-8)
 
 
@@ -347,7 +333,6 @@ def test_a_lattice_keeps_its_stated_error(name, is_search):
     [
         (ZeroedGaussianLoss, 1.4e-15, 0.673, 41.94),
         (AntipodalGaussianLoss, 5.2e-15, 0.569, 73.86),
-        (AntipodalGaussianLoss, 2.3e-18, 0.777, 34.95),
     ],
 )
 def test_a_lattice_resolves_peaks_where_all_but_a_trillionth_are_drawn(
@@ -382,16 +367,14 @@ def sampled(rate, noise):
 
 
 @pytest.mark.parametrize("kind, direction", DIRECTED)
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_rates_just_below_one_at_large_orders(kind, direction, count):
+def test_rates_just_below_one_at_large_orders(kind, direction):
     """Almost everybody is drawn, so the probability of being left out decides."""
     rng = np.random.default_rng(4)
     settings = Setting(
-        outer=np.full(4, 0.5),
-        rate=1 - 10 ** rng.uniform(-12, -6, 4),
-        inner=np.full(4, 0.5),
-        noise=rng.uniform(1, 8, 4),
-        num_episodes=np.full(4, 2),
+        outer=np.full(2, 0.5),
+        rate=1 - 10 ** rng.uniform(-12, -6, 2),
+        inner=np.full(2, 0.5),
+        noise=rng.uniform(1, 8, 2),
+        num_episodes=np.full(2, 2),
     )
-    settings = Setting(*(field[:count] for field in settings))
     assert_matches(KINDS[kind], settings, 10 ** rng.uniform(1, 3.5, 2), direction)

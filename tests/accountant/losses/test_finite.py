@@ -1,157 +1,123 @@
-"""Losses with finitely many values: sums over the outcomes themselves."""
+"""Losses with finitely many values, against sums over the outcomes of all steps.
+
+Closed forms, certified ends on a lattice, and its cells.
+"""
 
 import itertools
+import math
 
-import mpmath as mp
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.accountant.losses.finite import FiniteLoss
+from jaxdp_episodic.accountant.methods.certified import lattice, method
+from jaxdp_episodic.accountant.methods.certified.composition import Curve
+from jaxdp_episodic.accountant.numerics.lattice_sums import LatticeSum
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
+LONG = np.longdouble
+ZEROED = {"neighboring_relation": "zero_out"}
 
-def laplace_masses(a, reach, moved=0):
-    """The integer distribution, 50 digits, on -reach … reach."""
-    a = mp.mpf(a)
-    return [
-        mp.exp(-a * abs(x - moved)) * mp.tanh(a / 2) for x in range(-reach, reach + 1)
-    ]
+
+# --- The oracle ---
+
+
+def integer_noise(a, moved, rate):
+    """The outcomes <= 0, 1, ..., >= moved of a Poisson-sampled release."""
+    decay, rate, place = np.exp(-LONG(a)), LONG(rate), np.arange(moved + 1)
+
+    def dist(mean):
+        away = decay ** np.abs(place - mean) / (1 + decay)
+        return np.where((place > 0) & (place < moved), away * (1 - decay), away)
+
+    return (1 - rate) * dist(0) + rate * dist(moved), dist(0)
+
+
+def outcomes(release):
+    """The masses of a release's outcomes with the unit and without it."""
+    match release:
+        case jde.ApproximateDP(epsilon=e):
+            both = np.array([1 / (1 + np.exp(-LONG(e))), 1 / (1 + np.exp(LONG(e)))])
+            return both, both[::-1]
+        case jde.RandomizedResponse(noise_parameter=p, num_buckets=k):
+            p, k = LONG(p), LONG(k)
+            if release.neighboring_relation == "zero_out":
+                one = np.array([1 - p + p / k, p * (k - 1) / k])
+                return one, np.array([1 / k, (k - 1) / k])
+            one = np.array([1 - p + p / k, p / k, p * (k - 2) / k])
+            return one, one[[1, 0, 2]]
+    rate = float(release.sampling_probability)
+    return integer_noise(release.noise_parameter, int(release.sensitivity), rate)
+
+
+def composed(parts):
+    """The outcomes of all steps, by how often each kind occurred."""
+    total = np.ones(1, LONG), np.ones(1, LONG)
+    for release, count in parts:
+        pair = outcomes(release)
+        both = [[], []]
+        every = range(len(pair[0]))
+        for kinds in itertools.combinations_with_replacement(every, count):
+            often = np.bincount(kinds, minlength=len(pair[0])).astype(LONG)
+            ways = LONG(math.factorial(count))
+            ways /= math.prod(math.factorial(int(n)) for n in often)
+            for dist, found in zip(pair, both, strict=True):
+                found.append(ways * np.prod(dist**often))
+        total = tuple(
+            np.multiply.outer(dist, np.array(found)).ravel()
+            for dist, found in zip(total, both, strict=True)
+        )
+    return total
 
 
 def stick(one, two, epsilon):
-    grown = mp.exp(mp.mpf(float(epsilon)))
-    return sum(max(p - grown * q, mp.mpf(0)) for p, q in zip(one, two, strict=True))
-
-
-def moment(one, two, order):
-    """``log E_Q[(P/Q)^order]`` over ``order - 1``."""
-    order = mp.mpf(order)
-    total = sum(p**order * q ** (1 - order) for p, q in zip(one, two, strict=True))
-    return mp.log(total) / (order - 1)
-
-
-def responses(p, k, *, zeroed):
-    p = mp.mpf(p)
-    one = [1 - p + p / k, *[p / k] * (k - 1)]
-    two = [mp.mpf(1) / k] * k if zeroed else [one[1], one[0], *one[2:]]
-    return one, two
-
-
-def dists():
-    with mp.workdps(50):
-        yield jde.RandomizedResponse(0.3, 10), *responses(0.3, 10, zeroed=False)
-        zeroed = jde.RandomizedResponse(0.01, 3, neighboring_relation="zero_out")
-        yield zeroed, *responses(0.01, 3, zeroed=True)
-        for a, moved, rate in ((1e-3, 1, 1.0), (0.5, 3, 1.0), (0.7, 4, 0.2)):
-            release = jde.DiscreteLaplaceRelease(
-                a, sensitivity=moved, sampling_probability=rate
-            )
-            # Beyond the shifts losses are constant, so each tail may be one outcome.
-            reach = moved
-            without = laplace_masses(a, reach)
-            present = laplace_masses(a, reach, moved)
-            for dist, at in ((without, 0), (present, moved)):
-                low = mp.exp(-mp.mpf(a) * (reach + at)) / (1 + mp.exp(-mp.mpf(a)))
-                high = mp.exp(-mp.mpf(a) * (reach - at)) / (1 + mp.exp(-mp.mpf(a)))
-                dist[0], dist[-1] = low, high
-            mixed = [
-                (1 - rate) * q + rate * p for p, q in zip(present, without, strict=True)
-            ]
-            yield release, mixed, without
-
-
-@pytest.mark.parametrize(("release", "one", "two"), list(dists()), ids=range(5))
-def test_one_release_against_the_sum_over_outcomes(release, one, two):
-    with mp.workdps(50):
-        largest = float(max(mp.log(p / q) for p, q in zip(one, two, strict=True)))
-        for epsilon in [0.0, *(largest * np.array([1e-3, 0.3, 0.9, 0.9999]))]:
-            truth = max(stick(one, two, epsilon), stick(two, one, epsilon))
-            found = jde.delta(release, num_steps=1, epsilon=epsilon)
-            assert found == pytest.approx(float(truth), rel=1e-11, abs=1e-300)
-        back = float(max(mp.log(q / p) for p, q in zip(one, two, strict=True)))
-        most = max(largest, back)
-        assert jde.delta(release, num_steps=1, epsilon=1.0001 * most) == 0
-        for order in (1.01, 2.0, 17.5, 300.0):
-            for direction, pair in (("forward", (one, two)), ("backward", (two, one))):
-                truth = float(moment(*pair, order))
-                found = jde.rdp(release, order, direction=direction)
-                assert found == pytest.approx(truth, rel=1e-10)
-        assert jde.rdp(release, np.inf) == pytest.approx(most, rel=1e-11)
-
-
-def test_two_and_three_releases_against_the_sum_over_outcomes():
-    release = jde.RandomizedResponse(0.4, 4, neighboring_relation="zero_out")
-    one, two = (np.array(dist, float) for dist in responses(0.4, 4, zeroed=True))
-    for count in (2, 3):
-        first, second = (
-            np.array([np.prod(c) for c in itertools.product(dist, repeat=count)])
-            for dist in (one, two)
-        )
-        for epsilon in (0.1, 0.5):
-            grown = np.exp(epsilon)
-            truth = max(
-                np.maximum(first - grown * second, 0).sum(),
-                np.maximum(second - grown * first, 0).sum(),
-            )
-            run = {"num_steps": count, "epsilon": epsilon}
-            low, high = jde.delta_interval(release, **run)
-            assert low <= truth * (1 + 1e-12)
-            assert truth <= high * (1 + 1e-12)
-            assert high <= 1.03 * truth
-            value, info = jde.delta(release, return_info=True, **run)
-            assert abs(value - truth) <= (info.error + 1e-12) * value
-            assert jde.delta(release, method="rdp", **run) >= truth
-
-
-def test_several_coordinates_are_dominated_by_one():
-    """``H_g`` of two integer coordinates is at most that of one with their l1 shift."""
-    for a, first, second in ((0.5, 1, 1), (0.5, 1, 2), (1.0, 2, 3), (0.3, 1, 4)):
-        reach = int(40 / a)
-        base, *moved = (
-            np.array([float(m) for m in laplace_masses(a, reach, at)])
-            for at in (0, first, second)
-        )
-        one = jde.DiscreteLaplaceRelease(a, sensitivity=first + second)
-        for epsilon in np.linspace(0, a * (first + second), 7):
-            dist = np.outer(*moved) - np.exp(epsilon) * np.outer(base, base)
-            truth = np.maximum(dist, 0).sum()
-            assert truth <= jde.delta(one, num_steps=1, epsilon=epsilon) + 1e-12
-
-
-def test_extreme_settings():
-    run = {"num_steps": 3, "delta": 1e-6}
-    for nothing in (
-        jde.RandomizedResponse(1.0, 5),
-        jde.RandomizedResponse(0.0, 1),
-        jde.DiscreteLaplaceRelease(0.5, sampling_probability=0.0),
-    ):
-        for method in ("exact", "pld", "rdp"):
-            assert jde.epsilon(nothing, method=method, **run) == 0
-    for everything in (
-        jde.RandomizedResponse(0.0, 2),
-        jde.DiscreteLaplaceRelease(0.0),
-        jde.DiscreteLaplaceRelease(np.inf),
-    ):
-        assert np.isinf(jde.epsilon(everything, **run))
-    doubled = jde.DiscreteLaplaceRelease(0.5, neighboring_relation="replace_one")
-    twice = jde.DiscreteLaplaceRelease(0.5, sensitivity=2)
-    assert jde.rdp(doubled, 3.0) == jde.rdp(twice, 3.0)
-    # Different lengths in one run: the shorter one is padded.
-    response = jde.RandomizedResponse(0.5, 4)
-    twice = doubled
-    mixed = jde.compose((twice, 1), (response, 1))
-    parts = jde.rdp(twice, 4.0) + jde.rdp(response, 4.0)
-    assert jde.rdp(mixed, 4.0) == pytest.approx(parts, rel=1e-13)
-    assert jde.epsilon(mixed, delta=0) == pytest.approx(
-        float(
-            sum(dominating_pair(s).largest_loss(backward=False)[0] for s in mixed.steps)
-        ),
-        rel=1e-11,
+    """The larger of both directions."""
+    grown = np.exp(LONG(epsilon))
+    return max(
+        np.maximum(one - grown * two, 0).sum(), np.maximum(two - grown * one, 0).sum()
     )
-    with pytest.raises(NotImplementedError, match="sensitivity must be at most 1,000"):
-        jde.DiscreteLaplaceRelease(1.0, sensitivity=1001)
-    with pytest.raises(NotImplementedError, match="add_remove.*no theorem"):
-        jde.RandomizedResponse(0.5, 3, neighboring_relation="add_remove")
+
+
+def epsilon_of(one, two, delta):
+    low, high = LONG(0), LONG(1000)
+    if stick(one, two, low) <= delta:
+        return 0.0
+    for _ in range(90):
+        middle = (low + high) / 2
+        low, high = (middle, high) if stick(one, two, middle) > delta else (low, middle)
+    return float(high)
+
+
+# --- One release ---
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        jde.RandomizedResponse(0.3, 10),
+        jde.RandomizedResponse(0.01, 3, **ZEROED),
+        jde.DiscreteLaplaceRelease(1e-3),
+        jde.DiscreteLaplaceRelease(0.5, sensitivity=3),
+        jde.DiscreteLaplaceRelease(0.7, sensitivity=4, sampling_probability=0.2),
+    ],
+    ids=range(5),
+)
+def test_one_release(release):
+    one, two = outcomes(release)
+    largest = float(np.log((one / two).max()))
+    for epsilon in [0.0, *(largest * np.array([1e-3, 0.3, 0.9, 0.9999]))]:
+        found = jde.delta(release, num_steps=1, epsilon=epsilon)
+        truth = float(stick(one, two, epsilon))
+        assert found == pytest.approx(truth, rel=1e-11, abs=1e-300)
+    most = max(largest, float(np.log((two / one).max())))
+    assert jde.delta(release, num_steps=1, epsilon=1.0001 * most) == 0
+    assert jde.rdp(release, np.inf) == pytest.approx(most, rel=1e-11)
+    for order in map(LONG, (1.01, 2.0, 17.5, 300.0)):
+        for direction, (p, q) in (("forward", (one, two)), ("backward", (two, one))):
+            truth = np.log((p**order * q ** (1 - order)).sum()) / (order - 1)
+            found = jde.rdp(release, float(order), direction=direction)
+            assert found == pytest.approx(float(truth), rel=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +125,7 @@ def test_extreme_settings():
     [
         (
             jde.DiscreteLaplaceRelease(
-                0.017344859873585684,
-                sensitivity=1,
-                sampling_probability=0.08208089952838254,
-                neighboring_relation="zero_out",
+                0.017344859873585684, sampling_probability=0.08208089952838254, **ZEROED
             ),
             0.001435069969316183,
             2.2335883e-13,
@@ -180,3 +143,229 @@ def test_near_the_largest_loss_rounding_of_losses_is_charged(release, epsilon, t
     value, info = jde.delta(release, epsilon=epsilon, num_steps=1, return_info=True)
     # The error of delta is relative; poorly known values are raised by it.
     assert -1e-8 <= value / truth - 1 <= 2 * info.error <= 0.01
+
+
+def test_several_coordinates_are_dominated_by_one():
+    """``H_g`` of two integer coordinates is at most that of one with their l1 shift."""
+    for a, first, second in ((0.5, 1, 2), (1.0, 2, 3), (0.3, 1, 4)):
+        place = np.arange(-int(40 / a), int(40 / a) + 1)
+        base, *moved = (
+            np.exp(-a * np.abs(place - at)) * np.tanh(a / 2)
+            for at in (0, first, second)
+        )
+        one = jde.DiscreteLaplaceRelease(a, sensitivity=first + second)
+        for epsilon in np.linspace(0, a * (first + second), 7):
+            dist = np.outer(*moved) - np.exp(epsilon) * np.outer(base, base)
+            truth = np.maximum(dist, 0).sum()
+            assert truth <= jde.delta(one, num_steps=1, epsilon=epsilon) + 1e-12
+
+
+def test_extreme_settings():
+    run = {"num_steps": 3, "delta": 1e-6}
+    for nothing in (
+        jde.RandomizedResponse(1.0, 5),
+        jde.RandomizedResponse(0.0, 1),
+        jde.DiscreteLaplaceRelease(0.5, sampling_probability=0.0),
+    ):
+        for how in ("exact", "pld", "rdp"):
+            assert jde.epsilon(nothing, method=how, **run) == 0
+    for everything in (
+        jde.RandomizedResponse(0.0, 2),
+        jde.DiscreteLaplaceRelease(0.0),
+        jde.DiscreteLaplaceRelease(np.inf),
+    ):
+        assert np.isinf(jde.epsilon(everything, **run))
+    doubled = jde.DiscreteLaplaceRelease(0.5, neighboring_relation="replace_one")
+    twice = jde.DiscreteLaplaceRelease(0.5, sensitivity=2)
+    assert jde.rdp(doubled, 3.0) == jde.rdp(twice, 3.0)
+    # Different lengths in one run: the shorter one is padded.
+    response = jde.RandomizedResponse(0.5, 4)
+    mixed = jde.compose((doubled, 1), (response, 1))
+    parts = jde.rdp(doubled, 4.0) + jde.rdp(response, 4.0)
+    assert jde.rdp(mixed, 4.0) == pytest.approx(parts, rel=1e-13)
+    largest = (dominating_pair(s).largest_loss(backward=False)[0] for s in mixed.steps)
+    assert jde.epsilon(mixed, delta=0) == pytest.approx(float(sum(largest)), rel=1e-11)
+    with pytest.raises(NotImplementedError, match="sensitivity must be at most 1,000"):
+        jde.DiscreteLaplaceRelease(1.0, sensitivity=1001)
+    with pytest.raises(NotImplementedError, match="add_remove.*no theorem"):
+        jde.RandomizedResponse(0.5, 3, neighboring_relation="add_remove")
+
+
+# --- Several: few losses are summed ---
+
+
+RUNS = {
+    "claims": [(jde.ApproximateDP(1.0), 2), (jde.ApproximateDP(0.3), 3)],
+    "answers": [(jde.RandomizedResponse(0.4, 5), 2), (jde.ApproximateDP(2.0), 1)],
+    "zeroed": [(jde.RandomizedResponse(0.4, 4, **ZEROED), 3)],
+    "counts": [
+        (jde.DiscreteLaplaceRelease(1.0, sensitivity=2, sampling_probability=0.2), 2),
+        (jde.ApproximateDP(0.5), 2),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_few_losses_are_summed(name):
+    run, dists = jde.compose(*RUNS[name]), composed(RUNS[name])
+    for epsilon in (0.0, 0.7, 1.9):
+        truth = float(stick(*dists, epsilon))
+        value, info = jde.delta(run, epsilon=epsilon, return_info=True)
+        assert value == pytest.approx(truth, rel=1e-12)
+        assert abs(value / truth - 1) <= info.error + 3e-16
+        low, high = jde.delta_interval(run, epsilon=epsilon)
+        assert low <= truth <= high <= low * (1 + 1e-11)
+        assert jde.epsilon(run, delta=truth) == pytest.approx(epsilon, abs=1e-10)
+        assert jde.delta(run, epsilon=epsilon, method="rdp") >= truth
+
+
+def test_pure_epsilons_add_up():
+    # Dwork, Rothblum, Vadhan (2010): no loss exceeds the sum.
+    run = jde.compose((jde.ApproximateDP(1.0), 1), (jde.ApproximateDP(2.0), 1))
+    assert jde.delta(run, epsilon=3.0) == 0
+    assert jde.delta(run, epsilon=np.nextafter(3.0, 0)) > 0
+    assert 3.0 <= jde.epsilon(run, delta=0.0) <= 3 * (1 + 2e-12)
+    failing = jde.compose(
+        (jde.ApproximateDP(1.0, 0.1), 1), (jde.ApproximateDP(2, 0.2), 1)
+    )
+    assert 0.28 <= jde.delta(failing, epsilon=3.0) <= 0.28 * (1 + 1e-14)
+
+
+def test_many_losses_are_integrated():
+    parts = [(jde.ApproximateDP(0.1 * (i + 1)), 3) for i in range(6)]
+    value, info = jde.epsilon(jde.compose(*parts), delta=1e-3, return_info=True)
+    assert info.error < 1e-2 * value
+    assert jde.epsilon(jde.compose(*parts[:5]), delta=1e-3) < value
+
+
+def test_an_epsilon_of_zero_within_rounding_is_not_certain():
+    run = jde.compose((jde.ApproximateDP(1.0), 1), (jde.ApproximateDP(0.5), 1))
+    at_zero = float(jde.delta(run, epsilon=0.0))
+    answer, info = jde.epsilon(run, delta=at_zero, return_info=True)
+    assert answer + info.error > 0
+    assert jde.epsilon_interval(run, delta=at_zero)[1] > 0
+    # Well above it there is no doubt.
+    assert jde.epsilon_interval(run, delta=at_zero + 1e-9) == (0, 0)
+
+
+# --- The same on a lattice ---
+
+
+@pytest.fixture
+def by_lattice(monkeypatch):
+    """Makes finite losses be composed on a lattice, not summed."""
+    monkeypatch.setattr(
+        method, "have_closed_form", lambda run: np.zeros(run.shape, bool)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("by_lattice")
+def test_many_random_runs():
+    rng = np.random.default_rng(4)
+    for _ in range(100):
+        p, buckets = np.exp(rng.uniform(np.log(1e-3), 0)), int(rng.integers(2, 400))
+        a, moved = np.exp(rng.uniform(np.log(0.02), np.log(5))), int(rng.integers(1, 4))
+        rate = 1.0 if rng.random() < 0.3 else np.exp(rng.uniform(np.log(1e-4), 0))
+        steps = (
+            jde.RandomizedResponse(float(p), buckets, **ZEROED),
+            jde.DiscreteLaplaceRelease(
+                float(a), sensitivity=moved, sampling_probability=float(rate), **ZEROED
+            ),
+        )
+        parts = [(step, int(rng.integers(1, 7))) for step in steps]
+        run, (one, two) = jde.compose(*parts), composed(parts)
+        delta = float(np.exp(rng.uniform(np.log(1e-12), np.log(0.2))))
+        truth = epsilon_of(one, two, delta)
+        low, high = jde.epsilon_interval(run, delta=delta)
+        assert low <= truth * (1 + 1e-15) and truth * (1 - 1e-15) <= high
+        assert high - low <= max(2e-3 * truth, 1e-4)
+        largest = float(np.log(max((one / two).max(), (two / one).max())))
+        epsilon = float(rng.uniform(0, largest))
+        truth = float(stick(one, two, epsilon))
+        low, high = jde.delta_interval(run, epsilon=epsilon)
+        assert low <= truth * (1 + 1e-13) and truth * (1 - 1e-13) <= high
+        # float64 ends
+        assert truth < 1e-200 or high - low <= 0.02 * truth
+
+
+@pytest.mark.usefixtures("by_lattice")
+def test_a_pair_whose_ends_once_crossed():
+    """Regression: weights of a cell 400 nats below overflowed; the upper end was 0."""
+    first = jde.RandomizedResponse(0.00424, 28, **ZEROED)
+    second = jde.DiscreteLaplaceRelease(
+        2.24, sensitivity=2, sampling_probability=0.15, **ZEROED
+    )
+    parts = [(first, 1), (second, 1)]
+    low, high = jde.epsilon_interval(jde.compose(*parts), delta=0.01)
+    assert low <= epsilon_of(*composed(parts), 0.01) <= high <= low + 1e-3
+
+
+@pytest.mark.parametrize(
+    "noise, rate, steps, delta",
+    [
+        # The largest loss is a lattice point up to rounding.
+        (6.632110241316791, 0.15088006552502645, 37_235, 3.7e-7),
+        # All losses are far closer to each other than lattice points are.
+        (0.01, 1.0, 100_000, 1e-6),
+    ],
+)
+def test_ends_of_atoms_are_near(noise, rate, steps, delta):
+    release = jde.DiscreteLaplaceRelease(noise, sampling_probability=rate)
+    low, high = jde.epsilon_interval(release, num_steps=steps, delta=delta)
+    assert 0 <= high - low <= 1e-4 * low
+
+
+@pytest.mark.parametrize("spacing", [1e-3, 1.0, 404.4, 3000.0])
+@pytest.mark.parametrize("tilt", [0.3, 400.0])
+def test_an_atom_is_resolved_for_any_cell_width(spacing, tilt):
+    """All mass at the loss 3: delta is ``1 - e^(epsilon - 3)``."""
+    cells = np.zeros(256)
+    cells[127] = 1.0
+    start, log_delta = 3.0 - 127 * spacing, math.log(0.01)
+    truth = 3 + math.log1p(-0.01)
+    whole = LatticeSum(
+        cells, (0.0, 0.0), (0.0, 0.0), start, spacing, tilt, 3 * tilt, 0.0, 0.0
+    )
+    with np.errstate(all="ignore"):
+        curve = Curve.of(whole, 0.0, up=True)
+        near = curve.estimated_epsilon(log_delta, 2.5)
+        high = curve.epsilon(log_delta, near)
+        low = Curve.of(whole, 0.0, up=False).epsilon(log_delta, near)
+        assert low <= truth <= high <= 3 * (1 + 1e-12)
+        # Overflow loses information, on the safe side.
+        broken = Curve.of(whole._replace(rounding=(math.inf, math.inf)), 0.0, up=True)
+        assert broken.epsilon(-4.6, 2.5) >= truth
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3, 6, -2, 9])
+def test_an_upper_distribution_keeps_all_mass(zero):
+    """For 0 at a grid point, at a point that splits a bin, or outside."""
+    losses = np.array([-0.9, 0.0, 0.4, 1.2])
+    mass = np.array([0.3, 1e-7, 0.35, 0.0])
+    weights = mass * np.exp(-losses)
+    # the last atom completes both distributions to 1
+    rest, rest_without = 1 - mass.sum(), 1 - weights.sum()
+    losses[-1], mass[-1] = math.log(rest / rest_without), rest
+    loss = FiniteLoss(
+        np.float64(1.0), tuple(map(np.float64, losses)), tuple(np.log(mass))
+    )
+    points = 0.3 * (np.arange(7) - zero)
+    ((own, other),) = lattice.evaluate_tails([loss], [points])
+    by_tails = lattice.bin_masses(points, own, other)
+    by_atoms = lattice.bins_of_values(points, loss, backward=False)
+    for dist in (by_tails, by_atoms):
+        masses, infinite = lattice.upper_masses(points, dist)
+        masses = lattice.joined_bins(points, masses)
+        assert masses.sum() + infinite == pytest.approx(1.0, abs=1e-11)
+        assert masses.sum() + infinite >= 1 - 1e-15
+        grid = points[::2]
+        for epsilon in np.linspace(-1, 2, 31):
+            truth = mass @ np.maximum(-np.expm1(epsilon - losses), 0)
+            found = masses @ np.maximum(-np.expm1(epsilon - grid), 0) + infinite
+            if epsilon >= grid[0]:
+                assert found >= truth - 1e-15
+    assert np.allclose(by_tails.top, by_atoms.top, atol=1e-11)
+    # an atom at the last point counts as above it
+    above = by_tails.above + (points[-1] == 0) * by_tails.atom
+    assert above == pytest.approx(by_atoms.above, abs=1e-14)

@@ -70,13 +70,7 @@ def divergences(parts, u):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "mixture",
-    [
-        pytest.param(mixture, marks=[pytest.mark.slow] * (i in (1, 2, 5)))
-        for i, mixture in enumerate(MIXTURES)
-    ],
-)
+@pytest.mark.parametrize("mixture", MIXTURES)
 def test_profiles_of_both_directions(mixture):
     points = np.array([0.0, 1e-9, 0.05, 2.0, 10.0])
     (forward, _), (backward, _) = dominating_pair(release(*mixture)).log_tails(points)
@@ -110,8 +104,8 @@ def test_a_rare_large_shift_counts(moved, chance, u):
             assert found[0] == pytest.approx(log_truth, rel=1e-13)
 
 
-@pytest.mark.parametrize("order", [1.2, 2.0, 7.3])
-@pytest.mark.parametrize("mixture", [MIXTURES[1], MIXTURES[4], MIXTURES[6]])
+@pytest.mark.parametrize("order", [1.2, 7.3])
+@pytest.mark.parametrize("mixture", [MIXTURES[i] for i in (1, 4, 6)])
 def test_moments_of_both_directions(mixture, order):
     moved, chance, rate = (np.array(a) for a in mixture)
     low = -30.0 - (order - 1) * moved.max()

@@ -22,16 +22,12 @@ def loss_of(rate, shift):
     return LaplaceLoss(ONE, rate * ONE, shift * ONE)
 
 
-def _excess(t, loss, *, direction):
-    return loss.log_excess(t, MomentRule(direction, Quadrature(32, 16)))
+log_tails = float64_boundary(lambda u, loss: loss.log_tails(u))
 
 
-def _tails(u, loss):
-    return loss.log_tails(u)
-
-
-log_excess = float64_boundary(_excess, static=("direction",))
-log_tails = float64_boundary(_tails)
+def log_excess(t, loss, direction):
+    rule = MomentRule(direction, Quadrature(32, 16))
+    return float64_boundary(lambda t, loss: loss.log_excess(t, rule))(t, loss)
 
 
 def integrated(rate, shift, function, breaks):
@@ -78,7 +74,7 @@ def test_moments_against_integration(direction):
                     [*places, shift / 2],
                 )
             )
-        (found,) = log_excess(t * ONE, loss_of(rate, shift), direction=direction)
+        (found,) = log_excess(t * ONE, loss_of(rate, shift), direction)
         assert abs(found[0] - float(expected)) < 1e-11, (rate, shift, t)
 
 
@@ -101,7 +97,7 @@ def exact_tails(rate, shift, u, backward):
 
 @pytest.mark.parametrize("backward", [0, 1])
 def test_tails_against_fifty_digits(backward):
-    for rate, shift, rng in settings(2, 200):
+    for rate, shift, rng in settings(2, 100):
         loss = loss_of(rate, shift)
         top = float(loss.largest_loss(backward=bool(backward))[0])
         share = rng.choice([0, 10 ** rng.uniform(-10, 0), 1 - 10 ** rng.uniform(-6, 0)])
@@ -165,10 +161,8 @@ def test_rdp_against_the_closed_form():
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "delta"),
     [
-        pytest.param(2.0, 1.0, 100, 1e-5, marks=pytest.mark.slow),
-        pytest.param(1.0, 0.1, 300, 1e-6, marks=pytest.mark.slow),
-        pytest.param(5.0, 0.5, 30, 1e-4, marks=pytest.mark.slow),
         (2.0, 0.5, 4, 1e-4),
+        pytest.param(1.0, 0.1, 300, 1e-6, marks=pytest.mark.slow),
     ],
 )
 def test_epsilon_against_dp_accounting(noise, rate, steps, delta):
@@ -191,28 +185,6 @@ def test_epsilon_against_dp_accounting(noise, rate, steps, delta):
     value, info = jde.epsilon(step, return_info=True, **run)
     if not info.is_certified_bound:
         assert ends[0] * (1 - 1e-6) <= value <= ends[1] * (1 + 1e-6)
-
-
-# Every kind of part; sampled ones are compared with dp_accounting above.
-EVERY_KIND = jde.compose(
-    (jde.LaplaceRelease(2.0), 2),
-    (jde.ApproximateDP(0.1, 1e-8), 2),
-    (jde.ZeroConcentratedDP(0.05, is_gaussian=True), 2),
-)
-
-
-def test_methods_agree():
-    delta, run = 1e-5, EVERY_KIND
-    lower, upper = jde.epsilon_interval(run, delta=delta)
-    value, info = jde.epsilon(run, delta=delta, return_info=True)
-    assert lower <= value + info.error
-    assert value <= upper * (1 + 1e-12)
-    assert upper <= jde.epsilon(run, delta=delta, method="rdp") * (1 + 1e-9)
-    assert upper - lower <= 0.02 * upper
-    back, back_info = jde.delta(run, epsilon=value, return_info=True)
-    slack = 1e-5 + back_info.error + 50 * info.error
-    if not info.is_certified_bound:
-        assert back == pytest.approx(delta, rel=slack)
 
 
 def test_a_single_release_has_a_closed_form():

@@ -22,8 +22,6 @@ from jaxdp_episodic.accountant.losses.people import (
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
-from jaxdp_episodic.accountant.methods.exact.solver import ContourSolver
-from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
 from jaxdp_episodic.accountant.questions.worst_path import answer
 from oracles import people as oracle
@@ -70,24 +68,10 @@ SETTINGS = {
     "frames, rare": (frames, 4, 1e-4, 1e-3, 1.0),
     "coins": (people, 0.3, 1.0, 1e-4, [6], [1.0]),
     "exchanged": (exchanged, 0.8, reached(4, 0.2), 0.6),
-    "exchanged, seldom": (exchanged, 0.3, reached(3, 0.02), 1.5),
     "drawn surely": (exchanged, 1.0, reached(3, 0.3), 0.5),
-    "unequal": (people, [0.0, 0.3, 0.7, 0.5], 1.0, 0.8, [1, 2, 2, 5], [0.2] * 4),
-    "unequal, exchanged": (
-        people,
-        [0.1, 0.6, 1.0],
-        0.8,
-        0.6,
-        [4, 1, 2],
-        [0.3, 0.3, 0.2],
-    ),
+    "unequal": (people, [0.0, 0.3, 1.0, 0.5], 0.8, 0.6, [1, 2, 2, 5], [0.2] * 4),
     "nothing hidden": (people, 1.0, 1.0, 0.4, [0, 1, 3], [0.5, 0.3, 0.2]),
 }
-
-
-def setting(kind, name):
-    make, *given = SETTINGS[name]
-    return make(kind, *given)
 
 
 def tail(x):
@@ -152,7 +136,8 @@ def definition(loss, u, *, backward):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_profiles_of_both_directions(kind, name):
-    loss, points = setting(kind, name), np.array([0.0, 1e-6, 0.05, 0.7, 6.0])
+    make, *given = SETTINGS[name]
+    loss, points = make(kind, *given), np.array([0.0, 1e-6, 0.05, 0.7, 6.0])
     with np.errstate(all="ignore"):
         both = loss.log_tails(points)
     for backward, found in enumerate(both[: 2 - loss.is_symmetric]):
@@ -185,11 +170,10 @@ def test_a_count_without_density_at_a_loss(kind, q, s, count, u):
     assert np.all(np.abs(np.concatenate(found) - logs) < off)
 
 
-ONE_UNIT = [(0.25, 1.0, 0.5), (0.25, 0.4, 0.5), (1.0, 0.3, 1.0), (0.9, 0.6, 3.0)]
-
-
 @pytest.mark.parametrize("kind, row", [*zip(KINDS, ROWS, strict=True)])
-@pytest.mark.parametrize("p, r, s", ONE_UNIT)
+@pytest.mark.parametrize(
+    "p, r, s", [(0.25, 1.0, 0.5), (1.0, 0.3, 1.0), (0.9, 0.6, 3.0)]
+)
 def test_one_unit_is_the_row_of_an_example(kind, row, p, r, s):
     loss, same = (
         exchanged(kind, p, [1 - r, r], s),
@@ -244,13 +228,7 @@ def test_a_hidden_coin_is_in_the_mixtures(setting):
 @pytest.mark.parametrize(
     ("setting", "steps"),
     fast_and_slow(
-        [
-            (UNITS[0], 500.0),
-            (UNITS[1], 10.0),
-            (UNITS[1], 200.0),
-            ((0.9, 0.5, 1.0, [3], [1.0]), 20.0),
-        ],
-        lambda _, steps: steps == 10.0,
+        [(UNITS[1], 10.0), (UNITS[0], 500.0)], lambda _, steps: steps == 10.0
     ),
 )
 def test_steps_with_a_hidden_coin_are_within_certified_ends(setting, steps):
@@ -287,7 +265,7 @@ def test_no_units_lose_nothing():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shift", [50.0, 1e10, 1e30, 1e65, 1e100])
+@pytest.mark.parametrize("shift", [50.0, 1e30, 1e100])
 def test_with_little_noise_any_contribution_is_evident(kind, shift):
     run = Run((frames(kind, 5, 0.8, 0.3, shift),), (np.ones(1),))
     question = DeltaAt(np.ones(1))
@@ -299,7 +277,7 @@ def test_with_little_noise_any_contribution_is_evident(kind, shift):
 def test_forward_is_the_larger_profile_at_every_loss():
     """docs/proofs.md, "Moments": otherwise a bound by its moment would be too small."""
     rng = np.random.default_rng(0)
-    for _ in range(40):
+    for _ in range(15):
         number = rng.integers(1, 4)
         counts = np.sort(rng.integers(1, 12, number))
         cover = rng.choice([1.0, rng.uniform(0.01, 1)])
@@ -317,17 +295,8 @@ def test_forward_is_the_larger_profile_at_every_loss():
         assert moments[1] <= moments[0] + 1e-10
 
 
-def composed(loss, count, *, backward):
-    """Epsilon at delta 1e-5 of one direction, and its error."""
-    question, run = EpsilonAt(np.log([1e-5])), Run((loss,), (np.array([count]),))
-    bound, order = rdp_bound(question, run, loose=True)
-    nothing = np.full(1, -np.inf)
-    solver = ContourSolver(question, run, bound, order, question.target, nothing)
-    value, error = solver.solve(np.ones(1, bool), backward=backward)
-    return value[0], error[0]
-
-
 def test_large_shifts_get_enough_nodes():
     loss = exchanged(PeopleLoss, 0.8, reached(5, 0.5), 3.0)
-    epsilon, error = composed(loss, 10, backward=False)
-    assert error < 1e-6 * epsilon
+    question, run = EpsilonAt(np.log([1e-5])), Run((loss,), (np.array([10.0]),))
+    found = exact_answer(question, run, certify=False)
+    assert found.error < 1e-6 * found.value

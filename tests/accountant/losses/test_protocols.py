@@ -31,6 +31,12 @@ from oracles.mechanisms import SHIPPED, SIZE, concrete_kinds
 METHODS = ("rdp", "exact", "pld")
 
 
+def shipped(*protocols, but=()):
+    kinds = [kind for kind in SHIPPED if all(issubclass(kind, p) for p in protocols)]
+    kinds = [kind for kind in kinds if not issubclass(kind, but)]
+    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.__name__)
+
+
 @dataclass(frozen=True)
 class ProfileAlone(Profile):
     """The Gaussian mechanism with its profile only."""
@@ -69,25 +75,19 @@ def run_of(kind, *, steps=1.0):
     return Run((kind(np.ones(1), np.ones(1)),), (np.full(1, steps),))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_mechanisms_without_moments_are_refused_by_name(method):
-    with pytest.raises(
-        NotImplementedError, match=f"ProfileAlone lacks Moments.*{method}"
-    ):
-        run_of(ProfileAlone).refuse(method)
-
-
-@pytest.mark.parametrize("method", METHODS[1:])
-def test_mechanisms_with_moments_only_are_refused_by_name(method):
+def test_mechanisms_without_a_protocol_are_refused_by_name():
     run_of(MomentsAlone).refuse("rdp")
-    with pytest.raises(NotImplementedError, match="MomentsAlone is known by its Rényi"):
-        run_of(MomentsAlone).refuse(method)
-
-
-@pytest.mark.parametrize("lacking", [Profile, Moments, Nodes])
-def test_a_protocol_without_its_method_cannot_be_instantiated(lacking):
-    with pytest.raises(TypeError, match="abstract"):
-        lacking(np.ones(1))
+    for method in METHODS:
+        message = f"ProfileAlone lacks Moments.*{method}"
+        with pytest.raises(NotImplementedError, match=message):
+            run_of(ProfileAlone).refuse(method)
+    for method in METHODS[1:]:
+        message = "MomentsAlone is known by its Rényi"
+        with pytest.raises(NotImplementedError, match=message):
+            run_of(MomentsAlone).refuse(method)
+    for lacking in (Profile, Moments, Nodes):
+        with pytest.raises(TypeError, match="abstract"):
+            lacking(np.ones(1))
 
 
 def test_profile_and_moments_are_enough():
@@ -133,11 +133,7 @@ def test_every_mechanism_is_listed_and_states_its_symmetry():
     assert all(isinstance(vars(kind).get("is_symmetric"), bool) for kind in kinds)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind for kind in SHIPPED if issubclass(kind, Profile)],
-    ids=lambda kind: kind.__name__,
-)
+@shipped(Profile)
 def test_symmetric_mechanisms_have_equal_profiles(kind):
     loss, thresholds = SHIPPED[kind], np.array([1e-6, 1e-3, 0.03, 0.3, 1.0, 4.0])
     with np.errstate(all="ignore"):  # as the engine calls it
@@ -149,7 +145,7 @@ def test_symmetric_mechanisms_have_equal_profiles(kind):
         assert not np.allclose(np.exp(forward), np.exp(backward), rtol=1e-6, atol=0)
 
 
-ORDERS = np.array([1.01, 1.1, 1.5, 2.0, 3.5, 8.0, 32.0, 200.0, 1000.0])
+ORDERS = np.array([1.01, 1.5, 2.0, 8.0, 200.0, 1000.0])
 QUADRATURE = Quadrature(32, 16)
 
 
@@ -159,11 +155,7 @@ def excess(loss, t, direction):
         return loss.log_excess(np.full(loss.shape, t), rule)[0]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind for kind in SHIPPED if issubclass(kind, Moments)],
-    ids=lambda kind: kind.__name__,
-)
+@shipped(Moments)
 def test_forward_is_the_larger_moment_where_stated(kind):
     """Method "rdp" uses the forward moment only, so otherwise epsilon is too small."""
     loss = SHIPPED[kind]
@@ -186,20 +178,10 @@ def test_forward_is_the_larger_moment_where_stated(kind):
             assert np.all(least >= expected * (1 - 2e-10))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind
-        for kind in SHIPPED
-        if issubclass(kind, Moments)
-        and issubclass(kind, Profile)
-        and not issubclass(kind, AllocatedLoss)
-    ],
-    ids=lambda kind: kind.__name__,
-)
+@shipped(Moments, Profile, but=AllocatedLoss)
 def test_moments_are_those_of_the_profiles_in_either_direction(kind):
     """Formula (1) of docs/theory.md, by a trapezoidal rule accurate to 1e-3."""
-    size = SIZE // 2  # the first half has all kinds of settings
+    size = SIZE // 3  # the first of them are of all kinds
     loss = SHIPPED[kind].map(lambda a: np.broadcast_to(a, (SIZE,))[:size])
     near, far = np.geomspace(1e-11, 1, 2500), np.arange(1, 60, 0.03)[1:]
     u = np.concatenate([[0.0], near, far])

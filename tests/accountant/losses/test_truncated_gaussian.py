@@ -82,7 +82,6 @@ def test_no_small_data_set_exceeds_the_bound(relation, rate, batch):
 def test_weights_against_fifty_digits():
     for n, b, q in (
         (5, 2, 0.3),
-        (1000, 60, 0.05),
         (1000, 10, 0.05),
         (10**6, 1100, 1e-3),
     ):
@@ -168,10 +167,7 @@ def test_a_batch_of_the_population_size_is_never_truncated():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "is_composed", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
-def test_a_batch_of_exactly_all_gets_a_certified_end(is_composed):
+def test_a_batch_of_exactly_all_gets_a_certified_end():
     """Regression: one of its two paths has no nodes, which raised an error."""
     release = jde.TruncatedPoissonRelease(
         2.0, sampling_probability=0.3, batch_size=5, population=5
@@ -179,17 +175,15 @@ def test_a_batch_of_exactly_all_gets_a_certified_end(is_composed):
     poisson = jde.GaussianStep(
         jde.Poisson("x", sampling_probability=0.1), noise_multiplier=3.0
     )
-    step = jde.compose((release, 1), (poisson, 4)) if is_composed else release
-    run = {"step": step, "num_steps": 2}
-    low, high = jde.epsilon_interval(**run, delta=1e-4)
-    found, info = jde.epsilon(**run, delta=1e-4, return_info=True)
-    assert info.is_certified_bound and low < found <= high < low * (1 + 1e-3)
-    assert 0 < info.error <= high - low
-    delta, info = jde.delta(**run, epsilon=found, return_info=True)
-    assert info.is_certified_bound and 0.999e-4 < delta < 1.001e-4
-    alone = jde.epsilon(release, num_steps=2, delta=1e-4)
-    assert alone == pytest.approx(0.99772, 1e-5)
-    assert found > alone if is_composed else found == alone
+    values = []
+    for step in (release, jde.compose((release, 1), (poisson, 4))):
+        run = {"step": step, "num_steps": 2, "delta": 1e-4}
+        low, high = jde.epsilon_interval(**run)
+        found, info = jde.epsilon(**run, return_info=True)
+        assert info.is_certified_bound and low < found <= high < low * (1 + 1e-3)
+        assert 0 < info.error <= high - low
+        values.append(found)
+    assert 0.99772 == pytest.approx(values[0], 1e-5) and values[0] < values[1]
 
 
 def test_no_draw_and_no_noise():

@@ -8,7 +8,6 @@ import pytest
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.losses.finite import FiniteLoss
 from jaxdp_episodic.accountant.losses.laplace import LaplaceLoss
-from jaxdp_episodic.accountant.losses.randomized_response import RandomizedResponseLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.adaptive import method
 from jaxdp_episodic.accountant.methods.adaptive.method import (
@@ -56,11 +55,6 @@ def rule_graph(rules, names, prices, budget):
     return explored([start], moves, lambda state: budget - state[0])[0]
 
 
-def responses(epsilon, count=1):
-    loss = RandomizedResponseLoss(ONE, np.array([epsilon]), np.zeros(1))
-    return Run((loss,), (np.array([float(count)]),))
-
-
 THREE = [gaussian(noise, 0.1) for noise in (1.5, 2.2, 3.3)]
 LAPLACE = [gaussian(2.0, 0.1), laplace(0.2)]
 QUERIES = [gaussian(1.5, 0.1), gaussian(3.0, 0.1), gaussian(20.0, 1.0), laplace(0.1)]
@@ -71,25 +65,16 @@ HALF = [gaussian(4.0, 0.5), gaussian(8.0, 0.5)]
 # options, prices, budget, backward, epsilon, delta's ends on a lattice of 1e-4
 REFERENCE = [
     (THREE, (15, 5, 2), 60, False, 0.5, 7.901474295803627e-4, 7.901483177401149e-4),
-    (THREE, (15, 5, 2), 60, False, 1.0, 7.362361306309763e-6, 7.362368225761439e-6),
     (THREE, (15, 5, 2), 60, True, 0.5, 3.4495823049880685e-5, 3.449668509382135e-5),
-    (HALF, (4, 1), 40, True, 0.5, 0.024161441822582796, 0.024161469626781135),
     (HALF, (4, 1), 40, True, 1.5, 1.0283832764255806e-5, 1.0283897853686483e-5),
-    (LAPLACE, (1, 3), 12, False, 0.25, 0.07366063389211598, 0.07366064286934673),
     (LAPLACE, (1, 3), 12, False, 1.0, 1.4364592370622323e-5, 1.4364621097593808e-5),
-    (QUERIES, (8, 2, 3, 6), 40, False, 0.5, 2.544186028701e-3, 2.544187897857e-3),
     (QUERIES, (8, 2, 3, 6), 40, False, 1.0, 1.8789730193e-5, 1.8789742578e-5),
     (QUERIES, (8, 2, 3, 6), 40, True, 1.0, 1.412031748860e-9, 1.412073502660e-9),
-    (RUNS, (3, 2, 2), 7, False, 2.0, 1.3629840530483081e-5, 1.362995220175511e-5),
     (RUNS, (3, 2, 2), 7, True, 1.0, 3.355173759898403e-4, 3.3551758999663046e-4),
     (RUNS, (3, 2, 2), 7, True, 2.0, 5.920439545550092e-10, 5.92178897278274e-10),
-    (UNLIKE, (3, 1), 120, False, 1.0, 1.6540606403787604e-3, 1.6542882330298936e-3),
     (UNLIKE, (3, 1), 120, False, 2.0, 1.5359570891633754e-5, 1.5360000061081255e-5),
-    (UNLIKE, (3, 1), 120, True, 0.5, 0.02391613592798947, 0.023918000772525327),
     (UNLIKE, (3, 1), 120, True, 2.0, 1.0720286547629536e-8, 1.0730851166053238e-8),
-    (THREE, (15, 5, 2), 600, False, 1.0, 0.011426641261909736, 0.0114269312823593),
     (THREE, (15, 5, 2), 600, False, 2.28, 1.414795530729e-5, 1.414831225926e-5),
-    (THREE, (15, 5, 2), 600, True, 1.0, 0.009273684859544797, 0.009274004665390998),
     (THREE, (15, 5, 2), 600, True, 2.28, 1.53379188529489e-6, 1.5340109205547846e-6),
 ]
 
@@ -234,21 +219,6 @@ def test_rules_lower_the_cost():
     assert found[0].upper < found[1].lower and found[1].upper < found[2].lower
 
 
-@pytest.mark.slow
-def test_one_change_of_noise_against_the_reference():
-    names = ("a", "b", "c")
-    rules = jde.RuleBook.at_most_changes(names, 1)
-    graph = rule_graph(rules, names, (15, 5, 2), 600)
-    problem = Problem.of(graph, THREE)._replace(orientations=(False,))
-    for epsilon, low, high in (
-        (1.0, 0.01124892639569653, 0.011250909340336727),
-        (2.0, 6.628923439894897e-5, 6.630079567720281e-5),
-    ):
-        found = Solver(DeltaAt(np.array(epsilon)), problem).answer(None)
-        assert math.exp(found.lower) <= high and math.exp(found.upper) >= low
-        assert found.upper - found.lower < 1e-3
-
-
 ODOMETERS = [
     ([gaussian(1.75, 0.1)], (1,), 50, 0.3, 0.25, False, 3.35246260e-5, 3.35263231e-5),
     ([gaussian(1.75, 0.1)], (1,), 50, 0.3, 0.25, True, 7.511574857e-11, 7.54507547e-11),
@@ -289,17 +259,6 @@ def test_the_margin_makes_a_valid_odometer():
 
 
 @pytest.mark.slow
-def test_a_huge_odometer_epsilon_leaves_the_others_valid():
-    problem = Problem.of(budget_graph((5, 2), 12), THREE[:2])
-    # It hardly promises anything at the end, so stopping just before it counts.
-    ends = [odometer_delta(problem, [0.1] * 12 + [last]) for last in (40.0, 5e3)]
-    before = Problem.of(budget_graph((5, 2), 11), THREE[:2])
-    least = Solver(DeltaAt(np.array(0.1)), before).answer(1e-3).lower
-    for found in ends:
-        assert least <= found.upper < least + 1e-2
-
-
-@pytest.mark.slow
 def test_an_unresolved_direction_leaves_the_other_its_end(monkeypatch):
     # Backward a coarse lattice finds no upper end, so Rényi's is used, which is small.
     heavy = [gaussian(noise, 0.001) for noise in (0.6, 0.8, 1.0)]
@@ -335,12 +294,11 @@ def test_the_other_direction_is_the_left_side_of_the_recursion():
     np.testing.assert_allclose(left[:size], right[:size], rtol=1e-6, atol=1e-10)
 
 
-@pytest.mark.parametrize("most", [1, 2, 7, 1000])
+@pytest.mark.parametrize("most", [1, 7, 1000])
 def test_states_evaluated_together_do_not_depend_on_each_other(most):
     order = jde.RuleBook.in_order(["a", "b"])
     graphs = [
         budget_graph((25, 14, 8, 5), 200),
-        budget_graph((1,), 5),
         rule_graph(order, ("a", "b"), (3, 2), 30),
     ]
     for graph in graphs:

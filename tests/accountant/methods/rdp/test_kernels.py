@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
-from designs import episodic, poisson, poisson_step
+from designs import episodic, poisson_step
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.rdp import kernels
@@ -123,23 +123,24 @@ def check_search(kind: str, runs: Run) -> None:
         assert value <= allowed, (value / scan - 1, Run(*run))
         # 0 if delta is at least the total variation; the scan ends on a grid.
         assert value == 0 or value >= scan * (1 - SCAN_ERROR), Run(*run)
+    # Both searches minimise the same function, so the inverse loses little: log(delta)
+    # falls by at most (order - 1) times the change of epsilon.
+    back = rdp_delta(step, num_steps=runs.num_steps, epsilon=found)
+    known = (found > 0) & (back > 0)
+    asked = np.where(known, back, runs.delta)
+    again = rdp_epsilon(step, num_steps=runs.num_steps, delta=asked)
+    np.testing.assert_allclose(again[known], found[known], rtol=2 * EXCESS)
 
 
 FEW_KINDS = ("sampled", "antipodal below an outer level", "episodes")
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("kind", FEW_KINDS)
-def test_search_is_as_good_as_a_scan(kind):
-    for transition in (False, True):
-        check_search(kind, random_runs(5, 2, transition=transition))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("transition", [False, True])
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_search_is_as_good_as_a_scan_at_many_settings(kind, transition):
-    check_search(kind, random_runs(6, 100, transition=transition))
+@pytest.mark.parametrize("transition", [False, True])
+@pytest.mark.parametrize("number, seed", [(2, 5), (100, 6)])
+def test_search_is_as_good_as_a_scan(kind, transition, number, seed):
+    check_search(kind, random_runs(seed, number, transition=transition))
 
 
 def one_run(rate, noise, num_steps, delta, **fields: Any) -> Run:
@@ -152,19 +153,16 @@ def one_run(rate, noise, num_steps, delta, **fields: Any) -> Run:
 HARD = [
     ("sampled", one_run(0.001, 1.0, 30_000, 1e-7)),
     ("sampled", one_run(0.007550021, 0.3305002, 915, 4.488e-9)),
-    ("sampled", one_run(0.000650587, 7.835293, 1000, 1e-5)),
-    ("sampled", one_run(0.006874539, 18.78681, 4, 7.65246e-7)),
     (
         "antipodal below an outer level",
         one_run(2.1015342e-5, 28.330512, 637_839, 1.0094e-6, inner=0.232, outer=0.891),
     ),
     ("antipodal", one_run(0.34427452, 38.84728, 6, 8.149e-11, inner=0.002253849)),
     ("episodes", one_run(3.0334372e-6, 1.7325630, 11254, 6.8263e-4, num_episodes=2)),
-    ("episodes", one_run(3.0865e-5, 1.524327, 1, 1.00624e-6, num_episodes=2)),
 ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind, run", HARD)
 def test_search_near_jumps(kind, run):
     check_search(kind, run)
@@ -202,11 +200,8 @@ def scaled(low: float, high: float, unit: float) -> float:
     return float(10 ** (low + (high - low) * unit))
 
 
-RISK = (*[UNIT] * 4, st.sampled_from(FEW_KINDS), UNIT)
-
-
 @settings(max_examples=12)
-@given(*RISK)
+@given(*[UNIT] * 4, st.sampled_from(FEW_KINDS), UNIT)
 def test_epsilon_is_monotone(rate, noise, steps, delta, kind, change):
     """More noise, fewer steps, a larger delta: never a larger epsilon."""
     fields = {
@@ -229,30 +224,6 @@ def test_epsilon_is_monotone(rate, noise, steps, delta, kind, change):
     )
     # Each is within the search's tolerance of the true minimum, which is monotone.
     assert max(safer) <= value * (1 + EXCESS)
-
-
-@pytest.mark.slow
-@settings(max_examples=12)
-@given(*RISK[:-1])
-def test_delta_of_epsilon_is_not_more_than_delta(rate, noise, steps, delta, kind):
-    """Both searches minimise the same function, so the inverse loses little."""
-    run = one_run(
-        scaled(-6, -0.05, rate),
-        scaled(-0.5, 1.5, noise),
-        np.rint(scaled(0, 5, steps)),
-        scaled(-12, -2, delta),
-        inner=0.2,
-        outer=0.3,
-        num_episodes=2,
-    )
-    step = KINDS[kind](run)
-    epsilon = rdp_epsilon(step, num_steps=run.num_steps, delta=run.delta)
-    back = rdp_delta(step, num_steps=run.num_steps, epsilon=epsilon)
-    assume(epsilon[0] > 0 and back[0] > 0)
-    again = rdp_epsilon(step, num_steps=run.num_steps, delta=back)
-    assert again[0] <= epsilon[0] * (1 + 2 * EXCESS)
-    # log delta falls by at most (order - 1) times the change of epsilon.
-    assert again[0] >= epsilon[0] * (1 - 2 * EXCESS)
 
 
 def _sampled(rate, noise, num_steps) -> tuple[Group]:
@@ -307,9 +278,7 @@ def test_panels_answer_beyond_the_lattice(kernel, question, rate, noise, num_ste
 
 
 def test_the_forward_direction_is_the_larger_one():
-    step = jde.GaussianStep(
-        poisson("user", np.array([0.01, 0.6])), noise_multiplier=np.array([0.3, 2.0])
-    )
+    step = poisson_step(np.array([0.3, 2.0]), np.array([0.01, 0.6]))
     orders = np.array([1.01, 2.0, 17.5, 900.0, np.inf])
     one = {way: jde.rdp(step, orders, direction=way) for way in ("forward", "backward")}
     larger = np.maximum(one["forward"], one["backward"])
@@ -328,8 +297,7 @@ def test_single_settings_equal_a_batch():
     ]
 
     def epsilon(rate, noise, steps, delta):
-        step = jde.GaussianStep(poisson("user", rate), noise_multiplier=noise)
-        return jde.epsilon(step, num_steps=steps, delta=delta, method="rdp")
+        return rdp_epsilon(poisson_step(noise, rate), num_steps=steps, delta=delta)
 
     batch = epsilon(*(np.array(column) for column in zip(*rows, strict=True)))
     single = [epsilon(*row) for row in rows]
@@ -339,12 +307,7 @@ def test_single_settings_equal_a_batch():
 # --- Total variation: epsilon is 0 if delta is at least that ---
 
 
-def sampled(rate, noise):
-    scheme = jde.Poisson("user", sampling_probability=rate)
-    return jde.GaussianStep(scheme, noise_multiplier=noise)
-
-
-@pytest.mark.parametrize("num_steps", [1, 2, 30])
+@pytest.mark.parametrize("num_steps", [1, 30])
 def test_epsilon_is_0_from_the_total_variation_on(num_steps):
     rate, noise = 1e-6, 1.0
     one = rate * (norm.cdf(0.5 / noise) - norm.cdf(-0.5 / noise))
@@ -352,12 +315,12 @@ def test_epsilon_is_0_from_the_total_variation_on(num_steps):
 
     def epsilon(delta):
         return jde.epsilon(
-            sampled(rate, noise), delta=delta, num_steps=num_steps, method="rdp"
+            poisson_step(noise, rate), delta=delta, num_steps=num_steps, method="rdp"
         )
 
     assert epsilon(every * (1 + 1e-9)) == 0 < epsilon(every * (1 - 1e-9))
     delta = jde.delta(
-        sampled(rate, noise), epsilon=1e-9, num_steps=num_steps, method="rdp"
+        poisson_step(noise, rate), epsilon=1e-9, num_steps=num_steps, method="rdp"
     )
     assert every * (1 - 1e-12) <= delta <= every * (1 + 1e-9)
 
@@ -365,11 +328,6 @@ def test_epsilon_is_0_from_the_total_variation_on(num_steps):
 def test_one_step_of_a_rare_and_of_a_frequent_unit():
     """Rényi-DP alone says 0.2634."""
     for method in ("rdp", "exact", "pld"):
-        step = sampled(np.array([1e-6, 0.1]), 1.0)
+        step = poisson_step(1.0, np.array([1e-6, 0.1]))
         rare, often = jde.epsilon(step, delta=1e-5, num_steps=1, method=method)
         assert rare == 0 < often
-
-
-def test_mechanisms_with_moments_only_are_unchanged():
-    release = jde.ZeroConcentratedDP(1e-12)
-    assert jde.epsilon(release, delta=0.5, num_steps=1, method="rdp") >= 0

@@ -11,7 +11,6 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 import jaxdp_episodic as jde
-from jaxdp_episodic import privacy_profile
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
     SwappedGaussianLoss,
@@ -25,7 +24,6 @@ from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.exact.method import exact_answer
 from jaxdp_episodic.accountant.methods.rdp.method import rdp_bound
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Run
-from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
 KINDS = {
     "sampled": SampledGaussianLoss,
@@ -58,14 +56,15 @@ def delta_at(epsilon):
     return DeltaAt(np.atleast_1d(np.asarray(epsilon, float)))
 
 
+def tail(x):
+    return mpmath.erfc(x / mpmath.sqrt(2)) / 2
+
+
 def gaussian_log_delta(epsilon, steps, noise):
     """Closed form (Balle and Wang 2018), 40 digits."""
     with mpmath.workdps(40):
         mu = mpmath.sqrt(steps) / mpmath.mpf(noise)
         t = mpmath.mpf(epsilon) / mu - mu / 2
-
-        def tail(x):
-            return mpmath.erfc(x / mpmath.sqrt(2)) / 2
 
         return float(mpmath.log(tail(t) - mpmath.exp(epsilon) * tail(t + mu)))
 
@@ -105,11 +104,9 @@ def random_settings(kind, size, seed):
     [
         (1, 1.0, 2.0),
         (10, 3.0, 4.0),
-        pytest.param(1e3, 30.0, 5.0, marks=pytest.mark.slow),
-        pytest.param(1e7, 3000.0, 5.0, marks=pytest.mark.slow),
+        (100, 10.0, 12.0),
         pytest.param(1e7, 1000.0, 20.0, marks=pytest.mark.slow),
         pytest.param(1e5, 3.0, 6000.0, marks=pytest.mark.slow),
-        (100, 10.0, 12.0),
     ],
 )
 def test_ends_contain_the_gaussian_mechanism(steps, noise, epsilon, monkeypatch):
@@ -134,8 +131,11 @@ def test_a_setting_that_a_peer_underestimates():
     assert math.exp(lower[0]) <= 2.665574e-6 <= math.exp(upper[0])
 
 
-def check_random(kind, size, seed):
-    """Asserts ordered ends below the RDP answer; returns the share of narrow ones."""
+@pytest.mark.few(1)
+@pytest.mark.parametrize("size, seed, narrow", [(4, 5, 1), (100, 6, 0.85)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_settings(kind, size, seed, narrow):
+    """Up to 1e7 steps of rates down to 1e-6, beyond the usual ranges."""
     run, log_delta = random_settings(kind, size, seed)
     lower, upper = pld_bounds(epsilon_at(log_delta), run)
     rdp, _ = rdp_bound(epsilon_at(log_delta), run)
@@ -144,20 +144,7 @@ def check_random(kind, size, seed):
     enough = np.maximum(
         method.DEFAULT_EPSILON_SHARE * lower, method.DEFAULT_EPSILON_WIDTH
     )
-    return np.mean(upper - lower <= enough * (1 + 1e-9))
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("kind", KINDS)
-def test_random_settings(kind):
-    assert check_random(kind, 4, 5) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_random_settings(kind):
-    # Up to 1e7 steps of rates down to 1e-6: beyond the usual ranges.
-    assert check_random(kind, 100, 6) >= 0.85
+    assert np.mean(upper - lower <= enough * (1 + 1e-9)) >= narrow
 
 
 @pytest.mark.few(1)
@@ -165,17 +152,9 @@ def test_many_random_settings(kind):
     "kind, rate, noise, steps, delta",
     [
         ("sampled", 0.01, 0.8, 1_000, 1e-5),
-        ("sampled", 0.001, 0.6, 30_000, 1e-12),
-        ("swapped", 0.1, 2.0, 300, 1e-7),
         ("antipodal", 0.02, 1.0, 100, 1e-9),
         # Rare large losses that the pilot distribution resolves poorly.
-        (
-            "sampled",
-            1.4099818751641478e-4,
-            1.0176599183119837,
-            11_221,
-            9.576347845074011e-12,
-        ),
+        ("sampled", 1.4099818751641478e-4, 1.01765991, 11_221, 9.5763478e-12),
     ],
 )
 def test_ends_are_near_in_usual_ranges(kind, rate, noise, steps, delta):
@@ -184,16 +163,11 @@ def test_ends_are_near_in_usual_ranges(kind, rate, noise, steps, delta):
     assert 0 <= upper - lower <= 1e-4 * lower
 
 
-README = (0.2, 4, 1e-5, "add_remove")
-
-
 @pytest.mark.parametrize(
     "noise, steps, rate, size, delta, relation",
     [
-        (0.5, 100, *README),
-        (1.0, 10_000, *README),
-        (2.0, 300, *README),
-        (4.0, 1_000, *README),
+        (0.5, 100, 0.2, 4, 1e-5, "add_remove"),
+        (1.0, 10_000, 0.2, 4, 1e-5, "add_remove"),
         # The third lattice has to be far finer than the second.
         (0.507, 1_660, 0.0828, 2, 0.04, "zero_out"),
     ],
@@ -239,14 +213,7 @@ def test_an_overflowing_setting_leaves_the_others(monkeypatch):
     "kind, rate, inner, noise, steps, log_delta",
     [
         ("swapped", 1e-6, 1.0, 1e-30, 1e3, -13.8),  # cells as wide as the losses
-        (
-            "antipodal",
-            0.999,
-            0.1,
-            1e-8,
-            1e12,
-            -13.8,
-        ),  # rounding hides delta
+        ("antipodal", 0.999, 0.1, 1e-8, 1e12, -13.8),  # rounding hides delta
     ],
 )
 def test_extreme_settings_keep_renyis_bound(kind, rate, inner, noise, steps, log_delta):
@@ -256,10 +223,10 @@ def test_extreme_settings_keep_renyis_bound(kind, rate, inner, noise, steps, log
     assert 0 <= lower <= upper <= bound * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("rate, noise, steps", [(0.1, 1e-3, 10), (0.5, 1e-3, 3)])
-def test_with_little_noise_the_number_of_draws_decides(rate, noise, steps):
+def test_with_little_noise_the_number_of_draws_decides():
     """With k draws in total the loss is normal with mean near k (s²/2 + log p)."""
-    shift, delta = 1 / noise, 1e-5
+    rate, noise, steps, delta = 0.1, 1e-3, 10, 1e-5
+    shift = 1 / noise
     drawn = np.arange(1, steps + 1)
     mean = drawn * (0.5 * shift**2 + math.log(rate))
     mean = mean + (steps - drawn) * math.log1p(-rate)
@@ -277,7 +244,7 @@ def test_with_little_noise_the_number_of_draws_decides(rate, noise, steps):
 
 
 @pytest.mark.parametrize("steps, noise", [(1, 1.0), (100, 10.0), (10**12, 1e6)])
-@pytest.mark.parametrize("kind", ["sampled", "swapped", "antipodal"])
+@pytest.mark.parametrize("kind", ["sampled", "antipodal"])
 def test_gaussians_compose_by_their_closed_form(kind, steps, noise):
     run = one_run(kind, steps, noise=noise)
     truth = gaussian_log_delta(1.5, steps, noise / (1 if kind == "sampled" else 2))
@@ -287,8 +254,7 @@ def test_gaussians_compose_by_their_closed_form(kind, steps, noise):
         assert upper - lower <= 2e-12 * max(abs(answer), 1)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sampled", "antipodal"])
 def test_delta_inverts_epsilon(kind):
     run = one_run(kind, 300, rate=0.02, noise=1.2, episodes=2)
     lower, upper = pld_bounds(epsilon_at(math.log(1e-6)), run)
@@ -328,22 +294,17 @@ def test_narrower_ends_can_be_requested_or_refused():
     [
         # A rare large loss dominates: delta is 1e-7 of Chernoff's bound.
         ("sampled", 0.048, 1.26e-4, 1.0, 0.878, 1, 535056.0, -26.9),
-        ("episodes", 1.0, 2.91e-6, 1.0, 2.085, 4, 6489895.0, -23.9),
         # An atom at 0 beside a spike; the backward losses all end at one point.
         ("sampled", 0.0086, 3.12e-6, 1.0, 0.447, 1, 311629.0, -26.4),
-        ("sampled", 1.0, 1.8e-4, 1.0, 4.81, 1, 328.0, -25.7),
         # Epsilon of 1e8.
         ("episodes", 1.0, 1.0, 1.0, 0.668, 7, 761772.0, -16.7),
-        ("antipodal", 1.0, 4.9e-6, 0.173, 0.309, 1, 1188193.0, -9.01),
         # Spikes narrower than any spacing, which the lower distribution must
         # balance.
         ("sampled", 0.3286, 1.104e-6, 1.0, 0.415, 1, 1401458.0, -11.304),
         # Two or three episodes with the unit, far more likely than delta.
-        ("episodes", 1.0, 1.32e-6, 1.0, 1.29, 3, 5.9e6, -13.9),
         ("episodes", 1.0, 0.36968, 1.0, 0.54455, 7, 5040900.0, -7.812),
         # Windows that are far too long until epsilon is known roughly.
         ("antipodal", 1.0, 1.6e-6, 0.129555, 0.65, 1, 9200556.0, -26.778),
-        ("sampled", 0.07947, 1.17738e-5, 1.0, 0.36795, 1, 143.0, -10.386),
         ("swapped", 1.0, 2.2331e-5, 1.0, 0.56897, 1, 31.0, -9.2392),
     ],
 )
@@ -358,9 +319,9 @@ def test_settings_whose_ends_were_once_too_wide(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [20, pytest.param(1000, marks=pytest.mark.slow)])
-def test_many_different_steps(number):
-    """1,000 of them once took over five minutes and 10 GB; now 20 s and 0.7 GB."""
+def test_many_different_steps():
+    """1,000 of them once took over five minutes and 10 GB."""
+    number = 100
     noises = np.random.default_rng(number).uniform(0.9, 1.1, number)
     losses = tuple(loss("sampled", rate=0.01, noise=z) for z in noises)
     # equal steps are merged
@@ -375,9 +336,6 @@ def sampled_tails(u, p, s):
     with mpmath.workdps(50):
         u, p, s = mpmath.mpf(u), mpmath.mpf(p), mpmath.mpf(s)
 
-        def tail(x):
-            return mpmath.erfc(x / mpmath.sqrt(2)) / 2
-
         def at(loss):  # z where log(1 - p + p e^(sz - s²/2)) is the loss
             return (mpmath.log((mpmath.expm1(loss) + p) / p) + s * s / 2) / s
 
@@ -389,7 +347,7 @@ def sampled_tails(u, p, s):
         return forward, (tail(-z), (1 - p) * tail(-z) + p * tail(s - z))
 
 
-@pytest.mark.parametrize("p, s", [(1e-3, 1.25), (0.02, 9.0), (0.5, 1.0)])
+@pytest.mark.parametrize("p, s", [(1e-3, 1.25), (0.02, 9.0)])
 def test_profile_errors_are_within_their_bounds(p, s):
     """Also near -log(1 - p), the end of the backward losses, where terms cancel."""
     last = -math.log1p(-p)
@@ -487,17 +445,138 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
     assert not lower <= truth <= upper
 
 
-@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-def test_one_step_is_the_profile(relation):
-    rate, noise = np.array([1e-3, 0.05, 0.4, 1.0]), np.array([0.8, 1.0, 2.0, 1.5])
-    step = jde.GaussianStep(
-        jde.MultistageSampling(jde.Poisson("user", sampling_probability=rate)),
-        noise_multiplier=noise,
-        neighboring_relation=relation,
+# --- The lower distribution is below the true one, and not far below ---
+
+
+def exact_profile(u, p, s):
+    """Forward hockey-stick divergence of the sampled pair at e^u, 40 digits."""
+    with mpmath.workdps(40):
+        u, p, s = mpmath.mpf(u), mpmath.mpf(p), mpmath.mpf(s)
+        if mpmath.expm1(u) + p <= 0:
+            return 1 - mpmath.exp(u)
+        z = (mpmath.log((mpmath.expm1(u) + p) / p) + s * s / 2) / s
+        return (1 - p) * tail(z) + p * tail(z - s) - mpmath.exp(u) * tail(z)
+
+
+def bins_of(p, s, spacing, center, count):
+    grid = center + spacing * np.arange(-4.0, count)
+    points = np.empty(2 * len(grid) - 1)
+    points[::2], points[1::2] = grid, 0.5 * (grid[1:] + grid[:-1])
+    loss = SampledGaussianLoss(*map(np.float64, (1.0, p, s)))
+    ((own, other),) = lattice.evaluate_tails([loss], [points])
+    return points, lattice.bin_masses(points, own, other)
+
+
+# Most of the second distribution is a spike near -p, narrower than the spacing.
+LATTICES = [(0.3, 1.0, 0.1, 0.05, 60), (3e-4, 1.9, 1.5e-3, -2.1e-4, 400)]
+
+
+@pytest.mark.parametrize("p, s, spacing, center, count", LATTICES)
+@pytest.mark.parametrize("tilt, may_shift", [(0.1, True), (1.0, False), (30.0, True)])
+def test_the_lower_distribution_is_below(p, s, spacing, center, count, tilt, may_shift):
+    points, bins = bins_of(p, s, spacing, center, count)
+    masses, shift = lattice.lower_distribution(points, bins, tilt, may_shift=may_shift)
+    assert may_shift or shift == 0
+    losses = points[::2] + shift
+    # between its losses, where the lower profile is straight and the true one is
+    # convex, and right beside the losses
+    for u in np.sort(np.concatenate([losses[:20], losses[:20] + 0.4 * spacing])):
+        exact = float(exact_profile(u, p, s))
+        mine = math.fsum(
+            m * max(-math.expm1(u - x), 0.0)
+            for m, x in zip(masses, losses, strict=True)
+        )
+        assert mine <= exact * (1 + 1e-12) + 1e-18
+
+
+def test_a_peak_off_the_lattice_costs_little():
+    """The error is of second order, wherever it is between two grid points."""
+    p, s, spacing, _, count = LATTICES[1]
+    fine_points, fine = bins_of(p, s, spacing / 50, -p, 50 * count)
+    mass, loss = lattice.merged_losses(fine_points, fine)
+    truth = math.log1p(float(mass @ np.expm1(3 * loss)))
+    for place in (0.0, 0.05, 0.15, 0.3):
+        points, bins = bins_of(p, s, spacing, -2.1e-4 + place * spacing, count)
+        masses, shift = lattice.lower_distribution(points, bins, 3.0)
+        growth = float(masses @ np.expm1(3 * (points[::2] + shift))) + masses.sum() - 1
+        lost = truth - math.log1p(growth)
+        # a twentieth of the spacing would be 2e-4, three spacings squared 7e-6
+        assert 0 < lost <= 3 * spacing**2
+
+
+def test_errors_of_the_masses_go_to_the_safe_side():
+    points, bins = bins_of(*LATTICES[0])
+    masses, _ = lattice.lower_distribution(points, bins, 1.0, may_shift=False)
+    doubtful = bins._replace(
+        mass_error=bins.mass_error + 1e-6 * (bins.bottom + bins.top),
+        top_error=bins.top_error + 1e-6 * bins.top,
     )
-    epsilon = np.array([0.1, 1.0, 0.5, 2.0])
-    exact = np.log(privacy_profile(step, epsilon))
-    flat = dominating_pair(step).map(lambda a: np.broadcast_to(a, (4, 1))[:, 0])
-    lower, upper = pld_bounds(delta_at(epsilon), Run((flat,), (np.ones(4),)))
-    assert np.all((lower <= exact) & (exact <= upper))
-    assert np.all(upper - lower <= method.DEFAULT_DELTA_SHARE)
+    less, _ = lattice.lower_distribution(points, doubtful, 1.0, may_shift=False)
+    gain = points[::2]
+    assert less @ np.expm1(gain) + less.sum() < masses @ np.expm1(gain) + masses.sum()
+
+
+# --- One step: certified ends are at most 1e-10 apart ---
+
+
+def gaussian(s, g):
+    t = mpmath.log(g) / s - s / 2
+    return tail(t) - g * tail(t + s)
+
+
+def exact_delta(kind, outer, rate, noise, epsilon):
+    """The larger direction of either profile, 40 digits."""
+    outer, p = mpmath.mpf(outer), mpmath.mpf(rate)
+    s = (2 if kind == "swapped" else 1) / mpmath.mpf(noise)
+    g = mpmath.exp(mpmath.mpf(epsilon))
+    forward = outer * p * gaussian(s, 1 + (g - 1) / p)
+    k = 1 - g * (1 - p)
+    if kind == "swapped" or k <= 0:
+        return forward
+    return max(forward, outer * k * gaussian(s, g * p / k))
+
+
+SETTINGS = [
+    ("sampled", 1.0, 0.3, 0.7, 0.25),
+    ("sampled", 0.1, 1e-4, 0.3, 2.0),
+    ("sampled", 1.0, 0.5, 1.0, math.log(2) * (1 - 1e-9)),
+    ("swapped", 1.0, 1e-3, 1.0, 0.01),
+]
+
+
+@pytest.mark.parametrize("kind, outer, rate, noise, epsilon", SETTINGS)
+def test_ends_of_one_step_contain_the_truth(kind, outer, rate, noise, epsilon):
+    run = one_run(kind, 1, outer=outer, rate=rate, noise=noise)
+
+    def exact(epsilon):
+        return exact_delta(kind, outer, rate, noise, epsilon)
+
+    with mpmath.workdps(40):
+        truth = exact(epsilon)
+        log_truth = mpmath.log(truth)
+        lower, upper = pld_bounds(DeltaAt(np.array([epsilon])), run)
+        assert mpmath.mpf(float(lower[0])) <= log_truth <= mpmath.mpf(float(upper[0]))
+        assert upper[0] - lower[0] <= 1e-10
+        goal = float(log_truth)
+        lower, upper = pld_bounds(EpsilonAt(np.array([goal])), run)
+        assert exact(float(upper[0])) <= mpmath.exp(goal) <= exact(float(lower[0]))
+        assert upper[0] - lower[0] <= 1e-10 * epsilon
+
+
+def test_errors_of_profiles_widen_the_ends(monkeypatch):
+    """A less accurate profile gives wider ends."""
+    run = one_run("swapped", 1, rate=0.1)
+    goal = EpsilonAt(np.array([math.log(1e-5)]))
+    evaluate = lattice.evaluate_tails
+
+    def doubtful(*arguments):
+        return [
+            tuple(t._replace(profile_error=1e-4 * t.profile) for t in both)
+            for both in evaluate(*arguments)
+        ]
+
+    lower, upper = pld_bounds(goal, run)
+    monkeypatch.setattr(lattice, "evaluate_tails", doubtful)
+    wide_lower, wide_upper = pld_bounds(goal, run)
+    assert wide_lower < lower <= upper < wide_upper
+    assert wide_upper - wide_lower < 1e-2

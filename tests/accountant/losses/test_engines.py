@@ -120,6 +120,7 @@ NUMBERS, ROW = np.full(SIZE, 2.0), np.full((1, SIZE), 0.5)
 
 def asked(loss):
     """Kernels of one mechanism with their arguments."""
+    loss = loss.map(lambda field: np.broadcast_to(field, SIZE))
     groups = (Group(loss.map(lambda field: field[None]), ROW),)
     shape = solver.Shape(112, (3,), (True,), False, 32, 32)
     kernel = functools.partial(solver.one_pass, shape=shape)

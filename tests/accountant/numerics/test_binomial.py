@@ -31,7 +31,7 @@ def random_distributions(count, most_trials, seed=RNG_SEED):
 
 
 def test_mass_at_60_digits():
-    for k, n, p in zip(*random_distributions(300, 1e9), strict=True):
+    for k, n, p in zip(*random_distributions(100, 1e9), strict=True):
         with mp.workdps(60):
             exact = (
                 mp.loggamma(n + 1)
@@ -43,14 +43,15 @@ def test_mass_at_60_digits():
             assert abs(log_binomial_mass(k, n, p) - float(exact)) < 1e-10
 
 
-def test_mass_at_the_edges():
-    zero = np.array(0.0)
-    assert log_binomial_mass(zero, zero, np.array(0.3)) == 0
-    assert log_binomial_mass(zero, np.array(5.0), zero) == 0
-    assert log_binomial_mass(np.array(5.0), np.array(5.0), np.array(1.0)) == 0
-    assert log_binomial_mass(np.array(1.0), np.array(5.0), zero) == -np.inf
-    assert log_binomial_mass(np.array(6.0), np.array(5.0), np.array(0.5)) == -np.inf
-    assert log_binomial_mass(np.array(-1.0), np.array(5.0), np.array(0.5)) == -np.inf
+@pytest.mark.parametrize(
+    "k, n, p, exact",
+    [
+        *((0, 0, 0.3, 0), (0, 5, 0, 0), (5, 5, 1, 0)),
+        *((1, 5, 0, -np.inf), (6, 5, 0.5, -np.inf), (-1, 5, 0.5, -np.inf)),
+    ],
+)
+def test_mass_at_the_edges(k, n, p, exact):
+    assert log_binomial_mass(*(np.array(float(a)) for a in (k, n, p))) == exact
 
 
 def test_tail_brackets_scipy():
@@ -77,7 +78,7 @@ def test_ratio_by_its_series():
 
 def test_hockey_stick_by_summation():
     rng = np.random.default_rng(RNG_SEED)
-    for _ in range(300):
+    for _ in range(150):
         c = int(10 ** rng.uniform(0, 2.5)) - 1
         p = rng.uniform(0.02, 0.98)
         eps0 = 10 ** rng.uniform(-2, 1)
@@ -89,46 +90,30 @@ def test_hockey_stick_by_summation():
         )
         exact = np.maximum(first - g * second, 0).sum()
         for side in ("lower", "upper"):
-            value = np.exp(
-                log_shifted_hockey_stick(
-                    np.array(float(c)),
-                    np.array(p / (1 - p)),
-                    np.array(own),
-                    np.array(cross),
-                    np.array(g - 1),
-                    side=side,
-                )
-            )
+            given = map(np.array, (float(c), p / (1 - p), own, cross, g - 1))
+            value = np.exp(log_shifted_hockey_stick(*given, side=side))
             assert value == pytest.approx(exact, rel=1e-7, abs=1e-13)
 
 
 @functools.cache
-def exact(n: int, k: int) -> float:
+def log_comb(n: int, k: int) -> float:
     with mp.workdps(40):
         return float(mp.log(math.comb(n, k)))
 
 
 def test_small_table(engine):
-    n, k = np.meshgrid(np.arange(0, 41), np.arange(0, 41), indexing="ij")
-    inside = k <= n
-    expected = [
-        exact(int(a), int(b)) for a, b in zip(n[inside], k[inside], strict=True)
-    ]
+    n, k = np.meshgrid(np.arange(0, 41), np.arange(-1, 41), indexing="ij")
+    inside = (k >= 0) & (k <= n)
+    pairs = zip(n[inside].tolist(), k[inside].tolist(), strict=True)
+    expected = [log_comb(*pair) for pair in pairs]
     values = log_binomial(n, k)
     np.testing.assert_allclose(values[inside], expected, rtol=1e-14, atol=2e-15)
     assert np.all(values[~inside] == -np.inf)
 
 
-@pytest.mark.parametrize("n", [15, 16, 17, 31, 32, 33, 255, 1000, 4096])
+@pytest.mark.parametrize("n", [15, 16, 17, 31, 32, 33, 1000, 4096])
 def test_large_counts(n):
     k = np.unique(np.geomspace(1, n, 60).astype(int))
     k = np.unique(np.concatenate([k, n - k]))
-    expected = np.array([exact(n, int(j)) for j in k])
+    expected = np.array([log_comb(n, int(j)) for j in k])
     assert np.max(np.abs(log_binomial(n, k) - expected)) < 1e-12
-
-
-def test_extreme_arguments():
-    assert log_binomial(7, 0) == 0
-    assert log_binomial(7, 7) == 0
-    assert log_binomial(7, -1) == -np.inf
-    assert log_binomial(0, 0) == 0

@@ -36,13 +36,7 @@ def test_cosine_and_sine_at_all_scales(engine):
         np.testing.assert_allclose(sine, np.sin(angles), rtol=0, atol=1e-15)
 
 
-def test_huge_angles_stay_on_the_unit_circle(engine):
-    angles = np.geomspace(1e6, 1e60, 400)
-    re, im = polar(np.zeros_like(angles), angles)
-    np.testing.assert_allclose(np.hypot(re, im), 1.0, atol=1e-2)
-
-
-@pytest.mark.parametrize("scale", [1e-12, 1e-3, 0.3, 3.0, 40.0])
+@pytest.mark.parametrize("scale", [1e-12, 0.3, 40.0])
 def test_expm1_and_log1p_against_mpmath(scale, engine):
     generator = np.random.default_rng(1)
     z = scale * (generator.normal(size=50) + 1j * generator.normal(size=50))
@@ -70,7 +64,7 @@ def test_log_add_is_continuous_across_equal_real_parts(engine):
 
 
 @pytest.mark.parametrize("form", SUMS)
-@pytest.mark.parametrize("size", [1e-8, 1e-3, 0.0299, 0.0301, 1.0, 30.0])
+@pytest.mark.parametrize("size", [1e-8, 0.0299, 0.0301, 30.0])
 def test_a_sum_of_exponentials_minus_one(size, form):
     generator = np.random.default_rng(2)
     z = size * np.exp(1j * generator.uniform(-1.5, 1.5, (6, 1)))
@@ -81,10 +75,9 @@ def test_a_sum_of_exponentials_minus_one(size, form):
         terms = [
             [
                 mpmath.mpc(w) * mpmath.expm1(mpmath.mpc(a) * mpmath.mpc(v))
-                for w, v in pairs
+                for w, v in zip(weight[:, 0], y[:, 0], strict=True)
             ]
             for a in z[:, 0]
-            for pairs in [list(zip(weight[:, 0], y[:, 0], strict=True))]
         ]
         exact = np.array([complex(mpmath.fsum(row)) for row in terms])
         scale = np.array([float(sum(abs(t) for t in row)) for row in terms])
@@ -126,6 +119,12 @@ def test_a_sum_of_exponentials_out_of_range(form):
     assert np.isnan(re[2])
 
 
+def test_huge_angles_stay_on_the_unit_circle(engine):
+    angles = np.geomspace(1e6, 1e60, 400)
+    re, im = polar(np.zeros_like(angles), angles)
+    np.testing.assert_allclose(np.hypot(re, im), 1.0, atol=1e-2)
+
+
 def test_one_minus_cosine_near_multiples_of_2_pi(engine):
     angles = np.geomspace(1e-150, 1e-3, 50)
     versine, sine = versine_sine(np.concatenate([angles, 8 * np.pi + angles]))
@@ -137,12 +136,12 @@ def test_one_minus_cosine_near_multiples_of_2_pi(engine):
 @pytest.mark.slow
 def test_trailing_rows_without_weight_change_nothing():
     rng = np.random.default_rng(3)
-    weight = tuple(rng.normal(size=(6, 2)) for _ in range(2))
-    position = tuple(rng.normal(size=(6, 2)) for _ in range(2))
-    z = tuple(rng.normal(size=(5, 2)) for _ in range(2))
+    weight, position, z = (
+        tuple(rng.normal(size=(2, number, 2))) for number in (6, 6, 5)
+    )
     # A row of 0 in front matters, since a column has terms after it.
-    weight[0][1], weight[1][1] = 0.0, 0.0
-    weight[0][4:, 0], weight[1][4:, 0] = 0.0, 0.0
+    for part in weight:
+        part[1], part[4:, 0] = 0.0, 0.0
     longer = [np.concatenate([a, np.zeros((3, 2))]) for a in weight]
     beyond = [np.concatenate([a, np.full((3, 2), 7.0)]) for a in position]
 

@@ -58,8 +58,8 @@ def summand(seed, atom, count):
     return Summand(index, SPACING * index, masses / math.fsum(masses), count)
 
 
-@pytest.mark.parametrize("counts", [(1,), (7,), (3, 5), (60,), (1,) * 12])
-@pytest.mark.parametrize("atom", [0.0, 0.7, 0.999, 1 - 1e-9])
+@pytest.mark.parametrize("counts", [(1,), (3, 5), (60,), (1,) * 12])
+@pytest.mark.parametrize("atom", [0.0, 0.7, 1 - 1e-9])
 def test_rounding_is_within_its_bounds(counts, atom):
     parts = [summand(seed, atom, count) for seed, count in enumerate(counts)]
     cells, single, together = cells_of_sum(parts, -7, 32)
@@ -86,8 +86,8 @@ def test_two_opposite_halves():
     assert np.all(np.abs(cells - on_circle(exact_power(parts), 0, 32)) <= single)
 
 
-@pytest.mark.parametrize("tilt", [0.5, 3.0, 20.0])
-@pytest.mark.parametrize("counts", [(2,), (40,), (25, 15)])
+@pytest.mark.parametrize("tilt", [0.5, 20.0])
+@pytest.mark.parametrize("counts", [(2,), (25, 15)])
 def test_mass_outside_the_window_is_charged(tilt, counts):
     """A short window: aliasing occurs and is within its bound."""
     parts = [summand(seed, 0.2, count) for seed, count in enumerate(counts)]
@@ -145,7 +145,7 @@ def ends(count, shift, x, *, rising):
     )
 
 
-@pytest.mark.parametrize("shift", [0.1, 1.0, 3.3])
+@pytest.mark.parametrize("shift", [0.1, 3.3])
 def test_one_term_has_the_price_of_an_option(shift):
     with mp.workdps(40):
         for deviations in (-4, -1, 0.5, 3, 6):
@@ -181,9 +181,7 @@ def test_single_epochs_of_the_reference(row):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("count", "shift"), [(2, 1e-4), (7, 0.3), (50, 1.0), (13, 3.3), (2, 10.0)]
-)
+@pytest.mark.parametrize(("count", "shift"), [(2, 1e-4), (7, 0.3), (2, 10.0)])
 def test_masses_means_and_order(count, shift):
     low, high = both(count, shift)
     for bound in (low, high):
@@ -218,15 +216,14 @@ def test_one_large_term_far_out():
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("fault", ["down", "up"])
-def test_planted_faults_are_detected(monkeypatch, fault):
+@pytest.mark.parametrize("share", [-1e-4, 1e-4])
+def test_planted_faults_are_detected(monkeypatch, share):
     """Points that do not keep the mean: the test above detects it."""
     lognormal_sum.cache_clear()
     honest = convex_sums._on_places
 
     def rounded(atoms, plan):
-        move = 1e-4 if fault == "up" else -1e-4
-        return honest(atoms._replace(values=atoms.values * (1 + move)), plan)
+        return honest(atoms._replace(values=atoms.values * (1 + share)), plan)
 
     monkeypatch.setattr(convex_sums, "_on_places", rounded)
     failed = 0

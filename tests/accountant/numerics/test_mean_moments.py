@@ -31,7 +31,7 @@ def excess_by_series(bins, count, shift, most):
 
 
 # Few terms use doubling; order - 1 or more terms use a recurrence.
-@pytest.mark.parametrize("shift", [1e-3, 0.5, 3.0])
+@pytest.mark.parametrize("shift", [1e-3, 3.0])
 @pytest.mark.parametrize("spare", [-2, -1, 0, 300])
 @pytest.mark.parametrize("idle", [0, 7])
 def test_integer_orders_equal_the_power_of_a_series(shift, spare, idle):

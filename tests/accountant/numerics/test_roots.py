@@ -14,7 +14,6 @@ from jaxdp_episodic.accountant.numerics.roots import largest_within, smallest_wi
 TOLERANCE = 1e-7
 ROOTS = np.array([1.3, 2.0, 77.0, 1e-9, 3e12])
 CURVES = {
-    "linear": lambda x, root: x - root,
     "logarithm": lambda x, root: np.log(x / root),
     "steep": lambda x, root: (x / root) ** 9 - 1,
     "flat": lambda x, root: np.cbrt(np.log(x / root)),
@@ -79,7 +78,6 @@ def test_finished_elements_are_not_evaluated():
 
 
 FALLING = {
-    "linear": lambda x, root: root - x,
     "logarithm": lambda x, root: np.log(root) - np.log(x),
     "Gaussian": lambda x, root: 1 - (x / root) ** 2,
     "steep": lambda x, root: (
@@ -122,36 +120,21 @@ def test_unreachable_bounds_are_infinite_and_always_met_ones_tiny():
 
 @pytest.mark.parametrize(
     "function",
-    [
-        lambda x: 5 - x,
-        lambda x: np.round(5 - x, 14),
-        lambda x: 25 - x * x,
-        lambda x: np.exp(-x) - np.exp(-5.0),
-    ],
-    ids=["line", "rounded line", "square", "exponential"],
+    [lambda x: 5 - x, lambda x: np.round(5 - x, 14), lambda x: np.exp(-x) - np.exp(-5)],
+    ids=["line", "rounded line", "exponential"],
 )
 def test_a_value_of_zero_ends_the_search(function):
-    turns = 0
-
-    def counted(x):
-        nonlocal turns
-        turns += 1
-        return function(x)
-
-    assert smallest_within(counted, np.ones(1)) == 5
-    assert turns < 20  # bisecting the rest would take 50
+    seen = []
+    assert smallest_within(lambda x: seen.append(x) or function(x), np.ones(1)) == 5
+    assert len(seen) < 20  # bisecting the rest would take 50
 
 
-def test_arguments_are_not_modified():
+def test_arguments_are_kept_and_may_be_empty():
     low, high = np.array([1.0]), np.array([9.0])
     largest_within(lambda x, _: x - 3, low, high, tolerance=TOLERANCE)
     assert low[0] == 1.0 and high[0] == 9.0
-
-
-def test_nothing_to_search():
-    found = largest_within(
-        lambda x, _: x, np.empty(0), np.empty(0), tolerance=TOLERANCE
-    )
+    none = np.empty(0)
+    found = largest_within(lambda x, _: x, none, none, tolerance=TOLERANCE)
     assert found.shape == (0,)
 
 

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import functools
 
-import jax
-import mpmath
 import mpmath as mp
 import numpy as np
 import pytest
@@ -161,19 +159,12 @@ def test_log_saturating_tail_against_its_definition():
     assert LOG_SATURATING(-5.0, 0.01) == LOG_SATURATING(-5.0, 5.0)
 
 
-@pytest.mark.slow
-def test_slopes_of_a_log_sum_of_equal_terms():
-    with jax.enable_x64(True):
-        both = jax.grad(special.log_add, (0, 1))(0.3, 0.3)
-        assert both == pytest.approx((0.5, 0.5), rel=1e-15)
-
-
 # --- The excess of a power over its tangent ---
 
 
 DIRECTIONS = ("forward", "backward", "symmetric")
 # log(1 + v): tiny, both sides of the end of the series (|alpha y| = 1), and large.
-Y = np.array([s * y for y in (1e-12, 1e-5, 0.029, 0.031, 0.4, 3, 30) for s in (1, -1)])
+Y = np.array([s * y for y in (1e-12, 0.029, 0.031, 3, 30) for s in (1, -1)])
 T = np.array([1e-6, 0.01, 0.7, 1.0, 2.3, 20.0])
 
 value = float64_boundary(scaled_power_excess, static=("direction",))
@@ -181,13 +172,13 @@ derivatives = float64_boundary(scaled_power_excess_derivatives, ("direction",))
 log_difference = float64_boundary(log_expm1)
 
 
-def exact(y: float, b: float, t: object, direction: str) -> mpmath.mpf:
+def exact(y: float, b: float, t: object, direction: str) -> mp.mpf:
     """The definition: e^b ((1+v)^a - 1 - a v) at a = 1 + t, a = -t, or both."""
-    with mpmath.workdps(max(80, mpmath.mp.dps)):  # diff evaluates around it
-        v, t = mpmath.expm1(mpmath.mpf(y)), mpmath.mpmathify(t)
+    with mp.workdps(max(80, mp.mp.dps)):  # diff evaluates around it
+        v, t = mp.expm1(mp.mpf(y)), mp.mpmathify(t)
         powers = {"forward": [1 + t], "backward": [-t], "symmetric": [1 + t, -t]}
         total = sum((1 + v) ** a - 1 - a * v for a in powers[direction])
-        return mpmath.exp(b) * total
+        return mp.exp(b) * total
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -204,14 +195,10 @@ def test_power_excess(direction, b, engine):
     assert np.all(got >= 0)
 
 
-def test_weight_keeps_a_power_from_overflowing():
-    got = value(*np.array([[100.0], [-900.0], [9.0]]), direction="forward")
-    np.testing.assert_allclose(
-        got, [float(exact(100.0, -900.0, 9.0, "forward"))], rtol=1e-12
-    )
-
-
-def test_no_loss_is_no_excess():
+def test_no_loss_is_no_excess_and_a_weight_keeps_a_power_from_overflowing():
+    setting = 100.0, -900.0, 9.0
+    got = value(*np.array(setting)[:, None], direction="forward")
+    assert got == pytest.approx(float(exact(*setting, "forward")), rel=1e-12)
     for direction in DIRECTIONS:
         assert value(*np.array([[0.0], [0.0], [3.0]]), direction=direction) == 0
 
@@ -223,12 +210,10 @@ def test_derivatives_of_power_excess(direction, engine):
     keep = np.abs(t * y) <= 100
     y, t = y[keep], t[keep]
     got = derivatives(y, np.full_like(y, -2.0), t, direction=direction)
-    with mpmath.workdps(80):
+    with mp.workdps(80):
         for order, found in enumerate(got):
             want = [
-                float(
-                    mpmath.diff(lambda u, y=y: exact(y, -2.0, u, direction), t, order)
-                )
+                float(mp.diff(lambda u, y=y: exact(y, -2.0, u, direction), t, order))
                 for y, t in zip(y, t, strict=True)
             ]
             np.testing.assert_allclose(found, want, rtol=2e-6)
@@ -236,8 +221,6 @@ def test_derivatives_of_power_excess(direction, engine):
 
 def test_log_expm1(engine):
     x = np.array([1e-300, 1e-12, 0.5, 1.0, 29.9, 30.1, 700.0, 1e300])
-    with mpmath.workdps(50):
-        want = [
-            float(mpmath.log(mpmath.expm1(v)) if v < 1e3 else v) for v in map(float, x)
-        ]
+    with mp.workdps(50):
+        want = [float(mp.log(mp.expm1(v)) if v < 1e3 else v) for v in map(float, x)]
     np.testing.assert_allclose(log_difference(x), want, rtol=2e-13)

@@ -20,8 +20,10 @@ from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.trainer.run.validation import PrivateValidation
+from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 
 WAYS, SHOTS, QUERIES = 3, 1, 2
+DELTA = 1e-5
 
 # A training config that takes a second.
 TINY = """
@@ -222,6 +224,26 @@ def trainer(
     )
 
 
+def with_statistics(data, config, step, learner, *, num_steps=2, noise=0.3, **changes):
+    """A run of private statistics, then of steps."""
+    own = PrivateStatistics(
+        data,
+        config,
+        privacy_unit="example",
+        neighboring_relation="zero_out",
+        slots=6,
+    )
+    step = dataclasses.replace(step, neighboring_relation="zero_out")
+    before = tuple(
+        dataclasses.replace(one, noise_multiplier=noise) for one in own.steps
+    )
+    total = len(before) + num_steps
+    budget = PrivacyBudget(step, 1e9, DELTA, total, total, before)
+    return plain_trainer(
+        data=data, learner=learner, budget=budget, start=own, **changes
+    )
+
+
 def held_out(num_episodes=20):
     """An evaluation of a run on `classes`."""
     how = {"ways": WAYS, "shots": SHOTS, "queries": QUERIES}
@@ -230,7 +252,6 @@ def held_out(num_episodes=20):
 
 # --- Runs that choose their steps ---
 
-DELTA = 1e-5
 LOUD = dataclasses.replace(GROUPED, noise_multiplier=8.0)
 QUIET = dataclasses.replace(GROUPED, noise_multiplier=4.0)
 CHECK = jde.GaussianStep(

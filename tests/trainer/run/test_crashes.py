@@ -47,6 +47,7 @@ from training_runs import (
     protonet,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:count_noise")
 STEPS = 7
 SLOW = pytest.mark.slow
 

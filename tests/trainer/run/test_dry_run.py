@@ -1,7 +1,6 @@
 """A run is tried out before its first charge, so programming errors cost nothing."""
 
 import contextlib
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
-from jaxdp_episodic.accountant.questions.budget import PrivacyBudget
 from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools.book.book import create_book, read_book
 from jaxdp_episodic.tools.train.booked import Booking, protected_by
@@ -23,21 +19,19 @@ from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
 from jaxdp_episodic.trainer.learners.learners import ProtoNet, Supervised, as_they_are
 from jaxdp_episodic.trainer.run import run_files
-from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.evaluation import Evaluation
 from jaxdp_episodic.trainer.run.state import RunMismatchError
-from jaxdp_episodic.trainer.run.validation import PrivateValidation
 from jaxdp_episodic.trainer.statistics.statistics import PrivateStatistics
 from jaxdp_episodic.training import read_config
 from training_runs import (
     GROUPED,
-    SHOTS,
     TINY,
     WAYS,
-    adam,
+    adaptive,
     classes,
     plain_trainer,
     protonet,
+    with_statistics,
 )
 
 FEATURES = 2  # of `classes`
@@ -50,10 +44,6 @@ def linear(shape=(FEATURES, 4), dtype=np.float32):
 
 def times(params, inputs):
     return inputs.reshape(len(inputs), -1) @ params["kernel"]
-
-
-def no_such_parameter(params, inputs):
-    return inputs @ params["kernal"]
 
 
 def a_python_if(params, inputs):
@@ -119,42 +109,11 @@ MISTAKES = {
         {},
         r"embeddings of shape \(n, size\) for n=9 inputs, got \(9,\)",
     ),
-    "a float as an index": (
-        (lambda p, x: p["kernel"][x[:, 0]], linear((9, 4))),
-        {},
-        "integer or boolean",
-    ),
     "a Python if": ((a_python_if, linear()), {}, "boolean conversion of traced array"),
-    "a name that is not there": ((no_such_parameter, linear()), {}, "kernal"),
-    "arguments the other way round": (
-        (lambda x, p: times(p, x), linear()),
-        {},
-        "reshape|indices must be|dict|slice|len",
-    ),
-    "two outputs": (
-        (lambda p, x: (times(p, x), x), linear()),
-        {},
-        "tuple.* has no attribute",
-    ),
-    "NumPy inside": (
-        (lambda p, x: np.tanh(np.asarray(x)) @ p["kernel"], linear()),
-        {},
-        "converted to a NumPy array|__array__",
-    ),
-    "a number read inside": (
-        (lambda p, x: times(p, x) * float(x.max()), linear()),
-        {},
-        "concrete value",
-    ),
     "whole numbers as parameters": (
         (times, linear(dtype=np.int32)),
         {},
         "real- or complex-valued|floating|int32",
-    ),
-    "a batch size in the model": (
-        (lambda p, x: times(p, x.reshape(32, -1)), linear()),
-        {},
-        "reshape",
     ),
     "a loop without a gradient": ((a_while_loop, linear()), {}, "Reverse-mode"),
     "more memory than there is": ((too_large, linear()), {}, "memory|allocat|RESOURCE"),
@@ -218,8 +177,7 @@ def test_a_mistake_costs_no_step(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*has an output for each:UserWarning")
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", ["a Python if", "an error when it runs"])
 def test_a_mistake_costs_nothing_of_a_book(tmp_path, name):
     path = tmp_path / "tiny.toml"
     path.write_text(TINY)
@@ -227,22 +185,16 @@ def test_a_mistake_costs_nothing_of_a_book(tmp_path, name):
     create_book(where, protected_by(config, tmp_path), epsilon=11.0, delta=1e-5)
     (apply, params), parts, _ = MISTAKES[name]
 
-    def of_pixels(params, inputs):  # the first two mistakes, on glyphs
+    def of_pixels(params, inputs):  # mistakes with the first two features
         return apply(params, inputs.reshape(len(inputs), -1)[:, :FEATURES])
 
-    def turned_around(inputs, params):
-        return apply(params, inputs)
-
-    model = turned_around if name == "arguments the other way round" else of_pixels
-    if name == "logits of a classifier":
-        pytest.skip("a config of episodes has shots")
     with costs_nothing(tmp_path / "out"):
         run_training(
             config,
             tmp_path / "out",
             base=tmp_path,
             book=Booking(where),
-            model=(model, params),
+            model=(of_pixels, params),
             **parts,
         )
     assert not read_book(where).entries
@@ -252,30 +204,12 @@ def test_a_mistake_costs_nothing_of_a_book(tmp_path, name):
 
 
 def chooses(model):
-    """A run with a training option and a noisy score."""
-    sampling = jde.GroupedClasses(
-        num_classes=12,
-        ways=WAYS,
-        episodes=jde.Poisson("episode", sampling_probability=1.0),
-        examples=jde.WithoutReplacement("example", size=6, population=6),
-    )
-    check = jde.GaussianStep(sampling, noise_multiplier=5.0)
-    options = {"train": GROUPED, "check": check}
-    run = jde.AdaptiveRun(options, quotas={"train": 2, "check": 1})
-    learner, params = model
-    held_out = classes(num_classes=12, seed=5)
-    return AdaptiveTrainer(
-        learner,
-        params,
-        data=classes(),
-        budget=AdaptiveBudget((run,), 1e-5, checks=("check",)),
-        rule=lambda released: "check" if released.number == 1 else "train",
-        checks={"check": PrivateValidation(held_out, check, shots=SHOTS)},
-        optimizer=adam(0.05),
-        shots=SHOTS,
-        l2_clip_norm=0.5,
-        seed=None,
-    )
+    """A run with a noisy score after its first step."""
+
+    def rule(released):
+        return "check" if released.number == 1 else "loud"
+
+    return adaptive(rule, learner=model, seed=None)
 
 
 @pytest.mark.slow
@@ -292,20 +226,9 @@ def test_a_mistake_costs_an_adaptive_run_nothing(tmp_path, name):
 
 def starts(model, num_steps=2, **changes):
     """A run of private statistics, then of steps on two projected features."""
-    data, relation = classes(), "zero_out"
     config = StartConfig(kind="plda", mean=0.2, within=(0.3,), total=0.5)
-    step = dataclasses.replace(GROUPED, neighboring_relation=relation)
-    who = {"privacy_unit": "example", "neighboring_relation": relation, "slots": 6}
-    own = PrivateStatistics(data, config, **who)
-    before = tuple(dataclasses.replace(s, noise_multiplier=0.3) for s in own.steps)
-    total = len(before) + num_steps
-    return plain_trainer(
-        data=data,
-        learner=model,
-        start=own,
-        budget=PrivacyBudget(step, 1e9, 1e-5, total, total, before),
-        **changes,
-    )
+    changes |= {"num_steps": num_steps}
+    return with_statistics(classes(), config, GROUPED, model, **changes)
 
 
 @pytest.mark.slow

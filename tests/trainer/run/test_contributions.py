@@ -3,12 +3,10 @@
 import dataclasses
 import json
 
-import jax
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.trainer.config.training_config import StepConfig
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.complete import CompleteUnits, Needs
 from jaxdp_episodic.trainer.run import checks
@@ -16,7 +14,7 @@ from jaxdp_episodic.trainer.run.checks import contributions_in_log, ways_out
 from jaxdp_episodic.trainer.run.report import report_of_budget
 from jaxdp_episodic.trainer.run.run_files import read_log
 from jaxdp_episodic.training import plan_budget
-from training_runs import GROUPED, classes, plain_trainer, protonet, trainer
+from training_runs import GROUPED, assert_same, classes, plain_trainer, protonet
 
 SIZES = np.random.default_rng(0).integers(3, 31, 48)  # 3 to 30 images each
 # Ten times as many classes need a tenth of the simulated draws.
@@ -62,17 +60,9 @@ def test_few_complete_contributions_are_counted_and_warned_of(tmp_path):
     assert run.complete_units is not None
     assert run.complete_units.share == pytest.approx(0.037, abs=2e-3)
     run.train(tmp_path, checkpoint_every=50)
-    took_part, complete = contributions_in_log(read_log(tmp_path / "run.sqlite")) or (
-        0,
-        0,
-    )
+    took_part, complete = contributions_in_log(read_log(tmp_path))
     # Contributions without a null are complete; 4 deviations of a mean of 14.8.
     assert took_part == complete and abs(complete - 14.8) < 16
-
-
-def test_full_classes_are_neither_warned_of_nor_refused():
-    run = plain_trainer(data=unequal(), step=step("add_remove", size=3, slots=3))
-    assert run.complete_units is not None and run.complete_units.share == 1.0
 
 
 def test_the_advice_has_the_share_of_each_change():
@@ -122,15 +112,14 @@ def zeroed(slots=8, **changes):
     )
 
 
-def test_a_run_is_charged_under_its_relation(tmp_path):
+def test_a_run_is_charged_under_its_relation():
     with pytest.warns(UserWarning, match="complete, 2.97 in 3 steps"):
-        run = trainer(num_steps=3, step=zeroed(slots=7))
-    run.train(tmp_path)
-    assert run.num_steps_taken == 3
-    text = json.dumps(run.budget.step.to_dict())
-    assert '"zero_out"' in text
+        run = plain_trainer(num_steps=3, step=zeroed(slots=7))
+    assert '"zero_out"' in json.dumps(run.budget.step.to_dict())
     drawn = run.sampler.draw(np.random.default_rng(0))
     assert drawn.holds_null is not None and drawn.holds_null.any()
+    full = plain_trainer(data=unequal(), step=step("add_remove", size=3, slots=3))
+    assert full.complete_units.share == 1.0
 
 
 @pytest.mark.filterwarnings("ignore:sampling draws")
@@ -139,35 +128,19 @@ def test_the_data_do_not_matter_if_every_contribution_holds_a_null(monkeypatch):
     monkeypatch.setattr(checks, "LEAST_IN_RUN", 0.0)  # otherwise it is refused
     monkeypatch.setattr(CompleteUnits, "is_seen", True)
     step = zeroed(slots=10_000)
-    first = trainer(num_steps=2, step=step, data=classes(seed=0))
-    second = trainer(num_steps=2, step=step, data=classes(seed=5))
-    for run in (first, second):
+    runs = [plain_trainer(step=step, data=classes(seed=seed)) for seed in (0, 5)]
+    for run in runs:
         run.step()
         run.step()
-    for a, b in zip(params(first), params(second), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def params(run):
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(run.state.params)]
+    assert_same(*runs)
 
 
 def test_zero_out_needs_stated_slots():
     data = classes()
-    step = zeroed(population=data.population)
     with pytest.raises(ValueError, match="slots"):
-        trainer(step=step, data=data)
+        plain_trainer(step=zeroed(population=data.population), data=data)
     with pytest.raises(ValueError, match="at least the number of children"):
-        trainer(step=zeroed(slots=5), data=data)
-
-
-def test_a_config_states_its_slots():
-    config = StepConfig(
-        sampling=zeroed().design,
-        neighboring_relation="zero_out",
-    )
-    step = config.step(classes().population)
-    assert step.population is None and step.neighboring_relation == "zero_out"
+        plain_trainer(step=zeroed(slots=5), data=data)
 
 
 def test_finer_levels_without_slots_have_no_epsilon():

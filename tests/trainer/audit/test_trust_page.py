@@ -2,23 +2,28 @@
 
 import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.special import ndtr
 
-ROOT = Path(__file__).resolve().parents[3]
+TRUST = Path(__file__).resolve().parents[3] / "experiments" / "trust"
+
+
+def loaded(name):
+    """A script of `make trust` as a module."""
+    spec = importlib.util.spec_from_file_location(f"trust_{name}", TRUST / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TRUST)  # for `provenance`, beside it
+        spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def page():
-    path = ROOT / "experiments" / "trust" / "page.py"
-    spec = importlib.util.spec_from_file_location("trust_page", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("page")
 
 
 def test_the_pages_are_up_to_date(page):
@@ -46,31 +51,12 @@ def test_the_results_have_full_counts_and_no_failure(page):
     assert [r["target"] for r in fuzz["results"] if r["failure"]] == []
 
 
-def test_a_part_is_filled_and_the_rest_left(page):
-    text = "a\n<!-- trust: kills -->\nold\n<!-- end of trust -->\nb\n"
-    once = page.filled(text, {"kills": "| new |"})
-    assert once.startswith("a\n<!-- trust: kills -->\n\n| new |\n")
-    assert once.endswith("<!-- end of trust -->\nb\n")
-    assert page.filled(once, {"kills": "| new |"}) == once
-
-
 # --- The simulation of `make trust` confirms claims, and detects less noise ---
 
-TRUST = Path(__file__).resolve().parents[3] / "experiments" / "trust"
 
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def script():
-    sys.path.insert(0, str(TRUST))  # for `provenance`, beside it
-    try:
-        spec = importlib.util.spec_from_file_location(
-            "allocation", TRUST / "allocation.py"
-        )
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(TRUST))
+    return loaded("allocation")
 
 
 @pytest.mark.slow  # the tables of each noise take seconds

@@ -224,6 +224,13 @@ def test_classes_read_from_private_data_are_reported():
         check_targets(learner, data, GROUPED)
 
 
+def test_a_classifier_refuses_unsuitable_settings():
+    with pytest.raises(ValueError, match="task_loss must be one of"):
+        Classifier(len, ways=2, task_loss="squared_error")
+    with pytest.raises(ValueError, match="distance must be one of"):
+        Classifier(len, ways=2, distance="x")
+
+
 def test_another_process_trains_the_same_classifier(config, tmp_path, monkeypatch):
     """With its own number of ways it would be another run, and all would end."""
     read = config()

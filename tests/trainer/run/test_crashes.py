@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import shutil
 import sqlite3
-import sys
 from typing import Any
 
 import jax
@@ -106,15 +105,6 @@ def edited_package(patch):
 
 
 @contextlib.contextmanager
-def other_versions(patch):
-    patch.setattr(
-        "jaxdp_episodic.trainer.run.trainer.described_versions",
-        lambda: {"jax": "9.9", "numpy": "3.0"},
-    )
-    yield
-
-
-@contextlib.contextmanager
 def other_flags(patch):
     """JAX flags that change random numbers and matrix products."""
     config: Any = jax.config  # flags are created at run time
@@ -135,7 +125,6 @@ CHANGES = {
     "nothing": (dict, unchanged),
     "a function": (other_learner, unchanged),
     "the package": (dict, edited_package),
-    "versions": (dict, other_versions),
     "flags": (dict, other_flags),
     "the optimizer's rate": (lambda: {"optimizer": adam(0.3)}, unchanged),
 }
@@ -305,18 +294,6 @@ def test_a_run_killed_around_any_commit(tmp_path, monkeypatch, whole, kind, seed
 RIG = ROOT / "experiments" / "trust" / "kill_training.py"
 
 
-@pytest.fixture
-def rig(monkeypatch):
-    """The rig as a module."""
-    monkeypatch.syspath_prepend(RIG.parent)  # as where the rig is run
-    spec = importlib.util.spec_from_file_location("kill_training", RIG)
-    assert spec is not None and spec.loader is not None
-    rig = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "kill_training", rig)
-    spec.loader.exec_module(rig)
-    return rig
-
-
 @pytest.mark.slow
 def test_killed_processes_are_charged_and_end_as_others(tmp_path):
     code, summary = run_rig(RIG, tmp_path, "--kills", "25")
@@ -336,46 +313,9 @@ def test_the_rig_detects_a_planted_fault(tmp_path, fault):
     assert code == 1 and summary["violations"]
 
 
-@pytest.mark.parametrize("fault", [None, "charge-late"])
-def test_the_rig_inspects_a_run_killed_three_times(tmp_path, monkeypatch, rig, fault):
-    """Within one process."""
-    # Shapes and optimizer of other tests, whose programs are compiled already.
-    sizes = {"STEPS": 8, "CHECKPOINT_EVERY": 3, "CLASSES": 30, "EXAMPLES": 6}
-    for name, size in sizes.items():
-        monkeypatch.setattr(rig, name, size)
-    monkeypatch.setattr(rig.optax, "adam", adam)
-    moments = [
-        (PrivateGradient, "__call__", 2),  # charged and not released
-        (RunStore, "save", 2),  # of step 3
-        (Trainer, "step", 5),  # between steps 7 and 8
-    ]
-    folder, found, wrong = tmp_path / "run", [], []
-    folder.mkdir()
-    for number, moment in enumerate(moments, 1):
-        left = tmp_path / str(number)
-        if fault and number == 3:
-            with pytest.raises(LedgerError, match="2 steps charged"):
-                rig.train_in(folder, 0, fault)
-            break
-        with ending(*moment, folder, left):
-            rig.train_in(folder, 0, fault)
-        kill, complaints = rig.inspected(left, number)
-        folder = left
-        found.append((kill.released, kill.charged))
-        wrong += complaints
-    if fault is not None:
-        assert wrong == ["3 steps released, 2 charged, 2 killed"]
-        return
-    assert not wrong and found == [(1, 2), (3, 3), (7, 7)]
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    for place in (folder, whole):
-        rig.train_in(place, 0, None)
-    assert rig.finished(folder, whole, 3) == []
-    assert sum(map(len, rig.released_in(folder).values())) == 8  # none repeated
-
-
-def test_violations_that_the_rig_reports(rig):
+def test_violations_that_the_rig_reports(monkeypatch):
+    monkeypatch.syspath_prepend(RIG.parent)
+    rig = importlib.import_module("kill_training")
     fine = {1: ["a"], 3: ["b"]}
     assert rig.violations(fine, 2, 1) == rig.violations(fine, 3, 1) == []
     assert rig.violations(fine, 1, 1) == ["2 steps released, 1 charged, 1 killed"]

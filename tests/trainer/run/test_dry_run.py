@@ -231,13 +231,6 @@ def starts(model, num_steps=2, **changes):
     return with_statistics(classes(), config, GROUPED, model, **changes)
 
 
-@pytest.mark.slow
-def test_statistics_are_not_charged_for_a_model_that_does_not_fit(tmp_path):
-    run = starts((ProtoNet(times, ways=WAYS), linear((FEATURES + 1, 4))))
-    with costs_nothing(tmp_path, "dot_general"):
-        run.train(tmp_path)
-
-
 # --- What the dry run uses ---
 
 

@@ -368,18 +368,13 @@ def test_nonfinite_gradients_release_pure_noise(tmp_path, factor, noise_alone):
 def test_zero_gradients_release_pure_noise():
     _, params = protonet()
     run = plain_trainer(learner=(Odd(0.0), params), normalizer=1.0)
-    total, private = noiseless_sum(run, run.draw_blocks(1))
+    blocks = run.draw_blocks(1)
+    total, private = noiseless_sum(run, blocks)
     assert not np.any(total)
     assert private["mean_norm"] == private["share_clipped"] == 0.0
     assert private["num_not_finite"] == 0 and private["num_units"] > 0
-    released, _ = noised(
-        run._gradient,
-        run.params,
-        run.draw_blocks(1),
-        l2_clip_norm=0.5,
-        noise_multiplier=2.0,
-        normalizer=1.0,
-    )
+    how = {"l2_clip_norm": 0.5, "noise_multiplier": 2.0, "normalizer": 1.0}
+    released, _ = noised(run._gradient, run.params, blocks, **how)
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(released)])
     # 60 draws: an error of half has probability below 1e-6.
     assert len(flat) >= 60 and np.std(flat) == pytest.approx(1.0, rel=0.5)

@@ -161,16 +161,6 @@ def test_merged_binomial_laws_are_larger_and_no_weight_is_lost(
     assert np.all(tails(20.0, 2.0) <= larger) and np.all(tails(30.0, 1.9) <= larger)
 
 
-def test_reference_values_of_partitions() -> None:
-    """23 classes in episodes of 5; 12 hold the person, each with probability 1/10."""
-    worst = np.exp(log_reached_worst(4, 5, 12, 0.1))
-    mean = np.exp(log_reached_mean(23, 5, 12, 0.1))
-    known = [0.282429536481, 0.419963810076, 0.234177350886, 0.058035722076]
-    np.testing.assert_allclose(worst, [*known, 0.005393580481], rtol=1e-12)
-    known = [0.33432463129947, 0.42970156027407, 0.19611848161289, 0.03737131163021]
-    np.testing.assert_allclose(mean, [*known, 0.00248401518335], rtol=1e-12)
-
-
 @pytest.mark.parametrize("bound", [1, 2, 4, 5])
 def test_the_even_partition_is_the_worst(bound: int) -> None:
     worst = np.cumsum(np.exp(log_reached_worst(2, 3, bound, 0.4))[::-1])[::-1]

@@ -49,26 +49,6 @@ def test_example_31():
     assert list(witness.values()) == [0, 1, 4]
 
 
-def test_rates_have_the_steps_shape_and_a_last_axis_of_paths():
-    sampling = MultistageSampling(
-        Poisson("task", sampling_probability=np.full((7, 1), 0.5)),
-        WithoutReplacement("class", size=[1, 2, 4]),
-        Poisson("example", sampling_probability=0.25),
-    )
-    rates = path_rates(sampling, EXAMPLE_31)
-    num_paths = len(rates.multiplicity)
-    assert num_paths == 5
-    for rate in rates.rates:
-        assert rate.dtype == np.float64
-        assert np.broadcast_shapes(rate.shape, (7, 3, 5)) == (7, 3, 5)
-    by_path = {2: [0.5, 1.0, 1.0], 3: [1 / 3, 2 / 3, 1.0]}
-    groups = rates.group_sizes[1]
-    assert groups is not None
-    for path, group in enumerate(groups):
-        np.testing.assert_array_equal(rates.rates[1][:, path], by_path[int(group)])
-    assert inclusion_rates(sampling, EXAMPLE_31).shape == (7, 3, 5)
-
-
 def test_without_a_population_the_specs_sizes_are_used():
     sampling = MultistageSampling(
         Poisson("school", sampling_probability=[[0.1], [0.2]]),

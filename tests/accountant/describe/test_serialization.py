@@ -1,7 +1,6 @@
 """Specs to dictionaries and back; hostile dictionaries."""
 
 import json
-import tomllib
 
 import pytest
 
@@ -67,26 +66,6 @@ def test_round_trip_through_json(spec):
     read = json.loads(json.dumps(written, allow_nan=False))
     assert type(spec).from_dict(read) == spec
     assert spec_from_dict(EVERY_TYPE, read) == spec
-
-
-def test_a_toml_table_is_read():
-    text = """
-    version = 1
-    type = "MultistageSampling"
-    [[levels]]
-    type = "Poisson"
-    name = "school"
-    sampling_probability = [[0.1], [0.2]]
-    [[levels]]
-    type = "WithoutReplacement"
-    name = "pupil"
-    size = 8
-    population = 40
-    """
-    assert MultistageSampling.from_dict(tomllib.loads(text)) == MultistageSampling(
-        Poisson("school", sampling_probability=[[0.1], [0.2]]),
-        WithoutReplacement("pupil", size=8, population=40),
-    )
 
 
 def test_nested_specs_may_carry_their_version():

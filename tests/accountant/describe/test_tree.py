@@ -168,43 +168,6 @@ def test_ids_at_the_ends_of_their_type(values):
     assert population.unit_ids[0].tolist() == different.tolist()
 
 
-def nested_sizes(depth, smallest):
-    leaf = st.integers(smallest, 4)
-    tree = st.lists(leaf, min_size=1, max_size=4)
-    for _ in range(depth - 1):
-        tree = st.lists(tree, min_size=1, max_size=3)
-    return tree
-
-
-def table_of(nested, path=()):
-    """One row of units for each last-level unit; its path is its name."""
-    if isinstance(nested, int):
-        return [(*path, i) for i in range(nested)]
-    return [row for i, sub in enumerate(nested) for row in table_of(sub, (*path, i))]
-
-
-@settings(derandomize=True, deadline=None, max_examples=30)
-@given(
-    nested=st.integers(1, 3).flatmap(lambda depth: nested_sizes(depth, smallest=1)),
-    seed=st.integers(0, 99),
-    scale=st.sampled_from([1, 10**12]),
-)
-def test_a_table_of_ids_gives_back_its_tree(nested, seed, scale):
-    rng = np.random.default_rng(seed)
-    rows = table_of(nested)
-    names = [f"level{j}" for j in range(len(rows[0]))]
-    # Repeated and shuffled records; ids that keep the order of the units.
-    rows = [rows[i] for i in rng.permutation(np.repeat(np.arange(len(rows)), 2))]
-    columns = {}
-    for level, name in enumerate(names):
-        units = sorted({row[: level + 1] for row in rows})
-        place = {unit: scale * i for i, unit in enumerate(units)}
-        columns[name] = [place[row[: level + 1]] for row in rows]
-    assert Population.from_ids(**columns) == Population.from_sizes(
-        nested, level_names=names
-    )
-
-
 def trees(depth):
     """Nested sizes of ``depth`` levels with empty units; the first is not empty."""
     tree = st.lists(st.integers(0, 3), max_size=4)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from menus import two_groups
 
 
 def gaussian(noise, rate=0.1, **others):
@@ -17,6 +16,17 @@ def gaussian(noise, rate=0.1, **others):
 SLOW, FAST, CHECK = gaussian(1.5), gaussian(2.2), jde.LaplaceRelease(10.0)
 MENU = {"slow": SLOW, "fast": FAST, "check": CHECK}
 QUOTAS = {"slow": 20, "fast": 3, "check": 5}
+TWO = {"slow": SLOW, "fast": FAST}
+
+
+def priced(budget=None, options=TWO, prices=(5, 2), **others):
+    """A run of two options with these prices."""
+    prices = dict(zip(options, prices, strict=True))
+    return jde.AdaptiveRun(options, prices=prices, budget=budget, **others)
+
+
+# As an option its worst strategy is no composition.
+WITHIN = priced(7)
 
 
 def test_quotas_cost_their_composition():
@@ -159,49 +169,27 @@ def test_prices_reduce_the_budget_and_keep_the_guarantee():
 
 @pytest.mark.slow
 def test_extreme_options():
-    run = jde.AdaptiveRun(
-        {"slow": SLOW, "fast": FAST}, prices={"slow": 5, "fast": 2}, budget=7
-    )
-    assert run.epsilon(delta=1.0) == 0 and run.epsilon(delta=0.0) == np.inf
-    assert run.delta(epsilon=np.inf) == 0
-    bounded = jde.AdaptiveRun(
-        {"a": jde.ApproximateDP(0.5, 1e-6), "b": jde.ApproximateDP(0.2)},
-        prices={"a": 3, "b": 1},
-        budget=7,
-    )
+    assert WITHIN.epsilon(delta=1.0) == 0 and WITHIN.epsilon(delta=0.0) == np.inf
+    assert WITHIN.delta(epsilon=np.inf) == 0
+    bounds = {"a": jde.ApproximateDP(0.5, 1e-6), "b": jde.ApproximateDP(0.2)}
+    bounded = priced(7, bounds, (3, 1))
     assert bounded.delta(epsilon=np.inf) == pytest.approx(2e-6, rel=1e-5)
     assert bounded.epsilon(delta=1e-6) == np.inf
     assert bounded.epsilon(delta=0.0) == np.inf
     nothing = jde.AdaptiveRun(MENU, prices=PRICES, budget=1)
     assert nothing.epsilon(delta=1e-5) == 0 and not nothing.can("fast")
     assert nothing.cost_of_adaptivity(delta=1e-5).ratio == 1
-    bare = jde.AdaptiveRun(
-        {"a": gaussian(0.0), "b": SLOW}, prices={"a": 1, "b": 1}, budget=2
-    )
+    bare = priced(2, {"a": gaussian(0.0), "b": SLOW}, (1, 1))
     assert bare.epsilon(delta=1e-5) == np.inf and bare.delta(epsilon=1.0) == 1
     # Losses of a million nats, too large for a lattice.
-    few = jde.AdaptiveRun(
-        {"a": gaussian(1e-3, rate=1e-3), "b": SLOW}, prices={"a": 1, "b": 1}, budget=1
-    )
+    few = priced(1, {"a": gaussian(1e-3, rate=1e-3), "b": SLOW}, (1, 1))
     with pytest.warns(UserWarning, match="worst strategy's .* between its ends"):
         assert few.epsilon(delta=1e-5) > 1e5 and few.delta(epsilon=1e3) >= 1e-3
 
 
-def test_an_option_that_loses_nothing_is_free():
-    options = {"slow": SLOW, "fast": FAST}
-    prices = {"slow": 5, "fast": 2}
-    run = jde.AdaptiveRun(options, prices=prices, budget=7)
-    more = jde.AdaptiveRun(
-        {**options, "none": gaussian(1.0, rate=0.0)},
-        prices={**prices, "none": 1},
-        budget=7,
-    )
-    assert more.epsilon(delta=1e-5) == pytest.approx(run.epsilon(delta=1e-5), abs=2e-5)
-
-
 def test_options_without_sampling_are_exact():
     options = {name: gaussian(noise, 1.0) for name, noise in (("a", 10.0), ("b", 20.0))}
-    run = jde.AdaptiveRun(options, prices={"a": 4, "b": 1}, budget=400)
+    run = priced(400, options, (4, 1))
     # Squared shifts 1/100 and 1/400: together shift 1 for every strategy.
     one = jde.delta(gaussian(1.0, 1.0), epsilon=0.5, num_steps=1)
     assert run.delta(epsilon=0.5) == pytest.approx(one, rel=1e-12)
@@ -227,18 +215,13 @@ def test_each_theorem_has_its_own_worst_strategy():
     few = jde.Poisson("example", sampling_probability=0.01, population=100)
     one = jde.WithoutReplacement("example", size=1, population=1)
     options = {"a": step(few, 50.0), "b": step(one, 1.5)}
-    run = jde.AdaptiveRun(options, prices={"a": 1, "b": 1}, budget=1)
+    run = priced(1, options, (1, 1))
     alone = jde.epsilon(options["b"], num_steps=1, delta=1e-5)
     assert run.epsilon(delta=1e-5) >= alone * (1 - 1e-9)
 
 
 def test_blocks_are_charged_with_their_first_step():
-    run = jde.AdaptiveRun(
-        {"slow": SLOW, "fast": FAST},
-        prices={"slow": 5, "fast": 3},
-        budget=11,
-        blocks={"fast": 2},
-    )
+    run = priced(11, TWO, (5, 3), blocks={"fast": 2})
     assert run.most("fast") == 6
     after = run.charge("fast")
     assert (after.spent, after.most("fast")) == (3, 5)
@@ -246,37 +229,27 @@ def test_blocks_are_charged_with_their_first_step():
     assert (after.spent, after.left, after.most("fast")) == (8, 3, 3)
     after = after.charge("fast")
     assert after.spent == 8 and jde.AdaptiveRun.from_dict(after.to_dict()) == after
-    # A block of "x" has two steps.
-    two = jde.AdaptiveRun(
-        {"slow": SLOW, "fast": jde.compose((FAST, 2))},
-        prices={"slow": 5, "fast": 3},
-        budget=11,
-    )
+    two = priced(11, {"slow": SLOW, "fast": jde.compose((FAST, 2))}, (5, 3))
     assert run.epsilon(delta=1e-5) == two.epsilon(delta=1e-5)
 
 
 def test_an_option_above_the_target_is_refused_with_its_cost():
     least = float(jde.epsilon(SLOW, num_steps=1, delta=1e-5))
-    asked = {"slow": SLOW, "fast": FAST}
     with pytest.raises(ValueError, match=rf"too small.*'slow'.* costs {least:.4g}"):
-        jde.AdaptiveRun(asked, epsilon=0.5 * least, delta=1e-5)
+        jde.AdaptiveRun(TWO, epsilon=0.5 * least, delta=1e-5)
 
 
 @pytest.mark.slow
 def test_the_budget_for_a_target_is_the_largest_that_is_certified():
-    options = {"slow": SLOW, "fast": FAST}
-    prices = {"slow": 5, "fast": 2}
-    run = jde.AdaptiveRun(options, prices=prices, epsilon=0.8, delta=1e-5)
-    assert run.epsilon(delta=1e-5) <= 0.8
-    more = jde.AdaptiveRun(options, prices=prices, budget=run.budget + 2)
-    assert more.epsilon(delta=1e-5) > 0.8
+    run = priced(epsilon=0.8, delta=1e-5)
+    assert run.epsilon(delta=1e-5) <= 0.8 < priced(run.budget + 2).epsilon(delta=1e-5)
     again = {**run.to_dict(), "epsilon": 0.8, "delta": 1e-5}
     with pytest.raises(ValueError, match="budget must be None with epsilon"):
         jde.AdaptiveRun.from_dict(again)
     del again["budget"]
     assert jde.AdaptiveRun.from_dict(again).budget == run.budget
     with pytest.raises(ValueError, match="no option of the menu"):
-        jde.AdaptiveRun(options, prices=prices, epsilon=0.01, delta=1e-7)
+        priced(epsilon=0.01, delta=1e-7)
 
 
 @pytest.mark.slow
@@ -293,24 +266,14 @@ def test_default_prices_follow_the_numbers_that_a_target_allows():
 
 @pytest.mark.slow
 def test_an_odometer_may_be_read_at_any_time():
-    options, prices = {"slow": SLOW, "fast": FAST}, {"slow": 5, "fast": 2}
-    run = jde.AdaptiveRun(
-        options, prices=prices, budget=12, odometer="margin", delta=1e-5
-    )
+    run = priced(12, odometer="margin", delta=1e-5)
     assert run.epsilon_so_far == 0 and run.odometer_interval()[1] <= 1e-5 * (1 + 1e-3)
     after = run.charge("slow")
     assert 0 < after.epsilon_so_far < after.charge("slow").epsilon_so_far
     assert after.odometer[12] > run.epsilon(delta=1e-5)
     assert jde.AdaptiveRun.from_dict(after.to_dict()) == after
-    without = jde.AdaptiveRun(options, prices=prices, budget=12)
     with pytest.raises(ValueError, match="odometer must be stated"):
-        _ = without.epsilon_so_far
-
-
-# An inner run of prices: its worst strategy is no composition.
-WITHIN = jde.AdaptiveRun(
-    {"slow": SLOW, "fast": FAST}, prices={"slow": 5, "fast": 2}, budget=7
-)
+        _ = priced(12).epsilon_so_far
 
 
 @pytest.mark.slow
@@ -325,12 +288,11 @@ def test_an_adaptive_run_with_prices_may_be_an_option():
     assert after.taken_composed() == jde.compose((CHECK, 1))
     with pytest.raises(NotImplementedError, match="'run' was taken.*not known here"):
         after.charge("run").taken_composed()
-    given = {"prices": {"run": 4, "fast": 1}, "budget": 9}
-    run = {"run": WITHIN, "fast": FAST}
-    read = jde.AdaptiveRun(run, **given, odometer="margin", delta=1e-5)
+    both = {"run": WITHIN, "fast": FAST}
+    read = priced(9, both, (4, 1), odometer="margin", delta=1e-5)
     assert read.odometer_interval()[1] <= 1e-5 * (1 + 1e-3)
     with pytest.raises(NotImplementedError, match="blocks of an option that is a run"):
-        jde.AdaptiveRun(run, **given, blocks={"run": 2}).epsilon(delta=1e-5)
+        priced(9, both, (4, 1), blocks={"run": 2}).epsilon(delta=1e-5)
 
 
 def test_first_options_by_rules_need_other_names():
@@ -340,20 +302,11 @@ def test_first_options_by_rules_need_other_names():
 
 
 def test_an_empty_option_is_skipped():
-    nothing = jde.AdaptiveRun(WITHIN.options, prices=WITHIN.prices, budget=1)
+    nothing = priced(1)
     rules = jde.RuleBook("a", {"a": {"run": "b"}, "b": {"slow": "c"}})
     run = jde.AdaptiveRun({"run": nothing, "slow": SLOW}, rules=rules)
     lower, upper = run.epsilon_interval(delta=1e-5)
     assert lower <= jde.epsilon(SLOW, num_steps=1, delta=1e-5) <= upper < lower + 1e-3
-
-
-def test_the_supremum_over_paths_is_taken_last():
-    run = two_groups()
-    options = run.options
-    lower, upper = run.epsilon_interval(delta=1e-5)
-    assert 0 < lower <= upper < lower + 1e-3
-    for fixed in (((options["a"], 6),), ((options["b"], 3),)):
-        assert jde.epsilon(jde.compose(*fixed), delta=1e-5) <= upper + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -385,17 +338,14 @@ def test_invalid_limits_of_runs_are_refused(given, match):
 
 
 def batch(noises, **limits):
-    options = {"slow": gaussian(noises), "fast": gaussian(3.0)}
-    return jde.AdaptiveRun(options, prices={"slow": 5, "fast": 2}, budget=12, **limits)
+    return priced(12, {"slow": gaussian(noises), "fast": gaussian(3.0)}, **limits)
 
 
 @pytest.mark.slow
 def test_each_setting_equals_its_single_run():
     # No sampling, rates of another shape, and a worst strategy of rate 0.
     noises, rates = np.array([0.0, 1.5]), np.array([[0.1], [0.0]])
-    options = {"slow": gaussian(noises, rates), "fast": gaussian(3.0, rates)}
-    limits = {"prices": {"slow": 5, "fast": 2}, "budget": 12}
-    run = jde.AdaptiveRun(options, **limits)
+    run = priced(12, {"slow": gaussian(noises, rates), "fast": gaussian(3.0, rates)})
     assert run.shape == (2, 2)
     assert jde.AdaptiveRun.from_dict(run.to_dict()) == run
     deltas = np.array([1e-5, 1e-7])
@@ -404,7 +354,7 @@ def test_each_setting_equals_its_single_run():
     for i, j in np.ndindex(2, 2):
         rate = float(rates[i, 0])
         slow, fast = gaussian(float(noises[j]), rate), gaussian(3.0, rate)
-        one = jde.AdaptiveRun({"slow": slow, "fast": fast}, **limits)
+        one = priced(12, {"slow": slow, "fast": fast})
         at = float(deltas[j])
         assert one.epsilon_interval(delta=at) == (lower[i, j], upper[i, j])
         assert one.epsilon(delta=at) == value[i, j]

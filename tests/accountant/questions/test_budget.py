@@ -1,21 +1,342 @@
-"""The budget is known before the first step, and never exceeded."""
+"""A budget for runs chosen one after another: mu-GDP with floors."""
+
+import functools
+import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
+from jaxdp_episodic.accountant.losses.finite import FiniteLoss
+from jaxdp_episodic.accountant.methods.adaptive.method import profiles_above
+from jaxdp_episodic.accountant.methods.adaptive.problem import Problem
+from jaxdp_episodic.accountant.methods.run import Run
+from jaxdp_episodic.accountant.questions import attacker
 from jaxdp_episodic.accountant.questions.budget import (
     BudgetExhaustedError,
     PrivacyBudget,
     SpentAhead,
     plan_budget,
 )
-from jaxdp_episodic.accountant.report.adaptive_words import TAKEN, budget_in_words
+from jaxdp_episodic.accountant.questions.gdp_budget import (
+    GdpBudget,
+    GdpPrice,
+    gdp_price,
+    price_of_curve,
+    price_of_rdp,
+)
+from jaxdp_episodic.accountant.questions.tuning import DEFAULT_ORDERS
+from jaxdp_episodic.bounds import Gaussian
 from jaxdp_episodic.trainer.run.ledger import Ledger
+from menus import budget_graph, two_groups
+from oracles import adaptive
 from training_runs import GROUPED, flat_step
 
 DELTA = 1e-5
+FLOORS = (1e-9, 1e-7, 1e-6)
+# Rate, noise and steps of a run; its mu at each of these floors.
+RUNS = [
+    (0.1, 1.5, 50, (0.665, 0.634, 0.617)),
+    (0.05, 3.0, 1000, (0.554, 0.551, 0.550)),
+    (0.01, 1.0, 50, (0.287, 0.216, 0.180)),
+    (0.01, 0.7, 500, (1.02, 0.920, 0.862)),
+    (0.001, 0.6, 10_000, (0.823, 0.707, 0.637)),
+    (1.0, 10.0, 30, (0.548, 0.548, 0.548)),
+]
+
+
+def step(rate, noise):
+    sampling = jde.Poisson("example", sampling_probability=rate)
+    return jde.GaussianStep(sampling, noise_multiplier=noise)
+
+
+def gaussian_delta(mu, epsilon):
+    return Gaussian(noise_multiplier=1 / mu).delta(epsilon)
+
+
+PRICES = [
+    (rate, noise, steps, floor, mu)
+    for rate, noise, steps, mus in RUNS
+    for floor, mu in zip(FLOORS, mus, strict=True)
+]
+
+
+# --- Prices ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate,noise,steps,floor,mu", PRICES)
+def test_prices_are_those_of_an_independent_computation(rate, noise, steps, floor, mu):
+    found = gdp_price(step(rate, noise), num_steps=steps, floor=floor)
+    assert found.mu == pytest.approx(mu, rel=4e-3, abs=6e-4)
+    assert found.floor == (0.0 if rate == 1 else floor)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("rate", "noise", "floor"),
+    [(0.01, 0.7, 1e-3), (0.01, 0.7, 1e-7), (0.5, 2.0, 1e-40)],
+)
+def test_a_price_holds_everywhere_and_no_smaller_one(rate, noise, floor):
+    one = step(rate, noise)
+    mu = gdp_price(one, num_steps=1, floor=floor).mu
+    epsilons = np.linspace(0, 60, 40_001)
+    true = jde.privacy_profile(one, epsilons)
+    assert np.all(true <= floor + (1 - floor) * gaussian_delta(mu, epsilons))
+    less = floor + (1 - floor) * gaussian_delta(mu / (1 + 4e-3), epsilons)
+    assert np.any(true > less)
+
+
+def test_a_run_that_loses_nothing_and_one_that_loses_all():
+    assert gdp_price(step(0.0, 1.0), num_steps=5, floor=1e-9).mu == 0
+    with pytest.raises(ValueError, match="the run has no mu"):
+        gdp_price(step(0.5, 0.0), num_steps=5, floor=1e-9)
+    # Losses with a probability below the floor are covered by the floor.
+    release = jde.ApproximateDP(0.0, 1e-9)
+    assert gdp_price(release, num_steps=1, floor=1e-8).mu == 0
+    with pytest.raises(ValueError, match="try a larger floor"):
+        gdp_price(release, num_steps=2, floor=1e-9)
+
+
+def test_invalid_curves_have_no_price():
+    for epsilons, deltas in [
+        ([0.0, 1.0], [0.1, math.nan]),
+        ([0.5, 1.0], [0.1, 0.0]),
+        ([0.0, 1.0], [0.1, 0.2]),
+        ([0.0, 1.0], [1.1, 0.0]),
+    ]:
+        with pytest.raises(ValueError, match="must start at 0"):
+            price_of_curve(np.array(epsilons), np.array(deltas), floor=1e-9)
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
+def test_price_of_a_renyi_curve_is_above_the_truth(mu):
+    found = price_of_rdp(DEFAULT_ORDERS, mu**2 / 2 * DEFAULT_ORDERS, floor=1e-7)
+    assert mu <= found.mu <= 1.7 * mu
+    assert found.floor == 1e-7
+
+
+# --- The budget ---
+
+
+def test_mu_of_a_budget_is_the_largest():
+    budget = GdpBudget(2.0, DELTA, 1e-6)
+    assert 1e-6 + (1 - 1e-6) * gaussian_delta(budget.mu, 2.0) <= DELTA
+    larger = GdpBudget(2.0 * (1 + 1e-6), DELTA, 1e-6)
+    assert 1e-6 + (1 - 1e-6) * gaussian_delta(larger.mu, 2.0) > DELTA
+    # D(mu, 2) at nine tenths of delta.
+    assert gaussian_delta(budget.mu, 2.0) == pytest.approx(0.9e-5, rel=1e-5)
+
+
+# --- Adaptive choices: every strategy over finite runs, as a recursion ---
+
+
+@functools.lru_cache
+def _cut(rate, noise, cells=24):
+    """A sampled Gaussian rounded to cells: probabilities (p, q), both directions."""
+    edges = np.concatenate([[-np.inf], np.linspace(-3, 4.5, cells - 1), [np.inf]])
+    edges = edges * noise if noise > 1 else edges
+    masses = [np.diff(_ndtr((edges - m) / noise)) for m in (0.0, 1.0)]
+    q, p = masses[0], rate * masses[1] + (1 - rate) * masses[0]
+    return [(p, q), (q, p)]
+
+
+def _ndtr(x):
+    return np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in x])
+
+
+def _worst(menu, mu2, floors, direction, g):
+    """Delta at log g of the worst strategy, which chooses runs by the loss so far."""
+    worst = max(0.0, 1 - g)
+    for (rate, noise), price in menu:
+        if Fraction(price.mu) ** 2 > mu2 or Fraction(price.floor) > floors:
+            continue
+        p, q = _cut(rate, noise)[direction]
+        rest = mu2 - Fraction(price.mu) ** 2, floors - Fraction(price.floor)
+        can = any(
+            Fraction(o.mu) ** 2 <= rest[0] and Fraction(o.floor) <= rest[1]
+            for _, o in menu
+        )
+        if can:
+            after = [_worst(menu, *rest, direction, g * ratio) for ratio in q / p]
+            value = float(np.dot(p, after))
+        else:
+            value = float(np.maximum(p - g * q, 0).sum())
+        worst = max(worst, value)
+    return worst
+
+
+@functools.cache
+def _menu(floor):
+    kinds = [(0.05, 0.6), (0.4, 1.5)]
+    return [(k, gdp_price(step(*k), num_steps=1, floor=floor)) for k in kinds]
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_no_strategy_exceeds_the_budget(direction):
+    menu = _menu(1e-4)
+    cheap, dear = sorted(price.mu for _, price in menu)
+    mu2, floors = Fraction(dear**2 + 2 * cheap**2), Fraction(3e-4)
+    for epsilon in (0.1, 1.0, 4.0):
+        found = _worst(menu, mu2, floors, direction, math.exp(epsilon))
+        bound = 3e-4 + (1 - 3e-4) * gaussian_delta(math.sqrt(mu2), epsilon)
+        assert found <= bound
+
+
+def test_mu_without_the_floors_is_no_budget():
+    menu = _menu(1e-4)
+    dear = max(price.mu for _, price in menu)
+    mu2 = Fraction(2 * dear**2)
+    found = _worst(menu, mu2, Fraction(2e-4), 0, math.exp(5.0))
+    assert found > 1.5 * gaussian_delta(math.sqrt(mu2), 5.0)
+
+
+def test_sums_are_exact():
+    budget = GdpBudget(4.0, DELTA, 1e-6)
+    tenth = GdpPrice(0.0, 1e-7)
+    # In floats ten times 1e-7 is 1e-6; exactly it is slightly more or less.
+    fits = 10 * Fraction(1e-7) <= Fraction(1e-6)
+    assert budget.permits([tenth] * 9, tenth) is fits
+    half = GdpPrice(budget.mu / math.sqrt(2), 0.0)
+    assert budget.permits([half], half) is (
+        2 * Fraction(half.mu) ** 2 <= Fraction(budget.mu) ** 2
+    )
+    left = budget.left([half])
+    assert budget.permits([half], left)
+    more = GdpPrice(math.nextafter(left.mu, 9.0), left.floor)
+    assert not budget.permits([half], more)
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ((0.0, DELTA, 1e-6), "epsilon must be > 0"),
+        ((1e6, DELTA, 1e-6), "which gives no privacy"),
+        ((1.0, 1.0, 1e-6), "delta must lie in"),
+        ((1.0, DELTA, DELTA), "floors must be below delta"),
+        ((1.0, DELTA, 0.0), "floors must lie in"),
+        (([1.0, 2.0], DELTA, 1e-6), "epsilon must be"),
+    ],
+)
+def test_invalid_budgets_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        GdpBudget(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ((np.inf, 0.0), "mu must be finite"),
+        ((math.nan, 0.0), "mu must not be NaN"),
+        ((1.0, 1.0), "floor must lie in"),
+    ],
+)
+def test_invalid_prices_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        GdpPrice(*arguments)
+
+
+def test_invalid_arguments_of_a_price():
+    with pytest.raises(ValueError, match="floor must be one number"):
+        gdp_price(step(0.1, 1.0), num_steps=1, floor=1e-101)
+    with pytest.raises(ValueError, match="a price needs one setting"):
+        gdp_price(step(0.1, [1.0, 2.0]), num_steps=1, floor=1e-9)
+    with pytest.raises(ValueError, match="prices must not exceed"):
+        budget = GdpBudget(1.0, DELTA, 1e-6)
+        budget.left([GdpPrice(budget.mu * 1.1, 0.0)])
+
+
+@pytest.mark.slow
+def test_mu_down_to_a_floor_far_below_rounding():
+    one, floor = step(0.1, 1.5), 1e-60
+    mu = attacker.gdp_mu(one, num_steps=50, smallest_delta=floor)
+    # Without sampling it is 4.71; only rare draws reach this tail.
+    assert 1.0 < mu < 1.2
+    at = np.array([2.0, 16.0])
+    true = jde.delta(one, epsilon=at, num_steps=50)
+    assert np.all(true <= gaussian_delta(mu, at)) and true[-1] < 1e-50
+
+
+# --- Prices of adaptive runs: the worst strategy's profile ---
+
+
+FLOOR = 1e-6
+
+
+def example_step(noise, rate=0.1):
+    draw = jde.Poisson("example", sampling_probability=rate)
+    return jde.GaussianStep(draw, noise_multiplier=noise)
+
+
+SLOW, FAST = example_step(1.5), example_step(2.2)
+MENU = {"slow": SLOW, "fast": FAST}
+RUN = jde.AdaptiveRun(MENU, prices={"slow": 5, "fast": 2}, budget=40)
+
+
+def test_a_profile_is_above_the_truth_everywhere_and_close_to_it():
+    one = np.ones(1)
+    menu = [([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]), ([0.1, 0.9], [0.05, 0.95])]
+    losses = [
+        tuple(
+            tuple(np.full(1, x) for x in a) for a in (np.log(p) - np.log(q), np.log(p))
+        )
+        for p, q in (map(np.array, pair) for pair in menu)
+    ]
+    graph = budget_graph((2, 1), 6)
+    runs = [Run((FiniteLoss(one, *columns),), (one,)) for columns in losses]
+    found = profiles_above(Problem.of(graph, runs), 1e-6)
+    assert found is not None
+    for backward, (epsilons, deltas) in zip((False, True), found, strict=True):
+        pairs = [(q, p) if backward else (p, q) for p, q in menu]
+        for i in np.linspace(0, len(epsilons) - 1, 9).astype(int):
+            g = np.exp(epsilons[i])
+            exact = adaptive.worst_by_history(
+                pairs, adaptive.by_prices((2, 1)), 6, lambda _, g=g: g
+            )
+            assert exact - 1e-12 <= deltas[i] <= exact + 2e-4
+
+
+@pytest.mark.slow
+def test_compositions_cost_their_composition():
+    quotas = jde.AdaptiveRun(MENU, quotas={"slow": 4, "fast": 10})
+    plan = jde.compose((SLOW, 4), (FAST, 10))
+    assert gdp_price(quotas, floor=FLOOR) == gdp_price(plan, floor=FLOOR)
+    # The library does not see that these are the same.
+    twins = {"one": SLOW, "other": example_step(1.5)}
+    run = jde.AdaptiveRun(twins, prices=dict.fromkeys(twins, 5), budget=40)
+    assert run.composition() is None
+    fixed = jde.compose((example_step(1.5 * (1 + 1e-9)), 8))
+    exact = gdp_price(fixed, floor=FLOOR).mu
+    assert gdp_price(run, floor=FLOOR).mu == pytest.approx(exact, rel=3e-3)
+
+
+def test_the_most_expensive_path_counts():
+    run = two_groups()
+    mu = gdp_price(run, floor=FLOOR).mu
+    for epsilon in (0.0, 0.3, 0.6):
+        claimed = Gaussian(noise_multiplier=1 / mu).delta(epsilon)
+        true = run.delta_interval(epsilon=epsilon)[0]
+        assert true <= FLOOR + (1 - FLOOR) * claimed
+        assert true > run.delta_interval(epsilon=epsilon)[1] * (1 - 1e-2)
+
+
+def test_runs_without_a_price_are_refused():
+    bare = jde.AdaptiveRun(
+        {"slow": SLOW, "bare": example_step(0.0)},
+        prices={"slow": 1, "bare": 1},
+        budget=2,
+    )
+    with pytest.raises(ValueError, match="the run has no mu"):
+        gdp_price(bare, floor=FLOOR)
+    with pytest.raises(ValueError, match="num_steps must be None for an AdaptiveRun"):
+        gdp_price(RUN, num_steps=2, floor=FLOOR)
+    several = jde.AdaptiveRun({"slow": example_step([1.5, 2.0])}, quotas={"slow": 2})
+    with pytest.raises(ValueError, match="price needs a run of one setting"):
+        gdp_price(several, floor=FLOOR)
+
+
+# --- The budget of one run: known before the first step, never exceeded ---
 
 
 def test_noise_is_calibrated_for_the_steps():
@@ -98,19 +419,14 @@ def test_a_ledger_resumes():
         ({"num_steps": 2**31}, ValueError, "at most 2,147,483,647"),
         ({"epsilon": np.inf, "num_steps": None}, ValueError, "must be given with"),
         ({"epsilon": 0.01, "num_steps": None}, ValueError, "not permit a single step"),
+        ({"step": flat_step(noise_multiplier=[1.0, 2.0])}, ValueError, "one setting"),
+        ({"step": "step"}, TypeError, "must be a GaussianStep"),
     ],
 )
 def test_bad_input(changes, error, message):
-    arguments = {"epsilon": 2.0, "delta": DELTA, "num_steps": 10, **changes}
+    asked = {"step": flat_step(), "epsilon": 2.0, "delta": DELTA, "num_steps": 10}
     with pytest.raises(error, match=message):
-        plan_budget(flat_step(), **arguments)
-
-
-def test_one_setting_only():
-    with pytest.raises(ValueError, match="must be one setting"):
-        plan_budget(flat_step(noise_multiplier=[1.0, 2.0]), epsilon=1.0, delta=DELTA)
-    with pytest.raises(TypeError, match="must be a GaussianStep"):
-        plan_budget("step", epsilon=1.0, delta=DELTA)
+        plan_budget(**{**asked, **changes})
 
 
 def test_epsilon_of_a_run_of_any_length_takes_little_memory(monkeypatch):
@@ -160,19 +476,3 @@ def test_epsilon_along_a_run_of_people_is_of_few_steps_and_never_too_small(monke
     np.testing.assert_allclose(np.delete(found, 10), np.delete(exact, 10), rtol=1e-8)
     assert found[10] == found[11]
     assert asked == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13]
-
-
-def test_a_message_names_few_of_many_options():
-    names = [f"option {i}" for i in range(30)]
-    options = {name: flat_step() for name in names}
-    run = jde.AdaptiveRun(options, quotas=dict.fromkeys(names, 7))
-    budget = AdaptiveBudget((run,), DELTA)
-    words = "7 of 'option 0', 7 of 'option 1', 7 of 'option 2', 7 of 'option 3', "
-    assert budget.left_in_words() == words + "26 more options"
-    (taken,) = [
-        text
-        for name, text in budget_in_words(budget.charge("option 20"))
-        if name == TAKEN
-    ]
-    assert taken.startswith("1 of 'option 20' (6 left), 0 of 'option 0'")
-    assert taken.endswith("0 of 'option 2' (7 left), 26 more options")

@@ -114,13 +114,3 @@ def test_epsilon_never_falls_as_a_rate_grows(kind, clip_unit, relation):
     slack = 1e-7 * values
     assert (np.diff(values, axis=0) >= -slack[1:]).all()
     assert (np.diff(values, axis=1) >= -slack[:, 1:]).all()
-
-
-@pytest.mark.slow
-def test_independent_episodes_never_cost_less_as_the_rate_grows():
-    design = jde.IndependentEpisodes(
-        jde.Poisson("a", sampling_probability=RATES), num_episodes=6
-    )
-    step = jde.GaussianStep(design, noise_multiplier=2.0)
-    values = np.asarray(rdp_epsilon(step, num_steps=5, delta=1e-8))
-    assert (np.diff(values) >= -1e-7 * values[1:]).all()

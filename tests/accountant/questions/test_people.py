@@ -13,7 +13,6 @@ from scipy import stats
 from scipy.integrate import quad
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.interop.dp_accounting import to_dp_event
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.run import DeltaAt, EpsilonAt, Question, Run
 from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pairs
@@ -90,7 +89,6 @@ def person(fields: dict[str, Any], relation: str, noise: Any) -> jde.GaussianSte
 ZERO, REPLACE = "zero_out", "replace_one"
 SINGLE = [
     (TEN, 2.0, ZERO, 0.0018893884273744864, 0.0),  # M
-    (TEN, 2.0, "add_remove", 0.0018893884273744864, 0.0),
     (TEN, 2.0, REPLACE, 0.00824252411090727, 0.00824252411090727),
     (units(0.1, 0.3), 1.5, ZERO, 5.3185778439621655e-05, 0.0),  # A
     (units(0.1, 0.3), 1.5, REPLACE, 0.0001155468292963423, 0.0001155468292963423),
@@ -107,7 +105,6 @@ COMPOSED = [
     (TEN, 2.0, ZERO, 100, 16.122774820258027),
     (TEN, 2.0, REPLACE, 100, 31.501215594103197),
     (units(0.1, 0.3), 1.5, ZERO, 100, 6.008220408817204),
-    (units(0.1, 0.3), 1.5, "add_remove", 100, 10.167336025998857),
     (units(0.8, 0.2), 3.0, ZERO, 100, 19.542402318919),
     (independent(20), 4.0, ZERO, 50, 20.678105362626166),
     (THREE_OF_TEN, 3.0, REPLACE, 50, 24.739359618702824),
@@ -322,30 +319,6 @@ def test_users_whose_examples_are_clipped_one_by_one(relation: str) -> None:
     assert jde.epsilon(one, **run) == pytest.approx(jde.epsilon(flat, **run))
 
 
-@pytest.mark.parametrize(
-    "top", [P("user", sampling_probability=0.3), W("user", size=3, population=10)]
-)
-def test_users_whose_examples_are_replaced(top: Any) -> None:
-    """A user's Poisson draw is hidden; otherwise it is visible, or all are drawn."""
-    step = jde.GaussianStep(
-        nested(top),
-        noise_multiplier=20.0,
-        clip_unit="example",
-        privacy_unit="user",
-        neighboring_relation=REPLACE,
-    )
-    weights = stats.binom.pmf(np.arange(9), 8, 0.2)
-    seen = 0.3
-    if isinstance(top, P):
-        weights, seen = 0.3 * weights, 1.0
-        weights[0] += 0.7
-    profiles = [
-        seen * hockey_stick(weights, math.exp(0.1), 1 / 20, -1.0),
-        float(jde.privacy_profile(whole(step), 0.1)),
-    ]
-    assert jde.privacy_profile(step, 0.1) == pytest.approx(min(profiles), rel=1e-7)
-
-
 def test_ends_of_users_whose_examples_are_clipped() -> None:
     """No noise, infinite noise; rates 0 and 1, above and below."""
     top = P("user", sampling_probability=[[0.0], [0.05], [1.0]])
@@ -367,13 +340,6 @@ def test_ends_of_users_whose_examples_are_clipped() -> None:
             sampling=nested(P("user", sampling_probability=0.5)),
         )
         assert jde.epsilon(bare, **run) == value
-
-
-def whole(step: jde.GaussianStep) -> jde.GaussianStep:
-    """The same if all examples of a drawn user are drawn."""
-    user = step.design.schemes[0]
-    both = jde.MultistageSampling(user, W("example", size=8, population=8))
-    return dataclasses.replace(step, sampling=both)
 
 
 def test_epochs_share_the_noise_out_among_a_persons_units() -> None:
@@ -414,22 +380,6 @@ def test_more_units_than_can_be_summed_are_refused() -> None:
     step = person(TEN | {"people": Bounds(examples=10**6)}, ZERO, 2.0)
     with pytest.raises(NotImplementedError, match="more than 20,000 clip units"):
         jde.epsilon(step, num_steps=1, delta=1e-5)
-
-
-@pytest.mark.slow
-def test_an_epoch_of_blocks_costs_a_person_no_more_than_its_whole_episode() -> None:
-    epochs = {"episodes": jde.RandomAllocation("episode", steps_per_epoch=4)}
-    run = {"num_steps": 40, "delta": 1e-5}
-    among_slots = person(blocks(AMONG_SLOTS, **epochs), ZERO, 2.0)
-    made_anyhow = person(blocks(**epochs), ZERO, 2.0)
-    assert jde.epsilon(among_slots, **run) <= jde.epsilon(made_anyhow, **run)
-
-
-def test_events_do_not_treat_a_person_as_one_example() -> None:
-    design = jde.IndependentEpisodes(W("example", size=1, population=9), num_episodes=4)
-    step = person({"sampling": design, "people": Bounds(examples=3)}, REPLACE, 2.0)
-    with pytest.raises(NotImplementedError, match="person"):
-        to_dp_event(step)
 
 
 def profile_a(

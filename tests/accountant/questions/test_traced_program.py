@@ -12,7 +12,6 @@ from jaxdp_episodic.accountant.questions import dominating_pair, traced_program
 from jaxdp_episodic.accountant.questions.traced_program import Question
 
 DELTA = 1e-5
-P = jax.sharding.PartitionSpec
 NOISES = np.array([0.6, 0.8, 1.1, 2.0, 5.0])
 RATES = np.array([0.3, 0.01, 1e-3, 1e-5, 0.05])
 
@@ -81,28 +80,31 @@ def test_curves(host) -> None:
         jax.block_until_ready(curve(np.nan * NOISES))
 
 
-def test_small_batches_are_answered_by_the_host(host) -> None:
-    few = jax.jit(jax.vmap(epsilon))(NOISES[:4])
-    np.testing.assert_array_equal(few, plain(NOISES[:4]))
-    assert host == [(4,)]
+RDP = {"method": "rdp"}
+SIZES = jde.GaussianStep(
+    jde.WithoutReplacement("example", size=2, population=20), noise_multiplier=1.0
+)
 
 
-@pytest.mark.parametrize("what", ["numpy", "rdp", "exact", "backward", "sizes"])
-def test_settings_answered_by_the_host(what, monkeypatch) -> None:
-    monkeypatch.delenv("JAXDP_EPISODIC_ENGINE", raising=False)
-    sampling = jde.Poisson("example", sampling_probability=0.1)
-    if what == "sizes":
-        sampling = jde.WithoutReplacement("example", size=2, population=20)
-    one = jde.GaussianStep(sampling, noise_multiplier=1.0)
-    option = {"direction": "backward"} if what == "backward" else {"method": "rdp"}
-    kind = "rdp" if what == "backward" else "epsilon"
-    if what == "exact":
-        option = {"method": "exact"}
-    if what == "numpy":
-        monkeypatch.setenv("JAXDP_EPISODIC_ENGINE", "numpy")
+@pytest.mark.parametrize(
+    ("kind", "one", "option", "engine"),
+    [
+        ("epsilon", step(1.0), RDP, "auto"),
+        ("epsilon", step(1.0), RDP, "numpy"),
+        ("epsilon", step(1.0), {"method": "exact"}, "auto"),
+        ("rdp", step(1.0), {"direction": "backward"}, "auto"),
+        ("epsilon", SIZES, RDP, "auto"),
+    ],
+    ids=["compiled", "numpy", "exact", "backward", "sizes"],
+)
+def test_settings_answered_by_the_host(
+    kind, one, option, engine, monkeypatch, request
+) -> None:
+    monkeypatch.setenv("JAXDP_EPISODIC_ENGINE", engine)
     question = Question(kind, one, {}, ("noise_multiplier",), option)
+    is_compiled = request.node.callspec.id == "compiled"
     for words in (((),), ((), (0,))):
-        assert traced_program.is_in_program(question, words) == (what == "rdp")
+        assert traced_program.is_in_program(question, words) == is_compiled
     assert not traced_program.is_in_program(question, ((), (0,), (0, 0)))
 
 
@@ -162,7 +164,7 @@ def test_other_designs_are_left_to_the_host() -> None:
 
 @pytest.mark.slow
 def test_epsilons_and_derivatives(host, monkeypatch) -> None:
-    """By each number, also if the host computes some settings."""
+    """By each number, also if the host computes some settings or a small batch."""
     counts, deltas = np.array([1e4, 10.0, 1e3, 1e5, 0.0]), np.full(5, 1e-6)
     at = NOISES, RATES, counts, deltas
     by = tuple(range(4))
@@ -175,50 +177,6 @@ def test_epsilons_and_derivatives(host, monkeypatch) -> None:
     for slope, one in zip(slopes, true, strict=True):
         np.testing.assert_allclose(slope, one, rtol=2e-8)
     assert np.all(np.isfinite(slopes[0][:4]))
-
-
-@pytest.mark.slow
-def test_deltas_of_a_composed_run(host) -> None:
-    def delta(first, rate, epsilon, times):
-        parts = (step(first, rate), 100), (step(2.0, 0.02), 200)
-        run = jde.compose(*parts)
-        asked = {"epsilon": epsilon, "num_steps": times, "method": "rdp"}
-        return traced.delta(run, **asked)
-
-    targets, times = np.array([0.5, 2.0, 8.0, 1.0, np.inf]), np.arange(1, 6)
-    at = NOISES, RATES, targets, times
-    value, slopes = jax.jit(jax.vmap(jax.value_and_grad(delta, (0, 1, 2))))(*at)
-    assert (1,) in host and (5,) not in host
-    run = jde.compose((step(NOISES, RATES), 100), (step(2.0, 0.02), 200))
-    asked = {"epsilon": targets, "num_steps": times, "method": "rdp"}
-    true = jde.delta(run, **asked)
-    np.testing.assert_allclose(value, true, rtol=1e-10)
-    h = 1e-4
-    more = jde.compose((step(NOISES * (1 + h), RATES), 100), (step(2.0, 0.02), 200))
-    less = jde.compose((step(NOISES * (1 - h), RATES), 100), (step(2.0, 0.02), 200))
-    rise = jde.delta(more, **asked) - jde.delta(less, **asked)
-    np.testing.assert_allclose(slopes[0][:4], (rise / (2 * h * NOISES))[:4], 1e-4)
-
-
-@pytest.mark.slow
-def test_loops_shards_and_hessians(host) -> None:
-    true = plain(NOISES)
-
-    def body(carry, _):
-        return carry * 1.0, epsilon(carry)
-
-    _, seen = jax.jit(lambda x: jax.lax.scan(body, x, None, length=2))(NOISES)
-    np.testing.assert_allclose(seen, np.stack([true, true]), rtol=1e-12)
-    end = jax.jit(
-        lambda x: jax.lax.while_loop(
-            lambda x: epsilon(x).max() > 0.9 * true.max(), lambda x: 1.1 * x, x
-        )
-    )(NOISES)
-    assert plain(np.asarray(end)).max() <= 0.9 * true.max()
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("runs",))
-    sharded = jax.shard_map(epsilon, mesh=mesh, in_specs=P("runs"), out_specs=P("runs"))
-    np.testing.assert_allclose(jax.jit(sharded)(NOISES), true, rtol=1e-12)
-    assert host == []
     bends = jax.vmap(jax.hessian(epsilon))(NOISES)
     assert np.all(np.isfinite(bends)) and np.all(bends > 0)
 
@@ -227,11 +185,16 @@ def test_loops_shards_and_hessians(host) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("kind", ["rdp", "epsilon", "delta"])
-def test_the_program_lowers_for_devices(kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        ("rdp", {"orders": 3.0}),
+        ("epsilon", {"delta": 1e-5, "num_steps": 1000}),
+        ("delta", {"epsilon": 1.0, "num_steps": 1000}),
+    ],
+)
+def test_the_program_lowers_for_devices(kind, known) -> None:
     """Exported for CUDA and TPU with a derivative; needs no device."""
-    known = {"epsilon": {"delta": 1e-5}, "delta": {"epsilon": 1.0}, "rdp": {}}[kind]
-    known = known | ({"orders": 3.0} if kind == "rdp" else {"num_steps": 1000})
     question = Question(kind, step(1.0), known, ("noise_multiplier",), {})
 
     def program(noise: Any) -> Any:

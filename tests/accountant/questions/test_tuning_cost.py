@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as peer
 
-import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.tuning import (
     DEFAULT_ORDERS,
     NegativeBinomialTrials,
@@ -27,13 +26,6 @@ TRIALS = [
 
 
 TWO = PoissonTrials(expected_runs=2)
-
-
-def tuning_cost(step, *, trials, delta, **run):
-    """Epsilon of the best of a random number of runs, as a search computes it."""
-    composed = jde.compose((step, run.get("num_steps", 1)))
-    tuned = tuned_rdp(trials, DEFAULT_ORDERS, jde.rdp(composed, DEFAULT_ORDERS))
-    return curve_to_epsilon(DEFAULT_ORDERS, tuned, delta=delta)
 
 
 def probabilities(trials, most=600_000):
@@ -145,6 +137,14 @@ def test_poisson_agrees_with_dp_accounting_but_for_the_chance_of_no_run():
     np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
+def test_extreme_curves():
+    unbounded = tuned_rdp(TWO, [2.0, 3.0], [math.inf, math.inf])
+    assert curve_to_epsilon([2.0, 3.0], unbounded, delta=1e-5) == math.inf
+    free = tuned_rdp(TWO, [2.0, 3.0], [0.0, 0.0])
+    assert math.isfinite(curve_to_epsilon([2.0, 3.0], free, delta=1e-5))
+    assert curve_to_epsilon([2.0], [0.0], delta=1e-5) == 0
+
+
 def test_a_search_of_one_run_costs_the_run():
     curve = ORDERS / 8
     one = NegativeBinomialTrials(expected_runs=1.0)
@@ -168,37 +168,6 @@ def test_broadcasts_over_distributions_and_curves_as_single_calls_do():
     both = tuned_rdp(poisson, ORDERS, curves[0])
     alone = tuned_rdp(PoissonTrials(expected_runs=20.0), ORDERS, curves[0])
     np.testing.assert_allclose(both[1], alone, rtol=1e-12)
-
-
-def test_epsilon_of_a_step_is_above_that_of_one_run_and_falls_with_noise():
-    step = jde.GaussianStep(
-        jde.Poisson("user", sampling_probability=0.02),
-        noise_multiplier=np.array([1.0, 2.0, 4.0]),
-    )
-    run = {"num_steps": 500, "delta": 1e-5}
-    single = jde.epsilon(step, method="rdp", **run)
-    trials = NegativeBinomialTrials(expected_runs=10.0)
-    best_of = tuning_cost(step, trials=trials, **run)
-    assert np.all(best_of > single)
-    assert np.all(np.diff(best_of) < 0)
-    one = tuning_cost(step, trials=NegativeBinomialTrials(expected_runs=1.0), **run)
-    np.testing.assert_allclose(one, single, rtol=2e-3)
-    assert np.all(one >= single * (1 - 1e-12))
-    composed = tuning_cost(
-        jde.compose((step, 300), (step, 200)), trials=trials, delta=1e-5
-    )
-    np.testing.assert_allclose(composed, best_of, rtol=1e-10)
-
-
-def test_extreme_settings():
-    step = jde.GaussianStep(
-        jde.Poisson("user", sampling_probability=0.02), noise_multiplier=0.0
-    )
-    trials = PoissonTrials(expected_runs=3.0)
-    assert tuning_cost(step, trials=trials, num_steps=1, delta=1e-5) == math.inf
-    assert math.isfinite(tuning_cost(step, trials=trials, num_steps=0, delta=1e-5))
-    assert curve_to_epsilon([2.0], [0.0], delta=1e-5) == 0
-    assert curve_to_epsilon([2.0], [math.inf], delta=1e-5) == math.inf
 
 
 @pytest.mark.parametrize("runs", [1 + 1e-9, 10.0, 1e6])

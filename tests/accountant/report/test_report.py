@@ -392,31 +392,29 @@ def test_nothing_drawn_or_no_step_costs_nothing():
 
 
 @pytest.mark.parametrize(
-    "step, change, error, words",
+    "step, change, words",
     [
-        ("step", {}, TypeError, "step must be a GaussianStep"),
-        (school_step(), {"num_steps": None}, ValueError, "num_steps"),
-        (school_step(), {"num_steps": [1, 2]}, ValueError, "must be scalars"),
-        (school_step(), {"delta": 1.0}, ValueError, "delta"),
-        (school_step(), {"delta": [1e-5]}, ValueError, "delta must be one number"),
-        (school_step(), {"per_unit": 1}, TypeError, "per_unit"),
+        ("step", {}, "step must be a GaussianStep"),
+        (school_step(), {"num_steps": None}, "num_steps"),
+        (school_step(), {"num_steps": [1, 2]}, "must be scalars"),
+        (school_step(), {"delta": 1.0}, "delta"),
+        (school_step(), {"delta": [1e-5]}, "delta must be one number"),
+        (school_step(), {"per_unit": 1}, "per_unit"),
         (
             school_step(noise_multiplier=np.array([1.0, 2.0])),
             {},
-            ValueError,
             "must be scalars",
         ),
         (
             one_level(jde.Poisson("pupil", sampling_probability=0.1)),
             {"per_unit": True},
-            ValueError,
             "needs a step with a Population",
         ),
-        (jde.compose((school_step(), 1)), {}, ValueError, "num_steps must be None"),
+        (jde.compose((school_step(), 1)), {}, "num_steps must be None"),
     ],
 )
-def test_wrong_arguments_are_refused(step, change, error, words):
-    with pytest.raises(error, match=words):
+def test_wrong_arguments_are_refused(step, change, words):
+    with pytest.raises((TypeError, ValueError), match=words):
         rdp_report(step, **{"num_steps": 1, "delta": DELTA, **change})
 
 

@@ -70,36 +70,28 @@ def integer_array(name: str, value: Any, *, minimum: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def probability_array(name: str, value: Any) -> np.ndarray:
-    """Returns ``value`` as a float64 array with every element in [0, 1]."""
-    return _real(name, value, lambda a: (a >= 0) & (a <= 1), "lie in [0, 1]")
+def _reals(
+    rule: str, is_good: Callable[[np.ndarray], np.ndarray]
+) -> Callable[[str, Any], np.ndarray]:
+    """Returns the check of float64 arrays of which all elements satisfy a rule."""
+
+    def check(name: str, value: Any) -> np.ndarray:
+        array = real_array(name, value)
+        good = is_good(array)
+        if not good.all():
+            raise ValueError(f"{name} must {rule}, got {_first_bad(value, ~good)}")
+        return array
+
+    return check
 
 
-def nonnegative_array(name: str, value: Any) -> np.ndarray:
-    """Returns ``value`` as a float64 array, every element >= 0 (``inf`` allowed)."""
-    return _real(name, value, lambda a: a >= 0, "be >= 0")
-
-
-def positive_array(name: str, value: Any) -> np.ndarray:
-    """Returns ``value`` as a float64 array with every element > 0 and finite."""
-    rule = "be > 0 and finite"
-    return _real(name, value, lambda a: (a > 0) & np.isfinite(a), rule)
-
-
-def open_unit_array(name: str, value: Any) -> np.ndarray:
-    """Returns ``value`` as a float64 array with every element in (0, 1)."""
-    return _real(name, value, lambda a: (a > 0) & (a < 1), "lie in (0, 1)")
-
-
-def positive_share_array(name: str, value: Any) -> np.ndarray:
-    """Returns ``value`` as a float64 array with every element in (0, 1]."""
-    return _real(name, value, lambda a: (a > 0) & (a <= 1), "lie in (0, 1]")
-
-
-def order_array(name: str, value: Any, *, infinite: bool = False) -> np.ndarray:
-    """Returns Rényi orders as a float64 array, each > 1, and finite unless allowed."""
-    rule = "be > 1" if infinite else "be > 1 and finite"
-    return _real(name, value, lambda a: (a > 1) & (np.isfinite(a) | infinite), rule)
+probability_array = _reals("lie in [0, 1]", lambda a: (a >= 0) & (a <= 1))
+open_unit_array = _reals("lie in (0, 1)", lambda a: (a > 0) & (a < 1))
+positive_share_array = _reals("lie in (0, 1]", lambda a: (a > 0) & (a <= 1))
+nonnegative_array = _reals("be >= 0", lambda a: a >= 0)  # may be inf
+positive_array = _reals("be > 0 and finite", lambda a: (a > 0) & np.isfinite(a))
+order_array = _reals("be > 1 and finite", lambda a: (a > 1) & np.isfinite(a))
+order_or_inf_array = _reals("be > 1", lambda a: a > 1)
 
 
 def single(name: str, array: np.ndarray) -> Any:
@@ -243,17 +235,6 @@ def _holds_bool(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(_holds_bool(v) for v in value)
     return isinstance(value, bool | np.bool_)
-
-
-def _real(
-    name: str, value: Any, is_good: Callable[[np.ndarray], np.ndarray], rule: str
-) -> np.ndarray:
-    """Returns ``value`` as a float64 array if all elements satisfy the rule."""
-    array = real_array(name, value)
-    good = is_good(array)
-    if not good.all():
-        raise ValueError(f"{name} must {rule}, got {_first_bad(value, ~good)}")
-    return array
 
 
 def _first_bad(value: Any, bad: np.ndarray) -> str:

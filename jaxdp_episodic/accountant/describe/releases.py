@@ -186,7 +186,7 @@ class RenyiDP(Release):
     rdp: Any
 
     def __post_init__(self) -> None:
-        orders = _validation.order_array("orders", self.orders, infinite=True)
+        orders = _validation.order_or_inf_array("orders", self.orders)
         rdp = _validation.nonnegative_array("rdp", self.rdp)
         if orders.ndim != 1 or orders.size == 0 or np.any(np.diff(orders) <= 0):
             raise ValueError(

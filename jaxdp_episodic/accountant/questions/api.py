@@ -23,7 +23,7 @@ from jaxdp_episodic.accountant.describe.step import (
     compose,
     parts_of,
 )
-from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Profile
+from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss
 from jaxdp_episodic.accountant.methods.certified.method import pld_bounds
 from jaxdp_episodic.accountant.methods.rdp.method import answer_at_orders, rdp_curve
 from jaxdp_episodic.accountant.methods.run import (
@@ -33,7 +33,6 @@ from jaxdp_episodic.accountant.methods.run import (
     Question,
     Run,
 )
-from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions import worst_path
 from jaxdp_episodic.accountant.questions.dominating_pair import (
     dominating_pairs,
@@ -143,7 +142,7 @@ def rdp(
     and Verdú (2016), arXiv:1508.00335, for the other profiles.
     """
     check_step(step)
-    orders = _validation.order_array("orders", orders, infinite=True)
+    orders = _validation.order_or_inf_array("orders", orders)
     _validation.choice("direction", direction, DIRECTIONS)
     expanded = orders.reshape(1, -1)
     shape = (*step.shape, orders.size)
@@ -349,12 +348,9 @@ def _worst_profile(target: np.ndarray, loss: PrivacyLoss, direction: str) -> np.
     }[direction]
 
 
-def _profiles_kernel(u: Array, loss: Profile) -> tuple[Array, Array]:
-    (forward, _), (backward, _) = loss.log_tails(u)
-    return forward, backward
-
-
-_log_profiles = float64_boundary(_profiles_kernel)
+_log_profiles = float64_boundary(
+    lambda u, loss: tuple(profile for profile, _ in loss.log_tails(u))
+)
 
 
 @public_function()

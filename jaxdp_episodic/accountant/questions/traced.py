@@ -132,8 +132,7 @@ def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
     """
     api.check_step(step)
     _validation.choice("direction", direction, api.DIRECTIONS)
-    check = functools.partial(_validation.order_array, infinite=True)
-    orders = _checked(ORDERS, orders, check)
+    orders = _checked(ORDERS, orders, _validation.order_or_inf_array)
     axes = (1,) * np.ndim(orders)
 
     def expanded(_: str, value: Any) -> Any:

@@ -215,7 +215,7 @@ def _normal(rate: np.ndarray) -> np.ndarray:
 
 def _rdp(step: AnyStep, orders: Any, direction: str) -> np.ndarray:
     """Rényi divergences at one order for each setting."""
-    orders = _validation.order_array(ORDERS, orders, infinite=True)
+    orders = _validation.order_or_inf_array(ORDERS, orders)
     shape = np.broadcast_shapes(step.shape, orders.shape)
     return api.curve_of(step, orders[..., None], direction, shape)
 

@@ -66,8 +66,6 @@ _LARGEST_SHARE = 0.6
 # remaining mappings can be added in between.
 _CHECK_INTERVAL = 2.0
 _next_check = 0.0
-# Number of times that JAX's caches have been cleared.
-num_clearings = 0
 # Keys of the kernels that "auto" has compiled since then.
 _compiled: set[tuple[Any, ...]] = set()
 # "auto" compiles if NumPy would take this share of the compile time or more: a caller
@@ -207,7 +205,9 @@ def float64_boundary(
     @functools.wraps(kernel)
     def call(*args: Any, **static_values: Any) -> Any:
         converted = map_arrays(_float64, args)
-        engine = choose_engine(_largest(converted), _COMPILED_ELEMENTS, converted)
+        sizes = [0]
+        map_arrays(lambda array: sizes.append(array.size), converted)
+        engine = choose_engine(max(sizes), _COMPILED_ELEMENTS, converted)
         if engine == "numpy":
             with np.errstate(all="ignore"):
                 return map_arrays(np.asarray, kernel(*converted, **static_values))
@@ -367,12 +367,6 @@ def _register(kind: type) -> None:
     _registered.add(kind)
 
 
-def _largest(tree: Any) -> int:
-    sizes = [0]
-    map_arrays(lambda array: sizes.append(array.size), tree)
-    return max(sizes)
-
-
 def clear_kernels_if_crowded() -> None:
     """Clears JAX's caches if the process has used most of its memory mappings.
 
@@ -380,7 +374,7 @@ def clear_kernels_if_crowded() -> None:
     mappings (``vm.max_map_count``); beyond that XLA ends with a segmentation fault.
     Kernels called again are compiled again, with the same results.
     """
-    global _next_check, num_clearings
+    global _next_check
     now = time.monotonic()
     if now < _next_check:
         return
@@ -393,6 +387,5 @@ def clear_kernels_if_crowded() -> None:
     if used > _LARGEST_SHARE * limit:
         import jax
 
-        num_clearings += 1
         _compiled.clear()
         jax.clear_caches()

@@ -31,7 +31,6 @@ from jaxdp_episodic.accountant.bounds.common import checked, checked_one
 from jaxdp_episodic.accountant.describe.releases import ZeroConcentratedDP
 from jaxdp_episodic.accountant.losses.privacy_loss import MomentRule, Quadrature
 from jaxdp_episodic.accountant.losses.sampled_gaussian import mixture_excess
-from jaxdp_episodic.accountant.numerics.loops import Array
 from jaxdp_episodic.accountant.questions.api import epsilon
 
 # Smallest normal number, to which results that underflow are rounded up.
@@ -236,8 +235,12 @@ def full_batch_rho(
         learning_rate, lipschitz, smoothness, strong_convexity, diameter
     )
     part = 2 * bound / n  # s / eta
-    tau = _last_steps(steps, span / eta / part)
-    window = np.concatenate([tau, np.maximum(steps, 1)[..., None]], axis=-1)
+    # Candidates for tau <= T, last axis: a grid, and the optimum for c = 1.
+    best, most = span / eta / part, np.maximum(steps, 1)[..., None]
+    grid = np.rint(most.astype(np.float64) ** np.linspace(0.0, 1.0, _CANDIDATES))
+    around = np.stack([np.floor(best), np.ceil(best)], axis=-1)
+    tau = np.concatenate([grid, np.clip(around, 1, most)], axis=-1)
+    window = np.concatenate([tau, most], axis=-1)
     far = np.where(np.arange(window.shape[-1]) < tau.shape[-1], span / eta, 0.0)
     once, twice = _geometric(c, window), _geometric(c * c, window)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -312,12 +315,10 @@ def bounded_iteration_rdp(
     return np.where(steps[..., None] > 0, np.minimum(composed, settled), 0.0)
 
 
-def _swapped_kernel(t: Array, rate: Array, shift: Array) -> Array:
-    """Returns the log of the moment - 1, for the forward profile in both directions."""
-    return mixture_excess(t, rate, shift, _RULE)[0]
-
-
-_swapped_excess = float64_boundary(_swapped_kernel)
+# The log of the moment - 1, for the forward profile in both directions.
+_swapped_excess = float64_boundary(
+    lambda t, rate, shift: mixture_excess(t, rate, shift, _RULE)[0]
+)
 
 
 def _one_pass(
@@ -368,15 +369,6 @@ def _scalars(
     )
     factor = contraction_factors(eta, smoothness=beta, strong_convexity=m)
     return eta, bound, span, float(factor)
-
-
-def _last_steps(steps: np.ndarray, best: np.ndarray) -> np.ndarray:
-    """Returns candidates for tau <= T, last axis: a grid, and the optimum for c = 1."""
-    most = np.maximum(steps, 1)[..., None].astype(np.float64)
-    share = np.linspace(0.0, 1.0, _CANDIDATES)
-    grid = np.rint(most**share)
-    around = np.stack([np.floor(best), np.ceil(best)], axis=-1)
-    return np.concatenate([grid, np.clip(around, 1, most)], axis=-1)
 
 
 def _geometric(c: float, count: np.ndarray) -> np.ndarray:

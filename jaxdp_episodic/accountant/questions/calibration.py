@@ -181,12 +181,6 @@ class Targets:
                 self.by_renyi[active[chosen]] = by_bound
         return value
 
-    def needs_no_noise(self) -> np.ndarray:
-        """Where no noise is needed: no step, or no path is sampled."""
-        nothing = [run.loses_nothing.all(axis=-1) for run in self.runs]
-        nothing = np.logical_or.reduce(np.broadcast_arrays(*nothing))
-        return np.broadcast_to(nothing, self.shape).reshape(-1)
-
     def initial_noise(self) -> np.ndarray:
         """Initial noise: Gaussian mechanism with the amplified sensitivity."""
         square, first = 0.0, self.runs[0]
@@ -335,8 +329,10 @@ def calibrate_noise_multiplier(
             raised = found[bad] * (1 + more)
             found[bad] = np.where(raised > MOST_NOISE, np.inf, raised)
             bad, more = bad[~(evaluated(bad) <= 0)], 2 * more
-    found = np.where(hopeless, np.inf, found)
-    found = np.where(run.needs_no_noise(), 0.0, found)
+    found = np.where(hopeless, np.inf, found).reshape(run.shape)
+    for each in run.runs:  # no step, or no path is sampled
+        found = np.where(each.loses_nothing.all(axis=-1), 0.0, found)
+    found = found.reshape(-1)
     _warn_about_noise(run, found)
     return run.shaped(found)
 

@@ -293,22 +293,6 @@ def person_stages(step: GaussianStep) -> tuple[Stage, ...]:
     return tuple(reversed(stages))
 
 
-def stages_below(
-    step: GaussianStep, sampling: MultistageSampling, unit: int, clip: int
-) -> list[Stage]:
-    """Returns the levels below a unit, which owns all of the drawn children."""
-    stages, zero = [], np.zeros(1)
-    for level in range(unit, clip):
-        scheme = sampling.levels[level]
-        children = most_children_drawn(
-            sampling, step.population, level, step.neighboring_relation
-        )
-        is_poisson = isinstance(scheme, Poisson)
-        rate = column(scheme.sampling_probability) if is_poisson else ALWAYS
-        stages.append(Stage(column(children), rate, zero, zero))
-    return stages
-
-
 def refuse_many(*bounds: Any) -> None:
     """Refuses bounds whose product exceeds the largest number of clip units."""
     units = product([np.asarray(bound, np.float64) for bound in bounds])
@@ -375,7 +359,13 @@ def contributions(step: GaussianStep, sampling: MultistageSampling) -> Pairs:
         clip_level=clip,
         neighboring_relation=relation,
     )
-    below = stages_below(step, sampling, unit, clip)
+    below, zero = [], np.zeros(1)  # the unit owns all of the drawn children
+    for level in range(unit, clip):
+        children = most_children_drawn(sampling, step.population, level, relation)
+        scheme, own = sampling.levels[level], ALWAYS
+        if isinstance(scheme, Poisson):
+            own = column(scheme.sampling_probability)
+        below.append(Stage(column(children), own, zero, zero))
     is_poisson = isinstance(sampling.levels[unit - 1], Poisson)
     drawn = (rate, ALWAYS) if is_poisson else (None, rate)
     certain = one_contribution(

@@ -91,7 +91,8 @@ class GdpBudget:
         target = math.log((self.delta - self.floors) / (1 - self.floors))
 
         def excess(mu: np.ndarray, _: np.ndarray) -> np.ndarray:
-            return _log_profile(mu, self.epsilon) + _ROUNDING - target
+            log_delta = float64_boundary(log_gaussian_profile)(mu, self.epsilon)
+            return log_delta + _ROUNDING - target
 
         low, high = np.array([1e-30]), np.array([_MOST_MU])
         if excess(high, np.zeros(1, int)) <= 0:
@@ -247,7 +248,3 @@ def _check_number(described: Any, name: str, *, below: float = math.inf) -> None
         object.__setattr__(described, name, value := float(checked))
     if below < math.inf and value >= below:
         raise ValueError(f"{name} must lie in [0, {below:g}), got {value}")
-
-
-def _log_profile(mu: Any, epsilon: Any) -> np.ndarray:
-    return np.asarray(float64_boundary(log_gaussian_profile)(mu, epsilon))

@@ -175,7 +175,12 @@ def tuned_rdp(trials: Trials, orders: Any, rdp: Any) -> np.ndarray:
         tuned = _poisson(trials.mean[..., None], grid, curve)
     else:
         tuned = _negative_binomial(trials, grid, curve)
-    return _smallest_of_larger_orders(tuned, grid)
+    # For each order the smallest value at this or a larger order.
+    descending = np.argsort(-grid, kind="stable")
+    smallest = np.minimum.accumulate(tuned[..., descending], axis=-1)
+    result = np.empty_like(smallest)
+    result[..., descending] = smallest
+    return result
 
 
 def curve_to_epsilon(orders: Any, rdp: Any, *, delta: Any) -> np.ndarray | np.float64:
@@ -211,15 +216,6 @@ def _poisson(mean: np.ndarray, orders: np.ndarray, curve: np.ndarray) -> np.ndar
     delta = np.minimum(np.nextafter(np.exp(np.minimum(log_delta, 0.0)), 2.0), 1.0)
     moment = np.log(mean) + t * (curve + mean * delta)
     return np.logaddexp(-mean, moment) / t
-
-
-def _smallest_of_larger_orders(values: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    """Returns, for each order, the smallest value at this or a larger order."""
-    descending = np.argsort(-orders, kind="stable")
-    smallest = np.minimum.accumulate(values[..., descending], axis=-1)
-    result = np.empty_like(smallest)
-    result[..., descending] = smallest
-    return result
 
 
 def _curve(rdp: Any, orders: np.ndarray) -> np.ndarray:

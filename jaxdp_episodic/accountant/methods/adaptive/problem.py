@@ -55,14 +55,6 @@ class Graph(NamedTuple):
                 start, number = state, max(len(moves), 1)
         yield range(start, len(self.moves))
 
-    def last_uses(self) -> list[int]:
-        """Returns for each state the last one that leads to it."""
-        last = list(range(len(self.moves)))
-        for state, moves in enumerate(self.moves):
-            for _, to in moves:
-                last[to] = state
-        return last
-
 
 def explored(
     starts: Sequence[Any],

@@ -197,8 +197,13 @@ def solve(
     """
     with np.errstate(over="ignore"):
         plan = _Plan(passes)
+        # Of each state the last one that leads to it.
+        last = list(range(len(graph.moves)))
+        for state, moves in enumerate(graph.moves):
+            for _, to in moves:
+                last[to] = state
         ends: dict[int, list[int]] = {}
-        for state, end in enumerate(graph.last_uses()):
+        for state, end in enumerate(last):
             ends.setdefault(end, []).append(state)
         spectra: dict[int, _Spectrum] = {}
         for group in graph.groups(plan.together):

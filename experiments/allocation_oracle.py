@@ -4,17 +4,17 @@
 settings: 1 to 10^4 epochs of 2 to 10^6 steps, noise 0.3 to 10, delta 1e-12 to 1e-2; a
 third of them is one epoch under replace_one (delta from 1e-6). It adds a line to the
 file for each setting that an oracle answers within ``--seconds``, and skips settings
-that the file has. Settings from the 10,000th on have little noise, 0.15 to 0.3 (2 to
-2,000 steps, 1 to 30 epochs): ``--first 10000 --settings 10040``.
+that the file has.
 
-Three oracles share no code and no method with the package:
+Two oracles share no code and no method with the package:
 
 * ``mellin``: Mellin transforms in 25 to 200 digits (`tests/oracles/allocation_epochs`),
   computed twice; whole epochs whose loss varies enough.
-* ``laws``: the same at noise below 0.3, where ``mellin`` takes minutes, by densities of
-  sums in double precision (`tests/oracles/allocation_densities`), computed twice;
 * ``characteristic``: one epoch under replace_one, by characteristic functions in double
   precision (`tests/oracles/allocation`), twice; error 1e-13 (g - 1) / delta.
+
+A third one, ``laws``, answered the recorded settings from the 10,000th on, which have
+little noise (0.15 to 0.3): `tests/oracles/allocation_densities` of commit 19b43618.
 
 Epochs under add_remove are answered by certified upper bounds, flagged in the file.
 ``off`` says how far above the oracle they are; it must not be negative.
@@ -38,10 +38,10 @@ import jaxdp_episodic as jde
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from oracles import allocation, allocation_densities, allocation_epochs  # noqa: E402 - found by the path
+from oracles import allocation, allocation_epochs  # noqa: E402 - found by the path
 
-# Ranges of steps, noise and epochs; and from which number on the others.
-RANGES, LITTLE_NOISE = ((1e6, 0.3, 10.0, 1e4), (2e3, 0.15, 0.3, 30.0)), 10_000
+# Largest number of steps, range of noise, and largest number of epochs.
+RANGES = 1e6, 0.3, 10.0, 1e4
 COLUMNS: tuple[str, ...] = (
     "number",
     "relation",
@@ -61,7 +61,7 @@ COLUMNS: tuple[str, ...] = (
 def setting(number: int, seed: int) -> tuple[str, int, float, int, float]:
     """Relation, steps, noise, epochs and delta of one random setting."""
     rng = np.random.default_rng([seed, number])
-    most, low, high, often = RANGES[number >= LITTLE_NOISE]
+    most, low, high, often = RANGES
     steps = round(math.exp(rng.uniform(math.log(2), math.log(most))))
     noise = float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.4g}")
     epochs = round(math.exp(rng.uniform(0, math.log(often))))
@@ -82,9 +82,6 @@ def true_delta(
         )
         error = abs(other / one - 1) + 1e-13 * math.expm1(epsilon) / one
         return ("characteristic", one, error) if error < 1e-4 else None
-    if noise < 0.3:
-        law = allocation_densities.delta(steps, 1 / noise, epochs, epsilon)
-        return None if law is None else ("laws", *law)
     parts = [allocation_epochs.Epochs(steps, epochs)]
     found = allocation_epochs.delta(parts, 1 / noise, epsilon, "remove")
     return None if found is None else ("mellin", float(found[0]), found[1])

@@ -1,9 +1,15 @@
-"""Exact releases of grouped classes and of independent episodes, by enumeration."""
+"""Exact releases of grouped classes and of independent episodes, by enumeration.
+
+And of an example with copies in several classes: all draws are listed with fractions.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
+from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -175,3 +181,85 @@ def independent(design: IndependentDesign):
         return mixtures.hockey_sticks(one, two, design.s, g)
 
     return trees.all_contents(step), divergences
+
+
+# --- Copies in several classes ---
+
+
+Law = dict[int, Fraction]
+"""Chances of sums of contributions, in clip norms."""
+
+
+class Copies(NamedTuple):
+    """Grouped classes by coins; one example has a copy in some of the classes."""
+
+    classes: int
+    ways: int
+    rate: Fraction  # of each episode's coin
+    drawn: int  # examples of a class
+    size: int  # of a class, copies included
+    copies: int  # classes that hold one
+    relation: str
+
+
+def _placed(design: Copies) -> Iterator[tuple[tuple[int, ...], Fraction]]:
+    """How many classes with a copy each group has, with its chance."""
+    groups = design.classes // design.ways
+    places = range(design.classes)
+    total = Fraction(1, math.comb(design.classes, design.copies))
+    found: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+    for chosen in itertools.combinations(places, design.copies):
+        counts = [0] * groups
+        for place in chosen:
+            if place // design.ways < groups:  # left-over classes sit out
+                counts[place // design.ways] += 1
+        found[tuple(sorted(counts, reverse=True))] += total
+    yield from found.items()
+
+
+def _laws(
+    design: Copies, counts: tuple[int, ...], beside: tuple[int, ...]
+) -> tuple[Law, Law]:
+    """The sums with the example and without, given the partition."""
+    missed = 1 - Fraction(design.drawn, design.size)
+    joint: dict[tuple[int, int], Fraction] = {(0, 0): Fraction(1)}
+    for place, number in enumerate(counts):
+        if not number:
+            continue
+        other = beside[place % len(beside)]
+        holds = 1 - missed**number
+        # Without it: a null empties the contribution; what is left in its place gives
+        # as a group that does not hold it; what replaces it pulls the other way.
+        instead = {"zero_out": 0, "add_remove": other, "replace_one": -1}
+        outcomes = (
+            (1 - design.rate, 0, 0),
+            (design.rate * (1 - holds), other, other),
+            (design.rate * holds, 1, instead[design.relation]),
+        )
+        grown: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
+        for (first, second), chance in joint.items():
+            for share, more, less in outcomes:
+                grown[first + more, second + less] += chance * share
+        joint = grown
+    with_it: Law = defaultdict(Fraction)
+    without: Law = defaultdict(Fraction)
+    for (first, second), chance in joint.items():
+        with_it[first] += chance
+        without[second] += chance
+    return with_it, without
+
+
+def attained_by_copies(design: Copies, noise: float, g: float) -> np.ndarray:
+    """(2,) the largest delta of one step forward and backward, over strategies."""
+    best = np.zeros(2)
+    for beside in ((0,), (-1,), (1,), (-1, 1), (1, -1), (0, -1)):
+        both = np.zeros(2)
+        for counts, chance in _placed(design):
+            worlds = (
+                {float(k): float(share) for k, share in law.items()}
+                for law in _laws(design, counts, beside)
+            )
+            values = mixtures.hockey_sticks(*worlds, 1 / noise, np.array([g]))
+            both += float(chance) * np.concatenate(values)
+        best = np.maximum(best, both)
+    return best

@@ -316,22 +316,3 @@ def rdp_to_epsilon(
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         grid = np.linspace(low, high, 9)
     return max(0.0, min(values))
-
-
-def breakpoints(ratio: Ratio, alpha: float, offset: float) -> list[float]:
-    """Where to cut a quadrature of the upper half line, in x = y + offset."""
-    z = np.longdouble(alpha) - 1
-    edges: set[float] = set()
-    with np.errstate(all="ignore"):
-        for dual in (False, True):
-
-            def logf(y: np.ndarray, dual: bool = dual) -> np.ndarray:
-                return ratio.log_density(y) + _log_f(z, *ratio.excess(y), dual)
-
-            mesh = _mesh(logf, ratio, alpha, 1)
-            values = logf(mesh)
-            keep = values > np.max(values) - 64
-            keep[:-1] |= keep[1:]
-            keep[1:] |= keep[:-1]
-            edges |= {float(t) + offset for t in mesh[keep]}
-    return sorted(edges)

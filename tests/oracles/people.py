@@ -65,14 +65,6 @@ def line(law: Sequence[float], sign: int = 1) -> Mixture:
     return {float(sign * j): float(w) for j, w in enumerate(law) if w > 0}
 
 
-def _mixed(*pairs: tuple[float, Mixture]) -> Mixture:
-    total: Mixture = {}
-    for weight, mixture in pairs:
-        for mean, chance in mixture.items():
-            total[mean] = total.get(mean, 0.0) + weight * chance
-    return total
-
-
 def visible_laws(laws: list[tuple[float, Sequence[float]]], relation: str) -> Claim:
     """Theorem R: with each weight a law of J, given what the other units show."""
     if relation == "zero_out":
@@ -115,56 +107,3 @@ def poisson_binomial(rates: Sequence[float]) -> list[float]:
     for rate in rates:
         law = np.convolve(law, [1 - rate, rate])
     return [float(w) for w in law]
-
-
-# --- Composition ---
-
-
-def composed(
-    claim: Claim, s: float, num_steps: int, epsilons: np.ndarray, *, forward: bool
-) -> np.ndarray:
-    """Delta of several steps, at every epsilon; extrapolated in the lattice's spacing.
-
-    The error is 1e-4 of it where it is above 1e-9, 1e-3 where losses are few.
-    """
-    fine, coarse = (
-        chords(_pair(claim, s, spacing, forward=forward), spacing, num_steps, epsilons)
-        for spacing in (0.01, 0.02)
-    )
-    return (4 * fine - coarse) / 3
-
-
-def _pair(claim: Claim, s: float, spacing: float, *, forward: bool) -> np.ndarray:
-    """The profile at e^(k spacing), |k| <= n; below 1 from the other direction."""
-    ratio = np.exp(spacing * np.arange(1 + round(_FARTHEST / spacing)))
-    sides = profiles(claim, s, ratio)
-    high, low = sides if forward else sides[::-1]
-    return np.concatenate([(1 - 1 / ratio + low / ratio)[:0:-1], high])
-
-
-def chords(
-    values: np.ndarray, spacing: float, num_steps: int, epsilons: np.ndarray
-) -> np.ndarray:
-    """Delta of several steps of the pair with this profile on a lattice; from above."""
-    count = len(values) // 2
-    losses = spacing * np.arange(-count, count + 1)
-    ratio = np.exp(losses)
-    # Slopes are minus the mass of Q above; the first chord begins at g = 0.
-    slopes = np.diff(values, prepend=1.0) / np.diff(ratio, prepend=0.0)
-    masses = np.maximum(np.diff(slopes, append=0.0), 0.0) * ratio
-    # Sums within 40 standard deviations are told apart.
-    mean = float(masses @ losses)
-    deviation = np.sqrt(num_steps * float(masses @ (losses - mean) ** 2))
-    width = 1 << int(np.ceil(np.log2(2 * count + 1 + 40 * deviation / spacing)))
-    folded = np.zeros(width)
-    np.add.at(folded, np.arange(len(masses)) % width, masses)
-    total = np.maximum(np.fft.irfft(np.fft.rfft(folded) ** num_steps, width), 0.0)
-    sums = spacing * (np.arange(width) - count * num_steps)
-    window = width * spacing
-    sums += window * np.round((num_steps * mean - sums) / window)
-    excess = np.maximum(-np.expm1(np.minimum(epsilons[:, None] - sums, 0.0)), 0.0)
-    return 1 - (1 - values[-1]) ** num_steps + excess @ total
-
-
-# Losses of a step beyond it are infinite.
-_FARTHEST = 12.0

@@ -12,7 +12,7 @@ from jaxdp_episodic.bounds import (
     RdpCurve,
     RdpTable,
 )
-from oracles.renyi_curves import mp_gaussian, mp_laplace, mp_response
+from oracles.precise import mp_gaussian, mp_laplace, mp_response
 
 ORDERS = [1 + 1e-9, 1.001, 1.5, 2.0, 3.0, 17.25, 256.0, 4096.0]
 PARAMETERS = [1e-6, 1e-3, 0.05, 0.3, 0.5, 1.0, 2.0, 30.0, 700.0, 1e4]

@@ -23,7 +23,7 @@ from jaxdp_episodic.bounds import (
     rdp_without_replacement_subsampled,
 )
 from oracles.finite_distributions import assert_between, random_distributions
-from oracles.renyi_curves import mp_gaussian, mp_laplace, mp_response
+from oracles.precise import mp_gaussian, mp_laplace, mp_response
 
 REFERENCE = json.loads(
     (Path(__file__).resolve().parents[2] / "reference.json").read_text()

@@ -50,15 +50,12 @@ def real_array(name: str, value: Any) -> np.ndarray:
 
 
 def integer_array(name: str, value: Any, *, minimum: int) -> np.ndarray:
-    """Returns ``value`` as an int64 array of whole numbers, each >= ``minimum``.
-
-    Floats that are whole numbers (``1e6``) are accepted up to 2**53; beyond that a
-    float does not determine an integer.
-    """
+    """Returns ``value`` as an int64 array of whole numbers, each >= ``minimum``."""
     array = _numeric(name, value)
     if array.dtype.kind == "f":  # half precision cannot represent 2**53
         with np.errstate(over="ignore"):
             array = array.astype(np.float64)
+    # Beyond 2**53 a float does not determine an integer.
     allowed = f"{name} must be a whole number >= {minimum} and at most 2**53"
     if array.dtype.kind == "f":
         bad = ~(np.isfinite(array) & (array == np.floor(array)))
@@ -114,12 +111,7 @@ def instance(name: str, value: Any, kinds: Any, words: str) -> Any:
 
 
 def float32_number(name: str, value: Any, *, zero: bool = False) -> float:
-    """Returns a finite number whose products stay within float32's range.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: an array, or a number outside [1e-18, 1e18] (``zero``: and not 0).
-    """
+    """Returns one number in [1e-18, 1e18], or ``zero``: within float32's range."""
     number = real_array(name, value)
     allowed = f"[{_SMALLEST_SETTING:g}, {_LARGEST_SETTING:g}]{' or be 0' * zero}"
     if number.ndim or not (

@@ -80,11 +80,7 @@ _registering = threading.Lock()
 
 
 def engine_name() -> str:
-    """Returns the chosen engine: "numpy", "jax" or "auto" (the default).
-
-    Raises:
-      ValueError: the environment variable ``JAXDP_EPISODIC_ENGINE`` is no engine.
-    """
+    """Returns the chosen engine: "numpy", "jax" or "auto" (the default)."""
     if chosen := _chosen.get():
         return chosen
     named = os.environ.get(VARIABLE, "auto")
@@ -95,12 +91,7 @@ def engine_name() -> str:
 
 @contextlib.contextmanager
 def using_engine(name: str) -> Iterator[None]:
-    """Runs everything in the body on this engine.
-
-    Raises:
-      ValueError: there is no such engine.
-      ImportError: the engine is "jax" and JAX is not installed.
-    """
+    """Runs everything in the body on this engine."""
     if name not in ENGINES:
         raise ValueError(f"engine must be one of {ENGINES}, got {name[:60]!r}")
     if name == "jax" and not _has_jax():
@@ -217,11 +208,7 @@ def float64_boundary(
 
 
 def on_jax(jitted_kernel: Callable[..., Any], *args: Any, **static: Any) -> Any:
-    """Calls a jitted function in float64 and returns NumPy arrays.
-
-    Raises:
-      NotImplementedError: an argument is a mechanism with ``compiles = False``.
-    """
+    """Calls a jitted function in float64 and returns NumPy arrays."""
     import jax
     import jax.core
 

@@ -16,12 +16,8 @@ CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 
 
 def kernel_folder() -> Path | None:
-    """Returns the user's folder of compiled kernels; creates it if it is missing.
-
-    Returns None if ``JAX_COMPILATION_CACHE_DIR`` is set, to another folder or to none,
-    and if the folder cannot be written.
-    """
-    if os.environ.get(CACHE_VARIABLE) is not None:
+    """Returns the folder of compiled kernels, made if missing; None if it cannot be."""
+    if os.environ.get(CACHE_VARIABLE) is not None:  # the user's choice: a folder or ""
         return None
     home = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no home folder

@@ -88,12 +88,7 @@ def grouped_levels(design: Sampling, privacy_unit: str) -> tuple[str, ...]:
 def in_group(
     design: Sampling, bands: Bands, privacy_unit: str, relation: str
 ) -> Sampling:
-    """Returns the sampling within the smallest group.
-
-    Raises:
-      NotImplementedError: no theorem covers these groups.
-      ValueError: a group has fewer units than a step draws.
-    """
+    """Returns the sampling within the smallest group."""
     count, level = bands.count, bands.level
     covered = grouped_levels(design, privacy_unit)
     if not covered and count > 1:

@@ -99,9 +99,6 @@ def bounds_with_copies(
 
     Copies of a class are other classes of the same unit one level up. Without a level
     of classes, copies are examples.
-
-    Raises:
-      NotImplementedError: the privacy unit is a class: its copies are other units.
     """
     names = sampling.level_names
     if isinstance(sampling, PeopleBlocks):

@@ -225,12 +225,10 @@ def drawn_rate(sample_rate: float) -> float:
 
 def _noise_and_rate(noise_multiplier: Any, sample_rate: Any) -> tuple[float, float]:
     """Returns the checked noise multiplier and sample rate."""
-    noise = _validation.nonnegative_array("noise_multiplier", noise_multiplier)
-    rate = _validation.probability_array("sample_rate", sample_rate)
-    return (
-        float(_validation.single("noise_multiplier", noise)),
-        float(_validation.single("sample_rate", rate)),
-    )
+    check = _validation.nonnegative_array
+    noise = _validation.one("noise_multiplier", noise_multiplier, check)
+    rate = _validation.one("sample_rate", sample_rate, _validation.probability_array)
+    return noise, rate
 
 
 # Forced, as this module may be imported again.

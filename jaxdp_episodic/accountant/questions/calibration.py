@@ -229,9 +229,7 @@ def bracket(
 ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """Moves from ``start`` by growing factors until the sign changes.
 
-    Returns:
-      (low, high, values): the ends with ``excess <= 0`` and ``> 0`` (0 if there is
-      none), and ``excess`` there.
+    Returns the ends with ``excess <= 0`` and ``> 0`` (0 if none), and both excesses.
     """
     everywhere = np.arange(start.size)
     start = np.clip(start, floor, ceiling)

@@ -89,9 +89,6 @@ class LedgerContent(NamedTuple):
 
         An epoch that has begun counts as a whole, because the file does not say why the
         run ended.
-
-        Raises:
-          NotImplementedError: an adaptive run other than one of quotas.
         """
         if self.adaptive is not None:
             fixed = self.adaptive.as_fixed()

@@ -20,17 +20,11 @@ from jaxdp_episodic.accountant.report.ledger_file import (
 
 
 class Beginning(NamedTuple):
-    """The common beginning of a ledger and another one of the same run.
+    """The common beginning of a ledger and another one of the same run."""
 
-    Attributes:
-      of: index of the other ledger.
-      charged: number of common charges of each group of steps.
-      is_all: whether the whole common beginning is known.
-    """
-
-    of: int
-    charged: tuple[int, ...]
-    is_all: bool
+    of: int  # index of the other ledger
+    charged: tuple[int, ...]  # number of common charges of each group of steps
+    is_all: bool  # whether the whole common beginning is known
 
 
 class LedgersContent(NamedTuple):
@@ -43,11 +37,7 @@ class LedgersContent(NamedTuple):
 
     @property
     def delta(self) -> float:
-        """The delta of all runs.
-
-        Raises:
-          ValueError: the runs have different deltas.
-        """
+        """The delta of all runs."""
         self._refuse_different("delta", [one.delta for one in self.contents])
         return self.contents[0].delta
 

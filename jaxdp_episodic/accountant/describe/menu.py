@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -201,6 +201,7 @@ def _checked_names(options: Sequence[str]) -> list[str]:
     return names
 
 
+@dataclass(frozen=True, eq=False, init=False)
 class Menu(Spec):
     """Base of `AdaptiveRun`: its fields, the charged options and the allowed ones."""
 
@@ -211,14 +212,14 @@ class Menu(Spec):
     traceable = ("options",)
 
     options: Mapping[str, Any]
-    quotas: Mapping[str, int] | None
-    prices: Mapping[str, int] | None
-    budget: int | None
-    blocks: Mapping[str, int] | None
-    rules: RuleBook | None
-    odometer: tuple[float, ...] | None
-    taken: Mapping[str, int]
-    state: str | None
+    quotas: Mapping[str, int] | None = None
+    prices: Mapping[str, int] | None = None
+    budget: int | None = None
+    blocks: Mapping[str, int] | None = None
+    rules: RuleBook | None = None
+    odometer: tuple[float, ...] | None = None
+    taken: Mapping[str, int] = field(default_factory=dict)
+    state: str | None = None
 
     # --- What is left ---
 
@@ -515,27 +516,20 @@ def _check_people(first: Any, second: Any) -> None:
             )
 
 
-def check_kind(
-    given: Mapping[str, Any],
-    target: tuple[Any, Any],
-    rules: Any,
-    *,
-    wants_margin: bool,
-) -> None:
+def check_kind(given: Mapping[str, Any], *, wants_margin: bool) -> None:
     """Refuses limits that do not end the run, or that exclude one another."""
-    epsilon, delta = target
-    by_target = epsilon is not None
-    if by_target and delta is None:
-        raise ValueError(f"epsilon={epsilon!r} needs a delta, got None")
-    if delta is not None and not (by_target or wants_margin):
+    has = {name: value is not None for name, value in given.items()}
+    by_target = has["epsilon"]
+    if by_target and not has["delta"]:
+        raise ValueError(f"epsilon={given['epsilon']!r} needs a delta, got None")
+    if has["delta"] and not (by_target or wants_margin):
         raise ValueError(
             f"delta must be None without epsilon, or an odometer with a margin, got "
-            f"{_validation.shown(delta)}"
+            f"{_validation.shown(given['delta'])}"
         )
-    if wants_margin and delta is None:
+    if wants_margin and not has["delta"]:
         raise ValueError("odometer='margin' needs a delta, got None")
-    has = {name: value is not None for name, value in given.items()}
-    if not (by_target or has["quotas"] or has["prices"] or rules is not None):
+    if not any(has[name] for name in ("epsilon", "quotas", "prices", "rules")):
         raise ValueError(
             "one of quotas, prices, rules, or epsilon and delta must be given to end "
             "the run"
@@ -548,9 +542,8 @@ def check_kind(
     )
     for holds, why, names in refused:
         for name in names:
-            value = epsilon if name == "epsilon" else given[name]
-            if holds and value is not None:
-                shown = _validation.shown(value)
+            if holds and has[name]:
+                shown = _validation.shown(given[name])
                 raise ValueError(f"{name} must be None {why}, got {shown}")
     if has["prices"] and not has["budget"] and not by_target:
         raise ValueError("prices need a budget, or epsilon and delta instead")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -107,16 +107,6 @@ class AdaptiveRun(Menu):
 
     also_read = ("epsilon", "delta")
 
-    options: Mapping[str, Any]
-    quotas: Mapping[str, int] | None = None
-    prices: Mapping[str, int] | None = None
-    budget: int | None = None
-    blocks: Mapping[str, int] | None = None
-    rules: RuleBook | None = None
-    odometer: tuple[float, ...] | None = None
-    taken: Mapping[str, int] = field(default_factory=dict)
-    state: str | None = None
-
     def __init__(
         self,
         options: Mapping[str, Any],
@@ -135,23 +125,17 @@ class AdaptiveRun(Menu):
         wants_margin = isinstance(odometer, str)
         if wants_margin:
             _validation.choice("odometer", odometer, (MARGIN,))
-        check_kind(
-            {"quotas": quotas, "prices": prices, "budget": budget, "blocks": blocks},
-            (epsilon, delta),
-            rules,
-            wants_margin=wants_margin,
-        )
-        self._set(
-            options=options,
-            quotas=quotas,
-            prices=prices,
-            budget=budget,
-            blocks=blocks,
-            rules=rules,
-            odometer=None if wants_margin or prices is None else odometer,
-            taken=taken,
-            state=state,
-        )
+        limits: dict[str, Any] = {
+            "quotas": quotas,
+            "prices": prices,
+            "budget": budget,
+            "blocks": blocks,
+            "rules": rules,
+        }
+        target = {"epsilon": epsilon, "delta": delta}
+        check_kind({**limits, **target}, wants_margin=wants_margin)
+        known = None if wants_margin or prices is None else odometer
+        self._set(options=options, **limits, odometer=known, taken=taken, state=state)
         object.__setattr__(self, "_answers", {})
         for name, given in (("epsilon", epsilon), ("odometer", odometer)):
             if given is not None:
@@ -159,8 +143,8 @@ class AdaptiveRun(Menu):
         if delta is not None:
             delta = _validation.one("delta", delta, _validation.open_unit_array)
         if epsilon is not None and delta is not None:
-            target = _validation.one("epsilon", epsilon, _validation.positive_array)
-            self._find_budget(target, delta)
+            most = _validation.one("epsilon", epsilon, _validation.positive_array)
+            self._find_budget(most, delta)
         if wants_margin and delta is not None:
             self._set_margin(delta)
         elif odometer is not None and self.odometer is None:

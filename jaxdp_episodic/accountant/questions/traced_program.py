@@ -250,11 +250,13 @@ _MOST_STEPS = 2.0**53
 _LARGEST_ORDER = 1e30
 # Smallest log(delta) that is a normal number.
 _SMALLEST_LOG_DELTA = -700.0
-# Placeholders for numbers that are not used.
-_SOME_TARGET = {EPSILON: 0.5, DELTA: 0.5, "rdp": 2.0}
-_SOME_FIELD = 0.5
-# The target argument of each kind of question.
-_TARGETS = {EPSILON: DELTA, DELTA: EPSILON, "rdp": ORDERS}
+_SOME_FIELD = 0.5  # placeholder for numbers that are not used
+# Of each kind of question the target argument, a placeholder for it, and its range.
+_TARGETS: dict[str, tuple[str, float, Callable[[Array], Array]]] = {
+    EPSILON: (DELTA, 0.5, lambda x: (x > 0) & (x < 1)),
+    DELTA: (EPSILON, 0.5, lambda x: (x >= 0) & (x < np.inf)),
+    "rdp": (ORDERS, 2.0, lambda x: (x > 1) & (x < _LARGEST_ORDER)),
+}
 
 # Numbers that may be traced.
 _COUNTS = ("counts", NUM_STEPS)
@@ -437,11 +439,12 @@ class _Numbers(NamedTuple):
         losses = [poisson_pair(cast(GaussianStep, part)).map(flat) for part in parts]
         coins = [coin for part in parts for coin in poisson_levels(part)]
         rates = [flat(coin.sampling_probability) for coin in coins]
-        target = flat(others[_TARGETS[question.kind]])
+        name, some_target, is_inside = _TARGETS[question.kind]
+        target = flat(others[name])
         usual = functools.reduce(
             operator.and_,
             (
-                _is_target(question.kind, target),
+                is_inside(target),
                 *(_is_whole(count) for count in (times, *counts)),
                 *(_is_within(rate, _RATES) for rate in rates),
                 *(_is_within(loss.outer_rate, _RATES) for loss in losses),
@@ -458,18 +461,9 @@ class _Numbers(NamedTuple):
         loss = SampledGaussianLoss(*map(stacked, fields))
         register_dataclasses(loss)
         groups = (Group(loss, xp.where(idle, 1.0, counts)),)
-        target = xp.where(usual, target, _SOME_TARGET[question.kind])
+        target = xp.where(usual, target, some_target)
         target = xp.log(target) if question.kind == EPSILON else target
         return cls((target, groups, block), usual, idle)
-
-
-def _is_target(kind: str, target: Array) -> Array:
-    """Whether a target is inside its range."""
-    if kind == EPSILON:
-        return (target > 0) & (target < 1)
-    if kind == DELTA:
-        return (target >= 0) & (target < np.inf)
-    return (target > 1) & (target < _LARGEST_ORDER)
 
 
 def _is_whole(count: Array) -> Array:

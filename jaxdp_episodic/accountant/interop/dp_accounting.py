@@ -288,8 +288,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         Raises:
           NotImplementedError: another method.
         """
-        self._check_has_orders()
-        return self._answer("epsilon", target_delta)
+        return self._answer("epsilon", target_delta, needs_order=True)
 
     def get_delta_and_optimal_order(self, target_epsilon: float) -> tuple[float, float]:
         """Returns delta and the Rényi order that gives it, for ``method="rdp"``.
@@ -297,8 +296,7 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         Raises:
           NotImplementedError: another method.
         """
-        self._check_has_orders()
-        return self._answer("delta", target_epsilon)
+        return self._answer("delta", target_epsilon, needs_order=True)
 
     @property
     def orders(self) -> np.ndarray | None:
@@ -327,9 +325,11 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         except EventNotCovered as error:
             return self.CompositionErrorDetails(error.event, str(error))
         for part, step, repeats in parts:
-            why = self._refusal(step)
-            if why is not None:
-                return self.CompositionErrorDetails(part, why)
+            try:
+                for run in () if step in self._counts else runs_of(step, np.asarray(1)):
+                    run.refuse(self._method)
+            except NotImplementedError as error:
+                return self.CompositionErrorDetails(part, str(error))
             if do_compose:
                 self._counts[step] = self._counts.get(step, 0) + repeats * count
                 if isinstance(part, _dp.NonPrivateDpEvent) and repeats * count:
@@ -347,16 +347,6 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             self._last_read = event, list(steps_of(event, self._relation, grid))
         return self._last_read[1]
 
-    def _refusal(self, step: OneStep) -> str | None:
-        """Returns why the method cannot account such a step, or None."""
-        if step not in self._counts:
-            try:
-                for run in runs_of(step, np.asarray(1)):
-                    run.refuse(self._method)
-            except NotImplementedError as error:
-                return str(error)
-        return None
-
     @property
     def _relation(self) -> str:
         return RELATIONS[self.neighboring_relation]
@@ -369,8 +359,14 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
             self._known[key] = compute()
         return self._known[key]
 
-    def _answer(self, of: str, target: float) -> tuple[float, float]:
+    def _answer(
+        self, of: str, target: float, *, needs_order: bool = False
+    ) -> tuple[float, float]:
         """Returns epsilon or delta, and the order; NaN unless the method is "rdp"."""
+        if needs_order and self._method != "rdp":
+            raise NotImplementedError(
+                f"only method='rdp' has a Rényi order, got method={self._method!r}"
+            )
         if of == "epsilon":
             array = _validation.probability_array("target_delta", target)
             given = _validation.single("target_delta", array)
@@ -416,12 +412,6 @@ class EpisodicAccountant(_dp.PrivacyAccountant):
         if not question.is_epsilon:
             value = api.delta_of(value, up=True)
         return float(value), float(np.asarray(self._orders)[best.reshape(-1)[worst]])
-
-    def _check_has_orders(self) -> None:
-        if self._method != "rdp":
-            raise NotImplementedError(
-                f"only method='rdp' has a Rényi order, got method={self._method!r}"
-            )
 
 
 def _checked_orders(method: str, orders: Any) -> np.ndarray:

@@ -238,7 +238,18 @@ def ends(question: Question, game: Game, *, width: float | None = None) -> Ends:
         return Solver(question, problem).answer(width, at_least=at_least)
 
     found = _ends_by_theorem(game, of_path, question)
-    _warn_of_width(question, found, max(width or 0.0, AT_MOST))
+    apart = found.upper - found.lower if found.upper > found.lower else 0.0
+    is_small = not question.is_epsilon and found.upper < _LOG_NEGLIGIBLE
+    most = max(width or 0.0, AT_MOST)
+    if apart > most and not (math.isinf(found.upper) or is_small):
+        far = f"{apart:.1e} nats" if question.is_epsilon else f"a factor e^{apart:.2g}"
+        what = "epsilon" if question.is_epsilon else "delta"
+        warnings.warn(
+            f"the interval of the worst strategy's {what} has a width of {far}, more "
+            f"than {most:g}: the upper end is valid but may be too large by this much; "
+            "use coarser prices and a smaller budget for a narrower one",
+            stacklevel=2,
+        )
     return found
 
 
@@ -261,22 +272,6 @@ def _ends_by_theorem(
             lower = max(lower, of_path(problem, -math.inf).lower)
         found.append(Ends(min(lower, upper), upper))
     return Ends(*map(min, zip(*found, strict=True)))
-
-
-def _warn_of_width(question: Question, found: Ends, width: float) -> None:
-    """Warns if the interval is wider than usual, unless delta is negligible."""
-    apart = found.upper - found.lower if found.upper > found.lower else 0.0
-    is_small = not question.is_epsilon and found.upper < _LOG_NEGLIGIBLE
-    if apart <= width or math.isinf(found.upper) or is_small:
-        return
-    far = f"{apart:.1e} nats" if question.is_epsilon else f"a factor e^{apart:.2g}"
-    what = "epsilon" if question.is_epsilon else "delta"
-    warnings.warn(
-        f"the interval of the worst strategy's {what} has a width of {far}, more than "
-        f"{width:g}: the upper end is valid but may be too large by this much; use "
-        "coarser prices and a smaller budget for a narrower one",
-        stacklevel=2,
-    )
 
 
 def problems_by_theorem(game: Game) -> Iterator[tuple[list[Problem], list[Problem]]]:

@@ -207,7 +207,10 @@ def _worst_path(
     method: str,
 ) -> WorstPath:
     """The path with the largest epsilon; among equal ones, that with most units."""
-    front = _front(accounted)
+    if len(accounted) == 1:
+        front = path_rows.undominated_paths(accounted[0])
+    else:  # several theorems hold: any path may be the worst
+        front = np.arange(max(one.num_paths for one in accounted))
     fewer = [one.take_paths(front) for one in accounted]
     epsilons = _path_epsilons(fewer, delta, method)
     step = _tree_step(run)
@@ -241,13 +244,6 @@ def _worst_path(
         epsilon=float(epsilons.max()),
         num_units=None if step is None else int(multiplicity[index]),
     )
-
-
-def _front(runs: Sequence[Run]) -> np.ndarray:
-    """Paths that may be the worst: all of them if several theorems hold."""
-    if len(runs) == 1:
-        return path_rows.undominated_paths(runs[0])
-    return np.arange(max(run.num_paths for run in runs))
 
 
 def _named_units(step: GaussianStep, index: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -81,6 +82,18 @@ class Interrupted:
 
     def __getattr__(self, name):
         return getattr(self.function, name)
+
+
+class Rows(NamedTuple):
+    """Clip units, and which of them count; see `linear_loss`."""
+
+    data: Any
+    unit_mask: Any
+
+
+def linear_loss(params, unit):
+    """A loss whose gradient is the unit itself."""
+    return jax.numpy.vdot(params, unit.data)
 
 
 def noised(gradient, params, blocks, key=KEY, **settings):

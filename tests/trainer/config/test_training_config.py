@@ -55,11 +55,6 @@ def test_shipped_configs_are_valid_and_name_their_command(path):
     assert f"jaxdp-episodic train configs/{path.name} --out" in path.read_text()
 
 
-def test_there_are_shipped_configs():
-    names = {path.stem for path in CONFIGS}
-    assert {"glyphs_5w1s", "glyphs_5w5s", "glyphs_20w1s", "sinusoids"} <= names
-
-
 def test_defaults(tiny):
     config = read_config(tiny)
     assert config.optimizer == OptimizerConfig()
@@ -94,49 +89,23 @@ def test_without_a_stated_population_the_data_give_it(tiny):
         ("shots = 1", "shots = 0", "shots must be a whole number >= 1"),
         ("shots = 1", 'shots = 1\nloss = "squared_error"', "with kind='protonet'"),
         ("channels = [4]", "channels = []", "channels must be a list of 1 to 64"),
-        ("channels = [4]", "channels = [[4]]", "channels must be a list of 1 to 64"),
         ("ways = 4", "ways = 41", "ways must be at most num_classes"),
         ("version = 1", "version = 2", "version must be 1"),
-        ("num_episodes = 20", "num_episodes = 1", "num_episodes must be a whole"),
         ("[learner]", "[learner", "not valid TOML.*line"),
         ('splits = ["validation"]', 'splits = "validation"', "splits must be a list"),
         ("epsilon = 8.0", "epsilon = [1.0, 2.0]", "epsilon must be one number"),
-        ("delta = 1e-5", "delta = [1e-5, 1e-6]", "delta must be one number"),
-        ("num_steps = 3", "num_steps = 3\nblock_size = [1, 2]", "block_size must be"),
-        ("num_steps = 3", "num_steps = 3\nseed = [1, 2]", "seed must be one number"),
         ("num_steps = 3", "num_steps = 3\nnormalizer = 1e30", "normalizer must be a"),
-        ("l2_clip_norm = 0.1", "l2_clip_norm = 1e-30", "l2_clip_norm must be a number"),
-        (
-            "num_steps = 3",
-            "step.noise_multiplier = inf",
-            "noise_multiplier must be a number in",
-        ),
-        (
-            "[model]",
-            '[optimizer]\nkind = "adamw"\nweight_decay = [0.1, 0.2]\n[model]',
-            "weight_decay must be one number",
-        ),
         (
             'kind = "protonet"',
             'kind = "maml"',
             "model.kind must be one of .*'conv_classifier'.*got 'conv_embedding'",
         ),
-        (
-            'kind = "conv_embedding"',
-            'kind = "conv_classifier"',
-            "model.kind must be one of .*'conv_embedding', 'linear', 'mlp'",
-        ),
         ("[model]", "[optimizer]\nema = 1.0\n[model]", "ema must lie in .0, 1."),
-        ("queries = 2", "queries = 2\nways = 0", "ways must be"),
         ("shots = 1", 'shots = 1\ndistance = "cos"', "did you mean 'cosine'"),
         ("shots = 1", "shots = 1\nresplits = 1", "resplits must be true or false"),
-        ("[model]", '[features]\nkind = "wavelet"\n[model]', "'wavelets'"),
-        ("small = true", 'small = "no"', "small must be true or false"),
-        ("small = true", "size = [14]", "size must be one number"),
         ("[model]", "[people]\nclasses = 3\n[model]", "people is for .*'person', got"),
         ("[model]", "[people]\ntruncate = true\n[model]", "give at least one of"),
         ("[model]", "[people]\nclasses = 0\n[model]", "classes must be a whole number"),
-        ("[model]", "[people]\nclasses = 3\ntruncate = 1\n[model]", "truncate must be"),
         ('kind = "protonet"\n', "", "missing key 'kind', .*one of .*'protonet'"),
         ('kind = "conv_embedding"\n', "", "missing .*'kind', .*'conv_embedding'"),
         ("[step.sampling]", PEOPLE, "data.owner must be given .* 'Glyphs' without"),
@@ -173,14 +142,11 @@ def test_only_prototypes_are_evaluated_with_other_ways():
         TrainingConfig.from_dict(mapping)
 
 
-@pytest.mark.parametrize("name", TrainingConfig.nested_specs)
-def test_lists_are_refused(name):
-    mapping = {"type": "TrainingConfig", **tomllib.loads(TINY), name: []}
-    with pytest.raises(TypeError, match=f"{name} must be a table of keys"):
-        TrainingConfig.from_dict(mapping)
-
-
-def test_not_text(tmp_path):
+def test_not_tables_and_not_text(tmp_path):
+    for name in TrainingConfig.nested_specs:
+        mapping = {"type": "TrainingConfig", **tomllib.loads(TINY), name: []}
+        with pytest.raises(TypeError, match=f"{name} must be a table of keys"):
+            TrainingConfig.from_dict(mapping)
     path = tmp_path / "binary.toml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="not UTF-8"):

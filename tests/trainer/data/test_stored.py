@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import types
 
 import numpy as np
@@ -260,26 +259,6 @@ def test_codes_are_read_where_the_mask_is_true(folder):
     there = CODE_VALUES["unit"][codes[mask]]
     np.testing.assert_array_equal(there, folder.memory.features[[5, 0]], strict=True)
     assert folder.table.features.codes(rows[:0], mask[:0]).shape == (0, 2, 5, 4, 2)
-
-
-def test_threads_read_concurrently(folder):
-    wrong = []
-
-    def read(seed):
-        rng = np.random.default_rng(seed)
-        for _ in range(50):
-            rows = rng.integers(0, 6, 20)
-            if not np.array_equal(
-                folder.table.features[rows], folder.memory.features[rows]
-            ):
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_selections_and_fingerprints_equal_those_in_memory(folder, tmp_path):

@@ -23,7 +23,6 @@ TREE = Population.from_sizes(SIZES, level_names=("school", "pupil"))
 PUPIL_OF = np.repeat(np.arange(5), SIZES)
 PUPILS = WithoutReplacement("pupil", size=8)
 CLASSES = Population.from_sizes([20, 3, 0, 4, 7, 20, 20], level_names=("class",))
-CLASS_OF = np.repeat(np.arange(7), CLASSES.children_counts[1])
 
 
 def schools(rate=0.5, pupils=PUPILS):
@@ -103,28 +102,6 @@ def test_shapes_of_a_tree(
         assert_well_formed(sampler, draw)
 
 
-def test_units_give_at_most_what_they_have():
-    """Small units give all, empty ones a masked row, and only their own children."""
-    sampler = EpisodeSampler(schools(1.0), TREE, clip_unit="school")
-    for draw in draws(sampler):
-        np.testing.assert_array_equal(np.sort(draw.units), range(5))
-        sizes = np.minimum(SIZES, 8)[draw.units]
-        np.testing.assert_array_equal(draw.mask.sum(axis=1), sizes)
-        schools_of = PUPIL_OF[draw.examples]
-        assert np.all((schools_of == draw.units[:, None]) | ~draw.mask)
-
-
-def test_a_step_keeps_the_slots_of_empty_units_masked():
-    sampler = EpisodeSampler(schools(1.0), TREE, clip_unit="step")
-    draw = sampler.draw(step_generator(0, 0))
-    np.testing.assert_array_equal(draw.units, [-1])
-    np.testing.assert_array_equal(
-        np.sort(draw.mask[0].sum(axis=1)), np.sort(np.minimum(SIZES, 8))
-    )
-    for examples, mask in zip(draw.examples[0], draw.mask[0], strict=True):
-        assert len(set(PUPIL_OF[examples[mask]])) <= 1
-
-
 def test_clipped_examples_are_the_units():
     sampler = EpisodeSampler(schools(), TREE, clip_unit="pupil")
     for draw in draws(sampler):
@@ -187,26 +164,6 @@ GROUPED = {
 }
 
 
-@pytest.mark.parametrize("design", GROUPED.values(), ids=GROUPED)
-def test_grouped_draws(design):
-    sampler = EpisodeSampler(design, CLASSES, clip_unit="episode")
-    assert sampler.slot_shape == (3, 4)
-    for draw in draws(sampler):
-        assert_well_formed(sampler, draw)
-        assert set(draw.units.tolist()) <= {-1}
-        # A way is one class, a class has at most one way in a step.
-        seen = []
-        for examples, mask in zip(
-            draw.examples.reshape(-1, 4), draw.mask.reshape(-1, 4), strict=True
-        ):
-            found = set(CLASS_OF[examples[mask]].tolist())
-            assert len(found) <= 1
-            seen += found
-            if found:
-                assert mask.sum() == min(4, CLASSES.children_counts[1][seen[-1]])
-        assert len(set(seen)) == len(seen)
-
-
 @pytest.mark.parametrize(
     ("name", "expected", "largest", "numbers"),
     [
@@ -257,23 +214,6 @@ def test_mean_number_of_groups_of_many_classes():
 
 
 # --- Independent episodes ---
-
-
-@pytest.mark.parametrize(
-    ("sampling", "slot_shape"),
-    [
-        (MultistageSampling(WithoutReplacement("school", size=2), PUPILS), (2, 8)),
-        (schools(), (5, 8)),
-    ],
-)
-def test_independent_episodes(sampling, slot_shape):
-    design = IndependentEpisodes(sampling, num_episodes=6)
-    sampler = EpisodeSampler(design, TREE, clip_unit="episode")
-    assert sampler.slot_shape == slot_shape
-    assert sampler.expected_units == sampler.max_units == 6
-    for draw in draws(sampler):
-        assert_well_formed(sampler, draw)
-        np.testing.assert_array_equal(draw.units, [-1] * 6)
 
 
 # --- Reproducibility ---

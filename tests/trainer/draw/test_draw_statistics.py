@@ -381,37 +381,12 @@ def padded(sampler, draw, generator, memory):
     return draw
 
 
-def drops_small_units(sampler, draw, generator, memory):
-    """Units that cannot fill their slots are left out."""
-    return rows_of(draw, draw.mask.all(axis=tuple(range(1, draw.mask.ndim))))
-
-
 def same_draw(sampler, draw, generator, memory):
     """Every draw is used in two steps."""
     if "draw" in memory:
         return memory.pop("draw")
     memory["draw"] = draw
     return draw
-
-
-def reused_partition(sampler, draw, generator, memory):
-    """One partition of the classes for the whole run; fresh coins for its episodes."""
-    design, counts = sampler.sampling, sampler.population.children_counts[1]
-    starts = np.cumsum(counts) - counts
-    if not memory:
-        order = generator.permutation(len(counts))
-        memory["partition"] = order[: len(order) // design.ways * design.ways]
-    episodes = memory["partition"].reshape(-1, design.ways)
-    tossed = generator.random(len(episodes)) < design.episodes.sampling_probability
-    examples = np.zeros((tossed.sum(), *sampler.slot_shape), np.int64)
-    mask = np.zeros(examples.shape, bool)
-    for row, way in np.ndindex(examples.shape[:2]):
-        unit = episodes[tossed][row, way]
-        size = min(design.examples.size, counts[unit])
-        drawn = generator.choice(counts[unit], size, replace=False)
-        examples[row, way, :size] = starts[unit] + drawn
-        mask[row, way, :size] = True
-    return Draw(examples, mask, np.full(len(examples), -1))
 
 
 class Wrong(NamedTuple):
@@ -433,9 +408,7 @@ class Wrong(NamedTuple):
         (capped, "examples-poisson"),
         (capped, "grouped-classes-poisson"),
         (padded, "tasks-poisson-subset"),
-        (drops_small_units, "grouped-episodes-poisson"),
         (same_draw, "grouped-episodes-subset"),
-        (reused_partition, "grouped-episodes-poisson"),
     ],
 )
 def test_a_wrong_sampler_is_caught(change, name):

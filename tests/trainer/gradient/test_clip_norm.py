@@ -10,14 +10,12 @@ import pytest
 from scipy import stats
 
 from jaxdp_episodic.trainer.config.training_parts import ClippingConfig
-from jaxdp_episodic.trainer.gradient import clip_norm, discrete_noise, private_gradient
+from jaxdp_episodic.trainer.gradient import clip_norm, discrete_noise
 from jaxdp_episodic.trainer.gradient.clip_norm import longest, steps_of_vote
 from jaxdp_episodic.trainer.gradient.discrete_noise import GRID, steps_in_norm
 from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.gradient.private_gradient import PrivateGradient
-from jaxdp_episodic.trainer.run.mechanisms import GradientStep
-from mutation.planting import Edit, planted
-from training_runs import noised, plain_trainer
+from training_runs import linear_loss, noised, plain_trainer
 
 QUANTILE = ClippingConfig(count_noise=0.7)
 CLIP, EXPECTED = 0.3, 8.0
@@ -29,10 +27,6 @@ class Units(NamedTuple):
     data: Any
     slot_mask: Any
     unit_mask: Any
-
-
-def linear_loss(params, unit):
-    return jnp.vdot(params, unit.data)
 
 
 def units(data, there=None, drawn=None):
@@ -146,14 +140,14 @@ def of_row(row):
     return Units(*(np.concatenate([leaf[[row]], last]) for leaf, last in pairs))
 
 
-def check_votes():
+def test_votes_of_units():
     vote = steps_of_vote(QUANTILE)
     found = [given(of_row(row))[-1] for row in range(len(VOTES))]
     assert found == [vote * wanted for wanted in VOTES]
 
 
-def check_that_units_do_not_meet():
-    """Asserts that a release without noise is the sum of what each unit gives alone."""
+def test_units_do_not_meet():
+    """A release without noise is the sum of what each unit gives alone."""
     alone = sum(given(of_row(row)) for row in range(len(VOTES)))
     gradient = PrivateGradient(linear_loss, clipping=QUANTILE)
     released, private = noised(
@@ -173,8 +167,8 @@ def check_that_units_do_not_meet():
     assert private["num_units"] != EXPECTED  # otherwise the check is void
 
 
-def check_noise():
-    """Asserts that all entries have the noise for the longest contribution."""
+def test_noise_is_for_the_longest_contribution():
+    """All entries have it."""
     clipping = ClippingConfig(count_noise=0.3)
     gradient = PrivateGradient(linear_loss, clipping=clipping)
     keys = (number.to_bytes(32, "big") for number in range(1_500))
@@ -188,8 +182,8 @@ def check_noise():
     assert abs(np.corrcoef(found.T)[0, 1]) < 0.1
 
 
-def check_that_the_clip_norm_is_known_before_the_draw():
-    """Asserts that each clip norm is a function of earlier releases."""
+def test_the_clip_norm_is_known_before_the_draw():
+    """It is a function of earlier releases."""
     clipping = ClippingConfig(rate=2.0, count_noise=0.7)
     run = plain_trainer(clipping=clipping, num_steps=4)
     used, released, call = [], [], run._gradient.__call__
@@ -215,71 +209,3 @@ def check_that_the_clip_norm_is_known_before_the_draw():
             share = float(release.share)
             wanted = clip_norm.next_clip_norm(clipping, bounds, norm, share)
     assert len(set(used)) == 4
-
-
-_CALL = private_gradient.PrivateGradient, "_noised"
-_SUM = "totals = self._sum(params, blocks, clip)"
-FAULTS = {
-    "padded places count, in what is released": (
-        check_that_units_do_not_meet,
-        Edit(
-            *_CALL,
-            _SUM,
-            f"{_SUM}\n    n = sum(len(b.unit_mask) for b in blocks)\n"
-            "    totals = totals._replace(votes=totals.votes + n - int(totals.units))",
-        ),
-    ),
-    "the norm after clipping is counted": (
-        check_votes,
-        Edit(private_gradient, "_summer", "(unit, norm,", "(unit, 0 * norm,"),
-    ),
-    "realised number as divisor": (
-        check_that_units_do_not_meet,
-        Edit(
-            *_CALL,
-            "drawn.pop(),\n            divisor,",
-            "drawn.pop(),\n            max(float(totals.units), 1.0),",
-        ),
-    ),
-    "less noise for the count": (
-        check_noise,
-        Edit(
-            private_gradient.PrivateGradient,
-            "noise",
-            "np.split(flat, np.cumsum(sizes)[:-1])",
-            "np.split(flat * ([2] * (len(flat) - 1) + [1]) // 2, "
-            "np.cumsum(sizes)[:-1])",
-        ),
-    ),
-    "the clip norm follows its own step's count": (
-        check_that_units_do_not_meet,
-        Edit(
-            *_CALL,
-            _SUM,
-            f"{_SUM}\n    clip = clip * np.float32(math.exp(-0.2 * totals.votes))\n"
-            f"    {_SUM}",
-        ),
-    ),
-    "the clip norm follows the draw": (
-        check_that_the_clip_norm_is_known_before_the_draw,
-        Edit(
-            GradientStep,
-            "release",
-            "l2_clip_norm=self._clip_norm(state)",
-            "l2_clip_norm=self._clip_norm(state) * (\n"
-            "            1 + prepared.blocks[0].unit_mask.sum())",
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("check", dict.fromkeys(c for c, _ in FAULTS.values()))
-def test_without_a_fault(check):
-    check()
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_caught(name):
-    check, edit = FAULTS[name]
-    with planted([edit]), pytest.raises(AssertionError):
-        check()

@@ -1,7 +1,6 @@
 """Training has the precision of the parameters, with x64 on and off."""
 
 import math
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +14,23 @@ from jaxdp_episodic.trainer.gradient.precision import training_dtype
 from jaxdp_episodic.trainer.learners.optimizers import averaged, noise_corrected_adam
 from jaxdp_episodic.trainer.run.state import RunMismatchError
 from jaxdp_episodic.training import Evaluation, PrivateGradient
-from training_runs import assert_same, classes, noised, plain_trainer, protonet
+from training_runs import (
+    Rows,
+    assert_same,
+    classes,
+    linear_loss,
+    noised,
+    plain_trainer,
+    protonet,
+)
 
 FLOATS = (np.float32, np.float64)
-
-
-class Rows(NamedTuple):
-    data: Any
-    unit_mask: Any
 
 
 @pytest.fixture
 def x64():
     with jax.enable_x64(True):
         yield
-
-
-def linear_loss(params, unit):
-    """Its gradient is the row itself."""
-    return jnp.vdot(params, unit.data)
 
 
 def released(params, data, *, mask=None, clip=1.0, noise=0.0, kind="gaussian", **more):

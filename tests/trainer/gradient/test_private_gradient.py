@@ -1,9 +1,7 @@
 """Clip, sum, noise: an oracle, the sensitivity, and the noise's statistics."""
 
 import functools
-import itertools
 import math
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax_privacy import clipping
-from randomgen import UserBitGenerator
 
 from jaxdp_episodic.trainer.config.training_parts import NOISES
 from jaxdp_episodic.trainer.draw.generators import generator
@@ -25,22 +22,12 @@ from jaxdp_episodic.training import (
     classification_episode,
     split_model,
 )
-from training_runs import KEY, noised
+from training_runs import KEY, Rows, linear_loss, noised
 
 WAYS, SLOTS, FEATURES = 3, 3, 4
 PLAIN = {"noise_multiplier": 0.0, "normalizer": 1.0}
 # Float32 sums; integer sums are tested in test_discrete_noise.py.
 Gradient = functools.partial(PrivateGradient, noise="gaussian")
-
-
-class Rows(NamedTuple):
-    data: Any
-    unit_mask: Any
-
-
-def linear_loss(params, unit):
-    """Its gradient is the row itself."""
-    return jnp.vdot(params, unit.data)
 
 
 def rows(data, mask=None):
@@ -397,25 +384,3 @@ def test_sum_and_noise_are_rounded_once():
     normal = generator(KEY).standard_normal(4_000)
     exact = (np.float64(total) + np.float32(1e3) * (1e-3 * normal)) / 3.0
     np.testing.assert_array_equal(found, exact.astype(np.float32))
-
-
-# --- Continuous Gaussian noise ---
-
-
-def normal_of(*words):
-    """NumPy's normal sample from these words, followed by words that end its search."""
-    left = itertools.chain(words, itertools.cycle([0, 2**64 - 1]))
-    bits = UserBitGenerator(lambda _: next(left))
-    return np.random.Generator(bits).standard_normal()
-
-
-def test_the_tail_extends_to_twelve_deviations():
-    """Far beyond 5.42, the end of float32 samples from 23 bits."""
-    outside = (2**52 - 1) << 9  # the lowest layer, outside its inner part
-    # Uniform samples close to 1, and the closest one.
-    nearness = np.linspace(0.0, 53.0, 500)
-    words = [min(int(2**64 * (1 - 0.5**near)), 2**64 - 1) for near in nearness]
-    found = np.sort([abs(normal_of(outside, word, 2**64 - 1)) for word in words])
-    assert found[0] == pytest.approx(3.6541528853610088)  # the start of the tail
-    assert 12.2 < found[-1] < 12.3
-    assert np.diff(found).max() < 0.03

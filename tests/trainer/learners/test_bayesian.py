@@ -150,19 +150,6 @@ def test_a_learner_without_directions_is_refused():
 
 
 @pytest.mark.slow
-def test_a_private_run_comes_near_the_true_prior(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    import published
-
-    study = published.Published()
-    study.out = tmp_path
-    found = study.train((3.0, 300.0), 5)[published.ERROR]
-    alone, best = published.bounds().values()
-    assert best < 0.4 and 1.1 < alone < 1.4
-    assert found < 0.55
-
-
-@pytest.mark.slow
 def test_a_config_needs_no_network(tmp_path):
     path = tmp_path / "bayes.toml"
     text = (CONFIGS / "sinusoids_bayes.toml").read_text(encoding="utf-8")

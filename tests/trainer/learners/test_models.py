@@ -379,20 +379,6 @@ def test_a_release_is_a_plain_network(public, tmp_path, train):
 
 
 @pytest.mark.slow
-def test_a_run_from_another_network_is_not_resumed(public, tmp_path):
-    config = read_config(public / "tiny.toml")
-    model = dataclasses.replace(config.model, channels=(6,), parameters="body/release")
-    config = dataclasses.replace(config, model=model)
-    with pytest.raises(
-        ValueError, match=r"blocks/0/conv/bias of shape \(6,\), got \(4"
-    ):
-        run_training(config, tmp_path / "run", base=public)
-    gone = dataclasses.replace(model, parameters="nowhere.npz")
-    with pytest.raises(OSError, match="nowhere"):
-        run_training(dataclasses.replace(config, model=gone), tmp_path, base=public)
-
-
-@pytest.mark.slow
 def test_a_release_of_a_users_film_needs_the_same_body(public, tmp_path):
     config = read_config(public / "tiny.toml")
     body = film(ConvNet((14, 14, 1), (4,), 4, rngs=nnx.Rngs(5)))

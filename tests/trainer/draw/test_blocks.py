@@ -152,35 +152,22 @@ def test_several_episodes_a_block_and_a_remainder_of_people():
         assert all(len(two) <= 2 and len(set().union(*two)) <= 3 for two in met)
 
 
+SEVEN = jde.MultistageSampling(
+    jde.WithoutReplacement("class", size=WAYS, population=7),
+    jde.WithoutReplacement("example", size=SIZE, population=A_BLOCK),
+)
+DATA_DEPENDENT = {"among_slots": False, "slots_of": "example"}
+
+
 @pytest.mark.parametrize(
     ("design", "options", "error", "match"),
     [
         ({}, {"owners": None}, ValueError, "owners of the examples must be given for"),
-        (
-            {},
-            {"among_slots": False, "slots_of": "example"},
-            ValueError,
-            "among_slots must be True",
-        ),
+        ({}, DATA_DEPENDENT, ValueError, "among_slots must be True"),
         ({"slots": 3}, {}, ValueError, r"one class that 4 .*together, 4, got 3"),
         ({"num_people": 7}, {}, ValueError, r"num_people must be at least .* 8, got 7"),
-        (
-            {"sampling": None},
-            {},
-            NotImplementedError,
-            "of classes and then of examples",
-        ),
-        (
-            {
-                "sampling": jde.MultistageSampling(
-                    jde.WithoutReplacement("class", size=WAYS, population=7),
-                    jde.WithoutReplacement("example", size=SIZE, population=A_BLOCK),
-                )
-            },
-            {},
-            ValueError,
-            r"must be the number of classes .*, 6",
-        ),
+        ({"sampling": None}, {}, NotImplementedError, "of classes and then of example"),
+        ({"sampling": SEVEN}, {}, ValueError, r"must be the number of classes .*, 6"),
     ],
 )
 def test_blocks_that_do_not_fit_the_data_are_refused(design, options, error, match):

@@ -247,16 +247,8 @@ def test_step_generators_differ():
     ("ask", "error", "message"),
     [
         (lambda _: step_generator(-1, 0), ValueError, "entropy must be a whole number"),
-        (
-            lambda _: step_generator(0, True),
-            TypeError,
-            "step must be .* >= 0, got True",
-        ),
-        (
-            lambda sampler: sampler.draw(np.random.RandomState(0)),
-            TypeError,
-            r"generator must be a numpy\.random\.Generator",
-        ),
+        (lambda _: step_generator(0, True), TypeError, "step must be .* got True"),
+        (lambda s: s.draw(np.random.RandomState(0)), TypeError, "generator must be"),
     ],
 )
 def test_other_generators_are_refused(ask, error, message):
@@ -272,17 +264,17 @@ def test_other_generators_are_refused(ask, error, message):
     [
         (schools(np.array([0.1, 0.2])), TREE, "sampling_probability of level 'school'"),
         (grouped(ways=[2, 3]), CLASSES, "ways"),
-        (
-            IndependentEpisodes(schools(), num_episodes=[1, 2]),
-            TREE,
-            "num_episodes",
-        ),
+        (IndependentEpisodes(schools(), num_episodes=[1, 2]), TREE, "num_episodes"),
     ],
 )
 def test_grids_are_refused(sampling, population, name):
     clip_unit = sampling.level_names[0]
     with pytest.raises(ValueError, match=f"{name} must be a single number, .* shape"):
         EpisodeSampler(sampling, population, clip_unit=clip_unit)
+
+
+INDEPENDENT = IndependentEpisodes(schools(), num_episodes=2)
+EXAMPLES = Population.from_sizes(SIZES, level_names=("class", "example"))
 
 
 @pytest.mark.parametrize(
@@ -292,27 +284,15 @@ def test_grids_are_refused(sampling, population, name):
         (schools(), [3, 4], "school", TypeError, "population must be a Population"),
         (schools(), TREE, "shcool", ValueError, "did you mean 'school'"),
         (grouped(), CLASSES, "class", NotImplementedError, "covered: .*'episode'"),
-        (
-            IndependentEpisodes(schools(), num_episodes=2),
-            TREE,
-            "school",
-            NotImplementedError,
-            "with IndependentEpisodes has no theorem",
-        ),
+        (INDEPENDENT, TREE, "school", NotImplementedError, "IndependentEpisodes has"),
         (
             schools(),
-            Population.from_sizes(SIZES, level_names=("class", "example")),
+            EXAMPLES,
             "school",
             ValueError,
-            r"must have the 2 levels \('school', 'pupil'\) .* named \('class'",
+            r"\('school', 'pupil'\).*\('class'",
         ),
-        (
-            grouped(num_classes=8),
-            CLASSES,
-            "episode",
-            ValueError,
-            "num_classes must be exactly the number of classes in the data, 7, got 8",
-        ),
+        (grouped(num_classes=8), CLASSES, "episode", ValueError, "data, 7, got 8"),
     ],
 )
 def test_steps_that_do_not_fit_the_table_are_refused(
@@ -326,78 +306,50 @@ UNEQUAL = Population.from_sizes([25, 40, 60])
 EQUAL = Population.from_sizes([40, 40, 40])
 
 
+def eight(population, is_exact=False):
+    return WithoutReplacement(
+        "pupil", size=8, population=population, population_is_exact=is_exact
+    )
+
+
+def tenth(population):
+    return Poisson("pupil", sampling_probability=0.1, population=population)
+
+
 @pytest.mark.parametrize(
     ("pupils", "population", "rule"),
     [
-        (
-            WithoutReplacement("pupil", size=8, population=26),
-            UNEQUAL,
-            "at most .* 25 to 60 here, got 26",
-        ),
-        (
-            WithoutReplacement("pupil", size=8, population=2),
-            Population.from_sizes([5, 0]),
-            "at most .* 1 to 5 here, got 2",
-        ),
-        (
-            WithoutReplacement(
-                "pupil", size=8, population=25, population_is_exact=True
-            ),
-            UNEQUAL,
-            "exactly .* got 25",
-        ),
-        (
-            WithoutReplacement(
-                "pupil", size=8, population=41, population_is_exact=True
-            ),
-            EQUAL,
-            "exactly .* got 41",
-        ),
-        (
-            Poisson("pupil", sampling_probability=0.1, population=59),
-            UNEQUAL,
-            "at least .* 25 to 60 here, got 59",
-        ),
+        (eight(26), UNEQUAL, "at most .* 25 to 60 here, got 26"),
+        (eight(2), Population.from_sizes([5, 0]), "at most .* 1 to 5 here, got 2"),
+        (eight(25, is_exact=True), UNEQUAL, "exactly .* got 25"),
+        (eight(41, is_exact=True), EQUAL, "exactly .* got 41"),
+        (tenth(59), UNEQUAL, "at least .* 25 to 60 here, got 59"),
     ],
 )
 def test_public_sizes_that_the_data_contradict_are_refused(pupils, population, rule):
     """With them the accounted epsilon would be too small."""
     with pytest.raises(ValueError, match=f"level 'pupil': population must be {rule}"):
         EpisodeSampler(schools(0.5, pupils), population, clip_unit="school")
-    # Accepted if the step is accounted by the real sizes, or does not use these.
-    above = EpisodeSampler(
-        schools(0.5, pupils), population, clip_unit="school", privacy_unit="school"
-    )
-    assert_well_formed(above, above.draw(step_generator(0, 0)))
     with pytest.raises(ValueError, match="or leave it out: a step with the data's"):
         EpisodeSampler(
             schools(0.5, pupils), population, clip_unit="pupil", privacy_unit="school"
         )
-    sampler = EpisodeSampler(
-        schools(0.5, pupils),
-        population,
-        clip_unit="school",
-        population_is_accounted=True,
-    )
-    assert_well_formed(sampler, sampler.draw(step_generator(0, 0)))
+    # Accepted if the step is accounted by the real sizes, or does not use these.
+    for accepted in ({"privacy_unit": "school"}, {"population_is_accounted": True}):
+        sampler = EpisodeSampler(
+            schools(0.5, pupils), population, clip_unit="school", **accepted
+        )
+        assert_well_formed(sampler, sampler.draw(step_generator(0, 0)))
 
 
-@pytest.mark.parametrize(
-    ("pupils", "population"),
-    [
-        (WithoutReplacement("pupil", size=8, population=25), UNEQUAL),
-        (WithoutReplacement("pupil", size=8, population=1), Population.from_sizes([0])),
-        (
-            WithoutReplacement(
-                "pupil", size=8, population=40, population_is_exact=True
-            ),
-            EQUAL,
-        ),
-        (Poisson("pupil", sampling_probability=0.1, population=60), UNEQUAL),
-    ],
-)
-def test_correct_public_sizes_are_accepted(pupils, population):
-    EpisodeSampler(schools(0.5, pupils), population, clip_unit="school")
+def test_correct_public_sizes_are_accepted():
+    for pupils, population in (
+        (eight(25), UNEQUAL),
+        (eight(1), Population.from_sizes([0])),
+        (eight(40, is_exact=True), EQUAL),
+        (tenth(60), UNEQUAL),
+    ):
+        EpisodeSampler(schools(0.5, pupils), population, clip_unit="school")
 
 
 def test_public_sizes_of_grouped_classes():

@@ -246,33 +246,28 @@ def test_an_episode_with_a_null_class_keeps_its_step_and_is_marked():
 # --- Refusals ---
 
 
+POISSON = units(Poisson("unit", sampling_probability=0.5), 6)
+STEP, MEMBERS = step_generator(0, 1), np.zeros(1, np.int64)
+
+
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
-        (
-            lambda s, p: s.draw(step_generator(0, 1)),
-            ValueError,
-            "members must be given",
-        ),
-        (
-            lambda s, p: p.draw(step_generator(0, 1), np.zeros(1, np.int64)),
-            ValueError,
-            "members must be None",
-        ),
-        (lambda s, p: p.begin_epoch(step_generator(0, 1)), ValueError, "no epochs"),
-        (lambda s, p: s.begin_epoch(3), TypeError, "generator must be"),
-        (
-            lambda s, p: units(batches(3), 6, slots_of="unit"),
-            NotImplementedError,
-            "zero_out at level 'unit' is not supported with ShuffledEpochs",
-        ),
-        (lambda s, p: units(bins([3, 4]), 6), ValueError, "steps_per_epoch of level"),
+        (lambda s: s.draw(STEP), ValueError, "members must be given"),
+        (lambda _: POISSON.draw(STEP, MEMBERS), ValueError, "members must be None"),
+        (lambda _: POISSON.begin_epoch(STEP), ValueError, "no epochs"),
+        (lambda s: s.begin_epoch(3), TypeError, "generator must be"),
+        (lambda _: units(bins([3, 4]), 6), ValueError, "steps_per_epoch of level"),
     ],
 )
 def test_bad_input(ask, error, message):
-    poisson = units(Poisson("unit", sampling_probability=0.5), 6)
     with pytest.raises(error, match=message):
-        ask(units(bins(3), 6), poisson)
+        ask(units(bins(3), 6))
+
+
+def test_shuffled_epochs_do_not_protect_slots():
+    with pytest.raises(NotImplementedError, match="'unit' .* with ShuffledEpochs"):
+        units(batches(3), 6, slots_of="unit")
 
 
 # --- Charges ---

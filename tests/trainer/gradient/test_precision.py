@@ -124,17 +124,6 @@ def test_noise_has_the_type_and_its_scale(x64, kind):
     assert as_single == 1 if kind == np.float32 else as_single < 1e-3
 
 
-def test_float32_noise_does_not_depend_on_x64():
-    found = []
-    for is_on in (False, True):
-        with jax.enable_x64(is_on):
-            gradient, _ = released(
-                jnp.zeros(1_000, jnp.float32), np.zeros((1, 1_000)), noise=1.0
-            )
-            found.append(np.asarray(gradient))
-    np.testing.assert_allclose(*found, rtol=1e-6)
-
-
 @pytest.mark.parametrize("kind", FLOATS)
 def test_discrete_noise_is_released_in_the_type(x64, kind):
     data = np.random.default_rng(0).normal(size=(4, 50))

@@ -103,32 +103,6 @@ def test_predictions_are_conditional_means(params, mask):
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
 
 
-def test_the_content_of_masked_examples_does_not_matter(params):
-    mask = (1, 0, 1, 1, 0, 1, 1)
-    inputs, targets, episode = data(mask)
-    other_inputs, other_targets = inputs.copy(), targets.copy()
-    other_inputs[[1, 4]], other_targets[[1, 4]] = 1e3, -1e3
-    other = regression_episode(
-        other_inputs, other_targets, np.float32(mask), shots=SHOTS
-    )
-    for one, two in zip(
-        jax.tree.leaves(graded(params, episode)),
-        jax.tree.leaves(graded(params, other)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(one, two)
-
-
-def test_the_first_prior_is_nearly_ridge_regression():
-    first = LEARNER.initial({}, FEATURES, scale=2.0, noise=0.5)["prior"]
-    assert not np.any(first["mean"])
-    assert first["factor"].shape == (FEATURES + 1, RANK)
-    np.testing.assert_allclose(np.exp(first["log_scale"]), 4.0, rtol=1e-6)
-    np.testing.assert_allclose(np.exp(first["log_variance"]), 0.25, rtol=1e-6)
-    share = np.sum(np.square(first["factor"])) / 4.0 / first["factor"].size
-    assert 0.01 < share < 0.3
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -142,11 +116,6 @@ def test_invalid_configs_are_refused(change, message):
     good = {"kind": "bayes", "shots": 3, "loss": "squared_error"}
     with pytest.raises(ValueError, match=message):
         LearnerConfig(**good | change)
-
-
-def test_a_learner_without_directions_is_refused():
-    with pytest.raises(ValueError, match="rank"):
-        BayesianRegression(halves, rank=0)
 
 
 @pytest.mark.slow

@@ -30,23 +30,6 @@ def squares(rows):
     return np.square(rows) * 2.0
 
 
-@pytest.mark.parametrize(
-    ("one_by_one", "calls"), [(True, [20, 11]), (False, [500] * 2)]
-)
-def test_few_rows_are_not_padded_for_functions_of_single_rows(one_by_one, calls):
-    seen = []
-
-    def function(rows):
-        seen.append(len(rows))
-        return rows.reshape(len(rows), -1)
-
-    features = FixedFeatures(function, name="own", one_by_one=one_by_one)
-    rows = np.random.default_rng(0).normal(size=(20, 2, 2)).astype(np.float32)
-    made = features.of_examples(rows)
-    assert seen == calls  # all, and half to check independence
-    np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1.0, rtol=1e-6)
-
-
 def test_rows_are_features_of_examples():
     data = table(num=1_200)  # three calls, the last one padded
     made = FixedFeatures(squares, "squares", unit_norm=False).table(data)
@@ -125,15 +108,6 @@ def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
         np.testing.assert_array_equal(made.features, other.table(data).features)
         with pytest.warns(UserWarning, match="is made again"):
             features.table(table(), cache=path)
-
-
-def test_a_foreign_folder_is_refused_before_any_work(tmp_path):
-    called = []
-    features = FixedFeatures(called.append, name="never called")
-    (tmp_path / "letter.txt").touch()
-    with pytest.raises(FileExistsError, match="must be a cache of features"):
-        features.table(table(), cache=tmp_path)
-    assert not called
 
 
 @pytest.mark.parametrize("damage", ["text", "nan", "bit", "manifest"])

@@ -94,21 +94,6 @@ def test_apply_uses_the_given_parameters():
     assert all(isinstance(key, str) for key in params["layers"])
 
 
-def test_other_variables_are_constants():
-    class Scaled(nnx.Module):
-        def __init__(self):
-            self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-            self.scale = nnx.Variable(jnp.float32(3.0))
-
-        def __call__(self, inputs):
-            return self.scale[...] * self.linear(inputs)
-
-    apply, params = split_model(Scaled())
-    assert set(params) == {"linear"}
-    inputs = np.ones((1, 2), np.float32)
-    np.testing.assert_array_equal(apply(params, inputs), Scaled()(inputs))
-
-
 def test_a_linear_embedding_starts_orthogonal_and_may_keep_its_inputs():
     """With a skip prototypes are nearly those of the inputs, before any training."""
     apply, params = split_model(Linear(12, 4, rngs=nnx.Rngs(0)))

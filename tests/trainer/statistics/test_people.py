@@ -289,33 +289,20 @@ def test_couples_give_exactly_the_possible_pairs():
     assert shares.tolist() == [2] * 4 and np.ptp(groups[:2]) == np.ptp(groups[2:]) == 0
 
 
-COUPLES = StartConfig(pairs="people")
+COUPLES = {"config": StartConfig(pairs="people")}
+ZERO_OUT = {"neighboring_relation": "zero_out"}
+NOBODYS = dataclasses.replace(table(content()), owners=None)
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         ({"people": None}, "people must bound the examples and classes .* got None"),
-        (
-            {"people": PersonBounds(examples=1, classes=2)},
-            "people must be a public bound, at least the 3 examples .* got 2",
-        ),
-        (
-            {"neighboring_relation": "zero_out"},
-            "population of .* must .* 4 examples in a class",
-        ),
-        (
-            {"neighboring_relation": "zero_out", "config": COUPLES},
-            "start.num_people must .* the 4 people",
-        ),
-        (
-            {"privacy_unit": "example", "config": COUPLES},
-            "start.pairs='people' is for privacy_unit='person'",
-        ),
-        (
-            {"data": dataclasses.replace(table(content()), owners=None)},
-            "data must have owners",
-        ),
+        ({"people": PersonBounds(examples=1, classes=2)}, "at least the 3 .* got 2"),
+        (ZERO_OUT, "population of .* must .* 4 examples in a class"),
+        (ZERO_OUT | COUPLES, "start.num_people must .* the 4 people"),
+        (COUPLES | {"privacy_unit": "example"}, "is for privacy_unit='person'"),
+        ({"data": NOBODYS}, "data must have owners"),
     ],
 )
 def test_bad_people(change, complaint):

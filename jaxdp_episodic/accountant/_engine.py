@@ -101,13 +101,17 @@ def using_engine(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def using_choice(name: str) -> Iterator[None]:
-    """As `using_engine`, without checks, for an answer of `choose_engine`."""
-    token = _chosen.set(name)
+def _within(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Sets a variable of this context in the body."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _chosen.reset(token)
+        variable.reset(token)
+
+
+# As `using_engine`, without checks, for an answer of `choose_engine`.
+using_choice = functools.partial(_within, _chosen)
 
 
 def _note_fork() -> None:
@@ -159,19 +163,16 @@ def choose_engine(settings: int, kernel: int | Kernel, losses: Any = ()) -> str:
     return "jax"
 
 
-@contextlib.contextmanager
-def asking_together(settings: int, *, once: bool = False) -> Iterator[None]:
+def asking_together(
+    settings: int, *, once: bool = False
+) -> contextlib.AbstractContextManager[None]:
     """Declares the total number of settings of all calls in the body.
 
     Only that number then decides whether to compile, not what is compiled already: a
     resumed sweep has the same digits as one that was not interrupted. ``once`` says
     that nobody asks again: then NumPy must take as long as compiling.
     """
-    token = _together.set(int(_PAYS_FROM * settings) if once else settings)
-    try:
-        yield
-    finally:
-        _together.reset(token)
+    return _within(_together, int(_PAYS_FROM * settings) if once else settings)
 
 
 def never_compiled(tree: Any) -> str | None:
@@ -279,16 +280,6 @@ def num_cores() -> int:
     else:
         cores = os.cpu_count() or 1
     return max(cores // _sharing.get(), 1)
-
-
-def compiled(kernel: Callable[..., Any], static: tuple[str, ...] = ()) -> Any:
-    """As `float64_boundary`, but always on JAX."""
-
-    @functools.wraps(kernel)
-    def call(*args: Any, **static_values: Any) -> Any:
-        return on_jax(jitted(kernel, static), *args, **static_values)
-
-    return call
 
 
 def call_in_float64(function: Callable[..., Any], *args: Any) -> Any:

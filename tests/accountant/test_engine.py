@@ -5,6 +5,7 @@ A process that compiles much does not exhaust its memory mappings.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -21,9 +22,9 @@ import jaxdp_episodic as jde
 from jaxdp_episodic.accountant import _engine, _kernel_cache
 from jaxdp_episodic.accountant._engine import (
     choose_engine,
-    compiled,
     engine_name,
     float64_boundary,
+    jitted,
     using_engine,
 )
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
@@ -65,7 +66,7 @@ def test_trees_and_dataclasses_go_in_and_out(engine):
 def test_jax_distinguishes_mechanisms():
     """Equal trees with unequal hashes collide in JAX's caches one time in a hundred."""
     ones = [loss for loss in SHIPPED.values() if loss.compiles]
-    same = compiled(lambda loss: loss)
+    same = functools.partial(_engine.on_jax, jitted(lambda loss: loss))
     assert [type(same(loss)) for loss in ones] == [type(loss) for loss in ones]
     for one, other in itertools.combinations(ones, 2):
         assert jax.tree.structure(one) != jax.tree.structure(other)
@@ -97,7 +98,7 @@ def test_the_requested_engine_runs_the_kernel(monkeypatch):
 
     with using_engine("numpy"):
         assert spaces(call) == [np]
-        assert spaces(lambda kernel: compiled(kernel)(1.0)) == [jnp]
+        assert spaces(lambda kernel: _engine.on_jax(jitted(kernel), 1.0)) == [jnp]
         with using_engine("jax"):
             assert spaces(call) == [jnp]
         assert engine_name() == "numpy"

@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxdp_episodic.accountant._engine import compiled, float64_boundary
+from jaxdp_episodic.accountant._engine import float64_boundary, jitted, on_jax
 from jaxdp_episodic.accountant.numerics import complex_exponentials as ce
 
 cos_sin = float64_boundary(ce.cos_sin)
@@ -13,6 +13,12 @@ polar = float64_boundary(ce.polar)
 expm1 = float64_boundary(ce.expm1_complex)
 log1p = float64_boundary(ce.log1p_complex)
 log_add = float64_boundary(ce.log_add_complex)
+
+
+def compiled(kernel):
+    return lambda *args: on_jax(jitted(kernel), *args)
+
+
 # Each engine's implementation, and the two that JAX's is chosen from.
 SUMS = {
     "numpy": float64_boundary(ce.sum_expm1),

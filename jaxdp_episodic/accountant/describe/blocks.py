@@ -91,8 +91,7 @@ class PeopleBlocks(Design):
                 f"of episodes; got population={self.episodes.population!r}"
             )
         if self.sampling is not None:
-            inside = within_episode("sampling", self.sampling)
-            object.__setattr__(self, "sampling", inside)
+            object.__setattr__(self, "sampling", within_episode(self.sampling))
         super().__post_init__()
 
     @property

@@ -181,8 +181,7 @@ class IndependentEpisodes(Design):
     def __init__(
         self, sampling: MultistageSampling | Scheme, *, num_episodes: ArrayLike
     ) -> None:
-        inside = within_episode("sampling", sampling)
-        object.__setattr__(self, "sampling", inside)
+        object.__setattr__(self, "sampling", within_episode(sampling))
         object.__setattr__(self, "num_episodes", num_episodes)
         self.__post_init__()
 

@@ -11,10 +11,7 @@ from numpy.typing import ArrayLike
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.serialization import spec_fields
-from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ONE,
-    Spec,
-)
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Spec
 
 # Names that no level may have. "step" is the clip unit of the whole step; the others
 # are privacy units that may be in many places of the tree, within `PersonBounds`.
@@ -343,22 +340,21 @@ def refuse_epochs(where: str, value: Any) -> None:
         )
 
 
-def within_episode(where: str, sampling: Any) -> MultistageSampling:
+def within_episode(sampling: Any) -> MultistageSampling:
     """Returns the sampling of one episode; wraps a single scheme."""
     if isinstance(sampling, Scheme):
         sampling = MultistageSampling(sampling)
     if isinstance(sampling, Design) and not isinstance(sampling, MultistageSampling):
         raise NotImplementedError(
-            f"{where}: {type(sampling).__name__} within an episode has no theorem "
+            f"sampling: {type(sampling).__name__} within an episode has no theorem "
             "here; covered: MultistageSampling, Poisson, WithoutReplacement"
         )
-    _validation.instance(
-        where, sampling, MultistageSampling, "a MultistageSampling or a scheme"
-    )
-    refuse_epochs(f"{where} of an episode", sampling.levels[0])
+    words = "a MultistageSampling or a scheme"
+    _validation.instance("sampling", sampling, MultistageSampling, words)
+    refuse_epochs("sampling of an episode", sampling.levels[0])
     if EPISODE in sampling.level_names:
         raise ValueError(
-            f"{where} must not have a level named {EPISODE!r}: it describes one "
+            f"sampling must not have a level named {EPISODE!r}: it describes one "
             f"episode; got levels {sampling.level_names}"
         )
     return sampling

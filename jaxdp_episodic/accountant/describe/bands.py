@@ -10,11 +10,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.blocks import PeopleBlocks
-from jaxdp_episodic.accountant.describe.designs import (
-    CLASS,
-    GroupedClasses,
-    Sampling,
-)
+from jaxdp_episodic.accountant.describe.designs import CLASS, GroupedClasses, Sampling
 from jaxdp_episodic.accountant.describe.schemes import (
     EPISODE,
     OWNED,

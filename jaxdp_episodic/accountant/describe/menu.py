@@ -12,10 +12,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
-from jaxdp_episodic.accountant.describe.disjoint import (
-    DisjointParts,
-    refuse_disjoint,
-)
+from jaxdp_episodic.accountant.describe.disjoint import DisjointParts, refuse_disjoint
 from jaxdp_episodic.accountant.describe.releases import (
     RELEASES,
     Release,
@@ -23,11 +20,7 @@ from jaxdp_episodic.accountant.describe.releases import (
     ZeroConcentratedDP,
 )
 from jaxdp_episodic.accountant.describe.spec import Spec, setting_of
-from jaxdp_episodic.accountant.describe.step import (
-    ComposedSteps,
-    GaussianStep,
-    compose,
-)
+from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 
 # Largest number of states of a rule book.
 _MOST_STATES = 10_000

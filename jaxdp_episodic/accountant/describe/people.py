@@ -20,10 +20,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
     WithoutReplacement,
 )
-from jaxdp_episodic.accountant.describe.spec import (
-    AT_LEAST_ONE,
-    Spec,
-)
+from jaxdp_episodic.accountant.describe.spec import AT_LEAST_ONE, Spec
 
 # The bounds, from the last level of the sampling upwards.
 BOUNDS = ("examples", "classes", "tasks")

@@ -38,11 +38,7 @@ from jaxdp_episodic.accountant.describe.schemes import (
     Scheme,
     refuse_epochs,
 )
-from jaxdp_episodic.accountant.describe.spec import (
-    Spec,
-    frozen_number,
-    refuse_traced,
-)
+from jaxdp_episodic.accountant.describe.spec import Spec, frozen_number, refuse_traced
 
 STEP = RESERVED_LEVEL_NAME
 SMALL_UNITS = ("error", "keep")

@@ -26,10 +26,7 @@ from jaxdp_episodic.accountant.methods.run import EpsilonAt, Run
 from jaxdp_episodic.accountant.numerics.roots import largest_within
 from jaxdp_episodic.accountant.questions.api import check_method, public_function
 from jaxdp_episodic.accountant.questions.dominating_pair import runs_of
-from jaxdp_episodic.accountant.questions.worst_path import (
-    CONTOUR,
-    answer,
-)
+from jaxdp_episodic.accountant.questions.worst_path import CONTOUR, answer
 
 # Lower estimate of d log epsilon / d log(1 / noise).
 _OF_NOISE = 0.9

@@ -20,11 +20,7 @@ from jaxdp_episodic.accountant.describe.spec import (
     traced_numbers,
     without_traced,
 )
-from jaxdp_episodic.accountant.describe.step import (
-    AnyStep,
-    ComposedSteps,
-    GaussianStep,
-)
+from jaxdp_episodic.accountant.describe.step import AnyStep, ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.questions import api
 from jaxdp_episodic.accountant.questions.traced_program import (
     DELTA,

@@ -18,11 +18,7 @@ from jaxdp_episodic.accountant._engine import (
 )
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
 from jaxdp_episodic.accountant.describe.spec import mapped
-from jaxdp_episodic.accountant.describe.step import (
-    AnyStep,
-    GaussianStep,
-    parts_of,
-)
+from jaxdp_episodic.accountant.describe.step import AnyStep, GaussianStep, parts_of
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
 from jaxdp_episodic.accountant.methods.engine import on_cpu
 from jaxdp_episodic.accountant.methods.rdp.method import (

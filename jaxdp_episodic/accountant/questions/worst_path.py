@@ -13,11 +13,7 @@ from jaxdp_episodic.accountant.losses.privacy_loss import PrivacyLoss, Profile
 from jaxdp_episodic.accountant.methods.certified import method as pld
 from jaxdp_episodic.accountant.methods.exact import method as exact
 from jaxdp_episodic.accountant.methods.rdp import method as rdp
-from jaxdp_episodic.accountant.methods.run import (
-    Answer,
-    Question,
-    Run,
-)
+from jaxdp_episodic.accountant.methods.run import Answer, Question, Run
 
 # Methods by their public name.
 METHODS: dict[str, Callable[[Question, Run], Answer]] = {

@@ -49,10 +49,8 @@ def test_chances_of_the_reference_designs() -> None:
         1 - 0.9**5, rel=1e-14
     )
     assert probability_of_holding([]) == 1
-    assert probability_of_holding([fixed(19, 2, 20)]) == 1  # only one other unit
-    assert (
-        probability_of_holding([fixed(30, 2, 20)]) == 1
-    )  # the bound exceeds the class
+    for bound in (19, 30):  # only one other unit; the bound exceeds the class
+        assert probability_of_holding([fixed(bound, 2, 20)]) == 1
     assert probability_of_holding([coins(3, 0.0), one_of_two]) == 0
     assert probability_of_holding([fixed(1, 1, 1e9)]) == pytest.approx(1e-9, rel=1e-12)
 
@@ -286,62 +284,37 @@ STAGES = jde.MultistageSampling(
     P("class", sampling_probability=0.1), P("example", sampling_probability=0.1)
 )
 DEEP = jde.MultistageSampling(*(P(n, sampling_probability=0.1) for n in "abcd"))
+Bounds = jde.PersonBounds
+HALF, QUARTER = P("class", sampling_probability=0.5), BLOCKS.episodes
+BY_CLASS = jde.GroupedClasses(num_classes=23, ways=5, classes=HALF, examples=EXAMPLES)
+SMALL = {"population": jde.Population.from_sizes([3, 4]), "clip_unit": "class"}
 REFUSED = [
-    (lambda: jde.PersonBounds(), "at least one of"),
+    (lambda: Bounds(), "at least one of"),
     (lambda: person(GROUPED, None), "bound on examples and classes"),
     (
-        lambda: person(GROUPED, jde.PersonBounds(examples=1, classes=2, tasks=3)),
+        lambda: person(GROUPED, Bounds(examples=1, classes=2, tasks=3)),
         "must not bound tasks",
     ),
-    (lambda: person(EXAMPLES, PEOPLE), "must not bound classes"),
-    (
-        lambda: person(GROUPED, privacy_unit="class"),
-        "people must be None unless",
-    ),
+    (lambda: person(GROUPED, privacy_unit="class"), "people must be None unless"),
     (lambda: person(GROUPED, 3), "PersonBounds or None"),
     (
-        lambda: person(GROUPED, jde.PersonBounds(examples=1, classes=24)),
+        lambda: person(GROUPED, Bounds(examples=1, classes=24)),
         "people.classes must be at most .*num_classes",
     ),
     (
-        lambda: person(EXACT, jde.PersonBounds(examples=5)),
+        lambda: person(EXACT, Bounds(examples=5)),
         "people.examples must be at most .*the exact population",
     ),
     (
-        lambda: person(
-            STAGES,
-            jde.PersonBounds(examples=1, classes=3),
-            population=jde.Population.from_sizes([3, 4]),
-            clip_unit="class",
-        ),
+        lambda: person(STAGES, Bounds(examples=1, classes=3), **SMALL),
         "people.classes must be at most .*the Population",
     ),
     (lambda: person(DEEP, PEOPLE, clip_unit="a"), "4 levels"),
+    (lambda: person(BY_CLASS), "grouped"),
+    (lambda: person(BLOCKS, population=TREE), "PeopleBlocks with a Population"),
+    (lambda: person(BLOCKS, None, privacy_unit="class"), "covered: 'person'"),
     (
-        lambda: person(
-            jde.GroupedClasses(
-                num_classes=23,
-                ways=5,
-                classes=P("class", sampling_probability=0.5),
-                examples=EXAMPLES,
-            )
-        ),
-        "grouped",
-    ),
-    (
-        lambda: person(BLOCKS, population=TREE),
-        "PeopleBlocks with a Population",
-    ),
-    (
-        lambda: person(BLOCKS, None, privacy_unit="class"),
-        "covered: 'person'",
-    ),
-    (
-        lambda: jde.PeopleBlocks(
-            num_people=3,
-            people_per_block=4,
-            episodes=P("episode", sampling_probability=0.25),
-        ),
+        lambda: jde.PeopleBlocks(num_people=3, people_per_block=4, episodes=QUARTER),
         "at most num_people",
     ),
 ]

@@ -71,8 +71,7 @@ def test_a_level_without_a_size_is_named():
 
 def test_levels_below_the_protected_unit_need_no_size():
     sampling = MultistageSampling(
-        Poisson("school", sampling_probability=0.1),
-        WithoutReplacement("pupil", size=8),
+        Poisson("school", sampling_probability=0.1), WithoutReplacement("pupil", size=8)
     )
     assert path_rates(sampling, num_levels_used=1).num_levels == 1
     shallow = Population.from_sizes(12)

@@ -109,20 +109,11 @@ def test_bad_values_are_refused(make, message):
 
 def test_questions_about_gaussian_steps_refuse_releases():
     run = jde.compose((GAUSSIAN, 10), (LAPLACE, 2))
-    message = "covers runs of GaussianStep only, got a LaplaceRelease"
-    with pytest.raises(NotImplementedError, match=message):
-        jde.privacy_report(run, delta=1e-5)
-    with pytest.raises(NotImplementedError, match=message):
-        jde.privacy_report(LAPLACE, delta=1e-5, num_steps=3)
-    with pytest.raises(NotImplementedError, match=message):
-        jde.epsilon_and_gradient(run, delta=1e-5)
+    for question in (jde.privacy_report, jde.epsilon_and_gradient):
+        with pytest.raises(NotImplementedError, match="only, got a LaplaceRelease"):
+            question(run, delta=1e-5)
     with pytest.raises(TypeError, match="must be a GaussianStep or a LaplaceRelease"):
-        jde.calibrate_noise_multiplier(
-            jde.ApproximateDP(0.1),
-            epsilon=1.0,
-            delta=1e-5,
-            num_steps=3,
-        )
+        jde.calibrate_noise_multiplier(jde.ApproximateDP(0.1), **TARGET, num_steps=3)
 
 
 # --- Disjoint parts ---
@@ -181,14 +172,9 @@ def test_parts_may_be_grids_releases_and_composed_runs():
     each = [jde.epsilon(one, num_steps=10, delta=1e-5) for one in grid.parts]
     np.testing.assert_array_equal(found, np.maximum(*each))
     release = jde.ApproximateDP(epsilon=0.7, delta=0.0)
-    runs = {
-        "a": jde.compose((step(), 10), (release, 1)),
-        "b": jde.compose((release, 2)),
-    }
-    both = jde.disjoint(runs)
-    assert jde.epsilon(both, delta=1e-5) == max(
-        jde.epsilon(run, delta=1e-5) for run in runs.values()
-    )
+    runs = jde.compose((step(), 10), (release, 1)), jde.compose((release, 2))
+    both = jde.epsilon(jde.disjoint(dict(zip("ab", runs, strict=True))), delta=1e-5)
+    assert both == max(jde.epsilon(run, delta=1e-5) for run in runs)
     with pytest.raises(ValueError, match="num_steps must be a whole number"):
         jde.epsilon(BOTH, delta=1e-5)
 
@@ -259,11 +245,7 @@ def test_a_change_in_two_parts_is_refused(relation, membership, message):
         ({"a": 3}, TypeError, "part 'a' must be"),
         ({"step": MANY}, ValueError, "names of parts must be"),
         ({"a": MANY, "b": step(relation="zero_out")}, ValueError, "same neighboring"),
-        (
-            {"a": MANY, "b": USERS},
-            ValueError,
-            "same privacy_unit",
-        ),
+        ({"a": MANY, "b": USERS}, ValueError, "same privacy_unit"),
         ({"a": BOTH, "b": MANY}, TypeError, "part 'a' must be"),
     ],
 )

@@ -76,14 +76,7 @@ INVALID = [
     ),
     *(
         (lambda counts=counts: Population(counts), "children_counts")
-        for counts in [
-            (),
-            3,
-            ([2], [1]),
-            ([1, 1],),
-            ([2], [1, -1]),
-            ([2], [1, True]),
-        ]
+        for counts in [(), 3, ([2], [1]), ([1, 1],), ([2], [1, -1]), ([2], [1, True])]
     ),
     (
         lambda: Population(COUNTS, ("a",), (np.array([1, 2, 3]),)),
@@ -287,28 +280,6 @@ def test_contributions_match_enumeration(nested, data):
         most_by_enumeration(tree, schemes[unit:clip]) for tree in units_at(nested, unit)
     )
     assert population.max_contributions(schemes, unit, clip) == max(expected, 1)
-
-
-def test_contributions_of_arrays_of_sizes():
-    population = Population.from_sizes([[[5, 1], [2]], [[3, 3, 3]]])
-    schemes = [
-        Poisson("a", sampling_probability=0.5),
-        Poisson("b", sampling_probability=0.5),
-        WithoutReplacement("c", size=[[1], [2], [9]]),
-        WithoutReplacement("d", size=[1, 4]),
-    ]
-    most = population.max_contributions(schemes, 1, 4)
-    one_by_one = [
-        [
-            population.max_contributions(
-                [*schemes[:2], WithoutReplacement("c", size=c), schemes[3]], 1, 4
-            )[j]
-            for j in range(2)
-        ]
-        for c in (1, 2, 9)
-    ]
-    assert most.tolist() == one_by_one == [[2, 6], [3, 7], [3, 9]]
-    assert population.max_contributions(schemes, 1, 2) == 2
 
 
 # --- Populations: sizes, names, equality ---

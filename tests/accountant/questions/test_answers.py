@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.bounds import Gaussian, rdp_poisson_subsampled
 from oracles import moments
 
 # These tests are about the Rényi bounds.
@@ -116,16 +115,6 @@ class TestReferenceTables:
         assert actual >= row["epsilon"] - 1e-8
         assert actual <= 1.65 * row["epsilon"]
 
-    @pytest.mark.parametrize("rate", [1e-8, 0.01, 0.4, 1 - 1e-9])
-    @pytest.mark.parametrize("noise", [0.5, 6.0])
-    def test_the_quadrature_is_the_series_at_integer_orders(self, rate, noise):
-        orders = np.concatenate([np.arange(2, 65), [128, 255, 1024]])
-        series = rdp_poisson_subsampled(
-            Gaussian(noise), sampling_probability=rate, orders=orders, bound="tight"
-        )
-        found = jde.rdp(poisson_step(rate, noise), orders, direction="forward")
-        np.testing.assert_allclose(found, series, rtol=1e-10)
-
 
 FULL_PARTICIPATION = [
     (poisson_step(1.0, 1.5), 1.0),
@@ -146,34 +135,25 @@ class TestRateOne:
             np.testing.assert_allclose(jde.rdp(step, ORDERS), expected, rtol=1e-10)
 
 
-def silent_steps():
-    return {
-        "rate 0": poisson_step(0.0, 1.0),
-        "rate 0 without noise": poisson_step(0.0, 0.0),
-        "infinite noise": poisson_step(0.3, np.inf),
-        "rate 0 above the clip level": jde.GaussianStep(
-            jde.MultistageSampling(
-                jde.Poisson("group", sampling_probability=0.0),
-                jde.Poisson("user", sampling_probability=0.5),
-            ),
-            noise_multiplier=1.0,
-            clip_unit="user",
-        ),
-        "rate 0 below the clip level": jde.GaussianStep(
-            jde.MultistageSampling(
-                jde.Poisson("group", sampling_probability=0.5),
-                jde.Poisson("user", sampling_probability=0.0),
-            ),
-            noise_multiplier=1.0,
-            clip_unit="group",
-        ),
-    }
+def users_in_groups(group, user, clip):
+    coins = {"group": group, "user": user}
+    levels = (jde.Poisson(n, sampling_probability=p) for n, p in coins.items())
+    return jde.GaussianStep(
+        jde.MultistageSampling(*levels), noise_multiplier=1.0, clip_unit=clip
+    )
+
+
+SILENT = {
+    "rate 0 without noise": poisson_step(0.0, 0.0),
+    "infinite noise": poisson_step(0.3, np.inf),
+    "rate 0 above the clip level": users_in_groups(0.0, 0.5, "user"),
+    "rate 0 below the clip level": users_in_groups(0.5, 0.0, "group"),
+}
 
 
 class TestEnds:
-    @pytest.mark.parametrize("name", silent_steps())
-    def test_runs_without_loss(self, name):
-        step = silent_steps()[name]
+    @pytest.mark.parametrize("step", SILENT.values(), ids=SILENT)
+    def test_runs_without_loss(self, step):
         for direction in ("forward", "backward", "both"):
             values = jde.rdp(step, ORDERS, direction=direction)
             np.testing.assert_array_equal(values, np.zeros_like(ORDERS))
@@ -299,12 +279,6 @@ class TestBadInputs:
                 rdp_epsilon(STEP, delta=1e-6, num_steps=100, orders=orders)
         rdp_epsilon(STEP, delta=1e-6, num_steps=100, orders=range(2, 70))
 
-    def test_order_and_repetition_do_not_matter(self):
-        def ask(orders):
-            return rdp_epsilon(STEP, delta=1e-6, num_steps=100, orders=orders)
-
-        assert ask([1.5, 2.5, 3.0, 9.0]) == ask([9.0, 3.0, 1.5, 2.5, 9.0])
-
     @pytest.mark.parametrize("field", ["clip_unit", "privacy_unit"])
     def test_unknown_level(self, field):
         message = f"{field} must be one of .*got 'usr'; did you mean 'user'"
@@ -386,13 +360,6 @@ class TestComposition:
             jde.compose(STEP)
         with pytest.raises(ValueError, match="count must be a whole number >= 0"):
             jde.compose((STEP, -1))
-
-    def test_the_same_step_twice(self):
-        run = jde.compose((STEP, 120), (STEP, 80))
-        at_once = rdp_epsilon(STEP, delta=1e-6, num_steps=200)
-        assert rdp_epsilon(run, delta=1e-6) == pytest.approx(at_once, rel=1e-9)
-        at_once = rdp_delta(STEP, epsilon=1.3, num_steps=200)
-        assert rdp_delta(run, epsilon=1.3) == pytest.approx(at_once, rel=1e-9)
 
 
 class TestBatches:

@@ -126,26 +126,6 @@ class TestShapes:
             inside = (curve > 0.05) & (alpha > 0.05)
             np.testing.assert_allclose(back[inside], alpha[inside], atol=1e-3)
 
-    def test_a_grid_equals_its_scalars(self):
-        noises, alpha = np.array([0.4, 2.0, 30.0]), np.array([[0.01, 0.3]])
-        step = poisson_step(0.2, noises)
-        found = attacker.true_positive_rate(
-            step, false_positive_rate=alpha, num_steps=1
-        )
-        mus = attacker.gdp_mu(step, num_steps=1)
-        assert found.shape == (3, 1, 2)
-        assert mus.shape == (3,)
-        for noise, row, mu in zip(noises, found, mus, strict=True):
-            one = poisson_step(0.2, noise)
-            alone = attacker.true_positive_rate(
-                one, false_positive_rate=0.3, num_steps=1
-            )
-            assert isinstance(alone, np.float64)
-            assert row[0, 1] == pytest.approx(alone, rel=1e-12)
-            alone = attacker.gdp_mu(one, num_steps=1)
-            assert isinstance(alone, np.float64)
-            assert mu == pytest.approx(alone, rel=1e-9)
-
     def test_no_settings_and_no_rates(self):
         empty = attacker.trade_off(
             poisson_step(0.1, [1.0, 2.0]), false_positive_rate=[], num_steps=1

@@ -6,7 +6,6 @@ import math
 import jax
 import numpy as np
 import pytest
-from scipy.special import ndtr
 
 import jaxdp_episodic as jde
 from jaxdp_episodic import traced
@@ -174,42 +173,6 @@ def test_ledgers_of_several_runs_add_up_and_copies_are_refused(tmp_path):
         read_ledgers([one, copy]).run_charged()
 
 
-# --- The band itself, enumerated ---
-
-
-def enumerated_delta(coefficients, steps, rate, sigma, epsilon):
-    """Both directions of one unit's sampled columns in noise of ``sigma``.
-
-    Disjoint columns are orthogonal: the likelihood ratio is a product, so that what is
-    left is an integral over one number a column, on a grid.
-    """
-    bands, x = len(coefficients), np.linspace(-9, 12, 1501)
-    log_ratio, log_q = np.zeros(1), np.zeros(1)
-    for start in range(0, steps, bands):
-        norm = np.linalg.norm(coefficients[: steps - start]) / sigma
-        ratio = np.log1p(rate * np.expm1(norm * x - norm**2 / 2))
-        mass = np.diff(ndtr(np.append(x, np.inf) - (x[1] - x[0]) / 2))
-        log_ratio = np.add.outer(log_ratio, ratio).ravel()
-        log_q = np.add.outer(log_q, np.log(np.maximum(mass, 1e-300))).ravel()
-    q = np.exp(log_q)
-    forward = q @ np.maximum(np.exp(log_ratio) - math.exp(epsilon), 0)
-    backward = q @ np.maximum(1 - np.exp(epsilon + log_ratio), 0)
-    return max(forward, backward)
-
-
-@pytest.mark.parametrize(
-    ("steps", "bands", "rate", "attained"),
-    [(4, 2, 0.3, 1.0), (3, 2, 0.3, 0.5), (6, 3, 1.0, 1.0), (2, 3, 0.7, 0.3)],
-)
-def test_no_band_exceeds_the_bound_and_full_ones_reach_it(steps, bands, rate, attained):
-    kernel = band_coefficients(bands, steps, 30.0)
-    step = on("user", bands, poisson(rate), 0.9)
-    for epsilon in (0.3, 1.0):
-        found = enumerated_delta(kernel, steps, rate, 0.9, epsilon)
-        claimed = jde.delta(step, num_steps=steps, epsilon=epsilon)
-        assert attained * claimed * (1 - 1e-4) <= found <= claimed * (1 + 1e-4)
-
-
 # --- Runs that adapt ---
 
 
@@ -232,70 +195,51 @@ def test_prices_pay_for_rounds_of_all_groups():
 
 
 PRICED = {"prices": {"train": 1, "check": 1}, "budget": 4}
+QUOTAS = {"train": 3, "check": 1}
+TWO = on("user", 2, poisson())
+ASKED = {"epsilon": 1.0, "delta": DELTA, "num_steps": 9}
+BEFORE = [(on("user", 2, poisson(1.0)), 0.1)]
+
+
+def adapting(*steps, **limits):
+    """A run of options a, b, ..."""
+    return jde.AdaptiveRun(dict(zip("ab", steps, strict=False)), **limits)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: menu(**PRICED), "round of all groups, blocks={'train': 3}, got 1"),
+        (lambda: menu(**PRICED, blocks={"train": 4}), "of all groups.* got 4"),
         (
-            lambda: menu(**PRICED, blocks={"train": 4}),
-            "round of all groups, blocks={'train': 3}, got 4",
-        ),
-        (
-            lambda: jde.AdaptiveRun(
-                {"a": on("user", 2, poisson()), "b": on("user", 2, poisson(), 2.0)},
-                quotas={"a": 4, "b": 4},
-            ),
+            lambda: adapting(TWO, BANDED["a coin"], quotas={"a": 4, "b": 4}),
             "covered: one kind of step with bands",
         ),
         (
-            lambda: jde.AdaptiveRun(
-                {"a": on("user", 2, poisson())},
-                rules=jde.RuleBook("go", {"go": {"a": "end"}, "end": {}}),
-            ),
+            lambda: adapting(TWO, rules=jde.RuleBook("go", {"go": {"a": "end"}})),
             "no theorem with rules",
         ),
         (
-            lambda: jde.AdaptiveRun(
-                {"inner": menu(quotas={"train": 3, "check": 1})}, quotas={"inner": 2}
-            ),
+            lambda: adapting(menu(quotas=QUOTAS), quotas={"a": 2}),
             "within another adaptive run",
         ),
+        (lambda: adapting(jde.compose((TWO, 3)), quotas={"a": 2}), "has 3 steps"),
         (
-            lambda: jde.AdaptiveRun(
-                {"a": jde.compose((on("user", 2, poisson()), 3))}, quotas={"a": 2}
-            ),
-            "has 3 steps",
-        ),
-        (
-            lambda: AdaptiveBudget(menu(quotas={"train": 3, "check": 1}), delta=DELTA),
+            lambda: AdaptiveBudget(menu(quotas=QUOTAS), delta=DELTA),
             "the only option that trains",
         ),
         (
-            lambda: plan_budget(
-                plain(poisson()),
-                epsilon=1.0,
-                delta=DELTA,
-                num_steps=3,
-                before=[(on("user", 2, poisson(1.0)), 0.1)],
-            ),
+            lambda: plan_budget(plain(poisson()), **ASKED, before=BEFORE),
             "or with bands, use only a part",
         ),
         (
             lambda: jde.epsilon_and_gradient(
-                on("user", 2, poisson()), num_steps=3, delta=DELTA, wrt=("num_steps",)
+                TWO, num_steps=3, delta=DELTA, wrt=("num_steps",)
             ),
             "epochs or bands",
         ),
         (
-            lambda: jde.choose_bands(
-                plain(drawn(2, 20)),
-                epsilon=1.0,
-                delta=DELTA,
-                num_steps=9,
-                level="drawing",
-            ),
+            lambda: jde.choose_bands(plain(drawn(2, 20)), **ASKED, level="drawing"),
             "no public lower bound",
         ),
     ],
@@ -354,12 +298,7 @@ CHOICES = {
             20: (1.898091, {np.inf: 0.759478, 30: 1.149}),
         },
     ),
-    "users in bins": (
-        (plain(bins(20)), 8.0, 20),
-        {
-            5: (0.526351, {np.inf: 0.702168}),
-        },
-    ),
+    "users in bins": ((plain(bins(20)), 8.0, 20), {5: (0.526351, {np.inf: 0.702168})}),
 }
 
 

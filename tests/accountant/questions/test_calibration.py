@@ -34,8 +34,7 @@ def poisson(rate: Any = 0.01, name: str = "user") -> jde.Poisson:
 
 def nested(rate: Any = 0.05) -> jde.MultistageSampling:
     return jde.MultistageSampling(
-        poisson(rate, "school"),
-        jde.WithoutReplacement("pupil", size=8, population=40),
+        poisson(rate, "school"), jde.WithoutReplacement("pupil", size=8, population=40)
     )
 
 

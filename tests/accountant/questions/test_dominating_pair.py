@@ -13,7 +13,7 @@ from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
 )
 from jaxdp_episodic.accountant.losses.independent_episodes import ZeroedEpisodesLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
-from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair, runs_of
+from jaxdp_episodic.accountant.questions.dominating_pair import dominating_pair
 
 NOISE = 2.0
 ADD, SWAP, ZERO = "add_remove", "replace_one", "zero_out"
@@ -119,14 +119,3 @@ def test_independent_episodes_with_slots():
     assert type(pair) is ZeroedEpisodesLoss
     fields = [float(np.squeeze(field)) for field in pair.fields[:4]]
     assert fields == [1, 1 / 16, 1 / NOISE, 3]
-
-
-def test_a_runs_arrays_are_read_only():
-    step = jde.GaussianStep(
-        jde.Poisson("unit", sampling_probability=[0.0, 0.5]), noise_multiplier=0.0
-    )
-    run = runs_of(step, np.array(3))[0]
-    for kept, expected in ((run.loses_nothing, 0), (run.is_unprotected, 1)):
-        assert kept.reshape(-1).argmax() == expected
-        with pytest.raises(ValueError, match="read-only"):
-            kept[...] = True

@@ -116,21 +116,6 @@ def check(setting, method, **engine):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("engine", ["numpy", "jax"])
-def test_as_many_losses_as_hits(method, engine):
-    noise, steps = 1e-8, 10_000
-    u = 0.5 / noise**2
-    step = levels(ADD, None, poisson)(noise, 0.5)
-    found = jde.epsilon(step, delta=1e-9, num_steps=steps, method=method, engine=engine)
-    assert 5_299 * u <= found <= 5_325 * u  # binom.isf(1e-9, 10000, .5) is 5,299
-    at = 4_200 * u
-    assert jde.delta(step, epsilon=at, num_steps=steps, method=method) > 1 - 1e-9
-    assert jde.delta_interval(step, epsilon=at, num_steps=steps)[1] > 1 - 1e-9
-    assert jde.epsilon_interval(step, delta=1e-9, num_steps=steps)[1] >= 5_299 * u
-
-
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "number"), [("sampled", 1), *((name, 10) for name in DESIGNS)]
 )
@@ -297,14 +282,10 @@ def _episodes(number):
 
 
 # Paths in the complex plane were so high there that their terms cancelled.
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("number", "noise"), [(1, 0.0251), (3, 0.075)])
-def test_losses_beyond_the_range_of_exponentials_lie_within_certified_ends(
-    number, noise
-):
+def test_losses_beyond_the_range_of_exponentials_lie_within_certified_ends():
     """Their exact epsilon was up to 1.5 % too small, or 0."""
     step = jde.GaussianStep(
-        _episodes(number), noise_multiplier=noise, neighboring_relation=ZERO
+        _episodes(1), noise_multiplier=0.0251, neighboring_relation=ZERO
     )
     low, high = jde.epsilon_interval(step, num_steps=100, delta=2e-3)
     found = jde.epsilon(step, num_steps=100, delta=2e-3)

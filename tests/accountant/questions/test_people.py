@@ -181,7 +181,6 @@ def test_intervals_and_composed_runs_use_the_smallest_theorem() -> None:
     [
         pytest.param("zero_out", None, 34.180847, marks=pytest.mark.slow),
         ("zero_out", (20, 2, 0.8), 8.340889),
-        ("add_remove", (20, 2, 0.8), 16.629135),
         ("replace_one", (20_000, 20, 0.008), 0.499577),
     ],
 )
@@ -245,8 +244,7 @@ def test_small_classes_of_a_population_count() -> None:
     assert tree.num_protected_units is None
 
 
-@pytest.mark.parametrize("relation", [ZERO, "add_remove"])
-def test_a_lower_bound_of_sizes_never_costs_less(relation: str) -> None:
+def test_a_lower_bound_of_sizes_never_costs_less() -> None:
     """Also below the draw size: there may be more units, all of them the person's."""
 
     def charged(stated: Any, above: Any, clip_unit: str) -> float:
@@ -254,7 +252,7 @@ def test_a_lower_bound_of_sizes_never_costs_less(relation: str) -> None:
         design = jde.MultistageSampling(*above, examples)
         people = Bounds(examples=4, classes=2 if above else None)
         fields = {"sampling": design, "people": people, "clip_unit": clip_unit}
-        step = person(fields, relation, 4.0)
+        step = person(fields, "add_remove", 4.0)
         return float(jde.epsilon(step, num_steps=1, delta=1e-5))
 
     tasks = (P("class", sampling_probability=0.3),)

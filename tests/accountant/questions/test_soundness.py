@@ -227,9 +227,7 @@ def contribution_that_comes_or_not(right: Any, step: jde.GaussianStep):
 def test_a_false_theorem_is_caught(wrong, relations, monkeypatch):
     """The tests above can fail: planted false theorems do not pass."""
     monkeypatch.setattr(
-        api,
-        "dominating_pairs",
-        lambda step: (wrong(dominating_pair(step), step),),
+        api, "dominating_pairs", lambda step: (wrong(dominating_pair(step), step),)
     )
     with pytest.raises(AssertionError):
         check_extremes(relations)

@@ -406,14 +406,6 @@ def test_descriptions_of_every_kind() -> None:
             sampling, noise_multiplier=noise, clip_unit="class", population=tree
         )
 
-    def classes(noise, rate, size):
-        episodes = jde.Poisson("episode", sampling_probability=rate)
-        examples = jde.WithoutReplacement("example", size=size, population=20)
-        design = jde.GroupedClasses(
-            num_classes=50 * size, ways=5, episodes=episodes, examples=examples
-        )
-        return jde.GaussianStep(design, noise_multiplier=noise)
-
     def laplace(noise, rate, _):
         return jde.LaplaceRelease(noise, sampling_probability=rate)
 
@@ -421,7 +413,7 @@ def test_descriptions_of_every_kind() -> None:
         scheme = jde.ShuffledEpochs("example", steps_per_epoch=size)
         return jde.GaussianStep(scheme, noise_multiplier=noise)
 
-    for describe in (schools, classes, laplace, epochs):
+    for describe in (schools, laplace, epochs):
         asked = {"delta": 0.01, "num_steps": 4, "method": "rdp"}
         found = jax.jit(lambda *a, d=describe, k=asked: traced.epsilon(d(*a), **k))(
             jnp.float32(1.5), jnp.float32(0.5), jnp.int32(2)

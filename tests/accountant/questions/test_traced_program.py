@@ -80,6 +80,12 @@ def test_curves(host) -> None:
         jax.block_until_ready(curve(np.nan * NOISES))
 
 
+def test_small_batches_are_answered_by_the_host(host) -> None:
+    few = jax.jit(jax.vmap(epsilon))(NOISES[:4])
+    np.testing.assert_array_equal(few, plain(NOISES[:4]))
+    assert host == [(4,)]
+
+
 RDP = {"method": "rdp"}
 SIZES = jde.GaussianStep(
     jde.WithoutReplacement("example", size=2, population=20), noise_multiplier=1.0

@@ -159,8 +159,8 @@ REACTIONS = {
 }
 CRASHES = {
     "no crash": never,
-    **{f"restart at {t}": at(restarts=(t,)) for t in range(1, 5)},
-    **{f"row {t} lost": at(lost=(t,)) for t in range(4)},
+    **{f"restart at {t}": at(restarts=(t,)) for t in (1, 3)},
+    **{f"row {t} lost": at(lost=(t,)) for t in (0, 2)},
     "two restarts": at(restarts=(1, 3)),
     "restart in every step": at(restarts=range(6)),
     "lost, then restart": at(lost=(1,), restarts=(3,)),
@@ -202,15 +202,12 @@ def hardened(whole, longest, noise, crash=never):
 ENUMERATED = [
     ((4, 3), 2, 4, 0.9),
     ((2, 1), 3, 2, 0.0),
-    pytest.param((4, 3), 3, 3, 0.0, marks=pytest.mark.slow),
     pytest.param((2, 1, 1), 3, 4, 0.7, marks=pytest.mark.slow),
 ]
 
 
 @pytest.mark.parametrize(("whole", "steps", "longest", "near"), ENUMERATED)
-@pytest.mark.parametrize(
-    "crash", ["no crash", "restart at 1", "row 0 lost", "by releases"]
-)
+@pytest.mark.parametrize("crash", ["no crash", "row 0 lost", "by releases"])
 @pytest.mark.parametrize("other", [0, -1])
 def test_integers_cost_at_most_the_price(other, crash, whole, steps, longest, near):
     groups = [t % len(whole) for t in range(steps)]
@@ -232,64 +229,21 @@ def test_integers_cost_at_most_the_price(other, crash, whole, steps, longest, ne
 # --- Planted faults: each is charged as a correct run ---
 
 
-def alone(groups, rate=1.0, *, at_steps=None):
-    """The unit, Poisson sampled, in the steps of group 0, and no other unit."""
-    steps = [t for t, group in enumerate(groups) if group == 0]
-    taken = steps if at_steps is None else at_steps
-    laws = [
-        poisson(("u",), rate) if t in taken else {(): 1.0} for t in range(len(groups))
-    ]
+def alone(groups):
+    """The unit, in each step of group 0, and no other unit."""
+    laws = [{("u",): 1.0} if group == 0 else {(): 1.0} for group in groups]
     runs = banded.independent(laws)
     return World(runs, {"u": constant(1.0)}), World(runs, {"u": constant(0.0)})
 
 
-def halves_of_who_is_there():
-    """Four units split into halves in order: without the first, one changes groups."""
-    there = [("u", "a"), ("b", "c")] * 2
-    gone = [("a", "b"), ("c",)] * 2
-    values = {"u": 1.0, "a": 0.0, "b": -1.0, "c": 0.0}
-    worlds = (
-        banded.independent([{draw: 1.0} for draw in runs]) for runs in (there, gone)
+def plain(bands=2):
+    step = jde.GaussianStep(
+        jde.Poisson("example", sampling_probability=1.0), noise_multiplier=2.0
     )
-    return tuple(World(w, {k: constant(v) for k, v in values.items()}) for w in worlds)
-
-
-def two_of(drawings):
-    """Two of a class's drawings in the unit's group, a slot that is filled or not."""
-    names = ("u", "v", "w", "x")[:drawings]
-    laws = [banded.subsets(names, 2) if t % 2 == 0 else {(): 1.0} for t in range(4)]
-    runs = banded.independent(laws)
-
-    def counted(with_u):  # a contribution that holds a null slot is 0
-        merged = {}
-        for path, chance in runs.items():
-            step = tuple(("u",) if "u" in d else () for d in path)
-            merged[step] = merged.get(step, 0.0) + chance
-        return World(merged, {"u": constant(float(with_u))})
-
-    return counted(True), counted(False)
-
-
-def with_a_count():
-    """The gradient, and a vote in the first row of a column alone."""
-    runs = banded.independent([{("u",): 1.0}, {(): 1.0}])
-    return tuple(
-        World(runs, {"u": constant(np.array([value, value]))}) for value in (1.0, 0.0)
-    )
-
-
-def plain(rate=1.0, bands=2):
-    scheme = jde.Poisson("example", sampling_probability=rate)
-    step = jde.GaussianStep(scheme, noise_multiplier=2.0)
     return jde.banded(step, jde.Bands(bands, level="example"))
 
 
-def two_slots(population):
-    return Design(lambda b: slots(2, population), "zero_out").step(2.0)
-
-
 EQUAL, FALLING = unit(1, 1), unit(4, 3)
-COUNTED = np.array([[0.8, 1.0], [0.6, 0.0]])  # of whole coefficients 4, 3
 CYCLE = [0, 1, 0, 1]
 
 
@@ -311,31 +265,14 @@ FAULTS = {
     "the cycle begun anew": Fault(
         Mechanism(FALLING, 2.0, at(restarts=range(6))), alone([0] * 6), (plain(), 6)
     ),
-    "groups by who is there": Fault(
-        Mechanism(FALLING, 2.0), halves_of_who_is_there(), (plain(), 4)
-    ),
     "three bands on two groups": Fault(
         Mechanism(unit(1, 1, 1), 2.0), alone([*CYCLE, 0]), (plain(), 5)
     ),
     "the price of the total for two copies": Fault(
         Mechanism(FALLING, 2.0, at(restarts=(3,))), alone([0, 1, 0] * 2), (plain(), 6)
     ),
-    "the rate of all groups together": Fault(
-        Mechanism(FALLING, 2.0), alone(CYCLE, 0.5), (plain(0.25), 4)
-    ),
     "unlike noises in a band": Fault(
         Mechanism(EQUAL, np.array([2.0, 1.0])), alone([0, 1]), (plain(), 2)
-    ),
-    "the count left out of the variance": Fault(
-        Mechanism(COUNTED, 2.0), with_a_count(), (plain(), 2)
-    ),
-    "owners hashed, sizes assumed equal": Fault(
-        Mechanism(FALLING, 2.0), two_of(2), (two_slots(8), 4)
-    ),
-    "three groups after a restart with two": Fault(
-        Mechanism(FALLING, 2.0, at(restarts=(3,))),
-        alone([0, 1, 0, 0, 1, 2, 0, 1, 2]),
-        (plain(bands=3), 9),
     ),
 }
 HONEST = {
@@ -345,32 +282,23 @@ HONEST = {
     "the cycle goes on": Fault(
         Mechanism(EQUAL, 2.0, at(restarts=(1, 3))), alone(CYCLE), (plain(), 4)
     ),
-    "two bands on two groups": Fault(
-        Mechanism(EQUAL, 2.0), alone([*CYCLE, 0]), (plain(), 5)
-    ),
     "two copies, counted": FAULTS["the price of the total for two copies"]._replace(
         charged=(jde.compose((plain(), 3), (plain(), 3)), None)
     ),
-    "like noises": Fault(Mechanism(EQUAL, 2.0), alone([0, 1]), (plain(), 2)),
-    "the count in the variance": Fault(
-        Mechanism(COUNTED, 2.0 * math.sqrt(2)), with_a_count(), (plain(), 2)
-    ),
-    "owners counted": Fault(Mechanism(FALLING, 2.0), two_of(4), (two_slots(8), 4)),
 }
 
 
-def attacked(run, number):
-    d = np.atleast_2d(np.transpose(run.mechanism.coefficients)).shape[0]
+def attacked(run):
     rng = np.random.default_rng(7)
-    found = banded.simulated(run.mechanism, run.worlds, EPSILONS, number, rng, d)
+    found = banded.simulated(run.mechanism, run.worlds, EPSILONS, 20_000, rng)
     return excess(found, claimed(*run.charged))
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_costs_more_than_it_is_charged(name):
-    assert attacked(FAULTS[name], 20_000) > WIDTH
+    assert attacked(FAULTS[name]) > WIDTH
 
 
 @pytest.mark.parametrize("name", HONEST)
 def test_without_the_fault_the_charge_is_enough(name):
-    assert attacked(HONEST[name], 20_000) < WIDTH
+    assert attacked(HONEST[name]) < WIDTH

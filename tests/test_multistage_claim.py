@@ -26,7 +26,7 @@ EXAMPLE = [[4, 2, 3], [4, 5]]
 
 
 def sampling(*stages):
-    names = ("task", "class", "example")[-len(stages) :]
+    names = ("task", "class", "example")
     return jde.MultistageSampling(
         *(
             jde.WithoutReplacement(name, size=n, population=total)
@@ -63,18 +63,15 @@ def test_refuses_the_counterexample():
         assert word in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("eps", "claim", "truth"), [(0.5, 2.19e-4, 7.994e-3), (1.0, 1.19e-5, 2.887e-3)]
-)
-def test_counterexample_figures(eps, claim, truth):
-    product = delta_poisson_subsampled(
-        Gaussian(1.0), sampling_probability=1 / 20, epsilon=eps
-    )
-    assert product == pytest.approx(claim, rel=5e-3)
+def test_counterexample_figures():
+    """The claimed product is a thirtieth of the truth."""
+    gaussian, eps = Gaussian(1.0), 0.5
+    product = delta_poisson_subsampled(gaussian, sampling_probability=0.05, epsilon=eps)
+    assert product == pytest.approx(2.19e-4, rel=5e-3)
     sound = multistage_delta(
-        Gaussian(1.0), sampling=COUNTEREXAMPLE, clip_unit="example", epsilon=eps
+        gaussian, sampling=COUNTEREXAMPLE, clip_unit="example", epsilon=eps
     )
-    assert sound == pytest.approx(truth, rel=1e-3)
+    assert sound == pytest.approx(7.994e-3, rel=1e-3)
     step = jde.GaussianStep(
         COUNTEREXAMPLE,
         noise_multiplier=2.0,
@@ -109,10 +106,6 @@ def test_poisson_at_the_clipped_stage_is_refused():
     )
     with pytest.raises(NotImplementedError, match="Poisson"):
         tombs_multistage(Gaussian(1.0), sampling=draw, clip_unit="task", epsilon=1.0)
-    value = multistage_delta(
-        Gaussian(1.0), sampling=draw, clip_unit="example", epsilon=1.0
-    )
-    assert value > 0
     with pytest.raises(ValueError, match="clip_unit"):
         multistage_delta(Gaussian(1.0), sampling=draw, clip_unit="word", epsilon=1.0)
 
@@ -120,30 +113,21 @@ def test_poisson_at_the_clipped_stage_is_refused():
 # --- Counting ones in three models: errors against simulation ---
 
 
-TRIALS = 4_000
-
-
-@pytest.mark.parametrize("n", [10, 10_000, 10_000_000])
-@pytest.mark.parametrize("epsilon", [0.1, 2.0])
 @pytest.mark.parametrize("model", ["central", "local"])
-def test_errors_by_simulation(n, epsilon, model):
+def test_errors_by_simulation(model):
     """Mean within 5 standard errors, spread within 15 % (false alarms below 1e-6)."""
-    ones = n // 3
+    n, epsilon, trials = 10_000, 2.0, 4_000
     sums = simulate_sums(
-        num_ones=ones,
+        num_ones=n // 3,
         num_users=n,
         epsilon=epsilon,
         model=model,
-        num_trials=TRIALS,
+        num_trials=trials,
         seed=7,
     )
-    expected = (
-        central_sum_error(epsilon)
-        if model == "central"
-        else local_sum_error(epsilon, num_users=n)
-    )
-    assert sums.shape == (TRIALS,)
-    assert abs(sums.mean() - ones) < 5 * expected / np.sqrt(TRIALS)
+    local = local_sum_error(epsilon, num_users=n)
+    expected = central_sum_error(epsilon) if model == "central" else local
+    assert abs(sums.mean() - n // 3) < 5 * expected / np.sqrt(trials)
     assert sums.std() == pytest.approx(expected, rel=0.15)
 
 
@@ -152,10 +136,8 @@ def test_rates_of_the_lecture():
     local = local_sum_error(0.01, num_users=n)
     np.testing.assert_allclose(local, np.sqrt(n) / 0.01, rtol=1e-4)
     assert central_sum_error(0.01) == pytest.approx(np.sqrt(2) / 0.01)
-    assert local_sum_error(0.0, num_users=5) == np.inf
+    assert local_sum_error(0.0, num_users=5) == central_sum_error(0.0) == np.inf
     assert local_sum_error(np.inf, num_users=5) == 0
-    assert local_sum_error(0.0, num_users=0) == 0
-    assert central_sum_error(0.0) == np.inf
 
 
 @pytest.mark.slow
@@ -168,5 +150,3 @@ def test_local_epsilon_is_the_largest_that_fits():
         for f in (1, 1.001)
     )
     assert np.all(within <= 0.5) and np.all(beyond > 0.5)
-    any_ = local_epsilon_for_shuffled(0.5, num_users=n, delta=1e-6, kind="upper")
-    assert np.all(any_ <= local * (1 + 1e-3))

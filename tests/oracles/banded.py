@@ -96,14 +96,12 @@ def independent(laws: Sequence[Law]) -> Runs:
     }
 
 
-def allocated(
-    groups: Sequence[int], units: Mapping[str, int], epoch: int, *, again: bool = False
-) -> Runs:
-    """Each unit in one step of each epoch of its group; ``again``: in the same one."""
+def allocated(groups: Sequence[int], units: Mapping[str, int], epoch: int) -> Runs:
+    """Each unit in one step of each epoch of its group."""
     choices = []
     for name, group in units.items():
         steps = [t for t, of in enumerate(groups) if of == group]
-        number = 1 if again else math.ceil(len(steps) / epoch)
+        number = math.ceil(len(steps) / epoch)
         bins = itertools.product(range(epoch), repeat=number)
         choices.append([(name, steps, chosen) for chosen in bins])
     runs: Runs = {}
@@ -111,7 +109,7 @@ def allocated(
         drawn: list[list[str]] = [[] for _ in groups]
         for name, steps, places in chosen:
             for i, t in enumerate(steps):
-                if places[0 if again else i // epoch] == i % epoch:
+                if places[i // epoch] == i % epoch:
                     drawn[t].append(name)
         path = tuple(tuple(d) for d in drawn)
         share = math.prod(1 / len(c) for c in choices)

@@ -1,4 +1,4 @@
-"""Adaptive runs by brute force: every strategy of a menu, and one that is played.
+"""Adaptive runs by brute force: the best that can follow each history of a menu.
 
 An option is a pair (P, Q) on finitely many outputs. What may be bought is a function
 ``moves(state) -> [(option, next state)]`` without cycles.
@@ -6,8 +6,7 @@ An option is a pair (P, Q) on finitely many outputs. What may be bought is a fun
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -102,49 +101,13 @@ def _still_open(state: Open) -> Open:
     return state._replace(inner=inner)
 
 
-def strategies(menu: Sequence[Pair], moves: Moves, state) -> Iterator[tuple]:
-    """All deterministic strategies from a state on."""
-    yield ()
-    for option, after in moves(state):
-        rest = list(strategies(menu, moves, after))
-        outputs = len(menu[option][0])
-        for subtrees in itertools.product(rest, repeat=outputs):
-            yield option, after, subtrees
-
-
-def num_strategies(menu: Sequence[Pair], moves: Moves, state) -> int:
-    return 1 + sum(
-        num_strategies(menu, moves, after) ** len(menu[option][0])
-        for option, after in moves(state)
-    )
-
-
-def leaves(menu: Sequence[Pair], tree: tuple, state, p=1, q=1) -> Iterator[tuple]:
-    """(state where it stops, mass under P, mass under Q) of every history."""
-    if not tree:
-        yield state, p, q
-        return
-    option, after, subtrees = tree
-    for output, subtree in enumerate(subtrees):
-        first, second = menu[option][0][output], menu[option][1][output]
-        yield from leaves(menu, subtree, after, p * first, q * second)
-
-
-def paid(menu: Sequence[Pair], tree: tuple, state, ratio: Callable):
-    """Sum of (p - ratio(state) q)_+: the hockey stick, where the ratio is one g."""
-    return sum(max(p - ratio(s) * q, 0 * p) for s, p, q in leaves(menu, tree, state))
-
-
-def worst(menu: Sequence[Pair], moves: Moves, state, ratio: Callable):
-    """The largest payment of all strategies, each written out, and their number."""
-    values = [paid(menu, tree, state, ratio) for tree in strategies(menu, moves, state)]
-    return max(values), len(values)
-
-
 def worst_by_history(
     menu: Sequence[Pair], moves: Moves, state, ratio: Callable, p=1, q=1
 ):
-    """The same by the maximum at each history: what is paid adds up over them."""
+    """The largest sum of (p - ratio(state) q)_+ that a strategy attains.
+
+    By the maximum at each history: what is paid adds up over them.
+    """
     after = [
         sum(
             worst_by_history(menu, moves, left, ratio, p * first, q * second)
@@ -185,7 +148,6 @@ class SampledSteps:
         self.log_g = np.linspace(-LARGEST, LARGEST, PLACES)
         smallest = np.maximum(-np.expm1(self.log_g), 0)
         self.values = [smallest]
-        self.choices = [np.full(PLACES, -1)]
         quadrature = []
         for rate, noise in zip(rates, noises, strict=True):
             shift = 1 / noise
@@ -197,7 +159,7 @@ class SampledSteps:
             mass, loss = (p, log_ratio) if forward else (without, -log_ratio)
             quadrature.append((mass * width, loss))
         for left in range(1, budget + 1):
-            best, choice = smallest.copy(), np.full(PLACES, -1)
+            best = smallest
             for k, (mass, loss) in enumerate(quadrature):
                 if prices[k] > left:
                     continue
@@ -206,10 +168,8 @@ class SampledSteps:
                 else:
                     after = self.after(left - prices[k])
                     value = after(self.log_g[:, None] - loss) @ mass
-                better = value > best
-                best[better], choice[better] = value[better], k
+                best = np.maximum(best, value)
             self.values.append(best)
-            self.choices.append(choice)
 
     @staticmethod
     def loss(rate, noise, x):
@@ -242,26 +202,3 @@ class SampledSteps:
 
     def delta(self, epsilon: float) -> float:
         return float(self.after(self.budget)(np.array(epsilon)))
-
-    def play(self, rng, epsilon: float, paths: int) -> tuple[float, float]:
-        """Mean of (1 - e^(epsilon - loss))_+ as the maximiser plays, and its error."""
-        loss = np.zeros(paths)
-        left = np.full(paths, self.budget)
-        running = left >= min(self.prices)
-        while running.any():
-            places = np.rint((epsilon - loss + LARGEST) / (2 * LARGEST) * (PLACES - 1))
-            places = np.clip(places, 0, PLACES - 1).astype(int)
-            chosen = np.array(self.choices)[left, places]
-            chosen[~running] = -1
-            running = chosen >= 0
-            for k, (rate, noise) in enumerate(
-                zip(self.rates, self.noises, strict=True)
-            ):
-                who = np.flatnonzero(chosen == k)
-                drawn = self.forward & (rng.random(len(who)) < rate)
-                x = rng.standard_normal(len(who)) + drawn / noise
-                sign = 1 if self.forward else -1
-                loss[who] += sign * self.loss(rate, noise, x)
-                left[who] -= self.prices[k]
-        payments = np.maximum(-np.expm1(epsilon - loss), 0)
-        return float(payments.mean()), float(payments.std() / np.sqrt(paths))

@@ -8,7 +8,6 @@ import pytest
 from scipy import special
 from scipy.stats import norm
 
-import jaxdp_episodic as jde
 from jaxdp_episodic.accountant._engine import float64_boundary
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import (
     AntipodalGaussianLoss,
@@ -211,20 +210,3 @@ def test_no_node_is_larger_than_the_bound_of_near_losses():
             rule = NodeRule(backward * one[0], cut[None], one, number)
             found = np.abs(loss.nodes(rule).loss[0][0]).max(axis=0)
             assert np.all(found[near] <= bound[near])
-
-
-def test_small_losses_give_the_same_in_the_longer_program(monkeypatch):
-    rng = np.random.default_rng(1)
-    rate, noise = np.exp(rng.uniform(-7, 0, 60)), np.exp(rng.uniform(-0.5, 3, 60))
-    step = jde.GaussianStep(
-        jde.Poisson("user", sampling_probability=rate), noise_multiplier=noise
-    )
-    steps = np.exp(rng.uniform(0, 7, 60)).astype(int)
-    asked = {"num_steps": steps, "delta": 1e-6, "engine": "numpy"}
-    near = jde.epsilon(step, **asked)
-    monkeypatch.setattr(
-        SampledGaussianLoss,
-        "largest_node",
-        lambda self, cut: np.full(cut.shape, np.inf),
-    )
-    np.testing.assert_allclose(near, jde.epsilon(step, **asked), rtol=1e-9)

@@ -194,18 +194,3 @@ def test_no_draw_and_no_noise():
     for method in ("exact", "pld", "rdp"):
         assert jde.epsilon(empty, method=method, **run) == 0
         assert math.isinf(jde.epsilon(bare, method=method, **run))
-
-
-@pytest.mark.slow
-def test_only_truncated_settings_of_a_grid_get_a_certified_end():
-    """With batch_size equal to the population, the larger neighbour is truncated."""
-    batch_size, run = np.array([99, 100, 101]), {"num_steps": 2, "delta": 1e-6}
-    release = jde.TruncatedPoissonRelease(
-        2.0, sampling_probability=1.0, batch_size=batch_size, population=100
-    )
-    found, info = jde.epsilon(release, **run, return_info=True)
-    assert info.is_certified_bound.tolist() == [True, True, False]
-    low, high = jde.epsilon_interval(release, **run)
-    assert np.all((low <= found) & (found <= high))
-    one = jde.GaussianStep(jde.Poisson("x", sampling_probability=1), noise_multiplier=2)
-    assert found[2] == jde.epsilon(one, **run) < found[1]

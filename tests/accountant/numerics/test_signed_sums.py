@@ -149,23 +149,3 @@ def test_two_points_bound_from_one_side_only():
     low, high = bounds_between(places, known, known, 0, x)
     assert np.all(low == 0)
     assert high == pytest.approx(np.interp(x, places, known[:, 0]), rel=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [7, 33, 64])
-def test_more_terms_by_simulation(count):
-    shift, tilt = 0.8, 0.1
-    rng = np.random.default_rng(11)
-    sums = np.concatenate(
-        [
-            (2 * np.sinh(shift * (rng.normal(size=(count, 20000)) - tilt))).sum(0)
-            for _ in range(20)
-        ]
-    )
-    for y in (0.0, 3 * np.sqrt(count)):
-        gains = np.maximum(sums - y, 0)
-        # six standard deviations: a false alarm in 1e8
-        error = 6 * gains.std() / np.sqrt(gains.size)
-        low, high = gain_bounds(count, shift, tilt, y, y)
-        assert low - error <= gains.mean() <= high + error
-        assert high <= low * 1.001

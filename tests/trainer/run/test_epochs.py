@@ -24,7 +24,7 @@ from jaxdp_episodic.trainer.run.report import (
 )
 from jaxdp_episodic.trainer.run.store import RunStore, create_store
 from old_ledgers import old_ledger
-from oracles import allocation_epochs
+from oracles import allocation
 from training_runs import BINS, charged_run, flat_step, plain_trainer
 
 DELTA = 1e-5
@@ -155,17 +155,18 @@ def test_a_ledgers_epsilon_agrees_with_an_oracle(tmp_path):
     bins = jde.GaussianStep(
         jde.RandomAllocation("user", steps_per_epoch=3), noise_multiplier=2.0
     )
-    spent = budget(bins, steps=6, permitted=6)
+    spent = budget(bins, steps=3, permitted=3)
     create_store(path, spent, is_seeded=False)
     with contextlib.closing(sqlite3.connect(path)) as file:
         rows = file.execute("SELECT value FROM texts ORDER BY id").fetchall()
     (planned, described) = (json.loads(value) for (value,) in rows)
     planned = planned["planned"]
     length = described["sampling"]["levels"][0]["steps_per_epoch"]
-    epochs = allocation_epochs.Epochs(length, planned // length)
-    epsilon, shift = float(spent.spent(6)), 1 / described["noise_multiplier"]
-    delta, _ = allocation_epochs.delta([epochs], shift, epsilon, "remove")
-    other, _ = allocation_epochs.delta([epochs], shift, epsilon, "add")
+    epsilon, shift = float(spent.spent(3)), 1 / described["noise_multiplier"]
+    delta, other = (
+        allocation.add_remove(length, planned, shift, epsilon, direction)
+        for direction in ("remove", "add")
+    )
     assert other < delta <= DELTA * (1 + 1e-10)
     # Epochs have a certified upper bound, at most 1e-4 above.
     assert delta == pytest.approx(DELTA, rel=1e-3)

@@ -168,16 +168,6 @@ def test_ends_are_safe_at_the_limit_of_work(monkeypatch):
     assert coarse.lower <= fine.lower and fine.upper <= coarse.upper < math.inf
 
 
-@pytest.mark.slow
-def test_a_tiny_delta_keeps_to_the_limit_of_work():
-    problem = Problem.of(budget_graph((15, 5, 2), 600), THREE)
-    solver = Solver(EpsilonAt(np.array(math.log(1e-100))), problem)
-    found = solver.answer(None)
-    renyi = max(f.epsilon(math.log(1e-100))[0] for f in solver.filters.values())
-    assert 0 <= solver.work_left < method._MOST_WORK
-    assert 17 < found.lower <= found.upper <= renyi * (1 + 1e-8)
-
-
 def test_gaussians_alone_have_a_closed_form():
     options = [gaussian(2.0, 1.0), gaussian(4.0, 1.0)]
     problem = Problem.of(budget_graph((4, 1), 7), options)

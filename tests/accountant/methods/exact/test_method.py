@@ -2,16 +2,14 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import mpmath as mp
 import numpy as np
 import pytest
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant._engine import engine_name, using_engine
+from jaxdp_episodic.accountant._engine import using_engine
 from jaxdp_episodic.accountant.losses.allocated import AllocatedGaussianLoss
 from jaxdp_episodic.accountant.losses.gaussian_mixtures import GaussianMixtureLoss
 from jaxdp_episodic.accountant.losses.sampled_gaussian import SampledGaussianLoss
@@ -160,24 +158,7 @@ def test_a_delta_far_below_the_bound_is_not_taken_from_cut_distributions(monkeyp
     assert info.is_certified_bound and cut >= right * (1 - 1e-9)
 
 
-def test_the_stated_error_covers_too_few_nodes(monkeypatch):
-    """For rare episodes, halving the nodes says little about the convergence."""
-    # The first pass is at a guessed epsilon.
-    effort = solver.Pass(128, 97)
-    monkeypatch.setattr(solver, "PASSES", (effort, effort))
-    for module in (solver, method):
-        monkeypatch.setattr(module, "TOLERANCE", 1.0)
-    example = jde.Poisson("example", sampling_probability=4.72511516e-4)
-    episodes = jde.IndependentEpisodes(example, num_episodes=5)
-    step = jde.GaussianStep(episodes, noise_multiplier=1.96007377)
-    run = {"num_steps": 10_522, "delta": 3.8565332e-5}
-    found, info = jde.epsilon(step, **run, return_info=True)
-    assert not info.is_certified_bound
-    assert abs(found - 1.94496478292) <= info.error
-
-
-@pytest.mark.parametrize("is_poor", [False, True])
-def test_an_answer_far_from_its_contours_epsilon_is_rejected(is_poor, monkeypatch):
+def test_an_answer_far_from_its_contours_epsilon_is_rejected(monkeypatch):
     """Rare episodes: a first guess of 1.1 where the answer is 1.4e-4."""
     laid_for = []
     lay_contour = solver.lay_contour
@@ -187,9 +168,8 @@ def test_an_answer_far_from_its_contours_epsilon_is_rejected(is_poor, monkeypatc
         return lay_contour(guess, *rest)
 
     monkeypatch.setattr(solver, "lay_contour", watched)
-    if is_poor:
-        poor = contour.First(*np.array([[1.1], [2.0], [2.0]]))
-        monkeypatch.setattr(solver, "first_epsilon", lambda *_: poor)
+    poor = contour.First(*np.array([[1.1], [2.0], [2.0]]))
+    monkeypatch.setattr(solver, "first_epsilon", lambda *_: poor)
     example = jde.Poisson("example", sampling_probability=2e-5)
     episodes = jde.IndependentEpisodes(example, num_episodes=5)
     step = jde.GaussianStep(episodes, noise_multiplier=5.0)
@@ -198,7 +178,7 @@ def test_an_answer_far_from_its_contours_epsilon_is_rejected(is_poor, monkeypatc
         again = jde.delta(step, num_steps=2, epsilon=found)
     assert not info.is_certified_bound
     assert found == pytest.approx(1.411269946e-4, rel=1e-8)
-    assert laid_for[0] == 1.1 if is_poor else laid_for[0] < 10 * found
+    assert laid_for[0] == 1.1
     assert again == pytest.approx(1e-6, rel=1e-6)
 
 
@@ -217,29 +197,6 @@ def test_rare_draws_are_exact(rate, noise, num_steps, delta, right):
     found, info = jde.epsilon(poisson_step(rate, noise), **run)
     assert not info.is_certified_bound
     assert found == pytest.approx(right, rel=1e-7)
-
-
-def test_few_remaining_settings_are_not_compiled(monkeypatch):
-    """Only passes with enough settings run on JAX."""
-    passes = []
-
-    def watched(kernel, arrays, sizes):
-        passes.append((engine_name(), arrays[0][0].size))
-        with using_engine("numpy"):
-            return in_chunks(kernel, arrays, sizes)
-
-    in_chunks = solver.in_chunks
-    monkeypatch.setattr(solver, "in_chunks", watched)
-    pays = solver.KERNEL._replace(compile_seconds=0.0, least=8)
-    monkeypatch.setattr(solver, "KERNEL", pays)
-    noise = np.append(np.linspace(1.0, 3.0, 8), 1.3)
-    step = poisson_step(np.append(np.full(8, 0.01), 5e-4), noise)
-    asked = {"num_steps": 1_400, "delta": 1e-8}
-    with using_engine("auto"):
-        jde.epsilon(step, **asked)
-    assert passes[0] == ("jax", 9)
-    assert len(passes) > 1
-    assert {engine for engine, size in passes if size < 8} == {"numpy"}
 
 
 @pytest.mark.parametrize(
@@ -348,47 +305,7 @@ def test_never_above_renyi_and_inverse_to_delta():
     np.testing.assert_allclose(back, 1e-6, rtol=1e-5)
 
 
-# --- Tiny deltas and extreme noises: errors must be stated ---
-
-
-def test_a_tiny_delta_has_an_honest_error():
-    # Regression: 0.033097 with a stated error of 6e-15; by mpmath it is 0.017833.
-    truth, run = 0.017833, {"num_steps": 2, "delta": 1e-195}
-    value, info = jde.epsilon(poisson_step(1e-6, 3.0), **run, return_info=True)
-    assert truth * (1 - 1e-4) <= value <= 0.0283
-    assert info.is_certified_bound and info.error >= value - truth
-
-
-@pytest.mark.slow
-def test_rare_units_at_a_tiny_delta_get_the_lowest_certified_end():
-    # Regression: 6.5284, above the certified end.
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("a", sampling_probability=1e-5),
-            jde.WithoutReplacement("b", size=10, population=100),
-        ),
-        noise_multiplier=1.5634543719362126,
-        clip_unit="a",
-        privacy_unit="b",
-    )
-    run = {"num_steps": 100_000, "delta": 1e-200}
-    value, info = jde.epsilon(step, **run, return_info=True)
-    assert info.is_certified_bound and value <= 6.32
-    assert value <= jde.epsilon_interval(step, **run)[1] * (1 + 1e-12)
-    assert value < jde.epsilon(step, **run, method="rdp")
-
-
-def test_nearly_zero_noise():
-    """Only the number of draws counts: at most six with probability 1 - 1e-5."""
-    rate, noise, steps, delta = 0.1, 1e-3, 10, 1e-5
-    left = delta - binom.sf(6, steps, rate)
-    place = norm.isf(left / binom.pmf(6, steps, rate))
-    truth = 6 * (0.5 / noise**2 + np.log(rate)) + 4 * np.log1p(-rate)
-    truth += np.sqrt(6) / noise * place
-    step = poisson_step(rate, noise)
-    value, info = jde.epsilon(step, num_steps=steps, delta=delta, return_info=True)
-    assert truth * (1 - 1e-4) <= value <= truth * (1 + 1e-4)  # regression: 3.689e6
-    assert info.is_certified_bound and value - info.error <= truth <= value
+# --- Guesses that are far off, and sums that mean nothing ---
 
 
 def test_a_far_too_large_guess_is_dropped_quickly():
@@ -464,26 +381,6 @@ def test_the_error_estimate_has_no_coincidental_zeros(rare):
     assert np.all(stated < 9 * halved.max())
 
 
-@pytest.mark.parametrize("guess", [0.9999, 1.0003])
-def test_the_search_does_not_stop_across_an_atom(guess, monkeypatch):
-    """The slope jumps there, which no curvature before it announces."""
-
-    def kinked(_, __, x):
-        value = np.where(x < 1, -x, -1 - 4 * (x - 1))
-        return value, np.where(x < 1, 1.0, 4.0), 0 * x, np.full_like(x, 1e-6), 0 * x
-
-    monkeypatch.setattr(integral, "_prepare", lambda *_: None)
-    monkeypatch.setattr(integral, "_integrate", kinked)
-    steps: Any = SimpleNamespace(count=np.ones((1, 1)), is_discrete=True)
-    true = 1.0001 if guess < 1 else 0.9999  # beyond the kink
-    goal, start, highest = (np.array([x]) for x in (kinked(0, 0, true)[0], guess, 2.0))
-    line = contour.Contour(*[np.ones(1)] * 6)
-    found = integral.search(
-        goal, start, highest, line, (steps,), integral.Blocks(1, 2, 1)
-    )
-    assert abs(found.value[0] - true) * 4 <= found.log_error[0] <= 2e-6
-
-
 # --- The first bound of epsilon, before any contour ---
 
 
@@ -526,14 +423,6 @@ def test_moments_of_the_exchanged_pair_are_bounded(loss, count, delta):
     assert known[0] and np.all(
         bound[:8][known[:8]] <= 1.01 * truth[:8][known[:8]] + 0.01
     )
-
-
-def test_moments_of_truncated_terms_are_unknown():
-    """The integrand of a high order is far left of where the nodes begin."""
-    _, _, steps = steps_of(*SETTINGS[2][:2], np.log(1e-5))
-    with np.errstate(all="ignore"):
-        bound = mgf.exchanged_moments(np.array([[1.0], [1e3]]), steps)
-    assert np.isfinite(bound[0]) and np.isinf(bound[1])
 
 
 @pytest.mark.parametrize("loss, count, delta", SETTINGS)

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import norm
 
 import jaxdp_episodic as jde
@@ -132,9 +130,6 @@ def check_search(kind: str, runs: Run) -> None:
     np.testing.assert_allclose(again[known], found[known], rtol=2 * EXCESS)
 
 
-FEW_KINDS = ("sampled", "antipodal below an outer level", "episodes")
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transition", [False, True])
@@ -192,40 +187,6 @@ def test_search_does_not_cycle():
     np.testing.assert_allclose(found, 3.308434, rtol=1e-4)
 
 
-UNIT = st.floats(0.0, 1.0)
-
-
-def scaled(low: float, high: float, unit: float) -> float:
-    """10 to a power between the two."""
-    return float(10 ** (low + (high - low) * unit))
-
-
-@settings(max_examples=12)
-@given(*[UNIT] * 4, st.sampled_from(FEW_KINDS), UNIT)
-def test_epsilon_is_monotone(rate, noise, steps, delta, kind, change):
-    """More noise, fewer steps, a larger delta: never a larger epsilon."""
-    fields = {
-        "rate": scaled(-6, -0.05, rate),
-        "noise": scaled(-0.5, 1.5, noise),
-        "num_steps": np.rint(scaled(0, 5, steps)),
-        "delta": scaled(-12, -2, delta),
-    }
-    factor = 1 + scaled(-3, 1, change)
-    base = one_run(**fields, inner=0.2, outer=0.3, num_episodes=2)
-    less = [
-        base._replace(noise=base.noise * factor),
-        base._replace(num_steps=np.floor(base.num_steps / factor)),
-        base._replace(delta=np.minimum(base.delta * factor, 0.5)),
-        base._replace(rate=base.rate / factor),
-    ]
-    stacked = Run(*(np.concatenate(field) for field in zip(base, *less, strict=True)))
-    value, *safer = rdp_epsilon(
-        KINDS[kind](stacked), num_steps=stacked.num_steps, delta=stacked.delta
-    )
-    # Each is within the search's tolerance of the true minimum, which is monotone.
-    assert max(safer) <= value * (1 + EXCESS)
-
-
 def _sampled(rate, noise, num_steps) -> tuple[Group]:
     rate, noise, num_steps = (np.atleast_2d(a) for a in (rate, noise, num_steps))
     loss = SampledGaussianLoss(np.ones_like(rate), rate, 1 / noise)
@@ -275,14 +236,6 @@ def test_panels_answer_beyond_the_lattice(kernel, question, rate, noise, num_ste
         question(target), EveryRun((loss.map(np.ravel),), (count.ravel(),))
     )
     np.testing.assert_allclose(bound, ask(target, groups)[0], rtol=1e-9)
-
-
-def test_the_forward_direction_is_the_larger_one():
-    step = poisson_step(np.array([0.3, 2.0]), np.array([0.01, 0.6]))
-    orders = np.array([1.01, 2.0, 17.5, 900.0, np.inf])
-    one = {way: jde.rdp(step, orders, direction=way) for way in ("forward", "backward")}
-    larger = np.maximum(one["forward"], one["backward"])
-    np.testing.assert_array_equal(jde.rdp(step, orders), larger)
 
 
 def test_single_settings_equal_a_batch():

@@ -55,6 +55,36 @@ queries = 2
 num_episodes = 20
 """
 
+# A private classifier of the training classes.
+CLASSIFIER = """
+version = 1
+epsilon = 8.0
+delta = 1e-5
+num_steps = 3
+l2_clip_norm = 0.5
+[data]
+type = "Glyphs"
+small = true
+[step]
+clip_unit = "example"
+neighboring_relation = "zero_out"
+[step.sampling]
+type = "MultistageSampling"
+levels = [
+  { type = "Poisson", name = "class", sampling_probability = 1.0 },
+  { type = "Poisson", name = "example", sampling_probability = 0.2, population = 20 },
+]
+[learner]
+kind = "classifier"
+shots = 1
+[model]
+kind = "mlp"
+channels = [6]
+[evaluation]
+ways = 5
+num_episodes = 20
+"""
+
 # Noisy scores on two episodes, in which all of the held-out glyphs are.
 CHECK_SAMPLING = """
 [adaptive.check.sampling]

@@ -11,42 +11,13 @@ from jaxdp_episodic.trainer.config.training_config import read_config
 from jaxdp_episodic.trainer.run.assemble import NO_PARTS, Tables, assembled
 from jaxdp_episodic.trainer.run.checks import check_targets
 from jaxdp_episodic.training import Classifier, ProtoNet, classification_episode
-from training_runs import GROUPED, classes
-
-CONFIG = """
-version = 1
-epsilon = 8.0
-delta = 1e-5
-num_steps = 3
-l2_clip_norm = 0.5
-[data]
-type = "Glyphs"
-small = true
-[step]
-clip_unit = "example"
-neighboring_relation = "zero_out"
-[step.sampling]
-type = "MultistageSampling"
-levels = [
-  { type = "Poisson", name = "class", sampling_probability = 1.0 },
-  { type = "Poisson", name = "example", sampling_probability = 0.2, population = 20 },
-]
-[learner]
-kind = "classifier"
-shots = 1
-[model]
-kind = "mlp"
-channels = [6]
-[evaluation]
-ways = 5
-num_episodes = 20
-"""
+from training_runs import CLASSIFIER, GROUPED, TINY, classes
 
 
 @pytest.fixture
 def config(tmp_path):
     def read(*changes, more=""):
-        text = CONFIG
+        text = CLASSIFIER
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
@@ -78,14 +49,10 @@ def test_invalid_classifiers_are_refused(config, changes, message):
 
 
 def test_groups_of_examples_are_refused(config):
-    sampling = CONFIG[CONFIG.index("[step.sampling]") : CONFIG.index("[learner]")]
-    grouped = """[step.sampling]
-type = "GroupedClasses"
-num_classes = 40
-ways = 5
-episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
-examples = { type = "WithoutReplacement", name = "example", size = 2, population = 20 }
-"""
+    sampling = CLASSIFIER[
+        CLASSIFIER.index("[step.sampling]") : CLASSIFIER.index("[learner]")
+    ]
+    grouped = TINY[TINY.index("[step.sampling]") : TINY.index("[learner]")]
     with pytest.raises(ValueError, match="level by level.* with GroupedClasses"):
         config((sampling, grouped), ('clip_unit = "example"', 'clip_unit = "episode"'))
 
@@ -167,30 +134,6 @@ def test_a_classifier_draws_examples_and_is_validated_by_episodes(config):
     assert 100 < drawn < 220  # 800 draws with probability 0.2: 5 deviations
     score = evaluations["validation"](trainer.learner, trainer.params)
     assert 0.2 < score.mean < 1.0
-
-
-ADAPTIVE = """
-[adaptive.rule]
-type = "StopWhenStalled"
-every = 1
-[adaptive.check]
-number = 2
-[adaptive.check.sampling]
-type = "GroupedClasses"
-num_classes = 8
-ways = 5
-episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
-examples = { type = "WithoutReplacement", name = "example", size = 2, population = 20 }
-"""
-
-
-@pytest.mark.slow
-def test_noisy_scores_of_a_classifier_are_of_episodes(config, tmp_path):
-    read = config(more=ADAPTIVE)
-    trainer, _, _ = assembled(read, Tables(read, None))
-    trainer.train(tmp_path / "run")
-    assert [score.option for score in trainer.scores] == ["check"] * 2
-    assert trainer.budget.step.clip_unit == "example"
 
 
 @pytest.mark.slow

@@ -262,15 +262,6 @@ def test_made_up_people_keep_to_the_bounds():
 # --- Refusals ---
 
 
-def test_progress_counts_draws():
-    step, _ = case("examples", ADD)
-    told = []
-    audit_mechanism(
-        step, num_steps=1, deltas=(0.1,), num_draws=200, on_draws=told.append
-    )
-    assert sum(told) == total_draws(200)
-
-
 STEP = case("examples", ADD)[0]
 
 
@@ -319,7 +310,9 @@ def test_contributions_beyond_the_clip_norm_are_refused():
 
 
 def test_the_games_bound_follows_from_its_counts():
-    audit = audit_mechanism(STEP, num_steps=1, deltas=(0.1,), num_draws=1_000)
+    told, how = [], {"num_steps": 1, "deltas": (0.1,), "num_draws": 1_000}
+    audit = audit_mechanism(STEP, **how, on_draws=told.append)
+    assert sum(told) == total_draws(1_000)
     (bound,) = audit.bounds
     assert bound.num_draws == 700
     counts = bound.hits, bound.false_hits, 700

@@ -186,15 +186,6 @@ def test_canaries_are_replaced_examples_or_classes():
         assert audit.privacy_unit == more.get("privacy_unit", "example")
 
 
-@pytest.mark.slow
-def test_progress_reports_every_step():
-    told = []
-    audit_steps(
-        tasks(), num_draws=100, deltas=(0.1,), on_step=lambda *pair: told.append(pair)
-    )
-    assert told == [(taken, 200) for taken in range(1, 201)]
-
-
 def test_a_config_becomes_a_training(tmp_path):
     file = tmp_path / "tiny.toml"
     file.write_text(TINY)

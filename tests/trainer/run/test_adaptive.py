@@ -1,10 +1,7 @@
 """Adaptive runs: steps are charged first, chosen once, and resumed unchanged."""
 
-import contextlib
 import dataclasses
 import json
-import shutil
-import sqlite3
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ import jaxdp_episodic as jde
 from crash_rigs import ending
 from jaxdp_episodic.accountant.questions.adaptive_budget import AdaptiveBudget
 from jaxdp_episodic.accountant.questions.budget import BudgetExhaustedError
-from jaxdp_episodic.accountant.report.ledger_file import LedgerError, read_ledger
+from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.rules import (
     NextWhenStalled,
@@ -40,7 +37,6 @@ from training_runs import (
     adaptive_budget,
     assert_same,
     by_parity,
-    charged_run,
     classes,
     held_out,
     plain_trainer,
@@ -113,14 +109,6 @@ def test_a_run_without_checks_spends_the_rest(tmp_path):
     run = without_checks(rule, loud=3, quiet=2)
     run.train(tmp_path)
     assert run.ledger.options == ["loud", "quiet", "quiet"] and run.scores == ()
-
-
-def test_the_guarantee_covers_all_quotas(whole):
-    run, _ = whole
-    every = jde.compose((LOUD, 4), (QUIET, 3), (CHECK, 3))
-    assert run.budget.epsilon == pytest.approx(jde.epsilon(every, delta=DELTA))
-    assert run.ledger.now.epsilon == run.budget.epsilon
-    assert run.ledger.now.epsilon_taken() < run.budget.epsilon
 
 
 def test_disjoint_parts_of_the_data_are_charged_separately():
@@ -378,30 +366,6 @@ def test_first_options_cannot_be_chosen_again(first, quotas, message):
         AdaptiveBudget((run,), DELTA, first=("loud",))
     held = adaptive_budget((1, 3, 3), first=("loud",)).charge("loud")
     assert not held.can("loud") and held.before == (LOUD,)
-
-
-def test_an_edited_choice_is_detected(tmp_path, whole):
-    _, folder = whole
-    path = tmp_path / "run.sqlite"
-    shutil.copy(folder / run_files.STORE, path)
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        file.execute("UPDATE charges SET step = 7 - step WHERE number = 2")
-        file.commit()
-    with pytest.raises(LedgerError, match="edited or damaged: charge 2"):
-        read_ledger(path)
-    assert read_ledger(folder).adaptive.checks == ("check",)
-
-
-@pytest.mark.slow
-def test_the_command_prints_the_odometer_for_programs_too(tmp_path, capsys):
-    run = jde.AdaptiveRun(
-        {"loud": LOUD}, prices={"loud": 1}, budget=2, odometer=[0.0, 3.0, 4.0]
-    )
-    path, budget = tmp_path / "run.sqlite", AdaptiveBudget((run,), DELTA)
-    charged_run(path, budget, 1, option="loud")
-    assert cli.run(["epsilon", "--ledger", str(path), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["odometers"]
-    assert found == {"epsilon": 3.0, "delta": run.odometer_interval()[1]}
 
 
 def test_composed_with_other_ledgers_it_is_charged_its_quotas(tmp_path, whole, capsys):

@@ -282,13 +282,6 @@ def test_after_a_crash_the_memory_is_empty_and_groups_take_turns(
     assert content.charged == run.num_steps_taken == STEPS
 
 
-def test_the_witness_finds_memory_on_disk(tmp_path, monkeypatch):
-    watch = Watch(monkeypatch)
-    a_run().train(tmp_path)
-    (tmp_path / "dump").write_bytes(b"x" + watch.secret[3])
-    assert watch.complaints(tmp_path)[0] == [watch.secret[3]]
-
-
 @pytest.mark.parametrize(
     ("noise", "clipping"),
     [("discrete", None), ("gaussian", ClippingConfig(count_noise=5.0))],

@@ -82,25 +82,6 @@ def test_the_advice_has_the_share_of_each_change():
     assert share == 1.0
 
 
-def test_add_remove_is_a_way_out_of_empty_class_slots():
-    design = jde.GroupedClasses(
-        num_classes=60,
-        ways=3,
-        episodes=jde.Poisson("episode", sampling_probability=0.5),
-        examples=jde.WithoutReplacement("example", size=2, population=3),
-    )
-    wide = jde.GaussianStep(
-        design,
-        noise_multiplier=1.0,
-        privacy_unit="class",
-        neighboring_relation="zero_out",
-        small_units="keep",
-    )
-    tree = unequal().population
-    found = ways_out(wide, tree, Needs.of(1, is_regression=False))
-    assert found['under neighboring_relation = "add_remove"'] == 1.0
-
-
 # --- Training under zero_out: a null makes the contribution zero ---
 
 

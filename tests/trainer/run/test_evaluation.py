@@ -15,7 +15,7 @@ from image_files import image_folders
 from jaxdp_episodic.tools import cli
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
-from jaxdp_episodic.trainer.data.sources import ClassFolders, Glyphs, Npz, Table
+from jaxdp_episodic.trainer.data.sources import ClassFolders, Glyphs, Npz
 from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.draw.generators import Keys
 from jaxdp_episodic.trainer.learners.episode import Episode
@@ -140,17 +140,6 @@ def test_the_interval_covers_the_mean_nineteen_times_in_twenty():
     assert 0.9 * 300 <= covered <= 0.99 * 300
 
 
-def test_small_units_are_scored_on_what_they_have():
-    data = classes(num_classes=6, examples=3)
-    learner, params = protonet()
-    scores = [
-        Evaluation(data, ways=3, shots=1, queries=queries, num_episodes=10)
-        for queries in (2, 10, 10**9)  # slots that no class fills are not evaluated
-    ]
-    first, *others = (evaluation(learner, params) for evaluation in scores)
-    assert all(other == first for other in others)
-
-
 def test_an_empty_class_is_not_taken_for_another():
     """Its slots hold example 0, whose class must not be taken for it."""
     rows, names = np.repeat(np.arange(1, 6), 8), np.arange(10)
@@ -243,20 +232,6 @@ def test_units_shared_with_the_training_data_are_reported(tmp_path, tables):
     with pytest.warns(UserWarning, match="1 of its 6 examples .* such as 1"):
         found.load("test")
     found.load("test")  # warned once
-
-
-def test_people_in_both_files_are_reported(tmp_path, tables):
-    for name, rows in (("train", "ann,1,1\nbob,2,1\n"), ("test", "bob,3,0\ncid,4,0\n")):
-        (tmp_path / f"{name}.csv").write_text(f"user,age,score\n{rows}")
-    source = Table(
-        path=str(tmp_path / "train.csv"),
-        test=str(tmp_path / "test.csv"),
-        groups=("user",),
-        features=("age",),
-        target="score",
-    )
-    with pytest.warns(UserWarning, match="1 of its 2 user names .* such as 'bob'"):
-        tables(source).load("test")
 
 
 def test_classes_without_names_and_built_in_splits_share_nothing(tmp_path, tables):

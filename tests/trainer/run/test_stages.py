@@ -41,7 +41,6 @@ from training_runs import (
     adam,
     classes,
     plain_trainer,
-    sinusoid_learner,
     with_statistics,
 )
 
@@ -319,16 +318,6 @@ def test_a_helpful_stage_is_released(tmp_path):
     assert run.released.name in ("statistics", "steps")
 
 
-@pytest.mark.slow
-def test_equal_classes_in_all_episodes_compare_only_the_last_stage(tmp_path):
-    run = started(num_steps=1)
-    run.train(tmp_path, evaluations=scored(directions(seed=3, num_classes=3)))
-    assert list(run.selection.scores) == ["features", "mean", "statistics", "steps"]
-    assert list(run.selection.behind) == ["features", "steps"]
-    assert run.released.name in run.selection.behind
-    assert any(line.endswith("|  |") for line in run.selection.table())  # not compared
-
-
 @pytest.mark.parametrize(
     ("evaluations", "select", "reason"),
     [
@@ -349,34 +338,6 @@ def test_without_a_choice_the_last_one_is_released(
     assert reason in chosen.words and "made no choice" in chosen.words
     assert list(chosen.scores) == ["features", "initial", "steps"] * bool(given)
     assert (STAGES in records[-1]) == bool(given)
-
-
-@pytest.mark.slow
-def test_maml_regression_is_compared_with_least_squares_per_task(tmp_path):
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.Poisson("task", sampling_probability=0.5),
-            jde.WithoutReplacement("point", size=6, population=8),
-        ),
-        noise_multiplier=1.0,
-        clip_unit="task",
-        privacy_unit="point",
-    )
-    run = plain_trainer(
-        data=make_sinusoids(40, points=8, seed=0),
-        step=step,
-        learner=sinusoid_learner(),
-        shots=3,
-        normalizer=20.0,
-        num_steps=2,
-    )
-    held_out = make_sinusoids(40, points=8, seed=1)
-    run.train(tmp_path, evaluations=scored(held_out, ways=None, shots=3, queries=5))
-    assert list(run.selection.scores) == ["features", "initial", "steps"]
-    scores = {name: one[VALIDATION] for name, one in run.selection.scores.items()}
-    assert {score.name for score in scores.values()} == {"rmse"}
-    best = min(scores, key=lambda name: scores[name].mean)
-    assert run.selection.behind[best] == (0.0, 0.0)
 
 
 # --- Data that may choose a stage ---

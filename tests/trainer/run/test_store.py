@@ -5,7 +5,6 @@ import json
 import shutil
 import sqlite3
 import stat
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -182,25 +181,6 @@ def test_the_log_round_trips_without_records_of_lost_steps(path):
     with opened(path) as store:
         store.drop_log(after=1)
     assert read_log(path.parent) == found[:2]
-
-
-def test_a_record_whose_commit_was_interrupted_is_written_once(path):
-    with opened(path) as store:
-        db = store._db
-
-        def execute(statement, *values):
-            found = db.execute(statement, *values)
-            if statement == "COMMIT":
-                store._db = db
-                raise KeyboardInterrupt
-            return found
-
-        store.note({"step": 1})
-        store._db = SimpleNamespace(execute=execute)
-        with pytest.raises(KeyboardInterrupt):
-            store.charge("phase 1")
-        store.note({"step": 2})
-    assert [record["step"] for record in read_log(path)] == [1, 2]
 
 
 def test_the_releasable_log_holds_nothing_private():

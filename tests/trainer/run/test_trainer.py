@@ -216,40 +216,6 @@ def test_the_step_may_be_the_clip_unit(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clip_unit", ["example", "class"])
-def test_independent_examples_may_be_clipped_alone(tmp_path, clip_unit):
-    """DP-SGD, and the same loss clipped by class."""
-    data = dataclasses.replace(
-        classes(num_classes=4, examples=50), has_public_units=True
-    )
-    sampling = jde.MultistageSampling(
-        jde.Poisson("class", sampling_probability=1.0),
-        jde.Poisson("example", sampling_probability=0.3),
-    )
-    step = jde.GaussianStep(
-        sampling, noise_multiplier=1.0, clip_unit=clip_unit, population=data.population
-    )
-    apply, params = split_model(MLP(2, (8,), 4, rngs=nnx.Rngs(0)))
-    run = trainer(
-        data=data,
-        step=step,
-        epsilon=np.inf,
-        num_steps=80,
-        learner=(Supervised(apply), params),
-        shots=0,
-        normalizer={"example": 60.0, "class": 4.0}[clip_unit],
-        l2_clip_norm=10.0,
-    )
-    records = run.train(tmp_path)
-    expected = {"example": 60, "class": 4}[clip_unit]
-    units = [r[PRIVATE]["num_units"] for r in records[1:]]
-    assert abs(np.mean(units) - expected) < 0.1 * expected
-    outputs = np.asarray(apply(run.params, data.features))
-    accuracy = np.mean(np.argmax(outputs, axis=1) == data.class_places)
-    assert accuracy > 0.9
-
-
-@pytest.mark.slow
 def test_single_examples_are_clipped_one_by_one():
     """The sum equals that of gradients computed and clipped in a plain loop."""
     data = classes(num_classes=4, examples=50)

@@ -51,7 +51,7 @@ def whole(tmp_path_factory):
     return run, folder
 
 
-def test_a_run_takes_what_the_rule_chooses_and_reports_what_is_left(whole):
+def test_a_run_takes_what_the_rule_chooses_and_reports_what_is_left(whole, capsys):
     run, folder = whole
     chosen = run.ledger.options
     assert len(chosen) == 8 and set(chosen) == set(OPTIONS)
@@ -68,10 +68,6 @@ def test_a_run_takes_what_the_rule_chooses_and_reports_what_is_left(whole):
     scores = [r["score"] for r in records if "score" in r]
     assert len(scores) == chosen.count("check") == len(run.scores) > 0
     assert [r["option"] for r in records if "score" in r] == ["check"] * len(scores)
-
-
-def test_the_epsilon_command_reads_an_adaptive_run(whole, capsys):
-    run, folder = whole
     assert cli.run(["epsilon", "--ledger", str(folder), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["epsilon"] == run.budget.epsilon
@@ -92,16 +88,6 @@ def without_checks(rule, **quotas):
     options = {name: OPTIONS[name] for name in quotas}
     budget = AdaptiveBudget((jde.AdaptiveRun(options, quotas=quotas),), DELTA)
     return adaptive(rule, plan=budget, checks={})
-
-
-@pytest.mark.slow
-def test_an_adaptive_run_without_private_scores_chooses_a_stage(tmp_path):
-    run = without_checks(lambda run: "loud" if run.number < 3 else None, loud=4)
-    evaluations = {"validation": held_out()}
-    records = run.train(tmp_path, evaluations=evaluations, evaluate_every=2)
-    assert run.num_steps_taken == 3 and run.selection.split == "validation"
-    assert list(run.selection.scores) == ["features", "initial", "steps", "steps@2"]
-    assert records[-1]["released"] == run.released.name
 
 
 def test_a_run_without_checks_spends_the_rest(tmp_path):
@@ -129,57 +115,35 @@ def test_disjoint_parts_of_the_data_are_charged_separately():
         adaptive(plan=plan, checks={"check": score_on(classes(), check)})
 
 
+def pictures(seed, first=0, each=6):
+    """Twelve classes of examples that are long enough to be recognized."""
+    features = np.random.default_rng(seed).normal(size=(12 * each, 64))
+    features[::6] = 0.0  # blank examples identify nobody
+    names = np.repeat([f"class {first + i:02}" for i in range(12)], each)
+    return ExampleTable.from_records(features, units={"class": names})
+
+
 def test_a_protected_unit_in_both_parts_is_not_counted_apart():
-    """If classes are protected, classes of the same name are one unit."""
-
-    def table(first):
-        data = classes(num_classes=12)
-        names = np.repeat([f"class {first + i:02}" for i in range(12)], 6)
-        return ExampleTable.from_records(data.features, units={"class": names})
-
+    """Classes are known by their names, examples by their content."""
     check = dataclasses.replace(CHECK, privacy_unit="class")
-    held_out = score_on(table(0), check, normalizer=4.0)
-    check_apart("check", held_out, table(12))
-    with pytest.raises(
-        ValueError, match="got 1 'class' units in both, such as 'class 11'"
-    ):
-        check_apart("check", held_out, table(11))
-    examples = score_on(table(0))
-    check_apart("check", examples, table(11))  # other drawings of a class
-
-
-def test_an_example_in_both_parts_is_not_counted_apart():
-    """Examples have no names; they are recognized by their content if it is long."""
-
-    def table(seed):
-        pictures = np.random.default_rng(seed).normal(size=(72, 64))
-        pictures[::6] = 0.0  # blank examples identify nobody
-        names = np.repeat([f"class {i} of {seed}" for i in range(12)], 6)
-        return ExampleTable.from_records(pictures, units={"class": names})
-
-    held_out, trained = table(1), table(2)
-    alone = score_on(held_out)
-    check_apart("check", alone, trained)
+    of_classes = score_on(pictures(1), check, normalizer=4.0)
+    check_apart("check", of_classes, pictures(2, first=12))
+    found = "got 1 'class' units in both, such as 'class 11'"
+    with pytest.raises(ValueError, match=found):
+        check_apart("check", of_classes, pictures(2, first=11))
+    held_out, trained = pictures(1), pictures(2)
+    check_apart("check", score_on(held_out), trained)  # other drawings of the classes
     features = held_out.features.copy()
     features[35] = trained.features[41]
-    shared = held_out.with_features(features)
-    both = score_on(shared)
+    both = score_on(held_out.with_features(features))
     with pytest.raises(ValueError, match="got 1 examples .* such as row 35"):
         check_apart("check", both, trained)
-
-
-def test_one_of_many_examples_may_be_equal_by_chance():
-    """Two drawings may be equal: a warning says so, and the run continues."""
-
-    def table(seed):
-        pictures = np.random.default_rng(seed).normal(size=(1_200, 64))
-        pictures[seed] = 1.0 + np.arange(64)
-        names = np.repeat([f"class {i} of {seed}" for i in range(12)], 100)
-        return ExampleTable.from_records(pictures, units={"class": names})
-
-    held_out = score_on(table(1))
+    # Two of many drawings may be equal: a warning says so, and the run continues.
+    held_out, trained = pictures(1, each=100), pictures(2, each=100)
+    features = held_out.features.copy()
+    features[1] = trained.features[2]
     with pytest.warns(UserWarning, match="has 1 examples .* row 1: by chance"):
-        check_apart("check", held_out, table(2))
+        check_apart("check", score_on(held_out.with_features(features)), trained)
 
 
 # --- Interrupted, killed, resumed ---

@@ -1,17 +1,15 @@
 """Runs with rotated classes: data, draws, charges, statements and refusals."""
 
 import dataclasses
-import json
 import tomllib
 
 import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
-from jaxdp_episodic.accountant.report.ledger_file import read_ledger
 from jaxdp_episodic.data import ExampleTable, load_glyphs, with_rotations
 from jaxdp_episodic.trainer.audit.canaries import input_canaries
-from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
+from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from jaxdp_episodic.trainer.config.training_start import StartConfig
 from jaxdp_episodic.trainer.run.assemble import (
     Tables,
@@ -19,8 +17,8 @@ from jaxdp_episodic.trainer.run.assemble import (
     plan,
 )
 from jaxdp_episodic.trainer.run.checks import found_in_both
+from jaxdp_episodic.trainer.run.report import privacy_statement
 from jaxdp_episodic.trainer.statistics.terms import Contributors
-from jaxdp_episodic.training import load_release, run_training
 from training_runs import TINY, flat_step
 
 ROTATED = TINY.replace("small = true", "small = true\nrotations = true").replace(
@@ -90,7 +88,9 @@ def test_all_copies_of_a_class_are_in_one_part():
 def test_an_example_is_accounted_with_its_copies():
     config = config_of(privacy_unit="example")
     data, _ = config.training_data()
-    step = plan(config, data).step
+    budget = plan(config, data)
+    step, said = budget.step, privacy_statement(budget)
+    assert "one original example with all copies, in at most 4 classes" in said
     assert step.privacy_unit == "original"
     assert step.people == jde.PersonBounds(examples=1, classes=4)
     asked = {"num_steps": 3, "delta": 1e-5}
@@ -162,23 +162,6 @@ def test_an_original_with_copies_in_both_parts_chooses_no_stage():
     assert found_in_both(other, named[2], step) == ("", "")
     counted = with_rotations(images()), with_rotations(images(each=3))
     assert found_in_both(*counted, step) == ("", "")
-
-
-@pytest.mark.slow
-def test_a_run_says_what_it_protects_and_keeps_copies_together(tmp_path):
-    """Steps, evaluation, release and ledger of a small run."""
-    slots = '[step]\nneighboring_relation = "zero_out"\n[step.sampling]'
-    config = tmp_path / "run.toml"
-    config.write_text(ROTATED.replace("[step.sampling]", slots))
-    run_training(read_config(config), tmp_path / "out")
-    said = (tmp_path / "out" / "release" / "privacy.md").read_text()
-    assert "one original example with all copies, in at most 4 classes" in said
-    assert "the slots of one example and of all of its copies" in said
-    facts = json.loads((tmp_path / "out" / "release" / "run.json").read_text())
-    assert facts["protected"].startswith("one original example with all copies")
-    content = read_ledger(tmp_path / "out")
-    assert {str(step.privacy_unit) for step, _ in content.groups} == {"original"}
-    assert load_release(tmp_path / "out" / "release").stage
 
 
 def test_canaries_are_examples_with_all_copies():

@@ -175,7 +175,7 @@ def without_traced(spec: Spec) -> Any:
 
 def refuse_traced(spec: Spec) -> None:
     """Raises if JAX traces a number of the spec, and names one."""
-    for where in traced_numbers(spec) if spec.is_traced else ():
+    for where in traced_numbers(spec):
         raise TypeError(
             f"{where} must be a known number, got a value that JAX traces: within "
             "jax.jit, jax.grad and jax.vmap use jaxdp_episodic.traced"

@@ -79,7 +79,8 @@ _ROUNDED_UP = 2.0**-51
 
 def runs_of(step: AnyStep, num_steps: np.ndarray | None) -> tuple[Run, ...]:
     """Returns one run for each theorem that holds, with a path axis."""
-    refuse_traced(step)
+    if step.is_traced:
+        refuse_traced(step)
     return runs_of_parts(*parts_of(step, num_steps))
 
 

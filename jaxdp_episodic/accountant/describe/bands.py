@@ -53,10 +53,7 @@ class Bands(Spec):
       ValueError: a number out of range.
     """
 
-    singles = {
-        "count": AT_LEAST_ONE,
-        "horizon": _validation.real_array,
-    }
+    singles = {"count": AT_LEAST_ONE, "horizon": _validation.real_array}
 
     count: int
     _: KW_ONLY

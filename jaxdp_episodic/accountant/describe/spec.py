@@ -205,11 +205,7 @@ def frozen_number(array: np.ndarray) -> Any:
 
 
 def set_checked(
-    spec: Any,
-    check: Check,
-    *names: str,
-    one: bool = False,
-    optional: bool = False,
+    spec: Any, check: Check, *names: str, one: bool = False, optional: bool = False
 ) -> None:
     """Replaces fields of a frozen spec by their checked values."""
     for name in names:

@@ -222,12 +222,7 @@ class AdaptiveRun(Menu):
         return self._answer("delta", epsilon)
 
     def _answer(
-        self,
-        kind: str,
-        target: Any,
-        *,
-        upper: bool = False,
-        width: float | None = None,
+        self, kind: str, target: Any, *, upper: bool = False, width: float | None = None
     ) -> Any:
         """Both ends of epsilon or delta, or the upper one; settings run in threads."""
         name, same = "delta" if kind == "epsilon" else "epsilon", self.composition()

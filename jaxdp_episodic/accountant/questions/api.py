@@ -286,11 +286,7 @@ def delta(
 
 @public_function()
 def privacy_profile(
-    step: OneStep,
-    epsilon: Any,
-    *,
-    direction: str = "both",
-    engine: str | None = None,
+    step: OneStep, epsilon: Any, *, direction: str = "both", engine: str | None = None
 ) -> np.ndarray | np.float64:
     """Returns delta of a *single* step at the given epsilon.
 
@@ -398,11 +394,7 @@ def epsilon_interval(
 
 @public_function()
 def delta_interval(
-    step: AnyStep,
-    *,
-    epsilon: Any,
-    num_steps: Any = None,
-    engine: str | None = None,
+    step: AnyStep, *, epsilon: Any, num_steps: Any = None, engine: str | None = None
 ) -> tuple[Any, Any]:
     """Returns certified lower and upper ends of delta at the given epsilon.
 
@@ -425,10 +417,7 @@ def delta_interval(
 
 
 def _least_ends(
-    question: Question,
-    runs: Sequence[Run],
-    shape: tuple[int, ...],
-    width: float | None,
+    question: Question, runs: Sequence[Run], shape: tuple[int, ...], width: float | None
 ) -> tuple[Any, Any]:
     """Both ends: the smallest over the theorems' runs, then the largest over paths."""
     question = question.at(np.broadcast_to(question.target, shape)[..., None])

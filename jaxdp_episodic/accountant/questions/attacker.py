@@ -118,10 +118,7 @@ def true_positive_rate(
 
 @public_function()
 def advantage(
-    step: AnyStep,
-    *,
-    num_steps: Any = None,
-    method: str = "exact",
+    step: AnyStep, *, num_steps: Any = None, method: str = "exact"
 ) -> np.ndarray | np.float64:
     """Returns the largest difference of true and false positive rate of an attacker.
 
@@ -137,11 +134,7 @@ def advantage(
 
 @public_function()
 def upper_delta(
-    step: AnyStep,
-    *,
-    epsilon: Any,
-    num_steps: Any = None,
-    method: str = "exact",
+    step: AnyStep, *, epsilon: Any, num_steps: Any = None, method: str = "exact"
 ) -> Any:
     """Returns delta plus the error estimate of its method, an *upper bound*."""
     value, info = delta(

@@ -73,12 +73,7 @@ class Targets:
     """The flattened targets of one calibration, and the runs that must meet them."""
 
     def __init__(
-        self,
-        step: OneStep,
-        epsilon: Any,
-        delta: Any,
-        num_steps: Any,
-        method: str,
+        self, step: OneStep, epsilon: Any, delta: Any, num_steps: Any, method: str
     ) -> None:
         targets = {
             "epsilon": _validation.positive_array("epsilon", epsilon),

@@ -183,12 +183,7 @@ def epsilon_and_gradient(
 
 
 def slope(
-    moved: Moved,
-    answer: np.ndarray,
-    scale: Scale,
-    method: str,
-    *,
-    held: bool = True,
+    moved: Moved, answer: np.ndarray, scale: Scale, method: str, *, held: bool = True
 ) -> np.ndarray:
     """Returns the derivative of an epsilon or log(delta); NaN if it is unknown."""
     shape = np.shape(answer)

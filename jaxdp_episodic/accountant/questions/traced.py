@@ -141,11 +141,7 @@ def rdp(step: AnyStep, orders: Any, *, direction: str = "both") -> Any:
 
 
 def _counted(
-    kind: str,
-    step: AnyStep,
-    num_steps: Any,
-    arguments: dict[str, Any],
-    method: str,
+    kind: str, step: AnyStep, num_steps: Any, arguments: dict[str, Any], method: str
 ) -> Any:
     """The result for ``num_steps`` steps."""
     api.check_step(step)

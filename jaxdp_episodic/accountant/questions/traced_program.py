@@ -301,10 +301,7 @@ def evaluated(
     def in_program(*leaves: Array) -> tuple[Array, ...]:
         leaves = tuple(map(gathered, leaves))
         # The caller's settings must not affect this code.
-        with (
-            jax.numpy_rank_promotion("allow"),
-            jax.default_matmul_precision("highest"),
-        ):
+        with jax.numpy_rank_promotion("allow"), jax.default_matmul_precision("highest"):
             rows = answer_and_slopes(question, words, shape, leaves)
 
         def of_host(*arrays: np.ndarray) -> Sequence[np.ndarray]:
@@ -337,10 +334,7 @@ def evaluated(
 
 
 def answer_and_slopes(
-    question: Question,
-    words: Words,
-    shape: tuple[int, ...],
-    leaves: tuple[Array, ...],
+    question: Question, words: Words, shape: tuple[int, ...], leaves: tuple[Array, ...]
 ) -> tuple[Array, ...]:
     """Returns the result and derivatives, float64 of the shape."""
     import jax

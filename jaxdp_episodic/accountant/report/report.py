@@ -201,10 +201,7 @@ def _path_epsilons(runs: Sequence[Run], delta: np.ndarray, method: str) -> np.nd
 
 
 def _worst_path(
-    run: ComposedSteps,
-    accounted: Sequence[Run],
-    delta: np.ndarray,
-    method: str,
+    run: ComposedSteps, accounted: Sequence[Run], delta: np.ndarray, method: str
 ) -> WorstPath:
     """The path with the largest epsilon; among equal ones, that with most units."""
     if len(accounted) == 1:

@@ -60,8 +60,7 @@ class LedgersContent(NamedTuple):
         last = [content.a_step for content in self.contents]
         for name in ("privacy_unit", "neighboring_relation", "population"):
             self._refuse_different(name, [getattr(step, name) for step in last])
-        self._refuse_unknown_epochs()
-        self._refuse_adaptive_copies()
+        self._refuse_copies()
         whole: dict[GaussianStep, int] = {}
         parts = []
         for step, count in self._uses():
@@ -139,31 +138,27 @@ class LedgersContent(NamedTuple):
                     f"{given[0][0]} and {shown(value)} in {ledger}"
                 )
 
-    def _refuse_unknown_epochs(self) -> None:
-        """Refuses copies with epoch schemes if their common beginning is unknown."""
+    def _refuse_copies(self) -> None:
+        """Refuses copies of one run that have no joint cost here."""
         for name, content, beginning in zip(*self, strict=True):
-            epochs = any(epoch_scheme(step.design) for step, _ in content.groups)
-            if epochs and beginning is not None and not beginning.is_all:
+            if beginning is None:
+                continue
+            both, steps = f"{name} and {self.names[beginning.of]}", content.groups
+            if not beginning.is_all and any(epoch_scheme(s.design) for s, _ in steps):
                 raise NotImplementedError(
-                    f"{name} and {self.names[beginning.of]} are of one run, and were "
-                    "written by an older version without names of processes: the "
-                    "epochs that they share are unknown, and cannot be charged twice"
+                    f"{both} are of one run, and were written by an older version "
+                    "without names of processes: the epochs that they share are "
+                    "unknown, and cannot be charged twice"
                 )
-
-    def _refuse_adaptive_copies(self) -> None:
-        """Refuses copies of runs with bands and of adaptive runs."""
-        for name, content, beginning in zip(*self, strict=True):
-            banded = any(step.bands for step, _ in content.groups)
-            if beginning is not None and banded:
+            if any(step.bands for step, _ in steps):
                 raise NotImplementedError(
-                    f"{name} and {self.names[beginning.of]} are copies of one run with "
-                    "bands, which are not covered together: one group may have the "
-                    "most steps in both"
+                    f"{both} are copies of one run with bands, which are not covered "
+                    "together: one group may have the most steps in both"
                 )
-            if content.adaptive is not None and beginning is not None:
+            if content.adaptive is not None:
                 raise NotImplementedError(
-                    f"{name} and {self.names[beginning.of]} are copies of one "
-                    "adaptive run, which are not covered together"
+                    f"{both} are copies of one adaptive run, which are not covered "
+                    "together"
                 )
 
 

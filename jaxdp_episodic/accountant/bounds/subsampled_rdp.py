@@ -88,8 +88,17 @@ def rdp_poisson_subsampled(
             "moments E[(g/f - 1)^l] is proved for Gaussian, Laplace and "
             "RandomizedResponse, not for a curve; use bound='general'"
         )
-    if bound == "lower":
-        _check_lower_bound(alpha, outer)
+    if bound == "lower" and np.any(outer != 1):
+        raise NotImplementedError(
+            "bound='lower' with outer_rate < 1: the factor of the outer levels is an "
+            "upper bound only; covered: outer_rate=1"
+        )
+    fractional = alpha[alpha != np.floor(alpha)]
+    if bound == "lower" and fractional.size:
+        raise ValueError(
+            "orders must be whole numbers for bound='lower' (interpolation gives upper "
+            f"bounds only), got {fractional[0]}"
+        )
     return _subsampled(base, rate, alpha, outer, series=bound)
 
 
@@ -150,20 +159,6 @@ def _checked_orders(orders: Any) -> np.ndarray:
             f"orders must lie in (1, {MAX_ORDER}] for a series, got {alpha.max()}"
         )
     return alpha
-
-
-def _check_lower_bound(alpha: np.ndarray, outer: np.ndarray) -> None:
-    if np.any(outer != 1):
-        raise NotImplementedError(
-            "bound='lower' with outer_rate < 1: the factor of the outer levels is an "
-            "upper bound only; covered: outer_rate=1"
-        )
-    fractional = alpha[alpha != np.floor(alpha)]
-    if fractional.size:
-        raise ValueError(
-            "orders must be whole numbers for bound='lower' (interpolation gives upper "
-            f"bounds only), got {fractional[0]}"
-        )
 
 
 def _subsampled(

@@ -165,26 +165,21 @@ def part_of(option: Any) -> Any:
     """Returns an option as a step or a composed run if possible; else as a game."""
     if not isinstance(option, Menu):
         return option
-    if option.quotas is not None:
-        return _part_of_quotas(option)
+    if option.quotas is not None:  # composed options first, then games in any order
+        composed, games = _free_within(option)
+        if not games:
+            return composed
+        is_first = any(np.any(count) for count in composed.counts)
+        numbers = tuple(number for _, number in games)
+        begin = _State(1, (0,) * len(games)) if is_first else _State(0, numbers)
+        return _joined(
+            [begin], lambda own: [(0, 0)] * own, [composed], [games], lambda _: 0
+        )
     game = game_of(option)
     if not game.steps:
         return compose(*((step, 0) for step in parts_of(option)))
     same = equivalent(game)
     return game if same is None else same
-
-
-def _part_of_quotas(menu: Menu) -> Any:
-    """A run of quotas: the composed options first, then the games in any order."""
-    composed, games = _free_within(menu)
-    if not games:
-        return composed
-    is_first = any(np.any(count) for count in composed.counts)
-    numbers = tuple(number for _, number in games)
-    begin = _State(1, (0,) * len(games)) if is_first else _State(0, numbers)
-    return _joined(
-        [begin], lambda own: [(0, 0)] * own, [composed], [games], lambda _: 0
-    )
 
 
 def _free_within(menu: Menu) -> tuple[ComposedSteps, list[tuple[Game, int]]]:

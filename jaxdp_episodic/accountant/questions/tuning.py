@@ -118,7 +118,8 @@ class NegativeBinomialTrials(Spec):
             )
         x, eta = float(self.log_inverse_gamma), float(np.asarray(self.eta))
         ratio = -np.expm1(-x)
-        probability = _first_probability(x, eta)
+        scale = x if eta == 0 else np.expm1(eta * x) / eta
+        probability = float(-np.expm1(-x) / scale) if x else 1.0  # of one run
         left, count = generator.random(), 1
         # Smaller probabilities do not change the sum.
         while left >= probability and probability > 1e-300:
@@ -129,14 +130,6 @@ class NegativeBinomialTrials(Spec):
 
 
 Trials = PoissonTrials | NegativeBinomialTrials
-
-
-def _first_probability(x: float, eta: float) -> float:
-    """``P(K = 1)``, with ``x = log(1/gamma)``; 1 at ``x = 0``."""
-    if x == 0:
-        return 1.0
-    scale = x if eta == 0 else np.expm1(eta * x) / eta
-    return float(-np.expm1(-x) / scale)
 
 
 def _mean(x: np.ndarray, eta: np.ndarray) -> np.ndarray:

@@ -285,7 +285,15 @@ def _unprotected_levels(
     levels = list(epsilon_by_level)
     coarser = [level for level in levels[: levels.index(unit)] if level != PERSON]
     if unit != PERSON and PERSON in levels:
-        found.append(_of_a_person(unit, level_runs, epsilon_by_level[PERSON]))
+        value, single = epsilon_by_level[PERSON], f"epsilon protects a single {unit!r}"
+        if isinstance(value, str):
+            found.append(f"{single}; there is none for a person: {value}")
+        else:
+            whose = bounds_in_words(level_runs[PERSON].gaussian_steps[0].people)
+            most = upward(value, 5, zeros=True)
+            found.append(
+                f"{single}; that of a person ({whose}) is {most}, if nobody owns more"
+            )
     if coarser and unit != PERSON:
         is_known = any(isinstance(epsilon_by_level[level], float) for level in coarser)
         found.append(
@@ -295,21 +303,6 @@ def _unprotected_levels(
             * is_known
         )
     return found
-
-
-def _of_a_person(
-    unit: str, level_runs: Mapping[str, ComposedSteps], value: float | str
-) -> str:
-    """The epsilon of a person within the bounds."""
-    if isinstance(value, str):
-        return (
-            f"epsilon protects a single {unit!r}; there is none for a person: {value}"
-        )
-    whose = bounds_in_words(level_runs[PERSON].gaussian_steps[0].people)
-    return (
-        f"epsilon protects a single {unit!r}; that of a person ({whose}) is "
-        f"{upward(value, 5, zeros=True)}, if nobody owns more"
-    )
 
 
 def _private_sizes(run: ComposedSteps) -> list[str]:

@@ -46,7 +46,13 @@ def report_in_words(
     )
     lines += _how_well(report.epsilon, report.delta, *rows[report.privacy_unit][1:])
     if len(rows) > 1:
-        lines += ["", "## Whom else it protects, and how well", "", *_table(rows)]
+        alarms = f"found with {100 * FALSE_ALARMS:g} % false alarms"
+        lines += [
+            *("", "## Whom else it protects, and how well", ""),
+            f"| one | epsilon | right answers, if equally likely | {alarms} |",
+            "|---|---|---|---|",
+            *(f"| {level} | {' | '.join(cells)} |" for level, cells in rows.items()),
+        ]
     for level, reason in report.epsilon_by_level.items():
         if isinstance(reason, str):
             lines += ["", f"No epsilon is known for one whole `{level}`: {reason}."]
@@ -166,15 +172,6 @@ def _epsilon(value: float) -> str:
 def _percent(share: float) -> str:
     """A share in percent, rounded up to a tenth."""
     return f"{min(np.ceil(1000 * share) / 10, 100.0):g} %"
-
-
-def _table(rows: dict[str, tuple[str, str, str]]) -> list[str]:
-    alarms = f"found with {100 * FALSE_ALARMS:g} % false alarms"
-    return [
-        f"| one | epsilon | right answers, if equally likely | {alarms} |",
-        "|---|---|---|---|",
-        *(f"| {level} | {' | '.join(cells)} |" for level, cells in rows.items()),
-    ]
 
 
 def _reversals(report: PrivacyReport, run: ComposedSteps) -> list[str]:

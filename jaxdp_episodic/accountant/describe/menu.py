@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,24 +154,24 @@ class RuleBook(Spec):
 
     def has_cycles(self) -> bool:
         """Whether these rules alone allow an endless run."""
-        # Depth-first search without recursion: states on the stack, and finished ones.
-        open_, done = set[str](), set[str]()
-        stack = [(self.start, False)]
-        while stack:
-            state, is_left = stack.pop()
-            if is_left:
-                open_.discard(state)
-                done.add(state)
-                continue
-            if state in done:
-                continue
-            open_.add(state)
-            stack.append((state, True))
-            for following in self.moves.get(state, {}).values():
-                if following in open_:
-                    return True
-                stack.append((following, False))
+        reached = reachable(self, self.start)
+        ways = {state: self.moves.get(state, {}).values() for state in reached}
+        try:
+            graphlib.TopologicalSorter(ways).prepare()
+        except graphlib.CycleError:
+            return True
         return False
+
+
+def reachable(rules: RuleBook, start: str) -> set[str]:
+    """Returns the states that rules lead to from one state, itself included."""
+    found, waiting = set[str](), [start]
+    while waiting:
+        here = waiting.pop()
+        if here not in found:
+            found.add(here)
+            waiting += rules.moves.get(here, {}).values()
+    return found
 
 
 def _checked_word(what: str, name: Any) -> str:

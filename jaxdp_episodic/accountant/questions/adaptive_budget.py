@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp_episodic import _validation
 from jaxdp_episodic.accountant.describe.designs import epoch_scheme
+from jaxdp_episodic.accountant.describe.menu import reachable
 from jaxdp_episodic.accountant.describe.schemes import OWNED
 from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep, compose
 from jaxdp_episodic.accountant.questions.adaptive import AdaptiveRun
@@ -127,7 +128,7 @@ class AdaptiveBudget:
         rules = run.rules
         assert rules is not None
         first = self._first_of(run)
-        state, later = rules.start, set[str]()
+        state = rules.start
         for name in first:
             if set(rules.moves.get(state, {})) != {name}:
                 raise ValueError(
@@ -135,13 +136,7 @@ class AdaptiveBudget:
                     f"in first, got {sorted(rules.moves.get(state, {}))}"
                 )
             state = rules.moves[state][name]
-        waiting, seen = [state], set[str]()
-        while waiting:
-            here = waiting.pop()
-            if here not in seen:
-                seen.add(here)
-                later |= rules.moves.get(here, {}).keys()
-                waiting += rules.moves.get(here, {}).values()
+        later = {n for s in reachable(rules, state) for n in rules.moves.get(s, {})}
         if not later.isdisjoint(first):
             raise ValueError(
                 "rules must not allow options of first again, got "

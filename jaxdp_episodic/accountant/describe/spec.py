@@ -221,11 +221,6 @@ AT_LEAST_ZERO = functools.partial(_validation.integer_array, minimum=0)
 AT_LEAST_ONE = functools.partial(_validation.integer_array, minimum=1)
 
 
-def set_positive(spec: Spec, *names: str) -> None:
-    """Checks fields of a frozen spec that are one finite number > 0 each."""
-    set_checked(spec, _validation.positive_array, *names, one=True)
-
-
 def _value_key(value: Any) -> Any:
     """Returns a hashable key that compares as the value does."""
     if isinstance(value, ByValue):

@@ -279,7 +279,10 @@ class AdaptiveRun(Menu):
                 "composition"
             )
         target = _validation.one("delta", delta, _validation.open_unit_array)
-        start, alone = self._as_begun(), {}
+        start, alone = object.__new__(type(self)), {}
+        taken = MappingProxyType(dict.fromkeys(self.options, 0))
+        state = None if self.rules is None else self.rules.start
+        start.__dict__.update(self.__dict__, taken=taken, state=state)
         numbers = {name: start.most(name) for name in self.options}
         for name, option in self.options.items():
             only = type(self)({name: option}, quotas={name: numbers[name]})
@@ -342,14 +345,6 @@ class AdaptiveRun(Menu):
                 )
         taken = [(part, self.taken[name]) for name, part in parts.items()]
         return compose(*taken) if taken else None
-
-    def _as_begun(self) -> AdaptiveRun:
-        """The run without charges."""
-        start = object.__new__(type(self))
-        taken = MappingProxyType(dict.fromkeys(self.options, 0))
-        state = None if self.rules is None else self.rules.start
-        start.__dict__.update(self.__dict__, taken=taken, state=state)
-        return start
 
     def _kept(self, key: Any, compute: Callable[[], Any]) -> Any:
         """Returns a cached result: results do not depend on charges."""

@@ -25,7 +25,6 @@ from jaxdp_episodic.accountant.describe.spec import (
     AT_LEAST_ONE,
     Spec,
     set_checked,
-    set_positive,
 )
 from jaxdp_episodic.files.toml_file import read_toml
 from jaxdp_episodic.tools.requests.request import read_population
@@ -133,7 +132,7 @@ class Learning(Spec):
     def __post_init__(self) -> None:
         set_checked(self, AT_LEAST_ONE, "effective_dimension", one=True)
         set_checked(self, AT_LEAST_ONE, "learning_rate_steps", one=True, optional=True)
-        set_positive(self, "alignment")
+        set_checked(self, _validation.positive_array, "alignment", one=True)
         if self.alignment > 1:
             raise ValueError(f"alignment must lie in (0, 1], got {self.alignment!r}")
 
@@ -164,7 +163,7 @@ class PlanRequest(Spec):
     method: str = "rdp"  # of the calibration
 
     def __post_init__(self) -> None:
-        set_positive(self, "epsilon")
+        set_checked(self, _validation.positive_array, "epsilon", one=True)
         set_checked(self, _validation.open_unit_array, "delta", one=True)
         if not isinstance(self.schemes, list | tuple):
             shown = _validation.shown(self.schemes)

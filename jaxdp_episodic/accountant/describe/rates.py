@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,30 +82,38 @@ def path_rates(
     num_levels_used: int | None = None,
 ) -> PathRates:
     """Returns the rates of each level along every distinct path."""
-    _validation.instance(
-        "sampling",
-        sampling,
-        MultistageSampling | GroupedClasses | PeopleBlocks,
-        "a MultistageSampling, a GroupedClasses or PeopleBlocks",
-    )
-    kinds = Population | None
-    _validation.instance("population", population, kinds, "a Population or None")
-    used = len(sampling.level_names) if num_levels_used is None else num_levels_used
+    kinds = MultistageSampling | GroupedClasses | PeopleBlocks
+    words = "a MultistageSampling, a GroupedClasses or PeopleBlocks"
+    _validation.instance("sampling", sampling, kinds, words)
+    optional = Population | None
+    _validation.instance("population", population, optional, "a Population or None")
+    names, paths = sampling.level_names, None
+    used = len(names) if num_levels_used is None else num_levels_used
+    schemes: tuple[Scheme | None, ...] = sampling.schemes
+    sizes: list[Any] = [None] * len(names)  # of each level, where others do not say
+    if not isinstance(sampling, MultistageSampling):
+        sizes[0] = np.asarray(sampling.num_possible_episodes, np.int64)[..., None]
     if isinstance(sampling, GroupedClasses):
-        return _grouped_rates(sampling, population, used)
-    if isinstance(sampling, PeopleBlocks):
-        episodes = np.asarray(sampling.num_possible_episodes, np.int64)[..., None]
-        below = [_level_rates(scheme) for scheme in sampling.schemes[1:used]]
-        return _joined([_level_rates(sampling.episodes, episodes), *below], None)
-    if population is None:
-        return _joined([_level_rates(s) for s in sampling.levels[:used]], None)
-    _check_fits(sampling.level_names[:used], population)
-    paths = population.distinct_paths(used)
-    levels = [
-        _level_rates(scheme, sizes)
-        for scheme, sizes in zip(sampling.levels[:used], paths.sizes.T, strict=True)
-    ]
-    return _joined(levels, paths)
+        schemes = sampling.episodes, sampling.classes, sampling.examples
+        sizes[1] = np.asarray(sampling.num_classes, np.int64)[..., None]
+        if population is not None:
+            _check_fits(names[1:], population)
+            classes = population.num_units(1)
+            if np.any(np.asarray(sampling.num_classes) != classes):
+                raise ValueError(
+                    f"population must have num_classes={sampling.num_classes!r} units "
+                    f"at its first level, got {classes}"
+                )
+            paths = population.distinct_paths(max(used - 1, 1))
+            sizes[2] = paths.sizes[:, -1]
+    elif population is not None and isinstance(sampling, MultistageSampling):
+        _check_fits(names[:used], population)
+        paths = population.distinct_paths(used)
+        sizes[:used] = paths.sizes.T
+    levels = map(_level_rates, schemes[:used], sizes)
+    rates, groups, draws, exact = zip(*levels, strict=True)
+    multiplicity = np.ones(1, np.int64) if paths is None else paths.multiplicity
+    return PathRates(rates, groups, draws, exact, multiplicity, paths)
 
 
 def inclusion_rates(
@@ -194,9 +202,11 @@ class _LevelRates(NamedTuple):
     size_is_exact: bool = False
 
 
-def _level_rates(scheme: Scheme, sizes: np.ndarray | None = None) -> _LevelRates:
-    """The rates of one scheme; ``sizes`` are those of a population."""
+def _level_rates(scheme: Scheme | None, sizes: np.ndarray | None) -> _LevelRates:
+    """The rates of one scheme, of which ``sizes`` replace the population."""
     group = sizes
+    if scheme is None:  # all are drawn
+        return _LevelRates(np.ones(1), group)
     if group is None and scheme.population is not None:
         group = np.asarray(scheme.population, np.int64)[..., None]
     if isinstance(scheme, Poisson):
@@ -216,39 +226,6 @@ def _level_rates(scheme: Scheme, sizes: np.ndarray | None = None) -> _LevelRates
     draw = np.asarray(scheme.size, np.int64)[..., None]
     exact = scheme.population_is_exact and sizes is None
     return _LevelRates(np.minimum(draw, group) / group, group, draw, exact)
-
-
-def _grouped_rates(
-    design: GroupedClasses, population: Population | None, used: int
-) -> PathRates:
-    """The three levels of `GroupedClasses`, down to level ``used``."""
-    paths = example_sizes = None
-    if population is not None:
-        _check_fits(design.level_names[1:], population)
-        classes = population.num_units(1)
-        if np.any(np.asarray(design.num_classes) != classes):
-            raise ValueError(
-                f"population must have num_classes={design.num_classes!r} units at its "
-                f"first level, got {classes}"
-            )
-        paths = population.distinct_paths(max(used - 1, 1))
-        example_sizes = paths.sizes[:, -1] if used == 3 else None
-    levels = []
-    numbers = (design.num_possible_episodes, design.num_classes)
-    for scheme, number in zip((design.episodes, design.classes), numbers, strict=True):
-        size = np.asarray(number, np.int64)[..., None]
-        always = _LevelRates(np.ones(1), size)
-        levels.append(always if scheme is None else _level_rates(scheme, size))
-    if used == 3:
-        levels.append(_level_rates(design.examples, example_sizes))
-    return _joined(levels[:used], paths)
-
-
-def _joined(levels: list[_LevelRates], paths: DistinctPaths | None) -> PathRates:
-    one = np.ones(1, np.int64)
-    multiplicity = one if paths is None else paths.multiplicity
-    rates, groups, draws, exact = zip(*levels, strict=True)
-    return PathRates(rates, groups, draws, exact, multiplicity, paths)
 
 
 def _most_children_drawn(

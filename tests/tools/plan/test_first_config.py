@@ -144,19 +144,6 @@ def test_slots_are_written_if_classes_have_equal_sizes_only(tmp_path):
     assert "private unless it was public" not in text
 
 
-@pytest.mark.slow
-def test_colour_is_detected_and_names_are_escaped(tmp_path):
-    global_names = ['quote " and \\', "new\nline", "[table]"]
-    folder = pictures(tmp_path, colour=True)
-    for name, odd in zip(NAMES, global_names, strict=False):
-        (folder / name).rename(folder / odd)
-    folder = folder.rename(tmp_path / 'odd "name" # = ]')
-    source = described_source(folder, tmp_path / "x.toml")
-    assert source.table["grey"] is False and source.feature_shape == (28, 28, 3)
-    text, _ = first_config(source, Wishes(ways=2))
-    assert tomllib.loads(text)["data"]["path"] == folder.name
-
-
 def test_control_characters_in_a_column_name_are_escaped(tmp_path):
     path = tmp_path / "odd.csv"
     text = table(tmp_path).read_text().replace("sort", '"so\x01rt\n[evil]"', 1)
@@ -175,8 +162,9 @@ def test_the_privacy_unit_can_be_chosen(tmp_path):
         first_config(source, Wishes(unit="patient"))
     with pytest.raises(ValueError, match="--owner must be given"):
         first_config(source, Wishes(unit="person"))
-    with pytest.raises(ValueError, match="ways must be from 2 to"):
-        first_config(source, Wishes(ways=29))
+    for ways in (0, 29):
+        with pytest.raises(ValueError, match="ways must be from 2 to"):
+            first_config(source, Wishes(ways=ways))
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path, capsys):
@@ -230,62 +218,35 @@ def deeper(folder):
     return (folder / "all").rename(folder / "data" / "all").parent
 
 
-def one_each(folder):
-    return pictures(folder, sizes=(1,) * 30)
-
-
-def without_names(folder):
-    np.savez(folder / "numbered.npz", features=np.ones((9, 4, 3), np.float32))
-    return folder / "numbered.npz"
-
-
-def damaged(folder):
-    folder = pictures(folder)
-    (folder / NAMES[0] / "0.png").write_bytes(b"no picture")
-    return folder
-
-
-def empty(folder):
-    (folder / "empty").mkdir()
-    return folder / "empty"
-
-
-def few(folder):
-    return pictures(folder, sizes=(4, 4))
-
-
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
         (lambda folder: folder / "nothing", [], "does not exist"),
-        (lambda folder: Path(__file__), [], "must be a folder or end in one of"),
-        (empty, [], "must contain one folder of images per class"),
-        (damaged, [], "0.png"),
-        (few, [], 'learner.kind = "classifier" in a config'),
         (two_texts, [], "--label COLUMN must be given"),
-        (two_texts, ["--label", "d"], "has no column 'd'"),
         (table_of("a;b;class\n" + "1;2;x\n" * 3), [], "must be separated by commas"),
         (table_of("class,a\nx,1\nx,2\ny,\ny,4\n"), [], "'' in record 3"),
-        (table_of("class,a\n"), [], "must have records"),
         (npz_of(X=(9, 8, 8), y=(9,)), [], "rename them: np.savez"),
-        (npz_of(images=(9, 8, 8)), [], "without labels"),
         (
             one_to_validate,
             [],
             "'validation' must have at least 2 classes to tell apart, got 1",
         ),
         (same_classes, [], "pictures/train, whose classes"),
+        (
+            lambda folder: pictures(folder, sizes=(4, 4)),
+            [],
+            'learner.kind = "classifier" in a config',
+        ),
+        (
+            lambda folder: pictures(folder, sizes=(1,) * 30),
+            [],
+            "0 of its 30 classes (or tasks) have two examples",
+        ),
         (deeper, [], "give the folder that holds the folders"),
-        (one_each, [], "0 of its 30 classes (or tasks) have two examples"),
         (npz, ["--target", "y"], "target is for other sources than npz"),
-        (npz, ["--epsilon", "-1"], "epsilon must be"),
         (npz, ["--shots", "99"], "shots must be less than"),
-        (npz, ["--shots", "0"], "shots must be a whole number >= 1"),
-        (npz, ["--population", "0"], "population must be a whole number >= 1"),
         (npz, ["--population", "-1"], "population must be a whole number >= 1"),
-        (npz, ["--ways", "0"], "ways must be from 2 to"),
         (pictures, ["--size", "0"], "size must be a whole number >= 1"),
-        (pictures, ["--size", "99999"], "size must be"),
     ],
 )
 def test_unusable_data_are_refused(make, options, message, tmp_path, capsys):
@@ -321,10 +282,7 @@ def test_the_column_of_classes_is_found(head, row, label, tmp_path):
     [
         (3, ["train"]),
         (4, ["train", "validation"]),
-        (5, ["train", "validation"]),
         (7, ["train", "validation", "test"]),
-        (9, ["train", "validation", "test"]),
-        (20, ["train", "validation", "test"]),
         (47, ["train", "validation", "test"]),
     ],
 )
@@ -376,17 +334,7 @@ def test_copies_of_held_out_examples_are_not_trained_on(tmp_path):
     assert "select = false" in text and "drop_duplicates" not in text
 
 
-def test_copies_in_arrays_are_named_by_their_class(tmp_path):
-    rows, labels = np.random.default_rng(0).random((180, 70)), np.repeat(NAMES, 6)
-    rows[::6] = rows[0]  # one image in every class
-    np.savez(tmp_path / "data.npz", features=rows.astype(np.float32), labels=labels)
-    source = described_source(tmp_path / "data.npz", tmp_path / "x.toml")
-    trained = source.parts["train"].num_units["class"]
-    assert len(source.duplicates) == trained > 9
-    assert re.fullmatch(r"an example of class 'class \d+'", source.duplicates[0])
-
-
-def test_the_command_keeps_duplicates_and_takes_few_classes(tmp_path, capsys):
+def test_the_command_keeps_duplicates_and_needs_held_out_data(tmp_path, capsys):
     out = tmp_path / "x.toml"
     assert init(with_copies(tmp_path), out, "--keep-duplicates") == 0
     said = capsys.readouterr().out
@@ -397,11 +345,6 @@ def test_the_command_keeps_duplicates_and_takes_few_classes(tmp_path, capsys):
     few = tmp_path / "few.npz"
     assert init(few, tmp_path / "y.toml", f"--tune={tmp_path / 't.toml'}") == 2
     assert "--tune needs held-out data" in capsys.readouterr().err
-    assert init(few, tmp_path / "y.toml") == 0
-    assert "3 classes are too few to hold some out" in capsys.readouterr().out
-    other = str(npz(tmp_path))
-    assert init(few, tmp_path / "z.toml", "--validation", other) == 0
-    assert 'validation = "data.npz"' in (tmp_path / "z.toml").read_text()
 
 
 def test_held_out_data_may_come_from_other_files(tmp_path):
@@ -431,14 +374,6 @@ def test_a_split_called_validation_is_used(tmp_path):
 
 
 @pytest.mark.slow
-def test_numbered_classes_are_not_held_out(tmp_path):
-    source = described_source(without_names(tmp_path), tmp_path / "x.toml")
-    text, _ = first_config(source, Wishes())
-    assert "evaluation" not in tomllib.loads(text)
-    assert "nothing is held out" in text
-
-
-@pytest.mark.slow
 def test_without_held_out_data_the_model_keeps_its_inputs(tmp_path, capsys):
     values, _ = features(40)
     path, out = tmp_path / "numbered.npz", tmp_path / "first.toml"
@@ -449,10 +384,6 @@ def test_without_held_out_data_the_model_keeps_its_inputs(tmp_path, capsys):
     assert "an array 'classes' or 'labels'" in printed
     config = tomllib.loads(out.read_text())
     assert "start" not in config and config["model"]["skip"] is True
-    assert init(npz(tmp_path), tmp_path / "named.toml") == 0
-    assert "nothing is scored" not in capsys.readouterr().out
-    named = tomllib.loads((tmp_path / "named.toml").read_text())
-    assert "skip" not in named.get("model", {})
 
 
 def many_columns(folder):
@@ -467,12 +398,6 @@ def many_columns(folder):
     [
         (many_columns, [], "support at most 4096 features"),
         (npz, ["--population", "1000000"], "population must be at most"),
-        (
-            npz,
-            ["--relation", "zero_out", "--population", "5"],
-            "population of 'example' must be a public bound, at least the 12 examples",
-        ),
-        (npz, ["--relation", "add_remove", "--population", "50"], "must be at most"),
     ],
 )
 def test_no_config_is_written_that_train_refuses(
@@ -486,10 +411,11 @@ def test_no_config_is_written_that_train_refuses(
 
 
 @pytest.mark.slow
-def test_tiny_pictures_have_no_wavelets(tmp_path):
-    folder = pictures(tmp_path)
+def test_colour_is_detected_and_tiny_pictures_have_no_wavelets(tmp_path):
+    folder = pictures(tmp_path, colour=True)
     for size, has_features in ((7, False), (8, True)):
         source = described_source(folder, tmp_path / "x.toml", size=size)
+        assert source.table["grey"] is False and source.feature_shape[-1] == 3
         text, _ = first_config(source, Wishes())
         assert ("features" in tomllib.loads(text)) == has_features
 

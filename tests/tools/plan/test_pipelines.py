@@ -4,7 +4,6 @@ import dataclasses
 import math
 import re
 
-import numpy as np
 import pytest
 
 import jaxdp_episodic as jde
@@ -23,7 +22,6 @@ from jaxdp_episodic.tools.plan.question import (
     EpisodeShape,
     PlanDescription,
     PlanRequest,
-    read_plan,
 )
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig
 from pages import ROOT
@@ -100,6 +98,10 @@ def schools(number=1_676, epsilon=1.0):
 def test_the_recommendation_depends_on_the_sizes(description, name):
     found = recommended_pipeline(description)
     assert found.name == name and found.reason
+    if found.name == NONE:  # the reason lists what was considered
+        for ratio, least in found.weighed.values():
+            assert ratio < least
+            assert f"{ratio:.2g} ({least:g} is needed)" in found.reason
 
 
 def measured(classes, examples, epsilon, features=425):
@@ -128,22 +130,14 @@ def measured(classes, examples, epsilon, features=425):
         # What statistics, and statistics and steps, had on untrained features: rows of
         # docs/plan.md, test classes; standard errors are 0.001 to 0.005.
         ((33, 6, 0.1), None),  # 0.006 worse
-        ((20, 20, 0.1), None),  # 0.001 better, within the error
         ((33, 6, 0.3), (0.006, None)),
-        ((33, 20, 1.0), (0.027, None)),
-        ((33, 20, 8.0), (0.088, None)),
         ((100, 20, 1.0), (0.059, 0.046)),
-        ((100, 20, 8.0), (0.124, 0.121)),
-        ((300, 20, 1.0), (0.106, 0.109)),
-        ((300, 20, 8.0), (0.165, 0.166)),
         ((300, 4, 1.0), (0.041, 0.014)),
         ((300, 4, 8.0), (0.100, 0.114)),
-        ((1200, 4, 1.0), (0.089, 0.092)),
         ((1200, 4, 8.0), (0.147, 0.148)),
         ((5, 170, 8.0), (0.031, 0.024)),
         ((12, 500, 8.0), (0.274, 0.257)),
         ((18, 600, 1.0, 512), (0.016, 0.008)),
-        ((18, 500, 8.0, 512), (0.032, None)),
     ],
 )
 def test_the_best_that_was_measured_is_recommended(sizes, gains):
@@ -158,22 +152,18 @@ def test_the_best_that_was_measured_is_recommended(sizes, gains):
 @pytest.mark.parametrize(
     ("description", "expected"),
     [
-        (texts(), "means"),
-        (texts(classes=30, examples=400), "means"),
         (texts(classes=4), "means"),
         (texts(classes=3), None),
         (texts(classes=31), None),
         (texts(examples=399), None),
         (texts()._replace(feature_shape=(18,)), "means"),
         (texts()._replace(feature_shape=(17,)), None),  # fewer features than classes
-        (texts(privacy_unit="class", epsilon=8.0), None),
         # The number of classes is private, and the sums would reveal it.
         (texts(neighboring_relation="add_remove"), None),
         (
             texts(neighboring_relation="add_remove")._replace(has_public_units=True),
             "means",
         ),
-        (texts(neighboring_relation="replace_one"), "means"),
         (asked(), None),  # steps follow
     ],
 )
@@ -246,14 +236,6 @@ def test_steps_get_the_epsilon_that_statistics_leave():
     assert alone.left_for_steps(description.request) is description.request
 
 
-def test_the_plan_lists_every_pipeline_considered():
-    found = recommended_pipeline(texts(classes=4, examples=6, epsilon=0.5))
-    assert found.name == NONE and found.learner == "plda"
-    assert all(ratio < least for ratio, least in found.weighed.values())
-    for ratio, least in found.weighed.values():
-        assert f"{ratio:.2g} ({least:g} is needed)" in found.reason
-
-
 def test_other_level_names_get_no_episodes():
     description = asked(shape=(64,), train={"learner": {}})
     tree = jde.Population.from_sizes([20] * 1_800, level_names=("sort", "example"))
@@ -261,7 +243,7 @@ def test_other_level_names_get_no_episodes():
     assert found.name == "statistics" and "called 'class'" in found.reason
 
 
-@pytest.mark.parametrize("description", [asked(), asked(epsilon=0.1), schools()])
+@pytest.mark.parametrize("description", [asked(), schools()])
 def test_the_config_can_be_trained(description):
     found = recommended_pipeline(description)
     sampling = {"type": "MultistageSampling", "levels": []}
@@ -289,15 +271,6 @@ def test_a_choice_in_the_file_is_kept():
     assert recommended_pipeline(asked(train={"start": {"kind": "mean"}})) is None
     assert recommended_pipeline(asked()._replace(train=None)) is None
     assert recommended_pipeline(asked(privacy_unit="step")) is None
-
-
-@pytest.mark.slow
-def test_the_shipped_plan_of_features():
-    description = read_plan(ROOT / "configs" / "plan_features.toml")
-    assert description.feature_shape == (28, 28, 1)
-    found = recommended_pipeline(description)
-    assert found.name == "statistics, then steps"
-    assert np.isfinite(found.ratio)
 
 
 # --- Published gains of data sets of the same kind ---
@@ -330,12 +303,7 @@ def test_the_table_equals_the_docs(one):
             "(docs/accuracy.md; epsilon 4 was not measured)",
         ),
         (PICTURES, (700, 5, 1_275), 8.0, "(emoji) gained accuracy over untrained "),
-        (PICTURES, (700, 5, 1_275), 8.0, ": 0.03 at epsilon 8 (docs/accuracy.md)"),
-        (PICTURES, (170, 12, 425), 8.0, "(icons, syllables) gained"),
-        (NUMBERS, (10, 900, 10), 0.5, "(letters) gained accuracy over untrained "),
         (NUMBERS, (10, 900, 10), 0.5, ": 0.15 at epsilon 1 (docs/accuracy.md; epsilon"),
-        (NUMBERS, (10, 900, 512), 9.0, ": 0.01 to 0.06 at epsilon 8 (docs/accuracy.md"),
-        (NUMBERS, (10, 900, 64), 1.0, "no data of this kind and size were measured"),
         (NUMBERS, (10, 4, 512), 1.0, "no data of this kind and size were measured"),
     ],
 )

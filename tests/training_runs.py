@@ -85,6 +85,9 @@ ways = 5
 num_episodes = 20
 """
 
+# The same as `TINY` with a model that compiles faster.
+TINY_LINEAR = TINY.replace('"conv_embedding"\nchannels = [4]', '"linear"')
+
 # Noisy scores on two episodes, in which all of the held-out glyphs are.
 CHECK_SAMPLING = """
 [adaptive.check.sampling]
@@ -94,6 +97,37 @@ ways = 4
 episodes = { type = "Poisson", name = "episode", sampling_probability = 1.0 }
 examples = { type = "WithoutReplacement", name = "example", size = 20, population = 20 }
 """
+
+SEARCH = """
+version = 1
+delta = 1e-5
+{target}
+split = "validation"
+held_out_is_public = true
+[trials]
+{trials}
+[hyperparameters]
+"optimizer.learning_rate" = {{ type = "LogUniform", low = 1e-3, high = 1e-2 }}
+"l2_clip_norm" = {{ type = "Choice", values = [0.05, 0.1] }}
+"model.embedding" = {{ type = "Integers", low = 3, high = 5 }}
+{more}
+[run]
+"""
+ONE_RUN = 'type = "NegativeBinomialTrials"\nexpected_runs = 1.0'
+FOUR_RUNS = 'type = "NegativeBinomialTrials"\nexpected_runs = 4.0\neta = 1.0'
+
+
+def search_file(folder, *, target="epsilon = 8.0", trials=FOUR_RUNS, more="", run=None):
+    """Writes a search over the runs of `TINY`, or of this text."""
+    if run is None:
+        lines = [one for one in TINY.splitlines() if one[:5] not in ("epsil", "delta")]
+        run = "\n".join(lines).replace("version = 1", "")
+    for name in ("data", "step", "learner", "model", "evaluation"):
+        run = run.replace(f"[{name}", f"[run.{name}")
+    path = folder / "search.toml"
+    path.write_text(SEARCH.format(target=target, trials=trials, more=more) + run)
+    return path
+
 
 KEY = bytes(range(32))
 

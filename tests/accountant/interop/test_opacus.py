@@ -358,7 +358,7 @@ def test_single_examples_in_batches_of_fixed_size():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"units": {"user": USERS[:5]}}, ValueError, "equally long"),
+        ({"units": {"user": USERS[:5]}}, ValueError, "same length"),
         ({"units": None}, ValueError, "2 levels"),
         ({"num_steps": 0}, ValueError, "num_steps"),
         ({"batch_size": 4}, ValueError, "batch_sampler"),
@@ -527,8 +527,8 @@ def test_people_are_within_their_bounds_or_truncated():
     data = TensorDataset(torch.arange(60))
     step = examples_step(people=jde.PersonBounds(examples=11))
     for arguments, message in (
-        ({"owners": OWNERS}, "5 of 5 are beyond examples=11, the largest with 12"),
-        ({}, "must say whose"),
+        ({"owners": OWNERS}, "5 of 5 exceed examples=11, the largest with 12"),
+        ({}, "must name the owner"),
         ({"owners": np.where(OWNERS == 3, -1, OWNERS)}, "owner"),
     ):
         with pytest.raises(ValueError, match=message):

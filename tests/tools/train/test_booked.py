@@ -30,13 +30,17 @@ from jaxdp_episodic.trainer.run.adaptive import AdaptiveTrainer
 from jaxdp_episodic.trainer.run.run_files import files_of_a_run
 from jaxdp_episodic.trainer.run.trainer import Trainer
 from jaxdp_episodic.training import read_config
-from training_runs import TINY
+from training_runs import ONE_RUN, TINY, TINY_LINEAR, search_file
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 SCORE = LaplaceRelease(20.0)
 # Everybody takes part in every step: the price of a Gaussian is in closed form.
-ALL = TINY.replace("probability = 0.5", "probability = 1.0").replace(
+ALL = TINY_LINEAR.replace("probability = 0.5", "probability = 1.0").replace(
     "= 3, pop", "= 20, pop"
 )
+# No stage is chosen, which would be compared.
+ALL = ALL.replace("[evaluation]", "[evaluation]\nselect = false")
 
 
 @pytest.fixture
@@ -62,19 +66,30 @@ def train(config, out, book, **settings):
     )
 
 
-def test_a_run_is_charged_and_reported_once(
-    tmp_path, config, book, monkeypatch, capsys
-):
-    out = tmp_path / "out"
-    step = Trainer.step
+def killed(*args, **kwargs):
+    raise KeyboardInterrupt
 
-    def interrupted(trainer, prepared=None):
+
+def nothing(*args, **kwargs):
+    raise AssertionError("a step was taken")
+
+
+def interrupt(monkeypatch, kind=Trainer):
+    """Interrupts runs of this kind before their second step."""
+    step = kind.step
+
+    def stepped(trainer, prepared=None):
         if trainer.num_steps_taken == 1:
             raise KeyboardInterrupt
         return step(trainer, prepared)
 
+    monkeypatch.setattr(kind, "step", stepped)
+
+
+def test_a_run_is_charged_and_reported_once(tmp_path, config, book, monkeypatch):
+    out = tmp_path / "out"
     with monkeypatch.context() as m:
-        m.setattr(Trainer, "step", interrupted)
+        interrupt(m)
         with pytest.raises(KeyboardInterrupt):
             train(config, out, book)
     (entry,) = read_book(book).entries
@@ -106,9 +121,6 @@ def test_a_run_is_charged_and_reported_once(
 
 
 def test_a_run_that_the_book_refuses_draws_nothing(tmp_path, config, book, monkeypatch):
-    def nothing(*args, **kwargs):
-        raise AssertionError("a step was taken")
-
     monkeypatch.setattr(Trainer, "step", nothing)
     out = tmp_path / "out"
     small = str(tmp_path / "small.book")
@@ -135,10 +147,7 @@ def test_a_run_that_the_book_refuses_draws_nothing(tmp_path, config, book, monke
 def test_a_run_that_began_without_a_book(tmp_path, config, book, monkeypatch):
     out = tmp_path / "out"
 
-    def interrupted(trainer, prepared=None):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Trainer, "step", interrupted)
+    monkeypatch.setattr(Trainer, "step", killed)
     with pytest.raises(KeyboardInterrupt):
         train(config, out, None)
     with pytest.raises(ValueError, match="book must be left out"):
@@ -195,9 +204,6 @@ def test_an_older_copy_of_a_run_that_has_ended_draws_nothing(
     backup = tmp_path / "backup"
     shutil.copytree(copy, backup)
 
-    def nothing(*args, **kwargs):
-        raise AssertionError("a step was taken")
-
     with monkeypatch.context() as m:
         m.setattr(kind, "step", nothing)
         for folder in (copy, backup):
@@ -215,9 +221,6 @@ def test_a_run_killed_between_its_end_and_its_release_is_released(
     tmp_path, config, book, monkeypatch
 ):
     out = tmp_path / "out"
-
-    def killed(*args, **kwargs):
-        raise KeyboardInterrupt
 
     with monkeypatch.context() as m:
         m.setattr(run_module, "finished", killed)
@@ -257,9 +260,6 @@ def test_a_run_killed_after_its_charge_pays_nothing(
     tmp_path, config, book, monkeypatch
 ):
     out = tmp_path / "out"
-
-    def killed(*args, **kwargs):
-        raise KeyboardInterrupt
 
     for _ in range(2):
         with monkeypatch.context() as m:
@@ -317,9 +317,6 @@ def test_an_adaptive_run_with_quotas_costs_its_composition(tmp_path, config):
 def test_an_adaptive_run_with_prices_is_charged_for_its_worst_strategy(
     tmp_path, config, book, monkeypatch
 ):
-    def killed(*args, **kwargs):
-        raise KeyboardInterrupt
-
     config.write_text(TINY + AT_PRICES)
     monkeypatch.setattr(AdaptiveTrainer, "train", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -352,15 +349,9 @@ def test_an_adaptive_run_with_prices_is_charged_for_its_worst_strategy(
 @pytest.mark.slow
 def test_an_adaptive_run_is_charged_once(tmp_path, config, book, monkeypatch):
     config.write_text(config.read_text() + AT_PRICES)
-    out, step = tmp_path / "out", AdaptiveTrainer.step
-
-    def interrupted(trainer, prepared=None):
-        if trainer.num_steps_taken == 1:
-            raise KeyboardInterrupt
-        return step(trainer, prepared)
-
+    out = tmp_path / "out"
     with monkeypatch.context() as m:
-        m.setattr(AdaptiveTrainer, "step", interrupted)
+        interrupt(m, AdaptiveTrainer)
         with pytest.raises(KeyboardInterrupt):
             train(config, out, book)
     before = read_book(book).entries
@@ -371,44 +362,22 @@ def test_an_adaptive_run_is_charged_once(tmp_path, config, book, monkeypatch):
 
 # --- Searches ---
 
-SEARCH = """
-version = 1
-epsilon = 40.0
-delta = 1e-5
-split = "validation"
-held_out_is_public = true
-[trials]
-type = "NegativeBinomialTrials"
-expected_runs = 1.0
-[hyperparameters]
-"optimizer.learning_rate" = { type = "LogUniform", low = 1e-3, high = 1e-2 }
-[run]
-"""
-
 
 @pytest.mark.slow
 def test_a_search_is_charged_once(tmp_path, config, monkeypatch, capsys):
-    lines = [one for one in TINY.splitlines() if one[:5] not in ("epsil", "delta")]
-    run = "\n".join(lines).replace("version = 1", "")
-    for name in ("data", "step", "learner", "model", "evaluation"):
-        run = run.replace(f"[{name}", f"[run.{name}")
-    search = tmp_path / "search.toml"
-    search.write_text(SEARCH.replace("epsilon = 40.0", "run_epsilon = 1.0") + run)
+    search = search_file(tmp_path, target="run_epsilon = 1.0", trials=ONE_RUN)
     book, out = str(tmp_path / "b.book"), tmp_path / "out"
     protected = protected_by(read_config(config), tmp_path)
     create_book(book, protected, epsilon=30.0, delta=1e-5)
 
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
     arguments = ["tune", str(search), "--out", str(out), "--book", book]
     # Killed before and after its charge.
     with monkeypatch.context() as m:
-        m.setattr(search_module, "_check_in", interrupted)
+        m.setattr(search_module, "_check_in", killed)
         assert command(arguments) == 130
     assert not read_book(book).entries
     with monkeypatch.context() as m:
-        m.setattr(search_module, "run_training", interrupted)
+        m.setattr(search_module, "run_training", killed)
         m.chdir(out)
         here = [*arguments[:3], ".", *arguments[4:]]
         assert command([*here, "--resume"]) == 130
@@ -449,13 +418,19 @@ def test_a_search_is_charged_once(tmp_path, config, monkeypatch, capsys):
 
 # --- The command line ---
 
+QUERY = """
+version = 1
+num_steps = 1
+delta = 1e-5
+[step]
+type = "LaplaceRelease"
+noise_multiplier = 20.0
+"""
+
 
 def test_the_command_creates_shows_and_closes_a_book(tmp_path, config, capsys):
     book, request = str(tmp_path / "new.book"), tmp_path / "count.toml"
-    request.write_text(
-        'version = 1\nnum_steps = 1\ndelta = 1e-5\n[step]\ntype = "LaplaceRelease"\n'
-        "noise_multiplier = 20.0\n"
-    )
+    request.write_text(QUERY)
     total = ["--epsilon", "3", "--delta", "1e-5"]
     assert command(["book", "create", book, str(config), *total]) == 0
     said = capsys.readouterr().out
@@ -484,10 +459,7 @@ def test_the_command_creates_shows_and_closes_a_book(tmp_path, config, capsys):
 @pytest.mark.slow
 def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
     book, query = str(tmp_path / "menu.book"), tmp_path / "query.toml"
-    query.write_text(
-        'version = 1\nnum_steps = 1\ndelta = 1e-5\n[step]\ntype = "LaplaceRelease"\n'
-        "noise_multiplier = 20.0\n"
-    )
+    query.write_text(QUERY)
     create = ["book", "create", book, str(config), "--epsilon", "14", "--delta", "1e-5"]
     quotas = [f"{config}=2", f"{query}=5"]
     menu = [part for quota in quotas for part in ("--quota", quota)]
@@ -498,14 +470,12 @@ def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
     assert "left        tiny 2 times, query 4 times" in capsys.readouterr().out
     for wrong, words in (
         ([*create, "--quota", "nothing"], "--quota must be RUN.toml=N"),
-        ([*create, "--quota", f"{query}=0"], "--quota must be RUN.toml=N"),
         ([*create, *menu, "--floors", "1e-6"], "--floors does not go with"),
         ([*create, *menu, *menu], "got two named 'tiny'"),
         (
             [*create, *menu, "--menu", str(query)],
             "give --quota or --menu, got both",
         ),
-        (create, "exists: name another file"),
         (["train", str(config), "--out", "x", "--floor", "1e-7"], "with --book"),
     ):
         assert command(wrong) == 2
@@ -514,12 +484,10 @@ def test_a_menu_of_configs_and_requests(tmp_path, config, capsys):
 
 def test_a_book_protects_the_data_as_loaded(tmp_path, config):
     found = protected_by(read_config(config), tmp_path)
+    features = '[features]\nkind = "wavelets"\n'
     assert found == Protected("example", "add_remove", None, found.data)
     # Features and settings of the run do not change its id; other data do.
-    config.write_text(TINY.replace("num_steps = 3", "num_steps = 5") + FEATURES)
+    config.write_text(TINY.replace("num_steps = 3", "num_steps = 5") + features)
     assert protected_by(read_config(config), tmp_path) == found
     config.write_text(TINY.replace("small = true", "size = 14"))
     assert protected_by(read_config(config), tmp_path).data != found.data
-
-
-FEATURES = '[features]\nkind = "wavelets"\n'

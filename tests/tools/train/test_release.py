@@ -63,18 +63,11 @@ def released(tmp_path, text):
     return result, texts, (tmp_path / "out" / "report.md").read_text()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _undrawn():
-    """Skips the pictures; `test_run` draws one."""
-    with pytest.MonkeyPatch.context() as patch:
-        result = "jaxdp_episodic.tools.train.run"
-        patch.setattr(f"{result}.draw_run", lambda *_, **__: None)
-        patch.setattr(f"{result}.meaning_of", lambda _: "")
-        yield
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture(scope="module")
-def hardened(tmp_path_factory):
+def hardened(undrawn, tmp_path_factory):
     """A run on public sizes with discrete noise."""
     text = POINTS.replace("size = 20 }", "size = 20, population = 40 }")
     return released(tmp_path_factory.mktemp("hardened"), 'noise = "discrete"\n' + text)
@@ -244,22 +237,10 @@ def test_no_epsilon_where_the_divisor_is_private(hardened):
     assert "the divisor" not in privacy_statement(budget, 2)  # a public guess
 
 
-@pytest.mark.parametrize("stated", [True, False])
-def test_a_large_delta_is_warned_of(stated):
-    """With and without a known number of units."""
+def test_a_large_delta_is_warned_of():
     data = classes()  # 180 examples
-    step = grouped_step(data)
-    if stated:
-        examples = jde.WithoutReplacement("example", size=3, population=6)
-        sampling = jde.GroupedClasses(
-            num_classes=30,
-            ways=3,
-            episodes=jde.Poisson("episode", sampling_probability=0.5),
-            examples=examples,
-        )
-        step = jde.GaussianStep(sampling, noise_multiplier=1.0)
     with pytest.warns(UserWarning, match="delta=0.1 times 180 protected units"):
-        trainer(data=data, step=step, delta=0.1)
+        trainer(data=data, step=grouped_step(data), delta=0.1)
 
 
 def test_the_command_shows_warnings(capsys):

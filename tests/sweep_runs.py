@@ -1,5 +1,6 @@
-"""Small sweeps, and checks of their folders."""
+"""A request, small sweeps over it, and checks of their folders."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,43 +12,37 @@ from jaxdp_episodic.tools.sweep.run import read_columns
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_HEAD = """
+REQUEST = """
 version = 1
+num_steps = 300
 delta = 1e-5
-method = "rdp"
-memory_mib = 1
 [step]
 type = "GaussianStep"
+noise_multiplier = 1.5
 [step.sampling]
 type = "Poisson"
 name = "example"
+sampling_probability = 0.01
 """
+NOISE, RATE = "noise_multiplier", "example.sampling_probability"
+
+
+def axis(field, **points):
+    """The text of an axis; its points by ``values``, ``linspace`` or ``geomspace``."""
+    lines = (f"{key} = {json.dumps(value)}" for key, value in points.items())
+    return "\n".join(["[[axes]]", f'field = "{field}"', *lines, ""])
+
+
+_SWEPT = REQUEST.replace("delta", 'method = "rdp"\nmemory_mib = 1\ndelta')
+_RATES = [0.001, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0]
 # 520 settings in 2 chunks.
-SMALL = (
-    _HEAD.replace("delta", "num_steps = 300\ndelta")
-    + """
-[[axes]]
-field = "noise_multiplier"
-geomspace = [0.8, 6.0, 40]
-[[axes]]
-field = "example.sampling_probability"
-values = [0.001, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0]
-"""
-)
+SMALL = _SWEPT + axis(NOISE, geomspace=[0.8, 6.0, 40]) + axis(RATE, values=_RATES)
 # 2,880 settings in 6 chunks.
 SWEEP = (
-    _HEAD
-    + """
-[[axes]]
-field = "num_steps"
-values = [10, 100, 1000]
-[[axes]]
-field = "noise_multiplier"
-geomspace = [0.8, 6.0, 60]
-[[axes]]
-field = "example.sampling_probability"
-geomspace = [1e-3, 1.0, 16]
-"""
+    _SWEPT.replace("num_steps = 300\n", "")
+    + axis("num_steps", values=[10, 100, 1000])
+    + axis(NOISE, geomspace=[0.8, 6.0, 60])
+    + axis(RATE, geomspace=[1e-3, 1.0, 16])
 )
 
 

@@ -63,11 +63,6 @@ def of(clip_unit="record", relation="add_remove", **fields):
     return run, report, " ".join(report_in_words(report, run).split())
 
 
-@pytest.mark.slow
-def test_the_report_of_a_request_is_exactly_this_text(said):
-    assert "Epsilon is 1.327 at delta 1e-05" in said(PATIENTS)[1]
-
-
 def test_reports_of_requests_contain(said):
     code, words = said(f'method = "rdp"\n{PATIENTS}')
     assert code == 0
@@ -133,20 +128,9 @@ def test_the_report_of_a_run_reads_its_data(said):
     assert code == 0 and "trained without noise" in words
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("shots = 1", "shots = 50", "shots must be less than"),
-        ("num_classes = 40", "num_classes = 10", "num_classes"),
-        ("population = 20", "population = 21", "population"),
-        ('["validation"]', '["val"]', "'val'"),
-        ("queries = 2", "queries = 2\nways = 50", "ways"),
-    ],
-)
-def test_a_config_that_training_refuses_is_refused(old, new, message, said):
-    assert old in TINY
-    code, words = said(TINY.replace(old, new))
-    assert code == 2 and "error: " in words and message in words
+def test_a_config_that_training_refuses_is_refused(said):
+    code, words = said(TINY.replace("shots = 1", "shots = 50"))
+    assert code == 2 and "error: " in words and "shots must be less than" in words
 
 
 _PLAN = """

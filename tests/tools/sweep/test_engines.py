@@ -1,15 +1,32 @@
-"""Chunks are evaluated by the devices of this machine; failures are results."""
+"""Where chunks are evaluated: devices, other processes, Ray; and what a kill costs."""
 
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
 import time
+from pathlib import Path
 
 import jax
 import pytest
 
+from jaxdp_episodic.files import optional
 from jaxdp_episodic.tools.sweep import run as engines
-from jaxdp_episodic.tools.sweep.run import run_sweep
-from sweep_runs import SWEEP, contents, start
+from jaxdp_episodic.tools.sweep.run import MANIFEST, RayEngine, run_sweep
+from sweep_runs import NOISE, RATE, REQUEST, SWEEP, axis, contents, start
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
+
+
+def on_linux(test):
+    """Marks a slow test that reads /proc."""
+    only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+    return pytest.mark.slow(only(test))
+
+
+# --- The devices of this machine ---
 
 
 def test_exceptions_become_results(undisturbed, monkeypatch):
@@ -39,7 +56,7 @@ def test_no_chunk_is_begun_before_others_are_saved(undisturbed, monkeypatch):
     assert len(begun) <= 2
 
 
-PROGRAM = """
+SPREAD = """
 import sys
 import jax
 from jaxdp_episodic.tools.sweep import run as engines
@@ -73,7 +90,7 @@ def quick(sweep, number):
 @pytest.mark.slow
 def test_chunks_are_spread_over_four_devices(undisturbed, tmp_path, monkeypatch):
     """All devices are used; the files equal those of one device."""
-    program = QUICK + PROGRAM.replace(
+    program = QUICK + SPREAD.replace(
         "used = ", "engines.evaluate_chunk = quick\nused = "
     )
     (tmp_path / "sweep.toml").write_text(SWEEP)
@@ -88,3 +105,191 @@ def test_chunks_are_spread_over_four_devices(undisturbed, tmp_path, monkeypatch)
     monkeypatch.setattr(engines, "evaluate_chunk", space["quick"])
     run_sweep(undisturbed[0], tmp_path / "expected")
     assert found == contents(tmp_path / "expected")
+
+
+# --- A sweep that is killed again and again ends with the same bytes ---
+
+TOLD = """
+import sys
+from jaxdp_episodic.tools.sweep import run as engines
+from jaxdp_episodic.tools.sweep.description import read_sweep
+from jaxdp_episodic.tools.sweep.run import run_sweep
+
+attempt = engines.attempt
+def noted(sweep, number):
+    print("chunk", number, flush=True)
+    return attempt(sweep, number)
+engines.attempt = noted
+run_sweep(read_sweep(sys.argv[1]), sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
+def test_killed_at_twenty_moments(tmp_path, read):
+    """A sweep of 120 chunks, which takes some seconds."""
+    text, out = SWEEP.replace("60]", "1280]"), tmp_path / "out"
+    sweep = read(text)
+    run_sweep(sweep, tmp_path / "expected")
+    rng, landed, begun = random.Random(5), 0, 0
+    for _ in range(20):
+        process = start(TOLD, tmp_path / "sweep.toml", out)
+        process.stdout.readline()  # the process has begun its first chunk
+        time.sleep(rng.uniform(0, 0.6))
+        process.send_signal(signal.SIGKILL)
+        begun += 1 + process.communicate()[0].count("chunk")
+        landed += process.returncode == -signal.SIGKILL
+        if (out / MANIFEST).exists():
+            assert json.loads((out / MANIFEST).read_text())
+    process = start(TOLD, tmp_path / "sweep.toml", out)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    # A kill loses at most the chunks in progress: two a device.
+    num_chunks = -(-sweep.grid.size // sweep.chunk_size)
+    assert begun + output.count("chunk") <= num_chunks + 2 * landed
+    assert contents(out) == contents(tmp_path / "expected")
+    assert landed >= 15
+
+
+# --- Memory grows only with the values of the axes ---
+
+# A formula replaces the accountant.
+MEASURED = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from jaxdp_episodic.tools.plots.pictures import draw
+from jaxdp_episodic.tools.sweep import run as engines
+from jaxdp_episodic.tools.sweep.description import read_sweep
+from jaxdp_episodic.tools.sweep.run import chunk_range
+from jaxdp_episodic.tools.sweep.run import run_sweep
+
+def quick(sweep, number):
+    start, stop = chunk_range(number, sweep.grid.size, sweep.chunk_size)
+    values = sweep.grid.values(np.arange(start, stop))
+    rate = values["example.sampling_probability"]
+    return (rate / values["noise_multiplier"])[:, None], []
+
+engines.evaluate_chunk = quick
+outcome = run_sweep(read_sweep(sys.argv[1]), sys.argv[2])
+for kind in sys.argv[3:]:
+    draw(Path(sys.argv[2]), kind=kind)
+status = Path("/proc/self/status").read_text()
+print(outcome.num_evaluated, int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) / 1024)
+"""
+
+
+def peak(folder, noises, rates, *kinds, **zipped):
+    """Peak memory of a sweep's process with pictures, MiB."""
+    text = REQUEST.replace("delta", 'method = "rdp"\ndelta')
+    text += axis(NOISE, geomspace=[0.7, 6.0, noises], **zipped)
+    text += axis(RATE, geomspace=[0.01, 1.0, rates], **zipped)
+    folder.mkdir()
+    (folder / "sweep.toml").write_text(text)
+    process = start(MEASURED, folder / "sweep.toml", folder / "out", *kinds)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    evaluated, mib = output.split()
+    assert int(evaluated) == (noises if zipped else noises * rates)
+    return float(mib)
+
+
+@on_linux
+def test_ten_million_settings_need_no_more_memory_than_two(tmp_path):
+    some = peak(tmp_path / "some", 1000, 2000)
+    many = peak(tmp_path / "many", 2500, 4000)
+    assert many < some + 50
+
+
+@on_linux
+def test_pictures_of_ten_million_settings(tmp_path):
+    """Without the memory of the accountant's kernels."""
+    assert peak(tmp_path / "many", 2500, 4000, "contours", "lines", "pareto") < 700
+
+
+@on_linux
+def test_axes_of_ten_million_values(tmp_path):
+    """Only the values of an axis are held in memory."""
+    most = 10_000_000
+    mib = peak(tmp_path / "long", most, most, "lines", "pareto", zip="a")
+    assert mib < 1000
+
+
+# --- Ray, on a local cluster ---
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None,
+    reason="ray is not installed (the extra [ray])",
+)
+
+ON_RAY = """
+import sys
+from jaxdp_episodic.tools.cli import run
+sys.exit(run(["sweep", sys.argv[1], "--out", sys.argv[2], "--engine", "ray"]))
+"""
+
+
+def test_options_are_checked():
+    for name in ("num_cpus", "num_gpus", "max_retries"):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            RayEngine(**{name: -1})
+
+
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch, read, sweep_text):
+    def missing(name):
+        raise ImportError(name)
+
+    engines._ray.cache_clear()
+    monkeypatch.setattr(optional.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=r"pip install .\.\[ray\]"):
+        next(RayEngine()(read(sweep_text), [0]))
+
+
+def descendants(process):
+    """Ids of a process's descendants with their command lines; Linux only."""
+    parents, names = {}, {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            status = (entry / "stat").read_text()
+            names[int(entry.name)] = (entry / "cmdline").read_text()
+        except OSError:
+            continue
+        parents[int(entry.name)] = int(status.rpartition(")")[2].split()[1])
+    found, todo = {}, [process]
+    while todo:
+        parent = todo.pop()
+        children = [child for child, above in parents.items() if above == parent]
+        found |= {child: names[child] for child in children}
+        todo += children
+    return found
+
+
+@needs_ray
+@on_linux
+def test_a_lost_worker_costs_nothing(tmp_path, read, sweep_text):
+    """A worker is killed while it evaluates; the table has the same bytes."""
+    text = sweep_text.replace("6.0, 40]", "6.0, 2000]")  # 51 chunks
+    expected = run_sweep(read(text), tmp_path / "expected").table
+    assert expected is not None
+    process = start(ON_RAY, tmp_path / "sweep.toml", tmp_path / "out")
+    shards, killed = tmp_path / "out" / "shards", None
+    end = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < end:
+        some_are_done = shards.is_dir() and len(list(shards.iterdir())) >= 2
+        busy = [
+            number
+            for number, command in descendants(process.pid).items()
+            if command.startswith("ray::attempt")
+        ]
+        if some_are_done and busy:
+            killed = busy[0]
+            os.kill(killed, signal.SIGKILL)
+            break
+        time.sleep(0.02)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert killed is not None
+    assert (tmp_path / "out" / expected.name).read_bytes() == expected.read_bytes()
+    assert "26,000" in output

@@ -8,37 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxdp_episodic.files import optional
 from jaxdp_episodic.tools.plots import figures, pictures
 from jaxdp_episodic.tools.plots.figures import front_of
 from jaxdp_episodic.tools.plots.pictures import SweepTable
 from jaxdp_episodic.tools.sweep.description import read_sweep
 from jaxdp_episodic.tools.sweep.run import SweepFolder, collect
+from sweep_runs import NOISE, RATE, REQUEST, axis
 
 pytest.importorskip("matplotlib").use("Agg")
 
-TEXT = """
-version = 1
-epsilon = 1.0
-delta = 1e-5
-method = "rdp"
-memory_mib = 1
-[step]
-type = "GaussianStep"
-[step.sampling]
-type = "Poisson"
-name = "example"
-[[axes]]
-field = "num_steps"
-values = [10, 100, 1000]
-[[axes]]
-field = "noise_multiplier"
-geomspace = [0.8, 6.0, 12]
-[[axes]]
-field = "example.sampling_probability"
-geomspace = [1e-3, 1.0, 9]
-"""
-NOISE, RATE = "noise_multiplier", "example.sampling_probability"
+TEXT = (
+    REQUEST.replace("num_steps = 300\n", "")
+    .replace("delta", 'method = "rdp"\nmemory_mib = 1\ndelta')
+    .replace("[step]", "epsilon = 1.0\n[step]", 1)
+    + axis("num_steps", values=[10, 100, 1000])
+    + axis(NOISE, geomspace=[0.8, 6.0, 12])
+    + axis(RATE, geomspace=[1e-3, 1.0, 9])
+)
 
 
 def pretended(sweep, folder, answers):
@@ -112,19 +98,12 @@ def test_the_default_picture(folder):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", sorted(pictures.KINDS, key="heatmap".__ne__))
 def test_every_kind(folder, tmp_path, kind):
-    png, svg = pictures.draw(folder, kind=kind, out=tmp_path / f"my.{kind}.png")
+    fix = {} if kind == "pareto" else {"fix": {"num_steps": "1000"}}
+    png, svg = pictures.draw(folder, kind=kind, out=tmp_path / f"my.{kind}.png", **fix)
     assert png.name == f"my.{kind}.png" and svg.name == f"my.{kind}.svg"
     assert "epsilon (nats), upper bound" in " ".join(words(svg))
-
-
-@pytest.mark.slow
-def test_lines_by_an_axis_and_held_values(folder):
-    _, svg = pictures.draw(folder, kind="lines", x=RATE, by=NOISE)
-    assert "number of steps = 100, delta = 1e-05, method = rdp" in words(svg)
-    assert {"0.8", "6"} <= set(words(svg))
-    fix = {"num_steps": "1000"}
-    _, svg = pictures.draw(folder, kind="lines", x=RATE, by=NOISE, fix=fix)
-    assert "number of steps = 1,000, delta = 1e-05, method = rdp" in words(svg)
+    held = "number of steps = 1,000, delta = 1e-05, method = rdp"
+    assert (held in " ".join(words(svg))) == bool(fix)
 
 
 @pytest.mark.slow
@@ -184,12 +163,11 @@ def test_a_picture_states_how_many_settings_it_shows(folder, tmp_path, monkeypat
 @pytest.mark.slow
 def test_zipped_axes_and_words(read, tmp_path):
     text = TEXT.replace("values = [10, 100, 1000]", 'values = [10, 100]\nzip = "a"')
-    text += '[[axes]]\nfield = "quantity"\nvalues = ["epsilon", "noise_multiplier"]\n'
-    text += '[[axes]]\nfield = "method"\nvalues = ["rdp", "exact"]\nzip = "a"\n'
+    text += axis("quantity", values=["epsilon", "noise_multiplier"])
+    text += axis("method", values=["rdp", "exact"], zip="a")
     # Each quantity lacks an axis that the other one depends on.
     text = text.replace(f'field = "{NOISE}"\ngeomspace', 'field = "delta"\ngeomspace')
     text = text.replace("[0.8, 6.0, 12]", "[1e-8, 1e-5, 12]")
-    text = text.replace('"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 1.0')
 
     def answers(delta, sampling_probability, **_):
         return np.where(delta > 1e-7, sampling_probability, np.inf)
@@ -208,16 +186,12 @@ def test_zipped_axes_and_words(read, tmp_path):
     ("options", "complaint"),
     [
         ({"out": Path("a.gif")}, "png or .svg"),
-        ({"kind": "heatmaps"}, "did you mean 'heatmap'"),
         ({"x": "noise_multi"}, "unknown axis 'noise_multi'; did you mean"),
         ({"x": NOISE, "y": NOISE}, "different axes"),
         ({"kind": "lines", "y": NOISE}, "--y does not go with"),
         ({"kind": "pareto", "by": NOISE}, "--by has no meaning"),
         ({"kind": "pareto", "x": "epsilon"}, "must differ"),
         ({"fix": {"num_steps": "150"}}, "closest: 10 and 100"),
-        ({"fix": {"num_steps": "many"}}, "must be a number"),
-        ({"fix": {"num_step": "10"}}, "did you mean 'num_steps'"),
-        ({"x": NOISE, "fix": {NOISE: "6"}}, "different axes"),
         ({"kind": "contours", "levels": [-1.0]}, "--levels must be > 0"),
         ({"kind": "lines", "levels": [1.0]}, "--levels is for contours"),
         ({"kind": "pareto", "mark": {NOISE: "1"}}, "--mark is for contours"),
@@ -227,15 +201,10 @@ def test_zipped_axes_and_words(read, tmp_path):
             "may give 'num_steps'",
         ),
         (
-            {"x": NOISE, "y": RATE, "mark": {NOISE: "much", RATE: "0.1"}},
-            "--mark: 'noise_multiplier' must be a number",
-        ),
-        (
             {"x": NOISE, "y": RATE, "mark": {NOISE: "1", RATE: ".1", "num_steps": "9"}},
             "--mark: 'num_steps' has no value 9",
         ),
         ({"value": "delta"}, "must be 'epsilon', as in the sweep, got 'delta'"),
-        ({"value": "epsilo"}, "did you mean 'epsilon'"),
     ],
 )
 def test_invalid_pictures_are_refused(finished, options, complaint):
@@ -260,15 +229,6 @@ def test_nothing_to_draw(read, tmp_path):
             pictures.draw(folder, kind=kind)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["num_settings"] == 324
-
-
-def test_without_matplotlib_the_error_says_how_to_get_it(folder, monkeypatch):
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(optional.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"pip install .\.\[plot\]"):
-        pictures.draw(folder)
 
 
 def test_the_picture_of_the_front():

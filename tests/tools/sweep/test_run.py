@@ -22,7 +22,7 @@ from jaxdp_episodic.tools.sweep.run import (
     run_sweep,
     saved_chunks,
 )
-from sweep_runs import SWEEP, columns, contents, no_work
+from sweep_runs import REQUEST, SWEEP, axis, columns, contents, no_work
 
 
 @pytest.fixture
@@ -63,25 +63,13 @@ def test_npz_without_pyarrow(read, sweep_text, tmp_path, without_pyarrow):
         list(engines.read_columns(outcome.table, ["delta"]))
 
 
-EXACT = """
-version = 1
-delta = 1e-5
-[step]
-type = "GaussianStep"
-[step.sampling]
-type = "Poisson"
-name = "example"
-sampling_probability = 0.1
-[[axes]]
-field = "method"
-values = ["exact", "rdp"]
-[[axes]]
-field = "num_steps"
-values = [0, 100]
-[[axes]]
-field = "noise_multiplier"
-values = [1.0, 2.0]
-"""
+FEW = REQUEST.replace("0.01", "0.1")
+EXACT = (
+    FEW.replace("num_steps = 300\n", "")
+    + axis("method", values=["exact", "rdp"])
+    + axis("num_steps", values=[0, 100])
+    + axis("noise_multiplier", values=[1.0, 2.0])
+)
 
 
 @pytest.mark.parametrize("pyarrow", [True, False])
@@ -114,13 +102,9 @@ def test_exact_answers_have_error_and_flag(
 
 @pytest.mark.slow
 def test_calibrated_values_have_no_error(read, tmp_path):
-    text = EXACT.replace('["exact", "rdp"]', '["pld"]')
-    text = text.replace('field = "num_steps"\nvalues = [0, 100]', QUANTITIES)
-    text = text.replace("delta = 1e-5", "delta = 1e-5\nepsilon = 1.0\nnum_steps = 9")
-    text = text.replace('field = "noise_multiplier"', 'field = "delta"')
-    text = text.replace("[1.0, 2.0]", "[1e-5]").replace(
-        '"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 1.0'
-    )
+    text = FEW.replace("= 300", "= 9").replace("delta = 1e-5", "epsilon = 1.0")
+    text += axis("method", values=["pld"]) + axis("delta", values=[1e-5])
+    text += axis("quantity", values=["epsilon", "noise_multiplier"])
     outcome = run_sweep(read(text), tmp_path / "out")
     names = ("value", "error", "is_certified_bound")
     value, error, certified = columns(outcome.table, *names)
@@ -129,20 +113,13 @@ def test_calibrated_values_have_no_error(read, tmp_path):
     assert certified.tolist() == [True, False]
 
 
-QUANTITIES = 'field = "quantity"\nvalues = ["epsilon", "noise_multiplier"]'
-
-
-def test_text_and_integers_in_the_table(read, sweep_text, tmp_path, monkeypatch):
+def test_text_and_integers_in_the_table(read, tmp_path, monkeypatch):
     monkeypatch.setattr(
         CalibrationRequest, "answer", lambda request: 2**53 - request.delta.size
     )
-    axes = '[[axes]]\nfield = "{}"\nvalues = {}\n'
-    text = sweep_text.partition("[[axes]]")[0].replace(
-        "num_steps = 300", 'quantity = "num_steps"\nepsilon = 2.0'
-    )
-    text = text.replace('"GaussianStep"', '"GaussianStep"\nnoise_multiplier = 1.0')
-    text += axes.format("method", '["rdp"]') + axes.format("delta", "[1e-6, 1e-5]")
-    text = text.replace('"example"', '"example"\nsampling_probability = 0.1')
+    text = FEW.replace("num_steps = 300", 'quantity = "num_steps"\nepsilon = 2.0')
+    text = text.replace("delta = 1e-5\n", "")
+    text += axis("method", values=["rdp"]) + axis("delta", values=[1e-6, 1e-5])
     outcome = run_sweep(read(text), tmp_path / "out")
     method, steps = columns(outcome.table, "method", "num_steps")
     assert method.tolist() == ["rdp", "rdp"]

@@ -79,9 +79,3 @@ def test_a_hundred_kills_with_postgresql(postgresql, tmp_path):
     assert check_kills(postgresql, tmp_path, runs=1000, kills=100) == 100
     with pytest.raises(FileExistsError, match="there is already a book"):
         create_book(postgresql, PROTECTED, epsilon=8.0, delta=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
-def test_a_few_kills(tmp_path):
-    assert check_kills(str(tmp_path / "b.book"), tmp_path, runs=200, kills=3) >= 2

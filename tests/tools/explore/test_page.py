@@ -179,15 +179,10 @@ _TARGET = "target epsilon, to find the noise"
 @pytest.mark.parametrize(
     ("label", "value", "message"),
     [
-        ("noise, in clip norms", "-1", "must be >= 0, got -1"),
         ("noise, in clip norms", "two", "must be a number"),
-        ("probability of each episode", "1.5", "must lie in"),
         ("out of how many", "0", "must be a whole number >= 1"),
         ("delta", "", "must be a number, got ''"),
-        ("delta", "1e400", "must be a number, got '1e400'"),
-        (_TARGET, "1e400", "must be a number"),
         (_TARGET, "5e-324", "must be at least 1e-06"),
-        (_TARGET, "-1", "must be > 0"),
     ],
 )
 def test_an_error_is_shown_beside_its_field(open_page, label, value, message):

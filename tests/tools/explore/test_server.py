@@ -114,12 +114,8 @@ def test_other_names_are_refused(host):
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
-        "/start",
         "/wrong/start",
-        "/secret/server.py",
         "/secret/../questions.py",
-        "/secret/page/index.html",
         "/secret//etc/passwd",
         "/secret/..%2f..%2fpyproject.toml",
         "/secret/answer/epsilon",  # requested by GET
@@ -133,7 +129,6 @@ def test_other_paths_are_refused(path):
     ("body", "headers"),
     [
         (QUESTION, {"content-type": "text/plain"}),  # what a page of any site may send
-        (QUESTION, {}),
         (b"{", JSON),
         (b'{"request": NaN}', JSON),
         (b"[" * 100_000, JSON),

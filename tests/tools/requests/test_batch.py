@@ -1,17 +1,30 @@
 """Many requests at once: each row gets what it would get alone."""
 
+import csv
+import dataclasses
+import json
 import math
 
 import numpy as np
+import pyarrow as arrow
+import pyarrow.parquet as parquet
 import pytest
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.files.toml_file import to_toml
+from jaxdp_episodic.tools.cli.program import run
+from jaxdp_episodic.tools.requests import batch
 from jaxdp_episodic.tools.requests.batch import (
+    answer_file,
     answer_requests,
     unit_budgets,
     write_unit_budgets,
 )
-from jaxdp_episodic.tools.requests.request import CalibrationRequest, EpsilonRequest
+from jaxdp_episodic.tools.requests.request import (
+    CalibrationRequest,
+    EpsilonRequest,
+    read_request,
+)
 
 POOL = {
     "type": "GroupedClasses",
@@ -64,12 +77,15 @@ def test_mixed_rows_equal_single_requests_in_order():
     ]
     rows[1:1] = [pool(), pool(noise=1), pool(num_steps=7)]
     rows += [
+        flat(noise=0.0),
+        flat(num_steps=0),
         {**flat(), "delta": None, "epsilon": 1.0},
         {**flat(), "calibrate": "noise_multiplier", "epsilon": 2.0},
         {**flat(), "calibrate": "num_steps", "epsilon": 2.0, "num_steps": None},
     ]
     answers = answer_requests(rows)
     assert [a.error for a in answers] == [None] * len(rows)
+    assert [a.value for a in answers[-5:-3]] == [math.inf, 0]
     assert [a.id for a in answers] == [row.get("id") for row in rows]
     assert answers[-1].quantity == "num_steps" and answers[-3].quantity == "delta"
     for row, answer in zip(rows, answers, strict=True):
@@ -81,19 +97,9 @@ def test_mixed_rows_equal_single_requests_in_order():
     ("row", "words"),
     [
         (flat(noise=-1), "noise_multiplier must be >= 0, got -1"),
-        (flat(noise=math.nan), "NaN"),
-        (flat(rate=1.5), r"sampling_probability must lie in [0, 1], got 1.5"),
-        (flat(delta=0), "delta must lie in (0, 1)"),
-        (flat(num_steps=2.5), "num_steps"),
         (flat(num_steps=2**70), "64 bits"),
         (flat(num_steps=[1, 2]), "one setting"),
-        (flat(noise="2"), "noise_multiplier"),
         (flat(noise=True), "noise_multiplier"),
-        (flat(delta=None), "delta"),
-        (flat(speed=3), "unknown key 'speed'"),
-        (flat(method="rpd"), "did you mean 'rdp'"),
-        (flat(version=2), "version must be 1"),
-        ({}, "step"),
         ([1], "a row must be a table"),
         (ValueError("line 7: broken"), "line 7: broken"),
         (flat(population={"sizes": "x"}), "population"),
@@ -120,11 +126,6 @@ def test_many_bad_rows_among_many():
         jde.epsilon(step, num_steps=100, delta=1e-5, method="rdp"),
         rtol=1e-9,
     )
-
-
-def test_infinite_and_zero_answers():
-    bare, idle = answer_requests([flat(noise=0.0), flat(num_steps=0)])
-    assert bare.value == math.inf and idle.value == 0
 
 
 def schools_row(noise):
@@ -187,11 +188,6 @@ def test_composed_rows():
     assert second.value > first.value
 
 
-def test_unknown_method_of_all_rows():
-    with pytest.raises(ValueError, match="method"):
-        answer_requests([], method="gdp")
-
-
 def test_each_units_own_budget(tmp_path):
     run = {"num_steps": 100, "delta": 1e-5, "method": "rdp"}
     pupils = unit_budgets(schools_step(), **run)
@@ -201,6 +197,8 @@ def test_each_units_own_budget(tmp_path):
     assert pupils.epsilon.max() == pytest.approx(jde.epsilon(schools_step(), **run))
     assert pupils.epsilon[0] > pupils.epsilon[30] > pupils.epsilon[-1]
     schools = unit_budgets(schools_step(privacy_unit="school"), **run)
+    with pytest.raises(ValueError, match="Population"):
+        unit_budgets(dataclasses.replace(schools_step(), population=None), **run)
     assert list(schools.units) == ["school"] and schools.epsilon.shape == (3,)
     path = tmp_path / "units.csv"
     write_unit_budgets(path, schools)
@@ -227,9 +225,222 @@ def test_unit_budgets_carry_ids_of_grouped_classes():
     assert table.epsilon.shape == (16,)
 
 
-def test_unit_budgets_need_a_population():
-    step = jde.GaussianStep(
-        jde.Poisson("user", sampling_probability=0.1), noise_multiplier=1.0
+# --- Files of three formats, malformed lines, complete or untouched answers ---
+
+NOISES = (1.0, 2.0, -1.0, 0.0)
+
+
+def nested(noise):
+    return {"id": f"n{noise}", **flat(noise=noise)}
+
+
+# The columns of such a row; epsilon is empty.
+COLUMNS = [
+    *("id", "step.type", "step.noise_multiplier", "step.sampling.type"),
+    *("step.sampling.name", "step.sampling.sampling_probability"),
+    *("num_steps", "delta", "epsilon"),
+]
+
+
+def cells(noise):
+    step = ("GaussianStep", noise, "Poisson", "user", 0.1)
+    return [f"n{noise}", *step, 100, 1e-5, None]
+
+
+def write(path):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(nested(n)) + "\n" for n in NOISES))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(COLUMNS)
+            rows.writerows(map(cells, NOISES))
+    else:
+        columns = dict(zip(COLUMNS, zip(*map(cells, NOISES), strict=True), strict=True))
+        columns["epsilon"] = arrow.array(columns["epsilon"], arrow.float64())
+        parquet.write_table(arrow.table(columns), path)
+
+
+def read(path):
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            return [
+                {k: v or None for k, v in row.items()} for row in csv.DictReader(file)
+            ]
+    return parquet.read_table(path).to_pylist()
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
+@pytest.mark.parametrize("into", [".jsonl", ".csv", ".parquet"])
+def test_every_format_gives_the_same_answers(tmp_path, kind, into):
+    source, out = tmp_path / f"requests{kind}", tmp_path / f"answers{into}"
+    write(source)
+    result = answer_file(source, out)
+    assert (result.num_rows, result.num_errors) == (4, 1)
+    assert "row 3: " in result.first_error and "got -1" in result.first_error
+    rows = read(out)
+    assert [int(row["row"]) for row in rows] == [1, 2, 3, 4]
+    assert [row["id"] for row in rows] == ["n1.0", "n2.0", "n-1.0", "n0.0"]
+    assert float(rows[0]["value"]) > float(rows[1]["value"]) > 0
+    assert rows[2]["value"] is None and "noise_multiplier" in rows[2]["error"]
+    assert float(rows[3]["value"]) == math.inf
+    assert {row["method"] for row in rows} == {"rdp", None}
+    assert not [p for p in tmp_path.iterdir() if "tmp" in p.name]
+
+
+def test_malformed_lines_are_named(tmp_path):
+    source, out = tmp_path / "r.jsonl", tmp_path / "a.jsonl"
+    good = json.dumps(nested(1.0)).encode()
+    lines = [b'{"a": ', good, b"\xff", b"[1]", b"", b'{"id": 1, "id": 2}', b"[" * 10**5]
+    source.write_bytes(b"\n".join([*lines, good]))
+    result = answer_file(source, out)
+    rows = read(out)
+    assert result.num_rows == 7 and result.num_errors == 5
+    assert [row["row"] for row in rows] == [1, 2, 3, 4, 6, 7, 8]
+    words = ["line 1: not valid JSON", "line 3: not UTF-8", "line 4: must be an object"]
+    words += ["line 6: not valid JSON: the key 'id'", "line 7: nested too deeply"]
+    assert all(
+        w in r["error"]
+        for w, r in zip(words, [r for r in rows if r["error"]], strict=True)
     )
-    with pytest.raises(ValueError, match="Population"):
-        unit_budgets(step, num_steps=1, delta=1e-5)
+    assert rows[1]["value"] == rows[-1]["value"]
+
+
+def test_malformed_csv(tmp_path):
+    source, out = tmp_path / "r.csv", tmp_path / "a.csv"
+    write(source)
+    with source.open("ab") as file:
+        file.write(b"1,2\n" + b"n\xff" + b"," * (len(COLUMNS) - 1) + b"\n")
+    assert answer_file(source, out).num_errors == 3
+    errors = [row["error"] for row in read(out)]
+    assert "fields under" in errors[4] and "printed" in errors[5]
+
+
+@pytest.mark.parametrize(
+    ("names", "row", "said"),
+    [
+        ("a.b,a.c.0,a.c.1", "1,x,", {"a": {"b": 1, "c": ["x"]}}),
+        ("a,a.c", '"{""b"": 1}",2', {"a": {"b": 1, "c": 2}}),
+        ("a.0,a.2", "x,y", {"a": ["x", None, "y"]}),
+        ("a.0,a.9999", "x,y", {"a": {"0": "x", "9999": "y"}}),
+        ("a,a.b", '"{""b"": 1}",2', "line 2: 'a.b' is both a value and a table"),
+        ("a", '"{""b"": 1, ""b"": 2}"', "line 2: not valid JSON: the key 'b' occurs"),
+        ("a", "[" * 5000, "line 2: nested too deeply"),
+        ("a", "[" * 40 + "]" * 40, "line 2: a cell: nested deeper than 32 levels"),
+    ],
+)
+def test_columns_set_fields_of_the_request(tmp_path, names, row, said):
+    path = tmp_path / "r.csv"
+    path.write_text(f"{names}\n{row}\n")
+    ((number, found, _),) = batch.read_rows(path)
+    assert number == 1
+    assert found == said if isinstance(said, dict) else said in str(found)
+
+
+def test_rows_are_evaluated_in_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "_ROWS_AT_ONCE", 3)
+    source, out = tmp_path / "r.jsonl", tmp_path / "a.parquet"
+    write(source)
+    seen = []
+    assert answer_file(source, out, on_rows=seen.append).num_rows == 4
+    assert seen == [3, 4] and len(read(out)) == 4
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "content", "message"),
+    [
+        ("r.jsonl", "a.txt", b"", "must end in"),
+        ("r.jsonl", "r.jsonl", b"{}", "must not be the file of requests"),
+        ("r.csv", "a.csv", b"", "no columns"),
+        ("r.csv", "a.csv", b"a,a\n", "two columns 'a'"),
+        ("r.parquet", "a.csv", b"no", "must be a Parquet file"),
+    ],
+)
+def test_a_refused_file_leaves_the_output_as_is(
+    tmp_path, source, out, content, message
+):
+    (tmp_path / source).write_bytes(content)
+    if out != source:
+        (tmp_path / out).write_text("older")
+    with pytest.raises(ValueError, match=message):
+        answer_file(tmp_path / source, tmp_path / out)
+    if out != source:
+        assert (tmp_path / out).read_text() == "older"
+    assert len(list(tmp_path.iterdir())) == 2 - (out == source)
+
+
+def test_the_command_makes_the_folder_after_its_checks(tmp_path, capsys, monkeypatch):
+    file, requests = tmp_path / "x.toml", tmp_path / "r.jsonl"
+    step = {**schools_row(2.0)["step"], "population": None}
+    units = {"version": 1, **schools_row(2.0), "method": "rdp", "step": step}
+    file.write_text(to_toml(units))
+    requests.write_text("{}\n")
+    for i, what in enumerate(([str(file), "--per-unit"], ["--batch", str(requests)])):
+        out = tmp_path / f"new{i}" / "folder" / "a.csv"
+        assert run(["epsilon", *what, "--out", str(out)]) == 0
+        assert out.is_file()
+    monkeypatch.setattr(
+        "jaxdp_episodic.tools.cli.answers.unit_budgets", None
+    )  # nothing was evaluated
+    capsys.readouterr()
+    assert run(["epsilon", str(file), "--per-unit", "--out", "a.txt"]) == 2
+    assert "a.txt must end in" in capsys.readouterr().err
+
+
+# --- Adaptive runs ---
+
+
+TEXT = """
+version = 1
+delta = 1e-5
+
+[step]
+type = "AdaptiveRun"
+quotas = {bold = 4, careful = 6}
+
+[step.options.bold]
+type = "GaussianStep"
+noise_multiplier = 2.0
+sampling = {type = "Poisson", name = "example", sampling_probability = 0.1}
+
+[step.options.careful]
+type = "GaussianStep"
+noise_multiplier = 3.0
+sampling = {type = "Poisson", name = "example", sampling_probability = 0.1}
+"""
+
+
+def asked(tmp_path, text, **changes):
+    path = tmp_path / "request.toml"
+    path.write_text(text)
+    return read_request(path, EpsilonRequest, **changes)
+
+
+def test_quotas_and_prices_in_a_file(tmp_path):
+    request = asked(tmp_path, TEXT)
+    options = request.step.options
+    every = jde.compose((options["bold"], 4), (options["careful"], 6))
+    assert request.answer() == jde.epsilon(every, delta=1e-5)
+    assert request.nature == "exact, rounded up"
+    prices = TEXT.replace(
+        "quotas = {bold = 4, careful = 6}",
+        "prices = {bold = 2, careful = 1}\nbudget = 6",
+    )
+    request = asked(tmp_path, prices)
+    value, info = request.answer_with_info()
+    assert request.nature == "certified upper bound" and info.is_certified_bound
+    assert value == request.step.epsilon(delta=1e-5) and 0 < info.error < 1e-3
+
+
+def test_questions_about_planned_runs_refuse_adaptive_ones(tmp_path):
+    with pytest.raises(ValueError, match="num_steps must be left out"):
+        asked(tmp_path, TEXT, num_steps=3)
+    with pytest.raises(ValueError, match="'exact' or 'pld'"):
+        asked(tmp_path, TEXT, method="rdp")
+    with pytest.raises(NotImplementedError, match="audit covers runs fixed in advance"):
+        asked(tmp_path, TEXT).planned("audit")
+    wrong = TEXT.replace("careful = 6}", "care = 6}")
+    with pytest.raises(ValueError, match="options of quotas"):
+        asked(tmp_path, wrong)

@@ -163,7 +163,7 @@ def test_rules_permit_first_options_once():
 @pytest.mark.slow
 def test_a_run_with_prices_begins_with_its_statistics(tmp_path):
     result = run_training(config_of(at_prices()), tmp_path)
-    (run,) = result.trainer.budget.runs
+    run = result.trainer.budget.runs[0]
     assert run.prices["statistic 1"] == 1 and 7.5 < run.epsilon(delta=1e-5) <= 8.0
     ledger = result.trainer.ledger
     assert ledger.options[:3] == ["statistic 1", "loud", "loud"]

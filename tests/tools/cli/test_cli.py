@@ -175,15 +175,6 @@ def test_a_composed_run(call):
     run = jde.compose((STEP, 300), (dataclasses.replace(STEP, noise_multiplier=4.0), 7))
     assert json.loads(out)["epsilon"] == jde.epsilon(run, delta=1e-5)
     assert "300 + 7" in call("epsilon", content)[1]
-    grid = content.replace("= 0.01", "= [0.01, 0.02]").replace("300", "[300, 400]")
-    header, _, *rows = call("epsilon", grid)[1].split("\n\n")[1].splitlines()
-    rate = "example.sampling_probability"
-    names = [f"steps[0].{rate}", f"steps[1].{rate}", "counts[0]", "epsilon"]
-    assert header.split() == names
-    assert [row.split()[:3] for row in rows] == [
-        ["0.01", "0.01", "300"],
-        ["0.02", "0.02", "400"],
-    ]
 
 
 def test_an_epsilon_without_meaning_is_warned_of(call):

@@ -91,9 +91,15 @@ def test_errors_are_one_line_and_leave_nothing(call, content, options, complaint
     assert not (out / SHARDS).exists()
 
 
-@pytest.mark.slow
-def test_a_full_disk_and_an_interruption(call, monkeypatch):
-    run, out = call
+@pytest.mark.parametrize(
+    ("failure", "code", "said"),
+    [
+        (OSError(28, "No space left on device"), 2, "1 of 3 chunks are saved"),
+        (KeyboardInterrupt(), 130, "1 of 3 chunks are saved; the same command cont"),
+    ],
+)
+def test_a_full_disk_and_an_interruption(call, monkeypatch, failure, code, said):
+    run, _ = call
     real, written = atomic.os.fsync, []
 
     def full(descriptor):
@@ -103,16 +109,8 @@ def test_a_full_disk_and_an_interruption(call, monkeypatch):
         real(descriptor)
 
     monkeypatch.setattr(atomic.os, "fsync", full)
-    failure = OSError(28, "No space left on device")
-    code, text, error = run(SWEEP)
-    assert (code, text) == (2, "")
-    assert "No space left on device; 1 of 3 chunks are saved" in error
-    failure = KeyboardInterrupt()
-    code, text, error = run(SWEEP)
-    assert (code, text) == (130, "")
-    assert "interrupted; 1 of 3 chunks are saved; the same command continues" in error
-    monkeypatch.undo()
-    assert run(SWEEP)[0] == 0
+    found, text, error = run(SWEEP)
+    assert (found, text) == (code, "") and said in error
 
 
 def test_plot_errors_are_one_line(tmp_path, capsys):

@@ -153,26 +153,6 @@ def test_old_answers_are_never_shown_beside_new_settings(open_page):
     assert epsilon(page) == with_noise(4.0).answer()
 
 
-def test_four_designs_side_by_side(open_page):
-    page = open_page()
-    for count in (2, 3, 4):
-        page.locator("#add").click()
-        box(page, "noise, in clip norms").fill(str(count))
-    assert not page.locator("#add").is_visible()
-    for design, noise in enumerate((2.0, 2.0, 3.0, 4.0)):
-        assert epsilon(page, design) == with_noise(noise).answer()
-    box(page, "delta").fill("1e-7")  # of all
-    page.wait_for_selector(SETTLED, timeout=90_000)
-    for design, noise in enumerate((2.0, 2.0, 3.0, 4.0)):
-        step = with_noise(noise).step
-        assert epsilon(page, design) == jde.epsilon(step, num_steps=300, delta=1e-7)
-    for name in ("run", "curve", "attack"):
-        drawn = page.locator(f"#{name} polyline")
-        assert drawn.count() == 4 + (name == "attack")
-    page.get_by_role("button", name="Remove design D").click()
-    assert page.get_by_role("tab").count() == 3
-
-
 _TARGET = "target epsilon, to find the noise"
 
 
@@ -201,16 +181,6 @@ def test_an_error_is_shown_beside_its_field(open_page, label, value, message):
     page.wait_for_selector(SETTLED, timeout=60_000)
     assert page.locator("[aria-invalid]").count() == 0
     assert epsilon(page) == with_noise(2.0).answer()
-
-
-def test_sizes_are_labelled_with_their_level(open_page):
-    page, start = open_page(), questions.start(ROOT / "configs" / "schools.toml")
-    page.route("**/start", lambda route: route.fulfill(json=start))
-    page.reload()
-    tree = start["request"]["step"]["population"]
-    sizes = [f"{sum(counts):,}" for counts in tree["children_counts"]]
-    named = ", ".join(map(": ".join, zip(tree["level_names"], sizes, strict=True)))
-    page.get_by_text(f"Real sizes, from the file: {named}. ").wait_for()
 
 
 def test_the_page_works_by_keyboard_alone(open_page):

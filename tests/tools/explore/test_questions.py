@@ -64,15 +64,13 @@ def test_all_levels_exact_and_certified():
         assert shown[0] <= row["lower"] <= row["epsilon"] <= row["upper"] <= shown[1]
 
 
-def test_a_level_without_a_theorem_has_a_reason():
-    rows = questions.answer("levels", settings(EXAMPLES["GroupedClasses"]))["levels"]
-    assert (
-        "episodes are formed by the sampler and belong to nobody" in rows[0]["message"]
-    )
-    assert "epsilon" not in rows[0]
-
-
 def test_epsilon_along_the_run():
+    epochs = copy.deepcopy(EXAMPLES["MultistageSampling"])
+    epochs["sampling"]["levels"][0] = {
+        "type": "ShuffledEpochs", "name": "task", "steps_per_epoch": 7
+    }  # fmt: skip
+    found = questions.answer("run", settings(epochs, num_steps=30))
+    assert found["num_steps"] == [0, 7, 14, 21, 28, 30]  # shown at their ends
     question = settings(num_steps=1_000)
     found = questions.answer("run", question)
     steps = np.array(found["num_steps"])
@@ -80,15 +78,6 @@ def test_epsilon_along_the_run():
     step = request_of(question).step
     values = jde.epsilon(step, num_steps=steps, delta=1e-5, method="rdp")
     np.testing.assert_array_equal(found["epsilon"], values)
-
-
-def test_epsilon_of_epochs_is_shown_at_their_ends():
-    epochs = copy.deepcopy(EXAMPLES["MultistageSampling"])
-    epochs["sampling"]["levels"][0] = {
-        "type": "ShuffledEpochs", "name": "task", "steps_per_epoch": 7
-    }  # fmt: skip
-    found = questions.answer("run", settings(epochs, num_steps=30))
-    assert found["num_steps"] == [0, 7, 14, 21, 28, 30]
 
 
 @pytest.mark.slow
@@ -228,11 +217,6 @@ def test_warnings_are_shown_as_remarks():
     assert "protected units is at least 1" in remark
 
 
-def test_a_line_holds_a_part_and_its_question():
-    line = json.dumps(["epsilon", settings()]).encode()
-    assert questions.reply(line) == questions.answer("epsilon", settings())
-
-
 def of_people(step, **bounds):
     """The step with a person as the privacy unit, as the page writes it."""
     step = copy.deepcopy(step) | {"privacy_unit": "person"}
@@ -256,9 +240,3 @@ def test_people_are_shown_as_a_level(name, bounds, levels):
     assert rows[-1].get("epsilon", 0.0) < rows[0]["epsilon"]
     for row in rows[1:]:
         assert ("message" in row) == (name == "PeopleBlocks")
-
-
-def test_invalid_bounds_of_people_name_their_field():
-    people = of_people(EXAMPLES["GroupedClasses"], examples=0, classes=3)
-    found = questions.answer("epsilon", settings(people))["error"]
-    assert found["place"] == "step.people.examples"

@@ -147,20 +147,6 @@ def test_the_picture_shows_the_tables_numbers(folder):
 
 
 @pytest.mark.slow
-def test_a_picture_states_how_many_settings_it_shows(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "_MAX_POINTS", 5)
-    monkeypatch.setattr(pictures, "_MAX_PANELS", 2)
-    monkeypatch.setattr(pictures, "_MAX_DOTS", 100)
-    found = words(pictures.draw(folder, kind="contours")[1])
-    assert "noise multiplier (clip norms); 5 of 12 values" in found
-    assert "sampling probability of each example; 5 of 9 values" in found
-    assert any(text.endswith("2 of 3 values of number of steps") for text in found)
-    found = words(pictures.draw(folder, kind="pareto")[1])
-    assert "settings, 1 in 3" in found
-    assert "Pareto front: no setting is better in both" in found
-
-
-@pytest.mark.slow
 def test_zipped_axes_and_words(read, tmp_path):
     text = TEXT.replace("values = [10, 100, 1000]", 'values = [10, 100]\nzip = "a"')
     text += axis("quantity", values=["epsilon", "noise_multiplier"])

@@ -26,7 +26,6 @@ from jaxdp_episodic.trainer.run.assemble import (
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-RATE = "sampling_probability"
 
 
 def described():
@@ -196,25 +195,6 @@ def test_bad_configs_are_refused(part, changes, message):
     table |= changes
     with pytest.raises(ValueError, match=message):
         config_of(config)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_classes": 9}, "adaptive.check: sampling.num_classes .* got 9"),
-        (
-            {"episodes": {"type": "Poisson", "name": "episode"} | {RATE: 0.5}},
-            "adaptive.check: fixed must be False",
-        ),
-    ],
-)
-def test_an_error_of_a_check_names_the_check(changes, message):
-    config = described()
-    config["adaptive"]["check"]["sampling"] |= changes
-    made = config_of(config)
-    with pytest.raises(ValueError, match=message):
-        assembled(made, Tables(made, None))
 
 
 def test_a_missing_split_names_the_check():

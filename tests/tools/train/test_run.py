@@ -286,21 +286,3 @@ def parsed(text, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(text, encoding="utf-8")
     return read_config(path)
-
-
-@pytest.mark.slow
-def test_a_run_on_a_users_arrays(tmp_path):
-    rng = np.random.default_rng(0)
-    for name in ("train", "test"):
-        images = rng.integers(0, 256, (40, 20, 8, 8), dtype=np.uint8)
-        np.savez(tmp_path / f"{name}.npz", images=images)
-    path = tmp_path / "own.toml"
-    path.write_text(
-        TINY_LINEAR.replace(
-            'type = "Glyphs"\nsmall = true',
-            'type = "Npz"\npath = "train.npz"\nvalidation = "test.npz"',
-        )
-    )
-    result = run_training(read_config(path), tmp_path / "out", base=tmp_path)
-    assert result.trainer.num_steps_taken == 3
-    assert 0 <= result.scores["validation"].mean <= 1

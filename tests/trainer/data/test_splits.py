@@ -24,6 +24,7 @@ from jaxdp_episodic.trainer.data.sources import (
 from jaxdp_episodic.trainer.data.splits import SPLITS, ClassSplit
 from jaxdp_episodic.trainer.data.stored import load_stored
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from training_runs import TINY
 
 SPLIT = ClassSplit(validation=0.25, test=0.25)
 NAMES = [f"class {number}" for number in range(400)]
@@ -218,46 +219,14 @@ def test_classes_without_names_are_not_split(files):
         Npz(path="numbered.npz", test=0.2).load("train", files)
 
 
-CONFIG = """
-version = 1
-epsilon = 8.0
-delta = 1e-5
-num_steps = 3
-l2_clip_norm = 1.0
-learner = { kind = "maml", shots = 1, loss = "squared_error" }
-model = { kind = "mlp", channels = [4] }
-[data]
-type = "Table"
-path = "in.csv"
-groups = ["task"]
-features = ["x"]
-target = "x2"
-validation = 0.2
-[step]
-clip_unit = "task"
-privacy_unit = "task"
-neighboring_relation = "add_remove"
-[step.sampling]
-type = "MultistageSampling"
-levels = [
-  { type = "Poisson", name = "task", sampling_probability = 0.1 },
-  { type = "WithoutReplacement", name = "example", size = 2 },
-]
-"""
-
-
-def test_protected_classes_under_replace_one_cannot_be_split_by_name(files, tmp_path):
-    text = (files / "in.csv").read_text().replace("task,x", "task,x,x2")
-    (tmp_path / "in.csv").write_text(
-        "\n".join(
-            f"{line},1" if place else line for place, line in enumerate(text.split())
-        )
-    )
-    config = {"type": "TrainingConfig", **tomllib.loads(CONFIG)}
-    data, _ = TrainingConfig.from_dict(config).training_data(tmp_path)
-    assert 0 < data.num_units["task"] < 30
+def test_protected_classes_under_replace_one_cannot_be_split_by_name(files):
+    config = {**tomllib.loads(TINY), "type": "TrainingConfig"}
+    config["data"] = {"type": "Npz", "path": "in.npz", "validation": 0.2}
+    config["step"] |= {"privacy_unit": "class", "neighboring_relation": "add_remove"}
+    data, _ = TrainingConfig.from_dict(config).training_data(files)
+    assert 0 < data.num_units["class"] < 30
     config["step"]["neighboring_relation"] = "replace_one"
     with pytest.raises(NotImplementedError, match="may have a name that is held out"):
-        TrainingConfig.from_dict(config).training_data(tmp_path)
+        TrainingConfig.from_dict(config).training_data(files)
     config["step"]["privacy_unit"] = "example"
-    TrainingConfig.from_dict(config).training_data(tmp_path)
+    TrainingConfig.from_dict(config).training_data(files)

@@ -1,9 +1,7 @@
 """Tables: row i is the i-th example of the tree."""
 
-import hypothesis
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from jaxdp_episodic.trainer.data.table import ExampleTable
 
@@ -27,30 +25,6 @@ def test_records_are_sorted_into_tree_order():
     assert table.level_names == ("class", "example")
     assert [c.tolist() for c in table.population.children_counts] == [[2], [3, 2]]
     assert table.features.dtype == np.float32
-
-
-@pytest.mark.slow
-@hypothesis.given(
-    parents=st.lists(st.integers(0, 3), min_size=6, max_size=6),
-    rows=st.lists(st.integers(0, 5), min_size=1, max_size=30),
-)
-def test_row_i_is_the_ith_example_of_the_tree(parents, rows):
-    """The population's path of a row is the record's path."""
-    school = np.array(rows)
-    authority = np.array(parents)[school]
-    table = ExampleTable.from_records(
-        np.arange(len(rows)), units={"authority": authority, "school": school}
-    )
-    assert sorted(table.features.tolist()) == list(range(len(rows)))
-    for place, record in enumerate(table.features.astype(int)):
-        path = table.population.describe_path(3, place)
-        assert (path["authority"], path["school"]) == (
-            authority[record],
-            school[record],
-        )
-    np.testing.assert_array_equal(
-        table.unit_column("authority"), authority[table.features.astype(int)]
-    )
 
 
 def test_units_without_records_stay_on_the_public_list():

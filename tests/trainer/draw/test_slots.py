@@ -129,11 +129,6 @@ def test_invalid_slots_are_refused():
         sampler(slots_of="pupil")
 
 
-def test_no_data_at_all():
-    for draw in draws(sampler([0, 0, 0, 0]), 5):
-        assert np.all(draw.holds_null) and not np.any(draw.mask)
-
-
 # --- Complete contributions ---
 
 SIZES = [1, 2, 4, 4, 5]
@@ -169,7 +164,6 @@ TWO_OF_SIX = jde.MultistageSampling(
 )
 INDEPENDENT = jde.IndependentEpisodes(TWO_OF_SIX, num_episodes=5)
 POISSON_EXAMPLES = jde.Poisson("example", sampling_probability=0.4, population=4)
-BY_THREE = sum(math.comb(n, 3) for n in (3, 5, 7)) / math.comb(7, 3) / 5
 # design, sizes, clip unit, level of the slots, requirements, complete share
 SHARES = {
     "grouped": (grouped(), SIZES, "episode", None, EPISODES, by_enumeration(None)),
@@ -183,10 +177,6 @@ SHARES = {
     "slots of classes": (
         *(grouped(num_classes=8), SIZES, "episode", "class"),
         *(EPISODES, (4 * 3) / (8 * 7)),
-    ),
-    "tasks": (
-        *(tree(examples(3, 7)), [2, 3, 5, 7, 0], "class", "example"),
-        *(REGRESSION, BY_THREE),
     ),
     "wasted": (grouped(), [1] * 5, "episode", None, EPISODES, 0.0),
 }

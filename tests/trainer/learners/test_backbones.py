@@ -154,24 +154,6 @@ def test_networks_that_mix_images_are_refused(tmp_path):
         table_of(saved(path, nodes))
 
 
-def test_nodes_that_the_output_does_not_need_are_dropped(tmp_path):
-    big = RNG.normal(size=(1_000, 5, 1, 1)).astype(np.float32)
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["z"]),
-        helper.make_node("Conv", ["z", "big"], ["y"]),
-    ]
-    more = [numpy_helper.from_array(big, "big")]
-    path = saved(tmp_path / "a.onnx", nodes, more=more)
-    model = onnx.load_model_from_string(path.read_bytes())
-    model.graph.input.append(helper.make_tensor_value_info("other", FLOAT, [1]))
-    model.graph.value_info.append(helper.make_tensor_value_info("gone", FLOAT, [1]))
-    path.write_bytes(model.SerializeToString())
-    assert len(read_onnx(path, "z").content) < 1_000 < 20_000 < path.stat().st_size
-    np.testing.assert_allclose(
-        features(path, output="z"), by_numpy(IMAGES).mean((1, 2)), rtol=1e-4, atol=1e-5
-    )
-
-
 def test_subgraphs_keep_the_values_they_use(tmp_path):
     branch = helper.make_graph(
         [helper.make_node("Conv", ["x", "w"], ["inner"])],

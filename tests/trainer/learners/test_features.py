@@ -110,25 +110,6 @@ def test_a_cache_is_used_for_the_same_data_and_settings_only(tmp_path):
             features.table(table(), cache=path)
 
 
-@pytest.mark.parametrize("damage", ["text", "nan", "bit", "manifest"])
-def test_a_damaged_cache_is_recomputed(tmp_path, damage):
-    features = FixedFeatures(squares, "squares")
-    whole = features.table(table(), cache=tmp_path)
-    path = tmp_path / "train" / "features.npy"
-    content = path.read_bytes()
-    if damage == "text":
-        path.write_text("not an array")
-    elif damage == "bit":
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    elif damage == "manifest":
-        (tmp_path / "manifest.json").write_text("{}")
-    else:
-        np.save(path, np.load(path) * np.nan)
-    with pytest.warns(UserWarning, match="is made again"):
-        again = features.table(table(), cache=tmp_path)
-    np.testing.assert_array_equal(whole.features, again.features)
-
-
 def test_features_in_a_config():
     assert FixedFeatures.of(FeaturesConfig()) is None
     wavelets = FixedFeatures.of(FeaturesConfig(kind="wavelets"))

@@ -191,29 +191,6 @@ def test_bad_arguments(arguments, error, message):
 # --- Privacy ---
 
 
-def rounded_likelihood(z, mean, variance):
-    """Likelihood of a randomly rounded continuous sample, by the trapezoidal rule."""
-    spread, total = variance - SMOOTHING, mp.mpf(0)
-    for i in range(-100 * 4, 100 * 4 + 1):
-        y = mp.mpf(i) / 4
-        density = mp.exp(-((y - mean) ** 2) / (2 * spread))
-        kernels = [mp.exp(-((n - y) ** 2) / (2 * SMOOTHING)) for n in range(-200, 201)]
-        total += density * kernels[200 + z] / sum(kernels)
-    return total / 4 / mp.sqrt(2 * mp.pi * spread)
-
-
-@pytest.mark.slow
-def test_rounded_continuous_noise_is_discrete_noise():
-    """To 40 digits (136 are claimed), at a few integers."""
-    with mp.workdps(50):
-        variance = 41
-        total = mp.nsum(lambda n: mp.exp(-(n**2) / (2 * variance)), [-mp.inf, mp.inf])
-        for mean, z in ((0, -5), (0, 0), (3, 4)):
-            truth = mp.exp(-mp.mpf((z - mean) ** 2) / (2 * variance)) / total
-            found = rounded_likelihood(z, mean, variance)
-            assert abs(found / truth - 1) < mp.mpf(10) ** -40
-
-
 def hockey_stick(upper, lower, epsilon):
     return np.maximum(upper - math.exp(epsilon) * lower, 0).sum()
 

@@ -19,7 +19,6 @@ from jaxdp_episodic.trainer.gradient import private_gradient
 from jaxdp_episodic.trainer.gradient.processes import (
     Processes,
     RunEndedError,
-    all_processes,
 )
 from jaxdp_episodic.trainer.learners.episode import make_blocks
 from jaxdp_episodic.trainer.run import checks, run_files, trainer
@@ -146,16 +145,6 @@ def test_another_run_is_refused_by_name():
     ]:
         with pytest.raises(RunMismatchError, match=f"process 1 of 2 .*{named}"):
             check_run(Several({**run, **change}), run)
-
-
-def test_a_single_process_does_not_wait():
-    alone = all_processes()
-    tree = {"a": np.arange(3.0)}
-    alone.meet()
-    assert alone.sum(tree) is tree and alone.shared(tree) is tree
-    assert alone.shared_value(7) == 7 and alone.shared_bytes(b"7") == b"7"
-    with pytest.raises(ValueError, match="mine"), alone.together():
-        raise ValueError("mine")
 
 
 class Deserted(Processes):

@@ -1,23 +1,30 @@
 """Learners against independent formulas, and in a run."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import jaxdp_episodic as jde
+from jaxdp_episodic.trainer.config.training_parts import LearnerConfig
 from jaxdp_episodic.trainer.data.built_in import make_sinusoids
 from jaxdp_episodic.trainer.data.table import ExampleTable
+from jaxdp_episodic.trainer.run.assemble import run_parts
 from jaxdp_episodic.training import (
     ANIL,
     MAML,
+    BayesianRegression,
     ProtoNet,
     Supervised,
     classification_episode,
+    read_config,
     regression_episode,
 )
+from pages import ROOT
 from training_runs import classes as plane_classes
 from training_runs import noised, protonet, sinusoid_learner, trainer
 
@@ -295,6 +302,101 @@ def test_anil_adapts_the_head_only():
         assert changed == name.startswith("layers/0"), name
     _, gradient = graded(learner)(params, episode)  # the body still learns
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient))
+
+
+# --- Bayesian regression, against SciPy's normal distributions ---
+
+LEAST = 1e-4  # that is added to both variances
+
+
+def halves(params, inputs):
+    """Features: half of the inputs times a parameter."""
+    return params["factor"] * inputs / 2
+
+
+BAYES = BayesianRegression(halves, rank=2)
+
+
+@pytest.fixture(scope="module")
+def prior():
+    """Parameters away from their initial values."""
+    random = np.random.default_rng(0)
+    first = BAYES.initial({"factor": jnp.float32(1.5)}, FEATURES, scale=0.8, noise=0.5)
+    moved = {
+        name: value + random.normal(scale=0.3, size=value.shape).astype(np.float32)
+        for name, value in first["prior"].items()
+    }
+    return {**first, "prior": moved}
+
+
+def moments(params, episode):
+    """Targets of all six examples, their mean and covariance, in float64."""
+    prior = {k: np.asarray(v, np.float64) for k, v in params["prior"].items()}
+    covariance = prior["factor"] @ prior["factor"].T
+    covariance += (LEAST + np.exp(prior["log_scale"])) * np.eye(FEATURES + 1)
+    inputs = np.concatenate([episode.support_inputs, episode.query_inputs])
+    rows = float(params["model"]["factor"]) * inputs.astype(np.float64) / 2
+    rows = np.insert(rows, 0, 1.0, axis=1)
+    noise = (LEAST + np.exp(prior["log_variance"])) * np.eye(6)
+    targets = np.concatenate([episode.support_targets, episode.query_targets])
+    return targets, rows @ prior["mean"], rows @ covariance @ rows.T, noise
+
+
+@pytest.mark.parametrize("mask", [(1,) * 6, (1, 0, 1, 1, 0, 1), (0,) * 6])
+def test_the_loss_is_minus_the_mean_log_density_of_unmasked_targets(prior, mask):
+    episode, there = task(mask=mask), np.flatnonzero(mask)
+    found, gradient = graded(BAYES)(prior, episode)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+    if not there.size:
+        assert found == 0
+        assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient))
+        return
+    targets, mean, covariance, noise = moments(prior, episode)
+    normal = stats.multivariate_normal(
+        mean[there], (covariance + noise)[np.ix_(there, there)]
+    )
+    np.testing.assert_allclose(found, -normal.logpdf(targets[there]) / len(there), 2e-6)
+
+
+@pytest.mark.parametrize("mask", [(1,) * 6, (1, 0, 1, 1, 1, 1), (0, 0, 0, 1, 1, 1)])
+def test_predictions_are_conditional_means(prior, mask):
+    episode, support = task(mask=mask), np.flatnonzero(mask[:3])
+    targets, mean, covariance, noise = moments(prior, episode)
+    known = np.ix_(support, support)
+    residuals = np.linalg.solve(
+        covariance[known] + noise[known], (targets - mean)[support]
+    )
+    wanted = mean[3:] + covariance[3:, support] @ residuals
+    found = jax.jit(BAYES.predict)(prior, episode)
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rank": 0}, "rank"),
+        ({"prior_scale": 0.0}, "prior_scale"),
+        ({"noise_scale": -1.0}, "noise_scale"),
+        ({"loss": "cross_entropy"}, "loss must be 'squared_error'"),
+    ],
+)
+def test_invalid_bayesian_configs_are_refused(change, message):
+    good = {"kind": "bayes", "shots": 3, "loss": "squared_error"}
+    with pytest.raises(ValueError, match=message):
+        LearnerConfig(**good | change)
+
+
+@pytest.mark.slow
+def test_bayesian_regression_needs_no_network(tmp_path):
+    path = tmp_path / "bayes.toml"
+    text = (ROOT / "configs" / "sinusoids_bayes.toml").read_text(encoding="utf-8")
+    path.write_text(text.replace("num_tasks = 5_000", "num_tasks = 20"), "utf-8")
+    config = read_config(path)
+    data = config.data.load("train")
+    for model, width in ((config.model, 32), (None, 1)):
+        parts = run_parts(dataclasses.replace(config, model=model), data)
+        assert isinstance(parts["learner"], BayesianRegression)
+        assert parts["params"]["prior"]["mean"].shape == (width + 1,)
 
 
 # --- Bad input ---

@@ -267,8 +267,7 @@ def units_at(nested, level):
     return [unit for child in nested for unit in units_at(child, level - 1)]
 
 
-@pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=25)
 @given(nested=ANY_TREE, data=st.data())
 def test_contributions_match_enumeration(nested, data):
     population = Population.from_sizes(nested)

@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 import jaxdp_episodic as jde
 from jaxdp_episodic.accountant.questions.calibration import Targets
@@ -63,12 +60,6 @@ def calibrated_step(design: dict[str, Any], **targets: Any):
     return noise, dataclasses.replace(step, noise_multiplier=noise)
 
 
-EXPONENTS = (
-    *(st.floats(-5, 0), st.floats(-2, 1)),
-    *(st.floats(0, 5), st.floats(-12, -2)),
-)
-
-
 class TestNoise:
     @pytest.mark.few(2)
     @pytest.mark.parametrize("name", DESIGNS)
@@ -115,25 +106,8 @@ class TestNoise:
         assert 0 < noise < np.inf
         assert rdp_epsilon(step, delta=delta, num_steps=num_steps) <= epsilon
 
-    @NEXT_TO_NONE
-    @hypothesis_settings(max_examples=8)
-    @given(*EXPONENTS)
-    def test_random_targets(self, rate, epsilon, num_steps, delta):
-        targets = {
-            "epsilon": 10**epsilon,
-            "delta": 10**delta,
-            "num_steps": np.rint(10**num_steps),
-        }
-        noise, step = calibrated_step({"sampling": poisson(10**rate)}, **targets)
-        target = targets.pop("epsilon")
-        assert rdp_epsilon(step, **targets) <= target
-        if noise < 1e-8:  # delta exceeds the total variation distance
-            return
-        less = dataclasses.replace(step, noise_multiplier=noise * (1 - STEP_BEYOND))
-        assert rdp_epsilon(less, **targets) > target * (1 - STEP_BEYOND)
-
     @pytest.mark.few(1)
-    @pytest.mark.parametrize("sampling", ["episodes", "poisson"])
+    @pytest.mark.parametrize("sampling", ["poisson", "episodes"])
     def test_the_smallest_where_epsilon_jumps_to_0(self, sampling):
         """As the Rényi bound does at large deltas."""
         step, epsilon, delta = poisson(0.01), 0.05, 0.01
@@ -226,11 +200,8 @@ class TestRate:
             step = jde.GaussianStep(poisson(rate), noise_multiplier=noise)
             return rdp_num_steps(step, epsilon=1.0, delta=DELTA)
 
-        assert (steps(0.5, 0.0), steps(0.0, 1.0), steps(0.5, np.inf)) == (
-            0,
-            2**53,
-            2**53,
-        )
+        assert steps(0.5, 0.0) == 0
+        assert steps(0.0, 1.0) == steps(0.5, np.inf) == 2**53
 
     def test_size_is_the_largest(self):
         def step_with(size):
@@ -286,24 +257,6 @@ class TestRate:
         )
         rate = rdp_rate(independent, level="school", **targets)
         assert 0 < rate <= 1
-
-    def test_small_units_are_refused_by_size(self):
-        """Under replace_one no unit may be smaller than a draw."""
-        tree = jde.Population.from_sizes([12, 30])
-        sampling = jde.MultistageSampling(
-            poisson(0.1, "school"), jde.WithoutReplacement("pupil", size=4)
-        )
-        step = jde.GaussianStep(
-            sampling,
-            noise_multiplier=50.0,
-            clip_unit="school",
-            neighboring_relation="replace_one",
-            population=tree,
-        )
-        targets = {"epsilon": 8.0, "delta": 1e-4, "num_steps": 10}
-        assert rdp_rate(step, level="pupil", **targets) == 12
-        kept = dataclasses.replace(step, small_units="keep")
-        assert rdp_rate(kept, level="pupil", **targets) == 30
 
 
 def noise_of(**changed: Any):

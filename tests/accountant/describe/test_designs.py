@@ -294,23 +294,17 @@ def test_grouped_classes_reach_examples_by_two_levels_of_the_tree():
     assert np.isfinite(jde.epsilon(run, delta=1e-3, method="rdp"))
 
 
+def below(**fields):
+    return step(coins("a"), few("x"), clip_unit="a", **fields)
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (step(coins("a"), few("x"), clip_unit="a", privacy_unit="a"), "privacy_unit"),
+        (below(privacy_unit="a"), "privacy_unit"),
+        (below(neighboring_relation="replace_one"), "neighboring_relation"),
         (
-            step(
-                coins("a"), few("x"), clip_unit="a", neighboring_relation="replace_one"
-            ),
-            "neighboring_relation",
-        ),
-        (
-            step(
-                coins("a"),
-                few("x"),
-                clip_unit="a",
-                tree=jde.Population.from_sizes([3, 3, 4]),
-            ),
+            below(tree=jde.Population.from_sizes([3, 3, 4])),
             "one and the same population",
         ),
         # Both levels are called "x": one is of examples, one of groups of three.
@@ -318,6 +312,5 @@ def test_grouped_classes_reach_examples_by_two_levels_of_the_tree():
     ],
 )
 def test_other_units_are_not_composed(other, message):
-    first = step(coins("a"), few("x"), clip_unit="a")
     with pytest.raises(ValueError, match=message):
-        jde.compose((first, 1), (other, 1))
+        jde.compose((below(), 1), (other, 1))

@@ -120,6 +120,7 @@ def test_ids():
 
 def test_trees_compare_by_sizes_and_names_and_are_read_only():
     assert TWO == Population.from_sizes(np.array([3, 4]))
+    assert [TWO.num_units(level) for level in range(3)] == [1, 2, 7]
     assert hash(TWO) == hash(Population.from_sizes([3, 4]))
     assert TWO != Population.from_sizes([4, 3])
     assert TWO != Population.from_sizes([3, 4], level_names=["a"])

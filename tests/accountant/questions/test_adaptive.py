@@ -153,7 +153,7 @@ def test_prices_reduce_the_budget_and_keep_the_guarantee():
     after = run.charge("slow").charge("check").charge("fast")
     assert (after.spent, after.left) == (10, 2)
     assert after.can("fast") and not after.can("check")
-    with pytest.raises(ValueError, match="it costs 5, and 2 of 12 is left"):
+    with pytest.raises(ValueError, match="it costs 5, and 2 of the budget is left"):
         after.charge("slow")
     assert jde.AdaptiveRun.from_dict(after.to_dict()) == after
     lower, upper = run.epsilon_interval(delta=1e-5)
@@ -183,7 +183,7 @@ def test_extreme_options():
     assert bare.epsilon(delta=1e-5) == np.inf and bare.delta(epsilon=1.0) == 1
     # Losses of a million nats, too large for a lattice.
     few = priced(1, {"a": gaussian(1e-3, rate=1e-3), "b": SLOW}, (1, 1))
-    with pytest.warns(UserWarning, match="worst strategy's .* between its ends"):
+    with pytest.warns(UserWarning, match="the interval of the worst strategy"):
         assert few.epsilon(delta=1e-5) > 1e5 and few.delta(epsilon=1e3) >= 1e-3
 
 
@@ -248,7 +248,7 @@ def test_the_budget_for_a_target_is_the_largest_that_is_certified():
         jde.AdaptiveRun.from_dict(again)
     del again["budget"]
     assert jde.AdaptiveRun.from_dict(again).budget == run.budget
-    with pytest.raises(ValueError, match="no option of the menu"):
+    with pytest.raises(ValueError, match="permit no option"):
         priced(epsilon=0.01, delta=1e-7)
 
 
@@ -272,7 +272,7 @@ def test_an_odometer_may_be_read_at_any_time():
     assert 0 < after.epsilon_so_far < after.charge("slow").epsilon_so_far
     assert after.odometer[12] > run.epsilon(delta=1e-5)
     assert jde.AdaptiveRun.from_dict(after.to_dict()) == after
-    with pytest.raises(ValueError, match="odometer must be stated"):
+    with pytest.raises(ValueError, match="odometer must be given"):
         _ = priced(12).epsilon_so_far
 
 
@@ -286,7 +286,7 @@ def test_an_adaptive_run_with_prices_may_be_an_option():
     assert jde.AdaptiveRun.from_dict(run.to_dict()) == run
     after = run.charge("check")
     assert after.taken_composed() == jde.compose((CHECK, 1))
-    with pytest.raises(NotImplementedError, match="'run' was taken.*not known here"):
+    with pytest.raises(NotImplementedError, match="'run' was charged.*not known here"):
         after.charge("run").taken_composed()
     both = {"run": WITHIN, "fast": FAST}
     read = priced(9, both, (4, 1), odometer="margin", delta=1e-5)

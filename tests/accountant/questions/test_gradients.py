@@ -220,38 +220,27 @@ def test_names_that_a_step_does_not_have(wrt, error, words):
         jde.epsilon_and_gradient(step, delta=0.0, num_steps=3)
 
 
-def size_step(size, noise=1.5, unit=None):
+def size_step(size, unit):
     """Poisson-sampled schools, pupils without replacement."""
     pupils = jde.WithoutReplacement("pupil", size=size, population=400)
-    return jde.GaussianStep(
-        jde.MultistageSampling(poisson("school", 0.3), pupils),
-        noise_multiplier=noise,
-        clip_unit=unit or "pupil",
-    )
+    drawn = jde.MultistageSampling(poisson("school", 0.3), pupils)
+    return jde.GaussianStep(drawn, noise_multiplier=1.5, clip_unit=unit)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("unit", "num_steps"), [("school", 1), ("pupil", 300)])
 def test_sizes_without_replacement(unit, num_steps):
-    step = size_step(40, unit=unit)
-    _, gradient = jde.epsilon_and_gradient(
-        step, delta=DELTA, num_steps=num_steps, wrt=("pupil.size",)
-    )
+    """Of 40 of 400; of all there is none, and beyond nothing changes."""
+    step, run = size_step([40, 400, 401], unit=unit), {"num_steps": num_steps}
+    wrt = ("pupil.size",)
+    _, gradient = jde.epsilon_and_gradient(step, delta=DELTA, **run, wrt=wrt)
 
     def epsilon(size):
-        moved = size_step(size, unit=unit)
-        return jde.epsilon(moved, delta=DELTA, num_steps=num_steps)
+        return jde.epsilon(size_step(size, unit=unit), delta=DELTA, **run)
 
-    expected = difference(epsilon, 40, 1 / 40)
-    assert gradient["pupil.size"] == pytest.approx(expected, rel=1e-3)
-    _, gradient = jde.epsilon_and_gradient(
-        size_step(np.array([400, 401]), unit=unit),
-        delta=DELTA,
-        num_steps=num_steps,
-        wrt=("pupil.size",),
-    )
-    np.testing.assert_array_equal(np.isnan(gradient["pupil.size"]), [True, False])
-    assert gradient["pupil.size"][1] == 0
+    inside, end, beyond = gradient["pupil.size"]
+    assert inside == pytest.approx(difference(epsilon, 40, 1 / 40), rel=1e-3)
+    assert np.isnan(end) and beyond == 0
 
 
 @pytest.mark.slow

@@ -233,25 +233,6 @@ def test_a_false_theorem_is_caught(wrong, relations, monkeypatch):
         check_extremes(relations)
 
 
-def test_counterexample_to_the_product_rate():
-    """10 tasks, 1 drawn; 40 examples, 20 drawn; each example clipped; 2C/noise = 1."""
-    step = jde.GaussianStep(
-        jde.MultistageSampling(
-            jde.WithoutReplacement("task", size=1, population=10),
-            jde.WithoutReplacement("example", size=20, population=40),
-        ),
-        noise_multiplier=2.0,
-        clip_unit="example",
-    )
-    # Attained by two data sets; a profile with the product rate is far below.
-    np.testing.assert_allclose(
-        jde.privacy_profile(step, [0.5, 1.0]), [7.994e-3, 2.887e-3], rtol=2e-4
-    )
-    clipped_tasks = dataclasses.replace(step, clip_unit="task")
-    naive = jde.privacy_profile(clipped_tasks, [0.5, 1.0])
-    np.testing.assert_allclose(naive, [2.19e-4, 1.19e-5], rtol=5e-3)
-
-
 # --- Grouped classes and independent episodes ---
 
 

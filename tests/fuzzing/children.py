@@ -25,12 +25,8 @@ LONGEST = 60.0
 def fuzzed(target: Target, cases: int, folder: Path) -> dict[str, Any]:
     """Returns the number of cases by outcome, and the first failure.
 
-    Args:
-      target: the reader.
-      cases: to be drawn, the same in every run.
-      folder: an empty one. Each case is left in it, in the file `CASE`, before it is
-        read: its number, and Python's expression for it; the smallest that failed is
-        kept as `FAILED`.
+    Before a case is read it is left in the empty ``folder``, in the file `CASE`: its
+    number, and Python's expression for it; the smallest that failed is in `FAILED`.
     """
     outcomes: collections.Counter[str] = collections.Counter()
     number, slowest, failure = 0, 0.0, None
@@ -82,12 +78,8 @@ def fuzzed_in_child(
 ) -> dict[str, Any]:
     """Runs `fuzzed` in another process; reports a case that ends that process.
 
-    Args:
-      name: of the reader.
-      cases: to be drawn.
-      folder: an empty one; a case that ended the process is the one left in it.
-      find: finds the readers, in the other process too: a function of a module.
-      longest: seconds that a case may take until the process is ended.
+    ``find`` finds the readers, in the other process too. A case that takes ``longest``
+    seconds is ended with its process.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)

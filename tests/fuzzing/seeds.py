@@ -94,11 +94,7 @@ epsilon = 8.0
 delta = 1e-5
 num_steps = 300
 l2_clip_norm = 0.1
-
-[clipping]
-kind = "quantile"
-quantile = 0.5
-minimum = 0.01
+clipping = { kind = "quantile", quantile = 0.5, minimum = 0.01 }
 
 [data]
 type = "Glyphs"

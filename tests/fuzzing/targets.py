@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import tempfile
+import tomllib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,21 +13,12 @@ from typing import Any, NamedTuple
 import hypothesis.strategies as st
 import numpy as np
 
+import jaxdp_episodic as jde
 from fuzzing import seeds
 from fuzzing.mutations import broken_bytes, broken_documents, leaves
-from jaxdp_episodic.accountant.describe.designs import (
-    GroupedClasses,
-    IndependentEpisodes,
-)
-from jaxdp_episodic.accountant.describe.population import Population
-from jaxdp_episodic.accountant.describe.schemes import (
-    MultistageSampling,
-    Poisson,
-    WithoutReplacement,
-)
 from jaxdp_episodic.accountant.describe.serialization import spec_from_dict
-from jaxdp_episodic.accountant.describe.step import ComposedSteps, GaussianStep
 from jaxdp_episodic.accountant.interop.dp_event import FIELDS, from_dp_event
+from jaxdp_episodic.data import from_huggingface, from_tfds, load_class_folders
 from jaxdp_episodic.tools.plan.question import read_plan
 from jaxdp_episodic.tools.requests.batch import read_rows
 from jaxdp_episodic.tools.requests.request import (
@@ -35,61 +27,32 @@ from jaxdp_episodic.tools.requests.request import (
     read_population,
     read_request,
 )
+from jaxdp_episodic.tools.sweep import run as sweep_run
 from jaxdp_episodic.tools.sweep.description import Sweep, read_sweep
-from jaxdp_episodic.tools.sweep.run import (
-    MANIFEST,
-    SHARDS,
-    SweepFolder,
-    read_columns,
-    read_manifest,
-)
 from jaxdp_episodic.tools.train.search_space import read_search
 from jaxdp_episodic.trainer.config.training_config import TrainingConfig, read_config
 from jaxdp_episodic.trainer.config.training_parts import ModelConfig
-from jaxdp_episodic.trainer.data.adapters import from_huggingface, from_tfds
-from jaxdp_episodic.trainer.data.folders import load_class_folders
 from jaxdp_episodic.trainer.data.sources import SOURCES, Glyphs, Schools
 from jaxdp_episodic.trainer.data.stored import load_stored, store
-from jaxdp_episodic.trainer.data.table import ExampleTable
 from jaxdp_episodic.trainer.data.user_files import load_npz, load_table, npz_records
+from jaxdp_episodic.trainer.run import release
 from jaxdp_episodic.trainer.run.loading import load_release
-from jaxdp_episodic.trainer.run.release import (
-    DESCRIPTION,
-    FACTS,
-    FORMAT,
-    PARAMETERS,
-    STATEMENT,
-    VERSION,
-)
 
 # Errors that docstrings announce; any other is a defect.
 CLEAR = (TypeError, ValueError, NotImplementedError, OSError)
 _SPECS = (
-    Poisson,
-    WithoutReplacement,
-    MultistageSampling,
-    GroupedClasses,
-    IndependentEpisodes,
-    Population,
-    GaussianStep,
-    ComposedSteps,
+    *(jde.Poisson, jde.WithoutReplacement, jde.MultistageSampling, jde.Population),
+    *(jde.GroupedClasses, jde.IndependentEpisodes, jde.GaussianStep, jde.ComposedSteps),
 )
 
 
 class Target(NamedTuple):
-    """One reader.
-
-    Attributes:
-      name: for reports.
-      cases: what it is given.
-      read: reads a case; the folder is there to write it to.
-      weight: share of all cases; readers that take long get few.
-    """
+    """One reader: what it is given, and how it reads a case in a folder."""
 
     name: str
     cases: st.SearchStrategy[Any]
     read: Callable[[Any, Path], Any]
-    weight: float = 1.0
+    weight: float = 1.0  # share of all cases; readers that take long get few
 
 
 def outcome(target: Target, case: Any, folder: Path) -> str:
@@ -115,11 +78,22 @@ def _file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes, Path], Any
     """Writes a case to a file of that name and reads it."""
 
     def from_bytes(case: bytes, folder: Path) -> Any:
-        path = folder / name
-        path.write_bytes(case)
-        return read(path)
+        (folder / name).write_bytes(case)
+        return read(folder / name)
 
     return from_bytes
+
+
+def _json(name: str, read: Callable[[Path], Any]) -> Callable[[Any, Path], Any]:
+    """Writes bytes, or a document as JSON, to a file and reads its folder."""
+
+    def from_case(case: Any, folder: Path) -> Any:
+        if not isinstance(case, bytes):
+            case = json.dumps(case, default=str).encode()
+        (folder / name).write_bytes(case)
+        return read(folder)
+
+    return from_case
 
 
 def _toml(
@@ -150,11 +124,6 @@ def _stored(files: dict[str, bytes], name: str) -> Target:
     return Target(f"stored {name}", broken_bytes((files[name],)), read, 0.5)
 
 
-def _spec(case: Any, folder: Path) -> Any:
-    del folder
-    return spec_from_dict(_SPECS, case, where="spec")
-
-
 def _source(case: Any, folder: Path) -> None:
     """A source, and its data unless they are the library's own."""
     source = spec_from_dict(SOURCES, case)
@@ -177,7 +146,7 @@ def _rows(path: Path) -> None:
         assert isinstance(row, dict | TypeError | ValueError), type(row)
 
 
-def _image(case: tuple[str, bytes], folder: Path) -> ExampleTable:
+def _image(case: tuple[str, bytes], folder: Path) -> Any:
     kind, content = case
     inside = folder / "images" / "a"
     inside.mkdir(parents=True, exist_ok=True)
@@ -187,26 +156,10 @@ def _image(case: tuple[str, bytes], folder: Path) -> ExampleTable:
     return load_class_folders(folder / "images", size=4)
 
 
-def _adapter(case: Any, folder: Path) -> ExampleTable:
-    del folder
-    which, rows = case
-    read = from_tfds if which else from_huggingface
-    return read(rows, features="image", label="label", target="target")
-
-
 _EVENT_NAMES = (
-    "GaussianDpEvent",
-    "PoissonSampledDpEvent",
-    "SampledWithoutReplacementDpEvent",
-    "ComposedDpEvent",
-    "SelfComposedDpEvent",
-    "NoOpDpEvent",
-    "NonPrivateDpEvent",
-    "LaplaceDpEvent",
-    "Event",
-    b"GaussianDpEvent",
-    b"\xff",
-    7,
+    *("GaussianDpEvent", "PoissonSampledDpEvent", "SampledWithoutReplacementDpEvent"),
+    *("ComposedDpEvent", "SelfComposedDpEvent", "NoOpDpEvent", "NonPrivateDpEvent"),
+    *("LaplaceDpEvent", "Event", b"GaussianDpEvent", b"\xff", 7),
 )
 
 
@@ -248,35 +201,23 @@ def _event_of(given: dict[str, Any], known_alone: bool) -> SimpleNamespace:
     return SimpleNamespace(**{n: given.get(n, usual.get(n)) for n in names})
 
 
-def _event(case: Any, folder: Path) -> Any:
-    del folder
-    return from_dp_event(case)
-
-
-def _sweep_files() -> tuple[Sweep, dict[str, Any], bytes]:
-    """A sweep, its manifest, and a shard."""
-    import tempfile
-
+def _sweep_files() -> tuple[dict[str, Any], bytes]:
+    """The manifest of a sweep, and a shard."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "s.toml").write_bytes(seeds.SWEEP)
-        sweep = read_sweep(folder / "s.toml")
-        opened = SweepFolder.opened(folder / "out", sweep)
+        opened = sweep_run.SweepFolder.opened(
+            folder / "out", read_sweep(folder / "s.toml")
+        )
         opened.save(0, np.arange(float(min(opened.size, opened.chunk_size))))
-        manifest = json.loads((folder / "out" / MANIFEST).read_text())
-        return sweep, manifest, opened.shard(0).read_bytes()
-
-
-def _manifest(case: Any, folder: Path) -> Any:
-    text = case if isinstance(case, bytes) else json.dumps(case, default=str).encode()
-    (folder / MANIFEST).write_bytes(text)
-    return read_manifest(folder)
+        manifest = json.loads((folder / "out" / sweep_run.MANIFEST).read_text())
+        return manifest, opened.shard(0).read_bytes()
 
 
 def _shard(manifest: dict[str, Any], whole: bytes) -> Callable[[bytes, Path], Any]:
     def load(case: bytes, folder: Path) -> None:
-        (folder / SHARDS).mkdir(exist_ok=True)
-        opened = SweepFolder(folder, manifest)
+        (folder / sweep_run.SHARDS).mkdir(exist_ok=True)
+        opened = sweep_run.SweepFolder(folder, manifest)
         opened.shard(0).write_bytes(case)
         # No error: damaged shards are evaluated again.
         assert (opened.load(0) is not None) == (case == whole)
@@ -286,7 +227,7 @@ def _shard(manifest: dict[str, Any], whole: bytes) -> Callable[[bytes, Path], An
 
 def _table_columns(names: list[str], rows: int) -> Callable[[Path], Any]:
     def columns(path: Path) -> None:
-        for block in read_columns(path, names, num_rows=rows):
+        for block in sweep_run.read_columns(path, names, num_rows=rows):
             assert {column.size for column in block.values()} == {rows}
 
     return columns
@@ -294,8 +235,8 @@ def _table_columns(names: list[str], rows: int) -> Callable[[Path], Any]:
 
 # The description of a release of a small model; its parameters are valid.
 _RELEASE = {
-    "format": FORMAT,
-    "version": VERSION,
+    "format": release.FORMAT,
+    "version": release.VERSION,
     "stage": "steps",
     "learner": {
         "type": "Started",
@@ -321,16 +262,20 @@ _RELEASE = {
 }
 
 
-def _release(case: Any, folder: Path) -> None:
+def _release(folder: Path) -> None:
     """A release whose description is broken."""
     shapes = _RELEASE["parameters"]
     arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
-    np.savez(folder / PARAMETERS, allow_pickle=False, **arrays)
-    (folder / STATEMENT).write_text("# Privacy")
-    (folder / FACTS).write_text("{}")
-    text = case if isinstance(case, bytes) else json.dumps(case, default=str).encode()
-    (folder / DESCRIPTION).write_bytes(text)
+    np.savez(folder / release.PARAMETERS, allow_pickle=False, **arrays)
+    (folder / release.STATEMENT).write_text("# Privacy")
+    (folder / release.FACTS).write_text("{}")
     load_release(folder)
+
+
+def _jsons(document: Any) -> st.SearchStrategy[Any]:
+    """Broken files and documents of JSON."""
+    text = json.dumps(document).encode()
+    return broken_bytes((text,)) | broken_documents((document,)).filter(_json_safe)
 
 
 def _json_safe(document: Any) -> bool:
@@ -342,47 +287,54 @@ def _json_safe(document: Any) -> bool:
     return True
 
 
+def _population_file(path: Path) -> Any:
+    table = {"file": path.name, "levels": ["school", "pupil"]}
+    return read_population(table, path.parent)
+
+
+def _table_file(path: Path) -> Any:
+    return load_table(path, groups=["school"], features=["pupil"], target="score")
+
+
+def _documents(
+    name: str, documents: tuple[Any, ...], read: Callable[[Any], Any], weight: float = 1
+) -> Target:
+    return Target(name, broken_documents(documents), lambda c, _: read(c), weight)
+
+
+def _bytes(name: str, seed: bytes, file: str, read: Callable[[Path], Any]) -> Target:
+    return Target(name, broken_bytes((seed,)), _file(file, read))
+
+
 def targets() -> list[Target]:
     """Returns all readers; those of Parquet where pyarrow is installed."""
-    import tomllib
-
-    sweep, manifest, shard = _sweep_files()
-    del sweep
+    manifest, shard = _sweep_files()
     packed = (seeds.npz(), seeds.npz(compressed=True))
     stored = _stored_files()
     request = {"type": "EpsilonRequest", "version": 1, "num_steps": 9, "delta": 1e-5}
-    documents = tuple(
+    requests = tuple(
         {**request, "step": step, "population": seeds.ROW["population"]}
         for step in seeds.SPECS[-3:]
     )
     training = tomllib.loads(seeds.TRAINING.decode()) | {"type": "TrainingConfig"}
-    sweep_table = tomllib.loads(seeds.SWEEP.decode()) | {"type": "Sweep"}
+    sweep = tomllib.loads(seeds.SWEEP.decode()) | {"type": "Sweep"}
+    table = {"path": "x.csv", "groups": ["a"], "features": ["b"], "owner": "c"}
     sources = tuple(
         {"version": 1, "type": kind.__name__, "path": "x", "size": 14}
         for kind in SOURCES
     ) + (
         {"version": 1, "type": "Glyphs", "size": 14, "small": True},
         {"version": 1, "type": "Sinusoids", "num_tasks": 5, "points": 4},
-        {
-            "version": 1,
-            "type": "Table",
-            "path": "x.csv",
-            "groups": ["a"],
-            "features": ["b"],
-            "public_units": ["u", "v"],
-            "owner": "c",
-        },
+        {"version": 1, "type": "Table", **table, "public_units": ["u", "v"]},
         {"version": 1, "type": "ClassFolders", "path": "x", "owner": r"^(\d+?)[_-]"},
     )
-    records = {"image": [[1.0, 2.0]], "label": 0, "target": 0.5}
-
-    def population_file(path: Path) -> Any:
-        table = {"file": path.name, "levels": ["school", "pupil"]}
-        return read_population(table, path.parent)
-
-    def table_file(path: Path) -> Any:
-        return load_table(path, groups=["school"], features=["pupil"], target="score")
-
+    sizes = ([12, 30], [[1, 2], [3]], {"sizes": 3})
+    records = [{"image": [[1.0, 2.0]], "label": 0, "target": 0.5}] * 2
+    named = {"features": "image", "label": "label", "target": "target"}
+    pictures = st.sampled_from(("png", "jpeg", "gif", "bmp", "webp")).flatmap(
+        lambda kind: st.tuples(st.just(kind), broken_bytes((seeds.image(kind),)))
+    )
+    columns = _table_columns(["pupil", "targets"], 6)
     found = [
         _toml("request", seeds.REQUEST, lambda p: read_request(p, EpsilonRequest)),
         _toml(
@@ -394,86 +346,40 @@ def targets() -> list[Target]:
         _toml("plan", seeds.PLAN, read_plan),
         _toml("training config", seeds.TRAINING, read_config),
         _toml("search", seeds.SEARCH, read_search),
-        Target("specs", broken_documents(seeds.SPECS), _spec, 2.0),
-        Target("request documents", broken_documents(documents), _request_document),
-        Target(
-            "sweep documents",
-            broken_documents((sweep_table,)),
-            lambda case, _: Sweep.from_dict(case),
-            0.3,
+        _documents(
+            "specs", seeds.SPECS, lambda c: spec_from_dict(_SPECS, c, where="spec"), 2
         ),
-        Target(
-            "training documents",
-            broken_documents((training,)),
-            lambda case, _: TrainingConfig.from_dict(case),
-        ),
-        Target(
-            "data sources",
-            broken_documents(sources),
-            _source,
-            0.3,
-        ),
-        Target(
-            "sizes",
-            broken_documents(([12, 30], [[1, 2], [3]], {"sizes": 3})),
-            lambda case, _: Population.from_sizes(case),
-        ),
-        Target("batch jsonl", broken_bytes((seeds.JSONL,)), _file("x.jsonl", _rows)),
-        Target("batch csv", broken_bytes((seeds.CSV_ROWS,)), _file("x.csv", _rows)),
+        Target("request documents", broken_documents(requests), _request_document),
+        _documents("sweep documents", (sweep,), Sweep.from_dict, 0.3),
+        _documents("training documents", (training,), TrainingConfig.from_dict),
+        Target("data sources", broken_documents(sources), _source, 0.3),
+        _documents("sizes", sizes, jde.Population.from_sizes),
+        _bytes("batch jsonl", seeds.JSONL, "x.jsonl", _rows),
+        _bytes("batch csv", seeds.CSV_ROWS, "x.csv", _rows),
         Target("npz", broken_bytes(packed), _file("x.npz", load_npz), 2.0),
         *(_stored(stored, name) for name in ("manifest.json", "train/features.npy")),
-        Target("npz ids", broken_bytes(packed), _file("x.npz", population_file)),
-        Target(
-            "csv ids", broken_bytes((seeds.CSV_TABLE,)), _file("x.csv", population_file)
-        ),
-        Target(
-            "csv table", broken_bytes((seeds.CSV_TABLE,)), _file("x.csv", table_file)
-        ),
-        Target(
-            "images",
-            st.sampled_from(("png", "jpeg", "gif", "bmp", "webp")).flatmap(
-                lambda kind: st.tuples(
-                    st.just(kind), broken_bytes((seeds.image(kind),))
-                )
-            ),
-            _image,
-        ),
-        Target(
-            "adapters",
-            st.tuples(st.booleans(), broken_documents(([records, records],))),
-            _adapter,
-        ),
-        Target("DpEvents", _events(), _event),
+        Target("npz ids", broken_bytes(packed), _file("x.npz", _population_file)),
+        _bytes("csv ids", seeds.CSV_TABLE, "x.csv", _population_file),
+        _bytes("csv table", seeds.CSV_TABLE, "x.csv", _table_file),
+        Target("images", pictures, _image),
+        _documents("huggingface", (records,), lambda c: from_huggingface(c, **named)),
+        _documents("tfds", (records,), lambda c: from_tfds(c, **named)),
+        Target("DpEvents", _events(), lambda case, _: from_dp_event(case)),
         Target(
             "manifests",
-            broken_bytes((json.dumps(manifest).encode(),))
-            | broken_documents((manifest,)).filter(_json_safe),
-            _manifest,
+            _jsons(manifest),
+            _json(sweep_run.MANIFEST, sweep_run.read_manifest),
         ),
-        Target(
-            "releases",
-            broken_bytes((json.dumps(_RELEASE).encode(),))
-            | broken_documents((_RELEASE,)).filter(_json_safe),
-            _release,
-            0.3,
-        ),
+        Target("releases", _jsons(_RELEASE), _json(release.DESCRIPTION, _release), 0.3),
         Target("shards", broken_bytes((shard,)), _shard(manifest, shard)),
-        Target(
-            "sweep npz",
-            broken_bytes(packed),
-            _file("x.npz", _table_columns(["pupil", "targets"], 6)),
-        ),
+        Target("sweep npz", broken_bytes(packed), _file("x.npz", columns)),
     ]
     if importlib.util.find_spec("pyarrow") is not None:
-        table = broken_bytes((seeds.parquet(seeds.PARQUET_TABLE),))
-        rows = broken_bytes((seeds.parquet(seeds.PARQUET_ROWS),))
+        table, rows = map(seeds.parquet, (seeds.PARQUET_TABLE, seeds.PARQUET_ROWS))
+        columns = _table_columns(["pupil", "score"], 3)
         found += [
-            Target("parquet table", table, _file("x.parquet", table_file)),
-            Target("batch parquet", rows, _file("x.parquet", _rows)),
-            Target(
-                "sweep parquet",
-                table,
-                _file("x.parquet", _table_columns(["pupil", "score"], 3)),
-            ),
+            _bytes("parquet table", table, "x.parquet", _table_file),
+            _bytes("batch parquet", rows, "x.parquet", _rows),
+            _bytes("sweep parquet", table, "x.parquet", columns),
         ]
     return found

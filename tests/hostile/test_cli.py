@@ -8,7 +8,6 @@ import pytest
 from fuzzing import seeds
 from jaxdp_episodic.tools.cli.program import run
 
-DEEP = b"a = " + b"[" * 10**6
 VALID = {
     "epsilon": seeds.REQUEST,
     "calibrate": seeds.CALIBRATION,
@@ -18,24 +17,16 @@ VALID = {
     "train": seeds.TRAINING,
     "tune": seeds.SEARCH,
 }
-OUT = {
-    "curve": ["--out", "{}/x.png"],
-    "sweep": ["--out", "{}/out"],
-    "plan": ["--out", "{}/out"],
-    "train": ["--out", "{}/out"],
-    "tune": ["--out", "{}/out"],
+OUT = dict.fromkeys(("sweep", "plan", "train", "tune"), "{}/out") | {
+    "curve": "{}/x.png"
 }
 FILES = {
-    "empty": b"",
     "nul": b"\0" * 100,
     "not UTF-8": b"\xff\xfe\0",
-    "arrays": DEEP,
-    "tables": b"a = " + b"{a=" * 10**6,
+    "arrays": b"a = " + b"[" * 10**6,
     "keys": b"a." * 10**6 + b"a = 1",
     "digits": b"version = " + b"9" * 5000,
-    "hex": b"version = 0x" + b"f" * 5000,
     "one line": b"x" * 2**20,
-    "twice": b"version = 1\nversion = 1\n",
     "key of escapes": b'"\\u001b[2J\\n\\u202e" = 1\n',
 }
 
@@ -54,10 +45,18 @@ def refused(arguments, capsys):
     return printed.err
 
 
-@pytest.mark.few(17)
+def refused_toml(folder, capsys, command, content):
+    """Gives a command a hostile file; nothing else is written."""
+    path = folder / "x.toml"
+    path.write_bytes(content)
+    out = ["--out", OUT[command].format(folder)] if command in OUT else []
+    refused([command, path, *out], capsys)
+    assert [file.name for file in folder.iterdir()] == ["x.toml"]
+
+
+# Commands share their readers: each gets a third of the files.
 @pytest.mark.parametrize(
     ("command", "name"),
-    # Commands share their readers: each gets a third of the files.
     [
         pytest.param(command, name, marks=[pytest.mark.slow] * ((i + j) % 3 > 0))
         for i, command in enumerate(VALID)
@@ -65,51 +64,31 @@ def refused(arguments, capsys):
     ],
 )
 def test_broken_toml(tmp_path, capsys, command, name):
-    path = tmp_path / "x.toml"
-    path.write_bytes(FILES[name])
-    options = [text.format(tmp_path) for text in OUT.get(command, [])]
-    refused([command, path, *options], capsys)
-    assert [file.name for file in tmp_path.iterdir()] == ["x.toml"]
+    refused_toml(tmp_path, capsys, command, FILES[name])
 
 
-NUMBERS = (
-    "-1",
-    "nan",
-    "[true]",
-    "'x'",
-    "{}",
-    "true",
-    "1979-05-27",
-    "9" * 20,
-    "[[1], [[2]]]",
-)
-
-
+NUMBERS = "-1 nan [true] 'x' {} 1979-05-27 99999999999999999999 [[1],[[2]]]".split()
 FIELDS = (
     ("epsilon", b"num_steps = 100"),
-    ("epsilon", b"delta = 1e-5"),
     ("epsilon", b"noise_multiplier = 1.5"),
     ("epsilon", b"sampling_probability = 0.1"),
-    ("epsilon", b"size = 5"),
     ("epsilon", b"sizes = [12, 30, 7]"),
     ("calibrate", b"epsilon = 2.0"),
     ("sweep", b"geomspace = [0.5, 8.0, 5]"),
     ("sweep", b"num_steps = 1_000"),
     ("plan", b"episodes_per_step = 2"),
-    ("plan", b"examples = [4]"),
     ("plan", b"alignment = 0.3"),
     ("train", b"num_steps = 300"),
     ("train", b"channels = [8, 8]"),
-    ("train", b"num_episodes = 10"),
     ("tune", b"expected_runs = 4.0"),
     ("tune", b"low = 1e-3"),
 )
 
 
+# Fields share their checks: each gets a third of the values.
 @pytest.mark.few(22)
 @pytest.mark.parametrize(
     ("command", "field", "value"),
-    # Fields share their checks: each gets a third of the values.
     [
         pytest.param(*field, value, marks=[pytest.mark.slow] * ((i + j) % 3 > 0))
         for i, field in enumerate(FIELDS)
@@ -118,11 +97,8 @@ FIELDS = (
 )
 def test_wrong_values(tmp_path, capsys, command, field, value):
     assert field in VALID[command]
-    path = tmp_path / "x.toml"
-    key = field.split(b" = ")[0]
-    path.write_bytes(VALID[command].replace(field, key + b" = " + value.encode(), 1))
-    options = [text.format(tmp_path) for text in OUT.get(command, [])]
-    refused([command, path, *options], capsys)
+    wrong = field.split(b" = ")[0] + b" = " + value.encode()
+    refused_toml(tmp_path, capsys, command, VALID[command].replace(field, wrong, 1))
 
 
 def test_hostile_data_of_a_run(tmp_path, capsys):
@@ -162,10 +138,8 @@ def test_rows_of_a_batch_are_refused_one_by_one(tmp_path, capsys):
     row = json.dumps(seeds.ROW)
     lines = [
         "[" * 10**6,
-        '{"id": ' + "[" * 900 + "]" * 900 + "}",
         row.replace("[12, 30, 7]", "[" * 900 + "1" + "]" * 900),
         row.replace("[12, 30, 7]", "[" + "9" * 400 + "]"),
-        row.replace("100", "9" * 5000),
         row.replace("100", "NaN"),
         row.replace('"delta"', '"num_steps": 3, "delta"'),
         '{"population": {"file": "/etc/passwd", "levels": ["a"]}}',

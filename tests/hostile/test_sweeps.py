@@ -35,17 +35,10 @@ def folder(tmp_path, sweep):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("num_settings", 10**15),
-        ("num_settings", "20"),
-        ("chunk_size", 0),
-        ("chunk_size", 2**60),
-        ("hash", "0" * 64),
-        ("version", True),
-        ("version", 2),
-        ("kind", "run"),
-        ("sweep", []),
-        ("sweep", {}),
-        ("versions", None),
+        *(("num_settings", 10**15), ("num_settings", "20")),
+        *(("chunk_size", 0), ("chunk_size", 2**60), ("hash", "0" * 64)),
+        *(("version", True), ("version", 2), ("kind", "run")),
+        *(("sweep", []), ("sweep", {}), ("versions", None)),
     ],
 )
 def test_an_edited_manifest_is_refused(folder, key, value):
@@ -115,19 +108,18 @@ def test_axes_beyond_floats_are_refused(axis, message):
         Axis(**axis).points()
 
 
-@pytest.mark.parametrize("place", ["type", "sampling"])
-def test_nesting_deeper_than_the_stack(place):
-    """It is refused before any recursion, such as filling in names of fields."""
-    deep = {}
-    for _ in range(5000):
-        deep = {place: deep}
-    axes = [{"field": "noise_multiplier", "values": [1.0]}]
-    with pytest.raises(ValueError, match="nested deeper than 32 levels"):
-        Sweep.from_dict({"type": "Sweep", "version": 1, "axes": axes, "step": deep})
+AXES = [{"field": "noise_multiplier", "values": [1.0]}]
 
 
-@pytest.mark.parametrize("step", [[], [{}], [{"type": "GaussianStep"}]])
-def test_a_list_in_place_of_the_step(step):
-    axes = [{"field": "noise_multiplier", "values": [1.0]}]
-    with pytest.raises(TypeError, match="step must be a table of keys"):
-        Sweep.from_dict({"type": "Sweep", "version": 1, "axes": axes, "step": step})
+def test_steps_that_are_no_tables():
+    """Nesting deeper than the stack is refused before any recursion."""
+    rest = {"type": "Sweep", "version": 1, "axes": AXES}
+    for place in ("type", "sampling"):
+        deep = {}
+        for _ in range(5000):
+            deep = {place: deep}
+        with pytest.raises(ValueError, match="nested deeper than 32 levels"):
+            Sweep.from_dict({**rest, "step": deep})
+    for step in ([], [{"type": "GaussianStep"}]):
+        with pytest.raises(TypeError, match="step must be a table of keys"):
+            Sweep.from_dict({**rest, "step": step})

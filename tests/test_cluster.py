@@ -117,19 +117,14 @@ def test_an_array_evaluates_shards_and_a_last_job_collects(cluster, tmp_path):
     assert code and "the folder of the sweep" in said and not noted(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("names", "resumes"), [((), 0), (("run.sqlite.tmp-1",), 0), (("run.sqlite",), 1)]
-)
-def test_training_resumes_an_existing_run(cluster, tmp_path, names, resumes):
-    (tmp_path / "run").mkdir()
-    for name in names:
-        (tmp_path / "run" / name).write_text("a run")
+def test_training_resumes_an_existing_run(cluster, tmp_path):
     script, fake = RECIPES / "train.sbatch", {PROGRAM: NOTES}
-    assert cluster(script, "c.toml", "run", commands=fake)[0] == 0
-    asked = (
-        "jaxdp-episodic train c.toml --out run --distributed" + " --resume" * resumes
-    )
-    assert noted(tmp_path) == [asked] * 2
+    asked = "jaxdp-episodic train c.toml --out run --distributed"
+    (tmp_path / "run").mkdir()
+    for name, more in (("run.sqlite.tmp-1", ""), ("run.sqlite", " --resume")):
+        (tmp_path / "run" / name).write_text("a run")
+        assert cluster(script, "c.toml", "run", commands=fake)[0] == 0
+        assert noted(tmp_path) == [asked + more] * 2
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(143, 1), (2, 0)])
